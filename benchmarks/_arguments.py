@@ -25,22 +25,22 @@ class Arguments(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
-def bounded_int(least: int, most: int = 1_000_000_000) -> Callable[[str], int]:
+def bounded_int(minimum: int, maximum: int = 1_000_000_000) -> Callable[[str], int]:
     """Return an argument type: an integer within these bounds."""
 
     def read(text: str) -> int:
         try:
             value = int(text)
         except ValueError:
-            value = least - 1
-        if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"{text} is not an integer from {least:,} to {most:,}")
+            value = minimum - 1
+        if not minimum <= value <= maximum:
+            raise argparse.ArgumentTypeError(f"{text} is not an integer from {minimum:,} to {maximum:,}")
         return value
 
     return read
 
 
-def bounded_float(least: float, most: float) -> Callable[[str], float]:
+def bounded_float(minimum: float, maximum: float) -> Callable[[str], float]:
     """Return an argument type: a number within these bounds, such as a number of seconds."""
 
     def read(text: str) -> float:
@@ -48,8 +48,8 @@ def bounded_float(least: float, most: float) -> Callable[[str], float]:
             value = float(text)
         except ValueError:
             value = float("nan")
-        if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"{text} is not a number from {least:g} to {most:,g}")
+        if not minimum <= value <= maximum:
+            raise argparse.ArgumentTypeError(f"{text} is not a number from {minimum:g} to {maximum:,g}")
         return value
 
     return read
@@ -65,13 +65,13 @@ def select_names(names: Sequence[str]) -> Callable[[str], list[str]]:
             return list(names)
         if found := _names_containing(text, names):
             return found
-        wanted: set[str] = set()
+        selected: set[str] = set()
         for part in text.split(","):
             matching = _names_containing(part, names) if part else []
             if not matching:
                 raise argparse.ArgumentTypeError(f"no name contains '{part}': choose from {'; '.join(names)}")
-            wanted |= set(matching)
-        return [name for name in names if name in wanted]
+            selected |= set(matching)
+        return [name for name in names if name in selected]
 
     return read
 
@@ -93,7 +93,7 @@ def writable_file(text: str) -> Path:
 
 
 def writable_directory(text: str) -> Path:
-    """Return the path of an existing directory that can be written into."""
+    """Return the path of an existing directory in which files can be created."""
     path = Path(text)
     if not path.is_dir():
         raise argparse.ArgumentTypeError(f"there is no directory {text}")

@@ -34,12 +34,12 @@ class Bar:
 
 
 def bars(title: str, rows: Sequence[Bar], ticks: Sequence[float], *, logarithmic: bool = False) -> str:
-    """Return the document. `ticks` ascend; bars start at the first tick and end at the last one at most.
+    """Return the document. `ticks` ascend; bars start at the first tick and are clipped at the last one.
 
     On a logarithmic axis bars start at 1 and extend to the left or to the right.
     """
 
-    def at(value: float) -> float:
+    def x_of(value: float) -> float:
         low, high = ticks[0], ticks[-1]
         clamped = min(max(value, low), high)
         share = log10(clamped / low) / log10(high / low) if logarithmic else (clamped - low) / (high - low)
@@ -54,16 +54,16 @@ def bars(title: str, rows: Sequence[Bar], ticks: Sequence[float], *, logarithmic
     ]
     for tick in ticks:
         kind = "one" if logarithmic and tick == 1 else "grid"
-        parts.append(f'<path class="{kind}" d="M{at(tick):.0f} {TOP - 6}V{bottom}"/>')
-        parts.append(f'<text class="m" x="{at(tick):.0f}" y="{bottom + 18}">{tick:,g}</text>')
-    begin = at(1.0) if logarithmic else at(ticks[0])
-    for place, row in enumerate(rows):
-        y, end = TOP + ROW * place, at(row.value)
-        left, right = sorted((begin, end))
+        parts.append(f'<path class="{kind}" d="M{x_of(tick):.0f} {TOP - 6}V{bottom}"/>')
+        parts.append(f'<text class="m" x="{x_of(tick):.0f}" y="{bottom + 18}">{tick:,g}</text>')
+    axis_x = x_of(1.0) if logarithmic else x_of(ticks[0])
+    for index, row in enumerate(rows):
+        y, end = TOP + ROW * index, x_of(row.value)
+        left, right = sorted((axis_x, end))
         parts.append(f'<text class="r" x="{NAMES - 10}" y="{y + 12}">{escape(row.name)}</text>')
         parts.append(
             f'<rect class="bar c{row.colour}" x="{left:.1f}" y="{y}" width="{max(right - left, 1):.1f}" '
             f'height="{BAR}"/>'
         )
-        parts.append(f'<text x="{max(right, begin) + 6:.0f}" y="{y + 12}">{escape(row.label)}</text>')
+        parts.append(f'<text x="{max(right, axis_x) + 6:.0f}" y="{y + 12}">{escape(row.label)}</text>')
     return "".join([*parts, "</svg>\n"])

@@ -1,4 +1,4 @@
-"""Records every answer that callers got, and compares each with the log once it is recovered and at rest.
+"""Records every answer that callers got, and compares each with the log after its recovery.
 
 A row is identified by its key, which no other row has, so the check trusts neither dots nor offsets. Pure
 but for `read_log_index`, which reads a log frame by frame from its files and neither opens nor recovers it.
@@ -36,10 +36,10 @@ KINDS = {
     "counted": "covered by the watermark of a hello, but lost",
     "late": "answered after its deadline",
     "unanswered": "never answered",
-    "corruption": "the log at rest is corrupted",
+    "corruption": "the log is corrupted",
     "stuck": "the service or a caller did not end",
 }
-"""Kind of violation, by the name under which it is counted: its description."""
+"""Kinds of violations: the name under which each is counted, and its description."""
 
 
 @dataclass(slots=True)
@@ -60,9 +60,9 @@ class Call:
     """Rows that are accepted or refused together, the time they were sent, and every answer to them.
 
     `level`: the level that an acknowledgement promises. `sent_s`: the last time they were sent; a refusal
-    before that says nothing of what follows. `asked`: the answers to later outcome queries by the dot, an
-    offset, or -1 for "not in the log". `excused`: no answer is due, as the connection of a caller that does
-    not send twice broke.
+    before that does not concern later attempts. `queried_offsets`: the answers to later outcome queries by
+    the dot: an offset, or -1 for "not in the log". `excused`: no answer is due, as the connection broke and
+    the caller does not send twice.
     """
 
     caller: str
@@ -71,7 +71,7 @@ class Call:
     sent_s: float
     deadline_s: float | None = None
     answers: list[Answer] = field(default_factory=list)
-    asked: list[int] = field(default_factory=list)
+    queried_offsets: list[int] = field(default_factory=list)
     excused: bool = False
 
 
@@ -108,13 +108,13 @@ class Answers:
     def note_published(self, call: Call, ack: PublishAck) -> None:
         """Record an acknowledgement as the library returns it."""
         offsets: list[int | None] = []
-        fresh = ack.offset
+        next_new = ack.offset
         for row in range(ack.count):
             if row in ack.duplicates:
                 offsets.append(ack.duplicates[row])
             else:
-                offsets.append(fresh)
-                fresh = None if fresh is None else fresh + 1
+                offsets.append(next_new)
+                next_new = None if next_new is None else next_new + 1
         self.note_acknowledged(call, offsets, duplicate=bool(ack.duplicates))
 
     def note_acknowledged(self, call: Call, offsets: Sequence[int | None], *, duplicate: bool) -> None:
@@ -183,20 +183,20 @@ def read_log_index(disk: Disk) -> LogIndex:
 class Failures:
     """The failures of the disk during a run.
 
-    `spared`: the lowest level whose acknowledgements survive them. `decided_s`: the time of the log's last
-    recovery; None: unknown, so no answer is judged by it. `undecided`: the log was closed, or stopped for
-    good, before that. `grace_s`: the time after its deadline within which an answer may come, as work in
-    progress is finished, on a machine that may be busy.
+    `surviving_level`: the lowest level whose acknowledgements survive them. `recovered_s`: the time of the
+    log's last recovery; None: unknown, so no answer is judged by it. `undecided`: the log was closed, or
+    stopped for good, before it recovered. `grace_s`: how long after its deadline an answer may come, as the
+    service finishes work in progress, on a machine that may be busy.
     """
 
-    spared: AckLevel = AckLevel.LOGGED
-    decided_s: float | None = None
+    surviving_level: AckLevel = AckLevel.LOGGED
+    recovered_s: float | None = None
     undecided: bool = False
     grace_s: float = 0.5
 
 
 def judge(index: LogIndex, answers: Answers, failures: Failures) -> Verdict:
-    """Compare every answer with the log at rest."""
+    """Compare every answer with the recovered log."""
     verdict = Verdict()
     for text in index.corruption:
         verdict.add("corruption", text)
@@ -208,64 +208,64 @@ def judge(index: LogIndex, answers: Answers, failures: Failures) -> Verdict:
             _judge_answer(verdict, index, call, answer, failures)
         if not call.answers and not call.excused:
             verdict.add("unanswered", f"{call.caller}: {call.keys[0]}, sent at {call.sent_s:.3f} s")
-        _judge_asked(verdict, index, call)
+        _judge_queried(verdict, index, call)
     _judge_welcomes(verdict, index, answers.welcomes)
     return verdict
 
 
 def _judge_answer(verdict: Verdict, index: LogIndex, call: Call, answer: Answer, failures: Failures) -> None:
-    what = f"{call.caller}: {call.keys[0]}, answered at {answer.at_s:.3f} s"
+    subject = f"{call.caller}: {call.keys[0]}, answered at {answer.at_s:.3f} s"
     if call.deadline_s is not None and answer.at_s > call.deadline_s + failures.grace_s:
-        verdict.add("late", f"{what}, was due by {call.deadline_s:.3f} s")
+        verdict.add("late", f"{subject}, was due by {call.deadline_s:.3f} s")
     if answer.kind == "acknowledged":
-        _judge_acknowledged(verdict, index, call, answer, failures.spared)
+        _judge_acknowledged(verdict, index, call, answer, failures.surviving_level)
     elif answer.kind == "unknown":
         _judge_unknown(verdict, call, answer, failures)
     elif failures.undecided and any(one.kind == "unknown" for one in call.answers):
         pass  # a refusal of a later send decides nothing about the first one
     elif answer is call.answers[-1] and answer.at_s >= call.sent_s:
-        there = {key: index.offsets[key] for key in call.keys if index.offsets.get(key)}
-        if there:
-            verdict.add("happened", f"{what} {answer.code} ({answer.text}), is at {there}")
+        found_at = {key: index.offsets[key] for key in call.keys if index.offsets.get(key)}
+        if found_at:
+            verdict.add("happened", f"{subject} {answer.code} ({answer.text}), is at {found_at}")
 
 
 def _judge_acknowledged(
-    verdict: Verdict, index: LogIndex, call: Call, answer: Answer, spared: AckLevel
+    verdict: Verdict, index: LogIndex, call: Call, answer: Answer, surviving_level: AckLevel
 ) -> None:
     manner = " as a duplicate" if answer.duplicate else ""
     for key, acked in zip(call.keys, answer.offsets, strict=True):
-        what = f"{call.caller}: {key}, acknowledged{manner} at {answer.at_s:.3f} s"
+        subject = f"{call.caller}: {key}, acknowledged{manner} at {answer.at_s:.3f} s"
         found = index.offsets.get(key, [])
         if acked is None:
-            verdict.add("nowhere", f"{what} without its offset, is at {found}")
-        if not found and call.level >= spared:
-            verdict.add("lost", f"{what} with offset {acked}, is not in the log")
+            verdict.add("nowhere", f"{subject} without its offset, is at {found}")
+        if not found and call.level >= surviving_level:
+            verdict.add("lost", f"{subject} with offset {acked}, is not in the log")
         elif found and acked is not None and acked not in found:
-            verdict.add("moved", f"{what} with offset {acked}, is at {found}")
+            verdict.add("moved", f"{subject} with offset {acked}, is at {found}")
 
 
 def _judge_unknown(verdict: Verdict, call: Call, answer: Answer, failures: Failures) -> None:
-    what = f"{call.caller}: {call.keys[0]}, answered at {answer.at_s:.3f} s {answer.code} ({answer.text})"
+    subject = f"{call.caller}: {call.keys[0]}, answered at {answer.at_s:.3f} s {answer.code} ({answer.text})"
     if answer.dot is None:
-        verdict.add("nameless", what)
+        verdict.add("nameless", subject)
     if failures.undecided:
         return
     if call.deadline_s is None or answer.at_s < call.deadline_s - failures.grace_s:
-        verdict.add("vague", f"{what}, before its deadline")
-    elif failures.decided_s is not None and failures.decided_s < call.deadline_s - 2 * failures.grace_s:
-        verdict.add("vague", f"{what}, and the log was recovered at {failures.decided_s:.3f} s")
+        verdict.add("vague", f"{subject}, before its deadline")
+    elif failures.recovered_s is not None and failures.recovered_s < call.deadline_s - 2 * failures.grace_s:
+        verdict.add("vague", f"{subject}, and the log was recovered at {failures.recovered_s:.3f} s")
 
 
-def _judge_asked(verdict: Verdict, index: LogIndex, call: Call) -> None:
+def _judge_queried(verdict: Verdict, index: LogIndex, call: Call) -> None:
     found = [offset for key in call.keys for offset in index.offsets.get(key, [])]
-    for asked in call.asked:
-        if (asked >= 0) != bool(found) or (found and asked not in found):
-            claim = "not in the log" if asked < 0 else f"at {asked}"
+    for queried in call.queried_offsets:
+        if (queried >= 0) != bool(found) or (found and queried not in found):
+            claim = "not in the log" if queried < 0 else f"at {queried}"
             verdict.add("outcome", f"{call.caller}: {call.keys[0]}, by its dot {claim}, is at {found}")
 
 
 def _judge_welcomes(verdict: Verdict, index: LogIndex, welcomes: Iterable[Welcome]) -> None:
-    """Check that no hello's watermark is below an earlier one, and that the log holds all that they cover."""
+    """Check that no hello got a watermark below an earlier one, and that the log has all that they cover."""
     highest: dict[int, Welcome] = {}
     for one in sorted(welcomes, key=lambda welcome: welcome.at_s):
         before = highest.get(one.origin)
@@ -282,7 +282,7 @@ def _judge_welcomes(verdict: Verdict, index: LogIndex, welcomes: Iterable[Welcom
         if missing:
             verdict.add(
                 "counted",
-                f"{one.caller}: a hello got watermark {one.watermark} at {one.at_s:.3f} s, counters "
+                f"{one.caller}: a hello got watermark {one.watermark} at {one.at_s:.3f} s, but counters "
                 f"{sorted(missing)[:5]} are not in the log",
             )
 
@@ -296,6 +296,6 @@ def count_answers(answers: Answers) -> Counter[str]:
             rows = len(call.keys)
             counts[answer.kind] += rows
             counts["duplicate"] += rows * answer.duplicate
-        counts["asked"] += len(call.asked)
+        counts["queried"] += len(call.queried_offsets)
     counts["welcomes"] += len(answers.welcomes)
     return counts

@@ -37,7 +37,7 @@ TIMEOUT_S = 60.0
 DIMENSION = 2
 _RETRY_S = 0.02
 _REFUSALS = (Refused, UsageError)
-"""Answers that the call has not happened; the second one if the service was closed meanwhile."""
+"""Errors that say that the call had no effect; UsageError if the service was closed meanwhile."""
 
 
 class Pace(Protocol):
@@ -57,13 +57,13 @@ class Pace(Protocol):
 
 
 def make_rows(caller: str, number: int, rows: int = 1, *, with_ids: bool = False) -> list[Delta]:
-    """Return the rows of a caller's call of this number; no other row has their keys."""
+    """Return the rows of call `number` of a caller; no other row has their keys."""
     deltas = []
     for row in range(rows):
         key = f"{caller}/{number}.{row}"
         operation = opaque(key.encode()) if number % 2 else create([float(number), float(row)])
-        own = blake2b(key.encode(), digest_size=16).digest() if with_ids else None
-        deltas.append(Delta(key, operation, id=own))
+        delta_id = blake2b(key.encode(), digest_size=16).digest() if with_ids else None
+        deltas.append(Delta(key, operation, id=delta_id))
     return deltas
 
 
@@ -85,7 +85,7 @@ class Caller:
     with_ids: bool = False
 
     async def publish(self, publish: Callable[..., Awaitable[PublishAck]]) -> None:
-        """Publish one call after another, with `publish(*deltas, timeout_s=…)`; never send a call twice."""
+        """Publish call after call with `publish(*deltas, timeout_s=…)`; never send a call twice."""
         while self.pace.has_more():
             deltas = make_rows(self.name, self.pace.next(), self.rows, with_ids=self.with_ids)
             call = self.answers.call(self.name, keys_of(deltas), self.level, self.timeout_s)
@@ -135,9 +135,9 @@ class Caller:
         handle = await open_producer(propagator, self.name, self.level)
         if handle is not None:
             await self.publish(handle.publish)
-            mine = [call for call in self.answers.calls if call.caller == self.name]
+            own_calls = [call for call in self.answers.calls if call.caller == self.name]
             with suppress(*_REFUSALS):  # the service was closed meanwhile
-                await ask_by_dots(mine, lambda dot: handle.outcome(dot.counter))
+                await query_outcomes(own_calls, lambda dot: handle.outcome(dot.counter))
 
     async def offer_as(self, propagator: Propagator) -> None:
         """Offer a few batches through a handle that is not used afterwards: nothing is sent again."""
@@ -157,7 +157,7 @@ class Caller:
                     break
             await anyio.sleep(self.pace.pause_s())
 
-    def publish_blocking(self, producer: SyncProducer, rest: Callable[[float], object]) -> None:
+    def publish_blocking(self, producer: SyncProducer, sleep: Callable[[float], object]) -> None:
         """Publish with a long and with a short timeout, and offer, in turn, through blocking calls."""
         offered: list[tuple[Call, SyncReceipt]] = []
         while self.pace.has_more():
@@ -172,7 +172,7 @@ class Caller:
                     self.answers.note_published(call, producer.publish(*deltas, timeout_s=timeout_s))
             except Refused as refusal:
                 self.answers.note_refused(call, refusal)
-            rest(self.pace.pause_s())
+            sleep(self.pace.pause_s())
         for call, receipt in offered:
             try:
                 self.answers.note_published(call, receipt.result(TIMEOUT_S))
@@ -205,15 +205,15 @@ def embedded_callers(
 
 
 async def produce(producer: Producer, make: MakeCaller, short_s: float) -> None:
-    """Run several callers on one client concurrently."""
+    """Run several callers concurrently on one client."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(make("client-publish").publish, producer.publish)
         tasks.start_soon(make("client-short", timeout_s=short_s).publish, producer.publish)
         tasks.start_soon(make("client-rows", rows=2).publish, producer.publish)
         tasks.start_soon(make("client-offer").offer, producer.offer)
         for number in range(2):
-            many = make(f"client-many-{number}", rows=2)
-            tasks.start_soon(many.publish_many, producer.publish_many)
+            caller = make(f"client-many-{number}", rows=2)
+            tasks.start_soon(caller.publish_many, producer.publish_many)
 
 
 async def _note(answers: Answers, call: Call, receipt: Receipt) -> None:
@@ -236,12 +236,14 @@ async def open_producer(propagator: Propagator, name: str, level: AckLevel) -> H
             return None
 
 
-async def ask_by_dots(
-    answers: Iterable[Call], outcome: Callable[[Dot], Awaitable[int | ErrorCode | None]]
+async def query_outcomes(
+    calls: Iterable[Call], outcome: Callable[[Dot], Awaitable[int | ErrorCode | None]]
 ) -> None:
-    """Query the outcome of every call that may have happened, on a service that is at rest."""
-    for call in answers:
+    """Query the outcome of each call whose outcome is unknown; no call may be in flight."""
+    for call in calls:
         for answer in call.answers:
             if answer.kind == "unknown" and answer.dot is not None:
-                at = await outcome(Dot(*answer.dot))
-                call.asked.append(at if isinstance(at, int) and not isinstance(at, ErrorCode) else -1)
+                found = await outcome(Dot(*answer.dot))
+                call.queried_offsets.append(
+                    found if isinstance(found, int) and not isinstance(found, ErrorCode) else -1
+                )

@@ -69,7 +69,7 @@ class Verdict:
 
 @dataclass(slots=True)
 class History:
-    """The acknowledgements: for each producer and line the acknowledged offset."""
+    """The acknowledgements: the acknowledged offset of each producer's line."""
 
     acked: dict[tuple[str, int], int] = field(default_factory=dict)
     last: dict[str, int] = field(default_factory=dict)
@@ -133,7 +133,7 @@ class LogSnapshot:
 
 @dataclass(slots=True)
 class Log:
-    """The content of a log's files."""
+    """The content of the files of a log."""
 
     rows: list[Row] = field(default_factory=list)
     corruption: list[str] = field(default_factory=list)
@@ -196,19 +196,22 @@ def check_log(log: Log, history: History, names: Sequence[str]) -> Verdict:
     verdict = Verdict()
     for text in log.corruption:
         verdict.add("corrupt", text)
-    named = {origin_of(name): name for name in names}
+    name_of_origin = {origin_of(name): name for name in names}
     offsets: dict[tuple[str, int], int] = {}
-    last = dict.fromkeys(names, 0)
-    begin, snapshot = log.rows[0].offset if log.rows else 0, log.snapshot
-    if begin and (snapshot is None or snapshot.offset < begin):
-        verdict.add("lost", f"the log starts at {begin}, and no snapshot covers the rows before that")
+    last_lines = dict.fromkeys(names, 0)
+    start, snapshot = log.rows[0].offset if log.rows else 0, log.snapshot
+    if start and (snapshot is None or snapshot.offset < start):
+        verdict.add("lost", f"the log starts at {start}, and no snapshot covers the rows before that")
     if snapshot is not None:
         check_snapshot(snapshot, names, verdict)
-    if begin and snapshot is not None:  # rows between the log's start and the snapshot are in both
-        below = Counter(row.origin for row in log.rows if row.offset < snapshot.offset)
-        last |= {name: snapshot.lines.get(origin, 0) - below[origin] for origin, name in named.items()}
-    for expected, row in enumerate(log.rows, start=begin):
-        name = named.get(row.origin)
+    if start and snapshot is not None:  # rows between the log's start and the snapshot are in both
+        rows_below = Counter(row.origin for row in log.rows if row.offset < snapshot.offset)
+        last_lines |= {
+            name: snapshot.lines.get(origin, 0) - rows_below[origin]
+            for origin, name in name_of_origin.items()
+        }
+    for expected, row in enumerate(log.rows, start=start):
+        name = name_of_origin.get(row.origin)
         if name is None:
             verdict.add("corrupt", f"offset {row.offset} is of origin {row.origin:#x}, which sent nothing")
             continue
@@ -217,19 +220,19 @@ def check_log(log: Log, history: History, names: Sequence[str]) -> Verdict:
         if (name, row.line) in offsets:
             first = offsets[name, row.line]
             verdict.add("duplicate", f"{name} line {row.line} is at {first} and at {row.offset}")
-        elif row.line <= last[name]:
-            verdict.add("order", f"{name} line {row.line} is after its line {last[name]}")
-        elif row.line > last[name] + 1:
-            verdict.add("hole", f"{name} line {row.line} follows its line {last[name]}")
+        elif row.line <= last_lines[name]:
+            verdict.add("order", f"{name} line {row.line} is after its line {last_lines[name]}")
+        elif row.line > last_lines[name] + 1:
+            verdict.add("hole", f"{name} line {row.line} follows its line {last_lines[name]}")
         if not _are_equal(row.delta, make_delta(name, row.line)):
             verdict.add("corrupt", f"offset {row.offset} is not what {name} sent as line {row.line}")
         offsets.setdefault((name, row.line), row.offset)
-        last[name] = max(last[name], row.line)
+        last_lines[name] = max(last_lines[name], row.line)
     for key, offset in history.acked.items():
         found = offsets.get(key)
         if (
             found is None
-            and offset < begin
+            and offset < start
             and snapshot is not None
             and key[1] <= last_in_snapshot(snapshot, key[0])
         ):
@@ -248,7 +251,7 @@ def last_in_snapshot(snapshot: LogSnapshot, name: str) -> int:
 
 def check_snapshot(snapshot: LogSnapshot, names: Sequence[str], verdict: Verdict) -> None:
     """Check that each vector of a snapshot is the fold of its producer's lines that the snapshot covers."""
-    seen = set()
+    expected_keys = set()
     for name in names:
         values: dict[str, NDArray[np.float32]] = {}
         for line in range(1, last_in_snapshot(snapshot, name) + 1):
@@ -256,13 +259,13 @@ def check_snapshot(snapshot: LogSnapshot, names: Sequence[str], verdict: Verdict
             before = values.get(delta.vector_id, np.zeros(DIMENSION, np.float32))
             values[delta.vector_id] = _step(before, delta.operation)
         for key, value in values.items():
-            seen.add(key)
+            expected_keys.add(key)
             found = snapshot.vectors.get(key)
             if found is None or not np.array_equal(found, value):
                 verdict.add(
                     "corrupt", f"{key} in the snapshot at {snapshot.offset} is not the fold of its deltas"
                 )
-    for key in snapshot.vectors.keys() - seen:
+    for key in snapshot.vectors.keys() - expected_keys:
         verdict.add("corrupt", f"{key} is in the snapshot at {snapshot.offset}, but no producer sent it")
 
 
@@ -312,24 +315,26 @@ def read_table(path: Path) -> Table | None:
 
 
 def check_table(table: Table, log: Log, *, finished: bool = False) -> Verdict:
-    """Check that each vector is the fold of its deltas up to its offset, and includes all below the cursor.
+    """Check that each vector is the fold of its deltas up to its offset, and includes those below the cursor.
 
     `finished`: the table must cover the full log.
     """
     verdict = Verdict()
     if table.cursor > len(log.rows) or (finished and table.cursor != len(log.rows)):
         verdict.add("table", f"its cursor is {table.cursor}, the log ends at {len(log.rows)}")
-    steps: defaultdict[str, list[Row]] = defaultdict(list)
+    rows_by_key: defaultdict[str, list[Row]] = defaultdict(list)
     for row in log.rows:
-        steps[row.delta.vector_id].append(row)
-    for key, rows in steps.items():
+        rows_by_key[row.delta.vector_id].append(row)
+    for key, rows in rows_by_key.items():
         offset, value = table.vectors.get(key, (-1, None))
-        due = max((row.offset for row in rows if row.offset < table.cursor), default=-1)
-        if offset < due:
-            verdict.add("table", f"{key} is as of offset {offset}, the cursor {table.cursor} covers {due}")
+        due_offset = max((row.offset for row in rows if row.offset < table.cursor), default=-1)
+        if offset < due_offset:
+            verdict.add(
+                "table", f"{key} is as of offset {offset}, the cursor {table.cursor} covers {due_offset}"
+            )
         elif value is not None and not np.array_equal(value, fold(rows, offset)):
             verdict.add("table", f"{key} is not the fold of its deltas up to offset {offset}")
-    for key in table.vectors.keys() - steps.keys():
+    for key in table.vectors.keys() - rows_by_key.keys():
         verdict.add("table", f"{key} is in the table and not in the log")
     return verdict
 

@@ -34,22 +34,22 @@ if TYPE_CHECKING:
     from delta_prop_wire.frames import Frame, OriginGrant
 
 WINDOW = 3
-"""Frames that are sent together, and the maximum of frames without an outcome."""
+"""Maximum number of frames without an outcome; so many are sent together."""
 RETRY_S_FIRST, RETRY_S_MAX, RETRY_GROWTH = 0.002, 0.25, 1.4
-"""Backoff between connection attempts: short at first, long once the recovery must be over."""
+"""Backoff between connection attempts: short at first, long once the log must have recovered."""
 HEARTBEAT_S, PEER_TIMEOUT_S, CONNECT_TIMEOUT_S = 4.0, 15.0, 5.0
 _BYTES = 64 * 1024
 
 
 class RefusalPolicy(Enum):
-    """Reactions to a retryable refusal of a frame: "nothing has happened"."""
+    """Reactions to a retryable refusal, which says that the frame had no effect."""
 
     PATIENT = "patient"
     """Waits as long as the refusal says, and sends the same frame again."""
     HASTY = "hasty"
     """Reconnects at once, and sends the same frame."""
     FICKLE = "fickle"
-    """Gives the dot to another delta, as the first one has not happened."""
+    """Gives the dot to another delta, as the first one had no effect."""
 
 
 class ConnectionBroken(Exception):
@@ -78,7 +78,7 @@ class BareConnection:
         self._beats = 0
 
     def draw(self, rows: int) -> int:
-        """Return the next sequence, for a frame of this many rows."""
+        """Return the sequence of the next frame, which has `rows` rows."""
         sequence = self._next_sequence
         self._next_sequence += rows
         return sequence
@@ -133,7 +133,7 @@ class BareClient:
 
     @property
     def is_done(self) -> bool:
-        """True once all is sent and has its outcome."""
+        """True once everything is sent and has its outcome."""
         raise NotImplementedError
 
     async def serve(self, link: BareConnection) -> None:
@@ -185,13 +185,13 @@ class BatchClient(BareClient):
         super().__init__(name, answers, pace, site)
         self._policy = policy
         self._window = 1 if policy is RefusalPolicy.FICKLE else WINDOW
-        self._lives = 0
+        self._origin_count = 0
         self._take_new_origin()
 
     def _take_new_origin(self) -> None:
-        """Switch to a new origin, as the former one cannot continue."""
-        self._lives += 1
-        self._origin = make_origin(producer_id_of(f"{self.name} {self._lives}"), Priority.NORMAL)
+        """Switch to a new origin, as the former one cannot be continued."""
+        self._origin_count += 1
+        self._origin = make_origin(producer_id_of(f"{self.name} {self._origin_count}"), Priority.NORMAL)
         self._epoch = 0
         self._next = 1
         self._open: OrderedDict[int, UnackedBatch] = OrderedDict()
@@ -210,9 +210,9 @@ class BatchClient(BareClient):
             wait_s = self._retry_s - self._site.now()
             if wait_s <= 0:
                 wait_s = HEARTBEAT_S
-                for one in list(self._open.values()):
-                    if not one.sequence:
-                        await self._send(link, one)
+                for unacked in list(self._open.values()):
+                    if not unacked.sequence:
+                        await self._send(link, unacked)
                 if not self._open:  # new batches are sent together, so that the service takes several at once
                     await anyio.sleep(self._pace.pause_s())
                     while len(self._open) < self._window and self._pace.has_more():
@@ -226,17 +226,17 @@ class BatchClient(BareClient):
     def _take_grant(self, grant: OriginGrant) -> None:
         self._epoch = grant.epoch
         self._answers.note_welcome(self.name, self._origin, grant.watermark)
-        for one in self._open.values():
-            one.sequence = 0
-            one.offsets.clear()
+        for unacked in self._open.values():
+            unacked.sequence = 0
+            unacked.offsets.clear()
         first = next(iter(self._open.values()), None)
         if grant.watermark < (self._next if first is None else first.base) - 1:
             self._drop_origin()  # open batches would wait forever for rows that the watermark lost
 
     def _drop_origin(self) -> None:
         """Drop this origin and all open batches. Raises ConnectionBroken."""
-        for one in self._open.values():
-            one.call.excused = True
+        for unacked in self._open.values():
+            unacked.call.excused = True
         self._take_new_origin()
         raise ConnectionBroken
 
@@ -245,59 +245,67 @@ class BatchClient(BareClient):
         number = self._pace.next()
         deltas = make_rows(self.name, number, 1 + number % 2)
         call = self._answers.call(self.name, keys_of(deltas), AckLevel.DURABLE)
-        one = self._open[self._next] = UnackedBatch(self._next, deltas, call)
-        self._next = one.last + 1
-        return one
+        unacked = self._open[self._next] = UnackedBatch(self._next, deltas, call)
+        self._next = unacked.last + 1
+        return unacked
 
-    async def _send(self, link: BareConnection, one: UnackedBatch) -> None:
+    async def _send(self, link: BareConnection, unacked: UnackedBatch) -> None:
         if not link.connection.send_window.is_open:
             return
         batch = encode_batch(
-            one.deltas, origin=self._origin, base=one.base, epoch=self._epoch, ack_level=AckLevel.DURABLE
+            unacked.deltas,
+            origin=self._origin,
+            base=unacked.base,
+            epoch=self._epoch,
+            ack_level=AckLevel.DURABLE,
         )
-        one.sequence = link.draw(len(one.deltas))
-        if one.was_sent:
-            self._answers.note_resent(one.call)
-        one.was_sent = True
-        await link.send(BatchFrame(one.sequence, batch, ack_wanted=True))
+        unacked.sequence = link.draw(len(unacked.deltas))
+        if unacked.was_sent:
+            self._answers.note_resent(unacked.call)
+        unacked.was_sent = True
+        await link.send(BatchFrame(unacked.sequence, batch, ack_wanted=True))
 
     # --- answers
 
     def _take_ack(self, ack: Ack) -> None:
         for acked in ack.ranges:
-            for one in self._open.values():
-                for row in range(len(one.deltas)):
-                    sequence = one.sequence + row
-                    if one.sequence and acked.first <= sequence <= acked.last:
+            for unacked in self._open.values():
+                for row in range(len(unacked.deltas)):
+                    sequence = unacked.sequence + row
+                    if unacked.sequence and acked.first <= sequence <= acked.last:
                         known = acked.offset != UNKNOWN_OFFSET
-                        one.offsets[row] = acked.offset + (sequence - acked.first if known else 0)
-                        one.duplicate = one.duplicate or acked.duplicate
-        for one in list(self._open.values()):
-            rows = len(one.deltas)
-            if one.sequence and (len(one.offsets) == rows or one.sequence + rows - 1 <= ack.sequence):
-                offsets = [one.offsets.get(row, UNKNOWN_OFFSET) for row in range(rows)]
-                known_ones = [None if at == UNKNOWN_OFFSET else at for at in offsets]
-                self._answers.note_acknowledged(one.call, known_ones, duplicate=one.duplicate)
+                        unacked.offsets[row] = acked.offset + (sequence - acked.first if known else 0)
+                        unacked.duplicate = unacked.duplicate or acked.duplicate
+        for unacked in list(self._open.values()):
+            rows = len(unacked.deltas)
+            if unacked.sequence and (
+                len(unacked.offsets) == rows or unacked.sequence + rows - 1 <= ack.sequence
+            ):
+                offsets = [unacked.offsets.get(row, UNKNOWN_OFFSET) for row in range(rows)]
+                known_offsets = [None if offset == UNKNOWN_OFFSET else offset for offset in offsets]
+                self._answers.note_acknowledged(unacked.call, known_offsets, duplicate=unacked.duplicate)
                 self._tries = 0
-                del self._open[one.base]
+                del self._open[unacked.base]
 
     def _take_nack(self, nack: Nack) -> None:
-        one = next((one for one in self._open.values() if one.sequence == nack.sequence), None)
-        if not nack.sequence or one is None:
+        unacked = next(
+            (unacked for unacked in self._open.values() if unacked.sequence == nack.sequence), None
+        )
+        if not nack.sequence or unacked is None:
             raise ConnectionBroken
-        self._answers.note_refused(one.call, nack.refusal())
-        one.sequence = 0
+        self._answers.note_refused(unacked.call, nack.refusal())
+        unacked.sequence = 0
         if nack.code in (ErrorCode.OUTCOME_UNKNOWN, ErrorCode.UNKNOWN_ORIGIN):
             raise ConnectionBroken  # after a new hello the same frame gets the exact answer
         if nack.code in FINAL:
-            del self._open[one.base]
+            del self._open[unacked.base]
         elif nack.code not in RETRYABLE or nack.code is ErrorCode.OVERLAP:
-            del self._open[one.base]
+            del self._open[unacked.base]
             self._drop_origin()
         elif self._policy is RefusalPolicy.FICKLE:
-            deltas = make_rows(self.name, self._pace.next(), len(one.deltas))
+            deltas = make_rows(self.name, self._pace.next(), len(unacked.deltas))
             call = self._answers.call(self.name, keys_of(deltas), AckLevel.DURABLE)
-            self._open[one.base] = UnackedBatch(one.base, deltas, call)
+            self._open[unacked.base] = UnackedBatch(unacked.base, deltas, call)
             self._retry_s = self._site.now() + self._draw_wait_s()
         elif self._policy is RefusalPolicy.HASTY:
             raise ConnectionBroken
@@ -345,7 +353,7 @@ class DeltaClient(BareClient):
         await link.send(DeltaFrame(sequence, delta, ack_wanted=True, ack_level=AckLevel.DURABLE))
         while self._open is not None:
             for frame in await link.receive(HEARTBEAT_S):
-                if self._open is not None:  # an Ack after a Nack says only that all is answered
+                if self._open is not None:  # an Ack after a Nack only says that all frames are answered
                     self._take(frame, sequence, call)
 
     def _take(self, frame: Frame, sequence: int, call: Call) -> None:
@@ -358,7 +366,7 @@ class DeltaClient(BareClient):
             self._open = None
         elif isinstance(frame, Ack) and frame.sequence >= sequence:
             acked = next((one for one in frame.ranges if one.first <= sequence <= one.last), None)
-            at = None if acked is None or acked.offset == UNKNOWN_OFFSET else acked.offset
-            self._answers.note_acknowledged(call, [at], duplicate=acked is not None and acked.duplicate)
+            offset = None if acked is None or acked.offset == UNKNOWN_OFFSET else acked.offset
+            self._answers.note_acknowledged(call, [offset], duplicate=acked is not None and acked.duplicate)
             self._tries = 0
             self._open = None

@@ -2,7 +2,7 @@
 
 Directories alternate: the server with clients over the network, and a process with callers of its own. Each
 directory is on a small file system of its own, where one can be mounted, and goes through a few failures.
-After each, once no call is open, every answer is compared with the log, whose files this process reads.
+After each, once no call is in flight, every answer is compared with the log, whose files this process reads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import anyio.to_thread
 from benchmarks._crash_answers import KINDS, Failures, count_answers, judge, read_log_index
 from benchmarks._crash_check import Verdict
 from benchmarks._crash_load import Round, log_settings
-from benchmarks._crash_rounds import Life
+from benchmarks._crash_rounds import ChildProcess
 from benchmarks._disk_faults import ALWAYS, CALLS, FULL, Ballast, FailingCalls, Failure, build, draw_failure
 from benchmarks._images import UnusableError, check_usable, mount_image
 from benchmarks._measure import table, write_json
@@ -49,14 +49,14 @@ _METRIC = "delta_prop_log_failed "
 
 @dataclass(slots=True)
 class Totals:
-    """The sum of several rounds. `struck`: failures of the disk, by kind; `failures`: failures of the log."""
+    """Sums over several rounds. `disk_failures`: by kind; `log_failures`: how often the log failed."""
 
     rounds: int = 0
     directories: int = 0
     calls_failed: int = 0
-    failures: int = 0
+    log_failures: int = 0
     connections: int = 0
-    struck: Counter[str] = field(default_factory=Counter)
+    disk_failures: Counter[str] = field(default_factory=Counter)
     answers: Counter[str] = field(default_factory=Counter)
     verdict: Verdict = field(default_factory=Verdict)
 
@@ -64,10 +64,10 @@ class Totals:
 def run(given: argparse.Namespace, seed: int) -> int:
     """Make disks fail, check, print; return the exit status."""
     totals = {name: Totals() for name in (SERVED, EMBEDDED)}
-    left_out: list[str] = []
+    skipped: list[str] = []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="delta-prop-crash-")))
-        library, mount = _library(folder, left_out), _mount(stack, folder, left_out)
+        library, mount = _library(folder, skipped), _mount(stack, folder, skipped)
         kinds = [*(CALLS if library is not None else ()), *([FULL] if mount is not None else [])]
         if not kinds:
             return SKIPPED
@@ -77,9 +77,9 @@ def run(given: argparse.Namespace, seed: int) -> int:
             name = (SERVED, EMBEDDED)[sum(one.directories for one in totals.values()) % 2]
             rounds = min(given.lives, given.rounds - done)
             kind = ServedDirectory if name == SERVED else EmbeddedDirectory
-            kind(setup, totals[name], rng).live(range(done + 1, done + rounds + 1), given.rounds)
+            kind(setup, totals[name], rng).run_rounds(range(done + 1, done + rounds + 1), given.rounds)
             done += rounds
-    return report(f"failing disks, {given.rounds} rounds, seed {seed}", totals, left_out, given.json)
+    return report(f"failing disks, {given.rounds} rounds, seed {seed}", totals, skipped, given.json)
 
 
 def _library(folder: Path, skipped: list[str]) -> Path | None:
@@ -130,7 +130,7 @@ class _Directory:
         self._failing: FailingCalls | None = None
         totals.directories += 1
 
-    def live(self, numbers: range, rounds: int) -> None:
+    def run_rounds(self, numbers: range, rounds: int) -> None:
         """Start the service, make its disk fail a few times, end it cleanly."""
         setup = self._setup
         setup.data.mkdir(exist_ok=True)
@@ -138,49 +138,50 @@ class _Directory:
         if setup.library is not None:
             self._failing = FailingCalls(setup.library, setup.scratch / "faults", self.directory)
             env = self._failing.env
-        life = self._start(env)
+        process = self._start(env)
         try:
-            if not self._is_ready(life):
-                self.totals.verdict.add("stuck", f"the service did not start: {life.error_line()}")
+            if not self._is_ready(process):
+                self.totals.verdict.add("stuck", f"the service did not start: {process.error_line()}")
                 return
             for number in numbers:
-                self._round(life, number, rounds)
-            self._end(life)
+                self._round(process, number, rounds)
+            self._end(process)
         finally:
-            life.kill()
+            process.kill()
             self._ballast.free()
             if self._failing is not None:
                 self._failing.close()
             shutil.rmtree(self.directory, ignore_errors=True)
 
-    def _round(self, life: Life, number: int, rounds: int) -> None:
+    def _round(self, process: ChildProcess, number: int, rounds: int) -> None:
         totals, before = self.totals, self.totals.verdict.total
         failure = draw_failure(self._setup.kinds[number % len(self._setup.kinds)], self._rng, BUSY_S)
-        one = anyio.run(self._live_through, life, number, failure)
-        struck = self._failing.struck if self._failing is not None and failure.kind != FULL else 0
+        round_ = anyio.run(self._run_with_failure, process, number, failure)
+        failed_calls = self._failing.failed_calls if self._failing is not None and failure.kind != FULL else 0
         totals.rounds += 1
-        totals.calls_failed += struck
-        totals.failures += one.watched.failures
-        totals.connections += one.connections
-        totals.struck[failure.kind] += bool(struck or failure.kind == FULL)
-        totals.answers += count_answers(one.answers)
-        if one.stuck_callers:
-            totals.verdict.add("stuck", f"round {number}: {one.stuck_callers}")
+        totals.calls_failed += failed_calls
+        log_failures = round_.log_watch.failures
+        totals.log_failures += log_failures
+        totals.connections += round_.connections
+        totals.disk_failures[failure.kind] += bool(failed_calls or failure.kind == FULL)
+        totals.answers += count_answers(round_.answers)
+        if round_.stuck_callers:
+            totals.verdict.add("stuck", f"round {number}: {round_.stuck_callers}")
         index = read_log_index(LocalDisk(self.directory))
-        failures = Failures(decided_s=one.watched.decided_s, grace_s=GRACE_S)
-        totals.verdict.merge(judge(index, one.answers, failures))
-        found, counts = totals.verdict.total - before, count_answers(one.answers)
+        failures = Failures(recovered_s=round_.log_watch.recovered_s, grace_s=GRACE_S)
+        totals.verdict.merge(judge(index, round_.answers, failures))
+        found, counts = totals.verdict.total - before, count_answers(round_.answers)
         answers = ", ".join(f"{counts[kind]:,} {kind}" for kind in ("acknowledged", "refused", "unknown"))
-        title = f"round {number} of {rounds}, {self.name}: {failure}: log failed {one.watched.failures} times"
+        title = f"round {number} of {rounds}, {self.name}: {failure}: log failed {log_failures} times"
         verdict = f"{found} VIOLATIONS" if found else "all true"
         print(f"{title}, {answers}: {verdict}", file=sys.stderr, flush=True)
 
-    async def _live_through(self, life: Life, number: int, failure: Failure) -> Round:
-        one = Round(number, BUSY_S, self.level)
+    async def _run_with_failure(self, process: ChildProcess, number: int, failure: Failure) -> Round:
+        round_ = Round(number, BUSY_S, self.level)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._fail, failure)
-            await self._load(life, number, one)
-        return one
+            await self._load(process, number, round_)
+        return round_
 
     async def _fail(self, failure: Failure) -> None:
         """Make the disk fail for as long as the failure lasts."""
@@ -195,21 +196,21 @@ class _Directory:
             await anyio.sleep(failure.lasts_s if is_lasting else BUSY_S - failure.after_s)
             self._failing.disarm()
 
-    def _end(self, life: Life) -> None:
-        life.terminate()
-        status = life.wait(END_S_MAX)
+    def _end(self, process: ChildProcess) -> None:
+        process.terminate()
+        status = process.wait(END_S_MAX)
         if status != 0:
             self.totals.verdict.add(
-                "stuck", f"the service did not end cleanly ({status}): {life.error_line()}"
+                "stuck", f"the service did not end cleanly ({status}): {process.error_line()}"
             )
 
-    def _start(self, env: dict[str, str]) -> Life:
+    def _start(self, env: dict[str, str]) -> ChildProcess:
         raise NotImplementedError
 
-    def _is_ready(self, life: Life) -> bool:
+    def _is_ready(self, process: ChildProcess) -> bool:
         raise NotImplementedError
 
-    async def _load(self, life: Life, number: int, one: Round) -> None:
+    async def _load(self, process: ChildProcess, number: int, round_: Round) -> None:
         raise NotImplementedError
 
 
@@ -219,32 +220,32 @@ class ServedDirectory(_Directory):
     name = SERVED
     _port = _http_port = 0
 
-    def _start(self, env: dict[str, str]) -> Life:
+    def _start(self, env: dict[str, str]) -> ChildProcess:
         config = self._setup.scratch / "serve.toml"
         bounds = "".join(
             f"{key} = {value}\n" for key, value in log_settings(has_reserve=self.has_reserve).items()
         )
         config.write_text(f"[log]\n{bounds}")
-        return Life(
+        return ChildProcess(
             self._setup.scratch / "errors",
             *("-m", "delta_prop", "serve", "--config", str(config), "--data", str(self.directory)),
             *("--port", "0", "--http-port", "0", "--read-level", self.level.name.lower()),
             env=env,
         )
 
-    def _is_ready(self, life: Life) -> bool:
-        line = life.first_line()
+    def _is_ready(self, process: ChildProcess) -> bool:
+        line = process.first_line()
         if line is None or not line.startswith("ready "):
             return False
         ports = dict(word.split("=") for word in line.split()[1:])
         self._port, self._http_port = int(ports["port"]), int(ports["http"])
         return True
 
-    async def _load(self, life: Life, number: int, one: Round) -> None:
+    async def _load(self, process: ChildProcess, number: int, round_: Round) -> None:
         async def failed() -> bool:
             return await anyio.to_thread.run_sync(self._reports_failed, abandon_on_cancel=True)
 
-        await one.run_remote(self._port, failed)
+        await round_.run_remote(self._port, failed)
 
     def _reports_failed(self) -> bool:
         url = f"http://127.0.0.1:{self._http_port}/metrics"
@@ -258,51 +259,51 @@ class EmbeddedDirectory(_Directory):
 
     name = EMBEDDED
 
-    def _start(self, env: dict[str, str]) -> Life:
-        return Life(
+    def _start(self, env: dict[str, str]) -> ChildProcess:
+        return ChildProcess(
             self._setup.scratch / "errors",
             *("-m", "benchmarks._crash_load", str(self.directory), "--level", self.level.name.lower()),
-            *(["--roomy"] if self.has_reserve else []),
+            *(["--reserve"] if self.has_reserve else []),
             env=env,
         )
 
-    def _is_ready(self, life: Life) -> bool:
-        return life.first_line() is not None
+    def _is_ready(self, process: ChildProcess) -> bool:
+        return process.first_line() is not None
 
-    async def _load(self, life: Life, number: int, one: Round) -> None:
-        lines = len(life.lines)
-        life.send_word(json.dumps({"number": number, "busy_s": BUSY_S, "level": self.level.name.lower()}))
+    async def _load(self, process: ChildProcess, number: int, round_: Round) -> None:
+        lines = len(process.lines)
+        process.send_word(json.dumps({"number": number, "busy_s": BUSY_S, "level": self.level.name.lower()}))
         deadline = time.monotonic() + ANSWER_S_MAX
         # A thread reads the process's output, so there is no event to wait for.
-        while len(life.lines) == lines and life.is_alive and time.monotonic() < deadline:  # noqa: ASYNC110
+        while len(process.lines) == lines and process.is_alive and time.monotonic() < deadline:  # noqa: ASYNC110
             await anyio.sleep(0.02)
-        if len(life.lines) == lines:
-            one.stuck_callers = f"the process printed nothing: {life.error_line()}"
+        if len(process.lines) == lines:
+            round_.stuck_callers = f"the process printed nothing: {process.error_line()}"
             return
-        printed = json.loads(life.lines[-1])
-        one.answers.merge(printed["answers"])
-        one.stuck_callers, one.watched.failures = printed["stuck"], printed["failures"]
-        one.watched.decided_s = printed["decided_s"]
+        printed = json.loads(process.lines[-1])
+        round_.answers.merge(printed["answers"])
+        round_.stuck_callers, round_.log_watch.failures = printed["stuck"], printed["failures"]
+        round_.log_watch.recovered_s = printed["recovered_s"]
 
-    def _end(self, life: Life) -> None:
-        life.close_input()
-        status = life.wait(END_S_MAX)
+    def _end(self, process: ChildProcess) -> None:
+        process.close_input()
+        status = process.wait(END_S_MAX)
         if status != 0:
             self.totals.verdict.add(
-                "stuck", f"the process did not end cleanly ({status}): {life.error_line()}"
+                "stuck", f"the process did not end cleanly ({status}): {process.error_line()}"
             )
 
 
 def report(title: str, totals: dict[str, Totals], skipped: list[str], path: Path | str | None) -> int:
     """Print the totals and the violations; return the exit status."""
     columns = {name: one for name, one in totals.items() if one.rounds}
-    kinds = [kind for kind in (*CALLS, FULL) if any(one.struck[kind] for one in columns.values())]
+    kinds = [kind for kind in (*CALLS, FULL) if any(one.disk_failures[kind] for one in columns.values())]
     rows: list[tuple[object, ...]] = [
         ("rounds", *(one.rounds for one in columns.values())),
         ("directories", *(one.directories for one in columns.values())),
-        *((f"  {kind}", *(one.struck[kind] for one in columns.values())) for kind in kinds),
+        *((f"  {kind}", *(one.disk_failures[kind] for one in columns.values())) for kind in kinds),
         ("calls of the disk that failed", *(f"{one.calls_failed:,}" for one in columns.values())),
-        ("failures of the log", *(one.failures for one in columns.values())),
+        ("failures of the log", *(one.log_failures for one in columns.values())),
         ("connections of bare clients", *(f"{one.connections:,}" for one in columns.values())),
         *((text, *(f"{one.answers[name]:,}" for one in columns.values())) for name, text in _LABELS.items()),
         *((kind, *(one.verdict.counts[kind] for one in columns.values())) for kind in KINDS),
@@ -316,7 +317,7 @@ def report(title: str, totals: dict[str, Totals], skipped: list[str], path: Path
     vacuous = [
         name
         for name, one in columns.items()
-        if 2 * one.failures < one.rounds or one.answers["acknowledged"] < 100 * one.rounds
+        if 2 * one.log_failures < one.rounds or one.answers["acknowledged"] < 100 * one.rounds
     ]
     for name in vacuous:
         print(f"{name}: too few failures or acknowledgements for a meaningful check: run more rounds")
@@ -336,7 +337,7 @@ _LABELS = {
     "duplicate": "    as duplicates",
     "refused": "  has not happened",
     "unknown": "  may have happened",
-    "asked": "    outcome queries by the dot",
+    "queried": "    outcome queries by the dot",
     "welcomes": "watermarks in answers to a hello",
 }
 
@@ -345,4 +346,8 @@ def _to_json(totals: Totals) -> dict[str, Any]:
     """Return the totals as JSON values."""
     numbers = {key: value for key, value in asdict(totals).items() if isinstance(value, int)}
     verdict = {"counts": dict(totals.verdict.counts), "examples": totals.verdict.examples}
-    return numbers | {"struck": dict(totals.struck), "answers": dict(totals.answers), "verdict": verdict}
+    return numbers | {
+        "disk_failures": dict(totals.disk_failures),
+        "answers": dict(totals.answers),
+        "verdict": verdict,
+    }

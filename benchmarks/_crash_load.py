@@ -23,7 +23,7 @@ import anyio
 import anyio.to_thread
 
 from benchmarks._crash_answers import Answers
-from benchmarks._crash_callers import Caller, ask_by_dots, embedded_callers, produce
+from benchmarks._crash_callers import Caller, embedded_callers, produce, query_outcomes
 from benchmarks._crash_clients import BatchClient, DeltaClient, RefusalPolicy, Site
 from benchmarks._crash_writer import print_json
 from delta_prop.client import Producer
@@ -43,7 +43,7 @@ SEGMENT_BYTES, LOG_BYTES = 256 * KIB, 40 * KIB * KIB
 CHECKPOINT_FRAMES = 500
 PAUSE_S, SHORT_S = 0.004, 0.04
 QUIET_S_MAX = 60.0
-"""Seconds after the last call within which all callers have their outcomes and the log has recovered."""
+"""Maximum seconds from the last call until all callers have their outcomes and the log has recovered."""
 POLL_S = 0.05
 CLIENT = ClientSettings(close_timeout_s=60.0)
 
@@ -54,13 +54,13 @@ class LogWatch:
 
     failures: int = 0
     failed: bool = False
-    decided_s: float | None = None
+    recovered_s: float | None = None
 
     def note(self, *, failed: bool) -> None:
         """Record the current state."""
         self.failures += failed and not self.failed
         if self.failed and not failed:
-            self.decided_s = time.monotonic()
+            self.recovered_s = time.monotonic()
         self.failed = failed
 
 
@@ -87,13 +87,13 @@ class TimedPace:
 
 
 class Round:
-    """One round: `busy_s` seconds of calls, then a wait until no call is open. No other round has its
-    callers' names.
+    """One round: `busy_s` seconds of calls, then a wait until none is in flight. The names of its callers are
+    unique among rounds.
     """
 
     def __init__(self, number: int, busy_s: float, level: AckLevel) -> None:
         self.answers = Answers(time.monotonic)
-        self.watched = LogWatch()
+        self.log_watch = LogWatch()
         self.stuck_callers = ""
         self.connections = 0
         self._number = number
@@ -113,7 +113,7 @@ class Round:
     def _start(
         self, tasks: TaskGroup, name: str, call: Callable[..., Awaitable[object]], *given: Any
     ) -> None:
-        async def noted() -> None:
+        async def run_noted() -> None:
             try:
                 await call(*given)
             except (DeltaPropError, OSError) as error:  # the caller could not continue
@@ -121,17 +121,19 @@ class Round:
             del self._running[name]
 
         self._running[name] = None
-        tasks.start_soon(noted)
+        tasks.start_soon(run_noted)
 
     async def _wait_until_quiet(self, tasks: TaskGroup, failed: Callable[[], Awaitable[bool]]) -> None:
         """Poll the log until all callers have their outcomes and the log has recovered."""
-        while self._running or self.watched.failed:
-            self.watched.note(failed=await failed())
+        while self._running or self.log_watch.failed:
+            self.log_watch.note(failed=await failed())
             if time.monotonic() > self._ends_s + QUIET_S_MAX:
-                self.stuck_callers = f"{', '.join(self._running)}; the log has failed: {self.watched.failed}"
+                self.stuck_callers = (
+                    f"{', '.join(self._running)}; the log has failed: {self.log_watch.failed}"
+                )
                 break
             await anyio.sleep(POLL_S)
-        self.watched.note(failed=await failed())
+        self.log_watch.note(failed=await failed())
         tasks.cancel_scope.cancel()
 
     # --- within the service's process
@@ -147,7 +149,7 @@ class Round:
             for caller, call in embedded_callers(self.make, SHORT_S):
                 self._start(tasks, caller.name, call, caller, propagator)
             await self._wait_until_quiet(tasks, failed)
-        await ask_by_dots(self.answers.calls, propagator.outcome)
+        await query_outcomes(self.answers.calls, propagator.outcome)
 
     # --- over the network
 
@@ -156,22 +158,22 @@ class Round:
         network = real_world().network
         assert network is not None
         site = Site(network, ("127.0.0.1", port), time.monotonic)
-        bares: list[BatchClient | DeltaClient] = []
+        bare_clients: list[BatchClient | DeltaClient] = []
         for policy in RefusalPolicy:
             name = f"bare-{policy.value}-{self._number}"
-            bares.append(BatchClient(name, self.answers, self._pace(name), site, policy))
+            bare_clients.append(BatchClient(name, self.answers, self._pace(name), site, policy))
         for with_ids in (False, True):
             name = f"deltas-ids-{self._number}" if with_ids else f"deltas-{self._number}"
-            bares.append(DeltaClient(name, self.answers, self._pace(name), site, with_ids=with_ids))
+            bare_clients.append(DeltaClient(name, self.answers, self._pace(name), site, with_ids=with_ids))
         async with anyio.create_task_group() as tasks:
-            for bare in bares:
-                self._start(tasks, bare.name, bare.run)
+            for client in bare_clients:
+                self._start(tasks, client.name, client.run)
             for level in dict.fromkeys((self._level, AckLevel.LOGGED)):
                 name = f"client-{level.name.lower()}-{self._number}"
                 self._start(tasks, name, self._produce, port, name, level)
             self._start(tasks, "sync", self._publish_blocking, port)
             await self._wait_until_quiet(tasks, failed)
-        self.connections = sum(bare.connections for bare in bares)
+        self.connections = sum(client.connections for client in bare_clients)
 
     async def _produce(self, port: int, name: str, level: AckLevel) -> None:
         def make(caller: str, **more: Any) -> Caller:
@@ -196,7 +198,7 @@ class Round:
 
 
 def log_settings(*, has_reserve: bool) -> dict[str, Any]:
-    """Return the bounds of the log. `has_reserve`: it refuses before the disk is full, and has a reserve."""
+    """Return the bounds of the log. `has_reserve`: it has a reserve, and refuses before the disk is full."""
     return {
         "segment_bytes_max": SEGMENT_BYTES,
         "bytes_max": LOG_BYTES,
@@ -211,28 +213,28 @@ def main(arguments: list[str]) -> int:
     """Run rounds in this process until standard input ends."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks._crash_load", description=__doc__)
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--roomy", action="store_true")
+    parser.add_argument("--reserve", action="store_true")
     parser.add_argument("--level", choices=("logged", "durable"), default="durable")
     given = parser.parse_args(arguments)
-    anyio.run(_live, given.directory, given.roomy, AckLevel[given.level.upper()])
+    anyio.run(_run_rounds, given.directory, given.reserve, AckLevel[given.level.upper()])
     return 0
 
 
-async def _live(directory: Path, has_reserve: bool, level: AckLevel) -> None:
+async def _run_rounds(directory: Path, has_reserve: bool, level: AckLevel) -> None:
     settings = LogSettings(read_level=level, **log_settings(has_reserve=has_reserve))
     async with Propagator(data=directory, log=settings) as propagator:
         print_json(ready=True)
         read = partial(anyio.to_thread.run_sync, sys.stdin.readline, abandon_on_cancel=True)
         while line := await read():
-            asked = json.loads(line)
-            one = Round(asked["number"], asked["busy_s"], AckLevel[asked["level"].upper()])
-            await one.run_embedded(propagator)
-            watched = one.watched
+            request = json.loads(line)
+            round_ = Round(request["number"], request["busy_s"], AckLevel[request["level"].upper()])
+            await round_.run_embedded(propagator)
+            log_watch = round_.log_watch
             print_json(
-                answers=one.answers.to_json(),
-                failures=watched.failures,
-                decided_s=watched.decided_s,
-                stuck=one.stuck_callers,
+                answers=round_.answers.to_json(),
+                failures=log_watch.failures,
+                recovered_s=log_watch.recovered_s,
+                stuck=round_.stuck_callers,
             )
 
 

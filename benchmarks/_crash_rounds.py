@@ -52,18 +52,16 @@ class DirectoryOptions:
     storage: bool = False
     segment_bytes: int = 256 * 1024
     producers: tuple[str, ...] = ("p0", "p1", "p2", "p3")
-    overlap_lines: int = 25
-    keep_bytes: int | None = None  # the log beyond that is compacted
+    overlap_lines: int = 25  # that a new process sends again
+    retention_bytes: int | None = None  # the rest of the log is compacted
 
 
-class Life:
-    """One process on a directory. `lines` holds the lines that it has printed; the caller ends it with
-    `kill`.
-    """
+class ChildProcess:
+    """One process on a directory. `lines`: those that it has printed. The caller must end it with `kill`."""
 
     def __init__(self, errors: Path, *arguments: str, env: Mapping[str, str] | None = None) -> None:
-        """`errors`: the file for its standard error; `arguments`: Python's; `env`: variables added to the
-        environment.
+        """`errors`: the file for its standard error; `arguments`: those of Python; `env`: additional
+        variables of the environment.
         """
         self.began = time.monotonic()
         self._errors = errors.open("w+")
@@ -141,8 +139,8 @@ class Life:
     def error_line(self) -> str:
         """Return the last line of its standard error that names an error."""
         lines = Path(self._errors.name).read_text().strip().splitlines()
-        named = [line.strip(" |+-") for line in lines if re.match(r"[ |+-]*[\w.]+: ", line)]
-        return (named or lines or ["standard error is empty"])[-1]
+        error_lines = [line.strip(" |+-") for line in lines if re.match(r"[ |+-]*[\w.]+: ", line)]
+        return (error_lines or lines or ["standard error is empty"])[-1]
 
     def freeze(self, timeout_s: float = 5.0) -> bool:
         """Stop every thread, after its current call to the disk; return False if a thread does not stop."""
@@ -171,7 +169,7 @@ def _state(task: Path) -> str:
 
 @dataclass(slots=True)
 class Totals:
-    """The sum of several rounds. Times in seconds."""
+    """Sums over several rounds; times in seconds. `interrupted`: kills during each activity."""
 
     rounds: int = 0
     in_start: int = 0
@@ -182,7 +180,7 @@ class Totals:
     unacknowledged: int = 0
     rolls: int = 0
     cuts: int = 0
-    under_way: Counter[str] = field(default_factory=Counter)
+    interrupted: Counter[str] = field(default_factory=Counter)
     restarts_s: list[float] = field(default_factory=list)
     opens_s: list[float] = field(default_factory=list)
     verdict: Verdict = field(default_factory=Verdict)
@@ -198,74 +196,74 @@ class CrashRun:
         totals: Totals,
         rng: random.Random,
         *,
-        life_s: tuple[float, float] = (0.05, 0.6),
+        run_s: tuple[float, float] = (0.05, 0.6),
         start_share: float = START_SHARE,
-        die: Callable[[Life], None] = Life.kill,
+        end_process: Callable[[ChildProcess], None] = ChildProcess.kill,
         corrupt: Callable[[Path], None] = lambda _directory: None,
         scratch: Path | None = None,
     ) -> None:
-        """`die` ends a process while it works; `corrupt` may plant a fault while no process runs; `scratch`
-        is a folder for copies outside `directory`.
+        """`run_s`: bounds of the time until a process is ended by `end_process`; `corrupt` may plant a fault
+        while no process runs; `scratch`: a folder for copies, outside `directory`.
         """
         self.directory = directory
         self.options = options
         self.totals = totals
         self.history = History()
         self._rng = rng
-        self._life_s = life_s
+        self._run_s = run_s
         self._start_share = start_share
-        self._die = die
+        self._end_process = end_process
         self._corrupt = corrupt
         self._scratch = scratch or directory.with_name(directory.name + "-copy")
-        self._under_way = self._scratch.with_name(f"{self._scratch.name}.under-way")
-        self._lives = 0
+        self._activities = self._scratch.with_name(f"{self._scratch.name}.activities")
+        self._process_count = 0
         totals.directories += 1
 
     def round(self) -> bool:
-        """Start, check the log, publish, die. Return False if it did not start: no round can follow."""
+        """Start a process, check the log, let it publish, end it. Return False if it did not start."""
         totals, rng = self.totals, self._rng
         totals.rounds += 1
         self._corrupt(self.directory)
         table = self._copy_table()
-        life = self._start()
+        process = self._start()
         try:
             if rng.random() < self._start_share:
                 totals.in_start += 1
-                self._sleep(life, rng.uniform(0.0, 0.6))
+                self._sleep(process, rng.uniform(0.0, 0.6))
                 return True
-            if not self._check_start(life, table):
+            if not self._check_start(process, table):
                 return False
-            life.send_word("go")
-            self._sleep(life, rng.uniform(*self._life_s))
+            process.send_word("go")
+            self._sleep(process, rng.uniform(*self._run_s))
         finally:
-            self._die(life)
-            self._note(life)
-            self._note_under_way()
+            self._end_process(process)
+            self._note(process)
+            self._note_interrupted()
         return True
 
-    def _note_under_way(self) -> None:
+    def _note_interrupted(self) -> None:
         """Count the activities that the kill interrupted."""
-        if self._under_way.exists():
-            flags = self._under_way.read_bytes()
-            self.totals.under_way.update(name for name, flag in zip(ACTIVITIES, flags, strict=True) if flag)
-            self._under_way.unlink()
+        if self._activities.exists():
+            flags = self._activities.read_bytes()
+            self.totals.interrupted.update(name for name, flag in zip(ACTIVITIES, flags, strict=True) if flag)
+            self._activities.unlink()
 
     def end(self) -> None:
         """Run one more process that ends cleanly; check that all deltas are in the log and in the table."""
         self._corrupt(self.directory)
         table = self._copy_table()
-        life = self._start()
+        process = self._start()
         try:
-            if not self._check_start(life, table):
+            if not self._check_start(process, table):
                 return
-            life.send_word("end")
-            status = life.wait(END_S_MAX)
+            process.send_word("end")
+            status = process.wait(END_S_MAX)
             if status != 0:
                 self.totals.verdict.add(
-                    "start", f"a process did not end cleanly ({status}): {life.error_line()}"
+                    "start", f"a process did not end cleanly ({status}): {process.error_line()}"
                 )
         finally:
-            life.kill()
+            process.kill()
         log = read_log(self.directory / "log")
         self.totals.verdict.merge(check_log(log, self.history, self.options.producers))
         table = self._copy_table()
@@ -275,31 +273,35 @@ class CrashRun:
         self.totals.rolls += log.segments - 1
         self.totals.unacknowledged += log.next_offset - len(self.history.acked)
 
-    def _start(self) -> Life:
-        self._lives += 1
-        self.directory.mkdir(
-            exist_ok=True
-        )  # a power cut may have removed it before its first acknowledgement
+    def _start(self) -> ChildProcess:
+        self._process_count += 1
+        self.directory.mkdir(exist_ok=True)  # a power cut may have removed it
         last = {name: self.history.last.get(name, 0) for name in self.options.producers}
-        begin = {name: max(line - self.options.overlap_lines, 0) + 1 for name, line in last.items()}
+        first_lines = {name: max(line - self.options.overlap_lines, 0) + 1 for name, line in last.items()}
         errors = self._scratch.with_name(f"{self._scratch.name}.errors")
         options, seed = self.options, self._rng.randrange(1 << 30)
-        return Life(
+        return ChildProcess(
             errors,
-            *("-m", "benchmarks._crash_writer", str(self.directory), "--begin", json.dumps(begin)),
+            *(
+                "-m",
+                "benchmarks._crash_writer",
+                str(self.directory),
+                "--first-lines",
+                json.dumps(first_lines),
+            ),
             *("--level", options.level, "--seed", str(seed), "--segment-bytes", str(options.segment_bytes)),
             *(["--storage"] if options.storage else []),
-            *([] if options.keep_bytes is None else ["--keep-bytes", str(options.keep_bytes)]),
-            *("--under-way", str(self._under_way)),
+            *([] if options.retention_bytes is None else ["--retention-bytes", str(options.retention_bytes)]),
+            *("--activities", str(self._activities)),
         )
 
-    def _check_start(self, life: Life, table: Table | None) -> bool:
+    def _check_start(self, process: ChildProcess, table: Table | None) -> bool:
         totals = self.totals
-        ready = life.ready()
+        ready = process.ready()
         if ready is None or "ready" not in ready:
-            totals.verdict.add("start", f"the service did not start: {life.error_line()}")
+            totals.verdict.add("start", f"the service did not start: {process.error_line()}")
             return False
-        totals.restarts_s.append(time.monotonic() - life.began)
+        totals.restarts_s.append(time.monotonic() - process.began)
         opened = ready["open_s"]
         assert isinstance(opened, float)
         totals.opens_s.append(opened)
@@ -315,15 +317,15 @@ class CrashRun:
         """Return the violations of a log of this directory."""
         return check_log(log, self.history, self.options.producers)
 
-    def _note(self, life: Life, name: str = "") -> None:
+    def _note(self, process: ChildProcess, name: str = "") -> None:
         acks, duplicates = self.history.acks, self.history.duplicates
-        self.history.note(life.lines, self.totals.verdict, name)
+        self.history.note(process.lines, self.totals.verdict, name)
         self.totals.acks += self.history.acks - acks
         self.totals.duplicates += self.history.duplicates - duplicates
 
-    def _sleep(self, life: Life, time_s: float) -> None:
-        if life.wait(time_s) is not None and life.lines:
-            self.totals.verdict.add("start", f"the service ended by itself: {life.error_line()}")
+    def _sleep(self, process: ChildProcess, time_s: float) -> None:
+        if process.wait(time_s) is not None and process.lines:
+            self.totals.verdict.add("start", f"the service ended by itself: {process.error_line()}")
 
     def _copy_table(self) -> Table | None:
         """Read the SQLite file from a copy, as reading the original would recover it."""
@@ -345,24 +347,24 @@ class CommandCrashRun(CrashRun):
     """
 
     def round(self) -> bool:
-        """Publish, die, recover, check. Return False if the command failed."""
+        """Publish, end the process, recover, check. Return False if the command failed."""
         totals, rng = self.totals, self._rng
         totals.rounds += 1
-        self._lives += 1
-        name = self.options.producers[self._lives % len(self.options.producers)]
-        life = self._command("--producer", name, "--acks", str(self._lines(name)))
+        self._process_count += 1
+        name = self.options.producers[self._process_count % len(self.options.producers)]
+        process = self._command("--producer", name, "--acks", str(self._lines(name)))
         try:
             if rng.random() < self._start_share:
                 totals.in_start += 1
-                life.wait(rng.uniform(0.0, 1.0))
-            elif life.ready() is None:
-                totals.verdict.add("start", f"the command did not start: {life.error_line()}")
+                process.wait(rng.uniform(0.0, 1.0))
+            elif process.ready() is None:
+                totals.verdict.add("start", f"the command did not start: {process.error_line()}")
                 return False
             else:
-                life.wait(rng.uniform(*self._life_s))
+                process.wait(rng.uniform(*self._run_s))
         finally:
-            self._die(life)
-            self._note(life, name)
+            self._end_process(process)
+            self._note(process, name)
         return self._recover()
 
     def end(self) -> None:
@@ -372,22 +374,24 @@ class CommandCrashRun(CrashRun):
         self.totals.unacknowledged += len(rows) - len(self.history.acked)
 
     def _recover(self) -> bool:
-        life = self._command("--producer", "nobody", os.devnull)
+        process = self._command("--producer", "nobody", os.devnull)
         try:
-            status = life.wait(END_S_MAX)
-            self.totals.restarts_s.append(time.monotonic() - life.began)
+            status = process.wait(END_S_MAX)
+            self.totals.restarts_s.append(time.monotonic() - process.began)
             if status != 0:
-                self.totals.verdict.add("start", f"the command failed ({status}): {life.error_line()}")
+                self.totals.verdict.add("start", f"the command failed ({status}): {process.error_line()}")
                 return False
         finally:
-            life.kill()
+            process.kill()
         self.totals.verdict.merge(self.judge(read_log(self.directory / "log")))
         return True
 
-    def _command(self, *arguments: str) -> Life:
+    def _command(self, *arguments: str) -> ChildProcess:
         self.directory.mkdir(exist_ok=True)
         errors = self._scratch.with_name(f"{self._scratch.name}.errors")
-        return Life(errors, "-m", "delta_prop", "publish", "--data", str(self.directory / "log"), *arguments)
+        return ChildProcess(
+            errors, "-m", "delta_prop", "publish", "--data", str(self.directory / "log"), *arguments
+        )
 
     def _lines(self, name: str) -> Path:
         path = self._scratch.with_name(f"{self._scratch.name}.{name}.jsonl")

@@ -50,12 +50,12 @@ if TYPE_CHECKING:
 
 DIMENSION = 16
 KEYS = 20
-LIFE_S_MAX = 60.0
+RUN_S_MAX = 60.0
 """The process ends by itself after this time, in case its parent does not end it."""
 _END_S_MAX = 30.0
 _OUTPUT = 1
 ACTIVITIES = ("a segment began", "compaction", "a snapshot was written")
-"""Activities that a kill may interrupt, beside commits; in the order of their bytes in the activity file."""
+"""Activities, besides commits, that a kill may interrupt; in the order of their bytes in `--activities`."""
 
 
 def make_delta(name: str, line: int) -> Delta:
@@ -84,30 +84,32 @@ def main(arguments: list[str]) -> int:
     """Run the service once."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks._crash_writer", description=__doc__)
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--begin", required=True, help="JSON: each producer's name and its first line")
+    parser.add_argument("--first-lines", required=True, help="JSON: each producer's name and its first line")
     parser.add_argument("--level", choices=("memory", "logged", "durable"), default="durable")
     parser.add_argument("--storage", action="store_true", help="attach a SQLite file, DIR/vectors.db")
     parser.add_argument("--segment-bytes", type=int, default=256 * 1024)
-    parser.add_argument("--keep-bytes", type=int, help="compact the log beyond that; default: do not compact")
-    parser.add_argument("--under-way", type=Path, help="a file that holds the current activities")
+    parser.add_argument(
+        "--retention-bytes", type=int, help="compact the rest of the log; default: do not compact"
+    )
+    parser.add_argument("--activities", type=Path, help="a file that holds the current activities")
     parser.add_argument("--window", type=int, default=8, help="batches that a producer has in flight")
     parser.add_argument("--seed", type=int, default=0)
-    anyio.run(_live, parser.parse_args(arguments))
+    anyio.run(_run, parser.parse_args(arguments))
     return 0
 
 
-async def _live(given: argparse.Namespace) -> None:
-    begin: dict[str, int] = json.loads(given.begin)
+async def _run(given: argparse.Namespace) -> None:
+    first_lines: dict[str, int] = json.loads(given.first_lines)
     level = AckLevel[given.level.upper()]
     settings = LogSettings(
         read_level=max(level, AckLevel.LOGGED),
         segment_bytes_max=given.segment_bytes,
         free_bytes_min=1024 * 1024,
-        compact=given.keep_bytes is not None,
-        retention_bytes=given.keep_bytes or LogSettings().retention_bytes,
+        compact=given.retention_bytes is not None,
+        retention_bytes=given.retention_bytes or LogSettings().retention_bytes,
     )
-    if given.under_way is not None:
-        record_activities(given.under_way)
+    if given.activities is not None:
+        record_activities(given.activities)
     compacting.POLL_S = 0.005
     started = time.perf_counter()
     async with Propagator(data=given.directory / "log", log=settings) as propagator:
@@ -116,7 +118,7 @@ async def _live(given: argparse.Namespace) -> None:
         if given.storage:
             sinks = ["storage"]
             await propagator.attach(StorageSink(given.directory / "vectors.db", flush_s=0.02))
-        producers = {name: propagator.producer(name) for name in begin}
+        producers = {name: propagator.producer(name) for name in first_lines}
         statistics, recovery = propagator.statistics().log, propagator.recovery
         assert recovery is not None
         print_json(
@@ -131,9 +133,9 @@ async def _live(given: argparse.Namespace) -> None:
         )
         word = await anyio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
         if word.strip() == "go":
-            with anyio.move_on_after(LIFE_S_MAX):
+            with anyio.move_on_after(RUN_S_MAX):
                 async with anyio.create_task_group() as tasks:
-                    for number, (name, line) in enumerate(begin.items()):
+                    for number, (name, line) in enumerate(first_lines.items()):
                         rng = random.Random(given.seed * 1000 + number)
                         _resume_after_stored(propagator, producers[name], line)
                         tasks.start_soon(_publish, producers[name], level, given.window, rng)
@@ -144,7 +146,7 @@ async def _live(given: argparse.Namespace) -> None:
 
 
 def record_activities(path: Path) -> None:
-    """Keep one byte for each of `ACTIVITIES` in a file: 1 while the activity is in progress.
+    """Record in a file which of `ACTIVITIES` are in progress: one byte each, 1 or 0.
 
     The file is memory-mapped, so that it is correct whenever the process is stopped.
     """
@@ -184,8 +186,8 @@ def _resume_after_stored(propagator: Propagator, producer: Producer, line: int) 
     """Print acknowledgements of the lines that the log already has, without sending them."""
     state = propagator._pipeline.origins.get(origin_of(producer.name))
     assert state is not None
-    for at in range(line, producer.watermark() + 1):
-        _write(_format_ack(producer.name, at, state.first_offset(at), duplicate=True))
+    for stored_line in range(line, producer.watermark() + 1):
+        _write(_format_ack(producer.name, stored_line, state.first_offset(stored_line), duplicate=True))
 
 
 async def _publish(producer: Producer, level: AckLevel, window: int, rng: random.Random) -> None:
@@ -197,7 +199,7 @@ async def _publish(producer: Producer, level: AckLevel, window: int, rng: random
     while True:
         while len(in_flight) < window:
             count = rng.randint(1, 5)
-            deltas = [make_delta(producer.name, at) for at in range(line, line + count)]
+            deltas = [make_delta(producer.name, number) for number in range(line, line + count)]
             batch = encode_batch(deltas, origin=origin, base=line, epoch=epoch, ack_level=level)
             in_flight.append((line, producer.send_frame(batch)))
             line += count
@@ -207,17 +209,17 @@ async def _publish(producer: Producer, level: AckLevel, window: int, rng: random
 
 def _print_acks(name: str, first: int, published: PublishAck) -> None:
     lines = []
-    fresh = published.offset or 0
+    next_new = published.offset or 0
     for row in range(published.count):
         duplicate = row in published.duplicates
-        at = published.duplicates[row] if duplicate else fresh
-        fresh += not duplicate
-        lines.append(_format_ack(name, first + row, at, duplicate=duplicate))
+        acked_offset = published.duplicates[row] if duplicate else next_new
+        next_new += not duplicate
+        lines.append(_format_ack(name, first + row, acked_offset, duplicate=duplicate))
     _write("".join(lines))
 
 
-def _format_ack(name: str, line: int, at: int | None, *, duplicate: bool) -> str:
-    return json.dumps({"producer": name, "line": line, "offset": at, "duplicate": duplicate}) + "\n"
+def _format_ack(name: str, line: int, acked_offset: int | None, *, duplicate: bool) -> str:
+    return json.dumps({"producer": name, "line": line, "offset": acked_offset, "duplicate": duplicate}) + "\n"
 
 
 def print_json(**fields: object) -> None:

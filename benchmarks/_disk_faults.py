@@ -26,13 +26,13 @@ SOURCE = Path(__file__).with_name("_failing_disk.c")
 WRITES, SYNCS, NAMES = 1, 2, 4
 ALWAYS = -1
 _SHARED = struct.Struct("=4i4i4i")
-_ARMED, _STRUCK = struct.Struct("=i"), struct.Struct("=4xi")
+_ARMED, _FAILED_CALLS = struct.Struct("=i"), struct.Struct("=4xi")
 _BUILD_S_MAX = 60.0
 _CHUNK_BYTES_MAX = 16 * 1024 * 1024
 
 
 class Rule(NamedTuple):
-    """Calls of some classes: `skip` calls pass, then `times` calls fail; error 0 cuts writes short."""
+    """A rule for classes of calls: `skip` calls pass, then `times` calls fail; error 0 cuts writes short."""
 
     classes: int = 0
     skip: int = 0
@@ -44,8 +44,8 @@ NO_RULE = Rule()
 
 
 class Failure(NamedTuple):
-    """The disk's failure in one round. `after_s`: seconds after the start; `lasts_s`: its duration, unless a
-    number of calls ends it. Kind "full" fills the file system.
+    """The disk's failure in one round. `after_s`: seconds from the start of the round; `lasts_s`: its
+    duration, unless it ends after a number of calls. Kind "full" fills the file system.
     """
 
     kind: str
@@ -65,7 +65,7 @@ class Failure(NamedTuple):
 CALLS = {
     "write": (WRITES, errno.EIO),
     "sync": (SYNCS, errno.EIO),
-    "no room": (WRITES, errno.ENOSPC),
+    "no space": (WRITES, errno.ENOSPC),
     "name": (NAMES, errno.EIO),
     "short write": (WRITES, 0),
 }
@@ -92,38 +92,38 @@ def draw_failure(kind: str, rng: random.Random, busy_s: float) -> Failure:
 def build(folder: Path) -> Path:
     """Build the library. Raises UnusableError if that is impossible on this machine."""
     if sys.platform != "linux":
-        raise UnusableError(f"LD_PRELOAD works on Linux only, this is {sys.platform}")
+        raise UnusableError(f"LD_PRELOAD works on Linux only; this is {sys.platform}")
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise UnusableError("there is no C compiler: install gcc, or name one in CC")
     library = folder / "failing-disk.so"
     command = [compiler, "-O2", "-shared", "-fPIC", "-o", str(library), str(SOURCE), "-ldl", "-lpthread"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_S_MAX, check=False)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_S_MAX, check=False)
     except OSError as error:
         raise UnusableError(f"{compiler} cannot be run: {error}") from None
-    if done.returncode:
-        raise UnusableError(f"{compiler} failed: {done.stderr.strip()[-300:]}")
+    if result.returncode:
+        raise UnusableError(f"{compiler} failed: {result.stderr.strip()[-300:]}")
     return library
 
 
 class FailingCalls:
-    """Control of the library in one process, whose data is below a directory."""
+    """Controls the library in one process, for calls on files below `directory`."""
 
-    def __init__(self, library: Path, file: Path, below: Path) -> None:
+    def __init__(self, library: Path, file: Path, directory: Path) -> None:
         file.write_bytes(bytes(_SHARED.size))
         with file.open("r+b") as opened:
             self._shared = mmap.mmap(opened.fileno(), _SHARED.size)
         self.env = {
             "LD_PRELOAD": str(library),
             "DISK_FAULTS": str(file),
-            "DISK_FAULTS_BELOW": str(below.resolve()),
+            "DISK_FAULTS_BELOW": str(directory.resolve()),
         }
 
     @property
-    def struck(self) -> int:
-        """The number of calls that have failed since it was last armed."""
-        found: tuple[int] = _STRUCK.unpack_from(self._shared)
+    def failed_calls(self) -> int:
+        """The number of calls that have failed since the last `arm`."""
+        found: tuple[int] = _FAILED_CALLS.unpack_from(self._shared)
         return found[0]
 
     def arm(self, rules: tuple[Rule, Rule]) -> None:
@@ -142,7 +142,7 @@ class FailingCalls:
 
 
 class Ballast:
-    """A file that takes all free space of a file system."""
+    """A file that can take all free space of a file system."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -151,17 +151,17 @@ class Ballast:
         """Take all free space, down to the last block."""
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            at, size = 0, _CHUNK_BYTES_MAX
+            offset, size = 0, _CHUNK_BYTES_MAX
             while size >= 512:
                 try:
-                    os.posix_fallocate(descriptor, at, size)
-                    at += size
+                    os.posix_fallocate(descriptor, offset, size)
+                    offset += size
                 except OSError:
                     size //= 2
         finally:
             os.close(descriptor)
 
     def free(self) -> None:
-        """Free the space."""
+        """Remove the file, which frees the space."""
         with suppress(FileNotFoundError):
             self._path.unlink()

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 KEYS, DIMENSION, NUMBERS = 20_000, 128, 16
 NAMES = [f"key-{number}" for number in range(KEYS)]
 UNINDEXED_ROWS_MAX = KEYS
-"""The maximum of rows that wait to be linked into the index graph: each search scores these exactly."""
+"""Maximum number of rows that wait to be linked into the index graph; each search scores them exactly."""
 WAIT_S = 60.0
 REMOVE_S_MAX = 5.0
 _PREPARED_MAX = 1_000
@@ -73,16 +73,20 @@ def prepare_calls(size: int, seed: int = 1) -> list[Delta] | list[Columns]:
 
 
 def bare_rate(size: int, seconds: float, folder: Path) -> float:
-    """Measure the deltas per second of a loop without a service, as this machine's current limit: it writes
-    the same numbers with a checksum into the page cache, and into their slots in memory, call after call.
+    """Measure the deltas per second of a loop without a service, as the present limit of this machine.
+
+    Call after call, it writes the same numbers with a checksum into the page cache, and into their slots in
+    memory.
     """
     calls, slot_of = prepare_calls(size), {name: number for number, name in enumerate(NAMES)}
-    rows = [one if isinstance(one, Columns) else Columns([one.vector_id], *_numbers_of(one)) for one in calls]
+    rows = [
+        call if isinstance(call, Columns) else Columns([call.vector_id], *_numbers_of(call)) for call in calls
+    ]
     numbers = np.zeros(KEYS * DIMENSION, np.float32)
-    begun = now = time.perf_counter()
+    started_at = now = time.perf_counter()
     done = 0
     with (folder / "bare").open("wb", buffering=0) as file:
-        while now < begun + seconds:
+        while now < started_at + seconds:
             one = rows[done // size % len(rows)]
             body = b"".join((*map(str.encode, one.ids), one.indices.data, one.values.data))
             file.write(crc32c(body).to_bytes(4, "little") + body)
@@ -90,7 +94,7 @@ def bare_rate(size: int, seconds: float, folder: Path) -> float:
             numbers.put((one.indices + (slots * DIMENSION)[:, None]).reshape(-1), one.values.reshape(-1))
             done += size
             now = time.perf_counter()
-    return done / (now - begun)
+    return done / (now - started_at)
 
 
 def _numbers_of(delta: Delta) -> tuple[NDArray[np.float32], NDArray[np.uint32]]:
@@ -127,10 +131,10 @@ class AppliedRecorder:
         self.times.append(time.perf_counter())
 
     def applied_at(self, offset: int) -> float:
-        """Return the time at which all below an offset had been applied."""
+        """Return the time at which all deltas below an offset had been applied."""
         return self.times[bisect_left(self.offsets, offset)]
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Clear the record."""
         self.offsets.clear()
         self.times.clear()
@@ -158,8 +162,10 @@ class RecordingCallback(AppliedRecorder, CallbackSink):
 
 @dataclass(slots=True)
 class CallTimings:
-    """The timings of one run of calls. Latencies in seconds, one per call: until the acknowledgement, until
-    all sinks had applied it. `cpu_s`: CPU seconds of this process, all its threads.
+    """The timings of one run of calls.
+
+    `acknowledged`, `visible`: one latency per call, in seconds, until the acknowledgement, and until all
+    sinks had applied the call. `cpu_s`: CPU seconds of this process, all its threads.
     """
 
     deltas: int = 0
@@ -190,7 +196,7 @@ class Bench:
     """A propagator with its log in a directory, its sinks by name, and all vectors created."""
 
     def __init__(self, *sinks: str, replica: str | None = None, linger_ms: float | None = None) -> None:
-        """`sinks`: of callback, storage, index, linked, cache; `replica`: the address of another service."""
+        """`sinks`: some of callback, storage, index, linked, cache; `replica`: another service's address."""
         self._sink_names, self._replica = sinks, replica
         self._settings = Settings() if linger_ms is None else Settings(linger_ms=linger_ms)
         self._exit = AsyncExitStack()
@@ -199,11 +205,11 @@ class Bench:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            await self._fill(stack)
+            await self._set_up(stack)
             self._exit = stack.pop_all()
         return self
 
-    async def _fill(self, stack: AsyncExitStack) -> None:
+    async def _set_up(self, stack: AsyncExitStack) -> None:
         folder = Path(tempfile.mkdtemp(prefix="delta-prop-bench-"))
         stack.callback(_remove, folder)
         # A thread that outlived a signal may create the folder again; no thread runs at exit.
@@ -217,13 +223,13 @@ class Bench:
         if self._replica is not None:
             await self._add("replica", RecordingForward(ForwardLink(self._replica)))
         published = None
-        for at in range(0, KEYS, 2_000):
-            names = NAMES[at : at + 2_000]
+        for first in range(0, KEYS, 2_000):
+            names = NAMES[first : first + 2_000]
             published = await self.propagator.publish_many(
                 names, np.zeros((len(names), DIMENSION), np.float32), ack_level=AckLevel.LOGGED
             )
         assert published is not None
-        # The vectors are committed first: else the first second measures how storage writes all of them.
+        # The vectors are committed first, so that the first second does not measure how storage writes them.
         await self.propagator.wait_visible(published, committed=True, timeout_s=WAIT_S)
 
     async def __aexit__(self, *failure: object) -> None:
@@ -255,13 +261,13 @@ class Bench:
     def call(self, size: int, level: AckLevel) -> Callable[[], Awaitable[PublishAck]]:
         """Return a function that publishes the next `size` deltas in one call."""
         publish, publish_many = self.propagator.publish, self.propagator.publish_many
-        turns = _cycle(prepare_calls(size))
+        prepared = _cycle(prepare_calls(size))
 
         def single() -> Awaitable[PublishAck]:
-            return publish(next(turns), ack_level=level)  # type: ignore[arg-type]
+            return publish(next(prepared), ack_level=level)  # type: ignore[arg-type]
 
         def many() -> Awaitable[PublishAck]:
-            columns = next(turns)
+            columns = next(prepared)
             assert isinstance(columns, Columns)
             return publish_many(columns.ids, columns.values, indices=columns.indices, ack_level=level)
 
@@ -269,20 +275,20 @@ class Bench:
 
     async def closed_loop(self, size: int, level: AckLevel, *, in_flight: int, seconds: float) -> CallTimings:
         """Run `in_flight` callers; each makes its next call as soon as its last one is acknowledged."""
-        call, sent, begun = self.call(size, level), CallTimings(), {}
-        self._forget()
+        call, timings, called_at = self.call(size, level), CallTimings(), {}
+        self._clear_records()
         start, cpu_s = time.perf_counter(), time.process_time()
         end = start + seconds
 
         async def caller() -> None:
-            at = time.perf_counter()
+            begin = time.perf_counter()
             while True:
                 published = await call()
-                begun[published.next_offset] = at
-                sent.deltas += size
+                called_at[published.next_offset] = begin
+                timings.deltas += size
                 now = time.perf_counter()
-                sent.acknowledged.append(now - at)
-                at = now
+                timings.acknowledged.append(now - begin)
+                begin = now
                 if now >= end:
                     return
 
@@ -290,9 +296,9 @@ class Bench:
             for _ in range(in_flight):
                 tasks.start_soon(caller)
         await self.settle()
-        sent.seconds, sent.cpu_s = time.perf_counter() - start, time.process_time() - cpu_s
-        sent.visible = self._visible_latencies(begun)
-        return sent
+        timings.seconds, timings.cpu_s = time.perf_counter() - start, time.process_time() - cpu_s
+        timings.visible = self._visible_latencies(called_at)
+        return timings
 
     async def open_loop(
         self, size: int, level: AckLevel, *, rate: float, calls: int, in_flight: int
@@ -302,42 +308,44 @@ class Bench:
         Up to `in_flight` calls are open; latencies count from the time a call was due, so they include its
         delay.
         """
-        call, sent, begun = self.call(size, level), CallTimings(), {}
-        self._forget()
+        call, timings, called_at = self.call(size, level), CallTimings(), {}
+        self._clear_records()
         start, cpu_s = time.perf_counter() + 0.01, time.process_time()
-        turn = iter(range(calls))
+        numbers = iter(range(calls))
 
         async def caller() -> None:
-            for number in turn:
+            for number in numbers:
                 due = start + number * size / rate
                 # Timers have a resolution of 1 ms, so the last part of the wait polls the event loop.
                 while (wait_s := due - time.perf_counter()) > 0:  # noqa: ASYNC110
                     await anyio.sleep(wait_s - 0.0015 if wait_s > 0.003 else 0)
                 published = await call()
-                sent.acknowledged.append(time.perf_counter() - due)
-                begun[published.next_offset] = due
-                sent.deltas += size
+                timings.acknowledged.append(time.perf_counter() - due)
+                called_at[published.next_offset] = due
+                timings.deltas += size
 
         async with anyio.create_task_group() as tasks:
             for _ in range(in_flight):
                 tasks.start_soon(caller)
         await self.settle()
-        sent.seconds, sent.cpu_s = time.perf_counter() - start, time.process_time() - cpu_s
-        sent.visible = self._visible_latencies(begun)
-        return sent
+        timings.seconds, timings.cpu_s = time.perf_counter() - start, time.process_time() - cpu_s
+        timings.visible = self._visible_latencies(called_at)
+        return timings
 
     async def settle(self) -> None:
         """Wait until every sink has applied the whole log."""
         visible = self.propagator.statistics().log.next_offset
         await self.propagator.wait_visible(visible, timeout_s=WAIT_S)
 
-    def _forget(self) -> None:
+    def _clear_records(self) -> None:
         for sink in self.sinks.values():
-            sink.forget()
+            sink.clear()
 
-    def _visible_latencies(self, begun: dict[int, float]) -> list[float]:
+    def _visible_latencies(self, called_at: dict[int, float]) -> list[float]:
         sinks = list(self.sinks.values())
-        return [max(sink.applied_at(offset) for sink in sinks) - at for offset, at in begun.items()]
+        return [
+            max(sink.applied_at(offset) for sink in sinks) - called for offset, called in called_at.items()
+        ]
 
 
 def _cycle(calls: list[Delta] | list[Columns]) -> Iterator[Delta | Columns]:

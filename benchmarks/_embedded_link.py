@@ -21,7 +21,7 @@ _RECEIVE_BYTES = 256 * 1024
 
 
 class Replica(Peer):
-    """`delta-prop serve` with default settings, to forward to."""
+    """A `delta-prop serve` with default settings, as the target of forwarding."""
 
     name = "replica"
 
@@ -64,11 +64,11 @@ async def link(port: int, delay_s: float) -> None:
     """Forward connections until cancelled."""
 
     async def one_way(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-        loop, waiting = asyncio.get_running_loop(), asyncio.Queue[tuple[float, bytes]]()
+        loop, in_transit = asyncio.get_running_loop(), asyncio.Queue[tuple[float, bytes]]()
 
         async def send() -> None:
             while True:
-                due, data = await waiting.get()
+                due, data = await in_transit.get()
                 await asyncio.sleep(due - loop.time())
                 target.write(data)
                 await target.drain()
@@ -78,16 +78,16 @@ async def link(port: int, delay_s: float) -> None:
 
         sending = asyncio.create_task(send())
         while data := await source.read(_RECEIVE_BYTES):
-            waiting.put_nowait((loop.time() + delay_s, data))
-        waiting.put_nowait((loop.time() + delay_s, b""))
+            in_transit.put_nowait((loop.time() + delay_s, data))
+        in_transit.put_nowait((loop.time() + delay_s, b""))
         await sending
 
     async def connected(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_connection("127.0.0.1", port)
+        service_reader, service_writer = await asyncio.open_connection("127.0.0.1", port)
         try:
-            await asyncio.gather(one_way(source, back), one_way(there, target))
+            await asyncio.gather(one_way(source, service_writer), one_way(service_reader, target))
         except ConnectionError:
-            back.close()
+            service_writer.close()
             target.close()
 
     server = await asyncio.start_server(connected, "127.0.0.1", 0)

@@ -1,7 +1,8 @@
-/* Makes system calls fail that change files below a directory. Another process controls it by a small shared file.
+/* A library that makes system calls fail that change files below a directory. Another process controls it by a
+ * small shared file.
  *
  * It is preloaded into a process (LD_PRELOAD). DISK_FAULTS names the shared file, DISK_FAULTS_BELOW the directory.
- * It applies two rules in order. Each rule lets some calls of its classes pass, then makes the next ones fail.
+ * It applies two rules, one after the other. Each rule lets some calls of its classes pass, then makes the next ones fail.
  * A failed sync syncs nothing. Written data stays in the page cache, as on ext4 and XFS.
  */
 #define _GNU_SOURCE
@@ -26,9 +27,9 @@ struct rule {
     int32_t classes, skip, times, error;
 };
 
-/* The other process writes it while `armed` is 0. `struck`: calls that failed; `seen`: calls examined. */
+/* The controlling process writes the rules while `armed` is 0. `failed`, `examined`: counts of calls. */
 struct shared {
-    int32_t armed, struck, seen, unused;
+    int32_t armed, failed, examined, unused;
     struct rule rules[2];
 };
 
@@ -67,14 +68,14 @@ static int next_fault(int class, int file)
     if (!shared || !__atomic_load_n(&shared->armed, __ATOMIC_ACQUIRE) || !is_below(file))
         return code;
     pthread_mutex_lock(&lock);
-    shared->seen++;
+    shared->examined++;
     struct rule *rule = &shared->rules[shared->rules[0].times ? 0 : 1];
     if (rule->times && rule->classes & class) {
         if (rule->skip > 0) {
             rule->skip--;
         } else if (rule->error || class == WRITES) {
             rule->times -= rule->times > 0;
-            shared->struck++;
+            shared->failed++;
             code = rule->error;
         }
     }

@@ -1,4 +1,4 @@
-"""A service in a process of its own that holds much, or little, and measures the cost of a delta.
+"""A service in a process of its own that holds many things, or few, and measures the cost of a delta.
 
 Its parent requests each measurement through a pipe, so that several services are measured in turn; a service
 keeps everything that it holds.
@@ -58,7 +58,7 @@ class Holdings:
     pending: int = 0
     """Deltas that wait for others that never arrive."""
     heads_max: int = 0
-    """Maximum of vectors whose last dot is held; 0: the default."""
+    """Maximum number of vectors whose last dot is held; 0: the default."""
 
 
 class Service:
@@ -66,8 +66,8 @@ class Service:
 
     def __init__(self, holdings: Holdings) -> None:
         """Start the process; return when the service holds everything."""
-        self._pipe, there = PROCESSES.Pipe()
-        self._process = fork(_run, holdings, there)
+        self._pipe, child_pipe = PROCESSES.Pipe()
+        self._process = fork(_run, holdings, child_pipe)
         try:
             self.built_s: float = self._receive()
         except BaseException:
@@ -103,7 +103,7 @@ class CountingSink:
 
     @property
     def name(self) -> str:
-        """Its name in statistics."""
+        """The name of the sink in statistics."""
         return self._name
 
     def statistics(self) -> int:
@@ -135,19 +135,21 @@ class Load:
     async def build(self) -> None:
         """Create every vector."""
         matrix = np.zeros((BUILD_ROWS, DIMENSION), np.float32)
-        for begin in range(0, self._vectors, BUILD_ROWS * IN_FLIGHT_BATCHES):
-            some = [
+        for group in range(0, self._vectors, BUILD_ROWS * IN_FLIGHT_BATCHES):
+            batches = [
                 self._encode(
-                    [vector_id(number) for number in range(at, min(at + BUILD_ROWS, self._vectors))],
-                    matrix[: min(BUILD_ROWS, self._vectors - at)],
+                    [vector_id(number) for number in range(first, min(first + BUILD_ROWS, self._vectors))],
+                    matrix[: min(BUILD_ROWS, self._vectors - first)],
                     Kind.CREATE,
                 )
-                for at in range(begin, min(begin + BUILD_ROWS * IN_FLIGHT_BATCHES, self._vectors), BUILD_ROWS)
+                for first in range(
+                    group, min(group + BUILD_ROWS * IN_FLIGHT_BATCHES, self._vectors), BUILD_ROWS
+                )
             ]
-            await send(self._producer, some)
+            await send(self._producer, batches)
 
     def batches(self, kind: Kind, deltas: int) -> list[Batch]:
-        """Return batches of `deltas` deltas in all, of vectors drawn from all."""
+        """Return batches with `deltas` deltas in all, each of a vector drawn at random."""
         found = []
         matrix = np.ones((ROWS, DIMENSION if kind == Kind.DENSE else CHANGED), np.float32)
         for _ in range(deltas // ROWS):
@@ -175,7 +177,7 @@ class Load:
 
 
 async def send(producer: Producer, batches: Sequence[Batch]) -> None:
-    """Send all, with up to IN_FLIGHT_BATCHES unacknowledged; return when all are acknowledged."""
+    """Send all batches, up to IN_FLIGHT_BATCHES at a time; return when all are acknowledged."""
     for at in range(0, len(batches), IN_FLIGHT_BATCHES):
         receipts = [producer.send_frame(batch) for batch in batches[at : at + IN_FLIGHT_BATCHES]]
         for receipt in receipts:
@@ -223,8 +225,8 @@ async def _serve(holdings: Holdings, pipe: Connection) -> None:
             await load.measure(Kind.DENSE, holdings.logged)
         gc.freeze()
         pipe.send(time.monotonic() - began)
-        while (asked := await anyio.to_thread.run_sync(pipe.recv)) is not None:
-            pipe.send(await load.measure(*asked))
+        while (request := await anyio.to_thread.run_sync(pipe.recv)) is not None:
+            pipe.send(await load.measure(*request))
 
 
 async def hold(propagator: Propagator, holdings: Holdings, tasks: Any) -> None:

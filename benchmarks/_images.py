@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from benchmarks._crash_rounds import Life
+    from benchmarks._crash_rounds import ChildProcess
 
 KINDS = ("ext4", "xfs")
 IMAGE_BYTES = 512 * 1024 * 1024
@@ -28,13 +28,13 @@ _TOOL_S_MAX = 60.0
 
 
 class UnusableError(Exception):
-    """Something cannot be done on this machine; the text gives the reason."""
+    """This machine lacks what a benchmark needs; the text gives the reason."""
 
 
 def check_usable(kind: str) -> None:
     """Raise UnusableError if this file system cannot be made, mounted and cut on this machine."""
     if sys.platform != "linux":
-        raise UnusableError(f"loop devices exist on Linux only, this is {sys.platform}")
+        raise UnusableError(f"loop devices exist on Linux only; this is {sys.platform}")
     if os.geteuid() != 0:
         raise UnusableError("only root can mount an image: run it as root")
     for tool in ("mount", "umount", "losetup", f"mkfs.{kind}"):
@@ -43,7 +43,7 @@ def check_usable(kind: str) -> None:
     if not Path("/dev/loop-control").exists():
         raise UnusableError("there are no loop devices")
     if kind not in Path("/proc/filesystems").read_text().split():
-        raise UnusableError("the kernel has no such file system loaded")
+        raise UnusableError("the kernel has not loaded this file system")
 
 
 @dataclass(slots=True)
@@ -77,9 +77,9 @@ class Image:
         """Mount it on a loop device that is removed when it is unmounted."""
         _run("mount", "-t", self.kind, "-o", "loop", str(self.path), str(self.mount))
 
-    def cut(self, life: Life) -> None:
+    def cut(self, process: ChildProcess) -> None:
         """Simulate a power cut under a process."""
-        if not life.freeze():
+        if not process.freeze():
             raise RuntimeError("a thread of the process did not stop: the cut would prove nothing")
         # A sync that runs while the file system shuts down may return success without having synced.
         descriptor = os.open(self.mount, os.O_RDONLY)
@@ -87,7 +87,7 @@ class Image:
             fcntl.ioctl(descriptor, _SHUTDOWN, struct.pack("I", _NO_FLUSH))
         finally:
             os.close(descriptor)
-        life.kill()
+        process.kill()
         _run("umount", str(self.mount))
         self.remount()
         self.cuts += 1

@@ -25,27 +25,29 @@ MIB = 1 << 20
 
 
 def limits_mb_s(folder: Path) -> dict[str, float]:
-    """Return MB per second by measurement; `tcp` is the best of the TCP ones, `sync` that of the disk."""
-    ways = ("raw", "asyncio", "uvloop") if find_spec("uvloop") else ("raw", "asyncio")
-    found = {f"tcp {way} {size >> 10} KiB": tcp_mb_s(way, size) for way in ways for size in (64 << 10, MIB)}
+    """Return MB per second by measurement; `tcp`: the best one over TCP; `sync`: synced writes to disk."""
+    kinds = ("raw", "asyncio", "uvloop") if find_spec("uvloop") else ("raw", "asyncio")
+    found = {
+        f"tcp {kind} {size >> 10} KiB": tcp_mb_s(kind, size) for kind in kinds for size in (64 << 10, MIB)
+    }
     best = max(found.values())
     return {**found, "tcp": best, "sync": sync_mb_s(folder)}
 
 
-def tcp_mb_s(way: str, size: int) -> float:
+def tcp_mb_s(kind: str, size: int) -> float:
     """Measure one sender and one receiver process: raw sockets, or the protocols of an event loop."""
-    here, there = PROCESSES.Pipe()
-    receiver = fork(_receive, way, there)
+    parent_pipe, child_pipe = PROCESSES.Pipe()
+    receiver = fork(_receive, kind, child_pipe)
     try:
-        port = here.recv()
+        port = parent_pipe.recv()
         began = time.monotonic()
-        if way == "raw":
+        if kind == "raw":
             _send_raw(port, size)
         else:
-            _run(way, _send(port, size))
-        if not here.poll(30):
+            _run(kind, _send(port, size))
+        if not parent_pipe.poll(30):
             raise RuntimeError("the receiver has sent no result")
-        count, ended = here.recv()
+        count, ended = parent_pipe.recv()
         receiver.join(5)
     finally:
         end_forked(receiver)
@@ -69,10 +71,10 @@ def sync_mb_s(folder: Path, count: int = 48) -> float:
 
 def _send_raw(port: int, size: int) -> None:
     block, end = bytes(size), time.monotonic() + SECONDS
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as wire:
-        wire.settimeout(None)
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        connection.settimeout(None)
         while time.monotonic() < end:
-            wire.sendall(block)
+            connection.sendall(block)
 
 
 async def _send(port: int, size: int) -> None:
@@ -103,17 +105,17 @@ class _Gate(asyncio.Protocol):
         self.closed.set_result(None)
 
 
-def _receive(way: str, pipe: Connection) -> None:
-    if way == "raw":
+def _receive(kind: str, pipe: Connection) -> None:
+    if kind == "raw":
         with socket.create_server(("127.0.0.1", 0)) as server:
             pipe.send(server.getsockname()[1])
-            wire, _ = server.accept()
+            connection, _ = server.accept()
             buffer, count = bytearray(MIB), 0
-            while taken := wire.recv_into(buffer):
-                count += taken
+            while received := connection.recv_into(buffer):
+                count += received
             pipe.send((count, time.monotonic()))
     else:
-        _run(way, _receive_in_loop(pipe))
+        _run(kind, _receive_in_loop(pipe))
 
 
 async def _receive_in_loop(pipe: Connection) -> None:
@@ -137,9 +139,9 @@ class _Sink(asyncio.Protocol):
         self.ended.set_result(None)
 
 
-def _run(way: str, work: Any) -> None:
+def _run(kind: str, work: Any) -> None:
     factory = None
-    if way == "uvloop":
+    if kind == "uvloop":
         import uvloop
 
         factory = uvloop.new_event_loop

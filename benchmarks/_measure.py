@@ -33,11 +33,11 @@ class Figure:
 def calibration_ns() -> float:
     """Measure the CPU ns of one turn of a nearly empty loop, which relates the figures of two machines."""
     count = 200_000
-    begin = time.process_time_ns()
+    start = time.process_time_ns()
     total = 0
     for number in range(count):
         total += number & 7
-    return (time.process_time_ns() - begin) / count
+    return (time.process_time_ns() - start) / count
 
 
 def cpu_us(rounds: int, stages: Mapping[str, Callable[[], int]]) -> dict[str, Figure]:
@@ -48,9 +48,9 @@ def cpu_us(rounds: int, stages: Mapping[str, Callable[[], int]]) -> dict[str, Fi
     taken: dict[str, list[float]] = {name: [] for name in stages}
     for _ in range(rounds):
         for name, stage in stages.items():
-            begin = time.process_time_ns()
+            start = time.process_time_ns()
             units = stage()
-            taken[name].append((time.process_time_ns() - begin) / 1000 / units)
+            taken[name].append((time.process_time_ns() - start) / 1000 / units)
     return {name: Figure.of(times) for name, times in taken.items()}
 
 
@@ -60,10 +60,10 @@ def percentile(samples: Sequence[float], share: float) -> float:
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
 
 
-def table(title: str, head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+def table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Return a text table, first column left-aligned, the others right-aligned."""
-    cells = [[str(cell) for cell in row] for row in (head, *rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    cells = [[str(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     lines = [
         "  ".join(
             cell.ljust(width) if column == 0 else cell.rjust(width)

@@ -1,6 +1,7 @@
-"""Cases of memory use: each one measures the growth of a process as it adds things of one kind.
+"""Cases of memory use: each one measures by how much a process grows when items of one kind are added.
 
-A case opens a service, measures the process, adds `things` things, and measures again; anonymous memory only.
+A case opens a service, measures the process, adds `item_count` items, and measures again. Only anonymous
+memory counts.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ FRAME_BYTES = 350
 """Bytes of a single delta's frame, which the service's limits count separately."""
 STEP = 10_000
 CONNECTIONS, FIRST_CONNECTIONS = 75, 20
-"""In sum below a server's limit of connections from one address."""
+"""Their sum is below a server's limit of connections from one address."""
 WAIT_S = 60.0
 
 
@@ -69,8 +70,9 @@ def frames(
     parents: tuple[Dot, ...] = (),
     level: AckLevel = AckLevel.MEMORY,
 ) -> list[Batch]:
-    """Return batches of deltas of 128 B, of a thousand vectors, under dots of one producer; `parents` are
-    those of the first delta.
+    """Return batches of deltas of 128 B, of a thousand vectors, under dots of one producer.
+
+    `parents`: those of the first delta.
     """
     origin = make_origin(producer_id_of(name), Priority.NORMAL)
 
@@ -138,8 +140,8 @@ async def in_mailbox(count: int) -> float:
 
 
 async def pending(count: int) -> float:
-    """Measure a delta, in a batch of one, that waits for the one before; the first waits for one that never
-    comes.
+    """Measure a delta, in a batch of one, that waits for its predecessor; the first waits for one that never
+    arrives.
     """
     async with Propagator(settings(pending_deltas_max=5 * count, pending_bytes_max=1 << 30)) as propagator:
         producer = propagator.producer("gap")
@@ -161,11 +163,11 @@ async def seen_ids(count: int) -> float:
 async def heads(count: int) -> float:
     """Measure a vector's last dot with its id."""
     origin = make_origin(producer_id_of("heads"), Priority.NORMAL)
-    nothing = np.zeros((1_000, 1), np.float32)
+    zeros = np.zeros((1_000, 1), np.float32)
 
     def batches(at: int, rows: int) -> list[Batch]:
         keys = [vector_id(number) for number in range(at, at + rows)]
-        return [encode_vectors(keys, nothing, namespace="n", origin=origin, base=1 + at)]
+        return [encode_vectors(keys, zeros, namespace="n", origin=origin, base=1 + at)]
 
     return await _grow_by_deltas(count, batches, name="heads")
 
@@ -173,7 +175,7 @@ async def heads(count: int) -> float:
 async def _grow_by_deltas(
     count: int, batches: Callable[[int, int], list[Batch]], *, name: str = "ids"
 ) -> float:
-    """Measure the memory of one thing that a delta adds, with a log that retains few deltas."""
+    """Measure the memory of one item that a delta adds, with a log that retains few deltas."""
     async with Propagator(settings(log_deltas_max=20_000, log_bytes_max=16 * MIB)) as propagator:
         producer = propagator.producer(name)
         step = 1_000
@@ -230,16 +232,16 @@ async def vectors(count: int) -> float:
             await propagator.attach(StorageSink(Path(folder) / "vectors.db", resident=resident))
             producer = propagator.producer("heads")
             matrix = np.ones((1_000, 16), np.float32)
-            before, warm = 0.0, 60_000
-            for at in range(0, warm + count, 1_000):
-                keys = [vector_id(number) for number in range(at, at + 1_000)]
+            before, warm_up = 0.0, 60_000
+            for first in range(0, warm_up + count, 1_000):
+                keys = [vector_id(number) for number in range(first, first + 1_000)]
                 batch = encode_vectors(
-                    keys, matrix, namespace="n", origin=origin, base=1 + at, kind=Kind.CREATE
+                    keys, matrix, namespace="n", origin=origin, base=1 + first, kind=Kind.CREATE
                 )
                 await send(producer, [batch])
-                if not (at + 1_000) % 10_000:
-                    await propagator.wait_visible(at + 1_000, committed=True, timeout_s=WAIT_S)
-                if at + 1_000 == warm:
+                if not (first + 1_000) % 10_000:
+                    await propagator.wait_visible(first + 1_000, committed=True, timeout_s=WAIT_S)
+                if first + 1_000 == warm_up:
                     before = held_bytes()
             return (held_bytes() - before) / count
 
@@ -278,11 +280,11 @@ def _connect(port: int, number: int, *, subscribed: bool) -> Wire:
 
 
 class Case(NamedTuple):
-    """One case: its name, its function, the number of things to add, and the service's own estimate."""
+    """One case: its name, its function, the number of items to add, and the service's own estimate."""
 
     name: str
     measure: Callable[[int], Awaitable[float]]
-    things: int
+    item_count: int
     expected_bytes: int | None = None
 
 
@@ -302,7 +304,7 @@ CASES = (
 
 
 def run(name: str, count: int, pipe: Connection) -> None:
-    """Run a case in this process: send the bytes of one thing, or the error, to the parent."""
+    """Run a case in this process: send the bytes of one item, or the error, to the parent."""
     (case,) = (one for one in CASES if one.name == name)
     end_on_sigterm()
     try:

@@ -1,6 +1,6 @@
 """Traffic of one namespace and one kind of operation, and of many interleaved, in rows of the same size.
 
-By row: each delta of a batch has a different namespace or kind than the one before. By batch: a batch has one
+By row: each delta of a batch differs from its predecessor in namespace or kind. By batch: a batch has one
 namespace and one kind, and the next batch another.
 """
 
@@ -48,7 +48,7 @@ class Traffic:
     by_row: bool = False
 
     def batches(self, topic: str, rows: int, origin: int, level: AckLevel, epoch: int) -> Iterator[Batch]:
-        """Yield enough batches to use every choice, all from counter 1."""
+        """Yield `TEMPLATES` batches, which use every namespace and kind; each starts at counter 1."""
         rng = random.Random(rows)
         for number in range(TEMPLATES):
             deltas = [
@@ -56,20 +56,20 @@ class Traffic:
             ]
             yield encode_batch(deltas, origin=origin, base=1, epoch=epoch, ack_level=level)
 
-    def first(self, topic: str) -> list[Delta]:
+    def create_deltas(self, topic: str) -> list[Delta]:
         """Return the deltas that create the vectors."""
         return [
-            Delta(f"key-{key}", dense(_NUMBERS), namespace=f"{topic}-{space}")
-            for space in range(self.namespaces)
+            Delta(f"key-{key}", dense(_NUMBERS), namespace=f"{topic}-{namespace_number}")
+            for namespace_number in range(self.namespaces)
             for key in range(KEYS // self.namespaces)
         ]
 
     def _delta(self, topic: str, turn: int, rng: random.Random) -> Delta:
         kind = self.kinds[turn % len(self.kinds)]
-        space = turn // len(self.kinds) % self.namespaces
+        namespace_number = turn // len(self.kinds) % self.namespaces
         key = rng.randrange(KEYS // self.namespaces)
         name = f"fact-{key}" if kind is Kind.OPAQUE else f"key-{key}"
-        return Delta(name, _operation(kind), namespace=f"{topic}-{space}")
+        return Delta(name, _operation(kind), namespace=f"{topic}-{namespace_number}")
 
 
 ONE = tuple(Traffic(f"one namespace, {kind.name.lower()}", 1, (kind,)) for kind in KINDS)

@@ -40,14 +40,14 @@ def measure_catch_up(
 ) -> Measurement:
     """Fill the log as the scene says, without consumers; then measure one consumer that reads all of it."""
     wire = Wire(connect(peer.port))
-    begin = subscribe(wire, Start(StartAt.LATEST))
+    start_offset = subscribe(wire, Start(StartAt.LATEST))
     wire.socket.close()
     filled = fill(peer, replace(scene, from_log=False, consumers=0), topic)
-    here, there = PROCESSES.Pipe()
+    parent_pipe, child_pipe = PROCESSES.Pipe()
     cpu = peer.cpu_s()
-    reader = fork(_read, peer.port, begin, filled.payloads, there)
+    reader = fork(_read, peer.port, start_offset, filled.payloads, child_pipe)
     try:
-        result = here.recv() if here.poll(60) else "the consumer has sent no result"
+        result = parent_pipe.recv() if parent_pipe.poll(60) else "the consumer has sent no result"
         reader.join(5)
     finally:
         end_forked(reader)
@@ -91,29 +91,29 @@ class FrameScanner:
     def take(self, piece: memoryview) -> None:
         """Scan the next piece. Raises RuntimeError if an offset or a counter is missing."""
         data: bytes | memoryview = self._rest + piece if self._rest else piece
-        at, size = self._skip, len(data)
-        while size - at >= HEADER_BYTES:
-            offset, length = _HEADER.unpack_from(data, at)
-            if data[at + _KIND_AT] == _BATCH:
-                if size - at < _HEAD_BYTES:
+        position, size = self._skip, len(data)
+        while size - position >= HEADER_BYTES:
+            offset, length = _HEADER.unpack_from(data, position)
+            if data[position + _KIND_AT] == _BATCH:
+                if size - position < _HEAD_BYTES:
                     break
-                rows, counter = _ROWS.unpack_from(data, at + _BODY_AT)
+                rows, counter = _ROWS.unpack_from(data, position + _BODY_AT)
                 if (offset, counter) != (self._offset, self._counter):
                     raise RuntimeError(f"offset {offset}, counter {counter}: after {self._offset}")
                 self.rows += rows
                 self._offset += rows
                 self._counter += rows
-            at += HEADER_BYTES + length
-        self._skip = max(at - size, 0)
-        self._rest = bytes(data[at:]) if at < size else b""
+            position += HEADER_BYTES + length
+        self._skip = max(position - size, 0)
+        self._rest = bytes(data[position:]) if position < size else b""
 
 
-def _read(port: int, begin: int, rows: int, pipe: Connection) -> None:
+def _read(port: int, start_offset: int, rows: int, pipe: Connection) -> None:
     try:
-        wire, scanner = Wire(connect(port)), FrameScanner(begin)
+        wire, scanner = Wire(connect(port)), FrameScanner(start_offset)
         buffer = memoryview(bytearray(PIECE_BYTES))
         cpu, began = time.process_time(), time.monotonic()
-        subscribe(wire, Start(StartAt.OFFSET, begin))
+        subscribe(wire, Start(StartAt.OFFSET, start_offset))
         scanner.take(memoryview(wire.unread))
         while scanner.rows < rows or scanner.is_unfinished:
             count = wire.socket.recv_into(buffer)

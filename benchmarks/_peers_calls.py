@@ -1,7 +1,7 @@
 """Publishing by single calls, as an asyncio program does that has one delta at a time: each call is a task.
 
-The raw connection writes the bytes of each call and resolves calls in order; a client that batches calls can
-take its place.
+The raw connection writes the bytes of each call, and resolves calls in order. A client that batches calls can
+be measured instead.
 """
 
 from __future__ import annotations
@@ -53,19 +53,20 @@ async def raw_calls(
 async def publish_singly(
     call: Call, body: bytes, *, seconds: float, window: int
 ) -> tuple[int, int, list[int]]:
-    """Publish for `seconds`, up to `window` unanswered. Return the number of calls, the end, each call's time
-    (ns).
+    """Publish for `seconds`, with up to `window` calls in flight.
+
+    Returns the number of calls, the time of the end, and the duration of each call, in ns.
     """
-    took: list[int] = []
-    opening = asyncio.Event()
+    durations_ns: list[int] = []
+    window_opened = asyncio.Event()
     open_calls = 0
 
     async def one(began: int) -> None:
         nonlocal open_calls
         await call(began.to_bytes(8, "little") + body)
-        took.append(time.monotonic_ns() - began)
+        durations_ns.append(time.monotonic_ns() - began)
         open_calls -= 1
-        opening.set()
+        window_opened.set()
 
     stop = time.monotonic_ns() + int(seconds * 1e9)
     async with asyncio.timeout(seconds + WAIT_S_MAX), asyncio.TaskGroup() as tasks:
@@ -74,9 +75,9 @@ async def publish_singly(
                 open_calls += 1
                 tasks.create_task(one(now))
             else:
-                opening.clear()
-                await opening.wait()
-    return len(took), time.monotonic_ns(), took
+                window_opened.clear()
+                await window_opened.wait()
+    return len(durations_ns), time.monotonic_ns(), durations_ns
 
 
 class _Wire(asyncio.Protocol):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 WAIT_S_MAX = 30.0
-"""A client that receives nothing for this time fails: something is lost."""
+"""A client that receives nothing for this time fails, because something is lost."""
 RECEIVE_BYTES = 256 * 1024
 
 
@@ -54,7 +54,7 @@ class Consumer(Protocol):
     """One connection that receives and acknowledges payloads."""
 
     def begin(self) -> None:
-        """Subscribe; return once the server delivers everything published from now on."""
+        """Subscribe; return once the server will deliver everything that is published."""
         ...
 
     def receive(self) -> bytes:
@@ -96,7 +96,7 @@ class Peer:
         raise NotImplementedError
 
     def stop(self) -> None:
-        """Stop it, by its own process id."""
+        """Stop the processes that were started here."""
         for process in reversed(self.processes):
             end(process)
         self.processes = []
@@ -175,7 +175,7 @@ class Wire:
         self.socket.sendall(data)
 
     def receive(self, *, wait: bool = True) -> bytes:
-        """Return unread bytes and those that have arrived since; nothing if none has and `wait` is false."""
+        """Return the unread bytes and those that have arrived; nothing if none have and `wait` is false."""
         try:
             count = self.socket.recv_into(self._buffer, 0, 0 if wait else socket.MSG_DONTWAIT)
         except BlockingIOError:

@@ -44,15 +44,15 @@ SCENES = (
 )
 
 Rounds = dict[tuple[str, str], dict[int, Measurement]]
-"""By scene and peer, then by round."""
+"""Measurements by scene and peer, then by round."""
 Limits = dict[int, dict[str, float]]
-"""By round, then by limit: MB per second."""
+"""MB per second by round, then by limit."""
 SPEED, CPU, P50, P99 = "deltas_a_second", "server_cpu_us", "latency_p50_us", "latency_p99_us"
 _LABELS = {SPEED: "rate", CPU: "server CPU a delta", P50: "p50", P99: "p99"}
 
 
 class Comparison(NamedTuple):
-    """A goal, and the source of its figure; `theirs` is a peer, a limit, or empty."""
+    """A goal, and the source of its figure; `theirs`: a peer, a limit, or empty."""
 
     row: str
     scene: Scene
@@ -65,8 +65,8 @@ class Comparison(NamedTuple):
     @property
     def goal(self) -> Goal:
         """The goal to be judged."""
-        beside = f" / {self.theirs}" if self.theirs else ""
-        what = f"{self.scene.name}, {_LABELS[self.figure]}: {self.ours}{beside}"
+        suffix = f" / {self.theirs}" if self.theirs else ""
+        what = f"{self.scene.name}, {_LABELS[self.figure]}: {self.ours}{suffix}"
         unit = "×" if self.theirs else "µs"
         return Goal(self.row, what, self.target, self.moonshot, unit, less=self.figure != SPEED)
 
@@ -79,9 +79,11 @@ class Comparison(NamedTuple):
         if not self.theirs:
             return list(ours.values())
         if self.theirs in LIMITS:
-            mb = (self.scene.size or size) / 1e6
+            megabytes = (self.scene.size or size) / 1e6
             return [
-                ours[number] * mb / limits[number][LIMITS[self.theirs]] for number in ours if number in limits
+                ours[number] * megabytes / limits[number][LIMITS[self.theirs]]
+                for number in ours
+                if number in limits
             ]
         theirs = rounds.get((self.scene.name, self.theirs), {})
         return [ours[number] / getattr(theirs[number], self.figure) for number in ours if number in theirs]

@@ -92,8 +92,9 @@ class JetStream(Peer):
 
 
 def message_of(size: int) -> re.Pattern[bytes]:
-    """Return a pattern of a complete message with a payload of this size: its reply subject, the first 8
-    bytes.
+    """Return a pattern of a complete message with a payload of `size` bytes.
+
+    Groups: its reply subject, the first 8 bytes of the payload.
     """
     return re.compile(rb"MSG \S+ \S+ (?:(\S+) )?%d\r\n(.{8}).{%d}\r\n" % (size, size - 8), re.DOTALL)
 
@@ -149,22 +150,22 @@ class _Consumer:
     def receive(self) -> bytes:
         data = self._wire.receive()
         found: list[bytes] = []
-        at, size, match, reply = 0, len(data), self._message.match, None
-        while at < size:
-            message = match(data, at)
+        position, size, match, reply = 0, len(data), self._message.match, None
+        while position < size:
+            message = match(data, position)
             if message is None:
-                line = data.find(b"\r\n", at)
-                if line < 0 or data.startswith(b"M", at):
+                line = data.find(b"\r\n", position)
+                if line < 0 or data.startswith(b"M", position):
                     break
-                if data.startswith(b"PING", at):
+                if data.startswith(b"PING", position):
                     self._wire.send(b"PONG\r\n")
-                at = line + 2
+                position = line + 2
                 continue
             found.append(message[2])
-            at, reply = message.end(), message[1]
-        self._wire.unread = data[at:]
+            position, reply = message.end(), message[1]
+        self._wire.unread = data[position:]
         if reply is not None:
-            self._wire.send(b"PUB %b 4\r\n+ACK\r\n" % reply)  # it acknowledges all messages before it too
+            self._wire.send(b"PUB %b 4\r\n+ACK\r\n" % reply)  # this acknowledges all earlier messages, too
         return b"".join(found)
 
     def close(self) -> None:

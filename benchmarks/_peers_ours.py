@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     from delta_prop_wire.frames import Frame, OriginGrant
 
 KEYS = 1_000
-"""Vectors of a topic."""
+"""Number of vectors of a topic."""
 TEMPLATES = 50
-"""Different choices of vectors, used in turn."""
+"""Number of frames with different vectors, used in turn."""
 ACK_DELTAS, ACK_S = 1_000, 0.005
 """A consumer acknowledges after this many deltas, as many as a read of Redis returns, or after this time."""
 DUPLICATES = 10
@@ -176,10 +176,10 @@ class Frames:
 
     def frame(self, counter: int, payloads: bytes) -> bytearray:
         """See `FrameMaker`."""
-        template, begin, end = self._templates[self._turn]
+        template, start, end = self._templates[self._turn]
         self._turn = (self._turn + 1) % TEMPLATES
         frame = bytearray(template)
-        frame[begin:end] = payloads
+        frame[start:end] = payloads
         number_frame(frame, counter)
         return frame
 
@@ -198,7 +198,7 @@ def sign_head(frame: bytearray, sequence: int) -> None:
 
 
 def with_counter(template: bytes, counter: int) -> Batch:
-    """Return the batch of such a frame, for an embedded service."""
+    """Return the batch of an encoded frame under another counter, for an embedded service."""
     frame = bytearray(template)
     number_frame(frame, counter)
     return Batch(bytes(frame[_BODY_AT:]))
@@ -244,21 +244,21 @@ class RawPublisher:
 
     def take_acks(self, *, wait: bool) -> None:
         data = self._wire.receive(wait=wait)
-        at, size = 0, len(data)
-        while size - at >= HEADER_BYTES:
-            _, _, kind, _, sequence, length = _HEADER.unpack_from(data, at)
-            begin, end = at + HEADER_BYTES, at + HEADER_BYTES + length
+        position, size = 0, len(data)
+        while size - position >= HEADER_BYTES:
+            _, _, kind, _, sequence, length = _HEADER.unpack_from(data, position)
+            start, end = position + HEADER_BYTES, position + HEADER_BYTES + length
             if end > size:
                 break
             if kind == _ACK:
                 self.acked = max(self.acked, sequence)
-                credit = msgpack.unpackb(data[begin : end - CRC_BYTES]).get("credit")
+                credit = msgpack.unpackb(data[start : end - CRC_BYTES]).get("credit")
                 if credit is not None:
                     self._credit = Credit(self._credit.deltas + credit[0], self._credit.bytes + credit[1])
             elif kind == _NACK:
-                raise RuntimeError(f"delta-prop: {msgpack.unpackb(data[begin : end - CRC_BYTES])}")
-            at = end
-        self._wire.unread = data[at:]
+                raise RuntimeError(f"delta-prop: {msgpack.unpackb(data[start : end - CRC_BYTES])}")
+            position = end
+        self._wire.unread = data[position:]
 
     def finish(self) -> None:
         """Send the first frames a second time; return when each was answered as a duplicate."""
@@ -304,23 +304,23 @@ class RawConsumer:
     def receive(self) -> bytes:
         data = self._wire.receive()
         found: list[bytes] = []
-        at, size, offset = 0, len(data), 0
-        while size - at >= HEADER_BYTES:
-            _, _, kind, _, sequence, length = _HEADER.unpack_from(data, at)
-            end = at + HEADER_BYTES + length
+        position, size, offset = 0, len(data), 0
+        while size - position >= HEADER_BYTES:
+            _, _, kind, _, sequence, length = _HEADER.unpack_from(data, position)
+            end = position + HEADER_BYTES + length
             if end > size:
                 break
             if kind == _BATCH:
-                batch = Batch(data[at + _BODY_AT : end])
+                batch = Batch(data[position + _BODY_AT : end])
                 found.append(self.stamps_of(batch, self._size, self._counter + 1))
                 self._counter += batch.count
                 self._unacked += batch.count
                 offset = sequence + batch.count
             elif kind == _NACK:
-                refusal = msgpack.unpackb(data[at + HEADER_BYTES : end - CRC_BYTES])
+                refusal = msgpack.unpackb(data[position + HEADER_BYTES : end - CRC_BYTES])
                 raise RuntimeError(f"delta-prop: {refusal}")
-            at = end
-        self._wire.unread = data[at:]
+            position = end
+        self._wire.unread = data[position:]
         if offset and (self._unacked >= ACK_DELTAS or time.monotonic() - self._acked_at >= ACK_S):
             self._wire.send(commit_of(self._log, offset))
             self._unacked, self._acked_at = 0, time.monotonic()
@@ -337,21 +337,22 @@ def hello_of(client: str, *origins: int) -> bytes:
 
 
 def subscription_of(topic: Topic, group: str) -> bytes:
-    """Return a subscription to everything of a topic from now on, sent at once without lingering."""
+    """Return a subscription to a topic from the log's end on, without lingering."""
     return encode(Subscribe(2, Subscription(1, (topic,), Start(StartAt.LATEST), group=group, wait_ms_max=0)))
 
 
 def commit_of(log: Cursor, offset: int) -> bytes:
-    """Return a commit of `offset`: everything below is processed."""
+    """Return an Ack that commits `offset`: all deltas below it are processed."""
     return encode(Ack(0, cursor=Cursor(log.log_id, log.epoch, offset)))
 
 
 def stamps_of(batch: Batch, size: int, counter: int) -> bytes:
-    """Return the first 8 bytes of each row. All rows must have this size, a multiple of 8, and the first one
-    this counter.
+    """Return the first 8 bytes of each row.
+
+    Checks that every row has `size` bytes, a multiple of 8, and that the first one has `counter`.
     """
-    stops, blobs = batch.column(Column.BLOB_ENDS), batch.column(Column.BLOBS)
-    if batch.base != counter or stops is None or blobs is None or stops != _row_ends(batch.count, size):
+    ends, blobs = batch.column(Column.BLOB_ENDS), batch.column(Column.BLOBS)
+    if batch.base != counter or ends is None or blobs is None or ends != _row_ends(batch.count, size):
         raise RuntimeError(f"delta-prop: a batch from {batch.base}, expected {counter} and rows of {size} B")
     return blobs.cast("Q")[:: size // 8].tobytes()
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from benchmarks._peers_contract import Call
 
 _NO_ENTRIES = re.compile(rb"(?:\*-1|:\d+)\r\n|\*1\r\n\*2\r\n\$\d+\r\n[^\r]*\r\n\*\d+\r\n")
-"""Replies without entries: none in time, the number acknowledged, the header before a stream's entries."""
+"""Replies without entries: a timeout, the number of acknowledged entries, the header before entries."""
 
 
 class RedisEverySecond(Peer):
@@ -102,7 +102,7 @@ class _Publisher:
 
 
 def acks_in(received: bytes) -> int:
-    """Count the acknowledgements that start in these bytes, wherever the stream was split: each is an id."""
+    """Count the acknowledgements that start in these bytes, wherever the stream was split."""
     if b"-ERR" in received:
         raise RuntimeError(f"Redis: {received[:300]!r}")
     return received.count(b"$")
@@ -116,7 +116,7 @@ def _publish_encoder(topic: bytes) -> Callable[[bytes, int], bytes]:
 
 
 def entry_of(size: int) -> re.Pattern[bytes]:
-    """Return a pattern of a complete entry with a payload of this size: its id, the first 8 bytes."""
+    """Return a pattern of a complete entry with a payload of `size` bytes: its id, the first 8 bytes."""
     return re.compile(
         rb"\*2\r\n\$\d+\r\n(\d+-\d+)\r\n\*2\r\n\$1\r\nd\r\n\$%d\r\n(.{8}).{%d}\r\n" % (size, size - 8),
         re.DOTALL,
@@ -128,7 +128,7 @@ class _Consumer:
         self._wire = Wire(connect(port))
         self._entry = entry_of(size)
         self._topic, self._group = topic, group
-        self._left = 0  # entries still to come in the current reply
+        self._entries_left = 0  # entries still to come in the current reply
         self._read = _command(
             *(b"XREADGROUP", b"GROUP", group, b"c", b"COUNT", b"1000", b"BLOCK", b"1000"),
             *(b"STREAMS", topic, b">"),
@@ -141,27 +141,27 @@ class _Consumer:
         data = self._wire.receive()
         found: list[bytes] = []
         ids: list[bytes] = []
-        at, size, match = 0, len(data), self._entry.match
-        while at < size:
-            entry = match(data, at)
+        position, size, match = 0, len(data), self._entry.match
+        while position < size:
+            entry = match(data, position)
             if entry is None:
-                other = _NO_ENTRIES.match(data, at)
+                other = _NO_ENTRIES.match(data, position)
                 if other is None:
                     break
-                at = other.end()
+                position = other.end()
                 if other[0].startswith(b"*-1"):
                     self._wire.send(self._read)
                 elif other[0].startswith(b"*1"):
-                    self._left = int(other[0].rpartition(b"*")[2])
+                    self._entries_left = int(other[0].rpartition(b"*")[2])
                 continue
             found.append(entry[2])
             ids.append(entry[1])
-            at = entry.end()
-        self._wire.unread = data[at:]
+            position = entry.end()
+        self._wire.unread = data[position:]
         if ids:
-            self._left -= len(ids)
+            self._entries_left -= len(ids)
             acks = _command(b"XACK", self._topic, self._group, *ids)
-            self._wire.send(acks if self._left else acks + self._read)
+            self._wire.send(acks if self._entries_left else acks + self._read)
         return b"".join(found)
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
 """One measurement: a publisher and consumers in processes of their own, against one server.
 
-Every payload starts with the time at which it was passed to the client, ns of the machine's monotonic clock.
+Every payload starts with the time at which it was passed to the client, in ns of the machine's monotonic
+clock.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 PROCESSES.set_forkserver_preload([__name__, "benchmarks.peers"])
 _WARM_SHARE = 0.1
-"""The share of first latency samples that is discarded."""
+"""The share of the latency samples, from the first on, that is discarded as warm-up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class Scene:
     tasks: bool = False
     """True if each payload is published by a call of its own, in a task of its own."""
     from_log: bool = False
-    """True if all is written before the consumer subscribes."""
+    """True if everything is published before the consumer subscribes."""
     sampled: int = 1
     """A consumer records the time of one in this many payloads: enough in a long run."""
     payloads_max: int = 3_000_000
@@ -98,9 +99,9 @@ def measure(peer: Peer, scene: Scene, topic: str, *, size: int = 128, window: in
     target = PROCESSES.Value("q", -1)
     pipes, processes = [], []
     for number in range(scene.consumers + 1):
-        here, there = PROCESSES.Pipe()
+        parent_pipe, child_pipe = PROCESSES.Pipe()
         if number < scene.consumers:
-            work: tuple[Any, ...] = (_consume, peer, topic, (number, size, scene.sampled), target, there)
+            work: tuple[Any, ...] = (_consume, peer, topic, (number, size, scene.sampled), target, child_pipe)
         else:
             work = (
                 _publish_singly if scene.tasks else _publish,
@@ -108,14 +109,14 @@ def measure(peer: Peer, scene: Scene, topic: str, *, size: int = 128, window: in
                 topic,
                 (scene, size, window),
                 target,
-                there,
+                child_pipe,
             )
-        pipes.append(here)
+        pipes.append(parent_pipe)
         processes.append(fork(_run, *work))
     try:
         for pipe in pipes:
             _receive_result(pipe)
-        counted, cpu = peer.counters(), peer.cpu_s()
+        counters_before, cpu = peer.counters(), peer.cpu_s()
         for pipe in pipes:
             pipe.send("go")
         results = [_receive_result(pipe, scene.seconds_max) for pipe in pipes]
@@ -142,7 +143,7 @@ def measure(peer: Peer, scene: Scene, topic: str, *, size: int = 128, window: in
         publisher_cpu_us=sent["cpu"] / deltas * 1e6,
         consumer_cpu_us=max((one["cpu"] for one in received), default=0.0) / deltas * 1e6,
         payloads=sent["count"],
-        counters={name: counters[name] - counted.get(name, 0.0) for name in counters},
+        counters={name: counters[name] - counters_before.get(name, 0.0) for name in counters},
     )
 
 
@@ -168,9 +169,9 @@ def _run(work: Any, *given: Any) -> None:
 
 
 def _consume(
-    peer: Peer, topic: str, terms: tuple[int, int, int], target: Synchronized[int], pipe: Connection
+    peer: Peer, topic: str, options: tuple[int, int, int], target: Synchronized[int], pipe: Connection
 ) -> None:
-    number, size, sampled = terms
+    number, size, sampled = options
     consumer = peer.consumer(topic, number, size)
     consumer.begin()
     pipe.send("ready")
@@ -180,7 +181,7 @@ def _consume(
 
 
 def _receive_all(consumer: Consumer, target: Synchronized[int], sampled: int = 1) -> dict[str, float]:
-    """Receive everything; compute latencies and duplicates at the end."""
+    """Receive all payloads; then compute latencies and count duplicates."""
     stamps, times, counts = array("q"), array("q"), array("q")
     count, cpu = 0, time.process_time()
     expected = target.get_obj()  # the publisher sets it once, before its last call
@@ -193,10 +194,10 @@ def _receive_all(consumer: Consumer, target: Synchronized[int], sampled: int = 1
             counts.append(len(samples) // 8)
             stamps.frombytes(samples)
     cpu = time.process_time() - cpu
-    given = np.array(stamps)
-    took = np.repeat(np.array(times), np.array(counts)) - given
-    p50, p99 = np.percentile(took[int(_WARM_SHARE * len(took)) :], (50, 99)) / 1e3
-    twice = int((np.diff(given) < 0).sum())  # an earlier payload arrived after a later one
+    stamped_ns = np.array(stamps)
+    latencies_ns = np.repeat(np.array(times), np.array(counts)) - stamped_ns
+    p50, p99 = np.percentile(latencies_ns[int(_WARM_SHARE * len(latencies_ns)) :], (50, 99)) / 1e3
+    twice = int((np.diff(stamped_ns) < 0).sum())  # an earlier payload arrived after a later one
     return {
         **{"count": count, "last": times[-1], "twice": twice, "cpu": cpu},
         **{"p50": float(p50), "p99": float(p99)},
@@ -204,10 +205,10 @@ def _receive_all(consumer: Consumer, target: Synchronized[int], sampled: int = 1
 
 
 def _publish_singly(
-    peer: Peer, topic: str, terms: tuple[Scene, int, int], target: Synchronized[int], pipe: Connection
+    peer: Peer, topic: str, options: tuple[Scene, int, int], target: Synchronized[int], pipe: Connection
 ) -> None:
     """Publish by single calls, without consumers: the calls are measured."""
-    scene, size, window = terms
+    scene, size, window = options
     target.get_obj().value = 0
     body = os.urandom(size - 8)
 
@@ -238,15 +239,15 @@ def _fast_loop() -> Any:
 def _publish(
     peer: Peer,
     topic: str,
-    terms: tuple[Scene, int, int],
+    options: tuple[Scene, int, int],
     target: Synchronized[int],
     pipe: Connection,
 ) -> None:
-    scene, size, window = terms
+    scene, size, window = options
     publisher = peer.publisher(topic)
     pipe.send("ready")
     pipe.recv()
-    run = _Run(publisher, scene, os.urandom(size - 8), target)
+    run = _PublisherRun(publisher, scene, os.urandom(size - 8), target)
     cpu, began = time.process_time(), time.monotonic_ns()
     if scene.is_timed:
         run.send_open_loop()
@@ -260,7 +261,7 @@ def _publish(
     pipe.send({"count": run.sent, "began": began, "acked_at": acked_at, "cpu": cpu, "ack_p50": ack_p50})
 
 
-class _Run:
+class _PublisherRun:
     """The run of one publisher."""
 
     def __init__(self, publisher: Publisher, scene: Scene, body: bytes, target: Synchronized[int]) -> None:

@@ -1,6 +1,6 @@
-"""Processes that a benchmark starts: they ignore Ctrl-C, which the benchmark handles by ending them.
+"""Processes that a benchmark starts. They ignore Ctrl-C; the benchmark handles it, and ends them in order.
 
-A terminal sends SIGINT to all of them at once; without this each process would end in its own way and order.
+A terminal sends SIGINT to all processes at once, so each would otherwise end at a time of its own.
 """
 
 from __future__ import annotations

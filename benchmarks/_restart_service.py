@@ -43,17 +43,17 @@ WAIT_S = 3_600.0
 
 
 @dataclass(frozen=True, slots=True)
-class LifeOptions:
-    """Options of one process. `life`: the number of earlier starts on this directory."""
+class RunOptions:
+    """Options of one run of the service. `starts_before`: the number of earlier starts on this directory."""
 
     directory: str
-    kind: str  # of directory: "vectors" or "plain"
+    kind: str  # of directory: "vectors" (rows with ids), or "plain" (frames of one origin, no ids)
     build: bool = False
     vectors: int = 0
     origins: int = 0
     changes: int = 0
     mib: int = 0
-    life: int = 0
+    starts_before: int = 0
     spawned_at: float = 0.0
 
     @property
@@ -61,26 +61,26 @@ class LifeOptions:
         """The number of batches of vectors in a built directory."""
         return -(-self.vectors // BATCH_ROWS)
 
-    def changed_batches(self, life: int) -> range:
-        """Return the batches of vectors that this life rewrites."""
+    def changed_batches(self, run: int) -> range:
+        """Return the batches of vectors that run `run`, counted from 0, rewrites."""
         count = min(-(-self.changes // BATCH_ROWS), self.batches)
-        begin = life * count % max(self.batches - count + 1, 1)
-        return range(begin, begin + count)
+        first = run * count % max(self.batches - count + 1, 1)
+        return range(first, first + count)
 
     def rows(self, batch: int) -> tuple[list[str], NDArray[np.float32]]:
-        """Return a batch of vectors as the last life before this one that rewrote it left it."""
-        lives = [life for life in range(self.life) if batch in self.changed_batches(life)]
-        return self.rows_of(batch, lives[-1] + 1 if lives else 0)
+        """Return a batch of vectors as the last earlier run that rewrote it wrote it."""
+        runs = [run for run in range(self.starts_before) if batch in self.changed_batches(run)]
+        return self.rows_of(batch, runs[-1] + 1 if runs else 0)
 
     def rows_of(self, batch: int, version: int) -> tuple[list[str], NDArray[np.float32]]:
-        """Return a batch of vectors as built (0), or as life `version - 1` rewrote it."""
-        begin = batch * BATCH_ROWS
-        end = min(begin + BATCH_ROWS, self.vectors)
-        numbers = np.random.default_rng([batch, version]).random((end - begin, DIMENSION), np.float32)
-        return [f"vector-{number:08d}" for number in range(begin, end)], numbers - np.float32(0.5)
+        """Return a batch of vectors as it was built (0), or as run `version - 1` rewrote it."""
+        first = batch * BATCH_ROWS
+        end = min(first + BATCH_ROWS, self.vectors)
+        numbers = np.random.default_rng([batch, version]).random((end - first, DIMENSION), np.float32)
+        return [f"vector-{number:08d}" for number in range(first, end)], numbers - np.float32(0.5)
 
 
-def settings_of(options: LifeOptions) -> Settings:
+def settings_of(options: RunOptions) -> Settings:
     """Return settings with capacity for all origins."""
     return Settings(
         origins_max=max(100_000, 2 * options.origins),
@@ -94,7 +94,7 @@ def log_settings() -> LogSettings:
     return LogSettings(bytes_max=64 << 30, retention_bytes=32 << 30, retention_s=365 * 24 * 3600.0)
 
 
-def sinks_of(options: LifeOptions) -> tuple[StorageSink, IndexSink]:
+def sinks_of(options: RunOptions) -> tuple[StorageSink, IndexSink]:
     """Return the storage and the index sink, which share one copy of the vectors."""
     folder = Path(options.directory)
     resident = ResidentVectors(resident_bytes_max=max(1 << 30, 600 * options.vectors))
@@ -105,7 +105,7 @@ def sinks_of(options: LifeOptions) -> tuple[StorageSink, IndexSink]:
 # --- building
 
 
-async def build(options: LifeOptions) -> None:
+async def build(options: RunOptions) -> None:
     """Fill a directory and close it."""
     async with Propagator(
         settings_of(options), data=Path(options.directory) / "data", log=log_settings()
@@ -121,14 +121,14 @@ async def build(options: LifeOptions) -> None:
         await propagator.wait_visible(end, committed=True, timeout_s=WAIT_S)
 
 
-def vector_frames(propagator: Propagator, options: LifeOptions) -> Iterator[tuple[Producer, Batch]]:
+def vector_frames(propagator: Propagator, options: RunOptions) -> Iterator[tuple[Producer, Batch]]:
     """Yield every vector once, each with an id, spread over all origins."""
-    names = max(options.origins // LANES, 1)
-    producers = [propagator.producer(f"producer-{number}") for number in range(names)]
-    for at in range(options.batches):
-        turn, slot = divmod(at, names * LANES)
+    producer_count = max(options.origins // LANES, 1)
+    producers = [propagator.producer(f"producer-{number}") for number in range(producer_count)]
+    for batch in range(options.batches):
+        turn, slot = divmod(batch, producer_count * LANES)
         producer, lane = producers[slot // LANES], Priority(slot % LANES)
-        keys, rows = options.rows_of(at, 0)
+        keys, rows = options.rows_of(batch, 0)
         yield (
             producer,
             encode_vectors(
@@ -139,13 +139,13 @@ def vector_frames(propagator: Propagator, options: LifeOptions) -> Iterator[tupl
                 base=turn * BATCH_ROWS + 1,
                 kind=Kind.CREATE,
                 priority=lane,
-                ids=[b"%016d" % (at * BATCH_ROWS + row) for row in range(len(keys))],
+                ids=[b"%016d" % (batch * BATCH_ROWS + row) for row in range(len(keys))],
                 ack_level=AckLevel.DURABLE,
             ),
         )
 
 
-def plain_frames(options: LifeOptions) -> Iterator[Batch]:
+def plain_frames(options: RunOptions) -> Iterator[Batch]:
     """Yield frames of about 13 KB from one origin, `mib` MiB in all."""
     rng = np.random.default_rng(1)
     origin = make_origin(producer_id_of("plain"), Priority.NORMAL)
@@ -161,7 +161,7 @@ def plain_frames(options: LifeOptions) -> Iterator[Batch]:
 
 
 async def send(frames: Iterable[tuple[Producer, Batch]]) -> None:
-    """Send all, with up to IN_FLIGHT_BATCHES unacknowledged, until all are acknowledged."""
+    """Send all frames, with up to IN_FLIGHT_BATCHES in flight; return when all are acknowledged."""
     in_flight: deque[Receipt] = deque()
     for producer, frame in frames:
         while len(in_flight) >= IN_FLIGHT_BATCHES:
@@ -174,10 +174,10 @@ async def send(frames: Iterable[tuple[Producer, Batch]]) -> None:
 # --- starting
 
 
-async def start(options: LifeOptions) -> None:
-    """Start, print how long it took, change vectors, wait for a line on standard input."""
+async def start(options: RunOptions) -> None:
+    """Start the service, print how long it took, change vectors, wait for a line on standard input."""
     figures: dict[str, Any] = {"imported_s": time.monotonic() - options.spawned_at}
-    begin = time.monotonic()
+    started_at = time.monotonic()
     async with Propagator(
         settings_of(options), data=Path(options.directory) / "data", log=log_settings()
     ) as propagator:
@@ -185,7 +185,7 @@ async def start(options: LifeOptions) -> None:
         width = PLAIN_DIMENSION if options.kind == "plain" else DIMENSION
         await propagator.publish_many(["probe"], np.zeros((1, width), np.float32), namespace="probe")
         note(figures, "accepted", options)
-        figures["accepted_after_open_s"] = time.monotonic() - begin
+        figures["accepted_after_open_s"] = time.monotonic() - started_at
         recovery = propagator.recovery
         figures["recovery"] = "" if recovery is None else str(recovery)
         if options.kind == "vectors":
@@ -194,7 +194,7 @@ async def start(options: LifeOptions) -> None:
         await anyio.to_thread.run_sync(sys.stdin.readline)
 
 
-async def search(propagator: Propagator, options: LifeOptions, figures: dict[str, Any]) -> None:
+async def search(propagator: Propagator, options: RunOptions, figures: dict[str, Any]) -> None:
     """Attach storage and index, search, check; then change vectors while the index still links rows."""
     storage, index = sinks_of(options)
     await propagator.attach(storage)
@@ -202,30 +202,31 @@ async def search(propagator: Propagator, options: LifeOptions, figures: dict[str
     await propagator.attach(index)
     note(figures, "index", options)
     await propagator.wait_visible(propagator.statistics().log.next_offset, timeout_s=WAIT_S)
-    note(figures, "level", options)
-    query = np.random.default_rng([options.life, 1, 1]).random(DIMENSION, np.float32) - np.float32(0.5)
+    note(figures, "caught_up", options)
+    numbers = np.random.default_rng([options.starts_before, 1, 1])
+    query = numbers.random(DIMENSION, np.float32) - np.float32(0.5)
     hits = index.search(query, K)
     note(figures, "searched", options)
     figures["cpu_s"] = time.process_time()
     figures["image"], figures["vectors"] = storage.statistics().image, index.statistics().vectors
-    linked = index.statistics().linked
-    figures["graphs"] = "" if linked is None else linked.file
-    begin = time.monotonic()
+    graph = index.statistics().linked
+    figures["graphs"] = "" if graph is None else graph.file
+    started_at = time.monotonic()
     index.search(query, K)
-    figures["search_s"] = time.monotonic() - begin
+    figures["search_s"] = time.monotonic() - started_at
     figures["right"] = [hit.vector_id for hit in hits] == nearest(options, query)
-    begin = time.monotonic()
-    for batch in options.changed_batches(options.life):
-        keys, rows = options.rows_of(batch, options.life + 1)
+    started_at = time.monotonic()
+    for batch in options.changed_batches(options.starts_before):
+        keys, rows = options.rows_of(batch, options.starts_before + 1)
         await propagator.publish_many(keys, rows, kind=Kind.DENSE, timeout_s=WAIT_S)
     published = time.monotonic()
     await propagator.wait_visible(propagator.statistics().log.next_offset, timeout_s=WAIT_S)
-    figures["changes_s"] = published - begin
-    figures["changes_applied_s"] = time.monotonic() - begin
+    figures["changes_s"] = published - started_at
+    figures["changes_applied_s"] = time.monotonic() - started_at
     note(figures, "changed", options)
 
 
-def nearest(options: LifeOptions, query: NDArray[np.float32]) -> list[str]:
+def nearest(options: RunOptions, query: NDArray[np.float32]) -> list[str]:
     """Return the ids that an exact search by cosine must find, computed from the generated vectors."""
     found: list[tuple[float, str]] = []
     wide = query.astype(np.float64)
@@ -237,7 +238,7 @@ def nearest(options: LifeOptions, query: NDArray[np.float32]) -> list[str]:
     return [vector_id for _, vector_id in found]
 
 
-def note(figures: dict[str, Any], step: str, options: LifeOptions) -> None:
+def note(figures: dict[str, Any], step: str, options: RunOptions) -> None:
     """Record the time since the process was started, and its current and peak memory."""
     figures[f"{step}_s"] = time.monotonic() - options.spawned_at
     figures[f"{step}_rss_mb"], figures[f"{step}_peak_mb"] = memory_mb()
@@ -253,11 +254,11 @@ def memory_mb() -> tuple[float, float]:
     return tuple(int(fields[name].split()[0]) / 1000 for name in ("VmRSS", "VmHWM"))  # type: ignore[return-value]
 
 
-def command(options: LifeOptions) -> list[str]:
-    """Return the command that runs these options in a process of its own."""
+def command(options: RunOptions) -> list[str]:
+    """Return the command of a process that runs with these options."""
     return [sys.executable, "-m", "benchmarks._restart_service", json.dumps(asdict(options))]
 
 
 if __name__ == "__main__":
-    given = LifeOptions(**json.loads(sys.argv[1]))
+    given = RunOptions(**json.loads(sys.argv[1]))
     anyio.run(build if given.build else start, given)

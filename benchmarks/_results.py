@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 GATE = 3.0
-"""Factor beyond which a run fails; the noise of a shared machine moves a figure by less."""
+"""Factor from the target beyond which a run fails; the noise of a shared machine is smaller."""
 FAR_BEYOND, REACHED, SHORT, FAR_SHORT = "far beyond", "reached", "short", "far short"
 NOT_MEASURED = "not measured"
 
@@ -33,7 +33,7 @@ class Goal:
     what: str
     target: float
     moonshot: float | None = None
-    """The value from which on a figure is far beyond the target."""
+    """The value from which a figure counts as far beyond the target."""
     unit: str = "×"
     less: bool = False
 
@@ -69,7 +69,7 @@ class Results:
     failures: list[str] = field(default_factory=list)
     """Errors that fail the run, whatever the speed."""
     more: dict[str, Any] = field(default_factory=dict)
-    """Rounds and the like, for programs."""
+    """Additional data for programs, such as rounds."""
 
     def figure(self, name: str, rounds: Sequence[float], unit: str, *, less: bool = False) -> Figure:
         """Add a figure and return it; with `less`, smaller is better."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 FAR_WORSE = "far worse"
 Run = dict[str, dict[str, Any]]
-"""By benchmark, its results."""
+"""The results of a run, by benchmark."""
 
 
 def read(places: Iterable[Path]) -> Run:

@@ -17,16 +17,16 @@ FORMAT = 1
 def check(results: Mapping[str, Any]) -> None:
     """Raise ValueError with the first invalid field."""
     if results["format"] != FORMAT:
-        raise ValueError(f"its format is {results['format']!r}, this version reads {FORMAT}")
-    for name, is_right, what in _FIELDS:
+        raise ValueError(f"its format is {results['format']!r}, but this version reads {FORMAT}")
+    for name, is_right, expected in _FIELDS:
         if not is_right(results.get(name)):
-            raise ValueError(f"{name} is not {what}")
+            raise ValueError(f"{name} is not {expected}")
     for name, figure in results["figures"].items():
         if not _is_figure(figure) or not _has_value(figure, unit=str, less=bool):
             raise ValueError(f"figure '{name}' is not a median between low and high, with unit and less")
-    for at, goal in enumerate(results["goals"]):
+    for index, goal in enumerate(results["goals"]):
         if not _is_goal(goal):
-            raise ValueError(f"goal {at + 1} is not row, what, target, moonshot, unit, less and found")
+            raise ValueError(f"goal {index + 1} is not row, what, target, moonshot, unit, less and found")
     samples = results["more"].get("memory", [])
     if not _is_list(samples, lambda one: _is_list(one, _is_number) and len(one) == 2):
         raise ValueError("more.memory is not a list of pairs of numbers")
@@ -50,8 +50,8 @@ def _is_object(value: object) -> bool:
     return isinstance(value, dict)
 
 
-def _is_list(value: object, of: Callable[[Any], bool]) -> bool:
-    return isinstance(value, list) and all(map(of, value))
+def _is_list(value: object, is_valid: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and all(map(is_valid, value))
 
 
 def _has_value(value: Mapping[str, Any], **kinds: type) -> bool:

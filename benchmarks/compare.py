@@ -53,8 +53,11 @@ def report(old: Run, new: Run, found: list[Change], *, everything: bool) -> int:
         print(table("how many times better it is now", ("", "before", "now", "", "×", ""), rows))
     same = len(found) - sum(bool(one.verdict) for one in found)
     print(f"{len(found)} figures in both, {same} of them within the noise of their rounds")
-    paces = [[results["calibration_ns"] for results in run.values()] for run in (old, new)]
-    print("a loop turn took", " and ".join(f"{number(min(one))} to {number(max(one))} ns" for one in paces))
+    loop_turns_ns = [[results["calibration_ns"] for results in run.values()] for run in (old, new)]
+    print(
+        "a loop turn took",
+        " and ".join(f"{number(min(one))} to {number(max(one))} ns" for one in loop_turns_ns),
+    )
     return int(any(one.verdict == FAR_WORSE for one in found))
 
 

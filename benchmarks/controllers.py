@@ -70,17 +70,17 @@ def _table(runs: Sequence[Result]) -> list[str]:
         "| peak memory, MiB | promises |",
         "|---|---|---|---|---|---|---|",
     ]
-    for at, name in enumerate(names):
-        every = [result.alternatives[at] for result in runs]
-        sinks = [next(sink for sink in one.sinks if sink.name == SINK) for one in every]
+    for index, name in enumerate(names):
+        alternatives = [result.alternatives[index] for result in runs]
+        sinks = [next(sink for sink in one.sinks if sink.name == SINK) for one in alternatives]
         within = sorted(sink.within_1s_per_s for sink in sinks)
-        broken = sum(verdict.ok is False for one in every for verdict in one.verdicts)
+        broken = sum(verdict.ok is False for one in alternatives for verdict in one.verdicts)
         lines.append(
             f"| {name} | {median(within):,.0f} ({within[0]:,.0f}, {within[-1]:,.0f}) "
             f"| {median(sink.lag.quantiles['p50'] for sink in sinks):.2f} "
             f"| {median(sink.lag.quantiles['p99'] for sink in sinks):.2f} "
-            f"| {median(one.totals['refused'] for one in every):,.0f} "
-            f"| {median(one.totals['memory_peak_bytes'] for one in every) / 2**20:.1f} "
+            f"| {median(one.totals['refused'] for one in alternatives):,.0f} "
+            f"| {median(one.totals['memory_peak_bytes'] for one in alternatives) / 2**20:.1f} "
             f"| {'all kept' if not broken else f'{broken} broken'} |"
         )
     return lines

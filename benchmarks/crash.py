@@ -84,12 +84,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(folder: Path, given: argparse.Namespace, rng: random.Random) -> dict[str, Totals]:
     totals = {name: Totals() for name in (SERVICE_ONLY, TABLE, COMMAND)}
-    names = tuple(f"p{at}" for at in range(given.producers))
+    names = tuple(f"p{number}" for number in range(given.producers))
     kinds = {"early-ack": [SERVICE_ONLY], "cut-log": [SERVICE_ONLY, COMMAND], "old-table": [TABLE]}
     corrupt = PLANTED_FAULTS.get(given.plant, lambda _: None)
     for number in range(-(-given.rounds // given.lives)):
-        some = kinds.get(given.plant, list(totals))
-        kind = some[number % len(some)]
+        usable_kinds = kinds.get(given.plant, list(totals))
+        kind = usable_kinds[number % len(usable_kinds)]
         options = DirectoryOptions(
             level="memory" if given.plant == "early-ack" else "durable",
             storage=kind == TABLE,
@@ -97,8 +97,8 @@ def _run(folder: Path, given: argparse.Namespace, rng: random.Random) -> dict[st
         )
         run_type = CommandCrashRun if kind == COMMAND else CrashRun
         crash_run = run_type(folder / f"data-{number}", options, totals[kind], rng, corrupt=corrupt)
-        lives = min(given.lives, given.rounds - number * given.lives)
-        if all(crash_run.round() for _ in range(lives)):
+        rounds = min(given.lives, given.rounds - number * given.lives)
+        if all(crash_run.round() for _ in range(rounds)):
             crash_run.end()
     return totals
 
@@ -115,7 +115,7 @@ def report(title: str, totals: dict[str, Totals], path: Path | str | None) -> in
         ("deltas in the logs", *(f"{one.rows:,}" for one in columns.values())),
         ("  not acknowledged", *(f"{one.unacknowledged:,}" for one in columns.values())),
         ("rolls", *(one.rolls for one in columns.values())),
-        *((f"  while {name}", *(one.under_way[name] for one in columns.values())) for name in ACTIVITIES),
+        *((f"  while {name}", *(one.interrupted[name] for one in columns.values())) for name in ACTIVITIES),
         ("torn tails cut", *(one.cuts for one in columns.values())),
         ("process start to ready, s p50 / max", *(_format_times(one.restarts_s) for one in columns.values())),
         ("  of that the log, s p50 / max", *(_format_times(one.opens_s) for one in columns.values())),
@@ -143,9 +143,9 @@ def report(title: str, totals: dict[str, Totals], path: Path | str | None) -> in
 
 def _to_json(totals: Totals) -> dict[str, object]:
     """Return the totals as JSON values; before Python 3.12 `asdict` alone breaks a Counter."""
-    counted = replace(totals, under_way=Counter(), verdict=Verdict())
+    counted = replace(totals, interrupted=Counter(), verdict=Verdict())
     verdict = {"counts": dict(totals.verdict.counts), "examples": totals.verdict.examples}
-    return asdict(counted) | {"under_way": dict(totals.under_way), "verdict": verdict}
+    return asdict(counted) | {"interrupted": dict(totals.interrupted), "verdict": verdict}
 
 
 def _format_times(samples: list[float]) -> str:

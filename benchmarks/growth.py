@@ -1,9 +1,9 @@
 """Measures the cost of a delta as the service grows: vectors, subscriptions, sinks, log, pending deltas.
 
-One service holds little, each of the others much of one thing; all run in processes of their own, with their
-log in a directory, level logged, batches of 100 rows of 16 numbers (or 8 of them), vectors drawn at random.
-CPU time, interleaved rounds. One holds 10 million vectors and 1,000 subscriptions of one vector each, so that
-its share of deltas with a subscription is that of the small service.
+One service holds few things, each of the others many things of one kind. All run in processes of their own,
+with their log in a directory, level logged, batches of 100 rows of 16 numbers (or 8 of them), vectors drawn
+at random. CPU time, interleaved rounds. One holds 10 million vectors and 1,000 subscriptions of one vector
+each, so that its share of deltas with a subscription is that of the small service.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--heads",
         type=bounded_int(0),
         default=0,
-        help="maximum of vectors whose last dot is held; 0: the default",
+        help="maximum number of vectors whose last dot is held; 0: the default",
     )
     given = parser.parse_args(arguments)
     cases = [case for case in CASES if case.name in (BASE, *given.only)]
@@ -94,7 +94,7 @@ def report(costs: Mapping[tuple[str, Kind], Sequence[float]]) -> Results:
     results = Results("growth")
     rows = []
     for (name, kind), found in costs.items():
-        ratios = [mine / small for mine, small in zip(found, costs[BASE, kind], strict=True)]
+        ratios = [cost / small for cost, small in zip(found, costs[BASE, kind], strict=True)]
         cost = results.figure(f"{name}, {kind.name.lower()}", found, "µs a delta", less=True)
         ratio = results.figure(f"{name}, {kind.name.lower()}: of the small", ratios, "×", less=True)
         rows.append((f"{name}, {kind.name.lower()}", cost, ratio))

@@ -42,7 +42,7 @@ BATCH = 200
 PRODUCER = 4711
 ORIGIN = make_origin(PRODUCER, Priority.NORMAL)
 AHEAD_MAX = 4_000
-"""Deltas that may be acknowledged and not yet visible in the index; then the producer waits."""
+"""Deltas that may be acknowledged and not visible in the index yet; above that the producer waits."""
 CHECKS_A_SECOND = 50
 RECALL_QUERIES = 20
 RECALLS = 6
@@ -60,7 +60,7 @@ class Run:
     slowed_s: float = 0.0
     cpu_s: float = 0.0
     checks: int = 0
-    overtaken: int = 0
+    checks_skipped: int = 0
     stale: int = 0
     latencies_ms: list[float] = field(default_factory=list)
     recalls: list[float] = field(default_factory=list)
@@ -80,40 +80,42 @@ class Vectors:
         self.random = np.random.default_rng(seed)
         self.centres = self.random.standard_normal((CENTRES, DIMENSION)).astype(np.float32)
         self.names = [f"vector-{number}" for number in range(count)]
-        self.rows = self.anywhere(count)
-        self.touched: NDArray[np.int64] = np.zeros(count, np.int64)
+        self.rows = self.draw_vectors(count)
+        self.last_turn: NDArray[np.int64] = np.zeros(count, np.int64)
         self.turn = 0
         self._refinements = [self._refinement() for _ in range(20_000)]
 
-    def anywhere(self, count: int) -> NDArray[np.float32]:
+    def draw_vectors(self, count: int) -> NDArray[np.float32]:
         """Return new vectors around the centres."""
         chosen = self.centres[self.random.integers(0, CENTRES, count)]
         return chosen + np.float32(SPREAD) * self.random.standard_normal((count, DIMENSION), np.float32)
 
     def _refinement(self) -> tuple[Operation, NDArray[np.intp], NDArray[np.float32]]:
-        at = np.sort(self.random.choice(DIMENSION, NUMBERS, replace=False))
+        indices = np.sort(self.random.choice(DIMENSION, NUMBERS, replace=False))
         values = np.float32(STEP) * self.random.standard_normal(NUMBERS, np.float32)
-        return sparse_add(at, values), at, values
+        return sparse_add(indices, values), indices, values
 
     def _choose(self) -> NDArray[np.intp]:
         self.turn += 1
         chosen = self.random.choice(len(self.names), BATCH, replace=False, shuffle=False)
-        self.touched[chosen] = self.turn
+        self.last_turn[chosen] = self.turn
         return chosen
 
     def refine(self) -> tuple[NDArray[np.intp], list[Delta]]:
         """Return a batch of small additions."""
         chosen, deltas = self._choose(), []
-        for slot, which in zip(chosen.tolist(), self.random.integers(0, 20_000, BATCH).tolist(), strict=True):
-            operation, at, values = self._refinements[which]
+        for slot, number in zip(
+            chosen.tolist(), self.random.integers(0, 20_000, BATCH).tolist(), strict=True
+        ):
+            operation, indices, values = self._refinements[number]
             deltas.append(Delta(self.names[slot], operation))
-            self.rows[slot, at] += values
+            self.rows[slot, indices] += values
         return chosen, deltas
 
     def replace(self) -> tuple[NDArray[np.intp], list[str]]:
         """Return a batch of complete vectors."""
         chosen = self._choose()
-        self.rows[chosen] = self.anywhere(BATCH)
+        self.rows[chosen] = self.draw_vectors(BATCH)
         return chosen, [self.names[slot] for slot in chosen.tolist()]
 
 
@@ -148,16 +150,14 @@ def main(arguments: list[str] | None = None) -> int:
     }
     _print(runs, given.vectors, given.rate)
     write_json(given.json, runs)
-    failed = [n for n, run in runs.items() if run.stale or min(run.recalls) < 0.95 or not run.checks]
+    failed = [name for name, run in runs.items() if run.stale or min(run.recalls) < 0.95 or not run.checks]
     if failed:
         print(f"FAILED: {', '.join(failed)}: a search was stale, or recall@10 was below 0.95")
     return 1 if failed else 0
 
 
 class Stream:
-    """A producer that offers encoded batches, as from the network, and remembers its last batch; and a
-    searcher.
-    """
+    """A producer that offers encoded batches, as from the network, and a searcher of its last batch."""
 
     def __init__(self, propagator: Propagator, vectors: Vectors) -> None:
         self.propagator, self.vectors = propagator, vectors
@@ -169,10 +169,10 @@ class Stream:
 
     async def produce(self, index: IndexSink, share: float, seconds: float, rate: int, run: Run) -> None:
         """Publish batches when they are due; wait while the index lags too far."""
-        begin = time.perf_counter()
+        started_at = time.perf_counter()
         rng = np.random.default_rng(2)
-        while (now := time.perf_counter()) - begin < seconds:
-            due = begin + run.published / rate
+        while (now := time.perf_counter()) - started_at < seconds:
+            due = started_at + run.published / rate
             if due > now:
                 await anyio.sleep(due - now)
             base, receipt = self._next, Receipt()
@@ -189,7 +189,7 @@ class Stream:
             else:
                 chosen, deltas = self.vectors.refine()
                 batch = encode_batch(deltas, origin=ORIGIN, base=base)
-            at = time.perf_counter()
+            offered_at = time.perf_counter()
             self.propagator._pipeline.offer(SequencedBatch(batch, self._session, receipt), time.monotonic())
             done = await receipt.wait()
             self._next += BATCH
@@ -197,8 +197,8 @@ class Stream:
             run.published += BATCH
             await self.propagator.wait_visible(max(0, done.next_offset - AHEAD_MAX), timeout_s=60)
             run.unindexed_highest = max(run.unindexed_highest, index.backlog().rows)
-            run.slowed_s += time.perf_counter() - at
-        run.seconds = time.perf_counter() - begin
+            run.slowed_s += time.perf_counter() - offered_at
+        run.seconds = time.perf_counter() - started_at
         await self.propagator.wait_visible(done, timeout_s=60)
         self.ended = True
 
@@ -211,9 +211,9 @@ class Stream:
                 continue
             receipt, base, chosen, turn = self.last
             await self.propagator.wait_visible(receipt, sinks=[index.name], timeout_s=60)
-            untouched = (self.vectors.touched[chosen] == turn).nonzero()[0]
+            untouched = (self.vectors.last_turn[chosen] == turn).nonzero()[0]
             if not len(untouched):
-                run.overtaken += 1
+                run.checks_skipped += 1
                 continue
             row = int(untouched[turn % len(untouched)])
             slot = int(chosen[row])
@@ -221,7 +221,7 @@ class Stream:
             run.checks += 1
             expected = Dot(ORIGIN, base + row)
             run.stale += (hit.vector_id, hit.dot) != (self.vectors.names[slot], expected)
-            _search_timed(index, self.vectors.anywhere(1)[0], run)
+            _search_timed(index, self.vectors.draw_vectors(1)[0], run)
             if time.perf_counter() > recall_at:
                 run.recalls.append(_recall(index, self.vectors, RECALL_QUERIES))
                 recall_at += seconds / RECALLS
@@ -233,14 +233,14 @@ async def _measure(name: str, count: int, seconds: float, rate: int, unindexed_r
     index = IndexSink(hnsw=settings)
     async with Propagator(Settings(linger_ms=1.0)) as propagator:
         await propagator.attach(index)
-        begin = time.perf_counter()
+        started_at = time.perf_counter()
         for at in range(0, count, 1000):
             done = await propagator.publish_many(vectors.names[at : at + 1000], vectors.rows[at : at + 1000])
             await propagator.wait_visible(max(0, done.next_offset - AHEAD_MAX), timeout_s=60)
         await propagator.wait_visible(done, timeout_s=60)
         while index.backlog().rows:  # noqa: ASYNC110 - the index has no event for this
             await anyio.sleep(0.05)
-        print(f"{name}: {count:,} vectors linked from nothing in {time.perf_counter() - begin:.1f} s")
+        print(f"{name}: {count:,} vectors linked from nothing in {time.perf_counter() - started_at:.1f} s")
         begin_cpu, before = time.process_time(), _graph_statistics(index)
         stream = Stream(propagator, vectors)
         async with anyio.create_task_group() as tasks:
@@ -265,9 +265,9 @@ def _graph_statistics(index: IndexSink) -> LinkedStatistics:
 
 
 def _search_timed(index: IndexSink, query: NDArray[np.float32], run: Run) -> list[Hit]:
-    begin = time.perf_counter()
+    started_at = time.perf_counter()
     hits = index.search(query, K)
-    run.latencies_ms.append((time.perf_counter() - begin) * 1000)
+    run.latencies_ms.append((time.perf_counter() - started_at) * 1000)
     return hits
 
 
@@ -277,7 +277,7 @@ def _recall(index: IndexSink, vectors: Vectors, queries: int) -> float:
     assert table.matrix is not None
     rows = table.matrix[: table.used]
     rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    targets = vectors.anywhere(queries)
+    targets = vectors.draw_vectors(queries)
     exact = np.argpartition(-(targets @ rows.T), K, axis=1)[:, :K]
     found = 0
     for query, slots in zip(targets, exact.tolist(), strict=True):

@@ -62,7 +62,7 @@ ACK_TIMES_MAX = 2.8
 CATCH_UP_TIMES_MIN = 3.0
 
 
-class Line(NamedTuple):
+class Comparison(NamedTuple):
     """One measurement of a round, its baseline, and the target of their ratio."""
 
     what: str
@@ -74,10 +74,10 @@ class Line(NamedTuple):
     less: bool = False
 
 
-LINES = (
-    Line("publish, 4 MiB in flight", "publish", "MiB/s", "disk", "the disk", THROUGHPUT_SHARE_MIN),
-    Line("ack p50, one in flight", "ack_us", "µs", "sync_us", "fdatasync", ACK_TIMES_MAX, less=True),
-    Line("a subscriber catches up", "catch_up", "MiB/s", "publish", "publish", CATCH_UP_TIMES_MIN),
+COMPARISONS = (
+    Comparison("publish, 4 MiB in flight", "publish", "MiB/s", "disk", "the disk", THROUGHPUT_SHARE_MIN),
+    Comparison("ack p50, one in flight", "ack_us", "µs", "sync_us", "fdatasync", ACK_TIMES_MAX, less=True),
+    Comparison("a subscriber catches up", "catch_up", "MiB/s", "publish", "publish", CATCH_UP_TIMES_MIN),
 )
 YIELD_S = 0.0005
 """Interval at which the sender yields to the service's tasks, as `publish` and a connection's reads do."""
@@ -107,10 +107,10 @@ def main(arguments: list[str] | None = None) -> int:
     rounds: dict[str, list[Round]] = {FULL: [], SPARSE: []}
     with tempfile.TemporaryDirectory(prefix="delta-prop-log-", dir=given.directory) as folder:
         for number in range(given.rounds):
-            for kind, some in rounds.items():
+            for kind, kind_rounds in rounds.items():
                 directory = Path(folder) / str(number)
                 directory.mkdir()
-                some.append(anyio.run(measure, directory, kind, mib, acks))
+                kind_rounds.append(anyio.run(measure, directory, kind, mib, acks))
                 shutil.rmtree(directory)
     return report(rounds).finish(given.json)
 
@@ -146,15 +146,15 @@ async def measure(folder: Path, kind: str, mib: int, acks: int) -> Round:
         gc.collect()  # garbage of making the frames and vectors must not count as sending
         begin, cpu = time.perf_counter(), time.process_time()
         await send(producer, many)
-        taken, cpu = time.perf_counter() - begin, time.process_time() - cpu
+        taken_s, cpu = time.perf_counter() - begin, time.process_time() - cpu
         commits = getattr(propagator.statistics().log, "commits", 0)
         disk = statistics.fmean((before, disk_rate(folder, mib)))  # the mean halves the effect of drift
         syncs, acks_us = await ack_times(folder, producer, single)
     caught_up = await catch_up(folder / "data", settings)
     return Round(
         disk=disk,
-        publish=size / MIB / taken,
-        publish_deltas=sum(batch.count for batch in many) / taken,
+        publish=size / MIB / taken_s,
+        publish_deltas=sum(batch.count for batch in many) / taken_s,
         commits=commits,
         sync_us=percentile(syncs, 0.5),
         ack_us=percentile(acks_us, 0.5),
@@ -169,8 +169,8 @@ async def measure(folder: Path, kind: str, mib: int, acks: int) -> Round:
 # --- the service
 
 
-def frames(kind: str, size: int, more: int) -> list[Batch]:
-    """Return frames of `size` bytes in all, and `more` frames in addition, filled with deltas of a kind."""
+def frames(kind: str, size: int, extra_count: int) -> list[Batch]:
+    """Return frames of `size` bytes in all, and `extra_count` frames more, filled with deltas of a kind."""
     numbers = np.random.default_rng(1)
     origin = make_origin(producer_id_of(NAME), Priority.NORMAL)
     probe = encode_batch(_deltas(kind, numbers, 100), origin=origin, base=1).size / 100
@@ -178,9 +178,9 @@ def frames(kind: str, size: int, more: int) -> list[Batch]:
     deltas = [_deltas(kind, numbers, rows) for _ in range(50)]
     made: list[Batch] = []
     counter, left = 1, float(size)
-    while left > 0 or more:
+    while left > 0 or extra_count:
         batch = encode_batch(deltas[len(made) % 50], origin=origin, base=counter, ack_level=AckLevel.DURABLE)
-        more -= left <= 0
+        extra_count -= left <= 0
         counter, left = counter + rows, left - batch.size
         made.append(batch)
     return made
@@ -190,14 +190,14 @@ def _deltas(kind: str, numbers: np.random.Generator, rows: int) -> list[Delta]:
     def operation() -> Operation:
         if kind == FULL:
             return dense(numbers.random(DIMENSION, np.float32))
-        places = np.sort(numbers.choice(DIMENSION, NUMBERS, replace=False))
-        return sparse(places, numbers.random(NUMBERS, np.float32))
+        indices = np.sort(numbers.choice(DIMENSION, NUMBERS, replace=False))
+        return sparse(indices, numbers.random(NUMBERS, np.float32))
 
     return [Delta(f"key-{numbers.integers(KEYS)}", operation()) for _ in range(rows)]
 
 
 async def send(producer: Producer, batches: Sequence[Batch]) -> None:
-    """Send all, with up to 4 MiB unacknowledged, until all are acknowledged."""
+    """Send all batches, with up to 4 MiB in flight; return when all are acknowledged."""
     in_flight_bytes, change, yielded_at = 0, anyio.Event(), 0.0
     sizes: deque[int] = deque()  # sizes of the frames in flight, which are acknowledged in order
 
@@ -226,7 +226,7 @@ async def send(producer: Producer, batches: Sequence[Batch]) -> None:
 async def ack_times(
     folder: Path, producer: Producer, batches: Sequence[Batch]
 ) -> tuple[list[float], list[float]]:
-    """Return times in µs, measured in turn: fdatasync after an append of 4 KiB, one batch until its ack."""
+    """Measure in turn, in µs: fdatasync after an append of 4 KiB, and the time of one batch until its ack."""
     chunk, path = os.urandom(4096), folder / "disk"
     syncs, acks = [], []
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -246,18 +246,18 @@ async def ack_times(
 
 async def catch_up(data: Path, settings: Settings) -> float:
     """Measure the MiB/s of one subscriber from the start of a log to its end, with all checks of reading."""
-    taken = 0
+    bytes_read = 0
 
     def take(delivery: Delivery) -> None:
-        nonlocal taken
-        taken += delivery.batch.size
+        nonlocal bytes_read
+        bytes_read += delivery.batch.size
 
     async with Propagator(settings, data=data, log=LogSettings()) as propagator:
         end = propagator.statistics().log.next_offset
         begin = time.perf_counter()
         await propagator.attach(CallbackSink(take, per="delivery", nonblocking=True), start="earliest")
         await propagator.wait_visible(end, timeout_s=_WAIT_S)
-        return taken / MIB / (time.perf_counter() - begin)
+        return bytes_read / MIB / (time.perf_counter() - begin)
 
 
 # --- the disk
@@ -286,19 +286,24 @@ def report(rounds: Mapping[str, Sequence[Round]]) -> Results:
     """Return table, figures, goals."""
     results = Results("log")
     rows = []
-    for kind, some in rounds.items():
-        for line in LINES:
-            name = f"{line.what}, {kind}"
+    for kind, kind_rounds in rounds.items():
+        for comparison in COMPARISONS:
+            name = f"{comparison.what}, {kind}"
             measured, baseline = (
-                [getattr(one, which) for one in some] for which in (line.measured, line.baseline)
+                [getattr(one, field) for one in kind_rounds]
+                for field in (comparison.measured, comparison.baseline)
             )
             ratios = [mine / other for mine, other in zip(measured, baseline, strict=True)]
-            goal = Goal("", f"log: {name}, beside {line.baseline_what}", line.target, less=line.less)
+            goal = Goal(
+                "", f"log: {name}, beside {comparison.baseline_what}", comparison.target, less=comparison.less
+            )
             verdict = results.goal(goal, ratios)
-            found = results.figure(name, measured, line.unit, less=line.less)
-            rows.append((f"{name}, {line.unit}", found, Figure.of(baseline), Figure.of(ratios), verdict))
+            found = results.figure(name, measured, comparison.unit, less=comparison.less)
+            rows.append(
+                (f"{name}, {comparison.unit}", found, Figure.of(baseline), Figure.of(ratios), verdict)
+            )
         count, size, rate, cpu_us, commits, p99_us = (
-            Figure.of([getattr(one, name) for one in some]).median
+            Figure.of([getattr(one, name) for one in kind_rounds]).median
             for name in ("rows", "frame_bytes", "publish_deltas", "cpu_us", "commits", "ack_p99_us")
         )
         results.notes.append(
@@ -310,7 +315,7 @@ def report(rounds: Mapping[str, Sequence[Round]]) -> Results:
     results.notes.append(
         "baselines: write + fdatasync of 1 MiB; fdatasync of 4 KiB; the durable publish of the round"
     )
-    results.more["rounds"] = {kind: list(map(asdict, some)) for kind, some in rounds.items()}
+    results.more["rounds"] = {kind: list(map(asdict, kind_rounds)) for kind, kind_rounds in rounds.items()}
     return results
 
 

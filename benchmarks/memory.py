@@ -1,7 +1,7 @@
 """Measures memory use: of a delta in each part of the service, an id, a vector, a producer, a connection.
 
 Each case has a process of its own, which measures itself (or the server) before and after it has added many
-things. The table also has the service's own estimate, if its memory limits include one.
+items. The table also has the service's own estimate, if its memory limits include one.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def measure(case: Case, quick: bool) -> float:
-    """Measure the bytes of one thing, in a process of its own."""
-    here, there = PROCESSES.Pipe()
-    process = fork(run, case.name, count_of(case, quick), there)
+    """Measure the bytes of one item, in a process of its own."""
+    parent_pipe, child_pipe = PROCESSES.Pipe()
+    process = fork(run, case.name, count_of(case, quick), child_pipe)
     try:
-        result: Any = here.recv() if here.poll(300) else "no result after 300 s"
+        result: Any = parent_pipe.recv() if parent_pipe.poll(300) else "no result after 300 s"
         process.join(5)
     finally:
         end_forked(process)
@@ -54,16 +54,16 @@ def measure(case: Case, quick: bool) -> float:
 
 
 def count_of(case: Case, quick: bool) -> int:
-    """Return the number of things to add."""
-    return max(case.things // 4, 75) if quick else case.things
+    """Return the number of items to add."""
+    return max(case.item_count // 4, 75) if quick else case.item_count
 
 
 def report(found: Mapping[Case, Sequence[float]], *, quick: bool = False) -> Results:
     """Return table, figures, goals."""
     results = Results("memory")
     rows = []
-    for case, some in found.items():
-        figure = results.figure(case.name, some, "B", less=True)
+    for case, rounds in found.items():
+        figure = results.figure(case.name, rounds, "B", less=True)
         rows.append(
             (
                 case.name,
@@ -73,7 +73,7 @@ def report(found: Mapping[Case, Sequence[float]], *, quick: bool = False) -> Res
             )
         )
         if case.expected_bytes is not None:
-            results.goal(Goal("", f"memory: {case.name}", case.expected_bytes, unit="B", less=True), some)
+            results.goal(Goal("", f"memory: {case.name}", case.expected_bytes, unit="B", less=True), rounds)
     results.tables.append(table("bytes of memory of one", ("", "added", "B", "bound"), rows))
     results.notes.append(
         "the bytes of one depend on how many were added, because tables grow by doubling: compare two runs "

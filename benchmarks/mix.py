@@ -1,4 +1,4 @@
-"""Compares ten interleaved namespaces and four operations with one of each: the cost of mixed traffic.
+"""Measures the cost of mixed traffic: ten namespaces and four operations, against one namespace and one.
 
 Through `delta-prop serve` (publish to receive, one consumer of everything, wall time) and embedded (log in a
 directory, one sink that takes everything, CPU time). All rows have 16 numbers, or 8 with their indices.
@@ -59,12 +59,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def measure_server(server: Ours, traffic: Traffic, topic: str, seconds: float) -> tuple[float, int]:
-    """Return the deltas per second until the consumer has the last, and the number lost."""
+    """Return the deltas per second until the consumer has the last one, and the number of lost deltas."""
     topic = f"{topic}{TRAFFICS.index(traffic)}"
     with SyncProducer(
         f"127.0.0.1:{server.port}", name=f"first-{topic}", ack_level=AckLevel.LOGGED
     ) as producer:
-        for delta in traffic.first(topic):
+        for delta in traffic.create_deltas(topic):
             producer.offer(delta)
     scene = Scene(traffic.name, consumers=1, batch=ROWS, seconds_max=seconds)
     measured = measure(OursWithTraffic(server, traffic), scene, topic)
@@ -82,7 +82,7 @@ async def measure_embedded(traffic: Traffic, deltas: int) -> float:
     with tempfile.TemporaryDirectory(prefix="mix-") as folder:
         async with Propagator(settings, data=folder) as propagator:
             await propagator.attach(CountingSink())
-            await propagator.publish(*traffic.first("m"), ack_level=AckLevel.LOGGED)
+            await propagator.publish(*traffic.create_deltas("m"), ack_level=AckLevel.LOGGED)
             producer = propagator.producer("mix", ack_level=AckLevel.LOGGED)
             templates = [
                 encode(BatchFrame(1, batch))
@@ -106,10 +106,13 @@ def _report(rates: dict[tuple[str, str], list[float]], lost: int) -> Results:
     rows = []
     for setup in (SERVER, EMBEDDED):
         unit = "deltas/s" if setup == SERVER else "deltas a CPU s"
-        ones = [statistics.fmean(some) for some in zip(*(rates[setup, one.name] for one in ONE), strict=True)]
+        singles = [
+            statistics.fmean(rates_of_round)
+            for rates_of_round in zip(*(rates[setup, one.name] for one in ONE), strict=True)
+        ]
         for traffic in TRAFFICS:
             found = rates[setup, traffic.name]
-            shares = [mine / one for mine, one in zip(found, ones, strict=True)]
+            shares = [rate / single for rate, single in zip(found, singles, strict=True)]
             results.figure(f"{setup}: {traffic.name}", found, unit)
             share = results.figure(f"{setup}: {traffic.name}: of one of each", shares, "×")
             figure = results.figures[f"{setup}: {traffic.name}"]

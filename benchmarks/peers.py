@@ -47,7 +47,7 @@ PEERS: dict[str, type[Peer]] = {
     "ours-durable": OursDurable,
 }
 QUICK = {True: 0.5, False: 0.7}
-"""Share of a scene's seconds in a quick run, by whether it measures latency."""
+"""Share of a scene's seconds in a quick run: True: of a scene that measures latency."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -61,11 +61,13 @@ def main(arguments: list[str] | None = None) -> int:
         for turn in range(given.rounds):
             limits[turn] = {} if given.no_limits else limits_mb_s(folder)
             for scene in _scenes(given):
-                wanted = peers if given.all else peers_for(scene)
-                for name in (one for one in peers if one in wanted):
+                compared = peers if given.all else peers_for(scene)
+                for name in (one for one in peers if one in compared):
                     play(rounds, turn, scene, name, peers[name], size=given.size)
     results = Results("peers")
-    report(results, rounds, {turn: some for turn, some in limits.items() if some}, peers, given.size)
+    report(
+        results, rounds, {turn: by_limit for turn, by_limit in limits.items() if by_limit}, peers, given.size
+    )
     return results.finish(given.json)
 
 
@@ -179,29 +181,29 @@ def report(results: Results, rounds: Rounds, limits: Limits, peers: Mapping[str,
     results.tables += [_format_counters(name, rounds, peers[name]) for name in peers]
     for goal, ratios in judge(rounds, limits, size).items():
         results.goal(goal, ratios)
-    violations = sum(one.lost + one.twice for some in rounds.values() for one in some.values())
+    violations = sum(one.lost + one.twice for by_round in rounds.values() for one in by_round.values())
     if violations:
         results.failures.append(f"{violations} deltas were lost, or came twice")
     results.more["rounds"] = [
         {"scene": scene, "peer": name, "round": turn, **asdict(one)}
-        for (scene, name), some in rounds.items()
-        for turn, one in some.items()
+        for (scene, name), by_round in rounds.items()
+        for turn, one in by_round.items()
     ]
     results.more["limits"] = list(limits.values())
 
 
 def _figures(results: Results, scene: Scene, found: Mapping[str, Mapping[int, Measurement]]) -> None:
     for name, by_round in found.items():
-        some = list(by_round.values())
+        measurements = list(by_round.values())
         if scene.is_timed:
             for share in ("p50", "p99"):
-                took = [getattr(one, f"latency_{share}_us") for one in some]
+                took = [getattr(one, f"latency_{share}_us") for one in measurements]
                 results.figure(f"{scene.name}: {name}: {share}", took, "µs", less=True)
         else:
-            rates = [one.deltas_a_second for one in some]
+            rates = [one.deltas_a_second for one in measurements]
             results.figure(f"{scene.name}: {name}", rates, "deltas/s")
         if name.startswith(OURS):
-            cpu = [one.server_cpu_us for one in some]
+            cpu = [one.server_cpu_us for one in measurements]
             results.figure(f"{scene.name}: {name}: server CPU", cpu, "µs a delta", less=True)
 
 
@@ -226,16 +228,16 @@ def _table(scene: Scene, found: Mapping[str, Mapping[int, Measurement]], peers: 
         spreads = [spread(asdict(one)) if one.high else "" for one in figures[:3]]
         rows.append((f"{peers[name].name} ({peers[name].durability})", *spreads, *map(_median, figures[3:])))
     sent = "singly" if scene.batch == 1 else f"{scene.batch} a call"
-    number_of = max(len(by_round) for by_round in found.values())
-    title = f"{scene.name}: {scene.consumers} consumers, {sent}, {number_of} rounds (CPU a delta)"
+    round_count = max(len(by_round) for by_round in found.values())
+    title = f"{scene.name}: {scene.consumers} consumers, {sent}, {round_count} rounds (CPU a delta)"
     if scene in (RATE, IDLE):
         samples = _figure_of((one for by_round in found.values() for one in by_round.values()), "deltas").low
         title += f", at least {samples:,.0f} samples per round"
     return table(title, head, rows)
 
 
-def _figure_of(some: Iterable[Measurement], field: str) -> Figure:
-    return Figure.of([float(getattr(one, field)) for one in some])
+def _figure_of(measurements: Iterable[Measurement], field: str) -> Figure:
+    return Figure.of([float(getattr(one, field)) for one in measurements])
 
 
 def _median(figure: Figure) -> str:
@@ -261,12 +263,11 @@ _COUNTER_LABELS = {
 
 def _format_counters(name: str, rounds: Rounds, peer: Peer) -> str:
     """Return the totals of a server: published and lost payloads, and its own counters."""
-    some = [one for (_, other), by_round in rounds.items() if other == name for one in by_round.values()]
-    text = (
-        f"{peer.name}: published {sum(one.payloads for one in some):,}, lost {sum(one.lost for one in some)}"
-    )
+    found = [one for (_, other), by_round in rounds.items() if other == name for one in by_round.values()]
+    text = f"{peer.name}: published {sum(one.payloads for one in found):,}"
+    text += f", lost {sum(one.lost for one in found)}"
     totals: dict[str, float] = {}
-    for one in some:
+    for one in found:
         for counter, value in one.counters.items():
             label = _COUNTER_LABELS.get(counter.partition("{")[0])
             if label is not None:

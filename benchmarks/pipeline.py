@@ -32,9 +32,11 @@ DELAY_MS = 40.0
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """One measurement. `claimed` and `claimed_us`: the specification's deltas per second and latency;
-    `in_flight`: concurrent callers that wait for an acknowledgement, at level logged and durable; `goals`:
-    the target and the moonshot, as multiples of the claimed rate.
+    """One measurement.
+
+    `claimed`, `claimed_us`: the specification's deltas per second, and its latency. `in_flight`: the number
+    of concurrent callers at level logged, and at level durable. `goals`: the target and the moonshot, as
+    multiples of the claimed rate.
     """
 
     name: str
@@ -153,10 +155,10 @@ async def _measure_rounds(
                 rates.append(bare_rate(size, seconds, folder))
             for scene in scenes:
                 for level, flight in zip(LEVELS, scene.in_flight, strict=True):
-                    sent = await benches[scene.bench].closed_loop(
+                    timings = await benches[scene.bench].closed_loop(
                         scene.size, level, in_flight=flight, seconds=seconds
                     )
-                    found[scene.name][level].append(sent)
+                    found[scene.name][level].append(timings)
         for name, bench in benches.items():
             _report_lag(results, name, bench)
     for size, rates in bare.items():
@@ -179,7 +181,7 @@ def _bench(name: str, folder: Path, stack: ExitStack) -> Bench:
 
 
 def _report_lag(results: Results, name: str, bench: Bench) -> None:
-    """Note the lag after the applied offset: of the storage file, and of the index graph."""
+    """Note how far the storage file, and the index graph, lag behind the applied offset."""
     for sink in bench.sinks.values():
         if isinstance(sink, StorageSink):
             state = sink.statistics()

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 SEGMENT_BYTES = 16 * 1024
 RETENTION_BYTES = 48 * 1024
-"""Every third directory retains only this much of its log, and compacts the rest continually."""
+"""Every third directory retains only this much of its log, and compacts the rest again and again."""
 LOGGED_SHARE = 0.25
 """Additional cuts at ack level `logged`, as a share of --rounds."""
-LIFE_S = (0.02, 0.4)
+RUN_S = (0.02, 0.4)
 _SKIPPED = 77
 
 
@@ -85,18 +85,20 @@ def main(arguments: list[str] | None = None) -> int:
     return max(status, *(_report_logged(kind, one) for kind, one in logged.items()))
 
 
-def _run_durable(image: Image, rounds: int, lives: int, rng: random.Random, deadline: float) -> Totals:
+def _run_durable(
+    image: Image, rounds: int, rounds_per_directory: int, rng: random.Random, deadline: float
+) -> Totals:
     totals = Totals()
-    for number in range(-(-rounds // lives)):
+    for number in range(-(-rounds // rounds_per_directory)):
         has_compaction = number % 3 == 0
         options = DirectoryOptions(
             storage=number % 3 == 1,
             segment_bytes=SEGMENT_BYTES,
-            keep_bytes=RETENTION_BYTES if has_compaction else None,
+            retention_bytes=RETENTION_BYTES if has_compaction else None,
         )
         crash_run = _new_run(image, f"durable-{number}", options, totals, rng)
-        left = min(lives, rounds - totals.rounds)
-        if all(crash_run.round() and time.monotonic() < deadline for _ in range(left)):
+        rounds_left = min(rounds_per_directory, rounds - totals.rounds)
+        if all(crash_run.round() and time.monotonic() < deadline for _ in range(rounds_left)):
             crash_run.end()
         shutil.rmtree(crash_run.directory)
         if time.monotonic() >= deadline:
@@ -127,9 +129,9 @@ def _new_run(
         options,
         totals,
         rng,
-        life_s=LIFE_S,
+        run_s=RUN_S,
         start_share=0.0 if options.level == "logged" else START_SHARE,
-        die=image.cut,
+        end_process=image.cut,
         scratch=image.folder / f"{image.kind}-copy",
     )
 
@@ -139,7 +141,8 @@ def _report_logged(kind: str, totals: Totals) -> int:
     counts = totals.verdict.counts
     lost = counts["lost"]
     print(
-        f"{kind}, ack level logged: {lost} of {totals.acks} acknowledged lost in {totals.rounds} cuts", end=""
+        f"{kind}, ack level logged: {lost} of {totals.acks} acknowledged deltas lost in {totals.rounds} cuts",
+        end="",
     )
     if totals.verdict.total > lost:
         print("; and other violations, which no cut may cause: FAILED")

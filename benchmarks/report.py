@@ -100,23 +100,23 @@ def run_benchmarks(folder: Path, *, quick: bool) -> list[str]:
     return failed
 
 
-def write(run: Run, page: Path, shorts: Sequence[Mapping[str, Any]] | None = None) -> None:
+def write(run: Run, page: Path, short_goals: Sequence[Mapping[str, Any]] | None = None) -> None:
     """Write the page, its plots and the page of experiments into one folder."""
-    if shorts is None:
-        shorts = tomllib.loads((Path(__file__).parent / "short.toml").read_text()).get("short", [])
+    if short_goals is None:
+        short_goals = tomllib.loads((Path(__file__).parent / "short.toml").read_text()).get("short", [])
     goals = [goal for name in _in_page_order(run) for goal in run[name]["goals"]]
     plots = draw_plots(run, goals)
     for name, text in plots.items():
         (page.parent / name).write_text(text)
     tried = page.with_name(f"{page.stem}-tried.md")
-    page.write_text("\n".join(lines_of(run, goals, shorts, plots, tried.name)).rstrip() + "\n")
-    tried.write_text("\n".join(lines_of_tried(shorts, page.name)).rstrip() + "\n")
+    page.write_text("\n".join(lines_of(run, goals, short_goals, plots, tried.name)).rstrip() + "\n")
+    tried.write_text("\n".join(lines_of_tried(short_goals, page.name)).rstrip() + "\n")
 
 
 def lines_of(
     run: Run,
     goals: Sequence[Mapping[str, Any]],
-    shorts: Sequence[Mapping[str, Any]],
+    short_goals: Sequence[Mapping[str, Any]],
     plots: Iterable[str],
     tried_page: str,
 ) -> list[str]:
@@ -151,11 +151,11 @@ def lines_of(
         *([f"![How far each goal is reached]({GOALS_PLOT})", ""] if GOALS_PLOT in plots else []),
         "| row | what | target | far beyond | found | |",
         "|---|---|---:|---:|---:|---|",
-        *(_goal_line(goal, shorts) for goal in goals),
+        *(_goal_line(goal, short_goals) for goal in goals),
         "",
         "## Short",
         "",
-        *_short_lines(goals, shorts, tried_page),
+        *_short_lines(goals, short_goals, tried_page),
         "## Figures",
         "",
         *([f"![Deltas a second]({RATES_PLOT})", ""] if RATES_PLOT in plots else []),
@@ -183,7 +183,7 @@ def _in_page_order(run: Run) -> list[str]:
     return [*(name for name in BENCHES if name in run), *sorted(run.keys() - set(BENCHES))]
 
 
-def _goal_line(goal: Mapping[str, Any], shorts: Iterable[Mapping[str, Any]]) -> str:
+def _goal_line(goal: Mapping[str, Any], short_goals: Iterable[Mapping[str, Any]]) -> str:
     """Return a row of the table; a short goal links to its limits."""
     bound = "≤" if goal["less"] else "≥"
     wanted, moon = (
@@ -191,7 +191,7 @@ def _goal_line(goal: Mapping[str, Any], shorts: Iterable[Mapping[str, Any]]) -> 
         for one in ("target", "moonshot")
     )
     found = spread(goal["found"])
-    anchors = [_anchor(short["title"]) for short in shorts if _limits(short, goal)]
+    anchors = [_anchor(short["title"]) for short in short_goals if _limits(short, goal)]
     names = [goal["verdict"], *["more"] * (len(anchors) - 1)]
     links = [f"[{name}](#{anchor})" for name, anchor in zip(names, anchors, strict=bool(anchors))]
     verdict = ", ".join(links) or goal["verdict"]
@@ -213,10 +213,10 @@ def _blocks(tables: Iterable[str]) -> list[str]:
 
 
 def _short_lines(
-    goals: Sequence[Mapping[str, Any]], shorts: Sequence[Mapping[str, Any]], tried_page: str
+    goals: Sequence[Mapping[str, Any]], short_goals: Sequence[Mapping[str, Any]], tried_page: str
 ) -> list[str]:
     """Return a section for each limit that holds a short goal."""
-    sections = [short for short in shorts if any(_limits(short, goal) for goal in goals)]
+    sections = [short for short in short_goals if any(_limits(short, goal) for goal in goals)]
     if not sections:
         return ["Nothing.", ""]
     lines = [
@@ -231,7 +231,7 @@ def _short_lines(
     return lines
 
 
-def lines_of_tried(shorts: Sequence[Mapping[str, Any]], page: str) -> list[str]:
+def lines_of_tried(short_goals: Sequence[Mapping[str, Any]], page: str) -> list[str]:
     """Return the lines of the page of experiments."""
     lines = [
         "# Tried",
@@ -247,7 +247,7 @@ def lines_of_tried(shorts: Sequence[Mapping[str, Any]], page: str) -> list[str]:
         "| rejected | the change is not part of the code |",
         "",
     ]
-    for short in shorts:
+    for short in short_goals:
         if short["tried"]:
             lines += [f"## {short['title']}", ""]
             if rows := [row for row in short["rows"] if row]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks._arguments import Arguments, bounded_int, created_directory, writable_directory
 from benchmarks._measure import Figure, percentile, table
 from benchmarks._processes import end, ignore_interrupts
-from benchmarks._restart_service import LANES, MIB, LifeOptions, command
+from benchmarks._restart_service import LANES, MIB, RunOptions, command
 from benchmarks._results import REACHED, Goal, Results, options_of
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ STEPS = (
     ("first publish acknowledged, durable", "accepted"),
     ("storage attached", "storage"),
     ("index attached", "index"),
-    ("both caught up with the log", "level"),
+    ("both caught up with the log", "caught_up"),
     ("first search answered", "searched"),
 )
 
@@ -48,9 +48,9 @@ def main(arguments: list[str] | None = None) -> int:
     given = options.parse_args(arguments)
     if not given.vectors and not given.starts:
         options.error("nothing is left to measure: set --vectors or --starts above 0")
-    for name, most in QUICK.items():
+    for name, maximum in QUICK.items():
         if given.quick:
-            setattr(given, name, min(getattr(given, name), most))
+            setattr(given, name, min(getattr(given, name), maximum))
     output = (
         nullcontext(given.keep)
         if given.keep
@@ -59,16 +59,16 @@ def main(arguments: list[str] | None = None) -> int:
     figures: dict[str, Any] = {}
     with output as folder:
         if given.vectors:
-            life_options = LifeOptions(
+            run_options = RunOptions(
                 f"{folder}/vectors", "vectors", vectors=given.vectors, origins=given.origins,
                 changes=min(given.changes, given.vectors),
             )  # fmt: skip
-            figures["build"] = build_directory(life_options)
-            figures["vectors"] = measure_lives(life_options, given.rounds)
+            figures["build"] = build_directory(run_options)
+            figures["vectors"] = measure_runs(run_options, given.rounds)
         if given.starts:
-            life_options = LifeOptions(f"{folder}/plain", "plain", mib=given.mib)
-            figures["build plain"] = build_directory(life_options)
-            figures["plain"] = measure_lives(life_options, -(-given.starts // 2))
+            run_options = RunOptions(f"{folder}/plain", "plain", mib=given.mib)
+            figures["build plain"] = build_directory(run_options)
+            figures["plain"] = measure_runs(run_options, -(-given.starts // 2))
     return report(figures, given).finish(given.json)
 
 
@@ -103,69 +103,71 @@ def parser() -> Arguments:
     return options
 
 
-def build_directory(life_options: LifeOptions) -> float:
+def build_directory(run_options: RunOptions) -> float:
     """Build the directory unless it exists; return the seconds it took."""
-    folder = Path(life_options.directory)
+    folder = Path(run_options.directory)
     mark = folder / "built"
     if not mark.exists():
         folder.mkdir()
         begin = time.monotonic()
         with ignore_interrupts():
-            process = subprocess.Popen(command(replace(life_options, build=True)))
+            process = subprocess.Popen(command(replace(run_options, build=True)))
         try:
             if process.wait():
                 raise SystemExit(
-                    f"FAILED: {life_options.kind} could not be built, status {process.returncode}"
+                    f"FAILED: {run_options.kind} could not be built, status {process.returncode}"
                 )
         finally:
             end(process)
-        mark.write_text(json.dumps({"seconds": time.monotonic() - begin, "life": 0}))
+        mark.write_text(json.dumps({"seconds": time.monotonic() - begin, "starts": 0}))
     built = json.loads(mark.read_text())
     sizes = {name: _size(folder, name) / MIB for name in ("data", "vectors.db", "graphs")}
     print(
-        f"{life_options.kind}: built in {built['seconds']:.0f} s; MiB on disk: "
+        f"{run_options.kind}: built in {built['seconds']:.0f} s; MiB on disk: "
         + ", ".join(f"{name} {size:,.0f}" for name, size in sizes.items() if size)
     )
     return float(built["seconds"])
 
 
 def _size(folder: Path, name: str) -> int:
-    every = (path for begin in folder.glob(f"{name}*") for path in (begin, *begin.rglob("*")))
-    return sum(path.stat().st_size for path in every if path.is_file())
+    files = (path for root in folder.glob(f"{name}*") for path in (root, *root.rglob("*")))
+    return sum(path.stat().st_size for path in files if path.is_file())
 
 
-def measure_lives(life_options: LifeOptions, rounds: int) -> dict[str, list[dict[str, Any]]]:
-    """Start `rounds` times each after a close and after a kill, alternately."""
-    mark = Path(life_options.directory) / "built"
-    lives: dict[str, list[dict[str, Any]]] = {CLOSED: [], KILLED: []}
+def measure_runs(run_options: RunOptions, rounds: int) -> dict[str, list[dict[str, Any]]]:
+    """Start the service `rounds` times after a clean close and `rounds` times after a kill, alternately."""
+    mark = Path(run_options.directory) / "built"
+    runs: dict[str, list[dict[str, Any]]] = {CLOSED: [], KILLED: []}
     for number in range(2 * rounds):
         before = json.loads(mark.read_text())
-        one = replace(life_options, life=before["life"])
-        lives[CLOSED if number % 2 == 0 else KILLED].append(measure_life(one, kill=number % 2 == 0))
-        mark.write_text(json.dumps({**before, "life": one.life + 1}))
-    return lives
+        options = replace(run_options, starts_before=before["starts"])
+        # A run that follows a clean close ends with a kill, and the reverse.
+        follows_close = number % 2 == 0
+        runs[CLOSED if follows_close else KILLED].append(measure_run(options, kill=follows_close))
+        mark.write_text(json.dumps({**before, "starts": options.starts_before + 1}))
+    return runs
 
 
-def measure_life(life_options: LifeOptions, *, kill: bool) -> dict[str, Any]:
+def measure_run(run_options: RunOptions, *, kill: bool) -> dict[str, Any]:
     """Start a process, read its figures, end it."""
     with ignore_interrupts():
         process = subprocess.Popen(
-            command(replace(life_options, spawned_at=time.monotonic())),
+            command(replace(run_options, spawned_at=time.monotonic())),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
     with process:
         try:
-            return _read_figures(process, life_options, kill=kill)
+            return _read_figures(process, run_options, kill=kill)
         finally:
             process.kill()
 
 
-def _read_figures(process: subprocess.Popen[str], life_options: LifeOptions, *, kill: bool) -> dict[str, Any]:
+def _read_figures(process: subprocess.Popen[str], run_options: RunOptions, *, kill: bool) -> dict[str, Any]:
     assert process.stdin is not None
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
-        raise SystemExit(f"FAILED: the service in {life_options.directory} ended, status {process.wait()}")
+        raise SystemExit(f"FAILED: the service in {run_options.directory} ended, status {process.wait()}")
     figures: dict[str, Any] = json.loads(line)
     begin = time.monotonic()
     if kill:
@@ -174,7 +176,7 @@ def _read_figures(process: subprocess.Popen[str], life_options: LifeOptions, *, 
         process.stdin.write("close\n")
         process.stdin.flush()
         if process.wait():
-            raise SystemExit(f"FAILED: closing the service in {life_options.directory} failed")
+            raise SystemExit(f"FAILED: closing the service in {run_options.directory} failed")
     figures["end_s"] = time.monotonic() - begin
     return figures
 
@@ -194,70 +196,70 @@ def report(figures: dict[str, Any], given: argparse.Namespace) -> Results:
 
 
 def _report_vectors(
-    results: Results, kinds: dict[str, list[dict[str, Any]]], given: argparse.Namespace
+    results: Results, runs_by_end: dict[str, list[dict[str, Any]]], given: argparse.Namespace
 ) -> None:
     rows: list[tuple[object, ...]] = []
-    for kind, some in kinds.items():
+    for kind, runs in runs_by_end.items():
         rows += [
             (
                 f"{title}, {kind}",
-                *(_figure(some, f"{step}_{unit}") for unit in ("s", "rss_mb", "peak_mb")),
+                *(_figure(runs, f"{step}_{unit}") for unit in ("s", "rss_mb", "peak_mb")),
             )
             for title, step in STEPS
         ]
-    head = ("median (lowest-highest)", "s since start", "resident MB", "at most MB")
+    head = ("median (lowest-highest)", "s since start", "resident MB", "peak MB")
     title = f"{given.vectors:,} vectors of 16 numbers, {given.origins:,} origins"
     results.tables.append(table(title, head, rows))
-    _report_after(results, kinds, given)
-    every = [one for some in kinds.values() for one in some]
-    results.notes.append(f"clean closes took {_figure(kinds[KILLED], 'end_s')} s")
-    if not all(one["right"] and one["vectors"] >= given.vectors for one in every):
+    _report_after(results, runs_by_end, given)
+    all_runs = [one for runs in runs_by_end.values() for one in runs]
+    results.notes.append(f"clean closes took {_figure(runs_by_end[KILLED], 'end_s')} s")
+    if not all(one["right"] and one["vectors"] >= given.vectors for one in all_runs):
         results.failures.append("a search was wrong")
-    for step, most in (("accepted", ACCEPTED_S_MAX), ("searched", SEARCHED_S_MAX)):
-        took = [one[f"{step}_s"] for one in every]
+    for step, maximum in (("accepted", ACCEPTED_S_MAX), ("searched", SEARCHED_S_MAX)):
+        took = [one[f"{step}_s"] for one in all_runs]
         results.figure(f"{step} after", took, "s", less=True)
-        goal = Goal("", f"restart: {step} after, the slowest", most, unit="s", less=True)
+        goal = Goal("", f"restart: {step} after, the slowest", maximum, unit="s", less=True)
         if results.goal(goal, [max(took)]) != REACHED and not given.quick:
-            results.failures.append(f"{step} after {max(took):.1f} s, target {most:.0f} s")
+            results.failures.append(f"{step} after {max(took):.1f} s, target {maximum:.0f} s")
 
 
 def _report_after(
-    results: Results, kinds: dict[str, list[dict[str, Any]]], given: argparse.Namespace
+    results: Results, runs_by_end: dict[str, list[dict[str, Any]]], given: argparse.Namespace
 ) -> None:
     """Report the imports, the first searches and the changes after a start."""
     rows: list[tuple[object, ...]] = []
-    for kind, some in kinds.items():
-        rate = [given.changes / one["changes_s"] for one in some]
-        searched = (_figure(some, name) for name in ("imported_s", "cpu_s", "search_s"))
-        rows.append((kind, *searched, Figure.of(rate), _figure(some, "changes_applied_s")))
-        recovery = some[-1]["recovery"].replace("\n", "; ")
-        results.notes.append(f"{kind}: image: {some[-1]['image']}; graphs: {some[-1]['graphs']}; {recovery}")
+    for kind, runs in runs_by_end.items():
+        rate = [given.changes / one["changes_s"] for one in runs]
+        searched = (_figure(runs, name) for name in ("imported_s", "cpu_s", "search_s"))
+        rows.append((kind, *searched, Figure.of(rate), _figure(runs, "changes_applied_s")))
+        recovery = runs[-1]["recovery"].replace("\n", "; ")
+        results.notes.append(f"{kind}: image: {runs[-1]['image']}; graphs: {runs[-1]['graphs']}; {recovery}")
     head = ("", "imports s", "CPU s to first search", "next search s", "changes rows/s", "applied after s")
     title = f"the start, then {given.changes:,} changes while rows are indexed"
     results.tables.append(table(title, head, rows))
 
 
 def _report_plain(
-    results: Results, kinds: dict[str, list[dict[str, Any]]], given: argparse.Namespace
+    results: Results, runs_by_end: dict[str, list[dict[str, Any]]], given: argparse.Namespace
 ) -> None:
-    every = [one for some in kinds.values() for one in some]
+    all_runs = [one for runs in runs_by_end.values() for one in runs]
     rows = [
         (
             kind,
-            len(some),
+            len(runs),
             *(
-                f"{percentile([one[name] for one in some], share):.2f}"
+                f"{percentile([one[name] for one in runs], share):.2f}"
                 for name in ("accepted_s", "accepted_after_open_s")
                 for share in (0.5, 0.99)
             ),
-            _figure(some, "accepted_rss_mb"),
+            _figure(runs, "accepted_rss_mb"),
         )
-        for kind, some in (*kinds.items(), ("all", every))
+        for kind, runs in (*runs_by_end.items(), ("all", all_runs))
     ]
     head = ("starts", "", "s p50", "s p99", "without imports p50", "p99", "resident MB")
     title = f"a plain log of {given.mib:,} MiB in frames of 13 KB, to the first acknowledgement"
     results.tables.append(table(title, head, rows))
-    took = [one["accepted_s"] for one in every]
+    took = [one["accepted_s"] for one in all_runs]
     results.figure("plain log: accepted after", took, "s", less=True)
     goal = Goal("", "restart: plain log, accepted after, p99", PLAIN_P99_S_MAX, unit="s", less=True)
     slowest = percentile(took, 0.99)
@@ -265,8 +267,8 @@ def _report_plain(
         results.failures.append(f"plain log p99 {slowest:.1f} s, target {PLAIN_P99_S_MAX:.0f} s")
 
 
-def _figure(some: list[dict[str, Any]], name: str) -> Figure:
-    return Figure.of([one[name] for one in some])
+def _figure(runs: list[dict[str, Any]], name: str) -> Figure:
+    return Figure.of([one[name] for one in runs])
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from benchmarks._peers_scenes import Measurement
 
 PAIRS = 2
-"""Publishers, each with a consumer of its topic."""
+"""Number of publishers, each with a consumer of its topic."""
 SERVICES = (1, 2)
 CALL_DELTAS, CALLS_IN_FLIGHT, CALLS = 100, 40, 400
 _WAIT_S_MAX = 60.0
@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = options_of("scale", __doc__, rounds=5)
     given = parser.parse_args(arguments)
     seconds = 0.5 if given.quick else 1.5
-    seen: dict[tuple[str, int], list[ScaleMeasurement]] = {}
+    measurements: dict[tuple[str, int], list[ScaleMeasurement]] = {}
     programs: dict[int, list[float]] = {}
     with tempfile.TemporaryDirectory(prefix="scale-") as folder, ExitStack() as exits:
         running = {
@@ -79,12 +79,12 @@ def main(arguments: list[str] | None = None) -> int:
             for setting in SETTINGS:
                 for count in SERVICES:
                     found = measure_services(running[setting.kind][:count], setting, f"s{turn}", seconds)
-                    seen.setdefault((setting.name, count), []).append(found)
+                    measurements.setdefault((setting.name, count), []).append(found)
                     print(f"{turn} {setting.name}: {count}: {found}", file=sys.stderr)
             for count in SERVICES:
                 ports = [peer.port for peer in running[Ours][:count]]
                 programs.setdefault(count, []).append(asyncio.run(program(ports, f"program {turn} {count}")))
-    return _report(seen, programs).finish(given.json)
+    return _report(measurements, programs).finish(given.json)
 
 
 def _start_services(kind: type[Ours], folder: Path, exits: ExitStack) -> Sequence[Ours]:
@@ -100,9 +100,7 @@ def _start_services(kind: type[Ours], folder: Path, exits: ExitStack) -> Sequenc
 
 
 class _BarrierPeer(Ours):
-    """A running service for one pair of clients. `counters` first waits until all pairs are ready to start
-    together.
-    """
+    """A running service for one pair of clients. The first call of `counters` waits for all pairs."""
 
     def __init__(self, peer: Ours, ready: threading.Barrier) -> None:
         super().__init__()
@@ -170,26 +168,27 @@ async def program(ports: Sequence[int], name: str) -> float:
 
 
 def _report(
-    seen: Mapping[tuple[str, int], Sequence[ScaleMeasurement]], programs: Mapping[int, Sequence[float]]
+    measurements: Mapping[tuple[str, int], Sequence[ScaleMeasurement]],
+    programs: Mapping[int, Sequence[float]],
 ) -> Results:
     results, rows = Results("scale"), []
     for setting in SETTINGS:
-        one, two = (seen[setting.name, count] for count in SERVICES)
-        for count, some in zip(SERVICES, (one, two), strict=True):
+        single, double = (measurements[setting.name, count] for count in SERVICES)
+        for count, rounds in zip(SERVICES, (single, double), strict=True):
             label = f"{setting.name}, {count} services"
-            results.figure(f"{label}: deltas/s", [each.deltas_a_second for each in some], "deltas/s")
-            results.figure(f"{label}: server", [each.server_cpu_us for each in some], "µs", less=True)
-            results.figure(f"{label}: clients", [each.client_cpu_us for each in some], "µs", less=True)
-            rows.append((label, *(spread(results.figures[f"{label}: {of}"]) for of in _COLUMNS)))
-        faster = [b.deltas_a_second / a.deltas_a_second for a, b in zip(one, two, strict=True)]
-        costlier = [b.server_cpu_us / a.server_cpu_us for a, b in zip(one, two, strict=True)]
-        results.figure(f"{setting.name}: two against one, rate", faster, "×")
-        results.figure(f"{setting.name}: two against one, server CPU a delta", costlier, "×", less=True)
+            results.figure(f"{label}: deltas/s", [each.deltas_a_second for each in rounds], "deltas/s")
+            results.figure(f"{label}: server", [each.server_cpu_us for each in rounds], "µs", less=True)
+            results.figure(f"{label}: clients", [each.client_cpu_us for each in rounds], "µs", less=True)
+            rows.append((label, *(spread(results.figures[f"{label}: {column}"]) for column in _COLUMNS)))
+        rate_ratios = [b.deltas_a_second / a.deltas_a_second for a, b in zip(single, double, strict=True)]
+        cpu_ratios = [b.server_cpu_us / a.server_cpu_us for a, b in zip(single, double, strict=True)]
+        results.figure(f"{setting.name}: two against one, rate", rate_ratios, "×")
+        results.figure(f"{setting.name}: two against one, server CPU a delta", cpu_ratios, "×", less=True)
         rows.append((f"{setting.name}: two / one", *_ratios(results, setting.name), ""))
         results.goal(
-            Goal("scale", f"{setting.name}: server CPU a delta, two / one", 1.25, 1.0, less=True), costlier
+            Goal("scale", f"{setting.name}: server CPU a delta, two / one", 1.25, 1.0, less=True), cpu_ratios
         )
-        lost = sum(each.lost for each in (*one, *two))
+        lost = sum(each.lost for each in (*single, *double))
         if lost:
             results.failures.append(f"{setting.name}: {lost} deltas were lost, or came twice")
     results.tables.append(table(f"{PAIRS} pairs of clients, batch 100", ("", *_COLUMNS), rows))
@@ -216,7 +215,9 @@ _COLUMNS = ("deltas/s", "server", "clients")
 
 
 def _ratios(results: Results, name: str) -> tuple[str, str]:
-    rate, cpu = (results.figures[f"{name}: two against one, {of}"] for of in ("rate", "server CPU a delta"))
+    rate, cpu = (
+        results.figures[f"{name}: two against one, {figure}"] for figure in ("rate", "server CPU a delta")
+    )
     return f"× {spread(rate)}", f"× {spread(cpu)}"
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 WIDTH = 64
 WARM_ROUNDS = 2
 ROWS, ROWS_SLOW = 400_000, 50_000
-"""Rows of a job; rows of a job by the writer of rows, which is slow."""
+"""Rows of a job, and of a job by the writer of rows, which is slow."""
 REPLAY_ROWS = (1_000_000, 10_000_000)
 REPLAY_KEYS, REPLAY_WIDTH, FRAME_ROWS = 100_000, 8, 1_000
 GROWTH_MAX = 12.0
@@ -100,7 +100,7 @@ def serve(data: Path) -> Iterator[str]:
 
 
 def make_rows(spark: SparkSession, rows: int) -> DataFrame:
-    """Return rows with a vector, which the job that writes them generates: each way includes that cost."""
+    """Return rows with a vector. The job that writes them generates them, so every method has that cost."""
     from pyspark.sql import functions as f
 
     numbers = f.transform(f.sequence(f.lit(1), f.lit(WIDTH)), lambda n: (f.col("id") * n % 997).cast("float"))
@@ -110,28 +110,30 @@ def make_rows(spark: SparkSession, rows: int) -> DataFrame:
 
 
 def writes(results: Results, spark: SparkSession, url: str, *, rounds: int, rows: int) -> None:
-    """Write the same rows by each way, under a new producer name each time."""
+    """Write the same rows by each method, under a new producer name each time."""
     from benchmarks._spark_rows import PlainRows
 
     spark.dataSource.register(PlainRows)
-    slow = min(rows, ROWS_SLOW)
-    frame, fewer, turn = make_rows(spark, rows), make_rows(spark, slow), iter(range(10_000))
+    slow_rows = min(rows, ROWS_SLOW)
+    frame, slow_frame, turn = make_rows(spark, rows), make_rows(spark, slow_rows), iter(range(10_000))
 
     def ours(**options: str) -> None:
         write = frame.write.format("delta_prop").option("url", url).option("namespace", "bench")
         write.options(producer=f"bench-{next(turn)}", **options).mode("append").save()
 
     def plain() -> None:
-        write = fewer.write.format("plain_rows").option("url", url).option("producer", f"rows-{next(turn)}")
+        write = (
+            slow_frame.write.format("plain_rows").option("url", url).option("producer", f"rows-{next(turn)}")
+        )
         write.mode("append").save()
 
-    ways: dict[str, Callable[[], None]] = {
+    methods: dict[str, Callable[[], None]] = {
         NOOP: lambda: frame.write.format("noop").mode("overwrite").save(),
         ROW: plain,
         DIRECT: lambda: ours(staged="false"),
         STAGED: ours,
     }
-    rates = measure(ways, rounds, dict.fromkeys(ways, rows) | {ROW: slow})
+    rates = measure(methods, rounds, dict.fromkeys(methods, rows) | {ROW: slow_rows})
     of_noop = [mine / limit for mine, limit in zip(rates[DIRECT], rates[NOOP], strict=True)]
     of_rows = [mine / other for mine, other in zip(rates[DIRECT], rates[ROW], strict=True)]
     results.goal(Goal("spark 4", "write, direct: of Spark's noop sink", 0.2), of_noop)
@@ -146,7 +148,7 @@ def reads(results: Results, spark: SparkSession, url: str, parquet: str, *, roun
     write.options(producer="to-read", namespace="read", staged="false").mode("append").save()
     read = spark.read.format("delta_prop").options(url=url, topics="ns:read", partitions="2")
     columns = ["vector_id", "vector"]
-    ways: dict[str, Callable[[], None]] = {
+    methods: dict[str, Callable[[], None]] = {
         PARQUET: lambda: (
             spark.read.parquet(parquet).select(columns).write.format("noop").mode("overwrite").save()
         ),
@@ -155,7 +157,7 @@ def reads(results: Results, spark: SparkSession, url: str, parquet: str, *, roun
     found = read.load().count()
     if found != rows:
         results.failures.append(f"{found:,} rows were read of {rows:,}")
-    rates = measure(ways, rounds, dict.fromkeys(ways, rows))
+    rates = measure(methods, rounds, dict.fromkeys(methods, rows))
     shares = [mine / limit for mine, limit in zip(rates[READ], rates[PARQUET], strict=True)]
     results.goal(Goal("spark 4", "read: of the same data as Parquet", 0.5), shares)
     report_rates(results, f"reading {rows:,} rows", rates, PARQUET)
@@ -171,10 +173,10 @@ def replays(results: Results, spark: SparkSession, folder: Path, rounds: int, *,
     seconds: dict[int, list[float]] = {size: [] for size in sizes}
     for turn in range(rounds + 1):
         for size in sizes:
-            begun = time.perf_counter()
+            started_at = time.perf_counter()
             vectors = replay(spark, str(folder / str(size))).count()
             if turn:
-                seconds[size].append(time.perf_counter() - begun)
+                seconds[size].append(time.perf_counter() - started_at)
             if vectors != REPLAY_KEYS:
                 results.failures.append(f"replay of {size:,}: {vectors:,} vectors of {REPLAY_KEYS:,}")
     rows = [
@@ -208,20 +210,22 @@ def build_log(data: Path, size: int) -> None:
     anyio.run(build)
 
 
-def measure(ways: dict[str, Callable[[], None]], rounds: int, rows: dict[str, int]) -> dict[str, list[float]]:
-    """Measure rows per second of each way, round by round, after warm-up rounds."""
-    rates: dict[str, list[float]] = {name: [] for name in ways}
+def measure(
+    methods: dict[str, Callable[[], None]], rounds: int, rows: dict[str, int]
+) -> dict[str, list[float]]:
+    """Measure rows per second of each method, round by round, after warm-up rounds."""
+    rates: dict[str, list[float]] = {name: [] for name in methods}
     for turn in range(WARM_ROUNDS + rounds):
-        for name, way in ways.items():
-            begun = time.perf_counter()
-            way()
+        for name, method in methods.items():
+            started_at = time.perf_counter()
+            method()
             if turn >= WARM_ROUNDS:
-                rates[name].append(rows[name] / (time.perf_counter() - begun))
+                rates[name].append(rows[name] / (time.perf_counter() - started_at))
     return rates
 
 
 def report_rates(results: Results, what: str, rates: dict[str, list[float]], limit: str) -> None:
-    """Add a table: each way, relative to the limit of its round."""
+    """Add a table: the rate of each method, also relative to the limit of its round."""
     rows = []
     for name, found in rates.items():
         rate = results.figure(f"{what}: {name}", found, "rows/s")

@@ -1,8 +1,8 @@
 """Measures the cost of each stage for a single delta, and of all stages together, against the specification.
 
-Stages are measured in CPU time, as medians of interleaved rounds. The whole way is measured from the time a
-delta was due until storage, index and cache have it, in open loop through a propagator with its log in a
-directory, at ack levels `logged` and `durable`. Batches of 100 are measured as well as single deltas.
+Stages are measured in CPU time, as medians of interleaved rounds. End-to-end latency is measured from the
+time a delta was due until storage, index and cache have it, in an open loop through a propagator with its log
+in a directory, at ack levels `logged` and `durable`. Batches of 100 are measured as well as single deltas.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ OPEN_LOOP_SHARE = 0.3
 """Share of the rate that one caller reaches in a closed loop."""
 SINKS = ("storage", "index", "cache")
 IN_FLIGHT = {AckLevel.LOGGED: 4, AckLevel.DURABLE: 16}
-"""Maximum of concurrent calls: this many may be late before they delay the next."""
+"""Maximum number of calls in flight; while that many are late, the next call is delayed."""
 
 CLAIMS = (
     ("ingest", "ingest: decoded, checked, known or not", 5.0, 2.0, 2.5),
@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
         f"a delta: {NUMBERS} of {DIMENSION} float32, {KEYS:,} vectors, one producer; stages in CPU time"
     )
     results.notes.append(
-        "end to end: log in a directory, storage with write-back, exact index on the same vectors, cache; "
+        "end to end: log in a directory, write-behind storage, exact index on the same vectors, cache; "
         f"open loop at {OPEN_LOOP_SHARE:.0%} of one caller's peak; gc.freeze() after the start"
     )
     return results.finish(given.json)
@@ -100,7 +100,7 @@ def _measure_stages(results: Results, given: argparse.Namespace) -> None:
 
 
 def _batches(size: int, count: int) -> list[Batch]:
-    """Return `count` batches of the calls of `prepare_calls`, as a producer encodes them."""
+    """Return `count` batches made from the calls that `prepare_calls` returns, as a producer encodes them."""
     made: list[Batch] = []
     calls = prepare_calls(size)
     for number in range(count):
@@ -136,8 +136,8 @@ def _stages(size: int, rounds: int, *, quick: bool) -> dict[str, list[float]]:
     batches = _batches(size, calls)
     bodies = [bytes(batch.body) for batch in batches]
     logged = [
-        LoggedBatch(batch, KEYS + at * size, KEYS + at * size + 1, Source.LOCAL)
-        for at, batch in enumerate(batches)
+        LoggedBatch(batch, KEYS + number * size, KEYS + number * size + 1, Source.LOCAL)
+        for number, batch in enumerate(batches)
     ]
     stages: dict[str, Callable[[], int]] = {
         "ingest": partial(_ingest, bodies),
@@ -229,9 +229,9 @@ class _Context:
 
 
 class _ApplyStage:
-    """A sink's `apply` of prepared deliveries, each round at later offsets, as it would skip duplicates.
+    """A sink's `apply` of prepared deliveries, each round at later offsets, because it would skip duplicates.
 
-    Deliveries are made before the timed part, as the log and the route make one of each for all sinks
+    Deliveries are made before the timed part, because the service makes each delivery once, for all sinks
     together.
     """
 
@@ -257,7 +257,7 @@ class _ApplyStage:
 
 
 def _resident_stage(logged: Sequence[LoggedBatch]) -> _ApplyStage:
-    """Return the stage of a write-behind storage sink until a delta can be read."""
+    """Return the stage that ends when a delta can be read from a write-behind storage sink."""
     resident, context = ResidentVectors(), _Context()
     resident.enter(context)  # type: ignore[arg-type]
     assert resident.apply_now([Delivery(_new_vectors())], context)  # type: ignore[arg-type]
@@ -270,14 +270,14 @@ def _sink_stage(sink: IndexSink | CacheSink, logged: Sequence[LoggedBatch]) -> _
     return _ApplyStage(sink.apply_now, logged)
 
 
-# --- the whole way, wall time
+# --- end to end, wall time
 
 
 async def _measure_total(results: Results, given: argparse.Namespace) -> None:
     rounds = 5
     samples = (1_000 if given.quick else given.samples) // rounds
     rows = []
-    _print_progress("the whole way, open loop")
+    _print_progress("end to end, open loop")
     async with Bench(*SINKS, linger_ms=0) as bench:
         gc.collect()
         gc.freeze()

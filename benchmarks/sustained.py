@@ -52,14 +52,16 @@ def main(arguments: list[str] | None = None) -> int:
             peaks = [measure(server, Scene("peak", 1), f"peak{turn}") for turn in range(given.rounds)]
             peak = statistics.median(one.deltas_a_second for one in peaks)
             print(f"peak: {peak:,.0f}/s", file=sys.stderr)
-            shorts = [publish_steadily(server, SHORT_S, peak, f"short{turn}") for turn in range(given.rounds)]
+            short_runs = [
+                publish_steadily(server, SHORT_S, peak, f"short{turn}") for turn in range(given.rounds)
+            ]
             memory = MemorySampler(server)
             memory.start()
             long = publish_steadily(server, seconds, peak, "long")
             memory.stop()
         finally:
             server.stop()
-    return report(peaks, shorts, long, memory.samples, seconds).finish(given.json)
+    return report(peaks, short_runs, long, memory.samples, seconds).finish(given.json)
 
 
 def publish_steadily(peer: Peer, seconds: float, peak: float, topic: str) -> Measurement:
@@ -96,8 +98,8 @@ class MemorySampler:
     def _sample(self) -> None:
         began = time.monotonic()
         while not self._stopped.wait(SAMPLE_S):
-            held = sum(private_mb(process.pid) for process in self.peer.processes)
-            self.samples.append((time.monotonic() - began, held))
+            memory_mb = sum(private_mb(process.pid) for process in self.peer.processes)
+            self.samples.append((time.monotonic() - began, memory_mb))
 
 
 def private_mb(process_id: int) -> float:
@@ -111,15 +113,15 @@ def growth(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
     fit.
     """
     warm = samples[int(len(samples) * WARM_SHARE) :]
-    held = [mb for _, mb in warm]
-    quarter = max(len(held) // 4, 1)
-    slope = float(np.polyfit([at for at, _ in warm], held, 1)[0])
-    return statistics.fmean(held[-quarter:]) / statistics.fmean(held[:quarter]), slope * 60
+    memory_mb = [mb for _, mb in warm]
+    quarter = max(len(memory_mb) // 4, 1)
+    slope = float(np.polyfit([at for at, _ in warm], memory_mb, 1)[0])
+    return statistics.fmean(memory_mb[-quarter:]) / statistics.fmean(memory_mb[:quarter]), slope * 60
 
 
 def report(
     peaks: Sequence[Measurement],
-    shorts: Sequence[Measurement],
+    short_runs: Sequence[Measurement],
     long: Measurement,
     samples: Sequence[tuple[float, float]],
     seconds: float,
@@ -127,30 +129,30 @@ def report(
     """Return table, figures, goals."""
     results = Results("sustained")
     rows = []
-    for name, some in (("peak", peaks), (f"{SHORT_S:.0f} s", shorts), (f"{seconds:.0f} s", [long])):
-        rate = results.figure(f"{name}: rate", [one.deltas_a_second for one in some], "deltas/s")
-        p50 = results.figure(f"{name}: p50", [one.latency_p50_us for one in some], "µs", less=True)
-        p99 = results.figure(f"{name}: p99", [one.latency_p99_us for one in some], "µs", less=True)
+    for name, runs in (("peak", peaks), (f"{SHORT_S:.0f} s", short_runs), (f"{seconds:.0f} s", [long])):
+        rate = results.figure(f"{name}: rate", [one.deltas_a_second for one in runs], "deltas/s")
+        p50 = results.figure(f"{name}: p50", [one.latency_p50_us for one in runs], "µs", less=True)
+        p99 = results.figure(f"{name}: p99", [one.latency_p99_us for one in runs], "µs", less=True)
         cpu = results.figure(
-            f"{name}: server CPU", [one.server_cpu_us for one in some], "µs a delta", less=True
+            f"{name}: server CPU", [one.server_cpu_us for one in runs], "µs a delta", less=True
         )
         rows.append(
             (name, f"{rate.median:,.0f}", f"{p50.median:,.0f}", f"{p99.median:,.0f}", f"{cpu.median:.2f}")
         )
     head = ("", "deltas/s", "received p50 µs", "p99", "server CPU µs a delta")
     results.tables.append(table(f"at {SHARE:.0%} of the peak, {BATCH} a call, one consumer", head, rows))
-    ratio, a_minute = growth(samples)
+    ratio, per_minute = growth(samples)
     results.figure("memory: last quarter / first, once warm", [ratio], "×", less=True)
-    results.figure("memory: growth", [a_minute], "MB a minute", less=True)
+    results.figure("memory: growth", [per_minute], "MB a minute", less=True)
     results.notes.append(
         f"server memory: {samples[0][1]:.0f} MB at the start, {samples[-1][1]:.0f} MB at the end; "
-        f"{a_minute:+.1f} MB a minute once warm"
+        f"{per_minute:+.1f} MB a minute once warm"
     )
     results.more["memory"] = list(samples)
     results.goal(Goal("15", "memory, last quarter / first, once warm", 1.05, less=True), [ratio])
-    p99s = [long.latency_p99_us / one.latency_p99_us for one in shorts]
+    p99s = [long.latency_p99_us / one.latency_p99_us for one in short_runs]
     results.goal(Goal("15", f"p99: {seconds:.0f} s / {SHORT_S:.0f} s", 3.0, 1.5, less=True), p99s)
-    lost = sum(one.lost + one.twice for one in (*peaks, *shorts, long))
+    lost = sum(one.lost + one.twice for one in (*peaks, *short_runs, long))
     if lost:
         results.failures.append(f"{lost} deltas were lost, or came twice")
     return results

@@ -64,11 +64,11 @@ def test_checkout_has_no_violation() -> None:
         ({"delta_prop/more.py": "letGo = let_go_now = 1\n"}, "let_go_now has a part to avoid"),
         (
             {"delta_prop/stock.py": VALID_MODULE.replace("kept_before", "before")},
-            "kept_before stands nowhere",
+            "kept_before does not occur",
         ),
         ({"delta_prop/more.py": '"""Whether it is so."""\n'}, "1 docstrings open with a question word"),
         ({"tests/test_more.py": '"""Whether it is so."""\n'}, "1 docstrings open with a question word"),
-        ({"delta_prop/more.py": "# it is told\n"}, "lines say told"),
+        ({"delta_prop/more.py": "# it is told\n"}, "lines contain told"),
     ],
 )
 def test_violation_is_found_and_named(
@@ -77,7 +77,7 @@ def test_violation_is_found_and_named(
     lists = tmp_path / "names.txt"
     lists.write_text(LISTS)
     monkeypatch.setattr(words, "LISTS", lists)
-    monkeypatch.setattr(words, "RIDDLES_MAX", 0)
+    monkeypatch.setattr(words, "QUESTION_WORDS_MAX", 0)
     monkeypatch.setattr(words, "LINES_MAX", 0)
     lines = violations(checkout(tmp_path / "checkout", {"delta_prop/stock.py": VALID_MODULE} | files))
     if found is None:

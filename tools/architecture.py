@@ -220,17 +220,17 @@ def violations(root: Path) -> list[Violation]:
     for path in source_files(root):
         text = path.read_text()
         tree = ast.parse(text, path)
-        place = path.relative_to(root).as_posix()
+        relative_path = path.relative_to(root).as_posix()
         nodes = list(ast.walk(tree))
-        found += shape(place, text, tree, nodes)
-        package = package_of(place)
+        found += lengths_and_docstring(relative_path, text, tree, nodes)
+        package = package_of(relative_path)
         if package is not None:
-            imports = list(imports_of(tree, module_name(place), path.name == "__init__.py"))
-            found += arrows(place, package, imports)
-            found += purity(place, imports)
-            found += third_parties(place, imports, *declared)
-            if not matches(place, SYSTEM):
-                found += ports(place, nodes, imports)
+            imports = list(imports_of(tree, module_name(relative_path), path.name == "__init__.py"))
+            found += arrows(relative_path, package, imports)
+            found += purity(relative_path, imports)
+            found += third_parties(relative_path, imports, *declared)
+            if not matches(relative_path, SYSTEM):
+                found += ports(relative_path, nodes, imports)
     return sorted(found)
 
 
@@ -241,76 +241,86 @@ def source_files(root: Path) -> Iterator[Path]:
             yield path
 
 
-def package_of(place: str) -> str | None:
+def package_of(relative_path: str) -> str | None:
     """Return the package that a file belongs to; None for tests, benchmarks, tools and examples."""
-    return next((name for name, folder in FOLDERS.items() if place.startswith(folder + "/")), None)
+    return next((name for name, folder in FOLDERS.items() if relative_path.startswith(folder + "/")), None)
 
 
-def module_name(place: str) -> str:
+def module_name(relative_path: str) -> str:
     """Return the dotted name under which a file of a package is imported."""
-    package = package_of(place)
+    package = package_of(relative_path)
     assert package is not None
     inside = (
-        place.removeprefix(FOLDERS[package] + "/").removesuffix(".py").removesuffix("__init__").strip("/")
+        relative_path.removeprefix(FOLDERS[package] + "/")
+        .removesuffix(".py")
+        .removesuffix("__init__")
+        .strip("/")
     )
     return ".".join([package, *inside.split("/")]) if inside else package
 
 
-def matches(place: str, patterns: Iterable[str]) -> bool:
+def matches(relative_path: str, patterns: Iterable[str]) -> bool:
     """Return True if one of the patterns matches the file; `*` spans folders too."""
-    return any(fnmatch(place, pattern) for pattern in patterns)
+    return any(fnmatch(relative_path, pattern) for pattern in patterns)
 
 
-def shape(place: str, text: str, tree: ast.Module, nodes: list[ast.AST]) -> Iterator[Violation]:
+def lengths_and_docstring(
+    relative_path: str, text: str, tree: ast.Module, nodes: list[ast.AST]
+) -> Iterator[Violation]:
     """Check the module docstring, and the length of files and functions."""
     lines = len(text.splitlines())
     if lines > FILE_LINES_MAX:
-        yield Violation(place, lines, "length", f"{lines} lines; a file has up to {FILE_LINES_MAX}")
+        yield Violation(relative_path, lines, "length", f"{lines} lines; a file has up to {FILE_LINES_MAX}")
     if not (ast.get_docstring(tree) or "").strip():
-        yield Violation(place, 1, "docstring", "the module has no docstring: write one")
+        yield Violation(relative_path, 1, "docstring", "the module has no docstring: write one")
     for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             long = (node.end_lineno or node.lineno) - node.lineno + 1
             if long > FUNCTION_LINES_MAX:
                 what = f"{node.name} has {long} lines; a function has up to {FUNCTION_LINES_MAX}"
-                yield Violation(place, node.lineno, "length", what)
+                yield Violation(relative_path, node.lineno, "length", what)
 
 
-def arrows(place: str, package: str, imports: Iterable[Import]) -> Iterator[Violation]:
+def arrows(relative_path: str, package: str, imports: Iterable[Import]) -> Iterator[Violation]:
     """Check that imports follow ARROWS, and that none is of a folder of the checkout."""
     for one in imports:
         top = one.name.partition(".")[0]
-        if one.name == COMPUTED and not matches(place, LAZY):
-            yield Violation(place, one.line, "arrow", "an import by a computed name hides its target")
+        if one.name == COMPUTED and not matches(relative_path, LAZY):
+            yield Violation(relative_path, one.line, "arrow", "an import by a computed name hides its target")
         elif top in CHECKOUT_ONLY:
-            yield Violation(place, one.line, "arrow", f"'{one.name}' is missing from an installed wheel")
+            yield Violation(
+                relative_path, one.line, "arrow", f"'{one.name}' is missing from an installed wheel"
+            )
         elif top in ARROWS and top != package and top not in ARROWS[package]:
-            yield Violation(place, one.line, "arrow", f"{package} must not import {top}")
+            yield Violation(relative_path, one.line, "arrow", f"{package} must not import {top}")
 
 
-def purity(place: str, imports: Iterable[Import]) -> Iterator[Violation]:
+def purity(relative_path: str, imports: Iterable[Import]) -> Iterator[Violation]:
     """Check that a pure module imports nothing that waits or does input and output, even indirectly."""
-    if not matches(place, PURE):
+    if not matches(relative_path, PURE):
         return
     for one in imports:
         top = one.name.partition(".")[0]
         if top in IMPURE | BANNED_MODULES:
-            yield Violation(place, one.line, "purity", f"a pure module imports '{one.name}'")
+            yield Violation(relative_path, one.line, "purity", f"a pure module imports '{one.name}'")
         elif top in ARROWS and not one.typing_only and not is_pure(one.name):
             yield Violation(
-                place, one.line, "purity", f"a pure module imports '{one.name}', which is not pure"
+                relative_path, one.line, "purity", f"a pure module imports '{one.name}', which is not pure"
             )
 
 
 def is_pure(name: str) -> bool:
     """Return True if an imported name of ours, a module or a name in one, is in a pure module."""
     package, *inside = name.split(".")
-    place = "/".join([FOLDERS[package], *inside])
-    return any(matches(one, PURE) for one in (place + ".py", place + "/", place.rpartition("/")[0] + ".py"))
+    relative_path = "/".join([FOLDERS[package], *inside])
+    return any(
+        matches(one, PURE)
+        for one in (relative_path + ".py", relative_path + "/", relative_path.rpartition("/")[0] + ".py")
+    )
 
 
 def third_parties(
-    place: str, imports: Iterable[Import], core: set[str], extras: set[str]
+    relative_path: str, imports: Iterable[Import], core: set[str], extras: set[str]
 ) -> Iterator[Violation]:
     """Check that third-party imports are declared, and that functions import those of extras."""
     for one in imports:
@@ -320,13 +330,13 @@ def third_parties(
             continue
         home = HOMES.get(top)
         if home is not None:
-            if not matches(place, [home]):
-                yield Violation(place, one.line, "dependency", f"only {home} may import '{top}'")
+            if not matches(relative_path, [home]):
+                yield Violation(relative_path, one.line, "dependency", f"only {home} may import '{top}'")
         elif top not in extras:
-            yield Violation(place, one.line, "dependency", f"pyproject.toml does not declare '{top}'")
+            yield Violation(relative_path, one.line, "dependency", f"pyproject.toml does not declare '{top}'")
         elif not one.lazy:
             yield Violation(
-                place, one.line, "dependency", f"'{top}' is an extra; import it inside the function"
+                relative_path, one.line, "dependency", f"'{top}' is an extra; import it inside the function"
             )
 
 
@@ -343,12 +353,15 @@ def import_name(requirement: str) -> str:
     return requirement[:end].replace("-", "_").lower()
 
 
-def ports(place: str, nodes: list[ast.AST], imports: list[Import]) -> Iterator[Violation]:
+def ports(relative_path: str, nodes: list[ast.AST], imports: list[Import]) -> Iterator[Violation]:
     """Check that only SYSTEM modules use clocks, random numbers, files, sockets and threads directly."""
     for one in imports:
         if one.name.partition(".")[0] in BANNED_MODULES or is_banned(one.name):
             yield Violation(
-                place, one.line, "port", f"'{one.name}' is for system modules only; take it from a port"
+                relative_path,
+                one.line,
+                "port",
+                f"'{one.name}' is for system modules only; take it from a port",
             )
     knows_paths = any(one.name.partition(".")[0] == "pathlib" for one in imports)
     known = aliases(nodes)
@@ -356,13 +369,16 @@ def ports(place: str, nodes: list[ast.AST], imports: list[Import]) -> Iterator[V
     for node in nodes:
         if isinstance(node, ast.Attribute | ast.Name) and is_banned(name := qualified_name(node, known)):
             yield Violation(
-                place, node.lineno, "port", f"'{name}' is for system modules only; take it from a port"
+                relative_path,
+                node.lineno,
+                "port",
+                f"'{name}' is for system modules only; take it from a port",
             )
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             opens = knows_paths and node.func.attr == "open" and id(node) not in awaited
             if opens or node.func.attr in FILE_METHODS:
                 what = f"'.{node.func.attr}()' touches a file; take files from a port"
-                yield Violation(place, node.lineno, "port", what)
+                yield Violation(relative_path, node.lineno, "port", what)
 
 
 def is_banned(name: str) -> bool:

@@ -1,7 +1,7 @@
 """Installs a lock file into .venv; ./run calls it when the environment's stamp is out of date.
 
-The stamp is written last, so a set-up that failed or was stopped starts over. One runs at a time.
-It uses the standard library only, as it runs before anything is installed.
+The stamp is written last, so a set-up that failed or was stopped starts over. Only one set-up runs at a time.
+This module uses the standard library only, as it runs before anything is installed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 WAIT_S_MAX = 900.0
-VENV_CURE = "sudo apt-get install -y python3-venv"
+VENV_FIX = "sudo apt-get install -y python3-venv"
 NAMES = ("python3.13", "python3.12", "python3.11", "python3", "python")
 """Names of Python interpreters on the PATH."""
 PROBES, PROBE_S_MAX = 10, 20.0
@@ -56,17 +56,17 @@ class SetUpError(Exception):
     """The set-up cannot continue; the text gives the reason, and the fix if it is known."""
 
 
-def main(root: Path, want: str, addition: str = "") -> int:
-    """Bring root/.venv in line with the stamp `want`. Return the exit status.
+def main(root: Path, expected_stamp: str, addition: str = "") -> int:
+    """Bring root/.venv in line with the stamp `expected_stamp`. Return the exit status.
 
     `addition`: the name of a further lock, installed into the existing environment.
     """
     try:
         with hold_lock(root / ".venv.lock") as lock:
             stamp = root / ".venv" / (f"stamp-{addition}" if addition else "stamp")
-            if not stamp.is_file() or stamp.read_text() != want:
+            if not stamp.is_file() or stamp.read_text() != expected_stamp:
                 set_up = SetUp(root, lock)
-                set_up.add(addition, want) if addition else set_up.run(want)
+                set_up.add(addition, expected_stamp) if addition else set_up.run(expected_stamp)
     except SetUpError as failure:
         print(f"\n./run: {failure}" if sys.stderr.isatty() else f"./run: {failure}", file=sys.stderr)
         return 1
@@ -111,7 +111,7 @@ class SetUp:
         self._progress = Progress()
         self._chosen = ""
 
-    def run(self, want: str) -> None:
+    def run(self, expected_stamp: str) -> None:
         """Create or repair the environment, then stamp it."""
         stamp = self._env / "stamp"
         in_place = stamp.exists() and self._can_be_repaired(stamp.read_text())
@@ -122,17 +122,17 @@ class SetUp:
         if not (uv and self._install_with_uv(uv, in_place)):
             self._install_with_pip(in_place)
         partial = self._env / "stamp.partial"
-        partial.write_text(want)
+        partial.write_text(expected_stamp)
         partial.rename(stamp)
         self._progress.end()
 
-    def add(self, addition: str, want: str) -> None:
+    def add(self, addition: str, expected_stamp: str) -> None:
         """Install the packages of a further lock into the existing environment."""
         requirements = self._root / f"requirements-{addition}.lock"
         names = locked_blocks(requirements.read_text())
-        what = f"{len(names)} packages for {addition}"
-        self._progress.announce(what)
-        self._progress.say(f"installing {what}")
+        summary = f"{len(names)} packages for {addition}"
+        self._progress.announce(summary)
+        self._progress.say(f"installing {summary}")
         last = ["--no-deps", "--require-hashes", "--no-build-isolation", "-r", str(requirements)]
         uv = shutil.which("uv")
         try:
@@ -142,7 +142,7 @@ class SetUp:
         except SetUpError:
             pip = [str(self._python), "-m", "pip", "install", "--no-input", "--use-pep517"]
             self._call([*pip, *last], pip_environ(os.environ))
-        (self._env / f"stamp-{addition}").write_text(want)
+        (self._env / f"stamp-{addition}").write_text(expected_stamp)
         self._progress.end()
 
     def _can_be_repaired(self, stamp: str) -> bool:
@@ -189,7 +189,7 @@ class SetUp:
             outer = [python, "-m", "pip", "--python", str(self._python)]
             self._install([*outer, "install", "--no-input"], environ)
         else:
-            raise SetUpError(f"this Python has no ensurepip and no pip; this brings them: {VENV_CURE}")
+            raise SetUpError(f"this Python has no ensurepip and no pip; this brings them: {VENV_FIX}")
 
     def _install(self, install: Sequence[str], environ: Mapping[str, str]) -> None:
         """Install the build tools of source packages, then the lock, then the checkout itself, editable.
@@ -311,9 +311,9 @@ def interpreter_path() -> str:
 
 
 def quickest_python(own: str, environ: Mapping[str, str]) -> str:
-    """Return a Python on the PATH that is clearly quicker than this one, else this one; this one also if
-    PYTHON is set, which then names it.
+    """Return a Python on the PATH that is clearly quicker than this one, else this one.
 
+    If PYTHON is set, it names this one, which is then returned.
     A Python built without profile-guided optimization, as version managers do, takes up to twice as long.
     """
     if environ.get("PYTHON"):
@@ -335,7 +335,7 @@ def quickest_python(own: str, environ: Mapping[str, str]) -> str:
 def probe(python: str) -> tuple[float, str]:
     """Return the seconds of a short loop in a Python, and the path of its version; no path if unusable."""
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             [python, "-I", "-c", PROBE],
             capture_output=True,
             text=True,
@@ -345,14 +345,14 @@ def probe(python: str) -> tuple[float, str]:
         )
     except (OSError, subprocess.SubprocessError):
         return math.inf, ""
-    taken_s, _, path = done.stdout.strip().partition(" ")
+    taken_s, _, path = result.stdout.strip().partition(" ")
     return float(taken_s), path
 
 
 def pip_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment with the user's pip settings but for the target, which is always this .venv."""
-    elsewhere = {"PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PYTHONPATH", "PYTHONHOME"}
-    known = {name: value for name, value in environ.items() if name not in elsewhere}
+    """Return an environment with the user's pip settings, except the target, which is always this .venv."""
+    removed = {"PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PYTHONPATH", "PYTHONHOME"}
+    known = {name: value for name, value in environ.items() if name not in removed}
     return {**known, "PIP_USER": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
 

@@ -1,7 +1,7 @@
-"""The rules of language, as functions over a checkout: `violations(root)` lists what breaks them.
+"""The rules of language, as functions over a checkout: `violations(root)` lists violations.
 
-`names.txt` beside this file holds, one a line, the names that were given up and the roots that names avoid.
-It reads source text and never imports it.
+`names.txt` beside this file lists, one per line, the names that were given up, and the parts that names
+avoid. The check reads source text and never imports it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ FOLDERS = {
     "delta_prop": "delta_prop",
     "benchmarks": "benchmarks",
 }
-RIDDLES = {"What", "Who", "Whose", "How", "Where", "Whether", "Why"}
-RIDDLES_MAX = 20
+QUESTION_WORDS = {"What", "Who", "Whose", "How", "Where", "Whether", "Why"}
+QUESTION_WORDS_MAX = 20
 LINES_MAX = 30
-# A changelog and a record of a decision speak of the past by the names of the past.
+# A changelog and a record of a decision use the names of their time.
 HISTORY = ("changes/", "CHANGELOG.md", "docs/decisions/", "tools/names.txt")
 _PART = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+")
 
@@ -40,9 +40,9 @@ class Lists:
     """Names and words to avoid, as `names.txt` lists them."""
 
     removed: list[str]
-    """Qualified names that nothing defines: `module.Class`, `module.Class.member`, or `module` itself."""
+    """Qualified names that no file may define: `module.Class`, `module.Class.member`, or `module` itself."""
     words: list[str]
-    """Identifiers that stand in no file: keys, settings, metrics, options."""
+    """Identifiers that no file may contain: keys, settings, metrics, options."""
     roots: set[str]
     """Parts that an identifier avoids, e.g. `told`; two parts are joined by an underscore."""
     exceptions: dict[str, str]
@@ -69,22 +69,22 @@ def read_lists(path: Path) -> Lists:
 
 
 def violations(root: Path) -> list[str]:
-    """List what breaks the rules of language in the checkout `root`, one line each."""
+    """List the violations of the rules of language in the checkout `root`, one line each."""
     lists = read_lists(LISTS)
     sources = list(_sources(root))
     files = [*sources, *_read(root, "tests"), *_read(root, "tools"), *_read(root, "examples")]
     found = list(_still_defined(root, lists))
     found += _words_in_files(root, lists)
     found += _rooted(files, lists)
-    riddles = [line for source in files for line in _riddles(source)]
-    if len(riddles) > RIDDLES_MAX:
+    openings = [line for source in files for line in _question_openings(source)]
+    if len(openings) > QUESTION_WORDS_MAX:
         found += [
-            f"{len(riddles)} docstrings open with a question word, the bound is {RIDDLES_MAX}:",
-            *riddles,
+            f"{len(openings)} docstrings open with a question word; the bound is {QUESTION_WORDS_MAX}:",
+            *openings,
         ]
     lines = [line for source in files for line in _overused(source)]
     if len(lines) > LINES_MAX:
-        found += [f"{len(lines)} lines say told, the bound is {LINES_MAX}:", *lines]
+        found += [f"{len(lines)} lines contain told; the bound is {LINES_MAX}:", *lines]
     return found
 
 
@@ -111,33 +111,33 @@ def _read(root: Path, folder: str) -> Iterator[Source]:
 
 def _still_defined(root: Path, lists: Lists) -> Iterator[str]:
     for name in lists.removed:
-        place = _defined(root, name)
-        if place:
-            yield f"{place}: {name} was renamed: use the new name"
+        path = _defined(root, name)
+        if path:
+            yield f"{path}: {name} was renamed: use the new name"
 
 
 def _defined(root: Path, name: str) -> str | None:
     """Find the file that defines a qualified name: a module, or a name or member inside one."""
     package, *parts = name.split(".")
-    path, taken = root / FOLDERS[package], 0
+    path, depth = root / FOLDERS[package], 0
     for part in parts:
         if not (path / part).is_dir() and not (path / f"{part}.py").is_file():
             break
-        path, taken = path / part, taken + 1
+        path, depth = path / part, depth + 1
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    rest = parts[taken:]
-    if not file.is_file() or (not rest and taken < len(parts)):
+    rest = parts[depth:]
+    if not file.is_file() or (not rest and depth < len(parts)):
         return None
-    where = file.relative_to(root).as_posix()
+    relative_path = file.relative_to(root).as_posix()
     if not rest:
-        return where
+        return relative_path
     scope: list[ast.stmt] = ast.parse(file.read_text("utf-8")).body
     for i, part in enumerate(rest):
         if part not in _names_of(scope, members=i > 0):
             return None
-        inside = [s.body for s in scope if isinstance(s, ast.ClassDef) and s.name == part]
-        scope = inside[0] if inside else []
-    return where
+        class_bodies = [s.body for s in scope if isinstance(s, ast.ClassDef) and s.name == part]
+        scope = class_bodies[0] if class_bodies else []
+    return relative_path
 
 
 def _names_of(scope: list[ast.stmt], *, members: bool) -> set[str]:
@@ -178,14 +178,14 @@ def _words_in_files(root: Path, lists: Lists) -> Iterator[str]:
 
 
 def _rooted(sources: list[Source], lists: Lists) -> Iterator[str]:
-    seen = set[str]()
+    names_found = set[str]()
     for source in sources:
         for name, line in _identifiers(source.tree):
             if name not in lists.exceptions and _has_root(name, lists.roots):
                 yield f"{source.path}:{line}: {name} has a part to avoid: rename it, or list its reason"
-            seen.add(name)
-    for name in sorted(set(lists.exceptions) - seen):
-        yield f"tools/names.txt: {name} stands nowhere: remove its line"
+            names_found.add(name)
+    for name in sorted(set(lists.exceptions) - names_found):
+        yield f"tools/names.txt: {name} does not occur: remove its line"
 
 
 def _has_root(name: str, roots: set[str]) -> bool:
@@ -206,11 +206,11 @@ def _identifiers(tree: ast.Module) -> Iterator[tuple[str, int]]:
             yield node.attr, node.lineno  # type: ignore[attr-defined]
 
 
-def _riddles(source: Source) -> Iterator[str]:
+def _question_openings(source: Source) -> Iterator[str]:
     for node in ast.walk(source.tree):
         for text in _docstrings(node):
             opening = (str(text.value).split() or [""])[0].strip(".,:;'")
-            if opening in RIDDLES:
+            if opening in QUESTION_WORDS:
                 yield f"{source.path}:{text.lineno}: opens with {opening}"
 
 

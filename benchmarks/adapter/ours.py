@@ -40,7 +40,7 @@ _WRITE_BYTES_MAX = 8 * 1024 * 1024
 
 
 class DeltaProp:
-    """A log of level logged: deltas are acknowledged, and delivered, once the page cache has them."""
+    """A server at ack level logged: it acknowledges, and delivers, deltas that the page cache has."""
 
     name = "delta-prop serve (raw wire)"
     durability = "page cache"
@@ -172,22 +172,22 @@ class _Wire(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         data = self._rest + data if self._rest else data
         found: list[bytes] = []
-        at, size, offset = 0, len(data), 0
-        while size - at >= HEADER_BYTES:
-            _, _, kind, _, sequence, length = _HEADER.unpack_from(data, at)
-            end = at + HEADER_BYTES + length
+        position, size, offset = 0, len(data), 0
+        while size - position >= HEADER_BYTES:
+            _, _, kind, _, sequence, length = _HEADER.unpack_from(data, position)
+            end = position + HEADER_BYTES + length
             if end > size:
                 break
             if kind == _BATCH:
-                batch = Batch(data[at + HEADER_BYTES + STAMP_BYTES : end])
+                batch = Batch(data[position + HEADER_BYTES + STAMP_BYTES : end])
                 found += payloads_of(batch)
                 offset = sequence + batch.count
             elif kind == _ACK:
-                self._take_ack(sequence, data[at:end])
+                self._take_ack(sequence, data[position:end])
             elif kind == _NACK:
-                raise RuntimeError(f"delta-prop: {decode(data[at:end])}")
-            at = end
-        self._rest = data[at:]
+                raise RuntimeError(f"delta-prop: {decode(data[position:end])}")
+            position = end
+        self._rest = data[position:]
         if found and self.on_payloads is not None:
             self._take(found, offset)
 

@@ -38,7 +38,7 @@ def check_table(field: str, table: object) -> None:
 
 
 def source_of(place: Place) -> str | Remote:
-    """Return a data directory or a service. Raises UsageError."""
+    """Return a data directory as text, or a service as it is. Raises UsageError."""
     if isinstance(place, Remote):
         return place
     if isinstance(place, str | PurePath) and str(place):
@@ -47,14 +47,14 @@ def source_of(place: Place) -> str | Remote:
 
 
 def position_of(
-    at: When, usual: LogPosition = LATEST, *, name: str = "at", ends: bool = False
+    at: When, default: LogPosition = LATEST, *, name: str = "at", ends: bool = False
 ) -> LogPosition:
-    """Return the log position of an offset or a time; `ends`: allow earliest and latest.
+    """Return the log position of an offset or a time; `ends`: a text may also be `earliest` or `latest`.
 
     Raises UsageError.
     """
     if at is None or isinstance(at, LogPosition):
-        return usual if at is None else at
+        return default if at is None else at
     if isinstance(at, str):
         return parse_position(name, at, system.wall_us(), ends=ends)
     if isinstance(at, datetime):

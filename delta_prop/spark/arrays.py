@@ -43,7 +43,7 @@ def lengths_of(column: pa.Array) -> NDArray[np.int64]:
 
 
 def array_of(values: NDArray[Any], kind: pa.DataType) -> pa.Array:
-    """Return an array of these numbers, which have this type already."""
+    """Return an Arrow array over numbers that already have the type `kind`."""
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
 
 
@@ -54,7 +54,7 @@ def flags_of(values: NDArray[np.bool_]) -> pa.Array:
 
 
 def fill_text(text: str, count: int) -> pa.Array:
-    """Return an array of the same text `count` times, up to `BATCH_ROWS_MAX`."""
+    """Return an array that repeats a text `count` times; `count` is up to `BATCH_ROWS_MAX`."""
     return _longest_fill(text).slice(0, count)
 
 

@@ -57,12 +57,16 @@ READ_SCHEMA = StructType(
 
 
 class _ColumnRule(NamedTuple):
-    """Rule for a column: its types, its arrays' element types, both as text, how to convert to it."""
+    """Types that a column may have.
+
+    `elements`: those of an array's elements; `expected`: all of them, for messages; `conversion`: an
+    expression that converts another type.
+    """
 
     types: tuple[type[DataType], ...]
     elements: tuple[type[DataType], ...]
     expected: str
-    cure: str
+    conversion: str
 
 
 _NUMBERS = _ColumnRule(
@@ -132,15 +136,15 @@ def check_read_schema(schema: StructType) -> None:
                 f"column {field.name:.60} is not a column of a read: name some of {', '.join(known)}, or "
                 "leave the schema out to get all of them"
             )
-        wanted = known[field.name].dataType
-        if field.dataType != wanted:
+        expected_type = known[field.name].dataType
+        if field.dataType != expected_type:
             raise UsageError(
                 f"column {field.name} is {field.dataType.simpleString()} in the schema, but a read returns "
-                f"{wanted.simpleString()}: leave the schema out, and cast after the read"
+                f"{expected_type.simpleString()}: leave the schema out, and cast after the read"
             )
         if schema.names.count(field.name) > 1:
             raise UsageError(
-                f"column {field.name} is there {schema.names.count(field.name)} times: name it once"
+                f"column {field.name} occurs {schema.names.count(field.name)} times: name it once"
             )
 
 
@@ -155,13 +159,13 @@ def _check_names(names: Sequence[str]) -> None:
     for name in names:
         if name not in WRITABLE_COLUMNS:
             near = get_close_matches(name.lower(), WRITABLE_COLUMNS, 1)
-            cure = f'df.withColumnRenamed("{name}", "{near[0]}")' if near else f'df.drop("{name}")'
+            fix = f'df.withColumnRenamed("{name}", "{near[0]}")' if near else f'df.drop("{name}")'
             raise UsageError(
                 f"column {name:.60} is not a column of a delta, which are {', '.join(WRITABLE_COLUMNS)}: "
-                f"correct it with {cure:.160}"
+                f"correct it with {fix:.160}"
             )
         if names.count(name) > 1:
-            raise UsageError(f"column {name} is there {names.count(name)} times: select one of them")
+            raise UsageError(f"column {name} occurs {names.count(name)} times: select one of them")
 
 
 def _check_type(field: StructField, rule: _ColumnRule) -> None:
@@ -170,10 +174,10 @@ def _check_type(field: StructField, rule: _ColumnRule) -> None:
     fits = isinstance(kind, rule.types) and (element is None or isinstance(element, rule.elements))
     if fits:
         return
-    cure = f'df.withColumn("{field.name}", {rule.cure.format(name=field.name)})'
+    fix = f'df.withColumn("{field.name}", {rule.conversion.format(name=field.name)})'
     if isinstance(kind, UserDefinedType):  # the vectors of pyspark.ml
-        cure = f'pyspark.ml.functions.vector_to_array(col("{field.name}"))'
+        fix = f'pyspark.ml.functions.vector_to_array(col("{field.name}"))'
     raise UsageError(
         f"column {field.name} is {kind.simpleString():.60}, but must be {rule.expected}: convert it with "
-        f"{cure}"
+        f"{fix}"
     )

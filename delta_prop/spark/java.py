@@ -11,7 +11,7 @@ from delta_prop.spark import system
 from delta_prop_wire.errors import UsageError
 
 RELEASE_MIN = 17
-_CURES = {
+_INSTALL_COMMANDS = {
     "apt-get": "sudo apt-get install -y openjdk-17-jre-headless",
     "dnf": "sudo dnf install -y java-17-openjdk-headless",
     "apk": "sudo apk add openjdk17-jre-headless",
@@ -31,14 +31,14 @@ def check_java() -> int:
         return release
     home = system.read_variable("JAVA_HOME")
     if path is None:
-        found = f"JAVA_HOME={home} holds no bin/java" if home else "no java was found on the PATH"
+        problem = f"JAVA_HOME={home} holds no bin/java" if home else "no java was found on the PATH"
     else:
-        found = f"{path} is Java {release}" if release is not None else f"{path} does not print its release"
-    raise UsageError(f"Spark needs Java {RELEASE_MIN} or later, but {found}: {_cure(home)}")
+        problem = f"{path} is Java {release}" if release is not None else f"{path} does not print its release"
+    raise UsageError(f"Spark needs Java {RELEASE_MIN} or later, but {problem}: {_fix_of(home)}")
 
 
 def check_packages() -> None:
-    """Check that jobs' packages are installed. Raises UsageError with the command that installs them."""
+    """Check that the packages for jobs are installed. Raises UsageError with the command to install them."""
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
         raise UsageError(
@@ -48,7 +48,7 @@ def check_packages() -> None:
 
 
 def find_missing() -> str | None:
-    """Return the reason why Spark cannot start here with its fix, None if it can."""
+    """Return the reason why Spark cannot start here, with the fix; None if it can."""
     try:
         check_java()
         check_packages()
@@ -57,6 +57,6 @@ def find_missing() -> str | None:
     return None
 
 
-def _cure(home: str) -> str:
-    command = _CURES.get(system.find_installer() or "", "install a Java from adoptium.net")
-    return f"{command}{', and unset JAVA_HOME or set it to that one' if home else ''}"
+def _fix_of(home: str) -> str:
+    command = _INSTALL_COMMANDS.get(system.find_installer() or "", "install a Java from adoptium.net")
+    return f"{command}{', and unset JAVA_HOME or set it to the new one' if home else ''}"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PRODUCER_BYTES_MAX = 240
-"""Bound of a job's name, to which parts append their numbers."""
+"""Maximum length of a job's name, to which each part appends its number."""
 PARTITIONS_MAX = 10_000
 ROWS_MAX = 1 << 53
 TOPICS_MAX = 256
@@ -31,7 +31,7 @@ SECONDS_MAX = 31_536_000
 HOST_BYTES_MAX = 253
 
 
-# --- where to, and who
+# --- the service
 
 
 def read_addresses(option: str, text: str) -> tuple[str, ...]:
@@ -47,11 +47,11 @@ def _read_address(option: str, text: str) -> str:
     """Parse one address into host and port without a scheme."""
     if "@" in text:
         raise UsageError(f"{option}: an address has no user and no password: give a token with option token")
-    named = text.startswith("delta://")
+    has_scheme = text.startswith("delta://")
     bare = text.removeprefix("delta://").rstrip("/")
     try:
         parse_addresses(bare)
-        if named or bare.startswith("[") or ":" in bare:
+        if has_scheme or bare.startswith("[") or ":" in bare:
             return bare
     except UsageError:
         pass
@@ -66,15 +66,15 @@ def read_token(text: str) -> str:
     size = len(text.encode())
     if size > TOKEN_BYTES_MAX:
         raise UsageError(
-            f"option token: {size:,} bytes, the limit is {TOKEN_BYTES_MAX:,}: give another token"
+            f"option token: {size:,} bytes, more than the limit of {TOKEN_BYTES_MAX:,}: give another token"
         )
     return text
 
 
 def read_host(text: str) -> str:
-    """Check the name in a certificate."""
-    odd = any(letter.isspace() or letter in "/:" for letter in text)
-    if odd or text.startswith(".") or not 1 <= len(text.encode()) <= HOST_BYTES_MAX:
+    """Check the host name that the certificate must have."""
+    is_invalid = any(letter.isspace() or letter in "/:" for letter in text)
+    if is_invalid or text.startswith(".") or not 1 <= len(text.encode()) <= HOST_BYTES_MAX:
         raise UsageError(
             f"option tlsName {text!r:.40}: give the name of a host as the server's certificate has it, 1 to "
             f"{HOST_BYTES_MAX} bytes, without a port"
@@ -82,7 +82,7 @@ def read_host(text: str) -> str:
     return text
 
 
-# --- how much, how long, from where
+# --- amounts, times, positions
 
 
 def make_flag_reader(name: str) -> Callable[[str], bool]:
@@ -96,13 +96,13 @@ def make_flag_reader(name: str) -> Callable[[str], bool]:
     return read
 
 
-def make_number_reader(name: str, most: int) -> Callable[[str], int]:
-    """Return a reader of a whole number from 1 up to `most`."""
+def make_number_reader(name: str, maximum: int) -> Callable[[str], int]:
+    """Return a reader of a whole number from 1 up to `maximum`."""
 
     def read(text: str) -> int:
         found = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
-        if not 1 <= found <= most:
-            raise UsageError(f"option {name} {text!r:.40}: give a whole number from 1 to {most:,}")
+        if not 1 <= found <= maximum:
+            raise UsageError(f"option {name} {text!r:.40}: give a whole number from 1 to {maximum:,}")
         return found
 
     return read
@@ -118,10 +118,10 @@ def make_seconds_reader(name: str) -> Callable[[str], float]:
         except ValueError:
             found = 0.0
         if not seconds_min < found <= SECONDS_MAX:
-            why = ", as a peer is silent between two heartbeats" * bool(seconds_min)
+            reason = ", as a peer is silent between two heartbeats" * bool(seconds_min)
             raise UsageError(
                 f"option {name} {text!r:.40}: give a number of seconds above {seconds_min:g}, up to "
-                f"{SECONDS_MAX:,}{why}"
+                f"{SECONDS_MAX:,}{reason}"
             )
         return found
 

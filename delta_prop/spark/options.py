@@ -45,7 +45,7 @@ _SPARK_OPTIONS = frozenset({"checkpointlocation", "queryname"})
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """The service to connect to; `addresses`: alternative addresses of it."""
+    """The service to connect to, at any one of its `addresses`."""
 
     addresses: tuple[str, ...]
     token: str | None = field(default=None, repr=False)
@@ -57,7 +57,7 @@ class Remote:
 class ReadOptions:
     """Range to read, from `start` up to `end` (exclusive); `partitions` None: by size.
 
-    `offsets_max`: offsets of one micro-batch.
+    `offsets_max`: the maximum number of offsets in one micro-batch; None: all.
     """
 
     remote: Remote
@@ -73,8 +73,8 @@ class ReadOptions:
 class WriteOptions:
     """Settings of a write.
 
-    `producer` None: Spark's name of the query. `namespace`: for rows without one; None: the prefix of their
-    vector ids. `fails_on_refused`: a refused delta fails the job.
+    `producer` None: the id of Spark's query. `namespace`: for rows without one; None: the prefix of their
+    vector ids, else `default`. `fails_on_refused`: a refused delta fails the job.
     """
 
     remote: Remote
@@ -145,10 +145,10 @@ class _OptionReader:
                 raise UsageError(_unknown_option_text(name, known, use))
             self._values[known[name.lower()]] = value
 
-    def take(self, name: str, read: Callable[[str], T], absent: U) -> T | U:
-        """Return the value of an option, `absent` if it is not given."""
+    def take(self, name: str, read: Callable[[str], T], default: U) -> T | U:
+        """Return the value of an option, `default` if it is not given."""
         value = self._values.get(name)
-        return absent if value is None else read(value.strip())
+        return default if value is None else read(value.strip())
 
 
 def _unknown_option_text(name: str, known: Mapping[str, str], use: str) -> str:
@@ -167,9 +167,9 @@ def _unknown_option_text(name: str, known: Mapping[str, str], use: str) -> str:
 
 
 def _read_remote(options: _OptionReader, environment: Mapping[str, str]) -> Remote:
-    named, url = "option url", options.take("url", str, None)
+    name, url = "option url", options.take("url", str, None)
     if not url:
-        named, url = f"variable {URL_VARIABLE}", environment.get(URL_VARIABLE, "").strip()
+        name, url = f"variable {URL_VARIABLE}", environment.get(URL_VARIABLE, "").strip()
     if not url:
         raise UsageError(
             f"option url and variable {URL_VARIABLE} are missing: give the service's "
@@ -177,10 +177,10 @@ def _read_remote(options: _OptionReader, environment: Mapping[str, str]) -> Remo
         )
     token = options.take("token", values.read_token, None) or environment.get(TOKEN_VARIABLE) or None
     times = {
-        setting: options.take(name, values.make_seconds_reader(name), getattr(ClientSettings(), setting))
-        for name, setting in _TIMES.items()
+        setting: options.take(option, values.make_seconds_reader(option), getattr(ClientSettings(), setting))
+        for option, setting in _TIMES.items()
     }
-    return Remote(values.read_addresses(named, url), token, _read_tls(options), ClientSettings(**times))
+    return Remote(values.read_addresses(name, url), token, _read_tls(options), ClientSettings(**times))
 
 
 def _read_tls(options: _OptionReader) -> Tls | None:
@@ -188,8 +188,8 @@ def _read_tls(options: _OptionReader) -> Tls | None:
     name = options.take("tlsName", values.read_host, None)
     if (certificate is None) != (key is None):
         raise UsageError("options tlsCertificate and tlsKey: give both, or neither")
-    wanted = options.take("tls", values.make_flag_reader("tls"), None)
-    named = any(one is not None for one in (authorities, name, certificate))
-    if wanted is False and named:
+    is_enabled = options.take("tls", values.make_flag_reader("tls"), None)
+    has_details = any(one is not None for one in (authorities, name, certificate))
+    if is_enabled is False and has_details:
         raise UsageError("option tls is false, but other TLS options are given: leave out those, or tls")
-    return Tls(certificate, key, authorities, name) if wanted or named else None
+    return Tls(certificate, key, authorities, name) if is_enabled or has_details else None

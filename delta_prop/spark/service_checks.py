@@ -27,7 +27,7 @@ OPTION_NAMES = {option: f"option {option}" for option in ("url", *TLS_FILES)}
 def check_on_driver(remote: Remote, names: Mapping[str, str] = OPTION_NAMES) -> None:
     """Raise UsageError if no address has a known host, or a TLS file is not valid.
 
-    `names`: users' names of the options.
+    `names`: per option, the name under which the user knows it.
     """
     hosts = [Address.parse(one).host for one in remote.addresses]
     faults = [system.find_host_fault(host) for host in hosts]
@@ -53,7 +53,7 @@ def check_on_driver(remote: Remote, names: Mapping[str, str] = OPTION_NAMES) -> 
 
 
 def check_publishes(remote: Remote, *, stages: bool = False) -> None:
-    """Raise the reason why a service refuses deltas, or a staged job: UsageError, Refused, Unreachable."""
+    """Check that a service accepts deltas, or (`stages`) a job. Raises UsageError, Refused, Unreachable."""
     range_reader_of(remote).check_can_publish(staging=stages)
 
 
@@ -70,7 +70,7 @@ def query_job(remote: Remote, job: str) -> JobStatus | None:
 
 
 def range_reader_of(remote: Remote) -> RangeReader:
-    """Return a range reader of the service, in a task too. Raises UsageError."""
+    """Return a range reader of the service; tasks call this, too. Raises UsageError."""
     from delta_prop.client.ranges import RangeReader
 
     check_on_worker(remote)

@@ -32,10 +32,10 @@ def wall_us() -> int:
 
 
 pause = time.sleep
-"""Block this task for some seconds."""
+"""Block this task for a number of seconds."""
 
 draw_bits = secrets.randbits
-"""Return a random number of as many bits."""
+"""Return a random number of the given number of bits."""
 
 PYTHON = sys.executable
 HOST = socket.gethostname()
@@ -121,7 +121,7 @@ def root_log_dropped() -> Iterator[None]:
         return False
 
     root = logging.getLogger()
-    root.addFilter(drop)  # which does not see records of other loggers
+    root.addFilter(drop)  # a logger's filter does not see the records of other loggers
     try:
         yield
     finally:
@@ -131,26 +131,26 @@ def root_log_dropped() -> Iterator[None]:
 class StderrCapture:
     """Captures the standard error of child processes line by line, in a daemon thread."""
 
-    def __init__(self, take: Callable[[str], bool]) -> None:
-        """`take` gets each line, and returns True to forward it to this process's standard error."""
-        self._accept_line = take
+    def __init__(self, accept_line: Callable[[str], bool]) -> None:
+        """`accept_line` gets each line, and returns True to forward it to this process's standard error."""
+        self._accept_line = accept_line
         self._drained = threading.Event()
         self._write = -1
 
     @contextmanager
     def capture(self) -> Iterator[None]:
-        """Redirect the standard error of the processes started in the block, for as long as they live."""
+        """Redirect the standard error of the processes started in the block, until they end."""
         sys.stderr.flush()
         read, self._write = os.pipe()
-        mine = os.dup(2)
-        threading.Thread(target=self._forward, args=(read, os.dup(mine)), daemon=True).start()
+        original = os.dup(2)
+        threading.Thread(target=self._forward, args=(read, os.dup(original)), daemon=True).start()
         os.dup2(self._write, 2)
         try:
             yield
         finally:
             sys.stderr.flush()
-            os.dup2(mine, 2)
-            os.close(mine)
+            os.dup2(original, 2)
+            os.close(original)
 
     def drain(self, timeout_s: float) -> None:
         """Wait until the lines written before are processed."""
@@ -158,27 +158,27 @@ class StderrCapture:
             os.write(self._write, _DRAINED + b"\n")
             self._drained.wait(timeout_s)
 
-    def _forward(self, read: int, onto: int) -> None:
-        waiting = b""
+    def _forward(self, read: int, target: int) -> None:
+        partial = b""
         while chunk := os.read(read, _CHUNK_BYTES):
-            *lines, waiting = (waiting + chunk).split(b"\n")
+            *lines, partial = (partial + chunk).split(b"\n")
             for line in lines:
-                self._forward_line(line, onto)
-            if waiting.startswith(b"\r"):  # how far it is, which is written over and over
-                os.write(onto, waiting)
-                waiting = b""
+                self._forward_line(line, target)
+            if partial.startswith(b"\r"):  # a progress bar, which overwrites its line
+                os.write(target, partial)
+                partial = b""
 
-    def _forward_line(self, line: bytes, onto: int) -> None:
+    def _forward_line(self, line: bytes, target: int) -> None:
         text, drained = line.removesuffix(_DRAINED), line.endswith(_DRAINED)
         text = text.rpartition(b"\r")[2]
         if self._accept_line(text.decode(errors="replace")) and not (drained and not text):
-            os.write(onto, text + b"\n")
+            os.write(target, text + b"\n")
         if drained:
             self._drained.set()
 
 
 def find_java() -> str | None:
-    """Return the Java that Spark would start: of JAVA_HOME, else the one on the PATH."""
+    """Return the Java that Spark would start: the one in JAVA_HOME, else on the PATH."""
     home = read_variable("JAVA_HOME")
     if home:
         path = Path(home) / "bin" / "java"
@@ -189,12 +189,12 @@ def find_java() -> str | None:
 def read_java_release(path: str) -> int | None:
     """Return the release of a Java (1.8 is 8), None if it does not print one."""
     try:
-        asked = subprocess.run(
+        result = subprocess.run(
             [path, "-version"], capture_output=True, text=True, timeout=_JAVA_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = re.search(r'version "(?:1\.)?(\d+)', asked.stderr + asked.stdout)
+    found = re.search(r'version "(?:1\.)?(\d+)', result.stderr + result.stdout)
     return int(found[1]) if found else None
 
 

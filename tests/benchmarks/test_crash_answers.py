@@ -53,7 +53,7 @@ class Scene:
         self.answers.note_acknowledged(self.resent, [5], duplicate=True)
         self.uncertain = call("doubt", ["k6"], DURABLE, 0.01)
         self.answers.note_refused(self.uncertain, outcome_unknown())
-        self.uncertain.asked.append(6)
+        self.uncertain.queried_offsets.append(6)
         call("broken", ["nobody knows"], DURABLE).excused = True
         for at_s, watermark in ((0.0, 0), (1.0, 7), (2.0, 10)):
             self.now = at_s
@@ -83,7 +83,7 @@ def test_true_answers_pass() -> None:
     assert scene.verdict().examples == []
     counts = count_answers(scene.answers)
     assert (counts["acknowledged"], counts["duplicate"], counts["refused"]) == (6, 4, 2)
-    assert (counts["unknown"], counts["asked"], counts["welcomes"]) == (1, 1, 3)
+    assert (counts["unknown"], counts["queried"], counts["welcomes"]) == (1, 1, 3)
 
 
 def lose(scene: Scene) -> None:
@@ -127,11 +127,11 @@ def report_unknown_without_dot(scene: Scene) -> None:
 
 
 def deny_stored_dot(scene: Scene) -> None:
-    scene.uncertain.asked.append(-1)
+    scene.uncertain.queried_offsets.append(-1)
 
 
 def find_wrong_offset(scene: Scene) -> None:
-    scene.uncertain.asked.append(7)
+    scene.uncertain.queried_offsets.append(7)
 
 
 def lower_watermark(scene: Scene) -> None:
@@ -193,8 +193,8 @@ def test_unknown_outcome_at_deadline_is_wrong_if_log_was_back() -> None:
     scene.answers.note_refused(call, outcome_unknown())
     deadline = call.deadline_s
     assert deadline is not None
-    assert scene.verdict(Failures(decided_s=deadline - 0.5)).examples == []
-    assert scene.verdict(Failures(decided_s=deadline - 5.0)).counts == {"vague": 1}
+    assert scene.verdict(Failures(recovered_s=deadline - 0.5)).examples == []
+    assert scene.verdict(Failures(recovered_s=deadline - 5.0)).counts == {"vague": 1}
 
 
 def test_unknown_outcome_is_allowed_if_log_closed_undecided() -> None:
@@ -209,7 +209,7 @@ def test_delta_below_spared_level_may_be_lost() -> None:
     scene = Scene()
     call = scene.answers.call("logged", ["lost"], AckLevel.LOGGED)
     scene.answers.note_published(call, publish_ack(10, 1))
-    assert scene.verdict(Failures(spared=AckLevel.DURABLE)).examples == []
+    assert scene.verdict(Failures(surviving_level=AckLevel.DURABLE)).examples == []
     assert scene.verdict().counts == {"lost": 1}
 
 

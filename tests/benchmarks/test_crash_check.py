@@ -275,7 +275,7 @@ def test_cursor_and_data_mismatch_is_found() -> None:
 
 
 def crash_run(directory: Path, options: DirectoryOptions) -> CrashRun:
-    return CrashRun(directory, options, Totals(), random.Random(1), life_s=(0.2, 0.2), start_share=0.0)
+    return CrashRun(directory, options, Totals(), random.Random(1), run_s=(0.2, 0.2), start_share=0.0)
 
 
 @pytest.mark.alone
@@ -326,8 +326,8 @@ def test_power_cuts_without_losses_fail_the_run(counts: dict[str, int], status: 
 
 def test_report_is_written_as_json(tmp_path: Path) -> None:
     totals = Totals(rounds=1, acks=5, opens_s=[0.1], restarts_s=[0.2])
-    totals.under_way["compaction"] += 2
+    totals.interrupted["compaction"] += 2
     totals.verdict.add("lost", "one")
     assert crash.report("a run", {"service": totals}, str(tmp_path / "figures.json")) == 1
     figures = json.loads((tmp_path / "figures.json").read_text())["service"]
-    assert (figures["under_way"], figures["verdict"]["counts"]) == ({"compaction": 2}, {"lost": 1})
+    assert (figures["interrupted"], figures["verdict"]["counts"]) == ({"compaction": 2}, {"lost": 1})

@@ -88,7 +88,7 @@ def results_with_faults(library: Path, folder: Path, *rules: Rule) -> tuple[list
         process.stdin.write("go\n")
         process.stdin.close()
         found = json.loads(process.stdout.read().replace("None", "null"))
-    struck = failing.struck
+    struck = failing.failed_calls
     failing.close()
     return found, struck
 
@@ -156,10 +156,10 @@ def test_every_failure_kind_is_drawn_with_its_rules() -> None:
 
 
 def test_incomplete_or_violated_report_fails(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    totals = Totals(rounds=4, failures=3)
+    totals = Totals(rounds=4, log_failures=3)
     totals.answers["acknowledged"] = 4_000
     assert report("disks", {EMBEDDED: totals}, [], None) == 0
-    assert report("disks", {EMBEDDED: replace(totals, failures=1)}, [], None) == 1
+    assert report("disks", {EMBEDDED: replace(totals, log_failures=1)}, [], None) == 1
     assert report("disks", {}, ["full file systems: only root can mount"], None) == 1
     assert "not run: full file systems: only root can mount" in capsys.readouterr().out
     totals.verdict.add("lost", "k1 was acknowledged")
@@ -199,11 +199,11 @@ def test_one_round_ends_with_true_answers(library: Path, tmp_path: Path) -> None
     totals, rng = Totals(), random.Random(1)
     setup = DiskSetup(tmp_path / "data", tmp_path, library, ["sync"])
     while (
-        not totals.failures and totals.rounds < ROUNDS_MAX
+        not totals.log_failures and totals.rounds < ROUNDS_MAX
     ):  # on a slow machine the round may end before the fault
-        EmbeddedDirectory(setup, totals, rng).live(range(1, 2), 1)
+        EmbeddedDirectory(setup, totals, rng).run_rounds(range(1, 2), 1)
     assert totals.verdict.examples == []
-    assert totals.failures == 1
+    assert totals.log_failures == 1
     assert totals.answers["acknowledged"] > 100
 
 

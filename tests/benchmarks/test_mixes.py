@@ -37,7 +37,7 @@ def test_mixture_has_every_pair_by_row_or_by_batch() -> None:
 
 @pytest.mark.parametrize("traffic", TRAFFICS, ids=lambda one: one.name)
 def test_frames_are_valid_and_vectors_exist_first(traffic: Traffic) -> None:
-    created = {(one.namespace, one.vector_id) for one in traffic.first("t")}
+    created = {(one.namespace, one.vector_id) for one in traffic.create_deltas("t")}
     assert len(created) == KEYS
     template = next(iter(traffic.batches("t", 80, 16, AckLevel.LOGGED, 1)))
     batch = parse_batch(bytes(with_counter(encode(BatchFrame(1, template)), 321).body))

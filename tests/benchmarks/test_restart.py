@@ -12,21 +12,21 @@ import numpy as np
 import pytest
 
 from benchmarks import _restart_service, restart
-from benchmarks._restart_service import LifeOptions, build, nearest, start
+from benchmarks._restart_service import RunOptions, build, nearest, start
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 @pytest.fixture
-def options(tmp_path: Path) -> LifeOptions:
-    found = LifeOptions(str(tmp_path), "vectors", vectors=3_500, origins=8, changes=1_000)
+def options(tmp_path: Path) -> RunOptions:
+    found = RunOptions(str(tmp_path), "vectors", vectors=3_500, origins=8, changes=1_000)
     anyio.run(build, found)
     return found
 
 
-def run_life(
-    options: LifeOptions, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def run_service(
+    options: RunOptions, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> dict[str, Any]:
     monkeypatch.setattr("sys.stdin", io.StringIO("close\n"))
     anyio.run(start, options)
@@ -35,30 +35,30 @@ def run_life(
 
 
 def test_start_is_measured_and_its_search_checked(
-    options: LifeOptions, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    options: RunOptions, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = run_life(options, monkeypatch, capsys)
+    first = run_service(options, monkeypatch, capsys)
     assert first["right"]
     assert first["vectors"] >= 3_500
     assert first["image"] == "loaded, with 0 rows that were written later"
     assert 0 < first["open_s"] <= first["accepted_s"] <= first["storage_s"] <= first["searched_s"]
-    second = run_life(replace(options, life=1), monkeypatch, capsys)
+    second = run_service(replace(options, starts_before=1), monkeypatch, capsys)
     assert second["right"], "the check knows the changes of the first run"
     real = _restart_service.nearest
     monkeypatch.setattr(_restart_service, "nearest", lambda *given: [*real(*given)[1:], "another"])
-    assert not run_life(replace(options, life=2), monkeypatch, capsys)["right"]
+    assert not run_service(replace(options, starts_before=2), monkeypatch, capsys)["right"]
 
 
-def test_search_check_knows_changes_of_earlier_lives() -> None:
-    options = LifeOptions("", "vectors", vectors=3_500, changes=1_000)
+def test_search_check_knows_changes_of_earlier_runs() -> None:
+    options = RunOptions("", "vectors", vectors=3_500, changes=1_000)
     built, changed = options.rows_of(1, 0), options.rows_of(1, 2)
     assert list(options.changed_batches(1)) == [1]
     assert not np.array_equal(built[1], changed[1])
-    assert np.array_equal(replace(options, life=1).rows(1)[1], built[1])
-    assert np.array_equal(replace(options, life=2).rows(1)[1], changed[1])
+    assert np.array_equal(replace(options, starts_before=1).rows(1)[1], built[1])
+    assert np.array_equal(replace(options, starts_before=2).rows(1)[1], changed[1])
     query = changed[1][7]
-    assert nearest(replace(options, life=2), query)[0] == "vector-00001007"
-    assert nearest(replace(options, life=1), query)[0] != "vector-00001007"
+    assert nearest(replace(options, starts_before=2), query)[0] == "vector-00001007"
+    assert nearest(replace(options, starts_before=1), query)[0] != "vector-00001007"
 
 
 def test_missed_target_and_wrong_search_are_reported(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,6 @@
 """Checks of the verbs of `delta-prop spark` before Spark starts: arguments, files, a log, a service.
 
-Every mistake is a UsageError that names the argument. Loads nothing of Spark.
+Every mistake is a UsageError that names the argument. The module does not load Spark.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ARGUMENTS = {"tlsCa": "--tls-ca", "tlsCertificate": "--tls-certificate", "tlsKe
 
 
 def check_tables(paths: list[str], options: Namespace, kinds: str = "Parquet, CSV or JSON lines") -> None:
-    """Check the tables that are files of this machine, their format and the namespace.
+    """Check the format of each table, the namespace, and that tables on this machine exist.
 
     `kinds`: the formats that they may have, for messages. Raises UsageError.
     """
@@ -63,8 +63,8 @@ def check_output(options: Namespace) -> None:
 def _local_path(path: str, master: str) -> str | None:
     """Return the path on this machine that Spark would use, None if it is on another one."""
     path = path.removeprefix("file://").removeprefix("file:")
-    elsewhere = "://" in path or not master.startswith("local") or system.read_variable("HADOOP_CONF_DIR")
-    return None if elsewhere else path
+    is_elsewhere = "://" in path or not master.startswith("local") or system.read_variable("HADOOP_CONF_DIR")
+    return None if is_elsewhere else path
 
 
 def check_folder(option: str, path: str) -> None:
@@ -75,7 +75,10 @@ def check_folder(option: str, path: str) -> None:
 
 
 def check_directory(data: str, *, writes: bool = False) -> None:
-    """Check that a data directory exists; `writes`: and that no process has it open. Raises UsageError."""
+    """Check that a data directory exists and, if the verb `writes` there, that no process has it open.
+
+    Raises UsageError.
+    """
     open_disk(data)
     holder = files.find_lock_holder(data, LOCK_PATH) if writes else None
     if holder is not None:
@@ -96,12 +99,12 @@ def source_of(options: Namespace) -> str | Remote:
 
 def remote_of(options: Namespace, option: str) -> Remote:
     """Return the service that the arguments name, checked without connecting. Raises UsageError."""
-    link = connect_options_of(options)
+    connection = connect_options_of(options)
     try:
-        addresses = tuple(map(str, parse_addresses(link.addresses)))
+        addresses = tuple(map(str, parse_addresses(connection.addresses)))
     except UsageError as error:
         raise UsageError(f"{option}: {error}") from None
-    remote = Remote(addresses, link.token, link.tls)
+    remote = Remote(addresses, connection.token, connection.tls)
     check_on_driver(remote, {"url": option, **_ARGUMENTS})
     return remote
 
@@ -120,7 +123,7 @@ def target_of(options: Namespace) -> Remote | None:
 
 
 def check_takes_jobs(target: Remote | None) -> None:
-    """Check that the service accepts jobs. Raises Refused, Unreachable too."""
+    """Check that the service, if one is named, accepts jobs. Raises UsageError, Refused, Unreachable."""
     if target is not None:
         check_publishes(target, stages=True)
 

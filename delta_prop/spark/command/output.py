@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from delta_prop.spark.jobs.rebuilding import RebuildResult
 
 ROWS_MAX = 20
-"""Maximum of rows in a table for people."""
+"""Maximum number of rows in a table for people."""
 _WIDTH_MAX = 60
 
 
-def write_rows(rows: DataFrame, output: str | None, line: Callable[[Row], dict[str, Any]]) -> None:
+def write_rows(rows: DataFrame, output: str | None, to_line: Callable[[Row], dict[str, Any]]) -> None:
     """Write rows to a new file as Parquet or JSON lines, or to standard output as JSON lines.
 
     Raises UsageError.
@@ -39,7 +39,7 @@ def write_rows(rows: DataFrame, output: str | None, line: Callable[[Row], dict[s
         return
     with system.open_atomic_output(output) as out:
         for row in rows.toLocalIterator():
-            out.write(_to_json_line(line(row)))
+            out.write(_to_json_line(to_line(row)))
         out.flush()
 
 
@@ -80,7 +80,7 @@ def _payload_of(row: Row) -> dict[str, Any]:
 
 
 def put_job(producer: str, status: JobStatus | None) -> None:
-    """Print the outcome of sent deltas, for programs; `status` None: none were sent."""
+    """Print the outcome of sent deltas, for programs; `status` is None if none were sent."""
     fields: dict[str, Any] = {"producer": producer, "state": "published", "deltas": 0, "published": 0}
     fields |= {"duplicates": 0, "refused": 0}
     if status is not None:
@@ -95,7 +95,7 @@ def put_rebuilt(file: str, result: RebuildResult, *, as_json: bool) -> None:
         system.confirm(json.dumps({"storage": file, **result._asdict()}, ensure_ascii=False))
         return
     system.confirm(
-        f"{file}: {result.rows:,} rows, {result.alive:,} of them alive; its sink goes on from offset "
+        f"{file}: {result.rows:,} rows, {result.alive:,} of them alive; its sink continues from offset "
         f"{result.next_offset}"
     )
 
@@ -109,9 +109,9 @@ def put_table(rows: DataFrame) -> None:
     put_rows(rows.columns, found[:ROWS_MAX], more=len(found) > ROWS_MAX)
 
 
-def put_rows(heads: Sequence[str], rows: Iterable[Iterable[object]], *, more: bool) -> None:
-    """Print rows as a table; `more`: there are others."""
-    _put_rows(heads, [[_format_cell(value) for value in row] for row in rows])
+def put_rows(headers: Sequence[str], rows: Iterable[Iterable[object]], *, more: bool) -> None:
+    """Print rows as a table; `more`: say that there are more rows."""
+    _put_cells(headers, [[_format_cell(value) for value in row] for row in rows])
     if more:
         system.put("and more: give --json or --output to get all")
 
@@ -128,10 +128,10 @@ def put_stats(stats: Stats, top: int, *, as_json: bool) -> None:
     system.put(
         f"offsets {stats.start_offset:,} to {stats.next_offset:,}: {deltas:,} deltas, {size:,} bytes\n"
     )
-    heads = ["namespace", "op", "deltas", "bytes", "numbers", "share of a vector"]
-    _put_rows(heads, [[_format_cell(value) for value in row.values()] for row in traffic])
+    headers = ["namespace", "op", "deltas", "bytes", "numbers", "share of a vector"]
+    _put_cells(headers, [[_format_cell(value) for value in row.values()] for row in traffic])
     system.put("\nvectors that change most")
-    _put_rows(
+    _put_cells(
         ["namespace", "vector", "deltas", "bytes"],
         [[_format_cell(one) for one in row.values()] for row in vectors],
     )
@@ -141,12 +141,12 @@ def put_stats(stats: Stats, top: int, *, as_json: bool) -> None:
             [one["name"], one["kind"], _format_cell(one["offset"]), _format_cell(one["lag"])]
             for one in stats.sinks
         ]
-        _put_rows(["name", "kind", "offset", "lag"], rows)
+        _put_cells(["name", "kind", "offset", "lag"], rows)
 
 
-def _put_rows(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    table = [list(heads), *map(list, rows)]
-    widths = [max(len(row[at]) for row in table) for at in range(len(heads))]
+def _put_cells(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    table = [list(headers), *map(list, rows)]
+    widths = [max(len(row[column]) for row in table) for column in range(len(headers))]
     system.put_all("  ".join(map(str.ljust, row, widths)).rstrip() for row in table)
 
 

@@ -26,7 +26,7 @@ _TABLE_HELP = "Parquet, CSV or JSON lines; a file, or a folder of them"
 
 
 def add_spark_verbs(verbs: Any) -> None:
-    """Add the verbs."""
+    """Add the verb `spark` with its own verbs."""
     parser = add_verb_parser(
         verbs,
         "spark",
@@ -34,18 +34,18 @@ def add_spark_verbs(verbs: Any) -> None:
         "spark replay --data facts --output facts.parquet",
         description="Jobs that outgrow one machine. They need Java 17 and `pip install 'delta-prop[spark]'`.",
     )
-    below = parser.add_subparsers(title="verbs", metavar="VERB", dest="spark_verb", required=True)
-    _add_diff(below)
-    _add_import(below)
-    _add_replay(below)
-    _add_rebuild(below)
-    _add_stats(below)
+    subparsers = parser.add_subparsers(title="verbs", metavar="VERB", dest="spark_verb", required=True)
+    _add_diff(subparsers)
+    _add_import(subparsers)
+    _add_replay(subparsers)
+    _add_rebuild(subparsers)
+    _add_stats(subparsers)
 
 
 def _add_spark_verb(
-    below: Any, name: str, help_: str, example: str, run: Callable[[Namespace], int], **more: Any
+    subparsers: Any, name: str, help_: str, example: str, run: Callable[[Namespace], int], **more: Any
 ) -> ArgumentParser:
-    parser = add_verb_parser(below, name, help_, f"spark {example}", **more)
+    parser = add_verb_parser(subparsers, name, help_, f"spark {example}", **more)
     _add_spark_arguments(parser)
     add_json_argument(parser)
     parser.set_defaults(run=run)
@@ -65,7 +65,7 @@ def _add_spark_arguments(parser: ArgumentParser) -> None:
 
 
 def _parse_master(text: str) -> str:
-    """Return a Spark master; check its form only, as a wrong one fails late with a long trace."""
+    """Return a Spark master; check its syntax, as Spark reports a wrong one late, with a long trace."""
     if re.fullmatch(_MASTERS, text) is None:
         raise ArgumentTypeError(
             f"{text!r:.80} is not a Spark master: give local[*], local[4], spark://HOST:PORT, yarn or k8s://…"
@@ -106,7 +106,7 @@ def _add_table_arguments(parser: ArgumentParser) -> None:
 
 
 def _add_target_arguments(parser: ArgumentParser, outputs: Any) -> None:
-    """Add a service to send to."""
+    """Add the options of a service to send to; `outputs`: the group that gets `--to`."""
     outputs.add_argument(
         "--to",
         metavar="HOST:PORT",
@@ -120,12 +120,12 @@ def _add_target_arguments(parser: ArgumentParser, outputs: Any) -> None:
     add_connection_arguments(parser)
 
 
-def _add_output_argument(parser: Any, what: str) -> None:
+def _add_output_argument(parser: Any, contents: str) -> None:
     parser.add_argument(
         "--output",
         metavar="FILE",
         type=_parse_name,
-        help=f"{what} go to this new file: Parquet if it ends in .parquet, else JSON lines",
+        help=f"{contents} go to this new file: Parquet if it ends in .parquet, else JSON lines",
     )
 
 
@@ -197,14 +197,14 @@ def add_audit_verb(verbs: Any) -> None:
 # --- tables
 
 
-def _add_diff(below: Any) -> None:
+def _add_diff(subparsers: Any) -> None:
     def start(options: Namespace) -> int:
         from delta_prop.spark.command.verbs import run_diff
 
         return run_diff(options)
 
     parser = _add_spark_verb(
-        below,
+        subparsers,
         "diff",
         "the deltas that turn one table into another",
         "diff monday.parquet tuesday.parquet --to localhost:7373 --producer tuesday",
@@ -229,14 +229,14 @@ def _add_diff(below: Any) -> None:
     _add_target_arguments(parser, outputs)
 
 
-def _add_import(below: Any) -> None:
+def _add_import(subparsers: Any) -> None:
     def start(options: Namespace) -> int:
         from delta_prop.spark.command.verbs import run_import
 
         return run_import(options)
 
     parser = _add_spark_verb(
-        below,
+        subparsers,
         "import",
         "a table's rows as deltas that create them",
         "import documents.parquet --to localhost:7373 --producer documents-1",
@@ -252,14 +252,14 @@ def _add_import(below: Any) -> None:
 # --- the log
 
 
-def _add_replay(below: Any) -> None:
+def _add_replay(subparsers: Any) -> None:
     def start(options: Namespace) -> int:
         from delta_prop.spark.command.verbs import run_replay
 
         return run_replay(options)
 
     parser = _add_spark_verb(
-        below,
+        subparsers,
         "replay",
         "the state of every vector, now or as of a past position",
         "replay --data facts --at 1000 --output then.parquet",
@@ -272,19 +272,20 @@ def _add_replay(below: Any) -> None:
     _add_output_argument(parser, "states")
 
 
-def _add_rebuild(below: Any) -> None:
+def _add_rebuild(subparsers: Any) -> None:
     def start(options: Namespace) -> int:
         from delta_prop.spark.command.verbs import run_rebuild
 
         return run_rebuild(options)
 
     parser = _add_spark_verb(
-        below,
+        subparsers,
         "rebuild",
         "create a storage sink's file from the log",
         "rebuild --data facts --storage vectors.db",
         start,
-        description="The sink opens it and goes on from its cursor. For an index: `replay --alive`.",
+        description="The sink opens the file and continues from its cursor. For an index, use "
+        "`replay --alive`.",
     )
     add_data_argument(parser)
     parser.add_argument(
@@ -294,14 +295,18 @@ def _add_rebuild(below: Any) -> None:
     parser.add_argument("--replace", action="store_true", help="replace the content of an existing file")
 
 
-def _add_stats(below: Any) -> None:
+def _add_stats(subparsers: Any) -> None:
     def start(options: Namespace) -> int:
         from delta_prop.spark.command.verbs import run_stats
 
         return run_stats(options)
 
     parser = _add_spark_verb(
-        below, "stats", "traffic, hot vectors, sparsity, lag", "stats --data facts --start 2026-01-31", start
+        subparsers,
+        "stats",
+        "traffic, hot vectors, sparsity, lag",
+        "stats --data facts --start 2026-01-31",
+        start,
     )
     add_source_arguments(parser, "--from", "a server; given several times: its addresses, tried in turn")
     parser.add_argument("--start", metavar="POSITION", help="earliest (default), an offset or a time")

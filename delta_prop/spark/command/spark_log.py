@@ -1,6 +1,7 @@
-"""Captures the standard error of Spark's own processes, of which people get only the line of the error.
+"""Captures the standard error of Spark's processes, so that users see only the line with the error.
 
-delta-prop's own lines are forwarded at once. The JVM keeps the standard error that it was started with.
+Lines of delta-prop itself are forwarded at once. To capture while the JVM starts is enough, as it keeps the
+standard error that it was started with.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class SparkLog:
 
     @contextmanager
     def capture(self) -> Iterator[None]:
-        """Capture the standard error of the processes started in the block, for as long as they live."""
+        """Capture the standard error of the processes started in the block, until they end."""
         with self._errors.capture():
             yield
 

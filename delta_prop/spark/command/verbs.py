@@ -61,8 +61,8 @@ class JobFailed(DeltaPropError):
 def run_diff(options: Namespace) -> int:
     """Run `diff`. Raises UsageError, JobFailed, and what reading the log raises."""
     if len(options.tables) != (2 if options.data is None else 1):
-        wanted = "the old and the new one" if options.data is None else "only the new one with --data"
-        raise UsageError(f"tables: {len(options.tables)} given: name {wanted}")
+        expected = "the old and the new one" if options.data is None else "only the new one with --data"
+        raise UsageError(f"tables: {len(options.tables)} given: name {expected}")
     if not (options.threshold >= 0 and math.isfinite(options.threshold)):
         raise UsageError(f"--threshold {options.threshold!r}: give a number from 0 on")
     target = target_of(options)
@@ -77,10 +77,10 @@ def run_diff(options: Namespace) -> int:
 
     log = None if options.data is None else log_at(str(source_of(options)))
     with _open_session(options) as spark:
-        *before, new = (read_table(spark, path, options.format) for path in options.tables)
+        *old_tables, new = (read_table(spark, path, options.format) for path in options.tables)
         namespace = options.namespace
         if log is None:
-            old = before[0]
+            old = old_tables[0]
         else:
             if namespace is None and "namespace" not in new.columns:
                 namespace = DEFAULT_NAMESPACE
@@ -92,7 +92,10 @@ def run_diff(options: Namespace) -> int:
 
 
 def _log_table(states: DataFrame, options: Namespace, namespace: str | None) -> DataFrame:
-    """Return states with the new table's columns; with `namespace` only its states, without that column."""
+    """Return the states of a log under the new table's column names.
+
+    `namespace`: return only the states in it, without the column.
+    """
     if not isinstance(_parse_vector(options.vector), str):
         raise UsageError(
             "--vector names several columns, but the log has one vector: combine the table's columns into one"
@@ -132,13 +135,13 @@ def _output_deltas(deltas: DataFrame, options: Namespace, target: Remote | None)
     from delta_prop.spark.source import register
 
     register(deltas.sparkSession)
-    more: dict[str, Any] = {} if target.token is None else {"token": target.token}
+    extra: dict[str, Any] = {} if target.token is None else {"token": target.token}
     if target.tls is not None:
         tls = target.tls
-        named = {"tlsCa": tls.authorities, "tlsName": tls.server_name}
-        named |= {"tlsCertificate": tls.certificate, "tlsKey": tls.key}
-        more |= {"tls": "true"} | {name: one for name, one in named.items() if one is not None}
-    write_deltas(deltas, ",".join(target.addresses), options.producer, **more)
+        texts = {"tlsCa": tls.authorities, "tlsName": tls.server_name}
+        texts |= {"tlsCertificate": tls.certificate, "tlsKey": tls.key}
+        extra |= {"tls": "true"} | {name: one for name, one in texts.items() if one is not None}
+    write_deltas(deltas, ",".join(target.addresses), options.producer, **extra)
     if options.json:
         output.put_job(options.producer, query_job(target, options.producer))
 
@@ -180,7 +183,7 @@ def run_rebuild(options: Namespace) -> int:
     try:
         check_replaceable(options.storage, log, replace=options.replace)
         with _open_session(options, progress) as spark:
-            progress.report("the log is read")
+            progress.report("reading the log")
             result = rebuild_from(
                 spark,
                 log,
@@ -215,18 +218,20 @@ def run_audit(options: Namespace) -> int:
     with _open_session(options, progress) as spark:
         progress.report("the sink is compared with the log")
         sink = options.storage if options.contents is None else read_table(spark, options.contents)
-        found = audit(spark, options.data, sink, next_offset=options.next_offset, name=name).localCheckpoint()
-        kinds = found.groupBy("difference").count().collect()
+        differences = audit(
+            spark, options.data, sink, next_offset=options.next_offset, name=name
+        ).localCheckpoint()
+        kinds = differences.groupBy("difference").count().collect()
         counts = Counter({row.difference: row["count"] for row in kinds})
         progress.end()
         if options.output is not None or options.json:
-            output.write_rows(found, options.output, output.to_difference_line)
+            output.write_rows(differences, options.output, output.to_difference_line)
         elif counts:
-            output.put_table(found.select(*REPORT_COLUMNS))
+            output.put_table(differences.select(*REPORT_COLUMNS))
         note_differences(counts)
         if not counts or not options.repair:
             return FAILED if counts else OK
-        repaired = apply_repair(repairs(found), options, target)
+        repaired = apply_repair(repairs(differences), options, target)
     return note_repair(repaired, counts)
 
 
@@ -258,7 +263,7 @@ def check_spark() -> None:
 def _open_session(options: Namespace, progress: system.Progress | None = None) -> Iterator[SparkSession]:
     """Open a session for one verb; an error on Spark becomes one line.
 
-    `progress`: the verb's own, whose line is cleared at the end.
+    `progress`: the verb's progress line, which is cleared at the end.
     """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
@@ -288,9 +293,9 @@ def _open_session(options: Namespace, progress: system.Progress | None = None) -
 
 
 def translate_error(error: Exception, logged: str = "") -> DeltaPropError:
-    """Return the error to raise for a failure on Spark, that of delta-prop's own code if there is one.
+    """Return the error to raise for a failure on Spark: if possible, the error of delta-prop's own code.
 
-    `logged`: the last line of Spark's log, the only one with the reason why Spark did not start.
+    `logged`: the last line of Spark's log, which alone has the reason if Spark did not start.
     """
     text = str(error)
     if "[JAVA_GATEWAY_EXITED]" in text:
@@ -300,8 +305,8 @@ def translate_error(error: Exception, logged: str = "") -> DeltaPropError:
         kind, message = ours[-1]
         return UsageError(message) if kind == "UsageError" else JobFailed(message)
     lines = [line.strip(" :") for line in text.splitlines() if line.strip(" :")]
-    said = next(
+    reason = next(
         (line for line in lines if not line.startswith("An error occurred while")), type(error).__name__
     )
-    wrong = any(f"[{one}]" in said for one in _USAGE_ERRORS)
-    return (UsageError if wrong else JobFailed)(f"Spark: {_STATE.sub('', said):.500}")
+    is_usage_error = any(f"[{one}]" in reason for one in _USAGE_ERRORS)
+    return (UsageError if is_usage_error else JobFailed)(f"Spark: {_STATE.sub('', reason):.500}")

@@ -68,19 +68,19 @@ def audit(
     if isinstance(sink, DataFrame):
         spread = _make_table_spread(buckets, metadata="metadata" in sink.columns)
         sink_blobs = normalize_columns(sink).mapInArrow(spread, BLOBS_DDL)
-        reached = log.end if next_offset is None else next_offset
+        sink_offset = log.end if next_offset is None else next_offset
     else:
-        reached = sink_offset_in(sink, path, log)
+        sink_offset = sink_offset_in(sink, path, log)
         # All rows are read now, in one transaction, so that the log opened after it has their deltas.
         sink_blobs = (
             spark.range(0, 1, 1, 1).mapInArrow(_make_file_spread(sink, buckets), BLOBS_DDL).localCheckpoint()
         )
         log = states_of(path)
-    check_sink_offset(reached, log.begin, log.end)
+    check_sink_offset(sink_offset, log.start, log.end)
     quarantined = read_quarantined_keys(path, name)
-    both = sink_blobs.unionByName(read_parts(spark, log, buckets))
-    return partition_blobs(both, buckets).mapInArrow(
-        lambda blobs: find_differences(blobs, reached, quarantined), DIFFERENCES_DDL
+    all_blobs = sink_blobs.unionByName(read_parts(spark, log, buckets))
+    return partition_blobs(all_blobs, buckets).mapInArrow(
+        lambda blobs: find_differences(blobs, sink_offset, quarantined), DIFFERENCES_DDL
     )
 
 
@@ -121,8 +121,8 @@ def repair(found: DataFrame, producer: SyncProducer, *, data: str | PurePath | N
 def _make_file_spread(
     path: str, buckets: int
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def spread(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        deque(numbers, 0)
+    def spread(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        deque(rows, 0)  # Spark expects that its input is read
         with StorageSinkFile(path) as file:
             for states in read_states(file):
                 yield spread_sink_states(states, buckets)
@@ -133,4 +133,4 @@ def _make_file_spread(
 def _make_table_spread(
     buckets: int, *, metadata: bool
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    return lambda rows: (spread_sink_states(to_states(some, metadata=metadata), buckets) for some in rows)
+    return lambda rows: (spread_sink_states(to_states(batch, metadata=metadata), buckets) for batch in rows)

@@ -42,20 +42,20 @@ DELTAS_DDL = (
     "vector_id string, namespace string, op string, vector array<float>, indices array<int>, "
     "values array<float>, data binary, metadata string"
 )
-_NOTHING = 255
+_UNCHANGED = 255
 _OPERATIONS = pa.array([kind_name(kind) for kind in range(max(Kind) + 1)], pa.string())
 
 
 def compare(batches: Iterable[pa.RecordBatch], threshold: float = 0.0) -> Iterator[pa.RecordBatch]:
-    """Yield the deltas. `threshold`: numbers that differ by up to it count as equal and stay the old ones.
+    """Yield the deltas. `threshold`: of two numbers that differ by up to this, the old one stays.
 
     Raises InvalidDelta, naming table, vector id and column.
     """
     pending: pa.RecordBatch | None = None
-    for some in batches:
-        if not some.num_rows:
+    for batch in batches:
+        if not batch.num_rows:
             continue
-        rows = some if pending is None else pa.concat_batches([pending, some])
+        rows = batch if pending is None else pa.concat_batches([pending, batch])
         last = int(first_of_vector(rows).nonzero()[0][-1])
         pending = rows.slice(last)  # the vector's other row may be in the next batch
         if last:
@@ -69,14 +69,14 @@ def _compare_rows(rows: pa.RecordBatch, threshold: float) -> pa.RecordBatch:
     kinds, vectors, indices, values = _compare_numbers(pairs, threshold)
     _compare_data(pairs, kinds)
     patches = _make_patches(pairs)
-    only = (kinds == _NOTHING) & patches.is_valid().to_numpy(zero_copy_only=False)
-    kinds[only] = Kind.METADATA
+    only_metadata = (kinds == _UNCHANGED) & patches.is_valid().to_numpy(zero_copy_only=False)
+    kinds[only_metadata] = Kind.METADATA
     sources = pa.array(np.where(pairs.new >= 0, pairs.new, pairs.old))
     opaque = np.where(kinds == Kind.OPAQUE, pairs.new, -1)
     columns = {
         "vector_id": rows.column("vector_id").take(sources),
         "namespace": rows.column("namespace").take(sources),
-        "op": _OPERATIONS.take(pa.array(kinds.astype(np.int32), mask=kinds == _NOTHING)),
+        "op": _OPERATIONS.take(pa.array(kinds.astype(np.int32), mask=kinds == _UNCHANGED)),
         "vector": _mask_absent(vectors, np.isin(kinds, (Kind.CREATE, Kind.DENSE)), pa.float32()),
         "indices": _mask_absent(indices, kinds == Kind.SPARSE, pa.int32()),
         "values": _mask_absent(values, kinds == Kind.SPARSE, pa.float32()),
@@ -84,7 +84,7 @@ def _compare_rows(rows: pa.RecordBatch, threshold: float) -> pa.RecordBatch:
         "metadata": patches,
     }
     found = pa.RecordBatch.from_arrays([columns[name] for name in DELTAS.names], schema=DELTAS)
-    return found.filter(pa.array(kinds != _NOTHING))
+    return found.filter(pa.array(kinds != _UNCHANGED))
 
 
 # --- numbers
@@ -93,25 +93,25 @@ def _compare_rows(rows: pa.RecordBatch, threshold: float) -> pa.RecordBatch:
 def _compare_numbers(pairs: Pairs, threshold: float) -> tuple[NDArray[np.uint8], Lists, Lists, Lists]:
     """Return each pair's kind, the full vectors to set, and the indices and values of sparse changes."""
     old, new, vectors = pairs.old, pairs.new, pairs.vectors
-    kinds = np.full(len(old), _NOTHING, np.uint8)
+    kinds = np.full(len(old), _UNCHANGED, np.uint8)
     kinds[new < 0] = Kind.DELETE
-    had, has = (old >= 0) & pairs.has_vector[old], (new >= 0) & pairs.has_vector[new]
-    kinds[has & (old < 0)] = Kind.CREATE
-    kinds[has & (old >= 0)] = Kind.DENSE
-    comparable = (had & has & (vectors.sizes[old] == vectors.sizes[new])).nonzero()[0]
+    had_vector, has_vector = (old >= 0) & pairs.has_vector[old], (new >= 0) & pairs.has_vector[new]
+    kinds[has_vector & (old < 0)] = Kind.CREATE
+    kinds[has_vector & (old >= 0)] = Kind.DENSE
+    comparable = (had_vector & has_vector & (vectors.sizes[old] == vectors.sizes[new])).nonzero()[0]
     before, after = vectors.take(old[comparable]), vectors.take(new[comparable])
     changed = _find_changed(before.flat, after.flat, threshold)
-    count = _count_flags(changed, after)
+    changed_counts = _count_flags(changed, after)
     sizes = after.sizes
-    kinds[comparable[count == 0]] = _NOTHING
-    # A change is sparse if its indices and values are fewer numbers than the full vector.
-    few = (count > 0) & (2 * count < sizes)
-    kinds[comparable[few]] = Kind.SPARSE
+    kinds[comparable[changed_counts == 0]] = _UNCHANGED
+    # A change is sparse if its indices and values are together fewer numbers than the full vector.
+    sparse = (changed_counts > 0) & (2 * changed_counts < sizes)
+    kinds[comparable[sparse]] = Kind.SPARSE
     full = vectors.take(np.where(np.isin(kinds, (Kind.CREATE, Kind.DENSE)), new, -1))
-    many = (count > 0) & ~few
-    final = np.where(changed, after.flat, before.flat)[expand_spans(after.bounds[:-1][many], sizes[many])]
-    full.flat[expand_spans(full.bounds[comparable[many]], sizes[many])] = final
-    return kinds, full, *_select_elements(len(old), comparable, after, changed & np.repeat(few, sizes))
+    dense = (changed_counts > 0) & ~sparse
+    final = np.where(changed, after.flat, before.flat)[expand_spans(after.bounds[:-1][dense], sizes[dense])]
+    full.flat[expand_spans(full.bounds[comparable[dense]], sizes[dense])] = final
+    return kinds, full, *_select_elements(len(old), comparable, after, changed & np.repeat(sparse, sizes))
 
 
 def _find_changed(old: NDArray[np.float32], new: NDArray[np.float32], threshold: float) -> NDArray[np.bool_]:
@@ -122,10 +122,10 @@ def _find_changed(old: NDArray[np.float32], new: NDArray[np.float32], threshold:
     return bits
 
 
-def _count_flags(flags: NDArray[np.bool_], of: Lists) -> NDArray[np.int64]:
+def _count_flags(flags: NDArray[np.bool_], lists: Lists) -> NDArray[np.int64]:
     """Return the number of flags set in each list."""
     total = np.concatenate([[0], np.cumsum(flags)])
-    found: NDArray[np.int64] = np.diff(total[of.bounds])
+    found: NDArray[np.int64] = np.diff(total[lists.bounds])
     return found
 
 
@@ -136,28 +136,31 @@ def _select_elements(
     sizes = np.zeros(count, np.int64)
     sizes[same_size] = _count_flags(selected, after)
     bounds = np.concatenate([[0], np.cumsum(sizes)])
-    places = selected.nonzero()[0]
-    of = np.searchsorted(after.bounds, places, "right") - 1
-    return Lists(bounds, (places - after.bounds[of]).astype(np.int32)), Lists(bounds, after.flat[places])
+    positions = selected.nonzero()[0]
+    row_of = np.searchsorted(after.bounds, positions, "right") - 1
+    return Lists(bounds, (positions - after.bounds[row_of]).astype(np.int32)), Lists(
+        bounds, after.flat[positions]
+    )
 
 
-def _mask_absent(lists: Lists, there: NDArray[np.bool_], kind: pa.DataType) -> pa.Array:
+def _mask_absent(lists: Lists, is_present: NDArray[np.bool_], kind: pa.DataType) -> pa.Array:
     """Return the lists, null where absent."""
     bounds = pa.array(lists.bounds.astype(np.int32))
-    return pa.ListArray.from_arrays(bounds, pa.array(lists.flat, kind), mask=pa.array(~there))
+    return pa.ListArray.from_arrays(bounds, pa.array(lists.flat, kind), mask=pa.array(~is_present))
 
 
 def _compare_data(pairs: Pairs, kinds: NDArray[np.uint8]) -> None:
     """Set the kind of facts whose bytes are new or differ."""
-    has = (pairs.new >= 0) & pairs.has_data[pairs.new] & ~pairs.has_vector[pairs.new]
-    if not has.any():
+    has_new_data = (pairs.new >= 0) & pairs.has_data[pairs.new] & ~pairs.has_vector[pairs.new]
+    if not has_new_data.any():
         return
     data = pairs.rows.column("data")
     old, new = (
-        data.take(pa.array(rows, mask=rows < 0)) for rows in (np.where(has, pairs.old, -1), pairs.new)
+        data.take(pa.array(rows, mask=rows < 0))
+        for rows in (np.where(has_new_data, pairs.old, -1), pairs.new)
     )
     same = pc.fill_null(pc.equal(old, new), False).to_numpy(zero_copy_only=False)
-    kinds[has] = np.where(same[has], _NOTHING, Kind.OPAQUE)
+    kinds[has_new_data] = np.where(same[has_new_data], _UNCHANGED, Kind.OPAQUE)
 
 
 # --- metadata
@@ -173,12 +176,12 @@ def _make_patches(pairs: Pairs) -> pa.Array:
     column = rows.column("metadata")
     if column.null_count == len(column):
         return pa.array(found, pa.string())
-    old, new = (column.take(pa.array(at, mask=at < 0)) for at in (pairs.old, pairs.new))
+    old, new = (column.take(pa.array(side, mask=side < 0)) for side in (pairs.old, pairs.new))
     differ = ~pc.fill_null(pc.equal(old, new), False).to_numpy(zero_copy_only=False) & (pairs.new >= 0)
     differ &= ~pc.and_(old.is_null(), new.is_null()).to_numpy(zero_copy_only=False)
-    for at in differ.nonzero()[0].tolist():
-        patch = diff_metadata(_read_metadata(rows, pairs.old[at]), _read_metadata(rows, pairs.new[at]))
-        found[at] = json.dumps(patch, ensure_ascii=False, separators=(",", ":")) if patch else None
+    for pair in differ.nonzero()[0].tolist():
+        patch = diff_metadata(_read_metadata(rows, pairs.old[pair]), _read_metadata(rows, pairs.new[pair]))
+        found[pair] = json.dumps(patch, ensure_ascii=False, separators=(",", ":")) if patch else None
     return pa.array(found, pa.string())
 
 
@@ -199,17 +202,17 @@ def _join_patches(rows: pa.RecordBatch, pairs: Pairs, names: Sequence[str]) -> p
     """Return the patches of tables with a column for each member: join the members that differ."""
     in_new = pairs.new >= 0
     pieces, has_patch = [], np.zeros(len(in_new), bool)
-    begin, comma, end, nothing = map(pa.scalar, ("{", ",", "}", ""))
+    opening, comma, closing, empty = map(pa.scalar, ("{", ",", "}", ""))
     for name in names:
         column = rows.column(name)
-        old, new = (column.take(pa.array(at, mask=at < 0)) for at in (pairs.old, pairs.new))
+        old, new = (column.take(pa.array(side, mask=side < 0)) for side in (pairs.old, pairs.new))
         removed = pa.scalar(f"{json.dumps(name.removeprefix(MEMBER), ensure_ascii=False)}:null")
-        was, now = (one.is_valid().to_numpy(zero_copy_only=False) for one in (old, new))
+        old_present, new_present = (one.is_valid().to_numpy(zero_copy_only=False) for one in (old, new))
         same = pc.fill_null(pc.equal(old, new), False).to_numpy(zero_copy_only=False)
-        differs = in_new & ~same & (was | now)
-        piece = pc.binary_join_element_wise(comma, pc.coalesce(new, removed), nothing)
-        pieces.append(pc.if_else(pa.array(differs), piece, nothing))
+        differs = in_new & ~same & (old_present | new_present)
+        piece = pc.binary_join_element_wise(comma, pc.coalesce(new, removed), empty)
+        pieces.append(pc.if_else(pa.array(differs), piece, empty))
         has_patch |= differs
-    joined = pc.utf8_slice_codeunits(pc.binary_join_element_wise(*pieces, nothing), 1)
-    patches = pc.binary_join_element_wise(begin, joined, end, nothing)
+    joined = pc.utf8_slice_codeunits(pc.binary_join_element_wise(*pieces, empty), 1)
+    patches = pc.binary_join_element_wise(opening, joined, closing, empty)
     return pc.if_else(pa.array(has_patch), patches, pa.scalar(None, pa.string()))

@@ -41,9 +41,9 @@ COUNTS = pa.schema(
         pa.field("dimension", pa.int64(), nullable=False),
     ]
 )
-"""Counts of a part of the log, by vector or by operation, whichever is named.
+"""Counts of a part of the log: a row counts either one vector, or one operation in one namespace.
 
-`numbers`: those that the deltas carry; `dimension`: of the longest vector.
+`numbers`: how many numbers the deltas carry; `dimension`: that of the longest vector.
 """
 COUNTS_DDL = (
     "namespace string not null, vector_id string, op string, deltas long not null, bytes long not null, "
@@ -56,8 +56,8 @@ _KINDS = 256
 class Stats(NamedTuple):
     """Statistics of a log.
 
-    `traffic`: by namespace and op the deltas, their bytes, the mean count of their numbers, and the mean
-    share of its vector's numbers that a sparse delta changes. `vectors`: deltas and bytes by vector, most
+    `traffic`: per namespace and op, the deltas, their bytes, how many numbers a delta has on average, and
+    which share of its vector a sparse delta changes on average. `vectors`: deltas and bytes per vector, most
     deltas first. `sinks`: the sinks and groups of a directory, with their lags.
     """
 
@@ -74,9 +74,9 @@ def stats(spark: SparkSession, place: Place, *, start: When = None, end: When = 
     Raises UsageError, Refused, LogCorrupted, OSError, Unreachable.
     """
     check_session(spark)
-    begin = position_of(start, EARLIEST, name="start", ends=True)
+    first = position_of(start, EARLIEST, name="start", ends=True)
     end = position_of(end, LATEST, name="end", ends=True)
-    return count_log(spark, *log_to_count(source_of(place), begin, end))
+    return count_log(spark, *log_to_count(source_of(place), first, end))
 
 
 def log_to_count(
@@ -110,10 +110,10 @@ def count_log(spark: SparkSession, log: LogView, sinks: list[dict[str, Any]]) ->
     )
     by_vector = counts.where("vector_id is not null").groupBy("namespace", "vector_id").agg(*sums[:2])
     vectors = by_vector.orderBy(F.desc("deltas"), F.desc("bytes"), "namespace", "vector_id")
-    return Stats(log.begin, log.end, traffic.orderBy("namespace", "op"), vectors, sinks)
+    return Stats(log.start, log.end, traffic.orderBy("namespace", "op"), vectors, sinks)
 
 
-def count(batches: Iterable[LoggedBatch], begin: int, end: int) -> Iterator[pa.RecordBatch]:
+def count(batches: Iterable[LoggedBatch], start: int, end: int) -> Iterator[pa.RecordBatch]:
     """Yield counts of the rows from one offset up to another, for about `_ROWS` rows each."""
     pending: list[pa.RecordBatch] = []
     rows = 0
@@ -121,54 +121,57 @@ def count(batches: Iterable[LoggedBatch], begin: int, end: int) -> Iterator[pa.R
         pending.append(changes_of(logged, end))
         rows += pending[-1].num_rows
         if rows >= _ROWS:
-            yield _count_batches(pending, begin)
+            yield _count_batches(pending, start)
             pending, rows = [], 0
     if rows:
-        yield _count_batches(pending, begin)
+        yield _count_batches(pending, start)
 
 
 def _make_counter(log: LogView) -> Any:
-    begin, end = log.begin, log.end
+    start, end = log.start, log.end
 
     def read(part: LogPart) -> Iterator[pa.RecordBatch]:
-        return count(part.batches(), begin, end)
+        return count(part.batches(), start, end)
 
     return read
 
 
-def _count_batches(pending: list[pa.RecordBatch], begin: int) -> pa.RecordBatch:
+def _count_batches(pending: list[pa.RecordBatch], start: int) -> pa.RecordBatch:
     table = pa.Table.from_batches(pending, CHANGES).combine_chunks()
-    table = table.filter(pc.greater_equal(table.column("offset"), begin)).combine_chunks()
+    table = table.filter(pc.greater_equal(table.column("offset"), start)).combine_chunks()
     coded = pc.dictionary_encode(column_of(table, "key"))
     namespaces, ids = split_keys(coded.dictionary)
-    named = pc.dictionary_encode(namespaces)
+    coded_names = pc.dictionary_encode(namespaces)
     codes = coded.indices.to_numpy()
     kinds, numbers = column_of(table, "kind").to_numpy(), _lengths(table, "values")
     sizes = pc.binary_length(column_of(table, "key")).to_numpy() + 4 * numbers
     sizes += 4 * _lengths(table, "indices") + _bytes(table, "data") + _bytes(table, "patch")
-    by_key, by_kind = _Sums(codes, len(ids)), _Sums(named.indices.to_numpy()[codes] * _KINDS + kinds)
-    at = by_kind.deltas.nonzero()[0]
+    by_key, by_kind = (
+        _Sums(codes, len(ids)),
+        _Sums(coded_names.indices.to_numpy()[codes] * _KINDS + kinds),
+    )
+    used = by_kind.deltas.nonzero()[0]
     longest = np.zeros(len(by_kind.deltas), np.int64)
     np.maximum.at(longest, by_kind.codes, np.where(np.isin(kinds, (0, 2)), numbers, 0))
     zeros = np.zeros(len(ids), np.int64)
     columns = {
-        "namespace": pa.concat_arrays([namespaces, named.dictionary.take(pa.array(at // _KINDS))]),
-        "vector_id": pa.concat_arrays([ids, pa.nulls(len(at), pa.string())]),
-        "op": pa.array([None] * len(ids) + [kind_name(one % _KINDS) for one in at.tolist()], pa.string()),
-        "deltas": np.concatenate([by_key.deltas, by_kind.deltas[at]]),
-        "bytes": np.concatenate([by_key.sum(sizes), by_kind.sum(sizes)[at]]),
-        "numbers": np.concatenate([zeros, by_kind.sum(numbers)[at]]),
-        "dimension": np.concatenate([zeros, longest[at]]),
+        "namespace": pa.concat_arrays([namespaces, coded_names.dictionary.take(pa.array(used // _KINDS))]),
+        "vector_id": pa.concat_arrays([ids, pa.nulls(len(used), pa.string())]),
+        "op": pa.array([None] * len(ids) + [kind_name(code % _KINDS) for code in used.tolist()], pa.string()),
+        "deltas": np.concatenate([by_key.deltas, by_kind.deltas[used]]),
+        "bytes": np.concatenate([by_key.sum(sizes), by_kind.sum(sizes)[used]]),
+        "numbers": np.concatenate([zeros, by_kind.sum(numbers)[used]]),
+        "dimension": np.concatenate([zeros, longest[used]]),
     }
     return pa.RecordBatch.from_arrays([pa.array(columns[name]) for name in COUNTS.names], schema=COUNTS)
 
 
 class _Sums:
-    """Sums of rows by each row's code."""
+    """Sums over the rows that have the same code."""
 
-    def __init__(self, codes: NDArray[Any], least: int = 0) -> None:
+    def __init__(self, codes: NDArray[Any], count_min: int = 0) -> None:
         self.codes = codes
-        self.deltas = np.bincount(codes, minlength=least)
+        self.deltas = np.bincount(codes, minlength=count_min)
 
     def sum(self, values: NDArray[Any]) -> NDArray[np.int64]:
         """Return the sum of the values by code."""

@@ -27,11 +27,11 @@ def diff(
     namespace: str | None = None,
     threshold: float = 0.0,
 ) -> DataFrame:
-    """Return the deltas that turn `old` into `new`, one for each fact that differs, with columns to write.
+    """Return the deltas that turn `old` into `new`, one per differing fact, in the columns of a write.
 
-    A new fact becomes a create, a removed one a delete. For a changed one, the vector becomes sparse or
-    dense, whichever is smaller, and the other columns a metadata patch. In a table without the column
-    `vector`, each row is a fact with the full row as JSON.
+    A new fact becomes a create, a removed one a delete. Of a changed fact, the vector becomes a sparse or a
+    dense delta, whichever is smaller, and the other columns become its metadata patch. In a table without
+    the column `vector`, each row is a fact with the full row as JSON.
 
     `key`: the column that identifies facts. `vector`: a column of arrays, or several of numbers. `namespace`:
     for all facts; None: the column of that name, else `default`. `threshold`: a number that differs by up to
@@ -44,15 +44,15 @@ def diff(
     check_table("new", new)
     if not (threshold >= 0 and math.isfinite(threshold)):
         raise UsageError(f"threshold {threshold!r}: give a number from 0 on")
-    shape = column_mapping_of([old, new], key, vector, namespace)
-    merges_metadata = any(has_metadata_column(table, shape) for table in (old, new))
+    mapping = column_mapping_of([old, new], key, vector, namespace)
+    merges_metadata = any(has_metadata_column(table, mapping) for table in (old, new))
     before, after = (
-        to_facts(old, shape, OLD, merges_metadata=merges_metadata),
-        to_facts(new, shape, NEW, merges_metadata=merges_metadata),
+        to_facts(old, mapping, OLD, merges_metadata=merges_metadata),
+        to_facts(new, mapping, NEW, merges_metadata=merges_metadata),
     )
     both = before.unionByName(after, allowMissingColumns=True)
-    placed = both.repartition("namespace", "vector_id")
-    rows = placed.sortWithinPartitions("namespace", "vector_id", "side")
+    partitioned = both.repartition("namespace", "vector_id")
+    rows = partitioned.sortWithinPartitions("namespace", "vector_id", "side")
     return rows.mapInArrow(partial(compare, threshold=threshold), DELTAS_DDL)
 
 

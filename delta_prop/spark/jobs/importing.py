@@ -24,18 +24,18 @@ def to_deltas(
     vector: str | Sequence[str] | None = "vector",
     namespace: str | None = None,
 ) -> DataFrame:
-    """Return each row of a table as a delta that creates its fact with its metadata; parameters as of `diff`.
+    """Return each row of a table as a delta that creates its fact with its metadata.
 
-    Raises UsageError.
+    The parameters are those of `diff`. Raises UsageError.
     """
     check_table("table", table)
-    found = to_facts(table, column_mapping_of([table], key, vector, namespace), NEW)
-    members = [F.col(f"`{name.replace('`', '``')}`") for name in found.columns if name.startswith(MEMBER)]
+    facts = to_facts(table, column_mapping_of([table], key, vector, namespace), NEW)
+    members = [F.col(f"`{name.replace('`', '``')}`") for name in facts.columns if name.startswith(MEMBER)]
     metadata = F.col("metadata")
     if members:
         metadata = join_members(members)
     fault = F.concat(F.col("vector_id"), F.lit(": "), F.col("wrong"))
-    return found.select(
+    return facts.select(
         "vector_id",
         "namespace",
         F.when(F.col("data").isNull(), "create").otherwise("opaque").alias("op"),
@@ -55,9 +55,9 @@ def read_table(spark: SparkSession, path: str, format_: str | None = None) -> Da
 
 
 def write_deltas(deltas: DataFrame, url: str, producer: str, **options: Any) -> None:
-    """Send deltas to a service, each exactly once under this producer's name, even if this is repeated.
+    """Send deltas to a service, each exactly once under this producer's name, even if the call is repeated.
 
     `options` are those of the data source. Raises what the write raises.
     """
-    named = {name: str(value) for name, value in options.items()}
-    deltas.write.format("delta_prop").options(url=url, producer=producer, **named).mode("append").save()
+    texts = {name: str(value) for name, value in options.items()}
+    deltas.write.format("delta_prop").options(url=url, producer=producer, **texts).mode("append").save()

@@ -1,4 +1,4 @@
-"""Pairs two tables' facts by namespace and vector id, and reports an invalid one by its row.
+"""Pairs two tables' facts by namespace and vector id, and names the row of an invalid fact.
 
 Needs pyarrow, not Spark. Rows come sorted by namespace, vector id and table.
 """
@@ -26,7 +26,7 @@ FACTS = ("namespace", "vector_id", "side", "vector", "data", "metadata", "wrong"
 """
 MEMBER = "member:"
 """Prefix of the names of metadata columns."""
-_NAMES = ("old", "new")
+_TABLE_NAMES = ("old", "new")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,24 +52,24 @@ def first_of_vector(rows: pa.RecordBatch) -> NDArray[np.bool_]:
 def pair_rows(rows: pa.RecordBatch) -> Pairs:
     """Pair sorted rows. Raises InvalidDelta for an invalid row."""
     first = first_of_vector(rows)
-    of = np.cumsum(first) - 1
+    pair_of = np.cumsum(first) - 1
     sides = rows.column("side").to_numpy()
     _check(rows, first, sides)
-    both = np.full((2, int(of[-1]) + 1), -1, np.intp)
-    both[sides, of] = np.arange(rows.num_rows)
-    there = [rows.column(name).is_valid().to_numpy(zero_copy_only=False) for name in ("vector", "data")]
+    rows_by_side = np.full((2, int(pair_of[-1]) + 1), -1, np.intp)
+    rows_by_side[sides, pair_of] = np.arange(rows.num_rows)
+    is_present = [rows.column(name).is_valid().to_numpy(zero_copy_only=False) for name in ("vector", "data")]
     column = rows.column("vector")
     vectors = Lists.of(pc.coalesce(column, pa.scalar([], column.type)))
-    return Pairs(rows, both[OLD], both[NEW], vectors, *there)
+    return Pairs(rows, rows_by_side[OLD], rows_by_side[NEW], vectors, *is_present)
 
 
 def _check(rows: pa.RecordBatch, first: NDArray[np.bool_], sides: NDArray[Any]) -> None:
     ids = rows.column("vector_id")
     if ids.null_count:
         raise row_error(rows, int(np.argmax(ids.is_null().to_numpy(zero_copy_only=False))), "the key is NULL")
-    twice = (~first[1:] & (sides[1:] == sides[:-1])).nonzero()[0]
-    if len(twice):
-        raise row_error(rows, int(twice[0]), "the key is there more than once: keep one row")
+    duplicates = (~first[1:] & (sides[1:] == sides[:-1])).nonzero()[0]
+    if len(duplicates):
+        raise row_error(rows, int(duplicates[0]), "the key occurs more than once: keep one row")
     wrong = rows.column("wrong")
     if wrong.null_count < len(wrong):
         row = int(np.argmax(wrong.is_valid().to_numpy(zero_copy_only=False)))
@@ -81,20 +81,22 @@ def _check(rows: pa.RecordBatch, first: NDArray[np.bool_], sides: NDArray[Any]) 
             rows, int(np.argmax(empty)), "the vector is NULL: leave the row out to delete the fact"
         )
     flat = column.flatten()
-    bad = flat.is_null().to_numpy(zero_copy_only=False) | ~np.isfinite(pc.fill_null(flat, 0).to_numpy())
-    if bad.any():
+    is_invalid = flat.is_null().to_numpy(zero_copy_only=False) | ~np.isfinite(
+        pc.fill_null(flat, 0).to_numpy()
+    )
+    if is_invalid.any():
         sizes = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
         ends = np.cumsum(sizes)
-        place = int(np.argmax(bad))
-        row = int(np.searchsorted(ends, place, "right"))
-        at, number = place - int(ends[row] - sizes[row]), flat[place].as_py()
+        position = int(np.argmax(is_invalid))
+        row = int(np.searchsorted(ends, position, "right"))
+        index, number = position - int(ends[row] - sizes[row]), flat[position].as_py()
         shown = "NULL" if number is None else f"{number}, which is not a finite float32"
-        raise row_error(rows, row, f"number {at} of the vector is {shown}")
+        raise row_error(rows, row, f"number {index} of the vector is {shown}")
 
 
 def row_error(rows: pa.RecordBatch, row: int, reason: str) -> InvalidDelta:
     """Return the error of a row, with its table and vector id."""
     fields = {name: rows.column(name)[row].as_py() for name in ("vector_id", "side")}
     return InvalidDelta(
-        f"{_NAMES[fields['side']]} table", f"vector_id {fields['vector_id']!r:.100}: {reason}"
+        f"{_TABLE_NAMES[fields['side']]} table", f"vector_id {fields['vector_id']!r:.100}: {reason}"
     )

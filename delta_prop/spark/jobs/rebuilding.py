@@ -53,12 +53,12 @@ def rebuild(
     replace: bool = False,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> RebuildResult:
-    """Create a storage sink's file from the log in a data directory, with the cursor where a sink goes on.
+    """Create a storage sink's file, with its cursor, from the log in a data directory.
 
-    `at`: as of an offset or a time; the sink then applies what follows. `replace`: replace the content of an
-    existing file. `on_progress` is called with the rows written so far. An interrupted file is marked as
-    rebuilding, and this or the sink rebuilds it. Raises UsageError, Refused, FileFailed, LogCorrupted,
-    OSError.
+    `at`: as of an offset or a time; the sink continues from there. `replace`: replace the content of an
+    existing file. `on_progress` is called with the rows written so far. The file of an interrupted rebuild is
+    marked as incomplete: the next call, or the sink, rebuilds it. Raises UsageError, Refused, FileFailed,
+    LogCorrupted, OSError.
     """
     check_session(spark)
     file = check_path("file", file)
@@ -114,12 +114,12 @@ def rebuild_from(
 
 def _check_empty(file: str, opened: StorageFileState, *, replace: bool) -> None:
     if opened.cursor is not None and not opened.rebuilding and not replace:
-        raise UsageError(f"{file} holds vectors already: name a new file, or allow to replace it")
+        raise UsageError(f"{file} already holds vectors: name a new file, or allow it to be replaced")
 
 
 def _pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for some in batches:
-        blob = some.cast(STATES).serialize().to_pybytes()
+    for batch in batches:
+        blob = batch.cast(STATES).serialize().to_pybytes()
         yield pa.record_batch([pa.array([blob], pa.binary())], names=["rows"])
 
 

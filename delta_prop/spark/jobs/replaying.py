@@ -57,7 +57,7 @@ _ROWS = 8_192
 
 
 def replay(spark: SparkSession, place: Place, at: When = None) -> DataFrame:
-    """Return the state of every vector in a log, one row each, with the columns of `STATES`.
+    """Return the state of every vector in a log, one row per vector, with the columns of `STATES`.
 
     `place`: a data directory, or a service as `delta://host:port`, whose log must still be complete. A
     deleted vector has a row that is not alive. `at`: as of an offset (inclusive) or a time; None: now. Raises
@@ -70,15 +70,15 @@ def replay(spark: SparkSession, place: Place, at: When = None) -> DataFrame:
 
 def log_at(place: Place, at: When = None) -> LogView:
     """Return the log to fold, of a directory or a service. Raises as `replay` does."""
-    found, end = source_of(place), position_of(at)
-    remote = remote_of(found)
+    source, end = source_of(place), position_of(at)
+    remote = remote_of(source)
     if remote is None:
-        assert isinstance(found, str)
-        return states_of(found, at=end)
+        assert isinstance(source, str)
+        return states_of(source, at=end)
     log = served_log(remote, at=end)
     if not log.is_complete:
         raise UsageError(
-            f"the service has its log from offset {log.begin} on, and what was before only in its snapshot: "
+            f"the service has its log from offset {log.start} on, and earlier deltas only in its snapshot: "
             "replay its directory"
         )
     return log
@@ -102,8 +102,8 @@ def partition_blobs(blobs: DataFrame, buckets: int) -> DataFrame:
 
 def to_rows(states: pa.Table) -> Iterator[pa.RecordBatch]:
     """Yield states as rows of `STATES`."""
-    for some in states.to_batches(_ROWS):
-        yield _to_rows(some)
+    for batch in states.to_batches(_ROWS):
+        yield _to_rows(batch)
 
 
 def _make_spread(buckets: int, end: int) -> Callable[[LogPart], Iterator[pa.RecordBatch]]:
@@ -134,8 +134,8 @@ def _to_rows(states: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _to_hex(origins: Any, texts: list[str]) -> pa.Array:
-    _, places = np.unique(origins, return_inverse=True)
-    return pa.array(texts, pa.string()).take(pa.array(places))
+    _, indices = np.unique(origins, return_inverse=True)
+    return pa.array(texts, pa.string()).take(pa.array(indices))
 
 
 def _unpack_metadata(packed: pa.Array) -> pa.Array:

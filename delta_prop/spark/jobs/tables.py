@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 _JSON = {"ignoreNullFields": "false"}
 _INFINITE = float("inf")
 _STATE_COLUMNS = ("alive", "offset", "lamport", "origin", "counter", "ignored")
-"""Columns of a replay apart from the content."""
+"""Columns that a replay has besides those of the content."""
 
 
 class ColumnMapping(NamedTuple):
     """Columns of a table by their use.
 
-    `vector`: one of arrays, or several of numbers; None: there is none, and a fact is its row as JSON.
-    `namespace`: the name for all; None: the column of that name, or the default.
+    `vector`: a column of arrays, or several columns of numbers; None: the full row is sent as JSON.
+    `namespace`: one namespace for all rows; None: the column `namespace` if there is one, else the default.
     """
 
     key: str
@@ -53,16 +53,16 @@ def column_mapping_of(
 ) -> ColumnMapping:
     """Return the mapping that fits all tables. Raises UsageError."""
     columns = [set(table.columns) for table in tables]
-    for there in columns:
-        if key not in there:
+    for names in columns:
+        if key not in names:
             raise UsageError(
-                f"column {key}, the key, is missing: name one of {', '.join(sorted(there))} with key="
+                f"column {key}, the key, is missing: name one of {', '.join(sorted(names))} with key="
             )
-    if vector == "vector" and not any("vector" in there for there in columns):
+    if vector == "vector" and not any("vector" in names for names in columns):
         vector = None
     chosen = vector if vector is None or isinstance(vector, str) else tuple(vector)
     for name in () if chosen is None else (chosen,) if isinstance(chosen, str) else chosen:
-        if not all(name in there for there in columns):
+        if not all(name in names for names in columns):
             raise UsageError(
                 f"column {name}, for the vector, is missing: name another one with vector=, or give "
                 "vector=None to send rows as JSON"
@@ -72,30 +72,30 @@ def column_mapping_of(
 
 def has_metadata_column(table: DataFrame, mapping: ColumnMapping) -> bool:
     """True if a table has all metadata in one column of JSON, as in a replay."""
-    return mapping.vector is not None and _has_content(dict(_list_fields(table)))
+    return mapping.vector is not None and _has_json_metadata(dict(_list_fields(table)))
 
 
 def to_facts(
     table: DataFrame, mapping: ColumnMapping, side: int, *, merges_metadata: bool = False
 ) -> DataFrame:
-    """Return the table's facts, with the columns of `pairs.py`; `merges_metadata`: metadata in one column.
+    """Return the table's facts, with the columns of `pairs.py`; `side`: OLD or NEW of that module.
 
-    Raises UsageError.
+    `merges_metadata`: join all metadata to one column. Raises UsageError.
     """
     _check(table, mapping)
     fields = dict(_list_fields(table))
-    own = {mapping.key} | ({"namespace"} if mapping.namespace is None else set())
+    used = {mapping.key} | ({"namespace"} if mapping.namespace is None else set())
     if mapping.vector is not None:
-        own |= {mapping.vector} if isinstance(mapping.vector, str) else set(mapping.vector)
-        own |= {"namespace", "data", "metadata"} if _has_content(fields) else set()
-    others = [name for name in fields if name not in own]
+        used |= {mapping.vector} if isinstance(mapping.vector, str) else set(mapping.vector)
+        used |= {"namespace", "data", "metadata"} if _has_json_metadata(fields) else set()
+    others = [name for name in fields if name not in used]
     checked = others if mapping.vector is not None else sorted(fields)
     faults = [_not_finite_message(name, fields[name]) for name in checked] + _overflow_messages(
         fields, mapping
     )
-    wrong = F.coalesce(_null_text(), *faults)
+    fault = F.coalesce(_null_text(), *faults)
     names = others if mapping.vector is not None else []
-    metadata = F.col("metadata") if "metadata" in own and "metadata" in fields else _null_text()
+    metadata = F.col("metadata") if "metadata" in used and "metadata" in fields else _null_text()
     if merges_metadata and names:
         metadata, names = join_members([_member_column(name) for name in names]), []
     selected = [
@@ -105,13 +105,13 @@ def to_facts(
         _vector_column(fields, mapping).alias("vector"),
         _data_column(fields, mapping).alias("data"),
         metadata.alias("metadata"),
-        wrong.alias("wrong"),
+        fault.alias("wrong"),
     ]
     return table.select(*selected, *(_member_column(name).alias(MEMBER + name) for name in names))
 
 
 def join_members(members: Sequence[Column]) -> Column:
-    """Return members joined to one object of JSON, NULL if there is none."""
+    """Return members joined to one JSON object, NULL if there are none."""
     return F.nullif(F.concat(F.lit("{"), F.concat_ws(",", *members), F.lit("}")), F.lit("{}"))
 
 
@@ -123,16 +123,16 @@ def _check(table: DataFrame, mapping: ColumnMapping) -> None:
     names = table.columns
     for name in names:
         if names.count(name) > 1:
-            raise UsageError(f"column {name} is there {names.count(name)} times: select one of them")
+            raise UsageError(f"column {name} occurs {names.count(name)} times: select one of them")
     fields = dict(_list_fields(table))
-    if _has_content(fields) and mapping.vector is not None:
+    if _has_json_metadata(fields) and mapping.vector is not None:
         known = {mapping.key, "namespace", mapping.vector, "data", "metadata"}
         more = [name for name in names if name not in known]
         if more:
-            cure = "select(*CONTENT)" if set(more) <= set(_STATE_COLUMNS) else f'drop("{more[0]}")'
+            fix = "select(*CONTENT)" if set(more) <= set(_STATE_COLUMNS) else f'drop("{more[0]}")'
             raise UsageError(
-                f"column {more[0]}: column metadata holds all of a fact's metadata as JSON already: "
-                f"leave it out with {cure}, or leave metadata out"
+                f"column {more[0]}: column metadata already holds all of a fact's metadata as JSON: "
+                f"leave it out with {fix}, or leave metadata out"
             )
     for field in table.schema.fields:
         if _contains_map(field.dataType):
@@ -142,8 +142,8 @@ def _check(table: DataFrame, mapping: ColumnMapping) -> None:
             )
 
 
-def _has_content(fields: dict[str, DataType]) -> bool:
-    """True if metadata are one column of JSON, as in a replay."""
+def _has_json_metadata(fields: dict[str, DataType]) -> bool:
+    """True if a table has all metadata in one column of JSON, as in a replay."""
     return isinstance(fields.get("metadata"), StringType)
 
 
@@ -185,11 +185,11 @@ def _vector_column(fields: dict[str, DataType], mapping: ColumnMapping) -> Colum
         return F.from_json(F.col(_quote(name)), "array<double>").cast("array<float>")
     if isinstance(kind, ArrayType) and isinstance(kind.elementType, NumericType):
         return F.col(_quote(name)).cast("array<float>")
-    cure = f'withColumn("{name}", col("{name}").cast("array<float>"))'
+    fix = f'withColumn("{name}", col("{name}").cast("array<float>"))'
     if isinstance(kind, UserDefinedType):  # the vectors of pyspark.ml
-        cure = f'withColumn("{name}", pyspark.ml.functions.vector_to_array(col("{name}")))'
+        fix = f'withColumn("{name}", pyspark.ml.functions.vector_to_array(col("{name}")))'
     raise UsageError(
-        f"column {name} is {kind.simpleString():.60}, but must be an array of numbers: convert it with {cure}"
+        f"column {name} is {kind.simpleString():.60}, but must be an array of numbers: convert it with {fix}"
     )
 
 
@@ -198,22 +198,22 @@ def _data_column(fields: dict[str, DataType], mapping: ColumnMapping) -> Column:
     if mapping.vector is None:
         row = F.struct(*(F.col(_quote(name)) for name in sorted(fields)))
         return F.encode(F.to_json(row, _JSON), "UTF-8")
-    if _has_content(fields) and isinstance(fields.get("data"), BinaryType):
+    if _has_json_metadata(fields) and isinstance(fields.get("data"), BinaryType):
         return F.col("data")
     return F.lit(None).cast("binary")
 
 
 def _member_column(name: str) -> Column:
-    """Return a metadata column as a member of JSON, `"name":value`; NULL stays."""
+    """Return a metadata column as a member of a JSON object, `"name":value`; NULL stays."""
     column = F.col(_quote(name))
     text = F.to_json(F.struct(column), _JSON)
     return F.when(column.isNotNull(), F.substr(text, F.lit(2), F.length(text) - 2))
 
 
 def _not_finite_message(name: str, kind: DataType) -> Column:
-    """Return the message for a number in a column that is not finite, NULL if all are."""
+    """Return the message for a column with a number that is not finite, NULL if all are finite."""
     found = _is_not_finite(F.col(_quote(name)), kind)
-    message = F.lit(f"column {name} is not finite, which JSON cannot hold: correct it")
+    message = F.lit(f"column {name} has a number that is not finite, which JSON cannot represent: replace it")
     return _null_text() if found is None else F.when(found, message)
 
 

@@ -6,7 +6,7 @@ from delta_prop_wire.errors import UsageError
 
 
 def check_not_beyond(option: str, offset: int, end: int) -> None:
-    """Raise UsageError if a read is to begin or end after the log's next offset."""
+    """Raise UsageError if the bound of a read, from `option`, is after the log's next offset."""
     if offset <= end:
         return
     last = f"its last delta has offset {end - 1}, the next one will have {end}" if end else "it is empty"

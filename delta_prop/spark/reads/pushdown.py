@@ -28,65 +28,65 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
 
 VALUES_MAX = 256
-"""Maximum of topics of one subscription."""
+"""Maximum number of topics in one subscription."""
 _PREFIXES = {"vector_id": "v:", "namespace": "ns:", "op": "op:"}
 """Columns that topics select by, the most selective one first."""
 
 
 @dataclass(frozen=True)
 class ReadFilter:
-    """A filter of reads: these topics, offsets from `first` up to `end`."""
+    """A filter of reads: passes these topics, at offsets from `first` up to `end` (exclusive)."""
 
     topics: tuple[Topic, ...]
     first: int = 0
     end: int | None = None
 
     def clip(self, start: int, end: int) -> tuple[int, int]:
-        """Return the part of a range that passes."""
+        """Return the part of a range that passes the filter."""
         first = min(max(start, self.first), end)
         return first, max(min(end, end if self.end is None else self.end), first)
 
 
-def narrow(before: ReadFilter, filters: Iterable[Filter]) -> ReadFilter:
-    """Return a filter that reads all rows that pass all of these filters."""
+def narrow(current: ReadFilter, filters: Iterable[Filter]) -> ReadFilter:
+    """Return `current` narrowed so that it still passes every row that passes all of `filters`."""
     topics_by_column: dict[str, tuple[Topic, ...]] = {}
-    first, end = before.first, before.end
-    for one in filters:
-        path: tuple[str, ...] = getattr(one, "attribute", ())  # a filter that wraps another has none
+    first, end = current.first, current.end
+    for filter_ in filters:
+        path: tuple[str, ...] = getattr(filter_, "attribute", ())  # a filter that wraps another has none
         column = path[0] if len(path) == 1 else ""
         if column == "offset":
-            low, high = _offset_range_of(one)
+            low, high = _offset_range_of(filter_)
             first = max(first, low)
             end = high if end is None else end if high is None else min(end, high)
         elif column in _PREFIXES:
-            topics = _topics_of(_PREFIXES[column], one)
+            topics = _topics_of(_PREFIXES[column], filter_)
             if topics:
                 topics_by_column.setdefault(column, topics)
     best = next(
-        (topics_by_column[column] for column in _PREFIXES if column in topics_by_column), before.topics
+        (topics_by_column[column] for column in _PREFIXES if column in topics_by_column), current.topics
     )
-    # Topics are alternatives, so added ones would widen the user's own.
-    return replace(before, topics=best if before.topics == (ALL,) else before.topics, first=first, end=end)
+    # Topics are alternatives, so more topics would widen the choice of the user.
+    return replace(current, topics=best if current.topics == (ALL,) else current.topics, first=first, end=end)
 
 
-def _offset_range_of(one: Filter) -> tuple[int, int | None]:
-    """Return the first offset that passes, and the one after the last."""
-    match one:
-        case EqualTo(value=int(at)) | EqualNullSafe(value=int(at)):
-            return at, at + 1
-        case GreaterThan(value=int(at)):
-            return at + 1, None
-        case GreaterThanOrEqual(value=int(at)):
-            return at, None
-        case LessThan(value=int(at)):
-            return 0, at
-        case LessThanOrEqual(value=int(at)):
-            return 0, at + 1
+def _offset_range_of(filter_: Filter) -> tuple[int, int | None]:
+    """Return the first offset that passes, and the offset after the last filter_ (None: unbounded)."""
+    match filter_:
+        case EqualTo(value=int(offset)) | EqualNullSafe(value=int(offset)):
+            return offset, offset + 1
+        case GreaterThan(value=int(offset)):
+            return offset + 1, None
+        case GreaterThanOrEqual(value=int(offset)):
+            return offset, None
+        case LessThan(value=int(offset)):
+            return 0, offset
+        case LessThanOrEqual(value=int(offset)):
+            return 0, offset + 1
     return 0, None
 
 
-def _topics_of(prefix: str, one: Filter) -> tuple[Topic, ...]:
-    match one:
+def _topics_of(prefix: str, filter_: Filter) -> tuple[Topic, ...]:
+    match filter_:
         case EqualTo(value=value) | EqualNullSafe(value=value):
             values: tuple[Any, ...] = (value,)
         case In(value=value):

@@ -51,12 +51,12 @@ class OffsetRange(InputPartition):
 
 
 def split_range(start: int, end: int, bounds: LogBounds, partitions: int | None) -> list[OffsetRange]:
-    """Split a range into this number of partitions, at least one; None: by size."""
+    """Split a range into `partitions` parts, at least one; None: into parts of `PARTITION_ROWS`."""
     rows = max(end - start, 0)
-    usual = min(-(-rows // PARTITION_ROWS), PARTITIONS_DEFAULT_MAX)
-    count = max(min(usual if partitions is None else partitions, rows), 1)
-    marks = [start + rows * at // count for at in range(count + 1)]
-    return [OffsetRange(one, two, bounds.log_id, bounds.epoch) for one, two in pairwise(marks)]
+    count_by_size = min(-(-rows // PARTITION_ROWS), PARTITIONS_DEFAULT_MAX)
+    count = max(min(count_by_size if partitions is None else partitions, rows), 1)
+    edges = [start + rows * number // count for number in range(count + 1)]
+    return [OffsetRange(first, stop, bounds.log_id, bounds.epoch) for first, stop in pairwise(edges)]
 
 
 class _BaseReader:
@@ -65,14 +65,14 @@ class _BaseReader:
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         check_read_schema(schema)
         self._options = options
-        self._columns = [(one.name, one.nullable) for one in schema]
+        self._columns = [(field.name, field.nullable) for field in schema]
         self._filter = ReadFilter(tuple(map(Topic.parse, options.topics)))
 
     def _range_reader(self) -> RangeReader:
         return range_reader_of(self._options.remote)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a partition, on an executor."""
+        """Yield the rows of a partition; Spark calls this on an executor."""
         from delta_prop.spark.reads.rows import (
             merge_batches,  # the driver, which only plans, starts quicker without Arrow
         )
@@ -102,10 +102,10 @@ class Reader(_BaseReader, DataSourceReader):
 
 
 class PushingReader(Reader):
-    """A reader that takes filters before it reads.
+    """A reader to which Spark passes its filters before the read.
 
-    It is a class of its own, as Spark fails every read of a reader that takes filters, unless its setting
-    spark.sql.python.filterPushdown.enabled is true.
+    It is a class of its own, because Spark fails every read of a reader that takes filters, unless its
+    setting spark.sql.python.filterPushdown.enabled is true.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
@@ -117,7 +117,7 @@ class PushingReader(Reader):
 class StreamReader(_BaseReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads a stream, whose position is the next offset, with the id and the epoch of its log."""
 
-    _until: int | None = None  # end of a stream that processes the available rows only
+    _stream_end: int | None = None  # of a stream that processes only the rows available at its start
 
     def initialOffset(self) -> dict[str, Any]:
         """Return the position where a new stream begins."""
@@ -134,14 +134,18 @@ class StreamReader(_BaseReader, DataSourceStreamReader, SupportsTriggerAvailable
         """Return the end of the next micro-batch. Raises UsageError, Refused, Unreachable."""
         bounds = self._range_reader().bounds()
         at = _check_spark_offset(start, bounds)
-        end = bounds.end_offset if self._until is None else max(min(bounds.end_offset, self._until), at)
+        end = (
+            bounds.end_offset
+            if self._stream_end is None
+            else max(min(bounds.end_offset, self._stream_end), at)
+        )
         if isinstance(limit, ReadMaxRows):
             end = min(end, at + limit.max_rows)
         return start if end <= at else _to_spark_offset(end, bounds)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """End the stream at the log's present end."""
-        self._until = self._range_reader().bounds().end_offset
+        self._stream_end = self._range_reader().bounds().end_offset
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """Return the log's end, for Spark's progress reports."""
@@ -193,23 +197,23 @@ def _next_offset(position: dict[str, Any]) -> int:
 
 def _check_spark_offset(position: dict[str, Any], bounds: LogBounds) -> int:
     """Return the offset of a stream's position, if this log still has it. Raises UsageError."""
-    at, here = _next_offset(position), bounds.log_id.hex()
-    if position["log"] != here:
+    offset, log_id = _next_offset(position), bounds.log_id.hex()
+    if position["log"] != log_id:
         raise UsageError(
-            f"the checkpoint is at offset {at} of log {position['log']}, but the log here is {here}: give "
-            "the url of the service that the stream was started on, or start another stream, with a new "
+            f"the checkpoint is at offset {offset} of log {position['log']}, but the log here is {log_id}: "
+            "give the url of the service that the stream was started on, or start another stream, with a new "
             "checkpointLocation"
         )
-    if at < bounds.start_offset:
+    if offset < bounds.start_offset:
         raise UsageError(
-            f"the checkpoint is at offset {at}, but the log has removed the offsets before "
-            f"{bounds.start_offset}, so {bounds.start_offset - at} are lost to this stream: rebuild what it "
-            f"feeds up to there, and start another stream, with a new checkpointLocation and "
+            f"the checkpoint is at offset {offset}, but the log has removed the offsets before "
+            f"{bounds.start_offset}, so {bounds.start_offset - offset} are lost to this stream: rebuild what "
+            f"it feeds up to there, and start another stream, with a new checkpointLocation and "
             f"start={bounds.start_offset}"
         )
-    if at > bounds.end_offset:
+    if offset > bounds.end_offset:
         raise UsageError(
-            f"the checkpoint is at offset {at}, but the log ends at {bounds.end_offset}, as later deltas "
-            "were lost with a disk: start another stream, with a new checkpointLocation"
+            f"the checkpoint is at offset {offset}, but the log ends at {bounds.end_offset}, as later "
+            "deltas were lost with a disk: start another stream, with a new checkpointLocation"
         )
-    return at
+    return offset

@@ -46,7 +46,7 @@ SCHEMA = pa.schema(
         pa.field("lamport", pa.int64(), nullable=False),
     ]
 )
-"""Columns of deltas that were read."""
+"""Columns that a read returns."""
 
 MERGE_ROWS = 10_000
 MERGE_BYTES = 8 * 1024 * 1024
@@ -58,16 +58,16 @@ _BLOB_KINDS = np.array([Kind.TRANSFORM, Kind.OPAQUE, *range(max(Kind) + 1, 64)])
 
 
 def to_arrow(logged: LoggedBatch, schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
-    """Return a batch of the log as rows with these columns, some of `SCHEMA`; control rows have none."""
-    maker = _BatchColumns(logged)
-    columns = [_MAKERS[name](maker) for name in schema.names]
+    """Return a batch of the log as rows with the columns of `schema`, which are columns of `SCHEMA`."""
+    inputs = _BatchColumns(logged)
+    columns = [_COLUMN_MAKERS[name](inputs) for name in schema.names]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def merge_batches(
     batches: Iterable[LoggedBatch], columns: Sequence[tuple[str, bool]] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield batches of the log as rows, small ones merged.
+    """Yield batches of the log as rows, and merge small batches.
 
     `columns`: names of the columns to return, and whether each is declared nullable.
     """
@@ -76,17 +76,17 @@ def merge_batches(
         schema = pa.schema([SCHEMA.field(name).with_nullable(nullable) for name, nullable in columns])
     pending: list[pa.RecordBatch] = []
     rows = size = 0
-    for one in batches:
-        large = one.count >= UNMERGED_ROWS
-        if rows and (large or rows + one.count > MERGE_ROWS or size + one.batch.size > MERGE_BYTES):
+    for logged in batches:
+        large = logged.count >= UNMERGED_ROWS
+        if rows and (large or rows + logged.count > MERGE_ROWS or size + logged.batch.size > MERGE_BYTES):
             yield _concat_batches(pending)
             pending, rows, size = [], 0, 0
-        found = to_arrow(one, schema)
+        found = to_arrow(logged, schema)
         if large:
             yield found
             continue
         pending.append(found)
-        rows, size = rows + one.count, size + one.batch.size
+        rows, size = rows + logged.count, size + logged.batch.size
     if pending:
         yield _concat_batches(pending)
 
@@ -136,10 +136,10 @@ def _to_int64(values: NDArray[np.int64]) -> pa.Array:
 
 
 def _text_column(batch: Batch, ends: Column, texts: Column) -> pa.Array:
-    stops, content = batch.column(ends), batch.column(texts)
-    assert stops is not None
+    ends_content, content = batch.column(ends), batch.column(texts)
+    assert ends_content is not None
     bounds = np.zeros(batch.count + 1, np.int32)
-    bounds[1:] = np.frombuffer(stops, "<u4")
+    bounds[1:] = np.frombuffer(ends_content, "<u4")
     data = pa.py_buffer(b"" if content is None else content)
     return pa.StringArray.from_buffers(batch.count, pa.py_buffer(bounds), data)
 
@@ -153,10 +153,10 @@ def _names_column(batch: Batch) -> pa.Array:
     return pa.array(names, pa.string()).take(array_of(np.frombuffer(index, "<u2"), pa.uint16()))
 
 
-def _operations_column(made: _BatchColumns) -> pa.Array:
-    if made.batch.kind is not None:
-        return fill_text(kind_name(made.batch.kind), made.count)
-    return _operation_names().take(array_of(made.kinds, pa.uint8()))
+def _operations_column(inputs: _BatchColumns) -> pa.Array:
+    if inputs.batch.kind is not None:
+        return fill_text(kind_name(inputs.batch.kind), inputs.count)
+    return _operation_names().take(array_of(inputs.kinds, pa.uint8()))
 
 
 @lru_cache(maxsize=1)
@@ -165,31 +165,35 @@ def _operation_names() -> pa.Array:
 
 
 def _list_column(
-    bounds: NDArray[np.int64], flat: NDArray[Any], there: NDArray[np.bool_], kind: pa.DataType
+    bounds: NDArray[np.int64], flat: NDArray[Any], is_present: NDArray[np.bool_], kind: pa.DataType
 ) -> pa.Array:
-    """Return lists where `there` is true, null elsewhere; the numbers are not copied if possible."""
-    if not there.any():
-        return pa.nulls(len(there), pa.list_(kind))
-    all_there = bool(there.all())
+    """Return the lists, null where `is_present` is false; copy the numbers only if necessary."""
+    if not is_present.any():
+        return pa.nulls(len(is_present), pa.list_(kind))
+    all_present = bool(is_present.all())
     ends = bounds.astype(np.int32)
-    if not all_there:
-        sizes = np.where(there, np.diff(bounds), 0)
+    if not all_present:
+        sizes = np.where(is_present, np.diff(bounds), 0)
         if int(sizes.sum()) != len(flat):
-            flat = flat[np.repeat(there, np.diff(bounds))]
+            flat = flat[np.repeat(is_present, np.diff(bounds))]
         ends[1:] = np.cumsum(sizes)
     offsets, values = array_of(ends, pa.int32()), array_of(flat, kind)
-    return pa.ListArray.from_arrays(offsets, values, mask=None if all_there else flags_of(~there))
+    return pa.ListArray.from_arrays(offsets, values, mask=None if all_present else flags_of(~is_present))
 
 
-def _blob_column(made: _BatchColumns) -> pa.Array:
-    batch, there = made.batch, np.isin(made.kinds, _BLOB_KINDS)
-    if not there.any():
+def _blob_column(inputs: _BatchColumns) -> pa.Array:
+    batch, is_present = inputs.batch, np.isin(inputs.kinds, _BLOB_KINDS)
+    if not is_present.any():
         return pa.nulls(batch.count, pa.binary())
     content = batch.column(Column.BLOBS)
     bounds = pa.py_buffer(batch.blob_bounds.astype(np.int32))
     data = pa.py_buffer(b"" if content is None else content)
     found = pa.BinaryArray.from_buffers(pa.binary(), batch.count, [None, bounds, data])
-    return found if there.all() else pc.if_else(flags_of(there), found, pa.nulls(batch.count, pa.binary()))
+    return (
+        found
+        if is_present.all()
+        else pc.if_else(flags_of(is_present), found, pa.nulls(batch.count, pa.binary()))
+    )
 
 
 def _metadata_column(batch: Batch) -> pa.Array:
@@ -212,49 +216,49 @@ def _topics_column(batch: Batch) -> pa.Array:
 
 def _time_column(batch: Batch) -> pa.Array:
     kind = pa.timestamp("us", tz="UTC")
-    own = batch.column(Column.TIMES)
-    if own is None:
+    times_column = batch.column(Column.TIMES)
+    if times_column is None:
         ms = batch.hybrid_time >> 16
         return array_of(np.full(batch.count, ms * 1000), kind) if ms else pa.nulls(batch.count, kind)
-    times = np.frombuffer(own, "<u8") >> np.uint64(16)
+    times = np.frombuffer(times_column, "<u8") >> np.uint64(16)
     return pa.array((times * np.uint64(1000)).astype(np.int64), pa.int64(), mask=times == 0).cast(kind)
 
 
-def _counters_column(made: _BatchColumns) -> pa.Array:
-    batch, counters = made.batch, made.batch.counters
+def _counters_column(inputs: _BatchColumns) -> pa.Array:
+    batch, counters = inputs.batch, inputs.batch.counters
     if counters is None:
         return _to_int64(np.arange(batch.base, batch.base + batch.count, dtype=np.int64))
     return _to_int64(counters.astype(np.int64))
 
 
-def _ids_column(made: _BatchColumns) -> pa.Array:
-    ids = made.batch.ids
-    return pa.nulls(made.count, pa.binary()) if ids is None else pa.array(ids, pa.binary())
+def _ids_column(inputs: _BatchColumns) -> pa.Array:
+    ids = inputs.batch.ids
+    return pa.nulls(inputs.count, pa.binary()) if ids is None else pa.array(ids, pa.binary())
 
 
-_MAKERS: dict[str, Callable[[_BatchColumns], pa.Array]] = {
-    "offset": lambda made: _to_int64(made.offsets),
-    "vector_id": lambda made: _text_column(made.batch, Column.KEY_ENDS, Column.KEYS),
-    "namespace": lambda made: _names_column(made.batch),
+_COLUMN_MAKERS: dict[str, Callable[[_BatchColumns], pa.Array]] = {
+    "offset": lambda inputs: _to_int64(inputs.offsets),
+    "vector_id": lambda inputs: _text_column(inputs.batch, Column.KEY_ENDS, Column.KEYS),
+    "namespace": lambda inputs: _names_column(inputs.batch),
     "op": _operations_column,
-    "vector": lambda made: _list_column(
-        made.batch.value_bounds, made.batch.values, made.is_full, pa.float32()
+    "vector": lambda inputs: _list_column(
+        inputs.batch.value_bounds, inputs.batch.values, inputs.is_full, pa.float32()
     ),
-    "indices": lambda made: _list_column(
-        made.batch.index_bounds, made.batch.indices.view(np.int32), made.is_sparse, pa.int32()
+    "indices": lambda inputs: _list_column(
+        inputs.batch.index_bounds, inputs.batch.indices.view(np.int32), inputs.is_sparse, pa.int32()
     ),
-    "values": lambda made: _list_column(
-        made.batch.value_bounds, made.batch.values, made.is_sparse, pa.float32()
+    "values": lambda inputs: _list_column(
+        inputs.batch.value_bounds, inputs.batch.values, inputs.is_sparse, pa.float32()
     ),
     "data": _blob_column,
-    "metadata": lambda made: _metadata_column(made.batch),
-    "topics": lambda made: _topics_column(made.batch),
+    "metadata": lambda inputs: _metadata_column(inputs.batch),
+    "topics": lambda inputs: _topics_column(inputs.batch),
     "id": _ids_column,
-    "timestamp": lambda made: _time_column(made.batch),
-    "priority": lambda made: fill_text(made.batch.priority.name.lower(), made.count),
-    "source": lambda made: fill_text(made.logged.source.name.lower(), made.count),
-    "origin": lambda made: fill_text(f"{made.batch.origin:016x}", made.count),
+    "timestamp": lambda inputs: _time_column(inputs.batch),
+    "priority": lambda inputs: fill_text(inputs.batch.priority.name.lower(), inputs.count),
+    "source": lambda inputs: fill_text(inputs.logged.source.name.lower(), inputs.count),
+    "origin": lambda inputs: fill_text(f"{inputs.batch.origin:016x}", inputs.count),
     "counter": _counters_column,
-    "lamport": lambda made: _to_int64(made.logged.lamport + (made.offsets - made.logged.offset)),
+    "lamport": lambda inputs: _to_int64(inputs.logged.lamport + (inputs.offsets - inputs.logged.offset)),
 }
-assert list(_MAKERS) == SCHEMA.names
+assert list(_COLUMN_MAKERS) == SCHEMA.names

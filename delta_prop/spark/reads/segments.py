@@ -1,7 +1,7 @@
 """Reads the log of a data directory from its files without a server, in parts that tasks read in parallel.
 
 It also works while a process writes, up to the high watermark. If the log has lost its beginning, the
-snapshot has its result. Every task must see the directory under the same name.
+snapshot has the states that resulted from it. Every task must see the directory at the same path.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ PARTS_MAX = 10_000
 
 @dataclass(frozen=True, slots=True)
 class SegmentPart:
-    """The log from offset `begin`, a segment's start, up to `end`; `bytes` is approximate."""
+    """The log from offset `start` up to `end`; `bytes`: the approximate size."""
 
     data: str
-    begin: int
+    start: int
     end: int
     bytes: int
 
     def batches(self) -> Iterator[LoggedBatch]:
         """Yield its batches; the last one may reach beyond `end`. Raises Refused, LogCorrupted, OSError."""
-        follower = Follower(open_existing_disk(self.data), self.begin, synced=self.end)
+        follower = Follower(open_existing_disk(self.data), self.start, synced=self.end)
         try:
             for location in follower.read():
                 if location.logged.offset >= self.end:
@@ -67,12 +67,12 @@ class SegmentPart:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPart:
-    """Some frames of the snapshot at an offset, by their numbers; `bytes` is approximate."""
+    """Frames `first_frame` up to `end_frame` of the snapshot at an offset; `bytes`: the approximate size."""
 
     data: str
     offset: int
-    begin: int
-    stop: int
+    first_frame: int
+    end_frame: int
     bytes: int
 
     def batches(self) -> Iterator[LoggedBatch]:
@@ -86,7 +86,7 @@ class SnapshotPart:
                 "start the job again",
             ) from None
         try:
-            yield from snapshot.frames(self.begin, self.stop)
+            yield from snapshot.frames(self.first_frame, self.end_frame)
         finally:
             snapshot.close()
 
@@ -106,14 +106,14 @@ class LogPart(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LogView:
-    """A range of a log to read: `parts` cover offsets from `begin` up to `end`.
+    """A range of a log to read: `parts` cover offsets from `start` up to `end`.
 
     `is_complete`: the parts, with the states of a snapshot, include everything since offset 0.
     """
 
     log_id: bytes
     epoch: int
-    begin: int
+    start: int
     end: int
     is_complete: bool
     parts: Sequence[LogPart]
@@ -135,7 +135,7 @@ def deltas_of(spark: SparkSession, path: str, *, start: When = None, end: When =
     begin = position_of(start, EARLIEST, name="start", ends=True)
     end = position_of(end, LATEST, name="end", ends=True)
     log = log_of(check_path("path", path), start=begin, end=end)
-    return spark_parts(spark, log.parts, _make_row_reader(log.begin, log.end), READ_SCHEMA)
+    return spark_parts(spark, log.parts, _make_row_reader(log.start, log.end), READ_SCHEMA)
 
 
 def spark_parts(
@@ -147,8 +147,8 @@ def spark_parts(
     """Return the rows that `read` yields for each part, one task per part. Spark sends both to the tasks."""
 
     def rows(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for some in numbers:
-            for number in some.column(0).to_pylist():
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
                 yield from read(parts[number])
 
     count = len(parts)
@@ -171,11 +171,11 @@ def log_of(path: str, *, start: LogPosition = EARLIEST, end: LogPosition = LATES
 
 
 def states_of(path: str, *, at: LogPosition = LATEST) -> LogView:
-    """Return the range to fold all vectors' states from, as of a position (inclusive).
+    """Return the range of the log from which to fold all vectors, as of a position (inclusive).
 
     It begins at offset 0, or at the snapshot of a log that has lost its beginning; without a snapshot, at the
-    log's start. Raises UsageError, Refused (CURSOR_TOO_OLD) if the position is before the log's single
-    deltas, LogCorrupted, OSError.
+    log's start. Raises UsageError, Refused (CURSOR_TOO_OLD) if the log has compacted the deltas
+    up to the position, LogCorrupted, OSError.
     """
     before: list[SnapshotPart] = []
     with open_readonly_log(path) as (disk, log, _), open_prefix_snapshot(log) as snapshot:
@@ -208,13 +208,13 @@ def _segment_parts(disk: Disk, path: str, log: DurableLog, begin: int, end: int)
     bases = [base for base in segment_bases(disk.list(DIRECTORY)) if base < end]
     first = max((base for base in bases if base <= begin), default=begin)
     bases = [base for base in bases if base >= first]
-    least = max(PART_BYTES, log.statistics().bytes // PARTS_MAX)
+    part_bytes = max(PART_BYTES, log.statistics().bytes // PARTS_MAX)
     parts: list[SegmentPart] = []
     for base, stop in zip(bases, [*bases[1:], end], strict=True):
         size = _bytes_of(disk, base)
-        if parts and parts[-1].bytes + size <= least:
-            before = parts.pop()
-            parts.append(SegmentPart(path, before.begin, stop, before.bytes + size))
+        if parts and parts[-1].bytes + size <= part_bytes:
+            previous = parts.pop()
+            parts.append(SegmentPart(path, previous.start, stop, previous.bytes + size))
         else:
             parts.append(SegmentPart(path, max(base, begin), stop, size))
     return parts

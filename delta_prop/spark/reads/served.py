@@ -32,21 +32,21 @@ ROW_BYTES = 256
 
 @dataclass(frozen=True, slots=True)
 class ServicePart:
-    """The offsets from `begin` up to `end` of one log in one epoch."""
+    """The offsets from `start` up to `end` of one log in one epoch."""
 
     remote: Remote
     log: tuple[bytes, int]
-    begin: int
+    start: int
     end: int
 
     @property
     def bytes(self) -> int:
         """Approximate size."""
-        return (self.end - self.begin) * ROW_BYTES
+        return (self.end - self.start) * ROW_BYTES
 
     def batches(self) -> Iterator[LoggedBatch]:
         """Yield its batches. Raises Refused, UsageError, Unreachable."""
-        return range_reader_of(self.remote).read(self.begin, self.end, log=self.log)
+        return range_reader_of(self.remote).read(self.start, self.end, log=self.log)
 
 
 def remote_of(place: str | Remote) -> Remote | None:
@@ -79,21 +79,21 @@ def served_range(remote: Remote, *, start: LogPosition = EARLIEST, end: LogPosit
     range_reader = range_reader_of(remote)
     bounds = range_reader.bounds()
 
-    def offset(at: LogPosition) -> int:
+    def offset_of(at: LogPosition) -> int:
         if at.time_us is not None:
             return range_reader.offset_at(at.time_us)
         return (
             at.offset if at.offset is not None else bounds.start_offset if at.earliest else bounds.end_offset
         )
 
-    begin = offset(start)
-    check_not_beyond("offset", begin, bounds.end_offset)
-    return _make_log_view(remote, bounds, begin, min(offset(end), bounds.end_offset))
+    first = offset_of(start)
+    check_not_beyond("offset", first, bounds.end_offset)
+    return _make_log_view(remote, bounds, first, min(offset_of(end), bounds.end_offset))
 
 
-def _make_log_view(remote: Remote, bounds: LogBounds, begin: int, end: int) -> LogView:
-    end = max(begin, end)
-    marks = [*range(begin, end, PART_ROWS), end]
+def _make_log_view(remote: Remote, bounds: LogBounds, start: int, end: int) -> LogView:
+    end = max(start, end)
+    edges = [*range(start, end, PART_ROWS), end]
     log = (bounds.log_id, bounds.epoch)
-    parts = [ServicePart(remote, log, start, stop) for start, stop in pairwise(marks)]
-    return LogView(*log, begin, end, bounds.start_offset == 0, parts)
+    parts = [ServicePart(remote, log, first, stop) for first, stop in pairwise(edges)]
+    return LogView(*log, start, end, bounds.start_offset == 0, parts)

@@ -25,16 +25,16 @@ BUCKET_BYTES = 32 << 20
 """Bytes of the log per bucket."""
 BUCKETS_MAX = 10_000
 _BLOB_BYTES = 16 << 20
-_HELD_BYTES = 64 << 20
+_BUFFER_BYTES = 64 << 20
 _BLOBS = pa.schema([("bucket", pa.int32()), ("first", pa.int64()), ("changes", pa.binary())])
-STATES, UNORDERED, HELD = -1, -2, -3
-"""Markers in place of a first offset: states of a snapshot, which sort before all changes; a sign that the
-log is not in canonical order; a sink's contents.
+STATES, UNORDERED, SINK_STATES = -1, -2, -3
+"""Values of `first` that are not an offset. They mark the states of a snapshot, which sort before all
+changes; a log that is not in canonical order; and a sink's states.
 """
 
 
 def buckets_for(size: int) -> int:
-    """Return the number of buckets for this size of a log."""
+    """Return the number of buckets for a log of `size` bytes."""
     return min(max(-(-size // BUCKET_BYTES), 1), BUCKETS_MAX)
 
 
@@ -45,7 +45,7 @@ def spread(batches: Iterable[LoggedBatch], buckets: int, end: int | None = None)
     """
     pending: list[pa.RecordBatch] = []
     size, first, lamport, in_order = 0, STATES, 0, True
-    least = max(_BLOB_BYTES, buckets << 12)
+    flush_bytes = max(_BLOB_BYTES, buckets << 12)
     for logged in batches:
         batch = logged.batch
         if not batch.is_state:
@@ -56,7 +56,7 @@ def spread(batches: Iterable[LoggedBatch], buckets: int, end: int | None = None)
             first = STATES if batch.is_state else logged.offset
         pending.append(changes_of(logged, end))
         size += batch.size
-        if size >= least:
+        if size >= flush_bytes:
             yield _pack_blobs(pending, buckets, first)
             pending, size = [], 0
     if pending:
@@ -74,28 +74,28 @@ def spread(batches: Iterable[LoggedBatch], buckets: int, end: int | None = None)
 
 
 def spread_sink_states(states: pa.Table, buckets: int) -> pa.RecordBatch:
-    """Return a sink's states as blobs, for the same buckets."""
-    return _pack_blobs(states.to_batches(), buckets, HELD)
+    """Return a sink's states as blobs, in the buckets of the same vectors' changes."""
+    return _pack_blobs(states.to_batches(), buckets, SINK_STATES)
 
 
 def unpack_blobs(blobs: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yield the changes in the blobs of a bucket, each with its `first`."""
-    for some in blobs:
-        for first, blob in zip(some.column(1).to_pylist(), some.column(2), strict=True):
+    for batch in blobs:
+        for first, blob in zip(batch.column(1).to_pylist(), batch.column(2), strict=True):
             yield first, pa.ipc.read_record_batch(blob.as_buffer(), CHANGES)
 
 
 class ChangeBuffer:
-    """Buffer of changes in the order of the log, which folds them.
+    """Buffers changes in the order of the log.
 
-    While that is the canonical order, it folds early, so that a vector with very many changes takes no more
-    memory than others.
+    While this is the canonical order, it folds a full buffer to states, so that a vector with very many
+    changes takes no more memory than others.
     """
 
     def __init__(self) -> None:
         self.in_order = True
         self._buffered: list[pa.RecordBatch] = []
-        self._bytes, self._bound = 0, _HELD_BYTES
+        self._bytes, self._bound = 0, _BUFFER_BYTES
 
     def add(self, changes: pa.RecordBatch) -> None:
         """Add the next changes."""
@@ -104,10 +104,10 @@ class ChangeBuffer:
         if self.in_order and self._bytes >= self._bound:
             states = fold(self.table())
             self._buffered, self._bytes = states.to_batches(), states.nbytes
-            self._bound = max(_HELD_BYTES, 2 * self._bytes)
+            self._bound = max(_BUFFER_BYTES, 2 * self._bytes)
 
     def table(self) -> pa.Table:
-        """Return the changes to fold."""
+        """Return the buffered changes, some of them folded to states."""
         return pa.Table.from_batches(self._buffered, CHANGES)
 
 
@@ -126,16 +126,18 @@ def _pack_blobs(pending: list[pa.RecordBatch], buckets: int, first: int) -> pa.R
         return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in _BLOBS], schema=_BLOBS)
     batch = table.to_batches()[0]
     if buckets == 1:
-        found, pieces = np.zeros(1, np.int32), [batch]
+        bucket_numbers, pieces = np.zeros(1, np.int32), [batch]
     else:
-        into = buckets_of(batch.column("key"), buckets)
-        moved = batch.take(pa.array(np.argsort(into, kind="stable")))
-        counts = np.bincount(into, minlength=buckets)
-        found = counts.nonzero()[0].astype(np.int32)
-        begins = (np.cumsum(counts) - counts)[found]
+        bucket_by_row = buckets_of(batch.column("key"), buckets)
+        sorted_rows = batch.take(pa.array(np.argsort(bucket_by_row, kind="stable")))
+        counts = np.bincount(bucket_by_row, minlength=buckets)
+        bucket_numbers = counts.nonzero()[0].astype(np.int32)
+        starts = (np.cumsum(counts) - counts)[bucket_numbers]
         pieces = [
-            moved.slice(begin, count)
-            for begin, count in zip(begins.tolist(), counts[found].tolist(), strict=True)
+            sorted_rows.slice(start, count)
+            for start, count in zip(starts.tolist(), counts[bucket_numbers].tolist(), strict=True)
         ]
     blobs = [piece.serialize().to_pybytes() for piece in pieces]
-    return pa.record_batch([found, np.full(len(found), first), pa.array(blobs, pa.binary())], schema=_BLOBS)
+    return pa.record_batch(
+        [bucket_numbers, np.full(len(bucket_numbers), first), pa.array(blobs, pa.binary())], schema=_BLOBS
+    )

@@ -43,7 +43,7 @@ CHANGES = pa.schema(
 `ignored`: of a state, its number of deltas without effect.
 """
 
-_WEIGHTS = 1 << 13
+_KEY_BYTES_MAX = 1 << 13
 """Maximum length of a key."""
 
 
@@ -77,7 +77,7 @@ def changes_of(logged: LoggedBatch, end: int | None = None) -> pa.RecordBatch:
 
 
 EMPTY = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in CHANGES], schema=CHANGES)
-"""No changes."""
+"""A batch without changes."""
 
 
 def keys_of(batch: Batch) -> pa.Array:
@@ -108,13 +108,13 @@ def buckets_of(keys: pa.Array, buckets: int) -> NDArray[np.int64]:
     bounds, flat = text_bounds(keys)
     sizes = np.diff(bounds)
     first = int(bounds[0])
-    places = np.arange(first, int(bounds[-1])) - np.repeat(bounds[:-1], sizes)
-    terms = np.frombuffer(flat, np.uint8, len(places), first).astype(np.uint32) * _POWERS[places]
-    found = np.add.reduceat(terms, bounds[:-1] - first) if len(terms) else np.zeros(len(keys), np.uint32)
-    found ^= found >> np.uint32(15)
-    found *= np.uint32(0x85EBCA6B)
-    found ^= found >> np.uint32(13)
-    return (found % np.uint32(buckets)).astype(np.int64)
+    positions = np.arange(first, int(bounds[-1])) - np.repeat(bounds[:-1], sizes)
+    terms = np.frombuffer(flat, np.uint8, len(positions), first).astype(np.uint32) * _POWERS[positions]
+    hashes = np.add.reduceat(terms, bounds[:-1] - first) if len(terms) else np.zeros(len(keys), np.uint32)
+    hashes ^= hashes >> np.uint32(15)
+    hashes *= np.uint32(0x85EBCA6B)
+    hashes ^= hashes >> np.uint32(13)
+    return (hashes % np.uint32(buckets)).astype(np.int64)
 
 
 def text_bounds(texts: pa.Array) -> tuple[NDArray[np.int32], Any]:
@@ -125,7 +125,7 @@ def text_bounds(texts: pa.Array) -> tuple[NDArray[np.int32], Any]:
 
 
 def _compute_powers() -> NDArray[np.uint32]:
-    powers = np.full(_WEIGHTS, 0x9E3779B1, np.uint32)
+    powers = np.full(_KEY_BYTES_MAX, 0x9E3779B1, np.uint32)
     powers[0] = 1
     return np.multiply.accumulate(powers)
 
@@ -135,9 +135,9 @@ _POWERS = _compute_powers()
 
 
 def _row_offsets(logged: LoggedBatch) -> NDArray[np.int64]:
-    own = logged.batch.row_offsets
-    if own is not None:
-        return own.astype(np.int64)
+    row_offsets = logged.batch.row_offsets
+    if row_offsets is not None:
+        return row_offsets.astype(np.int64)
     return np.arange(logged.offset, logged.next_offset, dtype=np.int64)
 
 
@@ -145,9 +145,9 @@ def _canonical_columns(logged: LoggedBatch, offsets: NDArray[np.int64]) -> dict[
     """Return the columns of the canonical order, and the number of ignored deltas of each row."""
     batch = logged.batch
     if batch.is_state:
-        names = {"lamport": Column.STATE_LAMPORTS, "origin": Column.STATE_ORIGINS}
-        names["counter"] = Column.STATE_COUNTERS
-        found = {name: np.frombuffer(batch.column(one), "<u8") for name, one in names.items()}  # type: ignore[arg-type]
+        columns = {"lamport": Column.STATE_LAMPORTS, "origin": Column.STATE_ORIGINS}
+        columns["counter"] = Column.STATE_COUNTERS
+        found = {name: np.frombuffer(batch.column(one), "<u8") for name, one in columns.items()}  # type: ignore[arg-type]
         ignored = batch.state_ignored
         return {**found, "ignored": _zeros(batch) if ignored is None else ignored.astype(np.int64)}
     counters = batch.counters
@@ -175,9 +175,9 @@ def _to_buffer(content: Any) -> pa.Buffer:
     return pa.py_buffer(b"" if content is None else content)
 
 
-def _to_binary_array(bounds: NDArray[np.int64], content: Any, there: pa.Buffer | None = None) -> pa.Array:
+def _to_binary_array(bounds: NDArray[np.int64], content: Any, validity: pa.Buffer | None = None) -> pa.Array:
     ends = pa.py_buffer(bounds.astype(np.int32))
-    return pa.BinaryArray.from_buffers(pa.binary(), len(bounds) - 1, [there, ends, _to_buffer(content)])
+    return pa.BinaryArray.from_buffers(pa.binary(), len(bounds) - 1, [validity, ends, _to_buffer(content)])
 
 
 def _to_list_array(bounds: NDArray[np.int64], flat: NDArray[Any], kind: pa.DataType) -> pa.Array:
@@ -191,5 +191,5 @@ def _patch_array(batch: Batch) -> pa.Array:
         return pa.nulls(batch.count, pa.binary())
     bounds = np.zeros(batch.count + 1, np.int64)
     bounds[1:] = np.frombuffer(batch.column(Column.METADATA_ENDS), "<u4")  # type: ignore[arg-type]
-    there = np.packbits(np.diff(bounds) > 0, bitorder="little")
-    return _to_binary_array(bounds, content, pa.py_buffer(there))
+    validity = np.packbits(np.diff(bounds) > 0, bitorder="little")
+    return _to_binary_array(bounds, content, pa.py_buffer(validity))

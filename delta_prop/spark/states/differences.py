@@ -1,7 +1,7 @@
 """Compares a sink's vectors with the log's states: finds each difference, its reason and its repair.
 
 Needs pyarrow, not Spark. It compares a bucket at a time: the sink's states and the log's changes. A sink is
-compared up to its cursor; later deltas of the log are not missing.
+compared up to its cursor: deltas after it do not count as missing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from delta_prop.auditing.differences import LogState, SinkRow, Verdict, classify, make_difference
-from delta_prop.spark.states.buckets import HELD, UNORDERED, ChangeBuffer, unpack_blobs
+from delta_prop.spark.states.buckets import SINK_STATES, UNORDERED, ChangeBuffer, unpack_blobs
 from delta_prop.spark.states.changes import CHANGES, STATE
 from delta_prop.spark.states.folding import column_of, fold
 from delta_prop.spark.states.folding_numbers import Lists
@@ -43,8 +43,8 @@ DIFFERENCES = pa.schema(
     ]
 )
 """`op`, `vector`, `data`, `metadata`: the delta that repairs it. `origin`, `counter`: the log's last delta of
-the vector, on which the repair depends; null if there is none. A vector with quarantined deltas has no
-repair, as its quarantine would hold that too.
+the vector, on which the repair depends; null if there is none. A vector with quarantined deltas gets no
+repair, as the quarantine would hold the repair, too.
 """
 DIFFERENCES_DDL = (
     "namespace string not null, vector_id string not null, difference string not null, "
@@ -58,29 +58,30 @@ def find_differences(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the differences between a bucket's states of the sink and the log's states of its vectors.
 
-    The comparison is up to `sink_offset`; a row of the sink that is ahead is compared up to its own last
-    delta. The blobs come sorted by `first`. `quarantined`: vectors with deltas in the sink's quarantine.
+    The comparison is up to `sink_offset`; a row of the sink that is ahead of this offset is compared up to
+    its own last delta. The blobs come sorted by `first`. `quarantined`: vectors with deltas in the sink's
+    quarantine.
     """
-    before, held, later_batches = ChangeBuffer(), [], []
+    buffer, sink_batches, later_batches = ChangeBuffer(), [], []
     for first, changes in unpack_blobs(blobs):
-        before.in_order = before.in_order and first != UNORDERED
-        if first == HELD:
-            held.append(changes)
+        buffer.in_order = buffer.in_order and first != UNORDERED
+        if first == SINK_STATES:
+            sink_batches.append(changes)
             continue
         is_later = changes.column("offset").to_numpy() >= sink_offset
         is_later &= changes.column("kind").to_numpy() < STATE
         if is_later.any():
             later_batches.append(changes.filter(pa.array(is_later)))
         if not is_later.all():
-            before.add(changes.filter(pa.array(~is_later)))
+            buffer.add(changes.filter(pa.array(~is_later)))
     sink, later_changes = (
-        pa.Table.from_batches(some, CHANGES).combine_chunks() for some in (held, later_batches)
+        pa.Table.from_batches(batches, CHANGES).combine_chunks() for batches in (sink_batches, later_batches)
     )
-    log = fold(pa.concat_tables([before.table(), _select_applied(later_changes, sink)]))
+    log = fold(pa.concat_tables([buffer.table(), _select_applied(later_changes, sink)]))
     found = list(_compare(_StateColumns(log), _StateColumns(sink)))
     if found:
         keys = pa.array([one.key for one in found], pa.string())
-        now = pa.concat_tables([before.table(), later_changes])
+        now = pa.concat_tables([buffer.table(), later_changes])
         present = fold(now.filter(pc.is_in(now.column("key"), keys)))
         yield _to_batch(found, {row["key"]: row for row in present.to_pylist()}, quarantined)
 
@@ -89,9 +90,11 @@ def _select_applied(changes: pa.Table, sink: pa.Table) -> pa.Table:
     """Return the changes after the cursor that the sink's rows include."""
     if not changes.num_rows or not sink.num_rows:
         return changes.slice(0, 0)
-    at = pc.index_in(changes.column("key"), value_set=sink.column("key"))
-    reach = sink.column("offset").take(pc.fill_null(at, 0))
-    return changes.filter(pc.and_(at.is_valid(), pc.less_equal(changes.column("offset"), reach)))
+    sink_rows = pc.index_in(changes.column("key"), value_set=sink.column("key"))
+    last_offsets = sink.column("offset").take(pc.fill_null(sink_rows, 0))
+    return changes.filter(
+        pc.and_(sink_rows.is_valid(), pc.less_equal(changes.column("offset"), last_offsets))
+    )
 
 
 class _RowDifference(NamedTuple):
@@ -103,7 +106,7 @@ class _RowDifference(NamedTuple):
 
 
 class _StateColumns:
-    """Columns of states."""
+    """Columns of a table of states, each converted once."""
 
     def __init__(self, table: pa.Table) -> None:
         self.table = table
@@ -139,18 +142,18 @@ class _StateColumns:
 
 def _compare(log: _StateColumns, sink: _StateColumns) -> Iterator[_RowDifference]:
     """Yield the differences: find the differing rows by columns, then classify each of them."""
-    at = pc.index_in(log.keys, value_set=sink.keys)
-    there = at.is_valid().to_numpy(zero_copy_only=False)
-    rows = pc.fill_null(at, -1).to_numpy()
-    for one in (~there & log.alive).nonzero()[0].tolist():
-        yield _classify_row(log.keys[one].as_py(), log.log_state(one), None)
-    known = np.zeros(len(sink.alive), bool)
-    known[rows[there]] = True
-    for row in (~known & sink.alive).nonzero()[0].tolist():
-        yield _classify_row(sink.keys[row].as_py(), None, sink.sink_row(row))
-    pairs = there.nonzero()[0]
-    for one in pairs[_find_different(log, sink, pairs, rows[pairs])].tolist():
-        yield _classify_row(log.keys[one].as_py(), log.log_state(one), sink.sink_row(int(rows[one])))
+    sink_rows = pc.index_in(log.keys, value_set=sink.keys)
+    in_sink = sink_rows.is_valid().to_numpy(zero_copy_only=False)
+    rows = pc.fill_null(sink_rows, -1).to_numpy()
+    for row in (~in_sink & log.alive).nonzero()[0].tolist():
+        yield _classify_row(log.keys[row].as_py(), log.log_state(row), None)
+    in_log = np.zeros(len(sink.alive), bool)
+    in_log[rows[in_sink]] = True
+    for sink_row in (~in_log & sink.alive).nonzero()[0].tolist():
+        yield _classify_row(sink.keys[sink_row].as_py(), None, sink.sink_row(sink_row))
+    pairs = in_sink.nonzero()[0]
+    for row in pairs[_find_different(log, sink, pairs, rows[pairs])].tolist():
+        yield _classify_row(log.keys[row].as_py(), log.log_state(row), sink.sink_row(int(rows[row])))
 
 
 def _classify_row(key: str, log_state: LogState | None, sink_row: SinkRow | None) -> _RowDifference:
@@ -160,34 +163,36 @@ def _classify_row(key: str, log_state: LogState | None, sink_row: SinkRow | None
 
 
 def _find_different(
-    log: _StateColumns, sink: _StateColumns, ours: NDArray[np.intp], theirs: NDArray[np.intp]
+    log: _StateColumns, sink: _StateColumns, log_rows: NDArray[np.intp], sink_rows: NDArray[np.intp]
 ) -> NDArray[np.bool_]:
-    """Return a mask of the vectors that differ, among rows `ours` of the log and `theirs` of the sink."""
-    mine, other = log.canonical[ours], sink.canonical[theirs]
-    has_delta = other[:, 0] > 0  # without the sink's last delta, only the content is compared
-    same = (mine == other).all(axis=1) | ~has_delta
-    same &= _has_same_content(log, sink, ours, theirs)
-    differ: NDArray[np.bool_] = (log.alive[ours] | sink.alive[theirs]) & ~same
+    """Return a mask of the vectors that differ, given the rows of each in the log and in the sink."""
+    log_keys, sink_keys = log.canonical[log_rows], sink.canonical[sink_rows]
+    has_delta = sink_keys[:, 0] > 0  # without the sink's last delta, only the content is compared
+    same = (log_keys == sink_keys).all(axis=1) | ~has_delta
+    same &= _has_same_content(log, sink, log_rows, sink_rows)
+    differ: NDArray[np.bool_] = (log.alive[log_rows] | sink.alive[sink_rows]) & ~same
     return differ
 
 
 def _has_same_content(
-    log: _StateColumns, sink: _StateColumns, ours: NDArray[np.intp], theirs: NDArray[np.intp]
+    log: _StateColumns, sink: _StateColumns, log_rows: NDArray[np.intp], sink_rows: NDArray[np.intp]
 ) -> NDArray[np.bool_]:
-    same: NDArray[np.bool_] = log.kinds[ours] == sink.kinds[theirs]
-    same &= log.values.sizes[ours] == sink.values.sizes[theirs]
+    same: NDArray[np.bool_] = log.kinds[log_rows] == sink.kinds[sink_rows]
+    same &= log.values.sizes[log_rows] == sink.values.sizes[sink_rows]
     comparable = same.nonzero()[0]
-    mine, other = log.values.take(ours[comparable]), sink.values.take(theirs[comparable])
-    differ = np.concatenate([[0], np.cumsum(mine.flat.view(np.uint32) != other.flat.view(np.uint32))])
-    same[comparable] &= np.diff(differ[mine.bounds]) == 0
-    left, right = pa.array(ours), pa.array(theirs)
+    log_values, sink_values = log.values.take(log_rows[comparable]), sink.values.take(sink_rows[comparable])
+    differ = np.concatenate(
+        [[0], np.cumsum(log_values.flat.view(np.uint32) != sink_values.flat.view(np.uint32))]
+    )
+    same[comparable] &= np.diff(differ[log_values.bounds]) == 0
+    left, right = pa.array(log_rows), pa.array(sink_rows)
     same &= pc.equal(log.data.take(left), sink.data.take(right)).to_numpy(zero_copy_only=False)
     patches = log.patches.take(left), sink.patches.take(right)
     equal = pc.fill_null(pc.equal(*patches), False).to_numpy(zero_copy_only=False)
     equal |= pc.and_(*(one.is_null() for one in patches)).to_numpy(zero_copy_only=False)
     equal |= pc.fill_null(pc.equal(patches[1], UNKNOWN_METADATA), False).to_numpy(zero_copy_only=False)
-    for at in (same & ~equal).nonzero()[0].tolist():  # the order of members does not count
-        same[at] = _to_canonical(patches[0][at].as_py()) == _to_canonical(patches[1][at].as_py())
+    for pair in (same & ~equal).nonzero()[0].tolist():  # members may have another order
+        same[pair] = _to_canonical(patches[0][pair].as_py()) == _to_canonical(patches[1][pair].as_py())
     return same
 
 

@@ -49,8 +49,8 @@ def fold(changes: pa.Table) -> pa.Table:
     if not separate.any():
         return states
     slow = [
-        fold_rows(rows.table, rows.order[rows.starts[one] : rows.ends[one] + 1])
-        for one in separate.nonzero()[0]
+        fold_rows(rows.table, rows.order[rows.starts[vector] : rows.ends[vector] + 1])
+        for vector in separate.nonzero()[0]
     ]
     return pa.concat_tables([states.filter(pa.array(~separate)), states_of(slow)])
 
@@ -59,8 +59,8 @@ def fold(changes: pa.Table) -> pa.Table:
 class _SortedChanges:
     """Changes by vector in canonical order, without duplicates. Position p holds row `order[p]` of the table.
 
-    `vector` numbers the vectors, which span positions `starts` to `ends`; `begins`: the first positions that
-    count, as earlier changes precede the vector's state.
+    `vector` numbers the vectors, which span positions `starts` to `ends`. `counted_from`: each vector's first
+    position that counts: its state in a snapshot, or the first change if it has none.
     """
 
     table: pa.Table
@@ -68,12 +68,12 @@ class _SortedChanges:
     vector: NDArray[np.intp]
     starts: NDArray[np.intp]
     ends: NDArray[np.intp]
-    begins: NDArray[np.intp]
+    counted_from: NDArray[np.intp]
     kinds: NDArray[np.uint8]
     values: Lists
     indices: Lists
     last_set: NDArray[np.intp]
-    """Position where each position's vector was last set in full or deleted, up to there; -1: nowhere."""
+    """Per position p: the last position up to p where its vector was set in full or deleted; -1: none."""
     effective: NDArray[np.bool_]
 
     def column(self, name: str) -> NDArray[Any]:
@@ -92,31 +92,31 @@ def _sort(changes: pa.Table) -> _SortedChanges:
     table = changes.combine_chunks()
     codes = pc.dictionary_encode(column_of(table, "key")).indices.to_numpy()
     kinds = column_of(table, "kind").to_numpy()
-    order, fresh = _canonical_order(table, codes, kinds)
-    order, codes = order[fresh], codes[order[fresh]]
+    order, is_first_copy = _canonical_order(table, codes, kinds)
+    order, codes = order[is_first_copy], codes[order[is_first_copy]]
     first = np.concatenate([[True], codes[1:] != codes[:-1]])
     starts = first.nonzero()[0]
     ends = np.append(starts[1:], len(order)) - 1
     vector = np.cumsum(first) - 1
     state, kinds = kinds[order] >= STATE, kinds[order] & np.uint8(STATE - 1)
-    begins = starts.copy()
-    begins[vector[state]] = state.nonzero()[0]
+    counted_from = starts.copy()
+    counted_from[vector[state]] = state.nonzero()[0]
     positions = np.arange(len(order))
-    is_counted = positions >= begins[vector]
+    is_counted = positions >= counted_from[vector]
     sets = np.isin(kinds, _SETS) & is_counted
     last_set = np.maximum.accumulate(np.where(sets, positions, _NONE))
-    last_set[last_set < begins[vector]] = _NONE
+    last_set[last_set < counted_from[vector]] = _NONE
     values, indices = (Lists.of(column_of(table, name)) for name in ("values", "indices"))
     effective = sets | _has_effect(kinds, last_set, values.sizes[order], indices.highest()[order])
     return _SortedChanges(
-        table, order, vector, starts, ends, begins, kinds, values, indices, last_set, effective
+        table, order, vector, starts, ends, counted_from, kinds, values, indices, last_set, effective
     )
 
 
 def _canonical_order(
     table: pa.Table, codes: NDArray[np.int32], kinds: NDArray[np.uint8]
 ) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-    """Return rows by vector and canonical key, and a mask of those that are not duplicates."""
+    """Return the rows sorted by vector and canonical key, and a mask of those that are not duplicates."""
     keys = [column_of(table, name).to_numpy() for name in ("counter", "origin", "lamport")]
     lamport = keys[-1]
     order = np.argsort(codes, kind="stable")
@@ -125,9 +125,9 @@ def _canonical_order(
     if (is_rising | (codes[order[1:]] != codes[order[:-1]])).all():
         return order, np.ones(len(order), bool)
     order = np.lexsort((kinds < STATE, *keys, codes))
-    fresh = np.ones(len(order), bool)
-    fresh[1:] = np.any([one[order[1:]] != one[order[:-1]] for one in (codes, *keys)], axis=0)
-    return order, fresh
+    is_first_copy = np.ones(len(order), bool)
+    is_first_copy[1:] = np.any([one[order[1:]] != one[order[:-1]] for one in (codes, *keys)], axis=0)
+    return order, is_first_copy
 
 
 def _has_effect(
@@ -138,7 +138,8 @@ def _has_effect(
 ) -> NDArray[np.bool_]:
     """Return a mask of the changes with effect.
 
-    Those are changes of metadata on an alive fact, and others on a vector that has the elements they name.
+    A change of metadata has one on an alive fact, a change of numbers on a vector that has the elements that
+    it names.
     """
     base = np.where(last_set < 0, Kind.DELETE, kinds[last_set])
     on_numbers = np.isin(kinds, _ON_NUMBERS) & np.isin(base, _VECTORS) & (highest < sizes[last_set])
@@ -159,21 +160,26 @@ def _number_changes(
     """Return the changes to numbers since the last set: their vectors, kinds, indices and values."""
     is_later = rows.effective & np.isin(rows.kinds, _ON_NUMBERS) & (rows.last_set == last[rows.vector])
     positions = is_later.nonzero()[0]
-    at = rows.order[positions]
-    return rows.vector[positions], rows.kinds[positions], rows.indices.take(at), rows.values.take(at)
+    change_rows = rows.order[positions]
+    return (
+        rows.vector[positions],
+        rows.kinds[positions],
+        rows.indices.take(change_rows),
+        rows.values.take(change_rows),
+    )
 
 
 def _make_states(
     rows: _SortedChanges, last: NDArray[np.intp], kinds: NDArray[Any], numbers: Lists
 ) -> pa.Table:
     table, count = rows.table, len(rows.starts)
-    at = rows.order[rows.ends]
+    last_rows = rows.order[rows.ends]
     ignored = np.bincount(rows.vector[~rows.effective], minlength=count)
-    own = column_of(table, "ignored").to_numpy()[rows.order[rows.begins]]
+    ignored_before = column_of(table, "ignored").to_numpy()[rows.order[rows.counted_from]]
     set_by = pa.array(rows.order[last], mask=last < 0)
     empty = pa.ListArray.from_arrays(pa.array(np.zeros(count + 1, np.int32)), pa.array([], pa.uint32()))
     columns = {
-        "key": column_of(table, "key").take(pa.array(at)),
+        "key": column_of(table, "key").take(pa.array(last_rows)),
         "kind": kinds.astype(np.uint8) | np.uint8(STATE),
         "values": numbers.array(),
         "indices": empty,
@@ -181,23 +187,23 @@ def _make_states(
         "patch": metadata_of(table, *_patch_rows(rows), count),
         "id": pa.nulls(count, pa.binary()),
         "known": np.zeros(count, np.uint8),
-        "ignored": own + ignored,
+        "ignored": ignored_before + ignored,
     }
     for name in ("offset", "lamport", "origin", "counter"):
-        columns[name] = column_of(table, name).take(pa.array(at))
+        columns[name] = column_of(table, name).take(pa.array(last_rows))
     return pa.table([columns[name] for name in CHANGES.names], schema=CHANGES)
 
 
 def _patch_rows(rows: _SortedChanges) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the rows whose patches make the metadata, in order, and their vectors."""
-    there = column_of(rows.table, "patch").is_valid().to_numpy(zero_copy_only=False)[rows.order]
-    if not there.any():
+    """Return the rows whose patches are merged to metadata, in order, and the vector of each."""
+    has_patch = column_of(rows.table, "patch").is_valid().to_numpy(zero_copy_only=False)[rows.order]
+    if not has_patch.any():
         return np.zeros(0, np.intp), np.zeros(0, np.intp)
     positions = np.arange(len(rows.order))
     clears = np.isin(rows.kinds, _CLEARS) & rows.effective
     cleared = np.maximum.accumulate(np.where(clears, positions, _NONE))
-    since = np.maximum(cleared[rows.ends], rows.begins)
+    since = np.maximum(cleared[rows.ends], rows.counted_from)
     found = (
-        there & rows.effective & (rows.kinds != Kind.DELETE) & (positions >= since[rows.vector])
+        has_patch & rows.effective & (rows.kinds != Kind.DELETE) & (positions >= since[rows.vector])
     ).nonzero()[0]
     return rows.order[found], rows.vector[found]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ROUNDS_MAX = 32
-"""Maximum of changes of kind; a vector with more alternations is folded by itself."""
+"""Maximum number of rounds; a vector whose changes need more is folded separately, row by row."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +45,7 @@ class Lists:
         return pa.ListArray.from_arrays(pa.array(self.bounds.astype(np.int32)), pa.array(self.flat))
 
     def take(self, rows: NDArray[np.intp]) -> Lists:
-        """Return copies of some of the lists; row -1 gives an empty one."""
+        """Return copies of the lists at `rows`; row -1 gives an empty list."""
         sizes = np.where(rows < 0, 0, self.sizes[rows])
         width = int(sizes[0]) if len(sizes) else 0
         if width and (sizes == width).all() and len(self.flat) % width == 0 and self._is_uniform(width):
@@ -55,56 +55,57 @@ class Lists:
     def highest(self) -> NDArray[np.int64]:
         """Return the highest number of each list, -1 for an empty one."""
         found = np.full(len(self.bounds) - 1, -1, np.int64)
-        some = self.sizes > 0
-        if some.any():
-            found[some] = np.maximum.reduceat(self.flat, self.bounds[:-1][some])
+        is_nonempty = self.sizes > 0
+        if is_nonempty.any():
+            found[is_nonempty] = np.maximum.reduceat(self.flat, self.bounds[:-1][is_nonempty])
         return found
 
     def _is_uniform(self, width: int) -> bool:
         return bool((self.sizes == width).all())
 
 
-def expand_spans(begins: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return positions begin, begin + 1, … of each span, one span after the other."""
+def expand_spans(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the positions start, start + 1, … of each span, one span after the other."""
     before = np.cumsum(sizes) - sizes
-    return np.repeat(begins - before, sizes) + np.arange(int(sizes.sum()))
+    return np.repeat(starts - before, sizes) + np.arange(int(sizes.sum()))
 
 
 def change_numbers(
-    vectors: Lists, which: NDArray[np.intp], kinds: NDArray[np.uint8], indices: Lists, values: Lists
+    vectors: Lists, vector_of: NDArray[np.intp], kinds: NDArray[np.uint8], indices: Lists, values: Lists
 ) -> NDArray[np.bool_]:
-    """Change vectors in place: change i is of vector `which[i]`, which never decreases; all have effect.
+    """Change vectors in place: change i is of vector `vector_of[i]`, which never decreases.
 
-    Returns a mask of the vectors that must be folded by themselves; their numbers here are invalid.
+    All changes have an effect. Returns a mask of the vectors that must be folded separately; their numbers
+    are then invalid.
     """
     separate = np.zeros(len(vectors.bounds) - 1, bool)
-    if not len(which):
+    if not len(vector_of):
         return separate
-    rounds = _assign_rounds(which, kinds)
-    separate[which[rounds >= ROUNDS_MAX]] = True
-    one_each = np.isin(kinds, (Kind.SCALE, Kind.OFFSET))
-    for number in range(min(int(rounds.max()) + 1, ROUNDS_MAX)):
-        now = rounds == number
+    rounds = _assign_rounds(vector_of, kinds)
+    separate[vector_of[rounds >= ROUNDS_MAX]] = True
+    changes_all = np.isin(kinds, (Kind.SCALE, Kind.OFFSET))
+    for round_number in range(min(int(rounds.max()) + 1, ROUNDS_MAX)):
+        in_round = rounds == round_number
         for kind in (Kind.SPARSE, Kind.SPARSE_ADD):
-            rows = (now & (kinds == kind)).nonzero()[0]
+            rows = (in_round & (kinds == kind)).nonzero()[0]
             if len(rows):
                 separate |= _change_elements(
-                    vectors, which[rows], kind, indices.take(rows), values.take(rows)
+                    vectors, vector_of[rows], kind, indices.take(rows), values.take(rows)
                 )
         for kind in (Kind.SCALE, Kind.OFFSET):
-            rows = (now & one_each & (kinds == kind)).nonzero()[0]
+            rows = (in_round & changes_all & (kinds == kind)).nonzero()[0]
             if len(rows):
-                _change_all(vectors, which[rows], kind, values.flat[values.bounds[rows]])
+                _change_all(vectors, vector_of[rows], kind, values.flat[values.bounds[rows]])
     return separate
 
 
-def _assign_rounds(which: NDArray[np.intp], kinds: NDArray[np.uint8]) -> NDArray[np.intp]:
+def _assign_rounds(vector_of: NDArray[np.intp], kinds: NDArray[np.uint8]) -> NDArray[np.intp]:
     """Return the round of each change.
 
-    A vector's changes go one after the other, but consecutive ones of one kind that name elements go
-    together.
+    A vector's changes are applied one per round, but consecutive sparse changes share a round, and so do
+    consecutive sparse_adds.
     """
-    first = np.concatenate([[True], which[1:] != which[:-1]])
+    first = np.concatenate([[True], vector_of[1:] != vector_of[:-1]])
     has_new_kind = np.concatenate([[True], kinds[1:] != kinds[:-1]]) | np.isin(
         kinds, (Kind.SCALE, Kind.OFFSET)
     )
@@ -113,25 +114,27 @@ def _assign_rounds(which: NDArray[np.intp], kinds: NDArray[np.uint8]) -> NDArray
 
 
 def _change_elements(
-    vectors: Lists, which: NDArray[np.intp], kind: Kind, indices: Lists, values: Lists
+    vectors: Lists, vector_of: NDArray[np.intp], kind: Kind, indices: Lists, values: Lists
 ) -> NDArray[np.bool_]:
     """Set or add to elements; return a mask of the vectors where a sum left float32's range."""
     separate = np.zeros(len(vectors.bounds) - 1, bool)
-    of = np.repeat(which, indices.sizes)
-    positions = vectors.bounds[of] + indices.flat
+    owners = np.repeat(vector_of, indices.sizes)
+    positions = vectors.bounds[owners] + indices.flat
     if kind == Kind.SPARSE:
-        vectors.flat[positions] = values.flat  # in order, so the last duplicate wins
+        vectors.flat[positions] = values.flat  # in order, so the last value of an element wins
         return separate
     with np.errstate(over="ignore", invalid="ignore"):
         np.add.at(vectors.flat, positions, values.flat)
     # Each sum saturates, not only the last.
-    separate[of[~np.isfinite(vectors.flat[positions])]] = True
+    separate[owners[~np.isfinite(vectors.flat[positions])]] = True
     return separate
 
 
-def _change_all(vectors: Lists, which: NDArray[np.intp], kind: Kind, numbers: NDArray[np.float32]) -> None:
-    sizes = vectors.sizes[which]
-    positions = expand_spans(vectors.bounds[which], sizes)
+def _change_all(
+    vectors: Lists, vector_of: NDArray[np.intp], kind: Kind, numbers: NDArray[np.float32]
+) -> None:
+    sizes = vectors.sizes[vector_of]
+    positions = expand_spans(vectors.bounds[vector_of], sizes)
     with np.errstate(over="ignore", invalid="ignore"):
         operate = np.multiply if kind == Kind.SCALE else np.add
         changed = operate(vectors.flat[positions], np.repeat(numbers, sizes))

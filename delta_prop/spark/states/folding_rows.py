@@ -1,4 +1,4 @@
-"""Folds row by row what columns cannot: metadata, and vectors that must be folded by themselves.
+"""Folds row by row what cannot be folded by columns: metadata, and vectors that are folded one at a time.
 
 It converts rows of Arrow tables for the algebra of `wire`, and its results to rows.
 """
@@ -46,18 +46,18 @@ def metadata_of(table: pa.Table, rows: NDArray[np.intp], vectors: NDArray[np.int
 
 
 def fold_rows(table: pa.Table, rows: NDArray[np.intp]) -> FoldedVector:
-    """Fold one vector from its changes, these rows in canonical order."""
+    """Fold one vector from its changes: `rows`, in canonical order."""
     row_fields = table.take(pa.array(rows)).to_pylist()
     base, changes, earlier = VectorState(), row_fields, 0
-    state_at = next((at for at, row in enumerate(row_fields) if row["kind"] & STATE), None)
+    state_at = next((position for position, row in enumerate(row_fields) if row["kind"] & STATE), None)
     if state_at is not None:
         base, changes, earlier = _state_of(row_fields[state_at]), row_fields[state_at + 1 :], state_at
-    known = [
+    identified = [
         IdentifiedDelta(row["id"], _key_of(row), row["offset"], KnownIds(row["known"]))
         for row in changes
         if row["id"] is not None
     ]
-    duplicates = find_duplicates(known, complete=state_at is None)
+    duplicates = find_duplicates(identified, complete=state_at is None)
     state = fold_state(
         ((_key_of(row), _operation_of(row), _unpack(row["patch"])) for row in changes),
         base,

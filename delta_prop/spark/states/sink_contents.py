@@ -42,23 +42,25 @@ def normalize_columns(contents: DataFrame) -> DataFrame:
     """Return a table with the columns that `to_states` takes. Raises UsageError."""
     from pyspark.sql import functions as F
 
-    there = contents.columns
-    if "vector_id" not in there:
-        raise UsageError(f"column vector_id is missing: rename one of {', '.join(there)} to it")
-    if not {"vector", "data"} & set(there):
+    names = contents.columns
+    if "vector_id" not in names:
+        raise UsageError(f"column vector_id is missing: rename one of {', '.join(names)} to it")
+    if not {"vector", "data"} & set(names):
         raise UsageError("columns vector and data are missing: give the one to compare")
     default = {"namespace": F.lit(DEFAULT_NAMESPACE), "alive": F.lit(True)}
     kinds = {
-        name: contents.schema[name].dataType.typeName() for name in ("metadata", "data") if name in there
+        name: contents.schema[name].dataType.typeName() for name in ("metadata", "data") if name in names
     }
     types = {"vector": "array<float>", "data": "binary", "alive": "boolean", "origin": "string"}
     types |= dict.fromkeys(("offset", "lamport", "counter"), "long")
-    given = {name: F.col(name) if name in there else default.get(name, F.lit(None)) for name in _SCHEMA.names}
+    expressions = {
+        name: F.col(name) if name in names else default.get(name, F.lit(None)) for name in _SCHEMA.names
+    }
     if kinds.get("metadata") in ("struct", "map"):  # as JSON lines have it
-        given["metadata"] = F.to_json(given["metadata"])
+        expressions["metadata"] = F.to_json(expressions["metadata"])
     if kinds.get("data") == "string":  # in base64
-        given["data"] = F.unbase64(given["data"])
-    columns = [given[name].cast(types.get(name, "string")) for name in _SCHEMA.names]
+        expressions["data"] = F.unbase64(expressions["data"])
+    columns = [expressions[name].cast(types.get(name, "string")) for name in _SCHEMA.names]
     return contents.select(*(column.alias(name) for column, name in zip(columns, _SCHEMA.names, strict=True)))
 
 

@@ -30,8 +30,10 @@ def read_states(rows: SinkRows) -> Iterator[pa.Table]:
 
 def _to_table(page: list[Row]) -> pa.Table:
     columns: list[tuple[Any, ...]] = list(zip(*page, strict=True))
-    namespaces, ids, forms, values, metadata, ignored, lamports, origins, counters, offsets = columns
-    kinds = np.array([kind_of(form, value) for form, value in zip(forms, values, strict=True)], np.uint8)
+    namespaces, ids, formats, values, metadata, ignored, lamports, origins, counters, offsets = columns
+    kinds = np.array(
+        [kind_of(format_, value) for format_, value in zip(formats, values, strict=True)], np.uint8
+    )
     vectors = [value if kind == Kind.CREATE else b"" for kind, value in zip(kinds, values, strict=True)]
     pairs = zip(kinds, values, strict=True)
     data = [bytes(value or b"") if kind == Kind.OPAQUE else b"" for kind, value in pairs]
@@ -58,6 +60,7 @@ def _to_table(page: list[Row]) -> pa.Table:
 
 
 def pack_metadata(text: object) -> bytes | None:
+    """Return metadata in msgpack: None if there are none, `UNREADABLE` if they are not a JSON object."""
     if text is None:
         return None
     try:

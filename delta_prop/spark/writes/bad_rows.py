@@ -20,9 +20,9 @@ _NUMBER_FIELDS = ("vector", "values", "factor", "amount")
 
 
 def name_row(error: InvalidDelta, given: dict[str, pa.Array], before: int) -> InvalidDelta:
-    """Return the fault with the row's vector id, as the row's number in a block means nothing to a user.
+    """Return the error with the row's vector id, as the row's number in a block means nothing to a user.
 
-    `before`: rows of the partition before these.
+    `before`: the number of rows of the partition that come before these.
     """
     field, row, ids = error.field or "delta", error.row, given.get("vector_id")
     if row is None or ids is None:

@@ -1,6 +1,6 @@
 """Converts Arrow record batches of deltas to blocks by columns, without a loop over rows.
 
-Needs pyarrow, not Spark. It checks the content as for every other delta, by columns.
+Needs pyarrow, not Spark. It checks the contents by columns, with the same rules as for any other delta.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 KINDS = {kind_name(kind): int(kind) for kind in Kind if kind is not Kind.TRANSFORM}
-"""Operations that a row can name. A transform needs a reader of the vector to resolve it, which no job is."""
+"""Operations that a row can name. Transform is not among them, as a job cannot read the vector."""
 _FULL, _SPARSE = np.zeros(256, bool), np.zeros(256, bool)
 _FULL[[Kind.CREATE, Kind.DENSE]] = _SPARSE[[Kind.SPARSE, Kind.SPARSE_ADD]] = True
 """Masks by kind: has a full vector; names elements of one."""
@@ -39,8 +39,8 @@ def to_block(rows: pa.RecordBatch, *, namespace: str | None, before: int = 0) ->
     """Return rows with the columns of `columns.py` as a block.
 
     `namespace`: of rows that name none; None: the text before the first ":" of their vector id, else
-    `default`. `before`: rows of the partition that come before these. Raises InvalidDelta, naming the row's
-    vector id, the column and its bound.
+    `default`. `before`: the number of rows of the partition that come before these. Raises InvalidDelta,
+    naming the row's vector id, the column and its bound.
     """
     names = rows.schema.names
     given = {name: rows.column(name) for name in names}
@@ -92,13 +92,13 @@ def _first_null(column: pa.Array | None) -> int:
 def _ends_and_bytes(column: pa.Array) -> tuple[bytes, bytes]:
     """Return ends and content of an array of texts or bytes; a null has no content."""
     at, count = column.offset, len(column)
-    stops = np.frombuffer(column.buffers()[1], np.int32)[at : at + count + 1]
-    if column.null_count and np.diff(stops)[~validity_of(column)].any():  # the buffer has content for a null
+    ends = np.frombuffer(column.buffers()[1], np.int32)[at : at + count + 1]
+    if column.null_count and np.diff(ends)[~validity_of(column)].any():  # the buffer has content for a null
         return _ends_and_bytes(pc.fill_null(column, b"" if pa.types.is_binary(column.type) else ""))
     content = column.buffers()[2]
-    first, last = int(stops[0]), int(stops[-1])
+    first, last = int(ends[0]), int(ends[-1])
     text = b"" if content is None else content.slice(first, last - first).to_pybytes()
-    return (stops[1:] - first).astype("<u4").tobytes(), text
+    return (ends[1:] - first).astype("<u4").tobytes(), text
 
 
 def _default_namespaces(namespace: str | None, ids: pa.Array, columns: _Columns) -> str | pa.Array:
@@ -107,9 +107,9 @@ def _default_namespaces(namespace: str | None, ids: pa.Array, columns: _Columns)
         return namespace
     if b":" not in columns[Column.KEYS]:
         return DEFAULT_NAMESPACE
-    heads = pc.replace_substring_regex(ids, pattern="(?s):.*", replacement="", max_replacements=1)
+    prefixes = pc.replace_substring_regex(ids, pattern="(?s):.*", replacement="", max_replacements=1)
     named = flags_of(numbers_of(pc.find_substring(ids, ":")) > 0)
-    return pc.if_else(named, heads, fill_text(DEFAULT_NAMESPACE, len(ids)))
+    return pc.if_else(named, prefixes, fill_text(DEFAULT_NAMESPACE, len(ids)))
 
 
 def _add_namespaces(columns: _Columns, given: pa.Array | None, default: str | pa.Array) -> None:
@@ -150,8 +150,8 @@ def _find_kinds(given: dict[str, pa.Array], count: int) -> NDArray[np.uint8]:
 def _kind_of(name: str, coded: pa.DictionaryArray) -> int:
     kind = KINDS.get(name)
     if kind is None:
-        place = coded.dictionary.index(name).as_py()
-        row = int(coded.indices.index(place).as_py())
+        position = coded.dictionary.index(name).as_py()
+        row = int(coded.indices.index(position).as_py())
         raise InvalidDelta("op", f"{name!r:.40} is not an operation: give one of {', '.join(KINDS)}", row=row)
     return kind
 
@@ -163,7 +163,7 @@ def _is_present(given: dict[str, pa.Array], name: str, count: int) -> NDArray[np
     return validity_of(column)
 
 
-# --- what operations carry
+# --- numbers and bytes
 
 
 def _add_numbers(columns: _Columns, given: dict[str, pa.Array], kinds: NDArray[np.uint8]) -> int:
@@ -189,9 +189,9 @@ def _numbers_of(given: dict[str, pa.Array], count: int) -> pa.Array | None:
     if len(found) < 2:
         return found[0] if found else None
     vectors, values = found
-    both = validity_of(vectors) & validity_of(values)
-    if both.any():
-        raise InvalidDelta("values", "given with a vector: give one of them", row=int(np.argmax(both)))
+    has_both = validity_of(vectors) & validity_of(values)
+    if has_both.any():
+        raise InvalidDelta("values", "given with a vector: give one of them", row=int(np.argmax(has_both)))
     if vectors.type != values.type:
         vectors, values = (column.cast(pa.list_(pa.float32())) for column in (vectors, values))
     return pc.coalesce(vectors, values)
@@ -213,7 +213,7 @@ def _add_indices(
 ) -> None:
     column = given.get("indices")
     count = len(kinds)
-    parts = _SPARSE[kinds]
+    is_sparse = _SPARSE[kinds]
     if column is None or column.null_count == count:
         lengths, flat = np.zeros(count, np.int64), np.zeros(0, np.int64)
     else:
@@ -223,7 +223,7 @@ def _add_indices(
             row = _row_at(flat, lengths)
             raise InvalidDelta("indices", "has a null in it: give each value an index", row=row)
         flat = numbers_of(flat)
-    wrong = lengths != np.where(parts, sizes, 0)
+    wrong = lengths != np.where(is_sparse, sizes, 0)
     if wrong.any():
         row = int(np.argmax(wrong))
         raise InvalidDelta(
@@ -234,9 +234,9 @@ def _add_indices(
         )
     if len(flat):
         if int(flat.min()) < 0 or int(flat.max()) >= 1 << 32:
-            place = int(np.argmax((flat < 0) | (flat >= 1 << 32)))
-            row = int(np.searchsorted(np.cumsum(lengths), place, "right"))
-            raise InvalidDelta("indices", f"{flat[place]} is not an index: count from 0", row=row)
+            position = int(np.argmax((flat < 0) | (flat >= 1 << 32)))
+            row = int(np.searchsorted(np.cumsum(lengths), position, "right"))
+            raise InvalidDelta("indices", f"{flat[position]} is not an index: count from 0", row=row)
         columns[Column.INDICES] = flat.astype("<u4").tobytes()
 
 

@@ -1,6 +1,7 @@
-"""Writes a part directly into the log, under counters of its own: sent again, each row still has one effect.
+"""Writes a part directly into the log, so that each row has one effect even if it is sent again.
 
-The counters number the rows, so that a retried task goes on where its predecessor stopped.
+The part has an origin of its own, whose counters number the rows: a retried task continues where the earlier
+attempt stopped.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     from delta_prop.spark.options import WriteOptions
 
 REASONS_MAX = 5
-"""Maximum of a part's refused rows that are reported one by one."""
-_NAME_CHARS_MAX, _WHY_CHARS_MAX = 100, 300
+"""Maximum number of a part's refused rows that are reported one by one."""
+_NAME_CHARS_MAX, _REASON_CHARS_MAX = 100, 300
 POLL_S = 0.2
 COUNTERS_PER_BATCH = 1 << 32
 """Each micro-batch of a stream has its own range of counters."""
@@ -46,7 +47,7 @@ class _InFlightBlock(NamedTuple):
 
 
 class NumberedPart:
-    """A part, sent any number of times, also by two tasks at once.
+    """Sends one part; several attempts, even two tasks at once, have one effect.
 
     `name`: the job's, and the part's number. `base`: the counter before its first row. The last row is sent
     alone, after the outcomes of all others, so that a watermark that covers it means that the part is
@@ -112,7 +113,7 @@ class NumberedPart:
         return make_origin(producer_id_of(name), self._options.priority)
 
     def _offer(self, producer: SyncProducer, rows: pa.RecordBatch, watermark: int) -> None:
-        """Send a block; the service compares one that was processed before with what was sent then."""
+        """Send a block; if its dots are not new, the service compares its rows with their first copies."""
         before = self._result.deltas
         first = self._base + before + 1
         was_sent = first + rows.num_rows - 1 <= watermark
@@ -124,29 +125,29 @@ class NumberedPart:
     def _take_outcomes(self, *, waits: bool) -> None:
         """Process outcomes, in order."""
         while self._in_flight and (waits or self._in_flight[0].receipt.done):
-            one = self._in_flight.popleft()
+            block = self._in_flight.popleft()
             try:
-                one.receipt.result()
+                block.receipt.result()
             except Refused as refused:
-                if one.was_sent and refused.code is ErrorCode.DOT_REUSED:
-                    raise self._changed_rows_error(one) from None
+                if block.was_sent and refused.code is ErrorCode.DOT_REUSED:
+                    raise self._changed_rows_error(block) from None
                 if refused.code not in _ROW_ERRORS:
                     raise
-                if one.rows.num_rows == 1:
-                    self._note_refused(one, refused)
+                if block.rows.num_rows == 1:
+                    self._note_refused(block, refused)
                 else:
-                    self._retry_rows(one.first, one.rows)
+                    self._retry_rows(block.first, block.rows)
 
-    def _changed_rows_error(self, one: _InFlightBlock) -> UsageError:
-        row = one.first - self._base - 1
+    def _changed_rows_error(self, block: _InFlightBlock) -> UsageError:
+        row = block.first - self._base - 1
         return UsageError(
-            f"{self._name}: rows {row} to {row + one.rows.num_rows - 1} differ from those written under its "
-            "name before: make the job deterministic (sort, repartition by a key), so that a part has the "
-            "same rows when it runs again, or name another producer"
+            f"{self._name}: rows {row} to {row + block.rows.num_rows - 1} differ from those written under "
+            "its name before: make the job deterministic (sort, repartition by a key), so that a part has "
+            "the same rows when it runs again, or name another producer"
         )
 
     def _retry_rows(self, first: int, rows: pa.RecordBatch) -> None:
-        """Send each row of a refused block by itself: valid rows have their effect, others are reported.
+        """Send each row of a refused block by itself: valid rows take effect, the others are reported.
 
         The block's dots are used up, so the rows go under another origin, with the same counters.
         """
@@ -166,16 +167,16 @@ class NumberedPart:
                     raise
                 self._note_refused(each, refused)
 
-    def _note_refused(self, one: _InFlightBlock, refused: Refused) -> None:
-        sent = self._result
-        sent.refused += 1
-        if len(sent.refused_rows) < REASONS_MAX:
-            vector_id = str(one.rows.column("vector_id")[0].as_py())[:_NAME_CHARS_MAX]
-            why = refused.message.removeprefix("row 0: ")[:_WHY_CHARS_MAX]
-            if one.was_sent:  # the service stores only the code
-                why = "refused when it was sent before; the reason was reported then"
-            row = one.first - self._base - 1
-            sent.refused_rows.append(RefusedRow(self._part, row, vector_id, refused.code, why))
+    def _note_refused(self, block: _InFlightBlock, refused: Refused) -> None:
+        result = self._result
+        result.refused += 1
+        if len(result.refused_rows) < REASONS_MAX:
+            vector_id = str(block.rows.column("vector_id")[0].as_py())[:_NAME_CHARS_MAX]
+            reason = refused.message.removeprefix("row 0: ")[:_REASON_CHARS_MAX]
+            if block.was_sent:  # the service stores only the code
+                reason = "refused when it was sent before; the reason was reported then"
+            row = block.first - self._base - 1
+            result.refused_rows.append(RefusedRow(self._part, row, vector_id, refused.code, reason))
 
     def _close_retry_producer(self) -> None:
         producer, self._retry_producer = self._retry_producer, None
@@ -200,7 +201,7 @@ class NumberedPart:
     # --- another task has the part
 
     def _wait_for_other_attempt(self, rows: RowBlocks) -> None:
-        """Wait until another attempt has written this part. Raises UsageError if that makes no progress."""
+        """Wait until another attempt has written this part. Raises UsageError if it makes no progress."""
         self._in_flight.clear()
         total, began = rows.count(), system.now()
         end = self._base + total
@@ -208,8 +209,8 @@ class NumberedPart:
         range_reader = range_reader_of(remote)
         written, epoch, since = -1, 1, began
         while written < end:
-            now, epoch = _read_watermark(range_reader, origin, epoch)
-            written, since = now, system.now() if now > written else since
+            watermark, epoch = _read_watermark(range_reader, origin, epoch)
+            written, since = watermark, system.now() if watermark > written else since
             if system.now() - since >= remote.settings.delivery_timeout_s:
                 raise UsageError(
                     f"another attempt took over {self._name} and stopped at row "
@@ -224,7 +225,7 @@ class NumberedPart:
         """Raise UsageError if rows that another attempt sent were refused, whose reasons are unknown here."""
         assert rows.last is not None
         last = rows.last.slice(rows.last.num_rows - 1)
-        firsts = sorted({*rows.firsts, rows.taken - 1})  # of each block, as the other attempt sliced them
+        firsts = sorted({*rows.starts, rows.taken - 1})  # of each block, as the other attempt sliced them
         with producer_of(self._options, self._name) as producer:
             receipts = [offer_rows(producer, last, self._options, self._base + 1 + first) for first in firsts]
             for receipt in receipts:

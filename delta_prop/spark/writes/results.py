@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 ROWS_REPORTED_MAX = 10
-"""Maximum of a job's refused rows that are reported one by one."""
+"""Maximum number of a job's refused rows that are reported one by one."""
 _JOB_FIX = "write these corrected under another producer (option onRefused=skip keeps the job from failing)"
 _STREAM_FIX = (
     "write these corrected under another producer (only with option onRefused=skip the stream goes on "
@@ -29,11 +29,12 @@ class RowsRefused(Exception):
 
 @dataclass
 class PartResult:
-    """Result of a part: `refused` of its rows have no effect, `refused_rows` are the first of them.
+    """Result of a part.
 
-    `was_decided`: its job had been committed before, so nothing was sent. `processed_before`: rows whose
-    counters had been processed before, so that they have no further effect. `waited_s`: for the service.
-    `checksum`: of the rows' content, if they are staged.
+    `refused`: how many of its rows were refused; `refused_rows`: the first of them. `was_decided`: its job
+    had been committed before, so nothing was sent. `processed_before`: rows whose counters had been processed
+    before, so that they have no further effect. `waited_s`: how long it waited for the service.
+    `checksum`: of the content of staged rows.
     """
 
     deltas: int = 0
@@ -45,23 +46,23 @@ class PartResult:
     processed_before: int = 0
 
 
-def format_written(what: str, parts: Iterable[PartResult], took_s: float) -> str:
+def format_written(subject: str, parts: Iterable[PartResult], took_s: float) -> str:
     """Return one line about all parts of a job, or of a micro-batch."""
-    known = list(parts)
-    deltas, refused = sum(one.deltas for one in known), sum(one.refused for one in known)
-    waited_s = sum(one.waited_s for one in known)
-    line = f"{what}: {deltas:,} deltas of {len(known)} parts in {took_s:.1f} s"
+    results = list(parts)
+    deltas, refused = sum(one.deltas for one in results), sum(one.refused for one in results)
+    waited_s = sum(one.waited_s for one in results)
+    line = f"{subject}: {deltas:,} deltas of {len(results)} parts in {took_s:.1f} s"
     if refused:
         line += f", {refused:,} of them refused"
-    if before := sum(one.processed_before for one in known):
+    if before := sum(one.processed_before for one in results):
         line += f", {before:,} of them written before under this name"
-    return f"{line}; tasks waited {waited_s:.1f} s for the service{_format_decided(known)}"
+    return f"{line}; tasks waited {waited_s:.1f} s for the service{_format_decided(results)}"
 
 
 def format_job_refused(job: str, status: JobStatus) -> str:
     """Return the message for refused deltas of a published job."""
-    what = f"job {job}: {status.refused:,} of {status.deltas:,} deltas were refused when it was published"
-    return _format_refused(what, status.refused, status.refused_rows, _JOB_FIX)
+    subject = f"job {job}: {status.refused:,} of {status.deltas:,} deltas were refused when it was published"
+    return _format_refused(subject, status.refused, status.refused_rows, _JOB_FIX)
 
 
 def format_direct_refused(job: str, parts: Sequence[PartResult]) -> str:
@@ -74,16 +75,16 @@ def format_stream_refused(batch: int, parts: Sequence[PartResult]) -> str:
     return _format_parts_refused(f"micro-batch {batch}", parts, _STREAM_FIX)
 
 
-def _format_parts_refused(what: str, parts: Sequence[PartResult], cure: str) -> str:
+def _format_parts_refused(subject: str, parts: Sequence[PartResult], fix: str) -> str:
     refused, deltas = sum(one.refused for one in parts), sum(one.deltas for one in parts)
     rows = [row for one in parts for row in one.refused_rows][:ROWS_REPORTED_MAX]
-    return _format_refused(f"{what}: {refused:,} of {deltas:,} deltas were refused", refused, rows, cure)
+    return _format_refused(f"{subject}: {refused:,} of {deltas:,} deltas were refused", refused, rows, fix)
 
 
-def _format_refused(what: str, refused: int, rows: Sequence[RefusedRow], cure: str) -> str:
+def _format_refused(subject: str, refused: int, rows: Sequence[RefusedRow], fix: str) -> str:
     more = refused - len(rows)
     listed = "; ".join(map(str, rows)) + (f"; and {more:,} more" if more > 0 else "")
-    return f"{what} and have no effect, unlike the others: {cure}: {listed}"
+    return f"{subject} and have no effect, unlike the others: {fix}: {listed}"
 
 
 def format_job_waits(job: str, status: JobStatus, waited_s: float) -> str:

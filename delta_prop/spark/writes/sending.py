@@ -1,6 +1,6 @@
 """Sends the rows of one part from within a task, as columns, and stages them for a job.
 
-It is independent of Spark: its caller brings Arrow batches, and gets the rows' outcomes. It checks a full
+It is independent of Spark: its caller passes Arrow batches, and gets the rows' outcomes. It checks a full
 block before it sends any of it.
 """
 
@@ -32,17 +32,20 @@ _COMMITTED_STATES = ("committed", "published")
 
 
 class RowBlocks:
-    """Slices of a part, counted as they are taken. `firsts`: the first row of each."""
+    """Slices of a part. Iterating counts the rows `taken`, and notes the first row of each slice in `starts`.
+
+    `last`: the last slice taken.
+    """
 
     def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
         self._slices = slice_blocks(batches)
         self.taken = 0
-        self.firsts: list[int] = []
+        self.starts: list[int] = []
         self.last: pa.RecordBatch | None = None
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         for rows in self._slices:
-            self.firsts.append(self.taken)
+            self.starts.append(self.taken)
             self.taken += rows.num_rows
             self.last = rows
             yield rows
@@ -55,7 +58,7 @@ class RowBlocks:
 
 
 class Blocks:
-    """Blocks of a part, with deltas and checksum of those taken. Iterating raises InvalidDelta."""
+    """Blocks of a part. Iterating sums up `deltas` and `checksum`, and raises InvalidDelta."""
 
     def __init__(self, batches: Iterable[pa.RecordBatch], namespace: str | None) -> None:
         self._slices = slice_blocks(batches)
@@ -110,7 +113,7 @@ def producer_of(options: WriteOptions, name: str, job: JobPart | None = None) ->
 def offer_rows(
     producer: SyncProducer, rows: pa.RecordBatch, options: WriteOptions, counter: int, before: int = 0
 ) -> SyncReceipt:
-    """Check a block and send it. `before`: rows of the part that come before it.
+    """Check a block and send it. `before`: the number of rows of the part that come before it.
 
     Raises InvalidDelta, which names the row; Refused.
     """

@@ -24,11 +24,11 @@ def slice_blocks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     pending: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:
-        at = 0
-        while at < batch.num_rows:
-            count = min(BLOCK_ROWS - rows, batch.num_rows - at)
-            pending.append(batch.slice(at, count))
-            at, rows = at + count, rows + count
+        start = 0
+        while start < batch.num_rows:
+            count = min(BLOCK_ROWS - rows, batch.num_rows - start)
+            pending.append(batch.slice(start, count))
+            start, rows = start + count, rows + count
             if rows == BLOCK_ROWS:
                 yield from _split_large(concat_batches(pending))
                 pending, rows = [], 0
@@ -37,7 +37,7 @@ def slice_blocks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def concat_batches(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """Return batches as one; copies several ones."""
+    """Return batches as one batch; copies them if there are several."""
     if len(batches) == 1:
         return batches[0]
     return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]

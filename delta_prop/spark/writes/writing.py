@@ -1,6 +1,6 @@
-"""Writers of the data source: tasks send rows, the driver decides on them.
+"""Writers of the data source: tasks send rows; the driver commits or aborts a staged job.
 
-A writer holds no connection: Spark sends it to executors, which load the modules that send rows.
+A writer holds no connection: Spark sends it to executors, and only they load the modules that send rows.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from delta_prop_wire.frames import Decision, JobStatus, StagedPart
 
 PARTS_MAX = 2_500
-"""Maximum of parts of one decision."""
+"""Maximum number of parts of one decision."""
 REPORTED_WAIT_S = 1.0
-"""Minimum wait of a micro-batch for the service to be reported."""
+"""A micro-batch that waited for the service at least this long is reported."""
 PROGRESS_S = 5.0
 _POLL_S, _POLL_S_MAX = 0.02, 1.0
 _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"

@@ -20,7 +20,7 @@ import anyio
 import pytest
 
 from benchmarks._crash_answers import Answers, Failures, judge, read_log_index
-from benchmarks._crash_callers import Caller, ask_by_dots, embedded_callers, produce
+from benchmarks._crash_callers import Caller, embedded_callers, produce, query_outcomes
 from benchmarks._crash_clients import BatchClient, DeltaClient, RefusalPolicy, Site
 from delta_prop import LogSettings, Propagator, Settings
 from delta_prop.client import Producer
@@ -273,7 +273,7 @@ class FailureRun:
                 if last:
                     self.trace = [call for call in self.disk.trace if call.number > self.fault.base]
                     self.fault.heal()
-                    await ask_by_dots(self.answers.calls, p.outcome)
+                    await query_outcomes(self.answers.calls, p.outcome)
                 self._closed = True
 
     def _log(self) -> LogSettings:

@@ -97,7 +97,7 @@ def test_valid_write_schema_is_accepted(schema: StructType) -> None:
             READ_SCHEMA,
             r'column offset is assigned by the service .*df.drop\("offset", "priority", "source", "origin"',
         ),
-        (columns(vector_id=TEXT, op=TEXT).add("op", TEXT), "column op is there 2 times"),
+        (columns(vector_id=TEXT, op=TEXT).add("op", TEXT), "column op occurs 2 times"),
     ],
 )
 def test_wrong_write_schema_is_refused(schema: StructType, expected: str) -> None:

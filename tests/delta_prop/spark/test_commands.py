@@ -108,8 +108,8 @@ def test_verbs_replay_diff_rebuild_audit_and_count_a_directory(
     made = command("spark", "rebuild", "--storage", file)
     assert made.status == 0
     starts = "Spark is starting, which takes some seconds"
-    assert (steps[:2], steps[-1]) == ([starts, "the log is read"], "30 rows")
-    assert made.out == f"{file}: 30 rows, 29 of them alive; its sink goes on from offset 31\n"
+    assert (steps[:2], steps[-1]) == ([starts, "reading the log"], "30 rows")
+    assert made.out == f"{file}: 30 rows, 29 of them alive; its sink continues from offset 31\n"
     second = command("spark", "rebuild", "--storage", file, "--replace", "--json").lines
     assert second == [{"storage": str(file), "rows": 30, "alive": 29, "next_offset": 31}]
     assert command("spark", "rebuild", "--storage", file).status == 2
@@ -257,7 +257,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         (
             "rebuild --data facts --storage full.db",
-            "full.db holds vectors already: name a new file, or allow to",
+            "full.db already holds vectors: name a new file, or allow it to",
         ),
         ("rebuild --data facts --storage table.csv", "table.csv is not a SQLite file"),
         ("rebuild --data facts --storage other", "other cannot be opened"),

@@ -195,7 +195,7 @@ BAD = [
     ({"metadata": "[1]"}, r"metadata '\[1\]' is not a JSON object"),
     ({"metadata": "{"}, "metadata '{' is not JSON"),
     ({"vector_id": None}, "the key is NULL"),
-    ({"vector_id": "a"}, "the key is there more than once: keep one row"),
+    ({"vector_id": "a"}, "the key occurs more than once: keep one row"),
 ]
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 pa = pytest.importorskip("pyarrow")
 
 from delta_prop.auditing import Difference  # noqa: E402
-from delta_prop.spark.states.buckets import HELD, spread, spread_sink_states  # noqa: E402
+from delta_prop.spark.states.buckets import SINK_STATES, spread, spread_sink_states  # noqa: E402
 from delta_prop.spark.states.differences import DIFFERENCES, find_differences  # noqa: E402
 from delta_prop.spark.states.folding import fold  # noqa: E402
 from delta_prop.spark.states.folding_rows import FoldedVector, states_of  # noqa: E402
@@ -37,7 +37,7 @@ def find_in_one_bucket(
     """Return the differences found in a single bucket."""
     rows = states_of([FoldedVector("\0".join(name), *one) for name, one in held.items()])
     blobs = [spread_sink_states(rows, 1), *spread(batches, 1)]
-    assert blobs[0].column(1).to_pylist() in ([HELD], [])
+    assert blobs[0].column(1).to_pylist() in ([SINK_STATES], [])
     blobs = pa.Table.from_batches(blobs).sort_by("first").to_batches()
     found = [row for batch in find_differences(blobs, come, quarantined) for row in batch.to_pylist()]
     assert all(batch.schema == DIFFERENCES for batch in find_differences(blobs, come))

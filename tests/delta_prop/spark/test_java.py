@@ -70,7 +70,7 @@ def test_java_home_without_java_is_reported(tmp_path: Path, monkeypatch: pytest.
         java.check_java()
     assert str(error.value).endswith(
         f"JAVA_HOME={tmp_path} holds no bin/java: sudo dnf install -y java-17-openjdk-headless, "
-        "and unset JAVA_HOME or set it to that one"
+        "and unset JAVA_HOME or set it to the new one"
     )
 
 

@@ -142,7 +142,7 @@ def test_options_that_spark_adds_are_ignored() -> None:
         ({"url": "one:0x1"}, "option url 'one:0x1' is not an address"),
         ({"url": "one:1,,two:2"}, "option url '' is not an address: .* separated by commas"),
         ({"url": ",".join(f"one:{at}" for at in range(1, 66))}, "option url: 65 addresses: give 1 to 64"),
-        ({"token": "x" * 4097}, "option token: 4,097 bytes, the limit is 4,096"),
+        ({"token": "x" * 4097}, "option token: 4,097 bytes, more than the limit of 4,096"),
         ({"tlsName": "one:7373"}, "option tlsName 'one:7373': give the name of a host"),
         ({"tlsName": ""}, "option tlsName '': give the name of a host"),
         ({"partitons": "1"}, r"option partitons is not an option of a batch read: did you mean partitions\?"),

@@ -60,7 +60,7 @@ def test_sink_continues_from_a_file_rebuilt_from_the_log(spark: SparkSession, tm
     made = rebuild(spark, str(tmp_path / "log"), str(tmp_path / "second.db"))
     assert made.rows == len(first)
     assert made.alive == sum(row[0] for row in first.values())
-    with pytest.raises(UsageError, match="holds vectors already: name a new file"):
+    with pytest.raises(UsageError, match="already holds vectors: name a new file"):
         rebuild(spark, str(tmp_path / "log"), str(tmp_path / "second.db"))
     progress: list[int] = []
     earlier = rebuild(

@@ -47,7 +47,7 @@ def offsets(log: segments.LogView) -> list[int]:
     for part in log.parts:
         table = pa.Table.from_batches([changes_of(one, log.end) for one in part.batches()], CHANGES)
         rows = table.filter(
-            pa.array([at >= log.begin for at in table.column("offset").to_pylist()], pa.bool_())
+            pa.array([at >= log.start for at in table.column("offset").to_pylist()], pa.bool_())
         )
         found += rows.column("offset").to_pylist()
     return found
@@ -78,7 +78,7 @@ def expected_states(writer: Writer, end: int = 1 << 60) -> dict[Any, Any]:
 def test_full_log_is_read_from_its_segments(tmp_path: Path) -> None:
     writer = write(tmp_path, HISTORY)
     log = log_of(str(tmp_path))
-    assert (log.begin, log.end, log.is_complete) == (0, 160, True)
+    assert (log.start, log.end, log.is_complete) == (0, 160, True)
     assert len(log.parts) > 5
     assert offsets(log) == list(range(160))
     assert states(states_of(str(tmp_path))) == expected_states(writer)
@@ -137,14 +137,14 @@ def test_parts_of_any_log_give_its_fold(
 def test_compacted_log_starts_with_its_snapshot(tmp_path: Path) -> None:
     writer = write(tmp_path, HISTORY, COMPACTING)
     log = states_of(str(tmp_path))
-    assert log.begin > 0
+    assert log.start > 0
     assert log.is_complete
     assert states(log) == expected_states(writer)
-    assert states(states_of(str(tmp_path), at=LogPosition(offset=log.begin + 2))) == expected_states(
-        writer, log.begin + 3
+    assert states(states_of(str(tmp_path), at=LogPosition(offset=log.start + 2))) == expected_states(
+        writer, log.start + 3
     )
     with pytest.raises(Refused, match="the log holds single deltas from offset"):
-        states_of(str(tmp_path), at=LogPosition(offset=log.begin - 2))
+        states_of(str(tmp_path), at=LogPosition(offset=log.start - 2))
     with pytest.raises(Refused, match="offset 0 is no longer in the log"):
         log_of(str(tmp_path), start=LogPosition(offset=0))
     assert offsets(log_of(str(tmp_path)))[-1] == 159
@@ -170,7 +170,7 @@ def test_compacted_log_without_a_snapshot_is_incomplete(tmp_path: Path) -> None:
         snapshot.unlink()
     log = states_of(str(tmp_path))
     assert not log.is_complete
-    assert log.begin > 0
+    assert log.start > 0
     assert states(log)
 
 
@@ -210,7 +210,7 @@ def test_corruption_is_reported_and_not_skipped(tmp_path: Path) -> None:
 def test_ordered_rows_are_folded_early_and_others_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delta_prop.spark.states.buckets._HELD_BYTES", 1)
+    monkeypatch.setattr("delta_prop.spark.states.buckets._BUFFER_BYTES", 1)
     folds: list[int] = []
     monkeypatch.setattr(
         "delta_prop.spark.states.buckets.fold", lambda changes: (folds.append(1), fold(changes))[1]
