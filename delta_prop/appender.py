@@ -23,7 +23,7 @@ from delta_prop_wire.delta import AckLevel, Dot, KnownIds, Source
 from delta_prop_wire.encode import encode_noop
 from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.spec import ErrorCode
-from delta_prop_wire.validate import common_is_valid, homogeneous_is_valid
+from delta_prop_wire.validate import common_columns_are_valid, homogeneous_is_valid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -163,7 +163,7 @@ class Appender:
 
     def _note_each(self, batches: Sequence[Batch], source: Source) -> int:
         """Note heads and concurrent updates batch by batch; return the number before the first refused."""
-        valid, noted_count = [*takewhile(common_is_valid, batches)], 0
+        valid, noted_count = [*takewhile(common_columns_are_valid, batches)], 0
         while noted_count < len(valid):
             if not valid[noted_count].homogeneous:
                 noted_count += self.vectors.append_heterogeneous(

@@ -18,8 +18,8 @@ from delta_prop_wire.bounds import (
     check_indices,
     check_integer,
     check_name,
+    check_operand_sizes,
     check_parents,
-    check_shape,
     check_size,
 )
 from delta_prop_wire.delta import Delta, Dot, Kind, Operation, Priority, create
@@ -160,7 +160,7 @@ def _check_rows(
     if not 1 <= len(ids) <= BATCH_ROWS_MAX:
         raise InvalidDelta("matrix", f"{len(ids)} rows: give 1 to {BATCH_ROWS_MAX}, more in several calls")
     check_name("namespace", namespace, NAMESPACE_BYTES_MAX)
-    check_shape(kind, rows.shape[1], 0)
+    check_operand_sizes(kind, rows.shape[1], 0)
     if not all_finite(rows.reshape(-1)):
         row = int(np.flatnonzero(~np.isfinite(rows).all(axis=1))[0])
         validate_delta(Delta(ids[row], create(rows[row]), namespace))

@@ -30,7 +30,7 @@ def settings_or_default(settings: ClientSettings | None) -> ClientSettings:
 def check_connection(token: str | None, tls: Tls | None, world: World | None = None) -> None:
     """Check the arguments of a connection. Raises UsageError, which never shows the token."""
     if token is not None and not isinstance(token, str):
-        raise UsageError(f"token: a {type(token).__name__} is not a token: give text")
+        raise UsageError(f"token: type {type(token).__name__} is not a token: give text")
     if tls is not None:
         check_instance("tls", tls, Tls, "delta_prop.ports.Tls(authorities=FILE)")
     if world is not None:

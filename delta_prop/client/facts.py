@@ -82,7 +82,9 @@ def find_offsets(
     Raises Refused (BAD_REQUEST of a log in memory), Unreachable, UsageError.
     """
     if not isinstance(times_us, Iterable):
-        raise UsageError(f"times_us {times_us!r:.40}: a {type(times_us).__name__} is not a list: give times")
+        raise UsageError(
+            f"times_us {times_us!r:.40}: type {type(times_us).__name__} is not a list: give times"
+        )
     times = tuple(times_us)
     if len(times) > STARTS_MAX:
         raise UsageError(f"times_us: {len(times)} times: give up to {STARTS_MAX} in one call")

@@ -130,7 +130,7 @@ def job_to_json(job: str, owner: str, status: JobStatus, size: int) -> dict[str,
     """Return a job as a JSON object."""
     fields: dict[str, Any] = {"job": job, "state": status.state.value, "token": owner, "bytes": size}
     fields |= {"deltas": status.deltas, "published": status.published}
-    rows = [row._asdict() | {"code": row.code.name, "text": row.why} for row in status.refused_rows]
+    rows = [row._asdict() | {"code": row.code.name, "text": row.reason} for row in status.refused_rows]
     return fields | {"duplicates": status.duplicates, "refused": status.refused, "refused_rows": rows}
 
 

@@ -235,7 +235,7 @@ class Jobs:
         for job in reversed(self._jobs.values()):
             status = job.status()
             bytes_left -= sum(
-                ROW_OVERHEAD_BYTES + len(row.vector_id) + len(row.why) for row in status.refused_rows
+                ROW_OVERHEAD_BYTES + len(row.vector_id) + len(row.reason) for row in status.refused_rows
             )
             if bytes_left < 0:
                 status = replace(status, refused_rows=())

@@ -160,7 +160,7 @@ def _make_head(logged: LoggedBatch) -> bytes:
         source=logged.source,
         time=0,
         previous_crc=0,
-        synced=0,
+        synced_offset=0,
         known_ids=logged.known_ids,
     )
     return logged.head

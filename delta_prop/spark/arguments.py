@@ -23,7 +23,7 @@ def check_session(spark: object) -> None:
     """Raise UsageError unless the argument is a Spark session."""
     if not callable(getattr(spark, "range", None)):
         raise UsageError(
-            f"spark: a {type(spark).__name__} is not a Spark session: create one with "
+            f"spark: type {type(spark).__name__} is not a Spark session: create one with "
             "delta_prop.spark.session()"
         )
 
@@ -32,7 +32,7 @@ def check_table(field: str, table: object) -> None:
     """Raise UsageError unless the argument is a DataFrame."""
     if not callable(getattr(table, "mapInArrow", None)):
         raise UsageError(
-            f"{field}: a {type(table).__name__} is not a DataFrame: read one, as with "
+            f"{field}: type {type(table).__name__} is not a DataFrame: read one, as with "
             "spark.read.parquet(PATH)"
         )
 

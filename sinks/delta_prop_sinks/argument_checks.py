@@ -27,7 +27,7 @@ def check_above_zero(**values: float) -> None:
 def check_sink_name(name: object) -> str:
     """Return a sink's name if it is valid. Raises UsageError."""
     if not isinstance(name, str):
-        raise UsageError(f"name {name!r:.60} is a {type(name).__name__}: give text")
+        raise UsageError(f"name {name!r:.60} is of type {type(name).__name__}: give text")
     if not name:
         raise UsageError('name "" names no sink: give a name, or leave it out')
     return name
@@ -36,7 +36,9 @@ def check_sink_name(name: object) -> str:
 def check_path(path: object) -> None:
     """Check that this can be the path of a file. Raises UsageError."""
     if not isinstance(path, str | PurePath):
-        raise UsageError(f"path {path!r:.60} is a {type(path).__name__}: give text or a Path, of a file")
+        raise UsageError(
+            f"path {path!r:.60} is of type {type(path).__name__}: give text or a Path, of a file"
+        )
     if not str(path) or "\0" in str(path):
         raise UsageError(f"path {str(path)!r:.60} names no file: give the path of a file")
 
@@ -45,13 +47,13 @@ def check_texts(**values: object) -> None:
     """Check that each of these is text. Raises UsageError."""
     for name, value in values.items():
         if not isinstance(value, str):
-            raise UsageError(f"{name} {value!r:.60} is a {type(value).__name__}: give text")
+            raise UsageError(f"{name} {value!r:.60} is of type {type(value).__name__}: give text")
 
 
 def check_number(name: str, value: object) -> float:
     """Return the value if it is a number. Raises UsageError."""
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise UsageError(f"{name} {value!r:.60} is a {type(value).__name__}: give a number")
+        raise UsageError(f"{name} {value!r:.60} is of type {type(value).__name__}: give a number")
     return value
 
 
@@ -59,6 +61,6 @@ def check_kind(name: str, value: object, kind: type[T]) -> T:
     """Return the value if it is of this class. Raises UsageError."""
     if not isinstance(value, kind):
         raise UsageError(
-            f"{name} {value!r:.60} is a {type(value).__name__}: give a {kind.__name__}, or leave it out"
+            f"{name} {value!r:.60} is of type {type(value).__name__}: give a {kind.__name__}, or leave it out"
         )
     return value

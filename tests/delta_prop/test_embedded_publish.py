@@ -258,7 +258,7 @@ def test_one_invalid_row_refuses_its_call() -> None:
         (lambda p: p.publish(make_delta("a"), after=[Dot(0, 0)]), "counters run from 1"),
         (lambda p: p.publish(make_delta("a"), after=[Dot(1, n) for n in range(1, 100)]), "parents"),
         (lambda p: p.publish_many("ab", [[1.0], [2.0]]), "give a list"),
-        (lambda p: p.publish_many([5], [[1.0]]), "vector_id: 5 is a int"),
+        (lambda p: p.publish_many([5], [[1.0]]), "vector_id: 5 is of type int"),
         (lambda p: p.publish_many(["a", "b\n"], [[1.0], [2.0]]), "vector_id: character 1"),
         (lambda p: p.publish_many(["a", "b" * 2_000], [[1.0], [2.0]]), "vector_id: 2000 bytes"),
         (lambda p: p.publish_many(["a"], [[]]), "vector: 0 numbers"),

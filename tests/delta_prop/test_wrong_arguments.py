@@ -69,25 +69,28 @@ def test_unusable_data_path_is_rejected_with_the_fix(tmp_path: Path) -> None:
 
 SUBSCRIBER = "127.0.0.1:9"
 CONSTRUCTORS: dict[str, tuple[Callable[[], object], str]] = {
-    "topic of a subscriber": (lambda: Subscriber(SUBSCRIBER, 5), "topic 5 is a int: give text"),  # type: ignore[arg-type]
-    "transform": (lambda: transform(5), "name: 5 is a int: give text"),  # type: ignore[arg-type]
-    "resident of an index": (lambda: IndexSink(resident="x"), "resident 'x' is a str: give a Resident"),  # type: ignore[arg-type]
+    "topic of a subscriber": (lambda: Subscriber(SUBSCRIBER, 5), "topic 5 is of type int: give text"),  # type: ignore[arg-type]
+    "transform": (lambda: transform(5), "name: 5 is of type int: give text"),  # type: ignore[arg-type]
+    "resident of an index": (lambda: IndexSink(resident="x"), "resident 'x' is of type str: give a Resident"),  # type: ignore[arg-type]
     "linked table": (lambda: IndexSink(hnsw={"metric": "x"}), r"hnsw \{.*: give True, False or"),  # type: ignore[arg-type]
     "empty linked table": (
         lambda: IndexSink(hnsw={}),
         r"hnsw \{\} is not a bool or Hnsw: give True, False or",
     ),  # type: ignore[arg-type]
     "linked text": (lambda: IndexSink(hnsw="yes"), "hnsw 'yes' is not a bool or Hnsw: give True, False or"),  # type: ignore[arg-type]
-    "linked number": (lambda: Hnsw(threads="2"), "threads '2' is a str: give a number"),  # type: ignore[arg-type]
-    "entries": (lambda: CacheSink(entries_max="x"), "entries_max 'x' is a str: give a number"),  # type: ignore[arg-type]
-    "path 5": (lambda: StorageSink(5), "path 5 is a int: give text or a Path"),  # type: ignore[arg-type]
-    "no path": (lambda: StorageSink(None), "path None is a NoneType: give text or a Path"),  # type: ignore[arg-type]
+    "linked number": (lambda: Hnsw(threads="2"), "threads '2' is of type str: give a number"),  # type: ignore[arg-type]
+    "entries": (lambda: CacheSink(entries_max="x"), "entries_max 'x' is of type str: give a number"),  # type: ignore[arg-type]
+    "path 5": (lambda: StorageSink(5), "path 5 is of type int: give text or a Path"),  # type: ignore[arg-type]
+    "no path": (lambda: StorageSink(None), "path None is of type NoneType: give text or a Path"),  # type: ignore[arg-type]
     "empty path": (lambda: StorageSink(""), "path '' names no file"),
-    "lines": (lambda: JsonLinesSink(5), "path 5 is a int: give text or a Path"),  # type: ignore[arg-type]
-    "resident of a store": (lambda: StorageSink("v", resident=5), "resident 5 is a int: give a Resident"),  # type: ignore[arg-type]
+    "lines": (lambda: JsonLinesSink(5), "path 5 is of type int: give text or a Path"),  # type: ignore[arg-type]
+    "resident of a store": (
+        lambda: StorageSink("v", resident=5),
+        "resident 5 is of type int: give a Resident",
+    ),  # type: ignore[arg-type]
     "authorities": (lambda: Tls(authorities=5), "authorities 5 is of type int: give text"),  # type: ignore[arg-type]
     "name of a callback": (lambda: CallbackSink(print, name=""), 'name "" names no sink'),
-    "name 5": (lambda: CacheSink(name=5), "name 5 is a int: give text"),  # type: ignore[arg-type]
+    "name 5": (lambda: CacheSink(name=5), "name 5 is of type int: give text"),  # type: ignore[arg-type]
 }
 
 
@@ -127,10 +130,10 @@ async def double_async(vector: Any) -> Any:
 
 
 CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "subscribe 5": (lambda p: p.subscribe(5), "topic 5 is a int: give text"),
-    "subscribe None": (lambda p: p.subscribe(None), "topic None is a NoneType: give text"),
-    "subscribe name": (lambda p: p.subscribe(name=5), "name 5 is a int: give text"),
-    "topics": (lambda p: p.attach(CallbackSink(print), topics=[5]), "topic 5 is a int: give text"),
+    "subscribe 5": (lambda p: p.subscribe(5), "topic 5 is of type int: give text"),
+    "subscribe None": (lambda p: p.subscribe(None), "topic None is of type NoneType: give text"),
+    "subscribe name": (lambda p: p.subscribe(name=5), "name 5 is of type int: give text"),
+    "topics": (lambda p: p.attach(CallbackSink(print), topics=[5]), "topic 5 is of type int: give text"),
     "generator": (
         lambda p: p.publish_many((one for one in "ab"), [[1.0], [2.0]]),
         "type generator has no length",
@@ -159,11 +162,11 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "reads 5": (lambda p: p.register_transform("n", abs, reads=5), "reads 5 is of type int: give text"),
     "wait_visible": (lambda p: p.wait_visible(-1), "-1: give a publish result"),
     "wait_visible True": (lambda p: p.wait_visible(True), "True: give a publish result"),
-    "head": (lambda p: p.head(5), "vector_id 5 is a int: give text"),
-    "head in 5": (lambda p: p.head("a", 5), "namespace 5 is a int: give text"),
-    "get": (lambda p: p.sink("cache").get(5, 5), "namespace 5 is a int: give text"),
-    "peek": (lambda p: p.sink("cache").peek("a", 5), "vector_id 5 is a int: give text"),
-    "search": (lambda p: p.sink("index").search([1.0], namespace=5), "namespace 5 is a int: give text"),
+    "head": (lambda p: p.head(5), "vector_id 5 is of type int: give text"),
+    "head in 5": (lambda p: p.head("a", 5), "namespace 5 is of type int: give text"),
+    "get": (lambda p: p.sink("cache").get(5, 5), "namespace 5 is of type int: give text"),
+    "peek": (lambda p: p.sink("cache").peek("a", 5), "vector_id 5 is of type int: give text"),
+    "search": (lambda p: p.sink("index").search([1.0], namespace=5), "namespace 5 is of type int: give text"),
 }
 
 

@@ -1,6 +1,6 @@
 """The 200 histories of the golden folds: each rule of the fold alone, then random mixtures.
 
-They hold values only. Names say what a history tests; the last ones are drawn from seeds.
+Values only. A history's name says what it tests; the last histories are drawn from seeds.
 """
 
 from __future__ import annotations
@@ -62,25 +62,25 @@ class Change:
         return self.lamport, self.origin, self.counter
 
 
-def change(operation: Operation, patch: dict[str, Any] | bytes | None = None, **more: Any) -> Change:
+def change(operation: Operation, patch: dict[str, Any] | bytes | None = None, **fields: Any) -> Change:
     """Make a change. `patch`: as a value, or in msgpack."""
     packed = msgpack.packb(patch) if isinstance(patch, dict) else patch
-    return Change(operation, packed, **more)
+    return Change(operation, packed, **fields)
 
 
 def number_changes(changes: Sequence[Change]) -> list[Change]:
     """Assign the missing Lamport numbers and counters, as a log does."""
     numbered, lamport, counters = [], 0, dict[int, int]()
-    for one in changes:
-        lamport = one.lamport or lamport + 1
-        counter = one.counter or counters.get(one.origin, 0) + 1
-        counters[one.origin] = max(counter, counters.get(one.origin, 0))
-        numbered.append(replace(one, lamport=lamport, counter=counter))
+    for item in changes:
+        lamport = item.lamport or lamport + 1
+        counter = item.counter or counters.get(item.origin, 0) + 1
+        counters[item.origin] = max(counter, counters.get(item.origin, 0))
+        numbered.append(replace(item, lamport=lamport, counter=counter))
     return numbered
 
 
 def histories() -> Iterator[tuple[str, list[Change]]]:
-    """Yield all of them by name, the same ones each time."""
+    """Yield all histories with their names, the same each time."""
     parts = (
         _each_operation_on_each_state,
         _rounding,
@@ -104,9 +104,10 @@ def histories() -> Iterator[tuple[str, list[Change]]]:
 
 
 def _with_own_ids(changes: list[Change], number: int) -> list[Change]:
-    """Give each history ids of its own, so that one log can hold all."""
+    """Give each history its own ids, so that one log can hold all histories."""
     return [
-        one if one.id is None else replace(one, id=struct.pack(">QQ", number, one.id[0])) for one in changes
+        item if item.id is None else replace(item, id=struct.pack(">QQ", number, item.id[0]))
+        for item in changes
     ]
 
 
@@ -133,17 +134,17 @@ def _each_operation_on_each_state() -> Iterator[Named]:
         "unknown 10": Operation(10, data=b"\x01\x02"),
         "unknown 63": Operation(63),
     }
-    begin = {"title": "Ü", "tags": {"a": 1, "b": 2}}
+    metadata = {"title": "Ü", "tags": {"a": 1, "b": 2}}
     states = {
         "absent": [],
-        "vector": [change(create([1.0, 2.0]), begin)],
-        "deleted": [change(create([1.0, 2.0]), begin), change(delete(), {"why": "old"})],
-        "opaque": [change(opaque(b"\xff\x00"), begin)],
+        "vector": [change(create([1.0, 2.0]), metadata)],
+        "deleted": [change(create([1.0, 2.0]), metadata), change(delete(), {"why": "old"})],
+        "opaque": [change(opaque(b"\xff\x00"), metadata)],
     }
     patch = {"tags": {"a": None, "c": [1, None]}, "size": 4}
-    for operation, applied in operations.items():
-        for state, before in states.items():
-            yield f"{operation} on {state}", [*before, change(applied, patch)]
+    for kind_name, operation in operations.items():
+        for state_name, before in states.items():
+            yield f"{kind_name} on {state_name}", [*before, change(operation, patch)]
     full = (create([7.0]), dense([7.0]), opaque(b""))
     for first in full:
         for second in full:
@@ -158,7 +159,7 @@ def _each_operation_on_each_state() -> Iterator[Named]:
 
 
 def _vector_history(*operations: Operation) -> list[Change]:
-    return [change(one) for one in operations]
+    return [change(operation) for operation in operations]
 
 
 def _rounding() -> Iterator[Named]:
@@ -187,12 +188,12 @@ def _rounding() -> Iterator[Named]:
 
 
 def _ends_of_the_range() -> Iterator[Named]:
-    below, at = HALF_ULP_OF_MAX - 2.0**79, HALF_ULP_OF_MAX
+    below, half_step = HALF_ULP_OF_MAX - 2.0**79, HALF_ULP_OF_MAX
     yield "product saturates", _vector_history(create([MAX, -MAX, 3e38, 1.0]), scale(2))
     yield "negative product saturates", _vector_history(create([MAX, -MAX, 3e38, 1.0]), scale(-MAX))
     yield "sum saturates", _vector_history(create([MAX, 3e38, -MAX]), offset(MAX))
     yield "negative sum saturates", _vector_history(create([-MAX, -3e38, MAX]), offset(-MAX))
-    yield "half a step above the end", _vector_history(create([MAX, -MAX, MAX]), offset(at))
+    yield "half a step above the end", _vector_history(create([MAX, -MAX, MAX]), offset(half_step))
     yield (
         "less than half a step above the end",
         _vector_history(create([MAX, MAX]), sparse_add([0, 1], [below, -below])),

@@ -35,10 +35,10 @@ ABOUT = (
 
 
 def batch_of(changes: Sequence[Change], namespace: str = NAMESPACE) -> Batch:
-    """Encode changes as one batch: neighbours of one origin. Metadata keep their bytes."""
+    """Encode consecutive changes of one origin as a batch. Metadata keep their bytes."""
     first = changes[0]
-    deltas = [Delta(one.vector_id, one.operation, namespace, id=one.id) for one in changes]
-    patches = {row: one.patch for row, one in enumerate(changes) if one.patch is not None}
+    deltas = [Delta(change.vector_id, change.operation, namespace, id=change.id) for change in changes]
+    patches = {row: change.patch for row, change in enumerate(changes) if change.patch is not None}
     if not patches:
         return encode_batch(deltas, origin=first.origin, base=first.counter)
     return with_metadata(patches, deltas=deltas, origin=first.origin, base=first.counter)
@@ -55,20 +55,20 @@ def states_of(changes: Iterable[Change]) -> dict[str, VectorState]:
             if change.id is not None:
                 ids.setdefault(change.vector_id, {})[change.key] = change.id
     return {
-        vector_id: fold(some, without_effect=later_copies(ids.get(vector_id, {})))
-        for vector_id, some in rows.items()
+        vector_id: fold(vector_rows, without_effect=later_copies(ids.get(vector_id, {})))
+        for vector_id, vector_rows in rows.items()
     }
 
 
 def later_copies(ids: dict[Key, bytes]) -> set[Key]:
     """Return the keys of deltas whose id an earlier one has, in canonical order."""
-    seen: set[bytes] = set()
-    later = set()
+    earlier_ids: set[bytes] = set()
+    copies = set()
     for key in sorted(ids):
-        if ids[key] in seen:
-            later.add(key)
-        seen.add(ids[key])
-    return later
+        if ids[key] in earlier_ids:
+            copies.add(key)
+        earlier_ids.add(ids[key])
+    return copies
 
 
 def refused_field(change: Change) -> str | None:
@@ -132,7 +132,7 @@ def format_file() -> str:
     lines = ["{", f' "about": {json.dumps(ABOUT)},', ' "histories": [']
     for name, changes in histories():
         states = {vector_id: format_state(state) for vector_id, state in states_of(changes).items()}
-        rows = ",\n".join(f"    {json.dumps(format_delta(one))}" for one in changes)
+        rows = ",\n".join(f"    {json.dumps(format_delta(change))}" for change in changes)
         lines += ["  {", f'   "name": {json.dumps(name)},', '   "deltas": [', rows, "   ],"]
         lines += [f'   "states": {json.dumps(states)}', "  },"]
     lines[-1] = "  }"

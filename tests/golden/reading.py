@@ -50,18 +50,20 @@ def read_content(disk: Disk) -> dict[str, Any]:
     codecs: Counter[int] = Counter(frame.codec for frame in log.frames())
     return {
         "log_id": log.log_id.hex(),
-        "epochs": [list(one) for one in identity.epochs],
+        "epochs": [list(epoch) for epoch in identity.epochs],
         "offsets": [log.start_offset, log.high_watermark],
         "segments": report.segments,
         "notes": report.notes,
         "frames_by_codec": {str(codec): count for codec, count in sorted(codecs.items())},
         "rows": [row for frame in log.frames() for row in rows_to_json(frame.logged)],
         "snapshot": read_snapshot(log),
-        "cursors": {name: one._asdict() for name, one in read_cursors(disk, log.log_id).items()},
+        "cursors": {name: cursor._asdict() for name, cursor in read_cursors(disk, log.log_id).items()},
         "groups": read_group_offsets(disk, log.log_id),
         "quarantines": {
-            one.sink: {"held": {str(at): list(held) for at, held in sorted(one.held.items())}}
-            for one in read_all(disk)
+            quarantine.sink: {
+                "held": {str(offset): list(held) for offset, held in sorted(quarantine.held.items())}
+            }
+            for quarantine in read_all(disk)
         },
         "states": sorted(name for name in disk.list(DIRECTORY) if name.endswith((".checkpoint", ".part"))),
     }
@@ -83,37 +85,37 @@ def rows_to_json(logged: LoggedBatch) -> list[dict[str, Any]]:
                     f"{value}*{len(list(run))}" for value, run in groupby(row_json["vector"])
                 )
         if row == 0:
-            row_json["sent_clock"] = [str(one) for one in batch.clock]
+            row_json["sent_clock"] = [str(dot) for dot in batch.clock]
         formatted.append(row_json)
     return formatted
 
 
 def read_group_offsets(disk: Disk, log_id: bytes) -> dict[str, int]:
     """Return each group's next offset. Raises UsageError if one is corrupted."""
-    found: dict[str, int] = {}
-    for name, place in read_groups(disk, log_id).items():
-        if isinstance(place, UsageError):
-            raise place
-        found[name] = place
-    return found
+    offsets: dict[str, int] = {}
+    for name, offset in read_groups(disk, log_id).items():
+        if isinstance(offset, UsageError):
+            raise offset
+        offsets[name] = offset
+    return offsets
 
 
 def read_snapshot(log: DurableLog) -> dict[str, Any] | None:
-    found = log.snapshot()
-    if found is None:
+    snapshot = log.snapshot()
+    if snapshot is None:
         return None
     try:
-        found.verify()
+        snapshot.verify()
         return {
-            "offset": found.offset,
-            "rows": [row for logged in found.frames() for row in rows_to_json(logged)],
+            "offset": snapshot.offset,
+            "rows": [row for logged in snapshot.frames() for row in rows_to_json(logged)],
             "origins": {
                 f"{origin:016x}": [mark.epoch, mark.counter, [str(dot) for dot in mark.clock]]
-                for origin, mark in sorted(found.watermarks.items())
+                for origin, mark in sorted(snapshot.watermarks.items())
             },
         }
     finally:
-        found.close()
+        snapshot.close()
 
 
 async def query_service(p: Propagator) -> dict[str, Any]:
@@ -127,8 +129,8 @@ async def query_service(p: Propagator) -> dict[str, Any]:
     answers["watermarks"] = {name: p.producer(name).watermark() for name in (IMPORTER, EDITOR)}
     second_results = [await p.publish(delta) for delta in IDENTIFIED]
     answers["repeats"] = {
-        name: one.duplicates[0] if one.duplicate else None
-        for name, one in zip(IDS, second_results, strict=True)
+        name: acknowledgement.duplicates[0] if acknowledgement.duplicate else None
+        for name, acknowledgement in zip(IDS, second_results, strict=True)
     }
     answers |= await _query_refusals(p) if p._pipeline.orderer.watermarks.get(TELLER) else {}
     names = [("docs", f"doc-{number}") for number in range(10)]
@@ -144,9 +146,11 @@ async def query_service(p: Propagator) -> dict[str, Any]:
 async def _query_refusals(p: Propagator) -> dict[str, Any]:
     """Return outcomes of frames that left control rows, by their dots and by resending them."""
     dots = [(TELLER, counter) for counter in range(1, 8)] + [(FAR, 1), (FAR, 2)]
-    found = {f"{origin:x}:{counter}": p._pipeline.outcome(origin, counter) for origin, counter in dots}
+    outcomes = {f"{origin:x}:{counter}": p._pipeline.outcome(origin, counter) for origin, counter in dots}
     answers: dict[str, Any] = {
-        "dots": {dot: one.name if isinstance(one, ErrorCode) else one for dot, one in found.items()}
+        "dots": {
+            dot: found.name if isinstance(found, ErrorCode) else found for dot, found in outcomes.items()
+        }
     }
     p._pipeline.hello(7, "teller", p._now())
     answers["outcomes"] = {name: await outcome(p, frame) for name, frame in FRAMES.items()}

@@ -62,17 +62,17 @@ STATES: list[tuple[int, list[Operation]]] = [
 
 def test_fold_table_has_each_operation() -> None:
     assert list(TABLE) == list(OPERATIONS)
-    assert {Kind(one.kind).name.lower() for one in OPERATIONS.values() if one.kind < 10} == {
-        kind.name.lower() for kind in Kind
-    }
+    assert {
+        Kind(operation.kind).name.lower() for operation in OPERATIONS.values() if operation.kind < 10
+    } == {kind.name.lower() for kind in Kind}
 
 
 @pytest.mark.parametrize(("column", "before"), STATES)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_fold_table_cell_agrees_with_algebra(name: str, column: int, before: list[Operation]) -> None:
     state = VectorState()
-    for one in before:
-        state = apply(state, one, OLD)
+    for operation in before:
+        state = apply(state, operation, OLD)
     cell, after = TABLE[name][column], apply(state, OPERATIONS[name], PATCH)
     assert after.ignored == (cell in ("refused", "no effect"))
     if after.ignored:
@@ -95,8 +95,8 @@ def test_fold_table_cell_agrees_with_service_refusal(name: str, column: int, bef
     async def main() -> None:
         async with Propagator() as p:
             await p.publish(Delta("other", create([1.0, 2.0])))  # the namespace is known
-            for one in before:
-                await p.publish(Delta("v", one, metadata=OLD))
+            for operation in before:
+                await p.publish(Delta("v", operation, metadata=OLD))
             delta = Delta("v", OPERATIONS[name], metadata=PATCH)
             if TABLE[name][column] != "refused":
                 await p.publish(delta)
@@ -131,8 +131,8 @@ def test_wrong_dimension_is_refused_with_field_on_page(operation: Operation, fie
 
 def test_saturation_example_on_page_is_true() -> None:
     state = VectorState()
-    for one in (create([3e38, 0.0]), offset(3e38), offset(-3e38)):
-        state = apply(state, one)
+    for operation in (create([3e38, 0.0]), offset(3e38), offset(-3e38)):
+        state = apply(state, operation)
     assert state.vector is not None
     assert state.vector[0] == np.float32(4.0282346e37)
     assert "3·10³⁸ + 3·10³⁸ − 3·10³⁸ is 4.0282346·10³⁷" in SECTION

@@ -31,9 +31,9 @@ def kind_of(path: str) -> str:
     return next(kind for kind in (*REFUSED, *REBUILT) if path.endswith(kind))
 
 
-def flip_bit(files: dict[str, bytes], path: str, at: int) -> dict[str, bytes]:
+def flip_bit(files: dict[str, bytes], path: str, position: int) -> dict[str, bytes]:
     raw = bytearray(files[path])
-    raw[at] ^= 1 << at % 8
+    raw[position] ^= 1 << position % 8
     return {**files, path: bytes(raw)}
 
 
@@ -54,21 +54,23 @@ def test_flipped_bit_in_any_file_is_reported_or_has_no_effect(
     newest = {kind_of(path): path for path in sorted(files)}
     for path, raw in files.items() if full else ((path, files[path]) for path in newest.values()):
         kind, step = kind_of(path), max(len(raw) // (40 if full else 2), 1)
-        for at in range(len(path) % step, len(raw), step):
-            changed = flip_bit(files, path, at)
+        for position in range(len(path) % step, len(raw), step):
+            changed = flip_bit(files, path, position)
             caplog.clear()
             content = read_or_error(lambda files: read_content(disk_of(files)), changed)
             served = read_or_error(serve_files, changed)
             for found in (content, served):
                 if isinstance(found, DeltaPropError):
-                    assert kind in REFUSED, f"{path}, byte {at}: {found}"
+                    assert kind in REFUSED, f"{path}, byte {position}: {found}"
                     assert path in str(found) or path.rpartition("/")[2] in str(found), f"{path}: {found}"
             if isinstance(content, dict):
                 for part in ("log_id", "epochs", "offsets", "segments", "rows"):
-                    assert content[part] == expected["kept"][part], f"{path}, byte {at}: {part}"
+                    assert content[part] == expected["kept"][part], f"{path}, byte {position}: {part}"
             if isinstance(served, dict):
                 notes = served.pop("notes")
-                assert served == {name: expected["served"][name] for name in served}, f"{path}, byte {at}"
+                assert served == {name: expected["served"][name] for name in served}, (
+                    f"{path}, byte {position}"
+                )
                 has_warned = any("not used" in record.message for record in caplog.records)
                 has_no_effect = content == expected["kept"] and not notes and not has_warned
             else:

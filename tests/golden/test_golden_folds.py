@@ -71,10 +71,10 @@ def test_histories_cover_all_operations_and_edge_numbers() -> None:
     "name", [name for name, entry in GOLDEN.items() if "refused" in str(entry["deltas"])]
 )
 def test_refused_deltas_are_refused_as_batch_and_as_delta_frame(name: str) -> None:
-    for one, golden in zip(CHANGES[name], GOLDEN[name]["deltas"], strict=True):
+    for entry, golden in zip(CHANGES[name], GOLDEN[name]["deltas"], strict=True):
         if "refused" not in golden:
             continue
-        batch = batch_of([one])
+        batch = batch_of([entry])
         with pytest.raises(InvalidDelta) as caught:
             validate_batch(batch)
         frame = decode(encode(DeltaFrame(1, batch.delta(0))))
@@ -92,13 +92,14 @@ def format_states(states: dict[str, VectorState]) -> dict[str, Any]:
 
 
 def accepted_changes(name: str) -> list[Change]:
-    return [one for one in CHANGES[name] if refused_field(one) is None]
+    return [entry for entry in CHANGES[name] if refused_field(entry) is None]
 
 
 def rows_of(changes: Sequence[Change]) -> list[Any]:
-    batches = [batch_of([one]) for one in changes]
+    batches = [batch_of([entry]) for entry in changes]
     return [
-        (one.key, batch.operation(0), batch.metadata(0)) for one, batch in zip(changes, batches, strict=True)
+        (entry.key, batch.operation(0), batch.metadata(0))
+        for entry, batch in zip(changes, batches, strict=True)
     ]
 
 
@@ -106,16 +107,17 @@ def rows_of(changes: Sequence[Change]) -> list[Any]:
 def test_fold_resumes_from_state_row_at_any_cut(name: str) -> None:
     for vector_id, expected in GOLDEN[name]["states"].items():
         changes = sorted(
-            (one for one in accepted_changes(name) if one.vector_id == vector_id), key=lambda one: one.key
+            (entry for entry in accepted_changes(name) if entry.vector_id == vector_id),
+            key=lambda entry: entry.key,
         )
-        copies = later_copies({one.key: one.id for one in changes if one.id is not None})
+        copies = later_copies({entry.key: entry.id for entry in changes if entry.id is not None})
         for cut in range(len(changes) + 1):
             before = changes[cut - 1].key if cut else None
             state = fold(rows_of(changes[:cut]), without_effect=copies)
             if before is not None:
                 states = encode_states([StateRow(NAMESPACE, vector_id, state, 0)])
                 state = state_of(states, 0)
-            rest = [one for one in changes[cut:] if before is None or one.key > before]
+            rest = [entry for entry in changes[cut:] if before is None or entry.key > before]
             assert format_state(fold(rows_of(rest), state, without_effect=copies)) == expected
 
 
@@ -128,13 +130,13 @@ def group_changes(changes: Sequence[Change], *, uniform: bool = False) -> list[l
     `uniform`: of one kind; large enough groups are folded as a block.
     """
     groups = [[changes[0]]] if changes else []
-    for before, one in pairwise(changes):
-        follows = (before.lamport + 1, before.origin, before.counter + 1) == one.key
-        fits = not uniform or before.operation.kind == one.operation.kind
-        if follows and fits and (before.id is None) == (one.id is None):
-            groups[-1].append(one)
+    for before, entry in pairwise(changes):
+        follows = (before.lamport + 1, before.origin, before.counter + 1) == entry.key
+        fits = not uniform or before.operation.kind == entry.operation.kind
+        if follows and fits and (before.id is None) == (entry.id is None):
+            groups[-1].append(entry)
         else:
-            groups.append([one])
+            groups.append([entry])
     return groups
 
 
@@ -145,18 +147,18 @@ async def apply_changes(
 
     All are forwarded batches, unless they are in canonical order and have no ids.
     """
-    all_changes = [one for group in groups for one in group]
+    all_changes = [entry for group in groups for entry in group]
     local = (
         at_once
         and all(a.key < b.key for a, b in pairwise(all_changes))
-        and not any(one.id for one in all_changes)
+        and not any(entry.id for entry in all_changes)
     )
     source = Source.LOCAL if local else Source.REPLICA
     batches = [
         log.append_batch(batch_of(group, namespace), lamport=group[0].lamport, source=source)
         for group in groups
     ]
-    rejected, calls = set(), [batches] if at_once else [[one] for one in batches]
+    rejected, calls = set(), [batches] if at_once else [[entry] for entry in batches]
     for call in calls:
         deliveries = [Delivery(logged) for logged in call]
         while deliveries:
@@ -165,7 +167,7 @@ async def apply_changes(
                 break
             except RejectDelta as rejection:
                 rejected.add(key_at(call, rejection.offset))
-                deliveries = list(filter(None, (rows_after(one, rejection.offset) for one in deliveries)))
+                deliveries = list(filter(None, (rows_after(entry, rejection.offset) for entry in deliveries)))
     return rejected
 
 
@@ -186,13 +188,13 @@ def check_states(name: str, found: dict[str, VectorState], rejected: set[Any]) -
 
     A sink rejects unknown kinds: it ignores their counts and keys.
     """
-    rejected_keys = {one.key for one in CHANGES[name]} & rejected
+    rejected_keys = {entry.key for entry in CHANGES[name]} & rejected
     assert rejected_keys == {
-        one.key for one in accepted_changes(name) if one.operation.kind not in FOLDED_KINDS
+        entry.key for entry in accepted_changes(name) if entry.operation.kind not in FOLDED_KINDS
     }
     expected = {}
     for vector_id, state in GOLDEN[name]["states"].items():
-        keys = {one.key for one in accepted_changes(name) if one.vector_id == vector_id}
+        keys = {entry.key for entry in accepted_changes(name) if entry.vector_id == vector_id}
         if keys - rejected_keys:
             lamport, origin, counter = map(str, max(keys - rejected_keys))
             ignored = state["ignored"] - len(keys & rejected_keys)
@@ -203,11 +205,11 @@ def check_states(name: str, found: dict[str, VectorState], rejected: set[Any]) -
 
 
 ORDERS = {
-    "as they come": lambda changes: [[one] for one in changes],
-    "backwards": lambda changes: [[one] for one in reversed(changes)],
-    "in order, grouped": lambda changes: group_changes(sorted(changes, key=lambda one: one.key)),
+    "as they come": lambda changes: [[entry] for entry in changes],
+    "backwards": lambda changes: [[entry] for entry in reversed(changes)],
+    "in order, grouped": lambda changes: group_changes(sorted(changes, key=lambda entry: entry.key)),
     "in order, grouped by kind": lambda changes: group_changes(
-        sorted(changes, key=lambda one: one.key), uniform=True
+        sorted(changes, key=lambda entry: entry.key), uniform=True
     ),
     "as they come, grouped": group_changes,
 }
@@ -246,7 +248,7 @@ def test_storage_folds_to_golden_states_in_memory_and_file(order: str, tmp_path:
 
     async def read_from_memory(storage: StorageSink) -> AsyncIterator[tuple[str, str, VectorState]]:
         for name in GOLDEN:
-            for vector_id in {one.vector_id for one in accepted_changes(name)}:
+            for vector_id in {entry.vector_id for entry in accepted_changes(name)}:
                 if (state := await storage.get(name, vector_id)) is not None:
                     yield name, vector_id, state
 
@@ -267,7 +269,8 @@ def check_all_states(rows: Sequence[tuple[str, str, VectorState]], rejected: Map
 @pytest.mark.parametrize("order", ["as they come", "in order, grouped", "in order, grouped by kind"])
 def test_snapshot_of_compacted_log_equals_golden_states(order: str) -> None:
     for name in GOLDEN:
-        changes = list({one.key: one for one in accepted_changes(name)}.values())  # a log holds each dot once
+        # A log holds each dot once.
+        changes = list({entry.key: entry for entry in accepted_changes(name)}.values())
         disk = SimDisk()
         log, _ = open_log(disk, TINY)
         id_log = FakeLog()  # knows which ids are duplicates

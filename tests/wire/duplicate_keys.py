@@ -42,7 +42,7 @@ def with_metadata(
     """Return a batch with these packed metadata by row, unchecked; its rows are creates or `deltas`."""
     deltas = deltas or [Delta(f"v{row}", create([float(row)]), "n") for row in range(count)]
     batch = encode_batch(deltas, origin=origin, base=base, epoch=epoch)
-    columns = {Column(place): batch.column(Column(place)) for place in range(len(Column))}
+    columns = {Column(index): batch.column(Column(index)) for index in range(len(Column))}
     parts = [packed.get(row, b"") for row in range(len(deltas))]
     ends = [sum(map(len, parts[: row + 1])) for row in range(len(parts))]
     columns |= {Column.METADATA: b"".join(parts), Column.METADATA_ENDS: struct.pack(f"<{len(ends)}I", *ends)}

@@ -135,7 +135,7 @@ def sliced_batch() -> Batch:
 
 
 NOOP_BATCH = encode_noop(origin=ORIGIN, base=8, count=2, code=ErrorCode.INVALID_DELTA, refused_crc=0x0A0B0C0D)
-OWN_ROWS = {
+LOG_BATCHES = {
     kind.name.lower().replace("_", " "): control_batch(bytes((kind,)) + b"what follows")
     for kind in sorted(LOG_TYPES)
 }
@@ -212,11 +212,11 @@ SAMPLES: dict[str, Frame] = {
     ),
     **{
         f"batch of {name} rows": BatchFrame(
-            22 + place,
+            22 + index,
             rows,
-            dataclasses.replace(STAMP, lamport=905 + place, body_crc=rows.crc, source=Source.LOCAL),
+            dataclasses.replace(STAMP, lamport=905 + index, body_crc=rows.crc, source=Source.LOCAL),
         )
-        for place, (name, rows) in enumerate(OWN_ROWS.items())
+        for index, (name, rows) in enumerate(LOG_BATCHES.items())
     },
     "batch of states": BatchFrame(0, states_batch(), STATE_STAMP),
     "ack": Ack(6, ranges=(AckRange(5, 5, 17), AckRange(6, 6, 3, True)), credit=Credit(2, 416)),
@@ -362,14 +362,14 @@ COMPRESSED = {
     for codec in Compression
 }
 """Compressed frames to read, each with the name of its uncompressed sample."""
-NAMES_OF = {form.request_type: form.name for form in requests._CODECS} | {
-    form.response_type: form.name for form in requests._CODECS
+NAMES_OF = {codec.request_type: codec.name for codec in requests._CODECS} | {
+    codec.response_type: codec.name for codec in requests._CODECS
 }
 """The name of a request, by the types of the request and of its response."""
 
 
 def to_json_value(value: object) -> object:
-    """Return a frame or one of its values as JSON, as it stands beside the golden bytes."""
+    """Return a frame or one of its values as JSON, as the golden file has it."""
     if isinstance(value, bytes | memoryview):
         return bytes(value).hex()
     if isinstance(value, Topic):
@@ -398,7 +398,9 @@ def to_json_value(value: object) -> object:
 def row_of(batch: Batch, row: int) -> object:
     entry = to_json_value(batch.delta(row))
     if batch.parent_positions and isinstance(entry, dict):
-        entry["places"] = [to_json_value(place) for at, _, place in batch.parent_positions if at == row]
+        entry["places"] = [
+            to_json_value(position) for parent_row, _, position in batch.parent_positions if parent_row == row
+        ]
     if batch.row_offsets is not None and isinstance(entry, dict):
         entry["offset"] = int(batch.row_offsets[row])
     return entry

@@ -9,5 +9,5 @@ from delta_prop_wire.spec import FrameType
 
 def sealed(kind: FrameType, packed: bytes, *, flags: int = 0, sequence: int = 1) -> bytes:
     """Return a frame of these bytes, valid or not, with a valid header and checksum."""
-    signed = pack_header(kind, flags, sequence, len(packed) + 4) + packed
-    return signed + crc32c(signed).to_bytes(4, "little")
+    content = pack_header(kind, flags, sequence, len(packed) + 4) + packed
+    return content + crc32c(content).to_bytes(4, "little")

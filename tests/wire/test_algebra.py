@@ -43,8 +43,8 @@ DIMENSION = 4
 
 def state_of(*changes: Operation | tuple[Operation, Patch]) -> VectorState:
     state = VectorState()
-    for one in changes:
-        state = apply(state, *one) if isinstance(one, tuple) else apply(state, one)
+    for change in changes:
+        state = apply(state, *change) if isinstance(change, tuple) else apply(state, change)
     return state
 
 
@@ -234,15 +234,19 @@ CHANGES = st.tuples(OPERATIONS, PATCHES)
 def test_fold_is_independent_of_order_and_duplicates(
     changes: list[tuple[Operation, Patch]], shuffler: Any, data: st.DataObject
 ) -> None:
-    rows = [((n // 2, n % 3, n + 1), *one) for n, one in enumerate(changes)]
+    rows = [((n // 2, n % 3, n + 1), *change) for n, change in enumerate(changes)]
     in_order = fold(rows)
-    seen = rows + data.draw(st.lists(st.sampled_from(rows), max_size=3)) if rows else []
-    shuffler.shuffle(seen)
-    other = fold(seen)
-    assert (other.content, other.key, other.ignored) == (in_order.content, in_order.key, in_order.ignored)
+    shuffled = rows + data.draw(st.lists(st.sampled_from(rows), max_size=3)) if rows else []
+    shuffler.shuffle(shuffled)
+    reordered = fold(shuffled)
+    assert (reordered.content, reordered.key, reordered.ignored) == (
+        in_order.content,
+        in_order.key,
+        in_order.ignored,
+    )
     split = shuffler.randrange(len(rows) + 1)
     ordered = sorted(rows, key=lambda row: row[0])
-    assert fold(seen[:0] + ordered[split:], fold(ordered[:split])).content == in_order.content
+    assert fold(shuffled[:0] + ordered[split:], fold(ordered[:split])).content == in_order.content
 
 
 @given(st.lists(CHANGES, max_size=8))

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from delta_prop_wire.ascii_keys import pack_ascii_keys
 from delta_prop_wire.bounds import name_is_valid
 
-PLAIN = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=1, max_size=8)
-ANY = st.one_of(PLAIN, PLAIN, st.sampled_from(["", "é", "\n", "a\nb", "\x7f", "x" * 9, "\x1f"]))
+PRINTABLE = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=1, max_size=8)
+KEYS = st.one_of(PRINTABLE, PRINTABLE, st.sampled_from(["", "é", "\n", "a\nb", "\x7f", "x" * 9, "\x1f"]))
 
 
-@given(st.lists(ANY, min_size=1, max_size=4), st.sampled_from([1, 30, 70]))
-def test_ascii_keys_are_packed_with_their_ends(names: list[str], times: int) -> None:
-    names = names * times
+@given(st.lists(KEYS, min_size=1, max_size=4), st.sampled_from([1, 30, 70]))
+def test_ascii_keys_are_packed_with_their_ends(names: list[str], repetitions: int) -> None:
+    names = names * repetitions
     are_ascii = all(name_is_valid(name, 8) and name.isascii() for name in names)
     packed = pack_ascii_keys(names, 8)
     assert (packed is not None) is are_ascii
@@ -33,10 +33,10 @@ def test_invalid_keys_are_not_packed(names: list[object]) -> None:
     assert pack_ascii_keys(names, 8) is None  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("at", [0, 40, 99])
-@pytest.mark.parametrize("bad", ["", "x" * 9, "\n", "a\n", "\x00"])
-def test_one_invalid_key_among_many_is_found(at: int, bad: str) -> None:
+@pytest.mark.parametrize("position", [0, 40, 99])
+@pytest.mark.parametrize("invalid_key", ["", "x" * 9, "\n", "a\n", "\x00"])
+def test_one_invalid_key_among_many_is_found(position: int, invalid_key: str) -> None:
     names = ["a name"] * 100
     assert pack_ascii_keys(names, 8) is not None
-    names[at] = bad
+    names[position] = invalid_key
     assert pack_ascii_keys(names, 8) is None

@@ -36,16 +36,16 @@ def test_block_encodes_to_the_bytes_of_its_deltas(
 ) -> None:
     block = block_of(deltas)
     block.check()
-    made = block.encode(origin=7, base=5, epoch=2, previous=4, ack_level=level, priority=priority)
-    wanted = encode_batch(deltas, origin=7, base=5, epoch=2, ack_level=level, priority=priority)
-    assert bytes(made.raw) == bytes(wanted.raw)
+    batch = block.encode(origin=7, base=5, epoch=2, previous=4, ack_level=level, priority=priority)
+    expected = encode_batch(deltas, origin=7, base=5, epoch=2, ack_level=level, priority=priority)
+    assert bytes(batch.raw) == bytes(expected.raw)
 
 
 @given(DELTAS, st.integers(0, 9), st.integers(1, 9))
 def test_batch_records_a_gap_before_its_counters(deltas: list[Delta], previous: int, step: int) -> None:
     base = previous + step
-    made = block_of(deltas).encode(origin=7, base=base, previous=previous)
-    read: Batch = parse_batch(made.raw)
+    batch = block_of(deltas).encode(origin=7, base=base, previous=previous)
+    read: Batch = parse_batch(batch.raw)
     assert read.has_gaps == (step > 1)
     assert [read.counter(row) for row in range(read.count)] == list(range(base, base + len(deltas)))
     assert read.previous == (previous if step > 1 else 0)
@@ -63,34 +63,38 @@ VECTORS = st.lists(NUMBERS, min_size=2, max_size=2)
     st.booleans(),
 )
 def test_homogeneous_block_check_agrees_with_validation(
-    rows: list[tuple[str, list[float]]], namespace: str, make: Callable[[Any], Operation], views: bool
+    rows: list[tuple[str, list[float]]], namespace: str, make: Callable[[Any], Operation], with_views: bool
 ) -> None:
     block = block_of([Delta(name, make(vector), namespace) for name, vector in rows])
-    if views:
-        block = replace(block, columns={column: memoryview(one) for column, one in block.columns.items()})
-    wanted: InvalidDelta | None = None
+    if with_views:
+        block = replace(
+            block, columns={column: memoryview(content) for column, content in block.columns.items()}
+        )
+    expected_error: InvalidDelta | None = None
     try:
         validate_batch(block.encode(origin=0, base=1))
     except InvalidDelta as error:
-        wanted = error
-    assert block._is_homogeneous_and_valid() <= (wanted is None)
-    assert block._is_homogeneous_and_valid() or wanted or "é" in {namespace, *(name for name, _ in rows)}
-    if wanted is None:
+        expected_error = error
+    assert block._is_homogeneous_and_valid() <= (expected_error is None)
+    assert (
+        block._is_homogeneous_and_valid() or expected_error or "é" in {namespace, *(name for name, _ in rows)}
+    )
+    if expected_error is None:
         block.check()
     else:
         with pytest.raises(InvalidDelta) as caught:
             block.check()
-        assert str(caught.value) == str(wanted)
+        assert str(caught.value) == str(expected_error)
 
 
-@pytest.mark.parametrize("rows", [1, 3_000])
-def test_block_of_views_encodes_to_the_same_bytes(rows: int) -> None:
-    deltas = [Delta(f"v{row}", create(np.arange(8) + row)) for row in range(rows)]
+@pytest.mark.parametrize("row_count", [1, 3_000])
+def test_block_of_views_encodes_to_the_same_bytes(row_count: int) -> None:
+    deltas = [Delta(f"v{row}", create(np.arange(8) + row)) for row in range(row_count)]
     block = block_of(deltas)
-    views = replace(block, columns={column: memoryview(one) for column, one in block.columns.items()})
-    wanted = encode_batch(deltas, origin=7, base=5)
-    assert bytes(views.encode(origin=7, base=5).raw) == bytes(wanted.raw)
-    assert parse_batch(views.encode(origin=7, base=5).raw).keys == wanted.keys
+    views = replace(block, columns={column: memoryview(content) for column, content in block.columns.items()})
+    expected = encode_batch(deltas, origin=7, base=5)
+    assert bytes(views.encode(origin=7, base=5).raw) == bytes(expected.raw)
+    assert parse_batch(views.encode(origin=7, base=5).raw).keys == expected.keys
 
 
 def test_invalid_row_is_named() -> None:

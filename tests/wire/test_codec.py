@@ -47,20 +47,20 @@ WITH_DELTAS = pytest.mark.parametrize(
 
 
 def events(decoder: Decoder) -> list[Frame]:
-    found = []
+    received = []
     while (event := decoder.next_event()) is not NEED_BYTES:
-        found.append(event)
-    return found
+        received.append(event)
+    return received
 
 
 def decode_chunks(*chunks: bytes) -> list[Frame]:
     decoder = Decoder()
-    found = []
+    frames = []
     for chunk in chunks:
         decoder.receive(chunk)
-        found += events(decoder)
+        frames += events(decoder)
     assert decoder.buffered_bytes == 0
-    return found
+    return frames
 
 
 def golden_entries() -> dict[str, dict[str, Any]]:
@@ -93,17 +93,17 @@ def test_sample_encodes_to_its_golden_bytes(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMPRESSED)
 def test_compressed_golden_frames_are_read(name: str) -> None:
-    raw, of = COMPRESSED[name]
+    raw, sample = COMPRESSED[name]
     entries = json.loads((DOCS / "protocol-golden.json").read_text())["compressed"]
-    assert {"name": name, "type": "BATCH", "hex": raw.hex(), "is": of} in entries
-    assert decode(raw) == SAMPLES[of]
+    assert {"name": name, "type": "BATCH", "hex": raw.hex(), "is": sample} in entries
+    assert decode(raw) == SAMPLES[sample]
     flipped = bytearray(raw)
     for bit in range(8 * len(raw)):
         flipped[bit // 8] ^= 1 << bit % 8
         decoder = Decoder()
         decoder.receive(flipped)
         with suppress(ProtocolError):
-            assert events(decoder) in ([], [SAMPLES[of]]), bit
+            assert events(decoder) in ([], [SAMPLES[sample]]), bit
         flipped[bit // 8] ^= 1 << bit % 8
 
 
@@ -126,8 +126,8 @@ def test_frame_is_decoded_at_once_or_byte_by_byte(name: str) -> None:
 @NAMES
 def test_frame_is_decoded_at_every_split_point(name: str) -> None:
     frame, raw = SAMPLES[name], encode(SAMPLES[name])
-    for at in range(1, len(raw)):
-        assert decode_chunks(raw[:at], raw[at:]) == [frame]
+    for split in range(1, len(raw)):
+        assert decode_chunks(raw[:split], raw[split:]) == [frame]
 
 
 @NAMES
@@ -140,8 +140,10 @@ def test_flipped_bit_is_refused_or_has_no_effect(name: str) -> None:
         decoder.receive(raw)
         with suppress(ProtocolError):
             decoded = events(decoder)
-            bare = all(isinstance(one, Heartbeat) and one == Heartbeat(one.sequence) for one in decoded)
-            assert decoded in ([], [frame]) or (frame == Heartbeat(1) and bare), bit
+            are_bare = all(
+                isinstance(event, Heartbeat) and event == Heartbeat(event.sequence) for event in decoded
+            )
+            assert decoded in ([], [frame]) or (frame == Heartbeat(1) and are_bare), bit
         raw[bit // 8] ^= 1 << bit % 8
 
 
@@ -160,7 +162,7 @@ def test_truncated_frame_is_never_an_event(name: str) -> None:
 def test_consecutive_frames_are_decoded_from_any_chunks() -> None:
     raw = b"".join(encode(frame) for frame in SAMPLES.values())
     for size in (1, 15, 16, 17, 64, 1000, len(raw)):
-        chunks = [raw[at : at + size] for at in range(0, len(raw), size)]
+        chunks = [raw[start : start + size] for start in range(0, len(raw), size)]
         assert decode_chunks(*chunks) == list(SAMPLES.values())
 
 
@@ -180,7 +182,7 @@ def test_decoded_frame_is_unaffected_by_later_frames() -> None:
 def test_every_flipped_bit_is_refused_or_well_typed(name: str) -> None:
     frame = SAMPLES[name]
     raw = bytearray(encode(frame))
-    passed = set()
+    accepted_positions = set()
     for bit in range(len(raw) * 8):
         raw[bit // 8] ^= 1 << bit % 8
         decoder = Decoder()
@@ -190,13 +192,15 @@ def test_every_flipped_bit_is_refused_or_well_typed(name: str) -> None:
         except ProtocolError:
             pass
         else:
-            passed.add(bit // 8)
+            accepted_positions.add(bit // 8)
             assert event is NEED_BYTES or isinstance(event, type(frame))
             assert not isinstance(event, BatchFrame) or event.stamp is None or event == frame
         raw[bit // 8] ^= 1 << bit % 8
-    assert passed <= {3, *range(4, 12), *range(12, 16)}  # flags that a reader ignores, sequence, length
+    # Flags that a reader ignores, sequence, length.
+    assert accepted_positions <= {3, *range(4, 12), *range(12, 16)}
     if name == "batch from the log":
-        assert passed <= set(range(12, 16))  # the stamp covers the header; a decoder waits for a longer frame
+        # The stamp covers the header; a decoder waits for a longer frame.
+        assert accepted_positions <= set(range(12, 16))
 
 
 @NAMES
@@ -331,9 +335,9 @@ def test_small_frame_cannot_announce_gigabytes() -> None:
 
 
 def test_batch_near_the_size_bound_is_decoded() -> None:
-    rows = 250
-    matrix = np.ones((rows, 16_000), np.float32)
-    batch = encode_vectors([f"k{i}" for i in range(rows)], matrix, namespace="n", origin=1, base=1)
+    row_count = 250
+    matrix = np.ones((row_count, 16_000), np.float32)
+    batch = encode_vectors([f"k{i}" for i in range(row_count)], matrix, namespace="n", origin=1, base=1)
     assert batch.size > 15 * 1024 * 1024
     raw = encode(BatchFrame(1, batch))
     assert decode_chunks(raw[:1000], raw[1000:9_000_000], raw[9_000_000:]) == [BatchFrame(1, batch)]
@@ -343,7 +347,7 @@ def test_batch_near_the_size_bound_is_decoded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("at", "byte", "code"),
+    ("position", "byte", "code"),
     [
         (0, 0x53, ErrorCode.BAD_FRAME),
         (1, 2, ErrorCode.UNSUPPORTED_VERSION),
@@ -356,9 +360,9 @@ def test_batch_near_the_size_bound_is_decoded() -> None:
         (3, 8, ErrorCode.BAD_FRAME),
     ],
 )
-def test_invalid_header_byte_is_refused(at: int, byte: int, code: ErrorCode) -> None:
+def test_invalid_header_byte_is_refused(position: int, byte: int, code: ErrorCode) -> None:
     raw = bytearray(encode(Heartbeat(1)))
-    raw[at] = byte
+    raw[position] = byte
     assert decode_error(bytes(raw)).code is code
 
 
@@ -375,7 +379,7 @@ def test_batch_without_the_batched_flag_is_refused() -> None:
     raw[3] &= ~Flag.BATCHED
     error = decode_error(bytes(raw))
     assert error.code is ErrorCode.BAD_FRAME
-    assert "b3" in error.message
+    assert "bit 3" in error.message
 
 
 @pytest.mark.parametrize("priority", Priority)
@@ -424,9 +428,13 @@ def test_head_and_body_concatenate_to_the_frame() -> None:
 @pytest.mark.parametrize("codec", Compression)
 @pytest.mark.parametrize("stamp", [None, STAMP])
 def test_compressed_batch_decodes_to_the_same_frame(codec: Compression, stamp: Stamp | None) -> None:
-    rows = 100
+    row_count = 100
     batch = encode_vectors(
-        [f"k{i}" for i in range(rows)], np.zeros((rows, 64), np.float32), namespace="n", origin=1, base=1
+        [f"k{i}" for i in range(row_count)],
+        np.zeros((row_count, 64), np.float32),
+        namespace="n",
+        origin=1,
+        base=1,
     )
     stamp = stamp and dataclasses.replace(stamp, body_crc=batch.crc)
     frame = BatchFrame(3, batch, stamp)

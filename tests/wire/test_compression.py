@@ -37,9 +37,9 @@ EACH_CODEC = pytest.mark.parametrize("codec", Compression)
 
 
 def compressed_body(codec: Compression, body: bytes = BODY) -> bytes:
-    found = compress(body, codec)
-    assert found is not None
-    return found
+    compressed = compress(body, codec)
+    assert compressed is not None
+    return compressed
 
 
 def decompress_error(raw: bytes) -> ProtocolError:
@@ -130,14 +130,14 @@ def test_unknown_codec_is_an_unsupported_flag(number: int) -> None:
 def test_missing_codec_error_names_the_package_to_install(
     codec: Compression, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    raw, real = compressed_body(codec), builtins.__import__
+    raw, import_module = compressed_body(codec), builtins.__import__
 
-    def without(name: str, *args: Any) -> Any:
+    def import_without_codecs(name: str, *args: Any) -> Any:
         if name.partition(".")[0] in ("lz4", "zstandard"):
             raise ImportError(name)
-        return real(name, *args)
+        return import_module(name, *args)
 
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setattr(builtins, "__import__", import_without_codecs)
     error = decompress_error(raw)
     assert error.code is ErrorCode.UNSUPPORTED_FLAG
     assert "install delta-prop[compress]" in error.message
@@ -158,5 +158,5 @@ def test_lz4_block_of_another_encoder_is_decompressed() -> None:
 
 def test_importing_the_codec_loads_no_optional_package() -> None:
     code = "import sys, delta_prop_wire.codec; print('lz4' in sys.modules, 'zstandard' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "False"]
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.split() == ["False", "False"]

@@ -116,12 +116,12 @@ def connected_pair(phase: Phase = Phase.OPEN, source: Source = Source.LOCAL) -> 
     return client, server
 
 
-def transmit(one: Connection, other: Connection, frame: Frame) -> Frame:
+def transmit(sender: Connection, receiver: Connection, frame: Frame) -> Frame:
     """Send a frame from one end to the other; check that it arrives unchanged."""
-    other.receive(one.send(frame))
-    event = other.next_event()
+    receiver.receive(sender.send(frame))
+    event = receiver.next_event()
     assert event == frame
-    assert other.next_event() is NEED_BYTES
+    assert receiver.next_event() is NEED_BYTES
     return frame
 
 
@@ -141,25 +141,25 @@ def test_every_cell_is_in_the_grid() -> None:
 
 @pytest.mark.parametrize(("speaker", "phase", "kind", "mark"), CELLS)
 def test_message_rules_match_the_grid(speaker: Speaker, phase: Phase, kind: MessageKind, mark: str) -> None:
-    one, other = speaker_and_listener(speaker, phase)
+    sender, receiver = speaker_and_listener(speaker, phase)
     frame = FRAMES[kind]
     if speaker is Speaker.FORWARDER and kind is MessageKind.HELLO:
         frame = Subscribe(1, Hello(source=Source.REPLICA))
     if mark == "+":
-        raw = one.send(frame)
-        other.receive(raw)
-        assert other.next_event() == (NEED_BYTES if phase is Phase.ENDED else frame)
+        raw = sender.send(frame)
+        receiver.receive(raw)
+        assert receiver.next_event() == (NEED_BYTES if phase is Phase.ENDED else frame)
         return
     with pytest.raises(UsageError):
-        one.send(frame)
-    assert one.phase is phase
-    other.receive(encode(frame))
+        sender.send(frame)
+    assert sender.phase is phase
+    receiver.receive(encode(frame))
     if phase is Phase.ENDED:
-        assert other.next_event() is NEED_BYTES
+        assert receiver.next_event() is NEED_BYTES
         return
     with pytest.raises(ProtocolError) as caught:
-        other.next_event()
-    assert other.phase is Phase.ENDED
+        receiver.next_event()
+    assert receiver.phase is Phase.ENDED
     assert caught.value.code is (ErrorCode.UNAUTHORIZED if mark == "!" else ErrorCode.BAD_FRAME)
     assert (caught.value.message == UNAUTHORIZED_TEXT) == (mark == "!")
 
@@ -188,9 +188,9 @@ def test_connection_refused_before_it_is_open_has_ended(phase: Phase) -> None:
 
 def test_requests_may_follow_a_hello_at_once() -> None:
     client, server = Connection(Role.CLIENT), Connection(Role.SERVER)
-    sent = [Subscribe(1, Hello()), FRAMES[MessageKind.SUBSCRIBE], FRAMES[MessageKind.QUERY], Heartbeat(1)]
-    server.receive(b"".join(map(client.send, sent)))
-    assert [server.next_event() for _ in sent] == sent
+    frames = [Subscribe(1, Hello()), FRAMES[MessageKind.SUBSCRIBE], FRAMES[MessageKind.QUERY], Heartbeat(1)]
+    server.receive(b"".join(map(client.send, frames)))
+    assert [server.next_event() for _ in frames] == frames
 
 
 def test_delta_that_follows_a_hello_at_once_is_refused() -> None:
@@ -227,9 +227,9 @@ def test_later_hello_makes_no_forwarder() -> None:
 @pytest.mark.parametrize("size", [1, 7, 16, 100, 5000])
 def test_frames_are_received_in_pieces_of_any_size(size: int) -> None:
     client, server = connected_pair()
-    sent = [BatchFrame(n, BATCH) for n in range(1, 61, 3)]
-    raw = b"".join(client.send(frame) for frame in sent)
-    found: list[Frame] = []
+    frames = [BatchFrame(n, BATCH) for n in range(1, 61, 3)]
+    raw = b"".join(client.send(frame) for frame in frames)
+    received: list[Frame] = []
     while raw:
         space = server.get_buffer()
         count = min(size, len(space), len(raw))
@@ -237,8 +237,8 @@ def test_frames_are_received_in_pieces_of_any_size(size: int) -> None:
         server.buffer_updated(count)
         raw = raw[count:]
         while (event := server.next_event()) is not NEED_BYTES:
-            found.append(event)
-    assert found == sent
+            received.append(event)
+    assert received == frames
     assert server.buffered_bytes == 0
 
 
@@ -432,54 +432,58 @@ STEPS = st.lists(
 )
 
 
-@given(steps=STEPS, delivering=st.booleans())
-def test_both_ends_count_credit_equally(steps: list[tuple[str, int, int]], delivering: bool) -> None:
+@given(steps=STEPS, from_server=st.booleans())
+def test_both_ends_count_credit_equally(steps: list[tuple[str, int, int]], from_server: bool) -> None:
     client, server = Connection(Role.CLIENT), Connection(Role.SERVER)
     transmit(client, server, Subscribe(1, Hello()))
     transmit(server, client, Ack(correlation_id=1, response=Welcome()))
     transmit(client, server, Subscribe(2, Subscription(1, (ALL,), credit=Credit(0, 0))))
     transmit(server, client, Ack(correlation_id=2, response=Subscribed(1, START, 1, 0)))
-    one, other = (server, client) if delivering else (client, server)
+    sender, receiver = (server, client) if from_server else (client, server)
     data = {
-        "delta": FRAMES[MessageKind.LOGGED_DELTA if delivering else MessageKind.DELTA],
-        "batch": FRAMES[MessageKind.LOGGED_BATCH if delivering else MessageKind.BATCH],
+        "delta": FRAMES[MessageKind.LOGGED_DELTA if from_server else MessageKind.DELTA],
+        "batch": FRAMES[MessageKind.LOGGED_BATCH if from_server else MessageKind.BATCH],
     }
     deltas = size = 0
-    for number, (what, more_deltas, more_bytes) in enumerate(steps):
+    for number, (step, more_deltas, more_bytes) in enumerate(steps):
         sequence = 5 + 3 * number
-        if what == "grant":
-            transmit(other, one, Ack(credit=Credit(more_deltas, more_bytes)))
+        if step == "grant":
+            transmit(receiver, sender, Ack(credit=Credit(more_deltas, more_bytes)))
             deltas, size = deltas + more_deltas, size + more_bytes
         elif deltas <= 0 or size <= 0:
             with pytest.raises(UsageError, match="no credit"):
-                one.spend(3, 1) if what == "stored" else one.send(data[what])
+                sender.spend(3, 1) if step == "stored" else sender.send(data[step])
         else:
-            frame = replace(data["batch" if what == "stored" else what], sequence=sequence)
+            frame = replace(data["batch" if step == "stored" else step], sequence=sequence)
             raw = encode(frame)
-            if what == "stored":
-                one.spend(3, len(raw))
-                other.receive(raw)
-                other.next_event()
+            if step == "stored":
+                sender.spend(3, len(raw))
+                receiver.receive(raw)
+                receiver.next_event()
             else:
-                transmit(one, other, frame)
-            deltas, size = deltas - (1 if what == "delta" else 3), size - len(raw)
-        assert one.send_window.remaining == other.receive_window.remaining == (max(deltas, 0), max(size, 0))
+                transmit(sender, receiver, frame)
+            deltas, size = deltas - (1 if step == "delta" else 3), size - len(raw)
+        assert (
+            sender.send_window.remaining
+            == receiver.receive_window.remaining
+            == (max(deltas, 0), max(size, 0))
+        )
 
 
 @pytest.mark.parametrize("source", [Source.LOCAL, Source.REPLICA])
 @pytest.mark.parametrize(
-    ("before", "sequence", "taken"),
+    ("first_sequence", "sequence", "is_accepted"),
     [(5, 8, True), (5, 99, True), (5, 7, False), (5, 5, False), (5, 1, False)],
 )
 def test_sequence_of_a_producer_rises_above_the_last_row(
-    source: Source, before: int, sequence: int, taken: bool
+    source: Source, first_sequence: int, sequence: int, is_accepted: bool
 ) -> None:
     _, server = connected_pair(source=source)
-    for number in (before, sequence):
+    for number in (first_sequence, sequence):
         stamp = Stamp(9) if source is Source.REPLICA else None
         server.receive(encode(BatchFrame(number, BATCH, stamp)))
     assert isinstance(server.next_event(), BatchFrame)
-    if taken:
+    if is_accepted:
         assert isinstance(server.next_event(), BatchFrame)
         return
     with pytest.raises(ProtocolError, match=rf"sequence {sequence} is not above 7\b.* send ") as caught:

@@ -192,7 +192,7 @@ def test_long_text_is_truncated_when_encoded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("payload", "why"),
+    ("payload", "message"),
     [
         (b"\x82\xa5level\x00\xa5level\x01", "twice"),
         (b"\x81\x01\x02", "str"),
@@ -204,10 +204,10 @@ def test_long_text_is_truncated_when_encoded() -> None:
         (b"\x81\xa5l\xffvel\x00", "utf-8"),
     ],
 )
-def test_invalid_msgpack_is_refused(payload: bytes, why: str) -> None:
+def test_invalid_msgpack_is_refused(payload: bytes, message: str) -> None:
     error = decode_error(sealed(FrameType.BACKPRESSURE, payload))
     assert error.code is ErrorCode.BAD_FRAME
-    assert why in error.message
+    assert message in error.message
 
 
 JSON_LIKE = st.recursive(
@@ -329,7 +329,7 @@ def test_unknown_keys_and_flags_are_ignored() -> None:
 
 
 def test_response_pages_are_joined() -> None:
-    pages = [Welcome(origins=(OriginGrant(one, 1, 1),)) for one in (1, 2)]
+    pages = [Welcome(origins=(OriginGrant(origin, 1, 1),)) for origin in (1, 2)]
     assert join_pages(pages) == Welcome(origins=(*pages[0].origins, *pages[1].origins))
     facts = [Fact(FactState.OPAQUE, 3, Dot(1, 1), 7, data=part) for part in (b"ab", b"c")]
     assert join_pages(facts) == replace(facts[0], data=b"abc")

@@ -33,14 +33,21 @@ OFFSETS = st.none() | st.integers(0, (1 << 63) - 1)
 
 @given(code=CODES, crc=CRC, offsets=st.lists(OFFSETS, min_size=1, max_size=5), detail=st.integers(0, 2))
 def test_refused_rows_round_trip(code: ErrorCode, crc: int, offsets: list[int | None], detail: int) -> None:
-    packed_crc, firsts = (crc if detail > 0 else None), (offsets if detail > 1 else None)
+    packed_crc, first_offsets = (crc if detail > 0 else None), (offsets if detail > 1 else None)
     batch = encode_noop(
-        origin=ORIGIN, base=1, count=len(offsets), code=code, refused_crc=packed_crc, first_offsets=firsts
+        origin=ORIGIN,
+        base=1,
+        count=len(offsets),
+        code=code,
+        refused_crc=packed_crc,
+        first_offsets=first_offsets,
     )
     assert parse_batch(batch.raw).raw == batch.raw
     assert control_type(batch) is ControlType.REFUSED
     assert uses_dots(batch)
-    assert read_noop(batch) == NoOp(code, packed_crc, None if firsts is None else dict(enumerate(firsts)))
+    assert read_noop(batch) == NoOp(
+        code, packed_crc, None if first_offsets is None else dict(enumerate(first_offsets))
+    )
     assert [refused_code(batch, row) for row in range(batch.count)] == [code] * batch.count
     assert {batch.blob(row)[0] for row in range(batch.count)} == {0}
     assert len(batch.blob(0)) == (3, 7, 15)[detail]
@@ -70,7 +77,7 @@ def test_unknown_control_type_is_none_and_uses_no_dots() -> None:
 
 
 @pytest.mark.parametrize(
-    ("blobs", "origin", "why"),
+    ("blobs", "origin", "message"),
     [
         ((b"",), ORIGIN, "without a type"),
         ((b"\0\x0e\0", b""), ORIGIN, "without a type"),
@@ -85,8 +92,8 @@ def test_unknown_control_type_is_none_and_uses_no_dots() -> None:
         *(((bytes((kind,)),), ORIGIN, "send them under origin 0") for kind in sorted(LOG_TYPES)),
     ],
 )
-def test_invalid_control_rows_are_refused(blobs: tuple[bytes, ...], origin: int, why: str) -> None:
-    with pytest.raises(ProtocolError, match=why) as caught:
+def test_invalid_control_rows_are_refused(blobs: tuple[bytes, ...], origin: int, message: str) -> None:
+    with pytest.raises(ProtocolError, match=message) as caught:
         parse_batch(control_batch(*blobs, origin=origin).raw)
     assert caught.value.code is ErrorCode.BAD_FRAME
 

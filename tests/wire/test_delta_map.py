@@ -32,10 +32,11 @@ def decode_error(raw: bytes) -> ProtocolError:
 
 def delta_frame(**fields: Any) -> bytes:
     """Return a Delta frame of a valid map with some fields changed; None removes a field."""
-    known: dict[str, Any] = {"vector_id": "doc-1", "op": 0, "values": bytes(8)}
-    known.update(fields)
+    all_fields: dict[str, Any] = {"vector_id": "doc-1", "op": 0, "values": bytes(8)}
+    all_fields.update(fields)
     return sealed(
-        FrameType.DELTA, msgpack.packb({name: value for name, value in known.items() if value is not None})
+        FrameType.DELTA,
+        msgpack.packb({name: value for name, value in all_fields.items() if value is not None}),
     )
 
 
@@ -90,7 +91,7 @@ def test_invalid_field_is_named(field: str, value: Any) -> None:
 
 
 def test_field_beyond_its_bound_is_decoded_unchanged() -> None:
-    """Decoding does not check it: `validate.py` refuses it, as in a batch."""
+    """Decoding does not check bounds: `validate.py` refuses the delta, as in a batch."""
     delta = read_delta(
         op=6,
         namespace="",

@@ -1,4 +1,4 @@
-"""Duplicate ids: which of the deltas with one id has an effect."""
+"""Duplicate ids: of several deltas with one id, the canonically first has an effect."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ ONE, OTHER = b"1" * 16, b"2" * 16
 
 
 def identified_delta(
-    lamport: int, offset: int, known: KnownIds = KnownIds.ALL, id_: bytes = ONE
+    lamport: int, offset: int, known_ids: KnownIds = KnownIds.ALL, id_: bytes = ONE
 ) -> IdentifiedDelta:
-    return IdentifiedDelta(id_, (lamport, 1, offset + 1), offset, known)
+    return IdentifiedDelta(id_, (lamport, 1, offset + 1), offset, known_ids)
 
 
 def duplicate_lamports(*deltas: IdentifiedDelta | None, complete: bool = True) -> list[int]:
@@ -44,20 +44,24 @@ def test_removed_first_copy_had_the_effect_if_the_frame_says_so() -> None:
     ) == [5]
 
 
-@given(st.lists(st.tuples(st.integers(1, 9), st.sampled_from([ONE, OTHER])), unique_by=lambda one: one[0]))
+@given(st.lists(st.tuples(st.integers(1, 9), st.sampled_from([ONE, OTHER])), unique_by=lambda row: row[0]))
 def test_services_agree_on_duplicates_in_any_arrival_order(
     rows: list[tuple[int, bytes]],
 ) -> None:
     def duplicates_in(order: list[tuple[int, bytes]]) -> list[int]:
-        seen: set[bytes] = set()
+        earlier_ids: set[bytes] = set()
         deltas = []
-        for offset, (lamport, one) in enumerate(order):
-            known = KnownIds.ALL if one in seen else KnownIds.NONE
-            deltas.append(IdentifiedDelta(one, (lamport, 1, lamport), offset, known))
-            seen.add(one)
+        for offset, (lamport, id_) in enumerate(order):
+            known_ids = KnownIds.ALL if id_ in earlier_ids else KnownIds.NONE
+            deltas.append(IdentifiedDelta(id_, (lamport, 1, lamport), offset, known_ids))
+            earlier_ids.add(id_)
         return duplicate_lamports(*deltas)
 
-    later = [lamport for lamport, one in rows if any(other < lamport and one == two for other, two in rows)]
+    later = [
+        lamport
+        for lamport, id_ in rows
+        if any(other < lamport and id_ == other_id for other, other_id in rows)
+    ]
     assert duplicates_in(rows) == duplicates_in(rows[::-1]) == sorted(later)
 
 

@@ -17,7 +17,7 @@ from delta_prop_wire.delta import AckLevel, Delta, Dot, Kind, Operation, Priorit
 from delta_prop_wire.encode import encode_batch, encode_opaque, encode_vectors
 from delta_prop_wire.validate import is_opaque_only
 
-SIMPLE = st.builds(
+OPAQUE_DELTAS = st.builds(
     Delta,
     st.sampled_from(["a", "key-1", "a longer name"]),
     st.binary(max_size=5).map(opaque),
@@ -27,11 +27,11 @@ SIMPLE = st.builds(
 )
 
 
-@given(st.lists(SIMPLE, min_size=1, max_size=20), st.sampled_from(list(Priority)))
+@given(st.lists(OPAQUE_DELTAS, min_size=1, max_size=20), st.sampled_from(list(Priority)))
 def test_opaque_encoder_makes_the_same_bytes(deltas: list[Delta], priority: Priority) -> None:
     assert all(map(is_opaque_only, deltas))
-    terms = {"origin": 48, "base": 9, "epoch": 3, "ack_level": AckLevel.DURABLE, "priority": priority}
-    fast, general = encode_opaque(deltas, **terms), encode_batch(deltas, **terms)  # type: ignore[arg-type]
+    header_fields = {"origin": 48, "base": 9, "epoch": 3, "ack_level": AckLevel.DURABLE, "priority": priority}
+    fast, general = encode_opaque(deltas, **header_fields), encode_batch(deltas, **header_fields)  # type: ignore[arg-type]
     assert bytes(fast.raw) == bytes(general.raw)
 
 
@@ -45,12 +45,21 @@ def test_column_encoder_makes_the_bytes_of_rows(ids: list[str], width: int, kind
     numbers = np.arange(len(ids) * width, dtype=np.float32).reshape(len(ids), width)
     indices = numbers.astype(np.uint32) if kind in (Kind.SPARSE, Kind.SPARSE_ADD) else None
     operations = [
-        Operation(kind, row, None if indices is None else indices[at]) for at, row in enumerate(numbers)
+        Operation(kind, values, None if indices is None else indices[row])
+        for row, values in enumerate(numbers)
     ]
-    deltas = [Delta(name, one, "n") for name, one in zip(ids, operations, strict=True)]
-    terms: Any = {"origin": 48, "base": 9, "epoch": 3, "ack_level": AckLevel.DURABLE, "hybrid_time": 7}
-    fast = encode_vectors(ids, numbers, indices=indices, namespace="n", kind=kind, clock=clock, **terms)
-    general = encode_batch(deltas, clock=clock, **terms)
+    deltas = [Delta(name, operation, "n") for name, operation in zip(ids, operations, strict=True)]
+    header_fields: Any = {
+        "origin": 48,
+        "base": 9,
+        "epoch": 3,
+        "ack_level": AckLevel.DURABLE,
+        "hybrid_time": 7,
+    }
+    fast = encode_vectors(
+        ids, numbers, indices=indices, namespace="n", kind=kind, clock=clock, **header_fields
+    )
+    general = encode_batch(deltas, clock=clock, **header_fields)
     assert bytes(fast.raw) == bytes(general.raw)
     read = Batch(fast.raw)
     names = ("keys", "namespace", "namespace_names", "row_values", "index_highest", "clock", "crc", "last")
@@ -64,15 +73,15 @@ def test_column_encoder_makes_the_bytes_of_rows(ids: list[str], width: int, kind
 
 def test_delta_is_an_immutable_value() -> None:
     delta = Delta("k", opaque(b"x"), "n", metadata={"a": 1}, dot=Dot(1, 2))
-    for same in (copy.copy(delta), copy.deepcopy(delta), pickle.loads(pickle.dumps(delta)), replace(delta)):
-        assert same == delta
-        assert type(same) is Delta
-        assert type(same.operation) is Operation
+    for copied in (copy.copy(delta), copy.deepcopy(delta), pickle.loads(pickle.dumps(delta)), replace(delta)):
+        assert copied == delta
+        assert type(copied) is Delta
+        assert type(copied.operation) is Operation
     assert replace(delta, id=bytes(16)).id == bytes(16)
     assert delta.operation == Operation(8, data=b"x")
-    for one, field in ((delta, "vector_id"), (delta.operation, "data")):
+    for value, field in ((delta, "vector_id"), (delta.operation, "data")):
         with pytest.raises(FrozenInstanceError):
-            setattr(one, field, "other")
+            setattr(value, field, "other")
     with pytest.raises(TypeError, match="operation"):
         Delta("k")  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="colour"):

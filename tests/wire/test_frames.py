@@ -57,12 +57,12 @@ from delta_prop_wire.topics import ALL, Topic
 
 def decode_chunks(*chunks: bytes) -> list[Frame]:
     decoder = Decoder()
-    found: list[Frame] = []
+    frames: list[Frame] = []
     for chunk in chunks:
         decoder.receive(chunk)
         while (event := decoder.next_event()) is not NEED_BYTES:
-            found.append(event)
-    return found
+            frames.append(event)
+    return frames
 
 
 def test_refusal_round_trips_as_a_nack() -> None:
@@ -80,12 +80,12 @@ def test_token_is_hidden_in_repr() -> None:
 
 
 def test_frames_are_immutable_values() -> None:
-    one, same = (BatchFrame(1, encode_batch([Delta("a", d.delete())], origin=1, base=1)) for _ in range(2))
-    assert one == same
-    assert hash(one) == hash(same)
-    assert one != dataclasses.replace(one, sequence=2)
-    assert one != Heartbeat(1)
-    for frame in (one, Heartbeat(1)):
+    first, equal = (BatchFrame(1, encode_batch([Delta("a", d.delete())], origin=1, base=1)) for _ in range(2))
+    assert first == equal
+    assert hash(first) == hash(equal)
+    assert first != dataclasses.replace(first, sequence=2)
+    assert first != Heartbeat(1)
+    for frame in (first, Heartbeat(1)):
         with pytest.raises(dataclasses.FrozenInstanceError):
             frame.sequence = 2  # type: ignore[misc]
 
@@ -282,25 +282,25 @@ FRAMES = st.one_of(
 )
 
 
-@given(frames=st.lists(FRAMES, min_size=1, max_size=3), at=st.integers(0, 300))
-@example(frames=[Ack(0, ranges=(AckRange(0, 0, 0),), credit=Credit(0, 0), response=Welcome((), ()))], at=0)
-@example(frames=[Ack(0, ranges=(AckRange(0, 0, 0),), credit=Credit(0, 0), more=True)], at=0)
-def test_frames_round_trip(frames: list[Frame], at: int) -> None:
+@given(frames=st.lists(FRAMES, min_size=1, max_size=3), cut=st.integers(0, 300))
+@example(frames=[Ack(0, ranges=(AckRange(0, 0, 0),), credit=Credit(0, 0), response=Welcome((), ()))], cut=0)
+@example(frames=[Ack(0, ranges=(AckRange(0, 0, 0),), credit=Credit(0, 0), more=True)], cut=0)
+def test_frames_round_trip(frames: list[Frame], cut: int) -> None:
     raw = b"".join(encode(frame) for frame in frames)
-    assert decode_chunks(raw[:at], raw[at:]) == frames
+    assert decode_chunks(raw[:cut], raw[cut:]) == frames
 
 
 @given(
-    deltas=st.lists(DELTAS, min_size=1, max_size=5), stamped=st.booleans(), lamport=st.integers(0, 1 << 62)
+    deltas=st.lists(DELTAS, min_size=1, max_size=5), is_stamped=st.booleans(), lamport=st.integers(0, 1 << 62)
 )
-def test_batches_round_trip(deltas: list[Delta], stamped: bool, lamport: int) -> None:
+def test_batches_round_trip(deltas: list[Delta], is_stamped: bool, lamport: int) -> None:
     deltas = [dataclasses.replace(delta, id=None, clock=()) for delta in deltas]
     batch = encode_batch(deltas, origin=7, base=3, epoch=9)
-    stamp = Stamp(lamport, Source.REPLICA, previous_crc=5, body_crc=batch.crc) if stamped else None
-    frame = BatchFrame(12, batch, stamp, ack_wanted=not stamped)
-    (found,) = decode_chunks(encode(frame))
-    assert found == frame
-    assert isinstance(found, BatchFrame)
+    stamp = Stamp(lamport, Source.REPLICA, previous_crc=5, body_crc=batch.crc) if is_stamped else None
+    frame = BatchFrame(12, batch, stamp, ack_wanted=not is_stamped)
+    (decoded,) = decode_chunks(encode(frame))
+    assert decoded == frame
+    assert isinstance(decoded, BatchFrame)
     for row, delta in enumerate(deltas):
-        assert found.batch.delta(row).operation == delta.operation
-        assert found.batch.delta(row).metadata == delta.metadata
+        assert decoded.batch.delta(row).operation == delta.operation
+        assert decoded.batch.delta(row).metadata == delta.metadata

@@ -1,4 +1,4 @@
-"""Batches of mixed rows are checked and decoded together, like column by column, or not at all."""
+"""Heterogeneous batches decoded together equal those decoded by columns; others are not decoded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from delta_prop_wire.heterogeneous import (
 )
 from delta_prop_wire.layout import ROW_WIDTHS, Column
 from delta_prop_wire.spec import ALIGNMENT, DIMENSION_MAX
-from delta_prop_wire.validate import common_is_valid, validate_batch
+from delta_prop_wire.validate import common_columns_are_valid, validate_batch
 
 OPERATIONS = [
     create([1, 2]),
@@ -79,7 +79,7 @@ def test_fast_decoding_is_valid_and_equals_column_decoding(
     if not heterogeneous_is_intact(fast):
         return
     assert common_columns_only(fast)
-    assert common_is_valid(fast)
+    assert common_columns_are_valid(fast)
     validate_batch(general)
     for column in COLUMNS:
         np.testing.assert_array_equal(getattr(fast, column), getattr(general, column), column)
@@ -87,7 +87,7 @@ def test_fast_decoding_is_valid_and_equals_column_decoding(
         assert fast.operation(row).kind == general.operation(row).kind
 
 
-SIMPLE = st.lists(
+COMMON_ROWS = st.lists(
     st.builds(
         Delta,
         st.sampled_from(["a", "bcd", "k" * 300]),
@@ -101,7 +101,7 @@ SIMPLE = st.lists(
 ).filter(lambda rows: len({(row.namespace, row.operation.kind) for row in rows}) > 1)
 
 
-@given(st.lists(SIMPLE, min_size=1, max_size=6))
+@given(st.lists(COMMON_ROWS, min_size=1, max_size=6))
 def test_valid_rows_are_accepted(batches: list[list[Delta]]) -> None:
     together = [Batch(encode_batch(rows, origin=16, base=1).raw) for rows in batches]
     assert None not in [decode_columns(batch) for batch in together]
@@ -121,23 +121,23 @@ def test_valid_rows_are_accepted(batches: list[list[Delta]]) -> None:
     )
 )
 def test_rows_of_many_batches_are_valid_if_each_batch_is(pieces: list[Any]) -> None:
-    found = []
+    decoded_batches = []
     for deltas, changes in pieces:
         batch = Batch(with_changed_bytes(bytes(encode_batch(deltas, origin=16, base=1).body), changes))
         if body_is_valid(batch) and decode_columns(batch) is not None:
-            found.append(batch)
-    each_is_valid = [rows_are_valid([batch]) for batch in found]
-    assert rows_are_valid(found) == all(each_is_valid)
+            decoded_batches.append(batch)
+    each_is_valid = [rows_are_valid([batch]) for batch in decoded_batches]
+    assert rows_are_valid(decoded_batches) == all(each_is_valid)
 
 
 VECTOR, FACT = Delta("a", create([1, 2])), Delta("b", opaque(b"xyz"), "other")
-PART, DELETED = Delta("c", sparse([0, 5], [1, 2])), Delta("d", delete())
+SPARSE, DELETED = Delta("c", sparse([0, 5], [1, 2])), Delta("d", delete())
 KINDS_MASK_AT, DIMENSION_AT, LENGTH_AT = 40, 48, 52
-"""Header positions of the mask of kinds, the dimension, the length."""
+"""Positions in a body of the mask of kinds, the dimension and the length."""
 
 
 @pytest.mark.parametrize(
-    ("rows", "column", "at", "replacement"),
+    ("rows", "column", "offset", "replacement"),
     [
         ([VECTOR, FACT], None, DIMENSION_AT, struct.pack("<I", 3)),  # fewer numbers than a vector has
         ([VECTOR, FACT], None, DIMENSION_AT, struct.pack("<I", 1)),  # more
@@ -153,8 +153,8 @@ KINDS_MASK_AT, DIMENSION_AT, LENGTH_AT = 40, 48, 52
         ),  # a vector that ends before it begins
         ([DELETED, FACT], Column.BLOB_ENDS, 0, struct.pack("<II", 1, 3)),  # bytes for a kind without bytes
         ([DELETED, FACT], Column.BLOB_ENDS, 0, struct.pack("<II", 0, 2)),  # bytes that belong to no row
-        ([PART, FACT], Column.VALUE_ENDS, 0, struct.pack("<II", 1, 1)),  # numbers that belong to no row
-        ([PART, FACT], Column.INDICES, 4, struct.pack("<I", DIMENSION_MAX)),
+        ([SPARSE, FACT], Column.VALUE_ENDS, 0, struct.pack("<II", 1, 1)),  # numbers that belong to no row
+        ([SPARSE, FACT], Column.INDICES, 4, struct.pack("<I", DIMENSION_MAX)),
         ([VECTOR, FACT], Column.NAMESPACE_INDEX, 0, struct.pack("<HH", 0, 2)),
         ([VECTOR, FACT, FACT], Column.KINDS, 2, bytes((40,))),  # not in the mask
         ([VECTOR, FACT], None, KINDS_MASK_AT + 5, b"\1"),  # in the mask, but of no row
@@ -164,20 +164,20 @@ KINDS_MASK_AT, DIMENSION_AT, LENGTH_AT = 40, 48, 52
     ],
 )
 def test_invalid_body_is_not_decoded(
-    rows: list[Delta], column: Column | None, at: int, replacement: bytes
+    rows: list[Delta], column: Column | None, offset: int, replacement: bytes
 ) -> None:
     intact = encode_batch(rows, origin=16, base=1)
     assert decode_heterogeneous(Batch(intact.raw))
     bounds = (0, 0) if column is None else intact._bounds_of_column(column)
     assert bounds is not None
     body = bytearray(intact.raw)
-    body[bounds[0] + at : bounds[0] + at + len(replacement)] = replacement
+    body[bounds[0] + offset : bounds[0] + offset + len(replacement)] = replacement
     assert body != intact.raw
     assert not decode_heterogeneous(Batch(bytes(body)))
 
 
 def test_indices_without_sparse_rows_are_not_decoded() -> None:
-    intact = encode_batch([PART, VECTOR], origin=16, base=1)
+    intact = encode_batch([SPARSE, VECTOR], origin=16, base=1)
     body, bounds = bytearray(intact.raw), intact._bounds_of_column(Column.KINDS)
     assert bounds is not None
     body[bounds[0]] = Kind.DENSE
@@ -200,6 +200,6 @@ def test_row_column_of_wrong_length_is_not_decoded() -> None:
 def test_only_rows_with_common_columns_are_decoded_fast() -> None:
     rows = [Delta("a", create([1, 2])), Delta("b", opaque(b"x"), namespace="other")]
     assert heterogeneous_is_intact(Batch(encode_batch(rows, origin=16, base=1).raw))
-    assert common_is_valid(Batch(encode_batch(rows, origin=16, base=1).raw))
+    assert common_columns_are_valid(Batch(encode_batch(rows, origin=16, base=1).raw))
     tagged = [*rows, Delta("c", delete(), topics=("t",))]
     assert not heterogeneous_is_intact(Batch(encode_batch(tagged, origin=16, base=1).raw))

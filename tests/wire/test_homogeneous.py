@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 IDS = st.text("abc -~!", min_size=0, max_size=5) | st.just("x" * (VECTOR_ID_BYTES_MAX + 1))
 
 
-def batches_of(*ids: Sequence[str]) -> list[Batch]:
+def batches_of(*ids_by_batch: Sequence[str]) -> list[Batch]:
     return [
-        Batch(encode_batch([Delta(one, opaque(b"x")) for one in some], origin=7, base=1).raw) for some in ids
+        Batch(encode_batch([Delta(vector_id, opaque(b"x")) for vector_id in batch_ids], origin=7, base=1).raw)
+        for batch_ids in ids_by_batch
     ]
 
 
@@ -33,27 +34,31 @@ def batches_of(*ids: Sequence[str]) -> list[Batch]:
     st.lists(st.lists(IDS.filter(bool), min_size=1, max_size=6), min_size=1, max_size=6),
     st.sampled_from([0, 500]),
 )
-def test_ids_decoded_together_equal_ids_of_each_batch(ids: list[list[str]], few: int) -> None:
+def test_ids_decoded_together_equal_ids_of_each_batch(ids: list[list[str]], loop_rows_max: int) -> None:
     batches = batches_of(*ids)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(homogeneous, "_LOOP_ROWS_MAX", few)
-        names = [decode_columns(batch) for batch in batches]
-        assert decode_keys(batches, [one for one in names if one is not None]) == len(batches)
-    for batch, wanted in zip(batches, ids, strict=True):
-        assert batch.keys == wanted == Batch(batch.raw).keys
+        patch.setattr(homogeneous, "_LOOP_ROWS_MAX", loop_rows_max)
+        key_columns = [decode_columns(batch) for batch in batches]
+        assert decode_keys(batches, [columns for columns in key_columns if columns is not None]) == len(
+            batches
+        )
+    for batch, expected in zip(batches, ids, strict=True):
+        assert batch.keys == expected == Batch(batch.raw).keys
         assert batch.decoded
-        assert batch.key_bytes_bound >= max(map(len, wanted))
-        assert homogeneous_is_valid(batch) == all(len(one) <= VECTOR_ID_BYTES_MAX for one in wanted)
+        assert batch.key_bytes_bound >= max(map(len, expected))
+        assert homogeneous_is_valid(batch) == all(len(name) <= VECTOR_ID_BYTES_MAX for name in expected)
 
 
 @given(st.lists(st.lists(IDS, min_size=1, max_size=4), min_size=1, max_size=6), st.sampled_from([0, 500]))
-def test_decoding_stops_at_the_first_batch_with_an_empty_id(ids: list[list[str]], few: int) -> None:
+def test_decoding_stops_at_the_first_batch_with_an_empty_id(ids: list[list[str]], loop_rows_max: int) -> None:
     batches = batches_of(*ids)
-    decoded_count = next((position for position, some in enumerate(ids) if not all(some)), len(ids))
+    decoded_count = next((position for position, batch_ids in enumerate(ids) if not all(batch_ids)), len(ids))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(homogeneous, "_LOOP_ROWS_MAX", few)
-        names = [decode_columns(batch) for batch in batches]
-        assert decode_keys(batches, [one for one in names if one is not None]) == decoded_count
+        patch.setattr(homogeneous, "_LOOP_ROWS_MAX", loop_rows_max)
+        key_columns = [decode_columns(batch) for batch in batches]
+        assert (
+            decode_keys(batches, [columns for columns in key_columns if columns is not None]) == decoded_count
+        )
     assert [batch.decoded for batch in batches] == [position < decoded_count for position in range(len(ids))]
 
 
@@ -61,13 +66,13 @@ def test_decoding_stops_at_the_first_batch_with_an_empty_id(ids: list[list[str]]
 def test_key_ends_that_do_not_rise_are_not_decoded(ends: list[int]) -> None:
     (batch,) = batches_of([f"{'x' * 2}" for _ in ends])
     raw = bytearray(batch.raw)
-    place, stop = batch._bounds_of_column(homogeneous.Column.KEY_ENDS) or (0, 0)
-    raw[place:stop] = b"".join(end.to_bytes(4, "little") for end in ends)
-    rising = all(a < b for a, b in zip([0, *ends], ends, strict=False)) and ends[-1] == 2 * len(ends)
-    for few in (0, 500):
+    start, stop = batch._bounds_of_column(homogeneous.Column.KEY_ENDS) or (0, 0)
+    raw[start:stop] = b"".join(end.to_bytes(4, "little") for end in ends)
+    is_rising = all(a < b for a, b in zip([0, *ends], ends, strict=False)) and ends[-1] == 2 * len(ends)
+    for loop_rows_max in (0, 500):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(homogeneous, "_LOOP_ROWS_MAX", few)
-            assert decode_homogeneous(Batch(bytes(raw))) == rising
+            patch.setattr(homogeneous, "_LOOP_ROWS_MAX", loop_rows_max)
+            assert decode_homogeneous(Batch(bytes(raw))) == is_rising
 
 
 @pytest.mark.parametrize("name", ["é", "x\n", "x\x7f", "x\0"])
@@ -90,11 +95,11 @@ def test_dropped_ids_are_decoded_on_demand() -> None:
 def test_each_id_ends_where_the_next_begins() -> None:
     ids = [[f"key-{row}" for row in range(first, first + 200)] for first in (0, 5_000, 100)]
     batches = batches_of(*ids)
-    names = [one for one in map(decode_columns, batches) if one is not None]
+    key_columns = [columns for columns in map(decode_columns, batches) if columns is not None]
     with pytest.MonkeyPatch.context() as patch:
         patch.delattr(homogeneous, "_decode_batch_keys")  # all batches must be decoded together
-        assert decode_keys(batches, names) == 3
+        assert decode_keys(batches, key_columns) == 3
     ends = [list(accumulate(map(len, batch.keys))) for batch in batches]
     assert [batch.keys for batch in batches] == ids
-    assert all(Batch(one.raw).keys == one.keys for one in batches)
-    assert all(end[-1] == len(one.text) for end, one in zip(ends, names, strict=True))
+    assert all(Batch(batch.raw).keys == batch.keys for batch in batches)
+    assert all(end[-1] == len(columns.text) for end, columns in zip(ends, key_columns, strict=True))

@@ -29,9 +29,9 @@ from delta_prop_wire.validate import validate_batch
 
 def body(columns: dict[Column, bytes]) -> bytes:
     """Return a body of one delete with further columns."""
-    known = {Column.KEY_ENDS: b"\1\0\0\0", Column.KEYS: b"k", Column.NAMESPACES: b"\1\0n"}
+    base_columns = {Column.KEY_ENDS: b"\1\0\0\0", Column.KEYS: b"k", Column.NAMESPACES: b"\1\0n"}
     batch = assemble(
-        {**known, **columns},
+        {**base_columns, **columns},
         attributes=0,
         count=1,
         origin=1,
@@ -59,7 +59,7 @@ def test_unchanged_bodies_are_valid() -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "why"),
+    ("columns", "message"),
     [
         (metadata(b"\x81\xa1a" + b"\xdc\xff\xff" * 100 + bytes(65_000)), "ends too early"),
         (metadata(b"\x81\xa1a" + b"\xdd\x00\x90\x00\x00" * 30 + bytes(1_000_000)), "ends too early"),
@@ -72,11 +72,11 @@ def test_unchanged_bodies_are_valid() -> None:
         ({Column.KEYS: b"\xff"}, "UTF-8"),
     ],
 )
-def test_hostile_column_is_refused_at_small_cost(columns: dict[Column, bytes], why: str) -> None:
+def test_hostile_column_is_refused_at_small_cost(columns: dict[Column, bytes], message: str) -> None:
     raw = body(columns)
     tracemalloc.start()
     try:
-        with pytest.raises(ProtocolError, match=why) as caught:
+        with pytest.raises(ProtocolError, match=message) as caught:
             parse_batch(raw)
         assert tracemalloc.get_traced_memory()[1] < 200_000 + 2 * len(raw)
     finally:
@@ -150,7 +150,7 @@ SEEDS = [
     ),
     encode_batch([SPARSE] * 3, origin=1, base=5, previous=2, counters=[5, 9, 11], row_offsets=[1, 4, 6]),
     encode_batch(
-        [Delta(name, delete(), "n", id=bytes(16), timestamp=at) for at, name in enumerate("abc")],
+        [Delta(name, delete(), "n", id=bytes(16), timestamp=time) for time, name in enumerate("abc")],
         origin=1,
         base=1,
         clock=(Dot(2, 7), Dot(3, 9)),
@@ -166,7 +166,7 @@ SEEDS = [
 
 def test_mutated_body_is_refused_or_fully_readable(full: bool) -> None:
     rng = random.Random(3)
-    passed = 0
+    accepted_count = 0
     rounds = 20_000 if full else 400
     for _, seed in product(range(rounds), SEEDS):
         raw = mutate(bytes(seed.body[:-4]), rng)
@@ -174,9 +174,9 @@ def test_mutated_body_is_refused_or_fully_readable(full: bool) -> None:
             batch = parse_batch(raw + crc32c(raw).to_bytes(4, "little"))
         except ProtocolError:
             continue
-        passed += 1
+        accepted_count += 1
         read_everything(batch)
-    assert passed > rounds // 4  # some bits are values, and any value is valid
+    assert accepted_count > rounds // 4  # some bits are values, and any value is valid
 
 
 def test_fast_check_accepts_only_what_the_general_check_does(full: bool) -> None:
@@ -190,13 +190,13 @@ def test_fast_check_accepts_only_what_the_general_check_does(full: bool) -> None
             check_body(memoryview(raw))
             check_columns(Batch(raw))
         except ProtocolError:
-            outcomes["let through" if is_fast else "refused"] += 1
+            outcomes["wrongly accepted" if is_fast else "refused"] += 1
         else:
-            outcomes["short" if is_fast else "long"] += 1
-            assert parse_batch(raw).keys == (slow := Batch(raw)).keys
-            assert parse_batch(raw).namespaces == slow.namespaces
-    assert "let through" not in outcomes
-    assert min(outcomes["refused"], outcomes["short"], outcomes["long"]) > 10, outcomes
+            outcomes["fast" if is_fast else "general"] += 1
+            assert parse_batch(raw).keys == (general := Batch(raw)).keys
+            assert parse_batch(raw).namespaces == general.namespaces
+    assert "wrongly accepted" not in outcomes
+    assert min(outcomes["refused"], outcomes["fast"], outcomes["general"]) > 10, outcomes
 
 
 TWO_KEYS = {Column.KEY_ENDS: struct.pack("<II", 1, 2), Column.KEYS: b"kl", Column.NAMESPACES: b"\1\0n"}
@@ -237,9 +237,9 @@ def with_checksum(raw: bytes) -> bytes:
 def test_homogeneous_batch_of_wrong_length_or_checksum_is_refused() -> None:
     raw = bytes(SEEDS[-2].body[:-4])
     assert parse_batch(with_checksum(raw)).homogeneous
-    for wrong in (raw + bytes(8), raw + bytes(1), raw + bytes(4), raw[:-8]):
+    for invalid in (raw + bytes(8), raw + bytes(1), raw + bytes(4), raw[:-8]):
         with pytest.raises(ProtocolError):
-            parse_batch(with_checksum(wrong))
+            parse_batch(with_checksum(invalid))
     with pytest.raises(ProtocolError, match="checksum") as caught:
         parse_batch(with_checksum(raw)[:-1] + b"?")
     assert caught.value.code is ErrorCode.CHECKSUM
@@ -265,16 +265,20 @@ def test_truncated_body_is_refused(size: int) -> None:
 def mutate(original: bytes, rng: random.Random) -> bytes:
     raw = bytearray(original)
     for _ in range(rng.choice((1, 1, 2, 5))):
-        at = rng.randrange(len(raw))
+        position = rng.randrange(len(raw))
         match rng.randrange(4):
             case 0:
-                raw[at] ^= 1 << rng.randrange(8)
+                raw[position] ^= 1 << rng.randrange(8)
             case 1:
-                raw[at] = rng.choice((0, 1, 127, 128, 255))
+                raw[position] = rng.choice((0, 1, 127, 128, 255))
             case 2:
-                raw[at : at + 4] = rng.choice((bytes(4), b"\xff" * 4, b"\0\0\0\x80"))[: len(raw) - at]
+                raw[position : position + 4] = rng.choice((bytes(4), b"\xff" * 4, b"\0\0\0\x80"))[
+                    : len(raw) - position
+                ]
             case _:
-                raw[at : at + 8] = raw[(other := rng.randrange(len(raw) - 8)) : other + 8][: len(raw) - at]
+                raw[position : position + 8] = raw[(source := rng.randrange(len(raw) - 8)) : source + 8][
+                    : len(raw) - position
+                ]
     return bytes(raw)
 
 
@@ -295,8 +299,8 @@ def read_everything(batch: Batch) -> None:
 
 def with_parents(*entries: tuple[int, int, bytes]) -> bytes:
     """Return a body of two rows with these parents, valid or not: (row, form, 16 bytes)."""
-    named = replace(PAIR[0], parents=(Dot(7, 1),) * len(entries))
-    batch = encode_batch([named, PAIR[1]], origin=3, base=1)
+    delta = replace(PAIR[0], parents=(Dot(7, 1),) * len(entries))
+    batch = encode_batch([delta, PAIR[1]], origin=3, base=1)
     column = batch.column(Column.PARENTS)
     assert column is not None
     packed = b"".join(PARENT.pack(*entry) for entry in entries)

@@ -168,7 +168,7 @@ SPARSE = {"vector_id": "d", "op": "sparse", "indices": [0], "values": [1]}
 
 
 @pytest.mark.parametrize(
-    ("line", "field", "cure"),
+    ("line", "field", "fix"),
     [
         ("", "line", "write one object per line"),
         ("{", "line", "character 2"),
@@ -272,11 +272,11 @@ SPARSE = {"vector_id": "d", "op": "sparse", "indices": [0], "values": [1]}
         ({"vector_id": "d", "op": "dense", "values": [1], "topics": "x"}, "topics", "put it in brackets"),
     ],
 )
-def test_invalid_line_error_names_the_field_and_the_fix(line: Any, field: str, cure: str) -> None:
+def test_invalid_line_error_names_the_field_and_the_fix(line: Any, field: str, fix: str) -> None:
     with pytest.raises(InvalidDelta) as caught:
         delta_from_line(line)
     assert caught.value.field == field
-    assert cure in caught.value.message
+    assert fix in caught.value.message
     assert len(caught.value.message) < 400
 
 

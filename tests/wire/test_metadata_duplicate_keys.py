@@ -31,28 +31,30 @@ DUPLICATE_KEYS = {
 }
 
 
-@pytest.mark.parametrize("packed", [one[:2] for one in DUPLICATE_KEYS.values()], ids=DUPLICATE_KEYS)
-@pytest.mark.parametrize("rows", [1, 3, 400])
-def test_batch_with_a_duplicate_key_is_refused_with_its_row(packed: tuple[bytes, str], rows: int) -> None:
+@pytest.mark.parametrize("packed", [case[:2] for case in DUPLICATE_KEYS.values()], ids=DUPLICATE_KEYS)
+@pytest.mark.parametrize("row_count", [1, 3, 400])
+def test_batch_with_a_duplicate_key_is_refused_with_its_row(
+    packed: tuple[bytes, str], row_count: int
+) -> None:
     raw, key = packed
-    batch = parse_batch(bytes(with_metadata({rows - 1: raw}, rows).body))
+    batch = parse_batch(bytes(with_metadata({row_count - 1: raw}, row_count).body))
     with pytest.raises(InvalidDelta, match=f"metadata: the key '{key}' occurs twice: name each") as refused:
         validate_batch(batch)
-    assert (refused.value.field, refused.value.row) == ("metadata", rows - 1)
+    assert (refused.value.field, refused.value.row) == ("metadata", row_count - 1)
 
 
-@pytest.mark.parametrize("packed", [one[0] for one in DUPLICATE_KEYS.values()], ids=DUPLICATE_KEYS)
+@pytest.mark.parametrize("packed", [case[0] for case in DUPLICATE_KEYS.values()], ids=DUPLICATE_KEYS)
 def test_no_fast_check_accepts_a_duplicate_key(packed: bytes) -> None:
     deltas = [Delta("a", create([1.0, 2.0])), Delta("b", scale(2.0)), Delta("c", metadata_only())]
-    for some in (deltas[:1], deltas[:2], deltas[2:]):
+    for batch_deltas in (deltas[:1], deltas[:2], deltas[2:]):
         for _ in range(3):  # the second and third body use the template
-            batch = parse_batch(bytes(with_metadata({0: packed}, deltas=some).body))
+            batch = parse_batch(bytes(with_metadata({0: packed}, deltas=batch_deltas).body))
             with pytest.raises(InvalidDelta, match="occurs twice"):
                 validate_batch(batch)
 
 
 @pytest.mark.parametrize(
-    ("packed", "patch"), [(one[0], one[2]) for one in DUPLICATE_KEYS.values()], ids=DUPLICATE_KEYS
+    ("packed", "patch"), [(case[0], case[2]) for case in DUPLICATE_KEYS.values()], ids=DUPLICATE_KEYS
 )
 def test_reader_takes_the_last_value_of_a_duplicate_key(packed: bytes, patch: dict[str, Any]) -> None:
     batch = parse_batch(bytes(with_metadata({1: packed}, 3).body))
@@ -68,7 +70,7 @@ def test_reader_takes_the_last_value_of_a_duplicate_key(packed: bytes, patch: di
 
 
 @pytest.mark.parametrize(
-    ("packed", "patch"), [(one[0], one[2]) for one in DUPLICATE_KEYS.values()], ids=DUPLICATE_KEYS
+    ("packed", "patch"), [(case[0], case[2]) for case in DUPLICATE_KEYS.values()], ids=DUPLICATE_KEYS
 )
 def test_fold_uses_the_last_value_of_a_duplicate_key(packed: bytes, patch: dict[str, Any]) -> None:
     batch = with_metadata({0: packed}, 1)

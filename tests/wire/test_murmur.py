@@ -25,11 +25,11 @@ def test_unsigned_golden_value_matches() -> None:
 def test_partitions_of_many_keys_equal_those_of_each(
     namespace: str, ids: list[str], partition_count: int
 ) -> None:
-    many = partitions_of(namespace, ids * 2, partition_count).tolist()
-    assert many == [partition_of(namespace, one, partition_count) for one in ids * 2]
-    assert all(0 <= one < partition_count for one in many)
+    partitions = partitions_of(namespace, ids * 2, partition_count).tolist()
+    assert partitions == [partition_of(namespace, vector_id, partition_count) for vector_id in ids * 2]
+    assert all(0 <= partition < partition_count for partition in partitions)
 
 
 def test_keys_spread_evenly() -> None:
-    partitions = partitions_of("docs", [f"key-{at}" for at in range(10_000)], 4)
-    assert all(2_300 < (partitions == one).sum() < 2_700 for one in range(4))
+    partitions = partitions_of("docs", [f"key-{number}" for number in range(10_000)], 4)
+    assert all(2_300 < (partitions == partition).sum() < 2_700 for partition in range(4))

@@ -56,9 +56,9 @@ def test_worked_example_makes_the_golden_delta() -> None:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(compile(code, "docs/protocol.md", "exec"), {})
-    (wanted,) = (entry["hex"] for entry in GOLDEN if entry["name"] == "delta")
-    assert printed.getvalue().strip() == wanted
-    decode(bytes.fromhex(wanted))
+    (expected,) = (entry["hex"] for entry in GOLDEN if entry["name"] == "delta")
+    assert printed.getvalue().strip() == expected
+    decode(bytes.fromhex(expected))
 
 
 def test_annotated_batch_is_the_golden_batch() -> None:
@@ -66,8 +66,8 @@ def test_annotated_batch_is_the_golden_batch() -> None:
     table = PAGE[PAGE.index("### A batch, taken apart") : PAGE.index("## Golden bytes")]
     rows = re.findall(r"^\| (\d+) \| (.*?) \|", table, re.MULTILINE)
     assert len(rows) > 25
-    for at, cell in rows:
-        position = int(at)
+    for position_text, cell in rows:
+        position = int(position_text)
         for text in re.findall(r"`([0-9a-f ]+)`", cell):
             if cell.startswith("13"):
                 continue
@@ -75,7 +75,7 @@ def test_annotated_batch_is_the_golden_batch() -> None:
             part = bytes.fromhex(text) * (int(count[1]) if count and text == "00" else 1)
             if cell.startswith("20 bytes"):
                 position += 20
-            assert raw[position : position + len(part)] == part, (at, cell)
+            assert raw[position : position + len(part)] == part, (position_text, cell)
             position += len(part)
 
 
@@ -244,7 +244,7 @@ def test_table_of_message_rules_matches_the_code() -> None:
             kinds.append(kind)
             for cell, phase in zip(cells[:3], CLIENT_PHASES, strict=True):
                 client, forwarder = (
-                    RULES[one, phase][kind] is None for one in (Speaker.CLIENT, Speaker.FORWARDER)
+                    RULES[speaker, phase][kind] is None for speaker in (Speaker.CLIENT, Speaker.FORWARDER)
                 )
                 assert client == cell.startswith("yes"), (label, cell)
                 assert cell != "–" or not forwarder
@@ -258,7 +258,7 @@ def test_table_of_message_rules_matches_the_code() -> None:
 def test_documented_times_are_the_server_defaults() -> None:
     s = ServerSettings()
     section = PAGE[PAGE.index("### Times") : PAGE.index("### Pressure")]
-    for row, wanted in (
+    for row, expected in (
         ("from connecting to a hello", f"{s.handshake_timeout_s:g} s"),
         ("sending nothing", f"{s.heartbeat_interval_s:g} s"),
         ("receiving no whole frame", f"{s.peer_timeout_s:g} s"),
@@ -266,7 +266,7 @@ def test_documented_times_are_the_server_defaults() -> None:
         ("a client that takes nothing", f"{s.send_timeout_s:g} s"),
     ):
         (line,) = (line for line in section.splitlines() if line.startswith(f"| {row}"))
-        assert wanted in line
+        assert expected in line
     assert f"port {PORT}" in PAGE
     assert f"credit [{s.producer_deltas_credit}, {s.producer_bytes_credit}]" in PAGE
 

@@ -21,12 +21,12 @@ ROWS = [Delta("a", create([1.0])), Delta("b", sparse([1], [0.5]))]
     st.sampled_from(Priority),
 )
 def test_new_header_equals_one_encoded_at_once(
-    before: int, epoch: int, first: AckLevel, level: AckLevel, priority: Priority
+    old_epoch: int, epoch: int, old_level: AckLevel, level: AckLevel, priority: Priority
 ) -> None:
     def encode_with(epoch: int, level: AckLevel) -> bytes:
         batch = encode_batch(ROWS, origin=7, base=3, epoch=epoch, ack_level=level, priority=priority)
         return bytes(batch.raw)
 
-    found = with_header(parse_batch(encode_with(before, first)), epoch=epoch, ack_level=level)
-    assert bytes(found.raw) == encode_with(epoch, level)
-    assert (parse_batch(found.raw).epoch, found.ack_level) == (epoch, level)
+    reheadered = with_header(parse_batch(encode_with(old_epoch, old_level)), epoch=epoch, ack_level=level)
+    assert bytes(reheadered.raw) == encode_with(epoch, level)
+    assert (parse_batch(reheadered.raw).epoch, reheadered.ack_level) == (epoch, level)

@@ -1,4 +1,4 @@
-"""Contents of rows are equal in any batch, and differ as soon as one field of one row differs."""
+"""The contents of equal rows are equal in any batch; a difference in any field of a row is found."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tests.wire.test_frames import DELTAS
 ROWS = st.lists(DELTAS, min_size=1, max_size=5)
 
 
-def batch_of(deltas: list[Delta], **more: object) -> Batch:
-    terms = {"origin": 7, "base": 1, **more}
-    return encode_batch([replace(one, id=None) for one in deltas], **terms)  # type: ignore[arg-type]
+def batch_of(deltas: list[Delta], **options: object) -> Batch:
+    header_fields = {"origin": 7, "base": 1, **options}
+    return encode_batch([replace(delta, id=None) for delta in deltas], **header_fields)  # type: ignore[arg-type]
 
 
 def other_frame(deltas: list[Delta], before: list[Delta], after: list[Delta]) -> Batch:
-    """Return a batch with the same contents between other rows; all fields that do not count are changed."""
+    """Return a batch with these contents between other rows, and all fields changed that do not count."""
     changed = [
-        replace(one, parents=(Dot(3, 4),), timestamp=77, priority=Priority.LOW, expect=Dot(1, 2))
-        for one in deltas
+        replace(delta, parents=(Dot(3, 4),), timestamp=77, priority=Priority.LOW, expect=Dot(1, 2))
+        for delta in deltas
     ]
     return batch_of(
         [*before, *changed, *after],
@@ -45,12 +45,12 @@ def other_frame(deltas: list[Delta], before: list[Delta], after: list[Delta]) ->
 def test_contents_are_equal_in_another_frame(
     deltas: list[Delta], before: list[Delta], after: list[Delta]
 ) -> None:
-    one, other = batch_of(deltas), other_frame(deltas, before, after)
+    batch, other = batch_of(deltas), other_frame(deltas, before, after)
     count = len(deltas)
-    assert same_contents(one, 0, other, len(before), count)
-    assert first_difference(one, 0, other, len(before), count) is None
+    assert same_contents(batch, 0, other, len(before), count)
+    assert first_difference(batch, 0, other, len(before), count) is None
     for row in range(count):
-        assert same_contents(one, row, other, len(before) + row)
+        assert same_contents(batch, row, other, len(before) + row)
 
 
 @given(deltas=ROWS, others=ROWS, data=st.data())
@@ -60,9 +60,9 @@ def test_first_difference_is_the_first_unequal_row(
     count = data.draw(st.integers(1, min(len(deltas), len(others))))
     shared_rows = data.draw(st.integers(0, count))
     mixed = deltas[:shared_rows] + others[shared_rows:count]
-    one, other = batch_of(deltas), batch_of(mixed, origin=9)
-    rows = [row for row in range(count) if not same_contents(one, row, other, row)]
-    assert first_difference(one, 0, other, 0, count) == (rows[0] if rows else None)
+    batch, other = batch_of(deltas), batch_of(mixed, origin=9)
+    rows = [row for row in range(count) if not same_contents(batch, row, other, row)]
+    assert first_difference(batch, 0, other, 0, count) == (rows[0] if rows else None)
     assert all(row >= shared_rows for row in rows)
 
 
@@ -90,7 +90,7 @@ FULL = Delta(
         replace(FULL, topics=("t",)),
         replace(FULL, topics=()),
     ],
-    ids=lambda one: str(one)[:1],
+    ids=lambda delta: str(delta)[:1],
 )
 def test_rows_with_any_difference_are_unequal(other: Delta) -> None:
     for neighbours in ([], [Delta("x", d.create([1.0]))]):
@@ -107,22 +107,24 @@ def test_contents_are_equal_with_members_and_topics_in_another_order() -> None:
 
 
 def test_operands_are_compared_by_their_bytes() -> None:
-    zero, minus, none = (batch_of([Delta("v", d.opaque(bytes([n])))]) for n in (0, 1, 2))
-    assert not same_contents(zero, 0, minus, 0)
+    first, second, third = (batch_of([Delta("v", d.opaque(bytes([n])))]) for n in (0, 1, 2))
+    assert not same_contents(first, 0, second, 0)
     assert not same_contents(
         batch_of([Delta("v", d.create([0.0]))]), 0, batch_of([Delta("v", d.create([-0.0]))]), 0
     )
-    assert same_contents(none, 0, none, 0)
+    assert same_contents(third, 0, third, 0)
 
 
 def test_signed_zeros_differ_in_metadata() -> None:
-    zero, same, minus = (batch_of([replace(FULL, metadata={"z": number})]) for number in (0.0, 0.0, -0.0))
-    assert same_contents(zero, 0, same, 0)
-    assert not same_contents(zero, 0, minus, 0)
+    zero, other_zero, minus_zero = (
+        batch_of([replace(FULL, metadata={"z": number})]) for number in (0.0, 0.0, -0.0)
+    )
+    assert same_contents(zero, 0, other_zero, 0)
+    assert not same_contents(zero, 0, minus_zero, 0)
 
 
 def test_operands_can_be_excluded_from_the_comparison() -> None:
-    one, other = batch_of([Delta("v", d.dense([1.0, 2.0]))]), batch_of([Delta("v", d.dense([3.0, 2.0]))])
-    assert not same_contents(one, 0, other, 0)
-    assert same_contents(one, 0, other, 0, operands=False)
-    assert not same_contents(one, 0, batch_of([Delta("v", d.create([3.0, 2.0]))]), 0, operands=False)
+    batch, other = batch_of([Delta("v", d.dense([1.0, 2.0]))]), batch_of([Delta("v", d.dense([3.0, 2.0]))])
+    assert not same_contents(batch, 0, other, 0)
+    assert same_contents(batch, 0, other, 0, operands=False)
+    assert not same_contents(batch, 0, batch_of([Delta("v", d.create([3.0, 2.0]))]), 0, operands=False)

@@ -1,4 +1,4 @@
-"""A body with a known template is decoded or refused as by the general decoder."""
+"""A body with a known template is accepted or refused exactly as by the general parser."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ NUMBERS = st.lists(FINITE, min_size=1, max_size=6)
 OPERATIONS: st.SearchStrategy[Op] = st.one_of(
     NUMBERS.map(create),
     st.lists(st.tuples(st.integers(0, 300), FINITE), max_size=6, unique_by=lambda pair: pair[0]).map(
-        lambda pairs: sparse([at for at, _ in pairs], [number for _, number in pairs])
+        lambda pairs: sparse([index for index, _ in pairs], [number for _, number in pairs])
     ),
     st.binary(max_size=20).map(opaque),
     st.just(delete()),
 )
 IDS = st.text("ab -~é", min_size=1, max_size=9)
 ROWS = st.builds(Delta, IDS, OPERATIONS, st.sampled_from(["n", "default", "ä"]))
-TERMS = st.fixed_dictionaries(
+HEADER_FIELDS = st.fixed_dictionaries(
     {
         "origin": st.integers(0, (1 << 64) - 1),
         "base": st.integers(1, COUNTER_MAX - 2) | st.just(COUNTER_MAX - 2),
@@ -71,7 +71,7 @@ FIELDS = (
 )
 
 
-ENCODED_FIELDS = tuple(name_ for name_ in FIELDS if name_ != "decoded")
+ENCODED_FIELDS = tuple(field for field in FIELDS if field != "decoded")
 
 
 @pytest.fixture(autouse=True)
@@ -83,8 +83,8 @@ def _clear_templates() -> Iterator[None]:
         table.clear()
 
 
-def encode_deltas(*deltas: Delta, **terms: Any) -> bytes:
-    return bytes(encode_batch(deltas, **{"origin": 7, "base": 1, **terms}).raw)
+def encode_deltas(*deltas: Delta, **header_fields: Any) -> bytes:
+    return bytes(encode_batch(deltas, **{"origin": 7, "base": 1, **header_fields}).raw)
 
 
 def read_outcome(body: bytes) -> tuple[object, ...]:
@@ -95,7 +95,7 @@ def read_outcome(body: bytes) -> tuple[object, ...]:
     except (ProtocolError, InvalidDelta) as error:
         return type(error), getattr(error, "code", None), str(error)
     numbers = (batch.values.tobytes(), batch.indices.tobytes(), batch.blob(0), bytes(batch.raw))
-    return (*(getattr(batch, name_) for name_ in FIELDS), *numbers)
+    return (*(getattr(batch, field) for field in FIELDS), *numbers)
 
 
 def read_without_template(body: bytes) -> tuple[object, ...]:
@@ -114,11 +114,11 @@ def learn_templates(*bodies: bytes) -> None:
         parse_batch(body)
 
 
-@given(st.lists(st.tuples(ROWS, TERMS), min_size=1, max_size=5))
-def test_body_with_a_template_is_read_like_any_other(some: list[tuple[Delta, Any]]) -> None:
-    bodies = [encode_deltas(delta, **terms) for delta, terms in some]
+@given(st.lists(st.tuples(ROWS, HEADER_FIELDS), min_size=1, max_size=5))
+def test_body_with_a_template_is_read_like_any_other(cases: list[tuple[Delta, Any]]) -> None:
+    bodies = [encode_deltas(delta, **header_fields) for delta, header_fields in cases]
     learn_templates(*bodies)
-    for body, (delta, _) in zip(bodies, some, strict=True):
+    for body, (delta, _) in zip(bodies, cases, strict=True):
         batch = parse_with_template(body)
         is_ascii = delta.vector_id.isascii()
         is_large = (
@@ -131,20 +131,20 @@ def test_body_with_a_template_is_read_like_any_other(some: list[tuple[Delta, Any
 
 
 @given(
-    st.lists(st.tuples(ROWS, TERMS), min_size=1, max_size=3),
+    st.lists(st.tuples(ROWS, HEADER_FIELDS), min_size=1, max_size=3),
     st.integers(0, 1 << 32),
     st.integers(1, 4),
 )
 def test_changed_body_gives_the_same_result_with_a_template(
-    some: list[tuple[Delta, Any]], seed: int, times: int
+    cases: list[tuple[Delta, Any]], seed: int, changes_max: int
 ) -> None:
-    bodies = [encode_deltas(delta, **terms) for delta, terms in some]
+    bodies = [encode_deltas(delta, **header_fields) for delta, header_fields in cases]
     learn_templates(*bodies)
     rng = random.Random(seed)
     for body in bodies:
         for _ in range(20):
             raw = bytearray(body[:-4])
-            for _ in range(rng.randint(1, times)):
+            for _ in range(rng.randint(1, changes_max)):
                 raw[rng.randrange(len(raw))] = rng.choice([0, 1, 0x20, 0x7F, 0x80, 0xFF, rng.randrange(256)])
             changed = with_checksum(raw)
             assert read_outcome(changed) == read_without_template(changed)
@@ -174,38 +174,53 @@ def test_row_encoder_equals_the_column_encoder(rows: list[tuple[Any, ...]]) -> N
     for name, kind, width, number, index, namespace, level, priority in rows * 3:
         values = np.full(width, number, np.float32)
         indices = np.arange(index, index + width, dtype=np.uint32) if kind in SPARSE_KINDS else None
-        terms = {"origin": 1 << 63, "base": 9, "hybrid_time": 5, "ack_level": level, "priority": priority}
-        terms |= {"width": width, "namespace": namespace, "kind": kind}
+        header_fields = {
+            "origin": 1 << 63,
+            "base": 9,
+            "hybrid_time": 5,
+            "ack_level": level,
+            "priority": priority,
+        }
+        header_fields |= {"width": width, "namespace": namespace, "kind": kind}
         index_data = None if indices is None else indices.data
-        row = encode_row(name.encode(), values.data, index_data, **terms)
-        columns = encode_columns([name], [values.data], None if index_data is None else [index_data], **terms)
+        row = encode_row(name.encode(), values.data, index_data, **header_fields)
+        columns = encode_columns(
+            [name], [values.data], None if index_data is None else [index_data], **header_fields
+        )
         assert row.raw == columns.raw
         is_valid = homogeneous_is_valid(Batch(row.raw))
         assert not row.validated or is_valid
-        assert {name_: getattr(row, name_) for name_ in ENCODED_FIELDS} == {
-            name_: getattr(columns, name_) for name_ in ENCODED_FIELDS
+        assert {field: getattr(row, field) for field in ENCODED_FIELDS} == {
+            field: getattr(columns, field) for field in ENCODED_FIELDS
         }
         for array in ("values", "indices"):
             assert getattr(row, array).tobytes() == getattr(columns, array).tobytes()
     if is_valid and abs(number) < 2.0**127:
-        assert row.validated  # the third encoding uses the template at the latest
+        assert row.validated  # by the third encoding at the latest, the template is in use
 
 
 @pytest.mark.parametrize(
     ("number", "index"), [(np.inf, 1), (-np.inf, 1), (np.nan, 1), (1.0, DIMENSION_MAX), (1.0, (1 << 32) - 1)]
 )
 def test_row_with_an_invalid_number_is_not_marked_validated(number: float, index: int) -> None:
-    terms: Any = {"width": 1, "namespace": "n", "kind": Kind.SPARSE, "origin": 1, "base": 1, "hybrid_time": 1}
-    terms |= {"ack_level": AckLevel.MEMORY, "priority": Priority.NORMAL}
+    header_fields: Any = {
+        "width": 1,
+        "namespace": "n",
+        "kind": Kind.SPARSE,
+        "origin": 1,
+        "base": 1,
+        "hybrid_time": 1,
+    }
+    header_fields |= {"ack_level": AckLevel.MEMORY, "priority": Priority.NORMAL}
     for value, row_index, is_validated in ((1.0, 1, False), (1.0, 1, True), (number, index, False)):
         values, index_array = np.array([value], np.float32), np.array([row_index], np.uint32)
-        assert encode_row(b"k", values.data, index_array.data, **terms).validated == is_validated
+        assert encode_row(b"k", values.data, index_array.data, **header_fields).validated == is_validated
 
 
 def test_encode_templates_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_templates, "TEMPLATES_MAX", 5)
     for size in range(1, 50):
-        terms: Any = {
+        header_fields: Any = {
             "width": 0,
             "namespace": "n",
             "kind": Kind.SPARSE,
@@ -213,9 +228,9 @@ def test_encode_templates_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             "base": 1,
             "hybrid_time": 1,
         }
-        terms |= {"ack_level": AckLevel.MEMORY, "priority": Priority.NORMAL}
+        header_fields |= {"ack_level": AckLevel.MEMORY, "priority": Priority.NORMAL}
         for is_validated in (False, True):
-            assert encode_row(b"k" * size, b"", b"", **terms).validated == is_validated
+            assert encode_row(b"k" * size, b"", b"", **header_fields).validated == is_validated
         assert len(row_templates._encode_templates) <= 5
 
 
@@ -234,7 +249,7 @@ def column_offsets(body: bytes) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("body", "column", "at", "number", "why"),
+    ("body", "column", "offset", "number", "message"),
     [
         (SPARSE, "KEY_ENDS", 0, 2, "KEY_ENDS does not rise to 3"),
         (SPARSE, "INDICES", 4, DIMENSION_MAX, "index 65536 at position 1"),
@@ -247,15 +262,15 @@ def column_offsets(body: bytes) -> dict[str, int]:
     ],
 )
 def test_invalid_change_to_a_templated_body_is_refused(
-    body: bytes, column: str, at: int, number: int, why: str
+    body: bytes, column: str, offset: int, number: int, message: str
 ) -> None:
     learn_templates(body)
     assert parse_with_template(body) is not None
     raw = bytearray(body[:-4])
-    struct.pack_into("<I", raw, column_offsets(body)[column] + at, number)
+    struct.pack_into("<I", raw, column_offsets(body)[column] + offset, number)
     changed = with_checksum(raw)
     assert parse_with_template(changed) is None
-    with pytest.raises((ProtocolError, InvalidDelta), match=why):
+    with pytest.raises((ProtocolError, InvalidDelta), match=message):
         validate_batch(parse_batch(changed))
 
 
@@ -315,16 +330,16 @@ def test_dropped_keys_are_decoded_on_demand() -> None:
 @given(
     st.lists(st.sampled_from([["a"], ["b"], ["", "x"], ["é"], ["c", "d"], ["long"]]), min_size=1, max_size=8)
 )
-def test_run_is_the_same_with_and_without_templates(ids: list[list[str]]) -> None:
+def test_run_is_the_same_with_and_without_templates(ids_by_batch: list[list[str]]) -> None:
     learn_templates(encode_deltas(Delta("z", delete())))
     bodies, base = [], 1
-    for some in ids:
-        bodies.append(encode_deltas(*[Delta(name, delete()) for name in some], base=base))
-        base += len(some)
-    taken = []
+    for batch_ids in ids_by_batch:
+        bodies.append(encode_deltas(*[Delta(name, delete()) for name in batch_ids], base=base))
+        base += len(batch_ids)
+    runs = []
     with pytest.MonkeyPatch.context() as patch:
-        for general in (False, True):
-            if general:
+        for without_templates in (False, True):
+            if without_templates:
                 patch.setattr("delta_prop_wire.frame_runs.parse_with_template", lambda _: None)
             buffer, sequence = ReceiveBuffer(1 << 20), 1
             for body in bodies:
@@ -332,5 +347,5 @@ def test_run_is_the_same_with_and_without_templates(ids: list[list[str]]) -> Non
                 buffer.feed(encode_head(batch, sequence, None, ack_wanted=False) + body)
                 sequence += batch.count
             run = FrameRunReader(buffer).take(CreditWindow(None), 1 << 20, 1)
-            taken.append(None if run is None else (run.rows, run.size, [batch.keys for batch in run.batches]))
-    assert taken[0] == taken[1]
+            runs.append(None if run is None else (run.rows, run.size, [batch.keys for batch in run.batches]))
+    assert runs[0] == runs[1]

@@ -16,14 +16,14 @@ ROWS = 300
 class CountedEntries(tuple[Any, ...]):
     """Entries that count how often they are traversed."""
 
-    times = 0
+    traversals = 0
 
     def __iter__(self) -> Iterator[Any]:
-        self.times += 1
+        self.traversals += 1
         return super().__iter__()
 
     def __reversed__(self) -> Iterator[Any]:
-        self.times += 1
+        self.traversals += 1
         return iter(self[::-1])
 
 
@@ -45,4 +45,4 @@ def test_rare_columns_are_traversed_once_for_all_rows(column: str) -> None:
     for row, delta in enumerate(deltas):
         found = batch.delta(row)
         assert (found.parents, found.topics, found.expect) == (delta.parents, delta.topics, delta.expect)
-    assert entries.times == 1
+    assert entries.traversals == 1

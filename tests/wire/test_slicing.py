@@ -28,25 +28,27 @@ def logged_batch(batch: Batch, *, offset: int = 1000, lamport: int = 7000) -> Lo
     return LoggedBatch(batch, offset, lamport, Source.IMPORT, encode_head(batch, offset, stamp))
 
 
-def sliced_frames(one: LoggedBatch, rows: list[int]) -> list[BatchFrame]:
+def sliced_frames(logged: LoggedBatch, rows: list[int]) -> list[BatchFrame]:
     """Return the frames of a slice as a subscriber gets them."""
-    parts = slice_rows(one, np.array(rows, np.intp))
-    found = []
+    parts = slice_rows(logged, np.array(rows, np.intp))
+    frames = []
     for head, body in zip(parts[::2], parts[1::2], strict=True):
         frame = decode(head + body)
         assert isinstance(frame, BatchFrame)
-        found.append(frame)
-    return found
+        frames.append(frame)
+    return frames
 
 
-def expected_rows(one: LoggedBatch, rows: list[int]) -> list[tuple[int, int, Delta]]:
+def expected_rows(logged: LoggedBatch, rows: list[int]) -> list[tuple[int, int, Delta]]:
     """Return these rows as the full frame has them."""
-    return [(one.offset + row, one.lamport + row, one.batch.delta(row, one.source)) for row in rows]
+    return [
+        (logged.offset + row, logged.lamport + row, logged.batch.delta(row, logged.source)) for row in rows
+    ]
 
 
-def reencode(one: LoggedBatch, rows: list[int]) -> Batch:
+def reencode(logged: LoggedBatch, rows: list[int]) -> Batch:
     """Encode the values of these rows with the general encoder."""
-    batch = one.batch
+    batch = logged.batch
     return encode_batch(
         [batch.delta(row) for row in rows],
         origin=batch.origin,
@@ -55,7 +57,7 @@ def reencode(one: LoggedBatch, rows: list[int]) -> Batch:
         clock=batch.clock,
         previous=batch.previous if batch.has_gaps else batch.base - 1,
         counters=[batch.counter(row) for row in rows],
-        row_offsets=[one.offset + row for row in rows],
+        row_offsets=[logged.offset + row for row in rows],
         ack_level=batch.ack_level,
         priority=batch.priority,
         hybrid_time=batch.hybrid_time,
@@ -65,15 +67,15 @@ def reencode(one: LoggedBatch, rows: list[int]) -> Batch:
 @st.composite
 def batches(draw: st.DrawFn) -> LoggedBatch:
     deltas = draw(st.lists(DELTAS, min_size=1, max_size=5))
-    few = draw(st.booleans())
-    ids = draw(st.booleans())
-    timed = draw(st.booleans())
+    few_namespaces = draw(st.booleans())
+    with_ids = draw(st.booleans())
+    with_times = draw(st.booleans())
     deltas = [
         replace(
             delta,
-            timestamp=delta.timestamp if timed else 0,
-            id=bytes(15) + bytes((row,)) if ids else None,
-            namespace=f"space {row % 2}" if few else delta.namespace,
+            timestamp=delta.timestamp if with_times else 0,
+            id=bytes(15) + bytes((row,)) if with_ids else None,
+            namespace=f"space {row % 2}" if few_namespaces else delta.namespace,
         )
         for row, delta in enumerate(deltas)
     ]
@@ -95,23 +97,23 @@ def batches(draw: st.DrawFn) -> LoggedBatch:
 
 
 @settings(max_examples=settings().max_examples // 2)
-@given(one=batches(), data=st.data())
-def test_sliced_frame_holds_the_rows_of_the_full_frame(one: LoggedBatch, data: st.DataObject) -> None:
-    rows = data.draw(st.sets(st.integers(0, one.count - 1), min_size=1).map(sorted))
-    (frame,) = sliced_frames(one, rows)
-    assert list(rows_of(frame)) == expected_rows(one, rows)
-    assert frame.sequence == one.offset + rows[0]
-    assert frame.batch.epoch == one.batch.epoch
-    assert frame.batch.ack_level == one.batch.ack_level
-    if all(is_encoded_plainly(one.batch, row) for row in range(one.count)):
-        assert bytes(frame.batch.body) == bytes(reencode(one, rows).body)
+@given(logged=batches(), data=st.data())
+def test_sliced_frame_holds_the_rows_of_the_full_frame(logged: LoggedBatch, data: st.DataObject) -> None:
+    rows = data.draw(st.sets(st.integers(0, logged.count - 1), min_size=1).map(sorted))
+    (frame,) = sliced_frames(logged, rows)
+    assert list(rows_of(frame)) == expected_rows(logged, rows)
+    assert frame.sequence == logged.offset + rows[0]
+    assert frame.batch.epoch == logged.batch.epoch
+    assert frame.batch.ack_level == logged.batch.ack_level
+    if all(is_encoded_plainly(logged.batch, row) for row in range(logged.count)):
+        assert bytes(frame.batch.body) == bytes(reencode(logged, rows).body)
 
 
 @settings(max_examples=settings().max_examples // 2)
-@given(one=batches(), data=st.data())
-def test_selected_rows_keep_their_content_and_dots(one: LoggedBatch, data: st.DataObject) -> None:
-    batch = one.batch
-    rows = data.draw(st.sets(st.integers(0, one.count - 1), min_size=1).map(sorted))
+@given(logged=batches(), data=st.data())
+def test_selected_rows_keep_their_content_and_dots(logged: LoggedBatch, data: st.DataObject) -> None:
+    batch = logged.batch
+    rows = data.draw(st.sets(st.integers(0, logged.count - 1), min_size=1).map(sorted))
     previous = data.draw(st.sampled_from([batch.counter(rows[0]) - 1, batch.previous]))
     clock = data.draw(st.sampled_from([(), batch.clock]))
     part = select_rows(batch, np.array(rows, np.intp), previous=previous, clock=clock)
@@ -164,7 +166,7 @@ def mixed_delta(row: int) -> Delta:
 
 
 ROW_COUNT = 400
-SHAPES: dict[str, Batch] = {
+BATCHES: dict[str, Batch] = {
     "mixed": encode_batch([mixed_delta(row) for row in range(ROW_COUNT)], origin=7, base=5),
     "mixed, with gaps": encode_batch(
         [mixed_delta(row) for row in range(ROW_COUNT)],
@@ -206,29 +208,29 @@ CHOICES = {
 }
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("batch_name", BATCHES)
 @pytest.mark.parametrize("choice", CHOICES)
-def test_slice_of_a_large_batch_holds_its_rows(shape: str, choice: str) -> None:
-    one, rows = logged_batch(SHAPES[shape]), CHOICES[choice]
-    (frame,) = sliced_frames(one, rows)
-    assert list(rows_of(frame)) == expected_rows(one, rows)
-    if "mixed" not in shape:
-        assert bytes(frame.batch.body) == bytes(reencode(one, rows).body)
+def test_slice_of_a_large_batch_holds_its_rows(batch_name: str, choice: str) -> None:
+    logged, rows = logged_batch(BATCHES[batch_name]), CHOICES[choice]
+    (frame,) = sliced_frames(logged, rows)
+    assert list(rows_of(frame)) == expected_rows(logged, rows)
+    if "mixed" not in batch_name:
+        assert bytes(frame.batch.body) == bytes(reencode(logged, rows).body)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_few_and_many_rows_are_sliced_equally(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, rows = logged_batch(SHAPES[shape]), CHOICES["half"]
+@pytest.mark.parametrize("batch_name", BATCHES)
+def test_few_and_many_rows_are_sliced_equally(batch_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    logged, rows = logged_batch(BATCHES[batch_name]), CHOICES["half"]
     monkeypatch.setattr(slicing, "LONG_PART_BYTES", 10**9)
-    by_mask = slice_rows(one, np.array(rows))
+    by_mask = slice_rows(logged, np.array(rows))
     monkeypatch.setattr(slicing, "FEW_ROWS", 10**9)
-    assert slice_rows(one, np.array(rows)) == by_mask
+    assert slice_rows(logged, np.array(rows)) == by_mask
     assert len(rows) > FEW_ROWS
 
 
 def test_sliced_frame_hides_names_of_removed_rows() -> None:
-    one = logged_batch(SHAPES["mixed"])
-    (frame,) = sliced_frames(one, [7])
+    logged = logged_batch(BATCHES["mixed"])
+    (frame,) = sliced_frames(logged, [7])
     assert frame.batch.namespace_names == ("space 2",)
     assert frame.batch.namespace == "space 2"
     assert frame.batch.custom_topics == {"topic 1"}
@@ -237,15 +239,17 @@ def test_sliced_frame_hides_names_of_removed_rows() -> None:
 
 
 def test_sliced_frame_has_a_rebuilt_stamp() -> None:
-    one = logged_batch(SHAPES["opaque"])
-    (frame,) = sliced_frames(one, [3, 8])
+    logged = logged_batch(BATCHES["opaque"])
+    (frame,) = sliced_frames(logged, [3, 8])
     batch = frame.batch
     assert frame.stamp == Stamp(7003, Source.IMPORT, 1_700_000_000_000_000, 0, batch.crc, 0)
     assert frame.sequence == 1003
     assert (batch.base, batch.previous, batch.last) == (8, 4, 13)
     assert batch.row_offsets is not None
     assert batch.row_offsets.tolist() == [1003, 1008]
-    without_head = LoggedBatch(one.batch, one.offset, one.lamport, one.source, known_ids=KnownIds.SOME)
+    without_head = LoggedBatch(
+        logged.batch, logged.offset, logged.lamport, logged.source, known_ids=KnownIds.SOME
+    )
     (frame,) = sliced_frames(without_head, [3])
     assert frame.stamp is not None
     assert frame.stamp.known_ids is KnownIds.SOME
@@ -255,35 +259,35 @@ def test_sliced_frame_has_a_rebuilt_stamp() -> None:
 @settings(max_examples=settings().max_examples // 4)
 @given(first=st.sets(st.integers(0, ROW_COUNT - 1), min_size=3), data=st.data())
 def test_sliced_frame_can_be_sliced_further(first: set[int], data: st.DataObject) -> None:
-    one, rows = logged_batch(SHAPES["mixed, with gaps"]), sorted(first)
+    logged, rows = logged_batch(BATCHES["mixed, with gaps"]), sorted(first)
     second = data.draw(st.sets(st.sampled_from(range(len(rows))), min_size=1).map(sorted))
-    parts = slice_rows(one, np.array(rows))
+    parts = slice_rows(logged, np.array(rows))
     frame = decode(b"".join(parts))
     assert isinstance(frame, BatchFrame)
     assert frame.stamp is not None
     half = LoggedBatch(frame.batch, frame.sequence, frame.stamp.lamport, frame.stamp.source, parts[0])
-    assert slice_rows(half, np.array(second)) == slice_rows(one, np.array([rows[row] for row in second]))
+    assert slice_rows(half, np.array(second)) == slice_rows(logged, np.array([rows[row] for row in second]))
 
 
 def test_slice_above_the_frame_bound_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, rows = logged_batch(SHAPES["long"]), CHOICES["all"]
-    monkeypatch.setattr("delta_prop_wire.encode.FRAME_PAYLOAD_BYTES_MAX", one.batch.size)
-    found = sliced_frames(one, rows)
-    assert len(found) == 2
-    assert [row for frame in found for row in rows_of(frame)] == expected_rows(one, rows)
+    logged, rows = logged_batch(BATCHES["long"]), CHOICES["all"]
+    monkeypatch.setattr("delta_prop_wire.encode.FRAME_PAYLOAD_BYTES_MAX", logged.batch.size)
+    frames = sliced_frames(logged, rows)
+    assert len(frames) == 2
+    assert [row for frame in frames for row in rows_of(frame)] == expected_rows(logged, rows)
 
 
 def test_single_row_above_the_bound_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("delta_prop_wire.encode.FRAME_PAYLOAD_BYTES_MAX", 200)
     with pytest.raises(Exception, match="TOO_LARGE"):
-        slice_rows(logged_batch(SHAPES["long"]), np.array([1]))
+        slice_rows(logged_batch(BATCHES["long"]), np.array([1]))
 
 
 # --- reading
 
 
 @pytest.mark.parametrize(
-    ("offsets", "sequence", "lamport", "stamped"),
+    ("offsets", "sequence", "lamport", "is_stamped"),
     [
         ([5, 7], 4, 900, True),
         ([5, 5], 5, 900, True),
@@ -294,20 +298,20 @@ def test_single_row_above_the_bound_is_refused(monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_invalid_row_offsets_are_refused(
-    offsets: list[int], sequence: int, lamport: int, stamped: bool
+    offsets: list[int], sequence: int, lamport: int, is_stamped: bool
 ) -> None:
     batch = encode_batch([Delta("a", d.delete())] * 2, origin=7, base=1, counters=[1, 3], row_offsets=offsets)
-    stamp = Stamp(lamport, body_crc=batch.crc) if stamped else None
+    stamp = Stamp(lamport, body_crc=batch.crc) if is_stamped else None
     with pytest.raises(ProtocolError, match="row offsets") as caught:
         decode(encode(BatchFrame(sequence, batch, stamp)))
     assert caught.value.code is ErrorCode.BAD_FRAME
 
 
 def test_rows_of_a_full_frame_are_read() -> None:
-    one = logged_batch(SHAPES["mixed"])
-    frame = decode(one.head + bytes(one.batch.body))
+    logged = logged_batch(BATCHES["mixed"])
+    frame = decode(logged.head + bytes(logged.batch.body))
     assert isinstance(frame, BatchFrame)
-    assert list(rows_of(frame)) == expected_rows(one, [*range(ROW_COUNT)])
+    assert list(rows_of(frame)) == expected_rows(logged, [*range(ROW_COUNT)])
 
 
 def test_noop_rows_are_skipped() -> None:

@@ -91,7 +91,7 @@ def test_logged_head_equals_the_general_head(offset: int, stamp: Stamp, priority
         source=stamp.source,
         time=stamp.append_time,
         previous_crc=stamp.previous_crc,
-        synced=stamp.synced_offset,
+        synced_offset=stamp.synced_offset,
     )
     assert head == encode_head(batch, offset, dataclasses.replace(stamp, body_crc=batch.crc))
     assert crc == stamp_crc(head[HEADER_BYTES:])
@@ -105,28 +105,28 @@ def test_logged_head_equals_the_general_head(offset: int, stamp: Stamp, priority
     st.integers(0, 64 * 8),
 )
 def test_fast_head_decoder_agrees_with_the_general_one(
-    sequence: int, stamp: Stamp, flags: int, length: int, flipped: int
+    sequence: int, stamp: Stamp, flags: int, length: int, flipped_bit: int
 ) -> None:
     header = pack_header(FrameType.BATCH, flags ^ 1 | Flag.BATCHED, sequence, length)
     raw = bytearray(header + pack_stamp(stamp, header))
-    if flipped < 64 * 8:
-        raw[flipped // 8] ^= 1 << flipped % 8
+    if flipped_bit < 64 * 8:
+        raw[flipped_bit // 8] ^= 1 << flipped_bit % 8
     try:
         parsed = unpack_header(raw)
-        found = unpack_stamp(raw[HEADER_BYTES:], raw[:HEADER_BYTES])
+        general_stamp = unpack_stamp(raw[HEADER_BYTES:], raw[:HEADER_BYTES])
     except ProtocolError:
-        parsed = found = None
-    quick = unpack_logged_head(bytes(raw))
+        parsed = general_stamp = None
+    fast = unpack_logged_head(bytes(raw))
     if (
         parsed is None
-        or found is None
+        or general_stamp is None
         or parsed.type is not FrameType.BATCH
         or parsed.flags & Flag.COMPRESSED
     ):
-        assert quick is None
+        assert fast is None
     else:
-        assert quick == (parsed.sequence, parsed.length, found)
-        assert quick[2].crc == found.crc
+        assert fast == (parsed.sequence, parsed.length, general_stamp)
+        assert fast[2].crc == general_stamp.crc
 
 
 def test_producer_stamp_holds_only_its_partition() -> None:
@@ -151,10 +151,10 @@ def test_stamp_holds_the_checksum_of_the_previous_one() -> None:
     assert second.previous_crc == stamp_crc(first)
 
 
-@pytest.mark.parametrize("what", ["stamp", "header"])
-def test_every_flipped_bit_breaks_the_checksum(what: str) -> None:
+@pytest.mark.parametrize("part", ["stamp", "header"])
+def test_every_flipped_bit_breaks_the_checksum(part: str) -> None:
     stamp, header = bytearray(pack_stamp(STAMP, HEADER)), bytearray(HEADER)
-    corrupted = stamp if what == "stamp" else header
+    corrupted = stamp if part == "stamp" else header
     for bit in range(8 * len(corrupted)):
         corrupted[bit // 8] ^= 1 << bit % 8
         with pytest.raises(ProtocolError) as caught:
@@ -164,13 +164,13 @@ def test_every_flipped_bit_breaks_the_checksum(what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("at", "byte", "why"),
+    ("position", "byte", "message"),
     [(14, 4, "source 4"), (15, 3, "known ids 3"), (31, 0x80, "Lamport"), (47, 0x80, "synced offset")],
 )
-def test_invalid_stamp_field_is_refused_despite_its_checksum(at: int, byte: int, why: str) -> None:
+def test_invalid_stamp_field_is_refused_despite_its_checksum(position: int, byte: int, message: str) -> None:
     raw = bytearray(pack_stamp(STAMP, HEADER))
-    raw[at] = byte
+    raw[position] = byte
     raw[:4] = struct.pack("<I", crc32c(HEADER + raw[4:]))
-    with pytest.raises(ProtocolError, match=why) as caught:
+    with pytest.raises(ProtocolError, match=message) as caught:
         unpack_stamp(raw, HEADER)
     assert caught.value.code is ErrorCode.BAD_FRAME

@@ -71,7 +71,10 @@ def test_state_rows_round_trip() -> None:
 def test_fold_resumed_from_a_state_row_equals_the_full_fold(
     changes: list[tuple[d.Operation, Any]], data: st.DataObject
 ) -> None:
-    rows = [((at, 1, at), operation, patch) for at, (operation, patch) in enumerate(changes, start=1)]
+    rows = [
+        ((lamport, 1, lamport), operation, patch)
+        for lamport, (operation, patch) in enumerate(changes, start=1)
+    ]
     cut = data.draw(st.integers(1, len(rows)))
     batch = parse_batch(encode_states([StateRow("n", "k", fold(rows[:cut]), 3)]).body)
     resumed, full = fold(rows[cut:], state_of(batch, 0)), fold(rows)
@@ -107,13 +110,15 @@ def test_metadata_of_a_state_may_be_larger_than_a_change() -> None:
 def test_invalid_state_rows_are_refused(
     columns: dict[Column, Any], changes: dict[str, Any], message: str
 ) -> None:
-    wrong = {**columns_of(encode_states(ROWS)), **columns}
+    columns_or_none = {**columns_of(encode_states(ROWS)), **columns}
     with pytest.raises(ProtocolError, match=message):
-        parse_batch(assemble_states({c: raw for c, raw in wrong.items() if raw is not None}, **changes))
+        parse_batch(
+            assemble_states({c: raw for c, raw in columns_or_none.items() if raw is not None}, **changes)
+        )
 
 
 def test_state_columns_in_a_batch_of_changes_are_refused() -> None:
-    plain = encode_vectors(["a"], VECTOR.reshape(1, 2), namespace="n", origin=1, base=1)
-    columns = columns_of(plain) | {Column.STATE_COUNTERS: b"\1" + bytes(7)}
+    changes = encode_vectors(["a"], VECTOR.reshape(1, 2), namespace="n", origin=1, base=1)
+    columns = columns_of(changes) | {Column.STATE_COUNTERS: b"\1" + bytes(7)}
     with pytest.raises(ProtocolError, match="state rows in a batch of changes"):
         parse_batch(assemble_states(columns, attributes=0, count=1, kinds_mask=1))

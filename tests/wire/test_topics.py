@@ -45,7 +45,7 @@ def test_topic_round_trips_as_text_and_bytes(topic: Topic) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "cure"),
+    ("text", "fix"),
     [
         ("", "ns:NAMESPACE"),
         ("docs", "v:VECTOR_ID"),
@@ -60,10 +60,10 @@ def test_topic_round_trips_as_text_and_bytes(topic: Topic) -> None:
         ("op:²²", "one of"),
     ],
 )
-def test_invalid_text_error_names_the_fix(text: str, cure: str) -> None:
+def test_invalid_text_error_names_the_fix(text: str, fix: str) -> None:
     with pytest.raises(UsageError, match="topic") as caught:
         Topic.parse(text)
-    assert cure in str(caught.value)
+    assert fix in str(caught.value)
 
 
 @pytest.mark.parametrize(

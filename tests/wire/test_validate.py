@@ -1,4 +1,4 @@
-"""Validation: each error names its field and the fix; a batch is judged like its deltas."""
+"""Validation: each error names its field and the fix; a batch is valid if each of its deltas is."""
 
 from __future__ import annotations
 
@@ -101,7 +101,11 @@ ENCODABLE_FAULTS = [
     ("name", "U+001B", replace(GOOD, operation=transform("\x1b"))),
     ("metadata", "missing", replace(GOOD, operation=metadata_only())),
     ("metadata", "a: nan is not JSON", replace(GOOD, metadata={"a": NAN})),
-    ("metadata", "a: [1]: b: a bytes is not JSON", replace(GOOD, metadata={"a": [1, {"b": b"x"}]})),
+    (
+        "metadata",
+        "a: [1]: b: a value of type bytes is not JSON",
+        replace(GOOD, metadata={"a": [1, {"b": b"x"}]}),
+    ),
     ("metadata", "deeper than 32", replace(GOOD, metadata=nested(METADATA_DEPTH_MAX + 1))),
     ("metadata", "deeper than 32", replace(GOOD, metadata=deep_list(METADATA_DEPTH_MAX + 1))),
     ("metadata", "the maximum is 65536", replace(GOOD, metadata={"a": "x" * METADATA_BYTES_MAX})),
@@ -126,10 +130,10 @@ OTHER_FAULTS = [
     ("indices", "only with sparse", replace(GOOD, operation=Operation(0, floats(1), np.ones(1, np.uint32)))),
     ("data", "give bytes", replace(GOOD, operation=Operation(8, data="x"))),  # type: ignore[arg-type]
     ("metadata", "give a JSON object", replace(GOOD, metadata=[1])),  # type: ignore[arg-type]
-    ("metadata", "the key 1 is a int", replace(GOOD, metadata={"a": {1: 2}})),
+    ("metadata", "the key 1 is of type int", replace(GOOD, metadata={"a": {1: 2}})),
     ("metadata", "lone surrogate", replace(GOOD, metadata={"a": "\ud800"})),
     ("metadata", "64 bits", replace(GOOD, metadata={"a": 1 << 64})),
-    ("metadata", "a float32 is not JSON", replace(GOOD, metadata={"a": np.float32(1)})),
+    ("metadata", "a value of type float32 is not JSON", replace(GOOD, metadata={"a": np.float32(1)})),
     ("id", "not 16 bytes", replace(GOOD, id=b"short")),
     ("id", "not 16 bytes", replace(GOOD, id="0" * 16)),  # type: ignore[arg-type]
     ("dot", "not a dot", replace(GOOD, dot=(1, 2))),  # type: ignore[arg-type]
@@ -181,26 +185,26 @@ def batch_of(deltas: list[Delta]) -> Batch:
     return encode_batch(deltas, origin=1, base=1)
 
 
-@pytest.mark.parametrize(("field", "cure", "delta"), [*ENCODABLE_FAULTS, *OTHER_FAULTS])
-def test_refusal_names_field_bound_and_fix(field: str, cure: str, delta: Delta) -> None:
+@pytest.mark.parametrize(("field", "fix", "delta"), [*ENCODABLE_FAULTS, *OTHER_FAULTS])
+def test_refusal_names_field_bound_and_fix(field: str, fix: str, delta: Delta) -> None:
     with pytest.raises(InvalidDelta) as caught:
         validate_delta(delta)
     assert caught.value.field == field
-    assert cure in caught.value.message
+    assert fix in caught.value.message
     assert len(caught.value.message) < 400
     assert (caught.value.code, caught.value.row) == (ErrorCode.INVALID_DELTA, None)
 
 
-@pytest.mark.parametrize("place", [0, 1, 60])
-@pytest.mark.parametrize(("field", "cure", "delta"), ENCODABLE_FAULTS)
-def test_batch_refusal_names_the_row(field: str, cure: str, delta: Delta, place: int) -> None:
-    rows = [replace(GOOD, vector_id=f"doc-{n}", operation=delta.operation) for n in range(place)]
+@pytest.mark.parametrize("row_count", [0, 1, 60])
+@pytest.mark.parametrize(("field", "fix", "delta"), ENCODABLE_FAULTS)
+def test_batch_refusal_names_the_row(field: str, fix: str, delta: Delta, row_count: int) -> None:
+    rows = [replace(GOOD, vector_id=f"doc-{n}", operation=delta.operation) for n in range(row_count)]
     if refusal(rows) or len(delta.operation.data) > 1000:
-        rows = [GOOD] * place
+        rows = [GOOD] * row_count
     with pytest.raises(InvalidDelta) as caught:
         validate_batch(batch_of([*rows, delta]))
-    assert (caught.value.row, caught.value.field) == (place, field)
-    assert cure in caught.value.message
+    assert (caught.value.row, caught.value.field) == (row_count, field)
+    assert fix in caught.value.message
 
 
 @pytest.mark.parametrize("delta", VALID)
@@ -211,8 +215,10 @@ def test_delta_within_the_bounds_is_accepted(delta: Delta) -> None:
 
 
 def test_batch_of_all_kinds_is_accepted() -> None:
-    small = [delta for delta in VALID if delta.operation.values is None or len(delta.operation.values) < 100]
-    validate_batch(batch_of([delta for delta in small if len(delta.operation.data) < 100] * 20))
+    small_deltas = [
+        delta for delta in VALID if delta.operation.values is None or len(delta.operation.values) < 100
+    ]
+    validate_batch(batch_of([delta for delta in small_deltas if len(delta.operation.data) < 100] * 20))
     validate_batch(
         encode_vectors(
             ["é", *map(str, range(999))], np.ones((1000, 384), np.float32), namespace="n", origin=1, base=1
@@ -272,7 +278,7 @@ def test_metadata_size_is_that_of_the_received_bytes() -> None:
 
 def test_metadata_that_is_msgpack_but_not_json_is_refused() -> None:
     batch = batch_of([replace(GOOD, metadata={"a": msgpack.Timestamp(1)})])
-    with pytest.raises(InvalidDelta, match="a Timestamp is not JSON"):
+    with pytest.raises(InvalidDelta, match="a value of type Timestamp is not JSON"):
         validate_batch(batch)
 
 
@@ -330,16 +336,18 @@ ODD_VALUES = st.sampled_from(
 
 @given(
     DELTAS,
-    st.dictionaries(st.sampled_from([one.name for one in dataclasses.fields(Delta)]), ODD_VALUES, max_size=2),
+    st.dictionaries(
+        st.sampled_from([field.name for field in dataclasses.fields(Delta)]), ODD_VALUES, max_size=2
+    ),
 )
-def test_fast_check_accepts_no_invalid_delta(delta: Delta, odd: dict[str, Any]) -> None:
-    delta = replace(delta, **odd)
+def test_fast_check_accepts_no_invalid_delta(delta: Delta, odd_values: dict[str, Any]) -> None:
+    delta = replace(delta, **odd_values)
     try:
-        simple = is_opaque_only(delta)
+        is_accepted = is_opaque_only(delta)
     except AttributeError:  # not an Operation: callers reject it earlier
         assert not isinstance(delta.operation, Operation)
         return
-    if simple:
+    if is_accepted:
         _check(delta)
 
 
@@ -362,18 +370,20 @@ KEYS = st.sampled_from(["a", "key-1", "", "x" * 512, "x" * 513, "a\x1f", "\x7f",
     st.sampled_from([0.0, NAN, INF, 3e38]),
 )
 def test_homogeneous_check_agrees_with_validation(
-    kind: int, named: list[tuple[str, bytes]], width: int, number: float
+    kind: int, named_blobs: list[tuple[str, bytes]], width: int, number: float
 ) -> None:
-    keys, with_bytes = [key for key, _ in named], kind in (Kind.OPAQUE, 40)
+    keys, with_bytes = [key for key, _ in named_blobs], kind in (Kind.OPAQUE, 40)
     values = floats(*[number] * width) if kind != Kind.DELETE and not with_bytes else None
     indices = np.arange(width, dtype=np.uint32) if kind in (Kind.SPARSE, Kind.SPARSE_ADD) else None
-    rows = [Delta(key, Operation(kind, values, indices, blob if with_bytes else b"")) for key, blob in named]
+    rows = [
+        Delta(key, Operation(kind, values, indices, blob if with_bytes else b"")) for key, blob in named_blobs
+    ]
     batch, general = batch_of(rows), batch_of(rows)
     assert batch.homogeneous
-    found = refusal(rows)
-    quick = homogeneous_is_valid(batch)
-    assert quick <= (found is None)
-    assert quick or found or not batch.homogeneous or any(not key.isascii() for key in keys)
+    fault = refusal(rows)
+    is_accepted = homogeneous_is_valid(batch)
+    assert is_accepted <= (fault is None)
+    assert is_accepted or fault or not batch.homogeneous or any(not key.isascii() for key in keys)
     for name in ("keys", "namespace_names", "namespace"):
         assert getattr(batch, name) == getattr(general, name)
     for name in ("values", "indices"):
@@ -395,7 +405,7 @@ BAD = Dot(1, 0)
 def expecting(*expects: Dot) -> Batch:
     """Return a batch of one row with these entries in its column of expectations."""
     batch = encode_batch([replace(GOOD, expect=expects[0])], origin=7, base=1)
-    columns = {Column(place): batch.column(Column(place)) for place in range(len(Column))}
+    columns = {Column(index): batch.column(Column(index)) for index in range(len(Column))}
     columns[Column.EXPECTS] = b"".join(EXPECT.pack(0, 0, *dot) for dot in expects)
     return assemble(
         {column: raw for column, raw in columns.items() if raw is not None},

@@ -24,7 +24,8 @@ def write() -> None:
     golden = json.loads(_JSON.read_text(encoding="utf-8"))
     golden["frames"] = [_entry(name, encode(frame)) for name, frame in SAMPLES.items()]
     golden["compressed"] = [
-        {"name": name, "type": "BATCH", "hex": raw.hex(), "is": of} for name, (raw, of) in COMPRESSED.items()
+        {"name": name, "type": "BATCH", "hex": raw.hex(), "is": sample}
+        for name, (raw, sample) in COMPRESSED.items()
     ]
     _JSON.write_text(json.dumps(golden, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     blocks = "\n".join(_block(entry) for entry in (*golden["frames"], *golden["compressed"]))

@@ -60,8 +60,8 @@ def apply(
     if kind == Kind.DELETE:
         return VectorState(ignored=state.ignored, key=key)
     vector, data, merged = state.vector, state.data, state.metadata
-    effective = kind in FULL_KINDS
-    if effective:
+    has_effect = kind in FULL_KINDS
+    if has_effect:
         vector, data = None, None
         if kind == Kind.OPAQUE:
             data = operation.data
@@ -70,11 +70,11 @@ def apply(
         if kind == Kind.CREATE:
             merged = {}
     elif kind == Kind.METADATA:
-        effective = state.alive
+        has_effect = state.alive
     elif kind in PARTIAL_KINDS and vector is not None:
         vector = vector.copy()
-        effective = apply_in_place(vector, operation)
-    if not effective:
+        has_effect = apply_in_place(vector, operation)
+    if not has_effect:
         return with_ignored(state, 1, key)
     if metadata is not None:
         merged = patches.merge(merged, metadata)
@@ -136,13 +136,14 @@ def fold(
 
 
 def _add_at(vector: NDArray[np.float32], indices: NDArray[np.uint32], values: NDArray[np.float32]) -> None:
-    before = vector[indices]
+    previous_values = vector[indices]
     with np.errstate(over="ignore"):
         np.add.at(vector, indices, values)  # duplicate indices add up, in order
         if np.isfinite(vector[indices]).all():
             return
-        # Each sum saturates, not only the last, so that two such changes equal their concatenation.
-        vector[indices] = before
+        # Each sum saturates, not only the last, so that two sparse_add operations have the effect of their
+        # concatenation.
+        vector[indices] = previous_values
         for index, value in zip(indices.tolist(), values, strict=True):
             vector[index] = min(max(vector[index] + value, -FLOAT32_MAX), FLOAT32_MAX)
 

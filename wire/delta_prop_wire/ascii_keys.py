@@ -16,7 +16,7 @@ from delta_prop_wire.batch import PRINTABLE
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_LINE = 10
+_LINE_FEED = 10
 _END = struct.Struct("<I")
 _NUMPY_MIN = 60
 """Below this many names a loop is faster than calls of numpy."""
@@ -46,12 +46,12 @@ def pack_ascii_keys(keys: Sequence[str], bytes_max: int) -> tuple[bytes, bytes] 
     if len(raw.translate(None, PRINTABLE)) != count - 1 or raw.count(b"\n") != count - 1:
         return None
     stops = np.empty(count, np.int64)
-    stops[:-1] = (np.frombuffer(raw, np.uint8) == _LINE).nonzero()[0]
+    stops[:-1] = (np.frombuffer(raw, np.uint8) == _LINE_FEED).nonzero()[0]
     stops[-1] = len(raw)
     stops -= np.arange(count)
     widths = stops[1:] - stops[:-1]
-    first = int(stops[0])
-    if min(first, int(widths.min())) < 1 or max(first, int(widths.max())) > bytes_max:
+    first_width = int(stops[0])
+    if min(first_width, int(widths.min())) < 1 or max(first_width, int(widths.max())) > bytes_max:
         return None
     return raw.replace(b"\n", b""), stops.astype("<u4").tobytes()
 

@@ -95,7 +95,7 @@ class Batch:
     def __init__(self, body: bytes | memoryview) -> None:
         """Read the header of a body known to be valid; `body_checks.parse_batch` reads any other."""
         self.raw = body
-        """The body as it was given; a memoryview of it would cost two more objects per stored batch."""
+        """The body as it was given: a memoryview of it would take two more objects per stored batch."""
         self.attributes: int
         self.count: int
         self.origin: int
@@ -124,7 +124,7 @@ class Batch:
         self.kind: int | None = kinds.bit_length() - 1 if kinds & (kinds - 1) == 0 else None
         """The one kind of all rows, None if they differ."""
         self.ack_level = _LEVELS[self.attributes >> ACK_LEVEL_SHIFT & 3]
-        """The ack level that the producer wants."""
+        """The ack level that the producer requests."""
         self.priority = _LANES[self.attributes >> PRIORITY_SHIFT & 3]
         """The lane of all rows."""
         self.is_control = self.attributes & _CONTROL != 0
@@ -134,9 +134,9 @@ class Batch:
         self.homogeneous = (
             columns & ~_NUMBER_COLUMNS == _KEY_COLUMNS or columns == _KEY_AND_BLOB_COLUMNS
         ) and not self.is_control
-        """True if all rows have one kind and namespace, and nothing but a vector id and numbers, or bytes.
+        """True if all rows have the same kind and namespace, and each only a vector id and numbers, or bytes.
 
-        They have contiguous dots, and no clock, parents, ids, metadata or topics, as in most batches.
+        Such a batch has contiguous dots, and no clock, parents, ids, metadata or topics; most batches are so.
         """
 
     # --- the header's fields
@@ -180,12 +180,12 @@ class Batch:
 
     @lazy
     def _column_bounds(self) -> tuple[int, ...]:
-        """The start and end in the body of each column that is present, in turn."""
-        _, lengths, at = directory_layout(self.columns_mask)
+        """The start and end in the body of each column that is present, in their order."""
+        _, lengths, start = directory_layout(self.columns_mask)
         bounds: tuple[int, ...] = ()
         for length in lengths.unpack_from(self.raw, DIRECTORY_AT):
-            bounds += (at, at + length)
-            at += length + -length % ALIGNMENT
+            bounds += (start, start + length)
+            start += length + -length % ALIGNMENT
         return bounds
 
     def _bounds_of_column(self, column: int) -> tuple[int, int] | None:
@@ -223,7 +223,7 @@ class Batch:
         return self._decode_texts(Column.KEY_ENDS, Column.KEYS)
 
     def drop_decoded_keys(self) -> None:
-        """Drop the decoded vector ids, which take the memory of small deltas; `keys` decodes them again."""
+        """Drop the decoded vector ids, which are as large as small deltas; `keys` decodes them again."""
         if self.decoded:
             self.decoded = False
             del self.keys
@@ -249,7 +249,7 @@ class Batch:
 
     @lazy
     def namespace_index(self) -> list[int] | None:
-        """The index in the table of each row's namespace, None if all rows have the first."""
+        """For each row, the index of its namespace in the table; None if all rows have the first one."""
         index = self._array(Column.NAMESPACE_INDEX, U16)
         return None if index is None else index.tolist()
 
@@ -305,13 +305,13 @@ class Batch:
     @lazy
     def parent_positions(self) -> tuple[tuple[int, int, ParentPosition], ...]:
         """(row, index into `parents`, log position) for each parent that lies in another partition."""
-        raw, found, parents = self.column(Column.PARENTS), [], 0
+        raw, positions, parent_count = self.column(Column.PARENTS), [], 0
         for row, form, content in () if raw is None else PARENT.iter_unpack(raw):
             if form == POSITION_FORM:
-                found.append((row, parents - 1, ParentPosition(*POSITION.unpack(content))))
+                positions.append((row, parent_count - 1, ParentPosition(*POSITION.unpack(content))))
             else:
-                parents += 1
-        return tuple(found)
+                parent_count += 1
+        return tuple(positions)
 
     @lazy
     def expects(self) -> tuple[tuple[int, Dot], ...]:
@@ -321,7 +321,7 @@ class Batch:
 
     @lazy
     def expect_by_row(self) -> dict[int, Dot]:
-        """The dot that each such row expects: of several entries of a row, the first counts."""
+        """The expected dot of each row that has one; if a row has several entries, the first one counts."""
         return dict(reversed(self.expects))
 
     @lazy
@@ -360,7 +360,7 @@ class Batch:
 
     @lazy
     def row_values(self) -> int | None:
-        """The count of numbers per row if all rows have the same, else None."""
+        """The number of values per row if all rows have the same, else None."""
         return None if self.columns_mask >> Column.VALUE_ENDS & 1 else len(self.values) // self.count
 
     @lazy
@@ -388,11 +388,11 @@ class Batch:
         return self.columns_mask >> Column.METADATA & 1 != 0
 
     decoded = False
-    """True if its columns were checked and its vector ids decoded (`homogeneous.py`, `heterogeneous.py`)."""
+    """True if the columns were checked and the vector ids decoded (`homogeneous.py`, `heterogeneous.py`)."""
     validated = False
-    """True if it was checked against all bounds when it was read (`row_templates.py`, `heterogeneous.py`)."""
+    """True if all bounds were checked when the body was read (`row_templates.py`, `heterogeneous.py`)."""
     unreadable_row: int | None = None
-    """The first row whose metadata change breaks a bound, so `metadata` cannot read it; None in any log."""
+    """The first row whose metadata change breaks a bound, so `metadata` cannot read it. None in any log."""
     key_bytes_bound: int
     """An upper bound of the bytes of any vector id; set if `decoded`."""
 
@@ -432,13 +432,13 @@ class Batch:
     def metadata(self, row: int) -> dict[str, Any] | None:
         """Return the metadata change of a row (a JSON merge patch), None if it has none.
 
-        Of a duplicate key the last value counts, wherever the row is read: a log may hold such maps.
+        If a key occurs twice, its last value counts; a log may hold such maps.
         """
         packed = self.packed_metadata(row)
         return msgpack.unpackb(packed, strict_map_key=True) if len(packed) else None
 
     def packed_metadata(self, row: int) -> memoryview:
-        """Return the metadata change of a row as it came, empty if it has none."""
+        """Return the metadata change of a row as its producer packed it, empty if it has none."""
         raw = self.column(Column.METADATA)
         if raw is None:
             return memoryview(b"")
@@ -503,18 +503,18 @@ class Batch:
         if bounds is None or raw is None:
             return [""] * self.count
         stops = ends_struct(self.count).unpack_from(self.raw, bounds[0])
-        found, at = [], 0
+        decoded_texts, start = [], 0
         try:
-            decoded = str(raw, "ascii")  # decoded once, then sliced: in ASCII a character is a byte
+            text = str(raw, "ascii")  # decoded once, then sliced: in ASCII a character is a byte
         except UnicodeDecodeError:
             for stop in stops:
-                found.append(str(raw[at:stop], "utf-8"))
-                at = stop
+                decoded_texts.append(str(raw[start:stop], "utf-8"))
+                start = stop
         else:
             for stop in stops:
-                found.append(decoded[at:stop])
-                at = stop
-        return found
+                decoded_texts.append(text[start:stop])
+                start = stop
+        return decoded_texts
 
     def _name_table(self, column: Column) -> tuple[str, ...]:
         raw = self.column(column)
@@ -528,7 +528,7 @@ class LoggedBatch:
     """A batch with its offset: row i has offset + i and Lamport number lamport + i. Never changed.
 
     A batch of state rows belongs to a snapshot instead: `offset` counts the snapshot's rows, and `key` and
-    `row_offset` are those of each row's last delta.
+    `row_offset` return those of the last delta of a row's vector.
 
     `next_offset` is the offset after the last row. `head` is the 64 bytes of frame header and stamp if the
     log stores frames; a frame is head, then body. `known_ids`: the share of a forwarded batch's ids that had
@@ -600,7 +600,7 @@ U16, U32, U64, F32 = (np.dtype(name) for name in ("<u2", "<u4", "<u8", "<f4"))
 
 @lru_cache(maxsize=1024)
 def directory_layout(mask: int) -> tuple[dict[int, int], struct.Struct, int]:
-    """Return for a mask of columns: the index of each one's bounds, a reader of lengths, the first start."""
+    """Return for a mask of columns: index of each one's bounds, struct of lengths, start of the first one."""
     columns = [k for k in range(mask.bit_length()) if mask >> k & 1]
     lengths = struct.Struct(f"<{len(columns)}I")
     indexes = {column: 2 * index for index, column in enumerate(columns)}
@@ -609,24 +609,24 @@ def directory_layout(mask: int) -> tuple[dict[int, int], struct.Struct, int]:
 
 @lru_cache(maxsize=4096)
 def ends_struct(count: int) -> struct.Struct:
-    """Return the reader of the ends of `count` texts."""
+    """Return the struct that reads the ends of `count` texts."""
     return struct.Struct(f"<{count}I")
 
 
 def _group_by_row(entries: Iterable[tuple[int, T]]) -> dict[int, tuple[T, ...]]:
-    found: dict[int, list[T]] = {}
+    entries_by_row: dict[int, list[T]] = {}
     for row, entry in entries:
-        found.setdefault(row, []).append(entry)
-    return {row: tuple(those) for row, those in found.items()}
+        entries_by_row.setdefault(row, []).append(entry)
+    return {row: tuple(row_entries) for row, row_entries in entries_by_row.items()}
 
 
 def _decode_names(raw: bytes) -> tuple[str, ...]:
-    names, at = [], 0
-    while at < len(raw):
-        (length,) = NAME_LENGTH.unpack_from(raw, at)
-        at += NAME_LENGTH.size
-        names.append(str(raw[at : at + length], "utf-8"))
-        at += length
+    names, position = [], 0
+    while position < len(raw):
+        (length,) = NAME_LENGTH.unpack_from(raw, position)
+        position += NAME_LENGTH.size
+        names.append(str(raw[position : position + length], "utf-8"))
+        position += length
     return tuple(names)
 
 

@@ -1,6 +1,6 @@
 """A block: the columns of many deltas before they have dots, for callers that already hold columns.
 
-Pure. `Block.encode` makes of columns the same bytes that `encode_batch` makes of deltas.
+Pure. `Block.encode` makes the same bytes from columns as `encode_batch` does from deltas.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _FULL_VECTOR_MASKS = (1 << Kind.CREATE, 1 << Kind.DENSE)
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Columns of many deltas, with what a batch's header says of them.
+    """Columns of many deltas, and the fields of a batch's header that describe them.
 
-    `columns`: as in a body, without clock and counters; the elements of a view must be bytes, and must not
-    change. `kinds_mask`: bit k is set if a row has kind k. `dimension`: that of full vectors, 0 if there are
-    none or they differ. `hybrid_time`: of all rows that have none of their own.
+    `columns`: as in a body, without clock and counters; a memoryview must have format `B`, and its memory
+    must not change. `kinds_mask`: bit k is set if a row has kind k. `dimension`: the dimension of all full
+    vectors; 0 if there are none or they differ in it. `hybrid_time`: the time of all rows without their own.
     """
 
     count: int
@@ -102,7 +102,7 @@ class Block:
         )
 
     def _is_homogeneous_and_valid(self) -> bool:
-        """True if these are valid full vectors of one namespace and kind.
+        """True if the rows are valid full vectors of one namespace and kind.
 
         Agrees with `validate_batch`, but encodes no batch and decodes no names.
         """

@@ -1,6 +1,6 @@
 """Checks a peer's body before anything reads it: lengths, bounds, checksum, agreement of columns.
 
-`batch.py` can read a body that passes without an exception; every failure is a ProtocolError.
+`batch.py` reads a body that passes without raising an error; a body that fails raises ProtocolError.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 
 _VERSION_AND_WORDS = bytes((BODY_VERSION, BODY_HEADER_BYTES // 8))
 SMALLEST_BODY_BYTES = BODY_HEADER_BYTES + COLUMN_MASK.size + CRC_BYTES
-"""The size of a header, a mask of columns and a checksum, which every body has."""
-_ATTRIBUTES_ZERO = 0xC000
+"""The bytes of the header, the mask of columns and the checksum, which every body has."""
+_RESERVED_ATTRIBUTES = 0xC000
 _KNOWN_COLUMNS = (1 << len(Column)) - 1
 _COLUMN_OF_FLAG = {
     Attribute.IDS: Column.IDS,
@@ -81,12 +81,12 @@ _RARE_COLUMNS = _KNOWN_COLUMNS & ~sum(
 )
 """Columns that few batches have; their checks are skipped for other batches."""
 
-_STATE_COLUMNS_NEEDED = sum(
+_REQUIRED_STATE_COLUMNS = sum(
     1 << column
     for column in (Column.STATE_ORIGINS, Column.STATE_COUNTERS, Column.STATE_LAMPORTS, Column.ROW_OFFSETS)
 )
-_STATE_COLUMNS = (_STATE_COLUMNS_NEEDED | 1 << Column.STATE_IGNORED) & ~(1 << Column.ROW_OFFSETS)
-_NOT_IN_STATES = sum(
+_STATE_COLUMNS = (_REQUIRED_STATE_COLUMNS | 1 << Column.STATE_IGNORED) & ~(1 << Column.ROW_OFFSETS)
+_CHANGE_ONLY_COLUMNS = sum(
     1 << column
     for column in (
         Column.CLOCK,
@@ -136,7 +136,7 @@ def homogeneous_body_is_valid(batch: Batch) -> bool:
 def heterogeneous_is_intact(batch: Batch) -> bool:
     """Check, validate and decode a batch whose rows may differ in kind, namespace or length.
 
-    True if it passes all checks, those of `validate_batch` included.
+    True if it passes all checks, including those of `validate_batch`.
     """
     return body_is_valid(batch) and decode_heterogeneous(batch)
 
@@ -150,7 +150,7 @@ def body_is_valid(batch: Batch) -> bool:
         and size % ALIGNMENT == 0
         and size <= FRAME_PAYLOAD_BYTES_MAX
         and bytes(body[:2]) == _VERSION_AND_WORDS
-        and not batch.attributes & _ATTRIBUTES_ZERO
+        and not batch.attributes & _RESERVED_ATTRIBUTES
         and 1 <= count <= BATCH_ROWS_MAX
         and 1 <= batch.base <= COUNTER_MAX + 1 - count
         and batch.kinds_mask != 0
@@ -167,21 +167,22 @@ def check_body(body: memoryview) -> None:
             f"{FRAME_PAYLOAD_BYTES_MAX}"
         )
     stated = int.from_bytes(body[-CRC_BYTES:], "little")
-    found = crc32c(body[:-CRC_BYTES])
-    if stated != found:
+    computed = crc32c(body[:-CRC_BYTES])
+    if stated != computed:
         raise ProtocolError(
             ErrorCode.CHECKSUM,
-            f"body checksum is {found:#010x}; the frame states {stated:#010x}: send the frame again",
+            f"body checksum is {computed:#010x}; the frame states {stated:#010x}: send the frame again",
         )
     header = BODY_HEADER.unpack_from(body)
-    version, words, attributes, count = header[:4]
+    version, header_words, attributes, count = header[:4]
     base, kinds_mask, length = header[7], header[9], header[11]
-    if version != BODY_VERSION or words * 8 != BODY_HEADER_BYTES:
+    if version != BODY_VERSION or header_words * 8 != BODY_HEADER_BYTES:
         raise ProtocolError(
             ErrorCode.UNSUPPORTED_VERSION,
-            f"body version {version}, header of {words * 8} bytes: send version 1, with a header of 64",
+            f"body version {version}, header of {header_words * 8} bytes: send version 1, with a header of "
+            "64 bytes",
         )
-    if attributes & _ATTRIBUTES_ZERO:
+    if attributes & _RESERVED_ATTRIBUTES:
         raise ProtocolError(
             ErrorCode.UNSUPPORTED_FLAG, f"attributes {attributes:#06x}: send the reserved bits 14 and 15 as 0"
         )
@@ -229,8 +230,8 @@ def _announced_columns(attributes: int) -> int:
 
 
 def _raise_flag_mismatch(batch: Batch) -> NoReturn:
-    wrong = (batch.columns_mask & _FLAGGED_COLUMNS) ^ _announced_columns(batch.attributes & _FLAGS)
-    attribute, column = next((a, c) for a, c in _COLUMN_OF_FLAG.items() if wrong >> c & 1)
+    differing = (batch.columns_mask & _FLAGGED_COLUMNS) ^ _announced_columns(batch.attributes & _FLAGS)
+    attribute, column = next((a, c) for a, c in _COLUMN_OF_FLAG.items() if differing >> c & 1)
     _raise_bad_frame(
         f"attribute {attribute.name} and column {column.name} do not agree: send both, or neither"
     )
@@ -248,11 +249,11 @@ def _check_directory(body: memoryview, length: int, count: int) -> None:
     if mask & ~_KNOWN_COLUMNS:
         _raise_bad_frame(f"columns mask {mask:#x}: send no columns above {len(Column) - 1}")
     present = _column_widths(mask)
-    at = BODY_HEADER_BYTES + COLUMN_MASK.size
-    if at + 4 * len(present) > length:
+    position = BODY_HEADER_BYTES + COLUMN_MASK.size
+    if position + 4 * len(present) > length:
         _raise_bad_frame("the directory of columns ends after the body: give one length per column")
-    lengths = struct.unpack_from(f"<{len(present)}I", body, at)
-    at += _padded_length(4 * len(present))
+    lengths = struct.unpack_from(f"<{len(present)}I", body, position)
+    position += _padded_length(4 * len(present))
     for (column, row_width, entry_width), size in zip(present, lengths, strict=True):
         if row_width and size != row_width * count:
             _raise_bad_frame(
@@ -260,9 +261,9 @@ def _check_directory(body: memoryview, length: int, count: int) -> None:
             )
         if entry_width and size % entry_width:
             _raise_bad_frame(f"column {column.name} has {size} bytes: send a multiple of {entry_width}")
-        at += _padded_length(size)
-    if at != length:
-        _raise_bad_frame(f"the columns end at {at}, the body at {length}: pad each column to 8 bytes")
+        position += _padded_length(size)
+    if position != length:
+        _raise_bad_frame(f"the columns end at {position}, the body at {length}: pad each column to 8 bytes")
 
 
 def _check_ends(batch: Batch, ends: Column, content: Column) -> None:
@@ -276,44 +277,46 @@ def _check_ends(batch: Batch, ends: Column, content: Column) -> None:
 def _check_ascending(raw: memoryview, total: int, column: Column) -> None:
     count = len(raw) // 4
     if count < 200:  # numpy is faster from this many on
-        rising = struct.unpack(f"<{count}I", raw)
-        is_valid = rising[-1] == total and sorted(rising) == list(rising)
+        ends = struct.unpack(f"<{count}I", raw)
+        is_valid = ends[-1] == total and sorted(ends) == list(ends)
     else:
-        stops = np.frombuffer(raw, "<u4")
-        is_valid = bool(stops[-1] == total and (stops[1:] >= stops[:-1]).all())
+        array = np.frombuffer(raw, "<u4")
+        is_valid = bool(array[-1] == total and (array[1:] >= array[:-1]).all())
     if not is_valid:
         _raise_bad_frame(f"column {column.name} does not rise to {total}: send rising ends")
 
 
-def _check_names(batch: Batch, column: Column, least: int, most: int) -> None:
+def _check_names(batch: Batch, column: Column, count_min: int, count_max: int) -> None:
     raw = batch.column(column)
-    at, found = 0, 0
-    while raw is not None and at < len(raw):
-        if at + NAME_LENGTH.size > len(raw):
+    position, count = 0, 0
+    while raw is not None and position < len(raw):
+        if position + NAME_LENGTH.size > len(raw):
             _raise_bad_frame(f"column {column.name} ends within a length: send whole entries")
-        at += NAME_LENGTH.size + NAME_LENGTH.unpack_from(raw, at)[0]
-        found += 1
-        if found > most:
-            _raise_bad_frame(f"column {column.name} holds more names than rows can use: send up to {most}")
-    if raw is not None and at != len(raw):
+        position += NAME_LENGTH.size + NAME_LENGTH.unpack_from(raw, position)[0]
+        count += 1
+        if count > count_max:
+            _raise_bad_frame(
+                f"column {column.name} holds more names than its rows can use: send up to {count_max}"
+            )
+    if raw is not None and position != len(raw):
         _raise_bad_frame(f"column {column.name} ends within a name: send whole entries")
-    if found < least:
-        _raise_bad_frame(f"column {column.name} holds {found} names: send at least {least}")
+    if count < count_min:
+        _raise_bad_frame(f"column {column.name} holds {count} names: send at least {count_min}")
 
 
 def _check_texts(batch: Batch) -> None:
     try:
-        names = len(batch.namespace_names)
+        name_count = len(batch.namespace_names)
         batch.keys  # noqa: B018 - reading it decodes, which is the check
     except UnicodeDecodeError as error:
         _raise_bad_frame(f"a name is not UTF-8 ({error.reason}): encode names as UTF-8")
-    if not batch.is_control and batch.column(Column.KEYS) is None and names:
+    if not batch.is_control and batch.column(Column.KEYS) is None and name_count:
         _raise_bad_frame("a batch without vector ids: send one for each row")
     index = batch.column(Column.NAMESPACE_INDEX)
-    if index is not None and int(np.frombuffer(index, "<u2").max()) >= names:
-        _raise_bad_frame(f"a row has a namespace index above the {names} in the table: count from 0")
-    if index is None and names > 1:
-        _raise_bad_frame(f"{names} namespaces without an index per row: send column NAMESPACE_INDEX")
+    if index is not None and int(np.frombuffer(index, "<u2").max()) >= name_count:
+        _raise_bad_frame(f"a row has a namespace index above the {name_count} in the table: count from 0")
+    if index is None and name_count > 1:
+        _raise_bad_frame(f"{name_count} namespaces without an index per row: send column NAMESPACE_INDEX")
 
 
 def _check_tag_texts(batch: Batch) -> None:
@@ -342,22 +345,24 @@ def _check_kinds(batch: Batch) -> None:
 
 def _check_numbers(batch: Batch) -> None:
     ends = batch.column(Column.VALUE_ENDS)
-    values = len(batch.values)
+    value_count = len(batch.values)
     if ends is not None:
-        _check_ascending(ends, values, Column.VALUE_ENDS)
-    elif values % batch.count:
-        _raise_bad_frame(f"{values} numbers do not divide over {batch.count} rows: send column VALUE_ENDS")
+        _check_ascending(ends, value_count, Column.VALUE_ENDS)
+    elif value_count % batch.count:
+        _raise_bad_frame(
+            f"{value_count} numbers do not divide over {batch.count} rows: send column VALUE_ENDS"
+        )
     kind = batch.kind
-    expected = (
-        values
+    index_count = (
+        value_count
         if kind in (Kind.SPARSE, Kind.SPARSE_ADD)
         else 0
         if kind is not None
         else int(batch.index_bounds[-1])
     )
-    if len(batch.indices) != expected:
+    if len(batch.indices) != index_count:
         _raise_bad_frame(
-            f"{len(batch.indices)} indices for the {expected} numbers of sparse rows: send one per number"
+            f"{len(batch.indices)} indices for the {index_count} numbers of sparse rows: send one per number"
         )
 
 
@@ -373,17 +378,19 @@ def _check_entries(batch: Batch) -> None:
         if column is Column.PARENTS:
             _check_parents(words[:, 0], words[:, 1])
         if column is Column.TAGS:
-            names = len(batch._name_table(Column.TAG_NAMES))
-            if int(words[:, 1].max()) >= names:
-                _raise_bad_frame(f"a row has a custom topic above the {names} in the table: count from 0")
+            name_count = len(batch._name_table(Column.TAG_NAMES))
+            if int(words[:, 1].max()) >= name_count:
+                _raise_bad_frame(
+                    f"a row has a custom topic above the {name_count} in the table: count from 0"
+                )
     counters = batch.counters
     if counters is not None:
-        steps = counters.tolist()
-        rising = all(a < b for a, b in pairwise((batch.previous, *steps)))
-        if steps[0] != batch.base or not rising or steps[-1] > COUNTER_MAX:
+        counter_list = counters.tolist()
+        is_rising = all(a < b for a, b in pairwise((batch.previous, *counter_list)))
+        if counter_list[0] != batch.base or not is_rising or counter_list[-1] > COUNTER_MAX:
             _raise_bad_frame(
                 f"counters do not rise from the previous counter {batch.previous}: start at the base counter "
-                f"{batch.base} and send rising ones"
+                f"{batch.base} and send rising counters"
             )
 
 
@@ -407,7 +414,7 @@ def _check_states(batch: Batch) -> None:
         if present & _STATE_COLUMNS:
             _raise_bad_frame("columns of state rows in a batch of changes: leave them out")
         return
-    if present & _STATE_COLUMNS_NEEDED != _STATE_COLUMNS_NEEDED or present & _NOT_IN_STATES:
+    if present & _REQUIRED_STATE_COLUMNS != _REQUIRED_STATE_COLUMNS or present & _CHANGE_ONLY_COLUMNS:
         _raise_bad_frame(f"columns {present:#x} are not those of state rows: send the columns of a snapshot")
     if batch.is_control or batch.kinds_mask & ~_STATE_KINDS:
         _raise_bad_frame(
@@ -424,7 +431,7 @@ def _check_states(batch: Batch) -> None:
 def _check_metadata(batch: Batch) -> None:
     if not batch.has_metadata:
         return
-    # A change is bounded; a state's metadata is the sum of any number of changes.
+    # A change is bounded; the metadata of a state is the result of any number of changes.
     bytes_max = FRAME_PAYLOAD_BYTES_MAX if batch.is_state else METADATA_BYTES_MAX
     for row in range(batch.count):
         packed = batch.packed_metadata(row)

@@ -54,7 +54,7 @@ _KIND_FIELDS: dict[int, str] = {
 NUMBERS_MIN = [0] * (KIND_MAX + 1)
 NUMBERS_MAX = [0] * (KIND_MAX + 1)
 BYTES_MAX = [DELTA_BYTES_MAX] * (KIND_MAX + 1)
-for _kind, _least, _most in (
+for _kind, _count_min, _count_max in (
     (Kind.CREATE, 1, DIMENSION_MAX),
     (Kind.DENSE, 1, DIMENSION_MAX),
     (Kind.SPARSE, 0, DELTA_BYTES_MAX // 8),
@@ -64,7 +64,7 @@ for _kind, _least, _most in (
     (Kind.DELETE, 0, 0),
     (Kind.METADATA, 0, 0),
 ):
-    NUMBERS_MIN[_kind], NUMBERS_MAX[_kind], BYTES_MAX[_kind] = _least, _most, 0
+    NUMBERS_MIN[_kind], NUMBERS_MAX[_kind], BYTES_MAX[_kind] = _count_min, _count_max, 0
 BYTES_MAX[Kind.TRANSFORM] = TRANSFORM_NAME_BYTES_MAX
 _NUMPY_MIN = 40
 """Below this many numbers a Python loop is faster than a call of numpy."""
@@ -74,25 +74,25 @@ def check_ack_level(level: AckLevel | str) -> AckLevel:
     """Return the ack level, which may be given by its name. Raises UsageError."""
     if type(level) is AckLevel:
         return level
-    found = AckLevel.__members__.get(level.upper()) if isinstance(level, str) else None
-    if found is None and type(level) is int and level in set(AckLevel):
-        found = AckLevel(level)
-    if found is None:
+    parsed = AckLevel.__members__.get(level.upper()) if isinstance(level, str) else None
+    if parsed is None and type(level) is int and level in set(AckLevel):
+        parsed = AckLevel(level)
+    if parsed is None:
         raise UsageError(f"ack level {level!r:.40}: give memory, logged or durable")
-    return found
+    return parsed
 
 
 def check_name(field: str, name: object, bytes_max: int) -> None:
     """Raise InvalidDelta unless `name` is text of 1 to `bytes_max` bytes and has no control characters."""
     if not isinstance(name, str):
-        refuse(field, f"{name!r:.60} is a {type(name).__name__}: give text")
+        refuse(field, f"{name!r:.60} is of type {type(name).__name__}: give text")
     if name.isascii() and name.isprintable() and 0 < len(name) <= bytes_max:
         return
-    found = INVALID_CHARACTERS.search(name)
-    if found:
+    match = INVALID_CHARACTERS.search(name)
+    if match:
         refuse(
             field,
-            f"character {found.start()} is U+{ord(found[0]):04X}; control characters and lone surrogates "
+            f"character {match.start()} is U+{ord(match[0]):04X}; control characters and lone surrogates "
             "are not allowed: remove it",
         )
     size = len(name.encode())
@@ -118,10 +118,10 @@ def check_operation(operation: Operation) -> int:
             "op", f"kind {kind!r:.40} is unknown: give one of {kind_names()}, or a number up to {KIND_MAX}"
         )
     if not isinstance(data, bytes):
-        refuse("data", f"a {type(data).__name__}: give bytes")
+        refuse("data", f"it is of type {type(data).__name__}: give bytes")
     field = _KIND_FIELDS.get(kind, "values")
     numbers = _checked_length(field, values, "f4")
-    check_shape(kind, numbers, len(data))
+    check_operand_sizes(kind, numbers, len(data))
     pairs = _checked_length("indices", indices, "u4")
     if pairs != (numbers if kind in SPARSE_KINDS else 0):
         refuse(
@@ -150,12 +150,12 @@ def _checked_length(field: str, array: NDArray[Any] | None, dtype: str) -> int:
     return len(array)
 
 
-def check_shape(kind: int, numbers: int, size: int) -> None:
-    """Raise InvalidDelta if an operation of that kind may not have so many numbers or bytes."""
-    least, most = NUMBERS_MIN[kind], NUMBERS_MAX[kind]
-    if not least <= numbers <= most:
-        bound = str(most) if least == most else f"{least} to {most}"
-        fix = "give more" if numbers < least else "give fewer"
+def check_operand_sizes(kind: int, numbers: int, size: int) -> None:
+    """Raise InvalidDelta if an operation of this kind has too few or too many numbers, or too many bytes."""
+    count_min, count_max = NUMBERS_MIN[kind], NUMBERS_MAX[kind]
+    if not count_min <= numbers <= count_max:
+        bound = str(count_max) if count_min == count_max else f"{count_min} to {count_max}"
+        fix = "give more" if numbers < count_min else "give fewer"
         refuse(_KIND_FIELDS.get(kind, "values"), f"{numbers} numbers; {kind_name(kind)} has {bound}: {fix}")
     if size > BYTES_MAX[kind]:
         field = "name" if kind == Kind.TRANSFORM else "data"
@@ -181,7 +181,7 @@ def check_indices(indices: NDArray[np.uint32], dimension: int) -> None:
 
 
 def check_size(size: int) -> None:
-    """Raise InvalidDelta if a delta's numbers, data and metadata are too many bytes."""
+    """Raise InvalidDelta if a delta's numbers, data and metadata take too many bytes."""
     if size > DELTA_BYTES_MAX:
         refuse(
             "delta",
@@ -198,7 +198,7 @@ def check_metadata_present(kind: int, given: bool) -> None:
 def check_metadata(patch: object) -> int:
     """Raise InvalidDelta unless `patch` is a JSON object within depth and size; return its packed bytes.
 
-    A patch that arrived packed counts as long as it came, even if it could be packed shorter.
+    For a patch that arrived packed these are the received bytes, even if it could be packed shorter.
     """
     if isinstance(patch, PackedMetadata):
         check_metadata_size(len(patch.packed))
@@ -207,7 +207,7 @@ def check_metadata(patch: object) -> int:
             refuse("metadata", packed_fault)
         return len(patch.packed)
     if not isinstance(patch, Mapping):
-        refuse("metadata", f"a {type(patch).__name__}: give a JSON object")
+        refuse("metadata", f"it is of type {type(patch).__name__}: give a JSON object")
     patch_map = dict(patch)
     fault = json_fault(patch_map, METADATA_DEPTH_MAX)
     if fault:
@@ -244,7 +244,7 @@ def check_dot(field: str, dot: object) -> None:
         refuse(
             field,
             f"origin {dot.origin}, counter {dot.counter}; an origin has 64 bits, counters run from 1 to "
-            f"{COUNTER_MAX}: give a dot as an acknowledgement names it",
+            f"{COUNTER_MAX}: copy the dot from an acknowledgement",
         )
 
 
@@ -271,16 +271,16 @@ def check_clock(clock: tuple[Dot, ...]) -> None:
     check_count("clock", len(clock), CLOCK_ENTRIES_MAX)
     for entry in clock:
         check_dot("clock", entry)
-    origin, times = Counter(entry.origin for entry in clock).most_common(1)[0]
-    if times > 1:
-        refuse("clock", f"origin {origin:016x} has {times} entries: keep the highest one")
+    origin, entry_count = Counter(entry.origin for entry in clock).most_common(1)[0]
+    if entry_count > 1:
+        refuse("clock", f"origin {origin:016x} has {entry_count} entries: keep the highest one")
 
 
 def check_clock_order(clock: tuple[Dot, ...]) -> None:
     """Raise InvalidDelta if a received clock is not sorted. (The encoder sorts a caller's clock.)"""
-    for one, other in pairwise(clock):
-        if one.origin > other.origin:
-            refuse("clock", f"origin {other.origin:016x} comes after {one.origin:016x}: sort by origin")
+    for entry, following in pairwise(clock):
+        if entry.origin > following.origin:
+            refuse("clock", f"origin {following.origin:016x} comes after {entry.origin:016x}: sort by origin")
 
 
 def clock_is_valid(clock: tuple[Dot, ...]) -> bool:
@@ -288,7 +288,7 @@ def clock_is_valid(clock: tuple[Dot, ...]) -> bool:
     return (
         len(clock) <= CLOCK_ENTRIES_MAX
         and all(1 <= entry.counter <= COUNTER_MAX for entry in clock)
-        and all(one.origin < other.origin for one, other in pairwise(clock))
+        and all(entry.origin < following.origin for entry, following in pairwise(clock))
     )
 
 
@@ -300,25 +300,24 @@ def check_topics(topics: Iterable[object]) -> None:
         check_name("topics", topic, TOPIC_BYTES_MAX)
 
 
-def check_count(field: str, count: int, most: int) -> None:
-    """Raise InvalidDelta if there are more than `most` entries."""
-    if count > most:
-        refuse(field, f"{count} entries; the maximum is {most}: name fewer")
+def check_count(field: str, count: int, maximum: int) -> None:
+    """Raise InvalidDelta if there are more than `maximum` entries."""
+    if count > maximum:
+        refuse(field, f"{count} entries; the maximum is {maximum}: name fewer")
 
 
-def check_integer(field: str, value: object, most: int) -> None:
-    """Raise InvalidDelta unless `value` is a whole number from 0 to `most`."""
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
-        refuse(field, f"{value!r:.40}: give a whole number from 0 to {most}")
+def check_integer(field: str, value: object, maximum: int) -> None:
+    """Raise InvalidDelta unless `value` is a whole number from 0 to `maximum`."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= maximum:
+        refuse(field, f"{value!r:.40}: give a whole number from 0 to {maximum}")
 
 
 def all_finite(values: NDArray[np.float32]) -> bool:
     """True if no number is infinite or NaN."""
     count = len(values)
     if count < _NUMPY_MIN:
-        return math.isfinite(
-            sum(values.tolist())
-        )  # float64, so that finite float32 numbers have a finite sum
+        # A sum in float64 of finite float32 numbers is finite.
+        return math.isfinite(sum(values.tolist()))
     return int(np.count_nonzero(np.isfinite(values))) == count  # takes half the time of `all`
 
 

@@ -1,7 +1,7 @@
 """The receive buffer: the transport writes bytes into it, and the decoder takes whole frames out.
 
-One block of memory that is reused. It is small while little arrives, grows while reads fill it, and is never
-larger than one frame of the maximum size, nor much larger than what has really arrived.
+The buffer reuses one block of memory. The block is small while little arrives, grows while reads fill it, and
+is never larger than one frame of the maximum size, nor much larger than the bytes that have really arrived.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from delta_prop_wire.spec import HEADER_BYTES
 
 BUFFER_BYTES_MIN = 4 * 1024
 BUFFER_BYTES_MAX = 256 * 1024
-"""The most that one read may bring, unless a frame is larger still."""
+"""The maximum size of the block, unless a frame is larger."""
 SMALL_READS_MAX = 16
-"""After more than this many small reads in a row, or reads without a frame above `BUFFER_BYTES_MAX`, the
-buffer shrinks.
+"""After more than this many small reads in a row, the block shrinks to the minimum; a block above
+`BUFFER_BYTES_MAX` shrinks to that after more than this many reads in a row for smaller frames.
 """
 _GROWTH = 4
 
 
 class ReceiveBuffer:
-    """Bytes received and not yet taken: from `start` to `end`, until the next receive or take."""
+    """The bytes received and not yet taken; until the next receive or take they are at `start` to `end`."""
 
     __slots__ = (
         "_block",
@@ -49,30 +49,34 @@ class ReceiveBuffer:
 
         Raises UsageError if the buffer must already hold a whole frame.
         """
-        held, size = self.end - self.start, len(self._block)
+        unread_bytes, size = self.end - self.start, len(self._block)
         if (
-            not held and size == BUFFER_BYTES_MIN >= frame_bytes and not self._was_filled
+            not unread_bytes and size == BUFFER_BYTES_MIN >= frame_bytes and not self._was_filled
         ):  # a shortcut: the code below would do the same
             self.start = self.end = 0
             return self._view
         self._normal_reads = 0 if frame_bytes > BUFFER_BYTES_MAX else self._normal_reads + 1
-        wanted = size
+        new_size = size
         if frame_bytes > size:
-            wanted = max(size, min(frame_bytes, _GROWTH * max(held, BUFFER_BYTES_MIN)))
+            new_size = max(size, min(frame_bytes, _GROWTH * max(unread_bytes, BUFFER_BYTES_MIN)))
         elif self._was_filled and size < BUFFER_BYTES_MAX:
-            wanted = size * _GROWTH
-        elif max(held, frame_bytes) <= BUFFER_BYTES_MAX < size and self._normal_reads > SMALL_READS_MAX:
-            wanted = BUFFER_BYTES_MAX
-        elif not held and self._small_reads > SMALL_READS_MAX:
-            wanted = BUFFER_BYTES_MIN
-        if wanted != size:
-            self._move(bytearray(wanted))
-        elif not held:
+            new_size = size * _GROWTH
+        elif (
+            max(unread_bytes, frame_bytes) <= BUFFER_BYTES_MAX < size and self._normal_reads > SMALL_READS_MAX
+        ):
+            new_size = BUFFER_BYTES_MAX
+        elif not unread_bytes and self._small_reads > SMALL_READS_MAX:
+            new_size = BUFFER_BYTES_MIN
+        if new_size != size:
+            self._move(bytearray(new_size))
+        elif not unread_bytes:
             self.start = self.end = 0
         elif self.start and size - self.end < size // 2:
             self._move(self._block)
-        if self.end == wanted or held >= self._bytes_max:
-            raise UsageError(f"the receive buffer holds {held} bytes: take the events before receiving more")
+        if self.end == new_size or unread_bytes >= self._bytes_max:
+            raise UsageError(
+                f"the receive buffer holds {unread_bytes} bytes: take the events before receiving more"
+            )
         return self._view[self.end :]
 
     def buffer_updated(self, count: int) -> None:
@@ -119,7 +123,7 @@ class ReceiveBuffer:
         self._move(bytearray(BUFFER_BYTES_MIN))
 
     def _move(self, block: bytearray) -> None:
-        held = self.end - self.start
+        unread_bytes = self.end - self.start
         view = self._view if block is self._block else memoryview(block)
-        view[:held] = self._view[self.start : self.end]
-        self._block, self._view, self.start, self.end = block, view, 0, held
+        view[:unread_bytes] = self._view[self.start : self.end]
+        self._block, self._view, self.start, self.end = block, view, 0, unread_bytes

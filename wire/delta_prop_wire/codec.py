@@ -62,7 +62,7 @@ NEED_BYTES: Final = _NeedBytes.NEED_BYTES
 def encode(frame: Frame, *, compression: Compression | None = None) -> bytes:
     """Encode one frame; `compression` applies to batches that shrink by it.
 
-    Raises Refused (TOO_LARGE) for a delta above its bound, UsageError for such a control frame.
+    Raises Refused (TOO_LARGE) for a delta above its bound, UsageError for a control frame above its bound.
     """
     if isinstance(frame, BatchFrame):
         return _encode_batch(frame, compression)
@@ -135,7 +135,7 @@ class Decoder:
 
     @property
     def buffered_bytes(self) -> int:
-        """The number of bytes received and not used by an event; above 0 if a peer ends within a frame."""
+        """The number of bytes received and not used by an event; above 0 while a frame is incomplete."""
         return self._buffer.end - self._buffer.start
 
     @property
@@ -229,11 +229,11 @@ def _verify_checksum(header: Header, payload: bytes | memoryview) -> bytes | mem
             f"{CRC_BYTES}: end the payload with a checksum",
         )
     packed, stated = payload[:-CRC_BYTES], int.from_bytes(payload[-CRC_BYTES:], "little")
-    found = crc32c(packed, crc32c(pack_header(*header)))
-    if stated != found:
+    computed = crc32c(packed, crc32c(pack_header(*header)))
+    if stated != computed:
         raise ProtocolError(
             ErrorCode.CHECKSUM,
-            f"{header.type.name} frame checksum is {found:#010x}; the frame states {stated:#010x}: "
+            f"{header.type.name} frame checksum is {computed:#010x}; the frame states {stated:#010x}: "
             "send the frame again",
         )
     return packed
@@ -243,8 +243,7 @@ def _verify_checksum(header: Header, payload: bytes | memoryview) -> bytes | mem
 
 
 def _encode_delta(frame: DeltaFrame) -> bytes:
-    place = frame.stream, frame.partition
-    packed = pack_delta(frame.delta, frame.ack_level, frame.lamport, *place)
+    packed = pack_delta(frame.delta, frame.ack_level, frame.lamport, frame.stream, frame.partition)
     length = len(packed) + CRC_BYTES
     if length > DELTA_PAYLOAD_BYTES_MAX:
         raise Refused(
@@ -257,12 +256,12 @@ def _encode_delta(frame: DeltaFrame) -> bytes:
 
 
 def _decode_delta(header: Header, packed: bytes | memoryview) -> DeltaFrame:
-    found = unpack_delta(packed)
+    delta_map = unpack_delta(packed)
     if header.sequence >= COUNTER_MAX:
         raise ProtocolError(
             ErrorCode.BAD_FRAME, f"sequence {header.sequence} is above {COUNTER_MAX - 1}: start lower"
         )
-    return DeltaFrame(header.sequence, found.delta, bool(header.flags & Flag.ACK_WANTED), *found[1:])
+    return DeltaFrame(header.sequence, delta_map.delta, bool(header.flags & Flag.ACK_WANTED), *delta_map[1:])
 
 
 # --- Batch
@@ -322,7 +321,7 @@ def _check_stamp(stamp: Stamp, batch: Batch) -> None:
 
 
 def _check_logged_batch(batch: Batch) -> None:
-    """Check what readers of a log rely on, since its deltas are not validated again. Raises ProtocolError."""
+    """Check the bounds that readers of a log rely on, since they do not validate. Raises ProtocolError."""
     if batch.unreadable_row is not None:
         raise ProtocolError(
             ErrorCode.BAD_FRAME,
@@ -342,11 +341,15 @@ def _check_row_offsets(batch: Batch, sequence: int, stamp: Stamp | None) -> None
     offsets = batch.row_offsets
     if stamp is None or offsets is None:
         raise ProtocolError(ErrorCode.BAD_FRAME, "row offsets without a log's stamp: leave them out")
-    last, rising = int(offsets[-1]), bool((offsets[1:] > offsets[:-1]).all())
-    if int(offsets[0]) != sequence or not rising or max(last, stamp.lamport + last - sequence) > COUNTER_MAX:
+    last, is_rising = int(offsets[-1]), bool((offsets[1:] > offsets[:-1]).all())
+    if (
+        int(offsets[0]) != sequence
+        or not is_rising
+        or max(last, stamp.lamport + last - sequence) > COUNTER_MAX
+    ):
         raise ProtocolError(
             ErrorCode.BAD_FRAME,
-            f"row offsets do not rise from the frame's sequence {sequence}: send rising ones up to "
+            f"row offsets do not rise from the frame's sequence {sequence}: send rising offsets up to "
             f"{COUNTER_MAX}",
         )
 

@@ -40,7 +40,7 @@ def available_codecs() -> tuple[Compression, ...]:
 
 
 def compress(body: Buffer, codec: Compression) -> bytes | None:
-    """Compress a body; None if it is small or does not shrink. Raises UsageError."""
+    """Compress a body; None if it is small or does not shrink. Raises UsageError if the codec is missing."""
     view = memoryview(body)
     if len(view) < BODY_BYTES_MIN:
         return None

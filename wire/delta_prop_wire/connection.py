@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from delta_prop_wire.header import Header
 
 REQUESTS_MAX = 256
-"""The maximum of unanswered Subscribes and Unsubscribes of one connection."""
+"""The maximum number of unanswered Subscribes and Unsubscribes of one connection."""
 
 _TOO_MANY = f"{REQUESTS_MAX} requests have no answer yet: wait for some answers"
 _DATA = frozenset({FrameType.DELTA, FrameType.BATCH})
@@ -51,7 +51,8 @@ _REQUESTS = frozenset({FrameType.SUBSCRIBE, FrameType.UNSUBSCRIBE})
 class Connection:
     """One end of a connection.
 
-    `phase`: that of the connection. `send_window`: the credit of this end; `receive_window`: of the other.
+    `phase`: the phase of the connection. `send_window`: the credit that this end may still spend;
+    `receive_window`: the credit that the other end may still spend.
     """
 
     def __init__(self, role: Role, *, payload_bytes_max: int = FRAME_PAYLOAD_BYTES_MAX) -> None:
@@ -66,11 +67,11 @@ class Connection:
         """The bytes received and not yet taken, from `start` to `end`, for reading only."""
         self.get_buffer = self._decoder.get_buffer
         """Return the memory to receive into. Raises UsageError if events have to be taken first."""
-        self._header: Header | None = None  # of the frame that is being received, or was last
+        self._header: Header | None = None  # of the frame that is received now, or was received last
         self._next_sequence = 0  # the lowest sequence allowed for a producer's next deltas
         self._error: ProtocolError | None = None
-        self._pending_requests: dict[int, Subscription | Unsubscribe] = {}  # unanswered ones, by sequence
-        self._subscriptions: set[int] = set()  # those granted and not ended
+        self._pending_requests: dict[int, Subscription | Unsubscribe] = {}  # unanswered, by sequence
+        self._subscriptions: set[int] = set()  # granted and not ended
 
     # --- receiving
 
@@ -101,9 +102,9 @@ class Connection:
             self._decoder.receive(chunk)
 
     def next_event(self) -> Frame | Literal[_NeedBytes.NEED_BYTES]:
-        """Return the next whole frame, or NEED_BYTES, as always after the end.
+        """Return the next whole frame, or NEED_BYTES; after a normal end always NEED_BYTES.
 
-        Raises ProtocolError: send `nack_of` the error, and close.
+        On a ProtocolError, send `nack_of` the error and close; each later call raises it again.
         """
         if self.phase is Phase.ENDED:
             if self._error is not None:
@@ -175,13 +176,13 @@ class Connection:
         self._note_sent(frame)
         return raw
 
-    def spend(self, deltas: int, size: int) -> None:
+    def spend(self, delta_count: int, size: int) -> None:
         """Charge batch frames that are sent as stored, without `send`. Raises UsageError as `send` does."""
         self._check_can_send(
             MessageKind.BATCH if self._local_speaker is Speaker.CLIENT else MessageKind.LOGGED_BATCH
         )
         self._check_window()
-        self.send_window.spend(deltas, size)
+        self.send_window.spend(delta_count, size)
 
     def end(self) -> None:
         """End the connection: no more frames are read, and only Nacks and a server's Acks may be sent."""
@@ -190,11 +191,11 @@ class Connection:
     # --- helpers
 
     def _check_header(self, header: Header) -> None:
-        """Raise ProtocolError if a frame's header shows that it is not allowed, before memory is reserved."""
+        """Raise ProtocolError if a header shows that its frame is not allowed, before memory is reserved."""
         self._header = header
-        refusal = TYPE_RULES[self._remote_speaker, self.phase][header.type]
-        if refusal is not None:
-            raise ProtocolError(*refusal)
+        violation = TYPE_RULES[self._remote_speaker, self.phase][header.type]
+        if violation is not None:
+            raise ProtocolError(*violation)
         if header.type in _DATA and self._remote_speaker is Speaker.CLIENT and not header.sequence:
             raise ProtocolError(
                 ErrorCode.BAD_FRAME,
@@ -204,19 +205,19 @@ class Connection:
         if header.type in _DATA and self._is_server and header.sequence < self._next_sequence:
             raise ProtocolError(
                 ErrorCode.BAD_FRAME,
-                f"sequence {header.sequence} is not above {self._next_sequence - 1}, that of the last delta: "
-                "send rising ones, also for duplicates",
+                f"sequence {header.sequence} is not above {self._next_sequence - 1}, the last delta's: "
+                "send rising sequences, also for duplicates",
             )
         if header.type in _DATA and not self.receive_window.is_open:
             raise ProtocolError(
                 ErrorCode.BAD_FRAME,
-                f"a {header.type.name} frame without credit: wait for an Ack that grants some",
+                f"a {header.type.name} frame without credit: wait for an Ack that grants credit",
             )
 
     def _note_received(self, frame: Frame) -> None:
-        refusal = RULES[self._remote_speaker, self.phase][message_kind_of(frame)]
-        if refusal is not None:
-            raise ProtocolError(*refusal)
+        violation = RULES[self._remote_speaker, self.phase][message_kind_of(frame)]
+        if violation is not None:
+            raise ProtocolError(*violation)
         match frame:
             case DeltaFrame() | BatchFrame():
                 assert self._header is not None
@@ -258,26 +259,28 @@ class Connection:
         return speaker is Speaker.SERVER or bool(self._subscriptions)
 
     def _note_request(self, frame: Subscribe | Unsubscribe) -> None:
-        asked = frame.request if isinstance(frame, Subscribe) else frame
-        assert isinstance(asked, Subscription | Unsubscribe)  # answers to other requests change nothing here
-        self._pending_requests[frame.sequence] = asked
+        request = frame.request if isinstance(frame, Subscribe) else frame
+        assert isinstance(
+            request, Subscription | Unsubscribe
+        )  # answers to other requests change nothing here
+        self._pending_requests[frame.sequence] = request
 
     def _note_answer(self, ack: Ack) -> None:
         """Apply an Ack of the server: a welcome opens the connection, a subscription sets its credit."""
         if ack.welcome is not None and not ack.more:
             self.phase = Phase.OPEN
-        asked = None if ack.correlation_id is None else self._pending_requests.pop(ack.correlation_id, None)
-        deliveries = self.send_window if self._is_server else self.receive_window
-        if isinstance(asked, Unsubscribe):
-            self._subscriptions.discard(asked.subscription)
+        request = None if ack.correlation_id is None else self._pending_requests.pop(ack.correlation_id, None)
+        delivery_window = self.send_window if self._is_server else self.receive_window
+        if isinstance(request, Unsubscribe):
+            self._subscriptions.discard(request.subscription)
             if not self._subscriptions:
-                deliveries.reset(NO_CREDIT)
-        elif asked is not None:
-            if not self._subscriptions:  # the first one sets the balance, also after all others have ended
-                deliveries.reset(asked.credit)
-            elif asked.credit is not None:
-                deliveries.grant(asked.credit)
-            self._subscriptions.add(asked.subscription)
+                delivery_window.reset(NO_CREDIT)
+        elif request is not None:
+            if not self._subscriptions:  # the first subscription sets the balance
+                delivery_window.reset(request.credit)
+            elif request.credit is not None:
+                delivery_window.grant(request.credit)
+            self._subscriptions.add(request.subscription)
 
     def _note_refused(self, nack: Nack) -> None:
         if self.phase in (Phase.OPENING, Phase.GREETED):
@@ -289,14 +292,14 @@ class Connection:
             (self.send_window if self._is_server else self.receive_window).reset(NO_CREDIT)
 
     def _check_can_send(self, message: MessageKind) -> None:
-        refusal = RULES[self._local_speaker, self.phase][message]
-        if refusal is not None:
-            raise UsageError(refusal.text)
+        violation = RULES[self._local_speaker, self.phase][message]
+        if violation is not None:
+            raise UsageError(violation.text)
 
     def _check_window(self) -> None:
         if not self.send_window.is_open:
             raise UsageError(
-                f"no credit left ({self.send_window.remaining}): wait for an Ack that grants some"
+                f"no credit left ({self.send_window.remaining}): wait for an Ack that grants credit"
             )
 
 

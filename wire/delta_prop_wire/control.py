@@ -105,7 +105,7 @@ _NO_EXTRAS = (None, None, None, None, False, 0, 0)
 
 
 def _pack_ack(ack: Ack) -> bytes:
-    """Pack an Ack; in few steps if it holds only ranges and credit, as most of a server's do."""
+    """Pack an Ack; in few steps if it holds only ranges and credit, as most Acks of a server do."""
     others = ack.cursor, ack.processed, ack.correlation_id, ack.response, ack.more, ack.stream, ack.partition
     if ack.credit is None or not ack.ranges or others != _NO_EXTRAS:
         return _pack_fields(_ack_fields(ack))
@@ -129,7 +129,7 @@ def _ack_fields(ack: Ack) -> dict[str, Any]:
 
 
 def _unpack_short_ack(sequence: int, payload: Buffer) -> Ack | None:
-    """Read an Ack of only a cursor, as most of a subscriber's are, in few steps; None: use `_unpack_ack`."""
+    """Read an Ack of only a cursor in few steps, as most Acks of subscribers are; else return None."""
     try:
         return Ack(sequence, cursor=read_cursor(unpack_short_map(payload).get("cursor")))
     except ValueError:  # `_unpack_ack` finds and reports the fault, if there is one
@@ -264,10 +264,12 @@ _UNPACK: dict[FrameType, Callable[[int, Fields], ControlFrame]] = {
 
 
 def _read_range(value: Any) -> AckRange:
-    found = AckRange(*_range_parts(value))
-    if found.first > found.last:
-        raise ValueError(f"has a range from {found.first} to {found.last}: end it at its start or later")
-    return found
+    ack_range = AckRange(*_range_parts(value))
+    if ack_range.first > ack_range.last:
+        raise ValueError(
+            f"has a range from {ack_range.first} to {ack_range.last}: end it at its start or later"
+        )
+    return ack_range
 
 
 _read_ranges = list_of(_read_range, RANGES_MAX)

@@ -41,17 +41,17 @@ LOG_TYPES = frozenset(
 
 _CODE = struct.Struct("<BH")
 _CRC = struct.Struct("<BHI")
-_FIRST = struct.Struct("<BHIQ")
-"""The longest of the three forms of a REFUSED row: type, code; checksum of the body; first copy's offset."""
-_SIZES = (_CODE.size, _CRC.size, _FIRST.size)
-_NO_FIRST = (1 << 64) - 1
+_FIRST_OFFSET = struct.Struct("<BHIQ")
+"""The longest form of a REFUSED row: type, code, refused body's checksum, first copy's offset."""
+_SIZES = (_CODE.size, _CRC.size, _FIRST_OFFSET.size)
+_NO_FIRST_OFFSET = (1 << 64) - 1
 _CODES = frozenset(map(int, ErrorCode))
 
 
 class NoOp(NamedTuple):
     """The no-op record of refused dots: the code, the refused body's checksum (None: unknown).
 
-    `first_offsets`: row to the offset of its id's first copy, if the ids are duplicates; else None.
+    `first_offsets`: maps each row to the offset of its id's first copy, if the ids are duplicates; else None.
     """
 
     code: ErrorCode
@@ -80,26 +80,26 @@ def pack_refused(
     if first_offsets is None:
         return [_CRC.pack(ControlType.REFUSED, code, refused_crc)] * count
     assert len(first_offsets) == count
-    offsets = (_NO_FIRST if at is None else at for at in first_offsets)
-    return [_FIRST.pack(ControlType.REFUSED, code, refused_crc, offset) for offset in offsets]
+    offsets = (_NO_FIRST_OFFSET if offset is None else offset for offset in first_offsets)
+    return [_FIRST_OFFSET.pack(ControlType.REFUSED, code, refused_crc, offset) for offset in offsets]
 
 
 def read_noop(batch: Batch) -> NoOp:
     """Read a batch of type REFUSED; fields that its shorter form lacks are None."""
-    rows = [batch.blob(row) for row in range(batch.count)]
+    blobs = [batch.blob(row) for row in range(batch.count)]
     number = refused_code(batch, 0)
     # Another service's no-op record may have a code of a later version; its dots are used up as well.
     code = ErrorCode(number) if number in _CODES else ErrorCode.INVALID_DELTA
-    if len(rows[0]) < _CRC.size:
+    if len(blobs[0]) < _CRC.size:
         return NoOp(code, None, None)
-    *_, crc = _CRC.unpack_from(rows[0])
-    if any(len(row) < _FIRST.size for row in rows):
+    *_, crc = _CRC.unpack_from(blobs[0])
+    if any(len(blob) < _FIRST_OFFSET.size for blob in blobs):
         return NoOp(code, crc, None)
-    firsts = dict[int, int | None]()
-    for number, row in enumerate(rows):
-        *_, at = _FIRST.unpack_from(row)
-        firsts[number] = None if at == _NO_FIRST else at
-    return NoOp(code, crc, firsts)
+    first_offsets = dict[int, int | None]()
+    for row, blob in enumerate(blobs):
+        *_, offset = _FIRST_OFFSET.unpack_from(blob)
+        first_offsets[row] = None if offset == _NO_FIRST_OFFSET else offset
+    return NoOp(code, crc, first_offsets)
 
 
 def refused_code(batch: Batch, row: int) -> int:
@@ -109,13 +109,13 @@ def refused_code(batch: Batch, row: int) -> int:
 
 
 def add_type(row: bytes) -> bytes:
-    """Return the blob of a control row of format 1 of the data directory, which has no type, with a type."""
+    """Add the type to the blob of a control row of format 1 of the data directory, which has none."""
     size = max((size for size in _SIZES if size <= 1 + len(row)), default=_CODE.size)
     return (bytes((ControlType.REFUSED,)) + row).ljust(_CODE.size, b"\0")[:size]
 
 
 def check_control_rows(batch: Batch) -> None:
-    """Check the rows of a peer's control batch, whose columns are valid. Raises ProtocolError."""
+    """Check the rows of a peer's control batch, after its columns. Raises ProtocolError."""
     raw, bounds = batch.column(Column.BLOBS), batch.blob_bounds
     sizes = np.diff(bounds)
     if raw is None or int(sizes.min()) < 1:

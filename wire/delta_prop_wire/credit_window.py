@@ -1,7 +1,7 @@
 """A credit window: the deltas and bytes that may still be sent in one direction of a connection.
 
-A frame with deltas may be sent while both balances are above 0. It is then charged in full, so that a
-balance may go below 0. Grants add to the balances.
+A frame with deltas may be sent while both balances are above 0. It is then charged in full, so a balance may
+go below 0. Grants add to the balances.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class CreditWindow:
     def reset(self, credit: Credit | None) -> None:
         """Replace both balances; None: unbounded."""
         self._unbounded = credit is None
-        self._deltas, self._bytes = (min(part, _CREDIT_MAX) for part in credit or NO_CREDIT)
+        self._deltas, self._bytes = (min(amount, _CREDIT_MAX) for amount in credit or NO_CREDIT)
 
     @property
     def is_open(self) -> bool:
@@ -35,9 +35,9 @@ class CreditWindow:
         """The credit left, neither part below 0; None if unbounded."""
         return None if self._unbounded else Credit(max(self._deltas, 0), max(self._bytes, 0))
 
-    def spend(self, deltas: int, size: int) -> None:
-        """Charge a sent frame of `deltas` and `size` bytes."""
-        self._deltas -= deltas
+    def spend(self, delta_count: int, size: int) -> None:
+        """Charge a sent frame of `delta_count` deltas and `size` bytes."""
+        self._deltas -= delta_count
         self._bytes -= size
 
     def grant(self, credit: Credit) -> None:

@@ -73,7 +73,7 @@ class KnownIds(IntEnum):
 
 
 class AckLevel(IntEnum):
-    """The failure that acknowledged deltas survive."""
+    """The ack levels, from weak to strong: the failures that acknowledged deltas survive."""
 
     MEMORY = 0
     LOGGED = 1
@@ -138,10 +138,10 @@ def origin_partition(origin: int) -> int:
 
 
 def _mutable_class(slots: tuple[str, ...]) -> Any:
-    """Return a mutable class with the same slots; a frozen value is built in it, then gets its own class.
+    """Return a mutable class with the same slots: a value is built in it, then gets its frozen class.
 
-    A frozen dataclass sets each field through `object.__setattr__`, which made a delta cost as much as its
-    publication.
+    A frozen dataclass sets each field through `object.__setattr__`, so building a delta took as long as
+    publishing it.
     """
     return type("Mutable", (), {"__slots__": slots})
 
@@ -150,9 +150,9 @@ def _mutable_class(slots: tuple[str, ...]) -> Any:
 class Operation:
     """One operation: its kind, and the operands that this kind needs.
 
-    `values` (float32): the vector of create and dense, the values of sparse and sparse_add, the one
-    number of scale and offset. `indices` (uint32): of sparse and sparse_add. `data`: the bytes of
-    opaque or of an unknown kind, or the UTF-8 name of a transform.
+    `values` (float32): the vector of create and dense, the values of sparse and sparse_add, the one number of
+    scale and offset. `indices` (uint32): of sparse and sparse_add. `data`: the bytes of opaque or of an
+    unknown kind, or the UTF-8 name of a transform.
     """
 
     kind: int
@@ -261,7 +261,7 @@ def transform(name: str) -> Operation:
     if not isinstance(name, str):
         from delta_prop_wire.errors import InvalidDelta
 
-        raise InvalidDelta("name", f"{name!r:.80} is a {type(name).__name__}: give text")
+        raise InvalidDelta("name", f"{name!r:.80} is of type {type(name).__name__}: give text")
     return Operation(Kind.TRANSFORM, data=name.encode())
 
 
@@ -277,7 +277,7 @@ def opaque(data: bytes) -> Operation:
     if not isinstance(data, bytes | bytearray | memoryview):
         from delta_prop_wire.errors import InvalidDelta
 
-        raise InvalidDelta("data", f"{data!r:.80} is a {type(data).__name__}: give bytes")
+        raise InvalidDelta("data", f"{data!r:.80} is of type {type(data).__name__}: give bytes")
     return Operation(Kind.OPAQUE, data=bytes(data))
 
 
@@ -327,29 +327,29 @@ class Delta:
         expect: Dot | None = None,
     ) -> Delta:
         """Build a delta from its fields."""
-        made = _MUTABLE_DELTA()
-        made.vector_id = vector_id
-        made.operation = operation
-        made.namespace = namespace
-        made.id = id
-        made.dot = dot
-        made.parents = parents
-        made.clock = clock
-        made.timestamp = timestamp
-        made.priority = priority
-        made.source = source
-        made.metadata = metadata
-        made.topics = topics
-        made.expect = expect
-        made.__class__ = cls
-        return made  # type: ignore[no-any-return]
+        delta = _MUTABLE_DELTA()
+        delta.vector_id = vector_id
+        delta.operation = operation
+        delta.namespace = namespace
+        delta.id = id
+        delta.dot = dot
+        delta.parents = parents
+        delta.clock = clock
+        delta.timestamp = timestamp
+        delta.priority = priority
+        delta.source = source
+        delta.metadata = metadata
+        delta.topics = topics
+        delta.expect = expect
+        delta.__class__ = cls
+        return delta  # type: ignore[no-any-return]
 
     def __getnewargs__(self) -> tuple[str, Operation]:
         """Return the arguments with which `copy` and `pickle` call `__new__`."""
         return self.vector_id, self.operation
 
 
-_MUTABLE_DELTA = _mutable_class(tuple(one.name for one in fields(Delta)))
+_MUTABLE_DELTA = _mutable_class(tuple(entry.name for entry in fields(Delta)))
 
 
 def namespace_of(vector_id: str) -> str:

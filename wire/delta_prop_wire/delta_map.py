@@ -2,7 +2,7 @@
 
 A map that cannot be read as a delta raises ProtocolError, which ends the connection. A readable delta is
 returned even if it breaks bounds: `validate.py` checks them, as for batches, and refuses only the delta.
-Metadata stays packed, since its bytes are what is checked and logged.
+Metadata stays packed, since its bytes are checked and logged.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Buffer
 
-_SPARSE = frozenset({Kind.SPARSE, Kind.SPARSE_ADD})
-_VALUES = _SPARSE | {Kind.SCALE, Kind.OFFSET, Kind.CREATE, Kind.DENSE}
-_BARE = frozenset({Kind.DELETE, Kind.METADATA})
+_SPARSE_KINDS = frozenset({Kind.SPARSE, Kind.SPARSE_ADD})
+_VALUE_KINDS = _SPARSE_KINDS | {Kind.SCALE, Kind.OFFSET, Kind.CREATE, Kind.DENSE}
+_NO_OPERAND_KINDS = frozenset({Kind.DELETE, Kind.METADATA})
 
-_text = text(FRAME_PAYLOAD_BYTES_MAX)
-_bytes = blob(0, FRAME_PAYLOAD_BYTES_MAX)
-_id = blob(DELTA_ID_BYTES, DELTA_ID_BYTES)
-_counter = uint(COUNTER_MAX, least=1)
-_lamport = uint(COUNTER_MAX)
-_u64 = uint()
-_pair = record(_u64, _u64)
-_stream = uint(U32_MAX)
-_partition = uint(U16_MAX)
-_kind = uint(KIND_MAX)
-_priority = one_of(Priority)
-_source = one_of(Source)
-_ack_level = one_of(AckLevel)
+_read_text = text(FRAME_PAYLOAD_BYTES_MAX)
+_read_bytes = blob(0, FRAME_PAYLOAD_BYTES_MAX)
+_read_id = blob(DELTA_ID_BYTES, DELTA_ID_BYTES)
+_read_counter = uint(COUNTER_MAX, minimum=1)
+_read_lamport = uint(COUNTER_MAX)
+_read_u64 = uint()
+_read_pair = record(_read_u64, _read_u64)
+_read_stream = uint(U32_MAX)
+_read_partition = uint(U16_MAX)
+_read_kind = uint(KIND_MAX)
+_read_priority = one_of(Priority)
+_read_source = one_of(Source)
+_read_ack_level = one_of(AckLevel)
 _NIL = b"\xc0"
-_topics = list_of(_text, ITEMS_MAX)
+_read_topics = list_of(_read_text, ITEMS_MAX)
 _METADATA_KEYS = frozenset(
     head + b"metadata" for head in (b"\xa8", b"\xd9\x08", b"\xda\0\x08", b"\xdb\0\0\0\x08")
 )
@@ -74,7 +74,7 @@ class DeltaMap(NamedTuple):
     """The content of a map: the delta and its addressing.
 
     `ack_level`: None for the server's default. `lamport`: the delta's Lamport number, in maps from a log.
-    `stream`, `partition`: where it belongs; None for its origin's partition.
+    `stream`, `partition`: the log that it belongs to; partition None: its origin's partition.
     """
 
     delta: Delta
@@ -101,7 +101,7 @@ def pack_delta(
             "namespace": delta.namespace,
             "op": int(operation.kind),
             "values": _to_bytes(operation.values, "<f4") if has_values else None,
-            "indices": _to_bytes(operation.indices, "<u4") if operation.kind in _SPARSE else None,
+            "indices": _to_bytes(operation.indices, "<u4") if operation.kind in _SPARSE_KINDS else None,
             "data": operation.data if has_data else None,
             "id": delta.id,
             "origin": origin,
@@ -126,88 +126,88 @@ def unpack_delta(packed: Buffer) -> DeltaMap:
     """Read a map. Raises ProtocolError, naming the field."""
     rest, patch = _split_metadata(bytes(packed))
     fields = unpack_map("Delta", rest)
-    vector_id = fields.require("vector_id", _text)
-    lamport = fields.get("lamport", _lamport, None)
+    vector_id = fields.require("vector_id", _read_text)
+    lamport = fields.get("lamport", _read_lamport, None)
     delta = Delta(
         vector_id=vector_id,
         operation=_unpack_operation(fields),
-        namespace=_namespace(fields, vector_id),
-        id=fields.get("id", _id, None),
+        namespace=_read_namespace(fields, vector_id),
+        id=fields.get("id", _read_id, None),
         dot=_unpack_dot(fields),
-        parents=fields.get("parents", _parents, ()),
-        clock=fields.get("clock", _clock, ()),
-        timestamp=fields.get("timestamp", _u64, 0),
-        priority=fields.get("priority", _priority, Priority.NORMAL),
-        source=fields.get("source", _source, Source.LOCAL),
-        metadata=None if patch is None else _metadata(patch, is_logged=lamport is not None),
-        topics=fields.get("topics", _topics, ()),
-        expect=fields.get("expect", _dot, None),
+        parents=fields.get("parents", _read_parents, ()),
+        clock=fields.get("clock", _read_clock, ()),
+        timestamp=fields.get("timestamp", _read_u64, 0),
+        priority=fields.get("priority", _read_priority, Priority.NORMAL),
+        source=fields.get("source", _read_source, Source.LOCAL),
+        metadata=None if patch is None else _read_metadata(patch, is_logged=lamport is not None),
+        topics=fields.get("topics", _read_topics, ()),
+        expect=fields.get("expect", _read_dot, None),
     )
     return DeltaMap(
         delta,
-        fields.get("ack_level", _ack_level, None),
+        fields.get("ack_level", _read_ack_level, None),
         lamport,
-        fields.get("stream", _stream, 0),
-        fields.get("partition", _partition, None),
+        fields.get("stream", _read_stream, 0),
+        fields.get("partition", _read_partition, None),
     )
 
 
 def _split_metadata(packed: bytes) -> tuple[bytes, bytes | None]:
     """Return the map without its metadata, and the packed metadata; None if there are none.
 
-    A map that is malformed or has the key twice is returned in full, and refused when it is read.
+    A map that is malformed or has the key twice is returned whole; `unpack_map` then refuses it.
     """
     if b"metadata" not in packed:
         return packed, None
     unpacker = msgpack.Unpacker(read_size=len(packed), max_buffer_size=len(packed))
     unpacker.feed(packed)
-    found: list[tuple[int, int, int]] = []
+    entries: list[tuple[int, int, int]] = []
     try:
         count = unpacker.read_map_header()
-        first = start = unpacker.tell()
+        members_start = start = unpacker.tell()
         for _ in range(count):
             unpacker.skip()
-            value = unpacker.tell()
+            value_start = unpacker.tell()
             unpacker.skip()
             end = unpacker.tell()
-            if packed[start:value] in _METADATA_KEYS:
-                found.append((start, value, end))
+            if packed[start:value_start] in _METADATA_KEYS:
+                entries.append((start, value_start, end))
             start = end
     except (ValueError, msgpack.UnpackException):
         return packed, None
-    if len(found) != 1:
+    if len(entries) != 1:
         return packed, None
-    start, value, end = found[0]
+    start, value_start, end = entries[0]
     head: bytes = msgpack.Packer().pack_map_header(count - 1)
-    patch = packed[value:end]
-    return head + packed[first:start] + packed[end:], None if patch == _NIL else patch
+    patch = packed[value_start:end]
+    return head + packed[members_start:start] + packed[end:], None if patch == _NIL else patch
 
 
-def _metadata(packed: bytes, *, is_logged: bool) -> PackedMetadata | dict[str, Any]:
-    """Return a metadata change: packed from a producer, since `validate.py` checks it; read from a log."""
+def _read_metadata(packed: bytes, *, is_logged: bool) -> PackedMetadata | dict[str, Any]:
+    """Read a metadata change; one of a producer is returned packed, since `validate.py` checks it."""
     try:
-        read = read_packed(packed)
+        members = read_packed(packed)
     except ValueError as error:
         raise ProtocolError(
             ErrorCode.BAD_FRAME, f"Delta: field 'metadata' is not a msgpack map ({error}): send one map"
         ) from None
     if not is_logged:
         return PackedMetadata(packed)
-    if read is None:
+    if members is None:
         raise ProtocolError(
             ErrorCode.BAD_FRAME, "Delta: field 'metadata' breaks the bounds of a log: shorten or flatten it"
         )
-    return read
+    return members
 
 
-def _namespace(fields: Fields, vector_id: str) -> str:
-    given = fields.get("namespace", _text, None)
+def _read_namespace(fields: Fields, vector_id: str) -> str:
+    given = fields.get("namespace", _read_text, None)
     return namespace_of(vector_id) if given is None else given
 
 
 def _payload_parts(kind: int) -> tuple[bool, bool]:
-    """Return two booleans: True if an operation of this kind has values; True if it has data."""
-    return kind in _VALUES, kind not in _VALUES and kind not in _BARE
+    """Return (has values, has data) for operations of this kind."""
+    return kind in _VALUE_KINDS, kind not in _VALUE_KINDS and kind not in _NO_OPERAND_KINDS
 
 
 def _unpack_operation(fields: Fields) -> Operation:
@@ -215,48 +215,48 @@ def _unpack_operation(fields: Fields) -> Operation:
 
     An absent operand is empty. Refuses indices that do not pair with values.
     """
-    kind = fields.require("op", _kind)
-    values = _numbers(fields, "values", "<f4")
-    indices = _numbers(fields, "indices", "<u4")
-    pairs = len(values) if kind in _SPARSE else 0
-    if len(indices) != pairs:
-        fields.refuse("indices", f"holds {len(indices)} numbers: send {pairs} with operation {kind} here")
-    has_values = kind in _VALUES or len(values)
+    kind = fields.require("op", _read_kind)
+    values = _read_numbers(fields, "values", "<f4")
+    indices = _read_numbers(fields, "indices", "<u4")
+    index_count = len(values) if kind in _SPARSE_KINDS else 0
+    if len(indices) != index_count:
+        fields.refuse("indices", f"holds {len(indices)} numbers: send {index_count} with operation {kind}")
+    has_values = kind in _VALUE_KINDS or len(values)
     return Operation(
         kind,
         values if has_values else None,
-        indices if kind in _SPARSE else None,
-        fields.get("data", _bytes, b""),
+        indices if kind in _SPARSE_KINDS else None,
+        fields.get("data", _read_bytes, b""),
     )
 
 
-def _numbers(fields: Fields, name: str, dtype: str) -> NDArray[Any]:
-    return np.frombuffer(fields.get(name, _words, b""), dtype)
+def _read_numbers(fields: Fields, name: str, dtype: str) -> NDArray[Any]:
+    return np.frombuffer(fields.get(name, _read_words, b""), dtype)
 
 
 def _unpack_dot(fields: Fields) -> Dot | None:
     if "origin" not in fields and "counter" not in fields:
         return None
-    return Dot(fields.require("origin", _u64), fields.require("counter", _counter))
+    return Dot(fields.require("origin", _read_u64), fields.require("counter", _read_counter))
 
 
-def _words(value: Any) -> bytes:
-    raw = _bytes(value)
+def _read_words(value: Any) -> bytes:
+    raw = _read_bytes(value)
     if len(raw) % 4:
         raise ValueError(f"has {len(raw)} bytes: send a multiple of 4")
     return raw
 
 
-def _dot(value: Any) -> Dot:
-    return Dot(*_pair(value))
+def _read_dot(value: Any) -> Dot:
+    return Dot(*_read_pair(value))
 
 
-def _parent(value: Any) -> Dot | bytes:
-    return _id(value) if isinstance(value, bytes) else _dot(value)
+def _read_parent(value: Any) -> Dot | bytes:
+    return _read_id(value) if isinstance(value, bytes) else _read_dot(value)
 
 
-_parents = list_of(_parent, ITEMS_MAX)
-_clock = list_of(_dot, ITEMS_MAX)
+_read_parents = list_of(_read_parent, ITEMS_MAX)
+_read_clock = list_of(_read_dot, ITEMS_MAX)
 
 
 def _to_bytes(numbers: Any, dtype: str) -> bytes:

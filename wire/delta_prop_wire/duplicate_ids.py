@@ -23,7 +23,7 @@ class IdentifiedDelta(NamedTuple):
     id: bytes
     key: Key
     offset: int
-    known: KnownIds
+    known_ids: KnownIds
 
     @classmethod
     def of(cls, logged: LoggedBatch, row: int) -> IdentifiedDelta | None:
@@ -35,22 +35,22 @@ class IdentifiedDelta(NamedTuple):
 
 
 def find_duplicates(deltas: Iterable[IdentifiedDelta | None], *, complete: bool) -> set[Key]:
-    """Return the keys of one vector's deltas that have no effect, since one with their id precedes them.
+    """Return the keys of one vector's deltas that have no effect, since an earlier one has their id.
 
     Only frames with `known_ids` hold duplicates. Any other delta with an earlier id was accepted as new,
     since the id was no longer known. `complete`: no older deltas were removed. Otherwise the first copy of an
-    id may have been removed; if so, the frame of the oldest one left has KnownIds.ALL, and none left has an
-    effect.
+    id may have been removed. If it was, the frame of the oldest remaining copy has KnownIds.ALL, and no
+    remaining copy has an effect.
     """
     groups: dict[bytes, list[IdentifiedDelta]] = {}
     for delta in deltas:
         if delta is not None:
             groups.setdefault(delta.id, []).append(delta)
-    found: set[Key] = set()
+    ignored_keys: set[Key] = set()
     for group in groups.values():
-        oldest = min(group, key=lambda one: one.offset)
-        duplicates = [one for one in group if one is oldest or one.known is not KnownIds.NONE]
-        first_was_removed = oldest.known is KnownIds.ALL and not complete
-        first = None if first_was_removed else min(one.key for one in duplicates)
-        found.update(one.key for one in duplicates if one.key != first)
-    return found
+        oldest = min(group, key=lambda copy: copy.offset)
+        copies = [copy for copy in group if copy is oldest or copy.known_ids is not KnownIds.NONE]
+        first_was_removed = oldest.known_ids is KnownIds.ALL and not complete
+        first_key = None if first_was_removed else min(copy.key for copy in copies)
+        ignored_keys.update(copy.key for copy in copies if copy.key != first_key)
+    return ignored_keys

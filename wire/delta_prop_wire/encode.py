@@ -72,7 +72,7 @@ _DENSE_MASK = 1 << Column.KEY_ENDS | 1 << Column.KEYS | 1 << Column.NAMESPACES |
 _SPARSE_MASK = _DENSE_MASK | 1 << Column.INDICES
 _DENSE_HEAD = struct.Struct(f"{BODY_HEADER.format}Q4I")
 _SPARSE_HEAD = struct.Struct(f"{BODY_HEADER.format}Q5I4x")
-"""Header and directory of a body with five columns; `_DENSE_HEAD` has four."""
+"""Header and directory of a body with five columns; `_DENSE_HEAD` is for four columns."""
 _PADDING = [b"", *(bytes(ALIGNMENT - size) for size in range(1, ALIGNMENT))]
 """The padding after a column, by its length modulo ALIGNMENT."""
 _U32, _F32 = np.dtype("<u4"), np.dtype("<f4")
@@ -97,9 +97,9 @@ def encode_batch(
     """Encode deltas under the dots (origin, base), (origin, base + 1), … or, with gaps, under `counters`.
 
     `clock` holds the entries of other origins that changed since this origin's previous batch.
-    `parent_positions`: (row, index among all parents, log position) of parents in other partitions.
-    Ignores a delta's own dot, clock and priority: the batch has them.
-    Raises InvalidDelta if only some rows have ids, Refused (TOO_LARGE) above the frame's bound.
+    `parent_positions`: (row, index among all parents, log position) of parents in other partitions. Ignores
+    the dot, clock and priority of each delta: they are fields of the batch. Raises InvalidDelta if only some
+    rows have ids, Refused (TOO_LARGE) above the frame's bound.
     """
     count = len(deltas)
     if not 1 <= count <= BATCH_ROWS_MAX:
@@ -213,7 +213,7 @@ def encode_columns(
     """Encode rows of `width` numbers each.
 
     `values` is little-endian float32, end to end; `indices`, uint32, is for sparse kinds; both come in
-    pieces, each copied once. The batch gets the decoded columns too. `packed_keys`: the result of
+    pieces, each copied once. Also sets the decoded columns of the batch. `packed_keys`: the result of
     `ascii_keys.pack_ascii_keys` for the keys, if the caller has it.
     """
     attributes = ack_level << ACK_LEVEL_SHIFT | priority << PRIORITY_SHIFT
@@ -297,11 +297,11 @@ def encode_noop(
     first_offsets: Sequence[int | None] | None = None,
     ids: Sequence[bytes] | None = None,
 ) -> Batch:
-    """Encode the no-op record that takes the offsets of refused deltas, one control row per dot.
+    """Encode the no-op record that fills the offsets of refused deltas, one control row per dot.
 
     `clock`: the refused frame's clock entries, since later frames of the origin send only changes.
     `refused_crc`: the checksum of the refused body, which identifies a duplicate of it. `first_offsets`: the
-    offset of each row's first copy, if the ids had been accepted before. `ids`: those of the refused deltas.
+    offset of each row's first copy, if the ids had been accepted before. `ids`: the refused deltas' ids.
     """
     columns: dict[Column, bytes] = {}
     _add_clock(columns, clock)
@@ -326,7 +326,7 @@ def encode_noop(
 
 
 def with_control_types(batch: Batch) -> Batch:
-    """Re-encode a control batch of format 1 of the data directory, with its type before each row."""
+    """Re-encode a control batch of format 1 of the data directory, with the type at the start of each row."""
     present = [column for column in Column if batch.columns_mask >> column & 1]
     columns = {column: raw for column in present if (raw := batch.column(column)) is not None}
     rows = [add_type(batch.blob(row)) for row in range(batch.count)]
@@ -415,14 +415,14 @@ def _encode_homogeneous(
     indices: Sequence[Buffer] | None,
     packed_keys: tuple[bytes, bytes] | None,
 ) -> Batch:
-    """Encode as `assemble` does, in a third of the time, columns that no attribute announces.
+    """Encode columns that no attribute announces: the same bytes as `assemble`, in a third of the time.
 
-    `header`: its fields from the attributes to the mask of kinds.
+    `header`: the fields of the body's header from the attributes to the mask of kinds.
     """
     count = len(keys)
     texts, ends = packed_keys or pack_ascii_keys(keys, FRAME_PAYLOAD_BYTES_MAX) or _pack_texts(keys)
-    names_size, names = _single_name_table(namespace)
-    numbers, size = count * width, 4 * count * width
+    namespaces_size, namespace_table = _single_name_table(namespace)
+    number_count, size = count * width, 4 * count * width
     padding = _PADDING[size % ALIGNMENT]
     ends_padding, texts_padding = _PADDING[len(ends) % ALIGNMENT], _PADDING[len(texts) % ALIGNMENT]
     sizes: tuple[int, ...]
@@ -433,16 +433,29 @@ def _encode_homogeneous(
     else:
         head, mask, sizes, dimension = _SPARSE_HEAD, _SPARSE_MASK, (size, size), 0
         columns = (*indices, padding, *values, padding)
-    numbers_at = head.size + len(ends) + len(ends_padding) + len(texts) + len(texts_padding) + len(names)
+    numbers_at = (
+        head.size + len(ends) + len(ends_padding) + len(texts) + len(texts_padding) + len(namespace_table)
+    )
     length = numbers_at + len(sizes) * (size + len(padding))
     if STAMP_BYTES + length + ALIGNMENT > FRAME_PAYLOAD_BYTES_MAX:
         raise _too_large_error(length)
-    start = head.pack(
+    header_and_directory = head.pack(
         BODY_VERSION, BODY_HEADER_BYTES // 8, *header, dimension, length, 0,
-        mask, 4 * count, len(texts), names_size, *sizes,
+        mask, 4 * count, len(texts), namespaces_size, *sizes,
     )  # fmt: skip
-    end = _ZEROS[: -(length + CRC_BYTES) % ALIGNMENT]
-    content_bytes = b"".join((start, ends, ends_padding, texts, texts_padding, names, *columns, end))
+    end_padding = _ZEROS[: -(length + CRC_BYTES) % ALIGNMENT]
+    content_bytes = b"".join(
+        (
+            header_and_directory,
+            ends,
+            ends_padding,
+            texts,
+            texts_padding,
+            namespace_table,
+            *columns,
+            end_padding,
+        )
+    )
     crc = crc32c(content_bytes)
     raw = content_bytes + crc.to_bytes(CRC_BYTES, "little")
     batch = Batch(raw)
@@ -451,9 +464,9 @@ def _encode_homogeneous(
     if indices is None:
         batch.indices, batch.index_highest = _NO_INDICES, -1
     else:
-        batch.indices = np.frombuffer(raw, _U32, numbers, numbers_at)
+        batch.indices = np.frombuffer(raw, _U32, number_count, numbers_at)
         numbers_at += size + len(padding)
-    batch.values = np.frombuffer(raw, _F32, numbers, numbers_at)
+    batch.values = np.frombuffer(raw, _F32, number_count, numbers_at)
     return batch
 
 

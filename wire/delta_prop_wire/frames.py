@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 class DeltaFrame:
     """One delta as a map, for clients that encode no columns.
 
-    `sequence`: a number that its producer chooses, above the one before; from a log, the offset. `ack_level`:
-    None for the server's default. `lamport`: its Lamport number, which only a log gives. `stream`,
-    `partition`: where it belongs; None for its origin's partition.
+    `sequence`: from a producer, a number above its previous one; from a log, the offset. `ack_level`: None
+    for the server's default. `lamport`: the delta's Lamport number, which only a log assigns. `stream`,
+    `partition`: the log that it belongs to; partition None: its origin's partition.
     """
 
     sequence: int
@@ -53,7 +53,8 @@ class DeltaFrame:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchFrame:
-    """Deltas in columns. `stamp` is a log's; None for a producer's, which holds only its origin's partition.
+    """Deltas in columns. `stamp`: a log's stamp; None for a frame of a producer, whose stamp holds no more
+    than its origin's partition.
 
     `sequence`: from a producer, the number of row 0 (row i has `sequence + i`); from a log, row 0's offset.
     """
@@ -79,7 +80,7 @@ class BatchFrame:
 
 
 class Credit(NamedTuple):
-    """Credit to send more, in deltas and in bytes of frames; the one that runs out first counts."""
+    """Credit to send more, in deltas and in bytes of frames; sending stops when either runs out."""
 
     deltas: int
     bytes: int
@@ -109,7 +110,7 @@ class OriginGrant(NamedTuple):
 class Welcome:
     """The answer to a hello: the server's optional features, and where each origin continues.
 
-    `log`: the log's id, epoch and end. `level`: the highest level of its acknowledgements.
+    `log`: the log's id, epoch and end. `level`: the highest ack level that the server grants.
     """
 
     features: tuple[str, ...] = ()
@@ -143,7 +144,7 @@ class Ack:
     this offset is needed again; from a server, everything below it was delivered on this connection or does
     not match its subscriptions. `cursor`: the server commits it for the group. `credit`: adds to the balance.
     `correlation_id`: the sequence of the request that this answers, with its `response`; `more`: further
-    pages of it follow. `stream`, `partition`: those of offsets and credit.
+    pages of the response follow. `stream`, `partition`: the log of the offsets and the credit.
     """
 
     sequence: int = 0
@@ -159,17 +160,17 @@ class Ack:
 
     @property
     def welcome(self) -> Welcome | None:
-        """The response, if it is that of a hello; else None."""
+        """The response if it answers a hello, else None."""
         return self.response if isinstance(self.response, Welcome) else None
 
     @property
     def subscribed(self) -> Subscribed | None:
-        """The response, if it is that of a subscription; else None."""
+        """The response if it answers a subscription, else None."""
         return self.response if isinstance(self.response, Subscribed) else None
 
     @property
     def job(self) -> JobStatus | None:
-        """The response, if it is that of a decision; else None."""
+        """The response if it answers a decision, else None."""
         return self.response if isinstance(self.response, JobStatus) else None
 
 
@@ -177,10 +178,10 @@ class Ack:
 class Nack:
     """A refusal, its reason, and the time to wait before a retry (None: something has to be changed first).
 
-    `sequence`: of the refused frame with deltas, which is refused in full; if it is 0, `frame` is True.
-    `correlation_id`: of the refused request; `sequence` is 0 then. Without any of the three the refusal is
-    about the connection. `row`, `field`: the first bad row of a batch and its bad field. `details`: further
-    facts, by name.
+    `sequence`: the sequence of a refused frame with deltas, all of which are refused. `frame`: True if such a
+    frame had sequence 0. `correlation_id`: the sequence of a refused request; `sequence` is 0 then. A Nack
+    with none of the three refuses the connection. `row`, `field`: the first bad row of a batch and its bad
+    field. `details`: further facts, by name.
     """
 
     sequence: int
@@ -201,7 +202,7 @@ class Nack:
 
     @property
     def is_about_connection(self) -> bool:
-        """True if it refuses neither a frame nor a request."""
+        """True if this refuses neither a frame nor a request."""
         return not self.sequence and self.correlation_id is None and not self.frame
 
     @classmethod
@@ -246,7 +247,7 @@ class PressureLevel(IntEnum):
 class Backpressure:
     """Advice to the other side, in addition to credits; sent in both directions.
 
-    `rate`: the recommended deltas per second, None for any. `depth`, `capacity`: those of the queue.
+    `rate`: the recommended deltas per second; None: no limit. `depth`, `capacity`: of the sender's queue.
     """
 
     sequence: int
@@ -261,9 +262,9 @@ class Backpressure:
 class Heartbeat:
     """A sign of life on an idle connection.
 
-    `sequence`: a running number. `sent_us`: the sender's monotonic clock; `echo_us`: the last one received.
-    `delivered`, `received`: the highest sequence sent and received so far. `credit`: the sender's own
-    balance. `processed`: as in an Ack.
+    `sequence`: a running number. `sent_us`: the sender's monotonic clock; `echo_us`: the last `sent_us`
+    received. `delivered`, `received`: the highest sequence sent and received so far. `credit`: the sender's
+    own balance. `processed`: as in an Ack.
     """
 
     sequence: int
@@ -301,9 +302,9 @@ class OriginClaim(NamedTuple):
 class Hello:
     """The request that opens a connection: the client's identity and features.
 
-    `source`: that of its origins' deltas. `client`: a name for people. `log_id`: of the log that a forwarder
-    reads. `job`: the part of a job that this connection sends, staged until the job is decided. `splits`: a
-    batch that is refused for one of its rows uses up no dots, since the client splits it.
+    `source`: the source of its origins' deltas. `client`: a name for people. `log_id`: the id of the log that
+    a forwarder reads. `job`: the part of a job that this connection sends, staged until the job is decided.
+    `splits`: a batch that is refused for one of its rows uses up no dots, since the client splits it.
     """
 
     features: tuple[str, ...] = ()
@@ -344,7 +345,7 @@ class Filter:
 
 
 class PartitionStart(NamedTuple):
-    """A partition to read, its start and its credit; None: those of the subscription."""
+    """A partition to read, its start and its credit; None: the subscription's."""
 
     partition: int
     start: Start | None = None
@@ -358,7 +359,8 @@ class Subscription:
     `subscription`: a number by which Unsubscribe names it. The server collects deltas up to
     `batch_deltas_max` or for `wait_ms_max`. `group`: the name under which the server stores the cursor;
     `member`: the id of the joining member, the same on all its connections. `deltas`: deliver Delta frames,
-    one per row, instead of batches. `stream`: the stream to read; `partitions`: those to read, empty: all.
+    one per row, instead of batches. `stream`, `partitions`: the stream and the partitions to read; empty:
+    all.
     """
 
     subscription: int
@@ -389,14 +391,14 @@ def attempt_of(run: int, number: int) -> int:
 
 
 def job_run_of(attempt: int) -> int:
-    """Return the run of its job that an attempt belongs to."""
+    """Return the run of the job that an attempt belongs to."""
     return attempt >> 32
 
 
 class StagedPart(NamedTuple):
-    """A part that counts: the attempt that sent it, and the number of its deltas.
+    """A staged part of a job: the attempt that counts, and the number of its deltas.
 
-    `checksum`: of the content of its batches, one after the other (`content_crc`); 0: unknown.
+    `checksum`: the checksum of the content of its batches, one after the other (`content_crc`); 0: unknown.
     """
 
     part: int
@@ -409,7 +411,8 @@ class StagedPart(NamedTuple):
 class Decide:
     """A request to decide a job: the service publishes its staged parts, or drops them.
 
-    `parts`: with COMMIT, all that count. `run`: with ABORT, drop only the attempts of this run of the job.
+    `parts`: with COMMIT, all parts to publish. `run`: with ABORT, drop only the attempts of this run of the
+    job.
     """
 
     job: str
@@ -440,20 +443,20 @@ class RefusedRow(NamedTuple):
     text: str
 
     @property
-    def why(self) -> str:
+    def reason(self) -> str:
         """The reason of the refusal as text."""
         return self.text or "refused before the service restarted, which stored only the code"
 
     def __str__(self) -> str:
         vector = f"vector_id {self.vector_id!r}, " if self.vector_id else ""
-        return f"{vector}row {self.row} of part {self.part}: {self.code.name}: {self.why}"
+        return f"{vector}row {self.row} of part {self.part}: {self.code.name}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
     """The answer to a decision: how many of the job's deltas were published, duplicates, or refused so far.
 
-    `refused_rows`: the first refused ones.
+    `refused_rows`: the first refused rows.
     """
 
     state: JobState
@@ -488,8 +491,9 @@ class FactState(Enum):
 class Fact:
     """A fact, or a page of one. `offset`: every delta below it is included.
 
-    `dot`, `lamport`: of its last delta, with or without effect; None if it is absent. `values` (float32,
-    little-endian), `data` and `metadata` (a msgpack map) may be split into pages, to be joined end to end.
+    `dot`, `lamport`: those of its last delta, with or without effect; None if the fact is absent. `values`
+    (float32, little-endian), `data` and `metadata` (a msgpack map) may be split into pages, to be joined end
+    to end.
     """
 
     state: FactState
@@ -502,7 +506,7 @@ class Fact:
 
     @property
     def vector(self) -> NDArray[np.float32]:
-        """The numbers of the vector (1-D, float32); empty unless it is a vector."""
+        """The numbers of the vector (1-D, float32); empty unless the fact is a vector."""
         return np.frombuffer(self.values, "<f4")
 
     @property
@@ -580,7 +584,7 @@ class Subscribe:
 
 @dataclass(frozen=True, slots=True)
 class Unsubscribe:
-    """The end of a subscription. `drain`: the server first delivers what is in flight, then sends the Ack."""
+    """A request to end a subscription. `drain`: the server delivers all that is in flight before its Ack."""
 
     sequence: int
     subscription: int

@@ -38,7 +38,7 @@ _PAYLOAD_BYTES_MAX = {
 }
 _REQUIRED_FLAGS = {**dict.fromkeys(FrameType, 0), FrameType.BATCH: int(Flag.BATCHED)}
 _RESERVED_FLAGS = 0xF0
-"""Flags that only a later version knows: ignored on control frames, whose checksum covers them."""
+"""Flags reserved for later versions: ignored on control frames, whose checksum covers them."""
 _ALLOWED_FLAGS = {
     **dict.fromkeys(FrameType, _RESERVED_FLAGS),
     FrameType.DELTA: Flag.ACK_WANTED | Flag.HIGH_PRIORITY,
@@ -50,7 +50,7 @@ _VALID_HEADERS = {
     for flags in range(256)
     if flags & ~_ALLOWED_FLAGS[kind] == _REQUIRED_FLAGS[kind]
 }
-"""(type, flags) of every valid header, with the frame type and the bound of its payload."""
+"""Maps (type, flags) of every valid header to its frame type and the bound of its payload."""
 
 
 class Header(NamedTuple):
@@ -76,14 +76,16 @@ def unpack_header(raw: Buffer, payload_bytes_max: int = FRAME_PAYLOAD_BYTES_MAX)
         raise ProtocolError(
             ErrorCode.UNSUPPORTED_VERSION, f"frame version {version} is not supported: send version {VERSION}"
         )
-    valid = _VALID_HEADERS.get((kind, flags))
-    if valid is None:
+    frame_type_and_bound = _VALID_HEADERS.get((kind, flags))
+    if frame_type_and_bound is None:
         _raise_invalid_header(kind, flags)
-    frame_type, bound = valid[0], min(payload_bytes_max, valid[1])
-    if length > bound:
+    frame_type, bound = frame_type_and_bound
+    bytes_max = min(payload_bytes_max, bound)
+    if length > bytes_max:
         raise ProtocolError(
             ErrorCode.TOO_LARGE,
-            f"a {frame_type.name} frame announces {length} bytes; the maximum is {bound}: send less at once",
+            f"a {frame_type.name} frame announces {length} bytes; the maximum is {bytes_max}: "
+            "send less at once",
         )
     if frame_type is FrameType.BATCH and length < STAMP_BYTES:
         _raise_bad_frame(
@@ -103,11 +105,11 @@ def _raise_invalid_header(kind: int, flags: int) -> NoReturn:
         )
     if (flags & Flag.BATCHED) != _REQUIRED_FLAGS[FrameType(kind)]:
         _raise_bad_frame(
-            f"flags {flags:#04x} on a {name} frame: set b3 (batched) on BATCH frames, and on no others"
+            f"flags {flags:#04x} on a {name} frame: set bit 3 (batched) on BATCH frames, and on no others"
         )
     if flags & Flag.COMPRESSED:
-        _raise_bad_frame(f"flag b2 (compressed) on a {name} frame: compress BATCH frames only")
-    _raise_bad_frame(f"flags {flags:#04x} on a {name} frame: set b0 and b1 on DELTA and BATCH frames only")
+        _raise_bad_frame(f"bit 2 (compressed) on a {name} frame: compress BATCH frames only")
+    _raise_bad_frame(f"flags {flags:#04x} on a {name} frame: set bits 0 and 1 on DELTA and BATCH frames only")
 
 
 def _raise_bad_frame(message: str) -> NoReturn:

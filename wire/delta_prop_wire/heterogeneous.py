@@ -32,53 +32,62 @@ if TYPE_CHECKING:
 
     from delta_prop_wire.batch import Batch
 
-_NEEDED = 1 << Column.KEY_ENDS | 1 << Column.KEYS | 1 << Column.NAMESPACES
-_MIXED = 1 << Column.KINDS | 1 << Column.NAMESPACE_INDEX
+_REQUIRED_COLUMNS = 1 << Column.KEY_ENDS | 1 << Column.KEYS | 1 << Column.NAMESPACES
+_MIXED_COLUMNS = 1 << Column.KINDS | 1 << Column.NAMESPACE_INDEX
 _BOTH_BLOBS = 1 << Column.BLOB_ENDS | 1 << Column.BLOBS
-_KNOWN = _NEEDED | _MIXED | _BOTH_BLOBS | 1 << Column.VALUE_ENDS | 1 << Column.INDICES | 1 << Column.VALUES
+_COMMON_COLUMNS = (
+    _REQUIRED_COLUMNS
+    | _MIXED_COLUMNS
+    | _BOTH_BLOBS
+    | 1 << Column.VALUE_ENDS
+    | 1 << Column.INDICES
+    | 1 << Column.VALUES
+)
 _ANNOUNCING_FLAGS = {
     0: 0,
     1 << Column.KINDS: int(Attribute.MIXED_KINDS),
     1 << Column.NAMESPACE_INDEX: int(Attribute.MIXED_NAMESPACES),
-    _MIXED: int(Attribute.MIXED_KINDS | Attribute.MIXED_NAMESPACES),
+    _MIXED_COLUMNS: int(Attribute.MIXED_KINDS | Attribute.MIXED_NAMESPACES),
 }
 """The attributes that announce these columns."""
-_RARE = sum(
+_RARE_ATTRIBUTES = sum(
     (
         *(Attribute.IDS, Attribute.PARENTS, Attribute.CLOCK, Attribute.CONTROL),
         *(Attribute.ROW_OFFSETS, Attribute.COUNTER_GAPS, Attribute.STATE_ROWS),
     )
 )
-_FLAGS = _RARE | Attribute.MIXED_KINDS | Attribute.MIXED_NAMESPACES
+_FLAGS = _RARE_ATTRIBUTES | Attribute.MIXED_KINDS | Attribute.MIXED_NAMESPACES
 _VECTOR_KINDS = (Kind.CREATE, Kind.DENSE)
 _VECTOR_BITS = sum(1 << kind for kind in _VECTOR_KINDS)
 _EXTRA_CHECK_BITS = 1 << Kind.TRANSFORM | 1 << Kind.METADATA
-"""Kinds that need checks beyond these: of a transform's name, or of metadata, which no batch here has."""
+"""Kinds that need more checks: of a transform's name, or of metadata, which no batch here has."""
 _IS_SPARSE = np.array([kind in SPARSE_KINDS for kind in range(256)], np.uint32)
 _TABLE_BYTES_MAX = 4_096
 _NUMBER_BYTES = 4
-_MOST, _SUMS, _ANY = np.maximum.reduce, np.add, np.logical_or.reduce
+_MAXIMUM, _ADD, _ANY = np.maximum.reduce, np.add, np.logical_or.reduce
 
 
 def common_columns_only(batch: Batch) -> bool:
-    """True if a batch is homogeneous but for the kinds, namespaces and lengths of its rows."""
-    return batch.homogeneous or (not batch.columns_mask & ~_KNOWN and not batch.attributes & _RARE)
+    """True if a batch is homogeneous except for the kinds, namespaces and lengths of its rows."""
+    return batch.homogeneous or (
+        not batch.columns_mask & ~_COMMON_COLUMNS and not batch.attributes & _RARE_ATTRIBUTES
+    )
 
 
 def decode_heterogeneous(batch: Batch) -> bool:
     """Decode and validate a batch that has only names, kinds, numbers and bytes. True if it is valid.
 
-    False if it is invalid or a vector id is not printable ASCII; columns are decoded one by one then.
+    False if it is invalid or a vector id is not printable ASCII; its columns are then decoded one by one.
     """
-    names = decode_columns(batch)
-    if names is None or not rows_are_valid([batch]) or not decode_keys([batch], [names]):
+    key_columns = decode_columns(batch)
+    if key_columns is None or not rows_are_valid([batch]) or not decode_keys([batch], [key_columns]):
         return False
     mark_validated(batch)
     return batch.validated
 
 
 def mark_validated(batch: Batch) -> None:
-    """Set `validated` of a batch with valid rows and decoded vector ids, if these are within their bound."""
+    """Set `validated` of a batch with valid rows and decoded vector ids, if the ids are short enough."""
     batch.validated = (
         batch.key_bytes_bound <= VECTOR_ID_BYTES_MAX or max(map(len, batch.keys)) <= VECTOR_ID_BYTES_MAX
     )
@@ -87,38 +96,43 @@ def mark_validated(batch: Batch) -> None:
 def decode_columns(batch: Batch) -> KeyColumns | None:
     """Locate the columns of a batch, and decode its kinds and table of namespaces.
 
-    Return those of its vector ids, for `decode_keys`; None if it has other columns than common ones, they do
-    not agree with the header, or an id is not printable ASCII. `rows_are_valid` checks the rows.
+    Return the columns of the vector ids, for `decode_keys`; None if the batch has rare columns, its columns
+    do not agree with the header, or an id is not printable ASCII. `rows_are_valid` checks the rows.
     """
     raw, columns, count = batch.raw, batch.columns_mask, batch.count
-    if columns & ~_KNOWN or columns & _NEEDED != _NEEDED or columns & _BOTH_BLOBS not in (0, _BOTH_BLOBS):
+    if (
+        columns & ~_COMMON_COLUMNS
+        or columns & _REQUIRED_COLUMNS != _REQUIRED_COLUMNS
+        or columns & _BOTH_BLOBS not in (0, _BOTH_BLOBS)
+    ):
         return None
-    lengths, at = directory_layout(columns)[1:]
-    if batch.attributes & _FLAGS != _ANNOUNCING_FLAGS[columns & _MIXED] or at > batch.length:
+    lengths, position = directory_layout(columns)[1:]
+    if batch.attributes & _FLAGS != _ANNOUNCING_FLAGS[columns & _MIXED_COLUMNS] or position > batch.length:
         return None
     bounds: list[int] = []
     sizes = lengths.unpack_from(raw, DIRECTORY_AT)
     for size, (row_bytes, entry_bytes) in zip(sizes, _widths(columns), strict=False):
         if size % entry_bytes or (row_bytes and size != row_bytes * count):
             return None
-        bounds += at, at + size
-        at += size + -size % ALIGNMENT
-    if at != batch.length:
+        bounds += position, position + size
+        position += size + -size % ALIGNMENT
+    if position != batch.length:
         return None
     batch._column_bounds = tuple(bounds)
     # The first columns are: the ends of vector ids, the ids, the table of namespaces.
     ends_at, ends_stop, text_at, text_stop, table_at, table_stop = bounds[:6]
     if not _kinds_agree(batch) or not _decode_namespaces(batch, bytes(raw[table_at:table_stop])):
         return None
-    names = KeyColumns(bytes(raw[ends_at:ends_stop]), bytes(raw[text_at:text_stop]))
-    is_complete = names.ends[-_NUMBER_BYTES:] == len(names.text).to_bytes(_NUMBER_BYTES, "little")
-    return names if is_complete and not names.text.translate(None, PRINTABLE) else None
+    key_columns = KeyColumns(bytes(raw[ends_at:ends_stop]), bytes(raw[text_at:text_stop]))
+    is_complete = key_columns.ends[-_NUMBER_BYTES:] == len(key_columns.text).to_bytes(_NUMBER_BYTES, "little")
+    return key_columns if is_complete and not key_columns.text.translate(None, PRINTABLE) else None
 
 
 def rows_are_valid(batches: Sequence[Batch]) -> bool:
     """True if all rows of batches have a namespace, and the numbers and bytes that their kinds may have.
 
-    The batches have passed `decode_columns`. Decodes the rows' namespaces and the highest index.
+    The batches have passed `decode_columns`. Decodes the rows' namespace indexes and the highest vector
+    index.
     """
     groups: dict[tuple[int, int], list[Batch]] = {}
     for batch in batches:
@@ -164,18 +178,18 @@ def _widths(mask: int) -> tuple[tuple[int, int], ...]:
 
 @lru_cache(maxsize=256)
 def _decode_name_table(raw: bytes) -> tuple[str, ...] | None:
-    """Decode a table of names, None if one is invalid; cached, since batches repeat a few tables."""
-    names, at = [], 0
-    while at < len(raw):
-        if at + NAME_LENGTH.size > len(raw):
+    """Decode a table of names, None if one is invalid; cached, since batches reuse a few tables."""
+    names, position = [], 0
+    while position < len(raw):
+        if position + NAME_LENGTH.size > len(raw):
             return None
-        end = at + NAME_LENGTH.size + NAME_LENGTH.unpack_from(raw, at)[0]
+        end = position + NAME_LENGTH.size + NAME_LENGTH.unpack_from(raw, position)[0]
         try:
-            names.append(str(raw[at + NAME_LENGTH.size : end], "utf-8"))
+            names.append(str(raw[position + NAME_LENGTH.size : end], "utf-8"))
         except UnicodeDecodeError:
             return None
-        at = end
-    is_valid = at == len(raw) and all(name_is_valid(name, NAMESPACE_BYTES_MAX) for name in names)
+        position = end
+    is_valid = position == len(raw) and all(name_is_valid(name, NAMESPACE_BYTES_MAX) for name in names)
     return tuple(names) if is_valid else None
 
 
@@ -185,15 +199,15 @@ def _decode_name_table(raw: bytes) -> tuple[str, ...] | None:
 class _UniformGroup(NamedTuple):
     """Batches with the same columns and dimension, their rows taken end to end.
 
-    `bounds_at`: column to the index of its bounds. `kinds`: of all rows. `firsts`, `lasts`: the first and
-    last row of each batch, None if there is only one batch.
+    `bounds_at`: maps each column to the index of its bounds. `kinds`: the kind of each row. `first_rows`,
+    `last_rows`: the first and last row of each batch, None if there is only one batch.
     """
 
     batches: Sequence[Batch]
     bounds_at: Mapping[int, int]
     kinds: NDArray[np.uint8]
-    firsts: NDArray[np.int64] | None
-    lasts: NDArray[np.int64] | None
+    first_rows: NDArray[np.int64] | None
+    last_rows: NDArray[np.int64] | None
 
     @classmethod
     def of(cls, batches: Sequence[Batch]) -> _UniformGroup:
@@ -218,7 +232,7 @@ class _UniformGroup(NamedTuple):
     def join(self, column: Column, dtype: np.dtype[Any]) -> NDArray[Any]:
         """Return a column of all batches, end to end."""
         index = self.bounds_at[column]
-        if self.firsts is None:
+        if self.first_rows is None:
             batch = self.batches[0]
             start, stop = batch._column_bounds[index : index + 2]
             return np.frombuffer(batch.raw, dtype, (stop - start) // dtype.itemsize, start)
@@ -234,30 +248,32 @@ class _UniformGroup(NamedTuple):
         above every bound.
         """
         ends = self.join(column, U32)
-        if (ends[-1:] if self.lasts is None else ends[self.lasts]).tolist() != totals:
+        if (ends[-1:] if self.last_rows is None else ends[self.last_rows]).tolist() != totals:
             return None
         lengths = ends.copy()
         lengths[1:] -= ends[:-1]
-        if self.firsts is not None:
-            lengths[self.firsts] = ends[self.firsts]
+        if self.first_rows is not None:
+            lengths[self.first_rows] = ends[self.first_rows]
         return lengths
 
-    def sums(self, rows: NDArray[np.uint32]) -> list[int]:
-        """Return for each batch the sum over its rows; a frame's bytes bound it."""
+    def sums(self, row_numbers: NDArray[np.uint32]) -> list[int]:
+        """Return for each batch the sum of its rows' numbers; the bytes of a frame bound the sum."""
         return (
-            [int(_SUMS.reduce(rows))] if self.firsts is None else _SUMS.reduceat(rows, self.firsts).tolist()
+            [int(_ADD.reduce(row_numbers))]
+            if self.first_rows is None
+            else _ADD.reduceat(row_numbers, self.first_rows).tolist()
         )
 
 
 def _group_is_valid(group: _UniformGroup) -> bool:
-    least, span, bytes_most = _shapes(group.batches[0].dimension).take(group.kinds, 1)
+    numbers_min, numbers_span, bytes_max = _operand_bounds(group.batches[0].dimension).take(group.kinds, 1)
     widths = _row_widths(group)
-    # A width below `least` wraps around to a number above any `span`.
-    if widths is None or _ANY(widths - least > span):
+    # A width below `numbers_min` wraps around to a number above any `numbers_span`.
+    if widths is None or _ANY(widths - numbers_min > numbers_span):
         return False
     if Column.BLOBS in group.bounds_at:
         lengths = group.lengths(Column.BLOB_ENDS, group.sizes(Column.BLOBS))
-        if lengths is None or _ANY(lengths > bytes_most):
+        if lengths is None or _ANY(lengths > bytes_max):
             return False
     if group.sums(widths * _IS_SPARSE.take(group.kinds)) != group.sizes(Column.INDICES):
         return False
@@ -267,20 +283,20 @@ def _group_is_valid(group: _UniformGroup) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _shapes(dimension: int) -> NDArray[np.uint32]:
-    """Return for each kind the fewest numbers of a row, how many more it may have, and the most bytes.
+def _operand_bounds(dimension: int) -> NDArray[np.uint32]:
+    """Return for each kind the minimum of numbers per row, how many more are allowed, the maximum of bytes.
 
-    Full vectors have this dimension.
+    `dimension`: the dimension of full vectors.
     """
-    shapes = np.array([NUMBERS_MIN, NUMBERS_MAX, BYTES_MAX], np.int64)
+    bounds = np.array([NUMBERS_MIN, NUMBERS_MAX, BYTES_MAX], np.int64)
     for kind in _VECTOR_KINDS:
-        shapes[:2, kind] = dimension
-    shapes[1] -= shapes[0]
-    return shapes.astype(np.uint32)
+        bounds[:2, kind] = dimension
+    bounds[1] -= bounds[0]
+    return bounds.astype(np.uint32)
 
 
 def _row_widths(group: _UniformGroup) -> NDArray[np.uint32] | None:
-    """Return the count of numbers of each row, None if the counts do not add up."""
+    """Return the number of values of each row, None if they do not add up."""
     totals = group.sizes(Column.VALUES)
     if Column.VALUE_ENDS in group.bounds_at:
         return group.lengths(Column.VALUE_ENDS, totals)
@@ -292,8 +308,8 @@ def _row_widths(group: _UniformGroup) -> NDArray[np.uint32] | None:
 
 
 def _decode_indices(batch: Batch) -> bool:
-    """Decode the rows' namespace indexes and the highest index. True if both are within bounds."""
+    """Decode the namespace indexes and the highest vector index. True if all are within bounds."""
     index = batch.namespace_index
     indices = batch.indices
-    batch.index_highest = highest = int(_MOST(indices)) if len(indices) else -1
+    batch.index_highest = highest = int(_MAXIMUM(indices)) if len(indices) else -1
     return highest < DIMENSION_MAX and (index is None or max(index) < len(batch.namespace_names))

@@ -36,13 +36,13 @@ _NAME_BYTES_MAX = NAME_LENGTH.size + NAMESPACE_BYTES_MAX
 _END = struct.Struct("<I")
 _LOOP_ROWS_MAX = 300
 """Up to this many rows a Python loop is faster than numpy's calls."""
-_LEAST, _MOST, _SUMS = np.minimum.reduce, np.maximum.reduce, np.add.accumulate
+_MINIMUM, _MAXIMUM, _RUNNING_SUM = np.minimum.reduce, np.maximum.reduce, np.add.accumulate
 
 
 class KeyColumns(NamedTuple):
-    """The columns of a batch's vector ids, of printable ASCII: the end of each, and all end to end.
+    """The columns of a batch's vector ids, in printable ASCII: the end of each id, and all ids end to end.
 
-    The last end is the length of the text; `decode_keys` checks that the others rise.
+    The last end is the length of `text`; `decode_keys` checks that the others rise.
     """
 
     ends: bytes
@@ -53,65 +53,65 @@ def decode_homogeneous(batch: Batch) -> bool:
     """Decode all columns of a homogeneous batch at once, in half the time. True if they are decoded.
 
     False if the batch is not homogeneous, an id is empty or not printable ASCII, or the columns do not agree
-    with the header; columns are decoded one by one then.
+    with the header; the columns are then decoded one by one.
     """
     if not batch.decoded and batch.homogeneous:
-        names = decode_columns(batch)
-        if names is not None:
-            decode_keys([batch], [names])
+        key_columns = decode_columns(batch)
+        if key_columns is not None:
+            decode_keys([batch], [key_columns])
     return batch.decoded
 
 
 def decode_columns(batch: Batch) -> KeyColumns | None:
     """Decode all columns of a homogeneous batch but its vector ids.
 
-    Return those of the vector ids, for `decode_keys`; None if the columns do not agree with the header or an
-    id is not printable ASCII.
+    Return the columns of the vector ids, for `decode_keys`; None if the columns do not agree with the header
+    or an id is not printable ASCII.
     """
     body, columns = batch.raw, batch.columns_mask
     _, lengths, ends_at = directory_layout(columns)
     if batch.kind is None or ends_at > batch.length:
         return None
-    ends, texts, names, *rest = lengths.unpack_from(body, DIRECTORY_AT)
-    keys_at = ends_at + ends + -ends % ALIGNMENT
-    names_at = keys_at + texts + -texts % ALIGNMENT
-    at = rest_at = names_at + names + -names % ALIGNMENT
-    for size in rest:
-        at += size + -size % ALIGNMENT
-    if at != batch.length or ends != 4 * batch.count or names > _NAME_BYTES_MAX:
+    ends_size, text_size, namespaces_size, *rest_sizes = lengths.unpack_from(body, DIRECTORY_AT)
+    keys_at = ends_at + ends_size + -ends_size % ALIGNMENT
+    namespaces_at = keys_at + text_size + -text_size % ALIGNMENT
+    position = rest_at = namespaces_at + namespaces_size + -namespaces_size % ALIGNMENT
+    for size in rest_sizes:
+        position += size + -size % ALIGNMENT
+    if position != batch.length or ends_size != 4 * batch.count or namespaces_size > _NAME_BYTES_MAX:
         return None
-    text = bytes(body[keys_at : keys_at + texts])
-    namespace_names = read_single_name(bytes(body[names_at : names_at + names]))
+    text = bytes(body[keys_at : keys_at + text_size])
+    namespace_names = read_single_name(bytes(body[namespaces_at : namespaces_at + namespaces_size]))
     if namespace_names is None or text.translate(None, PRINTABLE):
         return None
     batch.namespace_names, batch.namespace = namespace_names, namespace_names[0]
     if columns & _BLOBS:
-        is_valid = _decode_blobs(batch, rest_at, *rest)
+        is_valid = _decode_blobs(batch, rest_at, *rest_sizes)
     else:
-        is_valid = _decode_numbers(batch, columns, rest_at, rest)
-    stops = bytes(body[ends_at : ends_at + ends])
-    return KeyColumns(stops, text) if is_valid and stops[-_END.size :] == _END.pack(texts) else None
+        is_valid = _decode_numbers(batch, columns, rest_at, rest_sizes)
+    ends = bytes(body[ends_at : ends_at + ends_size])
+    return KeyColumns(ends, text) if is_valid and ends[-_END.size :] == _END.pack(text_size) else None
 
 
 def decode_keys(batches: Sequence[Batch], key_columns: Sequence[KeyColumns]) -> int:
     """Decode the vector ids of batches whose other columns are decoded.
 
-    Return how many batches, from the first on, are decoded; the next one is invalid. All ids are split
-    together, since that costs little more than one batch.
+    Return the number of batches decoded before the first invalid one. All ids are split together, since that
+    costs little more than for one batch.
     """
     counts = [batch.count for batch in batches]
-    rows = sum(counts)
-    found = _split_keys(counts, key_columns) if rows > _LOOP_ROWS_MAX else None
-    if found is None:
+    row_count = sum(counts)
+    split_keys = _split_keys(counts, key_columns) if row_count > _LOOP_ROWS_MAX else None
+    if split_keys is None:
         for index, (batch, columns) in enumerate(zip(batches, key_columns, strict=True)):
             if not _decode_batch_keys(batch, columns):
                 return index
         return len(batches)
-    keys, longest = found
-    at = 0
+    keys, longest = split_keys
+    start = 0
     for batch in batches:
-        batch.keys, batch.key_bytes_bound, batch.decoded = keys[at : at + batch.count], longest, True
-        at += batch.count
+        batch.keys, batch.key_bytes_bound, batch.decoded = keys[start : start + batch.count], longest, True
+        start += batch.count
     return len(batches)
 
 
@@ -120,20 +120,20 @@ def _split_keys(counts: list[int], key_columns: Sequence[KeyColumns]) -> tuple[l
 
     Inserts a zero byte after each id, so that one call splits them.
     """
-    text = b"".join([one.text for one in key_columns])
-    ends = np.frombuffer(b"".join([one.ends for one in key_columns]), U32).astype(np.intp)
+    text = b"".join([columns.text for columns in key_columns])
+    ends = np.frombuffer(b"".join([columns.ends for columns in key_columns]), U32).astype(np.intp)
     widths = ends.copy()
     widths[1:] -= ends[:-1]
-    at = 0
-    for rows in counts[:-1]:
-        at += rows
-        widths[at] = ends[at]
+    row = 0
+    for row_count in counts[:-1]:
+        row += row_count
+        widths[row] = ends[row]
     # If no id is empty, all ends rise up to the last one of each batch, which `decode_columns` checked.
-    if int(_LEAST(widths)) < 1:
+    if int(_MINIMUM(widths)) < 1:
         return None
-    longest = int(_MOST(widths))
+    longest = int(_MAXIMUM(widths))
     widths += 1
-    ends_with_zero = _SUMS(widths)
+    ends_with_zero = _RUNNING_SUM(widths)
     spread = np.zeros(int(ends_with_zero[-1]), np.uint8)
     is_text = np.ones(len(spread), np.bool_)
     is_text[ends_with_zero - 1] = False
@@ -155,27 +155,29 @@ def _decode_batch_keys(batch: Batch, key_columns: KeyColumns) -> bool:
     return True
 
 
-def _decode_numbers(batch: Batch, columns: int, at: int, sizes: list[int]) -> bool:
-    """Decode the number columns from `at` on. True if there are as many numbers as the rows need."""
+def _decode_numbers(batch: Batch, columns: int, position: int, sizes: list[int]) -> bool:
+    """Decode the number columns from `position` on. True if they hold as many numbers as the rows need."""
     count, indices, values = batch.count, NO_INDICES, NO_VALUES
     if columns & _INDICES:
         size = sizes[0]
-        indices = np.frombuffer(batch.raw, U32, size >> 2, at)
-        at += size + -size % ALIGNMENT
+        indices = np.frombuffer(batch.raw, U32, size >> 2, position)
+        position += size + -size % ALIGNMENT
     else:
         batch.index_highest = -1
     if columns & _VALUES:
-        values = np.frombuffer(batch.raw, F32, sizes[-1] >> 2, at)
+        values = np.frombuffer(batch.raw, F32, sizes[-1] >> 2, position)
     batch.indices, batch.values, batch.row_values = indices, values, len(values) // count
-    needed = len(values) if batch.kind in SPARSE_KINDS else 0
+    index_count = len(values) if batch.kind in SPARSE_KINDS else 0
     is_complete = sum(sizes) == 4 * (len(indices) + len(values))
-    return is_complete and len(values) % count == 0 and len(indices) == needed
+    return is_complete and len(values) % count == 0 and len(indices) == index_count
 
 
-def _decode_blobs(batch: Batch, at: int, ends: int, size: int) -> bool:
-    """Decode the columns of rows with bytes. True if the ends of the bytes, at `at`, are valid."""
+def _decode_blobs(batch: Batch, position: int, ends_size: int, text_size: int) -> bool:
+    """Decode the columns of rows with bytes. True if the ends of the bytes, at `position`, are valid."""
     batch.indices, batch.values, batch.row_values, batch.index_highest = NO_INDICES, NO_VALUES, 0, -1
-    return ends == 4 * batch.count and _ends_are_valid(size, bytes(batch.raw[at : at + ends]), batch.count)
+    return ends_size == 4 * batch.count and _ends_are_valid(
+        text_size, bytes(batch.raw[position : position + ends_size]), batch.count
+    )
 
 
 def _ends_are_valid(total: int, ends: bytes, count: int) -> bool:
@@ -188,7 +190,7 @@ def _ends_are_valid(total: int, ends: bytes, count: int) -> bool:
 
 @lru_cache(maxsize=64)
 def _uniform_ends(count: int, size: int) -> bytes:
-    """Return the ends of `count` texts of one size."""
+    """Return the ends of `count` texts of the same size."""
     if not size:
         return bytes(_END.size * count)
     return ends_struct(count).pack(*range(size, size * count + 1, size))
@@ -196,7 +198,7 @@ def _uniform_ends(count: int, size: int) -> bytes:
 
 @lru_cache(maxsize=1024)
 def read_single_name(raw: bytes) -> tuple[str] | None:
-    """Read a table of one name, None unless it is one."""
+    """Return the name in a table of names, as a tuple; None unless the table holds one valid name."""
     if len(raw) < NAME_LENGTH.size or len(raw) != NAME_LENGTH.size + NAME_LENGTH.unpack_from(raw)[0]:
         return None
     try:

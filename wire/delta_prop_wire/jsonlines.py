@@ -1,7 +1,7 @@
-"""JSON lines: a delta as one JSON object per line, the form of the command line and of files.
+"""JSON lines: one delta per line as a JSON object, for the command line and for files.
 
 Not used on the wire or in the log. A line holds all fields of a delta, so reading a written line gives the
-same delta, to the last bit of each number. Callers count lines.
+same delta, to the last bit of each number. Messages name no line number; callers add it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LINE_BYTES_MAX = 8 * DELTA_BYTES_MAX
-"""A number takes up to 16 characters for its 4 bytes, and its index takes some more."""
+"""Enough for any delta: a number takes up to 16 characters for its 4 bytes, and its index a few more."""
 
 
 def delta_from_line(line: str | bytes | Mapping[str, Any]) -> Delta:
@@ -40,34 +40,34 @@ def delta_from_line(line: str | bytes | Mapping[str, Any]) -> Delta:
     """
     fields = dict(line) if isinstance(line, Mapping) else _parse_line(line)
     kind = _parse_kind(fields.get("op"))
-    given = {name: value for name, value in fields.items() if value is not None}
-    alias = _find_alias(given, kind)
+    present_fields = {name: value for name, value in fields.items() if value is not None}
+    alias = _find_alias(present_fields, kind)
     _check_fields(fields, kind, alias)
     if alias is None:
-        return _build_delta(kind, given)
+        return _build_delta(kind, present_fields)
     try:
-        return _build_delta(kind, given)
-    except InvalidDelta as refused:  # raised again under the name that the line has
+        return _build_delta(kind, present_fields)
+    except InvalidDelta as refused:  # raised again with the name that the line uses
         is_alias = refused.field == _PAYLOADS[kind][0]
         raise InvalidDelta(alias, refused.reason) if is_alias else refused from None
 
 
-def _build_delta(kind: int, given: dict[str, Any]) -> Delta:
+def _build_delta(kind: int, fields: dict[str, Any]) -> Delta:
     """Build and validate a delta from the fields that are present."""
     delta = Delta(
-        vector_id=_read_text(given, "vector_id"),
-        operation=_parse_operation(kind, given),
-        namespace=given.get("namespace", namespace_of(given["vector_id"])),
-        id=_parse_id("id", given["id"]) if "id" in given else None,
-        dot=_parse_dot("dot", given["dot"]) if "dot" in given else None,
-        parents=tuple(_parse_parent(one) for one in _read_list(given, "parents")),
-        clock=tuple(_parse_dot("clock", one) for one in _read_list(given, "clock")),
-        timestamp=given.get("timestamp", 0),
-        priority=Priority(_parse_enum("priority", given.get("priority", "normal"), Priority)),
-        source=Source(_parse_enum("source", given.get("source", "local"), Source)),
-        metadata=given.get("metadata"),
-        topics=tuple(_read_list(given, "topics")),
-        expect=_parse_expect(given["expect"]) if "expect" in given else None,
+        vector_id=_read_text(fields, "vector_id"),
+        operation=_parse_operation(kind, fields),
+        namespace=fields.get("namespace", namespace_of(fields["vector_id"])),
+        id=_parse_id("id", fields["id"]) if "id" in fields else None,
+        dot=_parse_dot("dot", fields["dot"]) if "dot" in fields else None,
+        parents=tuple(_parse_parent(entry) for entry in _read_list(fields, "parents")),
+        clock=tuple(_parse_dot("clock", entry) for entry in _read_list(fields, "clock")),
+        timestamp=fields.get("timestamp", 0),
+        priority=Priority(_parse_enum("priority", fields.get("priority", "normal"), Priority)),
+        source=Source(_parse_enum("source", fields.get("source", "local"), Source)),
+        metadata=fields.get("metadata"),
+        topics=tuple(_read_list(fields, "topics")),
+        expect=_parse_expect(fields["expect"]) if "expect" in fields else None,
     )
     validate_delta(delta)
     return delta
@@ -85,7 +85,8 @@ def delta_to_json(delta: Delta, offset: int | None = None) -> dict[str, Any]:
         "source": None if delta.source is Source.LOCAL else delta.source.name.lower(),
         "id": None if delta.id is None else delta.id.hex(),
         "dot": None if delta.dot is None else str(delta.dot),
-        "parents": [one.hex() if isinstance(one, bytes) else str(one) for one in delta.parents] or None,
+        "parents": [parent.hex() if isinstance(parent, bytes) else str(parent) for parent in delta.parents]
+        or None,
         "clock": [str(entry) for entry in delta.clock] or None,
         "timestamp": delta.timestamp or None,
         "expect": _format_expect(delta.expect) if delta.expect is not None else None,
@@ -117,7 +118,7 @@ _FIELD_ALIASES: dict[int, str] = {
     Kind.OFFSET: "values",
     Kind.TRANSFORM: "data",
 }
-"""The name in the Delta map of docs/protocol.md of an operation's one field, if lines have another name."""
+"""For an operation's field that lines name differently: its name in docs/protocol.md's Delta map."""
 _FIELDS = frozenset(
     {"vector_id", "namespace", "op", "metadata", "topics", "priority", "source", "offset"}
     | {"id", "dot", "parents", "clock", "timestamp", "expect"}
@@ -125,7 +126,7 @@ _FIELDS = frozenset(
 ABSENT_TEXT = "absent"
 """The `expect` of a line whose vector must not exist."""
 _JSON_WORDS = {list: "an array", str: "text", int: "a number", float: "a number"}
-"""Names in messages of values that are not objects; null, true and false are written as they are."""
+"""How messages name values that are not objects; null, true and false are written as they are."""
 _DOT = re.compile(r"([0-9a-fA-F]{16}):([0-9]{1,19})")
 _ID = re.compile(r"[0-9a-fA-F]{32}")
 
@@ -154,11 +155,11 @@ def _parse_line(line: str | bytes) -> dict[str, Any]:
 
 
 def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    members = dict(pairs)
+    if len(members) < len(pairs):
         duplicate = Counter(name for name, _ in pairs).most_common(1)[0][0]
         refuse("line", f"the key {duplicate!r:.40} occurs twice in one object: leave one of them out")
-    return found
+    return members
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -173,44 +174,44 @@ def _parse_kind(name: object) -> int:
     return kind
 
 
-def _find_alias(given: dict[str, Any], kind: int) -> str | None:
-    """Return the Delta map's name of the operation's field if the line uses it; else None."""
+def _find_alias(fields: dict[str, Any], kind: int) -> str | None:
+    """Return the operation's field name in the Delta map if the line uses that name, else None."""
     alias = _FIELD_ALIASES.get(kind)
-    if alias is None or alias not in given:
+    if alias is None or alias not in fields:
         return None
     (own,) = _PAYLOADS[kind]
-    if own in given:
+    if own in fields:
         refuse(alias, f"given besides {own}, which means the same: leave one of them out")
     return alias
 
 
 def _check_fields(fields: dict[str, Any], kind: int, alias: str | None) -> None:
     payload = _PAYLOADS.get(kind, _OPAQUE_PAYLOAD)
-    named = payload if alias is None else (alias,)
-    for name in named:
+    required = payload if alias is None else (alias,)
+    for name in required:
         if fields.get(name) is None:
-            instead = f" (or {_FIELD_ALIASES[kind]})" if kind in _FIELD_ALIASES else ""
-            refuse(name, f"missing: {kind_name(kind)} needs {' and '.join(payload)}{instead}")
+            alternative = f" (or {_FIELD_ALIASES[kind]})" if kind in _FIELD_ALIASES else ""
+            refuse(name, f"missing: {kind_name(kind)} needs {' and '.join(payload)}{alternative}")
     for name in fields:
         if name not in _FIELDS and name not in payload and name != _FIELD_ALIASES.get(kind):
             known = sorted({*payload, *_FIELDS})
             refuse(str(name)[:40], f"not a field of {kind_name(kind)}: use {', '.join(known)}")
 
 
-def _parse_operation(kind: int, given: dict[str, Any]) -> Operation:
+def _parse_operation(kind: int, fields: dict[str, Any]) -> Operation:
     if kind in (Kind.SPARSE, Kind.SPARSE_ADD):
-        return Operation(kind, _parse_numbers("values", given["values"]), _parse_indices(given["indices"]))
+        return Operation(kind, _parse_numbers("values", fields["values"]), _parse_indices(fields["indices"]))
     if _FIELD_ALIASES.get(kind) == "values":
-        if "values" in given:
-            return Operation(kind, _parse_numbers("values", given["values"]))
+        if "values" in fields:
+            return Operation(kind, _parse_numbers("values", fields["values"]))
         (own,) = _PAYLOADS[kind]
-        return Operation(kind, _parse_numbers(own, given[own] if own == "vector" else [given[own]]))
-    if kind == Kind.TRANSFORM and "name" in given:
-        return Operation(kind, data=_read_text(given, "name").encode("utf-8", "surrogatepass"))
+        return Operation(kind, _parse_numbers(own, fields[own] if own == "vector" else [fields[own]]))
+    if kind == Kind.TRANSFORM and "name" in fields:
+        return Operation(kind, data=_read_text(fields, "name").encode("utf-8", "surrogatepass"))
     if kind in (Kind.DELETE, Kind.METADATA):
         return Operation(kind)
     try:
-        return Operation(kind, data=base64.b64decode(_read_text(given, "data"), validate=True))
+        return Operation(kind, data=base64.b64decode(_read_text(fields, "data"), validate=True))
     except (binascii.Error, ValueError) as error:
         refuse("data", f"not base64 ({error}): encode the bytes with the standard alphabet and padding")
 
@@ -219,7 +220,7 @@ def _parse_numbers(field: str, value: object) -> NDArray[np.float32]:
     if not isinstance(value, (list, tuple)):
         refuse(field, f"{value!r:.40} is not a list: give a list of numbers")
     if not set(map(type, value)) <= {int, float}:
-        position = next(position for position, one in enumerate(value) if type(one) not in (int, float))
+        position = next(position for position, number in enumerate(value) if type(number) not in (int, float))
         refuse(field, f"number {position} is {value[position]!r:.40}: give numbers only")
     try:
         with np.errstate(over="ignore"):
@@ -244,8 +245,8 @@ def _parse_indices(value: object) -> NDArray[np.uint32]:
     return np.array(value, np.uint32)
 
 
-def _read_text(given: dict[str, Any], field: str) -> str:
-    value = given.get(field)
+def _read_text(fields: dict[str, Any], field: str) -> str:
+    value = fields.get(field)
     if not isinstance(value, str):
         refuse(
             field, "missing: give text" if value is None else f"{value!r:.40} is not text: put it in quotes"
@@ -253,8 +254,8 @@ def _read_text(given: dict[str, Any], field: str) -> str:
     return value
 
 
-def _read_list(given: dict[str, Any], field: str) -> list[Any]:
-    value = given.get(field, [])
+def _read_list(fields: dict[str, Any], field: str) -> list[Any]:
+    value = fields.get(field, [])
     if not isinstance(value, (list, tuple)):
         refuse(field, f"{value!r:.40} is not a list: put it in brackets")
     return list(value)
@@ -289,8 +290,8 @@ def _parse_parent(value: object) -> Dot | bytes:
     )
 
 
-def _parse_enum(field: str, value: object, names: type[IntEnum]) -> int:
-    known = {one.name.lower(): int(one) for one in names}
+def _parse_enum(field: str, value: object, members: type[IntEnum]) -> int:
+    known = {member.name.lower(): int(member) for member in members}
     if not isinstance(value, str) or value not in known:
         refuse(field, f"{value!r:.40} is unknown: give one of {', '.join(known)}")
     return known[value]

@@ -44,7 +44,9 @@ class Role(Enum):
 class Speaker(Enum):
     """The sender of a frame. A forwarder is a client whose hello declared its deltas to be replicas."""
 
-    __hash__ = object.__hash__  # an enumeration's own hash is a Python function; each frame needs four
+    __hash__ = (
+        object.__hash__
+    )  # faster: an enumeration's own hash is a Python function, and each frame needs four
 
     CLIENT = "a client"
     FORWARDER = "a forwarder"
@@ -133,9 +135,9 @@ def _find_violation(speaker: Speaker, phase: Phase, message: MessageKind) -> Rul
         return None
     if phase is Phase.OPENING and speaker is not Speaker.SERVER:
         return RuleViolation(ErrorCode.UNAUTHORIZED, UNAUTHORIZED_TEXT)
-    when = _PHASE_TEXTS[phase]
+    phase_text = _PHASE_TEXTS[phase]
     if message in _OPEN[speaker]:
-        return RuleViolation(ErrorCode.BAD_FRAME, f"{message.value} from {speaker.value} {when}")
+        return RuleViolation(ErrorCode.BAD_FRAME, f"{message.value} from {speaker.value} {phase_text}")
     return RuleViolation(
         ErrorCode.BAD_FRAME, f"{message.value} from {speaker.value} is never allowed: leave it out"
     )
@@ -146,7 +148,7 @@ RULES = {
     for speaker in Speaker
     for phase in Phase
 }
-"""(speaker, phase) to message to the violation; None: the message is allowed."""
+"""Maps (speaker, phase), then the message, to the violation; None: the message is allowed."""
 
 _KINDS_OF_TYPE = {
     FrameType.DELTA: (MessageKind.DELTA, MessageKind.LOGGED_DELTA),
@@ -161,12 +163,16 @@ _KINDS_OF_TYPE = {
 
 
 def _group_by_type(table: dict[MessageKind, RuleViolation | None]) -> dict[FrameType, RuleViolation | None]:
-    violations = {kind: [table[message] for message in messages] for kind, messages in _KINDS_OF_TYPE.items()}
-    return {kind: None if None in of_kind else of_kind[0] for kind, of_kind in violations.items()}
+    violations_by_type = {
+        kind: [table[message] for message in messages] for kind, messages in _KINDS_OF_TYPE.items()
+    }
+    return {
+        kind: None if None in candidates else candidates[0] for kind, candidates in violations_by_type.items()
+    }
 
 
 TYPE_RULES = {key: _group_by_type(table) for key, table in RULES.items()}
-"""(speaker, phase) to frame type to the violation; None: some message of that type is allowed."""
+"""Maps (speaker, phase), then the frame type, to the violation; None: a message of that type is allowed."""
 
 
 _KIND_OF_REQUEST: dict[type, MessageKind] = {

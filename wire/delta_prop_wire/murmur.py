@@ -1,6 +1,6 @@
-"""murmur2, the hash that spreads keys: each vector is always at the same one of several services.
+"""murmur2, the hash that spreads vectors over services: a vector is always at the same service.
 
-Pure. The variant that Kafka uses for keyed records (seed 0x9747b28c), so that other languages have it.
+Pure. The variant that Kafka uses for keyed records (seed 0x9747b28c), which other languages have, too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _R = 24
 _MASK = 0xFFFFFFFF
 _POSITIVE = 0x7FFFFFFF
 _NUMPY_MIN = 32
-"""From this many keys on they are hashed together with numpy."""
+"""From this many keys on, numpy hashes them together."""
 
 
 def murmur2(data: bytes) -> int:
@@ -28,8 +28,8 @@ def murmur2(data: bytes) -> int:
     size = len(data)
     h = (_SEED ^ size) & _MASK
     full_bytes = size & ~3
-    for at in range(0, full_bytes, 4):
-        k = int.from_bytes(data[at : at + 4], "little") * _M & _MASK
+    for position in range(0, full_bytes, 4):
+        k = int.from_bytes(data[position : position + 4], "little") * _M & _MASK
         k = (k ^ k >> _R) * _M & _MASK
         h = (h * _M & _MASK) ^ k
     if full_bytes < size:
@@ -40,35 +40,39 @@ def murmur2(data: bytes) -> int:
 
 
 def key_of(namespace: str, vector_id: str) -> bytes:
-    """Return the bytes that are hashed for a vector; no name holds the byte 0, which separates the two."""
+    """Return the bytes to hash for a vector: both names, separated by a zero byte, which no name holds."""
     return b"\0".join((namespace.encode(), vector_id.encode()))
 
 
-def partition_of(namespace: str, vector_id: str, partitions: int) -> int:
-    """Return which of `partitions` services holds a vector, counted from 0."""
-    return (murmur2(key_of(namespace, vector_id)) & _POSITIVE) % partitions
+def partition_of(namespace: str, vector_id: str, partition_count: int) -> int:
+    """Return the index of the service, of `partition_count` services, that holds a vector."""
+    return (murmur2(key_of(namespace, vector_id)) & _POSITIVE) % partition_count
 
 
-def partitions_of(namespace: str, vector_ids: Sequence[str], partitions: int) -> NDArray[np.intp]:
+def partitions_of(namespace: str, vector_ids: Sequence[str], partition_count: int) -> NDArray[np.intp]:
     """Return `partition_of` for each of many vectors of one namespace."""
     if len(vector_ids) < _NUMPY_MIN:
-        return np.array([partition_of(namespace, one, partitions) for one in vector_ids], np.intp)
-    keys = [key_of(namespace, one) for one in vector_ids]
+        return np.array(
+            [partition_of(namespace, vector_id, partition_count) for vector_id in vector_ids], np.intp
+        )
+    keys = [key_of(namespace, vector_id) for vector_id in vector_ids]
     sizes = np.fromiter(map(len, keys), np.uint32, len(keys))
     width = (int(sizes.max()) + 3) // 4
     padded = b"".join(key.ljust(4 * width, b"\0") for key in keys)
     words = np.frombuffer(padded, "<u4").reshape(len(keys), width)
-    return ((_hash_rows(words, sizes) & np.uint32(_POSITIVE)) % np.uint32(partitions)).astype(np.intp)
+    return ((_hash_rows(words, sizes) & np.uint32(_POSITIVE)) % np.uint32(partition_count)).astype(np.intp)
 
 
 def _hash_rows(words: NDArray[np.uint32], sizes: NDArray[np.uint32]) -> NDArray[np.uint32]:
     """Return the murmur2 of each row: 4-byte words, zeros after its end. Products wrap around on purpose."""
     m, full_words = np.uint32(_M), sizes // 4
     h = np.uint32(_SEED) ^ sizes
-    for at in range(words.shape[1]):
-        k = words[:, at] * m
+    for position in range(words.shape[1]):
+        k = words[:, position] * m
         k = (k ^ k >> np.uint32(_R)) * m
-        tail = (h ^ words[:, at]) * m
-        h = np.where(at < full_words, h * m ^ k, np.where((at == full_words) & (sizes % 4 != 0), tail, h))
+        tail = (h ^ words[:, position]) * m
+        h = np.where(
+            position < full_words, h * m ^ k, np.where((position == full_words) & (sizes % 4 != 0), tail, h)
+        )
     h = (h ^ h >> np.uint32(13)) * m
     return h ^ h >> np.uint32(15)

@@ -74,43 +74,43 @@ def read_packed(packed: Buffer, bytes_max: int = METADATA_BYTES_MAX) -> dict[str
         if size > bytes_max:
             return None
     try:
-        found = msgpack.unpackb(packed, strict_map_key=True)
+        members = msgpack.unpackb(packed, strict_map_key=True)
     except UnicodeDecodeError as error:
         raise ValueError(f"a text in it is not UTF-8: {error.reason}") from None
     except (ValueError, msgpack.UnpackException):
         check_map(packed)
         return None
-    if not isinstance(found, dict):
-        raise ValueError(f"it is a {type(found).__name__}, not a map")
-    if size > _SMALL_BYTES and _is_deep(found):
+    if not isinstance(members, dict):
+        raise ValueError(f"it is of type {type(members).__name__}, not a map")
+    if size > _SMALL_BYTES and _is_deep(members):
         return None
-    return None if _NOT_JSON_LEADS.search(packed) and _has_non_json(found) else found
+    return None if _NOT_JSON_LEADS.search(packed) and _has_non_json(members) else members
 
 
 def _has_non_json(value: object) -> bool:
     """True if a binary or an extension type is among the members."""
-    left = [value]
-    while left:
-        one = left.pop()
-        if isinstance(one, dict):
-            left += one.values()
-        elif isinstance(one, list):
-            left += one
-        elif isinstance(one, (bytes, msgpack.ExtType, msgpack.Timestamp)):
+    pending = [value]
+    while pending:
+        member = pending.pop()
+        if isinstance(member, dict):
+            pending += member.values()
+        elif isinstance(member, list):
+            pending += member
+        elif isinstance(member, (bytes, msgpack.ExtType, msgpack.Timestamp)):
             return True
     return False
 
 
 def _is_deep(value: object) -> bool:
-    level = [value]
+    containers = [value]
     for _ in range(_DEPTH_MAX):
-        level = [
+        containers = [
             inner
-            for outer in level
+            for outer in containers
             for inner in (outer.values() if isinstance(outer, dict) else cast("list[object]", outer))
             if isinstance(inner, (dict, list))
         ]
-        if not level:
+        if not containers:
             return False
     return True
 
@@ -135,42 +135,42 @@ def check_map(packed: Buffer) -> None:
 
 
 def packed_json_fault(packed: Buffer) -> str | None:
-    """Return what keeps a metadata change, one msgpack map, from being JSON; None if it is JSON."""
+    """Return the reason why a metadata change, one msgpack map, is not JSON; None if it is."""
     try:
         patch = msgpack.unpackb(packed, strict_map_key=False, object_pairs_hook=_reject_duplicates)
     except _NotJsonError as fault:
         return str(fault)
-    except ValueError:  # the only fault left is a timestamp of a length that timestamps do not have
+    except ValueError:  # the only remaining fault: a timestamp of a wrong length
         return "an extension type is not JSON: use text and numbers"
     return json_fault(patch, METADATA_DEPTH_MAX)
 
 
 class _NotJsonError(Exception):
-    """The error of keys that a JSON object cannot have."""
+    """A key that a JSON object cannot have."""
 
 
 def _reject_duplicates(pairs: list[tuple[object, object]]) -> dict[object, object]:
     try:
-        found = dict(pairs)
+        members = dict(pairs)
     except TypeError:
         raise _NotJsonError("a key is a list or an object: use text as keys") from None
-    if len(found) != len(pairs):
+    if len(members) != len(pairs):
         duplicate = _first_duplicate([key for key, _ in pairs])
         raise _NotJsonError(f"the key {duplicate!r:.40} occurs twice: name each key of an object once")
-    return found
+    return members
 
 
 def _first_duplicate(keys: list[object]) -> object:
-    seen: set[object] = set()
+    earlier_keys: set[object] = set()
     for key in keys:
-        if key in seen:
+        if key in earlier_keys:
             return key
-        seen.add(key)
+        earlier_keys.add(key)
     raise AssertionError("no key occurs twice")
 
 
 def json_fault(value: object, depth: int) -> str | None:
-    """Return what keeps a value from being JSON, with its path; None if it is JSON."""
+    """Return the reason why a value is not JSON, with the path to it; None if the value is JSON."""
     if value is None or isinstance(value, (str, bool)):
         return None
     if isinstance(value, int):
@@ -178,14 +178,14 @@ def json_fault(value: object, depth: int) -> str | None:
         return None if fits else "a whole number of more than 64 bits: send it as text"
     if isinstance(value, float):
         return None if math.isfinite(value) else f"{value} is not JSON: leave it out or send null"
-    if isinstance(value, msgpack.ExtType):  # checked before tuples, since it is one
+    if isinstance(value, msgpack.ExtType):  # checked before tuples, since it is a tuple
         return "an extension type is not JSON: use text and numbers"
     if depth == 0:
         return f"nested deeper than {METADATA_DEPTH_MAX} levels: flatten it"
     if isinstance(value, dict):
         for name, inner in value.items():
             if not isinstance(name, str):
-                return f"the key {name!r:.40} is a {type(name).__name__}: use text as keys"
+                return f"the key {name!r:.40} is of type {type(name).__name__}: use text as keys"
             fault = json_fault(inner, depth - 1)
             if fault:
                 return f"{name[:40]}: {fault}"
@@ -193,4 +193,7 @@ def json_fault(value: object, depth: int) -> str | None:
     if isinstance(value, (list, tuple)):
         faults = (json_fault(inner, depth - 1) for inner in value)
         return next((f"[{index}]: {fault}" for index, fault in enumerate(faults) if fault), None)
-    return f"a {type(value).__name__} is not JSON: use text, numbers, true, false, null, lists and objects"
+    return (
+        f"a value of type {type(value).__name__} is not JSON: "
+        "use text, numbers, true, false, null, lists and objects"
+    )

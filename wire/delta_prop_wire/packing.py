@@ -1,6 +1,6 @@
 """Reads msgpack maps from a peer within limits, field by field, and packs maps.
 
-`check_shape` walks a map before msgpack builds anything, so that a few bytes cannot make it allocate
+`check_structure` walks a map before msgpack builds anything, so that a few bytes cannot make it allocate
 gigabytes. Every failure is a ProtocolError (BAD_FRAME) that names the frame and the field.
 """
 
@@ -46,29 +46,30 @@ def unpack_map(frame: str, packed: Buffer) -> Fields:
     """Read `packed` as one map. Raises ProtocolError, naming `frame`."""
     view = memoryview(packed)
     try:
-        check_shape(view)
-        found = msgpack.unpackb(view, object_pairs_hook=_reject_duplicates, ext_hook=_reject_extension)
-    except ValueError as error:  # UnicodeDecodeError and all of msgpack's own among them
+        check_structure(view)
+        members = msgpack.unpackb(view, object_pairs_hook=_reject_duplicates, ext_hook=_reject_extension)
+    except ValueError as error:  # includes UnicodeDecodeError and all errors of msgpack
         raise ProtocolError(
             ErrorCode.BAD_FRAME, f"{frame}: the payload is not a valid msgpack map: {error}"
         ) from None
-    if not isinstance(found, dict):
+    if not isinstance(members, dict):
         raise ProtocolError(
-            ErrorCode.BAD_FRAME, f"{frame}: the payload is a {type(found).__name__}: send one msgpack map"
+            ErrorCode.BAD_FRAME,
+            f"{frame}: the payload is of type {type(members).__name__}: send one msgpack map",
         )
-    return Fields(frame, found)
+    return Fields(frame, members)
 
 
 def unpack_short_map(packed: Buffer) -> dict[Any, Any]:
-    """Read a map of one field in a few bytes, so short that it needs no check of its shape.
+    """Read a map of one field in a few bytes, so short that it needs no check of its structure.
 
     Neither key nor value is checked. Raises ValueError if `packed` is anything else or malformed.
     """
     raw = memoryview(packed)
     if not 0 < len(raw) <= _SHORT_BYTES_MAX or raw[0] != _ONE_FIELD:
         raise ValueError("it is not a short map of one field")
-    found: dict[Any, Any] = msgpack.unpackb(raw)
-    return found
+    members: dict[Any, Any] = msgpack.unpackb(raw)
+    return members
 
 
 class Fields:
@@ -113,20 +114,20 @@ class Fields:
 def truncate(message: str, bytes_max: int) -> str:
     """Return a message shortened to `bytes_max` bytes of UTF-8.
 
-    A refusal often quotes what it refuses, and must not become too long itself.
+    A refusal often quotes the refused value, and must not become too long itself.
     """
     return message.encode(errors="replace")[:bytes_max].decode(errors="ignore")
 
 
-# --- readers: each converts a value as msgpack gave it, or raises ValueError that names the expected form
+# --- readers: each converts a value from msgpack, or raises ValueError that names the expected form
 
 
-def uint(maximum: int = U64_MAX, least: int = 0) -> Callable[[Any], int]:
-    """Return a reader of whole numbers from `least` to `maximum`."""
+def uint(maximum: int = U64_MAX, minimum: int = 0) -> Callable[[Any], int]:
+    """Return a reader of whole numbers from `minimum` to `maximum`."""
 
     def read(value: Any) -> int:
-        if type(value) is not int or not least <= value <= maximum:
-            raise ValueError(f"is {_format_value(value)}: send a whole number from {least} to {maximum}")
+        if type(value) is not int or not minimum <= value <= maximum:
+            raise ValueError(f"is {_format_value(value)}: send a whole number from {minimum} to {maximum}")
         return value
 
     return read
@@ -146,12 +147,12 @@ def text(bytes_max: int) -> Callable[[Any], str]:
     return read
 
 
-def blob(least: int, most: int) -> Callable[[Any], bytes]:
-    """Return a reader of binary values of `least` to `most` bytes."""
+def blob(bytes_min: int, bytes_max: int) -> Callable[[Any], bytes]:
+    """Return a reader of binary values of `bytes_min` to `bytes_max` bytes."""
 
     def read(value: Any) -> bytes:
-        if not isinstance(value, bytes) or not least <= len(value) <= most:
-            bounds = f"{least}" if least == most else f"{least} to {most}"
+        if not isinstance(value, bytes) or not bytes_min <= len(value) <= bytes_max:
+            bounds = f"{bytes_min}" if bytes_min == bytes_max else f"{bytes_min} to {bytes_max}"
             raise ValueError(f"is {_format_value(value)}: send binary of {bounds} bytes")
         return value
 
@@ -215,13 +216,13 @@ def record(*readers: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
     return read
 
 
-# --- shape
+# --- structure
 
 _SCALAR, _BYTES, _ARRAY, _MAP, _REFUSED = range(5)
 
 
 def _lead_byte_table() -> tuple[tuple[int, int, int], ...]:
-    """Return for each lead byte: form, bytes of the length field after it, length if the byte holds it."""
+    """Return for each lead byte: its form, the bytes of its length field, or the length that it holds."""
     forms = [(_SCALAR, 0, 0)] * 256
     for i in range(16):
         forms[0x80 + i], forms[0x90 + i] = (_MAP, 0, i), (_ARRAY, 0, i)
@@ -242,49 +243,51 @@ def _lead_byte_table() -> tuple[tuple[int, int, int], ...]:
 _LEAD_BYTES = _lead_byte_table()
 
 
-def check_shape(packed: memoryview) -> None:
+def check_structure(packed: memoryview) -> None:
     """Walk one msgpack value. Raises ValueError unless it fills `packed`, is shallow and complete.
 
-    Each announced item must be present, and the number of items is bounded, which bounds the memory and time
-    of decoding.
+    Each announced item must be present, and there is a maximum of items, which bounds the memory and time of
+    decoding.
     """
-    size, at, announced = len(packed), 0, 1
-    to_come = [1]  # items not read yet, at each depth
-    while to_come:
-        if not to_come[-1]:
-            to_come.pop()
+    size, position, announced_items = len(packed), 0, 1
+    unread_items = [1]  # for each depth
+    while unread_items:
+        if not unread_items[-1]:
+            unread_items.pop()
             continue
-        to_come[-1] -= 1
-        if at >= size:
+        unread_items[-1] -= 1
+        if position >= size:
             raise ValueError("it ends too early")
-        form, width, length = _LEAD_BYTES[packed[at]]
-        at += 1
+        form, width, length = _LEAD_BYTES[packed[position]]
+        position += 1
         if width:
-            length = int.from_bytes(packed[at : at + width], "big")
-            at += width
+            length = int.from_bytes(packed[position : position + width], "big")
+            position += width
         if form <= _BYTES:
-            at += length
+            position += length
             continue
         if form == _REFUSED:
-            raise ValueError(f"byte {packed[at - 1]:#04x} is an extension type or unknown: use plain msgpack")
+            raise ValueError(
+                f"byte {packed[position - 1]:#04x} is an extension type or unknown: use plain msgpack"
+            )
         items = 2 * length if form == _MAP else length
-        announced += items
-        if announced > min(size, ITEMS_MAX):
-            raise ValueError(f"it announces {announced} items in {size} bytes: send up to {ITEMS_MAX}")
-        to_come.append(items)
-        if len(to_come) > DEPTH_MAX:
+        announced_items += items
+        if announced_items > min(size, ITEMS_MAX):
+            raise ValueError(f"it announces {announced_items} items in {size} bytes: send up to {ITEMS_MAX}")
+        unread_items.append(items)
+        if len(unread_items) > DEPTH_MAX:
             raise ValueError(f"it is nested deeper than {DEPTH_MAX - 1} levels: flatten it")
-    if at != size:
-        raise ValueError("it ends too early" if at > size else f"{size - at} bytes follow it")
+    if position != size:
+        raise ValueError("it ends too early" if position > size else f"{size - position} bytes follow it")
 
 
 def _reject_duplicates(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
     if any(type(key) is not str for key, _ in pairs):
         raise ValueError("a key of a map is not a string: send strings as keys")
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    members = dict(pairs)
+    if len(members) != len(pairs):
         raise ValueError("a key occurs twice in a map: send each once")
-    return found
+    return members
 
 
 def _reject_extension(code: int, data: bytes) -> NoReturn:

@@ -74,25 +74,25 @@ FEATURE_BYTES_MAX = 64
 TOKEN_BYTES_MAX = 4096
 WAIT_MS_MAX = 60_000
 REFUSED_ROWS_MAX = 10
-"""The maximum of a job's refused deltas that are reported one by one, the first ones."""
+"""The maximum number of a job's refused deltas to report one by one; the first ones are reported."""
 REFUSED_ID_BYTES_MAX = 128
 REFUSED_TEXT_BYTES_MAX = 300
 PAGE_BYTES_MAX = 28 * 1024
-"""The maximum of bytes of a fact's values, data and metadata in one page."""
+"""The maximum size of a fact's values, data and metadata in one page."""
 REQUEST_VERSION = 1
 
 W = TypeVar("W", bound=Enum)
 
-_rows = uint(BATCH_ROWS_MAX, least=1)
-_wait = uint(WAIT_MS_MAX)
-_features = list_of(text(FEATURE_BYTES_MAX), FEATURES_MAX)
-_topic_bytes = blob(1, 1 + VECTOR_ID_BYTES_MAX)
-_page = blob(0, PAGE_BYTES_MAX)
-_version = uint(255, least=1)
+_read_rows = uint(BATCH_ROWS_MAX, minimum=1)
+_read_wait = uint(WAIT_MS_MAX)
+_read_features = list_of(text(FEATURE_BYTES_MAX), FEATURES_MAX)
+_read_topic_bytes = blob(1, 1 + VECTOR_ID_BYTES_MAX)
+_read_page = blob(0, PAGE_BYTES_MAX)
+_read_version = uint(255, minimum=1)
 
 
 class _RequestCodec(NamedTuple):
-    """The name and newest version of a request, with packers and readers of it and of its response."""
+    """The name and newest version of a request, and the packers and readers for it and its response."""
 
     name: str
     request_type: type
@@ -114,7 +114,10 @@ def pack_request(request: Request) -> dict[str, Any]:
 
 def unpack_request(fields: Fields) -> Request:
     """Read a request. Raises ProtocolError, naming the field."""
-    name, version = fields.require("request", read_name), fields.get("version", _version, REQUEST_VERSION)
+    name, version = (
+        fields.require("request", read_name),
+        fields.get("version", _read_version, REQUEST_VERSION),
+    )
     codec = _BY_NAME.get(name)
     if codec is None or version > codec.version:
         return UnknownRequest(name, version)
@@ -142,7 +145,7 @@ def join_pages(pages: Sequence[Response]) -> Response:
     if len(pages) == 1 or not names:
         return first
     parts = {name: [getattr(page, name) for page in pages] for name in names}
-    return replace(first, **{name: reduce(add, some) for name, some in parts.items()})
+    return replace(first, **{name: reduce(add, contents) for name, contents in parts.items()})
 
 
 def known_requests() -> dict[str, int]:
@@ -168,13 +171,13 @@ def _hello_fields(hello: Hello) -> dict[str, Any]:
 
 def _unpack_hello(fields: Fields) -> Hello:
     return Hello(
-        features=fields.get("features", _features, ()),
+        features=fields.get("features", _read_features, ()),
         token=fields.get("token", text(TOKEN_BYTES_MAX), None),
-        origins=fields.get("origins", list_of(_claim, ORIGINS_MAX), ()),
+        origins=fields.get("origins", list_of(_read_claim, ORIGINS_MAX), ()),
         source=fields.get("source", one_of(Source), Source.LOCAL),
         client=fields.get("client", read_name, None),
         log_id=fields.get("log_id", read_log_id, None),
-        job=fields.get("job", _job_part, None),
+        job=fields.get("job", _read_job_part, None),
         splits=fields.get("splits", flag, False),
     )
 
@@ -190,71 +193,71 @@ def _welcome_fields(welcome: Welcome) -> dict[str, Any]:
 
 def _unpack_welcome(fields: Fields) -> Welcome:
     return Welcome(
-        features=fields.get("features", _features, ()),
-        origins=fields.get("origins", list_of(_grant, ORIGINS_MAX), ()),
+        features=fields.get("features", _read_features, ()),
+        origins=fields.get("origins", list_of(_read_grant, ORIGINS_MAX), ()),
         log=fields.get("log", read_cursor, None),
         level=fields.get("level", one_of(AckLevel), None),
     )
 
 
-def _grant(value: Any) -> OriginGrant:
+def _read_grant(value: Any) -> OriginGrant:
     return OriginGrant(*record(read_u64, read_u32, read_offset)(value))
 
 
-def _claim(value: Any) -> OriginClaim:
+def _read_claim(value: Any) -> OriginClaim:
     return OriginClaim(*record(read_u64, read_u32, read_u32)(value))
 
 
-def _job_part(value: Any) -> JobPart:
+def _read_job_part(value: Any) -> JobPart:
     return JobPart(*record(read_name, read_u32, read_u64)(value))
 
 
 # --- subscribe
 
 
-def _subscription_fields(asked: Subscription) -> dict[str, Any]:
-    if not asked.topics:
+def _subscription_fields(subscription: Subscription) -> dict[str, Any]:
+    if not subscription.topics:
         raise UsageError("a subscription without topics: name at least one, or * for all")
     return {
-        "subscription": asked.subscription,
-        "topics": [topic.to_bytes() for topic in asked.topics],
-        "start": _start_parts(asked.start),
-        "credit": asked.credit,
-        "batch_deltas_max": asked.batch_deltas_max,
-        "wait_ms_max": asked.wait_ms_max,
-        "group": asked.group,
-        "member": asked.member,
-        "filter": None if asked.filter is None else _filter_fields(asked.filter),
-        "deltas": asked.deltas or None,
-        "stream": asked.stream or None,
-        "partitions": [_partition_parts(one) for one in asked.partitions] or None,
+        "subscription": subscription.subscription,
+        "topics": [topic.to_bytes() for topic in subscription.topics],
+        "start": _pack_start(subscription.start),
+        "credit": subscription.credit,
+        "batch_deltas_max": subscription.batch_deltas_max,
+        "wait_ms_max": subscription.wait_ms_max,
+        "group": subscription.group,
+        "member": subscription.member,
+        "filter": None if subscription.filter is None else _filter_fields(subscription.filter),
+        "deltas": subscription.deltas or None,
+        "stream": subscription.stream or None,
+        "partitions": [_pack_partition_start(entry) for entry in subscription.partitions] or None,
     }
 
 
 def _unpack_subscription(fields: Fields) -> Subscription:
-    topics = fields.require("topics", list_of(_topic, TOPICS_MAX))
+    topics = fields.require("topics", list_of(_read_topic, TOPICS_MAX))
     if not topics:
         fields.refuse("topics", "is empty: name at least one")
     return Subscription(
         subscription=fields.require("subscription", read_u32),
         topics=topics,
-        start=fields.get("start", _start, Start(StartAt.LATEST)),
+        start=fields.get("start", _read_start, Start(StartAt.LATEST)),
         credit=fields.get("credit", read_credit, None),
-        batch_deltas_max=fields.get("batch_deltas_max", _rows, 100),
-        wait_ms_max=fields.get("wait_ms_max", _wait, 10),
+        batch_deltas_max=fields.get("batch_deltas_max", _read_rows, 100),
+        wait_ms_max=fields.get("wait_ms_max", _read_wait, 10),
         group=fields.get("group", read_name, None),
         member=fields.get("member", read_log_id, None),
         filter=_unpack_filter(fields.require_map("filter")) if "filter" in fields else None,
         deltas=fields.get("deltas", flag, False),
         stream=fields.get("stream", read_u32, 0),
-        partitions=fields.get("partitions", list_of(_partition_start, PARTITIONS_MAX), ()),
+        partitions=fields.get("partitions", list_of(_read_partition_start, PARTITIONS_MAX), ()),
     )
 
 
-def _filter_fields(asked: Filter) -> dict[str, Any]:
+def _filter_fields(delta_filter: Filter) -> dict[str, Any]:
     return {
-        "sources": [int(source) for source in asked.sources],
-        "priorities": [int(priority) for priority in asked.priorities],
+        "sources": [int(source) for source in delta_filter.sources],
+        "priorities": [int(priority) for priority in delta_filter.priorities],
     }
 
 
@@ -265,14 +268,14 @@ def _unpack_filter(fields: Fields) -> Filter:
     )
 
 
-def _subscribed_fields(granted: Subscribed) -> dict[str, Any]:
+def _subscribed_fields(subscribed: Subscribed) -> dict[str, Any]:
     return {
-        "subscription": granted.subscription,
-        "start": granted.start,
-        "batch_deltas_max": granted.batch_deltas_max,
-        "wait_ms_max": granted.wait_ms_max,
-        "standby": granted.standby or None,
-        "resets": granted.resets or None,
+        "subscription": subscribed.subscription,
+        "start": subscribed.start,
+        "batch_deltas_max": subscribed.batch_deltas_max,
+        "wait_ms_max": subscribed.wait_ms_max,
+        "standby": subscribed.standby or None,
+        "resets": subscribed.resets or None,
     }
 
 
@@ -280,47 +283,47 @@ def _unpack_subscribed(fields: Fields) -> Subscribed:
     return Subscribed(
         subscription=fields.require("subscription", read_u32),
         start=fields.require("start", read_cursor),
-        batch_deltas_max=fields.require("batch_deltas_max", _rows),
-        wait_ms_max=fields.require("wait_ms_max", _wait),
+        batch_deltas_max=fields.require("batch_deltas_max", _read_rows),
+        wait_ms_max=fields.require("wait_ms_max", _read_wait),
         standby=fields.get("standby", flag, False),
         resets=fields.get("resets", read_u32, 0),
     )
 
 
-def _topic(value: Any) -> Topic:
+def _read_topic(value: Any) -> Topic:
     try:
-        return Topic.from_bytes(_topic_bytes(value))
+        return Topic.from_bytes(_read_topic_bytes(value))
     except Refused as refused:
         raise ProtocolError(refused.code, f"Subscribe: {refused.message}") from None
 
 
-def _start_parts(start: Start) -> list[Any]:
+def _pack_start(start: Start) -> list[Any]:
     return [start.at.value] + ([] if start.value is None else [start.value])
 
 
-def _start(value: Any) -> Start:
+def _read_start(value: Any) -> Start:
     parts: list[Any] = value if isinstance(value, list) else []
-    at = next((at for at in StartAt if parts and parts[0] == at.value), None)
-    if at is None:
-        raise ValueError(f"has an unknown start: send one of {', '.join(at.value for at in StartAt)}")
-    if at in (StartAt.OFFSET, StartAt.TIME):
-        return Start(at, record(text(NAME_BYTES_MAX), read_offset)(value)[1])
-    if at is StartAt.CURSOR:
-        return Start(at, record(text(NAME_BYTES_MAX), read_cursor)(value)[1])
+    kind = next((kind for kind in StartAt if parts and parts[0] == kind.value), None)
+    if kind is None:
+        raise ValueError(f"has an unknown start: send one of {', '.join(kind.value for kind in StartAt)}")
+    if kind in (StartAt.OFFSET, StartAt.TIME):
+        return Start(kind, record(text(NAME_BYTES_MAX), read_offset)(value)[1])
+    if kind is StartAt.CURSOR:
+        return Start(kind, record(text(NAME_BYTES_MAX), read_cursor)(value)[1])
     if len(parts) != 1:
-        raise ValueError(f"has a value after {at.value!r}: send none")
-    return Start(at)
+        raise ValueError(f"has a value after {kind.value!r}: send none")
+    return Start(kind)
 
 
-def _partition_parts(one: PartitionStart) -> list[Any]:
-    return [one.partition, None if one.start is None else _start_parts(one.start), one.credit]
+def _pack_partition_start(entry: PartitionStart) -> list[Any]:
+    return [entry.partition, None if entry.start is None else _pack_start(entry.start), entry.credit]
 
 
-def _partition_start(value: Any) -> PartitionStart:
+def _read_partition_start(value: Any) -> PartitionStart:
     partition, start, credit = record(read_u16, lambda part: part, lambda part: part)(value)
     return PartitionStart(
         partition,
-        None if start is None else _start(start),
+        None if start is None else _read_start(start),
         None if credit is None else read_credit(credit),
     )
 
@@ -341,12 +344,12 @@ def _unpack_decide(fields: Fields) -> Decide:
     return Decide(
         job=fields.require("job", read_name),
         decision=fields.require("decide", _enum_reader(Decision)),
-        parts=fields.get("parts", list_of(_staged_part, PARTS_MAX), ()),
+        parts=fields.get("parts", list_of(_read_staged_part, PARTS_MAX), ()),
         run=fields.get("run", read_u32, None),
     )
 
 
-def _staged_part(value: Any) -> StagedPart:
+def _read_staged_part(value: Any) -> StagedPart:
     return StagedPart(*record(read_u32, read_u64, read_u64, read_u32)(value))
 
 
@@ -368,7 +371,7 @@ def _unpack_job(fields: Fields) -> JobStatus:
         published=fields.get("published", read_u64, 0),
         duplicates=fields.get("duplicates", read_u64, 0),
         refused=fields.get("refused", read_u64, 0),
-        refused_rows=fields.get("refused_rows", list_of(_refused_row, REFUSED_ROWS_MAX), ()),
+        refused_rows=fields.get("refused_rows", list_of(_read_refused_row, REFUSED_ROWS_MAX), ()),
     )
 
 
@@ -382,21 +385,21 @@ def _refused_fields(row: RefusedRow) -> list[Any]:
     ]
 
 
-def _refused_row(value: Any) -> RefusedRow:
+def _read_refused_row(value: Any) -> RefusedRow:
     read = record(read_u32, read_u64, text(REFUSED_ID_BYTES_MAX), read_code, text(REFUSED_TEXT_BYTES_MAX))
     return RefusedRow(*read(value))
 
 
 def read_code(value: Any) -> ErrorCode:
-    """Read an error code; a code that is unknown here gets a name made from its number."""
+    """Read an error code; an unknown code gets a name with its number."""
     return ErrorCode(read_u16(value))
 
 
 # --- get
 
 
-def _get_fields(asked: Get) -> dict[str, Any]:
-    return {"vector_id": asked.vector_id, "namespace": asked.namespace}
+def _get_fields(get: Get) -> dict[str, Any]:
+    return {"vector_id": get.vector_id, "namespace": get.namespace}
 
 
 def _unpack_get(fields: Fields) -> Get:
@@ -422,42 +425,42 @@ def _unpack_fact(fields: Fields) -> Fact:
     return Fact(
         state=fields.require("state", _enum_reader(FactState)),
         offset=fields.require("offset", read_offset),
-        dot=fields.get("dot", _dot, None),
+        dot=fields.get("dot", _read_dot, None),
         lamport=fields.get("lamport", read_offset, None),
-        values=fields.get("values", _page, b""),
-        data=fields.get("data", _page, b""),
-        metadata=fields.get("metadata", _page, b""),
+        values=fields.get("values", _read_page, b""),
+        data=fields.get("data", _read_page, b""),
+        metadata=fields.get("metadata", _read_page, b""),
     )
 
 
-def _dot(value: Any) -> Dot:
-    return Dot(*record(read_u64, uint(COUNTER_MAX, least=1))(value))
+def _read_dot(value: Any) -> Dot:
+    return Dot(*record(read_u64, uint(COUNTER_MAX, minimum=1))(value))
 
 
 # --- offsets
 
 
-def _find_fields(asked: FindOffsets) -> dict[str, Any]:
+def _find_offsets_fields(request: FindOffsets) -> dict[str, Any]:
     return {
-        "starts": [_start_parts(start) for start in asked.starts],
-        "stream": asked.stream or None,
-        "partition": asked.partition or None,
+        "starts": [_pack_start(start) for start in request.starts],
+        "stream": request.stream or None,
+        "partition": request.partition or None,
     }
 
 
-def _unpack_find(fields: Fields) -> FindOffsets:
+def _unpack_find_offsets(fields: Fields) -> FindOffsets:
     return FindOffsets(
-        starts=fields.require("starts", list_of(_start, STARTS_MAX)),
+        starts=fields.require("starts", list_of(_read_start, STARTS_MAX)),
         stream=fields.get("stream", read_u32, 0),
         partition=fields.get("partition", read_u16, 0),
     )
 
 
-def _found_fields(found: FoundOffsets) -> dict[str, Any]:
-    return {"offsets": list(found.offsets), "log": found.log}
+def _found_offsets_fields(response: FoundOffsets) -> dict[str, Any]:
+    return {"offsets": list(response.offsets), "log": response.log}
 
 
-def _unpack_found(fields: Fields) -> FoundOffsets:
+def _unpack_found_offsets(fields: Fields) -> FoundOffsets:
     return FoundOffsets(
         offsets=fields.require("offsets", list_of(read_offset, STARTS_MAX)),
         log=fields.require("log", read_cursor),
@@ -475,44 +478,44 @@ def _unpack_describe(_: Fields) -> Describe:
     return Describe()
 
 
-def _description_fields(found: Description) -> dict[str, Any]:
+def _description_fields(description: Description) -> dict[str, Any]:
     return {
-        "streams": [[one.name, one.stream, list(one.partitions)] for one in found.streams],
-        "requests": dict(found.requests),
-        "features": list(found.features),
-        "level": None if found.level is None else int(found.level),
+        "streams": [[stream.name, stream.stream, list(stream.partitions)] for stream in description.streams],
+        "requests": dict(description.requests),
+        "features": list(description.features),
+        "level": None if description.level is None else int(description.level),
     }
 
 
 def _unpack_description(fields: Fields) -> Description:
     return Description(
-        streams=fields.require("streams", list_of(_stream, PARTITIONS_MAX)),
-        requests=fields.get("requests", _versions, {}),
-        features=fields.get("features", _features, ()),
+        streams=fields.require("streams", list_of(_read_stream, PARTITIONS_MAX)),
+        requests=fields.get("requests", _read_versions, {}),
+        features=fields.get("features", _read_features, ()),
         level=fields.get("level", one_of(AckLevel), None),
     )
 
 
-def _stream(value: Any) -> StreamDescription:
-    return StreamDescription(*record(read_name, read_u32, list_of(_range, PARTITIONS_MAX))(value))
+def _read_stream(value: Any) -> StreamDescription:
+    return StreamDescription(*record(read_name, read_u32, list_of(_read_range, PARTITIONS_MAX))(value))
 
 
-def _range(value: Any) -> PartitionRange:
+def _read_range(value: Any) -> PartitionRange:
     return PartitionRange(*record(read_u16, read_offset, read_cursor)(value))
 
 
-def _versions(value: Any) -> dict[str, int]:
-    return {name: _version(version) for name, version in mapping(value).items()}
+def _read_versions(value: Any) -> dict[str, int]:
+    return {name: _read_version(version) for name, version in mapping(value).items()}
 
 
-def _enum_reader(words: type[W]) -> Callable[[Any], W]:
+def _enum_reader(members: type[W]) -> Callable[[Any], W]:
     """Return a reader of the values of an enumeration."""
 
     def read(value: Any) -> W:
-        for one in words:
-            if one.value == value:
-                return one
-        known = ", ".join(str(one.value) for one in words)
+        for member in members:
+            if member.value == value:
+                return member
+        known = ", ".join(str(member.value) for member in members)
         raise ValueError(f"is {value!r:.60}: send one of {known}")
 
     return read
@@ -532,7 +535,13 @@ _CODECS = (
     _RequestCodec("decide", Decide, _decide_fields, _unpack_decide, JobStatus, _job_fields, _unpack_job),
     _RequestCodec("get", Get, _get_fields, _unpack_get, Fact, _fact_fields, _unpack_fact),
     _RequestCodec(
-        "offsets", FindOffsets, _find_fields, _unpack_find, FoundOffsets, _found_fields, _unpack_found
+        "offsets",
+        FindOffsets,
+        _find_offsets_fields,
+        _unpack_find_offsets,
+        FoundOffsets,
+        _found_offsets_fields,
+        _unpack_found_offsets,
     ),
     _RequestCodec(
         "describe",

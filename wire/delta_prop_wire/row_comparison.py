@@ -18,46 +18,47 @@ if TYPE_CHECKING:
 
 
 def same_contents(
-    one: Batch, row: int, other: Batch, other_row: int, count: int = 1, *, operands: bool = True
+    batch: Batch, row: int, other: Batch, other_row: int, count: int = 1, *, operands: bool = True
 ) -> bool:
     """True if `count` rows of two batches change the same facts in the same way.
 
     Compares vector id, namespace, kind, operand bytes (unless `operands` is False), metadata change and
     topics. Ignores dot, id, parents, clock, times, priority, expectation and ack level.
     """
-    mine, theirs = slice(row, row + count), slice(other_row, other_row + count)
+    row_slice, other_slice = slice(row, row + count), slice(other_row, other_row + count)
     return (
-        one.keys[mine] == other.keys[theirs]
-        and one.kinds[mine] == other.kinds[theirs]
-        and _same_namespaces(one, mine, other, theirs)
-        and (not operands or _same_operands(one, mine, other, theirs))
-        and _same_metadata(one, mine, other, theirs)
-        and _same_topics(one, mine, other, theirs)
+        batch.keys[row_slice] == other.keys[other_slice]
+        and batch.kinds[row_slice] == other.kinds[other_slice]
+        and _same_namespaces(batch, row_slice, other, other_slice)
+        and (not operands or _same_operands(batch, row_slice, other, other_slice))
+        and _same_metadata(batch, row_slice, other, other_slice)
+        and _same_topics(batch, row_slice, other, other_slice)
     )
 
 
-def first_difference(one: Batch, row: int, other: Batch, other_row: int, count: int) -> int | None:
+def first_difference(batch: Batch, row: int, other: Batch, other_row: int, count: int) -> int | None:
     """Return the index of the first row in which two ranges of `count` rows differ; None if none does."""
-    if same_contents(one, row, other, other_row, count):
+    if same_contents(batch, row, other, other_row, count):
         return None
-    same, different = 0, count  # the first `same` rows agree; of the first `different` rows one differs
-    while different - same > 1:
-        middle = (same + different) // 2
-        if same_contents(one, row + same, other, other_row + same, middle - same):
-            same = middle
+    # The first `same_count` rows agree; the first `differing_count` rows do not.
+    same_count, differing_count = 0, count
+    while differing_count - same_count > 1:
+        middle = (same_count + differing_count) // 2
+        if same_contents(batch, row + same_count, other, other_row + same_count, middle - same_count):
+            same_count = middle
         else:
-            different = middle
-    return same
+            differing_count = middle
+    return same_count
 
 
-def _same_namespaces(one: Batch, mine: slice, other: Batch, theirs: slice) -> bool:
-    if one.namespace is not None and other.namespace is not None:
-        return one.namespace == other.namespace
-    return one.namespaces[mine] == other.namespaces[theirs]
+def _same_namespaces(batch: Batch, row_slice: slice, other: Batch, other_slice: slice) -> bool:
+    if batch.namespace is not None and other.namespace is not None:
+        return batch.namespace == other.namespace
+    return batch.namespaces[row_slice] == other.namespaces[other_slice]
 
 
-def _same_operands(one: Batch, mine: slice, other: Batch, theirs: slice) -> bool:
-    return _operands(one, mine) == _operands(other, theirs)
+def _same_operands(batch: Batch, row_slice: slice, other: Batch, other_slice: slice) -> bool:
+    return _operands(batch, row_slice) == _operands(other, other_slice)
 
 
 def _operands(batch: Batch, rows: slice) -> tuple[tuple[bytes, bytes], ...]:
@@ -79,40 +80,40 @@ def _part(
     return (stops - start).tobytes(), content
 
 
-def _same_metadata(one: Batch, mine: slice, other: Batch, theirs: slice) -> bool:
-    if not one.has_metadata and not other.has_metadata:
+def _same_metadata(batch: Batch, row_slice: slice, other: Batch, other_slice: slice) -> bool:
+    if not batch.has_metadata and not other.has_metadata:
         return True
-    metadata = _part(one, Column.METADATA, one._metadata_bounds, mine)
-    if metadata == _part(other, Column.METADATA, other._metadata_bounds, theirs):
+    metadata = _part(batch, Column.METADATA, batch._metadata_bounds, row_slice)
+    if metadata == _part(other, Column.METADATA, other._metadata_bounds, other_slice):
         return True
-    if one.unreadable_row is not None or other.unreadable_row is not None:
+    if batch.unreadable_row is not None or other.unreadable_row is not None:
         return False  # an unreadable row is refused, so only identical bytes count as equal
-    rows, other_rows = range(mine.start, mine.stop), range(theirs.start, theirs.stop)
+    rows, other_rows = range(row_slice.start, row_slice.stop), range(other_slice.start, other_slice.stop)
     return all(
-        _same_json(one.metadata(row), other.metadata(other_row))
+        _same_json(batch.metadata(row), other.metadata(other_row))
         for row, other_row in zip(rows, other_rows, strict=True)
     )
 
 
-def _same_json(one: Any, other: Any) -> bool:
+def _same_json(value: Any, other: Any) -> bool:
     """True if two values are equal, with members in any order.
 
     True, 1 and 1.0 are three different values; 0.0 and -0.0 are two.
     """
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same_json(one[key], other[key]) for key in one)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_same_json, one, other))
-    if isinstance(one, float) and isinstance(other, float):
-        return one == other and copysign(1.0, one) == copysign(1.0, other)
-    return type(one) is type(other) and bool(one == other)
+    if isinstance(value, dict) and isinstance(other, dict):
+        return value.keys() == other.keys() and all(_same_json(value[key], other[key]) for key in value)
+    if isinstance(value, list) and isinstance(other, list):
+        return len(value) == len(other) and all(map(_same_json, value, other))
+    if isinstance(value, float) and isinstance(other, float):
+        return value == other and copysign(1.0, value) == copysign(1.0, other)
+    return type(value) is type(other) and bool(value == other)
 
 
-def _same_topics(one: Batch, mine: slice, other: Batch, theirs: slice) -> bool:
-    if not one.tags and not other.tags:
+def _same_topics(batch: Batch, row_slice: slice, other: Batch, other_slice: slice) -> bool:
+    if not batch.tags and not other.tags:
         return True
-    rows, other_rows = range(mine.start, mine.stop), range(theirs.start, theirs.stop)
+    rows, other_rows = range(row_slice.start, row_slice.stop), range(other_slice.start, other_slice.stop)
     return all(
-        set(one._tags_by_row.get(row, ())) == set(other._tags_by_row.get(other_row, ()))
+        set(batch._tags_by_row.get(row, ())) == set(other._tags_by_row.get(other_row, ()))
         for row, other_row in zip(rows, other_rows, strict=True)
     )

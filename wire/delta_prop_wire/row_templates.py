@@ -1,4 +1,4 @@
-"""Templates of one-row bodies: facts checked once for one body hold for all others with the same template.
+"""Templates of one-row bodies: a check of one body holds for all others with the same template.
 
 Pure. A template covers header, directory and lengths. Of the next body only checksum, names and numbers are
 checked here; if any of them may be invalid, `body_checks.py` and `validate.py` check the body and raise the
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from delta_prop_wire.delta import AckLevel, Priority
 
 TEMPLATES_MAX = 1024
-"""At this many entries a table of templates is cleared; frequent ones are learned again soon."""
+"""At this many templates their table is cleared; frequent templates are soon learned again."""
 BODY_BYTES_MAX = 8192
 INDICES_MAX = 64
-"""Above this many bytes or indices the general code takes hardly longer."""
+"""Above this many bytes or indices the general code is almost as fast."""
 _HEAD = struct.Struct("<4sIQI4xQ8x56s")
-"""Version and attributes, rows, origin, epoch, base counter; description of the row, columns and lengths."""
+"""Version and attributes, row count, origin, epoch, base counter; row description from `_CONTENT_AT` on."""
 _HEAD_BYTES = _HEAD.size
 _RESIDUE = 0x48674BC7
 """The CRC32C of any bytes that end with their own CRC32C."""
@@ -50,14 +50,14 @@ _CONTENT_AT = 40
 """Offset in a body of the part that describes its row."""
 _FRAME_BYTES = HEADER_BYTES + STAMP_BYTES
 _TEXTS = (Column.KEYS, Column.NAMESPACES)
-_NUMBER_BYTES, _TOP = 4, 3
+_NUMBER_BYTES, _TOP_BYTE = 4, 3
 _INFINITE, _MINUS_INFINITE = 0x7F, 0xFF
-"""The highest byte of a float32 that is not finite, and also of some large finite ones."""
+"""The highest byte of a float32 that is not finite, and of some large finite numbers."""
 
 _templates: dict[tuple[int, bytes, bytes], _RowTemplate | None] = {}
-"""Templates by length, first four bytes and row description; None for a form that occurred once."""
+"""Templates by length, first four bytes and row description; None after the first body with that key."""
 _encode_templates: dict[tuple[int, str, int, int, int], _EncodeTemplate] = {}
-"""Templates by kind, namespace, count of numbers, level with lane, and bytes of the vector id."""
+"""Templates by kind, namespace, number of values, level with lane, and length of the vector id."""
 
 
 def parse_with_template(body: bytes | memoryview) -> Batch | None:
@@ -65,14 +65,18 @@ def parse_with_template(body: bytes | memoryview) -> Batch | None:
     size = len(body)
     if not _HEAD_BYTES <= size <= BODY_BYTES_MAX or type(body) is not bytes:
         return None
-    words, count, origin, epoch, base, rest = _read_head(body)
+    prefix, count, origin, epoch, base, rest = _read_head(body)
     if count != 1:
         return None
-    template = _templates.get((size, words, rest))
+    template = _templates.get((size, prefix, rest))
     if template is None or crc32c(body) != _RESIDUE or not 0 < base <= _BASE_MAX:
         return None
-    end, name, namespace, *numbers, padding = template.unpack_columns(body, template.columns_at)
-    key, namespace_names, tops = name.decode("latin-1"), _valid_namespace(namespace), body[template.top_bytes]
+    key_end, name, namespace, *numbers, padding = template.unpack_columns(body, template.columns_at)
+    key, namespace_names, top_bytes = (
+        name.decode("latin-1"),
+        _valid_namespace(namespace),
+        body[template.top_bytes],
+    )
     highest = -1
     if template.is_sparse:
         highest = max(numbers)
@@ -81,10 +85,10 @@ def parse_with_template(body: bytes | memoryview) -> Batch | None:
     if (
         padding
         or namespace_names is None
-        or end != len(name)
+        or key_end != len(name)
         or not (key.isascii() and key.isprintable())
-        or _INFINITE in tops
-        or _MINUS_INFINITE in tops
+        or _INFINITE in top_bytes
+        or _MINUS_INFINITE in top_bytes
         or highest >= DIMENSION_MAX
     ):
         return None
@@ -110,7 +114,7 @@ def encode_row(
 ) -> Batch:
     """Encode one row, whose vector id is printable ASCII, to the same bytes as `encode_columns`.
 
-    With a template it is encoded in a few steps and known to be valid, unless its numbers may be invalid.
+    With a template it is encoded in a few steps and known to be valid, unless its numbers look invalid.
     """
     # The key holds plain numbers, since the hash of an enumeration's members is a Python function.
     template_key = 1 << kind, namespace, width, ack_level << ACK_LEVEL_SHIFT | priority, len(name)
@@ -121,8 +125,8 @@ def encode_row(
         name.decode("ascii"),
     )
     highest = max(template.unpack_indices(index_bytes)) if template is not None and template.is_sparse else -1
-    tops = numbers[_TOP::_NUMBER_BYTES]
-    if template is None or highest >= DIMENSION_MAX or _INFINITE in tops or _MINUS_INFINITE in tops:
+    top_bytes = numbers[_TOP_BYTE::_NUMBER_BYTES]
+    if template is None or highest >= DIMENSION_MAX or _INFINITE in top_bytes or _MINUS_INFINITE in top_bytes:
         batch = encode_columns(
             [key], [numbers], None if indices is None else [index_bytes],
             width=width, namespace=namespace, kind=kind, origin=origin, base=base,
@@ -133,10 +137,10 @@ def encode_row(
                 _encode_templates.clear()
             _encode_templates[template_key] = _EncodeTemplate(batch)
         return batch
-    words, rest, names = template.fixed_parts
+    prefix, rest, namespace_table = template.fixed_parts
     columns = (numbers,) if indices is None else (index_bytes, numbers)
     content = template.pack(
-        words, 1, origin, _EPOCH, base, hybrid_time, rest, len(name), name, names, *columns
+        prefix, 1, origin, _EPOCH, base, hybrid_time, rest, len(name), name, namespace_table, *columns
     )
     crc = crc32c(content)
     batch = template.make_batch(content + crc.to_bytes(CRC_BYTES, "little"), key, template.namespace_names)
@@ -146,12 +150,12 @@ def encode_row(
 
 
 def learn_template(batch: Batch) -> None:
-    """Store the template of a decoded batch at the second batch of its form, if it can be one."""
+    """Store the template of a decoded batch, if it can have one and is the second with its template key."""
     if not _can_be_template(batch):
         return
     body = batch.raw
-    words, _, _, _, _, rest = _read_head(body)
-    template_key = len(body), words, rest
+    prefix, _, _, _, _, rest = _read_head(body)
+    template_key = len(body), prefix, rest
     if template_key in _templates:
         if homogeneous_is_valid(batch):
             _templates[template_key] = _RowTemplate(batch)
@@ -171,7 +175,7 @@ def _can_be_template(batch: Batch) -> bool:
 
 
 class _RowTemplate:
-    """The layout of the bodies of one form, and the fields that all of them share."""
+    """The layout of the bodies with one template key, and the fields that they share."""
 
     __slots__ = ("blob_size", "columns_at", "is_sparse", "shared_fields", "top_bytes", "unpack_columns")
 
@@ -185,22 +189,22 @@ class _RowTemplate:
         )  # fmt: skip
         self.is_sparse = len(batch.indices) > 0
         self.blob_size, self.top_bytes = 0, slice(0)
-        layout, at = "<", self.columns_at
+        layout, position = "<", self.columns_at
         for column, index in bounds_at.items():
             start, stop = bounds[index : index + 2]
             size = stop - start
             if column == Column.VALUES:
-                self.top_bytes = slice(start + _TOP, stop, _NUMBER_BYTES)
+                self.top_bytes = slice(start + _TOP_BYTE, stop, _NUMBER_BYTES)
             elif column == Column.BLOBS:
                 self.blob_size = size
             else:
-                read = f"{size}s" if column in _TEXTS else f"{size // _NUMBER_BYTES}I"
-                layout, at = f"{layout}{start - at}x{read}", stop
-        self.unpack_columns = struct.Struct(f"{layout}{batch.length - at}xI").unpack_from
+                field_format = f"{size}s" if column in _TEXTS else f"{size // _NUMBER_BYTES}I"
+                layout, position = f"{layout}{start - position}x{field_format}", stop
+        self.unpack_columns = struct.Struct(f"{layout}{batch.length - position}xI").unpack_from
 
     def make_batch(self, body: bytes, key: str, namespace_names: tuple[str, ...]) -> Batch:
         """Return the batch of a body; the caller sets its dot and its highest index."""
-        batch = _new(Batch)
+        batch = _new_object(Batch)
         batch.raw, batch.size, batch.count = body, _FRAME_BYTES + len(body), 1
         batch.namespace_names, batch.namespace, batch.keys = namespace_names, namespace_names[0], [key]
         (
@@ -213,32 +217,32 @@ class _RowTemplate:
 
 
 class _EncodeTemplate(_RowTemplate):
-    """A template that can also write bodies of its form."""
+    """A template that can also write bodies."""
 
     __slots__ = ("fixed_parts", "namespace_names", "pack", "unpack_indices")
 
     def __init__(self, batch: Batch) -> None:
         """Derive the template from a batch that `encode_columns` made."""
         super().__init__(batch)
-        raw, at = batch.raw, self.columns_at
+        raw, position = batch.raw, self.columns_at
         self.namespace_names = batch.namespace_names
-        names, layout = b"", f"<4sIQI4xQQ{at - _CONTENT_AT}s"
+        namespace_table, layout = b"", f"<4sIQI4xQQ{position - _CONTENT_AT}s"
         for column, index in directory_layout(batch.columns_mask)[0].items():
             start, stop = batch._column_bounds[index : index + 2]
             if column == Column.NAMESPACES:
-                names = bytes(raw[start:stop])
-            written = "I" if column == Column.KEY_ENDS else f"{stop - start}s"
-            layout, at = f"{layout}{start - at}x{written}", stop
-        self.fixed_parts = bytes(raw[:4]), bytes(raw[_CONTENT_AT : self.columns_at]), names
+                namespace_table = bytes(raw[start:stop])
+            field_format = "I" if column == Column.KEY_ENDS else f"{stop - start}s"
+            layout, position = f"{layout}{start - position}x{field_format}", stop
+        self.fixed_parts = bytes(raw[:4]), bytes(raw[_CONTENT_AT : self.columns_at]), namespace_table
         self.unpack_indices = struct.Struct(f"<{len(batch.indices)}I").unpack
-        self.pack = struct.Struct(f"{layout}{len(raw) - CRC_BYTES - at}x").pack
+        self.pack = struct.Struct(f"{layout}{len(raw) - CRC_BYTES - position}x").pack
 
 
-_new, _read_head = object.__new__, _HEAD.unpack_from
+_new_object, _read_head = object.__new__, _HEAD.unpack_from
 
 
 @lru_cache(maxsize=TEMPLATES_MAX)
 def _valid_namespace(raw: bytes) -> tuple[str] | None:
-    """Return the namespace of a table of one, None unless it is valid."""
+    """Return the namespace of a table with one name, None unless it is valid."""
     names = read_single_name(raw)
     return names if names is not None and name_is_valid(names[0], NAMESPACE_BYTES_MAX) else None

@@ -1,7 +1,7 @@
 """Slices rows out of a batch in the log, column by column, and reads frames from a log row by row.
 
-A sliced frame holds some rows of a frame, each with its offset, and only names that these rows use. Its body
-is the one that `encode_batch` would make of these rows.
+A sliced frame holds some rows of a frame, each with its offset, and only the names that these rows use. Its
+body is the same as if `encode_batch` had encoded these rows.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ T = TypeVar("T")
 
 FEW_ROWS = 50
 LONG_PART_BYTES = 100
-"""Below `FEW_ROWS` parts, or above this mean length, parts are copied one by one; else by a mask of bytes."""
+"""Below `FEW_ROWS` rows, or above this mean length, parts are copied one by one, else by a mask of bytes."""
 
 _END, _ENDS = struct.Struct("<I"), struct.Struct("<II")
 _APPEND_TIME = struct.Struct("<Q")
 _APPEND_TIME_AT = 32
 _PRESERVED_ATTRIBUTES = Attribute.TRANSACTIONAL | 3 << ACK_LEVEL_SHIFT | 3 << PRIORITY_SHIFT
-_FULL_VECTORS = 1 << Kind.CREATE | 1 << Kind.DENSE
-_BARE = frozenset({Kind.DELETE, Kind.METADATA})
+_FULL_VECTOR_KINDS = 1 << Kind.CREATE | 1 << Kind.DENSE
+_NO_OPERAND_KINDS = frozenset({Kind.DELETE, Kind.METADATA})
 _VALUE_KINDS = frozenset({Kind.CREATE, Kind.DENSE, Kind.SCALE, Kind.OFFSET})
-_ENTRIES = 1 << Column.PARENTS | 1 << Column.EXPECTS | 1 << Column.TAGS
+_ENTRY_COLUMNS = 1 << Column.PARENTS | 1 << Column.EXPECTS | 1 << Column.TAGS
 
 
 class Row(NamedTuple):
@@ -55,7 +55,7 @@ class Row(NamedTuple):
 def slice_rows(logged: LoggedBatch, rows: NDArray[np.intp]) -> list[bytes]:
     """Return the frame of some rows of a batch, as parts to send one after the other: head, then body.
 
-    `rows` rise. Returns several frames if one would be above its bound, since each row names its offset.
+    `rows` are ascending. Returns several frames if one would be above its bound; each row has its offset.
     """
     batch = logged.batch
     assert not batch.is_control, "control rows are never delivered"
@@ -76,7 +76,7 @@ def slice_rows(logged: LoggedBatch, rows: NDArray[np.intp]) -> list[bytes]:
         source=logged.source,
         time=time,
         previous_crc=0,
-        synced=0,
+        synced_offset=0,
         known_ids=logged.known_ids,
     )
     return [head, bytes(body.raw)]
@@ -85,7 +85,7 @@ def slice_rows(logged: LoggedBatch, rows: NDArray[np.intp]) -> list[bytes]:
 def select_rows(batch: Batch, rows: NDArray[np.intp], *, previous: int, clock: Sequence[Dot]) -> Batch:
     """Return some rows of a batch as a batch of their own, under the same dots.
 
-    `rows` rise. `previous`: the origin's last counter before them. `clock`: the entries of the new batch.
+    `rows` are ascending. `previous`: the origin's last counter before them. `clock`: the new batch's clock.
     """
     columns, *content = _slice_columns(batch, rows)
     counters = _counters_of(batch, rows)
@@ -148,26 +148,30 @@ def deltas_of(batch: Batch, source: Source = Source.LOCAL) -> Iterator[Delta]:
 
 def _operations(batch: Batch) -> Iterator[Operation]:
     values, indices = batch.values, batch.indices
-    at = batch.value_bounds.tolist()
-    index_at = batch.index_bounds.tolist() if len(indices) else at
+    value_bounds = batch.value_bounds.tolist()
+    index_bounds = batch.index_bounds.tolist() if len(indices) else value_bounds
     blobs = batch.column(Column.BLOBS) or b""
-    blob_at = batch.blob_bounds.tolist()
+    blob_bounds = batch.blob_bounds.tolist()
     for row, kind in enumerate(batch.kinds):
-        if kind in _BARE:
+        if kind in _NO_OPERAND_KINDS:
             yield Operation(kind)
         elif kind in SPARSE_KINDS:
-            yield Operation(kind, values[at[row] : at[row + 1]], indices[index_at[row] : index_at[row + 1]])
+            yield Operation(
+                kind,
+                values[value_bounds[row] : value_bounds[row + 1]],
+                indices[index_bounds[row] : index_bounds[row + 1]],
+            )
         elif kind in _VALUE_KINDS:
-            yield Operation(kind, values[at[row] : at[row + 1]])
+            yield Operation(kind, values[value_bounds[row] : value_bounds[row + 1]])
         else:
-            yield Operation(kind, data=bytes(blobs[blob_at[row] : blob_at[row + 1]]))
+            yield Operation(kind, data=bytes(blobs[blob_bounds[row] : blob_bounds[row + 1]]))
 
 
 def _group_by_row(entries: Iterable[tuple[int, T]]) -> dict[int, tuple[T, ...]]:
-    found: dict[int, tuple[T, ...]] = {}
+    entries_by_row: dict[int, tuple[T, ...]] = {}
     for row, entry in entries:
-        found[row] = (*found.get(row, ()), entry)
-    return found
+        entries_by_row[row] = (*entries_by_row.get(row, ()), entry)
+    return entries_by_row
 
 
 # --- a body
@@ -198,14 +202,14 @@ def _slice_columns(batch: Batch, rows: NDArray[np.intp]) -> tuple[dict[Column, b
         if kinds_mask & (kinds_mask - 1):
             columns[Column.KINDS] = kinds.tobytes()
     for column, dtype in ((Column.IDS, _ID), (Column.TIMES, U64)):
-        picked = _select_entries(batch, column, dtype, rows)
-        if picked is not None:
-            columns[column] = picked.tobytes()
+        selected = _select_entries(batch, column, dtype, rows)
+        if selected is not None:
+            columns[column] = selected.tobytes()
     dimension = _slice_numbers(columns, batch, rows, kinds, kinds_mask)
     for ends, parts in ((Column.BLOB_ENDS, Column.BLOBS), (Column.METADATA_ENDS, Column.METADATA)):
         if batch.columns_mask >> parts & 1:
             _slice_parts(columns, batch, rows, ends, parts)
-    if batch.columns_mask & _ENTRIES:
+    if batch.columns_mask & _ENTRY_COLUMNS:
         _slice_entries(columns, batch, rows)
     return columns, kinds_mask, dimension
 
@@ -236,7 +240,7 @@ def _assemble_slice(
 def _slice_parts(
     columns: dict[Column, bytes], batch: Batch, rows: NDArray[np.intp], ends: Column, parts: Column
 ) -> None:
-    """Slice a column of parts of varying length, and their ends; add neither if nothing is left."""
+    """Slice a column of parts of varying length, and their ends; add neither column if no content is left."""
     if len(rows) < FEW_ROWS:
         content, stops = _slice_few_parts(batch, rows.tolist(), ends, parts)
     else:
@@ -249,17 +253,17 @@ def _slice_parts(
 def _slice_few_parts(batch: Batch, rows: list[int], ends: Column, parts: Column) -> tuple[bytes, bytes]:
     """Slice few parts without numpy; return them end to end, and their ends."""
     raw, stops = _raw_column(batch, parts), _raw_column(batch, ends)
-    found, new_ends, at = [], [], 0
+    sliced, new_ends, end = [], [], 0
     for row in rows:
         start, stop = _ENDS.unpack_from(stops, 4 * row - 4) if row else (0, _END.unpack_from(stops)[0])
-        found.append(raw[start:stop])
-        at += stop - start
-        new_ends.append(at)
-    return b"".join(found), struct.pack(f"<{len(rows)}I", *new_ends)
+        sliced.append(raw[start:stop])
+        end += stop - start
+        new_ends.append(end)
+    return b"".join(sliced), struct.pack(f"<{len(rows)}I", *new_ends)
 
 
 def _slice_namespaces(columns: dict[Column, bytes], batch: Batch, rows: NDArray[np.intp]) -> None:
-    """Slice the namespaces; the table holds only names of these rows, so that others stay undisclosed."""
+    """Slice the namespaces; the table holds only these rows' names, so that no other name is disclosed."""
     entries = _select_entries(batch, Column.NAMESPACE_INDEX, U16, rows)
     if entries is None:
         columns[Column.NAMESPACES] = name_table(batch.namespace_names)
@@ -299,7 +303,7 @@ def _slice_numbers(
         indices, _ = _gather(_raw_column(batch, Column.INDICES), bounds, rows)
         if indices:
             columns[Column.INDICES] = indices
-    if not kinds_mask & _FULL_VECTORS:
+    if not kinds_mask & _FULL_VECTOR_KINDS:
         return 0
     if sizes is None:
         return width or 0
@@ -362,16 +366,18 @@ def _count_up(first: int, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
 def _gather(
     raw: memoryview, bounds: NDArray[np.int64], rows: NDArray[np.intp]
 ) -> tuple[bytes, NDArray[np.int64]]:
-    """Return the rows' parts, end to end, and their lengths; row i's goes from bounds[i] to bounds[i + 1]."""
+    """Return the rows' parts, end to end, and their lengths; row i's part is raw[bounds[i]:bounds[i + 1]]."""
     starts, stops = bounds[rows], bounds[rows + 1]
     sizes = stops - starts
     if int(rows[-1]) - int(rows[0]) == len(rows) - 1:
         return bytes(raw[int(starts[0]) : int(stops[-1])]), sizes
     if len(rows) < FEW_ROWS or sizes.sum() > LONG_PART_BYTES * len(rows):
-        return b"".join([raw[a:b] for a, b in zip(starts.tolist(), stops.tolist(), strict=True)]), sizes
-    wanted = np.zeros(len(bounds) - 1, bool)
-    wanted[rows] = True
-    return np.frombuffer(raw, _U8)[np.repeat(wanted, np.diff(bounds))].tobytes(), sizes
+        return b"".join(
+            [raw[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+        ), sizes
+    is_selected = np.zeros(len(bounds) - 1, bool)
+    is_selected[rows] = True
+    return np.frombuffer(raw, _U8)[np.repeat(is_selected, np.diff(bounds))].tobytes(), sizes
 
 
 def _pack_ends(sizes: NDArray[np.int64]) -> bytes:

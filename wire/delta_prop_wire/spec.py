@@ -1,6 +1,6 @@
 """The numbers of the 0xD3 protocol: versions, sizes, limits, codes.
 
-Nothing here computes; a number that two modules must agree on is defined here, once.
+Holds constants only: each number that two modules must agree on, once.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class FrameType(IntEnum):
 
 
 class Flag(IntEnum):
-    """Bits of the header's flags byte; bits 4 to 7 are sent 0 and refused if set."""
+    """Bits of the header's flags byte; bits 4 to 7 are reserved and sent as 0."""
 
     ACK_WANTED = 1
     HIGH_PRIORITY = 2
@@ -63,7 +63,7 @@ class Flag(IntEnum):
 
 
 class Attribute(IntEnum):
-    """Bits of a body's attributes word; 10-11 hold the ack level, 12-13 the priority, 14-15 are 0."""
+    """Bits of a body's attributes; bits 10-11 hold the ack level, 12-13 the priority, 14-15 are 0."""
 
     TRANSACTIONAL = 1 << 0
     CONTROL = 1 << 1
@@ -84,7 +84,7 @@ PRIORITY_SHIFT = 12
 class ErrorCode(IntEnum):
     """The reason for a refusal. Names and numbers are part of the protocol.
 
-    A number that is unknown here is still a code, since a newer peer may send it: `CODE_999`.
+    A number without a name here is still a code, since a newer peer may send it: `CODE_999`.
     """
 
     BAD_FRAME = 1

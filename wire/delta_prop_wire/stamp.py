@@ -1,7 +1,7 @@
 """The stamp: 48 bytes between frame header and body, never compressed.
 
 Its checksum covers the frame header and the rest of the stamp. A producer fills in stream and partition only.
-The log's stamp binds a batch to its offset: it names the checksum of the stamp before it, so that a missing
+The log's stamp binds a batch to its offset: it holds the checksum of the previous stamp, so that a missing
 or exchanged frame breaks the checksum chain.
 """
 
@@ -55,12 +55,12 @@ assert [*map(int, _KNOWN_IDS)] == [*range(len(_KNOWN_IDS))]
 
 @dataclass(slots=True)
 class Stamp:
-    """The log's facts about a batch. Never changed once made.
+    """The log's facts about a batch. Never changed.
 
     `lamport` is row 0's; row i has `lamport + i`. `append_time` is in microseconds since 1970, information
-    only. `previous_crc` is the `crc` of the stamp before it in the partition, `body_crc` the batch's own
-    (0: unknown). `known_ids`: the share of a forwarded batch's ids that had been accepted before it was
-    logged here. `crc` is set by `unpack_stamp` and ignored when stamps are compared.
+    only. `previous_crc` is the `crc` of the previous stamp in the partition, `body_crc` the checksum of the
+    batch's body (0: unknown). `known_ids`: the share of a forwarded batch's ids that had been accepted before
+    it was logged here. `unpack_stamp` sets `crc`, which comparisons ignore.
     """
 
     lamport: int = 0
@@ -77,7 +77,7 @@ class Stamp:
 
     @property
     def is_from_producer(self) -> bool:
-        """True if it is a producer's: it holds only stream and partition."""
+        """True if a producer wrote it: only stream and partition are set."""
         return self == Stamp(stream=self.stream, partition=self.partition)
 
 
@@ -118,27 +118,27 @@ def unpack_stamp(raw: Buffer, header: Buffer) -> Stamp:
     """Read the 48 bytes that follow a frame header. Raises ProtocolError."""
     view = memoryview(raw)
     stated = stamp_crc(view)
-    found = crc32c(view[_CRC.size :], crc32c(header))
-    if stated != found:
+    computed = crc32c(view[_CRC.size :], crc32c(header))
+    if stated != computed:
         raise ProtocolError(
             ErrorCode.CHECKSUM,
-            f"stamp checksum is {found:#010x}; the frame states {stated:#010x}: send the frame again",
+            f"stamp checksum is {computed:#010x}; the frame states {stated:#010x}: send the frame again",
         )
-    epoch, stream, partition, source, known, time, lamport, previous, body, synced = _REST.unpack_from(
-        view, _CRC.size
+    epoch, stream, partition, source, known_ids, time, lamport, previous, body, synced_offset = (
+        _REST.unpack_from(view, _CRC.size)
     )
-    if source >= len(_SOURCES) or known >= len(_KNOWN_IDS):
+    if source >= len(_SOURCES) or known_ids >= len(_KNOWN_IDS):
         raise ProtocolError(
             ErrorCode.BAD_FRAME,
-            f"stamp: source {source}, known ids {known}: send a source from 0 to 3, known ids from 0 to 2",
+            f"stamp: source {source}, known ids {known_ids}: send source 0 to 3, known ids 0 to 2",
         )
-    if lamport > COUNTER_MAX or synced > COUNTER_MAX:
+    if lamport > COUNTER_MAX or synced_offset > COUNTER_MAX:
         raise ProtocolError(
             ErrorCode.BAD_FRAME,
-            f"stamp: Lamport number {lamport}, synced offset {synced}: keep both up to {COUNTER_MAX}",
+            f"stamp: Lamport number {lamport}, synced offset {synced_offset}: keep both up to {COUNTER_MAX}",
         )
-    rest = (epoch, stream, partition, _KNOWN_IDS[known])
-    return Stamp(lamport, _SOURCES[source], time, previous, body, synced, *rest, crc=stated)
+    rest = (epoch, stream, partition, _KNOWN_IDS[known_ids])
+    return Stamp(lamport, _SOURCES[source], time, previous, body, synced_offset, *rest, crc=stated)
 
 
 def pack_logged_head(
@@ -149,7 +149,7 @@ def pack_logged_head(
     source: Source,
     time: int,
     previous_crc: int,
-    synced: int,
+    synced_offset: int,
     known_ids: KnownIds = KnownIds.NONE,
 ) -> tuple[bytes, int]:
     """Return the 64 bytes that a log writes before a batch's body, and the stamp's checksum.
@@ -158,7 +158,7 @@ def pack_logged_head(
     """
     flags = _FLAGS_OF[batch.attributes >> PRIORITY_SHIFT & 3]
     header = _HEADER.pack(MAGIC, VERSION, _BATCH, flags, offset, STAMP_BYTES + len(batch.raw))
-    rest = _REST.pack(0, 0, 0, source, known_ids, time, lamport, previous_crc, batch.crc, synced)
+    rest = _REST.pack(0, 0, 0, source, known_ids, time, lamport, previous_crc, batch.crc, synced_offset)
     crc = crc32c(rest, crc32c(header))
     return header + _CRC.pack(crc) + rest, crc
 
@@ -167,11 +167,11 @@ def unpack_logged_head(raw: Buffer) -> tuple[int, int, Stamp] | None:
     """Read sequence, payload length and stamp from the 64-byte head of an uncompressed BATCH frame in a log.
 
     Does the same as `unpack_header` and `unpack_stamp`, in fewer steps; None for any other or invalid frame,
-    for which those two raise the error.
+    for which these two functions raise the error.
     """
     view = memoryview(raw)
     magic, version, kind, flags, sequence, length = _HEADER.unpack_from(view)
-    stated, epoch, stream, partition, source, known, time, lamport, previous, body, synced = (
+    stated, epoch, stream, partition, source, known_ids, time, lamport, previous, body, synced_offset = (
         _STAMP.unpack_from(view, HEADER_BYTES)
     )
     if stated != crc32c(
@@ -182,10 +182,15 @@ def unpack_logged_head(raw: Buffer) -> tuple[int, int, Stamp] | None:
         return None
     if length > FRAME_PAYLOAD_BYTES_MAX or length < STAMP_BYTES:
         return None
-    if source >= len(_SOURCES) or known >= len(_KNOWN_IDS) or lamport > COUNTER_MAX or synced > COUNTER_MAX:
+    if (
+        source >= len(_SOURCES)
+        or known_ids >= len(_KNOWN_IDS)
+        or lamport > COUNTER_MAX
+        or synced_offset > COUNTER_MAX
+    ):
         return None
-    rest = (epoch, stream, partition, _KNOWN_IDS[known], stated)
-    stamp = Stamp(lamport, _SOURCES[source], time, previous, body, synced, *rest)
+    rest = (epoch, stream, partition, _KNOWN_IDS[known_ids], stated)
+    stamp = Stamp(lamport, _SOURCES[source], time, previous, body, synced_offset, *rest)
     return sequence, length, stamp
 
 

@@ -1,8 +1,8 @@
 """State rows: the full state of each vector at an offset, as in a log's snapshot.
 
 A row's kind is create (a vector), opaque (bytes) or delete (neither: a tombstone, or only deltas without
-effect); its metadata is all of the vector's. With the canonical key of the last delta and the count of
-deltas without effect it equals an `algebra.VectorState`, so a fold can continue from it. A row also holds
+effect); its metadata is all metadata of the vector. With the canonical key of the last delta and the number
+of deltas without effect it equals an `algebra.VectorState`, so a fold can continue from it. A row also holds
 the offset of that last delta.
 """
 
@@ -66,14 +66,14 @@ def assemble_states(
 def state_of(batch: Batch, row: int) -> VectorState:
     """Return a copy of the state in a row of a batch of states; a fold can continue from it."""
     operation, ignored = batch.operation(row), batch.state_ignored
-    count, key = 0 if ignored is None else int(ignored[row]), batch.state_keys[row]
+    ignored_count, key = 0 if ignored is None else int(ignored[row]), batch.state_keys[row]
     if operation.kind == Kind.DELETE:
-        return VectorState(ignored=count, key=key)
+        return VectorState(ignored=ignored_count, key=key)
     metadata = batch.metadata(row) or {}
     if operation.kind == Kind.OPAQUE:
-        return VectorState(True, data=operation.data, metadata=metadata, ignored=count, key=key)
+        return VectorState(True, data=operation.data, metadata=metadata, ignored=ignored_count, key=key)
     assert operation.values is not None
-    return VectorState(True, operation.values.copy(), None, metadata, count, key)
+    return VectorState(True, operation.values.copy(), None, metadata, ignored_count, key)
 
 
 def _delta(row: StateRow) -> Delta:

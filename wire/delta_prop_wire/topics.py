@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from delta_prop_wire.delta import Delta
 
 KIND_MAX = 63
-"""The highest number of a kind; those without a name travel as numbers."""
+"""The highest number of a kind; kinds without a name are written as numbers."""
 
 
 class TopicKind(IntEnum):
@@ -51,7 +51,9 @@ class Topic(NamedTuple):
         if text == "*":
             return ALL
         if not isinstance(text, str):
-            raise UsageError(f'topic {text!r:.80} is a {type(text).__name__}: give text, such as "ns:docs"')
+            raise UsageError(
+                f'topic {text!r:.80} is of type {type(text).__name__}: give text, such as "ns:docs"'
+            )
         for kind, prefix in _PREFIXES.items():
             if text.startswith(prefix):
                 value: str | int | None = text[len(prefix) :]
@@ -125,11 +127,11 @@ def kind_name(kind: int) -> str:
 
 
 def kind_number(name: str) -> int:
-    """Return the number of a kind from its name, or from digits if it has none; -1 for any other text."""
+    """Return the number of a kind from its name, or from digits if it has no name; -1 for any other text."""
     if name in _KIND_NUMBERS:
         return _KIND_NUMBERS[name]
-    nameless = name.isascii() and name.isdigit() and len(name) == 2
-    return int(name) if nameless and len(Kind) <= int(name) <= KIND_MAX else -1
+    has_no_name = name.isascii() and name.isdigit() and len(name) == 2
+    return int(name) if has_no_name and len(Kind) <= int(name) <= KIND_MAX else -1
 
 
 def kind_names() -> str:
@@ -139,8 +141,8 @@ def kind_names() -> str:
 
 def _find_fault(topic: Topic) -> str | None:
     if topic.kind is TopicKind.DELTA_TYPE:
-        known = isinstance(topic.value, int) and 0 <= topic.value <= KIND_MAX
-        return None if known else f"unknown kind: give one of {kind_names()}, or a number up to {KIND_MAX}"
+        is_known = isinstance(topic.value, int) and 0 <= topic.value <= KIND_MAX
+        return None if is_known else f"unknown kind: give one of {kind_names()}, or a number up to {KIND_MAX}"
     if topic.kind is TopicKind.ALL:
         return None
     try:

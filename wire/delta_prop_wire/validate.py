@@ -28,9 +28,9 @@ from delta_prop_wire.bounds import (
     check_metadata,
     check_metadata_present,
     check_name,
+    check_operand_sizes,
     check_operation,
     check_parents,
-    check_shape,
     check_size,
     check_topics,
     clock_is_valid,
@@ -141,14 +141,14 @@ def validate_batch(batch: Batch) -> None:
         return
     columns = batch.columns_mask
     if columns >> Column.ROW_OFFSETS & 1:
-        refuse("batch", "row offsets, which only a log gives: leave them out")
+        refuse("batch", "row offsets, which only a log assigns: leave them out")
     is_valid = _names_are_valid(batch) and _numbers_are_valid(batch, columns)
     if not is_valid or not _extras_are_valid(batch, columns):
         _raise_first_fault(batch)
 
 
 def homogeneous_is_valid(batch: Batch) -> bool:
-    """True if a batch is homogeneous and valid; otherwise `validate_batch` finds the reason, if any."""
+    """True if a batch is homogeneous and valid; if not, `validate_batch` may still accept it."""
     if batch.validated:
         return True
     if not batch.decoded and not decode_homogeneous(batch):
@@ -159,7 +159,7 @@ def homogeneous_is_valid(batch: Batch) -> bool:
         and width is not None
         and namespace is not None
         and NUMBERS_MIN[kind] <= width <= NUMBERS_MAX[kind]
-        and kind not in _WITH_BYTES
+        and kind not in _KINDS_WITH_CHECKED_BYTES
         and (BYTES_MAX[kind] == DELTA_BYTES_MAX or not batch.columns_mask & _BLOBS)
         and batch.dimension == (width if kind in _FULL_VECTOR_KINDS else 0)
         and (batch.key_bytes_bound <= VECTOR_ID_BYTES_MAX or max(map(len, batch.keys)) <= VECTOR_ID_BYTES_MAX)
@@ -171,7 +171,7 @@ def homogeneous_is_valid(batch: Batch) -> bool:
     )
 
 
-def common_is_valid(batch: Batch) -> bool:
+def common_columns_are_valid(batch: Batch) -> bool:
     """True if a batch that `common_columns_only` accepts is valid."""
     return (
         homogeneous_is_valid(batch) if batch.homogeneous else batch.validated or decode_heterogeneous(batch)
@@ -180,7 +180,7 @@ def common_is_valid(batch: Batch) -> bool:
 
 @lru_cache(maxsize=1024)
 def _is_valid_namespace(name: str) -> bool:
-    """Check a namespace; cached, since batches repeat a few."""
+    """Check a namespace; cached, since batches reuse the same few."""
     return name_is_valid(name, NAMESPACE_BYTES_MAX)
 
 
@@ -189,9 +189,9 @@ _FULL_VECTOR_KINDS = frozenset({Kind.CREATE, Kind.DENSE})
 _IS_VECTOR = bytes(kind in _FULL_VECTOR_KINDS for kind in range(256))
 _METADATA_BIT = 1 << Kind.METADATA
 _TRANSFORM = int(Kind.TRANSFORM)
-_WITH_BYTES = frozenset({Kind.TRANSFORM, Kind.METADATA})
+_KINDS_WITH_CHECKED_BYTES = frozenset({Kind.TRANSFORM, Kind.METADATA})
 _ANY = np.logical_or.reduce
-_SHAPES = np.array([NUMBERS_MIN, NUMBERS_MAX, BYTES_MAX], np.int64)
+_OPERAND_BOUNDS = np.array([NUMBERS_MIN, NUMBERS_MAX, BYTES_MAX], np.int64)
 _BLOBS = 1 << Column.BLOBS
 _VARYING_COLUMNS = 1 << Column.KINDS | 1 << Column.VALUE_ENDS | 1 << Column.BLOBS
 _EXTRA_COLUMNS = sum(
@@ -199,7 +199,7 @@ _EXTRA_COLUMNS = sum(
 )
 
 
-# --- a batch, by columns: False if a row may be invalid
+# --- checks of a batch by columns, which return False if a row may be invalid
 
 
 def _names_are_valid(batch: Batch) -> bool:
@@ -213,33 +213,33 @@ def _names_are_valid(batch: Batch) -> bool:
     if raw is None:
         return False
     if not bytes(raw).translate(None, PRINTABLE):  # in ASCII a character is a byte
-        fit = len(raw) <= VECTOR_ID_BYTES_MAX or max(map(len, keys)) <= VECTOR_ID_BYTES_MAX
-        return fit and "" not in keys
+        are_short = len(raw) <= VECTOR_ID_BYTES_MAX or max(map(len, keys)) <= VECTOR_ID_BYTES_MAX
+        return are_short and "" not in keys
     return all(name_is_valid(key, VECTOR_ID_BYTES_MAX) for key in keys)
 
 
 def _numbers_are_valid(batch: Batch, columns: int) -> bool:
     if columns & _VARYING_COLUMNS:
-        shaped = _shapes_are_valid(batch)
+        sizes_are_valid = _operand_sizes_are_valid(batch)
     else:  # one kind, one width, no bytes
         kind, width = batch.kinds_mask.bit_length() - 1, len(batch.values) // batch.count
-        shaped = NUMBERS_MIN[kind] <= width <= NUMBERS_MAX[kind]
-        shaped = shaped and batch.dimension == (width if kind in _FULL_VECTOR_KINDS else 0)
-        shaped = shaped and kind != _TRANSFORM
-    return shaped and all_finite(batch.values) and batch.index_highest < DIMENSION_MAX
+        sizes_are_valid = NUMBERS_MIN[kind] <= width <= NUMBERS_MAX[kind]
+        sizes_are_valid = sizes_are_valid and batch.dimension == (width if kind in _FULL_VECTOR_KINDS else 0)
+        sizes_are_valid = sizes_are_valid and kind != _TRANSFORM
+    return sizes_are_valid and all_finite(batch.values) and batch.index_highest < DIMENSION_MAX
 
 
-def _shapes_are_valid(batch: Batch) -> bool:
+def _operand_sizes_are_valid(batch: Batch) -> bool:
     kinds = np.frombuffer(batch.kinds, np.uint8)
-    least, most, bytes_most = _SHAPES.take(kinds, 1)
+    numbers_min, numbers_max, bytes_max = _OPERAND_BOUNDS.take(kinds, 1)
     ends, blob_ends = batch.value_bounds, batch.blob_bounds
     numbers, sizes = ends[1:] - ends[:-1], blob_ends[1:] - blob_ends[:-1]
-    if _ANY((numbers < least) | (numbers > most) | (sizes > bytes_most)):
+    if _ANY((numbers < numbers_min) | (numbers > numbers_max) | (sizes > bytes_max)):
         return False
     if batch.dimension != _common_dimension(batch.kinds, numbers):
         return False
-    is_valid = not batch.kinds_mask >> Kind.TRANSFORM & 1
-    return is_valid or all(
+    has_no_transform = not batch.kinds_mask >> Kind.TRANSFORM & 1
+    return has_no_transform or all(
         _transform_is_valid(batch.blob(row)) for row in np.flatnonzero(kinds == Kind.TRANSFORM).tolist()
     )
 
@@ -277,7 +277,7 @@ def _row_sizes(batch: Batch) -> NDArray[np.int64]:
 
 
 def _sizes(batch: Batch, ends: Column) -> NDArray[np.int64]:
-    """Return the bytes of each row in the column whose ends these are; zeros if it is absent."""
+    """Return the length of each row's part, from a column of ends; zeros if that column is absent."""
     sizes, raw = np.zeros(batch.count, np.int64), batch.column(ends)
     if raw is not None:
         stops = np.frombuffer(raw, "<u4")
@@ -307,11 +307,11 @@ def _metadata_is_valid(batch: Batch) -> bool:
         return False
     if (sizes[np.frombuffer(batch.kinds, np.uint8) == Kind.METADATA] == 0).any():
         return False
-    raw, at = batch.column(Column.METADATA), 0
+    raw, start = batch.column(Column.METADATA), 0
     for size in sizes.tolist():
-        if size and raw is not None and packed_json_fault(raw[at : at + size]):
+        if size and raw is not None and packed_json_fault(raw[start : start + size]):
             return False
-        at += size
+        start += size
     return True
 
 
@@ -330,7 +330,8 @@ def _raise_first_fault(batch: Batch) -> NoReturn:
         try:
             check_name("vector_id", key, VECTOR_ID_BYTES_MAX)
             check_name("namespace", namespace, NAMESPACE_BYTES_MAX)
-            check_shape(kind, int(numbers[row]), int(blobs[row]))  # `operation` hides numbers its kind lacks
+            # Checked here, since `operation` drops numbers that its kind does not take.
+            check_operand_sizes(kind, int(numbers[row]), int(blobs[row]))
             validate_delta(
                 Delta(
                     vector_id=key,
@@ -347,8 +348,8 @@ def _raise_first_fault(batch: Batch) -> NoReturn:
             if row in positions:
                 refuse(
                     "parents",
-                    f"one lies in partition {positions[row].partition}; this service has one partition: "
-                    "name it by its dot alone",
+                    f"a parent is in partition {positions[row].partition}, but this service has one "
+                    "partition: name the parent by its dot alone",
                 )
         except InvalidDelta as error:
             raise _with_row(error, row) from None

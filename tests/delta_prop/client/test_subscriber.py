@@ -298,7 +298,7 @@ def test_only_delivered_offsets_can_be_acknowledged() -> None:
             for wrong in ("x", -1, True, None):
                 with pytest.raises(UsageError, match=rf"offset '?{wrong}'?: give the offset of a delta"):
                     s.ack(wrong)  # type: ignore[arg-type]
-            with pytest.raises(UsageError, match="topic 5 is a int: give text"):
+            with pytest.raises(UsageError, match="topic 5 is of type int: give text"):
                 await s.add(5)  # type: ignore[arg-type]
             s.ack(0)
             await read(s, 1)

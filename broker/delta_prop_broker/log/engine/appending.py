@@ -69,7 +69,7 @@ class Appending(Retaining):
         seen_us = self.clock.seen_us
         head, crc = pack_logged_head(
             batch, offset, lamport=lamport, source=source, known_ids=known_ids,
-            time=now, previous_crc=previous, synced=self.synced,
+            time=now, previous_crc=previous, synced_offset=self.synced,
         )  # fmt: skip
         logged = LoggedBatch(batch, offset, lamport, source, head, known_ids=known_ids)
         segment = (write := self._active_segment.write_for(size, offset=offset, seen_us=seen_us)).segment

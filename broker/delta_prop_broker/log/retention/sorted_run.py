@@ -341,7 +341,7 @@ def decode_changes(logged: LoggedBatch) -> Iterator[Change]:
 
 
 def _id_bits(delta: IdentifiedDelta | None) -> int:
-    return 0 if delta is None else _HAS_ID | delta.known << _KNOWN_SHIFT
+    return 0 if delta is None else _HAS_ID | delta.known_ids << _KNOWN_SHIFT
 
 
 def sorted_keys(keys: list[str]) -> Iterator[list[str]]:
