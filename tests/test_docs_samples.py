@@ -185,7 +185,7 @@ def test_calls_named_on_errors_page_exist() -> None:
     text = PAGES["errors.md"]
     calls = set(re.findall(r"`([a-z_.]+)\(", text))
     calls |= set(re.findall(r"In Python, `([a-z_]+)`", text))
-    calls |= set(re.findall(r"`([a-z_]+)` (?:the sink|a paused|its|what)", text))
+    calls |= set(re.findall(r"`([a-z_]+)` (?:the sink|a paused|its|the deltas)", text))
     assert {"attach", "restart", "resume", "replay", "drop", "publish"} <= calls
     for call in sorted(calls):
         name = call.rpartition(".")[2]

@@ -172,7 +172,7 @@ def test_example_of_code_equals_the_message(code: ErrorCode) -> None:
     assert section
     example = section[1].partition("**Example.**")[2]
     if code.name in NOT_SENT:
-        assert example.strip() == "None: no server of today sends this code."
+        assert example.strip() == "None: no current server sends this code."
         return
     shown = re.match(r"\s*```text\n(.*?)```\s*\Z", example, re.DOTALL)
     assert shown

@@ -1,6 +1,6 @@
 """Audits and repairs of sinks on one machine: compares a sink's rows with the fold of the log.
 
-The public names. `delta_prop.spark` has the same for data beyond one machine.
+Exports the public names. `delta_prop.spark` audits data that do not fit on one machine.
 """
 
 from delta_prop.auditing.audit import audit

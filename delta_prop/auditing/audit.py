@@ -62,13 +62,13 @@ def audit(
         _check_number("next_offset", next_offset, 0)
     _check_number("memory_bytes_max", memory_bytes_max, 1)
     if not isinstance(name, str | None):
-        raise UsageError(f"name {name!r:.60}: give the name that the sink is attached by, a text")
+        raise UsageError(f"name {name!r:.60}: give the name under which the sink is attached, as text")
     return _audit(data, sink, next_offset, name, memory_bytes_max)
 
 
-def _check_number(field: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise UsageError(f"{field} {value!r:.60}: give an integer from {least} on")
+def _check_number(field: str, value: object, minimum: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+        raise UsageError(f"{field} {value!r:.60}: give an integer from {minimum} on")
 
 
 def _audit(
@@ -89,8 +89,8 @@ def _audit(
         else:
             rows = exits.enter_context(_open_sorted(sink, scratch))
             log = exits.enter_context(open_audited_log(data))
-        span = log.fold_input(next_offset, rows)
-        yield from compare(rows, span, scratch, read_quarantined_keys(data, name), memory_bytes_max)
+        fold_input = log.fold_input(next_offset, rows)
+        yield from compare(rows, fold_input, scratch, read_quarantined_keys(data, name), memory_bytes_max)
 
 
 @contextmanager
@@ -102,54 +102,62 @@ def _open_sorted(
             rows.has_metadata = sink.has_metadata
             yield rows
     else:
-        with scratch.open_sorted(rows_of_states(sink), "what the sink holds") as rows:
+        with scratch.open_sorted(rows_of_states(sink), "the sink's rows") as rows:
             yield rows
 
 
 def compare(
-    rows: SinkRows, span: FoldInput, scratch: Scratch, quarantined: Container[str], memory_bytes_max: int
+    rows: SinkRows,
+    fold_input: FoldInput,
+    scratch: Scratch,
+    quarantined: Container[str],
+    memory_bytes_max: int,
 ) -> Iterator[Difference]:
     """Yield every difference between a sink's rows and the folded log. Raises as `audit` does."""
-    check_sink_offset(span.sink_offset, span.begin, span.end)
-    with fold_log(span, scratch.disk, run_bytes_max=memory_bytes_max) as folded:
-        yield from _find_differences(rows, folded, quarantined, log_goes_on=span.sink_offset < span.end)
+    check_sink_offset(fold_input.sink_offset, fold_input.start, fold_input.end)
+    with fold_log(fold_input, scratch.disk, run_bytes_max=memory_bytes_max) as folded:
+        yield from _find_differences(
+            rows, folded, quarantined, log_continues=fold_input.sink_offset < fold_input.end
+        )
 
 
 def _find_differences(
-    rows: SinkRows, folded: FoldedRuns, quarantined: Container[str], *, log_goes_on: bool
+    rows: SinkRows, folded: FoldedRuns, quarantined: Container[str], *, log_continues: bool
 ) -> Iterator[Difference]:
-    """Yield the differences. `log_goes_on`: True if the log has rows after the sink's progress."""
-    present = _SortedLookup(folded.at_end()) if log_goes_on else None
-    for key, known, held in _merge_join(folded.at_sink(), rows.read_sorted()):
-        verdict = classify(known, held)
+    """Yield the differences. `log_continues`: True if the log has rows after the sink's progress."""
+    end_states = _SortedLookup(folded.at_end()) if log_continues else None
+    for key, log_state, sink_row in _join_sorted(folded.at_sink(), rows.read_sorted()):
+        verdict = classify(log_state, sink_row)
         if verdict is None:
             continue
-        now = known if present is None else present.find(key)
+        now = log_state if end_states is None else end_states.find(key)
         namespace, _, vector_id = key.partition("\0")
         state = None if now is None else now.state
-        yield make_difference((namespace, vector_id), verdict, held, state, is_quarantined=key in quarantined)
+        yield make_difference(
+            (namespace, vector_id), verdict, sink_row, state, is_quarantined=key in quarantined
+        )
 
 
-def _merge_join(
+def _join_sorted(
     log: Iterator[tuple[str, LogState]], sink: Iterator[tuple[str, SinkRow]]
 ) -> Iterator[tuple[str, LogState | None, SinkRow | None]]:
-    """Yield each key that one of two sorted sides has."""
-    known, held = next(log, None), next(sink, None)
-    while known is not None or held is not None:
-        if held is None or (known is not None and known[0] < held[0]):
-            assert known is not None
-            yield known[0], known[1], None
-            known = next(log, None)
-        elif known is None or held[0] < known[0]:
-            yield held[0], None, held[1]
-            held = next(sink, None)
+    """Yield each key of two sorted sides, with its state in the log and its row in the sink, or None."""
+    log_item, sink_item = next(log, None), next(sink, None)
+    while log_item is not None or sink_item is not None:
+        if sink_item is None or (log_item is not None and log_item[0] < sink_item[0]):
+            assert log_item is not None
+            yield log_item[0], log_item[1], None
+            log_item = next(log, None)
+        elif log_item is None or sink_item[0] < log_item[0]:
+            yield sink_item[0], None, sink_item[1]
+            sink_item = next(sink, None)
         else:
-            yield known[0], known[1], held[1]
-            known, held = next(log, None), next(sink, None)
+            yield log_item[0], log_item[1], sink_item[1]
+            log_item, sink_item = next(log, None), next(sink, None)
 
 
 class _SortedLookup:
-    """Lookup in sorted states, by ascending keys."""
+    """Looks up keys in sorted states; each key must be above the one before."""
 
     def __init__(self, states: Iterator[tuple[str, LogState]]) -> None:
         self._states = states

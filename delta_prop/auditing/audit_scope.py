@@ -23,44 +23,44 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AuditedLog:
-    """A log whose states are all known, from its beginning or from a snapshot on."""
+    """A complete log: it has all rows since its beginning, or a snapshot in place of the first ones."""
 
     log_id: bytes
-    begin: int
+    start: int
     end: int
     disk: Disk
     snapshot: Snapshot | None
 
     def fold_input(self, sink_offset: int | None, rows: SinkRows) -> FoldInput:
-        """Return the input of the fold for a sink with these rows and this progress; None: the full log."""
+        """Return the input of a fold up to the sink's progress, `sink_offset`; None: up to the log's end."""
         sink_offset = self.end if sink_offset is None else sink_offset
         # A row may be ahead of its sink's cursor; it is compared with the log up to its own delta.
-        ahead = None
+        row_offset_of = None
         if rows.highest_offset() >= sink_offset:
 
-            def ahead(key: str) -> int:
+            def row_offset_of(key: str) -> int:
                 namespace, _, vector_id = key.partition("\0")
                 return rows.offset_of(namespace, vector_id)
 
-        return FoldInput(self.disk, self.snapshot, self.begin, self.end, sink_offset, ahead)
+        return FoldInput(self.disk, self.snapshot, self.start, self.end, sink_offset, row_offset_of)
 
 
 @contextmanager
 def open_audited_log(path: str) -> Iterator[AuditedLog]:
     """Open the log in a data directory as it is now. Raises UsageError, LogCorrupted, OSError."""
     with open_readonly_log(path) as (disk, log, _), open_prefix_snapshot(log) as snapshot:
-        begin = log.start_offset if snapshot is None else snapshot.offset
+        start = log.start_offset if snapshot is None else snapshot.offset
         is_complete = log.start_offset == 0 if snapshot is None else snapshot.facts.begin == 0
         if not is_complete:
             raise lost_prefix_error(path)
-        yield AuditedLog(log.log_id, begin, max(log.high_watermark, begin), disk, snapshot)
+        yield AuditedLog(log.log_id, start, max(log.high_watermark, start), disk, snapshot)
 
 
 def lost_prefix_error(path: str) -> UsageError:
     """Return the error of a log without its beginning."""
     return UsageError(
         f"log in {path!r}: its beginning was lost without a snapshot, so it is incomplete: audit a copy "
-        "that has it"
+        "that has the beginning"
     )
 
 
@@ -68,28 +68,28 @@ def sink_offset_of(file: StorageSinkFile, path: str, log_id: bytes) -> int:
     """Return the offset after a storage sink's rows. Raises UsageError if its file is of another log."""
     if file.cursor is not None and file.cursor.log_id != log_id:
         raise UsageError(
-            f"{file.path} is of log {file.cursor.log_id.hex()}, the log in {path!r} is {log_id.hex()}: name "
-            "the directory of the log that it was attached to, or rebuild it"
+            f"{file.path} belongs to log {file.cursor.log_id.hex()}, but {path!r} has log {log_id.hex()}: "
+            "name the directory of the log that the sink was attached to, or rebuild the sink"
         )
     return 0 if file.cursor is None else file.cursor.next_offset
 
 
-def check_sink_offset(sink_offset: int, begin: int, end: int) -> None:
-    """Raise UsageError if a log from `begin` to `end` does not include a sink's progress."""
-    if sink_offset < begin:
+def check_sink_offset(sink_offset: int, start: int, end: int) -> None:
+    """Raise UsageError if a log from `start` to `end` does not include a sink's progress."""
+    if sink_offset < start:
         raise UsageError(
-            f"the sink has reached offset {sink_offset}, but the log has single deltas from {begin} on only: "
-            "attach it, which rebuilds it, and audit it then"
+            f"the sink has reached offset {sink_offset}, but the log has uncompacted deltas only from "
+            f"{start} on: attach the sink, which rebuilds it, and then audit it"
         )
     if sink_offset > end:
         raise UsageError(
             f"the sink has reached offset {sink_offset}, but the log ends at {end}: the log lost rows, or "
-            "the sink is of another copy of it: rebuild the sink, or name that copy"
+            "the sink followed another copy of it: rebuild the sink, or name that copy"
         )
 
 
 def read_known_sinks(path: str) -> dict[str, Quarantine | None]:
-    """Read the sinks that a data directory remembers, with their quarantines.
+    """Read the names of the sinks that a data directory remembers, with the quarantine of each, if any.
 
     Raises UsageError, QuarantineCorrupted, OSError.
     """

@@ -26,7 +26,7 @@ NO_OFFSET = -1
 
 
 def rows_of_states(states: Iterable[tuple[str, str, VectorState]]) -> Iterator[Row]:
-    """Yield the rows of states of a sink in this process: namespace, vector id, state. Raises UsageError."""
+    """Convert a sink's (namespace, vector id, state) to rows. Raises UsageError."""
     for row in states:
         if (
             not isinstance(row, tuple)

@@ -30,8 +30,9 @@ _NAMES = {Kind.CREATE: "a vector", Kind.OPAQUE: "bytes", Kind.DELETE: "deleted"}
 class SinkRow(NamedTuple):
     """One row of a sink.
 
-    `metadata`: None if they cannot be read. `has_metadata`: False if the sink has none, which are not
-    compared then. `key`: of its last delta, None if the sink has none; `offset`: of the same, or -1.
+    `metadata`: None if they cannot be read. `has_metadata`: False if the sink stores no metadata; they are
+    not compared then. `key`: the sort key of the row's last delta, None if the sink does not store it.
+    `offset`: the offset of that delta, -1 if the sink does not store it.
     """
 
     kind: Kind
@@ -65,9 +66,9 @@ class Verdict(NamedTuple):
 class Difference(NamedTuple):
     """One difference. `op`, `vector`, `data`, `metadata`: the delta that repairs it, metadata as JSON.
 
-    `origin`, `counter`: the last delta of the vector in the log, which the repair expects; None if there is
-    none, and the vector must not exist. `op` is None if the sink's quarantine holds deltas of the vector: the
-    repair would be held for those.
+    `origin`, `counter`: the dot of the vector's last delta in the log, which the repair expects. None: the
+    log has no delta of the vector, and the repair expects that the vector does not exist. `op` is None if
+    the sink's quarantine has deltas of the vector, because the sink would hold the repair there, too.
     """
 
     namespace: str
@@ -103,28 +104,28 @@ def classify(log_state: LogState | None, sink_row: SinkRow | None) -> Verdict | 
     if sink_row is None:
         if log_state is None or not log_state.state.alive:
             return None
-        return Verdict(MISSING, f"the log has it since offset {log_state.offset}, the sink has no row")
+        return Verdict(MISSING, f"the log has it since offset {log_state.offset}; the sink has no row")
     if log_state is None:
         return Verdict(EXTRA, "the log has no such vector") if sink_row.alive else None
     if not (log_state.state.alive or sink_row.alive):
         return None
-    same, same_delta = (
+    is_equal, has_same_delta = (
         _find_fault(log_state.state, sink_row) is None,
         sink_row.key in (None, log_state.state.key),
     )
-    if same and same_delta:
+    if is_equal and has_same_delta:
         return None
     if not log_state.state.alive:
         return Verdict(EXTRA, f"the log has it deleted since offset {log_state.offset}")
-    if not sink_row.alive and not same_delta:
-        return Verdict(MISSING, f"the log has it since offset {log_state.offset}, the sink has it deleted")
-    what = _find_fault(log_state.state, sink_row) or "its content is correct"
+    if not sink_row.alive and not has_same_delta:
+        return Verdict(MISSING, f"the log has it since offset {log_state.offset}; the sink has it deleted")
+    fault = _find_fault(log_state.state, sink_row) or "its content is correct"
     assert log_state.state.key is not None
     if sink_row.key is not None and sink_row.key < log_state.state.key:
-        return Verdict(STALE, f"{what}; it lacks the delta at offset {log_state.offset}")
-    if same_delta:
-        return Verdict(CORRUPTED, f"{what}; it has the delta at offset {log_state.offset}")
-    return Verdict(CORRUPTED, f"{what}; its last delta is not in the log")
+        return Verdict(STALE, f"{fault}; it lacks the delta at offset {log_state.offset}")
+    if has_same_delta:
+        return Verdict(CORRUPTED, f"{fault}; it has the delta at offset {log_state.offset}")
+    return Verdict(CORRUPTED, f"{fault}; its last delta is not in the log")
 
 
 def make_difference(
@@ -135,14 +136,14 @@ def make_difference(
     *,
     is_quarantined: bool,
 ) -> Difference:
-    """Combine a verdict on the vector of that namespace and id with its repair.
+    """Combine a verdict with the repair. `name`: the vector's namespace and id.
 
-    `now`: the vector's present state in the log, None if it has none. `is_quarantined`: the sink's
-    quarantine holds deltas of it.
+    `now`: the vector's state at the end of the log, None if it has none. `is_quarantined`: the sink's
+    quarantine has deltas of the vector.
     """
     fields: dict[str, Any] = {}
     if is_quarantined:
-        verdict = Verdict(QUARANTINED, f"{verdict.reason}; deltas of it wait in the quarantine")
+        verdict = Verdict(QUARANTINED, f"{verdict.reason}; deltas of it are in the quarantine")
     elif now is None:
         fields = {"op": kind_name(Kind.DELETE)}
     else:
@@ -155,9 +156,9 @@ def make_difference(
 
 
 def _repair_fields(state: VectorState, sink_metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the delta that sets a vector to its state, whatever a sink has in its place.
+    """Return the fields of the delta that sets a vector to `state`, whatever a sink holds instead.
 
-    A create clears metadata; bytes keep them, so extra ones are removed one by one.
+    A create clears metadata. An opaque delta keeps them, so it removes each field that only the sink has.
     """
     if not state.alive:
         return {"op": kind_name(Kind.DELETE)}
@@ -171,7 +172,7 @@ def _repair_fields(state: VectorState, sink_metadata: Mapping[str, Any]) -> dict
 
 
 def _find_fault(expected: VectorState, sink_row: SinkRow) -> str | None:
-    """Find the first fault in a row of the sink; return None if there is none."""
+    """Describe the first difference between a sink's row and the expected state; None if there is none."""
     kind = Kind.DELETE if not expected.alive else Kind.OPAQUE if expected.vector is None else Kind.CREATE
     if sink_row.kind is not kind:
         return f"it is {_NAMES[sink_row.kind]}, not {_NAMES[kind]}"
@@ -192,16 +193,16 @@ def _find_fault(expected: VectorState, sink_row: SinkRow) -> str | None:
 def _find_number_fault(expected: NDArray[np.float32], actual: NDArray[np.float32]) -> str | None:
     if len(actual) != len(expected):
         return f"it has {len(actual)} numbers, not {len(expected)}"
-    places = (actual.view(np.uint32) != expected.view(np.uint32)).nonzero()[0]
-    if not len(places):
+    indices = (actual.view(np.uint32) != expected.view(np.uint32)).nonzero()[0]
+    if not len(indices):
         return None
-    at = int(places[0])
-    more = f", and {len(places) - 1} more" if len(places) > 1 else ""
-    return f"number {at} is {actual[at]:.9g}, not {expected[at]:.9g}{more}"
+    first = int(indices[0])
+    more = f", and {len(indices) - 1} more" if len(indices) > 1 else ""
+    return f"number {first} is {actual[first]:.9g}, not {expected[first]:.9g}{more}"
 
 
 def diff_metadata(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the merge patch from one to the other; empty if they are the same."""
+    """Return the merge patch that turns `old` into `new`; empty if they are equal."""
     patch: dict[str, Any] = {name: None for name in old if name not in new}
     for name, value in new.items():
         before = old.get(name)

@@ -33,14 +33,15 @@ RUN_BYTES_MAX = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class FoldInput:
-    """Input of a fold: the snapshot, None if there is none, and the log from `begin` up to `end`.
+    """Input of a fold: the snapshot, None if there is none, and the log from `start` up to `end`.
 
-    `sink_offset`: the sink's progress. `row_offset_of`: the offset of a key's row, for rows beyond that.
+    `sink_offset`: the sink's progress. `row_offset_of`: returns the offset of the sink's row with a key; None
+    if no row is beyond `sink_offset`.
     """
 
     disk: Disk
     snapshot: Snapshot | None
-    begin: int
+    start: int
     end: int
     sink_offset: int
     row_offset_of: Callable[[str], int] | None = None
@@ -48,7 +49,11 @@ class FoldInput:
 
 @dataclass(slots=True)
 class FoldedRuns:
-    """The runs of one pass. The states may be iterated repeatedly, until the runs are dropped."""
+    """The sorted runs of one pass; the states may be read repeatedly, until the runs are dropped.
+
+    `before`: deltas up to the sink's progress; `after`: the later ones; `ahead`: those of the later ones that
+    the sink's rows include already.
+    """
 
     snapshot: Snapshot | None
     before: list[SortedRun] = field(default_factory=list)
@@ -93,30 +98,29 @@ def fold_log(
 
 
 class _OutOfOrder(Exception):
-    """A batch's Lamport numbers are not above all earlier ones, or it has duplicate ids."""
+    """Raised for a batch whose Lamport numbers are not above all earlier ones, or that has known ids."""
 
 
 class _Pass:
-    """One pass over the log, whose runs go to `made`."""
+    """One pass over the log, which adds its runs to `folded`."""
 
     def __init__(
-        self, span: FoldInput, made: FoldedRuns, scratch: Disk, run_bytes_max: int, *, in_order: bool
+        self, fold_input: FoldInput, folded: FoldedRuns, scratch: Disk, run_bytes_max: int, *, in_order: bool
     ) -> None:
-        self._input = span
+        self._input = fold_input
         self._in_order = in_order
-        self._lamport = 0 if span.snapshot is None else span.snapshot.lamport
-        kinds = (("before", made.before), ("ahead", made.ahead), ("after", made.after))
+        self._lamport = 0 if fold_input.snapshot is None else fold_input.snapshot.lamport
+        kinds = (("before", folded.before), ("ahead", folded.ahead), ("after", folded.after))
         self._before, self._ahead, self._after = (
             _RunCollector(name, runs, scratch, run_bytes_max, in_order=in_order) for name, runs in kinds
         )
 
     def run(self) -> None:
         """Read the input. Raises as `fold_log` does, _OutOfOrder."""
-        span = self._input
-        follower = Follower(span.disk, span.begin, synced=span.end)
+        follower = Follower(self._input.disk, self._input.start, synced=self._input.end)
         try:
             for located in follower.read():
-                if located.logged.offset >= span.end:
+                if located.logged.offset >= self._input.end:
                     break
                 self._add(located.logged)
         finally:
@@ -130,29 +134,29 @@ class _Pass:
         self._lamport = max(self._lamport, logged.lamport + logged.batch.count - 1)
         if logged.batch.is_control:
             return
-        sink_offset, first = self._input.sink_offset, logged.offset
+        sink_offset = self._input.sink_offset
         if logged.next_offset <= sink_offset:
             self._before.add(logged)
             return
-        cut = max(sink_offset - first, 0)
+        cut = max(sink_offset - logged.offset, 0)
         self._before.add(logged, range(cut))
         self._after.add(logged, range(cut, logged.batch.count))
         if self._input.row_offset_of is not None:
             keys = sort_keys(logged.batch)
             rows = range(cut, len(keys))
             self._ahead.add(
-                logged, [row for row in rows if self._input.row_offset_of(keys[row]) >= first + row]
+                logged, [row for row in rows if self._input.row_offset_of(keys[row]) >= logged.offset + row]
             )
 
 
 class _RunCollector:
-    """Collects batches into runs."""
+    """Collects batches into sorted runs, and spills each run that reaches `run_bytes_max`."""
 
     def __init__(
-        self, name: str, made: list[SortedRun], scratch: Disk, run_bytes_max: int, *, in_order: bool
+        self, name: str, runs: list[SortedRun], scratch: Disk, run_bytes_max: int, *, in_order: bool
     ) -> None:
         self._name = name
-        self._runs = made
+        self._runs = runs
         self._scratch = scratch
         self._run_bytes_max = run_bytes_max
         self._builder = RunBuilder(in_order)
@@ -168,25 +172,25 @@ class _RunCollector:
     def close(self, *, spill: bool) -> None:
         if not self._builder.bytes:
             return
-        kinds = (f"{self._name}-{len(self._runs)}-{kind}.run" for kind in ("rows", "changes"))
-        run = SortedRun(*(SpillFile(self._scratch, kind) if spill else SpillFile() for kind in kinds))
+        names = (f"{self._name}-{len(self._runs)}-{kind}.run" for kind in ("rows", "changes"))
+        run = SortedRun(*(SpillFile(self._scratch, name) if spill else SpillFile() for name in names))
         self._runs.append(run)
         for _ in self._builder.close(run, ChangeFolder()):
             pass
 
 
 def _merge_runs(snapshot: Snapshot | None, runs: list[SortedRun]) -> Iterator[tuple[str, LogState]]:
-    made: list[Batch] = []
-    out = FrameBuilder(made.append, states=True)
+    batches: list[Batch] = []
+    out = FrameBuilder(batches.append, states=True)
     base = () if snapshot is None else snapshot.frames()
     for _ in Merge(base, runs, ChangeFolder(), out, keep_tombstones=True).run():
-        yield from _read_states(made)
-    yield from _read_states(made)
+        yield from _take_states(batches)
+    yield from _take_states(batches)
 
 
-def _read_states(made: list[Batch]) -> Iterator[tuple[str, LogState]]:
-    for batch in made:
+def _take_states(batches: list[Batch]) -> Iterator[tuple[str, LogState]]:
+    for batch in batches:
         logged = LoggedBatch(batch, 0, 0, Source.LOCAL)
         for row, key in enumerate(sort_keys(batch)):
             yield key, LogState(state_of(batch, row), logged.row_offset(row))
-    made.clear()
+    batches.clear()

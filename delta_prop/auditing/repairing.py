@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from delta_prop_wire.delta import Delta
 
 IN_FLIGHT_MAX = 1_000
-"""Maximum deltas of a repair sent without an answer."""
+"""Maximum number of repair deltas in flight."""
 REPORTED_MAX = 100
-_DELTAS = "what repairs() gives"
+_DELTAS_FIX = "the deltas that repairs() returns"
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class RepairResult:
-    """Outcome of a repair. `changed`: vectors that changed since the audit, left as they are; `refused`:
-    deltas that were refused. `reasons`: the reasons of both, by vector, up to the first hundred.
+    """Outcome of a repair. `changed`: number of vectors that changed since the audit and were left as they
+    are; `refused`: number of deltas refused for another reason. `reasons`: the first hundred reasons of both.
     """
 
     repaired: int = 0
@@ -51,20 +51,20 @@ def repairs(found: Iterable[Difference]) -> Iterator[Delta]:
 
     A vector is set to its state in the log, or deleted if the log has none or has it deleted: even if only
     one sink had it wrong, every sink applies the delta and ends up correct. Each delta expects the last
-    delta of its vector in the log (if there is none: no vector), and is refused if a later one was
-    published.
+    delta of its vector in the log, or no vector if the log has none. It is refused if a later delta of the
+    vector was published.
     """
-    for one in _check_iterable("found", found, "what audit() gives"):
+    for one in _check_iterable("found", found, "the differences that audit() returns"):
         check_instance("found", one, Difference, "audit()")
         delta = repair_delta_of(one.line())
         if delta is not None:
             yield delta
 
 
-def _check_iterable(field: str, given: Iterable[T], fix: str) -> Iterable[T]:
-    if isinstance(given, str | bytes | dict) or not isinstance(given, Iterable):
-        raise UsageError(f"{field} {given!r:.60}: give {fix}")
-    return given
+def _check_iterable(field: str, values: Iterable[T], expected: str) -> Iterable[T]:
+    if isinstance(values, str | bytes | dict) or not isinstance(values, Iterable):
+        raise UsageError(f"{field} {values!r:.60}: give {expected}")
+    return values
 
 
 def repair_delta_of(line: dict[str, object]) -> Delta | None:
@@ -83,18 +83,18 @@ def repair(
     Raises UsageError, Refused, Unreachable.
     """
     check_instance("producer", producer, SyncProducer, "delta_prop.client.SyncProducer(…)")
-    deltas, connected = _check_iterable("deltas", deltas, _DELTAS), producer.log_id
+    deltas, log_id = _check_iterable("deltas", deltas, _DELTAS_FIX), producer.log_id
     data = None if data is None else check_path("data", data)
-    if data is not None and connected is not None and connected != (wanted := log_id_of(data)):
-        raise log_mismatch_error("the producer's service", connected, data, wanted)
+    if data is not None and log_id is not None and log_id != (expected := log_id_of(data)):
+        raise log_mismatch_error("the producer's service", log_id, data, expected)
     result = RepairResult()
-    waiting: deque[tuple[Delta, SyncReceipt]] = deque()
+    in_flight: deque[tuple[Delta, SyncReceipt]] = deque()
     for delta in deltas:
-        waiting.append((delta, producer.offer(delta)))
-        if len(waiting) > IN_FLIGHT_MAX:
-            _take_outcome(*waiting.popleft(), result)
-    while waiting:
-        _take_outcome(*waiting.popleft(), result)
+        in_flight.append((delta, producer.offer(delta)))
+        if len(in_flight) > IN_FLIGHT_MAX:
+            _wait_outcome(*in_flight.popleft(), result)
+    while in_flight:
+        _wait_outcome(*in_flight.popleft(), result)
     return result
 
 
@@ -107,7 +107,7 @@ def log_id_of(data: str) -> bytes:
 def log_mismatch_error(name: str, log_id: bytes, data: str, expected: bytes) -> UsageError:
     """Return the error of a repair through a service of another log; `name`: the name of the service."""
     return UsageError(
-        f"{name} has log {log_id.hex()}, {data!r:.300} has log {expected.hex()}: name the server of that "
+        f"{name} has log {log_id.hex()}, but {data!r:.300} has log {expected.hex()}: name the server of that "
         "directory"
     )
 
@@ -115,11 +115,11 @@ def log_mismatch_error(name: str, log_id: bytes, data: str, expected: bytes) -> 
 async def repair_directory(deltas: Iterable[Delta], data: str | PurePath) -> RepairResult:
     """Write deltas of a repair into a data directory that no server uses.
 
-    Raises UsageError where it holds no log; LogBusy, Refused, OSError.
+    Raises UsageError if the directory holds no log; LogBusy, Refused, OSError.
     """
     from delta_prop.embedded import Propagator
 
-    data, deltas = check_path("data", data), _check_iterable("deltas", deltas, _DELTAS)
+    data, deltas = check_path("data", data), _check_iterable("deltas", deltas, _DELTAS_FIX)
     open_directory(data)  # otherwise the propagator would create it
     result = RepairResult()
     async with Propagator(data=data) as propagator:
@@ -133,7 +133,7 @@ async def repair_directory(deltas: Iterable[Delta], data: str | PurePath) -> Rep
     return result
 
 
-def _take_outcome(delta: Delta, receipt: SyncReceipt, result: RepairResult) -> None:
+def _wait_outcome(delta: Delta, receipt: SyncReceipt, result: RepairResult) -> None:
     try:
         receipt.result()
     except Refused as refusal:

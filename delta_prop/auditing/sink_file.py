@@ -1,4 +1,4 @@
-"""Rows of a sink in an SQLite file: a storage sink's own, or one built from another sink's rows.
+"""Reads the rows of a sink from an SQLite file: a storage sink's own, or one built from other sinks' rows.
 
 One transaction reads all rows and the cursor as of one moment, while the file's owner may write.
 Invalid contents are read as they are, so that the audit reports them as differences, not as errors.
@@ -57,7 +57,7 @@ class SinkRows:
     def __init__(self, connection: sqlite3.Connection, path: str, *, has_metadata: bool = True) -> None:
         self.path = path
         self.has_metadata = has_metadata
-        """False if no row has metadata, which are not compared then."""
+        """False if no row has metadata; they are not compared then."""
         self._connection = connection
 
     def read_pages(self, *, in_order: bool = False) -> Iterator[list[Row]]:
@@ -152,15 +152,16 @@ class StorageSinkFile(SinkRows):
         if application != APPLICATION_ID:
             raise self._foreign_file_error()
         if version == REBUILDING_VERSION:
-            raise UsageError(f"{self.path} is being rebuilt, its contents are invalid: wait until it is")
+            raise UsageError(f"{self.path} is being rebuilt: wait until the rebuild is complete")
         if version != SCHEMA_VERSION:
             raise UsageError(
-                f"{self.path}: format {version}, this program reads {SCHEMA_VERSION}: use that which wrote it"
+                f"{self.path}: format {version}, but this program reads format {SCHEMA_VERSION}: use the "
+                "program that wrote the file"
             )
 
 
 class Scratch:
-    """A temporary folder for data beyond the memory, removed at the end. Use it in a `with`."""
+    """A temporary folder for data that exceed the memory, removed at the end. Use it in a `with`."""
 
     def __enter__(self) -> Scratch:
         self._folder = tempfile.TemporaryDirectory(prefix="delta-prop-audit-")
@@ -173,9 +174,9 @@ class Scratch:
 
     @contextmanager
     def open_sorted(self, rows: Iterable[Row], name: str) -> Iterator[SinkRows]:
-        """Store rows of any order in a file that returns them sorted; `name`: its name in messages.
+        """Store rows in a file, and read them sorted. `name`: the name of the rows in messages.
 
-        The last of several rows of a vector counts. Raises UsageError.
+        If a vector has several rows, the last one counts. Raises UsageError.
         """
         with suppress(FileNotFoundError):
             (self.path / "rows.db").unlink()
@@ -199,18 +200,18 @@ class Scratch:
 
 
 def read_lines(path: str) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of a file, or of the files in a folder but hidden ones, with their numbers in the file.
+    """Yield (number, line) of a file, or of each file in a folder, except hidden ones.
 
-    Raises UsageError if there is none.
+    Raises UsageError if a file cannot be read.
     """
-    place = Path(path)
-    files = sorted(one for one in place.iterdir() if one.name[0] not in "._") if place.is_dir() else [place]
-    for one in files:
+    root = Path(path)
+    files = sorted(file for file in root.iterdir() if file.name[0] not in "._") if root.is_dir() else [root]
+    for file in files:
         try:
-            with one.open("rb") as file:
-                yield from enumerate(file, start=1)
+            with file.open("rb") as lines:
+                yield from enumerate(lines, start=1)
         except OSError as error:
-            raise UsageError(f"{str(one)!r:.300} cannot be read ({error.strerror}): name another") from None
+            raise UsageError(f"{str(file)!r:.300} cannot be read ({error.strerror}): name another") from None
 
 
 def to_signed(number: int) -> int:
@@ -219,7 +220,7 @@ def to_signed(number: int) -> int:
 
 
 def kind_of(form: object, value: object) -> Kind:
-    """Return the kind of a row's contents; bytes if it claims to be a vector but cannot be one."""
+    """Return the kind of a row; OPAQUE if its form says vector, but its value cannot be one."""
     kind = _KINDS.get(form, Kind.OPAQUE) if isinstance(form, int) else Kind.OPAQUE
     if kind == Kind.CREATE and not (isinstance(value, bytes) and value and len(value) % 4 == 0):
         return Kind.OPAQUE

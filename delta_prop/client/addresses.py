@@ -41,7 +41,7 @@ class Address(NamedTuple):
             host, colon, port = text.partition(":")
             port = port if colon else str(default_port)
         number = int(port) if port.isascii() and port.isdigit() and len(port) <= 5 else 0
-        if not host or any(letter.isspace() or letter == "/" for letter in host):
+        if not host or any(character.isspace() or character == "/" for character in host):
             raise _invalid_address(text, default_port)
         if not 1 <= number <= _PORT_MAX:
             raise _invalid_address(text, default_port, f"and a port from 1 to {_PORT_MAX}, ")

@@ -30,7 +30,7 @@ def settings_or_default(settings: ClientSettings | None) -> ClientSettings:
 def check_connection(token: str | None, tls: Tls | None, world: World | None = None) -> None:
     """Check the arguments of a connection. Raises UsageError, which never shows the token."""
     if token is not None and not isinstance(token, str):
-        raise UsageError(f"token: type {type(token).__name__} is not a token: give text")
+        raise UsageError(f"token: it is of type {type(token).__name__}: give text")
     if tls is not None:
         check_instance("tls", tls, Tls, "delta_prop.ports.Tls(authorities=FILE)")
     if world is not None:
@@ -38,23 +38,23 @@ def check_connection(token: str | None, tls: Tls | None, world: World | None = N
 
 
 def parse_member(field: str, value: object, kind: type[E]) -> E:
-    """Return the member that `value` names. Raises UsageError."""
+    """Return `value` as a member of the enum `kind`. Raises UsageError."""
     if isinstance(value, int) and not isinstance(value, bool) and value in set(kind):
         return kind(value)
-    names = ", ".join(f"{kind.__name__}.{one.name}" for one in kind)
+    names = ", ".join(f"{kind.__name__}.{member.name}" for member in kind)
     raise UsageError(f"{field} {value!r:.60}: give one of {names}")
 
 
 def parse_members(field: str, values: Iterable[object], kind: type[E]) -> tuple[E, ...]:
-    """Return the members that `values` name. Raises UsageError."""
+    """Return `values` as members of the enum `kind`. Raises UsageError."""
     if isinstance(values, str) or not isinstance(values, (list, tuple, set, frozenset)):
-        names = ", ".join(f"{kind.__name__}.{one.name}" for one in kind)
+        names = ", ".join(f"{kind.__name__}.{member.name}" for member in kind)
         raise UsageError(f"{field} {values!r:.60}: give a list of some of {names}")
-    return tuple(parse_member(field, one, kind) for one in values)
+    return tuple(parse_member(field, value, kind) for value in values)
 
 
 def parse_credit(credit: tuple[int, int]) -> Credit:
-    """Return the credit: deltas and bytes that may lie unread. Raises UsageError."""
+    """Return the credit: the deltas and bytes that may be unread. Raises UsageError."""
     if not isinstance(credit, tuple) or len(credit) != len(Credit._fields):
         raise UsageError(f"credit {credit!r:.60}: give deltas and bytes, such as (10_000, 8_388_608)")
     return Credit(*credit)

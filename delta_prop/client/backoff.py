@@ -14,7 +14,7 @@ JITTER = 0.5
 
 @dataclass(slots=True)
 class Backoff:
-    """Waits of `first_s`, twice that, and so on up to `max_s`, each shortened at random by up to `jitter`."""
+    """Waits of `first_s`, twice that, and so on up to `max_s`; a share of up to `jitter` is cut at random."""
 
     first_s: float = FIRST_S
     max_s: float = MAX_S

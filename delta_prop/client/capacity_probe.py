@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 NO_CAPACITY_CODES = frozenset({ErrorCode.QUEUE_FULL, ErrorCode.LOG_FULL, ErrorCode.LOG_FAILED})
 """Refusals that are not about the batch itself: the next batch would be refused too."""
 PROBE_TIMEOUT_S = 5.0
-"""A probe unanswered for so long may depend on a batch held back here, so all may be sent again."""
+"""A probe without an answer for this long may depend on a batch held back here, so all may be sent again."""
 
 
 class CapacityProbe:
@@ -35,7 +35,7 @@ class CapacityProbe:
         self._deadline = 0.0
 
     def wait_s(self, now: float) -> float:
-        """Return the seconds for which nothing may be sent, as a probe is in flight; 0: one may be sent."""
+        """Return the seconds for which a probe in flight stops all others; 0: a batch may be sent."""
         if self._probe is None:
             return 0.0
         if now >= self._deadline:
@@ -52,23 +52,23 @@ class CapacityProbe:
             return senders
         senders = list(senders)
         refused = [sender for sender in senders if sender.retries]
-        return [min(refused, key=_first_sent_number)] if refused else senders
+        return [min(refused, key=_first_send_order)] if refused else senders
 
-    def on_sent(self, frame: UnackedBatch, now: float) -> None:
+    def on_sent(self, unacked: UnackedBatch, now: float) -> None:
         """Note that a batch is sent: while refused, it is the probe."""
         if self.refusal is not None:
-            self._probe, self._deadline = frame, now + PROBE_TIMEOUT_S
+            self._probe, self._deadline = unacked, now + PROBE_TIMEOUT_S
 
-    def on_refused(self, frame: UnackedBatch, refusal: Refused) -> None:
-        """Note that a batch was refused, for want of capacity or for a cause of its own."""
-        if refusal.code in NO_CAPACITY_CODES and (self.refusal is None or self._probe is frame):
+    def on_refused(self, unacked: UnackedBatch, refusal: Refused) -> None:
+        """Note that a batch was refused, for lack of capacity or for another cause."""
+        if refusal.code in NO_CAPACITY_CODES and (self.refusal is None or self._probe is unacked):
             self.refusal = refusal
-        if self._probe is frame:
+        if self._probe is unacked:
             self._probe = None
 
-    def on_answered(self, frame: UnackedBatch) -> None:
+    def on_answered(self, unacked: UnackedBatch) -> None:
         """Note that a batch has its outcome: if it was the probe, the others may be sent."""
-        if self._probe is frame:
+        if self._probe is unacked:
             self.reset()
 
     def on_disconnect(self) -> None:
@@ -80,5 +80,5 @@ class CapacityProbe:
         self.refusal = self._probe = None
 
 
-def _first_sent_number(sender: SequenceSender) -> int:
+def _first_send_order(sender: SequenceSender) -> int:
     return sender.retries[0].send_order

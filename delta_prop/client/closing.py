@@ -1,4 +1,4 @@
-"""Ends a client's tasks so that the program's exception, or a task's failure, is raised as itself."""
+"""Ends a client's tasks; raises the program's exception, or a task's failure, without a group around it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ if TYPE_CHECKING:
 
 
 async def close_tasks(exits: AsyncExitStack, error: BaseException | None) -> None:
-    """End the task group of a client, which ends for `error`. Raises the failure of a task, without a group.
+    """End the task group of a client. `error`: the program's exception that ends the client, if any.
 
-    The program's own exception propagates unchanged; a task group would wrap it in a group.
+    Raises the failure of a task, unwrapped. The program's own exception propagates unchanged; a task group
+    would wrap it in an exception group.
     """
     cancelled = isinstance(error, anyio.get_cancelled_exc_class())
     failure: BaseException | None = None

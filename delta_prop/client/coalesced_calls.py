@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 CALLS_MAX = 1_000
 CALLS_BYTES_MAX = 256 * 1024
 CALLS_WINDOW_S = 0.01
-"""A call joins the first one if it comes within this time: all calls share one deadline."""
+"""A call joins the calls before it if it comes within this time after the first; all share one deadline."""
 _NO_DUPLICATES: Mapping[int, int | None] = {}
 
 
@@ -52,15 +52,15 @@ class CoalescedCalls(Offer):
         """See `Offer`."""
         return self.count
 
-    def mark_encoded(self, frame: UnackedBatch) -> None:
+    def mark_encoded(self, unacked: UnackedBatch) -> None:
         """See `Offer`."""
-        super().mark_encoded(frame)
+        super().mark_encoded(unacked)
         self.pending_deltas = []
 
     def split(self) -> list[Offer]:
         """Return the calls as offers of their own, in the position of this one."""
         parts = self.parts = [Offer(self.priority, (), self._make_callback(waker)) for waker in self.wakers]
-        drawn, size = self.pending_dot.counter, self.size // self.count
+        last_counter, size = self.pending_dot.counter, self.size // self.count
         for row, part in enumerate(parts):
             part.count, part.size = 1, size
             part.deltas = self.pending_deltas[row : row + 1]  # empty if a batch holds the delta
@@ -71,7 +71,7 @@ class CoalescedCalls(Offer):
                 True,
             )
             part.pending_dot = PendingDot(self.pending_dot.origin)
-            part.pending_dot.counter = drawn and drawn - len(parts) + 1 + row
+            part.pending_dot.counter = last_counter and last_counter - len(parts) + 1 + row
         return parts
 
     def acknowledge(self, offset: int, dot: Dot, level: AckLevel) -> None:
@@ -79,9 +79,9 @@ class CoalescedCalls(Offer):
         wakers, (origin, counter) = self._finish(), dot
         offsets = range(offset, offset + len(wakers))
         dots = map(Dot, repeat(origin), range(counter, counter + len(wakers)))
-        for waker, at, each in zip(wakers, offsets, dots, strict=True):
+        for waker, row_offset, row_dot in zip(wakers, offsets, dots, strict=True):
             if not waker.done():
-                waker.set_result(PublishAck(at, each, 1, level, _NO_DUPLICATES))
+                waker.set_result(PublishAck(row_offset, row_dot, 1, level, _NO_DUPLICATES))
         self.on_outcome(PublishAck(offset, dot, len(wakers), level, _NO_DUPLICATES))
 
     def settle(self, outcome: PublishAck | Refused) -> None:

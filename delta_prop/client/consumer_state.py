@@ -1,4 +1,4 @@
-"""The state of a subscriber: its cursor, the batches received and not taken, the offset processed.
+"""The state of a subscriber: its cursor, the received batches that are not taken yet, the processed offset.
 
 Pure. Its rules: each offset is handed out once and in order, whatever is redelivered; the service never
 sends more than was granted; nothing is acknowledged before the reader is done with it.
@@ -46,7 +46,7 @@ FAULTS_MAX = 5
 
 @dataclass(slots=True)
 class RequestOutcome:
-    """The outcome of a request to add topics, or to remove some."""
+    """The outcome of a request to add or remove topics."""
 
     done: bool = False
     refusal: Refused | None = None
@@ -67,12 +67,12 @@ class ConsumerState:
         self.log_end: int | None = None
         """The end of the log when the service answered."""
         self.started = False
-        """True once the service has answered."""
+        """True once the service has reported the start."""
         self.standing_by = False
         """True while another member reads for the group."""
         self.member: bytes | None = None
         """The identity of this member of its group, over all connections."""
-        self._resets = 0  # of the group's cursor, by operators, as last reported
+        self._resets = 0  # how often operators reset the group's cursor, as last reported
         self.received = 0
         self.delivered = 0
         self._credit = credit
@@ -81,18 +81,18 @@ class ConsumerState:
         self._log: Cursor | None = None  # names the log and its epoch
         self._service = ServiceIdentity(log_id)
         self._subscriptions: dict[int, Subscription] = {first.subscription: first}
-        # request to the subscription it is about
+        # request number to (number of its subscription, its outcome)
         self._pending_requests: dict[int, tuple[int, RequestOutcome]] = {}
         self._unsent_requests: deque[tuple[int, RequestOutcome]] = deque()
         self._subscribed = False  # on this connection
         self._credit_request: int | None = None  # the request of this connection that brings the credit
         self._batches: deque[DeliveredBatch] = deque()
-        self._next_row = 0  # of the first of `_batches`
+        self._next_row = 0  # the next row of the first batch in `_batches`
         self._buffered_deltas = self._buffered_bytes = 0
-        # the credit that the service may still use; below 0 where a frame was larger
+        # the credit that the service may still use; below 0 after a frame that exceeded it
         self._remaining_credit = Credit(0, 0)
         self._after_last_row = 0  # the offset after the last row that was handed out
-        self._position = 0  # the same, but also after the rows that follow and do not concern this reader
+        self._position = 0  # like `_after_last_row`, but also after following rows that match no topic
         self._processed = self._acked = 0
         self._acked_at = 0.0
         self._faults = 0
@@ -182,9 +182,9 @@ class ConsumerState:
         """Note that nothing more comes."""
         if self.failure is None:
             self.failure = failure
-            for _, answer in (*self._pending_requests.values(), *self._unsent_requests):
-                answer.done = True
-                answer.refusal = failure if isinstance(failure, Refused) else None
+            for _, outcome in (*self._pending_requests.values(), *self._unsent_requests):
+                outcome.done = True
+                outcome.refusal = failure if isinstance(failure, Refused) else None
 
     # --- connections
 
@@ -197,11 +197,11 @@ class ConsumerState:
         """Note that the connection is lost. Received batches stay; the rest is requested again."""
         self._subscribed = False
         self.warning = None
-        for _, answer in self._pending_requests.values():
-            answer.done = True  # the next connection subscribes to it, or no longer does
+        for _, outcome in self._pending_requests.values():
+            outcome.done = True  # the next connection subscribes to it, or no longer does
         self._pending_requests.clear()
-        for _, answer in self._unsent_requests:
-            answer.done = True
+        for _, outcome in self._unsent_requests:
+            outcome.done = True
         self._unsent_requests.clear()
 
     def on_frame(self, frame: Frame, size: int, now: float) -> bool:
@@ -226,18 +226,18 @@ class ConsumerState:
         return False
 
     def data_to_send(self, session: Session, now: float) -> list[bytes]:
-        """Return requests, credit and the acknowledgement, as far as they are due."""
+        """Return the requests, the credit and the acknowledgement that are due."""
         parts: list[bytes] = []
         if not self._subscribed:
             self._subscribed = True
             parts += self._subscribe_all(session)
         while self._unsent_requests:
-            number, answer = self._unsent_requests.popleft()
+            number, outcome = self._unsent_requests.popleft()
             if number in self._subscriptions:
-                parts.append(self._encode_request(session, self._subscriptions[number], answer))
+                parts.append(self._encode_request(session, self._subscriptions[number], outcome))
             else:
                 request, raw = session.unsubscribe(number, drain=False)
-                self._pending_requests[request] = (number, answer)
+                self._pending_requests[request] = (number, outcome)
                 parts.append(raw)
         if self.started and not any(
             number == self._first_subscription for number, _ in self._pending_requests.values()
@@ -269,34 +269,34 @@ class ConsumerState:
         return next(iter(self._subscriptions))
 
     def _enqueue_request(self, number: int) -> RequestOutcome:
-        answer = RequestOutcome()
+        outcome = RequestOutcome()
         if self._subscribed:
-            self._unsent_requests.append((number, answer))
+            self._unsent_requests.append((number, outcome))
         else:
-            answer.done = True
-        return answer
+            outcome.done = True
+        return outcome
 
     def _subscribe_all(self, session: Session) -> list[bytes]:
         """Request all subscriptions: the first names the cursor, the last grants the credit.
 
-        Without credit the cursor stays, so everything after it that any of them matches is delivered.
+        The cursor does not move before there is credit, so rows that match any subscription are delivered.
         """
         self._remaining_credit = self._free_credit()
         first, last = self._first_subscription, next(reversed(self._subscriptions))
         parts = []
-        for number, wanted in self._subscriptions.items():
-            asked = wanted
+        for number, subscription in self._subscriptions.items():
+            request = subscription
             if number == first:
-                asked = replace(
-                    wanted,
+                request = replace(
+                    subscription,
                     start=self._resume_start(),
                     group=self._group,
                     member=self.member,
                     credit=NO_CREDIT,
                 )
             if number == last:
-                asked = replace(asked, credit=self._remaining_credit)
-            parts.append(self._encode_request(session, asked, RequestOutcome()))
+                request = replace(request, credit=self._remaining_credit)
+            parts.append(self._encode_request(session, request, RequestOutcome()))
         self._credit_request = next(reversed(self._pending_requests))
         return parts
 
@@ -355,17 +355,19 @@ class ConsumerState:
     def _complete_request(self, request: int | None) -> int | None:
         if request is None or request not in self._pending_requests:
             return None
-        number, answer = self._pending_requests.pop(request)
-        answer.done = True
+        number, outcome = self._pending_requests.pop(request)
+        outcome.done = True
         return number
 
     def _on_nack(self, nack: Nack) -> None:
         refusal = nack.refusal()
-        asked = None if nack.correlation_id is None else self._pending_requests.pop(nack.correlation_id, None)
-        if asked is not None and asked[0] != self._first_subscription and not refusal.retryable:
-            number, answer = asked
+        pending = None
+        if nack.correlation_id is not None:
+            pending = self._pending_requests.pop(nack.correlation_id, None)
+        if pending is not None and pending[0] != self._first_subscription and not refusal.retryable:
+            number, outcome = pending
             self._subscriptions.pop(number, None)
-            answer.done, answer.refusal = True, refusal
+            outcome.done, outcome.refusal = True, refusal
             if nack.correlation_id == self._credit_request:
                 raise Reconnect(0.0, refusal)
         elif refusal.code is ErrorCode.CHECKSUM and self._faults < FAULTS_MAX:
@@ -389,7 +391,7 @@ class ConsumerState:
         self._advance_to(batch.next_offset)
 
     def _advance_to(self, offset: int | None) -> None:
-        """Note that all rows below this offset were received or do not concern this reader."""
+        """Note that all rows below this offset were received or match no topic."""
         if offset is None or offset < self.received:
             return
         self.received = offset
@@ -423,7 +425,7 @@ class ConsumerState:
         return Ack(processed=self._processed, credit=credit)
 
     def _due_credit(self) -> Credit | None:
-        """Return the credit to grant: once half of the window has been used and taken; else None."""
+        """Return the credit to grant; None until half of the window is used, and its deltas are taken."""
         free, left = self._free_credit(), self._remaining_credit
         deltas, size = max(free.deltas - left.deltas, 0), max(free.bytes - left.bytes, 0)
         if 2 * deltas < self._credit.deltas and 2 * size < self._credit.bytes:

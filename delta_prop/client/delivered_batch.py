@@ -70,14 +70,14 @@ class DeliveredBatch:
 
     def row(self, row: int) -> Delivered:
         """Return one of the new rows; fastest when called for one row after another."""
-        frame, at = self._frame, self.first + row
+        frame, index = self._frame, self.first + row
         if not isinstance(frame, BatchFrame):
             assert frame.lamport is not None
             return Delivered(frame.sequence, frame.lamport, frame.delta)
-        if self._rows is None or at < self._next:
+        if self._rows is None or index < self._next:
             self._rows, self._next = rows_of(frame), 0
-        rows = self._rows if at == self._next else islice(self._rows, at - self._next, None)
-        self._next = at + 1
+        rows = self._rows if index == self._next else islice(self._rows, index - self._next, None)
+        self._next = index + 1
         return Delivered._make(next(rows))
 
     def offset_of(self, row: int) -> int:

@@ -1,4 +1,4 @@
-"""Errors of a client that could not go on: no service could be reached.
+"""Errors of a client itself: no service can be reached, or a connection must be replaced.
 
 Every other error that a client raises is the service's own refusal, or UsageError.
 """
@@ -18,7 +18,7 @@ class Unreachable(Refused):
 
 
 class Reconnect(Exception):
-    """The connection is unusable: open another one, not before `after_s`. Never leaves a client."""
+    """The connection is unusable: open another one, not before `after_s`. Callers never see this error."""
 
     def __init__(self, after_s: float = 0.0, cause: Refused | None = None) -> None:
         super().__init__()

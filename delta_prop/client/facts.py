@@ -1,7 +1,7 @@
-"""Queries a service by blocking calls: facts, offsets in the log, its own description.
+"""Queries a service by blocking calls: for a fact, for offsets in the log, for its description.
 
-A fact's dot is the value for `expect` of the next delta: on CONFLICT, read the fact again and decide
-with its new value.
+Give a fact's dot as `expect` of the next delta; on CONFLICT, read the fact again and decide with its new
+value.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def get(
     tls: Tls | None = None,
     timeout_s: float = 30.0,
 ) -> Fact:
-    """Return a fact as the service has it, with everything that was in its log at the time of the call.
+    """Return the state of a fact, which includes every delta that was in the log at the time of the call.
 
     `namespace`: if absent, the text before the first `:` of the vector id, else `default`.
     Raises InvalidDelta for a name that no fact can have, Refused (BAD_REQUEST where no sink of the service
@@ -82,9 +82,7 @@ def find_offsets(
     Raises Refused (BAD_REQUEST of a log in memory), Unreachable, UsageError.
     """
     if not isinstance(times_us, Iterable):
-        raise UsageError(
-            f"times_us {times_us!r:.40}: type {type(times_us).__name__} is not a list: give times"
-        )
+        raise UsageError(f"times_us {times_us!r:.40}: not a list: give a list of times")
     times = tuple(times_us)
     if len(times) > STARTS_MAX:
         raise UsageError(f"times_us: {len(times)} times: give up to {STARTS_MAX} in one call")

@@ -1,4 +1,4 @@
-"""The link of a replication sink: sends batches of a log to another service and collects their outcomes.
+"""The link of a forwarding sink: sends batches of a log to another service and collects their outcomes.
 
 It never re-encodes a body: only a frame's header is new, with the Lamport number and the link's sequence.
 """
@@ -41,12 +41,12 @@ SEND_BYTES_MAX = 256 * 1024
 FORWARD_TIMEOUT_S = 120.0
 """Seconds for which a call waits for its outcomes before it closes the connection."""
 CONNECT_TIMEOUT_S = 10.0
-"""Seconds for which a call waits for the connection: it goes on as soon as there is one."""
+"""Seconds for which a call waits for the connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardLinkStatistics:
-    """Counters: `sent` rows went over the wire; `covered` rows were already at the other service."""
+    """Counters. `sent`: rows that were sent; `covered`: rows that the other service already had."""
 
     connected: bool
     reconnects: int
@@ -61,7 +61,7 @@ class _Call:
         self.batches = batches
         self.outcomes: list[Refused | None] = [None] * len(batches)
         self.in_flight: dict[int, int] = {}
-        """First sequence to index in `batches`, of each batch that is in flight, in the order of sending."""
+        """Maps the first sequence of each batch in flight, in sending order, to its index in `batches`."""
         self.next_index = 0
         self.failure: Exception | None = None
         self.done = anyio.Event()
@@ -111,7 +111,7 @@ class ForwardLink:
         world = self._given_world or _real_world()
         network = world.network
         if network is None:
-            raise UsageError("this world has no network to forward over")
+            raise UsageError("world: it has no network to forward over: give one that has")
         backoff = Backoff(first_s=1.0, max_s=30.0)
         while True:
             self._link = ReconnectingLink(
@@ -152,7 +152,7 @@ class ForwardLink:
         if call.failure is not None:
             raise call.failure
         if not call.done.is_set():
-            raise ConnectionError(f"no answer to every batch within {FORWARD_TIMEOUT_S:g} s")
+            raise ConnectionError(f"not every batch was answered within {FORWARD_TIMEOUT_S:g} s")
         return call.outcomes
 
     async def wait_for_watermarks(self) -> Mapping[int, int] | None:
@@ -197,7 +197,7 @@ class ForwardLink:
         self._changed.set()
 
     def on_frame(self, frame: Frame, size: int, now: float) -> bool:
-        """Handle the outcomes of some batches."""
+        """Handle a frame; return True if it brought outcomes."""
         if isinstance(frame, Ack):
             return self._on_ack(frame)
         if isinstance(frame, Nack):
@@ -249,8 +249,8 @@ class ForwardLink:
         if call is None:
             return False
         acked = []
-        for first, place in call.in_flight.items():
-            if first + call.batches[place].count - 1 > ack.sequence:
+        for first, index in call.in_flight.items():
+            if first + call.batches[index].count - 1 > ack.sequence:
                 break
             acked.append(first)
         for first in acked:
@@ -271,9 +271,9 @@ class ForwardLink:
             raise refusal
         if call is None:
             return
-        place = call.in_flight.pop(nack.sequence, None)
-        if place is not None:
-            call.outcomes[place] = refusal
+        index = call.in_flight.pop(nack.sequence, None)
+        if index is not None:
+            call.outcomes[index] = refusal
         self._finish(call)
 
     def _finish(self, call: _Call) -> None:
@@ -288,7 +288,7 @@ class ForwardLink:
             self._finish(call)
 
     def _is_covered(self, logged: LoggedBatch) -> bool:
-        """Return True if the other service needs no row of it: it has them, or they are control rows."""
+        """True if the other service has all rows of the batch, or they are control rows without dots."""
         if not uses_dots(logged.batch):
             return True
         return logged.batch.last <= self._watermarks.get(logged.batch.origin, 0)
@@ -318,9 +318,9 @@ def _in_doubt_error(logged: LoggedBatch) -> Refused:
 
 
 def _to_call_error(error: DeltaPropError) -> Exception:
-    """Return the error that a call raises: a permanent refusal ends the sink, other errors are retried.
+    """Return the error that a call raises: a permanent refusal, which ends the sink, or one to retry.
 
-    A misconfiguration may be at the other service, so it is retried: it passes once it is fixed there.
+    A misconfiguration may be at the other service, so the call is retried: it may be fixed there.
     """
     if isinstance(error, UsageError) and not isinstance(error, Misconfigured):
         return Refused(ErrorCode.BAD_REQUEST, str(error))

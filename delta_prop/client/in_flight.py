@@ -31,45 +31,45 @@ class InFlight:
         self._batches.clear()
         self._next_sequence = 1
 
-    def add(self, frame: UnackedBatch) -> None:
+    def add(self, unacked: UnackedBatch) -> None:
         """Add a batch that is sent now, under the next sequences."""
-        frame.sequence = self._next_sequence
-        frame.send_count += 1
+        unacked.sequence = self._next_sequence
+        unacked.send_count += 1
         self._sequences.append(self._next_sequence)
-        self._batches.append(frame)
-        self._next_sequence += frame.batch.count
+        self._batches.append(unacked)
+        self._next_sequence += unacked.batch.count
 
     def take_acked(self, ack: Ack) -> Iterator[UnackedBatch]:
-        """Yield each batch of which all rows are acknowledged now, once."""
-        starts, frames = self._sequences, self._batches
+        """Yield, once, each batch whose rows are all acknowledged now."""
+        starts, batches = self._sequences, self._batches
         for acked in ack.ranges:
-            place = max(bisect_right(starts, acked.first) - 1, 0)
-            while place < len(starts) and starts[place] <= acked.last:
-                frame = frames[place]
+            index = max(bisect_right(starts, acked.first) - 1, 0)
+            while index < len(starts) and starts[index] <= acked.last:
+                unacked = batches[index]
                 if (
-                    frame is not None
-                    and starts[place] + frame.batch.count > acked.first
-                    and record_ack_range(frame, acked)
+                    unacked is not None
+                    and starts[index] + unacked.batch.count > acked.first
+                    and record_ack_range(unacked, acked)
                 ):
-                    frames[place] = None
-                    yield frame
-                place += 1
-        for place, frame in enumerate(frames):
-            if starts[place] > ack.sequence:
+                    batches[index] = None
+                    yield unacked
+                index += 1
+        for index, unacked in enumerate(batches):
+            if starts[index] > ack.sequence:
                 break
-            if frame is not None and starts[place] + frame.batch.count - 1 <= ack.sequence:
-                frames[place] = None
-                yield frame
+            if unacked is not None and starts[index] + unacked.batch.count - 1 <= ack.sequence:
+                batches[index] = None
+                yield unacked
         self._trim()
 
     def take(self, sequence: int) -> UnackedBatch | None:
         """Remove and return the batch whose first sequence this is, if it has no answer yet; else None."""
-        place = bisect_right(self._sequences, sequence) - 1
-        if place < 0 or self._sequences[place] != sequence:
+        index = bisect_right(self._sequences, sequence) - 1
+        if index < 0 or self._sequences[index] != sequence:
             return None
-        frame, self._batches[place] = self._batches[place], None
+        unacked, self._batches[index] = self._batches[index], None
         self._trim()
-        return frame
+        return unacked
 
     def _trim(self) -> None:
         """Drop the answered batches at the front."""

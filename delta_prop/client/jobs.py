@@ -1,6 +1,6 @@
-"""Jobs over the network, by blocking calls: commits all that a job's tasks have staged, or drops all of it.
+"""Decides jobs by blocking calls: commits all that a job's tasks have staged, or drops all of it.
 
-A decision may be sent repeatedly, so each call retries over lost connections until its timeout. Tasks stage
+A decision may be sent repeatedly, so each call retries after a lost connection until its timeout. Tasks stage
 with `SyncProducer(…, job=JobPart(…))`.
 """
 
@@ -47,21 +47,23 @@ def decide(
 ) -> JobStatus:
     """Decide a job: publish it (COMMIT, with all `parts` that count), drop it (ABORT), or QUERY its state.
 
-    `run`: with ABORT, drop only what this run of the job has staged (`attempt_of`), if anything; what another
-    driver has staged under the same name stays. `failed`: called with the error of each failed attempt.
-    Once this returns the decision is on disk. Raises Refused (UNKNOWN_JOB, JOB_DECIDED, …: nothing is
-    decided), Unreachable (the outcome is unknown), UsageError.
+    `run`: with ABORT, drop only the parts that this run of the job has staged (`attempt_of`), if any; parts
+    that another driver has staged under the same name stay. `failed`: called with the error of each failed
+    attempt. When this returns, the decision is on disk. Raises Refused (UNKNOWN_JOB, JOB_DECIDED, …: nothing
+    is decided), Unreachable (the outcome is unknown), UsageError.
     """
-    named = tuple(parts)
-    if len(named) > PARTS_MAX:
-        raise UsageError(f"job {job!r}: {len(named)} parts: stage up to {PARTS_MAX}, larger ones")
+    part_list = tuple(parts)
+    if len(part_list) > PARTS_MAX:
+        raise UsageError(
+            f"job {job!r}: {len(part_list)} parts: stage up to {PARTS_MAX}, each with more deltas"
+        )
 
     def resolve_retried_abort(refused: Refused) -> JobStatus | None:
         if decision is Decision.ABORT and refused.code is ErrorCode.UNKNOWN_JOB:
             return JobStatus(JobState.ABORTED)  # an earlier attempt aborted it, and its answer was lost
         return None
 
-    asking = RequestClient(
+    client = RequestClient(
         "decides a job",
         token,
         tls,
@@ -71,6 +73,6 @@ def decide(
         resolve_maybe_applied=resolve_retried_abort,
         on_failure=failed,
     )
-    status = asking.ask(addresses, Decide(job, decision, named, run))
+    status = client.ask(addresses, Decide(job, decision, part_list, run))
     assert isinstance(status, JobStatus)
     return status

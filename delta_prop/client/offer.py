@@ -30,7 +30,7 @@ ROW_OVERHEAD_BYTES = 64
 
 
 class PendingDot:
-    """The dot of an offer's last row. Counter 0: not drawn yet; `is_removed`: it never will be."""
+    """The dot of an offer's last row. Counter 0: not drawn yet; `is_removed`: it will never be drawn."""
 
     __slots__ = ("counter", "is_removed", "origin")
 
@@ -63,10 +63,10 @@ class Columns(NamedTuple):
 class Offer:
     """Deltas of one priority. `on_outcome` is called once, with the outcome.
 
-    `after`: what must come first, by offer or by name; `predecessors`: offers on the same vectors in other
-    senders; `counter`: of the dot, if the caller numbers. `is_single`: it shares a batch with no other offer.
-    `is_awaited`: its caller waits no longer than `publish_timeout_s`. `is_opaque_only`: `is_opaque_only` is
-    true of its deltas.
+    `after`: the deltas that must come first, by pending dot or by name. `predecessors`: pending dots of
+    offers on the same vectors in other senders. `counter`: the counter of the first row, if the caller
+    numbers. `is_single`: it shares a batch with no other offer. `is_awaited`: its caller waits no longer
+    than `publish_timeout_s`. `is_opaque_only`: `validate.is_opaque_only` is true of each delta.
     """
 
     __slots__ = (
@@ -119,7 +119,7 @@ class Offer:
             self.count, self.size = columns.count, columns.size
         self.has_ids = bool(deltas) and deltas[0].id is not None
         self.source = deltas[0].source if deltas else Source.LOCAL  # used where no hello names the source
-        self.is_single = columns is not None or any(one.expect is not None for one in deltas)
+        self.is_single = columns is not None or any(delta.expect is not None for delta in deltas)
         self.offered_at = 0.0  # when the call was made
         self.pending_dot = PendingDot(0)
         self.unacked_batch: UnackedBatch | None = None
@@ -136,12 +136,12 @@ class Offer:
 
     @property
     def is_block(self) -> bool:
-        """True if it came as a block, whose rows are not decoded here."""
+        """True if the offer is a block, whose rows are not decoded here."""
         return not isinstance(self.columns, Columns | None)
 
     @property
     def rows(self) -> Sequence[Delta]:
-        """Its deltas, as long as no batch holds them."""
+        """The deltas of the offer, as long as no batch holds them."""
         if self.columns is None:
             return self.deltas
         if isinstance(self.columns, Columns):
@@ -150,25 +150,25 @@ class Offer:
 
     @property
     def is_ready(self) -> bool:
-        """True if all that must come first has its dot."""
-        for place in self.predecessors:
-            if place.is_pending:
+        """True if all deltas that must come first have their dots."""
+        for dot in self.predecessors:
+            if dot.is_pending:
                 return False
         return not any(isinstance(one, PendingDot) and one.is_pending for one in self.after)
 
     def parents(self) -> list[Dot | bytes]:
-        """Return the names of what must come first; within one origin, order ensures it."""
-        named: list[Dot | bytes] = []
-        for one in self.after:
-            if not isinstance(one, PendingDot):
-                named.append(one)
-            elif one.counter and one.origin != self.pending_dot.origin:
-                named.append(Dot(one.origin, one.counter))
-        return named
+        """Return the names of the deltas that must come first, but for those of the same origin: they do."""
+        names: list[Dot | bytes] = []
+        for cause in self.after:
+            if not isinstance(cause, PendingDot):
+                names.append(cause)
+            elif cause.counter and cause.origin != self.pending_dot.origin:
+                names.append(Dot(cause.origin, cause.counter))
+        return names
 
-    def mark_encoded(self, frame: UnackedBatch) -> None:
+    def mark_encoded(self, unacked: UnackedBatch) -> None:
         """Note that a batch holds these deltas: drop them here."""
-        self.unacked_batch = frame
+        self.unacked_batch = unacked
         self.deltas, self.columns = (), None
 
     def settle(self, outcome: PublishAck | Refused) -> None:
@@ -180,17 +180,17 @@ class Offer:
 
 
 class OutcomeJoiner:
-    """Joins the outcomes of an offer's first rows and of its last rows, sent apart, into one."""
+    """Joins the outcomes of an offer's first and last rows, which are sent in two batches, into one."""
 
     def __init__(self, offer: Offer) -> None:
         self._offer = offer
         self._outcomes: list[PublishAck | Refused | None] = [None, None]
 
-    def callback_for(self, part: int) -> Callable[[PublishAck | Refused], None]:
-        """Return the callback for the offer of one part."""
+    def callback_for(self, index: int) -> Callable[[PublishAck | Refused], None]:
+        """Return the callback for the offer of the first rows (index 0) or of the last rows (1)."""
 
         def on_part_outcome(outcome: PublishAck | Refused) -> None:
-            self._outcomes[part] = outcome
+            self._outcomes[index] = outcome
             first, second = self._outcomes
             if first is not None and second is not None:
                 self._offer.settle(self._join(first, second))
@@ -203,9 +203,9 @@ class OutcomeJoiner:
         if not isinstance(second, PublishAck):
             return second
         rows = [*first.places(), *second.places()]
-        if any(not one.duplicate for one in rows):
+        if any(not ack.duplicate for ack in rows):
             return PublishAck.of_rows(rows, second.level)
-        duplicates = {row: one.offset for row, one in enumerate(rows)}
+        duplicates = {row: ack.offset for row, ack in enumerate(rows)}
         return PublishAck(first.offset, first.dot, len(rows), second.level, duplicates)
 
 

@@ -1,4 +1,4 @@
-"""Warns when a service does not answer while a client goes on trying, and when it answers again.
+"""Warns when a service does not answer while a client keeps trying, and when it answers again.
 
 A client may try for minutes; without the warning its program would seem to hang.
 """
@@ -26,8 +26,8 @@ class Outage:
         self._names = ", ".join(map(str, addresses))
         self._warned = False
 
-    def lasts(self, cause: Exception | None, since_s: float, left_s: float) -> None:
-        """Note that there has been no answer for `since_s`, and that the retries go on for `left_s`."""
+    def on_silence(self, cause: Exception | None, since_s: float, left_s: float) -> None:
+        """Note that no service has answered for `since_s`, and that retries continue for another `left_s`."""
         if not self._warned and since_s >= WARN_S:
             self._warned = True
             logger.warning(
@@ -38,7 +38,7 @@ class Outage:
                 left_s,
             )
 
-    def ended(self) -> None:
+    def on_answer(self) -> None:
         """Note that a service has answered."""
         if self._warned:
             self._warned = False

@@ -1,6 +1,6 @@
 """A producer over the network: it sends deltas under dots of its own until each has its outcome.
 
-It waits and wakes; `producer_state.py` decides what to send, resend and report.
+This module waits and wakes; `producer_state.py` decides what to send, to resend and to report.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ class Producer:
         settings: ClientSettings | None = None,
         world: World | None = None,
     ) -> None:
-        """`addresses`: of one service, tried in turn. `numbered`: all deltas are offered by
-        `offer_numbered`, and so share batches. `ack_level`: the level that an acknowledgement is to promise;
-        None: the highest that the service grants. `partition`: the number of this service, where this
-        producer writes under the same name to several. `log_id`: the only log that the service may have.
+        """`addresses`: those of one service, tried in turn. `numbered`: all deltas are offered by
+        `offer_numbered`, and so share batches. `ack_level`: the level that an acknowledgement must promise;
+        None: the highest that the service grants. `partition`: the number of this service, if this producer
+        writes to several under the same name. `log_id`: the only log that the service may have.
         """
         self.name = name
         self.settings = settings_or_default(settings)
@@ -117,12 +117,12 @@ class Producer:
         )
         self._producer_state = self._protocol.state
 
-    # --- life
+    # --- opening and closing
 
     async def __aenter__(self) -> Producer:
         await self.begin()
         try:
-            await self.answered()
+            await self.wait_welcomed()
         except BaseException as error:
             await self._close(error)
             raise
@@ -154,7 +154,7 @@ class Producer:
         tasks.start_soon(self._expire)
         self._state = "open"
 
-    async def answered(self) -> None:
+    async def wait_welcomed(self) -> None:
         """Wait until the service has answered. Raises Unreachable, Refused, UsageError."""
         await self._link.welcomed.wait()
         self._producer_state.check_open()
@@ -170,10 +170,10 @@ class Producer:
         except BaseException as cancelled:
             await self._close(cancelled)
             raise
-        left = self._producer_state.in_flight_offers
+        unacked = self._producer_state.in_flight_offers
         await self._close(error)
-        if left and error is None:
-            raise offers_unacked(self.name, left)
+        if unacked and error is None:
+            raise offers_unacked(self.name, unacked)
 
     async def _close(self, error: BaseException | None) -> None:
         self._state = "closed"
@@ -191,14 +191,15 @@ class Producer:
         self._changed.set()
 
     async def _expire(self) -> None:
-        """Drop offers that time out, connected or not; for callers of `publish` exactly on time."""
-        offers_s = self.settings.delivery_timeout_s
-        calls_s = min(self.settings.publish_timeout_s, offers_s)
+        """Drop offers that time out, with or without a connection; calls of `publish` exactly on time."""
+        offers_timeout_s = self.settings.delivery_timeout_s
+        calls_timeout_s = min(self.settings.publish_timeout_s, offers_timeout_s)
         while True:
-            oldest, now = self._producer_state.oldest_at(awaited=True), self._now()
-            left_s = calls_s if oldest is None else max(oldest + calls_s - now, _EXPIRE_INTERVAL_MIN_S)
-            await anyio.sleep(min(_EXPIRE_INTERVAL_S, offers_s / 4, left_s))
-            self._producer_state.expire(self._now(), offers_s, calls_s)
+            oldest_at, left_s = self._producer_state.oldest_at(awaited=True), calls_timeout_s
+            if oldest_at is not None:
+                left_s = max(oldest_at + calls_timeout_s - self._now(), _EXPIRE_INTERVAL_MIN_S)
+            await anyio.sleep(min(_EXPIRE_INTERVAL_S, offers_timeout_s / 4, left_s))
+            self._producer_state.expire(self._now(), offers_timeout_s, calls_timeout_s)
 
     # --- state
 
@@ -214,13 +215,13 @@ class Producer:
 
     @property
     def waits_for(self) -> Exception | None:
-        """The obstacle for open offers: the reason why there is no connection, or a retryable refusal."""
+        """The obstacle for the offers in flight: why there is no connection, or a retryable refusal."""
         if self._state == "not open yet":
             return None
         return self._link.cause or self._producer_state.waits_for
 
     def check(self) -> None:
-        """Raise the reason why nothing can be sent any more, or Refused (QUEUE_FULL) if not now."""
+        """Raise the reason why nothing can be sent any more; Refused (QUEUE_FULL) if the queue is full."""
         self._producer_state.check_open()
         self._producer_state.check_capacity()
 
@@ -234,7 +235,7 @@ class Producer:
         return self._producer_state.watermark(priority)
 
     def statistics(self) -> Counts:
-        """Return counts of what was sent and of its outcomes, since this producer was made."""
+        """Return the counts of sent batches, of deltas and of outcomes since this producer was made."""
         return self._producer_state.counts
 
     # --- calls
@@ -243,10 +244,11 @@ class Producer:
         """Send deltas of one priority. Never waits; the receipt carries the outcome.
 
         A retryable refusal is retried, up to `delivery_timeout_s`. Raises InvalidDelta, UsageError; Refused
-        (QUEUE_FULL) if too much is open, or the reason why the producer cannot go on. Then no dot is drawn.
+        (QUEUE_FULL) if too many offers are in flight, or the reason why the producer cannot go on. Then no
+        dot is drawn.
         """
-        priority, simple = validate(deltas)
-        return self._offer(priority, deltas, after, simple=simple)
+        priority, opaque_only = validate(deltas)
+        return self._offer(priority, deltas, after, opaque_only=opaque_only)
 
     async def publish(
         self,
@@ -257,10 +259,10 @@ class Producer:
         """Send and wait for the acknowledgement, through full queues and lost connections.
 
         Raises Refused; after `timeout_s` the last refusal, whose text says if it may have happened.
-        When cancelled, it is withdrawn unless it is in flight.
+        A cancelled call withdraws its deltas unless they are in flight.
         """
-        short = len(deltas) == 1 and not after and timeout_s is None and not self._numbered
-        delta = deltas[0] if short else None
+        may_coalesce = len(deltas) == 1 and not after and timeout_s is None and not self._numbered
+        delta = deltas[0] if may_coalesce else None
         if type(delta) is Delta and is_opaque_only(delta) and self._state == "open":
             waker = self._new_waker()
             calls = self._producer_state.offer_call(delta, waker, self._now(), self._on_outcome)
@@ -268,7 +270,7 @@ class Producer:
                 row = calls.count - 1
                 if row == 0:  # later calls join before the link polls
                     self._link.notify()
-                del deltas, delta  # while it is in flight a batch holds it, and nothing else need
+                del deltas, delta  # the batch in flight holds the delta, so this frame need not
                 try:
                     outcome = await waker
                 except anyio.get_cancelled_exc_class():
@@ -278,20 +280,24 @@ class Producer:
                 if type(outcome) is PublishAck:
                     return outcome
                 raise outcome
-        priority, simple = validate(deltas)
-        return await self.publish_checked(priority, deltas, simple=simple, after=after, timeout_s=timeout_s)
+        priority, opaque_only = validate(deltas)
+        return await self.publish_checked(
+            priority, deltas, opaque_only=opaque_only, after=after, timeout_s=timeout_s
+        )
 
     async def publish_checked(
         self,
         priority: Priority,
         deltas: Sequence[Delta],
         *,
-        simple: bool,
+        opaque_only: bool,
         after: Sequence[Receipt | Dependency] = (),
         timeout_s: float | None = None,
     ) -> PublishAck:
         """Publish deltas that are already validated, as `publish` does."""
-        return await self._publish(lambda: self._offer(priority, deltas, after, simple=simple), timeout_s)
+        return await self._publish(
+            lambda: self._offer(priority, deltas, after, opaque_only=opaque_only), timeout_s
+        )
 
     async def publish_many(
         self,
@@ -312,18 +318,18 @@ class Producer:
         return await self._publish(lambda: self._offer(priority, (), (), columns=columns), timeout_s)
 
     def offer_numbered(self, counter: int, delta: Delta, then: Callable[[Receipt], None]) -> None:
-        """Send a delta under a counter of the caller's, which rises within a priority and may leave gaps.
+        """Send a delta under the caller's counter. Counters rise within a priority and may leave gaps.
 
         A `numbered` producer sends the deltas of one turn as one batch; any other sends each by itself.
-        `then` is called once, with the receipt that has the outcome, and must not block. A counter that the
-        service processed before this producer started is queried: it is acknowledged as a duplicate with its
-        first offset, where that is known, or refused as it was then. Never waits. Raises as `offer` does, and
-        sends nothing then.
+        `then` is called once, with the receipt that has the outcome, and must not block. If the service
+        processed a counter before this producer started, its outcome is queried: it is acknowledged as a
+        duplicate with its first offset, where that is known, or refused as it was then. Never waits. Raises
+        as `offer` does; then nothing is sent.
         """
         self._offer(check_deltas([delta]), [delta], (), counter=counter).add_done_callback(then)
 
     async def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until everything offered so far has its outcome. Raises TimeoutError, or why it cannot."""
+        """Wait for the outcomes of all offers. Raises TimeoutError, or why the producer cannot go on."""
         with anyio.fail_after(timeout_or_default(timeout_s, self.settings.delivery_timeout_s)):
             while self._producer_state.in_flight_offers:
                 await self._wait_change()
@@ -332,9 +338,9 @@ class Producer:
     # --- helpers
 
     def _cancel_call(self, calls: CoalescedCalls, row: int, waker: OneShot) -> PublishAck | Refused | None:
-        """Withdraw a call; return its outcome if that came in the very turn of the cancellation.
+        """Withdraw a call; return its outcome if that came in the same turn of the loop as the cancellation.
 
-        Then the delta is logged, and a cancelled scope raises again at the next wait.
+        In this case the caller gets the outcome, and a cancelled scope raises again at its next wait.
         """
         if waker.done() and not waker.cancelled() and anyio.current_effective_deadline() == -math.inf:
             outcome: PublishAck | Refused = waker.result()
@@ -355,15 +361,15 @@ class Producer:
         *,
         columns: Columns | None = None,
         counter: int | None = None,
-        simple: bool = False,
+        opaque_only: bool = False,
     ) -> Receipt:
         if self._state != "open":
             raise UsageError(f"producer {self.name!r} is {self._state}: use it inside its `async with`")
         if self._numbered and counter is None:
             raise UsageError(f"producer {self.name!r} is numbered: use offer_numbered")
-        causes, places = _resolve_after(after)
-        if len(deltas) and causes:
-            deltas = with_parents(deltas, causes)
+        parents, pending_dots = _resolve_after(after)
+        if len(deltas) and parents:
+            deltas = with_parents(deltas, parents)
         receipt = Receipt()
 
         def settle(outcome: PublishAck | Refused) -> None:
@@ -374,9 +380,15 @@ class Producer:
                     receipt.refuse(outcome)
             self._changed.set()
 
-        simple = simple and not after
+        opaque_only = opaque_only and not after
         offer = Offer(
-            priority, deltas, settle, columns=columns, after=places, counter=counter, is_opaque_only=simple
+            priority,
+            deltas,
+            settle,
+            columns=columns,
+            after=pending_dots,
+            counter=counter,
+            is_opaque_only=opaque_only,
         )
         self._producer_state.offer(offer, self._now())
         receipt.item = offer
@@ -421,17 +433,20 @@ class Producer:
 
 
 def _resolve_after(after: Sequence[Receipt | Dependency]) -> tuple[list[Dot | bytes], list[PendingDot]]:
-    """Split into names that are known already and offers that still wait here. Raises UsageError."""
-    causes: list[Dot | bytes] = []
-    places: list[PendingDot] = []
-    for one in after:
-        if not isinstance(one, Receipt):
-            causes.append(dependency_key(one))
-        elif isinstance(one.item, Offer):
-            places.append(one.item.pending_dot)
+    """Return the dependencies: known names, and the pending dots of this producer's offers.
+
+    Raises UsageError.
+    """
+    parents: list[Dot | bytes] = []
+    pending_dots: list[PendingDot] = []
+    for cause in after:
+        if not isinstance(cause, Receipt):
+            parents.append(dependency_key(cause))
+        elif isinstance(cause.item, Offer):
+            pending_dots.append(cause.item.pending_dot)
         else:
-            causes.append(dependency_key(one.result()))
-    return causes, places
+            parents.append(dependency_key(cause.result()))
+    return parents, pending_dots
 
 
 def _real_world() -> World:

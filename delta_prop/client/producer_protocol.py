@@ -1,4 +1,4 @@
-"""A producer's frames: all that its side of a connection sends and handles, without the transport.
+"""A producer's side of a connection, without the transport: makes the frames to send, handles the others.
 
 Pure. The asynchronous and the blocking producer both wrap this.
 """
@@ -31,7 +31,7 @@ JOBS_FEATURE = "jobs"
 
 
 def check_staging(welcome: Welcome) -> None:
-    """Raise UsageError if the service has no jobs: it would log what is to be staged."""
+    """Raise UsageError if the service has no jobs: it would append the deltas instead of staging them."""
     if JOBS_FEATURE not in welcome.features:
         raise UsageError(
             "the service has no jobs: keep its log in a directory and update its program, or send without "
@@ -40,7 +40,7 @@ def check_staging(welcome: Welcome) -> None:
 
 
 class ProducerProtocol:
-    """The frames of a `ProducerState`. It implements what a link requires of its user."""
+    """Makes and handles the frames of a `ProducerState`. Implements `LinkProtocol`."""
 
     def __init__(
         self,
@@ -56,8 +56,8 @@ class ProducerProtocol:
         priority: Priority = Priority.NORMAL,
         can_split: bool = False,
     ) -> None:
-        """`job`: the part of a job for which deltas are staged here, instead of published. `priority`: the
-        one to claim first. `can_split`: as in `ProducerState`.
+        """`job`: the part of a job for which deltas are staged, instead of published. `priority`: the
+        priority whose origin the first hello claims. `can_split`: as in `ProducerState`.
         """
         if source is Source.REPLICA:
             raise UsageError("source replica: only a forwarding service sends it: give another one")
@@ -125,7 +125,7 @@ class ProducerProtocol:
             batch = frame.batch
             if batch.size < SPLIT_SEND_BYTES_MIN:
                 parts.append(connection.send(frame))
-            else:  # the body is sent as it lies: one frame in one piece would copy it
+            else:  # head and body are sent as two pieces, since joining them would copy the body
                 connection.spend(batch.count, batch.size)
                 parts += [encode_head(batch, frame.sequence, ack_wanted=frame.ack_wanted), batch.raw]
             size += batch.size
@@ -135,7 +135,7 @@ class ProducerProtocol:
         """Do nothing: callers wait for outcomes, not for sends."""
 
     def wait_s(self, now: float) -> float | None:
-        """Return the seconds until something is to be sent unasked; None: nothing is."""
+        """Return the seconds until a batch may be sent without a `notify`; None: none may."""
         return self.state.wait_s(now)
 
     def processed_offset(self) -> int | None:

@@ -1,4 +1,4 @@
-"""The state of a producer: undrawn offers, batches in flight, retries, and the meaning of each answer.
+"""The state of a producer: offers without dots, batches in flight, retries; and the handling of each answer.
 
 Pure: no waiting, no connection bytes, `now` is an argument. Its rule: each offer gets one outcome; a batch
 that is not acknowledged is resent, in order, under the same dots and as the same bytes.
@@ -63,8 +63,8 @@ class ProducerState:
         priority: Priority = Priority.NORMAL,
         can_split: bool = False,
     ) -> None:
-        """`priority`: the one to claim before something is offered. `can_split`: the hello announced that a
-        batch refused for one row is split here, so that each row keeps its number.
+        """`priority`: the priority whose origin is claimed before something is offered. `can_split`: the
+        hello announced that a batch refused for one row is split here, so that each row keeps its counter.
         """
         check_name("producer", name, VECTOR_ID_BYTES_MAX)
         self.name = name
@@ -74,8 +74,8 @@ class ProducerState:
         self.advice = Advice()
         producer_id = producer_id_of(name)
         self._senders = tuple(
-            SequenceSender(make_origin(producer_id, one, partition), one, can_split=can_split)
-            for one in Priority
+            SequenceSender(make_origin(producer_id, each, partition), each, can_split=can_split)
+            for each in Priority
         )
         self._first_sender = self._senders[priority]
         self._used_senders: list[SequenceSender] = []
@@ -102,7 +102,7 @@ class ProducerState:
 
     @property
     def waits_for(self) -> Refused | None:
-        """The refusal that blocks all open offers, or some of them; None: there is none."""
+        """A refusal that blocks offers in flight; None: there is none."""
         return self._probe.refusal or self._last_refusal
 
     @property
@@ -157,7 +157,7 @@ class ProducerState:
         size = len(delta.operation.data)
         if size > CALLS_BYTES_MAX:
             return None
-        calls, held = self._open_calls, self._unacked
+        calls, unacked = self._open_calls, self._unacked
         if (
             calls is None
             or calls.priority is not delta.priority
@@ -166,15 +166,15 @@ class ProducerState:
             or now - calls.offered_at >= CALLS_WINDOW_S
         ):
             calls = self._start_coalescing(delta, now, on_outcome)
-        if calls is None or held.calls >= IN_FLIGHT_OFFERS_MAX or held.bytes >= IN_FLIGHT_BYTES_MAX:
+        if calls is None or unacked.calls >= IN_FLIGHT_OFFERS_MAX or unacked.bytes >= IN_FLIGHT_BYTES_MAX:
             return None
         size += ROW_OVERHEAD_BYTES + 3 * len(delta.vector_id)
         calls.pending_deltas.append(delta)
         calls.wakers.append(waker)
         calls.count += 1
         calls.size += size
-        held.calls += 1
-        held.bytes += size
+        unacked.calls += 1
+        unacked.bytes += size
         return calls
 
     def drop(self, offer: Offer) -> bool:
@@ -193,7 +193,7 @@ class ProducerState:
         return self.drop((calls.parts or self._split_calls(calls))[row])
 
     def expire(self, now: float, offers_timeout_s: float, calls_timeout_s: float | None = None) -> None:
-        """Drop the offers that timed out, and report that. `calls_timeout_s`: of calls; None: as offers."""
+        """Drop and report the offers that timed out. `calls_timeout_s`: for awaited offers."""
         for awaited, limit_s in ((False, offers_timeout_s), (True, calls_timeout_s or offers_timeout_s)):
             while (oldest := self._unacked.oldest(awaited=awaited)) and now - oldest.offered_at >= limit_s:
                 if isinstance(oldest, CoalescedCalls):
@@ -203,7 +203,7 @@ class ProducerState:
                 self._settle(oldest, timed_out(oldest, limit_s, withdrawn=is_removed))
 
     def oldest_at(self, *, awaited: bool = False) -> float | None:
-        """Return the time of the oldest offer without an outcome; with `awaited`, of the oldest call."""
+        """Return the time of the oldest offer without an outcome: of an awaited one, or of the others."""
         oldest = self._unacked.oldest(awaited=awaited)
         return None if oldest is None else oldest.offered_at
 
@@ -230,10 +230,10 @@ class ProducerState:
                 senders.append(sender)
         for sender in senders:
             sender.requeue_all(lost=lost, is_lost=self._is_lost)
-            for frame in reversed(sender.retries.copy()):
-                is_dropped = any(offer.is_dropped for _, offer in frame.offers)
-                if is_dropped and not frame.is_maybe_stored and not frame.is_withdrawn:
-                    self._withdraw(frame)
+            for unacked in reversed(sender.retries.copy()):
+                is_dropped = any(offer.is_dropped for _, offer in unacked.offers)
+                if is_dropped and not unacked.is_maybe_stored and not unacked.is_withdrawn:
+                    self._withdraw(unacked)
 
     def on_disconnect(self) -> None:
         """Note that the connection is lost, and with it the sequences of the batches in flight."""
@@ -242,9 +242,9 @@ class ProducerState:
         self.advice.clear()
         for sender in self._senders:
             sender.is_claimed = sender.is_granted = False
-            for frame in sender.unacked.values():
-                frame.is_maybe_stored = frame.is_maybe_stored or frame.sequence > 0
-                frame.sequence = 0
+            for unacked in sender.unacked.values():
+                unacked.is_maybe_stored = unacked.is_maybe_stored or unacked.sequence > 0
+                unacked.sequence = 0
 
     def fail(self, failure: Refused | UsageError) -> None:
         """Fail every open offer: nothing can be sent any more."""
@@ -252,7 +252,7 @@ class ProducerState:
             return
         self.failure, self._open_calls = failure, None
         refusal = failure if isinstance(failure, Refused) else Refused(ErrorCode.BAD_REQUEST, str(failure))
-        for calls in [one for one in self._unacked.all() if isinstance(one, CoalescedCalls)]:
+        for calls in [offer for offer in self._unacked.all() if isinstance(offer, CoalescedCalls)]:
             self._split_calls(calls)
         for offer in self._unacked.all():
             maybe_stored = self._is_maybe_stored(offer)
@@ -266,42 +266,43 @@ class ProducerState:
     # --- sending
 
     def next_frame(self, now: float) -> BatchFrame | None:
-        """Return the next frame, numbered; None if none may be sent now. Call only while credit is open."""
-        frame = self.next_batch(now)
-        return None if frame is None else BatchFrame(frame.sequence, frame.batch, ack_wanted=True)
+        """Return the next frame, with its sequence; None if none may be sent. Call only with open credit."""
+        unacked = self.next_batch(now)
+        return None if unacked is None else BatchFrame(unacked.sequence, unacked.batch, ack_wanted=True)
 
     def next_batch(self, now: float) -> UnackedBatch | None:
-        """Return the same as `next_frame`, with the batch's state here."""
+        """Return the next batch to send, None if there is none now, and note that it is sent."""
         if self.failure is not None or self.advice.wait_s(now) > 0 or self._probe.wait_s(now) > 0:
             return None
         for sender in self._probe.choose(self._fair_order()):
-            frame = self._next_batch_of(sender, now)
-            if frame is not None:
-                return self._send(sender, frame, now)
+            unacked = self._next_batch_of(sender, now)
+            if unacked is not None:
+                return self._send(sender, unacked, now)
         return None
 
     def wait_s(self, now: float) -> float | None:
-        """Return the seconds until `next_frame` may return one; None: not before an answer or offer."""
+        """Return the seconds until `next_frame` may return a frame; None: not before an answer or offer."""
         if not any(sender.is_busy for sender in self._used_senders):
             return None
-        waits = [max(one.retry_at - now, 0.0) for one in self._used_senders if one.retries and one.is_granted]
-        waits += [0.0 for one in self._used_senders if one.is_granted and one.waiting and not one.retries]
+        senders = [sender for sender in self._used_senders if sender.is_granted]
+        waits_s = [max(sender.retry_at - now, 0.0) for sender in senders if sender.retries]
+        waits_s += [0.0 for sender in senders if sender.waiting and not sender.retries]
         held_s = max(self.advice.wait_s(now), self._probe.wait_s(now))
         if held_s > 0:
             return held_s
-        return min((one for one in waits if one > 0), default=None)
+        return min((wait_s for wait_s in waits_s if wait_s > 0), default=None)
 
     # --- answers
 
     def on_ack(self, ack: Ack) -> bool:
         """Handle an Ack of sequences; return True if it brought an outcome."""
         has_outcome = False
-        for frame in self._in_flight.take_acked(ack):
+        for unacked in self._in_flight.take_acked(ack):
             has_outcome = True
             self._last_refusal = None
-            self._probe.on_answered(frame)
-            frame.sender.backoff.reset()
-            self._settle_acked(frame)
+            self._probe.on_answered(unacked)
+            unacked.sender.backoff.reset()
+            self._settle_acked(unacked)
         if has_outcome:
             self._faults = 0
         return has_outcome
@@ -311,9 +312,9 @@ class ProducerState:
         refusal = nack.refusal()
         if nack.correlation_id is not None or nack.is_about_connection:
             self._raise_refusal(refusal)
-        frame = self._in_flight.take(nack.sequence)
-        if frame is not None:
-            self._on_batch_refused(frame, refusal, now, sample)
+        unacked = self._in_flight.take(nack.sequence)
+        if unacked is not None:
+            self._on_batch_refused(unacked, refusal, now, sample)
 
     def on_backpressure(self, advice: Backpressure, now: float) -> None:
         """Follow the service's backpressure advice."""
@@ -353,15 +354,15 @@ class ProducerState:
         offer.pending_dot = PendingDot(sender.origin)
         # From here on an offer may name each of the coalesced calls.
         if self._vector_order.starts_tracking(offer, self._used_senders):
-            for one in self._unacked.all():
-                if isinstance(one, CoalescedCalls):
-                    self._split_calls(one)
+            for unacked in self._unacked.all():
+                if isinstance(unacked, CoalescedCalls):
+                    self._split_calls(unacked)
         self._vector_order.track(offer, self._used_senders)
         if sender not in self._used_senders:
             self._used_senders.append(sender)
-        if not sender.is_busy:  # an idle time earns it no more than its share
-            least = min((one.virtual_time for one in self._used_senders if one.is_busy), default=0.0)
-            sender.virtual_time = max(sender.virtual_time, least)
+        if not sender.is_busy:  # after an idle time it gets no more than its share
+            lowest = min((other.virtual_time for other in self._used_senders if other.is_busy), default=0.0)
+            sender.virtual_time = max(sender.virtual_time, lowest)
         sender.waiting.append(offer)
         sender.is_used = True
         self._unacked.add(offer)
@@ -377,8 +378,8 @@ class ProducerState:
         self._unacked.replace(calls, parts)
         return parts
 
-    def _split_all_calls(self, frame: UnackedBatch) -> None:
-        for _, offer in list(frame.offers):
+    def _split_all_calls(self, unacked: UnackedBatch) -> None:
+        for _, offer in list(unacked.offers):
             if isinstance(offer, CoalescedCalls):
                 self._split_calls(offer)
 
@@ -386,22 +387,26 @@ class ProducerState:
         if offer not in self._unacked:
             return False
         offer.is_dropped = True
-        frame = offer.unacked_batch
-        if frame is None:
+        unacked = offer.unacked_batch
+        if unacked is None:
             self._senders[offer.priority].waiting.remove(offer)
             offer.pending_dot.is_removed = True
         elif self._is_maybe_stored(offer):
             return False
         else:
-            self._withdraw(frame)
+            self._withdraw(unacked)
         self._unacked.remove(offer)
         return True
 
     @staticmethod
     def _is_maybe_stored(offer: Offer) -> bool:
         """True if the service may have the offer, under a dot without a known outcome."""
-        frame = offer.unacked_batch
-        return frame is not None and not frame.is_withdrawn and (frame.sequence > 0 or frame.is_maybe_stored)
+        unacked = offer.unacked_batch
+        return (
+            unacked is not None
+            and not unacked.is_withdrawn
+            and (unacked.sequence > 0 or unacked.is_maybe_stored)
+        )
 
     def _settle(self, offer: Offer, outcome: PublishAck | Refused) -> None:
         """Report an offer's outcome, unless it has one."""
@@ -454,130 +459,130 @@ class ProducerState:
             return sender.retries.pop(0) if now >= sender.retry_at else None
         self._open_calls = None
         while True:
-            frame = sender.draw_batch(
+            unacked = sender.draw_batch(
                 level=self._level,
                 deltas_max=BATCH_DELTAS_MAX,
                 bytes_max=BATCH_BYTES_MAX,
                 is_lost=self._is_lost,
             )
-            if frame is not None or not sender.unencodable:
-                return frame
+            if unacked is not None or not sender.unencodable:
+                return unacked
             for offer, refusal in sender.unencodable:
                 offer.pending_dot.is_removed = True
                 self._settle(offer, refusal)
             sender.unencodable.clear()
 
-    def _send(self, sender: SequenceSender, frame: UnackedBatch, now: float) -> UnackedBatch:
-        count = frame.batch.count
-        self._in_flight.add(frame)
-        self._probe.on_sent(frame, now)
+    def _send(self, sender: SequenceSender, unacked: UnackedBatch, now: float) -> UnackedBatch:
+        count = unacked.batch.count
+        self._in_flight.add(unacked)
+        self._probe.on_sent(unacked, now)
         self.advice.spend(count, now)
         sender.virtual_time += count / _WEIGHTS[sender.priority]
-        if frame.send_count == 1:
-            frame.send_order = self.counts.batches
+        if unacked.send_count == 1:
+            unacked.send_order = self.counts.batches
             self.counts.batches += 1
             self.counts.deltas += count
-        elif frame.send_count == 2:
+        elif unacked.send_count == 2:
             self.counts.resent += 1
-        return frame
+        return unacked
 
     # --- answers, inside
 
-    def _settle_acked(self, frame: UnackedBatch) -> None:
+    def _settle_acked(self, unacked: UnackedBatch) -> None:
         """Settle the acknowledged offers. Coalesced calls take the fast path if one range covers all rows."""
-        frame.sender.settle_batch(frame)
-        offset = contiguous_offset(frame)
+        unacked.sender.settle_batch(unacked)
+        offset = contiguous_offset(unacked)
         if offset is None:
-            self._split_all_calls(frame)
-        for row, offer in frame.offers:
+            self._split_all_calls(unacked)
+        for row, offer in unacked.offers:
             if offset is not None and isinstance(offer, CoalescedCalls):
                 self._unacked.remove(offer)
                 self.counts.acknowledged += offer.count
-                offer.acknowledge(offset + row, frame.batch.dot(row), frame.batch.ack_level)
+                offer.acknowledge(offset + row, unacked.batch.dot(row), unacked.batch.ack_level)
             else:
-                self._settle(offer, outcome_of(frame, row, offer))
+                self._settle(offer, outcome_of(unacked, row, offer))
 
-    def _on_batch_refused(self, frame: UnackedBatch, refusal: Refused, now: float, sample: float) -> None:
-        self._split_all_calls(frame)
-        self._probe.on_refused(frame, refusal)
+    def _on_batch_refused(self, unacked: UnackedBatch, refusal: Refused, now: float, sample: float) -> None:
+        self._split_all_calls(unacked)
+        self._probe.on_refused(unacked, refusal)
         code = refusal.code
         parts: Sequence[UnackedBatch] = ()
-        if code is ErrorCode.OVERLAP and not frame.is_outcome_query:
-            parts = self._split_at_watermark(frame, refusal)
+        if code is ErrorCode.OVERLAP and not unacked.is_outcome_query:
+            parts = self._split_at_watermark(unacked, refusal)
         if parts:
             for part in parts:
-                frame.sender.schedule_retry(part, now)
+                unacked.sender.schedule_retry(part, now)
         elif refusal.retryable or (code is ErrorCode.OUTCOME_UNKNOWN and refusal.retry_after_ms is not None):
-            self._retry(frame, refusal, now, sample)
+            self._retry(unacked, refusal, now, sample)
         elif code in _PROCESSED_CODES and (
-            frame.is_withdrawn or frame.is_outcome_query or code is ErrorCode.OUTCOME_UNKNOWN
+            unacked.is_withdrawn or unacked.is_outcome_query or code is ErrorCode.OUTCOME_UNKNOWN
         ):
-            self._settle_processed(frame, refusal)
-        elif code is ErrorCode.UNKNOWN_ORIGIN and not frame.is_origin_unknown:
-            frame.is_origin_unknown = True
+            self._settle_processed(unacked, refusal)
+        elif code is ErrorCode.UNKNOWN_ORIGIN and not unacked.is_origin_unknown:
+            unacked.is_origin_unknown = True
             raise Reconnect()  # a new hello reports the origin's state
-        elif refusal.is_final and self.can_split and frame.batch.count > 1 and not frame.is_outcome_query:
-            for part in split_around(frame, refusal.row):
-                frame.sender.schedule_retry(part, now)
+        elif refusal.is_final and self.can_split and unacked.batch.count > 1 and not unacked.is_outcome_query:
+            for part in split_around(unacked, refusal.row):
+                unacked.sender.schedule_retry(part, now)
         elif refusal.is_final:
-            self._settle_final(frame, refusal)
+            self._settle_final(unacked, refusal)
         else:
-            frame.sequence, frame.is_maybe_stored = 0, False  # a refused batch is not in the log
+            unacked.sequence, unacked.is_maybe_stored = 0, False  # a refused batch is not in the log
             raise refusal
 
-    def _retry(self, frame: UnackedBatch, refusal: Refused, now: float, sample: float) -> None:
-        sender, batch = frame.sender, frame.batch
+    def _retry(self, unacked: UnackedBatch, refusal: Refused, now: float, sample: float) -> None:
+        sender, batch = unacked.sender, unacked.batch
         self._last_refusal = refusal
-        for _, offer in frame.offers:
+        for _, offer in unacked.offers:
             offer.refusal = refusal
-        first = frame is next(iter(sender.unacked.values()))
-        if refusal.code is ErrorCode.DEP_TIMEOUT and first and not batch.clock and not batch.parents:
-            raise Reconnect(0.0, refusal)  # it depends on processed deltas: a hello reports which exist
+        is_first = unacked is next(iter(sender.unacked.values()))
+        if refusal.code is ErrorCode.DEP_TIMEOUT and is_first and not batch.clock and not batch.parents:
+            raise Reconnect(0.0, refusal)  # it follows processed deltas only: a hello reports which exist
         wait_s = sender.backoff.next_s(sample)
         if self.can_split and refusal.code is ErrorCode.DEP_TIMEOUT:  # a part waits for the other parts
             wait_s = 0.001
         elif refusal.retry_after_ms is not None:
             wait_s = max(refusal.retry_after_ms / 1000, 0.001)
-        sender.schedule_retry(frame, now + min(wait_s, _RETRY_WAIT_MAX_S))
-        if not frame.is_withdrawn and any(offer.is_dropped for _, offer in frame.offers):
-            self._withdraw(frame)
+        sender.schedule_retry(unacked, now + min(wait_s, _RETRY_WAIT_MAX_S))
+        if not unacked.is_withdrawn and any(offer.is_dropped for _, offer in unacked.offers):
+            self._withdraw(unacked)
 
-    def _settle_processed(self, frame: UnackedBatch, refusal: Refused) -> None:
+    def _settle_processed(self, unacked: UnackedBatch, refusal: Refused) -> None:
         """Report the outcome of dots that were processed before."""
-        frame.sender.settle_batch(frame)
-        frame.acked_ranges.clear()
-        if frame.is_outcome_query and refusal.code is ErrorCode.DOT_REUSED:
+        unacked.sender.settle_batch(unacked)
+        unacked.acked_ranges.clear()
+        if unacked.is_outcome_query and refusal.code is ErrorCode.DOT_REUSED:
             refusal = dot_used_before(refusal)
-        for row, offer in frame.offers:
+        for row, offer in unacked.offers:
             unknown = refusal.code is ErrorCode.OUTCOME_UNKNOWN
-            self._settle(offer, outcome_of(frame, row, offer) if unknown else refusal)
+            self._settle(offer, outcome_of(unacked, row, offer) if unknown else refusal)
 
-    def _split_at_watermark(self, frame: UnackedBatch, refusal: Refused) -> Sequence[UnackedBatch]:
+    def _split_at_watermark(self, unacked: UnackedBatch, refusal: Refused) -> Sequence[UnackedBatch]:
         """Split a batch at the watermark that the refusal names; return the parts, if any.
 
         The service has the rows before it, and acknowledges them with offsets when they are resent apart.
         """
-        watermark, batch = refusal.details.get("watermark"), frame.batch
+        watermark, batch = refusal.details.get("watermark"), unacked.batch
         if not isinstance(watermark, int) or not batch.base <= watermark < batch.last:
             return ()
         rows = sum(batch.counter(row) <= watermark for row in range(batch.count))
-        for row, offer in frame.offers:
+        for row, offer in unacked.offers:
             if row < rows < row + offer.count:
-                self._split_offer(frame, offer, rows - row)
+                self._split_offer(unacked, offer, rows - row)
                 break
-        parts = frame.split_at(rows)
-        if parts[0].batch.last <= frame.sender.former_watermark:
+        parts = unacked.split_at(rows)
+        if parts[0].batch.last <= unacked.sender.former_watermark:
             parts[0].make_outcome_query()
-        frame.sender.replace_batch(frame, parts)
+        unacked.sender.replace_batch(unacked, parts)
         return parts
 
-    def _split_offer(self, frame: UnackedBatch, offer: Offer, rows: int) -> None:
+    def _split_offer(self, unacked: UnackedBatch, offer: Offer, rows: int) -> None:
         """Replace an offer by two, of its first rows and of the others; join their outcomes."""
-        joined = OutcomeJoiner(offer)
+        joiner = OutcomeJoiner(offer)
         parts, last = [], offer.pending_dot.counter
         halves = (rows, last - offer.count + rows), (offer.count - rows, last)
-        for number, (count, counter) in enumerate(halves):
-            part = Offer(offer.priority, (), joined.callback_for(number))
+        for index, (count, counter) in enumerate(halves):
+            part = Offer(offer.priority, (), joiner.callback_for(index))
             part.count, part.size = count, offer.size * count // offer.count
             part.is_single, part.offered_at, part.has_ids = True, offer.offered_at, offer.has_ids
             part.pending_dot = PendingDot(offer.pending_dot.origin)
@@ -586,56 +591,59 @@ class ProducerState:
             parts.append(part)
         parts[1].pending_dot = offer.pending_dot
         self._unacked.replace(offer, parts)
-        at = next(place for place, one in enumerate(frame.offers) if one[1] is offer)
-        row = frame.offers[at][0]
-        frame.offers[at : at + 1] = [(row, parts[0]), (row + rows, parts[1])]
+        position = next(index for index, entry in enumerate(unacked.offers) if entry[1] is offer)
+        row = unacked.offers[position][0]
+        unacked.offers[position : position + 1] = [(row, parts[0]), (row + rows, parts[1])]
 
-    def _settle_final(self, frame: UnackedBatch, refusal: Refused) -> None:
+    def _settle_final(self, unacked: UnackedBatch, refusal: Refused) -> None:
         """Report the final refusal to the offer at fault; requeue the others, whose dots are used up."""
-        frame.sender.settle_batch(frame)
-        offers = frame.offers
-        isolates = len(offers) > 1 and refusal.row is None  # the refusal does not name the offer at fault
+        unacked.sender.settle_batch(unacked)
+        offers = unacked.offers
+        must_isolate = len(offers) > 1 and refusal.row is None  # the refusal does not name the offer at fault
         requeued = []
         for row, offer in offers:
-            at = None if refusal.row is None else refusal.row - row
-            at_fault = not isolates and (at is None or 0 <= at < offer.count)
+            refused_row = None if refusal.row is None else refusal.row - row
+            at_fault = not must_isolate and (refused_row is None or 0 <= refused_row < offer.count)
             if not (offer.done or at_fault or offer.is_dropped):
-                self._restore_deltas(frame, row, offer)
-                offer.is_single = offer.is_single or isolates
+                self._restore_deltas(unacked, row, offer)
+                offer.is_single = offer.is_single or must_isolate
                 requeued.append(offer)
             else:
-                self._settle(offer, with_row(refusal, at))
-        frame.sender.requeue_offers(requeued)
+                self._settle(offer, with_row(refusal, refused_row))
+        unacked.sender.requeue_offers(requeued)
 
     @staticmethod
-    def _restore_deltas(frame: UnackedBatch, row: int, offer: Offer) -> None:
+    def _restore_deltas(unacked: UnackedBatch, row: int, offer: Offer) -> None:
         """Restore the deltas of an offer from the batch, whose dots are used up."""
-        offer.deltas = [frame.batch.delta(one) for one in range(row, row + offer.count)]
+        offer.deltas = [unacked.batch.delta(index) for index in range(row, row + offer.count)]
         offer.columns, offer.counter = None, None
         offer.after = ()  # the rows name these parents by now
 
-    def _withdraw(self, frame: UnackedBatch) -> None:
-        """Withdraw a resting batch for its dropped offers; others get new dots, or keep their callers'."""
-        self._split_all_calls(frame)
-        if self.can_split and frame.batch.count > 1:
-            frame.sender.retries.remove(frame)
-            for part in split_rows(frame):
-                frame.sender.schedule_retry(part, frame.sender.retry_at)
+    def _withdraw(self, unacked: UnackedBatch) -> None:
+        """Withdraw a batch that is not in flight, since some of its offers were dropped.
+
+        The other offers get new dots, or keep the counters that their callers gave.
+        """
+        self._split_all_calls(unacked)
+        if self.can_split and unacked.batch.count > 1:
+            unacked.sender.retries.remove(unacked)
+            for part in split_rows(unacked):
+                unacked.sender.schedule_retry(part, unacked.sender.retry_at)
                 if part.offers[0][1].is_dropped:
                     part.withdraw()
             return
         requeued = []
-        for row, offer in frame.offers:
+        for row, offer in unacked.offers:
             if not offer.is_dropped:
-                self._restore_deltas(frame, row, offer)
+                self._restore_deltas(unacked, row, offer)
                 requeued.append(offer)
-        frame.offers = [(row, offer) for row, offer in frame.offers if offer.is_dropped]
-        if frame.is_outcome_query:
-            frame.sender.settle_batch(frame)
-            frame.sender.retries.remove(frame)
+        unacked.offers = [(row, offer) for row, offer in unacked.offers if offer.is_dropped]
+        if unacked.is_outcome_query:
+            unacked.sender.settle_batch(unacked)
+            unacked.sender.retries.remove(unacked)
         else:
-            frame.withdraw()
-        frame.sender.requeue_offers(requeued)
+            unacked.withdraw()
+        unacked.sender.requeue_offers(requeued)
 
 
 def _virtual_time(sender: SequenceSender) -> float:

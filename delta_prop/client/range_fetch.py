@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from delta_prop_wire.topics import Topic
 
 CREDIT_BYTES = 8 * 1024 * 1024
-"""Bytes that may be in flight; as many again lie in the sockets' buffers."""
+"""Bytes that may be in flight; up to as many more are in the sockets' buffers."""
 FAULTS_MAX = 5
-_SUBSCRIPTION = 1  # of the only subscription
+_SUBSCRIPTION = 1  # the number of the only subscription
 _BATCH_DELTAS_MAX = 10_000
 
 
 class RangeFetch:
     """The rows of `topics` at the offsets from `start` up to `end`, which is excluded.
 
-    `log`: the id and the epoch of the log; None: of the log of whichever service answers first.
+    `log`: the id and the epoch of the log; None: those of the service that answers first.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class RangeFetch:
         self._log = log
         self._service = ServiceIdentity(None if log is None else log[0])
         self._credit_bytes = credit_bytes
-        self._spent_bytes = 0  # since the last grant
+        self._spent_bytes = 0  # bytes received since the last grant of credit
         self._drain_request = 0  # the request that is answered after all available rows
         self._faults = 0
 
@@ -70,8 +70,8 @@ class RangeFetch:
     def make_requests(self, session: Session) -> list[bytes]:
         """Return the requests for a new connection: for the missing rows, and for an answer after the last.
 
-        Without the second, only the next `processed`, a second later, would report trailing rows of other
-        topics.
+        Without the second request, trailing rows that match no topic would be reported a second later, by the
+        next `processed`.
         """
         self._spent_bytes = 0
         credit = Credit(max(self._end - self.received, 1), self._credit_bytes)
@@ -103,8 +103,8 @@ class RangeFetch:
                 yield from self._select_rows(frame)
             case Ack():
                 self._on_ack(frame)
-            case Heartbeat(processed=at):
-                self._advance_to(at)
+            case Heartbeat():
+                self._advance_to(frame.processed)
             case Nack():
                 self._on_nack(frame)
 
@@ -154,12 +154,12 @@ class RangeFetch:
         raise refusal
 
 
-def _slice_range(logged: LoggedBatch, begin: int, end: int) -> Iterator[LoggedBatch]:
-    """Yield the rows of a batch from offset `begin` up to `end`."""
-    places = logged.batch.row_offsets
-    if places is None:
-        places = np.arange(logged.offset, logged.next_offset, dtype=np.uint64)
-    rows = np.flatnonzero((places >= begin) & (places < end))
+def _slice_range(logged: LoggedBatch, start: int, end: int) -> Iterator[LoggedBatch]:
+    """Yield the rows of a batch from offset `start` up to `end`."""
+    offsets = logged.batch.row_offsets
+    if offsets is None:
+        offsets = np.arange(logged.offset, logged.next_offset, dtype=np.uint64)
+    rows = np.flatnonzero((offsets >= start) & (offsets < end))
     if not len(rows):
         return
     parts = slice_rows(logged, rows)

@@ -1,6 +1,6 @@
 """Reads a range of a log over the network by blocking calls: for executors and scripts.
 
-No event loop and no thread. A connection that rests for long between two batches is reopened for the next.
+No event loop and no thread. A connection that is idle for long between two batches is reopened for the next.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NO_CREDIT = Credit(0, 0)
 
 
 class LogBounds(NamedTuple):
-    """The bounds of a log: offsets from `start_offset` up to `end_offset`, which readers get next."""
+    """The bounds of a log: it has the offsets from `start_offset` up to `end_offset`, which is excluded."""
 
     log_id: bytes
     epoch: int
@@ -98,13 +98,14 @@ class RangeReader:
         self._query(ask)
 
     def watermark(self, origin: int, epoch: int) -> int:
-        """Return the last counter of an origin that is processed. Raises Refused, Unreachable.
+        """Return the highest processed counter of an origin. Raises Refused, Unreachable.
 
-        `epoch`: of the origin's present producer, which is not fenced then; FENCED if there is a later one.
+        `epoch`: that of the origin's current producer, so that this query does not fence it. Raises Refused
+        (FENCED) if there is a later epoch.
         """
 
         def ask(connection: _OpenConnection) -> int:
-            return next(one.watermark for one in connection.welcome.origins if one.origin == origin)
+            return next(grant.watermark for grant in connection.welcome.origins if grant.origin == origin)
 
         return self._query(ask, OriginClaim(origin, epoch))
 
@@ -119,9 +120,9 @@ class RangeReader:
     ) -> Iterator[LoggedBatch]:
         """Yield the rows of `topics` from offset `start` up to `end`, each once, in order; then end.
 
-        `log`: the id and the epoch of the log that the offsets are of. Batches with rows left out are sliced
-        and carry their rows' offsets. Raises Refused (CURSOR_TOO_OLD if the log has dropped the next rows),
-        UsageError if it is another log, Unreachable.
+        `log`: the id and the epoch of the log to which the offsets belong. A batch of which only some rows
+        are read is sliced, and carries their offsets. Raises Refused (CURSOR_TOO_OLD if the log has removed
+        the next rows), UsageError if the service has another log, Unreachable.
         """
         fetch = RangeFetch(start, end, topics, log=log, credit_bytes=credit_bytes)
         retries = _RetryState(self._settings, self._addresses)
@@ -153,20 +154,22 @@ class RangeReader:
         address = self._addresses[retries.next_index() % len(self._addresses)]
         context = None if self._tls is None else client_context(self._tls)
         name = None if self._tls is None else self._tls.server_name
-        wire = BlockingConnection(address, self._settings.connect_timeout_s, context, name, self._settings)
+        connection = BlockingConnection(
+            address, self._settings.connect_timeout_s, context, name, self._settings
+        )
         try:
             origins = () if claim is None else (claim,)
-            yield _OpenConnection(wire, Hello(token=self._token, client=_CLIENT, origins=origins))
+            yield _OpenConnection(connection, Hello(token=self._token, client=_CLIENT, origins=origins))
         finally:
-            wire.close()
+            connection.close()
 
 
 class _RetryState:
-    """The attempts so far: their number, time and faults."""
+    """Counts the attempts and faults so far, and decides when to retry and when to give up."""
 
     def __init__(self, settings: ClientSettings, addresses: Sequence[Address]) -> None:
         self._addresses = addresses
-        self._lasting = AddressFaults(len(addresses))
+        self._address_faults = AddressFaults(len(addresses))
         self._limit_s = settings.open_timeout_s
         self._backoff = Backoff()
         self._index = -1
@@ -182,8 +185,8 @@ class _RetryState:
         self._faults, self._since = 0, time.monotonic()
 
     def wait_retry(self, error: Exception) -> None:
-        """Wait until the next attempt is due. Raises the reason why there is none."""
-        self._lasting.note(error)
+        """Wait until the next attempt is due. Raises the last error if there is no further attempt."""
+        self._address_faults.note(error)
         addresses = self._addresses
         wait_s, cause = 0.0, error
         if isinstance(error, Reconnect):

@@ -34,7 +34,7 @@ logger = logging.getLogger("delta_prop.client")
 FAULTS_MAX = 5
 """Connections in a row on which a service may violate the protocol."""
 _WAIT_S_MIN = 0.001
-"""Below this a clock may not show the end of a wait as later than its beginning."""
+"""A shorter wait may end at the same reading of the clock at which it began."""
 
 
 class LinkProtocol(Protocol):
@@ -45,7 +45,7 @@ class LinkProtocol(Protocol):
         ...
 
     def on_welcome(self, welcome: Welcome, *, same_address: bool) -> None:
-        """Note that a hello was answered; `same_address`: by the address that answered before."""
+        """Note that a hello was answered; `same_address`: the last answer, if any, came from it, too."""
         ...
 
     def on_frame(self, frame: Frame, size: int, now: float) -> bool:
@@ -53,7 +53,7 @@ class LinkProtocol(Protocol):
         ...
 
     def data_to_send(self, session: Session, now: float) -> Sequence[Buffer]:
-        """Return what is to be sent now, within bounds; if nothing, the next call follows a `notify`."""
+        """Return the bytes to send now, within bounds; if none, the next call follows a `notify`."""
         ...
 
     def on_sent(self) -> None:
@@ -74,7 +74,10 @@ class LinkProtocol(Protocol):
 
 
 class ReconnectingLink:
-    """*Resources*: one connection, two tasks. *Errors*: `run` raises the reason why it cannot go on."""
+    """Keeps one connection to a service, and replaces it when it is lost.
+
+    *Resources*: one connection, two tasks. *Errors*: `run` raises the reason why it cannot go on.
+    """
 
     def __init__(
         self,
@@ -114,13 +117,13 @@ class ReconnectingLink:
     async def run(self) -> None:
         """Keep a connection until cancelled. Raises Unreachable, Refused, UsageError.
 
-        Before the first answer, a configuration that cannot work ends it at once.
+        Before the first answer, a configuration that can work at no address is raised at once.
         """
-        backoff, turn = Backoff(), 0
+        backoff, attempt = Backoff(), 0
         address_faults, warned = AddressFaults(len(self._addresses)), ""
         since, limit_s = self._now(), self._settings.open_timeout_s
         while True:
-            address = self._addresses[turn % len(self._addresses)]
+            address = self._addresses[attempt % len(self._addresses)]
             after_s = 0.0
             try:
                 cause = await self._connect(address)
@@ -141,13 +144,13 @@ class ReconnectingLink:
             if self._made_progress:
                 backoff.reset()
                 self._faults = 0
-            turn += 1
+            attempt += 1
             since_s = self._now() - since
             if since_s >= limit_s:
                 raise self._final_error(limit_s, cause) from None
             if self._outage is not None and str(cause) != warned:
-                self._outage.lasts(cause, since_s, limit_s - since_s)
-            if turn % len(self._addresses) == 0 or after_s:
+                self._outage.on_silence(cause, since_s, limit_s - since_s)
+            if attempt % len(self._addresses) == 0 or after_s:
                 await anyio.sleep(max(after_s, backoff.next_s(self._rng())))
 
     async def _connect(self, address: Address) -> Exception:
@@ -175,7 +178,7 @@ class ReconnectingLink:
 
     async def _run_session(self, stream: Stream, address: Address) -> None:
         session = Session(self._settings, self._now(), address, secured=self._tls is not None)
-        broken: list[Exception] = []
+        errors: list[Exception] = []
         async with anyio.create_task_group() as tasks:
 
             async def guarded(read: bool) -> None:
@@ -185,13 +188,13 @@ class ReconnectingLink:
                     else:
                         await self._write(stream, session)
                 except (OSError, DeltaPropError, Reconnect) as error:  # a task group would wrap it
-                    broken.append(error)
+                    errors.append(error)
                     tasks.cancel_scope.cancel()
 
             tasks.start_soon(guarded, False)
             await guarded(True)
-        # The reader's error is better: it may have read why the peer closed, which the writer cannot see.
-        raise next((one for one in broken if not isinstance(one, OSError)), broken[0])
+        # The reader may have read the peer's reason for closing, while the writer got only an OSError.
+        raise next((error for error in errors if not isinstance(error, OSError)), errors[0])
 
     async def _read(self, stream: Stream, session: Session, address: Address) -> None:
         connection = session.connection
@@ -219,29 +222,30 @@ class ReconnectingLink:
             self._last_address, self._was_welcomed, self.cause = address, True, None
             self.welcomed.set()
             if self._outage is not None:
-                self._outage.ended()
+                self._outage.on_answer()
         elif self._protocol.on_frame(frame, size, now):
             self._made_progress = True
 
     async def _write(self, stream: Stream, session: Session) -> None:
-        user = self._protocol
+        protocol = self._protocol
         self._welcome_pages = []
-        _, hello = session.request(user.hello())
+        _, hello = session.request(protocol.hello())
         await stream.send([hello])
         while True:
             now = self._now()
-            parts = user.data_to_send(session, now) if session.is_open else ()
+            parts = protocol.data_to_send(session, now) if session.is_open else ()
             if not parts:
-                beat = session.make_heartbeat(now, user.processed_offset())
+                beat = session.make_heartbeat(now, protocol.processed_offset())
                 parts = () if beat is None else (beat,)
             if parts:
                 await stream.send(parts)
                 session.on_sent(self._now())
-                user.on_sent()
+                protocol.on_sent()
                 continue
             self._wakeup = anyio.Event()
-            wait_s, asked = session.heartbeat_wait_s(now), user.wait_s(now) if session.is_open else None
-            wait_s = wait_s if asked is None else min(wait_s, asked)
+            wait_s = session.heartbeat_wait_s(now)
+            protocol_wait_s = protocol.wait_s(now) if session.is_open else None
+            wait_s = wait_s if protocol_wait_s is None else min(wait_s, protocol_wait_s)
             with anyio.move_on_after(max(wait_s, _WAIT_S_MIN)):
                 await self._wakeup.wait()
 

@@ -31,9 +31,9 @@ def timed_out(offer: Offer | None, timeout_s: float, *, withdrawn: bool) -> Refu
     )
 
 
-def offer_unanswered(offer: Offer, why: Refused) -> Refused:
-    """Return the refusal of an offer that the service may have, as the producer ends or cannot go on."""
-    return may_have_happened(f"no acknowledgement before the producer ended ({why})", first_dot(offer))
+def offer_unanswered(offer: Offer, cause: Refused) -> Refused:
+    """Return the refusal of an offer that the service may have when the producer ends or cannot go on."""
+    return may_have_happened(f"no acknowledgement before the producer ended ({cause})", first_dot(offer))
 
 
 def first_dot(offer: Offer) -> Dot:
@@ -42,25 +42,25 @@ def first_dot(offer: Offer) -> Dot:
 
 
 def offers_unacked(name: str, count: int) -> Refused:
-    """Return the error for the end of a producer with open offers, in case no caller reads the receipts."""
+    """Return the error for closing a producer with unacknowledged calls, whose receipts nobody may read."""
     return Refused(
         ErrorCode.SHUTTING_DOWN,
         f"{count} calls were not acknowledged when producer {name!r} was closed, and may have happened: "
-        "flush before the end, or allow more close_timeout_s",
+        "flush before the end, or increase close_timeout_s",
     )
 
 
 def dot_used_before(refusal: Refused) -> Refused:
     """Return the refusal of a counter that an earlier run of the producer used for something else.
 
-    `refusal`: of the service.
+    `refusal`: the service's refusal of the outcome query.
     """
     code = refusal.details.get("code")
     if code in set(ErrorCode) and code != ErrorCode.DOT_REUSED:
         known = ErrorCode(code)
         text = "this counter was refused for good in an earlier run of this producer: take another one"
         return Refused(known, text)
-    use = "left out" if code == ErrorCode.DOT_REUSED else "used for another delta"
+    use = "skipped" if code == ErrorCode.DOT_REUSED else "used for another delta"
     return Refused(
         ErrorCode.DOT_REUSED,
         f"this counter was {use} in an earlier run of this producer: take another one",

@@ -1,4 +1,4 @@
-"""Sends one request to a service by blocking calls, over as many connections as it takes."""
+"""Sends one request to a service by blocking calls, and retries over new connections."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 class RequestClient:
     """Sends a service one request. `client`: a name for people; `fix`: advice for when no service answers.
 
-    `check_welcome` checks each welcome, and raises if that service cannot answer. `resolve_maybe_applied`
-    maps a refusal to a response when an earlier attempt may have been applied; None: the refusal stands.
-    `on_failure` is called with the error of each failed attempt.
+    `check_welcome` raises if the service of a welcome cannot answer the request. If an earlier attempt may
+    have been applied, `resolve_maybe_applied` maps a refusal to a response; if it returns None, the refusal
+    is raised. `on_failure` is called with the error of each failed attempt.
     """
 
     client: str
@@ -53,8 +53,8 @@ class RequestClient:
         check_connection(self.token, self.tls)
         if not check_timeout(self.timeout_s):
             raise UsageError("timeout_s 0: give the seconds to wait, above 0")
-        began = time.monotonic()
-        deadline = began + self.timeout_s
+        started_at = time.monotonic()
+        deadline = started_at + self.timeout_s
         context = None if self.tls is None else client_context(self.tls)
         backoff, address_faults = Backoff(), AddressFaults(len(targets))
         attempt, maybe_applied = 0, False
@@ -84,8 +84,8 @@ class RequestClient:
             wait_s = max(wait_s, backoff.next_s(RNG.random()) if attempt % len(targets) == 0 else 0.0)
             now = time.monotonic()
             if now + wait_s >= deadline:
-                raise self._final_error(targets, cause, now - began) from None
-            outage.lasts(cause, now - began, deadline - now)
+                raise self._final_error(targets, cause, now - started_at) from None
+            outage.on_silence(cause, now - started_at, deadline - now)
             time.sleep(wait_s)
 
     def _ask_at(
@@ -94,15 +94,15 @@ class RequestClient:
         settings = ClientSettings()
         connect_timeout_s = max(min(settings.connect_timeout_s, deadline - time.monotonic()), 0.05)
         server_name = None if self.tls is None else self.tls.server_name
-        wire = BlockingConnection(address, connect_timeout_s, context, server_name, settings)
+        connection = BlockingConnection(address, connect_timeout_s, context, server_name, settings)
         try:
             hello = Hello(token=self.token, client=self.client)
-            welcome = _exchange(wire, hello, deadline, settings.peer_timeout_s)
+            welcome = _exchange(connection, hello, deadline, settings.peer_timeout_s)
             if self.check_welcome is not None and isinstance(welcome, Welcome):
                 self.check_welcome(welcome)
-            return _exchange(wire, request, deadline, settings.peer_timeout_s)
+            return _exchange(connection, request, deadline, settings.peer_timeout_s)
         finally:
-            wire.close()
+            connection.close()
 
     def _final_error(self, addresses: Sequence[Address], cause: Exception, waited_s: float) -> Exception:
         if isinstance(cause, Refused | UsageError):
@@ -113,27 +113,29 @@ class RequestClient:
         )
 
 
-def _exchange(wire: BlockingConnection, request: Request, deadline: float, peer_timeout_s: float) -> Response:
-    number, raw = wire.session.request(request)
-    wire.send([raw])
+def _exchange(
+    connection: BlockingConnection, request: Request, deadline: float, peer_timeout_s: float
+) -> Response:
+    number, raw = connection.session.request(request)
+    connection.send([raw])
     pages: list[Response] = []
     while (left_s := min(deadline - time.monotonic(), peer_timeout_s)) > 0:
-        session, now = wire.session, time.monotonic()
+        session, now = connection.session, time.monotonic()
         if session.silence_left_s(now) <= 0:
-            raise ConnectionError(f"{wire.address} has been silent for too long")
+            raise ConnectionError(f"{connection.address} has been silent for too long")
         beat = session.make_heartbeat(now)
-        wire.send(() if beat is None else (beat,))
-        if not wire.step(min(left_s, max(session.heartbeat_wait_s(now), 0.01))):
+        connection.send(() if beat is None else (beat,))
+        if not connection.step(min(left_s, max(session.heartbeat_wait_s(now), 0.01))):
             continue
         for frame in session.frames(time.monotonic()):
             if (ack := _match_answer(frame, number)) is None:
                 continue
             if ack.response is None:
-                raise ConnectionError(f"{wire.address} sent an unexpected answer")
+                raise ConnectionError(f"{connection.address} sent an unexpected answer")
             pages.append(ack.response)
             if not ack.more:
                 return join_pages(pages)
-    raise ConnectionError(f"{wire.address} has not answered in time")
+    raise ConnectionError(f"{connection.address} has not answered in time")
 
 
 def _match_answer(frame: Frame, number: int) -> Ack | None:

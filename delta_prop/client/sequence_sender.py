@@ -1,7 +1,7 @@
 """One origin of a producer: its offers without dots, and its batches without an outcome, in order.
 
 Pure. Dots are drawn when a batch is made, and a batch is the same bytes each time it is sent. Only a service
-that grants another epoch, or has lost what it once acknowledged, gets the same dots in other bytes.
+that grants another epoch, or has lost acknowledged deltas, gets the same dots in other bytes.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ if TYPE_CHECKING:
     from delta_prop_wire.delta import AckLevel, Priority
 
 QUERY_EPOCH = 0
-"""The epoch of a batch that is never appended: it queries if these deltas have its dots."""
+"""The epoch of an outcome query: a batch that is never appended, but asks for the outcome of its dots."""
 _NOT_FINITE = Operation(Kind.OFFSET, np.array([np.nan], np.float32))
 
 
 class UnackedBatch:
     """A batch without an outcome. `offers`: (first row, offer) in order.
 
-    `sequence`: its number on this connection, 0 while not in flight. `is_maybe_stored`: the service may have
-    it. `is_withdrawn`: it was dropped, and is sent as a batch that is finally refused. `is_outcome_query`:
-    an earlier run of the producer sent its dots, and it queries their outcome. `is_origin_unknown`: the
-    service did not know its origin once, in spite of a hello. `send_order`: batches first sent before it.
-    `split_count`: how often the batch that it is a part of was split.
+    `sequence`: that of its first row on this connection, 0 while not in flight. `is_maybe_stored`: the
+    service may have it. `is_withdrawn`: its offers were dropped, so it is sent with rows that are finally
+    refused. `is_outcome_query`: an earlier run of the producer sent its dots; the batch queries their
+    outcome. `is_origin_unknown`: the service once did not know its origin, in spite of a hello.
+    `send_order`: the number of batches sent before its first send. `split_count`: the number of splits that
+    led to it.
     """
 
     __slots__ = (
@@ -78,21 +79,21 @@ class UnackedBatch:
 
     @property
     def previous_counter(self) -> int:
-        """The counter after which its first row follows."""
+        """The counter that precedes the first row in its origin."""
         return self.batch.previous if self.batch.has_gaps else self.batch.base - 1
 
     def replace_offer(self, offer: Offer, parts: Sequence[Offer]) -> None:
-        """Replace one of its offers by `parts`, one per row."""
-        found: list[tuple[int, Offer]] = []
-        for row, one in self.offers:
-            if one is offer:
-                found += ((row + at, part) for at, part in enumerate(parts))
+        """Replace one of the offers by `parts`, one per row."""
+        offers: list[tuple[int, Offer]] = []
+        for row, present in self.offers:
+            if present is offer:
+                offers += ((row + index, part) for index, part in enumerate(parts))
             else:
-                found.append((row, one))
-        self.offers = found
+                offers.append((row, present))
+        self.offers = offers
 
     def withdraw(self) -> None:
-        """Turn its rows into ones that are finally refused: they were dropped and are not in the log."""
+        """Make the rows invalid, so that the service finally refuses them: they were dropped, not logged."""
         self.is_withdrawn = True
         self.re_encode(self.batch.epoch, self.previous_counter, self.batch.clock, _never_lost)
 
@@ -122,21 +123,21 @@ class UnackedBatch:
         )
 
     def make_outcome_query(self) -> None:
-        """Turn it into an outcome query, as an earlier run of the producer sent its rows."""
+        """Turn the batch into an outcome query, since an earlier run of the producer sent its rows."""
         self.is_outcome_query = True
         self.batch = _slice(self.batch, range(self.batch.count), self.previous_counter, epoch=QUERY_EPOCH)
 
     def split_at(self, rows: int) -> tuple[UnackedBatch, UnackedBatch]:
-        """Split it into its first rows and the others. No offer may have rows on both sides."""
+        """Split the batch into its first `rows` rows and the others. No offer may have rows on both sides."""
         batch = self.batch
-        before = [one for one in self.offers if one[0] < rows]
+        before = [(row, offer) for row, offer in self.offers if row < rows]
         after = [(row - rows, offer) for row, offer in self.offers if row >= rows]
         first = UnackedBatch(self.sender, _slice(batch, range(rows), self.previous_counter), before)
         last = batch.counter(rows - 1)
         second = UnackedBatch(self.sender, _slice(batch, range(rows, batch.count), last), after)
-        for frame in (first, second):
-            for _, offer in frame.offers:
-                offer.unacked_batch = frame
+        for part in (first, second):
+            for _, offer in part.offers:
+                offer.unacked_batch = part
         return first, second
 
 
@@ -159,10 +160,10 @@ def _slice(batch: Batch, rows: range, previous: int, *, epoch: int | None = None
 
 
 class SequenceSender:
-    """One origin. `next_counter`: the next to draw; `previous_counter`: the last before it in the log."""
+    """One origin. `next_counter`: the next one to draw; `previous_counter`: the last one in use before it."""
 
     def __init__(self, origin: int, priority: Priority, *, can_split: bool = False) -> None:
-        """`can_split`: numbered offers share batches, as a refused batch is split."""
+        """`can_split`: numbered offers may share batches, because a refused batch is split."""
         self.origin = origin
         self._can_split = can_split
         self.priority = priority
@@ -172,8 +173,8 @@ class SequenceSender:
         self.is_granted = False  # granted on this connection
         self.next_counter = 1
         self.previous_counter = 0
-        self.former_watermark = 0  # at the first grant: an earlier run sent what is not above it
-        self.queried_counter = 0
+        self.former_watermark = 0  # that of the first grant; an earlier run sent the counters up to it
+        self.queried_counter = 0  # the last counter of the newest outcome query
         self.watermark = 0
         self.last_numbered: int | None = None  # the last counter of the caller's; None: counters are drawn
         self.sent_clock: dict[int, int] = {}
@@ -196,46 +197,47 @@ class SequenceSender:
     # --- granted
 
     def on_grant(self, epoch: int, watermark: int) -> tuple[int, int]:
-        """Note a grant; return the counters that the service has lost: above the first, up to the second.
+        """Note a grant; return the lost counters as (after, until): those above `after`, up to `until`.
 
         Call `requeue_all` once all senders are granted.
         """
-        first, self.was_granted = not self.was_granted, True  # the epoch of a staged part is 0 throughout
+        is_first, self.was_granted = not self.was_granted, True  # the epoch of a staged part is always 0
         self.epoch, self.watermark, self.is_granted = epoch, watermark, True
-        if first:
+        if is_first:
             self.former_watermark = self.previous_counter = watermark
             self.next_counter = watermark + 1
             return (0, 0)
         self.next_counter = max(self.next_counter, watermark + 1)
-        above = next(
+        first_unacked = next(
             (
-                one.base
-                for one in self.unacked.values()
-                if one.batch.last > watermark and not one.is_outcome_query
+                unacked.base
+                for unacked in self.unacked.values()
+                if unacked.batch.last > watermark and not unacked.is_outcome_query
             ),
             self.next_counter,
         )
-        return (watermark, max(above - 1, watermark))
+        return (watermark, max(first_unacked - 1, watermark))
 
     def requeue_all(self, *, lost: bool, is_lost: Callable[[Dot], bool]) -> None:
-        """Requeue all open batches, in order.
+        """Requeue all batches without an outcome, in order.
 
-        Batches that are in the log are resent unchanged; the others are made to follow on the watermark.
+        Batches that may be in the log are resent unchanged; the others are re-encoded, if necessary, so that
+        they follow the watermark.
         """
         if lost:
             self._owed_clock = dict(self._processed_clock)
         previous = self.watermark
         self.retries = sorted(self.unacked.values(), key=_base)
         self.retry_at = 0.0
-        for frame in self.retries:
-            frame.sequence = 0
-            frame.acked_ranges.clear()
-            batch = frame.batch
-            frame.is_maybe_stored = batch.base <= self.watermark and not frame.is_outcome_query
-            if frame.is_maybe_stored or frame.is_outcome_query:
+        for unacked in self.retries:
+            unacked.sequence = 0
+            unacked.acked_ranges.clear()
+            batch = unacked.batch
+            unacked.is_maybe_stored = batch.base <= self.watermark and not unacked.is_outcome_query
+            if unacked.is_maybe_stored or unacked.is_outcome_query:
                 continue
-            if batch.epoch != self.epoch or frame.previous_counter != previous or lost:
-                frame.re_encode(self.epoch, previous, [*batch.clock, *self._take_owed_dots()], is_lost)
+            if batch.epoch != self.epoch or unacked.previous_counter != previous or lost:
+                unacked.re_encode(self.epoch, previous, [*batch.clock, *self._take_owed_dots()], is_lost)
             previous = batch.last
         self.previous_counter = max(previous, self.watermark)
 
@@ -262,7 +264,9 @@ class SequenceSender:
             base = first.counter
             if is_outcome_query:
                 previous = self.queried_counter
-            elif base <= previous:  # the watermark lies within a block: it is refused (OVERLAP) and split
+            elif (
+                base <= previous
+            ):  # the watermark is inside a block: the block is refused (OVERLAP) and split
                 previous = base - 1
         epoch = QUERY_EPOCH if is_outcome_query else self.epoch
         try:
@@ -273,50 +277,50 @@ class SequenceSender:
         for dot in clock:
             self.sent_clock[dot.origin] = dot.counter
         self._owed_clock.clear()
-        frame = UnackedBatch(self, batch, rows)
-        frame.is_outcome_query = is_outcome_query
+        unacked = UnackedBatch(self, batch, rows)
+        unacked.is_outcome_query = is_outcome_query
         if is_outcome_query:
             self.queried_counter = batch.last
         else:
             self.previous_counter, self.next_counter = batch.last, batch.last + 1
-        self.unacked[batch.base] = frame
+        self.unacked[batch.base] = unacked
         for row, offer in rows:
-            offer.mark_encoded(frame)
+            offer.mark_encoded(unacked)
             offer.pending_dot.counter = batch.counter(row + offer.count - 1)
-        return frame
+        return unacked
 
     def replace_offer(self, offer: Offer, parts: Iterable[Offer]) -> None:
         """Replace a waiting offer by `parts`."""
-        place = self.waiting.index(offer)
-        self.waiting.rotate(-place)
+        index = self.waiting.index(offer)
+        self.waiting.rotate(-index)
         self.waiting.popleft()
         self.waiting.extendleft(reversed(list(parts)))
-        self.waiting.rotate(place)
+        self.waiting.rotate(index)
 
     def requeue_offers(self, offers: Iterable[Offer]) -> None:
-        """Queue offers before all that wait, to get new dots: their dots are used up."""
+        """Queue offers before all waiting ones, to get new dots: their old dots are used up."""
         for offer in reversed(list(offers)):
             offer.unacked_batch = None
             offer.pending_dot.counter = 0
             self.waiting.appendleft(offer)
 
-    def schedule_retry(self, frame: UnackedBatch, at: float) -> None:
-        """Resend a batch, not before `at`, and nothing new before it."""
-        frame.sequence, frame.is_maybe_stored = 0, False
-        frame.acked_ranges.clear()
-        insort(self.retries, frame, key=_base)
-        self.retry_at = max(self.retry_at, at)
+    def schedule_retry(self, unacked: UnackedBatch, not_before: float) -> None:
+        """Resend a batch at `not_before` or later, and nothing new before it."""
+        unacked.sequence, unacked.is_maybe_stored = 0, False
+        unacked.acked_ranges.clear()
+        insort(self.retries, unacked, key=_base)
+        self.retry_at = max(self.retry_at, not_before)
 
-    def replace_batch(self, frame: UnackedBatch, parts: Iterable[UnackedBatch]) -> None:
+    def replace_batch(self, unacked: UnackedBatch, parts: Iterable[UnackedBatch]) -> None:
         """Replace a batch without an outcome by `parts`, which have its rows."""
-        del self.unacked[frame.base]
-        self.unacked.update((one.base, one) for one in parts)
+        del self.unacked[unacked.base]
+        self.unacked.update((part.base, part) for part in parts)
         self.unacked = dict(sorted(self.unacked.items()))
 
-    def settle_batch(self, frame: UnackedBatch) -> None:
+    def settle_batch(self, unacked: UnackedBatch) -> None:
         """Remove a batch that has its outcome, or whose dots are used up."""
-        del self.unacked[frame.base]
-        for dot in frame.batch.clock:
+        del self.unacked[unacked.base]
+        for dot in unacked.batch.clock:
             if dot.counter > self._processed_clock.get(dot.origin, 0):
                 self._processed_clock[dot.origin] = dot.counter
 
@@ -330,24 +334,24 @@ class SequenceSender:
         first = waiting.popleft()
         offers, rows, size = [first], first.count, first.size
         while not self._must_be_single(first) and waiting:
-            one = waiting[0]
-            rows, size = rows + one.count, size + one.size
+            offer = waiting[0]
+            rows, size = rows + offer.count, size + offer.size
             fits = rows <= deltas_max and size <= bytes_max
-            uniform = one.has_ids == first.has_ids and one.source is first.source
-            if not fits or self._must_be_single(one) or not uniform or not one.is_ready:
+            is_uniform = offer.has_ids == first.has_ids and offer.source is first.source
+            if not fits or self._must_be_single(offer) or not is_uniform or not offer.is_ready:
                 break
             offers.append(waiting.popleft())
         return offers
 
     def _must_be_single(self, offer: Offer) -> bool:
-        """True if it shares a batch with no other, as a counter that an earlier run sent does."""
-        number = offer.counter
+        """True if no other offer may share its batch, for instance if an earlier run sent its counter."""
+        counter = offer.counter
         return offer.is_single or (
-            number is not None and (number <= self.former_watermark or not self._can_split)
+            counter is not None and (counter <= self.former_watermark or not self._can_split)
         )
 
     def _isolate_oversized(self, offers: Sequence[Offer], refusal: Refused) -> None:
-        """Retry each offer by itself, as one exceeds a frame; a single one moves to `unencodable`."""
+        """Retry each offer in its own batch, since they exceed a frame; a single one is unencodable."""
         if len(offers) > 1:
             for offer in offers:
                 offer.is_single = True
@@ -415,19 +419,21 @@ class SequenceSender:
         )
 
     def _make_clock(self, offers: Sequence[Offer], is_lost: Callable[[Dot], bool]) -> list[Dot]:
-        """Return the last dots of these vectors from other senders, unless a clock named them before."""
-        named = [
+        """Return the offers' predecessors in other senders, without those that a sent clock has named."""
+        new_dots = [
             dot
             for offer in offers
-            for place in offer.predecessors
-            if place.counter > self.sent_clock.get(place.origin, 0)
-            and not is_lost(dot := Dot(place.origin, place.counter))
+            for pending in offer.predecessors
+            if pending.counter > self.sent_clock.get(pending.origin, 0)
+            and not is_lost(dot := Dot(pending.origin, pending.counter))
         ]
-        owed = [Dot(*one) for one in self._owed_clock.items()]
-        return _highest_dots([*named, *(dot for dot in owed if not is_lost(dot))]) if named or owed else []
+        owed = [Dot(*entry) for entry in self._owed_clock.items()]
+        if not (new_dots or owed):
+            return []
+        return _highest_dots([*new_dots, *(dot for dot in owed if not is_lost(dot))])
 
     def _take_owed_dots(self) -> list[Dot]:
-        owed = [Dot(*one) for one in self._owed_clock.items()]
+        owed = [Dot(*entry) for entry in self._owed_clock.items()]
         self._owed_clock.clear()
         return owed
 
@@ -445,34 +451,34 @@ def _gap_counters(offers: Sequence[Offer], base: int, previous: int) -> list[int
 
 
 def _first_rows(offers: Sequence[Offer]) -> list[tuple[int, Offer]]:
-    rows, at = [], 0
+    first_rows, row = [], 0
     for offer in offers:
-        rows.append((at, offer))
-        at += offer.count
-    return rows
+        first_rows.append((row, offer))
+        row += offer.count
+    return first_rows
 
 
 def _collect_deltas(offers: Sequence[Offer]) -> Sequence[Delta]:
     if len(offers) == 1 and not offers[0].after:
         return offers[0].rows
-    found: list[Delta] = []
+    collected: list[Delta] = []
     for offer in offers:
         deltas = offer.rows
-        found += with_parents(deltas, offer.parents()) if offer.after else deltas
-    return found
+        collected += with_parents(deltas, offer.parents()) if offer.after else deltas
+    return collected
 
 
 def _highest_dots(dots: Iterable[Dot]) -> list[Dot]:
     highest: dict[int, int] = {}
     for origin, counter in dots:
         highest[origin] = max(counter, highest.get(origin, 0))
-    return [Dot(*one) for one in sorted(highest.items())]
+    return [Dot(*entry) for entry in sorted(highest.items())]
 
 
 def _drop_lost_parents(delta: Delta, is_lost: Callable[[Dot], bool]) -> Delta:
     if not any(isinstance(parent, Dot) and is_lost(parent) for parent in delta.parents):
         return delta
-    parents = (one for one in delta.parents if isinstance(one, bytes) or not is_lost(one))
+    parents = (parent for parent in delta.parents if isinstance(parent, bytes) or not is_lost(parent))
     return replace(delta, parents=tuple(parents))
 
 
@@ -480,5 +486,5 @@ def _never_lost(_dot: Dot) -> bool:
     return False
 
 
-def _base(frame: UnackedBatch) -> int:
-    return frame.base
+def _base(unacked: UnackedBatch) -> int:
+    return unacked.base

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class LogMismatch(UsageError):
-    """The service at a place has a log other than that place's."""
+    """The service has another log than the expected one."""
 
     def __init__(self, message: str, log_id: bytes) -> None:
         super().__init__(message)
@@ -38,16 +38,18 @@ class ServiceIdentity:
             return
         if self._expected is not None and self._expected != log.log_id:
             raise LogMismatch(
-                f"log {log.log_id.hex()}: this place belongs to log {self._expected.hex()}: give each "
-                "service the place that it had",
+                f"log {log.log_id.hex()}: log {self._expected.hex()} is expected here: give the addresses of "
+                "its service, and several services in the order that they had",
                 log.log_id,
             )
-        before = self.log_id
-        changed = before not in (None, log.log_id)
-        if changed and before is not None and not (may_change_log and welcome.level is AckLevel.MEMORY):
+        previous_id = self.log_id
+        is_changed = previous_id not in (None, log.log_id)
+        may_change = may_change_log and welcome.level is AckLevel.MEMORY
+        if is_changed and previous_id is not None and not may_change:
             raise UsageError(
-                f"log {log.log_id.hex()}: the service connected to before has log {before.hex()}, and one "
-                "client cannot go on in another log: give addresses of one service, or open another client"
+                f"log {log.log_id.hex()}: the service connected to before has log {previous_id.hex()}, and "
+                "one client cannot go on in another log: give addresses of one service, or open another "
+                "client"
             )
         self.log_id = log.log_id
 

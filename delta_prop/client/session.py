@@ -1,6 +1,6 @@
 """A client's side of one connection: numbers requests, times heartbeats and detects silence.
 
-Pure: `now` is an argument, bytes come in and go out. The user of a session interprets the frames.
+Pure: `now` is an argument, bytes come in and go out. The session's user interprets the frames.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _BAD_TOKEN = (
 
 
 class Session:
-    """A connection that was just opened."""
+    """The client's state of one connection."""
 
     def __init__(self, settings: ClientSettings, now: float, address: Address, *, secured: bool) -> None:
-        """`secured`: by TLS."""
+        """`secured`: True if the connection uses TLS."""
         self.connection = Connection(Role.CLIENT)
         self.round_trip_s: float | None = None
         """Round-trip time of the last answered heartbeat."""
@@ -78,7 +78,7 @@ class Session:
         if not self.is_open or now - self._sent_at < self._settings.heartbeat_interval_s:
             return None
         self._heartbeats += 1
-        beat = Heartbeat(self._heartbeats, _us(now), self._echo_us, processed=processed)
+        beat = Heartbeat(self._heartbeats, _to_us(now), self._echo_us, processed=processed)
         return self.connection.send(beat)
 
     def heartbeat_wait_s(self, now: float) -> float:
@@ -126,5 +126,5 @@ class Session:
                 raise fault
 
 
-def _us(now: float) -> int:
+def _to_us(now: float) -> int:
     return max(round(now * 1_000_000), 0)

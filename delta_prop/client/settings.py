@@ -12,12 +12,12 @@ from delta_prop_wire.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """Timeouts of a client. Raises UsageError if one makes no sense.
+    """Timeouts of a client. Raises UsageError if one is invalid.
 
     `open_timeout_s`: for opening, all attempts together. `reconnect_timeout_s`: for reconnecting, all
     attempts together. `connect_timeout_s`: for one connection; `handshake_timeout_s`: for the answer to its
     hello. `delivery_timeout_s`: for the outcome of an offer. `publish_timeout_s`: for a call of `publish`
-    without a timeout. `close_timeout_s`: for open offers at the end.
+    without a timeout. `close_timeout_s`: for the outcomes of all offers at the end.
     """
 
     open_timeout_s: float = 30.0
@@ -31,10 +31,10 @@ class ClientSettings:
     close_timeout_s: float = 10.0
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            value = getattr(self, one.name)
+        for setting in fields(self):
+            value = getattr(self, setting.name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-                raise UsageError(f"{one.name} = {value!r}: give a number of seconds above 0")
+                raise UsageError(f"{setting.name} = {value!r}: give a number of seconds above 0")
         if not self.heartbeat_interval_s < self.peer_timeout_s:
             raise UsageError(
                 f"heartbeat_interval_s {self.heartbeat_interval_s}: not below peer_timeout_s "

@@ -1,6 +1,6 @@
 """Splits a batch whose rows must keep their dots: around the refused row, or into single rows.
 
-Pure. The parts replace the batch in its sender; the caller has them sent.
+Pure. The parts replace the batch in its sender; the caller schedules them.
 """
 
 from __future__ import annotations
@@ -14,33 +14,34 @@ if TYPE_CHECKING:
 
 
 SINGLES_MAX = 256
+"""Maximum number of rows that one split sends singly."""
 
 
-def split_around(frame: UnackedBatch, row: int | None) -> Sequence[UnackedBatch]:
-    """Split a batch into the rows before the refused row, that row, and the rest. None: halve it.
+def split_around(unacked: UnackedBatch, row: int | None) -> Sequence[UnackedBatch]:
+    """Split a batch into the rows before the refused `row`, that row, and the rest; None: into halves.
 
     Each time a part is refused again, twice as many rows after the refused one are sent singly, so that a
     batch of bad rows costs few rounds. A single refused row is settled at once and blocks no other.
     """
-    count = frame.batch.count
+    count = unacked.batch.count
     if row is None:
-        parts = _split_at(frame, [count // 2])
+        parts = _split_at(unacked, [count // 2])
     else:
-        singles = min(1 << frame.split_count, SINGLES_MAX, count - row)
-        parts = _split_at(frame, [cut for cut in range(row, row + singles + 1) if 0 < cut < count])
+        singles = min(1 << unacked.split_count, SINGLES_MAX, count - row)
+        parts = _split_at(unacked, [cut for cut in range(row, row + singles + 1) if 0 < cut < count])
     for part in parts:
-        part.split_count = frame.split_count + 1
+        part.split_count = unacked.split_count + 1
     return parts
 
 
-def split_rows(frame: UnackedBatch) -> Sequence[UnackedBatch]:
+def split_rows(unacked: UnackedBatch) -> Sequence[UnackedBatch]:
     """Split a batch into single rows."""
-    return _split_at(frame, range(1, frame.batch.count))
+    return _split_at(unacked, range(1, unacked.batch.count))
 
 
-def _split_at(frame: UnackedBatch, cuts: Sequence[int]) -> Sequence[UnackedBatch]:
-    parts = [frame]
+def _split_at(unacked: UnackedBatch, cuts: Sequence[int]) -> Sequence[UnackedBatch]:
+    parts = [unacked]
     for cut in reversed(cuts):
         parts[:1] = parts[0].split_at(cut)
-    frame.sender.replace_batch(frame, parts)
+    unacked.sender.replace_batch(unacked, parts)
     return parts

@@ -65,7 +65,7 @@ _FIRST_ROW = (0,)
 
 
 class SpreadReceipt:
-    """The receipts of a call's parts, awaited as one. A cancelled wait withdraws what still can be."""
+    """The receipts of a call's parts, awaited as one. A cancelled wait withdraws the parts that can be."""
 
     def __init__(self, parts: Sequence[tuple[int, Sequence[int], Receipt]]) -> None:
         self.parts = parts
@@ -90,7 +90,7 @@ class SpreadReceipt:
     def result(self) -> SpreadPublished:
         """Return the outcome. Raises Refused, SpreadRefused; UsageError while it is not known."""
         return join_outcomes(
-            [(place, rows, one.refusal() or one.result()) for place, rows, one in self.parts]
+            [(place, rows, receipt.refusal() or receipt.result()) for place, rows, receipt in self.parts]
         )
 
     def __await__(self) -> Generator[object, None, SpreadPublished]:
@@ -100,12 +100,12 @@ class SpreadReceipt:
 class SpreadProducer:
     """`async with SpreadProducer(["a:7373", "b:7373"], name="orders") as p: await p.publish(delta, …)`.
 
-    All writers must give the same services in the same order. Causal order holds within a service: what
-    `after` names at another service is acknowledged there before this call is sent. A call that touches
-    several services has a part at each, and each part an outcome of its own.
+    All writers must give the same services in the same order; the place of a service is its index there.
+    Causal order holds within a service: a delta that `after` names at another service is acknowledged there
+    before this call is sent. A call that writes to several services has a part at each, with its own outcome.
 
-    *Resources*: a `Producer` for each service. *Errors*: as `Producer`, for the services they concern;
-    UsageError if a service is not the one that belongs in its place.
+    *Resources*: a `Producer` for each service. *Errors*: those of `Producer`, for calls that write to the
+    service; UsageError if a service has another log than the one that belongs to its place.
     """
 
     def __init__(
@@ -128,12 +128,12 @@ class SpreadProducer:
         self.settings = settings_or_default(settings)
         self._expected_log_ids = check_log_ids(log_ids, len(addresses))
         self._service_map = ServiceMap(len(addresses))
-        each = replace(
+        producer_settings = replace(
             self.settings, close_timeout_s=_CLOSE_TIMEOUT_S, open_timeout_s=self.settings.reconnect_timeout_s
         )
         self._producers = [
             Producer(
-                [str(one) for one in some],
+                [str(address) for address in service_addresses],
                 name=name,
                 token=token,
                 tls=tls,
@@ -141,14 +141,14 @@ class SpreadProducer:
                 source=source,
                 partition=place,
                 log_id=self._expected_log_ids[place],
-                settings=each,
+                settings=producer_settings,
                 world=world,
             )
-            for place, some in enumerate(addresses)
+            for place, service_addresses in enumerate(addresses)
         ]
         self._exit = AsyncExitStack()
 
-    # --- life
+    # --- opening and closing
 
     async def __aenter__(self) -> SpreadProducer:
         await self._exit.__aenter__()
@@ -173,15 +173,15 @@ class SpreadProducer:
             await self._exit.__aexit__(kind, error, trace)
 
     async def _wait_connected(self) -> None:
-        """Wait until each service has answered, at most `OTHERS_TIMEOUT_S` longer than for the first."""
+        """Wait until each service has answered; `OTHERS_TIMEOUT_S` after the first answer, stop waiting."""
         log_ids: dict[int, bytes] = {}
         failures: list[Refused | UsageError] = []
         with anyio.move_on_after(self.settings.open_timeout_s) as scope:
             async with anyio.create_task_group() as tasks:
 
-                async def ask(place: int, producer: Producer) -> None:
+                async def wait_for(place: int, producer: Producer) -> None:
                     try:
-                        await producer.answered()
+                        await producer.wait_welcomed()
                         log_ids[place] = producer.log_id or b""
                         check_distinct_logs(place, log_ids)
                     except LogMismatch as mismatch:
@@ -193,7 +193,7 @@ class SpreadProducer:
                     scope.deadline = min(scope.deadline, anyio.current_time() + OTHERS_TIMEOUT_S)
 
                 for place, producer in enumerate(self._producers):
-                    tasks.start_soon(ask, place, producer)
+                    tasks.start_soon(wait_for, place, producer)
         if failures:
             raise failures[0]
         if not log_ids:
@@ -221,7 +221,7 @@ class SpreadProducer:
         return self._service_map.find(namespace, vector_id)
 
     def statistics(self) -> list[Counts]:
-        """Return, for each service, counts of what was sent to it and of its outcomes."""
+        """Return, for each service, the counts of sent batches, of deltas and of outcomes."""
         return [producer.statistics() for producer in self._producers]
 
     # --- calls
@@ -231,15 +231,15 @@ class SpreadProducer:
     ) -> SpreadPublished:
         """Send each delta to its service, and wait for all acknowledgements; see `Producer.publish`.
 
-        First waits for what `after` names at other services. Raises Refused; SpreadRefused if some services
-        have acknowledged their part.
+        First waits for the deltas that `after` names at other services. Raises Refused; SpreadRefused if only
+        some services have acknowledged their part.
         """
-        priority, simple = validate(deltas)
-        if simple and len(deltas) == 1 and not after:  # the fast path
+        priority, opaque_only = validate(deltas)
+        if opaque_only and len(deltas) == 1 and not after:  # the fast path
             delta = deltas[0]
             place = self._service_map.find(delta.namespace, delta.vector_id)
-            published = await self._producers[place].publish(delta, timeout_s=timeout_s)
-            return SpreadPublished(1, (Part(place, _FIRST_ROW, published),))
+            ack = await self._producers[place].publish(delta, timeout_s=timeout_s)
+            return SpreadPublished(1, (Part(place, _FIRST_ROW, ack),))
         parts = self._service_map.group_rows(deltas)
         await self._wait_remote(after, [place for place, _ in parts], timeout_s)
         calls = {
@@ -247,7 +247,7 @@ class SpreadProducer:
                 self._producers[place].publish_checked,
                 priority,
                 [_with_local_parents(deltas[row], place) for row in rows],
-                simple=simple,
+                opaque_only=opaque_only,
                 after=_local_dependencies(after, place),
                 timeout_s=timeout_s,
             )
@@ -266,13 +266,13 @@ class SpreadProducer:
         timeout_s: float | None = None,
     ) -> SpreadPublished:
         """Publish complete vectors as columns, each at its service; see `Producer.publish_many`."""
-        rows_of = check_columns(ids, matrix, namespace=namespace, kind=kind, priority=priority)
+        vectors = check_columns(ids, matrix, namespace=namespace, kind=kind, priority=priority)
         parts = self._service_map.group_columns(namespace, ids)
         calls = {
             place: partial(
                 self._producers[place].publish_many,
                 [ids[row] for row in rows],
-                rows_of[rows],
+                vectors[rows],
                 namespace=namespace,
                 kind=kind,
                 priority=priority,
@@ -285,29 +285,33 @@ class SpreadProducer:
     def offer(self, *deltas: Delta, after: Sequence[SpreadCause] = ()) -> SpreadReceipt:
         """Send each delta to its service. Never waits; see `Producer.offer`.
 
-        Raises UsageError if `after` names what another service has not acknowledged yet: `publish` waits for
-        that.
+        Raises UsageError if `after` names a delta that another service has not acknowledged yet: `publish`
+        waits for that.
         """
         check_deltas(deltas)
         parts = self._service_map.group_rows(deltas)
         if _remote_receipts(after, [place for place, _ in parts]):
-            raise UsageError("`after` names what another service has not acknowledged yet: use publish")
-        causes = {place: _local_dependencies(after, place) for place, _ in parts}
-        rows_of = {place: [_with_local_parents(deltas[row], place) for row in rows] for place, rows in parts}
+            raise UsageError(
+                "`after` names a delta that another service has not acknowledged yet: use publish"
+            )
+        local_after = {place: _local_dependencies(after, place) for place, _ in parts}
+        local_deltas = {
+            place: [_with_local_parents(deltas[row], place) for row in rows] for place, rows in parts
+        }
         for place, _ in parts:
             self._producers[place].check()
         return SpreadReceipt(
             [
-                (place, rows, self._producers[place].offer(*rows_of[place], after=causes[place]))
+                (place, rows, self._producers[place].offer(*local_deltas[place], after=local_after[place]))
                 for place, rows in parts
             ]
         )
 
     async def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until everything offered so far has its outcome. Raises TimeoutError, or why it cannot."""
+        """Wait for the outcomes of all offers. Raises TimeoutError, or why a producer cannot go on."""
         failures: list[Exception] = []
 
-        async def one(producer: Producer) -> None:
+        async def flush_one(producer: Producer) -> None:
             try:
                 await producer.flush(timeout_s)
             except (TimeoutError, Refused, UsageError) as failure:
@@ -315,7 +319,7 @@ class SpreadProducer:
 
         async with anyio.create_task_group() as tasks:
             for producer in self._producers:
-                tasks.start_soon(one, producer)
+                tasks.start_soon(flush_one, producer)
         if failures:
             raise failures[0]
 
@@ -331,8 +335,8 @@ class SpreadProducer:
             return
         raise Refused(
             ErrorCode.DEP_TIMEOUT,
-            f"what must come first was not acknowledged by its service within {limit_s:g} s; this was not "
-            "sent, and has not happened: send it again",
+            f"a delta that must come first was not acknowledged by its service within {limit_s:g} s; this "
+            "was not sent, and has not happened: send it again",
             retry_after_ms=1000,
         )
 
@@ -340,7 +344,7 @@ class SpreadProducer:
     async def _call_all(
         parts: Sequence[tuple[int, list[int]]], calls: Mapping[int, Callable[[], Awaitable[PublishAck]]]
     ) -> SpreadPublished:
-        """Call all at once, and join their outcomes."""
+        """Run the calls concurrently, and join their outcomes."""
         outcomes: dict[int, PublishAck | Refused] = {}
 
         async def call(place: int) -> None:
@@ -359,27 +363,27 @@ class SpreadProducer:
 
 
 def _remote_receipts(after: Sequence[SpreadCause], places: Sequence[int]) -> list[SpreadReceipt]:
-    """Return the receipts without an outcome that have a part at another service than some of `places`."""
+    """Return the receipts without an outcome for which some service in `places` must wait for another one."""
     return [
-        one
-        for one in after
-        if isinstance(one, SpreadReceipt)
-        and not one.done
-        and any(there != here for there, _, _ in one.parts for here in places)
+        cause
+        for cause in after
+        if isinstance(cause, SpreadReceipt)
+        and not cause.done
+        and any(remote != local for remote, _, _ in cause.parts for local in places)
     ]
 
 
 def _local_dependencies(after: Sequence[SpreadCause], place: int) -> list[Receipt | Dependency]:
-    """Return what of `after` is at this place; another service has acknowledged the rest."""
-    found: list[Receipt | Dependency] = []
-    for one in after:
-        if isinstance(one, SpreadReceipt):
-            found += [receipt for there, _, receipt in one.parts if there == place]
-        elif isinstance(one, SpreadPublished):
-            found += [part.published for part in one.parts if part.place == place]
+    """Return the dependencies at one service; other services have acknowledged the rest of `after`."""
+    local: list[Receipt | Dependency] = []
+    for cause in after:
+        if isinstance(cause, SpreadReceipt):
+            local += [receipt for part_place, _, receipt in cause.parts if part_place == place]
+        elif isinstance(cause, SpreadPublished):
+            local += [part.published for part in cause.parts if part.place == place]
         else:
-            found += local_parents([dependency_key(one)], place)
-    return found
+            local += local_parents([dependency_key(cause)], place)
+    return local
 
 
 def _with_local_parents(delta: Delta, place: int) -> Delta:

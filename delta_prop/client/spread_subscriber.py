@@ -40,7 +40,7 @@ OTHERS_TIMEOUT_S = 2.0
 
 
 class SpreadDelivered(NamedTuple):
-    """One delta: the place of its service, its offset in that log, its Lamport number there."""
+    """One delta, with the place of its service, and its offset and Lamport number in that service's log."""
 
     place: int
     offset: int
@@ -51,11 +51,12 @@ class SpreadDelivered(NamedTuple):
 class SpreadSubscriber:
     """`async with SpreadSubscriber(["a:7373", "b:7373"], "ns:docs") as s: async for delivered in s: …`
 
-    While a service is down the other services' deltas come. With `group` each service stores the reader's
-    cursor in its own log.
+    While a service is down, the deltas of the other services are delivered. With `group`, each service
+    stores the reader's cursor beside its own log.
 
-    *Resources*: a `Subscriber` for each service. *Errors*: an error that ends one of them ends all, or its
-    deltas would be missed silently; UsageError if a service is not the one that belongs in its place.
+    *Resources*: a `Subscriber` for each service. *Errors*: an error that ends one of them ends all; otherwise
+    its deltas would be missed silently. UsageError if a service has another log than the one that belongs to
+    its place.
     """
 
     def __init__(
@@ -75,18 +76,18 @@ class SpreadSubscriber:
         settings: ClientSettings | None = None,
         world: World | None = None,
     ) -> None:
-        """`start`: as `Subscriber`, or the `cursors` of an earlier subscriber. `credit`: deltas and bytes of
-        each service that may lie here unread. `log_ids`: the property `log_ids` of an earlier subscriber;
-        other services, or services in another order, are then refused, as they are if cursors are given.
+        """`start`: as `Subscriber`, or the `cursors` of an earlier subscriber. `credit`: the deltas and bytes
+        of each service that may be here unread. `log_ids`: the property `log_ids` of an earlier subscriber.
+        With `log_ids` or cursors, other services, or services in another order, are refused.
         """
         addresses = parse_services(services)
         self.settings = settings_or_default(settings)
         starts, known = _parse_starts(start, len(addresses))
         self._expected_log_ids = check_log_ids(log_ids, len(addresses)) if log_ids is not None else known
-        each = replace(self.settings, open_timeout_s=self.settings.reconnect_timeout_s)
+        subscriber_settings = replace(self.settings, open_timeout_s=self.settings.reconnect_timeout_s)
         self._subscribers = [
             Subscriber(
-                [str(one) for one in some],
+                [str(address) for address in service_addresses],
                 *topics,
                 start=starts[place],
                 group=group,
@@ -98,17 +99,17 @@ class SpreadSubscriber:
                 token=token,
                 tls=tls,
                 log_id=self._expected_log_ids[place],
-                settings=each,
+                settings=subscriber_settings,
                 world=world,
             )
-            for place, some in enumerate(addresses)
+            for place, service_addresses in enumerate(addresses)
         ]
         self._next_index = 0
-        # the place, the batch that rows are handed out of, and the next row
+        # the place and the batch from which rows are handed out, and the next row
         self._current: tuple[int, DeliveredBatch, int] | None = None
         self._exit = AsyncExitStack()
 
-    # --- life
+    # --- opening and closing
 
     async def __aenter__(self) -> SpreadSubscriber:
         self._changed = anyio.Event()
@@ -129,11 +130,11 @@ class SpreadSubscriber:
         await self._exit.__aexit__(kind, error, trace)
 
     async def _wait_started(self) -> None:
-        """Wait until each service has answered, at most `OTHERS_TIMEOUT_S` longer than for the first."""
+        """Wait until each service has answered; `OTHERS_TIMEOUT_S` after the first answer, stop waiting."""
         with anyio.move_on_after(self.settings.open_timeout_s) as scope:
-            while not all(one.started for one in self._subscribers):
+            while not all(subscriber.started for subscriber in self._subscribers):
                 self._check()
-                if any(one.started for one in self._subscribers):
+                if any(subscriber.started for subscriber in self._subscribers):
                     scope.deadline = min(scope.deadline, anyio.current_time() + OTHERS_TIMEOUT_S)
                 await self._wait_change()
         log_ids = {place: log_id for place, log_id in enumerate(self.log_ids) if log_id is not None}
@@ -159,7 +160,10 @@ class SpreadSubscriber:
         return SpreadDelivered(place, *batch.row(row))
 
     async def next_batch(self) -> tuple[int, DeliveredBatch]:
-        """Return the next batch and its service, services in turn. Raises the reason why none will come."""
+        """Return the next batch and the place of its service; services are served in turn.
+
+        Raises the reason why no batch will come.
+        """
         while True:
             for _ in self._subscribers:
                 place, self._next_index = self._next_index, (self._next_index + 1) % len(self._subscribers)
@@ -169,12 +173,12 @@ class SpreadSubscriber:
             await self._wait_change()
 
     async def batches(self) -> AsyncIterator[tuple[int, DeliveredBatch]]:
-        """Yield the same, one after another."""
+        """Yield batches as `next_batch` returns them, without end."""
         while True:
             yield await self.next_batch()
 
     def ack(self, place: int, offset: int) -> None:
-        """Note that all of a service up to this offset is processed. Never waits. Raises UsageError."""
+        """Note that all deltas of a service up to `offset` are processed. Never waits. Raises UsageError."""
         if not 0 <= place < len(self._subscribers):
             raise UsageError(f"service {place}: give one from 0 to {len(self._subscribers) - 1}")
         self._subscribers[place].ack(offset)
@@ -182,27 +186,27 @@ class SpreadSubscriber:
     @property
     def cursors(self) -> list[Cursor | None]:
         """The cursor of each service, for `start` of a later subscriber; None where it has not answered."""
-        return [one.cursor for one in self._subscribers]
+        return [subscriber.cursor for subscriber in self._subscribers]
 
     @property
     def log_ids(self) -> list[bytes | None]:
         """The log of each service, for `log_ids` of a later subscriber; None where it has not answered."""
-        return [one.log_id for one in self._subscribers]
+        return [subscriber.log_id for subscriber in self._subscribers]
 
     # --- helpers
 
     def _take(self, place: int) -> DeliveredBatch | None:
         try:
             return self._subscribers[place].take_batch()
-        except LogMismatch as other:
-            raise wrong_log(place, other.log_id, self._expected_log_ids) from None
+        except LogMismatch as mismatch:
+            raise wrong_log(place, mismatch.log_id, self._expected_log_ids) from None
 
     def _check(self) -> None:
-        for place, one in enumerate(self._subscribers):
+        for place, subscriber in enumerate(self._subscribers):
             try:
-                one.check()
-            except LogMismatch as other:
-                raise wrong_log(place, other.log_id, self._expected_log_ids) from None
+                subscriber.check()
+            except LogMismatch as mismatch:
+                raise wrong_log(place, mismatch.log_id, self._expected_log_ids) from None
 
     def _notify(self) -> None:
         self._changed.set()
@@ -216,12 +220,17 @@ class SpreadSubscriber:
 def _parse_starts(
     start: SpreadStart | None, count: int
 ) -> tuple[list[StartPosition | None], list[bytes | None]]:
-    """Return where each service starts, and the log that it must have for that. Raises UsageError."""
+    """Return the start at each service, and the log id that the start requires there. Raises UsageError."""
     if start is None or isinstance(start, str | datetime):
         return [start] * count, [None] * count
     if len(start) != count:
         raise UsageError(f"{len(start)} cursors for {count} services: give one for each, in their order")
-    for one in start:
-        if not isinstance(one, Cursor | None):
-            raise UsageError(f"start {one!r:.60}: give earliest, latest, a datetime, or a cursor per service")
-    return ["earliest" if one is None else one for one in start], [one and one.log_id for one in start]
+    for cursor in start:
+        if not isinstance(cursor, Cursor | None):
+            raise UsageError(
+                f"start {cursor!r:.60}: give earliest, latest, a datetime, or a cursor per service"
+            )
+    return (
+        ["earliest" if cursor is None else cursor for cursor in start],
+        [cursor and cursor.log_id for cursor in start],
+    )

@@ -1,7 +1,7 @@
 """Several services behind one client: finds the service of a vector, and joins the outcomes of a call.
 
-Pure. A vector's place is a hash of its name and the number of services, so every client that gives the same
-services in the same order finds it.
+Pure. The place of a service is its index in the list of services. A vector's place is a hash of its name and
+the number of services, so every client that gives the same services in the same order finds the vector.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 SERVICES_MAX = 64
 PLACE_CACHE_MAX = 50_000
-"""Maximum vectors in the cache of places; the cache before it is kept too."""
+"""Maximum number of vectors in the cache of places, and in the full cache before it, which is kept too."""
 
 
 class Part(NamedTuple):
-    """One service's part of a call: the caller's rows, in order, and their acknowledgement."""
+    """One service's part of a call: the indices of the caller's rows, in order, and their acknowledgement."""
 
     place: int
     rows: Sequence[int]
@@ -45,12 +45,12 @@ class SpreadPublished:
     parts: tuple[Part, ...]
 
     def at(self, place: int) -> PublishAck | None:
-        """Return the acknowledgement of the service at a place; None if it has no part."""
+        """Return the acknowledgement of the service at `place`; None if the call has no part there."""
         return next((part.published for part in self.parts if part.place == place), None)
 
 
 class SpreadRefused(Refused):
-    """A call with parts that services refused. `acknowledged`: the parts of the other services."""
+    """A call of which services refused some parts. `acknowledged`: the parts that the others acknowledged."""
 
     def __init__(
         self, refusal: Refused, place: int, rows: Sequence[int], acknowledged: Sequence[Part]
@@ -78,7 +78,7 @@ class ServiceMap:
         self._older_cache: dict[tuple[str, str], int] = {}
 
     def find(self, namespace: str, vector_id: str) -> int:
-        """Return the place of one vector."""
+        """Return the place of a vector."""
         key = (namespace, vector_id)
         place = self._cache.get(key)
         if place is None:
@@ -91,14 +91,14 @@ class ServiceMap:
         return place
 
     def group_rows(self, deltas: Sequence[Delta]) -> list[tuple[int, list[int]]]:
-        """Return the rows that go to each place, in order."""
-        found: dict[int, list[int]] = {}
+        """Return (place, rows) for each place to which rows go, in order."""
+        rows_by_place: dict[int, list[int]] = {}
         for row, delta in enumerate(deltas):
-            found.setdefault(self.find(delta.namespace, delta.vector_id), []).append(row)
-        return sorted(found.items())
+            rows_by_place.setdefault(self.find(delta.namespace, delta.vector_id), []).append(row)
+        return sorted(rows_by_place.items())
 
     def group_columns(self, namespace: str, ids: Sequence[str]) -> list[tuple[int, list[int]]]:
-        """Return the same for the vectors of a namespace."""
+        """Return (place, rows) as `group_rows` does, for vectors of one namespace."""
         places = partitions_of(namespace, ids, self.count)
         return [(int(place), np.flatnonzero(places == place).tolist()) for place in np.unique(places)]
 
@@ -107,28 +107,28 @@ def parse_services(services: Iterable[str | Iterable[str]]) -> list[tuple[Addres
     """Return the addresses of each service, in order. Raises UsageError."""
     if isinstance(services, str):
         raise UsageError(f"services {services!r:.80}: not a list: give a list with an entry for each service")
-    found = [parse_addresses(one) for one in services]
-    if not 1 <= len(found) <= SERVICES_MAX:
+    parsed = [parse_addresses(service) for service in services]
+    if not 1 <= len(parsed) <= SERVICES_MAX:
         raise UsageError(
-            f"{len(found)} services: give 1 to {SERVICES_MAX}, always the same, in the same order"
+            f"{len(parsed)} services: give 1 to {SERVICES_MAX}, always the same, in the same order"
         )
-    addresses = [address for one in found for address in one]
+    addresses = [address for service in parsed for address in service]
     for address in addresses:
         if addresses.count(address) > 1:
             raise UsageError(f"address {address}: given twice: give each service one place")
-    return found
+    return parsed
 
 
 def check_log_ids(log_ids: Sequence[bytes] | None, count: int) -> Sequence[bytes | None]:
-    """Return for each service the log that it must have, None if any will do. Raises UsageError."""
+    """Return for each service the log id that it must have, None if it may have any. Raises UsageError."""
     if log_ids is None:
         return [None] * count
     if len(log_ids) != count:
         raise UsageError(
             f"{len(log_ids)} log ids for {count} services: give one for each service, in their order"
         )
-    for one in log_ids:
-        check_log_id(one)
+    for log_id in log_ids:
+        check_log_id(log_id)
     return log_ids
 
 
@@ -142,7 +142,7 @@ def check_distinct_logs(place: int, log_ids: Mapping[int, bytes]) -> None:
 
 
 def wrong_log(place: int, log_id: bytes, expected: Sequence[bytes | None]) -> UsageError:
-    """Return the error for a service that has another log than its place is for."""
+    """Return the error for a service with another log than the one that belongs to its place."""
     owner = (
         f"which belongs to service {expected.index(log_id)}"
         if log_id in expected
@@ -155,24 +155,28 @@ def wrong_log(place: int, log_id: bytes, expected: Sequence[bytes | None]) -> Us
 
 
 def join_outcomes(outcomes: Sequence[tuple[int, Sequence[int], PublishAck | Refused]]) -> SpreadPublished:
-    """Return the outcome of a call from those of its parts. Raises Refused, SpreadRefused."""
-    parts = tuple(Part(place, rows, one) for place, rows, one in outcomes if isinstance(one, PublishAck))
-    for place, rows, one in outcomes:
-        if isinstance(one, Refused):
+    """Join the outcomes of the parts of a call. Raises Refused, SpreadRefused."""
+    parts = tuple(
+        Part(place, rows, outcome) for place, rows, outcome in outcomes if isinstance(outcome, PublishAck)
+    )
+    for place, rows, outcome in outcomes:
+        if isinstance(outcome, Refused):
             if len(outcomes) == 1:
-                raise one
-            raise SpreadRefused(one, place, rows, parts)
+                raise outcome
+            raise SpreadRefused(outcome, place, rows, parts)
     return SpreadPublished(sum(len(part.rows) for part in parts), parts)
 
 
 def local_parents(parents: Sequence[Dot | bytes], place: int) -> list[Dot | bytes]:
-    """Return those of `parents` that are at this place. Raises UsageError.
+    """Return the `parents` that belong to one service. Raises UsageError.
 
-    The others are in the log of another service already: a dot is known only once it is acknowledged.
+    The others are already in the logs of other services, since a caller knows only acknowledged dots.
     """
-    for one in parents:
-        if not isinstance(one, Dot):
+    for parent in parents:
+        if not isinstance(parent, Dot):
             raise UsageError(
-                f"parent {one!r:.60}: an id does not show which service has it: name it by its dot"
+                f"parent {parent!r:.60}: an id does not show which service has it: name the parent by its dot"
             )
-    return [one for one in parents if isinstance(one, Dot) and origin_partition(one.origin) == place]
+    return [
+        parent for parent in parents if isinstance(parent, Dot) and origin_partition(parent.origin) == place
+    ]

@@ -1,6 +1,6 @@
 """A subscriber over the network: deltas of its topics in log order, each once.
 
-It waits and wakes; `consumer_state.py` handles deliveries, redeliveries and acknowledgements.
+This module waits and wakes; `consumer_state.py` handles deliveries, redeliveries and acknowledgements.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ such as `1h`, `yesterday`, `2026-01-31T12:00:00Z`), or a cursor.
 """
 
 LAST_ACK_TIMEOUT_S = 1.0
-"""Seconds for which the end waits until the last acknowledgement is sent."""
+"""Seconds for which closing waits until the last acknowledgement is sent."""
 GROUP_BYTES_MAX = 64
 WAIT_MS_MAX = 60_000
 MEMBER_BYTES = 16
@@ -54,9 +54,9 @@ MEMBER_BYTES = 16
 class Subscriber:
     """`async with Subscriber("host:port", "ns:docs") as s: async for offset, lamport, delta in s: …`
 
-    It resumes from its cursor when a connection breaks. With `group` the service stores the reader's cursor:
-    all deltas before the one in hand (`ack="auto"`), or up to `ack(offset)` (`"manual"`). One reader of a
-    group at a time gets deltas; the others stand by until it leaves.
+    It resumes from its cursor when a connection breaks. With `group`, the service stores the reader's
+    cursor: after all deltas before the last one returned (`ack="auto"`), or after `ack(offset)`
+    (`"manual"`). One reader of a group at a time gets deltas; the others stand by until it leaves.
 
     *Resources*: a connection and its tasks; they end with the `async with`.
     *Errors*: Refused: CURSOR_TOO_OLD if the log no longer has the next rows, UNKNOWN_TOPIC, UNAUTHORIZED;
@@ -84,12 +84,12 @@ class Subscriber:
         settings: ClientSettings | None = None,
         world: World | None = None,
     ) -> None:
-        """`start`: where to begin; by default at the end of the log. With `group` it is where a new group
-        begins, by default at the beginning of the log; any other resumes from its cursor. `sources`,
-        `priorities`: of the matching deltas, only these. `deltas`: request single deltas instead of batches.
-        `credit`: deltas and bytes that may lie here unread. `compressed`: accept compressed batches too,
-        whose content may exceed the credit. `name`: for people. `log_id`: the only log that the service may
-        have.
+        """`start`: the position to start at, by default the end of the log. With `group`, only a new group
+        starts there, by default at the start of the log; an existing one resumes from its cursor. `sources`,
+        `priorities`: deliver only matching deltas with these. `deltas`: request single deltas instead of
+        batches. `credit`: the deltas and bytes that may be here unread. `compressed`: accept compressed
+        batches too, whose content may exceed the credit. `name`: shown to operators. `log_id`: the only log
+        that the service may have.
         """
         if ack not in ("auto", "manual"):
             raise UsageError(f"ack {ack!r}: give auto or manual")
@@ -105,7 +105,7 @@ class Subscriber:
         self._addresses = parse_addresses(addresses)
         self._token = token
         self._tls = tls
-        self._features = tuple(one.name.lower() for one in available_codecs()) if compressed else ()
+        self._features = tuple(codec.name.lower() for codec in available_codecs()) if compressed else ()
         self._given_world = world
         self._template = Subscription(
             1,
@@ -126,7 +126,7 @@ class Subscriber:
         self._exit = AsyncExitStack()
         self._state = "not open yet"
 
-    # --- life
+    # --- opening and closing
 
     async def __aenter__(self) -> Subscriber:
         await self.begin()
@@ -212,7 +212,7 @@ class Subscriber:
             self._check_open()
             await self._wait_change()
         batch, row = taken
-        # The row before may be acknowledged now, and credit granted.
+        # The previous row may be acknowledged now, and credit granted.
         if row + 1 == batch.count or self._template.group is not None:
             self._link.notify()
         return batch.row(row)
@@ -260,7 +260,7 @@ class Subscriber:
         return self._consumer_state.standing_by
 
     def ack(self, offset: int) -> None:
-        """Note that all up to this offset is processed. Never waits; sent within 0.1 s. Raises UsageError."""
+        """Note that all deltas up to `offset` are processed; this is sent within 0.1 s. Raises UsageError."""
         self._consumer_state.ack(offset)
         self._link.notify()
 
@@ -271,7 +271,7 @@ class Subscriber:
 
     @property
     def cursor(self) -> Cursor | None:
-        """The cursor to start from another time: everything below it is processed."""
+        """The cursor for `start` of a later subscriber: all rows below it are processed."""
         return self._consumer_state.cursor
 
     @property
@@ -302,7 +302,10 @@ class Subscriber:
     async def add(
         self, *topics: str, sources: Sequence[Source] = (), priorities: Sequence[Priority] = ()
     ) -> int:
-        """Add topics, from the current cursor on; return their number. Raises Refused, UsageError."""
+        """Add topics, from the current cursor on; return a number for `remove`.
+
+        Raises Refused, UsageError.
+        """
         self._check_open()
         self._last_subscription += 1
         subscription = Subscription(
@@ -315,16 +318,16 @@ class Subscriber:
         return self._last_subscription
 
     async def remove(self, number: int) -> None:
-        """Remove topics that were added. Raises UsageError."""
+        """Remove the topics with the number that `add` returned. Raises UsageError."""
         self._check_open()
         await self._wait_request(self._consumer_state.remove(number))
 
-    async def _wait_request(self, answer: RequestOutcome) -> None:
+    async def _wait_request(self, outcome: RequestOutcome) -> None:
         self._link.notify()
-        while not answer.done:
+        while not outcome.done:
             await self._wait_change()
-        if answer.refusal is not None:
-            raise answer.refusal
+        if outcome.refusal is not None:
+            raise outcome.refusal
 
     # --- for the link
 

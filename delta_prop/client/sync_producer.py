@@ -1,6 +1,6 @@
 """A producer for scripts and executors: blocking calls, no event loop and no thread.
 
-It works only within its calls, so a connection that rests between them for long is reopened by the next.
+It works only within its calls. A connection that is idle for long between two calls is reopened by the next.
 """
 
 from __future__ import annotations
@@ -103,9 +103,10 @@ class SyncProducer:
         job: JobPart | None = None,
         priority: Priority = Priority.NORMAL,
     ) -> None:
-        """`job`: stage all deltas, as a part of a job that is decided later; see `client.jobs`. Each attempt
-        of a part has a number of its own, and one priority; its name is `JOB/PART`. `priority`: the one that
-        `watermark` covers before something is offered. `log_id`: the only log that the service may have.
+        """`job`: stage all deltas as a part of a job that is decided later; see `client.jobs`. Then `name`
+        must be `JOB/PART`, each attempt needs a number of its own, and all deltas need the same priority.
+        `priority`: the priority whose watermark is known before something is offered. `log_id`: the only log
+        that the service may have.
         """
         self.name = name
         self.settings = settings_or_default(settings)
@@ -135,12 +136,12 @@ class SyncProducer:
         self._offline_at: float | None = None
         """Start of the first attempt since a service last answered."""
         self._faults = 0
-        self._lasting = AddressFaults(len(self._addresses))
+        self._address_faults = AddressFaults(len(self._addresses))
         self._offered_rows = 0
         self.waited_s = 0.0
-        """Seconds for which its calls have waited for the service: for credit, capacity or outcomes."""
+        """Seconds for which calls have waited for the service: for credit, capacity or outcomes."""
 
-    # --- life
+    # --- opening and closing
 
     def __enter__(self) -> SyncProducer:
         if self._state != "not open yet":
@@ -157,18 +158,18 @@ class SyncProducer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        left = 0
+        unacked = 0
         try:
             if error is None or isinstance(error, Exception):
                 with suppress(Refused, UsageError):
                     self._run_until(
                         lambda: not self._producer_state.in_flight_offers, self.settings.close_timeout_s
                     )
-            left = self._producer_state.in_flight_offers
+            unacked = self._producer_state.in_flight_offers
         finally:
             self._close()
-        if left and error is None:
-            raise offers_unacked(self.name, left)
+        if unacked and error is None:
+            raise offers_unacked(self.name, unacked)
 
     def _close(self) -> None:
         self._state = "closed"
@@ -189,26 +190,26 @@ class SyncProducer:
 
     @property
     def waits_for(self) -> Exception | None:
-        """The obstacle for open offers: the reason why there is no connection, or a retryable refusal."""
+        """The obstacle for the offers in flight: why there is no connection, or a retryable refusal."""
         return (self._cause if self._connection is None else None) or self._producer_state.waits_for
 
     def offer(self, *deltas: Delta, after: Sequence[SyncReceipt | Dependency] = ()) -> SyncReceipt:
-        """Send deltas of one priority without waiting for the outcome. Waits if too much is open.
+        """Send deltas of one priority without waiting for the outcome; wait if too many offers are in flight.
 
-        Raises InvalidDelta, UsageError; Refused if too much stays open, or the producer cannot go on.
+        Raises InvalidDelta, UsageError; Refused if too many stay in flight, or the producer cannot go on.
         """
-        priority, simple = validate(deltas)
-        return self._offer(priority, deltas, after, self.settings.publish_timeout_s, simple=simple)
+        priority, opaque_only = validate(deltas)
+        return self._offer(priority, deltas, after, self.settings.publish_timeout_s, opaque_only=opaque_only)
 
     def publish(
         self, *deltas: Delta, after: Sequence[SyncReceipt | Dependency] = (), timeout_s: float | None = None
     ) -> PublishAck:
         """Send and wait for the acknowledgement. Raises Refused, whose text says if it may have happened."""
         limit_s = timeout_or_default(timeout_s, self.settings.publish_timeout_s)
-        began = time.monotonic()
-        priority, simple = validate(deltas)
-        receipt = self._offer(priority, deltas, after, limit_s, simple=simple)
-        return self.result_of(receipt, max(limit_s - (time.monotonic() - began), 0.0), limit_s)
+        started_at = time.monotonic()
+        priority, opaque_only = validate(deltas)
+        receipt = self._offer(priority, deltas, after, limit_s, opaque_only=opaque_only)
+        return self.result_of(receipt, max(limit_s - (time.monotonic() - started_at), 0.0), limit_s)
 
     def publish_many(
         self,
@@ -228,7 +229,7 @@ class SyncProducer:
         return self.result_of(receipt, limit_s)
 
     def offer_numbered(self, counter: int, delta: Delta, after_s: float | None = None) -> SyncReceipt:
-        """Send a delta under a counter of the caller's, which rises within a priority; see `Producer`."""
+        """Send a delta under the caller's counter, which rises within a priority; see `Producer`."""
         limit_s = timeout_or_default(after_s, self.settings.publish_timeout_s, "after_s")
         return self._offer(check_deltas([delta]), [delta], (), limit_s, counter=counter)
 
@@ -240,11 +241,11 @@ class SyncProducer:
         priority: Priority = Priority.NORMAL,
         after_s: float | None = None,
     ) -> SyncReceipt:
-        """Send columns of many deltas unchanged, without waiting for the outcome, which they share.
+        """Send columns of many deltas unchanged, without waiting for their common outcome.
 
-        With `counter` the caller numbers: rows have `counter`, `counter` + 1 and so on, above all counters
-        given in this priority. The rows are not validated here: their encoder has done it. Raises as `offer`
-        does.
+        With `counter`, the rows have the counters `counter`, `counter` + 1 and so on, which must be above all
+        earlier counters of this priority. The rows are not validated here, since their encoder has done it.
+        Raises as `offer` does.
         """
         limit_s = timeout_or_default(after_s, self.settings.publish_timeout_s, "after_s")
         return self._offer(priority, (), (), limit_s, columns=block, counter=counter)
@@ -254,7 +255,7 @@ class SyncProducer:
         return self._producer_state.watermark(priority)
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until everything offered has its outcome. Raises TimeoutError, or why it cannot."""
+        """Wait for the outcomes of all offers. Raises TimeoutError, or why the producer cannot go on."""
         limit_s = timeout_or_default(timeout_s, self.settings.delivery_timeout_s)
         if not self._run_until(lambda: not self._producer_state.in_flight_offers, limit_s):
             raise TimeoutError(
@@ -264,14 +265,14 @@ class SyncProducer:
     def result_of(
         self, receipt: SyncReceipt, timeout_s: float | None = None, reported_s: float | None = None
     ) -> PublishAck:
-        """Wait for a receipt's outcome. Raises Refused. `reported_s`: the timeout to name in its text."""
+        """Wait for a receipt's outcome. Raises Refused. `reported_s`: the timeout that the error names."""
         limit_s = timeout_or_default(timeout_s, self.settings.delivery_timeout_s)
         if receipt.outcome is None and not self._run_until(lambda: receipt.done, limit_s):
             offer = receipt.offer
             assert offer is not None
-            withdrawn = self._producer_state.drop(offer)
-            shown_s = limit_s if reported_s is None else reported_s
-            receipt.outcome = timed_out(offer, shown_s, withdrawn=withdrawn)
+            is_withdrawn = self._producer_state.drop(offer)
+            reported_s = limit_s if reported_s is None else reported_s
+            receipt.outcome = timed_out(offer, reported_s, withdrawn=is_withdrawn)
         outcome = receipt.outcome
         if isinstance(outcome, PublishAck):
             return outcome
@@ -279,7 +280,7 @@ class SyncProducer:
         raise outcome
 
     def statistics(self) -> Counts:
-        """Return counts of what was sent and of its outcomes, since this producer was made."""
+        """Return the counts of sent batches, of deltas and of outcomes since this producer was made."""
         return self._producer_state.counts
 
     # --- helpers
@@ -293,22 +294,28 @@ class SyncProducer:
         *,
         columns: Columns | Block | None = None,
         counter: int | None = None,
-        simple: bool = False,
+        opaque_only: bool = False,
     ) -> SyncReceipt:
         if self._state != "open":
             raise UsageError(f"producer {self.name!r} is {self._state}: use it inside its `with`")
-        causes, places = _resolve_after(after)
-        if len(deltas) and causes:
-            deltas = with_parents(deltas, causes)
+        parents, pending_dots = _resolve_after(after)
+        if len(deltas) and parents:
+            deltas = with_parents(deltas, parents)
         receipt = SyncReceipt(self)
 
         def settle(outcome: PublishAck | Refused) -> None:
             if receipt.outcome is None:
                 receipt.outcome = outcome
 
-        simple = simple and not after
+        opaque_only = opaque_only and not after
         offer = receipt.offer = Offer(
-            priority, deltas, settle, columns=columns, after=places, counter=counter, is_opaque_only=simple
+            priority,
+            deltas,
+            settle,
+            columns=columns,
+            after=pending_dots,
+            counter=counter,
+            is_opaque_only=opaque_only,
         )
         if not self._producer_state.has_capacity:
             self._run_until(lambda: self._producer_state.has_capacity, limit_s)
@@ -319,9 +326,9 @@ class SyncProducer:
         return receipt
 
     def _run_until(self, until: Callable[[], bool], limit_s: float) -> bool:
-        """Send, receive and reconnect until `until()`, at least one round; return True if that is in time.
+        """Send, receive and reconnect, at least once, until `until()` is true or `limit_s` has passed.
 
-        Raises the reason why nothing can be sent any more.
+        Returns True if `until()` is true. Raises the reason why nothing can be sent any more.
         """
         deadline = time.monotonic() + limit_s
         self._offered_rows = 0
@@ -351,33 +358,36 @@ class SyncProducer:
                 return False
             if self._connection is None and self._offline_at is not None:
                 now = time.monotonic()
-                self._outage.lasts(self._cause, now - self._offline_at, deadline - now)
+                self._outage.on_silence(self._cause, now - self._offline_at, deadline - now)
 
     def _step(self, now: float, deadline: float, until: Callable[[], bool]) -> None:
         """Connect, or send and receive once. Raises the reason why the connection is unusable."""
-        wire = self._connection
-        if wire is None:
+        connection = self._connection
+        if connection is None:
             if now < self._not_before:
                 time.sleep(max(min(self._not_before, deadline) - now, 0.0))
             else:
                 self._connect(now, deadline)
             return
-        session = wire.session
-        self._on_received(wire, wire.read())  # first, so that nothing is sent to a service that has closed
+        session = connection.session
+        self._on_received(
+            connection, connection.read()
+        )  # first, so that nothing is sent to a service that has closed
         now = time.monotonic()
         wait_s = min(deadline - now, session.silence_left_s(now))
         if session.is_open:
-            wire.send(self._protocol.data_to_send(session, now))
+            connection.send(self._protocol.data_to_send(session, now))
             beat = session.make_heartbeat(now)
-            wire.send(() if beat is None else (beat,))
-            asked = self._protocol.wait_s(now)
-            wait_s = min(wait_s, session.heartbeat_wait_s(now), wait_s if asked is None else asked)
-        began = time.monotonic()
-        count = wire.step(0.0 if until() else max(wait_s, 0.0))
-        self.waited_s += time.monotonic() - began
-        self._on_received(wire, count)
+            connection.send(() if beat is None else (beat,))
+            protocol_wait_s = self._protocol.wait_s(now)
+            wait_s = min(wait_s, session.heartbeat_wait_s(now))
+            wait_s = wait_s if protocol_wait_s is None else min(wait_s, protocol_wait_s)
+        started_at = time.monotonic()
+        count = connection.step(0.0 if until() else max(wait_s, 0.0))
+        self.waited_s += time.monotonic() - started_at
+        self._on_received(connection, count)
         if session.silence_left_s(time.monotonic()) <= 0:
-            raise ConnectionError(f"{wire.address} has been silent for too long")
+            raise ConnectionError(f"{connection.address} has been silent for too long")
 
     def _on_received(self, connection: BlockingConnection, count: int) -> None:
         """Handle the frames received, if any."""
@@ -388,7 +398,7 @@ class SyncProducer:
                     frame.welcome, same_address=self._last_address in (None, connection.address)
                 )
                 self._last_address, self._offline_at = connection.address, None
-                self._outage.ended()
+                self._outage.on_answer()
             elif self._protocol.on_frame(frame, session.connection.last_frame_bytes, now):
                 self._backoff.reset()
                 self._faults = 0
@@ -403,24 +413,24 @@ class SyncProducer:
         if self._offline_at is None:
             self._offline_at = now
         timeout_s = min(self.settings.connect_timeout_s, max(deadline - now, 0.05))
-        wire = BlockingConnection(address, timeout_s, self._context, self._server_name, self.settings)
-        self._connection = wire
-        wire.send([wire.session.request(self._protocol.hello())[1]])
+        connection = BlockingConnection(address, timeout_s, self._context, self._server_name, self.settings)
+        self._connection = connection
+        connection.send([connection.session.request(self._protocol.hello())[1]])
 
     def _on_connection_lost(self, cause: Exception, after_s: float = 0.0) -> None:
         self._cause = cause
         self._disconnect()
         if self._last_address is None:  # no service has answered yet
             try:
-                self._lasting.note(cause)
+                self._address_faults.note(cause)
             except Misconfigured as fault:
                 self._producer_state.fail(fault)
         self._not_before = max(self._not_before, time.monotonic() + after_s)
 
     def _disconnect(self) -> None:
-        wire, self._connection = self._connection, None
-        if wire is not None:
-            wire.close()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
         self._protocol.on_disconnect()
 
     def _final_error(self, limit_s: float) -> Exception:
@@ -475,8 +485,8 @@ class BlockingConnection:
         count = self.read()
         if count:
             return count
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
-        self._selector.modify(self._socket, wanted)
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
+        self._selector.modify(self._socket, events)
         if not self._selector.select(wait_s):
             return 0
         self._write()
@@ -531,7 +541,7 @@ def _connect_socket(address: Address, timeout_s: float) -> socket.socket:
 
 
 def _read_first_bytes(sock: ssl.SSLSocket, error: ssl.SSLError) -> bytes:
-    """Return the first bytes of a server without TLS; OpenSSL has consumed five bytes before them."""
+    """Return the first bytes of a server without TLS; OpenSSL has consumed the five bytes before `rest`."""
     if error.reason != "WRONG_VERSION_NUMBER":
         return b""
     with suppress(OSError):
@@ -541,13 +551,14 @@ def _read_first_bytes(sock: ssl.SSLSocket, error: ssl.SSLError) -> bytes:
 
 
 def _resolve_after(after: Sequence[SyncReceipt | Dependency]) -> tuple[list[Dot | bytes], list[PendingDot]]:
-    causes: list[Dot | bytes] = []
-    places: list[PendingDot] = []
-    for one in after:
-        if not isinstance(one, SyncReceipt):
-            causes.append(dependency_key(one))
-        elif one.outcome is None and one.offer is not None:
-            places.append(one.offer.pending_dot)
+    """Return the dependencies: known names, and the pending dots of this producer's offers."""
+    parents: list[Dot | bytes] = []
+    pending_dots: list[PendingDot] = []
+    for cause in after:
+        if not isinstance(cause, SyncReceipt):
+            parents.append(dependency_key(cause))
+        elif cause.outcome is None and cause.offer is not None:
+            pending_dots.append(cause.offer.pending_dot)
         else:
-            causes.append(dependency_key(one.result()))
-    return causes, places
+            parents.append(dependency_key(cause.result()))
+    return parents, pending_dots

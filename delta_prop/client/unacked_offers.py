@@ -1,7 +1,7 @@
-"""The offers of a producer without an outcome: counts their calls and bytes, and finds the oldest.
+"""Holds a producer's offers until they have an outcome: counts their calls and bytes, and finds the oldest.
 
-Pure. Plain offers, and those with a caller that waits in `publish`, time out after different times, so each
-kind has a queue of its own, the oldest first.
+Pure. Awaited offers, whose callers wait in `publish`, and other offers have different timeouts, so each kind
+has a queue of its own, the oldest first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class UnackedOffers:
     """Every offer without an outcome, once.
 
-    An offer counts as many calls as it holds; code that adds a call to an offer in here updates the counts.
+    `calls` counts the calls of all offers. Code that adds a call to an offer in here updates the counts.
     """
 
     __slots__ = ("_awaited", "_offers", "bytes", "calls")
@@ -54,17 +54,17 @@ class UnackedOffers:
     def replace(self, offer: Offer, parts: Iterable[Offer]) -> None:
         """Replace an offer by `parts`, which were made at the same time."""
         queue = self._queue_of(offer)
-        later = list(queue)
-        later = later[later.index(offer) + 1 :]
+        offers = list(queue)
+        later_offers = offers[offers.index(offer) + 1 :]
         self.remove(offer)
-        for one in parts:
-            self.add(one)
-        for one in later:
-            del queue[one]
-            queue[one] = None
+        for part in parts:
+            self.add(part)
+        for later in later_offers:
+            del queue[later]
+            queue[later] = None
 
     def oldest(self, *, awaited: bool) -> Offer | None:
-        """Return the oldest of a kind."""
+        """Return the oldest awaited offer, or the oldest of the others; None if there is none."""
         return next(iter(self._awaited if awaited else self._offers), None)
 
     def _queue_of(self, offer: Offer) -> dict[Offer, None]:

@@ -1,4 +1,4 @@
-"""Dependencies of an offer on other senders, so that one vector's deltas keep the order of the calls.
+"""Finds the dependencies of an offer on other senders, so that a vector's deltas keep the order of the calls.
 
 Pure. As long as a producer has one sender, that sender's order suffices and nothing is tracked. A block keeps
 only the order of its own sender: its rows are not decoded.
@@ -18,13 +18,16 @@ HEADS_MAX = 100_000
 
 
 class VectorOrder:
-    """The newest dot of each vector, once there are two senders or the caller numbers; of the latest ones."""
+    """The newest dot of each of the `HEADS_MAX` vectors that were offered last.
+
+    Tracking starts when there are two senders, or when the caller numbers its deltas.
+    """
 
     def __init__(self) -> None:
         self._heads: dict[tuple[str, str], PendingDot] | None = None
 
     def is_idle(self, sender: SequenceSender, senders: Sequence[SequenceSender]) -> bool:
-        """True if nothing is tracked, nor would be if `sender` got an offer without a number."""
+        """True if nothing is tracked, and an offer of `sender` without a counter would not change that."""
         if self._heads is not None or sender.last_numbered is not None:
             return False
         return not senders or (len(senders) == 1 and senders[0] is sender)
@@ -62,12 +65,12 @@ def _collect_heads(senders: Iterable[SequenceSender]) -> dict[tuple[str, str], P
     """Return the heads among offers without an outcome; nothing can overtake an acknowledged one."""
     heads: dict[tuple[str, str], PendingDot] = {}
     for sender in senders:
-        for frame in sender.unacked.values():
-            batch = frame.batch
-            names = list(zip(batch.namespaces, batch.keys, strict=True))
-            for row, offer in frame.offers:
-                heads.update(dict.fromkeys(names[row : row + offer.count], offer.pending_dot))
+        for unacked in sender.unacked.values():
+            batch = unacked.batch
+            keys = list(zip(batch.namespaces, batch.keys, strict=True))
+            for row, offer in unacked.offers:
+                heads.update(dict.fromkeys(keys[row : row + offer.count], offer.pending_dot))
         for offer in sender.waiting:
             rows = () if offer.is_block else offer.rows
-            heads.update(((one.namespace, one.vector_id), offer.pending_dot) for one in rows)
+            heads.update(((delta.namespace, delta.vector_id), offer.pending_dot) for delta in rows)
     return heads

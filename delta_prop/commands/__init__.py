@@ -1,1 +1,1 @@
-"""The command line verbs that work on a data directory or ask a server, one module per group of verbs."""
+"""The verbs of the command line, for a data directory or a server; one module per group of verbs."""

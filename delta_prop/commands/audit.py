@@ -43,14 +43,14 @@ if TYPE_CHECKING:
 
 OK, FAILED = 0, 1
 REPORT_COLUMNS = ("difference", "namespace", "vector_id", "reason")
-"""Fields of a difference that a table for people has."""
+"""Fields of a difference that the printed table shows."""
 _JSON_SUFFIXES = tuple(end for end, kind in FORMATS.items() if kind == "json")
 
 
 def run_audit(options: Namespace) -> int:
-    """Compare, report, and repair if asked to; return exit status 1 if differences stay.
+    """Compare, report, and repair if `options` say so; return exit status 1 if differences remain.
 
-    Raises UsageError, Refused, and what reading the log raises.
+    Raises UsageError, Refused, LogCorrupted, OSError.
     """
     target = check_target(options)
     _check_local(options)
@@ -63,15 +63,16 @@ def run_audit(options: Namespace) -> int:
         with StorageSinkFile(options.storage):
             pass  # opening the file raises if it is not a valid sink file
     sink = options.storage if options.contents is None else Lines(options.contents)
-    found = audit(options.data, sink, next_offset=options.next_offset, name=name)
+    differences = audit(options.data, sink, next_offset=options.next_offset, name=name)
     counts: Counter[str] = Counter()
     progress = system.Progress()
     progress.report("the sink is compared with the log")
     with Scratch() as scratch, scratch.open_spool() as spool:
         try:
-            for one in found:
-                spool.write(json.dumps(one.line(), ensure_ascii=False, allow_nan=False).encode() + b"\n")
-                counts[one.difference] += 1
+            for difference in differences:
+                line = json.dumps(difference.line(), ensure_ascii=False, allow_nan=False)
+                spool.write(line.encode() + b"\n")
+                counts[difference.difference] += 1
         finally:
             progress.end()
         _write_report(spool, counts, options)
@@ -101,8 +102,8 @@ def _write_report(spool: BinaryIO, counts: Counter[str], options: Namespace) -> 
                 out.write(line)
             out.flush()
     elif counts:
-        first = [json.loads(line) for line, _ in zip(spool, range(ROWS_MAX), strict=False)]
-        rows = [[one[name] for name in REPORT_COLUMNS] for one in first]
+        differences = [json.loads(line) for line, _ in zip(spool, range(ROWS_MAX), strict=False)]
+        rows = [[difference[name] for name in REPORT_COLUMNS] for difference in differences]
         put_rows(REPORT_COLUMNS, rows, more=counts.total() > ROWS_MAX)
 
 
@@ -129,7 +130,7 @@ def check_target(options: Namespace) -> Remote | None:
 
 
 def find_sink_name(options: Namespace) -> str | None:
-    """Return the sink's name here, None if unknown. Raises UsageError if no sink has the given name."""
+    """Return the audited sink's name, None if unknown. Raises UsageError if no sink has the given name."""
     if options.sink is not None:
         read_quarantined_keys(options.data, options.sink)
         return str(options.sink)
@@ -170,27 +171,28 @@ def note_repair(result: RepairResult, counts: Counter[str]) -> int:
 def _open_producer(target: Remote, options: Namespace) -> Iterator[SyncProducer]:
     """Open a producer, but only to the audited log's service. Raises UsageError, Refused, Unreachable."""
     options.producer = options.producer or system.draw_producer_name()
-    wanted = log_id_of(options.data)
+    expected = log_id_of(options.data)
     producer = SyncProducer(
-        target.addresses, name=options.producer, token=target.token, tls=target.tls, log_id=wanted
+        target.addresses, name=options.producer, token=target.token, tls=target.tls, log_id=expected
     )
     try:
         with _wait_reporter_of(producer).report_in_thread(), producer:
             yield producer
-    except LogMismatch as other:
-        raise log_mismatch_error(", ".join(target.addresses), other.log_id, options.data, wanted) from None
+    except LogMismatch as mismatch:
+        names = ", ".join(target.addresses)
+        raise log_mismatch_error(names, mismatch.log_id, options.data, expected) from None
 
 
 def _wait_reporter_of(producer: SyncProducer) -> WaitReporter:
-    waiting, processed = WaitReporter(), 0
+    wait_reporter, processed = WaitReporter(), 0
 
-    def busy() -> bool:
+    def is_busy() -> bool:
         nonlocal processed
         counts, before = producer.statistics(), processed
         processed = counts.acknowledged + counts.refused
         if processed != before:
-            waiting.note_progress()
+            wait_reporter.note_progress()
         return producer.log_id is None or producer.in_flight_offers > 0
 
-    waiting.get_cause, waiting.is_busy = lambda: producer.waits_for, busy
-    return waiting
+    wait_reporter.get_cause, wait_reporter.is_busy = lambda: producer.waits_for, is_busy
+    return wait_reporter

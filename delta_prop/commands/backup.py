@@ -17,20 +17,20 @@ OK = 0
 
 def restore(source: str, data: str) -> int:
     """Create a data directory from a copy, durable when this returns. Raises as `copy` does."""
-    return copy(source, data, cure="name the copy that `log export --to DIR` made")
+    return copy(source, data, fix="name the copy that `log export --to DIR` made")
 
 
-def copy(data: str, to: str, *, cure: str = DATA_DIRECTORY_FIX) -> int:
+def copy(data: str, to: str, *, fix: str = DATA_DIRECTORY_FIX) -> int:
     """Copy a data directory into a new one, durable when this returns.
 
-    `cure`: the fix that the error names if `data` is not a data directory. Raises UsageError, LogCorrupted,
-    FormatUnknown, BackupFailed, OSError, after which there is no new directory.
+    `fix`: the fix that the error names if `data` is not a data directory. Raises UsageError, LogCorrupted,
+    FormatUnknown, BackupFailed, OSError; then no new directory is left.
     """
-    source = open_disk(data, cure=cure)
+    source = open_disk(data, fix=fix)
     if system.is_within(to, data):
         raise UsageError(f"{to!r} is inside the data directory {data!r}: name a new directory outside of it")
     with system.create_directory(to) as target:
-        copied = copy_log(
+        report = copy_log(
             source,
             target,
             DIRECTORY,
@@ -40,7 +40,7 @@ def copy(data: str, to: str, *, cure: str = DATA_DIRECTORY_FIX) -> int:
             pause=system.pause,
         )
     system.confirm(
-        f"{to}: offsets {copied.start_offset} to {copied.next_offset}, {copied.bytes:,} bytes in "
-        f"{copied.segments} segments, {copied.files} other files; epoch {copied.epoch} begins after them"
+        f"{to}: offsets {report.start_offset} to {report.next_offset}, {report.bytes:,} bytes in "
+        f"{report.segments} segments, {report.files} other files; epoch {report.epoch} begins after them"
     )
     return OK

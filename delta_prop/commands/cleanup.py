@@ -1,7 +1,7 @@
 """Removes the data directory that a failed start created, if nothing was there before.
 
-Only a log without a single delta is removed, and only under the directory's lock: another process may have
-begun there meanwhile, and its data must stay.
+Only a log without a single delta is removed, and only under the directory's lock, because another process may
+have started there meanwhile.
 """
 
 from __future__ import annotations
@@ -22,13 +22,11 @@ if TYPE_CHECKING:
 def remove_on_failure(data: str) -> Iterator[Callable[[], None]]:
     """Remove the data directory that the block creates, and created parent directories, if the block raises.
 
-    Yields a function; the block calls it once the directory is to stay.
+    Yields a function; the block calls it as soon as the directory must stay.
     """
-    was_absent, missing, keep_calls = (
-        system.is_absent_or_empty(data),
-        system.find_missing_directories(data),
-        list[bool](),
-    )
+    was_absent = system.is_absent_or_empty(data)
+    missing = system.find_missing_directories(data)
+    keep_calls = list[bool]()
     try:
         yield lambda: keep_calls.append(True)
     except Exception:

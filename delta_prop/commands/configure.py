@@ -37,7 +37,7 @@ async def check(file: str) -> int:
         await check_startup(configuration, real_world(), allow_taken_ports=True)
     except UsageError as error:
         raise UsageError(f"{file}: {error}") from None
-    sinks = ", ".join(one.name for one in configuration.sinks) or "none"
+    sinks = ", ".join(sink.name for sink in configuration.sinks) or "none"
     gib = configuration.memory_bytes_max() / (1 << 30)
     system.confirm(f"{file}: valid; sinks: {sinks}; memory: up to {gib:,.1f} GiB, plus the sinks' own")
     return OK

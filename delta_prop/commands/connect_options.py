@@ -15,7 +15,7 @@ TOKEN_VARIABLE = "DELTA_PROP_TOKEN"
 
 
 class ConnectOptions(NamedTuple):
-    """Options to connect to one service; `addresses`: alternative addresses of that service."""
+    """Options to connect to one service; `addresses`: its addresses, tried in turn."""
 
     addresses: tuple[str, ...]
     token: str | None = None
@@ -30,7 +30,7 @@ def connect_options_of(options: Namespace) -> ConnectOptions:
     authorities, certificate, key = options.tls_ca, options.tls_certificate, options.tls_key
     if (certificate is None) != (key is None):
         raise UsageError("--tls-certificate and --tls-key: give both, or neither")
-    wanted = options.tls or any(one is not None for one in (authorities, certificate, options.tls_name))
-    tls = Tls(certificate, key, authorities, options.tls_name) if wanted else None
+    uses_tls = options.tls or any(value is not None for value in (authorities, certificate, options.tls_name))
+    tls = Tls(certificate, key, authorities, options.tls_name) if uses_tls else None
     addresses = (options.server,) if isinstance(options.server, str) else tuple(options.server)
     return ConnectOptions(addresses, token, tls)

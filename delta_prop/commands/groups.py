@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 OK, FAILED = 0, 1
 WAIT_S = 3.0
-"""Time for the last member of a group to leave it."""
+"""Time for which a reset waits until the last member has left the group."""
 _POLL_S = 0.05
 
 
@@ -31,20 +31,20 @@ def list_directory_groups(data: str, *, as_json: bool) -> int:
     Raises UsageError, LogCorrupted, OSError.
     """
     with open_readonly_log(data) as (disk, log, _):
-        found = [one for one in read_sinks(disk, log) if one["kind"] == "group"]
+        groups = [entry for entry in read_sinks(disk, log) if entry["kind"] == "group"]
     rows = [
-        {"name": one["name"], "offset": one["offset"], "lag": one["lag"]}
-        | ({"corruption": one["corruption"]} if "corruption" in one else {})
-        for one in found
+        {"name": group["name"], "offset": group["offset"], "lag": group["lag"]}
+        | ({"corruption": group["corruption"]} if "corruption" in group else {})
+        for group in groups
     ]
     _print_groups(rows, as_json=as_json)
-    return FAILED if any("corruption" in one for one in rows) else OK
+    return FAILED if any("corruption" in row for row in rows) else OK
 
 
-async def list_server_groups(link: ConnectOptions, *, as_json: bool) -> int:
+async def list_server_groups(connect_options: ConnectOptions, *, as_json: bool) -> int:
     """List every group of a server, and who reads or stands by for it. Raises UsageError, NoAnswer."""
-    async with open_http_client(link) as web:
-        status: dict[str, Any] = await web.get("/api/status")
+    async with open_http_client(connect_options) as http_client:
+        status: dict[str, Any] = await http_client.get("/api/status")
     _print_groups(status["groups"], as_json=as_json)
     return OK
 
@@ -52,18 +52,19 @@ async def list_server_groups(link: ConnectOptions, *, as_json: bool) -> int:
 def reset(data: str, name: str, to: str, *, force: bool) -> int:
     """Move a group to another offset. Raises UsageError, LogCorrupted, OSError.
 
-    `to` is resolved here: a request that is carried out later, or twice, then means the same offset.
+    `to` is resolved here, so that a request means the same offset if it is carried out later, or twice.
     """
     with open_readonly_log(data) as (disk, log, _):
-        first, end = log.start_offset, log.high_watermark
+        start, end = log.start_offset, log.high_watermark
         offset = offset_of(parse_position("--to", to, system.wall_us()), log)
-        if not first <= offset <= end:
+        if not start <= offset <= end:
             raise UsageError(
-                f"--to {to:.40}: give earliest, latest, a time or an offset from {first} to {end}"
+                f"--to {to:.40}: give earliest, latest, a time or an offset from {start} to {end}"
             )
         if read_position(disk, name, log.log_id) is None:
             known = (
-                ", ".join(one["name"] for one in read_sinks(disk, log) if one["kind"] == "group") or "none"
+                ", ".join(entry["name"] for entry in read_sinks(disk, log) if entry["kind"] == "group")
+                or "none"
             )
             raise UsageError(f"group {name!r}: there is no such group: name an existing one ({known})")
     try:
@@ -78,24 +79,25 @@ def reset(data: str, name: str, to: str, *, force: bool) -> int:
             raise UsageError(
                 f"group {name!r}: `subscribe --data` reads for it: end that command first"
             ) from None
-        what, done = (
-            f"reset of group {name!r} to offset {offset}",
-            f"group {name!r} goes on at offset {offset}",
-        )
-        submit_request(data, "reset-group", name, (offset,), what, done=done)
+        subject = f"reset of group {name!r} to offset {offset}"
+        done = f"group {name!r} goes on at offset {offset}"
+        submit_request(data, "reset-group", name, (offset,), subject, done=done)
     else:
         system.confirm(f"done: group {name!r} goes on at offset {offset}")
     return OK
 
 
 def _reset_when_free(disk: Disk, name: str, log_id: bytes, offset: int, *, wait_s: float) -> None:
-    """Move the group; a server holds it for a moment after its last member left. Raises GroupBusy."""
-    until = system.now() + wait_s
+    """Move the group; retry while it is held, as a server does briefly after the last member has left.
+
+    Raises GroupBusy.
+    """
+    deadline = system.now() + wait_s
     while True:
         try:
             return reset_group(disk, name, log_id, offset)
         except GroupBusy:
-            if system.now() >= until:
+            if system.now() >= deadline:
                 raise
         system.pause(_POLL_S)
 
@@ -105,11 +107,11 @@ def _print_groups(groups: list[dict[str, Any]], *, as_json: bool) -> None:
         system.put_all(map(json.dumps, groups))
         return
     system.put(f"{'group':24}  {'offset':>12}  {'lag':>12}  notes")
-    for one in groups:
-        offset, lag = ("?" if at is None else f"{at:,}" for at in (one["offset"], one["lag"]))
-        notes = [one["corruption"]] if "corruption" in one else []
-        if "has_member" in one:
-            notes.append("a member reads" if one["has_member"] else "nobody reads")
-        if one.get("standing_by"):
-            notes.append(f"{one['standing_by']:,} standing by")
-        system.put(f"{one['name']:24}  {offset:>12}  {lag:>12}  {', '.join(notes)}".rstrip())
+    for group in groups:
+        offset, lag = ("?" if value is None else f"{value:,}" for value in (group["offset"], group["lag"]))
+        notes = [group["corruption"]] if "corruption" in group else []
+        if "has_member" in group:
+            notes.append("a member reads" if group["has_member"] else "nobody reads")
+        if group.get("standing_by"):
+            notes.append(f"{group['standing_by']:,} standing by")
+        system.put(f"{group['name']:24}  {offset:>12}  {lag:>12}  {', '.join(notes)}".rstrip())

@@ -1,6 +1,6 @@
 """Client for a server's HTTP port: sends requests one at a time over one connection, and reconnects once.
 
-It takes only JSON objects and lists of bounded size, and waits for nothing longer than its deadline.
+It accepts only JSON objects and lists of bounded size, and every request has a deadline.
 """
 
 from __future__ import annotations
@@ -35,17 +35,19 @@ class NoAnswer(DeltaPropError):
 class HttpClient:
     """The HTTP port of one server. *Resources*: one connection, closed at the end of the `async with`."""
 
-    def __init__(self, network: Network, link: ConnectOptions, *, timeout_s: float = TIMEOUT_S) -> None:
-        """Take the one address that `link` names. Raises UsageError if it is not an address."""
+    def __init__(
+        self, network: Network, connect_options: ConnectOptions, *, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        """Use the only address in `connect_options`. Raises UsageError if it is not an address."""
         self._network = network
-        (text,) = link.addresses
+        (text,) = connect_options.addresses
         self._address = Address.parse(text, HTTP_PORT)
-        self._tls = link.tls
+        self._tls = connect_options.tls
         self.name = str(self._address)
-        self._has_token = link.token is not None
+        self._has_token = connect_options.token is not None
         self._headers = [("Host", self.name), ("Accept", "application/json")]
-        if link.token is not None:
-            self._headers.append(("Authorization", f"Bearer {link.token}"))
+        if connect_options.token is not None:
+            self._headers.append(("Authorization", f"Bearer {connect_options.token}"))
         self.has_answered = False
         """True once the server has answered with HTTP."""
         self._timeout_s = timeout_s
@@ -81,7 +83,7 @@ class HttpClient:
         except (OSError, h11.RemoteProtocolError) as error:
             await self._close()
             raise NoAnswer(
-                f"{self.name} cannot be asked ({error}): name the HTTP port that `serve` prints as http=…"
+                f"{self.name} cannot be queried ({error}): name the HTTP port that `serve` prints as http=…"
             ) from None
         return _parse_body(self.name, path, status, body, has_token=self._has_token)
 
@@ -94,8 +96,8 @@ class HttpClient:
                 self._address.host, self._address.port, tls=self._tls, timeout_s=self._timeout_s
             )
         request = h11.Request(method="GET", target=path, headers=self._headers)
-        asked = self._connection.send(request), self._connection.send(h11.EndOfMessage())
-        await self._stream.send([part for part in asked if part])
+        request_parts = self._connection.send(request), self._connection.send(h11.EndOfMessage())
+        await self._stream.send([part for part in request_parts if part])
         status, parts, size = 0, list[bytes](), 0
         while True:
             event = await self._next_event(self._stream)
@@ -104,7 +106,7 @@ class HttpClient:
             elif isinstance(event, h11.Data):
                 size += len(event.data)
                 if size > BODY_BYTES_MAX:
-                    raise h11.RemoteProtocolError(f"it answers more than {BODY_BYTES_MAX} bytes")
+                    raise h11.RemoteProtocolError(f"its response exceeds {BODY_BYTES_MAX} bytes")
                 parts.append(bytes(event.data))
             elif isinstance(event, h11.EndOfMessage):
                 break
@@ -142,11 +144,11 @@ def _parse_body(name: str, path: str, status: int, body: bytes, *, has_token: bo
     except ValueError:
         content = None
     if status in (401, 403):
-        cure = "give --token-file FILE"
+        fix = "give --token-file FILE"
         if has_token:
-            cure = "the given one is unknown there or not an admin's: make one with `token new NAME --admin`"
-        raise NoAnswer(f"{name} shows {path} only to an admin's token: {cure}")
+            fix = "the given one is unknown there or not an admin's: make one with `token new NAME --admin`"
+        raise NoAnswer(f"{name} shows {path} only to an admin's token: {fix}")
     if status != 200 or not isinstance(content, dict | list):
-        why = content.get("error") if isinstance(content, dict) else None
-        raise NoAnswer(f"{name} answers {path} with status {status}{f': {why}' if why else ''}")
+        error = content.get("error") if isinstance(content, dict) else None
+        raise NoAnswer(f"{name} answers {path} with status {status}{f': {error}' if error else ''}")
     return content

@@ -1,7 +1,7 @@
 """`jobs`: lists the jobs that are staged or decided; `jobs abort` drops a staged one.
 
-A server is asked by its HTTP port for all jobs, and over 0xD3 for one. A directory can be listed while it is
-served; an abort in a directory requires that no server has it open.
+A server lists all jobs on its HTTP port, and shows or aborts one over 0xD3. A directory can be listed while
+it is served; an abort in a directory requires that no server has it open.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ OK, FAILED = 0, 1
 _COLUMNS = ("job", "state", "deltas", "published", "duplicates", "refused", "bytes", "token")
 
 
-async def list_server_jobs(link: ConnectOptions, *, as_json: bool) -> int:
+async def list_server_jobs(connect_options: ConnectOptions, *, as_json: bool) -> int:
     """Print all jobs of a server, by its HTTP port. Raises UsageError, NoAnswer."""
-    async with open_http_client(link) as web:
-        jobs: list[dict[str, Any]] = await web.get("/api/jobs")
+    async with open_http_client(connect_options) as http_client:
+        jobs: list[dict[str, Any]] = await http_client.get("/api/jobs")
     return _print_jobs(jobs, as_json=as_json)
 
 
@@ -47,8 +47,8 @@ def list_directory_jobs(data: str, *, as_json: bool) -> int:
     """
     found, faults = _read_jobs(open_disk(data))
     _print_jobs(found, as_json=as_json)
-    for one in faults:
-        system.note(one)
+    for fault in faults:
+        system.note(fault)
     return FAILED if faults else OK
 
 
@@ -58,7 +58,8 @@ def show(source: ConnectOptions | str, job: str, *, as_json: bool) -> int:
     Raises Refused (UNKNOWN_JOB), UsageError, OSError.
     """
     if isinstance(source, str):
-        found = next((one for one in _read_jobs(open_disk(source))[0] if one["job"] == job), None)
+        jobs, _ = _read_jobs(open_disk(source))
+        found = next((fields for fields in jobs if fields["job"] == job), None)
         if found is None:
             raise unknown_job(job)
     else:
@@ -69,7 +70,7 @@ def show(source: ConnectOptions | str, job: str, *, as_json: bool) -> int:
         system.put_all(
             f"{name:9}  {format_value(value)}" for name, value in found.items() if name != "refused_rows"
         )
-        system.put_all(f"{'':9}  {_refused_row_of(one)}" for one in found["refused_rows"])
+        system.put_all(f"{'':9}  {_refused_row_of(fields)}" for fields in found["refused_rows"])
     return OK
 
 
@@ -86,17 +87,25 @@ def abort(source: ConnectOptions | str, job: str) -> int:
     return OK
 
 
-def _ask_server(link: ConnectOptions, job: str, decision: Decision) -> JobStatus:
+def _ask_server(connect_options: ConnectOptions, job: str, decision: Decision) -> JobStatus:
     """Return a server's answer; while it does not answer, print the reason."""
-    failures: list[Exception | None] = [None]
+    last_failure: Exception | None = None
 
-    def failed(cause: Exception) -> None:
-        failures[0] = cause
+    def note_failure(cause: Exception) -> None:
+        nonlocal last_failure
+        last_failure = cause
 
-    waiting = WaitReporter(NO_PORT)
-    waiting.get_cause = lambda: failures[0]
-    with waiting.report_in_thread():
-        return decide(link.addresses, job, decision, token=link.token, tls=link.tls, failed=failed)
+    wait_reporter = WaitReporter(NO_PORT)
+    wait_reporter.get_cause = lambda: last_failure
+    with wait_reporter.report_in_thread():
+        return decide(
+            connect_options.addresses,
+            job,
+            decision,
+            token=connect_options.token,
+            tls=connect_options.tls,
+            failed=note_failure,
+        )
 
 
 def _abort_in_directory(disk: Disk, job: str) -> None:
@@ -107,14 +116,14 @@ def _abort_in_directory(disk: Disk, job: str) -> None:
     try:
         files = JobFiles(disk)
         decided, corrupted = files.read_decisions()
-        before = next((one for one in decided if one.job == job), None)
-        if before is not None:
-            raise already_decided(job, before.state)
+        decision = next((decision for decision in decided if decision.job == job), None)
+        if decision is not None:
+            raise already_decided(job, decision.state)
         staged = files.read_staged(decided, corrupted, read_only=True)
-        heads = [one.head for one in staged if one.head.job == job]
+        heads = [part.head for part in staged if part.head.job == job]
         if not heads:
             raise unknown_job(job)
-        files.drop(job, [path_of(stem_of(job), one.part, one.attempt) for one in heads])
+        files.drop(job, [path_of(stem_of(job), head.part, head.attempt) for head in heads])
     finally:
         lock.release()
 
@@ -122,14 +131,15 @@ def _abort_in_directory(disk: Disk, job: str) -> None:
 def _read_jobs(disk: Disk) -> tuple[list[dict[str, Any]], list[str]]:
     files = JobFiles(disk)
     decided, corrupted = files.read_decisions()
-    jobs = [job_to_json(one.job, one.owner, one.status(), one.bytes) for one in decided]
+    jobs = [job_to_json(job.job, job.owner, job.status(), job.bytes) for job in decided]
     staged: dict[str, dict[str, Any]] = {}
-    for found in files.read_staged(decided, corrupted, read_only=True):
-        head, end = found
-        one = staged.setdefault(head.job, job_to_json(head.job, head.owner, JobStatus(JobState.STAGING), 0))
-        one["deltas"] += end.counter
-        one["bytes"] += end.byte_offset
-    return jobs + list(staged.values()), [str(one) for one in corrupted.values()]
+    for head, end in files.read_staged(decided, corrupted, read_only=True):
+        fields = staged.setdefault(
+            head.job, job_to_json(head.job, head.owner, JobStatus(JobState.STAGING), 0)
+        )
+        fields["deltas"] += end.counter
+        fields["bytes"] += end.byte_offset
+    return jobs + list(staged.values()), [str(fault) for fault in corrupted.values()]
 
 
 def _to_json(job: str, status: JobStatus) -> dict[str, Any]:
@@ -146,13 +156,13 @@ def _print_jobs(jobs: Sequence[dict[str, Any]], *, as_json: bool) -> int:
         system.put_all(map(json.dumps, jobs))
         return OK
     system.put(_format_line(dict(zip(_COLUMNS, _COLUMNS, strict=True))))
-    system.put_all(_format_line(one) for one in jobs)
+    system.put_all(_format_line(job) for job in jobs)
     return OK
 
 
-def _format_line(one: dict[str, Any]) -> str:
-    numbers = "  ".join(f"{_format_number(one[name]):>11}" for name in _COLUMNS[2:7])
-    return f"{one['job']:24}  {one['state']:9}  {numbers}  {one['token']}".rstrip()
+def _format_line(job: dict[str, Any]) -> str:
+    numbers = "  ".join(f"{_format_number(job[name]):>11}" for name in _COLUMNS[2:7])
+    return f"{job['job']:24}  {job['state']:9}  {numbers}  {job['token']}".rstrip()
 
 
 def _format_number(value: object) -> str:

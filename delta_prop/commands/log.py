@@ -55,27 +55,28 @@ class LogRange:
 
 def show(log_range: LogRange, *, as_json: bool) -> int:
     """Print one line per row, no-ops too. Raises UsageError, LogCorrupted, OSError."""
-    start = (
+    position = (
         EARLIEST if log_range.start is None else parse_position("--start", log_range.start, system.wall_us())
     )
     with open_readonly_log(log_range.data) as (disk, log, _):
-        begin = reached_offset(start, log)
+        start = reached_offset(position, log)
         if not as_json:
-            held = snapshot_to_json(log)
-            if held is not None:
+            snapshot = snapshot_to_json(log)
+            if snapshot is not None:
                 system.put(
-                    f"snapshot at offset {held['offset']}: {held['rows']:,} rows, {held['bytes']:,} bytes"
+                    f"snapshot at offset {snapshot['offset']}: {snapshot['rows']:,} rows, "
+                    f"{snapshot['bytes']:,} bytes"
                 )
             system.put(_format_row(dict(zip(_COLUMNS, _COLUMNS, strict=True))))
-        _note_removed(disk, begin)
-        rows = islice(_read_rows(log, begin), log_range.count)
+        _note_removed(disk, start)
+        rows = islice(_read_rows(log, start), log_range.count)
         system.put_all(json.dumps(row, ensure_ascii=False) if as_json else _format_row(row) for row in rows)
     return OK
 
 
-def _read_rows(log: DurableLog, begin: int) -> Iterator[dict[str, Any]]:
-    for location in log.frames(begin):
-        yield from (row for row in _frame_rows(location) if row["offset"] >= begin)
+def _read_rows(log: DurableLog, start: int) -> Iterator[dict[str, Any]]:
+    for location in log.frames(start):
+        yield from (row for row in _frame_rows(location) if row["offset"] >= start)
 
 
 def _frame_rows(location: FrameLocation) -> Iterator[dict[str, Any]]:
@@ -118,12 +119,12 @@ def _format_row(row: dict[str, Any]) -> str:
 def verify(data: str, *, as_json: bool) -> int:
     """Read and check everything; return exit status 1 and report every corruption if there is one.
 
-    A torn tail that was never synced is not a corruption: a writer may be at it, or was killed. Raises
+    A torn tail that was never synced is not a corruption: a writer may be writing it, or was killed. Raises
     FormatUnknown, OSError.
     """
     disk = open_disk(data, allow_corrupt=True)
     found = _scan_log(disk)
-    if found.corruptions:  # the writer may have removed a segment meanwhile: real corruption stays
+    if found.corruptions:  # a writer may have removed a segment during the scan: real corruption stays
         found = _scan_log(disk)
     fields: dict[str, Any] = {"intact": not found.corruptions, "frames": found.frames, "deltas": found.rows}
     fields |= {"bytes": found.bytes, "start_offset": found.start_offset, "next_offset": found.next_offset}
@@ -177,12 +178,12 @@ class _VerifyReport:
     next_offset: int = 0
     torn_tail: LogCorrupted | None = None
     corruptions: list[LogCorrupted] = field(default_factory=list)
-    snapshots: dict[int, int] = field(default_factory=dict)  # offset to rows
+    snapshots: dict[int, int] = field(default_factory=dict)  # offset to number of rows
     checkpoints: int = 0
 
 
 def _scan_log(disk: Disk) -> _VerifyReport:
-    # Snapshots and checkpoints come first: a writer may go on, and the frames must hold all they cover.
+    # Snapshots and checkpoints are read first: a writer may append more, and the log must reach their ends.
     saved = [*inspect_snapshots(disk), *inspect_checkpoints(disk)]
     start = start_offset(disk)
     result = _VerifyReport(start_offset=start, next_offset=start)
@@ -196,21 +197,21 @@ def _scan_log(disk: Disk) -> _VerifyReport:
         else:
             result.corruptions.append(found)
     end = max([result.next_offset, *(corruption.end or 0 for corruption in result.corruptions)])
-    for one in (*saved, *filter(None, [cursors_corruption(disk)])):
-        if isinstance(one, LogCorrupted):
-            result.corruptions.append(one)
-        elif one.offset > end:
-            path = snapshot_path(DIRECTORY, one.offset) if isinstance(one, SnapshotFacts) else one.path
+    for file in (*saved, *filter(None, [cursors_corruption(disk)])):
+        if isinstance(file, LogCorrupted):
+            result.corruptions.append(file)
+        elif file.offset > end:
+            path = snapshot_path(DIRECTORY, file.offset) if isinstance(file, SnapshotFacts) else file.path
             result.corruptions.append(LogCorrupted(path, f"the log ends at offset {end}, before this file"))
-        elif isinstance(one, SnapshotFacts):
-            result.snapshots[one.offset] = one.rows
+        elif isinstance(file, SnapshotFacts):
+            result.snapshots[file.offset] = file.rows
         else:
             result.checkpoints += 1
     return result
 
 
 def _is_torn_tail(corruption: LogCorrupted) -> bool:
-    """True if it lies above everything that was synced, so that no acknowledged delta is lost."""
+    """True if the corruption is after all synced bytes, so that no acknowledged delta is lost."""
     return corruption.position is not None and corruption.end is None
 
 
@@ -230,7 +231,7 @@ def _corruption_to_json(corruption: LogCorrupted) -> dict[str, Any]:
 def export(log_range: LogRange, *, output: str | None, frames: bool, skip_corrupt: bool) -> int:
     """Write the log out: deltas as JSON lines, or the frames that it consists of.
 
-    A corruption ends it with LogCorrupted; with `skip_corrupt` it reports what it skips and goes on after it.
+    A corruption raises LogCorrupted; with `skip_corrupt` it is reported, and the export continues after it.
     Raises UsageError, OSError.
     """
     start = (
@@ -262,16 +263,16 @@ def _skip_corrupt(disk: Disk) -> Iterator[FrameLocation]:
     for found in inspect(disk):
         if isinstance(found, LogCorrupted):
             span = "" if found.offset is None else f" (offset {found.offset} to {found.end or 'the end'})"
-            system.note(f"left out: {found.path}{span}: {found.reason}")
+            system.note(f"skipped: {found.path}{span}: {found.reason}")
         else:
             yield found
 
 
-def _note_removed(disk: Disk, begin: int) -> None:
-    """Report the offsets from `begin` on that the log no longer holds."""
-    start = start_offset(disk)
-    if begin < start:
-        system.note(f"left out: offsets {begin} to {start}, which the log has removed")
+def _note_removed(disk: Disk, start: int) -> None:
+    """Report the offsets from `start` on that the log no longer holds."""
+    log_start = start_offset(disk)
+    if start < log_start:
+        system.note(f"skipped: offsets {start} to {log_start}, which the log has removed")
 
 
 def _select_rows(

@@ -1,4 +1,4 @@
-"""Parses names and log positions as people write them: an offset, a time, earliest or latest."""
+"""Parses log positions as people write them (an offset, a time, earliest or latest), and checks names."""
 
 from __future__ import annotations
 
@@ -69,18 +69,18 @@ def find_name_fault(option: str, name: str, bytes_max: int) -> str | None:
     return None
 
 
-def offset_of(at: LogPosition, log: DurableLog) -> int:
+def offset_of(position: LogPosition, log: DurableLog) -> int:
     """Return the offset of a position; for a time that of the first row appended then or later."""
-    if at.offset is not None:
-        return at.offset
-    if at.time_us is not None:
-        return log.offset_at(at.time_us)
-    return log.start_offset if at.earliest else log.high_watermark
+    if position.offset is not None:
+        return position.offset
+    if position.time_us is not None:
+        return log.offset_at(position.time_us)
+    return log.start_offset if position.earliest else log.high_watermark
 
 
-def reached_offset(at: LogPosition, log: DurableLog) -> int:
+def reached_offset(position: LogPosition, log: DurableLog) -> int:
     """Return the offset of a position that the log has reached. Raises UsageError."""
-    offset = offset_of(at, log)
+    offset = offset_of(position, log)
     check_reached(offset, log)
     return offset
 
@@ -93,13 +93,13 @@ def check_reached(offset: int, log: DurableLog) -> None:
         )
 
 
-def subscribe_start_of(at: LogPosition) -> StartPosition:
+def subscribe_start_of(position: LogPosition) -> StartPosition:
     """Return the position as a subscriber's start."""
-    if at.time_us is not None:
-        return EPOCH + at.time_us * US
-    if at.offset is not None:
-        return at.offset
-    return "earliest" if at.earliest else "latest"
+    if position.time_us is not None:
+        return EPOCH + position.time_us * US
+    if position.offset is not None:
+        return position.offset
+    return "earliest" if position.earliest else "latest"
 
 
 def parse_span_s(option: str, text: str) -> float:
@@ -111,18 +111,18 @@ def parse_span_s(option: str, text: str) -> float:
 
 
 def escape_unprintable(text: str) -> str:
-    """Return foreign text as one line that can neither fake another line nor steer a terminal."""
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+    """Escape text from outside, so that it stays on one line and cannot control a terminal."""
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
-def check_not_before(at: LogPosition, snapshot: Snapshot) -> None:
+def check_not_before(position: LogPosition, snapshot: Snapshot) -> None:
     """Raise Refused (CURSOR_TOO_OLD) for a position before the snapshot, where the log has no rows."""
-    early = at.offset is not None and at.offset + 1 < snapshot.offset
-    if early or (at.time_us is not None and at.time_us < snapshot.time_us):
+    is_early = position.offset is not None and position.offset + 1 < snapshot.offset
+    if is_early or (position.time_us is not None and position.time_us < snapshot.time_us):
         raise Refused(
             ErrorCode.CURSOR_TOO_OLD,
-            f"the log holds single deltas from offset {snapshot.offset} "
-            f"({format_time(snapshot.time_us)}) on, before that only their result: give that position or a "
-            "later one",
+            f"the log holds uncompacted deltas from offset {snapshot.offset} "
+            f"({format_time(snapshot.time_us)}) on, and only a snapshot of the earlier ones: give that "
+            "position or a later one",
             details={"start_offset": snapshot.offset},
         )

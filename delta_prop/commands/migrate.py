@@ -31,13 +31,13 @@ def migrate(data: str, *, as_json: bool) -> int:
 
     try:
         callbacks = migration.MigrationCallbacks(announce, report_progress, system.note)
-        migrated = migration.migrate(system.open_existing_disk(data), draw=system.draw, callbacks=callbacks)
+        report = migration.migrate(system.open_existing_disk(data), draw=system.draw, callbacks=callbacks)
     finally:
         progress.end()
     if as_json:
-        system.confirm(json.dumps(_to_json(migrated, plans)))
+        system.confirm(json.dumps(_to_json(report, plans)))
     else:
-        system.confirm(f"{data}: {_format_result(migrated)}")
+        system.confirm(f"{data}: {_format_result(report)}")
     return OK
 
 
@@ -51,19 +51,19 @@ def _format_plan(data: str, plan: MigrationPlan) -> str:
     )
 
 
-def _format_result(migrated: MigrationReport) -> str:
-    if migrated.completed:
-        return f"format {migrated.to_format}; the rest of an interrupted migration is done"
-    if migrated.from_format == migrated.to_format:
-        return f"format {migrated.to_format} already; nothing was changed"
+def _format_result(report: MigrationReport) -> str:
+    if report.completed:
+        return f"format {report.to_format}; the rest of an interrupted migration is done"
+    if report.from_format == report.to_format:
+        return f"format {report.to_format} already; nothing was changed"
     return (
-        f"format {migrated.from_format} to {migrated.to_format}: {migrated.segments_rewritten} segments "
-        f"rewritten, {migrated.bytes_written:,} bytes, {migrated.control_batches:,} batches of control rows"
+        f"format {report.from_format} to {report.to_format}: {report.segments_rewritten} segments "
+        f"rewritten, {report.bytes_written:,} bytes, {report.control_batches:,} batches of control rows"
     )
 
 
-def _to_json(migrated: MigrationReport, plans: list[MigrationPlan]) -> dict[str, Any]:
-    fields: dict[str, Any] = {"from_format": migrated.from_format, "format": migrated.to_format}
-    fields |= {"completed": migrated.completed, "segments_rewritten": migrated.segments_rewritten}
-    fields |= {"bytes_written": migrated.bytes_written, "control_batches": migrated.control_batches}
+def _to_json(report: MigrationReport, plans: list[MigrationPlan]) -> dict[str, Any]:
+    fields: dict[str, Any] = {"from_format": report.from_format, "format": report.to_format}
+    fields |= {"completed": report.completed, "segments_rewritten": report.segments_rewritten}
+    fields |= {"bytes_written": report.bytes_written, "control_batches": report.control_batches}
     return fields | {"bytes_needed": plans[0].bytes_needed if plans else 0}

@@ -40,23 +40,23 @@ def _add_sinks(verbs: Any, run: Runner) -> None:
         "list sinks and groups with their offsets, or act on one",
         "sinks --data facts | delta-prop sinks --http localhost:7374",
         description="Lists sinks and groups whose cursors are stored beside the log, and how many deltas "
-        "their quarantines hold; of a server, the attached sinks and their states. The verbs below work on "
-        "a directory, also while it is served.",
+        "their quarantines hold; with --http, the attached sinks of a server and their states. The verbs "
+        "below work on a directory, also while it is served.",
     )
-    # --data may precede or follow the verb below, so both parsers take it.
+    # --data may precede or follow the second verb, so both parsers take it.
     add_source_arguments(parser, "--http", "a server's HTTP port", required=False)
     add_json_argument(parser)
-    below = parser.add_subparsers(title="verbs", metavar="VERB", dest="sinks_verb")
+    subverbs = parser.add_subparsers(title="verbs", metavar="VERB", dest="sinks_verb")
     _add_subverb(
-        below, "forget", "remove what is stored of a sink or group", "sinks forget audit --data facts"
+        subverbs, "forget", "remove what is stored for a sink or group", "sinks forget audit --data facts"
     )
     _add_subverb(
-        below, "pause", "deliver nothing to it until it is resumed", "sinks pause audit --data facts"
+        subverbs, "pause", "deliver nothing to it until it is resumed", "sinks pause audit --data facts"
     )
-    _add_subverb(below, "resume", "end a pause, or a stop", "sinks resume audit --data facts")
-    _add_subverb(below, "rebuild", "replace its data from the log", "sinks rebuild storage --data facts")
+    _add_subverb(subverbs, "resume", "end a pause, or a stop", "sinks resume audit --data facts")
+    _add_subverb(subverbs, "rebuild", "replace its data from the log", "sinks rebuild storage --data facts")
     reset = _add_subverb(
-        below, "reset", "move its cursor to another offset", "sinks reset audit --to earliest --data facts"
+        subverbs, "reset", "move its cursor to another offset", "sinks reset audit --to earliest --data facts"
     )
     reset.add_argument("--to", metavar="POSITION", required=True, help=f"earliest, latest, {POSITION_HELP}")
 
@@ -64,11 +64,11 @@ def _add_sinks(verbs: Any, run: Runner) -> None:
         from delta_prop.commands.sink_control import rebuild, reset, set_paused
         from delta_prop.commands.status import forget, show_sinks
 
-        if getattr(options, "below_http", None) is not None:
+        if getattr(options, "subverb_http", None) is not None:
             parser.error(
                 f"{options.sinks_verb} works on a directory, also while it is served: give --data DIR"
             )
-        data = getattr(options, "below_data", None) or options.data
+        data = getattr(options, "subverb_data", None) or options.data
         if options.server is not None and options.sinks_verb is None:
             return _show_server_sinks(options, run)
         if data is None:
@@ -92,18 +92,18 @@ def _show_server_sinks(options: Namespace, run: Runner) -> int:
     from delta_prop.commands.connect_options import connect_options_of
     from delta_prop.commands.top import show_server_sinks
 
-    link = connect_options_of(options)
-    return run(lambda: show_server_sinks(link, as_json=options.json))
+    connect_options = connect_options_of(options)
+    return run(lambda: show_server_sinks(connect_options, as_json=options.json))
 
 
 def _add_subverb(verbs: Any, name: str, help_: str, example: str) -> ArgumentParser:
     parser = add_verb_parser(verbs, name, help_, example)
     parser.add_argument("name", metavar="NAME")
     parser.add_argument(
-        "--data", metavar="DIR", type=parse_directory, dest="below_data", help="the data directory"
+        "--data", metavar="DIR", type=parse_directory, dest="subverb_data", help="the data directory"
     )
-    parser.add_argument("--http", dest="below_http", help=SUPPRESS)  # parsed to be refused with a fix
-    parser.set_defaults(below_data=None, below_http=None)
+    parser.add_argument("--http", dest="subverb_http", help=SUPPRESS)  # parsed to be refused with a fix
+    parser.set_defaults(subverb_data=None, subverb_http=None)
     return parser
 
 
@@ -118,13 +118,13 @@ def _add_groups(verbs: Any, run: Runner) -> None:
         "groups list --data facts | delta-prop groups list --http localhost:7374",
         description="One member of a group reads, others stand by. `sinks forget` removes a group.",
     )
-    below = parser.add_subparsers(title="verbs", metavar="VERB", dest="groups_verb", required=True)
-    list_ = add_verb_parser(below, "list", "one line per group", "groups list --data facts")
+    subverbs = parser.add_subparsers(title="verbs", metavar="VERB", dest="groups_verb", required=True)
+    list_ = add_verb_parser(subverbs, "list", "one line per group", "groups list --data facts")
     add_source_arguments(list_, "--http", "a server's HTTP port")
     add_json_argument(list_)
     list_.set_defaults(run=partial(_list_groups, run))
     reset = add_verb_parser(
-        below,
+        subverbs,
         "reset",
         "move a group to another offset",
         "groups reset indexer --to earliest --data facts",
@@ -150,8 +150,8 @@ def _list_groups(run: Runner, options: Namespace) -> int:
 
     if options.data is not None:
         return list_directory_groups(options.data, as_json=options.json)
-    link = connect_options_of(options)
-    return run(lambda: list_server_groups(link, as_json=options.json))
+    connect_options = connect_options_of(options)
+    return run(lambda: list_server_groups(connect_options, as_json=options.json))
 
 
 def _reset_group(options: Namespace) -> int:
@@ -167,19 +167,21 @@ def _add_quarantine(verbs: Any) -> None:
     parser = add_verb_parser(
         verbs,
         "quarantine",
-        "what sinks rejected: list, show, replay, drop",
+        "deltas that sinks rejected: list, show, replay, drop",
         "quarantine list --data facts",
-        description="Deltas that sinks rejected, or hold after those. A replay or a drop is recorded, and "
+        description="Deltas that sinks rejected, and their dependents. A replay or a drop is recorded, and "
         "carried out by the process that has the directory open, or by the next one.",
     )
-    below = parser.add_subparsers(title="verbs", metavar="VERB", dest="quarantine_verb", required=True)
-    list_ = add_verb_parser(below, "list", "one line per delta", "quarantine list --data facts --sink audit")
+    subverbs = parser.add_subparsers(title="verbs", metavar="VERB", dest="quarantine_verb", required=True)
+    list_ = add_verb_parser(
+        subverbs, "list", "one line per delta", "quarantine list --data facts --sink audit"
+    )
     add_data_argument(list_)
     list_.add_argument("--sink", metavar="S", help="only this sink's")
     add_json_argument(list_)
     list_.set_defaults(run=_list_quarantine)
 
-    show = add_verb_parser(below, "show", "one delta in full", "quarantine show audit 17 --data facts")
+    show = add_verb_parser(subverbs, "show", "one delta in full", "quarantine show audit 17 --data facts")
     show.add_argument("sink", metavar="SINK")
     show.add_argument("offset", metavar="OFFSET", type=int)
     add_data_argument(show)
@@ -190,12 +192,14 @@ def _add_quarantine(verbs: Any) -> None:
         ("replay", "apply them once more, then the deltas that they block"),
         ("drop", "discard them; the deltas that they block are applied without them"),
     ):
-        act = add_verb_parser(below, name, help_, f"quarantine {name} audit 17 --data facts")
-        act.add_argument("sink", metavar="SINK")
-        act.add_argument("offsets", metavar="OFFSET", type=int, nargs="*", help="of deltas that it rejected")
-        act.add_argument("--all", action="store_true", help="all that it rejected")
-        add_data_argument(act)
-        act.set_defaults(run=_act_on_quarantine)
+        action_parser = add_verb_parser(subverbs, name, help_, f"quarantine {name} audit 17 --data facts")
+        action_parser.add_argument("sink", metavar="SINK")
+        action_parser.add_argument(
+            "offsets", metavar="OFFSET", type=int, nargs="*", help="of deltas that it rejected"
+        )
+        action_parser.add_argument("--all", action="store_true", help="all that it rejected")
+        add_data_argument(action_parser)
+        action_parser.set_defaults(run=_act_on_quarantine)
 
 
 def _list_quarantine(options: Namespace) -> int:
@@ -213,8 +217,8 @@ def _show_quarantined(options: Namespace) -> int:
 def _act_on_quarantine(options: Namespace) -> int:
     from delta_prop.commands.quarantine import QuarantineSelection, submit_action
 
-    chosen = QuarantineSelection(options.data, options.sink, tuple(options.offsets), options.all)
-    return submit_action(chosen, options.quarantine_verb)
+    selection = QuarantineSelection(options.data, options.sink, tuple(options.offsets), options.all)
+    return submit_action(selection, options.quarantine_verb)
 
 
 # --- jobs
@@ -229,18 +233,20 @@ def _add_jobs(verbs: Any, run: Runner) -> None:
         description="The server stages the parts of a job, where nobody reads them, until the job is "
         "committed. It drops a job that nobody has decided for a day.",
     )
-    below = parser.add_subparsers(title="verbs", metavar="VERB", dest="jobs_verb", required=True)
-    list_ = add_verb_parser(below, "list", "one line per job", "jobs list --http localhost:7374")
+    subverbs = parser.add_subparsers(title="verbs", metavar="VERB", dest="jobs_verb", required=True)
+    list_ = add_verb_parser(subverbs, "list", "one line per job", "jobs list --http localhost:7374")
     add_source_arguments(list_, "--http", "a server's HTTP port")
     add_json_argument(list_)
     list_.set_defaults(run=partial(_list_jobs, run))
-    show = add_verb_parser(below, "show", "one job and its progress", "jobs show nightly --to localhost:7373")
+    show = add_verb_parser(
+        subverbs, "show", "one job and its progress", "jobs show nightly --to localhost:7373"
+    )
     show.add_argument("job", metavar="JOB")
     add_source_arguments(show, "--to", "a server; given several times: its addresses, tried in turn")
     add_json_argument(show)
     show.set_defaults(run=_show_job)
     abort = add_verb_parser(
-        below, "abort", "drop what is staged for a job", "jobs abort nightly --to localhost:7373"
+        subverbs, "abort", "drop the staged parts of a job", "jobs abort nightly --to localhost:7373"
     )
     abort.add_argument("job", metavar="JOB")
     add_source_arguments(abort, "--to", "a server; given several times: its addresses, tried in turn")
@@ -253,8 +259,8 @@ def _list_jobs(run: Runner, options: Namespace) -> int:
 
     if options.data is not None:
         return list_directory_jobs(options.data, as_json=options.json)
-    link = connect_options_of(options)
-    return run(lambda: list_server_jobs(link, as_json=options.json))
+    connect_options = connect_options_of(options)
+    return run(lambda: list_server_jobs(connect_options, as_json=options.json))
 
 
 def _show_job(options: Namespace) -> int:
@@ -283,9 +289,9 @@ def _add_token(verbs: Any) -> None:
         "token new importer --publish --namespace docs >> tokens.toml",
         description="A server stores only hashes, so a token is shown once, when it is created.",
     )
-    below = parser.add_subparsers(title="verbs", metavar="VERB", dest="token_verb", required=True)
+    subverbs = parser.add_subparsers(title="verbs", metavar="VERB", dest="token_verb", required=True)
     new = add_verb_parser(
-        below,
+        subverbs,
         "new",
         "create a token; its lines for the token file go to standard output",
         "token new search --subscribe --namespace docs --namespace 'img-*' --expires 2027-01-31T00:00:00Z",

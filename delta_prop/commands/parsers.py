@@ -55,10 +55,10 @@ def find_unused_arguments(options: Namespace) -> str | None:
     option: str | None = getattr(options, "connects_by", None)
     if option is None or options.server is not None:
         return None
-    given = [name for name in _CONNECTION_OPTIONS if getattr(options, name[2:].replace("-", "_"))]
-    if not given:
+    unused = [name for name in _CONNECTION_OPTIONS if getattr(options, name[2:].replace("-", "_"))]
+    if not unused:
         return None
-    return f"{', '.join(given)}: --data connects to nothing: leave them out, or give {option}"
+    return f"{', '.join(unused)}: --data connects to nothing: leave them out, or give {option}"
 
 
 def add_server_arguments(parser: ArgumentParser, option: str, help_: str, *, group: Any = None) -> None:
@@ -72,15 +72,15 @@ def add_server_arguments(parser: ArgumentParser, option: str, help_: str, *, gro
 
 def add_connection_arguments(parser: ArgumentParser) -> None:
     """Add the options to connect to a server."""
-    how = parser.add_argument_group("connecting")
-    how.add_argument(
+    group = parser.add_argument_group("connecting")
+    group.add_argument(
         "--token-file", metavar="FILE", help="file with a token; default: the token in DELTA_PROP_TOKEN"
     )
-    how.add_argument("--tls", action="store_true", help="use TLS, trusting the system's authorities")
-    how.add_argument("--tls-ca", metavar="FILE", help="use TLS, trusting these authorities (PEM)")
-    how.add_argument("--tls-name", metavar="NAME", help="use TLS; the name in the server's certificate")
-    how.add_argument("--tls-certificate", metavar="FILE", help="use TLS with this client certificate (PEM)")
-    how.add_argument("--tls-key", metavar="FILE", help="the certificate's key (PEM)")
+    group.add_argument("--tls", action="store_true", help="use TLS, trusting the system's authorities")
+    group.add_argument("--tls-ca", metavar="FILE", help="use TLS, trusting these authorities (PEM)")
+    group.add_argument("--tls-name", metavar="NAME", help="use TLS; the name in the server's certificate")
+    group.add_argument("--tls-certificate", metavar="FILE", help="use TLS with this client certificate (PEM)")
+    group.add_argument("--tls-key", metavar="FILE", help="the certificate's key (PEM)")
 
 
 def parse_directory(text: str) -> str:
@@ -94,6 +94,7 @@ def parse_directory(text: str) -> str:
 
 
 def parse_positive(text: str) -> int:
+    """Parse an integer of at least 1. Raises ArgumentTypeError."""
     try:
         count = int(text)
     except ValueError:
@@ -108,14 +109,14 @@ def add_json_argument(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="JSON lines instead of a table")
 
 
-def _add_start_argument(parser: ArgumentParser, otherwise: str) -> None:
+def _add_start_argument(parser: ArgumentParser, default: str) -> None:
     parser.add_argument(
-        "--start", metavar="POSITION", help=f"earliest, latest, {POSITION_HELP}; default: {otherwise}"
+        "--start", metavar="POSITION", help=f"earliest, latest, {POSITION_HELP}; default: {default}"
     )
 
 
-def _add_count_argument(parser: ArgumentParser, what: str) -> None:
-    parser.add_argument("--count", metavar="N", type=parse_positive, help=f"end after N {what}")
+def _add_count_argument(parser: ArgumentParser, unit: str) -> None:
+    parser.add_argument("--count", metavar="N", type=parse_positive, help=f"end after N {unit}")
 
 
 # --- publish, subscribe
@@ -155,9 +156,11 @@ def _add_publish(verbs: Any, run: Runner) -> None:
         from delta_prop_wire.delta import AckLevel
 
         level = None if options.ack_level is None else AckLevel[options.ack_level.upper()]
-        to = connect_options_of(options) if options.data is None else options.data
-        job = PublishOptions(options.files, to, options.producer, acks=options.acks, level=level)
-        return run(lambda: publish(job))
+        target = connect_options_of(options) if options.data is None else options.data
+        publish_options = PublishOptions(
+            options.files, target, options.producer, acks=options.acks, level=level
+        )
+        return run(lambda: publish(publish_options))
 
     parser.set_defaults(run=start)
 
@@ -184,8 +187,8 @@ def _add_subscribe(verbs: Any, run: Runner) -> None:
     parser.add_argument(
         "--group",
         metavar="G",
-        help="go on at this group's committed offset, which is stored beside the log. One member reads at a "
-        "time, others stand by",
+        help="continue at this group's committed offset, which is stored beside the log. One member reads at "
+        "a time, others stand by",
     )
     parser.add_argument(
         "--no-follow", dest="follow", action="store_false", help="stop at the present end of the log"
@@ -196,10 +199,10 @@ def _add_subscribe(verbs: Any, run: Runner) -> None:
         from delta_prop.commands.subscribe import SubscribeOptions, subscribe
 
         source = connect_options_of(options) if options.data is None else options.data
-        wanted = SubscribeOptions(
+        subscribe_options = SubscribeOptions(
             source, tuple(options.topic), options.start, options.count, options.group, options.follow
         )
-        return run(lambda: subscribe(wanted))
+        return run(lambda: subscribe(subscribe_options))
 
     parser.set_defaults(run=start)
 
@@ -215,9 +218,9 @@ def _add_log(verbs: Any) -> None:
         "log verify --data facts",
         description="Every verb but migrate works also while a process writes the log.",
     )
-    below = parser.add_subparsers(title="verbs", metavar="VERB", dest="log_verb", required=True)
+    subverbs = parser.add_subparsers(title="verbs", metavar="VERB", dest="log_verb", required=True)
     show = add_verb_parser(
-        below, "show", "one line per delta: offset, time, dot, operation, vector", "log show --data facts"
+        subverbs, "show", "one line per delta: offset, time, dot, operation, vector", "log show --data facts"
     )
     add_data_argument(show)
     _add_start_argument(show, "earliest")
@@ -225,14 +228,16 @@ def _add_log(verbs: Any) -> None:
     add_json_argument(show)
     show.set_defaults(run=_show_log)
 
-    verify = add_verb_parser(below, "verify", "read and check all; 1 if corrupted", "log verify --data facts")
+    verify = add_verb_parser(
+        subverbs, "verify", "read and check all; 1 if corrupted", "log verify --data facts"
+    )
     add_data_argument(verify)
     add_json_argument(verify)
     verify.set_defaults(run=_verify_log)
 
-    _add_log_export(below)
+    _add_log_export(subverbs)
     restore = add_verb_parser(
-        below,
+        subverbs,
         "restore",
         "create a data directory from a copy",
         "log restore --from backup --data facts",
@@ -245,21 +250,22 @@ def _add_log(verbs: Any) -> None:
     restore.set_defaults(run=_restore_log)
 
     migrate = add_verb_parser(
-        below,
+        subverbs,
         "migrate",
         "bring a data directory to the format of this version",
         "log migrate facts",
-        description="Needs free space for what it rewrites, and says how much. If interrupted, it leaves the "
-        "old directory, or one that the same command finishes. No server may have it open meanwhile.",
+        description="Needs free space for the rewritten segments, and reports how much. If interrupted, it "
+        "leaves the old directory, or one that the same command finishes. No server may have it open "
+        "meanwhile.",
     )
     migrate.add_argument("data", metavar="DIR", type=parse_directory, help="the data directory")
     migrate.add_argument("--json", action="store_true", help="one JSON object instead of a sentence")
     migrate.set_defaults(run=_migrate_log)
 
 
-def _add_log_export(below: Any) -> None:
+def _add_log_export(subverbs: Any) -> None:
     export = add_verb_parser(
-        below,
+        subverbs,
         "export",
         "write the log out as JSON lines or frames, or copy the directory",
         "log export --data facts --to backup",
@@ -274,7 +280,7 @@ def _add_log_export(below: Any) -> None:
         "--format", choices=("jsonl", "frames"), default="jsonl", help="default: jsonl; frames: as in the log"
     )
     export.add_argument(
-        "--skip-corrupt", action="store_true", help="report what cannot be read, and go on after it"
+        "--skip-corrupt", action="store_true", help="report corrupted frames, and continue after them"
     )
     export.add_argument(
         "--to", metavar="DIR", type=parse_directory, help="copy everything into this new directory"
@@ -369,7 +375,7 @@ def _add_status(verbs: Any, run: Runner) -> None:
         from delta_prop.commands.connect_options import connect_options_of
         from delta_prop.commands.top import show_server_status
 
-        link = connect_options_of(options)
-        return run(lambda: show_server_status(link, as_json=options.json))
+        connect_options = connect_options_of(options)
+        return run(lambda: show_server_status(connect_options, as_json=options.json))
 
     parser.set_defaults(run=start)

@@ -42,9 +42,9 @@ _YIELD_LINES = 500
 
 @dataclass(frozen=True, slots=True)
 class PublishOptions:
-    """Lines to publish, into a directory or over a connection.
+    """The lines to publish and their target: a directory, or a server to connect to.
 
-    `producer` None: a name drawn for this run; `level` None: the highest that the server grants.
+    `producer` None: a random name for this run; `level` None: the highest that the server grants.
     """
 
     files: list[str]
@@ -62,7 +62,7 @@ class Totals:
     acknowledged: int = 0
     duplicates: int = 0
     refused: int = 0
-    forgotten: int = 0  # sent by an earlier run, whose outcome the log no longer holds
+    forgotten: int = 0  # lines of an earlier run whose outcome the log no longer holds
     next_offset: int | None = None  # None: a server has acknowledged nothing
     seconds: float = 0.0
 
@@ -77,10 +77,10 @@ async def publish(options: PublishOptions) -> int:
     if source.is_typed:
         system.note("reading deltas from standard input; end with Ctrl-D")
     publish_run: _PublishRun | None = None
-    waiting = WaitReporter()
+    wait_reporter = WaitReporter()
     try:
-        async with waiting.report(), _open_publisher(options, name, waiting) as sender:
-            publish_run = _PublishRun(sender, acks=options.acks, wait_reporter=waiting)
+        async with wait_reporter.report(), _open_publisher(options, name, wait_reporter) as sender:
+            publish_run = _PublishRun(sender, acks=options.acks, wait_reporter=wait_reporter)
             await publish_run.run(source)
             if publish_run.totals.next_offset is None:
                 publish_run.totals.next_offset = sender.log_end()
@@ -96,7 +96,7 @@ async def publish(options: PublishOptions) -> int:
 async def _open_publisher(
     options: PublishOptions, name: str, wait_reporter: WaitReporter
 ) -> AsyncIterator[Publisher]:
-    """Open the publisher and let the wait reporter ask it. Raises UsageError, Refused, OSError."""
+    """Open the publisher, and let the wait reporter query it. Raises UsageError, Refused, OSError."""
     if isinstance(options.target, str):
         try:
             async with Propagator(data=options.target) as p:
@@ -107,9 +107,14 @@ async def _open_publisher(
         except LogBusy as busy:
             raise LogBusy(f"{busy}, or publish to that server with --to HOST:PORT") from None
     else:
-        link = options.target
+        server = options.target
         producer = Producer(
-            link.addresses, name=name, token=link.token, tls=link.tls, ack_level=options.level, numbered=True
+            server.addresses,
+            name=name,
+            token=server.token,
+            tls=server.tls,
+            ack_level=options.level,
+            numbered=True,
         )
         remote = RemotePublisher(producer)
         wait_reporter.get_cause = remote.waits_for
@@ -119,12 +124,14 @@ async def _open_publisher(
 
 @dataclass(slots=True)
 class _PublishRun:
+    """Sends the lines, bounds those in flight, and counts and prints their outcomes."""
+
     publisher: Publisher
     acks: bool
     totals: Totals = field(default_factory=Totals)
     progress: system.Progress = field(default_factory=system.Progress)
     wait_reporter: WaitReporter = field(default_factory=WaitReporter)
-    _in_flight_sizes: dict[int, int] = field(default_factory=dict)  # of the lines in flight, in bytes
+    _in_flight_sizes: dict[int, int] = field(default_factory=dict)  # line number to bytes
     _in_flight_bytes: int = 0
     _changed: anyio.Event = field(default_factory=anyio.Event)
     _scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)

@@ -1,6 +1,6 @@
 """Sends the lines of `publish` to a data directory or a server, and reports each outcome once.
 
-A retryable refusal is retried until the line is appended, or until nothing has moved for too long.
+A retryable refusal is retried until the line is appended, or until there is no progress for too long.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _POLL_S = 0.1
 
 
 class LineAck(NamedTuple):
-    """A line in the log: its offset, and whether an earlier run appended it."""
+    """A line in the log: its offset; `duplicate`: True if an earlier run appended it."""
 
     offset: int
     duplicate: bool
@@ -75,16 +75,16 @@ class LocalPublisher:
 
     def __init__(self, propagator: Propagator, name: str, level: AckLevel | None = None) -> None:
         """Raises Refused."""
-        inside = propagator.internals()
+        internals = propagator.internals()
         self._pipeline, self._log, self._tick_callbacks, self._now = (
-            inside.pipeline,
-            inside.log,
-            inside.tick_callbacks,
-            inside.now,
+            internals.pipeline,
+            internals.log,
+            internals.tick_callbacks,
+            internals.now,
         )
         self._name = name
         self._producer_state = ProducerState(name, ack_level=level, can_split=True)
-        self._random = inside.world.randomness.fork("publish").random
+        self._random = internals.world.randomness.fork("publish").random
         self._wakeup = Wakeup()
         self._failure: Refused | None = None
         self._blocked_line: tuple[int, Refused] | None = None  # a refused line that is retried
@@ -102,7 +102,7 @@ class LocalPublisher:
         return self._log.next_offset
 
     async def send(self, number: int, delta: Delta, on_outcome: OutcomeCallback) -> None:
-        """Send it once there is room. Raises Refused."""
+        """Send a line once there is capacity. Raises Refused."""
         priority = check_and_note([delta], self._pipeline.note_refused)
         if delta.source is Source.REPLICA:
             raise InvalidDelta("source", "replica is reserved for services that forward: give another source")
@@ -115,7 +115,7 @@ class LocalPublisher:
             await anyio.sleep(_RETRY_S)
 
     async def run(self) -> None:
-        """Send queued lines until nothing has moved for too long. Raises Refused."""
+        """Send queued lines until cancelled. Raises Refused after STALL_TIMEOUT_S without progress."""
         while True:
             wait_s = self._send_all()
             if self._failure is not None:
@@ -125,17 +125,17 @@ class LocalPublisher:
                 await self._wakeup.wait()
 
     def _send_all(self) -> float | None:
-        """Send what may be sent; return the seconds until the next retry."""
+        """Send the batches that may be sent now; return the seconds until the next retry."""
         if self._pipeline.recoveries != self._recoveries and self._pipeline.stop_refusal is None:
             self._retry_hello()
         with self._tick_callbacks:
-            while (frame := self._producer_state.next_batch(self._now())) is not None:
-                sender = Sender(self._name, frame.source, can_split=True)
+            while (unacked := self._producer_state.next_batch(self._now())) is not None:
+                sender = Sender(self._name, unacked.source, can_split=True)
                 receipt = Receipt()
                 receipt.add_done_callback(
-                    partial(self._on_outcome, self._generation, frame.sequence, frame.base)
+                    partial(self._on_outcome, self._generation, unacked.sequence, unacked.base)
                 )
-                self._pipeline.offer(SequencedBatch(frame.batch, sender, receipt), self._now())
+                self._pipeline.offer(SequencedBatch(unacked.batch, sender, receipt), self._now())
         return self._producer_state.wait_s(self._now())
 
     def _on_outcome(self, generation: int, sequence: int, number: int, receipt: Receipt) -> None:
@@ -160,7 +160,7 @@ class LocalPublisher:
             self._failure = with_line_number(number, failure)
 
     def _retry_hello(self) -> None:
-        """Say hello again and resend what is open, after the log was recovered or its answer was unclear."""
+        """Say hello again and resend open batches, after the log was recovered or an answer was unclear."""
         self._generation += 1
         self._producer_state.on_disconnect()
         try:
@@ -175,7 +175,7 @@ class LocalPublisher:
         self._recoveries = self._pipeline.recoveries
         log = self._log
         welcome = Welcome(
-            origins=tuple(OriginGrant(one.origin, one.epoch, one.watermark) for one in grants),
+            origins=tuple(OriginGrant(grant.origin, grant.epoch, grant.watermark) for grant in grants),
             log=Cursor(log.log_id, log.epoch, log.next_offset),
             level=log.ack_level,
         )
@@ -195,7 +195,7 @@ class LocalPublisher:
 
 
 class RemotePublisher:
-    """Publishes to a server by a client, which reconnects and resends by itself."""
+    """Publishes to a server with a client, which reconnects and resends."""
 
     def __init__(self, producer: RemoteProducer) -> None:
         self._producer = producer
@@ -205,7 +205,7 @@ class RemotePublisher:
         return self._producer.waits_for
 
     async def send(self, number: int, delta: Delta, on_outcome: OutcomeCallback) -> None:
-        """Send it once there is room. Raises Refused."""
+        """Send a line once there is capacity. Raises Refused."""
 
         def note(receipt: Receipt) -> None:
             _report(receipt.refusal() or receipt.result(), on_outcome)
@@ -234,14 +234,14 @@ def _report(outcome: PublishAck | Refused, on_outcome: OutcomeCallback) -> None:
 
 
 def _earlier_refusal(code: ErrorCode) -> Refused:
-    """Return the refusal of a line that an earlier run left out (DOT_REUSED), that was refused then, or whose
-    outcome the log no longer holds.
+    """Return the refusal of a line whose number was used in an earlier run: the line was skipped then
+    (DOT_REUSED), or refused, or the log no longer holds its outcome.
     """
     if code is ErrorCode.OUTCOME_UNKNOWN:
         return Refused(code, "sent when this producer published before; the log no longer holds its outcome")
-    outcome = "left out" if code is ErrorCode.DOT_REUSED else "refused for good"
-    cure = "publish it under another producer name, or as another line"
-    return Refused(code, f"{outcome} when this producer published before: {cure}")
+    outcome = "skipped" if code is ErrorCode.DOT_REUSED else "refused for good"
+    fix = "publish it under another producer name, or as another line"
+    return Refused(code, f"{outcome} when this producer published before: {fix}")
 
 
 def with_line_number(number: int, refusal: Refused) -> Refused:
@@ -250,7 +250,7 @@ def with_line_number(number: int, refusal: Refused) -> Refused:
 
 
 def line_ack_of(ack: PublishAck) -> LineAck:
-    """Return the line's offset from the acknowledgement of its batch of one delta."""
+    """Return the acknowledgement of a line from that of its delta."""
     offset = ack.duplicates.get(0, ack.offset)
     assert offset is not None, "a duplicate at an unknown offset is not an acknowledgement"
     return LineAck(offset, ack.duplicate)

@@ -1,4 +1,4 @@
-"""`quarantine list`, `show`, `replay`, `drop`: shows deltas that sinks rejected or hold, and decides them.
+"""`quarantine list`, `show`, `replay`, `drop`: shows deltas that sinks rejected or hold, and releases them.
 
 `list` and `show` only read, also while a process writes; the others leave a request.
 """
@@ -48,11 +48,13 @@ class QuarantineSelection:
 
 def read_quarantines(disk: Disk, log_id: bytes, epoch_end: EpochEnd) -> dict[str, Quarantine]:
     """Return each sink's quarantine by its name. Raises QuarantineCorrupted, OSError."""
-    return {one.sink: _to_quarantine(one) for one in read_all(disk, epoch_end) if one.log_id == log_id}
+    return {
+        stored.sink: _to_quarantine(stored) for stored in read_all(disk, epoch_end) if stored.log_id == log_id
+    }
 
 
 def describe_quarantine(disk: Disk, log: Identity, sink: str) -> str:
-    """Describe how much a sink's quarantine holds, for people. Raises OSError."""
+    """Describe for people how many deltas a sink's quarantine holds. Raises OSError."""
     try:
         stored = read_stored(disk, sink, log.epoch_end)
     except QuarantineCorrupted:
@@ -60,7 +62,7 @@ def describe_quarantine(disk: Disk, log: Identity, sink: str) -> str:
     records = [] if stored is None or stored.log_id != log.log_id else _to_quarantine(stored).records()
     if not records:
         return "was empty"
-    rejected = sum(one.blocked_by == one.offset for one in records)
+    rejected = sum(record.blocked_by == record.offset for record in records)
     return f"held {rejected:,} rejected deltas and {len(records) - rejected:,} blocked by them"
 
 
@@ -73,13 +75,13 @@ def _to_quarantine(stored: StoredQuarantine) -> Quarantine:
 def list_(data: str, *, sink: str | None, as_json: bool) -> int:
     """Print one line for each quarantined delta. Raises UsageError, QuarantineCorrupted, OSError."""
     disk, log = open_directory(data)
-    found = read_quarantines(disk, log.log_id, log.epoch_end)
+    quarantines = read_quarantines(disk, log.log_id, log.epoch_end)
     requests = read_pending_requests(disk, log.log_id)
     rows = [
-        _to_json(name, one) | {"asked": _pending_verb(requests, name, one)}
-        for name, quarantine in found.items()
+        _to_json(name, record) | {"asked": _pending_verb(requests, name, record)}
+        for name, quarantine in quarantines.items()
         if sink in (None, name)
-        for one in quarantine.records()
+        for record in quarantine.records()
     ]
     if as_json:
         system.put_all(json.dumps(row, ensure_ascii=False) for row in rows)
@@ -92,13 +94,13 @@ def list_(data: str, *, sink: str | None, as_json: bool) -> int:
 def show(data: str, sink: str, offset: int, *, as_json: bool) -> int:
     """Print one quarantined delta in full. Raises UsageError, QuarantineCorrupted, OSError."""
     disk, log = open_directory(data)
-    one = _find_delta(_read_quarantine(disk, log, sink), sink, offset)
-    fields = _to_json(sink, one) | {"delta": delta_to_json(one.delta)}
+    record = _find_record(_read_quarantine(disk, log, sink), sink, offset)
+    fields = _to_json(sink, record) | {"delta": delta_to_json(record.delta)}
     fields |= {
-        "dot": str(one.logged.batch.dot(one.row)),
-        "parents": [_format_name(name) for name in one.parents],
+        "dot": str(record.logged.batch.dot(record.row)),
+        "parents": [_format_name(name) for name in record.parents],
     }
-    fields["asked"] = _pending_verb(read_pending_requests(disk, log.log_id), sink, one)
+    fields["asked"] = _pending_verb(read_pending_requests(disk, log.log_id), sink, record)
     if as_json:
         system.put(json.dumps(fields, ensure_ascii=False))
     else:
@@ -108,38 +110,40 @@ def show(data: str, sink: str, offset: int, *, as_json: bool) -> int:
     return OK
 
 
-def _to_json(sink: str, one: QuarantinedDelta) -> dict[str, Any]:
-    namespace, vector_id = one.vector
+def _to_json(sink: str, record: QuarantinedDelta) -> dict[str, Any]:
+    namespace, vector_id = record.vector
     return {
         "sink": sink,
-        "offset": one.offset,
-        "time": format_time(one.at_us),
-        "op": kind_name(one.logged.batch.kinds[one.row]),
+        "offset": record.offset,
+        "time": format_time(record.at_us),
+        "op": kind_name(record.logged.batch.kinds[record.row]),
         "namespace": namespace,
         "vector_id": vector_id,
-        "reason": one.reason,
-        "blocked_by": None if one.blocked_by == one.offset else one.blocked_by,
+        "reason": record.reason,
+        "blocked_by": None if record.blocked_by == record.offset else record.blocked_by,
     }
 
 
 def _format_row(row: dict[str, Any]) -> str:
-    why = row["reason"] or (
+    reason = row["reason"] or (
         "to be replayed" if row["blocked_by"] is None else f"blocked by {row['blocked_by']}"
     )
-    asked = "" if row["asked"] is None else f" ({row['asked']} requested)"
+    request = "" if row["asked"] is None else f" ({row['asked']} requested)"
     vector = f"{row['namespace']} {row['vector_id']}"
     return (
         f"{row['sink']:16}  {row['offset']:>10}  {row['time']:24}  {row['op']:8}  "
-        f"{vector:{_VECTOR_WIDTH}}  {why}{asked}"
+        f"{vector:{_VECTOR_WIDTH}}  {reason}{request}"
     )
 
 
-def _pending_verb(requests: Sequence[OperatorRequest], sink: str, one: QuarantinedDelta) -> str | None:
-    """Return the verb of the request that reaches this delta, directly or through the one that blocks it."""
-    verbs = [request.verb for request in requests if request.sink == sink and request.matches(one.blocked_by)]
+def _pending_verb(requests: Sequence[OperatorRequest], sink: str, record: QuarantinedDelta) -> str | None:
+    """Return the verb of a pending request for this delta, or for the delta that blocks it; else None."""
+    verbs = [
+        request.verb for request in requests if request.sink == sink and request.matches(record.blocked_by)
+    ]
     if not verbs:
         return None
-    return verbs[0] if one.reason is not None else "replay"
+    return verbs[0] if record.reason is not None else "replay"
 
 
 def _format_value(value: object) -> str:
@@ -153,16 +157,17 @@ def _format_name(name: object) -> str:
 def _read_quarantine(disk: Disk, log: Identity, sink: str) -> Quarantine:
     stored = read_stored(disk, sink, log.epoch_end)
     if stored is None or stored.log_id != log.log_id:
-        known = ", ".join(sorted(one.sink for one in read_all(disk))) or "none"
+        known = ", ".join(sorted(quarantine.sink for quarantine in read_all(disk))) or "none"
         raise UsageError(f"sink {sink!r}: it has no quarantine: name a sink that has one ({known})")
     return _to_quarantine(stored)
 
 
-def _find_delta(quarantine: Quarantine, sink: str, offset: int) -> QuarantinedDelta:
+def _find_record(quarantine: Quarantine, sink: str, offset: int) -> QuarantinedDelta:
     if offset not in quarantine:
-        held = ", ".join(str(one.offset) for one in quarantine.records()[:10]) or "none"
+        offsets = ", ".join(str(record.offset) for record in quarantine.records()[:10]) or "none"
         raise UsageError(
-            f"offset {offset}: it is not in the quarantine of sink {sink!r}: name one of its offsets ({held})"
+            f"offset {offset}: it is not in the quarantine of sink {sink!r}: name one of its offsets "
+            f"({offsets})"
         )
     return quarantine[offset]
 
@@ -180,21 +185,22 @@ def submit_action(selection: QuarantineSelection, verb: Literal["replay", "drop"
     disk, log = open_directory(selection.data)
     quarantine = _read_quarantine(disk, log, selection.sink)
     for offset in selection.offsets:
-        one = _find_delta(quarantine, selection.sink, offset)
-        if one.blocked_by != offset:
+        record = _find_record(quarantine, selection.sink, offset)
+        if record.blocked_by != offset:
             raise UsageError(
-                f"offset {offset}: it was not rejected, but is blocked by {one.blocked_by}: name that one"
+                f"offset {offset}: it was not rejected, but is blocked by {record.blocked_by}: name that one"
             )
-        if verb == "drop" and one.reason is None:
+        if verb == "drop" and record.reason is None:
             raise UsageError(f"offset {offset}: it was not rejected: replay it")
-    count = len(selection.offsets) or sum(one.blocked_by == one.offset for one in quarantine.records())
+    records = quarantine.records()
+    count = len(selection.offsets) or sum(record.blocked_by == record.offset for record in records)
     if not count:
         system.confirm(f"nothing to {verb}: the quarantine of sink {selection.sink!r} is empty")
         return OK
     blocked = sum(
-        one.blocked_by != one.offset and (selection.all or one.blocked_by in selection.offsets)
-        for one in quarantine.records()
+        record.blocked_by != record.offset and (selection.all or record.blocked_by in selection.offsets)
+        for record in records
     )
-    what = f"{verb} for sink {selection.sink!r} (rejected: {count:,}, blocked by them: {blocked:,})"
-    submit_request(selection.data, verb, selection.sink, tuple(sorted(set(selection.offsets))), what)
+    subject = f"{verb} for sink {selection.sink!r} (rejected: {count:,}, blocked by them: {blocked:,})"
+    submit_request(selection.data, verb, selection.sink, tuple(sorted(set(selection.offsets))), subject)
     return OK

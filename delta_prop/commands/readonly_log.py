@@ -24,28 +24,28 @@ _ATTEMPTS_MAX = 5
 _RETRY_S = 0.05
 
 
-def open_disk(path: str, *, allow_corrupt: bool = False, cure: str = DATA_DIRECTORY_FIX) -> Disk:
+def open_disk(path: str, *, allow_corrupt: bool = False, fix: str = DATA_DIRECTORY_FIX) -> Disk:
     """Return the disk of a data directory; with `allow_corrupt` also if its format file cannot be read.
 
-    `cure`: the fix that the error names if there is no data directory.
+    `fix`: the fix that the error names if there is no data directory.
 
     Raises UsageError if there is none, LogCorrupted, FormatUnknown, FormatOutdated, OSError.
     """
-    disk = open_existing_disk(path, cure)
+    disk = open_existing_disk(path, fix)
     try:
-        formatted = check_format(disk)
+        has_format = check_format(disk)
     except LogCorrupted:
         if not allow_corrupt:
             raise
-        formatted = True
-    if not formatted and not disk.list("streams"):
-        raise UsageError(f"{path!r} is not a data directory: {cure}")
+        has_format = True
+    if not has_format and not disk.list("streams"):
+        raise UsageError(f"{path!r} is not a data directory: {fix}")
     return disk
 
 
 @contextmanager
 def open_readonly_log(path: str) -> Iterator[tuple[Disk, DurableLog, RecoveryReport]]:
-    """Open the log up to its recovery point; the end closes its files, while its counts stay readable.
+    """Open the log up to its recovery point; at the end its files are closed, but its counts stay readable.
 
     Raises UsageError, LogCorrupted, FormatUnknown, OSError.
     """
@@ -76,9 +76,9 @@ def _open_with_retries(path: str) -> tuple[Disk, DurableLog, RecoveryReport]:
 
 @contextmanager
 def open_prefix_snapshot(log: DurableLog) -> Iterator[Snapshot | None]:
-    """Open the snapshot that replaces the log's removed prefix; None if there is neither.
+    """Open the snapshot that replaces the log's removed prefix; None if no prefix was removed.
 
-    The end closes its file. Raises LogCorrupted, OSError.
+    At the end its file is closed. Raises LogCorrupted, OSError.
     """
     snapshot = log.snapshot() if log.start_offset else None
     try:
@@ -101,7 +101,7 @@ def snapshot_to_json(log: DurableLog) -> dict[str, Any] | None:
 
 
 class _NoClock:
-    """A clock that fails if used, as reading needs no time."""
+    """A clock that fails if it is used: reading needs no time."""
 
     def now(self) -> float:
         raise AssertionError("only reads, and needs no time")

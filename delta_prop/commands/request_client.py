@@ -1,4 +1,4 @@
-"""Sends a command's request to the service: leaves it beside the log, and waits a while for its end.
+"""Sends a command's request to the service: leaves it beside the log, and waits briefly for its outcome.
 
 The process that has the directory open carries it out; if there is none, the next one does.
 """
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from delta_prop_broker.log.files.identity import Identity
 
 WAIT_S = 10.0
-"""Time for the process that has the directory open to carry a request out."""
+"""Maximum wait until the process that has the directory open has carried a request out."""
 _POLL_S = 0.05
 
 
 class RequestRefused(DeltaPropError):
-    """The service refused an operator's request; the message says why."""
+    """The service refused an operator's request; the message gives the reason."""
 
 
 def open_directory(data: str) -> tuple[Disk, Identity]:
@@ -39,13 +39,14 @@ def open_directory(data: str) -> tuple[Disk, Identity]:
 
 def read_pending_requests(disk: Disk, log_id: bytes) -> list[OperatorRequest]:
     """Return the requests that are not carried out yet, oldest first. Raises OSError."""
-    return [one for one in read_requests(disk).values() if one is not None and one.log_id == log_id.hex()]
+    requests = read_requests(disk).values()
+    return [request for request in requests if request is not None and request.log_id == log_id.hex()]
 
 
 def submit_request(
-    data: str, verb: Verb, sink: str, offsets: tuple[int, ...], what: str, *, done: str | None = None
+    data: str, verb: Verb, sink: str, offsets: tuple[int, ...], subject: str, *, done: str | None = None
 ) -> None:
-    """Leave a request, wait for it, and report its outcome; `what` names the request, `done` its success.
+    """Leave a request, wait for it, and report its outcome; `subject` names it, `done` names its success.
 
     Raises UsageError if too many requests wait, RequestRefused if the service refuses it, OSError.
     """
@@ -53,18 +54,18 @@ def submit_request(
     path = put_request(disk, OperatorRequest(verb, sink, identity.log_id.hex(), offsets), system.wall_us())
     writer = system.find_lock_holder(data, LOCK_PATH)
     if writer is None:
-        system.confirm(f"recorded: {what}; the next service that opens {data!r} does it")
+        system.confirm(f"recorded: {subject}; the next service that opens {data!r} does it")
         return
     deadline = system.now() + WAIT_S
     while path in read_requests(disk):
         if system.now() > deadline:
             system.confirm(
-                f"recorded: {what}; process {writer} has not done it within {WAIT_S:g} s, and does it when "
-                "the sink is attached and not stopped"
+                f"recorded: {subject}; process {writer} has not done it within {WAIT_S:g} s, and does it "
+                "when the sink is attached and not stopped"
             )
             return
         system.pause(_POLL_S)
     refusal = take_refusal(disk, path)
     if refusal is not None:
-        raise RequestRefused(f"{what} was not done: {refusal}")
-    system.confirm(f"done: {done or what}")
+        raise RequestRefused(f"{subject} was not done: {refusal}")
+    system.confirm(f"done: {done or subject}")

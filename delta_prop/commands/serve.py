@@ -45,8 +45,8 @@ def build_configuration(
 ) -> Configuration:
     """Return the configuration to serve: a file and the environment, overridden by options.
 
-    `options`: values by section ("" for the top) and key; None: not given. `rebuild`: names of sinks. Raises
-    UsageError.
+    `options`: values by section ("" for the top level) and key; None: not given. `rebuild`: names of the
+    sinks to rebuild. Raises UsageError.
     """
     configuration = load(file)
     changes: dict[str, Any] = {}
@@ -58,12 +58,12 @@ def build_configuration(
             raise with_path(error, section, keys) from None
     sinks = configuration.sinks
     for name in rebuild:
-        if name not in [one.name for one in sinks]:
-            known = ", ".join(one.name for one in sinks) or "none"
+        if name not in [sink.name for sink in sinks]:
+            known = ", ".join(sink.name for sink in sinks) or "none"
             raise UsageError(
                 f"--rebuild {name!r}: the configuration has no such sink: name an existing one ({known})"
             )
-    changes["sinks"] = tuple(replace(one, rebuild=one.rebuild or one.name in rebuild) for one in sinks)
+    changes["sinks"] = tuple(replace(sink, rebuild=sink.rebuild or sink.name in rebuild) for sink in sinks)
     configuration = replace(configuration, **changes)
     if configuration.data is None:
         raise UsageError("no data directory: give --data DIR, or `data` in the configuration")
@@ -97,19 +97,21 @@ class SinkDataMismatch(DeltaPropError):
     def __init__(
         self, refusals: Mapping[str, ForeignSinkData], command: str, paths: Mapping[str, str]
     ) -> None:
-        """Take refusals by sink; `paths`: data paths of the sinks that have one."""
-        what = "; ".join(one.what for one in refusals.values())
-        cures = [
+        """`refusals`: by sink name; `command`: the command that failed; `paths`: data paths by sink name."""
+        problems = "; ".join(refusal.what for refusal in refusals.values())
+        fixes = [
             f"move {paths.get(name, 'its data')} away, as sink {name!r} cannot be rebuilt but can start empty"
-            for name, one in refusals.items()
-            if not one.can_rebuild
+            for name, refusal in refusals.items()
+            if not refusal.can_rebuild
         ]
-        options = " ".join(f"--rebuild {quote(name)}" for name, one in refusals.items() if one.can_rebuild)
+        options = " ".join(
+            f"--rebuild {quote(name)}" for name, refusal in refusals.items() if refusal.can_rebuild
+        )
         start = f"{command} {options}".rstrip()
-        replaces = ", which replaces their data from the log" if options else ""
-        cures.append(f"start with `{start}`{replaces}")
+        effect = ", which replaces their data from the log" if options else ""
+        fixes.append(f"start with `{start}`{effect}")
         super().__init__(
-            f"{what}: nothing was rebuilt; if this is the right directory, {', then '.join(cures)}"
+            f"{problems}: nothing was rebuilt; if this is the right directory, {', then '.join(fixes)}"
         )
 
 
@@ -136,14 +138,14 @@ class _ServerRun:
 
     async def handle_signals(self, signals: AsyncIterator[int]) -> None:
         """Act on signals: reload tokens, or drain and end; a second ending signal ends at once."""
-        ending = False
+        is_ending = False
         async for number in signals:
             if number == system.RELOAD_SIGNAL:
                 await self._access.reload()
-            elif ending:
+            elif is_ending:
                 system.exit_by_signal(number)
             else:
-                ending = True
+                is_ending = True
                 logger.info(
                     "ending: pending batches are answered, clients notified; another signal ends it at once"
                 )
@@ -177,10 +179,10 @@ class _ServerRun:
         """Open the log, attach sinks, listen, report ready, and serve until the service ends."""
         data = self._configuration.data
         assert data is not None
-        with remove_on_failure(data) as keep:
-            await self._serve_log(http_port, keep)
+        with remove_on_failure(data) as keep_directory:
+            await self._serve_log(http_port, keep_directory)
 
-    async def _serve_log(self, http_port: int, keep: Callable[[], None]) -> None:
+    async def _serve_log(self, http_port: int, keep_directory: Callable[[], None]) -> None:
         configuration, server_status = self._configuration, self._server_status
         async with Propagator(
             configuration.settings, data=configuration.data, log=configuration.log, world=self._world
@@ -194,7 +196,7 @@ class _ServerRun:
                     with explain_listen_failure("port", configuration.server.host):
                         address = await tasks.start(service.run)
                     self._service = server_status.service = service
-                    keep()
+                    keep_directory()
                     self._report_ready(address.port, http_port, p)
             finally:
                 server_status.propagator = None
@@ -203,17 +205,19 @@ class _ServerRun:
         """Attach all sinks. Raises one SinkDataMismatch with the fix for all of them."""
         remembered = frozenset(propagator.internals().sinks.cursors())
         refusals: dict[str, ForeignSinkData] = {}
-        for one in self._sinks:
+        for attachment in self._sinks:
+            config = attachment.config
             try:
-                await one.attach(propagator, remembered)
+                await attachment.attach(propagator, remembered)
             except ForeignSinkData as refusal:
-                if getattr(one.config, "vectors", None) not in refusals:  # else it is rebuilt with that
-                    refusals[one.config.name] = refusal
+                if getattr(config, "vectors", None) not in refusals:  # else the other sink's rebuild mends it
+                    refusals[config.name] = refusal
             except (DeltaPropError, OSError):
                 if not refusals:  # else a refused sink may be the reason
                     raise
         if refusals:
-            paths = {one.config.name: one.config.path for one in self._sinks if hasattr(one.config, "path")}
+            configs = [attachment.config for attachment in self._sinks]
+            paths = {config.name: config.path for config in configs if hasattr(config, "path")}
             raise SinkDataMismatch(refusals, self._command, paths)
 
     def _report_ready(self, port: int, http_port: int, propagator: Propagator) -> None:
@@ -230,7 +234,7 @@ class _ServerRun:
                 "port": port,
                 "http": http_port,
                 "level_of_log": configuration.log.read_level.name.lower(),
-                "sinks": [one.name for one in configuration.sinks],
+                "sinks": [sink.name for sink in configuration.sinks],
                 "memory_bytes_max": configuration.memory_bytes_max(),
             },
         )

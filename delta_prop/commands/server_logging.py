@@ -1,7 +1,7 @@
 """Writes a server's own log to standard error: JSON lines for programs, text for people.
 
-Logging never waits: a thread writes from a bounded queue. Lines that do not fit are dropped, and a line of
-its own reports their count.
+Logging never waits: a thread writes from a bounded queue. Lines that do not fit are dropped, and a later line
+reports their number.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 LINES_MAX = 10_000
 CLOSE_TIMEOUT_S = 2.0
-"""Time for the stream's reader to take the rest when the server ends."""
+"""Maximum wait until the stream's reader has taken the queued lines when the server ends."""
 
 _RECORD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 LOGGER_NAME = "delta_prop"
@@ -36,16 +36,16 @@ def write_logs_to(stream: TextIO, *, level: LogLevel, format_: LogFormat) -> Ite
     as_text = format_ == "text" or (format_ == "auto" and stream.isatty())
     handler = LineHandler(stream)
     handler.setFormatter(TextFormatter() if as_text else JsonFormatter())
-    root, ours = logging.getLogger(), logging.getLogger(LOGGER_NAME)
-    before = ours.level
+    root, package_logger = logging.getLogger(), logging.getLogger(LOGGER_NAME)
+    previous_level = package_logger.level
     root.addHandler(handler)
-    ours.setLevel(level.upper())
+    package_logger.setLevel(level.upper())
     logging.captureWarnings(True)
     try:
         yield
     finally:
         logging.captureWarnings(False)
-        ours.setLevel(before)
+        package_logger.setLevel(previous_level)
         root.removeHandler(handler)
         handler.close()
 
@@ -72,7 +72,7 @@ class LineHandler(logging.Handler):
             self.handleError(record)
 
     def close(self) -> None:
-        """Write what is queued while the stream's reader takes it."""
+        """Write the queued lines, as long as the stream's reader takes them in time."""
         with suppress(queue.Full):
             self._lines.put(None, timeout=CLOSE_TIMEOUT_S)
         self._thread.join(CLOSE_TIMEOUT_S)
@@ -125,8 +125,8 @@ def _extra_fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _format_time(record: logging.LogRecord) -> str:
-    made = datetime.fromtimestamp(record.created, UTC)
-    return made.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    created = datetime.fromtimestamp(record.created, UTC)
+    return created.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _lost_record(lines: int) -> logging.LogRecord:

@@ -108,8 +108,8 @@ def _add_top(verbs: Any, run: Runner) -> None:
         from delta_prop.commands.connect_options import connect_options_of
         from delta_prop.commands.top import show_top
 
-        link = connect_options_of(options)
-        return run(lambda: show_top(link, once=options.once))
+        connect_options = connect_options_of(options)
+        return run(lambda: show_top(connect_options, once=options.once))
 
     parser.set_defaults(run=start)
 
@@ -126,14 +126,16 @@ def _add_config(verbs: Any, run: Runner) -> None:
         description="A configuration is a TOML file; environment variables such as "
         "DELTA_PROP_SERVER__HEARTBEAT_INTERVAL_S=3 override its keys, here as in serve.",
     )
-    below = parser.add_subparsers(title="verbs", metavar="VERB", dest="config_verb", required=True)
+    subverbs = parser.add_subparsers(title="verbs", metavar="VERB", dest="config_verb", required=True)
     check = add_verb_parser(
-        below, "check", "print one line: valid, or the first error", "config check delta-prop.toml"
+        subverbs, "check", "print one line: valid, or the first error", "config check delta-prop.toml"
     )
     check.add_argument("file", metavar="FILE")
     check.set_defaults(run=partial(_check_config, run))
 
-    show = add_verb_parser(below, "show", "every key with its value, as TOML", "config show delta-prop.toml")
+    show = add_verb_parser(
+        subverbs, "show", "every key with its value, as TOML", "config show delta-prop.toml"
+    )
     show.add_argument("file", metavar="FILE", nargs="?", help="without it: all defaults")
     show.add_argument("--json", action="store_true", help="one JSON object instead")
     show.set_defaults(run=_show_config)

@@ -27,9 +27,9 @@ def set_paused(data: str, name: str, verb: Literal["pause", "resume"]) -> int:
 
 
 def reset(data: str, name: str, to: str) -> int:
-    """Request that a sink goes on from another offset. Raises UsageError, LogCorrupted, OSError.
+    """Request that a sink continues from another offset. Raises UsageError, LogCorrupted, OSError.
 
-    `to` is resolved here: a request that is carried out later, or twice, then means the same offset.
+    `to` is resolved here, so that a request means the same offset if it is carried out later, or twice.
     """
     if _find_cursor(data, name).own:
         raise UsageError(
@@ -37,11 +37,11 @@ def reset(data: str, name: str, to: str) -> int:
             f"be rebuilt, run `delta-prop sinks rebuild {quote(name)} --data {quote(data)}`, else give it "
             "new data and a new name"
         )
-    at = parse_position("--to", to, system.wall_us())
+    position = parse_position("--to", to, system.wall_us())
     with open_readonly_log(data) as (_, log, _):
-        first, end, offset = log.start_offset, log.high_watermark, offset_of(at, log)
-    if not first <= offset <= end:
-        raise UsageError(f"--to {to:.40}: give earliest, latest, a time or an offset from {first} to {end}")
+        start, end, offset = log.start_offset, log.high_watermark, offset_of(position, log)
+    if not start <= offset <= end:
+        raise UsageError(f"--to {to:.40}: give earliest, latest, a time or an offset from {start} to {end}")
     submit_request(data, "reset", name, (offset,), f"reset of sink {name!r} to offset {offset}")
     return OK
 
@@ -49,8 +49,8 @@ def reset(data: str, name: str, to: str) -> int:
 def rebuild(data: str, name: str) -> int:
     """Request that a sink's data is replaced from the log. Raises UsageError, RequestRefused, OSError."""
     _find_cursor(data, name)
-    begun = f"rebuild of sink {name!r} is requested; `delta-prop sinks --http HOST:PORT` shows its progress"
-    submit_request(data, "rebuild", name, (), f"rebuild of sink {name!r}", done=begun)
+    done = f"rebuild of sink {name!r} is requested; `delta-prop sinks --http HOST:PORT` shows its progress"
+    submit_request(data, "rebuild", name, (), f"rebuild of sink {name!r}", done=done)
     return OK
 
 

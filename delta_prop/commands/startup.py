@@ -1,7 +1,7 @@
 """Checks that a server can start from a configuration, for `serve` and `config check` alike.
 
-It inspects what the configuration names on this machine, and creates nothing. Conditions that change any
-moment, a taken port or a directory that another process has, are left to `serve`.
+It inspects the files and ports that the configuration names, and creates nothing. Conditions that may change
+at any moment, such as a taken port or a locked directory, are left to `serve`.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class ServerParts(NamedTuple):
 async def check_startup(
     configuration: Configuration, world: World, *, allow_taken_ports: bool = False
 ) -> ServerParts:
-    """Check everything that a start needs; `allow_taken_ports`: a running server may have the ports.
+    """Check all that a start needs; `allow_taken_ports`: accept ports that a running server may have.
 
-    Raises UsageError that begins with the path of the key; ListenFailed, FormatOutdated, FormatUnknown,
+    Raises UsageError that starts with the path of the key; ListenFailed, FormatOutdated, FormatUnknown,
     LogCorrupted.
     """
     access = _read_access(configuration, world)
@@ -65,9 +65,9 @@ async def check_startup(
         if configuration.served_tls is not None:
             server_context(configuration.served_tls)
     sinks = make_sinks(configuration.sinks)
-    for position, one in enumerate(sinks):
-        _check_files(one, f"sinks[{position}]", configuration.data)
-        _check_leads_elsewhere(one, f"sinks[{position}]", server)
+    for index, attachment in enumerate(sinks):
+        _check_files(attachment, f"sinks[{index}]", configuration.data)
+        _check_forwards_elsewhere(attachment, f"sinks[{index}]", server)
     if configuration.data is not None:
         with _locate_error("data"):
             check_data_directory(configuration.data)
@@ -84,12 +84,12 @@ def explain_listen_failure(key: str, host: str) -> Iterator[None]:
         yield
     except OSError as error:
         option = f"--{key.replace('_', '-')}"
-        what = f"server.{key}"
-        cure = f"stop the process that has it, or give another with {option} (or server.{key}), 0 for any"
+        field = f"server.{key}"
+        fix = f"stop the process that has it, or give another with {option} (or server.{key}), 0 for any"
         if not is_port_taken(error):
-            what = what if isinstance(error, PermissionError) else f"server.host {host!r}"
-            cure = f"name an address of this machine with --host, and a port this user may have with {option}"
-        raise ListenFailed(f"{what}: {error.strerror or error}: {cure}") from None
+            field = field if isinstance(error, PermissionError) else f"server.host {host!r}"
+            fix = f"name an address of this machine with --host, and a port this user may have with {option}"
+        raise ListenFailed(f"{field}: {error.strerror or error}: {fix}") from None
 
 
 def is_port_taken(error: OSError) -> bool:
@@ -123,7 +123,7 @@ async def _try_to_listen(
 
 @contextmanager
 def _locate_error(section: str, *names: str) -> Iterator[None]:
-    """Prefix a UsageError with the section, or with the one of its keys that the error begins with."""
+    """Prefix a UsageError with the section; if the error starts with one of its keys, with the key's path."""
     try:
         yield
     except UsageError as error:
@@ -134,17 +134,17 @@ def _read_access(configuration: Configuration, world: World) -> Access:
     """Read the rights of each token. Raises UsageError if the tokens cannot be read."""
     file = configuration.access.tokens
     server = configuration.server
-    usual = TokenDefaults(server.token_rate, server.token_burst)
+    defaults = TokenDefaults(server.token_rate, server.token_burst)
     with _locate_error("access.tokens"):
         try:
-            return Access(world, None if file is None else partial(system.read_file, file), usual)
+            return Access(world, None if file is None else partial(system.read_file, file), defaults)
         except OSError as error:
             raise UsageError(f"{file!r} cannot be read ({error.strerror}): name a token file") from None
         except UsageError as error:
             raise UsageError(f"{file!r}: {error}") from None
 
 
-def _check_leads_elsewhere(attachment: Attachment, section: str, server: ServerSettings) -> None:
+def _check_forwards_elsewhere(attachment: Attachment, section: str, server: ServerSettings) -> None:
     """Refuse to forward a log to the server that has it. Raises UsageError."""
     if not isinstance(attachment.config, ForwardConfig):
         return
@@ -153,12 +153,12 @@ def _check_leads_elsewhere(attachment: Attachment, section: str, server: ServerS
             raise UsageError(f"{section}.to: {to} is this server itself: name another one")
 
 
-def _is_same_host(host: str, listening: str) -> bool:
-    """True if `listening` accepts connections to `host`, as far as can be known without a name service."""
+def _is_same_host(host: str, listen_host: str) -> bool:
+    """True if connections to `host` reach a server on host `listen_host`, as far as known without DNS."""
     if not is_loopback(host):
-        return host == listening
-    return listening in (host, "0.0.0.0", "::") or (
-        "localhost" in (host, listening) and is_loopback(listening)
+        return host == listen_host
+    return listen_host in (host, "0.0.0.0", "::") or (
+        "localhost" in (host, listen_host) and is_loopback(listen_host)
     )
 
 

@@ -37,9 +37,9 @@ OK, FAILED = 0, 1
 
 
 def show_status(data: str, *, as_json: bool) -> int:
-    """Print the log's state; return exit status 1 if corruption is seen. Only `log verify` reads all frames.
+    """Print the log's state; return exit status 1 if a corruption is found.
 
-    Raises UsageError, FormatUnknown, OSError.
+    Not all frames are read: only `log verify` does that. Raises UsageError, FormatUnknown, OSError.
     """
     disk = open_disk(data)
     writer = system.find_lock_holder(data, LOCK_PATH)
@@ -63,37 +63,39 @@ def _status_to_json(disk: Disk, log: DurableLog, report: RecoveryReport) -> dict
     fields: dict[str, Any] = {"log_id": log.log_id.hex(), "epoch": log.epoch, "closed": report.clean}
     fields |= {"start_offset": log.start_offset, "next_offset": log.high_watermark}
     fields |= {"segments": report.segments, "bytes": report.bytes, "bytes_free": disk.free_bytes()}
-    fields["bytes_until_full"] = max(
-        fields["bytes_free"] - log.settings.free_bytes_min, 0
-    )  # with default settings
-    known = read_sinks(disk, log)
-    fields |= {"sinks": len(known), "snapshot": None}
-    fields["lags"] = lags_of(known, "name")
-    faults = [one["corruption"] for one in known if "corruption" in one]
+    # free_bytes_min is that of the default settings: the server's are not known here
+    fields["bytes_until_full"] = max(fields["bytes_free"] - log.settings.free_bytes_min, 0)
+    sinks = read_sinks(disk, log)
+    fields |= {"sinks": len(sinks), "snapshot": None}
+    fields["lags"] = lags_of(sinks, "name")
+    faults = [sink["corruption"] for sink in sinks if "corruption" in sink]
     faults += _corruption_of_cursors(disk)
     fields |= {"health": "corrupted", "corruption": "; ".join(faults)} if faults else {}
     try:
         fields["snapshot"] = snapshot_to_json(log)
     except LogCorrupted as corruption:
         fields |= {"health": "corrupted", "corruption": str(corruption)}
-    counts = read_quarantines(disk, log.log_id, log.epoch_end)
-    fields["quarantined"] = {name: len(held) for name, held in counts.items() if len(held)}
+    quarantines = read_quarantines(disk, log.log_id, log.epoch_end)
+    fields["quarantined"] = {
+        name: len(quarantine) for name, quarantine in quarantines.items() if len(quarantine)
+    }
     fields["jobs"] = JobFiles(disk).count()
     jump = read_times(disk, DIRECTORY, report.notes).jump
     fields["clock_jump"] = jump and {name[:-3]: format_time(us) for name, us in jump._asdict().items()}
     return fields
 
 
-def flatten(values: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each value with its path, e.g. `log.next_offset`; of a list its length."""
+def flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each value with its path, e.g. `log.next_offset`; for a list, its length."""
     for name, value in values.items():
         if isinstance(value, dict) and value:
-            yield from flatten(value, f"{above}{name}.")
+            yield from flatten(value, f"{prefix}{name}.")
         else:
-            yield above + name, len(value) if isinstance(value, list) else value
+            yield prefix + name, len(value) if isinstance(value, list) else value
 
 
 def format_value(value: object) -> str:
+    """Return a JSON value as text for people."""
     if value is None or value == {}:
         return "none"
     if isinstance(value, bool):
@@ -112,60 +114,63 @@ def show_sinks(data: str, *, as_json: bool) -> int:
     Raises UsageError, LogCorrupted, OSError.
     """
     with open_readonly_log(data) as (disk, log, _):
-        found, faults = read_sinks(disk, log), _corruption_of_cursors(disk)
-    _put_sinks(found, as_json=as_json)
-    for corruption in faults:
-        system.note(corruption)
-    return FAILED if faults or any("corruption" in one for one in found) else OK
+        sinks, faults = read_sinks(disk, log), _corruption_of_cursors(disk)
+    _put_sinks(sinks, as_json=as_json)
+    for fault in faults:
+        system.note(fault)
+    return FAILED if faults or any("corruption" in sink for sink in sinks) else OK
 
 
 def _corruption_of_cursors(disk: Disk) -> list[str]:
     """Describe the corruption of the cursors' file with its fix, if there is any."""
     corruption = cursors_corruption(disk)
-    cure = "put a copy of the file from a backup in its place, or remove it, and sinks register again"
-    return [] if corruption is None else [f"{corruption.description}: {cure}"]
+    fix = "put a copy of the file from a backup in its place, or remove it: the sinks then register again"
+    return [] if corruption is None else [f"{corruption.description}: {fix}"]
 
 
-def _put_sinks(found: list[dict[str, Any]], *, as_json: bool) -> None:
+def _put_sinks(sinks: list[dict[str, Any]], *, as_json: bool) -> None:
     if as_json:
-        system.put_all(map(json.dumps, found))
+        system.put_all(map(json.dumps, sinks))
         return
     system.put(
         f"{'name':24}  {'kind':6}  {'offset':>12}  {'lag':>12}  {'lag time':>8}  {'quarantined':>11}  "
-        "log kept  notes"
+        "required  notes"
     )
-    for one in found:
-        needed = "yes" if one["required"] else "no"
-        offset, lag = ("?" if at is None else f"{at:,}" for at in (one["offset"], one["lag"]))
-        numbers = f"{offset:>12}  {lag:>12}  {format_lag(one['lag_s']):>8}  {one.get('quarantined', 0):>11,}"
-        requested = [f"{verb} requested" for verb in one.get("asked", ())]
-        states = [state for state in ("rebuilding", "paused") if one.get(state)]
-        notes = ", ".join(states + requested + ([one["corruption"]] if "corruption" in one else []))
-        system.put(f"{one['name']:24}  {one['kind']:6}  {numbers}  {needed:8}  {notes}".rstrip())
+    for sink in sinks:
+        required = "yes" if sink["required"] else "no"
+        offset, lag = ("?" if value is None else f"{value:,}" for value in (sink["offset"], sink["lag"]))
+        numbers = (
+            f"{offset:>12}  {lag:>12}  {format_lag(sink['lag_s']):>8}  {sink.get('quarantined', 0):>11,}"
+        )
+        requested = [f"{verb} requested" for verb in sink.get("asked", ())]
+        states = [state for state in ("rebuilding", "paused") if sink.get(state)]
+        notes = ", ".join(states + requested + ([sink["corruption"]] if "corruption" in sink else []))
+        system.put(f"{sink['name']:24}  {sink['kind']:6}  {numbers}  {required:8}  {notes}".rstrip())
 
 
 def read_sinks(disk: Disk, log: DurableLog) -> list[dict[str, Any]]:
     """Return every sink and group with a cursor beside the log, and its lag. Raises OSError."""
-    held, requests = (
-        read_quarantines(disk, log.log_id, log.epoch_end),
-        read_pending_requests(disk, log.log_id),
-    )
-    found: list[dict[str, Any]] = []
+    quarantines = read_quarantines(disk, log.log_id, log.epoch_end)
+    requests = read_pending_requests(disk, log.log_id)
+    entries: list[dict[str, Any]] = []
     for name, cursor in sorted(read_cursors(disk, log.log_id).items()):
-        at = cursor.processed
-        found.append({"name": name, "kind": "sink", "offset": at, "required": cursor.required})
-        found[-1] |= {
+        entry: dict[str, Any] = {
+            "name": name,
+            "kind": "sink",
+            "offset": cursor.processed,
+            "required": cursor.required,
             "rebuilding": cursor.rebuilding,
             "paused": cursor.paused,
-            "quarantined": len(held.get(name, ())),
+            "quarantined": len(quarantines.get(name, ())),
         }
-        asked = [one.verb for one in requests if one.sink == name]
-        asked += ["rebuild"] if cursor.rebuild_asked else []
-        found[-1] |= {"asked": list(dict.fromkeys(asked))} if asked else {}
+        verbs = [request.verb for request in requests if request.sink == name]
+        verbs += ["rebuild"] if cursor.rebuild_asked else []
+        entries.append(entry | ({"asked": list(dict.fromkeys(verbs))} if verbs else {}))
     for name, offset in read_groups(disk, log.log_id).items():
-        found.append({"name": name, "kind": "group", "offset": None, "required": False})
-        found[-1] |= {"corruption": str(offset)} if isinstance(offset, UsageError) else {"offset": offset}
-    return [one | _measure_lag(log, one["offset"]) for one in found]
+        entry = {"name": name, "kind": "group", "offset": None, "required": False}
+        entry |= {"corruption": str(offset)} if isinstance(offset, UsageError) else {"offset": offset}
+        entries.append(entry)
+    return [entry | _measure_lag(log, entry["offset"]) for entry in entries]
 
 
 def _measure_lag(log: DurableLog, offset: int | None) -> dict[str, Any]:
@@ -180,7 +185,7 @@ def _measure_lag(log: DurableLog, offset: int | None) -> dict[str, Any]:
 
 
 def forget(data: str, name: str) -> int:
-    """Remove what is stored of a sink or group: its cursor, its quarantine, its requests.
+    """Remove the data stored for a sink or group: its cursor, its quarantine, its requests.
 
     Raises UsageError, LogBusy while a process has the directory, OSError.
     """

@@ -1,6 +1,6 @@
 """`subscribe`: writes a log's deltas as JSON lines from a position on, new ones as they come.
 
-It reads a directory, also while a process writes it, or a server. A group's offset is committed after its
+It reads a server, or a directory, also while a process writes it. A group's offset is committed after the
 lines are written, so after a kill some lines are repeated and none is missing.
 """
 
@@ -54,10 +54,10 @@ STANDBY_POLL_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class SubscribeOptions:
-    """Deltas to read, from a directory or a server.
+    """The deltas to read, from a directory or a server.
 
-    `start`: where a new group begins, or a subscription without a group; None: earliest, or latest without a
-    group. `count` None: all. `follow`: go on at the end of the log.
+    `start`: the position at which a new group starts, or a subscription without a group; None: earliest for a
+    group, else latest. `count` None: all. `follow`: wait for new deltas at the end of the log.
     """
 
     source: str | ConnectOptions
@@ -75,11 +75,11 @@ async def subscribe(options: SubscribeOptions) -> int:
     fault = None if options.group is None else find_name_fault("group", options.group, NAME_BYTES_MAX)
     if fault is not None:
         raise UsageError(fault)
-    system.check_standard_output()  # early, as the first line may come late
+    system.check_standard_output()  # now, since the first line may come much later
     topics = parse_topics(options.topics or "*")
-    at = None if options.start is None else parse_position("--start", options.start, system.wall_us())
+    position = None if options.start is None else parse_position("--start", options.start, system.wall_us())
     if not isinstance(options.source, str):
-        await _subscribe_to_server(options.source, options, at)
+        await _subscribe_to_server(options.source, options, position)
         return OK
     group = None
     if options.group is not None:
@@ -87,16 +87,16 @@ async def subscribe(options: SubscribeOptions) -> int:
             log_id = log.log_id
         group = await _acquire_group(disk, options.group, log_id)
     try:
-        # The log is opened only now, as it grew while this process stood by.
+        # The log is opened again, since it has grown while this process stood by.
         with open_readonly_log(options.source) as (disk, log, _):
             if group is None or group.next_offset is None:
-                begin = offset_of(at or (LATEST if group is None else EARLIEST), log)
+                start = offset_of(position or (LATEST if group is None else EARLIEST), log)
             else:
-                begin = group.next_offset
-            check_reached(begin, log)
+                start = group.next_offset
+            check_reached(start, log)
         if group is not None:
-            group.next_offset = begin
-        with closing(Follower(disk, begin, synced=log.high_watermark)) as follower:
+            group.next_offset = start
+        with closing(Follower(disk, start, synced=log.high_watermark)) as follower:
             await _DirectoryReader(options, topics, group, follower).run()
     finally:
         if group is not None:
@@ -106,35 +106,35 @@ async def subscribe(options: SubscribeOptions) -> int:
 
 async def _acquire_group(disk: Disk, name: str, log_id: bytes) -> GroupCursor:
     """Open a group once no other process reads for it. Raises UsageError, OSError."""
-    reported = False
+    is_reported = False
     while True:
         try:
             group = GroupCursor(disk, name, log_id)
         except GroupBusy:
-            if not reported:
+            if not is_reported:
                 system.note(f"another process reads for group {name!r}: standing by until it ends")
-            reported = True
+            is_reported = True
             await anyio.sleep(STANDBY_POLL_S)
         else:
-            if reported:
+            if is_reported:
                 system.note(f"reading for group {name!r} now")
             return group
 
 
 async def _subscribe_to_server(
-    link: ConnectOptions, options: SubscribeOptions, at: LogPosition | None
+    connect_options: ConnectOptions, options: SubscribeOptions, position: LogPosition | None
 ) -> None:
     """Write the lines of a server's log."""
     try:
         subscriber = Subscriber(
-            link.addresses,
+            connect_options.addresses,
             *(options.topics or ("*",)),
-            start=None if at is None else subscribe_start_of(at),
+            start=None if position is None else subscribe_start_of(position),
             group=options.group,
             ack="manual",
             name="delta-prop subscribe",
-            token=link.token,
-            tls=link.tls,
+            token=connect_options.token,
+            tls=connect_options.tls,
         )
         async with report_subscriber_waits(subscriber), subscriber:
             await _write_from_server(subscriber, options)
@@ -145,11 +145,8 @@ async def _subscribe_to_server(
 
 
 async def _write_from_server(subscriber: Subscriber, options: SubscribeOptions) -> None:
-    remaining, end, poll_s = (
-        options.count,
-        subscriber.log_end,
-        inf if options.group is None else STANDBY_POLL_S,
-    )
+    remaining, end = options.count, subscriber.log_end
+    poll_s = inf if options.group is None else STANDBY_POLL_S
     while True:
         await _wait_while_standby(subscriber, options)
         batch: DeliveredBatch | None = None
@@ -173,7 +170,7 @@ async def _write_from_server(subscriber: Subscriber, options: SubscribeOptions) 
 
 
 async def _wait_while_standby(subscriber: Subscriber, options: SubscribeOptions) -> None:
-    """Wait while another member reads for the group. Raises the reason why nothing comes any more."""
+    """Wait while another member reads for the group. Raises the reason why nothing more comes."""
     if not subscriber.standing_by:
         return
     system.note(f"another member reads for group {options.group!r}: standing by until it leaves")

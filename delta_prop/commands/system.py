@@ -42,16 +42,16 @@ pause = time.sleep
 """Block for some seconds."""
 
 draw = secrets.token_bytes
-"""Return as many random bytes."""
+"""Return the given number of random bytes."""
 
 
 @contextmanager
 def call_periodically(call: Callable[[], None], interval_s: float) -> Iterator[None]:
     """Call a function at this interval in a thread, until the block ends."""
-    over = threading.Event()
+    ended = threading.Event()
 
     def run() -> None:
-        while not over.wait(interval_s):
+        while not ended.wait(interval_s):
             call()
 
     thread = threading.Thread(target=run, daemon=True)
@@ -59,7 +59,7 @@ def call_periodically(call: Callable[[], None], interval_s: float) -> Iterator[N
     try:
         yield
     finally:
-        over.set()
+        ended.set()
         thread.join()
 
 
@@ -69,7 +69,7 @@ def wall_us() -> int:
 
 
 def freeze_heap() -> None:
-    """Exempt the present heap from garbage collection, which would take tens of ms."""
+    """Exempt the present objects from garbage collection, which would stop the loop for tens of ms."""
     gc.collect()
     gc.freeze()
 
@@ -94,7 +94,7 @@ def receive_signals() -> Iterator[AsyncIterator[int]]:
 
 
 def exit_by_signal(number: int) -> NoReturn:
-    """End as a process that does not handle this signal."""
+    """End this process by the default action of a signal."""
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
     os._exit(128 + number)  # if the signal was blocked
@@ -105,19 +105,19 @@ def read_environment() -> Mapping[str, str]:
     return os.environ
 
 
-def read_settings(path: str, what: str = "the configuration") -> tuple[str, str]:
-    """Return a file's text and its folder; `what` names the file in errors. Raises UsageError."""
+def read_settings(path: str, label: str = "the configuration") -> tuple[str, str]:
+    """Return a file's text and its folder; `label` names the file in errors. Raises UsageError."""
     try:
         with open(path, "rb") as file:
             raw = file.read(SETTINGS_BYTES_MAX + 1)
         if len(raw) <= SETTINGS_BYTES_MAX:
             return raw.decode("utf-8-sig"), str(Path(path).absolute().parent)
-        why: str | None = f"it is larger than {SETTINGS_BYTES_MAX:,} bytes"
+        reason: str | None = f"it is larger than {SETTINGS_BYTES_MAX:,} bytes"
     except OSError as error:
-        why = error.strerror
+        reason = error.strerror
     except ValueError:  # also a name that no file can have
-        why = "it is not UTF-8"
-    raise UsageError(f"{what} {path!r} cannot be read ({why}): name a file in TOML")
+        reason = "it is not UTF-8"
+    raise UsageError(f"{label} {path!r} cannot be read ({reason}): name a file in TOML")
 
 
 def read_token(path: str) -> str:
@@ -163,12 +163,12 @@ def standard_error() -> TextIO:
 
 def is_absent_or_empty(path: str) -> bool:
     """True if the directory is absent or empty. Raises OSError."""
-    place = Path(path)
-    return not place.is_dir() or not any(place.iterdir())
+    directory = Path(path)
+    return not directory.is_dir() or not any(directory.iterdir())
 
 
 def is_within(path: str, directory: str) -> bool:
-    """True if the path lies below the directory, after symbolic links are resolved."""
+    """True if the path is inside the directory, after symbolic links are resolved."""
     with suppress(ValueError):  # no path has a null byte; opening it reports that
         return Path(os.path.realpath(directory)) in Path(os.path.realpath(path)).parents
     return False
@@ -176,22 +176,22 @@ def is_within(path: str, directory: str) -> bool:
 
 def find_missing_directories(path: str) -> list[str]:
     """Return the missing directories on the path, the deepest first."""
-    place = Path(path).absolute()
-    return [str(one) for one in (place, *place.parents) if not one.is_dir()]
+    absolute = Path(path).absolute()
+    return [str(directory) for directory in (absolute, *absolute.parents) if not directory.is_dir()]
 
 
 def remove_content(path: str) -> None:
     """Remove the content of a directory. Raises OSError."""
-    for one in Path(path).iterdir():
-        if one.is_dir() and not one.is_symlink():
-            shutil.rmtree(one)
+    for entry in Path(path).iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
         else:
-            one.unlink()
+            entry.unlink()
 
 
-def open_existing_disk(path: str, cure: str = DATA_DIRECTORY_FIX) -> LocalDisk:
-    """Return the disk of an existing data directory. Raises UsageError with the fix `cure`."""
-    check_data_exists(path, cure)
+def open_existing_disk(path: str, fix: str = DATA_DIRECTORY_FIX) -> LocalDisk:
+    """Return the disk of an existing data directory. Raises UsageError that names `fix`."""
+    check_data_exists(path, fix)
     return LocalDisk(path)
 
 
@@ -202,36 +202,36 @@ def open_disk_at(path: str) -> LocalDisk:
 
 @contextmanager
 def create_directory(path: str) -> Iterator[LocalDisk]:
-    """Create a directory atomically: it gets its name, durably, if the block ends well, else it is removed.
+    """Create a directory atomically: it gets its name, durably, if the block succeeds; else it is removed.
 
     Raises UsageError if the name is taken, or the directory cannot be created.
     """
-    end = Path(path)
+    target = Path(path)
     # The path is made absolute, as it may end in `.` or `..`.
-    partial = end.absolute().with_name(end.absolute().name + ".partial")
+    partial = target.absolute().with_name(target.absolute().name + ".partial")
     try:
-        if end.is_symlink() or (end.exists() and not (end.is_dir() and not any(end.iterdir()))):
+        if target.is_symlink() or (target.exists() and not (target.is_dir() and not any(target.iterdir()))):
             raise UsageError(f"{path!r} exists and is not empty: name a new directory")
         if partial.exists():
             raise UsageError(f"'{partial}' exists, from an interrupted copy: remove it first")
         disk = LocalDisk(partial)
         disk.make_directory("")
     except (OSError, ValueError) as error:  # also a name that no file can have
-        why = error.strerror if isinstance(error, OSError) else error
+        reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(
-            f"{path!r:.300} cannot be created ({why}): name a new directory where this user may write"
+            f"{path!r:.300} cannot be created ({reason}): name a new directory where this user may write"
         ) from None
     try:
         yield disk
-        partial.rename(end)
+        partial.rename(target)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    above = os.open(end.absolute().parent, os.O_RDONLY | os.O_DIRECTORY)
+    parent = os.open(target.absolute().parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(above)
+        os.fsync(parent)
     finally:
-        os.close(above)
+        os.close(parent)
 
 
 def find_lock_holder(data: str, path: str) -> int | None:
@@ -253,16 +253,16 @@ def find_lock_holder(data: str, path: str) -> int | None:
 def open_standard_streams() -> None:
     """Open the standard streams that the caller has closed (`0<&-`, `1>&-`) as /dev/null.
 
-    Else the next opened file would take the descriptor, and printed lines could end up in the log. Standard
-    output becomes read-only, so that printing fails.
+    Otherwise the next opened file would take the descriptor, and printed lines could end up in the log.
+    Standard output becomes read-only, so that printing fails.
     """
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # the lowest number that is free
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # the system returns the lowest free number
         pass
     os.close(descriptor)
     if sys.stdout is None:
-        reading = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(reading, 1)
-        os.close(reading)
+        read_only = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(read_only, 1)
+        os.close(read_only)
         sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
     if sys.stderr is None:
         sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
@@ -298,7 +298,7 @@ def _is_closed() -> bool:
 
 
 def put_all(lines: Iterator[str]) -> None:
-    """Print lines that are available at once; flush after the last."""
+    """Print lines that need no waiting; flush after the last one."""
     for line in lines:  # errors of the iterator do not name standard output
         with _name_in_error():
             sys.stdout.write(line + "\n")
@@ -306,23 +306,23 @@ def put_all(lines: Iterator[str]) -> None:
 
 
 def flush_standard_output() -> None:
-    """Flush what was printed. Raises OSError that names standard output."""
+    """Flush standard output. Raises OSError that names it."""
     with _name_in_error():
         sys.stdout.flush()
 
 
 @contextmanager
-def _name_in_error(what: str = "standard output") -> Iterator[None]:
-    """Name standard output, or `what`, in an OSError."""
+def _name_in_error(name: str = "standard output") -> Iterator[None]:
+    """Add `name` to an OSError that the block raises."""
     try:
         yield
     except OSError as error:
-        raise OSError(error.errno, error.strerror, what) from None
+        raise OSError(error.errno, error.strerror, name) from None
 
 
 def note(line: str) -> None:
     """Print one line for people on standard error."""
-    clear = "\r\x1b[K" if sys.stderr.isatty() else ""  # of a progress line
+    clear = "\r\x1b[K" if sys.stderr.isatty() else ""  # clears a progress line
     print(f"{clear}delta-prop: {line}", file=sys.stderr, flush=True)
 
 
@@ -334,9 +334,9 @@ class Progress:
         self._reported_at = 0.0
 
     def report(self, text: str) -> None:
-        """Draw the text, unless the last one was drawn just now."""
-        if self._live and (at := now()) - self._reported_at >= 0.1:
-            self._reported_at = at
+        """Draw the text, unless less than 0.1 s has passed since the last one."""
+        if self._live and (time_s := now()) - self._reported_at >= 0.1:
+            self._reported_at = time_s
             print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
     def end(self) -> None:
@@ -377,7 +377,7 @@ class Input:
                 os.close(descriptor)
 
     async def lines(self) -> AsyncIterator[bytes]:
-        """Yield each line without its end, and a prefix longer than LINE_BYTES_MAX of a longer line.
+        """Yield each line without its newline; of one longer than LINE_BYTES_MAX, a prefix that is, too.
 
         Raises OSError that names the file.
         """
@@ -400,13 +400,13 @@ class Input:
 
 async def _read_chunks(descriptor: int, name: str) -> AsyncIterator[bytes]:
     """Read a file or pipe in chunks, without blocking the event loop. Raises OSError that names it."""
-    waits = not stat.S_ISREG(os.fstat(descriptor).st_mode)
+    must_wait = not stat.S_ISREG(os.fstat(descriptor).st_mode)
     while True:
-        if waits:
+        if must_wait:
             try:
                 await anyio.wait_readable(descriptor)
             except PermissionError:  # a device that is always ready
-                waits = False
+                must_wait = False
         else:
             await anyio.lowlevel.checkpoint()
         with _name_in_error(name):
@@ -429,7 +429,7 @@ def open_output(name: str | None) -> Iterator[Output]:
 
 @contextmanager
 def open_atomic_output(name: str | None) -> Iterator[Output]:
-    """Open a new file that gets its name when the block ends well, else it is removed; or standard output."""
+    """Open standard output, or a new file that gets its name if the block succeeds, and else is removed."""
     if name is None or name == "-":
         with open_output(name) as out:
             yield out
@@ -511,6 +511,8 @@ class Output:
 
 
 class _StandardOutput(Output):
+    """Buffered output to standard output."""
+
     def flush(self) -> None:
         """Write the buffer to the descriptor. Raises OSError that names standard output."""
         with _name_in_error():
@@ -545,7 +547,7 @@ def read_terminal_size() -> tuple[int, int]:
 
 
 class Canvas:
-    """The full terminal, redrawn repeatedly; its former content returns at the end."""
+    """The full terminal, redrawn repeatedly; its previous content is restored at the end."""
 
     def __enter__(self) -> Canvas:
         self._write("\x1b[?1049h\x1b[?25l")

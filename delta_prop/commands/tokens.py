@@ -32,7 +32,7 @@ def create_token(name: str, rights: Mapping[str, Any], *, as_json: bool) -> int:
     try:
         parse_tokens(text, TokenDefaults())
     except UsageError as error:
-        raise _of_options(error) from None
+        raise _with_option_name(error) from None
     if as_json:
         system.put(json.dumps({"name": name, "token": token, "toml": text}))
         return OK
@@ -42,7 +42,7 @@ def create_token(name: str, rights: Mapping[str, Any], *, as_json: bool) -> int:
 
 
 def _check_rights(name: str, rights: Mapping[str, Any]) -> None:
-    """Check which options go together, by the rules of the token file but in terms of options."""
+    """Check the combination of options by the rules of the token file, with errors that name options."""
     given = {key for key, value in rights.items() if value}
     if not given & {"publish", "subscribe", "forward", "admin"}:
         raise UsageError(
@@ -63,18 +63,20 @@ def _check_rights(name: str, rights: Mapping[str, Any]) -> None:
         )
 
 
-def _of_options(error: UsageError) -> UsageError:
-    """Replace the file's key in an error by the option that gives it."""
-    path, _, what = str(error).partition(": ")
+def _with_option_name(error: UsageError) -> UsageError:
+    """Replace the key of the token file in an error by the option for it."""
+    path, _, problem = str(error).partition(": ")
     key = path.removeprefix("token[0].").partition("[")[0]
-    return UsageError(f"{_OPTIONS.get(key, f'--{key}')}: {what}") if path.startswith("token[0].") else error
+    return (
+        UsageError(f"{_OPTIONS.get(key, f'--{key}')}: {problem}") if path.startswith("token[0].") else error
+    )
 
 
 def parse_expiry(text: str) -> str:
     """Return a token's expiry as TOML, from a time or a span from now on. Raises UsageError."""
     now_us = system.wall_us()
-    ahead_us = parse_span_us(text)
-    time_us = parse_time(text, now_us) if ahead_us is None else now_us + ahead_us
+    span_us = parse_span_us(text)
+    time_us = parse_time(text, now_us) if span_us is None else now_us + span_us
     if time_us is None or time_us > TIME_US_MAX:
         raise UsageError(
             f"--expires {text!r:.60}: {explain_bad_time(text)}give a time like 2027-01-31T00:00:00Z, or "
@@ -82,7 +84,7 @@ def parse_expiry(text: str) -> str:
         )
     if time_us <= now_us:
         raise UsageError(
-            f"--expires {text!r:.60}: it has passed, now is {format_time(now_us)}: give a later time"
+            f"--expires {text!r:.60}: it has passed (now: {format_time(now_us)}): give a later time"
         )
     return format_time(time_us)
 

@@ -1,4 +1,4 @@
-"""`top`, `status` and `sinks` of a running server: shows its HTTP port's answers as text or JSON."""
+"""`top`, `status` and `sinks` of a running server: shows the responses of its HTTP port as text or JSON."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ DRAW_S = 1.0
 
 
 @asynccontextmanager
-async def open_http_client(link: ConnectOptions) -> AsyncIterator[HttpClient]:
+async def open_http_client(connect_options: ConnectOptions) -> AsyncIterator[HttpClient]:
     """Open a client of the given HTTP port; report while the port is silent. Raises UsageError."""
     network = real_world().network
     assert network is not None
-    waiting = WaitReporter(NO_HTTP_PORT)
-    async with waiting.report(), HttpClient(network, link) as web:
-        waiting.is_busy = lambda: not web.has_answered
-        yield web
+    wait_reporter = WaitReporter(NO_HTTP_PORT)
+    async with wait_reporter.report(), HttpClient(network, connect_options) as http_client:
+        wait_reporter.is_busy = lambda: not http_client.has_answered
+        yield http_client
 
 
-async def show_server_status(link: ConnectOptions, *, as_json: bool) -> int:
+async def show_server_status(connect_options: ConnectOptions, *, as_json: bool) -> int:
     """Print the server's state; return exit status 1 if it is not ready. Raises UsageError, NoAnswer."""
-    async with open_http_client(link) as web:
-        status: dict[str, Any] = await web.get("/api/status")
+    async with open_http_client(connect_options) as http_client:
+        status: dict[str, Any] = await http_client.get("/api/status")
     if as_json:
         system.put(json.dumps(status))
     else:
@@ -48,57 +48,57 @@ async def show_server_status(link: ConnectOptions, *, as_json: bool) -> int:
     return OK if status["ready"] else FAILED
 
 
-async def show_server_sinks(link: ConnectOptions, *, as_json: bool) -> int:
+async def show_server_sinks(connect_options: ConnectOptions, *, as_json: bool) -> int:
     """Print each attached sink and its progress. Raises UsageError, NoAnswer."""
-    async with open_http_client(link) as web:
-        sinks: list[dict[str, Any]] = await web.get("/api/sinks")
+    async with open_http_client(connect_options) as http_client:
+        sinks: list[dict[str, Any]] = await http_client.get("/api/sinks")
     if as_json:
         system.put_all(map(json.dumps, sinks))
         return OK
     system.put(
         f"{'name':24}  {'state':13}  {'offset':>12}  {'lag':>12}  {'lag time':>8}  {'quarantined':>11}  notes"
     )
-    for one in sinks:
-        lag = format_lag(one["lag_s"])
-        numbers = f"{one['applied_offset']:>12,}  {one['lag']:>12,}  {lag:>8}  {one['quarantined']:>11,}"
-        progress = one["rebuild"]
+    for sink in sinks:
+        lag = format_lag(sink["lag_s"])
+        numbers = f"{sink['applied_offset']:>12,}  {sink['lag']:>12,}  {lag:>8}  {sink['quarantined']:>11,}"
+        progress = sink["rebuild"]
         rebuilt = progress and f"{progress['rows_done']:,} of {progress['rows_total']:,} rows rebuilt"
-        notes = "; ".join(filter(None, (rebuilt, one["reason"])))
-        system.put(f"{one['name']:24}  {one['state']:13}  {numbers}  {notes}".rstrip())
+        notes = "; ".join(filter(None, (rebuilt, sink["reason"])))
+        system.put(f"{sink['name']:24}  {sink['state']:13}  {numbers}  {notes}".rstrip())
     return OK
 
 
-async def show_top(link: ConnectOptions, *, once: bool) -> int:
+async def show_top(connect_options: ConnectOptions, *, once: bool) -> int:
     """Redraw a server's state each second until interrupted; without a terminal, draw once after a second.
 
     Raises UsageError; NoAnswer if the server does not answer at the start.
     """
-    async with open_http_client(link) as web:
-        sample = await _poll(web)
+    async with open_http_client(connect_options) as http_client:
+        sample = await _poll(http_client)
         if once or not system.Canvas.is_possible():
             width, _ = system.read_terminal_size()
             await anyio.sleep(DRAW_S)  # rates are differences
-            lines = render(await _poll(web), sample, name=web.name, width=width, height=1_000)
+            lines = render(await _poll(http_client), sample, name=http_client.name, width=width, height=1_000)
             system.put_all(iter(lines))
             return OK
         with system.Canvas() as canvas:
             before: StatusSample | None = None
             while True:
                 width, height = system.read_terminal_size()
-                canvas.draw(render(sample, before, name=web.name, width=width, height=height))
-                before, sample = sample, await _poll_next(web, canvas)
+                canvas.draw(render(sample, before, name=http_client.name, width=width, height=height))
+                before, sample = sample, await _poll_next(http_client, canvas)
 
 
-async def _poll_next(web: HttpClient, canvas: system.Canvas) -> StatusSample:
+async def _poll_next(http_client: HttpClient, canvas: system.Canvas) -> StatusSample:
     """Return the next sample after a pause; while there is none, keep the last screen and note the reason."""
     while True:
         await anyio.sleep(DRAW_S)
         try:
-            return await _poll(web)
+            return await _poll(http_client)
         except NoAnswer as failure:
             canvas.note(str(failure))
 
 
-async def _poll(web: HttpClient) -> StatusSample:
-    status, sinks = await web.get("/api/status"), await web.get("/api/sinks")
+async def _poll(http_client: HttpClient) -> StatusSample:
+    status, sinks = await http_client.get("/api/status"), await http_client.get("/api/sinks")
     return StatusSample(system.now(), status, sinks)

@@ -21,17 +21,17 @@ def add_trace_verbs(verbs: Any, run: Runner) -> None:
         "trace record --from localhost:7373 --to monday.trace --for 10m",
         description="`simulate` replays a recording, e.g. to try this traffic on a slower sink.",
     )
-    below = parser.add_subparsers(title="verbs", metavar="VERB", dest="trace_verb", required=True)
-    _add_record(below, run)
-    show = add_verb_parser(below, "show", "summarize a recording", "trace show monday.trace")
+    subverbs = parser.add_subparsers(title="verbs", metavar="VERB", dest="trace_verb", required=True)
+    _add_record(subverbs, run)
+    show = add_verb_parser(subverbs, "show", "summarize a recording", "trace show monday.trace")
     show.add_argument("file", metavar="FILE")
     add_json_argument(show)
     show.set_defaults(run=_show_trace)
 
 
-def _add_record(below: Any, run: Runner) -> None:
+def _add_record(subverbs: Any, run: Runner) -> None:
     parser = add_verb_parser(
-        below,
+        subverbs,
         "record",
         "write a log's past or coming traffic to a file",
         "trace record --data facts --to monday.trace --start 2026-01-31T12:00:00Z --for 1h",
@@ -61,8 +61,8 @@ def _add_record(below: Any, run: Runner) -> None:
         from delta_prop.commands.trace_record import RecordOptions, record
 
         source = connect_options_of(options) if options.data is None else options.data
-        wanted = RecordOptions(source, options.to, options.start, options.until, options.span)
-        return run(lambda: record(wanted))
+        record_options = RecordOptions(source, options.to, options.start, options.until, options.span)
+        return run(lambda: record(record_options))
 
     parser.set_defaults(run=start)
 

@@ -1,7 +1,7 @@
 """`trace record`: writes times and sizes of deltas, from a server's or a directory's log, to a file.
 
-Once a second it writes what has come, which survives kill -9, and syncs it, so that it survives a power
-cut. Readers ignore a torn block at the end.
+Once a second it writes and syncs the deltas that have come, so that they survive kill -9 and a power cut.
+Readers ignore a torn block at the end.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 
 OK = 0
 SYNC_INTERVAL_S = 1.0
-"""Bound of the time that a delta stays only in memory, and written bytes stay unsynced."""
+"""Maximum time for which a delta is only in memory, or written bytes are not synced."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordOptions:
-    """Traffic to record, from a directory or a server. `span`: as it was written."""
+    """The traffic to record, from a directory or a server. `start`, `until`, `span`: the options' texts."""
 
     source: str | ConnectOptions
     path: str
@@ -82,7 +82,7 @@ async def record(options: RecordOptions) -> int:
 
 
 def _is_empty_range(start: LogPosition | None, until: LogPosition) -> bool:
-    """True if nothing can lie between the two, whatever the log holds."""
+    """True if no delta can be between the two positions, whatever the log holds."""
     if start is None or start == EARLIEST:
         return False
     if until == EARLIEST:
@@ -95,7 +95,7 @@ def _is_empty_range(start: LogPosition | None, until: LogPosition) -> bool:
 
 
 class _TraceRange:
-    """Range of a log to record, in full batches from the first one that comes."""
+    """Range of a log to record, in full batches. A span starts with the first recorded batch."""
 
     def __init__(self, start: LogPosition | None, until: LogPosition | None, span_s: float) -> None:
         self.start = start
@@ -105,14 +105,14 @@ class _TraceRange:
         self._first_us = None if start is None else start.time_us
 
     def set_log_end(self, log_end: int | None, *, followed: bool) -> None:
-        """Take the present end of the log; `followed`: go on there if no end is given."""
+        """Set the present end of the log; `followed`: without --until, the recording continues after it."""
         if self._until == LATEST or (self._until is None and not followed):
             self._end = log_end
         elif self._until is not None and self._until.time_us is None:
             self._end = 0 if self._until.earliest else self._until.offset
 
     def is_offset_past_end(self, offset: int) -> bool:
-        """True if nothing from the offset on is wanted."""
+        """True if the range ends at or before the offset."""
         return self._end is not None and offset >= self._end
 
     def is_batch_past_end(self, offset: int, time_us: int) -> bool:
@@ -126,25 +126,25 @@ class _TraceRange:
 
 async def _record_directory(data: str, to: str, trace_range: _TraceRange) -> None:
     with open_readonly_log(data) as (disk, log, _):
-        begin, end = reached_offset(trace_range.start or EARLIEST, log), log.high_watermark
+        start, end = reached_offset(trace_range.start or EARLIEST, log), log.high_watermark
     trace_range.set_log_end(end, followed=False)
-    with closing(Follower(disk, begin, synced=end)) as follower, _open_recording(to) as recording:
+    with closing(Follower(disk, start, synced=end)) as follower, _open_recording(to) as recording:
         for location in follower.read():
             logged = location.logged
             if trace_range.is_batch_past_end(logged.offset, location.stamp.append_time):
                 return
-            recording.add(logged.batch, location.stamp, max(begin - logged.offset, 0))
+            recording.add(logged.batch, location.stamp, max(start - logged.offset, 0))
             await anyio.lowlevel.checkpoint()
 
 
-async def _record_server(link: ConnectOptions, to: str, trace_range: _TraceRange) -> None:
+async def _record_server(connect_options: ConnectOptions, to: str, trace_range: _TraceRange) -> None:
     subscriber = Subscriber(
-        link.addresses,
+        connect_options.addresses,
         "*",
         start="latest" if trace_range.start is None else subscribe_start_of(trace_range.start),
         name="delta-prop trace record",
-        token=link.token,
-        tls=link.tls,
+        token=connect_options.token,
+        tls=connect_options.tls,
     )
     async with report_subscriber_waits(subscriber), subscriber:
         trace_range.set_log_end(subscriber.log_end, followed=True)
@@ -199,7 +199,7 @@ class _RecordingWriter:
 
     @property
     def due_s(self) -> float:
-        """Seconds until the next sync; infinite while nothing waits."""
+        """Seconds until the next sync; infinite while everything is synced."""
         return inf if self._unsynced_since is None else self._unsynced_since + SYNC_INTERVAL_S - system.now()
 
     def add(self, batch: Batch, stamp: Stamp, first: int) -> None:
@@ -218,7 +218,7 @@ class _RecordingWriter:
         self._progress.report(f"{self._deltas:,} deltas in {self._bytes:,} bytes")
 
     def sync(self) -> None:
-        """Write and sync what has come. Raises OSError."""
+        """Write and sync the deltas so far. Raises OSError."""
         self._write(self._writer.flush())
         self._out.sync()
         self._unsynced_since = None

@@ -1,7 +1,7 @@
 """`trace show`: summarizes a recording of traffic.
 
-It reads once and stores only counts; the smallest hashes estimate the distinct vectors, exactly while they
-are few.
+It reads the file once and stores only counts. The number of distinct vectors is exact below HASHES_MAX, and
+else estimated from the smallest hashes of their names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 OK = 0
 HASHES_MAX = 65_536
-"""Maximum of distinct vectors that are counted exactly; more are estimated to about half a percent."""
+"""Number of distinct vectors from which on the count is an estimate, accurate to about half a percent."""
 _SECOND_US = 1_000_000
 _COUNTS_MAX = 4096
 
@@ -114,8 +114,8 @@ class Summary:
         self._second_deltas += batch.count
 
     def _merge(self) -> None:
-        found = np.unique(np.concatenate([self._smallest_hashes, *self._unmerged_keys]))
-        self._smallest_hashes, self._unmerged_keys = found[:HASHES_MAX], []
+        hashes = np.unique(np.concatenate([self._smallest_hashes, *self._unmerged_keys]))
+        self._smallest_hashes, self._unmerged_keys = hashes[:HASHES_MAX], []
         self._unmerged_count = 0
 
     def _estimate_vectors(self) -> int:
@@ -127,10 +127,10 @@ class Summary:
     @staticmethod
     def _quantile(counts: dict[int, int], share: float) -> int:
         """Return the power of two that this share of the values does not exceed."""
-        left = share * sum(counts.values())
+        remaining = share * sum(counts.values())
         for bits, count in sorted(counts.items()):
-            left -= count
-            if left <= 0:
+            remaining -= count
+            if remaining <= 0:
                 return 1 << bits
         return 1 << max(counts)
 
@@ -151,6 +151,6 @@ def _format_lines(summary: dict[str, Any]) -> list[str]:
         f"a delta up to {summary['delta_bytes_p50']} bytes (99 %: {summary['delta_bytes_p99']})"
     )
     lines.append(f"{summary['vectors']:,} vectors, {summary['origins']:,} origins")
-    for what in ("operations", "priorities"):
-        lines.append(f"{what}: " + ", ".join(f"{name} {count:,}" for name, count in summary[what].items()))
+    for key in ("operations", "priorities"):
+        lines.append(f"{key}: " + ", ".join(f"{name} {count:,}" for name, count in summary[key].items()))
     return lines

@@ -34,45 +34,46 @@ _NAMESPACES_MAX = 5
 def show_vector(data: str, vector_id: str, *, namespace: str | None, at: str | None) -> int:
     """Print one vector as a JSON line, folded from the log; return exit status 1 if it is not alive.
 
-    `at`: as of an offset (inclusive) or a time. Raises UsageError, Refused (CURSOR_TOO_OLD) for a position
-    before the log's single deltas, LogCorrupted, OSError.
+    `at`: show the vector as of this offset (inclusive) or time. Raises UsageError, Refused (CURSOR_TOO_OLD)
+    for a position before the log's uncompacted deltas, LogCorrupted, OSError.
     """
     fault = find_name_fault("vector_id", vector_id, VECTOR_ID_BYTES_MAX)
     if fault is not None:
         raise UsageError(fault)
     namespace = namespace or namespace_of(vector_id)
-    end_at = LATEST if at is None else parse_position("--at", at, system.wall_us())
+    position = LATEST if at is None else parse_position("--at", at, system.wall_us())
     with open_readonly_log(data) as (_, log, _), open_prefix_snapshot(log) as snapshot:
-        begin = log.start_offset if snapshot is None else snapshot.offset
+        start = log.start_offset if snapshot is None else snapshot.offset
         if snapshot is not None:
-            check_not_before(end_at, snapshot)
-        end = log.high_watermark if end_at.offset is None else min(end_at.offset + 1, log.high_watermark)
-        if end_at.offset is not None and end_at.offset >= log.high_watermark:
+            check_not_before(position, snapshot)
+        end = log.high_watermark if position.offset is None else min(position.offset + 1, log.high_watermark)
+        if position.offset is not None and position.offset >= log.high_watermark:
             system.note(
                 f"--at {at}: the log ends before offset {log.high_watermark}: this is the present state"
             )
-        if end_at.time_us is not None:
-            end = log.offset_at(end_at.time_us + 1)
-        state, last = _snapshot_state(snapshot, namespace, vector_id)
-        span = (begin, begin if end_at.earliest else end)
-        elsewhere: set[str] = set()
-        entries = list(_read_rows(log, namespace, vector_id, span, elsewhere))
+        if position.time_us is not None:
+            end = log.offset_at(position.time_us + 1)
+        state, snapshot_last_offset = _snapshot_state(snapshot, namespace, vector_id)
+        span = (start, start if position.earliest else end)
+        other_namespaces: set[str] = set()
+        entries = list(_read_rows(log, namespace, vector_id, span, other_namespaces))
         offsets = [logged.offset + row for logged, row in entries]
-        state = _fold_rows(entries, state, is_complete=begin == 0)
+        state = _fold_rows(entries, state, is_complete=start == 0)
         if not entries and state.key is None:
-            _note_other_namespaces(snapshot, namespace, vector_id, elsewhere)
+            _note_other_namespaces(snapshot, namespace, vector_id, other_namespaces)
         fields: dict[str, Any] = {"vector_id": vector_id, "namespace": namespace}
         if state.alive:
             fields |= delta_to_json(
                 Delta(vector_id, _full_operation(state), namespace, metadata=state.metadata)
             )
             del fields["op"]
-        fields |= {"alive": state.alive, "deltas": len(offsets), "last_offset": max(offsets, default=last)}
+        last_offset = max(offsets, default=snapshot_last_offset)
+        fields |= {"alive": state.alive, "deltas": len(offsets), "last_offset": last_offset}
         if snapshot is not None:
-            fields["snapshot_at"] = begin  # `deltas` does not count those in the snapshot
-            begin = snapshot.facts.begin
-    if begin:
-        fields["log_starts_at"] = begin  # earlier deltas are not included
+            fields["snapshot_at"] = start  # "deltas" counts only those after the snapshot
+            start = snapshot.facts.begin
+    if start:
+        fields["log_starts_at"] = start  # earlier deltas are not included
     system.put(json.dumps(fields, ensure_ascii=False))
     return OK if state.alive else FAILED
 
@@ -80,7 +81,7 @@ def show_vector(data: str, vector_id: str, *, namespace: str | None, at: str | N
 def _snapshot_state(
     snapshot: Snapshot | None, namespace: str, vector_id: str
 ) -> tuple[VectorState, int | None]:
-    """Return a vector's state in the snapshot, and the offset of the last delta in it."""
+    """Return a vector's state in the snapshot, and the offset of the last delta in that state."""
     found = None if snapshot is None else snapshot.find(namespace, vector_id)
     return (
         (VectorState(), None)
@@ -94,7 +95,7 @@ def _fold_rows(
 ) -> VectorState:
     """Fold a vector's deltas onto the state before them."""
     after = [(logged, row) for logged, row in entries if base.key is None or logged.key(row) > base.key]
-    late = len(entries) - len(after)  # these sort before the state, so they have no effect
+    ignored = len(entries) - len(after)  # these sort before the state's last delta: they have no effect
     duplicates = find_duplicates(
         (IdentifiedDelta.of(*entry) for entry in after), complete=is_complete or base.key is None
     )
@@ -102,20 +103,24 @@ def _fold_rows(
         (logged.key(row), logged.batch.operation(row), logged.batch.metadata(row)) for logged, row in after
     ]
     state = fold(rows, base, without_effect=duplicates)
-    return replace(state, ignored=state.ignored + late)
+    return replace(state, ignored=state.ignored + ignored)
 
 
 def _note_other_namespaces(
-    snapshot: Snapshot | None, namespace: str, vector_id: str, elsewhere: set[str]
+    snapshot: Snapshot | None, namespace: str, vector_id: str, other_namespaces: set[str]
 ) -> None:
     """Report other namespaces that have a vector of this id; a large snapshot is searched only in part."""
     for logged in islice(() if snapshot is None else snapshot.frames(), _FRAMES_MAX):
         rows = zip(logged.batch.keys, logged.batch.namespaces, strict=True)
-        elsewhere |= {name for key, name in rows if key == vector_id}
-    if not elsewhere:
+        other_namespaces |= {name for key, name in rows if key == vector_id}
+    if not other_namespaces:
         return
-    names = ", ".join(map(repr, sorted(elsewhere)[:_NAMESPACES_MAX]))
-    more = f" and {len(elsewhere) - _NAMESPACES_MAX} more" if len(elsewhere) > _NAMESPACES_MAX else ""
+    names = ", ".join(map(repr, sorted(other_namespaces)[:_NAMESPACES_MAX]))
+    more = (
+        f" and {len(other_namespaces) - _NAMESPACES_MAX} more"
+        if len(other_namespaces) > _NAMESPACES_MAX
+        else ""
+    )
     system.note(
         f"{vector_id!r:.80} is not in namespace {namespace!r:.80}, but in {names}{more}: choose one with "
         "--namespace"
@@ -123,26 +128,26 @@ def _note_other_namespaces(
 
 
 def _read_rows(
-    log: DurableLog, namespace: str, vector_id: str, span: tuple[int, int], elsewhere: set[str]
+    log: DurableLog, namespace: str, vector_id: str, span: tuple[int, int], other_namespaces: set[str]
 ) -> Iterator[tuple[LoggedBatch, int]]:
     """Yield a vector's rows in the log within `span`.
 
-    `elsewhere`: collects the namespaces of other vectors with the same id.
+    `other_namespaces`: collects the namespaces of other vectors with the same id.
     """
-    begin, end = span
-    for location in log.frames(begin):
+    start, end = span
+    for location in log.frames(start):
         logged, batch = location.logged, location.logged.batch
         if logged.offset >= end:
             return
         if batch.is_control or vector_id not in batch.keys:
             continue
         for row, key in enumerate(batch.keys):
-            if key != vector_id or not begin <= logged.offset + row < end:
+            if key != vector_id or not start <= logged.offset + row < end:
                 continue
             if batch.namespaces[row] == namespace:
                 yield logged, row
             else:
-                elsewhere.add(batch.namespaces[row])
+                other_namespaces.add(batch.namespaces[row])
 
 
 def _full_operation(state: VectorState) -> Operation:

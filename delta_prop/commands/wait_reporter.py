@@ -1,4 +1,4 @@
-"""Reports on standard error why a command waits: after a few seconds without progress, then now and then."""
+"""Reports on standard error why a command waits: first after 3 s without progress, then every 30 s."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class WaitReporter:
         if now - self._since < REPORT_AFTER_S:
             return
         cause = self.get_cause()
-        if cause is None and self._reported is not None:  # the retry is under way
+        if cause is None and self._reported is not None:  # a retry is under way
             return
         kind = cause.code.name if isinstance(cause, Refused) else type(cause).__name__
         if kind != self._reported or now - self._reported_at >= REPORT_INTERVAL_S:
@@ -98,19 +98,19 @@ class WaitReporter:
 
 @contextmanager
 def _mute_client_warning() -> Iterator[None]:
-    """Suppress the client's own warning, as this reports the same to people."""
-    was, outage.logger.disabled = outage.logger.disabled, True
+    """Suppress the client's own warning, since the wait reporter prints the same."""
+    was_disabled, outage.logger.disabled = outage.logger.disabled, True
     try:
         yield
     finally:
-        outage.logger.disabled = was
+        outage.logger.disabled = was_disabled
 
 
 @asynccontextmanager
 async def report_subscriber_waits(subscriber: Subscriber) -> AsyncIterator[None]:
     """Report until the block ends why there is no connection."""
-    waiting = WaitReporter(NO_PORT)
-    waiting.get_cause = lambda: subscriber.waits_for
-    waiting.is_busy = lambda: not subscriber.started or subscriber.waits_for is not None
-    async with waiting.report():
+    wait_reporter = WaitReporter(NO_PORT)
+    wait_reporter.get_cause = lambda: subscriber.waits_for
+    wait_reporter.is_busy = lambda: not subscriber.started or subscriber.waits_for is not None
+    async with wait_reporter.report():
         yield

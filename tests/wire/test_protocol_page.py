@@ -107,7 +107,7 @@ def test_each_error_code_is_explained(code: ErrorCode) -> None:
     assert f"Code {int(code)}; dot" in section[1]
     state = "void" if code in FINAL else "open" if code in RETRYABLE else "untouched"
     assert re.match(rf"\s*Code {int(code)}; dots? {state}", section[1])
-    for part in ("**Cause.**", "**Cure.**", "**Example.**"):
+    for part in ("**Cause.**", "**Fix.**", "**Example.**"):
         assert part in section[1]
 
 

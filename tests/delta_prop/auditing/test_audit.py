@@ -202,7 +202,7 @@ def test_unusable_log_or_sink_file_is_reported(tmp_path: Path) -> None:
             list(audit(*arguments, **more))
         return str(caught.value)
 
-    assert re.search(r"is of log [0-9a-f]{32}, the log in .* is [0-9a-f]{32}", error_of(other, file))
+    assert re.search(r"belongs to log [0-9a-f]{32}, but .* has log [0-9a-f]{32}", error_of(other, file))
     assert "no storage file at" in error_of(other, str(tmp_path / "nothing.db"))
     with closing(sqlite3.connect(tmp_path / "mine.db")) as connection, connection:
         connection.execute("CREATE TABLE mine (x)")
@@ -230,15 +230,15 @@ def test_argument_of_wrong_type_is_reported_by_name(tmp_path: Path) -> None:
         ),
         "path 5: give a path": lambda: Lines(wrong),
         "next_offset 'x': give an integer from 0 on": lambda: audit(log, [], next_offset=cast("Any", "x")),
-        "name 5: give the name that the sink is attached by": lambda: audit(log, [], name=wrong),
+        "name 5: give the name under which the sink is attached": lambda: audit(log, [], name=wrong),
         "memory_bytes_max 0: give an integer from 1 on": lambda: audit(log, [], memory_bytes_max=0),
-        "found 5: give what audit() gives": lambda: list(repairs(wrong)),
+        "found 5: give the differences that audit() returns": lambda: list(repairs(wrong)),
         "found: type int is not a Difference": lambda: list(repairs([wrong])),
-        "deltas 5: give what repairs() gives": lambda: repair(wrong, unopened),
+        "deltas 5: give the deltas that repairs() returns": lambda: repair(wrong, unopened),
         "producer: type int is not a SyncProducer": lambda: repair([], wrong),
         "data 5: give a path ": lambda: repair([], unopened, data=wrong),
         "data 5: give a path  ": lambda: anyio.run(repair_directory, [], wrong),
-        "deltas 5: give what repairs() gives ": lambda: anyio.run(repair_directory, wrong, log),
+        "deltas 5: give the deltas that repairs() returns ": lambda: anyio.run(repair_directory, wrong, log),
         "5 is not a Delta": lambda: anyio.run(repair_directory, [wrong], log),
         "is not a data directory: give": lambda: anyio.run(repair_directory, [], str(tmp_path)),
     }

@@ -51,8 +51,8 @@ WRONG_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"settings": {"open_timeout_s": 1}}, r"settings: type dict .*ClientSettings\("),
     ({"tls": "ca.pem"}, r"tls: type str .*Tls\("),
     ({"tls": True}, r"tls: type bool .*Tls\("),
-    ({"token": 5}, "token: a int.*give text"),
-    ({"token": b"secret"}, "token: a bytes.*give text"),
+    ({"token": 5}, "token: it is of type int: give text"),
+    ({"token": b"secret"}, "token: it is of type bytes: give text"),
 ]
 
 

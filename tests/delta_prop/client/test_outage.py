@@ -36,12 +36,12 @@ def outage_warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_outage_and_its_end_are_each_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     outage = Outage(["a:1", "b:2"])  # type: ignore[list-item]
-    outage.ended()
+    outage.on_answer()
     for since_s in (0.0, 2.9, 3.2, 9.0):
-        outage.lasts(OSError("refused"), since_s, 30 - since_s)
-    outage.ended()
-    outage.ended()
-    outage.lasts(TimeoutError(), 4.0, 1.0)
+        outage.on_silence(OSError("refused"), since_s, 30 - since_s)
+    outage.on_answer()
+    outage.on_answer()
+    outage.on_silence(TimeoutError(), 4.0, 1.0)
     assert outage_warnings(caplog) == [
         "a:1, b:2: no answer for 3 s (refused): trying for another 27 s",
         "a:1, b:2: answers again",
@@ -103,13 +103,13 @@ def test_sync_producer_reports_an_outage(
 def test_outage_inside_a_wait_reporter_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def command() -> None:
         async with WaitReporter().report():
-            Outage([]).lasts(None, 9.0, 9.0)
+            Outage([]).on_silence(None, 9.0, 9.0)
 
     anyio.run(command)
     with WaitReporter().report_in_thread():
-        Outage([]).lasts(None, 9.0, 9.0)
+        Outage([]).on_silence(None, 9.0, 9.0)
     assert outage_warnings(caplog) == []
-    Outage([]).lasts(None, 9.0, 9.0)
+    Outage([]).on_silence(None, 9.0, 9.0)
     assert len(outage_warnings(caplog)) == 1
 
 

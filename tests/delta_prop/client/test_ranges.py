@@ -127,7 +127,7 @@ def test_removed_future_or_foreign_offsets_are_refused() -> None:
             list(reader.read(0, 10))
         with pytest.raises(Refused, match="offsets up to 500: the log ends at 300"):
             list(reader.read(250, 500))
-        with pytest.raises(UsageError, match="this place belongs to log 0101"):
+        with pytest.raises(UsageError, match=r"log 0101[0-9a-f]* is expected here"):
             list(reader.read(250, 300, log=(bytes([1]) * 16, bounds.epoch)))
 
 

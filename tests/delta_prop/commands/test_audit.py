@@ -100,7 +100,7 @@ def test_differences_are_shown_written_and_repaired(command: Command, file: Path
         ["corrupted", "n", "v9"],
     ]
     first, second = command("audit", "--storage", file, "--json").lines
-    assert first["reason"] == "the log has it since offset 7, the sink has no row"
+    assert first["reason"] == "the log has it since offset 7; the sink has no row"
     repaired_by = first["repaired_by"]
     assert (repaired_by["op"], repaired_by["vector"], repaired_by["metadata"]) == (
         "create",
@@ -151,7 +151,10 @@ def test_repair_to_the_service_of_another_log_is_refused(
             repair(repairs(found), p, data=str(command.data))
         assert p.log_id is not None
         ids = [p.log_id.hex(), log_id_of(str(command.data)).hex()]
-        tail = f" has log {ids[0]}, {str(command.data)!r} has log {ids[1]}: name the server of that directory"
+        tail = (
+            f" has log {ids[0]}, but {str(command.data)!r} has log {ids[1]}: name the server of that "
+            "directory"
+        )
         assert error_line.endswith(other.address + tail)
         assert str(caught.value).endswith(tail)
         assert other.keys() == ["ghost"]

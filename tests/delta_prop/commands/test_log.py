@@ -158,7 +158,7 @@ def test_export_with_skip_corrupt_leaves_out_corrupted_rows(command: Command, tm
     assert "offset 8 to 12" in refused.err
     done = command("log", "export", "--skip-corrupt", "--output", tmp_path / "b")
     assert done.status == 0
-    assert "left out" in done.err
+    assert "skipped" in done.err
     assert "offset 8 to 12" in done.err
     lines = [json.loads(line) for line in (tmp_path / "b").read_text().splitlines()]
     assert [line["offset"] for line in lines] == [*range(8), *range(12, FRAMES * ROWS)]
@@ -288,7 +288,7 @@ def test_verify_reads_checkpoints_and_their_parts(command: Command, spoiled: str
 
 def test_export_reports_offsets_held_only_by_a_snapshot(command: Command, tmp_path: Path) -> None:
     start = make_compacted_log(command, all_segments=True)
-    expected = f"left out: offsets 0 to {start}, which the log has removed"
+    expected = f"skipped: offsets 0 to {start}, which the log has removed"
     for number, more in enumerate(((), ("--skip-corrupt",), ("--start", "5"))):
         out = tmp_path / f"out{number}"
         done = command("log", "export", "--output", out, *more)
@@ -301,5 +301,5 @@ def test_show_from_removed_offsets_reports_them_left_out(command: Command) -> No
     start = make_compacted_log(command, all_segments=False)
     done = command("log", "show", "--start", "2", "--json")
     assert done.lines[0]["offset"] == start
-    assert f"left out: offsets 2 to {start}, which the log has removed" in done.err
+    assert f"skipped: offsets 2 to {start}, which the log has removed" in done.err
     assert command("log", "show", "--json").err == ""

@@ -116,7 +116,7 @@ def test_top_redraws_on_a_terminal_and_restores_it(
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["top", "--http", "127.0.0.1:1"], 1, "127.0.0.1:1 cannot be asked"),
+        (["top", "--http", "127.0.0.1:1"], 1, "127.0.0.1:1 cannot be queried"),
         (["status", "--http", "TO"], 2, "name the HTTP port, which `serve` prints as http=…"),
         (["sinks", "--http", "a b:1"], 2, "give host:port"),
         (["status"], 2, "one of the arguments --data --http is required"),

@@ -104,11 +104,11 @@ def test_closed_connection_is_reopened_once() -> None:
         ([[b"HTTP/1.1 401 X\r\nContent-Length: 0\r\n\r\n"]], "an admin's token: give --token-file"),
         ([[b'HTTP/1.1 503 X\r\nContent-Length: 14\r\n\r\n{"error":"no"}']], "with status 503: no"),
         ([[answer(b"no JSON")]], "answers / with status 200"),
-        ([[b"HTTP/none\r\n\r\n"]], "cannot be asked"),
+        ([[b"HTTP/none\r\n\r\n"]], "cannot be queried"),
         ([[b"\xd3\x01\r\n\r\n"]], "speaks the protocol 0xD3: name the HTTP port"),
         ([[None], [None]], "it ended the connection"),
         ([[]], "did not answer within 10 s"),
-        ([[answer(b"[%s]" % (b" " * 100))]], "more than 50 bytes"),
+        ([[answer(b"[%s]" % (b" " * 100))]], "exceeds 50 bytes"),
     ],
 )
 def test_invalid_answer_is_reported_in_one_sentence(

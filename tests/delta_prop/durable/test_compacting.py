@@ -80,7 +80,7 @@ def test_commands_read_the_snapshots_of_a_service(tmp_path: Path, capsys: pytest
             assert (answer["vector"], answer["snapshot_at"]) == (vector, start)
     early = command("get", "v1", "--namespace", "n", "--at", start - 2)
     assert early.status == 1
-    assert f"the log holds single deltas from offset {start}" in early.err
+    assert f"the log holds uncompacted deltas from offset {start}" in early.err
     assert command("get", "v1", "--namespace", "n", "--at", "2020-01-01").status == 1
     earliest = command("get", "v1", "--namespace", "n", "--at", "earliest")
     assert earliest.lines[0]["vector"] == expected_vector("v1", start - 1)

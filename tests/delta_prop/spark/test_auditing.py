@@ -103,7 +103,7 @@ def test_unusable_log_or_sink_file_is_reported(spark: SparkSession, tmp_path: Pa
     ):
         p.publish(Delta("a", create([1.0]), metadata={"not": "told"}))
     file, other = str(tmp_path / "vectors.db"), str(tmp_path / "other")
-    with pytest.raises(UsageError, match=r"is of log [0-9a-f]{32}, the log in .* is [0-9a-f]{32}"):
+    with pytest.raises(UsageError, match=r"belongs to log [0-9a-f]{32}, but .* has log [0-9a-f]{32}"):
         audit(spark, other, file)
     with pytest.raises(UsageError, match="no storage file at"):
         audit(spark, other, str(tmp_path / "nothing.db"))

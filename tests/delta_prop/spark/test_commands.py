@@ -266,7 +266,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("audit --spark --data facts --storage table.csv", "table.csv"),
         (
             "audit --spark --data facts --storage full.db",
-            "full.db is of log 00000000000000000000000000000000, the log in",
+            "full.db belongs to log 00000000000000000000000000000000, but ",
         ),
         (
             "audit --spark --data facts --contents none.csv",

@@ -96,7 +96,7 @@ def test_every_kind_of_difference_is_reported_with_its_reason() -> None:
     held[name("v4")] = (with_changes(state, metadata={"at": 4, "more": 1}), offset)
     found = {row["vector_id"]: row for row in find_in_one_bucket(batches, held, 10)}
     assert {one: (row["difference"], row["reason"]) for one, row in found.items()} == {
-        "v2": ("missing", "the log has it since offset 2, the sink has no row"),
+        "v2": ("missing", "the log has it since offset 2; the sink has no row"),
         "v0": ("stale", "number 2 is 2, not 9; it lacks the delta at offset 8"),
         "v5": ("extra", "the log has it deleted since offset 7"),
         "w": ("extra", "the log has no such vector"),
@@ -134,7 +134,7 @@ FORMS = [
     (
         {"alive": False, "vector": None, "metadata": {}, "key": (1, 1, 1)},
         "missing",
-        "the log has it since offset 2, the s",
+        "the log has it since offset 2; the s",
     ),
     ({"vector": np.float32([2, 1, -0.0])}, "corrupted", "number 2 is -0, not 2"),
 ]
@@ -210,7 +210,7 @@ def test_quarantined_row_is_reported_but_not_repaired() -> None:
     del held[name("v2")]
     (row,) = find_in_one_bucket(batches, held, 10, quarantined={"default\0v2"})
     assert row["difference"] == "quarantined"
-    assert row["reason"].endswith("the sink has no row; deltas of it wait in the quarantine")
+    assert row["reason"].endswith("the sink has no row; deltas of it are in the quarantine")
     assert row["op"] is None
 
 

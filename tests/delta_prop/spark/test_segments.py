@@ -143,7 +143,7 @@ def test_compacted_log_starts_with_its_snapshot(tmp_path: Path) -> None:
     assert states(states_of(str(tmp_path), at=LogPosition(offset=log.start + 2))) == expected_states(
         writer, log.start + 3
     )
-    with pytest.raises(Refused, match="the log holds single deltas from offset"):
+    with pytest.raises(Refused, match="the log holds uncompacted deltas from offset"):
         states_of(str(tmp_path), at=LogPosition(offset=log.start - 2))
     with pytest.raises(Refused, match="offset 0 is no longer in the log"):
         log_of(str(tmp_path), start=LogPosition(offset=0))
