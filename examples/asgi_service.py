@@ -28,14 +28,16 @@ class Service:
         if scope["type"] == "lifespan":
             await self.run_lifespan(receive, send)
         elif scope["type"] == "http":
-            status, answer = await self.respond(scope, receive)
-            body = json.dumps(answer).encode()
+            status, content = await self.respond(scope, receive)
+            body = json.dumps(content).encode()
             headers = [(b"content-type", b"application/json")]
             await send({"type": "http.response.start", "status": status, "headers": headers})
             await send({"type": "http.response.body", "body": body})
 
     async def run_lifespan(self, receive: Any, send: Any) -> None:
-        """Serve the lifespan: deltas published before shutdown reach the index before it."""
+        """Run the propagator from startup to shutdown; deltas published before shutdown still reach the
+        index.
+        """
         await receive()
         self.__init__()  # type: ignore[misc]  # new objects at each start
         async with self.propagator:
@@ -60,9 +62,9 @@ class Service:
             return 400, {"error": str(error)}
 
     async def publish(self, body: bytes) -> dict[str, Any]:
-        published = await self.propagator.publish(delta_from_line(body), timeout_s=5)
-        await self.propagator.wait_visible(published, timeout_s=5)
-        return {"offset": published.offset, "duplicate": published.duplicate}
+        ack = await self.propagator.publish(delta_from_line(body), timeout_s=5)
+        await self.propagator.wait_visible(ack, timeout_s=5)
+        return {"offset": ack.offset, "duplicate": ack.duplicate}
 
     def nearest(self, query: dict[str, list[str]]) -> list[dict[str, Any]]:
         vector = [float(number) for number in query["vector"][0].split(",")]

@@ -12,7 +12,7 @@ from delta_prop.sinks import CacheSink, IndexSink
 
 
 def unit(vector):
-    """Normalize a vector. A transform's result replaces the vector."""
+    """Return a vector of length 1. A transform's result replaces the vector."""
     return vector / np.linalg.norm(vector)
 
 
@@ -20,10 +20,10 @@ def main() -> None:
     with SyncPropagator() as p:
         index, cache = p.attach(IndexSink()), p.attach(CacheSink())
 
-        names = [f"point-{n}" for n in range(1000)]
+        ids = [f"point-{n}" for n in range(1000)]
         points = np.random.default_rng(0).standard_normal((1000, 8))
-        seen = p.publish_many(names, points)  # full columns: one call, no object per row
-        p.wait_visible(seen)
+        ack = p.publish_many(ids, points)  # full columns: one call, no object per row
+        p.wait_visible(ack)
         print("nearest:", p.call(lambda: index.search(points[7], k=1))[0].vector_id)
 
         p.register_transform("unit", unit, reads="cache")

@@ -1,6 +1,6 @@
-"""A custom sink: counts how often each namespace changed, and is exact after any failure.
+"""A custom sink: counts the changes of each namespace, and is exact after any failure.
 
-`check_sink` tests it with all that a sink may meet: duplicates, cancelled calls, restarts, crashes and more.
+`check_sink` tests it with duplicates, cancelled calls, restarts, crashes and more.
 
 python examples/own_sink.py
 """
@@ -42,7 +42,9 @@ class CountingSink:
         """Return None: the service stores the cursor. A sink with its own cursor returns a ResumePoint."""
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        """Apply one or more batches in log order. Calls never overlap; a return means applied."""
+        """Apply one or more batches in log order; when this returns, they are applied. Calls never
+        overlap.
+        """
         for delivery in deliveries:
             batch = delivery.batch
             rows = range(batch.count) if delivery.rows is None else delivery.rows.tolist()
@@ -66,7 +68,7 @@ async def read_changes(sink: CountingSink) -> object:
 
 
 def count_changes(rows: Sequence[Applied]) -> object:
-    """Return what readers must see after these rows, each once."""
+    """Return the view that readers must have after `rows`, each applied once."""
     return Counter(row.delta.namespace for row in rows)
 
 

@@ -26,18 +26,18 @@ async def main(path: Path) -> None:
                 Delta("apple", create([1.0, 0.0, 0.0]), metadata={"colour": "red"}),
                 Delta("pear", create([0.0, 1.0, 0.0])),
             )
-            seen = await p.publish(Delta("pear", sparse([2], [0.5]), metadata={"colour": "green"}))
+            ack = await p.publish(Delta("pear", sparse([2], [0.5]), metadata={"colour": "green"}))
 
-            await p.wait_visible(seen)  # any sink now shows your own write
+            await p.wait_visible(ack)  # any sink now shows your own write
             print("nearest:", [hit.vector_id for hit in index.search([0.0, 1.0, 1.0], k=2)])
             pear = await cache.get("default", "pear")
             assert pear is not None
             print("cached:", pear.vector, pear.metadata)
             for _ in range(2):
-                heard = await anext(listener)
-                print("heard:", heard.offset, heard.delta.vector_id, heard.delta.operation.kind)
+                received = await anext(listener)
+                print("heard:", received.offset, received.delta.vector_id, received.delta.operation.kind)
 
-            await p.wait_visible(seen, sinks=["storage"], committed=True)
+            await p.wait_visible(ack, sinks=["storage"], committed=True)
             print("on disk:", storage.statistics().committed_offset, "deltas")
 
 

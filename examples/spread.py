@@ -1,4 +1,4 @@
-"""Two services behind one producer and one subscriber; each vector is at one of them.
+"""Two services behind one producer and one subscriber; each vector is at one of the services.
 
 python examples/spread.py
 """
@@ -14,9 +14,12 @@ from delta_prop.server.settings import ServerSettings
 
 
 async def main() -> None:
-    async with Propagator() as one, Propagator() as two, anyio.create_task_group() as tasks:
+    async with Propagator() as first, Propagator() as second, anyio.create_task_group() as tasks:
         services = []
-        for propagator in (one, two):  # in production these are `delta-prop serve`, one per core or machine
+        for propagator in (
+            first,
+            second,
+        ):  # in production these are `delta-prop serve`, one per core or machine
             address = await tasks.start(Service(propagator, ServerSettings(port=0)).run)
             services.append(f"{address.host}:{address.port}")
 
@@ -29,9 +32,9 @@ async def main() -> None:
 
         async with SpreadSubscriber(services, "*", start="earliest") as reader:
             received = [await anext(reader) for _ in range(8)]
-        for place in range(len(services)):
-            mine = [one.delta.vector_id for one in received if one.place == place]
-            print(f"from service {place}: {', '.join(mine)}")
+        for service in range(len(services)):
+            vector_ids = [delivered.delta.vector_id for delivered in received if delivered.place == service]
+            print(f"from service {service}: {', '.join(vector_ids)}")
         tasks.cancel_scope.cancel()
 
 

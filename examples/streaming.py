@@ -1,4 +1,4 @@
-"""Consume deltas from a service, eight at a time; acknowledge each once its summary is used.
+"""Consume deltas from a service, eight at a time; acknowledge each delta once its summary is used.
 
 python examples/streaming.py (needs the extra `streams`)
 """
@@ -16,7 +16,7 @@ from delta_prop.server.settings import ServerSettings
 
 
 async def summarise(item: streams.Delivered) -> str:
-    await asyncio.sleep(0.01)  # stands for a call to another service
+    await asyncio.sleep(0.01)  # in place of a call to another service
     return f"{item.delta.vector_id}: {len(item.delta.operation.data)} bytes"
 
 

@@ -1,7 +1,7 @@
 """A sink with its own state: a table of products in SQLite, its rows and its cursor in one transaction.
 
-Other programs read the table `products`. The sink also stores each vector's state, because a forwarded delta
-may sort before one that is applied already: then the sink refolds the vector.
+Other programs read the table `products`. The sink also stores each vector's state, from which it applies the
+next delta. A forwarded delta may sort before one that is applied already; then the sink refolds the vector.
 
 python examples/table_sink.py
 """
@@ -64,7 +64,7 @@ class TableStatistics:
 
 
 class ProductTable:
-    """Stores each vector's name and price, from its metadata, in a file that is exact after any failure."""
+    """Stores each vector's name and price, from the metadata, in a file that is exact after any failure."""
 
     name = "products"
 
@@ -87,7 +87,7 @@ class ProductTable:
         return ResumePoint(cursor, self._lamport, bool(rebuilding))
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        """Apply all rows to the table in one transaction, or none, or those before a rejected one."""
+        """Apply all rows, or those before a rejected row, in one transaction."""
         states = await self._on_thread(partial(self._read_states, vectors_of(deliveries)))
         refolds: dict[Ref, int] = {}
         next_offset, lamport = self._next_offset, self._lamport
@@ -100,7 +100,7 @@ class ProductTable:
             lamport = max(lamport, delivery.logged.lamport + delivery.logged.count - 1)
             if rejected is not None:
                 break
-        states |= await fold_again(self._context, refolds)  # reads the log once for all of them
+        states |= await fold_again(self._context, refolds)  # reads the log once for all vectors
         await self._on_thread(partial(self._write, states, next_offset, lamport))
         self._next_offset, self._lamport = next_offset, lamport
         self._refolded += len(refolds)
@@ -138,24 +138,27 @@ class ProductTable:
     async def _on_thread(self, function: Callable[[], T]) -> T:
         try:
             return await self._context.threads.run(function)
-        except (sqlite3.Error, OSError) as error:  # locked, or the disk is full: nothing was written
+        except (sqlite3.Error, OSError) as error:  # the file is locked or the disk full: nothing was written
             raise TryAgain(f"{self.path}: {error}") from error
 
     def _read_cursor(self) -> tuple[str | None, int, int]:
         with closing(sqlite3.connect(self.path)) as db, db:
             db.executescript(TABLES)
-            found = db.execute("SELECT cursor, lamport, rebuilding FROM cursor").fetchone()
-            return (None, 0, 0) if found is None else found
+            row = db.execute("SELECT cursor, lamport, rebuilding FROM cursor").fetchone()
+            return (None, 0, 0) if row is None else row
 
     def _read_states(self, refs: Collection[Ref]) -> dict[Ref, VectorState]:
         query = "SELECT state FROM products WHERE namespace = ? AND vector_id = ?"
         with closing(sqlite3.connect(self.path)) as db:
-            found = {ref: db.execute(query, ref).fetchone() for ref in refs}
-        return {ref: unpack(row[0]) for ref, row in found.items() if row is not None}
+            rows = {ref: db.execute(query, ref).fetchone() for ref in refs}
+        return {ref: unpack(row[0]) for ref, row in rows.items() if row is not None}
 
     def _write(self, states: dict[Ref, VectorState], next_offset: int, lamport: int) -> None:
         cursor = Cursor(self._context.log_id, self._context.epoch, next_offset)
-        with closing(sqlite3.connect(self.path)) as db, db:  # one transaction: all of it, or nothing
+        with (
+            closing(sqlite3.connect(self.path)) as db,
+            db,
+        ):  # one transaction: all rows and the cursor, or nothing
             db.executemany("REPLACE INTO products VALUES (?, ?, ?, ?, ?, ?)", map(encode_row, states.items()))
             db.execute("REPLACE INTO cursor VALUES (1, ?, ?, 0)", (str(cursor), lamport))
 
@@ -171,12 +174,12 @@ class ProductTable:
 
 
 def rows_of(delivery: Delivery) -> Sequence[int]:
-    """Return the rows that match the sink's topics; a batch may have others."""
+    """Return the rows that match the sink's topics; the batch may have other rows."""
     return range(delivery.batch.count) if delivery.rows is None else delivery.rows.tolist()
 
 
 def vectors_of(deliveries: Sequence[Delivery]) -> set[Ref]:
-    """Return the vectors that these change."""
+    """Return the vectors that the deliveries change."""
     return {
         (delivery.batch.namespaces[row], delivery.batch.keys[row])
         for delivery in deliveries
@@ -195,7 +198,7 @@ def fold_rows(
         if (reason := find_error(delivery, row)) is not None:
             return RejectDelta(logged.offset + row, reason)
         if ref in refolds or must_fold_again(logged, row, state.key):
-            refolds[ref] = logged.offset + row  # the row is forwarded, and cannot go on top
+            refolds[ref] = logged.offset + row  # a forwarded row that cannot be applied on top
         elif state.key is None or key > state.key:  # else the row is a duplicate after a failure
             states[ref] = fold([(key, batch.operation(row), batch.metadata(row))], onto=state)
     return None
@@ -223,13 +226,13 @@ def encode_row(item: tuple[Ref, VectorState]) -> tuple[Any, ...]:
 
 
 def pack(state: VectorState) -> bytes:
-    """Return the full state as bytes, since a later delta may need any of it."""
+    """Return the full state as bytes; the next delta is applied to it."""
     vector = None if state.vector is None else state.vector.tobytes()
     return msgpack.packb((state.alive, vector, state.data, state.metadata, state.ignored, state.key))
 
 
 def unpack(data: bytes) -> VectorState:
-    """Return the state that these bytes encode."""
+    """Return the state that `pack` encoded."""
     alive, vector, opaque, metadata, ignored, key = msgpack.unpackb(data)
     numbers = None if vector is None else np.frombuffer(vector, np.float32)
     return VectorState(alive, numbers, opaque, metadata, ignored, tuple(key))

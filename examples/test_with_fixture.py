@@ -1,4 +1,4 @@
-"""Tests of a program that embeds the propagator: in memory, in virtual time, with a recorder.
+"""Tests for a program that embeds the propagator: in memory, in virtual time, with a recorder.
 
 pytest examples/test_with_fixture.py
 """
@@ -28,22 +28,22 @@ async def halve_each_hour(p: Propagator, vector_id: str) -> None:
 
 
 def test_halving_runs_each_hour(run_propagator: Any) -> None:
-    async def morning(p: RecordedPropagator) -> None:
+    async def halve_for_hours(p: RecordedPropagator) -> None:
         await p.publish_lines('{"vector_id": "weight", "op": "create", "vector": [128]}')
         with anyio.move_on_after(4.5 * 3600):
             await halve_each_hour(p, "weight")
         await p.settle()
         assert p.recorder.vector_ids == ["weight"] * 5
 
-    run_propagator(morning)  # virtual hours take real seconds
+    run_propagator(halve_for_hours)  # virtual hours take real seconds
 
 
 def test_slow_sink_full_log_refuses(run_propagator: Any) -> None:
-    async def crowd(p: RecordedPropagator) -> None:
+    async def fill_log(p: RecordedPropagator) -> None:
         await p.attach(CallbackSink(lambda *_: anyio.sleep(3600), name="slow"))
         for n in range(10):
             await p.publish(Delta(f"v{n}", create([1.0])))
         with pytest.raises(Refused, match="sink 'slow' still needs the oldest"):
             await p.publish(Delta("one more", create([1.0])), timeout_s=60)
 
-    run_propagator(crowd, Settings(log_deltas_max=10, close_timeout_s=1))
+    run_propagator(fill_log, Settings(log_deltas_max=10, close_timeout_s=1))

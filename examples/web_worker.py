@@ -32,9 +32,11 @@ BODY_BYTES_MAX = 1 << 20
 
 @contextmanager
 def claim_name() -> Iterator[str]:
-    """Claim a name that no other worker of this machine has while this one lives; a later one reuses it.
+    """Claim a name that no other running worker of this machine has; after this process, a later one reuses
+    it.
 
-    Two producers of one name fence each other. New names at each start would accumulate in the service.
+    Two producers with one name would fence each other; a new name for each start would accumulate in the
+    service.
     """
     for number in range(WORKERS_MAX):
         with open(LOCKS / f"web-{number}.lock", "a") as lock:
@@ -56,10 +58,10 @@ class Worker:
         if scope["type"] == "lifespan":
             await self.run_lifespan(receive, send)
         elif scope["type"] == "http":
-            status, answer = await self.respond(scope, receive)
+            status, content = await self.respond(scope, receive)
             headers = [(b"content-type", b"application/json")]
             await send({"type": "http.response.start", "status": status, "headers": headers})
-            await send({"type": "http.response.body", "body": json.dumps(answer).encode()})
+            await send({"type": "http.response.body", "body": json.dumps(content).encode()})
 
     async def run_lifespan(self, receive: Any, send: Any) -> None:
         """Connect in the worker's own process, after the fork."""

@@ -1,6 +1,6 @@
 """Terminal output of the demo: lines, a progress bar, and a prompt that other lines do not disturb.
 
-A write function, the clock and the kind of terminal are arguments; it reads nothing itself.
+A write function, the clock and the kind of terminal are arguments: this module reads nothing itself.
 """
 
 from __future__ import annotations
@@ -59,19 +59,19 @@ class Console:
     def progress(self, done: int, total: int, note: str) -> None:
         """Report progress: a bar on a terminal, else a line every few seconds."""
         now = self._now()
-        last = done >= total
+        is_last = done >= total
         if now - self._reported_at < (_TERMINAL_INTERVAL_S if self._live else PIPE_INTERVAL_S) and not (
-            last and self._live
+            is_last and self._live
         ):
             return
         self._reported_at = now
-        counted = f"{done:,}/{total:,}  {note}"
+        status = f"{done:,}/{total:,}  {note}"
         if not self._live:
-            self._write(f"  {counted}\n")
+            self._write(f"  {status}\n")
             return
         cells = _BAR_CELLS * done // max(total, 1)
         bar = self.style("cyan", "#" * cells) + self.style("dim", "." * (_BAR_CELLS - cells))
-        self._pending = self.fit(f"  {bar} {counted}")
+        self._pending = self.fit(f"  {bar} {status}")
         self._write(f"{_CLEAR}{self._pending}")
 
     def end_progress(self) -> None:
@@ -82,7 +82,7 @@ class Console:
         self._reported_at = self._now()
 
     def table(self, lines: Sequence[str], *, last: bool = False) -> None:
-        """Write lines that change in place on a terminal; elsewhere only their last form is written."""
+        """Write lines that change in place on a terminal; elsewhere write only their last version."""
         if self._live:
             up = f"\x1b[{self._table_lines}A" if self._table_lines else ""
             self._write(up + "".join(f"{_CLEAR}{self.fit(line)}\n" for line in lines))
@@ -107,10 +107,10 @@ def truncate(text: str, columns: int) -> str:
         if part.startswith("\x1b"):
             result += part
             continue
-        for letter in part:
-            if used + _cells(letter) >= columns:
+        for character in part:
+            if used + _cells(character) >= columns:
                 return result + "…" + ("\x1b[0m" if "\x1b" in text else "")
-            result, used = result + letter, used + _cells(letter)
+            result, used = result + character, used + _cells(character)
     return result
 
 
@@ -120,8 +120,8 @@ def display_width(text: str) -> int:
 
 
 def blank_unprintable(text: str) -> str:
-    """Put other people's text on one line, without characters that would move the cursor."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)
+    """Replace unprintable characters, such as line ends, by blanks: they might move the cursor."""
+    return "".join(character if character.isprintable() else " " for character in text)
 
 
 def format_size(count: float) -> str:
@@ -136,7 +136,7 @@ def format_size(count: float) -> str:
 _STYLED = re.compile(r"(\x1b\[[0-9;]*m)")
 
 
-def _cells(letter: str) -> int:
-    if unicodedata.combining(letter):
+def _cells(character: str) -> int:
+    if unicodedata.combining(character):
         return 0
-    return 2 if unicodedata.east_asian_width(letter) in "WF" else 1
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1

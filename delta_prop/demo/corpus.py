@@ -1,6 +1,6 @@
-"""Converts files to documents: one for each described function, class and module, heading and paragraph.
+"""Converts files to documents: one for each function, class and module with a docstring, and each paragraph.
 
-Texts are arguments; it reads no file. A file that cannot be parsed raises ParseFailed.
+Texts are arguments: this module reads no file. A file that cannot be parsed raises ParseFailed.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One searchable text: `id` is `module:name`, `signature` its first line, `text` its contents.
+    """One searchable text. `id`: `module:name`. `signature`: the first line of the definition or paragraph.
 
-    `module` and `name` are the two halves of the id as words, `extra` further words of it (names of arguments
-    and methods). `line` is its first line in its file.
+    `text`: the docstring or paragraph. `extra`: more words to search for (names of arguments and methods).
+    `line`: the number of the first line in the file.
     """
 
     id: str
@@ -50,7 +50,7 @@ class ParseFailed(Exception):
 
 
 def documents_of(path: str, text: str) -> list[Document]:
-    """Return all documents of one file, in its order, each id once. Raises ParseFailed."""
+    """Return all documents of one file, in the file's order, each id once. Raises ParseFailed."""
     found = _parse_python(path, text) if path.endswith(".py") else _parse_prose(path, text)
     documents: dict[str, Document] = {}
     for document in found:
@@ -63,7 +63,7 @@ def count_short_paragraphs(path: str, text: str) -> int:
     if path.endswith(".py"):
         return 0
     paragraphs = (paragraph for _, paragraph in _split_paragraphs(text) if _parse_heading(paragraph) is None)
-    return sum(len(one) < PARAGRAPH_CHARACTERS_MIN for one in paragraphs)
+    return sum(len(paragraph) < PARAGRAPH_CHARACTERS_MIN for paragraph in paragraphs)
 
 
 def is_private(name: str) -> bool:
@@ -73,8 +73,8 @@ def is_private(name: str) -> bool:
 
 def module_of(path: str) -> str:
     """Return a path's module: `email/mime/base.py` is `email.mime.base`; a package has its folder's name."""
-    inside = path.removesuffix(".py").replace("/", ".")
-    return inside.removesuffix(".__init__") or inside
+    name = path.removesuffix(".py").replace("/", ".")
+    return name.removesuffix(".__init__") or name
 
 
 # --- Python
@@ -88,25 +88,25 @@ def _parse_python(path: str, text: str) -> Iterator[Document]:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two: nested too deep
         raise ParseFailed(f"{path}: {error or 'nested too deep'}") from None
     module, lines = module_of(path), text.splitlines()
-    described = ast.get_docstring(tree)
-    if described:
-        yield _make_document(module, "", f"module {module}", described)
+    docstring = ast.get_docstring(tree)
+    if docstring:
+        yield _make_document(module, "", f"module {module}", docstring)
     aliases = _find_bound_methods(tree)
     for qualified, node in _iter_definitions(tree, ""):
-        if text_of := ast.get_docstring(node):
+        if docstring := ast.get_docstring(node):
             name = aliases.get(qualified, qualified)
             yield _make_document(
                 module,
                 name,
                 _read_signature(node, lines),
-                text_of,
+                docstring,
                 extra=_extra_words_of(node),
                 line=node.lineno,
             )
 
 
 def _iter_definitions(node: ast.AST, prefix: str) -> Iterator[tuple[str, _Definition]]:
-    """Yield functions and classes that a user can reach by name: not those inside functions."""
+    """Yield functions and classes that a user can reach by name, so none inside functions."""
     for child in _iter_statements(node):
         if isinstance(child, _Definition):
             name = f"{prefix}{child.name}"
@@ -119,16 +119,16 @@ def _iter_statements(node: ast.AST) -> Iterator[ast.stmt]:
     """Yield the statements of a body, including those under if, try and with."""
     blocks: list[list[ast.stmt]] = [getattr(node, part, []) for part in ("body", "orelse", "finalbody")]
     blocks += [handler.body for handler in getattr(node, "handlers", [])]
-    for statement in (one for block in blocks for one in block):
+    for statement in (statement for block in blocks for statement in block):
         yield statement
         if isinstance(statement, ast.If | ast.Try | ast.With):
             yield from _iter_statements(statement)
 
 
 def _find_bound_methods(tree: ast.Module) -> dict[str, str]:
-    """Find aliases of methods: `sample = _inst.sample`, where `_inst = Random()`, is `Random.sample`."""
+    """Map methods to their aliases: `sample = _inst.sample`, where `_inst = Random()`, is `Random.sample`."""
     owners: dict[str, str] = {}
-    found: dict[str, str] = {}
+    aliases: dict[str, str] = {}
     for statement in _iter_statements(tree):
         if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Name):
             continue
@@ -138,8 +138,8 @@ def _find_bound_methods(tree: ast.Module) -> dict[str, str]:
         elif isinstance(value, ast.Attribute) and isinstance(value.value, ast.Name):
             owner = owners.get(value.value.id)
             if owner is not None:
-                found.setdefault(f"{owner}.{value.attr}", target)
-    return found
+                aliases.setdefault(f"{owner}.{value.attr}", target)
+    return aliases
 
 
 def _read_signature(node: _Definition, lines: list[str]) -> str:
@@ -150,20 +150,19 @@ def _read_signature(node: _Definition, lines: list[str]) -> str:
 
 
 def _extra_words_of(node: _Definition) -> tuple[str, ...]:
-    """Return the names of arguments, or of a class's public methods: the words of a call."""
+    """Return the names of a function's arguments, or of a class's public methods."""
     if isinstance(node, ast.ClassDef):
-        methods = [one for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
-        return tuple(one.name for one in methods if not one.name.startswith("_"))
-    arguments = node.args
-    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-    return tuple(one.arg for one in every if one.arg not in ("self", "cls"))
+        methods = [child for child in node.body if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)]
+        return tuple(method.name for method in methods if not method.name.startswith("_"))
+    arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    return tuple(argument.arg for argument in arguments if argument.arg not in ("self", "cls"))
 
 
 # --- other text
 
 
 def _parse_prose(path: str, text: str) -> Iterator[Document]:
-    """Yield paragraphs, each named after the heading above it and its number below that heading."""
+    """Yield paragraphs, each named after the last heading and the paragraph's number since that heading."""
     heading, number = "", 0
     for line, paragraph in _split_paragraphs(text):
         title = _parse_heading(paragraph)
@@ -207,6 +206,6 @@ def _make_document(
     module: str, name: str, signature: str, text: str, *, extra: Iterable[str] = (), line: int = 1
 ) -> Document:
     identity = f"{module}:{name}" if name else module
-    if len(identity) > ID_CHARACTERS_MAX:  # the end is more specific than the beginning
+    if len(identity) > ID_CHARACTERS_MAX:  # the end of an id is more specific than its start
         identity = "…" + identity[1 - ID_CHARACTERS_MAX :]
     return Document(identity, module, name, signature, text[:DOCUMENT_CHARACTERS_MAX], tuple(extra), line)

@@ -1,7 +1,7 @@
 """Embeds a document as a vector of 1,024 numbers, by rules, without a download.
 
-Every word has fixed positions in the vector, so a small edit of the text is a small change of the vector:
-therefore vectors are not normalized, and the search, not the embedding, corrects for the text's length.
+Every word has fixed positions in the vector, so a small edit of the text makes a small change of the vector.
+For this reason vectors are not normalized; the search corrects for the length of texts.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 DIMENSION = 1024
 POSITIONS = 4
-"""Positions of a word, one in each quarter of the vector, so that no two coincide."""
+"""The number of positions of a word: one in each quarter of the vector, so that no two coincide."""
 
 TEXT_WEIGHT = 0.5
 SUMMARY_WEIGHT = 1.5
 MODULE_WEIGHT = 1.0
 NAME_WEIGHT = 1.5
 EXTRA_WEIGHT = 0.5
-"""Weight of one word in each part of a document; a word in several parts adds them up."""
+"""Weights of a word, by the part of the document; a word in several parts gets their sum."""
 
 RARITY_POWER = 0.75
 """Exponent below 1, so that two matching words of a query outweigh one rare word."""
@@ -56,9 +56,10 @@ STOP_WORDS = frozenset(_STOP_TEXT.split())
 
 
 class Embedding:
-    """The rules and the weights of words; `learn` freezes them from the first documents.
+    """The weights of words, and the vectors made with them. `learn` sets the weights from the first
+    documents.
 
-    They are frozen because a weight that changed with each new document would change every vector.
+    Afterwards the weights stay fixed: a weight that changed with each new document would change every vector.
     """
 
     def __init__(self) -> None:
@@ -67,14 +68,14 @@ class Embedding:
         self._cached_positions: dict[str, tuple[NDArray[np.intp], NDArray[np.float64]]] = {}
 
     def learn(self, documents: Iterable[Document]) -> None:
-        """Count the documents of each word: a rarer word weighs more."""
+        """Set the weight of each word from the number of documents with it: a rarer word weighs more."""
         counts: Counter[str] = Counter()
-        number = 0
+        document_count = 0
         for document in documents:
-            number += 1
+            document_count += 1
             counts.update(set(_word_weights(document)))
-        self._weights = {word: _compute_rarity(number, count) for word, count in counts.items()}
-        self._rarest_weight = _compute_rarity(number, 0)
+        self._weights = {word: _compute_rarity(document_count, count) for word, count in counts.items()}
+        self._rarest_weight = _compute_rarity(document_count, 0)
 
     def document(self, document: Document) -> NDArray[np.float32]:
         """Return the vector of a document."""
@@ -86,33 +87,33 @@ class Embedding:
         return self._sum(Counter(split_words(text)))
 
     def _sum(self, amounts: Mapping[str, float]) -> NDArray[np.float32]:
-        # Words are added in order, so that rounding does not depend on the rest of the text.
-        chosen = sorted(amounts)
-        if not chosen:
+        # Words are added in a fixed order, so that rounding does not depend on the order of the text.
+        words = sorted(amounts)
+        if not words:
             return np.zeros(DIMENSION, np.float32)
-        positions, signs = zip(*map(self._cached_positions_of, chosen), strict=True)
-        weights = [amounts[word] * self._weights.get(word, self._rarest_weight) for word in chosen]
+        positions, signs = zip(*map(self._cached_positions_of, words), strict=True)
+        weights = [amounts[word] * self._weights.get(word, self._rarest_weight) for word in words]
         scaled = np.concatenate(signs) * np.repeat(weights, POSITIONS)
         return np.bincount(np.concatenate(positions), scaled, DIMENSION).astype(np.float32)
 
     def _cached_positions_of(self, word: str) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-        known = self._cached_positions.get(word)
-        if known is None:
+        cached = self._cached_positions.get(word)
+        if cached is None:
             if len(self._cached_positions) >= _CACHED_WORDS_MAX:
                 self._cached_positions.clear()
-            known = self._cached_positions[word] = _positions_of(word)
-        return known
+            cached = self._cached_positions[word] = _positions_of(word)
+        return cached
 
 
 def split_words(text: str) -> list[str]:
-    """Split a text into its words: identifiers at underscores and humps, without stop words and endings."""
-    return [word for one in _WORDS.findall(text) for word in _split_identifier(one)]
+    """Split a text into words, identifiers at underscores and capitals; drop stop words and endings."""
+    return [word for identifier in _WORDS.findall(text) for word in _split_identifier(identifier)]
 
 
 def stem(word: str) -> str:
     """Remove a word's grammatical ending; the result is not always a word."""
-    for ending, replacement, left_min in _ENDINGS:
-        if word.endswith(ending) and len(word) - len(ending) >= left_min:
+    for ending, replacement, length_min in _ENDINGS:
+        if word.endswith(ending) and len(word) - len(ending) >= length_min:
             word = word[: len(word) - len(ending)] + replacement
             break
     if len(word) > 3 and word[-1] == word[-2] and word[-1] not in "lsz":
@@ -122,7 +123,7 @@ def stem(word: str) -> str:
 
 _WORDS = re.compile(r"[A-Za-z][A-Za-z0-9]*|[0-9]{2,}|[^\W\d_a-zA-Z]+")
 _HUMPS = re.compile(r"[A-Z]+(?![a-z])[0-9]*|[A-Z]?[a-z][a-z0-9]*|[A-Z][a-z0-9]+|[0-9]+|[^\W\d_a-zA-Z]+")
-_ENDINGS = (  # ending, its replacement, minimum letters left
+_ENDINGS = (  # ending, its replacement, minimum number of letters before it
     ("sses", "ss", 2),
     ("ies", "y", 3),
     ("ings", "", 3),
@@ -142,14 +143,14 @@ _CACHED_PARTS: dict[str, tuple[str, ...]] = {}
 
 
 def _split_identifier(identifier: str) -> tuple[str, ...]:
-    known = _CACHED_PARTS.get(identifier)
-    if known is None:
+    cached = _CACHED_PARTS.get(identifier)
+    if cached is None:
         if len(_CACHED_PARTS) >= _CACHED_WORDS_MAX:
             _CACHED_PARTS.clear()
-        lower = (one.lower() for one in _HUMPS.findall(identifier))
-        words = (one for one in lower if len(one) > 1 and one not in STOP_WORDS)
-        known = _CACHED_PARTS[identifier] = tuple(map(stem, words))
-    return known
+        parts = (part.lower() for part in _HUMPS.findall(identifier))
+        words = (part for part in parts if len(part) > 1 and part not in STOP_WORDS)
+        cached = _CACHED_PARTS[identifier] = tuple(map(stem, words))
+    return cached
 
 
 def _word_weights(document: Document) -> dict[str, float]:
@@ -168,12 +169,13 @@ def _word_weights(document: Document) -> dict[str, float]:
     return amounts
 
 
-def _compute_rarity(documents: int, count: int) -> float:
-    return log((1 + documents) / (1 + count)) ** RARITY_POWER if documents else 1.0
+def _compute_rarity(document_count: int, count: int) -> float:
+    """Return the weight of a word that is in `count` of all documents."""
+    return log((1 + document_count) / (1 + count)) ** RARITY_POWER if document_count else 1.0
 
 
 def _positions_of(word: str) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-    drawn = blake2b(word.encode(), digest_size=POSITIONS + 1).digest()
-    positions = np.array([quarter * _QUARTER + drawn[quarter] for quarter in range(POSITIONS)], np.intp)
-    signs = np.array([1.0 if drawn[POSITIONS] >> quarter & 1 else -1.0 for quarter in range(POSITIONS)])
+    digest = blake2b(word.encode(), digest_size=POSITIONS + 1).digest()
+    positions = np.array([quarter * _QUARTER + digest[quarter] for quarter in range(POSITIONS)], np.intp)
+    signs = np.array([1.0 if digest[POSITIONS] >> quarter & 1 else -1.0 for quarter in range(POSITIONS)])
     return positions, signs

@@ -1,6 +1,6 @@
 """The demo's last scenes: the verification of every sink, the table, and commands to try next.
 
-It shows the results of `verify.py` and the measurements of `wiring.py`; it judges nothing itself.
+They show the results of `verify.py` and the measurements of `wiring.py`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ async def verify_scene(play: Play, wiring: Wiring, corrupted: str | None) -> lis
                 f"--corrupt {corrupted}: no such sink, since no document here could be edited: choose another"
             )
         corrupt(corrupted, wiring, play.workspace, (NAMESPACE, _middle_document(play.library)))
-        what = "one line was removed from" if corrupted == "audit" else "one wrong row was planted in"
-        console.line(f"  {what} {corrupted}")
+        corruption = "one line was removed from" if corrupted == "audit" else "one wrong row was planted in"
+        console.line(f"  {corruption} {corrupted}")
     verdicts = await verify(wiring, play.workspace)
     for verdict in verdicts:
         unit = "deltas" if verdict.sink in ("subscriber", "audit") else "rows"
@@ -40,7 +40,8 @@ async def verify_scene(play: Play, wiring: Wiring, corrupted: str | None) -> lis
             )
         console.line(f"  verify {verdict.sink:<10}  {verdict.rows:>7,} {unit:<6}  {result}")
     play.facts["verify"] = {
-        one.sink: "identical" if one.is_identical else blank_unprintable(one.fault) for one in verdicts
+        verdict.sink: "identical" if verdict.is_identical else blank_unprintable(verdict.fault)
+        for verdict in verdicts
     }
     return verdicts
 
@@ -56,12 +57,12 @@ def end_scene(play: Play, wiring: Wiring, elapsed_s: float) -> None:
     console.line(console.style("dim", "  sink          deltas     lag   publish to visible, p50"))
     sinks = {}
     for name in wiring.sinks():
-        one, p50_ms = statistics.sinks[name], wiring.p50_ms(name)
+        feed, p50_ms = statistics.sinks[name], wiring.p50_ms(name)
         latency = "–" if p50_ms is None else f"{p50_ms:.1f} ms"
-        console.line(f"  {name:<10}  {one.applied_deltas:>8,}  {one.lag:>6,}   {latency:>23}")
+        console.line(f"  {name:<10}  {feed.applied_deltas:>8,}  {feed.lag:>6,}   {latency:>23}")
         sinks[name] = {
-            "deltas": one.applied_deltas,
-            "lag": one.lag,
+            "deltas": feed.applied_deltas,
+            "lag": feed.lag,
             "p50_ms": None if p50_ms is None else round(p50_ms, 3),
         }
     play.facts |= {
@@ -82,6 +83,6 @@ def next_scene(play: Play) -> None:
 
 
 def _middle_document(library: Library) -> str:
-    """Return the id of some document, to corrupt its row."""
+    """Return the id of a document, whose row is corrupted."""
     ids = list(library.documents)
     return ids[len(ids) // 2]

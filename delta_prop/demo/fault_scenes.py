@@ -1,7 +1,7 @@
 """The demo's fault scenes: one sink is slowed, one is killed in the middle of a batch.
 
-The deltas published meanwhile are real edits, recorded as all others are. They add values instead of setting
-them, so a delta that is lost, or applied twice, leaves a wrong number for the verification to find.
+The deltas published meanwhile are real edits, recorded like all others. They add values instead of setting
+them, so a delta that is lost, or applied twice, leaves a wrong number, which the verification finds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PAUSE_S = 0.0025
 BEFORE_S_MAX, DURING_S_MAX = 1.0, 2.5
 BATCH = 100
 LINKS_PER_DOCUMENT_MAX = 8
-BATCHES_PAUSE_S = 0.03
+BATCH_PAUSE_S = 0.03
 _DRAW_INTERVAL_S = 0.1
 _SAMPLE_INTERVAL_S = 0.02
 
@@ -45,39 +45,41 @@ async def slow_scene(play: Play, wiring: Wiring) -> None:
     audit = SlowSink(JsonLinesSink(play.workspace.audit, name="audit"), play.now)
     wiring.audit_start_offset = wiring.deltas
     await wiring.propagator.attach(audit, start="latest")
-    pace = _EditPacer(play, wiring)
+    pacer = _EditPacer(play, wiring)
     try:
-        pace.before = wiring.restart_measurement()
-        some = await pace.publish(edits, count // 4, BEFORE_S_MAX)
+        pacer.before = wiring.restart_measurement()
+        usual_count = await pacer.publish(edits, count // 4, BEFORE_S_MAX)
         await wiring.wait_settled()
-        if not some:
+        if not usual_count:
             console.line("  no document here can be linked to another; nothing was slowed")
             return
         usual_s = audit.slow_down(SLOWDOWN_FACTOR)
         console.line(
             f"  audit, a new sink, writes each delta as a JSON line: {usual_s * 1000:.2f} ms a delivery"
         )
-        console.line(f"  in the first {some:,} edits; from now on {SLOWDOWN_FACTOR * usual_s * 1000:.0f} ms")
-        pace.during = wiring.restart_measurement()
-        more = await pace.publish(edits, count, DURING_S_MAX)
+        console.line(
+            f"  in the first {usual_count:,} edits; from now on {SLOWDOWN_FACTOR * usual_s * 1000:.0f} ms"
+        )
+        pacer.during = wiring.restart_measurement()
+        slowed_count = await pacer.publish(edits, count, DURING_S_MAX)
         lag = wiring.lags()["audit"]
         started = play.now()
     finally:
-        audit.release()  # in any case: closing waits for it
+        audit.release()  # also after an error, because closing waits for the sink
     await wiring.wait_settled()
     caught_up_s = play.now() - started
-    pace.show(last=True)
-    pace.report(lag, caught_up_s)
+    pacer.show(last=True)
+    pacer.report(lag, caught_up_s)
     play.facts["slow"] = {
         "slower": SLOWDOWN_FACTOR,
         "usual_ms": round(usual_s * 1000, 3),
-        "edits": some + more,
+        "edits": usual_count + slowed_count,
         "behind": lag,
-        "mailbox_deltas": pace.mailbox_deltas,
+        "mailbox_deltas": pacer.mailbox_deltas,
         "mailbox_deltas_max": wiring.propagator.settings.mailbox_deltas_max,
-        "read_the_log": pace.mailbox_full_s is not None,
+        "read_the_log": pacer.mailbox_full_s is not None,
         "caught_up_s": round(caught_up_s, 3),
-        "sinks": pace.rows(),
+        "sinks": pacer.rows(),
     }
 
 
@@ -94,8 +96,8 @@ class _EditPacer:
         self.mailbox_full_s: float | None = None
         self._drawn_at = self._sampled_at = self._started_at = 0.0
 
-    async def publish(self, edits: Iterator[Delta], count_max: int, s_max: float) -> int:
-        """Publish an edit each 2.5 ms, or as fast as this machine can; return the number of edits."""
+    async def publish(self, edits: Iterator[Delta], count_max: int, duration_s_max: float) -> int:
+        """Publish an edit every 2.5 ms, or as fast as this machine can; return the number of edits."""
         self._started_at = due = self._play.now()
         self.lags_max.clear()
         count = 0
@@ -107,7 +109,7 @@ class _EditPacer:
             self._sample()
             due += PAUSE_S
             await anyio.sleep(max(0, due - self._play.now()))
-            if self._play.now() - self._started_at > s_max:
+            if self._play.now() - self._started_at > duration_s_max:
                 break
         self._play.console.end_progress()
         return count
@@ -122,8 +124,8 @@ class _EditPacer:
             return
         self._sampled_at = now
         statistics = self._wiring.propagator.statistics()
-        for name, one in statistics.sinks.items():
-            self.lags_max[name] = max(self.lags_max.get(name, 0), one.lag)
+        for name, feed in statistics.sinks.items():
+            self.lags_max[name] = max(self.lags_max.get(name, 0), feed.lag)
         self.log_bytes = max(self.log_bytes, statistics.log.bytes)
         audit = statistics.sinks["audit"]
         self.mailbox_deltas = max(self.mailbox_deltas, audit.mailbox_deltas)
@@ -139,13 +141,13 @@ class _EditPacer:
         head = "  sink         behind   p50 ms  slowed   p99 ms  slowed   publish to visible"
         lines = [console.style("dim", head)]
         for name, row in self.rows().items():
-            cells = [f"{'–' if one is None else f'{one:,.1f}':>7}" for one in list(row.values())[1:]]
+            cells = [f"{'–' if value is None else f'{value:,.1f}':>7}" for value in list(row.values())[1:]]
             line = f"  {name:<10} {row['behind']:>8,}  {cells[0]} {cells[1]}  {cells[2]} {cells[3]}"
             lines.append(console.style("cyan", line) if name == "audit" else line)
         console.table(lines, last=last)
 
     def rows(self) -> dict[str, dict[str, float | None]]:
-        """Return the table's numbers: deltas, and ms."""
+        """Return the table's numbers by sink: the lag in deltas, and latencies in ms."""
         return {
             name: {
                 "behind": self.lags_max.get(name, 0),
@@ -158,7 +160,7 @@ class _EditPacer:
         }
 
     def report(self, lag: int, caught_up_s: float) -> None:
-        """Show what happened to the slow sink."""
+        """Show how far the slow sink lagged, and how fast it caught up."""
         console = self._play.console
         bound = self._wiring.propagator.settings.mailbox_deltas_max
         console.line(f"  audit fell {lag:,} deltas behind; its mailbox takes up to {bound:,},")
@@ -174,10 +176,10 @@ class _EditPacer:
 
 
 async def crash_scene(play: Play, wiring: Wiring) -> None:
-    """Kill a store in the middle of a batch, and let another one resume from the file that it left."""
+    """Kill a store in the middle of a batch, and let another one resume from the file that was left."""
     console = play.console
     count = min(5 * BATCH, LINKS_PER_DOCUMENT_MAX * len(play.library.documents))
-    edits = list(islice(_make_link_edits(play.library, count, further=2), 4 * BATCH))
+    edits = list(islice(_make_link_edits(play.library, count, distance=2), 4 * BATCH))
     batch = len(edits) // 4
     if not batch:
         console.line("  no document here can be linked to another; nothing was killed")
@@ -185,54 +187,58 @@ async def crash_scene(play: Play, wiring: Wiring) -> None:
             await wiring.publish(edits)  # the library counts them as published
         return
     started = play.now()
-    doomed = CrashingSink(StorageSink(play.workspace.replica, name="replica"), play.workspace.copy_replica)
-    await wiring.propagator.attach(doomed)
+    crashing_sink = CrashingSink(
+        StorageSink(play.workspace.replica, name="replica"), play.workspace.copy_replica
+    )
+    await wiring.propagator.attach(crashing_sink)
     await wiring.propagator.wait_visible(wiring.deltas, sinks=["replica"], committed=True)
     took_s = play.now() - started
     console.line(
-        f"  replica, a second store, attached late: {doomed.applied_offset:,} deltas from the log to disk"
+        f"  replica, a second store, attached late: {crashing_sink.applied_offset:,} "
+        "deltas from the log to disk"
     )
     console.line(f"  in {took_s:.1f} s; then 3 batches of {batch:,} edits, and it is killed within the third")
-    doomed.kill_after(2 * batch + batch // 2)
-    for at in range(0, 3 * batch, batch):
-        await wiring.publish(edits[at : at + batch])
-        await anyio.sleep(BATCHES_PAUSE_S)
+    crashing_sink.kill_after(2 * batch + batch // 2)
+    for start in range(0, 3 * batch, batch):
+        await wiring.publish(edits[start : start + batch])
+        await anyio.sleep(BATCH_PAUSE_S)
     await _wait_until_stopped(wiring)
     await wiring.propagator.detach("replica")
     await wiring.publish(edits[3 * batch :])
     await wiring.wait_settled()
     console.line(f"  {len(edits) - 3 * batch:,} more edits while it is down: the others have them")
-    await _restart_store(play, wiring, doomed)
+    await _restart_store(play, wiring, crashing_sink)
 
 
-async def _restart_store(play: Play, wiring: Wiring, dead: CrashingSink) -> None:
+async def _restart_store(play: Play, wiring: Wiring, dead_sink: CrashingSink) -> None:
     console, started = play.console, play.now()
     store = StorageSink(play.workspace.crashed_replica, name="replica")
-    heir = CrashingSink(store)
-    await wiring.propagator.attach(heir)
+    restarted = CrashingSink(store)
+    await wiring.propagator.attach(restarted)
     wiring.replica = store
     await wiring.wait_settled()
     took_s = play.now() - started
-    redelivered = heir.count_redelivered(dead.applied_offset)
+    redelivered = restarted.count_redelivered(dead_sink.applied_offset)
     console.line(
-        f"  it had applied all below offset {dead.applied_offset:,}, written those below {heir.resumed_at:,};"
+        f"  it had applied all below offset {dead_sink.applied_offset:,}, "
+        f"written those below {restarted.resumed_at:,};"
     )
     console.line(
         f"  a new store opens its file: {redelivered:,} deltas are redelivered, "
-        f"{wiring.deltas - dead.applied_offset:,} are new;"
+        f"{wiring.deltas - dead_sink.applied_offset:,} are new;"
     )
     console.line(f"  all on disk after {took_s * 1000:,.0f} ms. None lost, none applied twice? See verify:")
     play.facts["crash"] = {
-        "in_hand": dead.applied_offset,
-        "durable": heir.resumed_at,
+        "in_hand": dead_sink.applied_offset,
+        "durable": restarted.resumed_at,
         "came_again": redelivered,
-        "came_first": wiring.deltas - dead.applied_offset,
+        "came_first": wiring.deltas - dead_sink.applied_offset,
         "caught_up_s": round(took_s, 3),
     }
 
 
 async def _wait_until_stopped(wiring: Wiring) -> None:
-    """Wait until the replica is dead, as the service's log reports."""
+    """Wait until the replica has been killed, so that waiting for it is refused."""
     try:
         await wiring.propagator.wait_visible(wiring.deltas, sinks=["replica"])
     except Refused:
@@ -240,20 +246,21 @@ async def _wait_until_stopped(wiring: Wiring) -> None:
     raise AssertionError("the replica has applied all deltas, but was to be killed")
 
 
-def _make_link_edits(library: Library, count: int, further: int = 1) -> Iterator[Delta]:
-    """Yield up to `count` edits, spread over all documents: each makes one say "see also" a later one.
+def _make_link_edits(library: Library, count: int, distance: int = 1) -> Iterator[Delta]:
+    """Yield up to `count` edits, spread over all documents: each makes a document say "see also" another one.
 
-    The library counts each as published as soon as it is made, so publish every one.
+    `distance`: how far that one is in the list of documents. The library counts each edit as published as
+    soon as it is made, so publish every one.
     """
     ids = list(library.documents)
     step = max(len(ids) // count, 1)
     for number in range(count):
-        at = number * step % len(ids)
-        delta = library.link(ids[at], ids[(at + further + number // len(ids)) % len(ids)])
+        index = number * step % len(ids)
+        delta = library.link(ids[index], ids[(index + distance + number // len(ids)) % len(ids)])
         if delta is not None:
             yield delta
 
 
-def _rounded_quantile_ms(measured: Sequence[float], share: float) -> float | None:
-    found = quantile_ms(measured, share)
-    return None if found is None else round(found, 3)
+def _rounded_quantile_ms(latencies: Sequence[float], share: float) -> float | None:
+    quantile = quantile_ms(latencies, share)
+    return None if quantile is None else round(quantile, 3)

@@ -1,6 +1,6 @@
 """Sinks of the demo's fault scenes: one that can be slowed, one that can be killed.
 
-Both pass all deltas to the real sink inside; neither changes, holds or skips one.
+Both pass all deltas to the real sink inside, and neither changes or skips one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SlowSink:
         return await self._sink.open(context)
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        """Wait first, so that a late delta is late in its file too; then apply to the real sink."""
+        """Wait first, so that the deltas also reach the file late; then apply them to the real sink."""
         if self._wait_s:
             with anyio.move_on_after(self._wait_s * len(deliveries)):
                 await self._released.wait()
@@ -70,22 +70,22 @@ class SlowSink:
 class CrashingSink:
     """A storage sink that can be killed in the middle of a batch, and records the rows delivered to it.
 
-    A killed process leaves its files as they are, and nothing of its memory. This is simulated: first the
-    sink's flushing ends, since SQLite itself handles a transaction that has begun. Then the sink applies
-    part of a batch, in memory. Then the file and its write-ahead log are copied byte by byte, on the sink's
-    own thread, where nothing else writes: a new sink gets only that copy, never checkpointed nor closed in
-    order. The old sink is abandoned without a flush, together with its vectors, which are not shared. A
-    writer's death within a transaction is left to the sinks' tests: those kill processes.
+    A killed process leaves its files as they are, and nothing of its memory. To simulate this, the sink first
+    stops flushing, since SQLite itself handles a transaction that has begun. Then it applies a part of a
+    batch in memory. Then the file and its write-ahead log are copied byte by byte, on the sink's own thread,
+    where nothing else writes: a new sink gets only that copy, which was never checkpointed or closed. The old
+    sink is abandoned without a flush, together with its vectors, which are not shared. Kills within a
+    transaction are tested with real processes, in the tests of the sinks.
     """
 
-    def __init__(self, sink: StorageSink, leave: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, sink: StorageSink, copy_files: Callable[[], None] = lambda: None) -> None:
         self.name = sink.name
         self.resumed_at = 0
         self.applied_offset = 0
-        # Of each delivery: the offset of its first row, and the offset after its last.
+        # For each delivery, the offset of its first row, and the offset after its last row.
         self.offset_ranges: list[tuple[int, int]] = []
         self.is_dead = False
-        self._sink, self._copy_files = sink, leave
+        self._sink, self._copy_files = sink, copy_files
         self._rows_left: int | None = None
 
     async def open(self, context: SinkContext) -> ResumePoint:
@@ -117,7 +117,7 @@ class CrashingSink:
         self._note(passed)
 
     async def aclose(self) -> None:
-        """Close the real sink; a dead one writes no more."""
+        """Close the real sink; after a kill, it writes nothing more."""
         if not self.is_dead:
             await self._sink.aclose()
             return
@@ -130,12 +130,12 @@ class CrashingSink:
         return self._sink.statistics()
 
     def kill_after(self, rows: int) -> None:
-        """Die after `rows` more rows are applied, before the next one of their batch."""
+        """Die after `rows` more rows are applied, within the batch of the last one."""
         self._rows_left = rows
 
-    def count_redelivered(self, before: int) -> int:
-        """Count the rows below an offset that were delivered."""
-        return sum(max(0, min(end, before) - begin) for begin, end in self.offset_ranges)
+    def count_redelivered(self, end: int) -> int:
+        """Return the number of delivered rows below an offset."""
+        return sum(max(0, min(range_end, end) - start) for start, range_end in self.offset_ranges)
 
     async def _die(self, deliveries: list[Delivery]) -> None:
         self._flushing.cancel()
@@ -150,8 +150,8 @@ class CrashingSink:
     def _note(self, deliveries: Sequence[Delivery]) -> None:
         for delivery in deliveries:
             rows = np.arange(delivery.logged.count) if delivery.rows is None else delivery.rows
-            begin, end = delivery.first_offset + int(rows[0]), delivery.first_offset + int(rows[-1]) + 1
-            self.offset_ranges.append((begin, end))
+            start, end = delivery.first_offset + int(rows[0]), delivery.first_offset + int(rows[-1]) + 1
+            self.offset_ranges.append((start, end))
             self.applied_offset = end
 
 

@@ -1,6 +1,6 @@
 """The documents and their vectors as the demo last published them, and the deltas of an edit.
 
-It returns deltas; it publishes nothing, and reads no file.
+This module returns deltas; it publishes nothing, and reads no file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 NAMESPACE = "docs"
 DOCUMENTS_MAX = 20_000
 _SPARSE_MAX = DIMENSION // 4
-"""Maximum values of a sparse delta, which has an index for each: with more, a dense one is smaller."""
+"""Maximum number of values in a sparse delta: with more values and indices, a dense delta is smaller."""
 
 
 class Library:
@@ -48,8 +48,8 @@ class Library:
         self.embedding.learn(self.documents.values())
 
     def vectors(self, ids: Sequence[str]) -> NDArray[np.float32]:
-        """Return the vectors of documents, a row each; they count as published from now on."""
-        matrix = np.stack([self._embed(self.documents[one]) for one in ids])
+        """Return the vectors of documents, one row for each; they count as published from now on."""
+        matrix = np.stack([self._embed(self.documents[document_id]) for document_id in ids])
         self._vectors.update(zip(ids, matrix, strict=True))
         return matrix
 
@@ -59,28 +59,28 @@ class Library:
 
     def edit(self, path: str, text: str | None) -> list[Delta]:
         """Return the deltas of a file's new text (None: the file was removed). Raises ParseFailed."""
-        found = [] if text is None else documents_of(path, text)
-        before = {one: self._vectors[one] for one in self._ids.get(path, ())}
-        old = {one: self.documents.pop(one) for one in before}
+        documents = [] if text is None else documents_of(path, text)
+        old_vectors = {document_id: self._vectors[document_id] for document_id in self._ids.get(path, ())}
+        old_documents = {document_id: self.documents.pop(document_id) for document_id in old_vectors}
         deltas = []
-        for document in self._add_documents(path, found):
-            if old.get(document.id) != document:
+        for document in self._add_documents(path, documents):
+            if old_documents.get(document.id) != document:
                 vector = self._embed(document)
-                operation = smallest_change(before.get(document.id), vector)
+                operation = smallest_change(old_vectors.get(document.id), vector)
                 if operation is not None:
                     deltas.append(Delta(document.id, operation, NAMESPACE))
                 self._vectors[document.id] = vector
-        for removed in before:
-            if removed not in self.documents:
-                del self._vectors[removed]
-                self._links.pop(removed, None)
-                deltas.append(Delta(removed, delete(), NAMESPACE))
+        for document_id in old_vectors:
+            if document_id not in self.documents:
+                del self._vectors[document_id]
+                self._links.pop(document_id, None)
+                deltas.append(Delta(document_id, delete(), NAMESPACE))
         return deltas
 
     def link(self, document_id: str, other_id: str) -> Delta | None:
         """Make a document say "see also" another one, as a delta that adds; return None if nothing changes.
 
-        The link is not part of the file, and stays when that is edited.
+        The link is not part of the file, and remains when the file is edited.
         """
         before = self._vectors[document_id]
         self._links.setdefault(document_id, []).append(other_id)
@@ -88,7 +88,7 @@ class Library:
         indices = np.flatnonzero(difference)
         if not len(indices):
             return None
-        # The published state is the sum, which may differ from the embedding by rounding.
+        # The published state is this sum, which may differ from the embedding by rounding.
         self._vectors[document_id] = before + difference
         return Delta(document_id, sparse_add(indices, difference[indices]), NAMESPACE)
 
@@ -99,19 +99,19 @@ class Library:
         return self.embedding.document(document)
 
     def _add_documents(self, path: str, documents: Sequence[Document]) -> list[Document]:
-        taken = []
+        added = []
         for document in documents:
             if len(self.documents) >= DOCUMENTS_MAX:
                 self.skipped_count += 1
-            elif document.id not in self.documents:  # else another file has that id: the first file counts
+            elif document.id not in self.documents:  # else another file has that id: the first file wins
                 self.documents[document.id] = document
-                taken.append(document)
-        self._ids[path] = [one.id for one in taken]
-        return taken
+                added.append(document)
+        self._ids[path] = [document.id for document in added]
+        return added
 
 
 def smallest_change(before: NDArray[np.float32] | None, after: NDArray[np.float32]) -> Operation | None:
-    """Return the smallest operation from one vector to the other; None if they are the same."""
+    """Return the smallest operation that changes one vector to the other; None if they are equal."""
     if before is None:
         return create(after)
     indices = np.flatnonzero(before != after)
@@ -129,7 +129,7 @@ def append_words(text: str, document: Document, words: str) -> str:
     last = document.text.rstrip().rpartition("\n")[2].strip()
     for number in range(document.line - 1, len(lines)):
         if last and last in lines[number]:
-            begin, _, end = lines[number].partition(last)
-            lines[number] = f"{begin}{last} {words}{end}"
+            prefix, _, suffix = lines[number].partition(last)
+            lines[number] = f"{prefix}{last} {words}{suffix}"
             return "".join(lines)
     return text

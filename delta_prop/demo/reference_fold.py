@@ -1,7 +1,7 @@
-"""Published deltas as JSON lines, and their fold in plain lists.
+"""Writes published deltas as JSON lines, and folds them in plain lists.
 
-On purpose this shares nothing with the algebra, the codec or the sinks that it is compared with: its few
-lines can be checked by eye, and share no fault with them.
+On purpose this module shares no code with the algebra, the codec and the sinks whose results it is compared
+with: its few lines can be checked by eye, and share no defect with them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Key = tuple[str, str]
 """Namespace and vector id."""
 
 Fingerprint = tuple[Key, str, int]
-"""Compared parts of one delta in a stream: its vector, its operation, a checksum of its numbers."""
+"""The compared parts of a delta in a stream: its vector, its operation, a checksum of its numbers."""
 
 _OPERATION_NAMES = {0: "create", 1: "sparse", 2: "dense", 6: "delete", 7: "sparse_add"}
 
@@ -47,7 +47,7 @@ class ReferenceFold:
                 self.vectors[key][index] = value
         elif delta["op"] == "sparse_add":
             for index, value in zip(delta["indices"], delta["values"], strict=True):
-                # A double holds the sum of two float32 precisely enough to be rounded correctly.
+                # A double holds the sum of two float32 numbers precisely enough for a correct rounding.
                 self.vectors[key][index] = array("f", [self.vectors[key][index] + value])[0]
         else:
             self.vectors[key] = delta["vector"]
@@ -55,13 +55,13 @@ class ReferenceFold:
 
 
 def create_line(namespace: str, vector_id: str, vector: NDArray[np.float32]) -> str:
-    """Return the line of a create; most numbers are 0, and written as such."""
+    """Return the line of a create, quickly: most numbers are 0."""
     numbers = ["0"] * len(vector)
-    indices = vector.view("u4").nonzero()[0]  # by their bits: -0.0 is another number than 0.0
+    indices = vector.view("u4").nonzero()[0]  # compared as bits, so that -0.0 differs from 0.0
     for index, number in zip(indices.tolist(), vector[indices].tolist(), strict=True):
         numbers[index] = repr(number)
-    head = json.dumps({"vector_id": vector_id, "namespace": namespace, "op": "create"})
-    return f'{head[:-1]}, "vector": [{", ".join(numbers)}]}}\n'
+    object_text = json.dumps({"vector_id": vector_id, "namespace": namespace, "op": "create"})
+    return f'{object_text[:-1]}, "vector": [{", ".join(numbers)}]}}\n'
 
 
 def line_of(delta: Delta) -> str:
@@ -86,8 +86,8 @@ def fold(lines: Iterable[str]) -> ReferenceFold:
 
 def parse_logged_line(line: str) -> tuple[int, Fingerprint]:
     """Return the offset and the fingerprint of a line that a JSON lines sink wrote."""
-    form = json.loads(line)
-    return form["offset"], _fingerprint_of_json(form)
+    fields = json.loads(line)
+    return fields["offset"], _fingerprint_of_json(fields)
 
 
 def compute_checksum(numbers: Sequence[float], indices: Sequence[int]) -> int:
@@ -96,17 +96,17 @@ def compute_checksum(numbers: Sequence[float], indices: Sequence[int]) -> int:
 
 
 def fingerprint_of(delta: Delta) -> Fingerprint:
-    """Return the fingerprint of a delta that a subscriber got."""
+    """Return the fingerprint of a delta that a subscriber has received."""
     operation = delta.operation
     values = b"" if operation.values is None else operation.values.tobytes()
     indices = b"" if operation.indices is None else operation.indices.tobytes()
     return (delta.namespace, delta.vector_id), _OPERATION_NAMES[operation.kind], crc32(indices, crc32(values))
 
 
-def _fingerprint_of_json(form: dict[str, Any]) -> Fingerprint:
-    numbers = form.get("values", form.get("vector", ()))
+def _fingerprint_of_json(fields: dict[str, Any]) -> Fingerprint:
+    numbers = fields.get("values", fields.get("vector", ()))
     return (
-        (form["namespace"], form["vector_id"]),
-        form["op"],
-        compute_checksum(numbers, form.get("indices", ())),
+        (fields["namespace"], fields["vector_id"]),
+        fields["op"],
+        compute_checksum(numbers, fields.get("indices", ())),
     )

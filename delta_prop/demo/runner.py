@@ -1,6 +1,6 @@
-"""Runs the demo from beginning to end: prepares the workspace, plays the scenes, and cleans up.
+"""Runs the demo from start to end: prepares the workspace, plays the scenes, and cleans up.
 
-Returns an exit status; a user's mistake is a UsageError, and Ctrl-C a regular end.
+Returns an exit status. A user's mistake raises UsageError; Ctrl-C is a regular end.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class _ConsoleHandler(logging.Handler):
 
 
 class Interrupt:
-    """Handler of Ctrl-C: it ends the innermost open scope."""
+    """Handles Ctrl-C: cancels the innermost open scope."""
 
     def __init__(self) -> None:
         self._scopes: list[anyio.CancelScope] = []
@@ -86,13 +86,13 @@ class Interrupt:
 
     @contextmanager
     def scope(self) -> Iterator[anyio.CancelScope]:
-        """Return a scope that an interrupt ends."""
+        """Open a scope that an interrupt cancels."""
         with anyio.CancelScope() as scope:
             self._scopes.append(scope)
             try:
                 yield scope
             except Exception:
-                if not scope.cancel_called:  # else a waiter for a sink was notified of the end
+                if not scope.cancel_called:  # after an interrupt, waiting for a sink may raise this
                     raise
             finally:
                 self._scopes.pop()
@@ -105,42 +105,42 @@ async def run_demo(options: Options, write: Callable[[str], object]) -> int:
     folder = system.find_standard_library() if options.path is None else system.resolve_folder(options.path)
     if folder is None:
         raise UsageError(f"--path {options.path}: no folder of that name can be read: name another")
-    place, interrupt = _create_workspace(), Interrupt()
+    workspace, interrupt = _create_workspace(), Interrupt()
     status = INTERRUPTED
-    log = _ConsoleHandler(console)
-    _LOGGER.addHandler(log)
+    handler = _ConsoleHandler(console)
+    _LOGGER.addHandler(handler)
     try:
         async with anyio.create_task_group() as tasks:
             await tasks.start(interrupt.wait)
             with interrupt.scope():
                 play = Play(
-                    console, place, folder, options.path is not None, system.now, system.find_command()
+                    console, workspace, folder, options.path is not None, system.now, system.find_command()
                 )
                 status = await _run_all(play, options, terminal, interrupt)
             tasks.cancel_scope.cancel()
     except BaseExceptionGroup as group:
-        raise _explain_full_disk(_unwrap(group), place) from group
+        raise _explain_full_disk(_unwrap(group), workspace) from group
     finally:
-        _LOGGER.removeHandler(log)
+        _LOGGER.removeHandler(handler)
         if not options.keep:
-            place.remove()
+            workspace.remove()
     if status == INTERRUPTED:
         console.end_progress()
         console.line("interrupted")
     if options.keep:
-        console.line(f"kept: {place.root}")
+        console.line(f"kept: {workspace.root}")
     return status
 
 
 async def _run_all(play: Play, options: Options, terminal: Terminal, interrupt: Interrupt) -> int:
     console, started = play.console, play.now()
     by_hand = terminal.interactive and not options.once
-    what = "the standard library" if not play.is_own else blank_unprintable(str(play.folder))
-    console.line(console.style("bold", f"delta-prop demo: search {what} while you edit it"))
+    texts = "the standard library" if not play.is_own else blank_unprintable(str(play.folder))
+    console.line(console.style("bold", f"delta-prop demo: search {texts} while you edit it"))
     _print_title(console, "1 index", "each text becomes a delta; store, index, cache and a listener get it")
     await read_scene(play)
     verdicts: list[Verdict] | None = None
-    # An interrupt ends the scenes, not the service: that closes in order, as after the last scene.
+    # An interrupt ends the scenes only; the service then closes in order, as after the last scene.
     async with open_wiring(play.workspace, play.now) as wiring:
         with interrupt.scope():
             verdicts = await _run_scenes(play, wiring, options, interrupt if by_hand else None)
@@ -151,13 +151,13 @@ async def _run_all(play: Play, options: Options, terminal: Terminal, interrupt: 
     next_scene(play)
     if options.json:
         console.line(json.dumps(play.facts))
-    return 0 if all(one.is_identical for one in verdicts) else 1
+    return 0 if all(verdict.is_identical for verdict in verdicts) else 1
 
 
 async def _run_scenes(
     play: Play, wiring: Wiring, options: Options, interrupt: Interrupt | None
 ) -> list[Verdict]:
-    """Play all scenes but the first and the last; the interactive one only with an `interrupt`."""
+    """Play all scenes but the first and the last; the interactive one only if `interrupt` is given."""
     console = play.console
     await index_scene(play, wiring)
     _print_title(console, "2 search", "words in, nearest texts out")
@@ -186,11 +186,11 @@ async def _run_interactive(play: Play, wiring: Wiring, interrupt: Interrupt) -> 
     with interrupt.scope():
         async with anyio.create_task_group() as tasks:
 
-            async def watching() -> None:
+            async def watch_until_full() -> None:
                 await _watch_folder(play, wiring)
                 tasks.cancel_scope.cancel()
 
-            tasks.start_soon(watching)
+            tasks.start_soon(watch_until_full)
             console.prompt(_PROMPT)
             async for line in system.read_typed_lines():
                 console.prompt("")
@@ -205,27 +205,27 @@ async def _run_interactive(play: Play, wiring: Wiring, interrupt: Interrupt) -> 
 async def _watch_folder(play: Play, wiring: Wiring) -> None:
     while wiring.deltas < DELTAS_MAX:
         await anyio.sleep(POLL_S)
-        seen = play.scan()
-        changed = compare_scans(play.last_scan, seen)
-        play.last_scan = seen
-        for path in [*changed.removed, *changed.modified]:
+        new_scan = play.scan()
+        changes = compare_scans(play.last_scan, new_scan)
+        play.last_scan = new_scan
+        for path in [*changes.removed, *changes.modified]:
             text = play.read(path)
-            if text is None and path in seen:
-                continue  # half written, or not a text any more
+            if text is None and path in new_scan:
+                continue  # the file is half written, or no longer a text
             try:
                 deltas = play.library.edit(path, text)
             except ParseFailed as error:
                 play.console.line(f"  {blank_unprintable(str(error))}: its documents stay as they were")
                 continue
-            # Shielded: deltas that count as published must be published and recorded.
+            # An interrupt must wait here: deltas that count as published must be published and recorded.
             with anyio.CancelScope(shield=True):
                 await publish_changes(play, wiring, deltas)
-    play.console.line(f"  {wiring.deltas:,} deltas are as many as this demo follows; it ends here")
+    play.console.line(f"  {wiring.deltas:,} deltas are the maximum of this demo; it ends here")
 
 
-def _print_title(console: Console, name: str, what: str) -> None:
+def _print_title(console: Console, name: str, description: str) -> None:
     console.line()
-    console.line(console.style("bold", name) + (f"   {what}" if what else ""))
+    console.line(console.style("bold", name) + (f"   {description}" if description else ""))
 
 
 def _create_workspace() -> Workspace:
@@ -238,7 +238,7 @@ def _create_workspace() -> Workspace:
 
 
 def _explain_full_disk(error: BaseException, workspace: Workspace) -> BaseException:
-    """Replace an error that a full disk caused by one that says so, wherever it occurred."""
+    """Return a UsageError in place of an error that a full disk has caused; return other errors unchanged."""
     if isinstance(error, UsageError | BrokenPipeError) or not isinstance(error, Exception):
         return error
     if workspace.free_bytes > FULL_BYTES and not (isinstance(error, OSError) and system.is_full(error)):
@@ -250,7 +250,7 @@ def _explain_full_disk(error: BaseException, workspace: Workspace) -> BaseExcept
 
 
 def _unwrap(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the single exception inside; the group if there are more."""
+    """Return the single exception in a group, or the group if it has more than one."""
     inner: BaseException = group
     while isinstance(inner, BaseExceptionGroup) and len(inner.exceptions) == 1:
         inner = inner.exceptions[0]

@@ -1,4 +1,4 @@
-"""The demo's scenes up to the faults, in the order they are played: read, index, search, edit.
+"""The demo's scenes before the faults, in the order in which they are played: read, index, search, edit.
 
 Every number on the screen was measured in this run.
 """
@@ -41,10 +41,10 @@ SEARCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("temporary file", ("tempfile:TemporaryFile", "tempfile:NamedTemporaryFile")),
     ("quote a shell argument", ("shlex:quote",)),
 )
-"""Queries for the standard library, and the expected results; nothing else knows of them."""
+"""Queries for the standard library, and the expected results; no other code uses them."""
 
 WORKSPACE_BYTES, WORKSPACE_BYTES_PER_DOCUMENT = 2_000_000, 36_000
-"""Size of the temporary folder: the lines, three files of vectors, each with its write-ahead log."""
+"""Size of the temporary folder: published lines, and three files of vectors with write-ahead logs."""
 HITS = 3
 EDITED_DOCUMENT = "random:sample"
 EDIT_WORDS = "lottery raffle"
@@ -58,7 +58,9 @@ _WORDS = re.compile(r"[^\W_][\w'-]*")
 
 @dataclass(slots=True)
 class Play:
-    """Shared state of the scenes. `folder`: the texts; `is_own`: the user's own, which are never written."""
+    """Shared state of the scenes. `folder`: the folder of the texts; `is_own`: it is the user's, never
+    written.
+    """
 
     console: Console
     workspace: Workspace
@@ -86,12 +88,14 @@ class Play:
 
 
 async def read_scene(play: Play) -> None:
-    """Read all texts, copy those that may be edited, add their documents. Raises UsageError if none."""
+    """Read all texts, copy those that may be edited, add their documents. Raises UsageError if there are
+    none.
+    """
     console, library = play.console, play.library
-    large: list[str] = []
-    found = system.scan(play.folder, system.USER_FILTER if play.is_own else system.LIBRARY_FILTER, large)
+    too_large: list[str] = []
+    files = system.scan(play.folder, system.USER_FILTER if play.is_own else system.LIBRARY_FILTER, too_large)
     unread = empty = short = 0
-    for number, path in enumerate(found, 1):
+    for number, path in enumerate(files, 1):
         text = system.read(play.folder, path)
         try:
             count = library.add(path, text) if text is not None else 0
@@ -102,13 +106,13 @@ async def read_scene(play: Play) -> None:
         short += 0 if text is None else count_short_paragraphs(path, text)
         if text is not None and count and not play.is_own:
             play.workspace.copy(path, text)
-        console.progress(number, len(found), f"files read, {len(library.documents):,} documents")
+        console.progress(number, len(files), f"files read, {len(library.documents):,} documents")
         await anyio.lowlevel.checkpoint()
     console.end_progress()
     left_out = [
-        f"{count:,} {what}{'s' * (count != 1)} left out: {why}"
-        for count, what, why in (
-            (len(large), "file", f"above {format_size(system.FILE_BYTES_MAX)}"),
+        f"{count:,} {noun}{'s' * (count != 1)} left out: {reason}"
+        for count, noun, reason in (
+            (len(too_large), "file", f"above {format_size(system.FILE_BYTES_MAX)}"),
             (unread, "file", "not UTF-8, or not Python as this version knows it"),
             (empty, "file", f"no description, no paragraph of {PARAGRAPH_CHARACTERS_MIN} characters"),
             (short, "paragraph", f"shorter than {PARAGRAPH_CHARACTERS_MIN} characters"),
@@ -124,19 +128,19 @@ async def read_scene(play: Play) -> None:
     _check_free_space(play)
     library.learn()
     play.last_scan = play.scan()
-    play.facts |= {"files": len(found), "documents": len(library.documents)}
-    console.line(f"  {len(library.documents):,} documents in {len(found):,} files below {play.folder}")
+    play.facts |= {"files": len(files), "documents": len(library.documents)}
+    console.line(f"  {len(library.documents):,} documents in {len(files):,} files below {play.folder}")
     for line in left_out:
         console.line(f"  {line}")
 
 
 async def index_scene(play: Play, wiring: Wiring) -> None:
-    """Publish every document's vector, as columns; show the rate, and each sink's lag."""
+    """Publish the vectors of all documents, as columns; show the rate, and each sink's lag."""
     console, ids = play.console, list(play.library.documents)
     started = play.now()
-    for at in range(0, len(ids), _BATCH):
-        some = ids[at : at + _BATCH]
-        await wiring.create(some, play.library.vectors(some))
+    for start in range(0, len(ids), _BATCH):
+        batch_ids = ids[start : start + _BATCH]
+        await wiring.create(batch_ids, play.library.vectors(batch_ids))
         rate = wiring.deltas / max(play.now() - started, 1e-9)
         lags = ", ".join(f"{name} lags {lag:,}" for name, lag in wiring.lags().items() if lag)
         status = f"{rate:,.0f} deltas/s  {format_size(wiring.number_bytes)}  {lags or 'no sink lags'}"
@@ -156,17 +160,19 @@ async def index_scene(play: Play, wiring: Wiring) -> None:
 
 
 async def search_scene(play: Play, wiring: Wiring) -> None:
-    """Search the index: ten fixed queries of the standard library, else sentences of the user's own text."""
+    """Search the index: with ten fixed queries for the standard library, or with words of the
+    user's texts.
+    """
     searches = _sample_searches(play.library) if play.is_own else SEARCHES
-    found = 0
+    found_count = 0
     for query, expected in searches:
         hits, took_s = search(play, wiring, query)
-        found += any(hit in expected for hit in hits)
+        found_count += any(hit in expected for hit in hits)
         _show_hits(play.console, query, hits, took_s, expected)
         await anyio.lowlevel.checkpoint()
-    what = "the text they are from" if play.is_own else "the function one hopes for"
-    play.console.line(f"  {found} of {len(searches)} found {what} among the first {HITS}")
-    play.facts |= {"searches": len(searches), "searches_found": found}
+    expected_hit = "the text they are from" if play.is_own else "the function one hopes for"
+    play.console.line(f"  {found_count} of {len(searches)} found {expected_hit} among the first {HITS}")
+    play.facts |= {"searches": len(searches), "searches_found": found_count}
 
 
 def search(play: Play, wiring: Wiring, query: str) -> tuple[list[str], float]:
@@ -179,11 +185,11 @@ def search(play: Play, wiring: Wiring, query: str) -> tuple[list[str], float]:
 async def edit_scene(play: Play, wiring: Wiring) -> None:
     """Edit a docstring in the temporary folder and follow the delta until it is visible in the index."""
     console = play.console
-    chosen = _choose_edit(play)
-    if chosen is None:
+    edit = _choose_edit(play)
+    if edit is None:
         console.line("  no document here can be edited by appending two words; nothing was edited")
         return
-    document, path, text = chosen
+    document, path, text = edit
     before, _ = search(play, wiring, EDIT_WORDS)
     play.workspace.copy(path, text)
     console.line(
@@ -212,18 +218,18 @@ async def publish_changes(play: Play, wiring: Wiring, deltas: Sequence[Delta]) -
     """Publish the deltas of an edit one by one; show the listener's line for each."""
     for number, delta in enumerate(deltas):
         started = play.now()
-        published = await wiring.publish([delta])
-        await wiring.propagator.wait_visible(published, sinks=["index"])
+        ack = await wiring.publish([delta])
+        await wiring.propagator.wait_visible(ack, sinks=["index"])
         took_ms = (play.now() - started) * 1000
-        await wiring.propagator.wait_visible(published, sinks=["subscriber"])
-        got = wiring.listener.last
-        assert got is not None
+        await wiring.propagator.wait_visible(ack, sinks=["subscriber"])
+        assert wiring.listener.last is not None
+        received = wiring.listener.last.delta
         if number < _CHANGES_SHOWN_MAX:
-            numbers = got.delta.operation.values
+            numbers = received.operation.values
             parts = [
-                f"{kind_name(got.delta.operation.kind)} {blank_unprintable(got.delta.vector_id)}",
+                f"{kind_name(received.operation.kind)} {blank_unprintable(received.vector_id)}",
                 f"{0 if numbers is None else len(numbers):,} dims",
-                format_size(number_bytes(got.delta)),
+                format_size(number_bytes(received)),
                 f"visible in index after {took_ms:.1f} ms",
             ]
             play.console.line(f"  subscriber: {'  '.join(parts)}")
@@ -242,9 +248,9 @@ def answer_query(play: Play, wiring: Wiring, query: str) -> None:
     for hit in hits:
         document = play.library.documents.get(hit)
         if document is not None:
-            first = blank_unprintable(document.text.strip().partition("\n")[0])
-            shown = f"  {play.console.style('bold', blank_unprintable(hit))}  {first}"
-            play.console.line(play.console.fit(shown))
+            first_line = blank_unprintable(document.text.strip().partition("\n")[0])
+            line = f"  {play.console.style('bold', blank_unprintable(hit))}  {first_line}"
+            play.console.line(play.console.fit(line))
 
 
 # --- helpers
@@ -262,36 +268,38 @@ def _check_free_space(play: Play) -> None:
 
 
 def _sample_searches(library: Library) -> list[tuple[str, tuple[str, ...]]]:
-    """Return the first words of some documents, spread over all of them: each should find itself."""
-    wordy: list[tuple[str, tuple[str, ...]]] = [
+    """Return the first words of some documents, spread over all; a search for them should find the
+    document.
+    """
+    searches: list[tuple[str, tuple[str, ...]]] = [
         (" ".join(words[:_OWN_SEARCH_WORDS]), (document.id,))
         for document in library.documents.values()
         if len(words := _WORDS.findall(document.text)) >= _OWN_SEARCH_WORDS
     ]
-    step = max(len(wordy) // _OWN_SEARCHES, 1)
-    return wordy[step // 2 :: step][:_OWN_SEARCHES]
+    step = max(len(searches) // _OWN_SEARCHES, 1)
+    return searches[step // 2 :: step][:_OWN_SEARCHES]
 
 
 def _show_hits(
     console: Console, query: str, hits: Sequence[str], took_s: float, expected: Sequence[str]
 ) -> None:
-    """Show one line if it fits, else the hits on a line of their own; expected ones in bold."""
+    """Show a search on one line if that fits, else the hits on a line of their own; expected hits in bold."""
     listed = "   ".join(
         console.style("bold", blank_unprintable(hit)) if hit in expected else blank_unprintable(hit)
         for hit in hits
     )
     listed, took = listed or "nothing", f"{took_s * 1000:.1f} ms"
     shown = truncate(query, 42)
-    wide = f"  {shown}{' ' * (42 - display_width(shown))}  {took:>8}  {listed}"
-    if display_width(wide) < console.columns:
-        console.line(wide)
+    line = f"  {shown}{' ' * (42 - display_width(shown))}  {took:>8}  {listed}"
+    if display_width(line) < console.columns:
+        console.line(line)
     else:
         console.line(f"  {shown}{' ' * (42 - display_width(shown))}  {took:>8}")
         console.line(console.fit(f"      {listed}"))
 
 
 def _choose_edit(play: Play) -> tuple[Document, str, str] | None:
-    """Choose a document for the edit; return it, its file's path, and the file's edited text."""
+    """Choose a document to edit; return it, the path of its file, and the file's edited text."""
     library = play.library
     first = [EDITED_DOCUMENT] if EDITED_DOCUMENT in library.documents and not play.is_own else []
     for document_id in [*first, *list(library.documents)[:_EDIT_TRIES_MAX]]:
@@ -305,9 +313,9 @@ def _choose_edit(play: Play) -> tuple[Document, str, str] | None:
 
 def _changes_only_document(library: Library, path: str, text: str, document_id: str) -> bool:
     try:
-        found = documents_of(path, text)
+        documents = documents_of(path, text)
     except ParseFailed:
         return False
-    changed = [one.id for one in found if library.documents.get(one.id) != one]
+    changed = [document.id for document in documents if library.documents.get(document.id) != document]
     # Lines below the edit do not move: it adds words, not lines.
     return changed == [document_id]

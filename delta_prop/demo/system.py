@@ -1,6 +1,6 @@
 """The demo's access to the system: its temporary folder, the texts, the terminal, Ctrl-C.
 
-The only module of the demo with such access. It writes only in the temporary folder.
+No other module of the demo has this access. It writes only in the temporary folder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 now = time.perf_counter
-"""Time in seconds, finer than the event loop's clock: a delta takes less than uvloop's millisecond."""
+"""Time in seconds, finer than the event loop's clock: uvloop's has steps of 1 ms, and a delta takes less."""
 
 FILE_BYTES_MAX = 1024 * 1024
 FILES_MAX = 20_000
@@ -40,7 +40,7 @@ _PROSE = frozenset({".adoc", ".markdown", ".md", ".org", ".rst", ".txt"})
 
 @dataclass(frozen=True, slots=True)
 class FileFilter:
-    """Filter for files of a tree: those of these suffixes, outside folders of these names."""
+    """Selects the files of a tree that have one of the suffixes and are in no skipped folder."""
 
     suffixes: frozenset[str]
     skipped_folders: frozenset[str]
@@ -55,7 +55,7 @@ USER_FILTER = FileFilter(
 COPY_FILTER = FileFilter(_PYTHON | _PROSE, frozenset({"__pycache__"}))
 
 ScanResult = dict[str, tuple[int, int]]
-"""Result of a scan of a folder: path below it to (time of change in ns, size)."""
+"""The result of a scan of a folder: maps each path in it to (modification time in ns, size)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class Workspace:
             yield from file
 
     def copy(self, path: str, text: str) -> None:
-        """Write a text to where it may be edited."""
+        """Write a text to the folder of texts that may be edited."""
         target = self.texts / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
@@ -142,7 +142,7 @@ class Workspace:
         shutil.rmtree(self.root, ignore_errors=True)
 
     def corrupt_audit(self) -> None:
-        """Remove the last line but one."""
+        """Remove the last line but one of the audit sink's file."""
         lines = list(self.read_audit())
         del lines[-2:-1]
         self.audit.write_text("".join(lines), encoding="utf-8")
@@ -176,33 +176,35 @@ def find_standard_library() -> Path:
     return Path(sysconfig.get_paths()["stdlib"])
 
 
-def scan(root: Path, file_filter: FileFilter, large: list[str] | None = None) -> ScanResult:
-    """Return the texts below a folder, ordered by path, up to 20,000, without hidden ones.
+def scan(root: Path, file_filter: FileFilter, too_large: list[str] | None = None) -> ScanResult:
+    """Return the texts in a folder, ordered by path, up to 20,000, without hidden files.
 
-    Files above 1 MiB are skipped too; their paths are added to `large`.
+    Files above 1 MiB are skipped too; their paths are added to `too_large`.
     """
-    seen: ScanResult = {}
+    found: ScanResult = {}
     scanned = 0
     for folder_name, folders, files in os.walk(root):
         folders[:] = sorted(
-            one for one in folders if one not in file_filter.skipped_folders and not one.startswith(".")
+            folder
+            for folder in folders
+            if folder not in file_filter.skipped_folders and not folder.startswith(".")
         )
         scanned += len(folders) + len(files)
         for name in sorted(files):
             path = Path(folder_name, name)
             if path.suffix.lower() in file_filter.suffixes and not name.startswith("."):
                 stat, relative = _stat_file(path), path.relative_to(root).as_posix()
-                if stat is None or not relative.isprintable():  # names become ids, which are text
+                if stat is None or not relative.isprintable():  # names become ids, which must be printable
                     continue
                 if stat[1] <= FILE_BYTES_MAX:
-                    seen[relative] = stat
-                elif large is not None and len(large) < FILES_MAX:
-                    large.append(relative)
-                if len(seen) >= FILES_MAX:
-                    return seen
+                    found[relative] = stat
+                elif too_large is not None and len(too_large) < FILES_MAX:
+                    too_large.append(relative)
+                if len(found) >= FILES_MAX:
+                    return found
         if scanned >= SCANNED_MAX:
             break
-    return seen
+    return found
 
 
 def read(root: Path, path: str) -> str | None:
@@ -232,8 +234,8 @@ def find_command() -> str:
 
 def detect_terminal() -> Terminal:
     """Detect the terminal of this process."""
-    out, quiet = sys.stdout, os.environ.get("TERM") == "dumb"
-    live = out.isatty() and not quiet
+    out, is_dumb = sys.stdout, os.environ.get("TERM") == "dumb"
+    live = out.isatty() and not is_dumb
     if hasattr(out, "reconfigure"):
         out.reconfigure(errors="replace")
     return Terminal(
@@ -246,22 +248,22 @@ def detect_terminal() -> Terminal:
 
 
 async def read_typed_lines() -> AsyncIterator[str]:
-    """Yield lines from the terminal, without blocking the loop; ends with Ctrl-D."""
+    """Yield lines from the terminal until Ctrl-D, without blocking the event loop."""
     descriptor = sys.stdin.fileno()
-    waiting = b""
+    buffered = b""
     while True:
         await anyio.wait_readable(descriptor)
         chunk = os.read(descriptor, LINE_BYTES_MAX)
         if not chunk:
             return
-        waiting = (waiting + chunk)[-LINE_BYTES_MAX:]
-        while b"\n" in waiting:
-            line, _, waiting = waiting.partition(b"\n")
+        buffered = (buffered + chunk)[-LINE_BYTES_MAX:]
+        while b"\n" in buffered:
+            line, _, buffered = buffered.partition(b"\n")
             yield line.decode(errors="replace").strip()
 
 
 def receive_interrupts() -> AbstractContextManager[AsyncIterator[signal.Signals]]:
-    """Return the stream of interrupts: Ctrl-C, requests to end, or a closing terminal."""
+    """Return the stream of interrupts: Ctrl-C, a termination request, or a closed terminal."""
     return anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 

@@ -1,7 +1,6 @@
 """Verifies every sink against the fold of the published lines, and names the first row that differs.
 
-It does not rely on a sink's own report: rows are read from the SQLite file, the index and the cache, one by
-one.
+It does not rely on a sink's own report: it reads each row from the SQLite file, the index and the cache.
 """
 
 from __future__ import annotations
@@ -27,7 +26,9 @@ LINES_PER_CHECKPOINT = 200
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Result for one sink: the number of compared rows (for the subscriber: deltas), and the first fault."""
+    """Result for one sink: the number of compared rows (for streams: deltas), and the first
+    difference found.
+    """
 
     sink: str
     rows: int
@@ -59,11 +60,11 @@ async def _verify_sink(sink: str, wiring: Wiring, workspace: Workspace, folded: 
     if sink == "subscriber":
         return compare_stream(sink, wiring.listener.offsets, wiring.listener.fingerprints, folded)
     if sink == "audit":
-        offsets, marks = [], []
-        for offset, mark in map(parse_logged_line, workspace.read_audit()):
+        offsets, fingerprints = [], []
+        for offset, fingerprint in map(parse_logged_line, workspace.read_audit()):
             offsets.append(offset)
-            marks.append(mark)
-        return compare_stream(sink, offsets, marks, folded, first=wiring.audit_start_offset)
+            fingerprints.append(fingerprint)
+        return compare_stream(sink, offsets, fingerprints, folded, first=wiring.audit_start_offset)
     if sink == "index":
         return compare(sink, _alive_rows(wiring.index.rows()), folded)
     if sink == "cache":
@@ -76,50 +77,52 @@ async def _verify_sink(sink: str, wiring: Wiring, workspace: Workspace, folded: 
 
 def compare(sink: str, rows: Iterable[tuple[Key, list[float]]], folded: ReferenceFold) -> Verdict:
     """Compare rows with the fold: none missing, none extra, every number the same."""
-    seen: set[Key] = set()
-    wrong, fault = 0, ""
+    found: set[Key] = set()
+    wrong_count, fault = 0, ""
     for key, vector in rows:
-        seen.add(key)
+        found.add(key)
         expected = folded.vectors.get(key)
         if vector != expected:
-            wrong += 1
+            wrong_count += 1
             fault = fault or _describe_difference(key, vector, expected)
-    missing = [key for key in folded.vectors if key not in seen]
+    missing = [key for key in folded.vectors if key not in found]
     if missing:
-        wrong += len(missing)
+        wrong_count += len(missing)
         fault = fault or f"{_format_key(missing[0])} is missing"
-    return Verdict(sink, len(seen), wrong, fault)
+    return Verdict(sink, len(found), wrong_count, fault)
 
 
 def compare_stream(
-    sink: str, offsets: Sequence[int], got: Sequence[Fingerprint], folded: ReferenceFold, first: int = 0
+    sink: str, offsets: Sequence[int], received: Sequence[Fingerprint], folded: ReferenceFold, first: int = 0
 ) -> Verdict:
-    """Compare the deltas that a sink got with the lines from `first` on: each once, in order, complete."""
+    """Compare the deltas that a sink received with the lines from `first` on: all, each once, in order."""
     published = folded.fingerprints[first:]
-    verdict = Verdict(sink, len(got))
+    verdict = Verdict(sink, len(received))
     if list(offsets) != sorted(set(offsets)):
         return replace(
             verdict, wrong_count=1, fault="offsets do not ascend: a delta came twice or out of order"
         )
-    wrong = sum(a != b for a, b in zip(got, published, strict=False)) + abs(len(got) - len(published))
-    if not wrong:
+    wrong_count = abs(len(received) - len(published))
+    wrong_count += sum(a != b for a, b in zip(received, published, strict=False))
+    if not wrong_count:
         return verdict
-    at = next((i for i, (a, b) in enumerate(zip(got, published, strict=False)) if a != b), None)
-    if at is None:
-        fault = f"{len(got):,} deltas came, {len(published):,} were published"
+    index = next((i for i, (a, b) in enumerate(zip(received, published, strict=False)) if a != b), None)
+    if index is None:
+        fault = f"{len(received):,} deltas came, {len(published):,} were published"
     else:
-        mine, its = published[at], got[at]
+        expected, actual = published[index], received[index]
         fault = (
-            f"delta {at:,} is {its[1]} {_format_key(its[0])}, published was {mine[1]} {_format_key(mine[0])}"
+            f"delta {index:,} is {actual[1]} {_format_key(actual[0])}, "
+            f"published was {expected[1]} {_format_key(expected[0])}"
         )
-    return replace(verdict, wrong_count=wrong, fault=fault)
+    return replace(verdict, wrong_count=wrong_count, fault=fault)
 
 
 def corrupt(sink: str, wiring: Wiring, workspace: Workspace, key: Key) -> None:
     """Plant one wrong row in a sink, for the verification to find."""
     if sink == "subscriber":
-        marks = wiring.listener.fingerprints
-        marks[0], marks[-1] = marks[-1], marks[0]
+        fingerprints = wiring.listener.fingerprints
+        fingerprints[0], fingerprints[-1] = fingerprints[-1], fingerprints[0]
         return
     if sink == "audit":
         workspace.corrupt_audit()
@@ -147,16 +150,16 @@ def _alive_rows(rows: Iterable[tuple[str, str, VectorState]]) -> Iterator[tuple[
 
 
 def _cached_rows(wiring: Wiring, folded: ReferenceFold) -> Iterator[tuple[Key, list[float]]]:
-    """Yield the published vectors that the cache holds; then a row for other entries, if there are any."""
-    alive = 0
-    for key in {mark[0]: None for mark in folded.fingerprints}:
+    """Yield the published vectors that the cache holds; then one row if it has entries of other vectors."""
+    entry_count = 0
+    for key in {fingerprint[0]: None for fingerprint in folded.fingerprints}:
         state = wiring.cache.peek(*key)
-        alive += state is not None
+        entry_count += state is not None
         if state is not None and state.alive:
             yield key, [] if state.vector is None else state.vector.tolist()
     entries = wiring.cache.statistics().entries
-    if entries != alive:
-        yield ("", f"one of {entries - alive} entries of vectors that were never published"), []
+    if entries != entry_count:
+        yield ("", f"one of {entries - entry_count} entries of vectors that were never published"), []
 
 
 def _describe_difference(key: Key, vector: list[float], expected: list[float] | None) -> str:
@@ -164,8 +167,8 @@ def _describe_difference(key: Key, vector: list[float], expected: list[float] | 
         return f"{_format_key(key)} exists, but was not published"
     if len(vector) != len(expected):
         return f"{_format_key(key)} has {len(vector):,} numbers, published were {len(expected):,}"
-    at = next(i for i, (a, b) in enumerate(zip(vector, expected, strict=True)) if a != b)
-    return f"{_format_key(key)}: number {at} is {vector[at]:g}, published was {expected[at]:g}"
+    index = next(i for i, (a, b) in enumerate(zip(vector, expected, strict=True)) if a != b)
+    return f"{_format_key(key)}: number {index} is {vector[index]:g}, published was {expected[index]:g}"
 
 
 def _format_key(key: Key) -> str:

@@ -1,6 +1,6 @@
-"""Detects changed texts of a folder by time of change and size.
+"""Detects changed texts of a folder by modification time and size.
 
-Compares two scans; the caller scans, as often as it likes.
+It compares two scans; the caller makes the scans.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ POLL_S = 0.5
 
 
 class Changes(NamedTuple):
-    """Paths to read, and paths that were removed."""
+    """Paths that are new or modified, and paths that were removed."""
 
     modified: list[str]
     removed: list[str]
 
 
 def compare_scans(before: Mapping[str, tuple[int, int]], after: Mapping[str, tuple[int, int]]) -> Changes:
-    """Compare two scans, ordered by path."""
-    touched = sorted(path for path, stat in after.items() if before.get(path) != stat)
-    return Changes(touched, sorted(before.keys() - after.keys()))
+    """Return the changes between two scans, ordered by path."""
+    modified = sorted(path for path, stat in after.items() if before.get(path) != stat)
+    return Changes(modified, sorted(before.keys() - after.keys()))

@@ -1,6 +1,7 @@
 """The demo's service: a propagator with a store, an index, a cache and a live listener.
 
-All deltas are published through here, so each is also a line of the file that sinks are verified against.
+All deltas are published through this module, so each is also a line of the file that sinks are verified
+against.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ if TYPE_CHECKING:
 SINKS = ("storage", "index", "cache", "subscriber", "audit", "replica")
 """Sinks in display order; the fault scenes attach the last two."""
 MAILBOX_DELTAS_MAX = 128
-"""A sink that lags more reads the log; the usual bound, 10,000, is too high to show that here."""
+"""A sink that lags more reads the log; the default, 10,000, is too high to show that here."""
 DELTAS_MAX = 200_000
-"""Maximum deltas that the listener records; the demo ends before there are more."""
+"""Maximum number of deltas that the listener records; the demo ends before there are more."""
 _MEASURED_MAX = 10_000
 _SETTLE_TIMEOUT_S = 60
 
@@ -85,20 +86,20 @@ class Wiring:
     async def create(self, ids: Sequence[str], matrix: NDArray[np.float32]) -> PublishAck:
         """Publish full vectors, one row for each id."""
         started = self.now()
-        published = await self.propagator.publish_many(ids, matrix, namespace=NAMESPACE)
-        self._measure(published, started)
+        ack = await self.propagator.publish_many(ids, matrix, namespace=NAMESPACE)
+        self._measure(ack, started)
         self._record(
             map(create_line, [NAMESPACE] * len(ids), ids, matrix), count=len(ids), size=matrix.nbytes
         )
-        return published
+        return ack
 
     async def publish(self, deltas: Sequence[Delta]) -> PublishAck:
         """Publish changes, in one call."""
         started = self.now()
-        published = await self.propagator.publish(*deltas)
-        self._measure(published, started)
+        ack = await self.propagator.publish(*deltas)
+        self._measure(ack, started)
         self._record(map(line_of, deltas), count=len(deltas), size=sum(map(number_bytes, deltas)))
-        return published
+        return ack
 
     def sinks(self) -> list[str]:
         """Return the names of the attached sinks."""
@@ -110,9 +111,9 @@ class Wiring:
         try:
             await self.propagator.wait_visible(self.deltas, sinks=self.sinks(), timeout_s=_SETTLE_TIMEOUT_S)
         except TimeoutError:
-            sinks = self.propagator.statistics().sinks.values()
+            feeds = self.propagator.statistics().sinks.values()
             lagging = [
-                f"{one.name} lacks {one.lag:,} ({one.reason or one.state})" for one in sinks if one.lag
+                f"{feed.name} lacks {feed.lag:,} ({feed.reason or feed.state})" for feed in feeds if feed.lag
             ]
             raise TimeoutError(f"after {_SETTLE_TIMEOUT_S} s {', '.join(lagging)}") from None
         await self.storage.flush()
@@ -121,7 +122,7 @@ class Wiring:
 
     def lags(self) -> dict[str, int]:
         """Return the lag of each sink."""
-        return {name: one.lag for name, one in self.propagator.statistics().sinks.items()}
+        return {name: feed.lag for name, feed in self.propagator.statistics().sinks.items()}
 
     def restart_measurement(self) -> dict[str, list[float]]:
         """Start a new record of latencies from publish to visible, by sink, in seconds; return it."""
@@ -138,27 +139,27 @@ class Wiring:
         self.deltas += count
         self.number_bytes += size
 
-    def _measure(self, published: PublishAck, started: float) -> None:
+    def _measure(self, ack: PublishAck, started: float) -> None:
         for name in self.sinks():
-            scene = self.scene_latencies.setdefault(name, [])
-            self._tasks.start_soon(self._measure_one, published, started, name, scene)
+            scene_latencies = self.scene_latencies.setdefault(name, [])
+            self._tasks.start_soon(self._measure_one, ack, started, name, scene_latencies)
 
     async def _measure_one(
-        self, published: PublishAck, started: float, name: str, scene: list[float]
+        self, ack: PublishAck, started: float, name: str, scene_latencies: list[float]
     ) -> None:
         try:
-            await self.propagator.wait_visible(published, sinks=[name], timeout_s=60)
-        except Refused:  # the sink has died: its latency will never be known
+            await self.propagator.wait_visible(ack, sinks=[name], timeout_s=60)
+        except Refused:  # the sink was killed, so its latency remains unknown
             return
         took_s = self.now() - started
-        for measured in (scene, self.latencies.setdefault(name, [])):
-            if len(measured) < _MEASURED_MAX:
-                measured.append(took_s)
+        for latencies in (scene_latencies, self.latencies.setdefault(name, [])):
+            if len(latencies) < _MEASURED_MAX:
+                latencies.append(took_s)
 
 
 @asynccontextmanager
 async def open_wiring(workspace: Workspace, now: Callable[[], float]) -> AsyncIterator[Wiring]:
-    """Run the service."""
+    """Run the service, with its sinks attached, for the duration of the scope."""
     resident = ResidentVectors()
     with workspace.open_published() as lines:
         settings = Settings(mailbox_deltas_max=MAILBOX_DELTAS_MAX)
@@ -173,9 +174,9 @@ async def open_wiring(workspace: Workspace, now: Callable[[], float]) -> AsyncIt
                 tasks.cancel_scope.cancel()
 
 
-def quantile_ms(measured: Sequence[float], share: float) -> float | None:
-    """Return a quantile of latencies in s, as ms; None if there are none."""
-    ranked = sorted(measured)
+def quantile_ms(latencies_s: Sequence[float], share: float) -> float | None:
+    """Return a quantile of latencies in milliseconds; None if there are none."""
+    ranked = sorted(latencies_s)
     return ranked[ceil(share * len(ranked)) - 1] * 1000 if ranked else None
 
 

@@ -1,4 +1,4 @@
-// A client for delta-prop: a `Producer` whose deltas have one effect each, and a `Subscriber` that resumes at its cursor.
+// A client for delta-prop: a `Producer` whose deltas each have one effect, and a `Subscriber` that resumes at its cursor.
 // Every wait has a deadline and every buffer a bound. A client reconnects by itself after its connection breaks.
 
 import { randomBytes } from "node:crypto";
@@ -13,7 +13,7 @@ const HEARTBEAT_MS = 5_000; // a peer times out after three times as long
 const HANDSHAKE_TIMEOUT_MS = 10_000;
 const RETRY_BACKOFF_MS = 50;
 const RETRY_BACKOFF_MAX_MS = 5_000;
-const STOP_MS_MAX = 60_000; // how long a stop lasts if no other level ends it
+const STOP_MS_MAX = 60_000; // how long a stop by Backpressure lasts if no other pressure level ends it
 const SEQUENCE_HELLO = 1n;
 const SEQUENCE_SUBSCRIBE = 2n;
 
@@ -31,9 +31,9 @@ const RETRYABLE = new Set([
 const RECONNECTABLE = new Set([
   "SHUTTING_DOWN", "LOG_FAILED", "CHECKSUM", "UNKNOWN_ORIGIN", "RATE_LIMITED", "OUTCOME_UNKNOWN",
 ]);
-const UNKNOWN_OFFSET = 2n ** 63n - 1n; // this offset is no acknowledgement, because the log may have lost the delta
+const UNKNOWN_OFFSET = 2n ** 63n - 1n; // instead of an offset: the log may have lost the delta, so it is not acknowledged
 
-/** A Nack as an error. `code` is the name of its code; `retryAfterMs` is undefined if a retry cannot succeed. */
+/** A Nack as an error. `code` is the name of the error code; `retryAfterMs` is undefined if a retry cannot succeed. */
 export class Refused extends Error {
   constructor(nack) {
     super(`${CODES[nack.code] ?? nack.code}: ${nack.text ?? "the server gave no reason"}`);
@@ -45,7 +45,7 @@ export class Refused extends Error {
   }
 }
 
-/** Draws an origin for a new producer: 44 random bits and the priority. Store it, because it identifies the producer. */
+/** Returns an origin for a new producer: 44 random bits and the priority. Store it, because it identifies the producer. */
 export function drawOrigin(priority = 2) {
   return ((randomBytes(8).readBigUInt64BE() >> 20n) << 20n) | BigInt(priority);
 }
@@ -53,9 +53,9 @@ export function drawOrigin(priority = 2) {
 /** Returns the binary form of a topic: `*`, `v:ID`, `ns:NAME`, `op:KIND`, `c:NAME`. */
 export function encodeTopic(text) {
   if (text === "*") return Buffer.of(0);
-  const [, form, name] = /^(v|ns|op|c):(.+)$/s.exec(text) ?? [];
-  if (!form) throw new TypeError(`topic ${text}: unknown form: use *, v:ID, ns:NAME, op:KIND or c:NAME`);
-  if (form !== "op") return Buffer.concat([Buffer.of({ v: 1, ns: 2, c: 4 }[form]), Buffer.from(name)]);
+  const [, prefix, name] = /^(v|ns|op|c):(.+)$/s.exec(text) ?? [];
+  if (!prefix) throw new TypeError(`topic ${text}: unknown form: use *, v:ID, ns:NAME, op:KIND or c:NAME`);
+  if (prefix !== "op") return Buffer.concat([Buffer.of({ v: 1, ns: 2, c: 4 }[prefix]), Buffer.from(name)]);
   const kind = OPERATIONS.includes(name) ? OPERATIONS.indexOf(name) : Number(name);
   if (!(Number.isInteger(kind) && kind >= 0 && kind < 64)) {
     throw new TypeError(`topic ${text}: unknown operation: use ${OPERATIONS.join(", ")} or a number from 10 to 63`);
@@ -67,7 +67,7 @@ export function encodeTopic(text) {
 
 /** One connection, from its hello to its end: frames in both directions, and heartbeats. */
 class Connection {
-  /** Connects and says hello. `onFrame(frame)` gets each frame after the welcome, `onEnd(error)` the end, once. */
+  /** Connects and sends the hello. Calls `onFrame` with each frame after the welcome, and `onEnd` once with the error. */
   static async open({ host = "127.0.0.1", port = 7373, tls: secure, heartbeatMs, ...hello }, onFrame, onEnd) {
     const socket = secure ? tls.connect({ host, port, minVersion: "TLSv1.3", ...secure }) : net.connect({ host, port });
     const connection = new Connection(socket, heartbeatMs, onFrame, onEnd);
@@ -86,7 +86,7 @@ class Connection {
 
   constructor(socket, heartbeatMs = HEARTBEAT_MS, onFrame, onEnd) {
     Object.assign(this, { socket, heartbeatMs, onFrame, onEnd, ended: false });
-    Object.assign(this, { chunks: [], bytesReceived: 0, bytesNeeded: HEADER_BYTES }); // of a frame partly received
+    Object.assign(this, { chunks: [], bytesReceived: 0, bytesNeeded: HEADER_BYTES }); // of a frame that is partly received
     this.receivedAt = this.sentAt = performance.now();
     this.heartbeats = 0n;
     socket.setNoDelay(true);
@@ -175,7 +175,7 @@ class ReconnectingClient {
     this.connections = 0;
   }
 
-  /** Connects. Throws an error that a retry cannot cure, or the last error after `timeoutMs`. */
+  /** Connects. Throws an error at once if a retry cannot succeed, or the last error after `timeoutMs`. */
   async connect() {
     const deadline = performance.now() + this.timeoutMs;
     for (let waitMs = RETRY_BACKOFF_MS; !this.closed; waitMs = Math.min(2 * waitMs, RETRY_BACKOFF_MAX_MS)) {
@@ -222,15 +222,15 @@ class ReconnectingClient {
 // --- publishing
 
 /**
- * Publishes under one origin. Each `publish` becomes a batch (or, with `form: "delta"`, Delta frames) with its own dots.
- * The producer stores it until its outcome is known, and resends it after a reconnect or a retryable refusal.
+ * Publishes under one origin. Each `publish` sends a batch (or, with `form: "delta"`, Delta frames) with dots of its own.
+ * The producer stores the batch until its outcome is known, and resends it after a reconnect or a retryable refusal.
  *
  *     const producer = await Producer.open({ port, origin });
  *     const { offset } = await producer.publish([{ vectorId: "doc-1", op: 0, values: Float32Array.of(1, 2) }]);
  *
  * Options: `host`, `port`, `tls`, `token`, `client`, `origin`, `priority` (2, normal), `ackLevel` (default: the highest
- * that the log grants), `form`, `timeoutMs` (60,000: a producer closes if it cannot connect for so long, or if a batch is
- * still refused).
+ * that the log grants), `form`, `timeoutMs` (60,000: a producer closes if it cannot connect for this long, or if a batch
+ * is still refused after this time).
  */
 export class Producer extends ReconnectingClient {
   static async open(options) {
@@ -242,7 +242,7 @@ export class Producer extends ReconnectingClient {
   constructor(options) {
     super(options);
     this.origin = options.origin ?? drawOrigin(options.priority);
-    this.epoch = 0; // 0 requests a new epoch; later hellos claim the granted one, which the bytes of each batch contain
+    this.epoch = 0; // 0 requests a new epoch; later hellos claim the granted epoch, which each encoded batch contains
     this.counter = 0n; // of the next delta; known from the first welcome
     this.queue = []; // entries to send, in order
     this.inFlight = []; // entries that are sent and whose outcome is not known yet, in order
@@ -258,7 +258,7 @@ export class Producer extends ReconnectingClient {
 
   /**
    * Publishes rows and returns `{ counter, offset, duplicate }`: the first counter and its offset in the log. Throws
-   * `Refused` if the refusal is final. The caller limits how many calls are in flight.
+   * `Refused` if the refusal is final. The caller limits the number of calls in flight.
    */
   async publish(rows, { clock } = {}) {
     if (this.closed) throw this.closed;
@@ -276,7 +276,7 @@ export class Producer extends ReconnectingClient {
     return new Promise((resolve, reject) => Object.assign(entry, { resolve, reject }));
   }
 
-  /** Encodes an entry once, because a duplicate must have the same bytes; only the sequence changes per send. */
+  /** Encodes an entry once, because a resend must have the same bytes; only the sequence changes. */
   encodeEntry({ rows, base, clock }) {
     const { priority = 2, form } = this.options;
     const common = { sequence: 0n, ackWanted: true, origin: this.origin, clock, priority, ackLevel: this.ackLevel };
@@ -299,7 +299,7 @@ export class Producer extends ReconnectingClient {
     this.rate = Infinity;
     this.nextSequence = 1n;
     this.counts.resent += this.inFlight.length;
-    // Entries without an outcome are resent, among those refused before, in the order of their counters.
+    // Entries without an outcome are resent, together with entries that were refused, in the order of their counters.
     this.queue.unshift(...this.inFlight.splice(0));
     this.queue.sort((one, other) => (one.base < other.base ? -1 : 1));
     for (const entry of this.queue) {
@@ -312,7 +312,7 @@ export class Producer extends ReconnectingClient {
     this.sendQueue(connection).catch((error) => connection.end(error));
   }
 
-  /** Sends queued entries while this connection lasts, as fast as credit and Backpressure allow. */
+  /** Sends queued entries while this connection is open, as fast as credit and Backpressure allow. */
   async sendQueue(connection) {
     while (this.connection === connection) {
       const waitMs = Math.max(this.refusedUntil, this.stoppedUntil, this.pacedUntil) - performance.now();
@@ -370,7 +370,7 @@ export class Producer extends ReconnectingClient {
     this.wake();
   }
 
-  /** Handles one range of an Ack: sequences `first` to `last` have offsets from `offset` on. An entry may need several. */
+  /** Handles one range of an Ack: sequences `first` to `last` have offsets from `offset` on. Several may cover an entry. */
   onRange(first, last, offset, duplicate) {
     for (const entry of this.inFlight) {
       const end = entry.sequence + BigInt(entry.count) - 1n;
@@ -408,7 +408,7 @@ export class Producer extends ReconnectingClient {
     }
   }
 
-  /** Puts an entry back into the queue, in counter order. The server holds later entries in flight until it arrives. */
+  /** Puts an entry back into the queue, in counter order. The server keeps later entries pending until this one arrives. */
   requeue(entry) {
     if (this.closed) return entry.reject(this.closed);
     this.counts.resent += 1;
@@ -416,7 +416,7 @@ export class Producer extends ReconnectingClient {
     this.queue.splice(index < 0 ? this.queue.length : index, 0, entry);
   }
 
-  /** Removes the rows up to the watermark from an entry, because the log has them, and encodes the others. */
+  /** Removes the rows up to the watermark from an entry, because the log has them, and encodes the remaining rows. */
   dropAccepted(entry, watermark) {
     const rows = entry.rows.slice(Number(watermark + 1n - entry.base));
     Object.assign(entry, { rows, count: rows.length, base: watermark + 1n });
@@ -431,7 +431,7 @@ export class Producer extends ReconnectingClient {
     return error;
   }
 
-  /** Closes the connection. Calls without an outcome are rejected: await them first. */
+  /** Closes the connection. Rejects calls without an outcome, so await these first. */
   close() {
     this.fail(new Error("the producer is closed: open another one"));
   }
@@ -452,7 +452,7 @@ export class Subscriber extends ReconnectingClient {
   constructor(options) {
     super(options);
     this.window = options.credit ?? [1_000, 4 << 20]; // deltas and bytes
-    this.frames = []; // frames received whose rows are not all processed
+    this.frames = []; // received frames with rows that are not processed yet
     this.cursor = null; // [log id, epoch, next offset to process]
     this.counts = { frames: 0, deltas: 0, bufferedMax: 0 };
     this.standby = false; // true while another member reads for the group
@@ -461,7 +461,7 @@ export class Subscriber extends ReconnectingClient {
   }
 
   onWelcome(connection) {
-    // Buffered frames stay: they are not requested anew, and return their credit when they are processed.
+    // Buffered frames remain: they are not requested again, and return their credit when they are processed.
     for (const frame of this.frames) frame.cost[0] = frame.rows.length;
     const buffered = this.frames.reduce(([n, b], { cost }) => [n + cost[0], b + cost[1]], [0, 0]);
     const { topics = ["*"], start = ["latest"], group, filter, deltas } = this.options;
@@ -516,7 +516,7 @@ export class Subscriber extends ReconnectingClient {
     this.counts.bufferedMax = Math.max(this.counts.bufferedMax, buffered);
   }
 
-  /** Returns the cursor to resume at once this delta is processed. */
+  /** Returns the cursor at which to resume once a delta is processed. */
   cursorAfter(delta) {
     return [this.log[0], this.log[1], delta.offset + 1n];
   }

@@ -1,18 +1,18 @@
-// Folds the deltas of one vector to its state, to the bit, as the section "The fold" of the protocol page defines it.
-// It is pure: it never changes its arguments. A delta has the form that a Subscriber yields.
+// Folds the deltas of one vector to its state, bit for bit, as the section "The fold" of the protocol page defines it.
+// The functions are pure: they never change their arguments. A delta is an object as a Subscriber yields it.
 
 import { OPERATIONS } from "./frames.mjs";
 import { pack } from "./msgpack.mjs";
 
-/** The kinds of a state: the operations of state rows. */
+/** The kinds of a state, which are the operations of state rows. */
 export const VECTOR = 0, ABSENT = 6, OPAQUE = 8;
 
 const FLOAT32_MAX = 2 ** 128 - 2 ** 104;
 
 /**
- * Returns the state that the deltas of one vector make, whatever their order and their duplicates:
- * `{ op, values, data, metadata, last, ignored }`. `last` has the Lamport number, origin and counter of the last delta;
- * it is null if there are no deltas.
+ * Returns the state that the deltas of one vector make, `{ op, values, data, metadata, last, ignored }`. The deltas may be
+ * in any order and include duplicates. `last` has the Lamport number, origin and counter of the last delta; it is null if
+ * there are no deltas.
  */
 export function fold(deltas) {
   let state = { op: ABSENT, metadata: new Map(), last: null, ignored: 0 };
@@ -21,7 +21,7 @@ export function fold(deltas) {
     if (state.last && compareCanonical(state.last, delta) === 0) continue; // a duplicate
     const { lamport, origin, counter, id } = delta;
     const idText = id && Buffer.from(id).toString("hex");
-    const next = ids.has(idText) ? null : apply(state, delta); // of deltas with one id, the first has an effect
+    const next = ids.has(idText) ? null : apply(state, delta); // of deltas with one id, only the first has an effect
     if (idText) ids.add(idText);
     const { ignored } = state;
     state = { ...(next ?? state), ignored: ignored + (next ? 0 : 1), last: { lamport, origin, counter } };
@@ -46,7 +46,7 @@ function compareCanonical(one, other) {
   return 0;
 }
 
-/** Returns the content after one more delta; null if the delta has no effect. */
+/** Returns the content of the state after one more delta; null if the delta has no effect. */
 function apply({ op, values, data, metadata }, delta) {
   const patched = delta.metadata ? mergePatch(metadata, delta.metadata) : metadata;
   switch (OPERATIONS[delta.op]) {

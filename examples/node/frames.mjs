@@ -1,5 +1,5 @@
 // The codec of the eight 0xD3 frames: header, checksum, Delta maps, batches in columns, control frames.
-// It is pure: it uses no sockets and no clock. Invalid bytes throw `InvalidFrame`.
+// It is pure: it uses no socket and no clock. Invalid bytes throw `InvalidFrame`.
 
 import { pack, unpack } from "./msgpack.mjs";
 
@@ -18,7 +18,7 @@ const PAYLOAD_MAX = [1_310_720, 16_777_216, ...Array(6).fill(65_536)]; // by typ
 const TRANSACTIONAL = 0, CONTROL = 1, GAPS = 8, STATES = 9; // attribute bits
 const NORMAL = 2;
 
-/** Bytes that break the protocol. `code` is the error code for the Nack. */
+/** The error for bytes that violate the protocol. `code` is the error code for the Nack. */
 export class InvalidFrame extends Error {
   constructor(message, code = 1) {
     super(message);
@@ -33,7 +33,7 @@ const CRC_TABLE = Uint32Array.from({ length: 256 }, (_, byte) => {
   return byte;
 });
 
-/** Returns the CRC32C (Castagnoli) of one or more pieces, end to end. */
+/** Returns the CRC32C (Castagnoli) of one or more pieces, joined. */
 export function crc32c(...pieces) {
   let crc = ~0;
   for (const piece of pieces) for (const byte of piece) crc = (crc >>> 8) ^ CRC_TABLE[(crc ^ byte) & 0xff];
@@ -82,7 +82,7 @@ export function decode(bytes) {
   }
 }
 
-/** Encodes what `decode` returns. */
+/** Encodes a frame as `decode` returns it. */
 export function encode(frame) {
   const { type, sequence, length, ackWanted, ...fields } = frame;
   if (type === "batch") return encodeBatch(sequence, ackWanted, fields);
@@ -92,14 +92,14 @@ export function encode(frame) {
   return buildMapFrame(type, 0, sequence, hasFields ? pack(fields) : Buffer.alloc(0));
 }
 
-/** Returns a copy of a Delta or a producer's batch with another sequence, and with the checksum of its new header. */
+/** Returns a copy of an encoded Delta or producer's batch with another sequence, and with the checksum of the new header. */
 export function withSequence(bytes, sequence) {
   const copy = Buffer.from(bytes);
   copy.writeBigUInt64BE(BigInt(sequence), 4);
   return TYPES[copy[2]] === "batch" ? writeStampCrc(copy) : writeCrc(copy);
 }
 
-/** Builds a frame of one map, and ends it with the checksum of header and map. */
+/** Builds a frame of one map, with the checksum of header and map at its end. */
 function buildMapFrame(type, flags, sequence, map) {
   return writeCrc(buildFrame(type, flags, sequence, Buffer.concat([map, Buffer.alloc(4)])));
 }
@@ -329,12 +329,12 @@ function splitColumns(body, length) {
   }
   const present = COLUMNS.filter((_, bit) => (mask >> BigInt(bit)) & 1n);
   const columns = {};
-  let at = roundUpTo8(72 + 4 * present.length);
+  let position = roundUpTo8(72 + 4 * present.length);
   present.forEach((name, i) => {
-    const end = at + body.readUInt32LE(72 + 4 * i);
+    const end = position + body.readUInt32LE(72 + 4 * i);
     if (end > length) throw new InvalidFrame(`column ${name} ends after the body: make the body longer`);
-    columns[name] = body.subarray(at, end);
-    at = roundUpTo8(end);
+    columns[name] = body.subarray(position, end);
+    position = roundUpTo8(end);
   });
   return columns;
 }
@@ -370,15 +370,15 @@ function decodeRows(batch, count, mask, columns, sequence) {
     if (columns.ids) row.id = columns.ids.subarray(16 * i, 16 * i + 16);
     if (offsets) row.offset = offsets[i];
     if (times) row.timestamp = times[i];
-    const change = metadataEnds && part("metadata", metadataEnds, i);
-    if (change?.length) row.metadata = unpack(change, { lastCounts: true }); // it may have duplicate keys
+    const patch = metadataEnds && part("metadata", metadataEnds, i);
+    if (patch?.length) row.metadata = unpack(patch, { lastWins: true }); // the patch may have duplicate keys
     if (batch.states) {
       row.state = { origin: states[0][i], counter: states[1][i], lamport: states[2][i], ignored: states[3]?.[i] ?? 0n };
     }
     return row;
   });
   for (const [i, form, bytes] of readEntries(columns.parents, 24)) {
-    const parent = form === 0 ? toBigInts(bytes) : form === 1 ? bytes : { place: readPlace(bytes) }; // of the dot before it
+    const parent = form === 0 ? toBigInts(bytes) : form === 1 ? bytes : { place: readPlace(bytes) }; // of the parent before it
     (rows[i].parents ??= []).push(parent);
   }
   const tags = columns.tagNames ? readNames(columns.tagNames) : [];
@@ -387,10 +387,10 @@ function decodeRows(batch, count, mask, columns, sequence) {
   return rows;
 }
 
-/** Yields the entries of a column, `[row, number, bytes]`: two u32, then the bytes up to `size`. */
+/** Yields the entries of a column as `[row, number, bytes]`: two u32, then the remaining bytes of the entry. */
 function* readEntries(column, size) {
-  for (let at = 0; column && at < column.length; at += size) {
-    yield [column.readUInt32LE(at), column.readUInt32LE(at + 4), column.subarray(at + 8, at + size)];
+  for (let position = 0; column && position < column.length; position += size) {
+    yield [column.readUInt32LE(position), column.readUInt32LE(position + 4), column.subarray(position + 8, position + size)];
   }
 }
 
@@ -401,11 +401,11 @@ const STAMP_FIELDS = [ // name, offset in the frame, size
   ["appendTime", 32, 8], ["lamport", 40, 8], ["previousCrc", 48, 4], ["bodyCrc", 52, 4], ["syncedOffset", 56, 8],
 ];
 
-/** Returns the stamp of a log or a forwarder; undefined for a producer's, which has only a partition. */
+/** Returns the stamp of a log or a forwarder; undefined for the stamp of a producer, which has only a partition. */
 function readStamp(frame) {
   const stamp = {};
-  for (const [name, at, size] of STAMP_FIELDS) {
-    stamp[name] = size === 8 ? frame.readBigUInt64LE(at) : frame.readUIntLE(at, size);
+  for (const [name, position, size] of STAMP_FIELDS) {
+    stamp[name] = size === 8 ? frame.readBigUInt64LE(position) : frame.readUIntLE(position, size);
   }
   checkCrc("stamp", computeStampCrc(frame), stamp.crc);
   const ownPartition = stamp.partition === partitionOf(frame.readBigUInt64LE(BODY_AT + 8));
@@ -414,13 +414,13 @@ function readStamp(frame) {
 }
 
 function writeStamp(frame, stamp) {
-  for (const [name, at, size] of STAMP_FIELDS.slice(1)) {
-    if (size === 8) frame.writeBigUInt64LE(stamp[name], at);
-    else frame.writeUIntLE(stamp[name], at, size);
+  for (const [name, position, size] of STAMP_FIELDS.slice(1)) {
+    if (size === 8) frame.writeBigUInt64LE(stamp[name], position);
+    else frame.writeUIntLE(stamp[name], position, size);
   }
 }
 
-// --- numbers in bytes: columns are little-endian, as is every machine that runs Node
+// --- numbers in bytes: columns are little-endian, like every machine that runs Node
 
 const partitionOf = (origin) => Number((origin >> 4n) & 0xffffn);
 const readPlace = (bytes) => [bytes.readUInt32LE(0), bytes.readUInt32LE(4), bytes.readBigUInt64LE(8)];
@@ -443,10 +443,10 @@ function checkSize(columns, name, length) {
 
 function readNames(bytes) {
   const names = [];
-  for (let at = 0; at < bytes.length; ) {
-    const end = at + 2 + bytes.readUInt16LE(at);
-    names.push(bytes.subarray(at + 2, end).toString());
-    at = end;
+  for (let position = 0; position < bytes.length; ) {
+    const end = position + 2 + bytes.readUInt16LE(position);
+    names.push(bytes.subarray(position + 2, end).toString());
+    position = end;
   }
   return names;
 }

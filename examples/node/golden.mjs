@@ -1,4 +1,4 @@
-// Decodes the golden frames, compares their fields with the values beside them, and encodes them to equal bytes.
+// Decodes the golden frames, compares their fields with the golden values, and checks that encoding gives the same bytes.
 // It prints one line for each difference, then a count. The exit status is 1 if any frame differs.
 //
 //     node golden.mjs [../../docs/protocol-golden.json]
@@ -155,8 +155,9 @@ function deltaFields({ vectorId, op, values, indices, data, origin, counter, tim
 }
 
 function placesOf(parents) {
-  const withPlace = parents.filter((parent) => parent.place);
-  return withPlace.length ? withPlace.map(({ place: [partition, epoch, offset] }) => ({ partition, epoch, offset })) : undefined;
+  const parentsWithPlace = parents.filter((parent) => parent.place);
+  if (!parentsWithPlace.length) return undefined;
+  return parentsWithPlace.map(({ place: [partition, epoch, offset] }) => ({ partition, epoch, offset }));
 }
 
 function toDot(item) {
@@ -194,7 +195,7 @@ function toCursor([log_id, epoch, next_offset]) {
   return { log_id, epoch, next_offset };
 }
 
-/** Converts a value to JSON: bytes to hex, maps to objects, integers above 2^53 to text; drops what is undefined. */
+/** Converts a value to JSON: bytes to hex, maps to objects, integers above 2^53 to text. Drops undefined members. */
 function toJson(value) {
   if (typeof value === "bigint") return value <= Number.MAX_SAFE_INTEGER ? Number(value) : value.toString();
   if (value instanceof Number) return Number(value);

@@ -1,4 +1,4 @@
-// Folds the golden histories, and compares the states with those beside them, byte by byte.
+// Folds the golden histories, and compares the results with the golden states, byte by byte.
 // It prints one line for each difference, then a count. The exit status is 1 if any history differs.
 //
 //     node golden_folds.mjs [../../docs/protocol-golden-folds.json]
@@ -22,7 +22,7 @@ for (const { name, deltas, states } of histories) {
     if (isFiniteDelta(delta) !== expected) problems.push(`isFiniteDelta of (${origin}, ${counter}) is not ${expected}`);
     if (!refused) accepted.set(vectorId, [...(accepted.get(vectorId) ?? []), delta]);
   }
-  const folded = Object.fromEntries([...accepted].map(([vectorId, own]) => [vectorId, encodeState(fold(own))]));
+  const folded = Object.fromEntries([...accepted].map(([vectorId, ownDeltas]) => [vectorId, encodeState(fold(ownDeltas))]));
   if (!isDeepStrictEqual(folded, states)) problems.push(`states are ${JSON.stringify(folded)}, not ${JSON.stringify(states)}`);
   for (const problem of problems) console.log(`${name}: ${problem}`);
   failures += problems.length > 0;
@@ -30,7 +30,7 @@ for (const { name, deltas, states } of histories) {
 console.log(`${histories.length - failures} of ${histories.length} golden histories folded`);
 process.exitCode = failures ? 1 : 0;
 
-/** Decodes a delta of the file to the form that a Subscriber yields. */
+/** Decodes a delta of the file to an object as a Subscriber yields it. */
 function decodeDelta({ vector_id: vectorId, op, lamport, origin, counter, ...hex }) {
   const names = ["values", "indices", "data", "id", "metadata"].filter((name) => name in hex);
   const bytes = Object.fromEntries(names.map((name) => [name, Buffer.from(hex[name], "hex")]));
@@ -38,7 +38,7 @@ function decodeDelta({ vector_id: vectorId, op, lamport, origin, counter, ...hex
     vectorId, op, lamport: BigInt(lamport), origin: BigInt(origin), counter: BigInt(counter), ...bytes,
     values: bytes.values && toFloats(bytes.values),
     indices: bytes.indices && toIntegers(bytes.indices),
-    metadata: bytes.metadata && unpack(bytes.metadata, { lastCounts: true }),
+    metadata: bytes.metadata && unpack(bytes.metadata, { lastWins: true }),
   };
 }
 

@@ -1,10 +1,10 @@
-// The part of msgpack that the protocol's maps use: nil, booleans, integers, floats, str, bin, arrays and maps.
-// The input is untrusted: depth, items and lengths are checked before anything is allocated.
+// Packs and unpacks the types of msgpack that the protocol's maps use: nil, booleans, integers, floats, str, bin, arrays
+// and maps. The input is untrusted: depth, items and lengths are checked before anything is allocated.
 
 const DEPTH_MAX = 63;
 const ITEMS_MAX = 131_072;
 
-/** A number that is packed as a float even if it is an integer; a plain `2500` is packed as an integer. */
+/** A number that is packed as a float even if it is whole: `2500` is packed as an integer, `new Float(2500)` as a float. */
 export class Float extends Number {}
 
 /**
@@ -18,13 +18,14 @@ export function pack(value) {
 }
 
 /**
- * Unpacks the one value of the bytes. Maps become Map; integers become numbers if those are exact, else BigInts. A map
- * with a duplicate key throws; with `lastCounts`, the last value of the key counts.
+ * Unpacks bytes that hold one value. Maps become Map; integers become numbers if those are exact, else BigInts. A map with
+ * a duplicate key throws; with `lastWins`, the last value of the key wins.
  */
-export function unpack(bytes, { lastCounts = false } = {}) {
-  const reader = new Reader(Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength), lastCounts);
+export function unpack(bytes, { lastWins = false } = {}) {
+  const reader = new Reader(Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength), lastWins);
   const value = reader.value(0);
-  if (reader.at !== bytes.length) throw new RangeError(`msgpack: extra ${bytes.length - reader.at} bytes: send one value`);
+  const extra = bytes.length - reader.position;
+  if (extra) throw new RangeError(`msgpack: extra ${extra} bytes: send one value`);
   return value;
 }
 
@@ -58,11 +59,11 @@ function packInto(parts, value) {
   }
 }
 
-/** Returns the head of a value that has a length, in the shortest of up to three forms. */
-function packHead(length, of8, of16, of32) {
-  if (of8 !== null && length < 0x100) return Buffer.of(of8, length);
+/** Returns the format byte and the length of a value, in the shortest of up to three formats. */
+function packHead(length, format8, format16, format32) {
+  if (format8 !== null && length < 0x100) return Buffer.of(format8, length);
   const bytes = Buffer.alloc(length < 0x10000 ? 3 : 5);
-  bytes[0] = length < 0x10000 ? of16 : of32;
+  bytes[0] = length < 0x10000 ? format16 : format32;
   bytes.writeUIntBE(length, 1, bytes.length - 1);
   return bytes;
 }
@@ -87,27 +88,28 @@ function packInteger(value) {
 // --- unpack
 
 class Reader {
-  constructor(bytes, lastCounts) {
+  constructor(bytes, lastWins) {
     this.bytes = bytes;
-    this.lastCounts = lastCounts;
-    this.at = 0;
+    this.lastWins = lastWins;
+    this.position = 0;
     this.items = 0;
   }
 
   take(length) {
-    if (length > this.bytes.length - this.at) throw new RangeError("msgpack: the bytes end within a value: send all of it");
-    this.at += length;
-    return this.bytes.subarray(this.at - length, this.at);
+    const bytesLeft = this.bytes.length - this.position;
+    if (length > bytesLeft) throw new RangeError("msgpack: the bytes end within a value: send all of it");
+    this.position += length;
+    return this.bytes.subarray(this.position - length, this.position);
   }
 
   unsigned(size) {
-    const taken = this.take(size);
-    return size < 8 ? taken.readUIntBE(0, size) : toNumber(taken.readBigUInt64BE());
+    const bytes = this.take(size);
+    return size < 8 ? bytes.readUIntBE(0, size) : toNumberIfExact(bytes.readBigUInt64BE());
   }
 
   signed(size) {
-    const taken = this.take(size);
-    return size < 8 ? taken.readIntBE(0, size) : toNumber(taken.readBigInt64BE());
+    const bytes = this.take(size);
+    return size < 8 ? bytes.readIntBE(0, size) : toNumberIfExact(bytes.readBigInt64BE());
   }
 
   value(depth) {
@@ -122,14 +124,14 @@ class Reader {
       case 0xc2: return false;
       case 0xc3: return true;
       case 0xc4: case 0xc5: case 0xc6: return this.take(this.unsigned(1 << (first - 0xc4)));
-      case 0xca: return toFloat(this.take(4).readFloatBE());
-      case 0xcb: return toFloat(this.take(8).readDoubleBE());
+      case 0xca: return markFloat(this.take(4).readFloatBE());
+      case 0xcb: return markFloat(this.take(8).readDoubleBE());
       case 0xcc: case 0xcd: case 0xce: case 0xcf: return this.unsigned(1 << (first - 0xcc));
       case 0xd0: case 0xd1: case 0xd2: case 0xd3: return this.signed(1 << (first - 0xd0));
       case 0xd9: case 0xda: case 0xdb: return this.text(this.unsigned(1 << (first - 0xd9)));
       case 0xdc: case 0xdd: return this.array(this.unsigned(first === 0xdc ? 2 : 4), depth);
       case 0xde: case 0xdf: return this.map(this.unsigned(first === 0xde ? 2 : 4), depth);
-      default: throw new RangeError(`msgpack: form 0x${first.toString(16)} is not allowed: send no extension types`);
+      default: throw new RangeError(`msgpack: format byte 0x${first.toString(16)} is not allowed: send no extension types`);
     }
   }
 
@@ -148,7 +150,7 @@ class Reader {
     for (let i = 0; i < length; i++) {
       const key = this.value(depth + 1);
       if (typeof key !== "string") throw new RangeError("msgpack: a key is not text: send text keys");
-      if (map.has(key) && !this.lastCounts) throw new RangeError(`msgpack: duplicate key ${key}: send each key once`);
+      if (map.has(key) && !this.lastWins) throw new RangeError(`msgpack: duplicate key ${key}: send each key once`);
       map.set(key, this.value(depth + 1));
     }
     return map;
@@ -157,11 +159,11 @@ class Reader {
   countItems(items, depth) {
     this.items += items;
     if (depth >= DEPTH_MAX) throw new RangeError(`msgpack: more than ${DEPTH_MAX} levels: send a flatter value`);
-    const left = this.bytes.length - this.at;
+    const bytesLeft = this.bytes.length - this.position;
     if (this.items > ITEMS_MAX) throw new RangeError(`msgpack: more than ${ITEMS_MAX} items: send fewer`);
-    if (items > left) throw new RangeError(`msgpack: ${items} items in ${left} bytes: send the entire value`);
+    if (items > bytesLeft) throw new RangeError(`msgpack: ${items} items in ${bytesLeft} bytes: send the entire value`);
   }
 }
 
-const toNumber = (value) => (BigInt.asIntN(54, value) === value ? Number(value) : value);
-const toFloat = (value) => (Number.isInteger(value) ? new Float(value) : value);
+const toNumberIfExact = (value) => (BigInt.asIntN(54, value) === value ? Number(value) : value);
+const markFloat = (value) => (Number.isInteger(value) ? new Float(value) : value);

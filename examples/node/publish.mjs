@@ -1,5 +1,5 @@
 // Publishes JSON lines from a file or standard input: `{"vector_id": "doc-1", "op": "create", "values": [1, 2]}`.
-// The counter of a line is its line number, so that an import that is killed and restarted has one effect.
+// The counter of a delta is its line number, so each line has one effect even if the import is killed and restarted.
 //
 //     node publish.mjs --port 7373 --origin 12345 facts.jsonl
 //
@@ -33,19 +33,19 @@ const producer = await Producer.open({
   form: options.form,
 });
 try {
-  const watermark = producer.counter - 1n; // the log has the lines up to this one
+  const watermark = producer.counter - 1n; // the log has the lines up to this number
   const inFlight = new Set();
-  let rows = [], lineNumber = 0n, failed = null;
+  let rows = [], lineNumber = 0n, failure = null;
 
   async function send() {
     const outcome = producer.publish(rows);
     rows = [];
     const printed = outcome.then(({ counter, offset, duplicate }) => {
       console.log(JSON.stringify({ counter: Number(counter), offset: Number(offset), duplicate }));
-    }).catch((error) => (failed ??= error)).finally(() => inFlight.delete(printed));
+    }).catch((error) => (failure ??= error)).finally(() => inFlight.delete(printed));
     inFlight.add(printed);
     if (inFlight.size >= BATCHES_IN_FLIGHT_MAX) await Promise.race(inFlight);
-    if (failed) throw failed;
+    if (failure) throw failure;
   }
 
   for await (const line of createInterface({ input: file ? createReadStream(file) : process.stdin })) {
@@ -56,7 +56,7 @@ try {
   }
   if (rows.length) await send();
   await Promise.all(inFlight);
-  if (failed) throw failed;
+  if (failure) throw failure;
   const { origin, connections, counts } = producer;
   console.error(JSON.stringify({ origin: String(origin), lines: Number(lineNumber), connections, ...counts }));
 } finally {

@@ -1,5 +1,5 @@
-// Prints deltas as JSON lines, and resumes where it stopped: a file stores its cursor.
-// It stores the cursor after it has printed the line, so that a crash loses no line.
+// Prints deltas as JSON lines. A file stores the cursor, so that a restart resumes where the last run stopped.
+// It stores the cursor after it has printed the line, so a crash loses no line.
 //
 //     node subscribe.mjs --port 7373 --topic ns:docs --cursor cursor.json --count 10
 
@@ -14,8 +14,8 @@ const { values: options } = parseArgs({
     port: { type: "string", default: "7373" },
     topic: { type: "string", multiple: true, default: ["*"] },
     count: { type: "string", default: "Infinity" }, // deltas to print
-    cursor: { type: "string" }, // a file; if it does not exist, start at the log's oldest delta
-    credit: { type: "string", default: "1000" }, // maximum deltas in flight
+    cursor: { type: "string" }, // a file; if it does not exist, the subscriber starts at the log's oldest delta
+    credit: { type: "string", default: "1000" }, // maximum number of deltas in flight
     form: { type: "string", default: "batch" }, // or "delta"
   },
 });

@@ -1,4 +1,4 @@
-"""Checks of the arguments that sinks are made with. An error names the argument, its value and the bound."""
+"""Checks the arguments of sinks' constructors. An error names the argument, its value and the bound."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from delta_prop_wire.errors import UsageError
 T = TypeVar("T")
 
 
-def check_at_least(least: int, **values: float) -> None:
-    """Check that none of these is below `least`. Raises UsageError."""
+def check_at_least(minimum: int, **values: float) -> None:
+    """Check that no value is below `minimum`. Raises UsageError."""
     for name, value in values.items():
-        if not check_number(name, value) >= least:
-            raise UsageError(f"{name} {value}: give at least {least}")
+        if not check_number(name, value) >= minimum:
+            raise UsageError(f"{name} {value}: give at least {minimum}")
 
 
 def check_above_zero(**values: float) -> None:
-    """Check that each of these is above 0. Raises UsageError."""
+    """Check that each value is above 0. Raises UsageError."""
     for name, value in values.items():
         if not check_number(name, value) > 0:
             raise UsageError(f"{name} {value}: give a number above 0")
@@ -34,7 +34,7 @@ def check_sink_name(name: object) -> str:
 
 
 def check_path(path: object) -> None:
-    """Check that this can be the path of a file. Raises UsageError."""
+    """Check that `path` can be the path of a file. Raises UsageError."""
     if not isinstance(path, str | PurePath):
         raise UsageError(
             f"path {path!r:.60} is of type {type(path).__name__}: give text or a Path, of a file"
@@ -44,7 +44,7 @@ def check_path(path: object) -> None:
 
 
 def check_texts(**values: object) -> None:
-    """Check that each of these is text. Raises UsageError."""
+    """Check that each value is text. Raises UsageError."""
     for name, value in values.items():
         if not isinstance(value, str):
             raise UsageError(f"{name} {value!r:.60} is of type {type(value).__name__}: give text")
@@ -58,7 +58,7 @@ def check_number(name: str, value: object) -> float:
 
 
 def check_kind(name: str, value: object, kind: type[T]) -> T:
-    """Return the value if it is of this class. Raises UsageError."""
+    """Return the value if it is an instance of `kind`. Raises UsageError."""
     if not isinstance(value, kind):
         raise UsageError(
             f"{name} {value!r:.60} is of type {type(value).__name__}: give a {kind.__name__}, or leave it out"

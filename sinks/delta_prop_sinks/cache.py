@@ -1,6 +1,7 @@
 """An in-process cache: states of requested vectors, refreshed or dropped as deltas arrive.
 
-It drops what it cannot keep correct: a miss is slow, but a wrong answer is wrong.
+It drops each state that it cannot keep correct: readers may have to wait for a load, but never get a wrong
+state.
 """
 
 from __future__ import annotations
@@ -46,16 +47,17 @@ if TYPE_CHECKING:
 
 
 _ENTRY_BYTES = 500
-"""Bytes of a state object beside its numbers; its data and metadata are shared."""
+"""Bytes of a state object without its numbers; its data and metadata are shared."""
 
-_STATES_SHARE = 8
-"""One part in this many of `bytes_max` is for state objects, each made once for many readers."""
+_STATES_DIVISOR = 8
+"""State objects may take `bytes_max` divided by this; each is made once for many readers."""
 
 _COMPLETE_KINDS = frozenset({Kind.CREATE, Kind.DELETE})
 """Kinds that define the full state; dense and opaque retain older metadata."""
 
 _COMPLETE_MASK = 1 << Kind.CREATE | 1 << Kind.DELETE
 _LOADS_MAX = 3
+"""Maximum number of loads for one request, if newer deltas overtake them."""
 _NO_SLOTS = np.zeros(0, np.intp)
 
 
@@ -63,7 +65,7 @@ _NO_SLOTS = np.zeros(0, np.intp)
 class CacheStatistics:
     """Counts since the cache was made, and its contents.
 
-    `out_of_order`: forwarded deltas out of canonical order.
+    `out_of_order`: forwarded deltas that sort before the last one of their vector.
     """
 
     entries: int
@@ -79,14 +81,14 @@ class CacheStatistics:
 
 @dataclass(slots=True)
 class _Load:
-    """A load in progress, and the newest delta that its vector got meanwhile."""
+    """A load in progress, and the newest delta that has arrived for its vector meanwhile."""
 
     done: anyio.Event = field(default_factory=anyio.Event)
     newest: Key | None = None
     is_stale: bool = False
 
     def is_covered_by(self, state: VectorState | None) -> bool:
-        """True if a loaded state includes every delta that arrived meanwhile."""
+        """True if a loaded state includes every delta that has arrived meanwhile."""
         if self.is_stale:
             return False
         if self.newest is None:
@@ -101,9 +103,9 @@ class CacheSink:
     defines; `invalidate` drops each vector that a delta touches. `loader(namespace, vector_id)` answers
     misses, usually a storage sink's `get`; a load that a newer delta overtakes is repeated, never cached. If
     the loader's source may lag this sink, `loader_offset` returns the offset that the source has applied: a
-    state loaded while it lags is returned and not cached. Without a loader, a vector whose first delta is a
-    DENSE is unknown here: it may have older metadata, which only a create or a loader supplies. A state's
-    `ignored` counts from when the cache first knew the vector.
+    state loaded while the source lags is returned and not cached. Without a loader, a DENSE does not bring an
+    uncached vector into the cache, because the vector may have older metadata. A state's `ignored` counts
+    from when the cache first knew the vector.
     """
 
     def __init__(
@@ -141,18 +143,18 @@ class CacheSink:
     # --- the contract
 
     async def open(self, context: SinkContext) -> ResumePoint:
-        """Continue where this object stopped; a new one begins at the start of the log."""
+        """Continue at the offset where this object stopped; a new object begins at the start of the log."""
         if context.log_id != self._log_id:
             self._log_id, self._next_offset = context.log_id, 0
         self._committed = context.committed
         return ResumePoint(Cursor(context.log_id, context.epoch, self._next_offset), self._lamport)
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        """Refresh entries, or drop them."""
+        """Refresh the entries of the deltas' vectors, or drop them."""
         self.apply_now(deliveries)
 
     def apply_now(self, deliveries: Sequence[Delivery]) -> bool:
-        """Do the same without ever waiting."""
+        """Apply deliveries without waiting, and return True."""
         for delivery in deliveries:
             logged = delivery.logged
             batch = logged.batch
@@ -167,20 +169,19 @@ class CacheSink:
                 self._next_offset = next_offset
             self._lamport = max(self._lamport, logged.lamport + logged.count - 1)
         if self._committed is not None:  # the sink is open
-            self._committed(
-                self._next_offset
-            )  # entries live in this process, so applied rows need no redelivery
+            # Entries exist in this process only, so after a crash no applied row needs redelivery.
+            self._committed(self._next_offset)
         return True
 
     async def begin_rebuild(self, offset: int) -> None:
-        """Drop all entries; any later load must be as new as `offset`."""
+        """Drop all entries; loads in progress are repeated."""
         self._clear()
         for load in self._loading.values():
             load.is_stale = True
         self._next_offset = offset
 
     async def load_states(self, rows: Sequence[StateRow]) -> None:
-        """In refresh mode, cache what fits; a newer entry that was loaded meanwhile stays."""
+        """In refresh mode, cache the states that fit; a newer entry that was loaded meanwhile stays."""
         if self.mode != "refresh":
             return
         self._fold_buffered()
@@ -200,7 +201,7 @@ class CacheSink:
             self._committed(offset)
 
     async def aclose(self) -> None:
-        """Drop all entries: without deltas none stays correct."""
+        """Drop all entries: without deltas they would become outdated."""
         self._clear()
         self._next_offset = 0
 
@@ -255,28 +256,28 @@ class CacheSink:
     # --- deltas
 
     def _buffer(self, delivery: Delivery) -> bool:
-        """Buffer rows to fold with others: new ones, of a namespace with cached entries."""
-        unfolded = self._fold_buffer
+        """Buffer a delivery, to fold it with others later; False if it must be applied at once."""
+        fold_buffer = self._fold_buffer
         if delivery.logged.lamport <= self._lamport or self._loading:
             return False
-        if unfolded.extend(delivery):
-            if unfolded.is_full:
+        if fold_buffer.extend(delivery):
+            if fold_buffer.is_full:
                 self._fold_buffered()
             return True
-        if self.mode != "refresh" or not unfolded.can_hold(delivery):
+        if self.mode != "refresh" or not fold_buffer.can_hold(delivery):
             return False
         table = self._tables.get(delivery.logged.batch.namespace)  # type: ignore[arg-type]
         if table is None:
             return True
-        if not unfolded.add(delivery, table, delivery.count):
+        if not fold_buffer.add(delivery, table, delivery.count):
             self._fold_buffered()
-            unfolded.add(delivery, table, delivery.count)
-        if unfolded.is_full:
+            fold_buffer.add(delivery, table, delivery.count)
+        if fold_buffer.is_full:
             self._fold_buffered()
         return True
 
     def _fold_buffered(self) -> None:
-        """Fold the buffered rows; every read or change of entries does so first."""
+        """Fold the buffered rows. Call it before entries are read or changed."""
         if self._fold_buffer.rows:
             self._fold_buffer.fold(self._fold_run)
             self._evict_excess()
@@ -284,7 +285,7 @@ class CacheSink:
     def _fold_run(self, run: FoldRun) -> None:
         table, keys = run.table, run.keys
         slots = table.find_slots(keys)
-        # A row that is not above its entry's last delta is in the entry: the loader's source was ahead.
+        # A row not newer than its entry's last delta is in the entry already: the loader's source was ahead.
         rows = ((slots >= 0) & (run.heads[:, LAMPORT] > table.heads[slots, LAMPORT])).nonzero()[0]
         if not len(rows):
             return
@@ -316,9 +317,9 @@ class CacheSink:
         cached = (slots >= 0).nonzero()[0]
         if table is None or not len(cached):
             return True
-        chosen = cached if rows is None else rows[cached]
-        known = [keys[index] for index in cached.tolist()]
-        return self._fold_block(delivery, table, slots[cached], chosen, known)
+        cached_rows = cached if rows is None else rows[cached]
+        cached_keys = [keys[index] for index in cached.tolist()]
+        return self._fold_block(delivery, table, slots[cached], cached_rows, cached_keys)
 
     def _complete_block(self, delivery: Delivery, table: VectorTable, keys: Sequence[str]) -> bool:
         """Fold creates and deletes in bulk: vectors that were not cached enter the cache."""
@@ -344,12 +345,12 @@ class CacheSink:
         logged, kind = delivery.logged, delivery.batch.kind
         assert kind is not None
         block = heads_of(logged, rows)
-        # A local delta that is not above its vector's last one is in the state: it is a duplicate, or the
-        # loader's source was ahead.
-        fresh = block[:, LAMPORT] > table.heads[slots, LAMPORT]
-        if not fresh.all():
-            rows = fresh.nonzero()[0] if rows is None else rows[fresh]
-            slots, block = slots[fresh], block[fresh]
+        # A local delta not newer than its vector's last one is in the state already: it is a duplicate, or
+        # the loader's source was ahead.
+        is_new = block[:, LAMPORT] > table.heads[slots, LAMPORT]
+        if not is_new.all():
+            rows = is_new.nonzero()[0] if rows is None else rows[is_new]
+            slots, block = slots[is_new], block[is_new]
         if not len(slots):
             return True
         self._touched.add(table)
@@ -378,7 +379,7 @@ class CacheSink:
         self._notify_load(ref, key, forwarded)
         cached = ref in self._order
         if cached and logged.known_ids is not KnownIds.NONE:
-            self._drop(ref)  # only the vector's full history shows if the delta has an effect
+            self._drop(ref)  # whether the delta has an effect depends on the vector's full history
             return
         if not cached and (kind not in _COMPLETE_KINDS or forwarded):
             return  # a forwarded create may sort before deltas that the cache does not know
@@ -390,7 +391,7 @@ class CacheSink:
         self._order.setdefault(ref)
         head = table.head(slot)[:3]
         if key <= head:
-            # The state includes a local delta already. A forwarded one may sort earlier: reload the vector.
+            # The state includes a local delta already. A forwarded one may be missing in it: drop the entry.
             if forwarded and key != head:
                 self._out_of_order += 1
                 self._drop(ref)
@@ -444,7 +445,7 @@ class CacheSink:
 
     def _put(self, ref: Ref, state: VectorState) -> None:
         if state.key is None:
-            return  # without a key, no reader could see which deltas are in it
+            return  # without a key, it is unknown which deltas the state includes
         table = self._table(ref[0])
         slot = table.slot_of(ref[1])
         restore(table, slot, state)
@@ -469,9 +470,9 @@ class CacheSink:
             table = self._tables[ref[0]]
             state = state_of(table, table.slots[ref[1]])
             size = _state_bytes(state)
-            if self._states_bytes + size > self.bytes_max // _STATES_SHARE:
+            if self._states_bytes + size > self.bytes_max // _STATES_DIVISOR:
                 self._forget_states()
-            if size <= self.bytes_max // _STATES_SHARE:
+            if size <= self.bytes_max // _STATES_DIVISOR:
                 self._states[ref] = state
                 self._states_bytes += size
         return state
@@ -497,10 +498,10 @@ class CacheSink:
         self._forget_state(ref)
 
     def _evict_excess(self) -> None:
-        """Evict entries until count and bytes are within bounds; state objects have a share of their own."""
-        bytes_max = self.bytes_max - self.bytes_max // _STATES_SHARE
+        """Evict entries until their count and bytes are within bounds; state objects have their own bound."""
+        bytes_max = self.bytes_max - self.bytes_max // _STATES_DIVISOR
         while True:
-            self._weigh()
+            self._update_bytes()
             excess = max(len(self._order) - self.entries_max, self._bytes > bytes_max)
             if not excess or not self._order:
                 return
@@ -509,7 +510,7 @@ class CacheSink:
                 self._release(ref)
                 self._evicted += 1
 
-    def _weigh(self) -> None:
+    def _update_bytes(self) -> None:
         for table in self._touched:
             size = table.size if table.slots else 0
             self._bytes += size - table.counted_size

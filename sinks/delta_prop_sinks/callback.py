@@ -1,6 +1,6 @@
 """A sink made of one function: for a target that one call can reach.
 
-It stores no cursor; the broker does. So after a failure or restart the function may get a delta twice.
+It stores no cursor; the service does. So after a failure or restart the function may get a delta twice.
 """
 
 from __future__ import annotations
@@ -29,16 +29,19 @@ if TYPE_CHECKING:
     """The call's first offset in the log, and its arguments."""
 
 _PARAMETERS = {"delta": ("offset", "delta"), "delivery": ("delivery",)}
-"""Arguments of the function, by `per`."""
+"""Parameters of the function, by `per`."""
 _CALLS_MAX = 100
-"""Calls prepared for the thread at a time; the event loop decodes the deltas."""
+"""Maximum number of calls prepared for the thread at a time; the event loop decodes their deltas."""
 _THREAD_S_MAX = 0.02
-"""Time that the thread makes calls in sequence before it checks for cancellation."""
+"""How long the thread makes calls before the event loop checks for cancellation."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallbackStatistics:
-    """The number of calls, the offset applied so far, and True in `running` while the thread runs a call."""
+    """Counts of calls and failures. `applied_offset`: the offset up to which all deltas are applied.
+
+    `running`: True while the thread runs a call.
+    """
 
     calls: int
     failures: int
@@ -50,11 +53,12 @@ class CallbackSink:
     """Calls `function` in log order, one call at a time.
 
     `per="delta"` calls it with (offset, Delta); `per="delivery"` with a Delivery, many rows at once.
-    A return means applied. It may raise the contract's failures; any other exception is a TryAgain. Rows
-    applied before a TryAgain without a `done_offset` are not redelivered.
+    When it returns, its rows are applied. It may raise a `SinkFailure`; any other exception counts as
+    TryAgain. Rows applied before a TryAgain without a `done_offset` are not redelivered.
 
-    The sink calls a plain function in its own thread, so one that blocks delays nothing else. With
-    `nonblocking=True` the event loop calls it: for one that never waits, or that uses objects of the loop.
+    The sink calls a plain function in its own thread, so a function that blocks delays nothing else. With
+    `nonblocking=True` the event loop calls it: give it only with a function that never waits, or that uses
+    objects of the loop.
     The event loop always calls an `async def` function. Nothing can stop a plain call: if a delivery takes
     longer than `apply_timeout_s`, the sink waits for the running call, and the delivery is redelivered in
     parts. A call that still runs when the sink is closed is abandoned after `close_timeout_s`, and the sink
@@ -88,11 +92,14 @@ class CallbackSink:
         self._calls = self._failures = self._applied = 0
 
     async def open(self, context: SinkContext) -> ResumePoint | None:
-        """Start the thread; the broker keeps the cursor. Raises UsageError while an earlier call runs."""
+        """Start the thread; the service stores the cursor.
+
+        Raises UsageError if a call that began before the last close still runs.
+        """
         if self._running:
             raise UsageError(
-                f"sink {self.name!r}: a call of its function still runs from before it was closed: wait "
-                "until it returns, or attach another sink"
+                f"sink {self.name!r}: a call of its function, made before the sink was closed, still runs: "
+                "wait until it returns, or attach another sink"
             )
         self._now = context.clock.now
         if self._is_blocking:
@@ -100,14 +107,14 @@ class CallbackSink:
         return None
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        """Call the function for every delivery, or every delta of it, in order."""
+        """Call the function for each delivery, or for each delta, in order."""
         calls = self._calls_for(deliveries)
         try:
             if self._thread is None:
                 await self._run_calls(calls, None)
             else:
-                while some := list(islice(calls, _CALLS_MAX)):
-                    await self._run_calls(iter(some), self._thread)
+                while chunk := list(islice(calls, _CALLS_MAX)):
+                    await self._run_calls(iter(chunk), self._thread)
         except TryAgain as failure:
             self._note_applied(deliveries, failure.done_offset or 0)
             raise
@@ -137,16 +144,16 @@ class CallbackSink:
                 yield offset, (offset, logged.batch.delta(row, logged.source))
 
     async def _run_calls(self, calls: Iterator[Call], thread: Threads | None) -> None:
-        """Make these calls; the event loop awaits any awaitable that one returns."""
+        """Make the calls; if one returns an awaitable, await that on the event loop."""
         while True:
             if thread is None:
-                waiting = self._run_until(calls, inf)
+                unfinished = self._run_until(calls, inf)
             else:
                 await anyio.lowlevel.checkpoint_if_cancelled()
-                waiting = await thread.run(partial(self._run_in_thread, calls))
-            if waiting is None:
+                unfinished = await thread.run(partial(self._run_in_thread, calls))
+            if unfinished is None:
                 return
-            offset, answer = waiting
+            offset, answer = unfinished
             if answer is not None:
                 try:
                     await answer
@@ -161,7 +168,10 @@ class CallbackSink:
             self._running = False
 
     def _run_until(self, calls: Iterator[Call], until: float) -> tuple[int, Awaitable[object] | None] | None:
-        """Make calls until one returns an awaitable, or time is up; return None once all are made."""
+        """Make calls until one returns an awaitable or time is up; return None once all are made.
+
+        Else return the offset of the last call, and the awaitable if there is one.
+        """
         for offset, arguments in calls:
             self._calls += 1
             try:
@@ -175,7 +185,7 @@ class CallbackSink:
         return None
 
     def _raise(self, failure: Exception, offset: int) -> NoReturn:
-        """Raise the contract's failure instead. Earlier calls have returned, so their rows are applied."""
+        """Raise a `SinkFailure` for an exception of the function. Rows of earlier calls are applied."""
         self._failures += 1
         if not isinstance(failure, SinkFailure):
             raise TryAgain(f"{type(failure).__name__}: {failure}", offset) from failure
@@ -183,20 +193,20 @@ class CallbackSink:
             raise TryAgain(failure.reason, offset) from failure  # the function may raise one object twice
         raise failure
 
-    def _note_applied(self, deliveries: Sequence[Delivery], below: int) -> None:
+    def _note_applied(self, deliveries: Sequence[Delivery], end: int) -> None:
         for delivery in deliveries:
-            if not delivery.redelivered and delivery.next_offset <= below:
+            if not delivery.redelivered and delivery.next_offset <= end:
                 self._applied = max(self._applied, delivery.next_offset)
 
 
 def _check_signature(function: Callable[..., Any], parameters: tuple[str, ...]) -> None:
     """Check that a function accepts these arguments, as far as it has a signature. Raises UsageError."""
     try:
-        takes = signature(function)
+        declared = signature(function)
     except (TypeError, ValueError):  # some functions written in C have no signature
         return
     try:
-        takes.bind(*parameters)
+        declared.bind(*parameters)
     except TypeError as error:
         raise UsageError(
             f"function {function!r:.80} does not accept its arguments ({error}): "

@@ -1,7 +1,7 @@
-"""Slots of very many vectors that were never looked up: found by sorted hashes instead of a dictionary.
+"""Finds the slots of very many vectors that were not looked up before, by sorted hashes of their ids.
 
-A dictionary of ten million entries takes several seconds and 700 MB. After a start from an image most vectors
-are not looked up by id for a long time, if ever; an id enters the dictionary when it is.
+A dictionary of ten million entries takes several seconds to build and 700 MB. After a start from an image,
+most ids are not looked up for a long time, if ever; an id enters the dictionary when it is first looked up.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 COLLISIONS_MAX = 32
-"""Maximum ids with one hash. More occur only by an attack, and then a dictionary is better."""
+"""Maximum number of ids with one hash. More occur only in an attack, and then a dictionary is better."""
 
 
 def hash_of(key: str) -> int:
-    """Return the hash that the column stores of a vector id."""
+    """Return the hash of a vector id, as the sorted column stores it."""
     return crc32c(key.encode())
 
 
 class ColdSlots(dict[str, int]):
-    """Vector id → slot. The dictionary holds the ids looked up so far; a sorted column of hashes finds the
-    rest.
+    """Maps vector ids to slots. The dictionary holds the ids looked up so far; a sorted column of hashes
+    finds the others.
 
     `ids` is the table's own column, in which a released slot holds None or another id.
     """
@@ -51,46 +51,45 @@ class ColdSlots(dict[str, int]):
         if len(hashes) > COLLISIONS_MAX and (hashes[COLLISIONS_MAX:] == hashes[:-COLLISIONS_MAX]).any():
             return None
         pairs = zip(order[equal].tolist(), order[equal + 1].tolist(), strict=True)
-        twice = [ids[one] for one, other in pairs if ids[one] == ids[other]]
-        begins = equal[:-1][
-            equal[1:] == equal[:-1] + 1
-        ].tolist()  # of three or more ids with one hash, any two may be the same
-        for begin in begins:
-            group = [ids[slot] for slot in order[begin : begin + COLLISIONS_MAX].tolist()]
-            same = hashes[begin : begin + COLLISIONS_MAX] == hashes[begin]
-            group = group[: int(np.count_nonzero(same))]
-            twice += [group[0]] * (len(set(group)) < len(group))
-        if twice:
-            raise ValueError(f"{twice[0]!r:.80}, or an id with its hash, occurs twice")
+        duplicates = [ids[first] for first, second in pairs if ids[first] == ids[second]]
+        # Of three or more ids with one hash, any two may be the same.
+        group_starts = equal[:-1][equal[1:] == equal[:-1] + 1].tolist()
+        for start in group_starts:
+            group = [ids[slot] for slot in order[start : start + COLLISIONS_MAX].tolist()]
+            has_same_hash = hashes[start : start + COLLISIONS_MAX] == hashes[start]
+            group = group[: int(np.count_nonzero(has_same_hash))]
+            duplicates += [group[0]] * (len(set(group)) < len(group))
+        if duplicates:
+            raise ValueError(f"{duplicates[0]!r:.80}, or an id with its hash, occurs twice")
         return cls(ids, order, hashes)
 
     def warm(self, keys: Iterable[str]) -> None:
-        """Add those of these ids that have a slot to the dictionary, in bulk."""
-        hot = super().__contains__
-        missing = [key for key in keys if not hot(key)]
+        """Look up many ids at once; those that have a slot enter the dictionary."""
+        is_in_dictionary = super().__contains__
+        missing = [key for key in keys if not is_in_dictionary(key)]
         if not missing or not self._cold:
             return
-        wanted = np.array([hash_of(key) for key in missing], np.uint32)
-        for key, at, hashed in zip(
-            missing, np.searchsorted(self._hashes, wanted).tolist(), wanted.tolist(), strict=True
+        hashes = hashes_of(missing)
+        for key, index, key_hash in zip(
+            missing, np.searchsorted(self._hashes, hashes).tolist(), hashes.tolist(), strict=True
         ):
-            self._find_from(key, at, hashed)
+            self._find_from(key, index, key_hash)
 
-    def _find_from(self, key: str, at: int, hashed: int) -> int | None:
+    def _find_from(self, key: str, index: int, key_hash: int) -> int | None:
         hashes, ids = self._hashes, self._ids
-        while at < len(hashes) and hashes[at] == hashed:
-            slot = int(self._order[at])
+        while index < len(hashes) and hashes[index] == key_hash:
+            slot = int(self._order[index])
             if ids[slot] == key:
                 if not super().__contains__(key):
                     super().__setitem__(key, slot)
                     self._cold -= 1
                 return slot
-            at += 1
+            index += 1
         return None
 
     def _find(self, key: str) -> int | None:
-        hashed = hash_of(key)
-        return self._find_from(key, int(np.searchsorted(self._hashes, np.uint32(hashed))), hashed)
+        key_hash = hash_of(key)
+        return self._find_from(key, int(np.searchsorted(self._hashes, np.uint32(key_hash))), key_hash)
 
     # --- as a dictionary
 
@@ -109,7 +108,7 @@ class ColdSlots(dict[str, int]):
         return default if slot is None else slot
 
     def __delitem__(self, key: str) -> None:
-        self[key]  # moves the key into the dictionary, or raises KeyError
+        self[key]  # adds the key to the dictionary, or raises KeyError
         super().__delitem__(key)
 
     def __len__(self) -> int:

@@ -1,10 +1,11 @@
-"""The delta chain: per vector, a base state and the deltas since, for deltas that arrive out of order.
+"""The delta chain: per vector, a base state and the deltas after it, for deltas that arrive out of order.
 
-Only a forwarded delta can sort before one that is already folded, so chains begin with the first forwarded
-one. Between its deltas a chain stores *savepoints*, states to resume a fold from: dense at its end, where
-concurrent writers insert their deltas, ever sparser towards its beginning. A chain expires 60 s after the
-last delta of its vector. If all chains together exceed their bytes, the least recently changed ones drop the
-deltas below their first savepoint, then all. A delta that sorts before the base causes a refold from the log.
+Only a forwarded delta can sort before one that is already folded, so chains are kept from the first forwarded
+delta on. Between its deltas a chain stores *savepoints*, states to resume a fold from: many near its end,
+where concurrent writers insert their deltas, and fewer towards its start. A chain expires 60 s after the last
+delta of its vector. If all chains together exceed their bound in bytes, the least recently changed chains
+drop the deltas below their first savepoint, then all. A delta that sorts before the base causes a refold from
+the log.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Ref = tuple[str, str]
 NOTHING_KEY: Key = (-1, 0, 0)
 
 SAVEPOINT_ENTRIES = 16
-"""The maximum deltas between the end of a chain and its last savepoint."""
+"""The maximum number of deltas between the last savepoint of a chain and its end."""
 
 ENTRY_BYTES = 500
 """Bytes of a delta with its key, its operation and its entry in the id index, without its batch."""
@@ -44,7 +45,7 @@ _BASE_BYTES = 200
 
 
 class Entry:
-    """One delta of a chain. `is_duplicate`: an earlier one has its id, so it has no effect."""
+    """One delta of a chain. `is_duplicate`: an earlier delta has the same id, so this one has no effect."""
 
     __slots__ = ("_operation", "is_duplicate", "key", "logged", "row")
 
@@ -57,27 +58,27 @@ class Entry:
 
     @property
     def offset(self) -> int:
-        """Its offset in the log."""
+        """The delta's offset in the log."""
         return self.logged.offset + self.row
 
     @property
     def id(self) -> bytes | None:
-        """Its id, or None."""
+        """The delta's id, or None."""
         ids = self.logged.batch.ids
         return None if ids is None else ids[self.row]
 
     @property
     def can_be_duplicate(self) -> bool:
-        """True if its frame says that the log already held some of its ids."""
+        """True if the log already held some ids of the delta's batch, as the frame says."""
         return self.logged.known_ids is not KnownIds.NONE
 
     @property
     def operation(self) -> Operation:
-        """Its operation; decoded once, as a delta may be refolded many times."""
+        """The delta's operation; decoded once, as a delta may be refolded many times."""
         operation = self._operation
         if operation is None:
             operation = self.logged.batch.operation(self.row)
-            if not operation.data:  # bytes are a copy
+            if not operation.data:  # an operation with bytes is not stored: it has a copy of them
                 self._operation = operation
         return operation
 
@@ -95,7 +96,7 @@ class ChainBase:
 
     @property
     def size(self) -> int:
-        """Approximate bytes, without its metadata, which the table shares."""
+        """Approximate bytes, without the metadata, which the table shares."""
         return _BASE_BYTES + (0 if self.vector is None else self.vector.nbytes)
 
     @property
@@ -120,10 +121,10 @@ class BelowBase(Enum):
 
 
 class DeltaChain:
-    """A base and the deltas since, in canonical order, with savepoints between them.
+    """A base and the deltas after it, in canonical order, with savepoints between them.
 
     `first_changed`: the index of the first delta to refold; None if the vector's state is up to date.
-    `size`: approximate bytes, without its batches. `savepoint_at`: the number of deltas at which a new
+    `size`: approximate bytes, without the batches. `savepoint_at`: the number of deltas at which a new
     savepoint is due.
     """
 
@@ -142,7 +143,7 @@ class DeltaChain:
     def __init__(
         self, base: ChainBase, below_base: BelowBase = BelowBase.DELTAS, entries: list[Entry] | None = None
     ) -> None:
-        """`entries`: deltas after the base, in canonical order, which are still to fold."""
+        """`entries`: deltas after the base, in canonical order, which are not folded yet."""
         self.base = base
         self.below_base = below_base
         self.entries = entries or []
@@ -150,14 +151,14 @@ class DeltaChain:
         self.size = base.size + ENTRY_BYTES * len(self.entries)
         self.changed_at = 0.0
         self.savepoint_at = SAVEPOINT_ENTRIES
-        self._savepoints: list[tuple[int, ChainBase]] = []  # (number of deltas in it, state)
+        self._savepoints: list[tuple[int, ChainBase]] = []  # (number of the chain's deltas included, state)
         self._by_id: dict[bytes, list[Entry]] | None = None  # built on first use
 
-    # --- what it holds
+    # --- entries
 
     def can_insert(self, entry: Entry) -> bool:
-        """True if the chain reaches back far enough to insert a delta: to before it, and to before one with
-        its id if there may be one.
+        """True if the chain starts early enough to insert a delta: before the delta, and, if it may be a
+        duplicate, before the first delta with the same id.
         """
         if self.below_base is not BelowBase.DELTAS:
             return True
@@ -175,7 +176,8 @@ class DeltaChain:
     def insert(self, entry: Entry) -> bool:
         """Insert a delta that `can_insert` accepts; False if the chain has it already.
 
-        Of deltas with one id only the first has an effect; none has if the first is below the base.
+        Of several deltas with one id, only the first has an effect; if the first is below the base, none of
+        the chain has.
         """
         entries = self.entries
         index = len(entries)
@@ -198,7 +200,7 @@ class DeltaChain:
         return self.entries[-1].key if self.entries else self.base.key
 
     def count_ignored(self) -> None:
-        """Count a delta that sorts before a base below which nothing can be inserted."""
+        """Count as ignored a delta that sorts before a base below which nothing can be inserted."""
         for state in (self.base, *(state for _, state in self._savepoints)):
             state.ignored += 1
         if self.first_changed is None:
@@ -214,14 +216,14 @@ class DeltaChain:
     # --- duplicate ids
 
     def _with_same_id(self, entry: Entry) -> list[Entry]:
-        """Return the deltas that have this one's id."""
+        """Return the deltas that have the same id as `entry`."""
         if self._by_id is None:
             self._by_id = {}
-            for one in self.entries:
-                self._note_id(one)
+            for other in self.entries:
+                self._note_id(other)
         found = self._by_id.get(entry.id, [])  # type: ignore[arg-type]
         oldest = min(found, key=_entry_offset, default=None)
-        return [one for one in found if one is oldest or one.can_be_duplicate]
+        return [other for other in found if other is oldest or other.can_be_duplicate]
 
     def _note_id(self, entry: Entry) -> None:
         assert self._by_id is not None
@@ -230,39 +232,39 @@ class DeltaChain:
 
     def _mark_duplicates(self, entry: Entry) -> None:
         same_id = self._with_same_id(entry)
-        if not same_id:  # a delta of another vector has its id, or a dropped one
+        if not same_id:  # a delta of another vector has the id, or a delta that the chain dropped
             entry.is_duplicate = (
                 self.below_base is not BelowBase.NOTHING and entry.logged.known_ids is KnownIds.ALL
             )
             return
-        effective = [one for one in same_id if not one.is_duplicate]
-        entry.is_duplicate = all(one.key < entry.key for one in effective)
-        if not entry.is_duplicate:  # it sorts before them, so they are refolded too
-            for one in effective:
-                one.is_duplicate = True
+        effective = [other for other in same_id if not other.is_duplicate]
+        entry.is_duplicate = all(other.key < entry.key for other in effective)
+        if not entry.is_duplicate:  # it sorts before the others, so the refold includes them
+            for other in effective:
+                other.is_duplicate = True
 
     # --- savepoints
 
     def last_savepoint(self) -> tuple[int, ChainBase]:
-        """Return the state to resume a fold from: (the number of deltas in it, the state)."""
+        """Return the state to resume a fold from: (the number of deltas that it includes, the state)."""
         return self._savepoints[-1] if self._savepoints else (0, self.base)
 
     def savepoint_positions(self) -> list[int]:
-        """Return where a fold from the last savepoint on should add savepoints; the first one last."""
-        begin, end = self.last_savepoint()[0], len(self.entries)
+        """Return the positions at which a fold from the last savepoint should add savepoints, descending."""
+        start, end = self.last_savepoint()[0], len(self.entries)
         positions, step = [], SAVEPOINT_ENTRIES
-        while end - step > begin:
+        while end - step > start:
             positions.append(end - step)
             step *= 2
         changed = end if self.first_changed is None else self.first_changed
-        if changed >= begin + SAVEPOINT_ENTRIES and changed not in positions:
+        if changed >= start + SAVEPOINT_ENTRIES and changed not in positions:
             positions.append(changed)
             positions.sort(reverse=True)
         return positions
 
     def add_savepoint(self, count: int, state: ChainBase) -> None:
-        """Add a savepoint after `count` deltas. Drop older ones such that a refold from a savepoint folds at
-        most twice the deltas that follow the changed one.
+        """Add a savepoint after `count` deltas. Drop older ones so that a refold from a savepoint folds at
+        most twice as many deltas as follow the changed one.
         """
         savepoints, end = self._savepoints, len(self.entries)
         savepoints.append((count, state))
@@ -277,7 +279,7 @@ class DeltaChain:
                 index += 1
 
     def shorten(self) -> list[Entry]:
-        """Move the base up to the first savepoint; return the dropped deltas, none without a savepoint."""
+        """Make the first savepoint the base; return the deltas that this drops, none without a savepoint."""
         if not self._savepoints:
             return []
         count, state = self._savepoints.pop(0)
@@ -290,16 +292,16 @@ class DeltaChain:
 
 
 class BatchReferences:
-    """References to batches of a log, one per delta in use; each batch counts once in `size`."""
+    """Counts references to batches of a log, one per delta in use. `size`: their bytes, each batch once."""
 
     def __init__(self) -> None:
         self.size = 0
         self._uses: dict[int, int] = {}
 
-    def hold(self, batch: Batch, deltas: int = 1) -> None:
-        """Add references of `deltas` deltas to a batch."""
+    def hold(self, batch: Batch, count: int = 1) -> None:
+        """Add `count` references to a batch, one per delta."""
         uses = self._uses.get(id(batch), 0)
-        self._uses[id(batch)] = uses + deltas
+        self._uses[id(batch)] = uses + count
         if not uses:
             self.size += batch.size
 
@@ -308,9 +310,9 @@ class BatchReferences:
         uses = self._uses
         for entry in entries:
             batch = entry.logged.batch
-            left = uses[id(batch)] - 1
-            if left:
-                uses[id(batch)] = left
+            remaining = uses[id(batch)] - 1
+            if remaining:
+                uses[id(batch)] = remaining
             else:
                 del uses[id(batch)]
                 self.size -= batch.size
@@ -345,8 +347,8 @@ class DeltaChains:
         return self._chains.get(ref)
 
     def note(self, ref: Ref, entry: Entry, base: ChainBase | None, now: float) -> DeltaChain:
-        """Add the vector's next delta; call `hold` for its batch. `base` is the vector's state before it, if
-        the vector has no chain yet.
+        """Add the vector's next delta; the caller calls `hold` for the batch. `base`: the vector's state
+        before the delta, if the vector has no chain yet.
         """
         chain = self._chains.get(ref)
         if chain is None:
@@ -360,9 +362,9 @@ class DeltaChains:
         self._bytes += ENTRY_BYTES
         return chain
 
-    def hold(self, batch: Batch, deltas: int = 1) -> None:
-        """Count a batch of which `deltas` deltas were noted."""
-        self._batches.hold(batch, deltas)
+    def hold(self, batch: Batch, count: int = 1) -> None:
+        """Add references to a batch of which `count` deltas were noted."""
+        self._batches.hold(batch, count)
 
     def start(self, ref: Ref, chain: DeltaChain, now: float) -> DeltaChain:
         """Replace a vector's chain."""
@@ -399,7 +401,9 @@ class DeltaChains:
             self._batches.drop(chain.entries)
 
     def expire(self, now: float) -> None:
-        """Drop the chains that are too old, and the least recently changed ones beyond the byte limit."""
+        """Drop the chains that are too old; while the bytes exceed the bound, shorten or drop the others, the
+        least recently changed first.
+        """
         while self._chains:
             ref, chain = next(iter(self._chains.items()))
             if chain.changed_at >= now - self.age_s_max:
@@ -413,7 +417,7 @@ class DeltaChains:
             self.forget(ref)
 
     def clear(self) -> None:
-        """Forget all chains."""
+        """Drop all chains."""
         self._chains.clear()
         self._batches.clear()
         self._bytes = 0

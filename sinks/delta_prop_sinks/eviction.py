@@ -1,6 +1,6 @@
-"""Selects vectors to evict from memory, and lists the vectors that deltas touch and memory lacks.
+"""Selects vectors to evict from memory, and lists vectors that deltas touch and that are not in memory.
 
-For resident vectors of which some are only in a store. Reads tables and changes nothing.
+Used for resident vectors of which some are in a store only. Reads tables and changes nothing.
 """
 
 from __future__ import annotations
@@ -23,30 +23,33 @@ if TYPE_CHECKING:
 
 def missing_vectors(tables: Mapping[str, VectorTable], deliveries: Iterable[Delivery]) -> list[Ref]:
     """Return the vectors that deliveries touch and that are in none of these tables."""
-    wanted: dict[Ref, None] = {}
+    missing: dict[Ref, None] = {}
     for delivery in deliveries:
         batch = delivery.batch
         if batch.is_control:
             continue
-        names, keys = batch.namespaces, batch.keys
+        namespaces, keys = batch.namespaces, batch.keys
         for row in range(batch.count) if delivery.rows is None else delivery.rows.tolist():
-            table = tables.get(names[row])
+            table = tables.get(namespaces[row])
             if table is None or keys[row] not in table.slots:
-                wanted[names[row], keys[row]] = None
-    return list(wanted)
+                missing[namespaces[row], keys[row]] = None
+    return list(missing)
 
 
 def oldest_first(tables: Iterable[VectorTable]) -> Iterator[tuple[VectorTable, str]]:
-    """Yield the vectors that a store holds unchanged, least recently used first. Callers may release each."""
+    """Yield the vectors whose present state is in the store, least recently used first.
+
+    Callers may release each one.
+    """
     ages: list[NDArray[np.int64]] = []
-    found: list[tuple[VectorTable, str]] = []
+    candidates: list[tuple[VectorTable, str]] = []
     for table in tables:
         used = table.used
         idle = (table.flags[:used] & (DIRTY | IN_FLIGHT)) == 0
         idle &= table.heads[:used, LAMPORT] != NO_LAMPORT
         slots = idle.nonzero()[0]
         ages.append(np.maximum(table.heads[slots, OFFSET], table.read_offsets[slots]))
-        found.extend((table, str(table.ids[slot])) for slot in slots.tolist())
-    if found:
+        candidates.extend((table, str(table.ids[slot])) for slot in slots.tolist())
+    if candidates:
         for index in np.argsort(np.concatenate(ages), kind="stable").tolist():
-            yield found[index]
+            yield candidates[index]

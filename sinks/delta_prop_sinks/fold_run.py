@@ -1,4 +1,4 @@
-"""Fold runs: batches of one kind, concatenated to fold them as one block.
+"""Fold runs: batches of one kind, concatenated so that they are folded as one block.
 
 A call over arrays costs a few µs at any size; a small batch folded alone would spend most of its time on such
 calls. So rows that only set numbers of vectors are buffered until a read, or until the buffer is full.
@@ -36,23 +36,25 @@ if TYPE_CHECKING:
 N = TypeVar("N", np.float32, np.uint32)
 
 ROWS_MAX = 512
-"""Rows that are folded at once, by the call that brings the last of them or reads: 0.3 to 1.5 ms."""
+"""Maximum number of buffered rows. A read folds them, or the call that fills the buffer, in 0.3 to 1.5 ms."""
 
 BYTES_MAX = 1 << 20
-"""The same limit, in bytes of the batches that hold them."""
+"""Maximum bytes of the batches with buffered rows."""
 
 SETTING_KINDS = frozenset(map(int, (Kind.CREATE, Kind.DENSE, Kind.SPARSE)))
-"""Kinds that set numbers."""
+"""Kinds of deltas that set numbers of a vector."""
 
 _NUMBER_BYTES = 4
 _REPLICA, _NO_IDS = Source.REPLICA, KnownIds.NONE
 
 
 class FoldRun:
-    """Deliveries whose rows set full vectors, or numbers of vectors, in one table; none has metadata.
+    """Deliveries of one kind whose rows set full vectors, or numbers of vectors, in one table, without
+    metadata.
 
-    To a table it looks like a batch: concatenated `values` and `indices`, `row_values` per row. `count`: rows
-    to fold; `has_all_rows`: these are all rows of the batches; `homogeneous`: all batches are.
+    To a table it looks like a batch: concatenated `values` and `indices`, `row_values` per row. `count`: the
+    number of rows to fold. `has_all_rows`: these are all rows of the batches. `homogeneous`: all batches are
+    homogeneous.
     """
 
     has_metadata = False
@@ -71,14 +73,15 @@ class FoldRun:
 
     def rows(self) -> Iterator[tuple[LoggedBatch, int]]:
         """Yield each row with its batch."""
-        for one in self.deliveries:
-            for row in range(one.logged.count) if one.rows is None else one.rows.tolist():
-                yield one.logged, row
+        for delivery in self.deliveries:
+            logged = delivery.logged
+            for row in range(logged.count) if delivery.rows is None else delivery.rows.tolist():
+                yield logged, row
 
     @lazy
     def batches(self) -> list[Batch]:
-        """The batches of its deliveries."""
-        return [one.logged.batch for one in self.deliveries]
+        """The batches of the deliveries."""
+        return [delivery.logged.batch for delivery in self.deliveries]
 
     @lazy
     def keys(self) -> list[str]:
@@ -89,25 +92,25 @@ class FoldRun:
 
     @lazy
     def heads(self) -> NDArray[np.int64]:
-        """The rows of a table's `heads` after each row is folded."""
+        """The head that each row's vector has once the row is folded, as in a table's `heads`."""
         if self.count > len(self.deliveries) or not self.has_all_rows:
-            return np.concatenate([heads_of(one.logged, one.rows) for one in self.deliveries])
-        every = [one.logged for one in self.deliveries]
+            return np.concatenate([heads_of(delivery.logged, delivery.rows) for delivery in self.deliveries])
+        logged = [delivery.logged for delivery in self.deliveries]
         origins = {batch.origin for batch in self.batches}
-        if len(origins) == 1 and _are_adjacent(every[0], every[-1], self.count):
-            return rising_heads(every[0], self.count)
+        if len(origins) == 1 and _are_adjacent(logged[0], logged[-1], self.count):
+            return rising_heads(logged[0], self.count)
         heads = np.empty((self.count, 4), np.int64)
-        heads[:, LAMPORT] = [one.lamport for one in every]
+        heads[:, LAMPORT] = [row.lamport for row in logged]
         heads[:, ORIGIN] = [to_signed(batch.origin) for batch in self.batches]
         heads[:, COUNTER] = [batch.base for batch in self.batches]
-        heads[:, OFFSET] = [one.offset for one in every]
+        heads[:, OFFSET] = [row.offset for row in logged]
         return heads
 
     @lazy
     def values(self) -> NDArray[np.float32]:
         """Numbers, row by row."""
-        if self._ends is not None:
-            numbers: NDArray[np.float32] = self._ends.view(F32)[
+        if self._last_columns is not None:
+            numbers: NDArray[np.float32] = self._last_columns.view(F32)[
                 :, -self._padded_width : self.row_values - self._padded_width or None
             ]
             return numbers
@@ -116,8 +119,8 @@ class FoldRun:
     @lazy
     def indices(self) -> NDArray[np.uint32]:
         """Positions of the numbers in their vectors, row by row."""
-        if self._ends is not None:
-            return self._ends[:, : self.row_values]
+        if self._last_columns is not None:
+            return self._last_columns[:, : self.row_values]
         return self._concatenate([batch.indices for batch in self.batches])
 
     @lazy
@@ -128,29 +131,32 @@ class FoldRun:
         return int(np.maximum.reduce(self.indices, axis=None, initial=0))
 
     @lazy
-    def _ends(self) -> NDArray[np.uint32] | None:
-        """The last bytes of single-row homogeneous batches: indices and numbers, or numbers; else None."""
+    def _last_columns(self) -> NDArray[np.uint32] | None:
+        """The last columns of single-row homogeneous batches, joined: numbers, or indices and numbers.
+
+        None if the batches are not all of this sort.
+        """
         if not (self.homogeneous and self.has_all_rows and self.row_values) or self.count > len(
             self.deliveries
         ):
             return None
-        columns = 2 if self.kind == Kind.SPARSE else 1
-        size = columns * self._padded_width * _NUMBER_BYTES
-        ends = [batch.raw[batch.length - size : batch.length] for batch in self.batches]
-        return np.frombuffer(b"".join(ends), U32).reshape(self.count, columns * self._padded_width)
+        column_count = 2 if self.kind == Kind.SPARSE else 1
+        size = column_count * self._padded_width * _NUMBER_BYTES
+        columns = [batch.raw[batch.length - size : batch.length] for batch in self.batches]
+        return np.frombuffer(b"".join(columns), U32).reshape(self.count, column_count * self._padded_width)
 
     @property
     def _padded_width(self) -> int:
-        """The padded length of a row's column, in numbers."""
+        """The numbers of one row in a column, with padding."""
         return self.row_values + self.row_values % 2
 
     def _concatenate(self, columns: list[NDArray[N]]) -> NDArray[N]:
         if not self.has_all_rows:
             columns = [
                 column
-                if one.rows is None
-                else column.reshape(one.logged.count, self.row_values)[one.rows].reshape(-1)
-                for column, one in zip(columns, self.deliveries, strict=True)
+                if delivery.rows is None
+                else column.reshape(delivery.logged.count, self.row_values)[delivery.rows].reshape(-1)
+                for column, delivery in zip(columns, self.deliveries, strict=True)
             ]
         return columns[0] if len(columns) == 1 else np.concatenate(columns)
 
@@ -159,7 +165,9 @@ class FoldBuffer:
     """Deliveries that a sink has accepted and not yet folded, by table. Every reader folds them first."""
 
     def __init__(self, kinds: frozenset[int]) -> None:
-        """`kinds`: kinds to buffer, which set numbers; so folding one twice in a row changes nothing."""
+        """`kinds`: kinds to buffer. They set numbers, so folding a delta twice in succession
+        changes nothing.
+        """
         self.rows = 0
         self.is_full = False
         """True if no more rows may be buffered."""
@@ -197,7 +205,7 @@ class FoldBuffer:
         return True
 
     def can_hold(self, delivery: Delivery) -> bool:
-        """True if its rows set numbers in one namespace, and none can be out of order."""
+        """True if the delivery's rows set numbers in one namespace, and none can be out of order."""
         logged = delivery.logged
         batch = logged.batch
         return (
@@ -231,7 +239,7 @@ class FoldBuffer:
         return True
 
     def fold(self, fold: Callable[[FoldRun], None]) -> None:
-        """Fold all of it. If `fold` raises, the buffer is unchanged, and is folded later."""
+        """Call `fold` with each run. If it raises, the buffer is unchanged, and is folded later."""
         for run in self._runs.values():
             fold(run)
         self.clear()
@@ -245,7 +253,7 @@ class FoldBuffer:
 
 
 def fold_new(run: FoldRun, slots: NDArray[np.intp], rows: NDArray[np.intp] | None = None) -> None:
-    """Fold a run, or some of its rows, that are newer than all deltas in these slots."""
+    """Fold a run, or the given rows of it, into slots whose deltas are all older."""
     table = run.table
     if not table.fold_block(run, run.kind, rows, slots):
         _fold_in_parts(run, slots, np.arange(run.count) if rows is None else rows)
@@ -253,21 +261,21 @@ def fold_new(run: FoldRun, slots: NDArray[np.intp], rows: NDArray[np.intp] | Non
 
 
 def _fold_in_parts(run: FoldRun, slots: NDArray[np.intp], rows: NDArray[np.intp]) -> None:
-    """Fold row by row the vectors that hold no numbers to set, and the others as a block."""
+    """Fold one by one the rows whose slot holds no vector, and the others as a block if possible."""
     table = run.table
     is_single = table.forms.take(slots) != VECTOR
     if run.kind != Kind.SPARSE or not table.fold_block(run, run.kind, rows[~is_single], slots[~is_single]):
         is_single[:] = True
-    every = list(run.rows())
+    all_rows = list(run.rows())
     for row, slot in zip(rows[is_single].tolist(), slots[is_single].tolist(), strict=True):
-        logged, index = every[row]
+        logged, index = all_rows[row]
         table.fold_row(logged.batch, index, slot)
 
 
 def _are_adjacent(first: LoggedBatch, last: LoggedBatch, count: int) -> bool:
-    """True if rows of one origin, with these first and last ones, are adjacent in the log.
+    """True if `count` rows of one origin, from `first` to `last`, are adjacent in the log.
 
-    Their offsets, Lamport numbers and counters all rise.
+    The rows are in log order, so their offsets, Lamport numbers and counters all rise.
     """
     distance = count - 1
     return (
@@ -278,30 +286,30 @@ def _are_adjacent(first: LoggedBatch, last: LoggedBatch, count: int) -> bool:
 
 
 class FoldedRange:
-    """The newest contiguous range of fully folded batches, which detects a duplicate batch at once."""
+    """The newest contiguous range of fully folded batches, to detect a duplicate batch by one comparison."""
 
     def __init__(self) -> None:
-        self._begin = self._end = 0
+        self._start = self._end = 0
 
     def clear(self) -> None:
         """Empty the range: the folded rows were dropped, or the log has changed."""
-        self._begin = self._end = 0
+        self._start = self._end = 0
 
     def note(self, delivery: Delivery, next_offset: int) -> None:
         """Add a folded delivery that ends at `next_offset`."""
         if delivery.rows is None and delivery.end is None and not delivery.redelivered:
             if delivery.logged.offset != self._end:
-                self._begin = delivery.logged.offset
+                self._start = delivery.logged.offset
             self._end = next_offset
 
     def has_all_of(self, delivery: Delivery) -> bool:
         """True if all rows of a delivery are in the range."""
-        begin, end = delivery.first_offset, delivery.next_offset
-        return self._begin <= begin and end <= self._end and not delivery.redelivered
+        start, end = delivery.first_offset, delivery.next_offset
+        return self._start <= start and end <= self._end and not delivery.redelivered
 
 
 def _has_only_numbers(batch: Batch) -> bool:
-    """True if a heterogeneous batch of a setting kind sets numbers only, in one namespace."""
+    """True if a heterogeneous batch, of a kind that sets numbers, does only that, and in one namespace."""
     return not (
         batch.is_control
         or batch.has_metadata

@@ -1,8 +1,9 @@
-"""The public fold: how a sink that stores states handles forwarded rows that it cannot apply on top.
+"""The public fold: how a sink that stores states handles forwarded rows that sort before rows it has applied.
 
 In `apply`, for each row: if its vector is in `refolds` already, or `must_fold_again(logged, row, state.key)`
-is true, set `refolds[namespace, vector_id] = logged.offset + row`; else apply it, unless the state has its
-key. After the last row: `states |= await fold_again(context, refolds)`; then write, and return, as always.
+is true, set `refolds[namespace, vector_id] = logged.offset + row`; else apply the row, unless the state's key
+is the row's or a later one. After the last row: `states |= await fold_again(context, refolds)`; then write
+the states.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ async def fold_again(
     """Return the states of vectors (namespace, id), each folded from its deltas up to an offset, inclusive.
 
     One pass reads the log for all of them, so call this once per call of `apply`. Raises StopSink if the log
-    no longer holds enough, TryAgain if it drops what is being read.
+    no longer holds enough, TryAgain if it drops rows that are being read.
     """
     states: dict[tuple[str, str], VectorState] = {}
     pace, is_full = Pace(context.clock), not vectors or context.log_start == 0
-    while left := {ref: offset for ref, offset in vectors.items() if ref not in states}:
-        for ref, history in (await read_histories(context, left, bytes_max=_BYTES_MAX)).items():
+    while remaining := {ref: offset for ref, offset in vectors.items() if ref not in states}:
+        for ref, history in (await read_histories(context, remaining, bytes_max=_BYTES_MAX)).items():
             states[ref] = await _fold_vector(ref, history, pace, is_full=is_full)
     return states
 

@@ -1,6 +1,6 @@
 """The replication sink: forwards this service's full log unchanged, with control rows, to another service.
 
-It stores nothing: the broker has its cursor, which moves with the other service's acknowledgements.
+It stores nothing: the service stores its cursor, which moves with the other service's acknowledgements.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ForwardStatistics:
 class ForwardSink:
     """Forwards the full log. Attach it with all topics: another service cannot fold a partial log in order.
 
-    To forward a part of a log, run a subscriber that republishes it under its own vector names.
+    To forward a part of a log, run a subscriber that republishes its deltas under other vector ids.
     """
 
     control_rows = True
@@ -56,8 +56,8 @@ class ForwardSink:
         """Start the link; the service stores the cursor. Raises UsageError unless attached to all topics."""
         if context.topics != ALL_TOPICS:
             raise UsageError(
-                f"sink {self.name!r} forwards a full log and is attached to some topics: attach it to all "
-                "topics, or forward a part with a subscriber that republishes it"
+                f"sink {self.name!r} forwards a full log and is attached to some topics only: attach it to "
+                "all topics, or forward a part with a subscriber that republishes it"
             )
         self._context = context
         self._link.begin(context.log_id)
@@ -82,9 +82,9 @@ class ForwardSink:
 
     async def _check_receiver_has_prefix(self, offset: int) -> None:
         """Rewind if the receiver lost deltas: with a new log, a restored copy, or a disk without its tail."""
-        has, context = await self._link.wait_for_watermarks(), self._context
+        watermarks, context = await self._link.wait_for_watermarks(), self._context
         assert context is not None, "a sink that gets deliveries is open"
-        missing = None if has is None else context.first_missing(has)
+        missing = None if watermarks is None else context.first_missing(watermarks)
         if missing is None or missing >= offset:
             return
         try:

@@ -1,6 +1,6 @@
-"""One file with a checksum, replaced atomically: a read returns what was written, or fails.
+"""One file with a checksum, replaced atomically: a read returns the content last written, or fails.
 
-A write goes to a temporary file, syncs it, renames it and syncs the folder: a crash leaves the old or new
+A write creates a temporary file, syncs it, renames it and syncs the folder: a crash leaves the old or the new
 file.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MAGIC = b"dpgraph1"
 _HEAD = struct.Struct("<8sQI")
-_PART_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 20
 
 
 class GraphFileError(Exception):
@@ -32,17 +32,17 @@ class GraphFile:
         self.path = Path(path)
 
     def read(self) -> memoryview | None:
-        """Return what was last written, None if there is no file. Raises GraphFileError."""
+        """Return the content last written, None if there is no file. Raises GraphFileError."""
         try:
-            found = memoryview(self.path.read_bytes())
+            data = memoryview(self.path.read_bytes())
         except FileNotFoundError:
             return None
         except OSError as error:
             raise GraphFileError(f"{self.path} cannot be read ({error})") from error
-        if len(found) < _HEAD.size or bytes(found[: len(MAGIC)]) != MAGIC:
+        if len(data) < _HEAD.size or bytes(data[: len(MAGIC)]) != MAGIC:
             raise GraphFileError(f"{self.path} is not a graph file of this version")
-        _, size, checksum = _HEAD.unpack_from(found)
-        content = found[_HEAD.size :]
+        _, size, checksum = _HEAD.unpack_from(data)
+        content = data[_HEAD.size :]
         if len(content) != size:
             raise GraphFileError(
                 f"{self.path} is torn: its header says {size} bytes and it has {len(content)}"
@@ -75,6 +75,6 @@ class GraphFile:
 def _checksum(parts: Sequence[bytes | memoryview]) -> int:
     checksum = 0
     for part in parts:
-        for at in range(0, len(part), _PART_BYTES):  # other threads run between pieces
-            checksum = crc32c(part[at : at + _PART_BYTES], checksum)
+        for start in range(0, len(part), _CHUNK_BYTES):  # other threads run between chunks
+            checksum = crc32c(part[start : start + _CHUNK_BYTES], checksum)
     return checksum

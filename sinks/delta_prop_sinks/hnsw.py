@@ -1,11 +1,11 @@
-"""One graph of near neighbours with numbered nodes, append-only, by the library usearch.
+"""An append-only graph of near neighbours with numbered nodes, made with the library usearch.
 
-Nodes are never removed and numbers never reused: replacing nodes in place costs a graph its paths (after
-every row was replaced once, it finds four in five neighbours, for good), and needs a table of keys. The owner
-of the graph knows which nodes still count, and builds a new graph when too few do.
+Nodes are never removed and numbers never reused: replacing nodes in place destroys paths through the graph
+(after every row was replaced once, it permanently finds only four in five neighbours), and needs a table of
+keys. The owner of the graph knows which nodes represent a row, and builds a new graph when too few do.
 
 usearch has its own lock in each graph and releases the GIL before it takes it, so `add` on one thread and
-`search` on another are safe; each waits for the other's full call. Keep calls short.
+`search` on another are safe; each waits until the other returns. Keep calls short.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def require_usearch() -> None:
 
 
 class Graph:
-    """Nodes of one space. `cosine` takes unit rows as float16, `l2` rows unchanged."""
+    """Nodes of one space. With `cosine` it takes unit rows as float16, with `l2` rows unchanged."""
 
     def __init__(self, space: Space, dimension: int, expansion_add: int) -> None:
         from usearch.index import Index
@@ -85,8 +85,8 @@ class Graph:
             raise GraphError(f"usearch: {error}") from error
         keys, counts = np.atleast_2d(matches.keys), getattr(matches, "counts", None)
         for row in range(len(queries)):
-            some = keys.shape[1] if counts is None else int(counts[row])
-            found[row, :some] = keys[row, :some]
+            match_count = keys.shape[1] if counts is None else int(counts[row])
+            found[row, :match_count] = keys[row, :match_count]
         return found
 
     def dump(self) -> memoryview:
@@ -113,7 +113,7 @@ def graph_rows(space: Space, rows: NDArray[np.float32]) -> NDArray[np.floating[A
     """Return rows as a graph of that space stores them."""
     if space == "l2":
         return rows
-    lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
-    lengths[lengths == 0] = 1.0
-    unit: NDArray[np.float16] = (rows / lengths[:, None]).astype(np.float16)
+    norms = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
+    norms[norms == 0] = 1.0
+    unit: NDArray[np.float16] = (rows / norms[:, None]).astype(np.float16)
     return unit

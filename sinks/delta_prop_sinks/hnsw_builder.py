@@ -1,7 +1,7 @@
-"""Keeps the graphs of all namespaces up to date with applied deltas: scheduling, the row limit, the file.
+"""Keeps the graphs of all namespaces up to date with applied deltas, limits unindexed rows, saves the graphs.
 
-Single owner: all of it runs on the event loop, except `Chunk.add_nodes`, `Sample.find_neighbours` and file
-access, which get copies. A graph has its library's lock; a search waits for at most one step.
+All of it runs on the event loop, except `Chunk.add_nodes`, `Sample.find_neighbours` and file access, which
+get copies. The library locks each graph; a search waits for at most one step.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Hnsw:
-    """Settings of an index with HNSW graphs. Raises UsageError for values that make no sense.
+    """Settings of an index with HNSW graphs. Raises UsageError for invalid values.
 
-    `metric`: the metric of the graphs' neighbours. `unindexed_rows_max`: maximum rows that wait to enter a
-    graph, over all namespaces; every search scores them one by one, about 0.15 ms for 1,000 of 128 numbers.
-    `graph_rows_min`: smaller namespaces have no graph. `tombstone_ratio_max`: maximum dead nodes per row
-    before a new graph is built beside the old one. `drift_share_max`: how far a row may move before it is
-    indexed at its new position, as a share of the distance between near neighbours; below a half, a row's own
-    node is still the nearest to it. `recent_rows`: number of last changed rows in each namespace that are
-    scored one by one even if they are indexed: a graph may miss one, and a delta just applied must be visible
-    for certain.
-    `expansion_add`: search width when a row is indexed; 32 costs two thirds of 48 and loses ten times as many
-    rows, 64 costs a third more and loses hardly any. `threads`: number of threads that index; leave the event
-    loop a processor of its own. `capacity_timeout_s`: how long `apply` waits for it, then raises TryAgain.
-    `save_s`: seconds between writes of the file, if there is one and a row was indexed.
+    `metric`: the metric by which graphs find neighbours. `unindexed_rows_max`: maximum number of rows that
+    wait to enter a graph, over all namespaces; every search scores each of them, in about 0.15 ms for 1,000
+    rows of 128 numbers. `graph_rows_min`: smaller namespaces have no graph. `tombstone_ratio_max`: maximum
+    dead nodes per row before a new graph is built beside the old one. `drift_share_max`: how far a row may
+    move before it is indexed at its new position, as a share of the distance between near neighbours; below a
+    half, a row's own node is still the nearest to it. `recent_rows`: in each namespace, every search also
+    scores this many of the rows changed last, even if they are indexed: a graph may miss a row, but a delta
+    just applied must be visible. `expansion_add`: search width when a row is indexed; 32 costs two thirds of
+    48 and loses ten times as many rows, 64 costs a third more and loses hardly any. `threads`: number of
+    threads that index; leave the event loop a processor of its own. `capacity_timeout_s`: how long `apply`
+    waits for capacity before it raises TryAgain. `save_s`: seconds between writes of the file, if there is
+    one and a row was indexed.
     """
 
     metric: Space = "cosine"
@@ -97,7 +97,9 @@ class Hnsw:
 
     @property
     def piece_rows(self) -> int:
-        """Rows that are applied at once: up to a quarter of the limit, so that what fits is applied."""
+        """Maximum number of rows applied at once: up to a quarter of the limit, so that as many as fit are
+        applied.
+        """
         return max(min(self.recent_rows, self.unindexed_rows_max // 4), 1)
 
 
@@ -105,7 +107,9 @@ class Hnsw:
 class LinkedStatistics:
     """The contents of the graphs, and counts since the index was made.
 
-    `unlinked_rows_highest`: since it was opened. `file`: the state of the file, or none.
+    `linked_rows`: indexed rows; `unlinked_rows`: rows that wait to enter a graph; `unlinked_rows_highest`:
+    their maximum since the index was opened. `links_done`: rows added to graphs. `searches_linked`: searches
+    by graph. `file`: the state of the file, or none.
     """
 
     linked_rows: int
@@ -142,10 +146,10 @@ class HnswBuilder:
         self._work_ready = anyio.Event()
         self._capacity_freed = anyio.Event()
 
-    # --- life
+    # --- open, close, background work
 
     def check_path(self, resident: ResidentVectors) -> None:
-        """Raise UsageError if the file could not be used."""
+        """Raise UsageError if there is a file, but no storage sink that shares the vectors."""
         if self._file is not None and not resident.stored:
             raise UsageError(
                 "path: a file of graphs needs a storage sink that shares its vectors: "
@@ -153,7 +157,7 @@ class HnswBuilder:
             )
 
     async def open(self, resident: ResidentVectors, threads: Threads) -> None:
-        """Load the file, if there is one; rows that moved since, or that it lacks, are unindexed."""
+        """Load the file, if there is one; rows that it lacks, or that have moved since, are unindexed."""
         self._clear()
         self._failure = None
         if self._file is not None:
@@ -172,7 +176,7 @@ class HnswBuilder:
                 lambda: unpack(content, space, self.settings.expansion_add)
             )
         except Exception as failure:  # on any failure the graphs are rebuilt from the vectors
-            self._file_state = f"not used, all rows are indexed from the start: {failure}"
+            self._file_state = f"not used; all rows are indexed from the start: {failure}"
             return
         for part in parts:
             table = resident.tables.get(part.namespace)
@@ -198,7 +202,9 @@ class HnswBuilder:
             self._clear()
 
     async def run(self, thread: Threads, clock: Clock, cursor: Callable[[], Cursor]) -> None:
-        """Index unindexed rows, chunk by chunk, until cancelled. After a failure, wait for `check`."""
+        """Index unindexed rows, chunk by chunk, until cancelled. After a failure, wait until `check` reports
+        it.
+        """
         save_at = clock.now() + self.settings.save_s
         while True:
             try:
@@ -207,7 +213,7 @@ class HnswBuilder:
                     if self._changes != self._saved_changes:
                         await self._save(self._file, thread, cursor())
                 if self._failure is None and await self._step(thread):
-                    # A call on the thread is never cancelled, so that its outcome is known; cancel here.
+                    # A call on the thread is never cancelled, so that its outcome is known; so check here.
                     await anyio.lowlevel.checkpoint_if_cancelled()
                     continue
             except Exception as failure:
@@ -217,16 +223,16 @@ class HnswBuilder:
                 await self._work_ready.wait()
 
     async def _step(self, thread: Threads) -> bool:
-        """Do one piece of work, on the namespaces in turn."""
-        every = list(self.rows_by_namespace.values())
-        for step in range(len(every)):
-            hnsw_rows = every[(self._turn + step) % len(every)]
+        """Index one chunk, of each namespace in turn; False if there is none."""
+        rows_in_turn = list(self.rows_by_namespace.values())
+        for step in range(len(rows_in_turn)):
+            hnsw_rows = rows_in_turn[(self._turn + step) % len(rows_in_turn)]
             sample = hnsw_rows.sample()
             if sample is not None:
                 hnsw_rows.set_drift_max(sample, await self._call(hnsw_rows, thread, sample.find_neighbours))
             chunk = hnsw_rows.next_chunk()
             if chunk is not None:
-                self._turn = (self._turn + step + 1) % len(every)
+                self._turn = (self._turn + step + 1) % len(rows_in_turn)
                 await self._call(hnsw_rows, thread, chunk.add_nodes)
                 hnsw_rows.install(chunk)
                 self._changes += 1
@@ -284,7 +290,7 @@ class HnswBuilder:
     # --- applied rows
 
     def check(self, resident: ResidentVectors) -> None:
-        """Raise TryAgain, once, if background work has failed; it then continues."""
+        """Raise TryAgain once if background work has failed; the work then continues."""
         failure, self._failure = self._failure, None
         if failure is not None:
             self._ensure_all_rows(resident)
@@ -292,48 +298,55 @@ class HnswBuilder:
             raise TryAgain(f"indexing rows failed: {failure}; rows not in a graph are searched exactly")
 
     def _ensure_all_rows(self, resident: ResidentVectors) -> None:
-        """Prepare for the present vectors; if these are more than `unindexed_rows_max`, raise the limit."""
+        """Prepare the graph rows of all large tables; raise the limit if more rows are then unindexed."""
         for table in resident.tables.values():
             self._ensure_rows(table)
-        unlinked = self.unindexed_rows
-        self._highest = max(self._highest, unlinked)
-        self._excess = unlinked if unlinked > self.settings.unindexed_rows_max else 0
+        unindexed = self.unindexed_rows
+        self._highest = max(self._highest, unindexed)
+        self._excess = unindexed if unindexed > self.settings.unindexed_rows_max else 0
 
     async def wait_for_capacity(self, resident: ResidentVectors, rows: Mapping[str, int]) -> None:
-        """Wait until `rows` more, by namespace, may be unindexed. Raises TryAgain at the time-out."""
-        need = self._count_growth(resident, rows)
-        if self.unindexed_rows + need <= self.unindexed_rows_max:
+        """Wait until there is capacity for more unindexed rows. `rows`: their number by namespace.
+
+        Raises TryAgain after `capacity_timeout_s`.
+        """
+        growth = self._count_growth(resident, rows)
+        if self.unindexed_rows + growth <= self.unindexed_rows_max:
             return
         self._waits += 1
         with anyio.move_on_after(self.settings.capacity_timeout_s):
-            while self.unindexed_rows + need > self.unindexed_rows_max and self._failure is None:
+            while self.unindexed_rows + growth > self.unindexed_rows_max and self._failure is None:
                 self._capacity_freed = anyio.Event()
                 await self._capacity_freed.wait()
         self.check(resident)
-        if self.unindexed_rows + need > self.unindexed_rows_max:
+        if self.unindexed_rows + growth > self.unindexed_rows_max:
             raise TryAgain(
-                f"{self.unindexed_rows} rows wait to be indexed and {need} more would exceed "
+                f"{self.unindexed_rows} rows wait to be indexed and {growth} more would exceed "
                 f"unindexed_rows_max {self.unindexed_rows_max}: deltas arrive faster than rows are indexed"
             )
 
     def has_capacity(self, resident: ResidentVectors, rows: Mapping[str, int]) -> bool:
-        """True if `rows` more may be unindexed, they fit one piece, and no work has failed."""
-        few = sum(rows.values()) <= self.settings.piece_rows and self._failure is None
-        return few and self.unindexed_rows + self._count_growth(resident, rows) <= self.unindexed_rows_max
+        """True if `rows` can be applied at once, there is capacity for them, and no work has failed."""
+        is_one_piece = sum(rows.values()) <= self.settings.piece_rows
+        return (
+            is_one_piece
+            and self._failure is None
+            and self.unindexed_rows + self._count_growth(resident, rows) <= self.unindexed_rows_max
+        )
 
     def _count_growth(self, resident: ResidentVectors, rows: Mapping[str, int]) -> int:
         """Return by how many these rows would raise the number of unindexed rows."""
-        need = 0
-        for name, count in rows.items():
-            table = resident.tables.get(name)
+        growth = 0
+        for namespace, count in rows.items():
+            table = resident.tables.get(namespace)
             if (
                 table is not None
-                and name not in self.rows_by_namespace
+                and namespace not in self.rows_by_namespace
                 and self._ensure_rows(table) is not None
             ):
-                self._ensure_all_rows(resident)  # another sink has brought its rows
-            need += self._growth(table, count)
-        return need
+                self._ensure_all_rows(resident)  # another sink that shares the vectors made the table large
+            growth += self._growth(table, count)
+        return growth
 
     def _growth(self, table: VectorTable | None, count: int) -> int:
         if table is not None and table.namespace in self.rows_by_namespace:
@@ -342,14 +355,14 @@ class HnswBuilder:
         return rows if rows >= self.settings.graph_rows_min else 0
 
     def note(self, resident: ResidentVectors, keys: Mapping[str, Sequence[str]]) -> None:
-        """Note rows that were applied, by namespace."""
-        for namespace, some in keys.items():
+        """Note rows that were applied. `keys`: their vector ids by namespace."""
+        for namespace, vector_ids in keys.items():
             table = resident.tables.get(namespace)
             if table is None:
                 continue
             hnsw_rows = self.rows_by_namespace.get(namespace)
             if hnsw_rows is not None:
-                slots = [slot for slot in map(table.slots.get, some) if slot is not None]
+                slots = [slot for slot in map(table.slots.get, vector_ids) if slot is not None]
                 hnsw_rows.note(np.array(slots, np.intp))
             else:
                 hnsw_rows = self._ensure_rows(table)
@@ -384,17 +397,17 @@ class HnswBuilder:
     def candidates(
         self, table: VectorTable, query: NDArray[np.float32], k: int, metric: Metric
     ) -> NDArray[np.intp] | None:
-        """Return slots of possible nearest vectors; None for all rows."""
+        """Return slots of vectors that may be among the `k` nearest; None: search all rows."""
         hnsw_rows = self.rows_by_namespace.get(table.namespace)
         if hnsw_rows is None or hnsw_rows.table is not table:  # the table was rebuilt
             return None
         if metric != self.settings.metric or not hnsw_rows.indexed_rows:
             return None
         if metric == "cosine":
-            length = float(np.sqrt(np.square(query.astype(np.float64)).sum()))
-            if length == 0:
-                return None  # every vector has the same similarity to it
-            query = (query / length).astype(np.float32)
+            norm = float(np.sqrt(np.square(query.astype(np.float64)).sum()))
+            if norm == 0:
+                return None  # every vector has the same similarity to a zero query
+            query = (query / norm).astype(np.float32)
         try:
             return hnsw_rows.candidates(query, k)
         except GraphError as failure:
@@ -402,7 +415,7 @@ class HnswBuilder:
             self._fail(failure)
             return None
 
-    # --- numbers
+    # --- statistics
 
     @property
     def unindexed_rows(self) -> int:
@@ -411,26 +424,26 @@ class HnswBuilder:
 
     @property
     def unindexed_rows_max(self) -> int:
-        """The present limit. After a start with more rows it falls by one for every two indexed."""
+        """The present limit. If a start had more rows, it falls by one for every two rows indexed."""
         return self.settings.unindexed_rows_max + self._excess
 
     def backlog(self) -> Backlog:
-        """Return the waiting rows and their limit."""
+        """Return the number of unindexed rows and its limit."""
         return Backlog(self.unindexed_rows, self.unindexed_rows_max, self._excess)
 
     def statistics(self) -> LinkedStatistics:
         """Return a snapshot."""
-        every = self.rows_by_namespace.values()
+        all_rows = self.rows_by_namespace.values()
         return LinkedStatistics(
-            linked_rows=sum(rows.indexed_rows for rows in every),
+            linked_rows=sum(rows.indexed_rows for rows in all_rows),
             unlinked_rows=self.unindexed_rows,
             unlinked_rows_highest=self._highest,
             unindexed_rows_max=self.unindexed_rows_max,
-            tombstones=sum(rows.tombstones for rows in every),
+            tombstones=sum(rows.tombstones for rows in all_rows),
             graphs=len(self.rows_by_namespace),
-            bytes=sum(rows.size for rows in every),
+            bytes=sum(rows.size for rows in all_rows),
             links_done=self._rows_added,
-            rebuilds=self._rebuilds_before + sum(rows.rebuilds for rows in every),
+            rebuilds=self._rebuilds_before + sum(rows.rebuilds for rows in all_rows),
             capacity_waits=self._waits,
             searches_linked=self.searches_in_graph,
             searches_exact=self.searches_exact,

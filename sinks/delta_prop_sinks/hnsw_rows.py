@@ -1,12 +1,12 @@
-"""The rows of one namespace: those that are in a graph, and those to search one by one.
+"""The rows of one namespace: those that are in a graph, and those that searches score one by one.
 
 A row that is a vector is either *indexed* (a node represents it, and it has moved little since) or
-*unindexed*. Nodes of rows that changed, moved or were deleted stay in the graph as tombstones. When there are
-too many, a new generation begins: changed rows enter it, and unchanged rows are moved to it gradually. Until
-all are moved, searches use both.
+*unindexed*. Nodes of rows that moved or were deleted stay in the graph as tombstones. When there are too
+many, a new generation begins: changed rows enter it, and unchanged rows are moved to it gradually. Until all
+are moved, searches use both.
 
-Without threads and clocks: `next_chunk` returns a chunk of work with copies of its rows, the owner runs it
-anywhere, and `install` takes its result.
+This module uses no thread and no clock: `next_chunk` returns a chunk of work with copies of its rows, the
+owner runs it on any thread, and `install` takes the result.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from delta_prop_sinks.vector_table import VectorTable
 
 STEP_NUMBERS = 4096
-"""Numbers per step, which is one library call: a few ms, and no search waits for more."""
+"""Numbers per step. A step is one library call of a few ms, and no search waits for more than one."""
 
 CHUNK_STEPS = 8
-"""Steps per chunk, which runs without a return to the event loop unless a search arrives."""
+"""Steps per chunk. A chunk runs without a return to the event loop unless a search arrives."""
 
 MARGIN_MIN = 16
 FETCH_MAX = 4096
@@ -43,7 +43,7 @@ SAMPLE_QUANTILE = 0.1
 
 
 class Generation:
-    """A graph, and the slot that each of its nodes represents, -1 for none."""
+    """A graph, and the slot that each node represents, -1 for none."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -51,10 +51,10 @@ class Generation:
         self.nodes = 0
         self.live = 0
         self.saving = False
-        self.is_wanted = False  # True while a search waits
+        self.has_waiting_search = False
 
     def allot(self, count: int) -> NDArray[np.uint64]:
-        """Allocate numbers for new nodes, which represent nothing yet."""
+        """Allocate numbers for new nodes, which represent no row yet."""
         first, self.nodes = self.nodes, self.nodes + count
         if self.nodes > len(self.slots):
             slots = np.full(max(2 * len(self.slots), self.nodes), -1, np.int32)
@@ -70,7 +70,10 @@ class Generation:
 
 @dataclass(slots=True, eq=False)
 class Chunk:
-    """Rows to add to a graph: copies, and the rows' change counters at the time of the copy."""
+    """Copies of rows to add to a graph, and the rows' change counters at the time of the copy.
+
+    `done`: the number of rows that are added.
+    """
 
     step_rows: int
 
@@ -83,12 +86,12 @@ class Chunk:
     done: int = 0
 
     def add_nodes(self) -> None:
-        """Add nodes until a search wants the graph; on any thread. Raises GraphError."""
+        """Add nodes until a search waits for the graph. May run on any thread. Raises GraphError."""
         for index in range(0, len(self.slots), self.step_rows):
             step = slice(index, index + self.step_rows)
             self.generation.graph.add(self.numbers[step], self.rows[step], self.threads)
             self.done = min(step.stop, len(self.slots))
-            if self.generation.is_wanted:  # or the next step might take the library's lock first
+            if self.generation.has_waiting_search:  # else the next step might get the library's lock first
                 return
 
 
@@ -101,10 +104,10 @@ class Sample:
     rows: NDArray[np.float32]
 
     def find_neighbours(self) -> NDArray[np.int64]:
-        """Find their neighbours, a few per call; on any thread. Raises GraphError."""
+        """Return nodes near each row. May run on any thread. Raises GraphError."""
         graph = self.generation.graph
-        parts = [graph.search(self.rows[at : at + 8], MARGIN_MIN) for at in range(0, len(self.rows), 8)]
-        return np.concatenate(parts)
+        starts = range(0, len(self.rows), 8)  # a few rows per library call
+        return np.concatenate([graph.search(self.rows[start : start + 8], MARGIN_MIN) for start in starts])
 
 
 class HnswRows:
@@ -132,7 +135,7 @@ class HnswRows:
         self._threads = threads
         self.expansion_add = expansion_add
         self._recent: NDArray[np.intp] = np.full(recent_rows, -1, np.intp)
-        self._recent_at = 0
+        self._recent_position = 0
         self._tombstone_ratio_max, self._drift_share_max = tombstone_ratio_max, drift_share_max
         self.base = self._new_generation()
         self.young: Generation | None = None
@@ -141,15 +144,15 @@ class HnswRows:
         self._is_unindexed: NDArray[np.bool_] = np.zeros(0, np.bool_)
         self._changes: NDArray[np.uint32] = np.zeros(0, np.uint32)
         self._indexed_matrix: NDArray[np.floating[Any]] = np.zeros((0, self.dimension), row_type(space))
-        self._waiting: NDArray[np.intp] = np.zeros(0, np.intp)
-        self._waiting_at = self._move_at = 0
+        self._queue: NDArray[np.intp] = np.zeros(0, np.intp)
+        self._queue_position = self._move_position = 0
         self._moves_are_next = False
-        self._sample_at = 1000
+        self._sample_due_at = 1000
 
     def _new_generation(self) -> Generation:
         return Generation(Graph(self.space, self.dimension, self.expansion_add))
 
-    # --- what changed
+    # --- changed rows
 
     def note(self, slots: NDArray[np.intp]) -> None:
         """Note rows that may have changed, or were added or deleted."""
@@ -169,11 +172,11 @@ class HnswRows:
         self._set_unindexed(np.concatenate((slots[~is_indexed], moved)), True)
 
     def _note_recent(self, slots: NDArray[np.intp]) -> None:
-        """Record the last changed rows in a ring buffer: searches always score them, indexed or not."""
+        """Record the rows changed last in a ring buffer: searches always score them, indexed or not."""
         slots = slots[-len(self._recent) :]
-        positions = (self._recent_at + np.arange(len(slots))) % len(self._recent)
+        positions = (self._recent_position + np.arange(len(slots))) % len(self._recent)
         self._recent[positions] = slots
-        self._recent_at = (self._recent_at + len(slots)) % len(self._recent)
+        self._recent_position = (self._recent_position + len(slots)) % len(self._recent)
 
     def mark_unindexed(self) -> None:
         """Mark all vectors that no node represents as unindexed."""
@@ -182,7 +185,9 @@ class HnswRows:
         self._set_unindexed(slots[self._node[slots] < 0], True)
 
     def adopt(self, generation: Generation) -> None:
-        """Adopt a loaded graph; a second one was saved while a new generation was being built."""
+        """Adopt a loaded graph. A second one is the young generation, if it was being built during
+        the save.
+        """
         self._grow()
         if self.base.nodes:
             self.young = generation
@@ -192,22 +197,22 @@ class HnswRows:
     def adopt_rows(
         self, generation: Generation, slots: NDArray[np.intp], nodes: NDArray[np.intp], rows: NDArray[Any]
     ) -> None:
-        """Restore the nodes of those of these slots whose rows have hardly moved."""
+        """Restore the nodes of the slots whose rows have hardly moved since the save."""
         self._indexed_matrix[slots] = rows
-        same = (self.table.forms[slots] == VECTOR) & ~self._have_moved(slots, self._rows(slots))
-        slots, nodes = slots[same], nodes[same]
+        is_near = (self.table.forms[slots] == VECTOR) & ~self._have_moved(slots, self._rows(slots))
+        slots, nodes = slots[is_near], nodes[is_near]
         generation.slots[nodes] = slots
         generation.live += len(slots)
         self._node[slots] = nodes
         self._is_in_young[slots] = generation is self.young
-        self._sample_at = max(1000, generation.live // 2)
+        self._sample_due_at = max(1000, generation.live // 2)
 
     def _have_moved(self, slots: NDArray[np.intp], rows: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
-        """Return a mask of the rows that are too far from where they were indexed."""
+        """Return a mask of the rows that are too far from the position at which they were indexed."""
         with np.errstate(over="ignore", invalid="ignore"):
-            gaps = rows.astype(np.float32) - self._indexed_matrix[slots]
-            near: NDArray[np.bool_] = np.einsum("ij,ij->i", gaps, gaps) <= self.drift_max**2
-        return ~near
+            differences = rows.astype(np.float32) - self._indexed_matrix[slots]
+            is_near: NDArray[np.bool_] = np.einsum("ij,ij->i", differences, differences) <= self.drift_max**2
+        return ~is_near
 
     def _rows(self, slots: NDArray[np.intp]) -> NDArray[np.floating[Any]]:
         assert self.table.matrix is not None
@@ -230,9 +235,10 @@ class HnswRows:
         return Chunk(self.step_rows, generation, slots, rows, numbers, changes, self._threads)
 
     def install(self, chunk: Chunk) -> None:
-        """Note that the done part of a chunk is in the graph: rows that stayed near are now indexed.
+        """Note that the done part of a chunk is in the graph: its rows that have hardly moved are now
+        indexed.
 
-        Its other rows stay as they are, and their numbers are reused.
+        The chunk's other rows stay as they were, and their node numbers are reused.
         """
         self.rows_added += chunk.done
         slots, numbers, rows = (
@@ -243,13 +249,15 @@ class HnswRows:
         chunk.generation.nodes -= len(chunk.slots) - chunk.done
         changed = self._changes[slots] != chunk.changes[: chunk.done]
         if changed.any():
-            stays = ~changed
+            is_near = ~changed
             changed_rows = changed.nonzero()[0]
             changed_rows = changed_rows[self.table.forms[slots[changed_rows]] == VECTOR]
             with np.errstate(over="ignore", invalid="ignore"):
-                gaps = self._rows(slots[changed_rows]).astype(np.float32) - rows[changed_rows]
-                stays[changed_rows[np.einsum("ij,ij->i", gaps, gaps) <= self.drift_max**2]] = True
-            slots, numbers, rows = slots[stays], numbers[stays], rows[stays]
+                differences = self._rows(slots[changed_rows]).astype(np.float32) - rows[changed_rows]
+                is_near[
+                    changed_rows[np.einsum("ij,ij->i", differences, differences) <= self.drift_max**2]
+                ] = True
+            slots, numbers, rows = slots[is_near], numbers[is_near], rows[is_near]
         self._drop_nodes(slots)
         self._node[slots] = numbers
         self._is_in_young[slots] = chunk.generation is self.young
@@ -260,29 +268,33 @@ class HnswRows:
 
     def _next_unindexed(self) -> NDArray[np.intp]:
         while True:
-            part = self._waiting[self._waiting_at : self._waiting_at + self.chunk_rows]
-            self._waiting_at += len(part)
+            part = self._queue[self._queue_position : self._queue_position + self.chunk_rows]
+            self._queue_position += len(part)
             part = part[self._is_unindexed[part]]
             if len(part) or not self.unindexed_rows:
                 return part
-            if self._waiting_at >= len(self._waiting):
-                self._waiting, self._waiting_at = self._is_unindexed.nonzero()[0], 0
+            if self._queue_position >= len(self._queue):
+                self._queue, self._queue_position = self._is_unindexed.nonzero()[0], 0
 
     def _next_moves(self) -> NDArray[np.intp]:
         base = self.base
         while self.young is not None and base.live:
-            part = base.slots[self._move_at : min(self._move_at + 4 * self.chunk_rows, base.nodes)]
+            part = base.slots[
+                self._move_position : min(self._move_position + 4 * self.chunk_rows, base.nodes)
+            ]
             alive = (part >= 0).nonzero()[0][: self.chunk_rows]
             if len(alive):
-                self._move_at += int(alive[-1]) + 1
+                self._move_position += int(alive[-1]) + 1
                 return part[alive].astype(np.intp)
-            self._move_at += len(part)
-            if not len(part):  # some rows changed while they were moved, and returned to the base
-                self._move_at = 0
+            self._move_position += len(part)
+            if not len(part):  # some rows changed while they were copied, and are still in the base
+                self._move_position = 0
         return np.zeros(0, np.intp)
 
     def _rotate_generations(self) -> None:
-        """Begin a new generation if there are too many tombstones; drop an empty one."""
+        """Drop the base if all its rows are moved; else begin a new generation if there are too many
+        tombstones.
+        """
         base = self.base
         if self.young is not None and not base.live:
             self.base, self.young = self.young, None
@@ -290,31 +302,31 @@ class HnswRows:
             self.rebuilds += 1
         elif self.young is None and base.tombstones > max(self._tombstone_ratio_max * base.live, 1000):
             self.young = self._new_generation()
-            self._move_at = 0
+            self._move_position = 0
 
     # --- drift
 
     def sample(self) -> Sample | None:
-        """Return rows whose neighbours' distances to measure; None while the last measurement holds."""
+        """Return rows for a measurement of distances between neighbours; None while the last one is valid."""
         generation = self.young or self.base
-        if self.rows_added < self._sample_at or generation.live < SAMPLE_ROWS:
+        if self.rows_added < self._sample_due_at or generation.live < SAMPLE_ROWS:
             return None
         alive = (generation.slots[: generation.nodes] >= 0).nonzero()[0]
         nodes = alive[np.linspace(0, len(alive) - 1, SAMPLE_ROWS).astype(np.intp)]
         slots = generation.slots[nodes].astype(np.intp)
-        self._sample_at = self.rows_added + max(1000, generation.live // 2)
+        self._sample_due_at = self.rows_added + max(1000, generation.live // 2)
         return Sample(generation, slots, self._indexed_matrix[slots].astype(np.float32))
 
-    def set_drift_max(self, sample: Sample, found: NDArray[np.int64]) -> None:
+    def set_drift_max(self, sample: Sample, neighbours: NDArray[np.int64]) -> None:
         """Set how far a row may move: a share of the distance between near neighbours."""
         nearest = []
-        for slot, row, numbers in zip(sample.slots.tolist(), sample.rows, found, strict=True):
+        for slot, row, numbers in zip(sample.slots.tolist(), sample.rows, neighbours, strict=True):
             slots = sample.generation.slots[numbers[numbers >= 0]]
             others = slots[(slots >= 0) & (slots != slot)]
             if len(others):
                 with np.errstate(over="ignore"):
-                    gaps = self._indexed_matrix[others].astype(np.float32) - row
-                    nearest.append(float(np.sqrt(np.einsum("ij,ij->i", gaps, gaps).min())))
+                    differences = self._indexed_matrix[others].astype(np.float32) - row
+                    nearest.append(float(np.sqrt(np.einsum("ij,ij->i", differences, differences).min())))
         if nearest:
             distance = float(np.quantile(nearest, SAMPLE_QUANTILE))
             self.drift_max = self._drift_share_max * distance if math.isfinite(distance) else 0.0
@@ -322,20 +334,19 @@ class HnswRows:
     # --- searching
 
     def candidates(self, query: NDArray[np.float32], k: int) -> NDArray[np.intp] | None:
-        """Return slots that may be near: unindexed, recently changed, or found by the graph.
+        """Return slots that may be near a query: unindexed, recently changed, or found by the graph.
 
-        None if a full search is needed, or costs no more, as after a start with very many unindexed rows; a
-        full search misses nothing.
+        None if a full search is needed, or costs no more, as after a start with very many unindexed rows.
         """
         if self.unindexed_rows * GATHER_COST > self.table.used:
             return None
-        near = self.nearest_slots(query, k)
-        if near is None:
+        nearest = self.nearest_slots(query, k)
+        if nearest is None:
             return None
-        chosen = self._is_unindexed.copy()
-        chosen[self._recent[self._recent >= 0]] = True
-        chosen[near] = True
-        return chosen.nonzero()[0]
+        is_candidate = self._is_unindexed.copy()
+        is_candidate[self._recent[self._recent >= 0]] = True
+        is_candidate[nearest] = True
+        return is_candidate.nonzero()[0]
 
     def nearest_slots(self, query: NDArray[np.float32], k: int) -> NDArray[np.intp] | None:
         """Return slots of indexed rows near a query in the graph's space; None if a full search is needed."""
@@ -349,7 +360,7 @@ class HnswRows:
                 found.append(slots)
         return np.concatenate(found).astype(np.intp) if found else np.zeros(0, np.intp)
 
-    # --- numbers
+    # --- sizes
 
     @property
     def indexed_rows(self) -> int:
@@ -363,7 +374,7 @@ class HnswRows:
 
     @property
     def size(self) -> int:
-        """Bytes of memory of graphs and columns."""
+        """Bytes of memory that graphs and columns take."""
         graphs = self.base.graph.size + (self.young.graph.size if self.young else 0)
         nodes = self.base.slots.nbytes + (self.young.slots.nbytes if self.young else 0)
         width = self._indexed_matrix.itemsize * self.dimension
@@ -379,10 +390,10 @@ class HnswRows:
     def _drop_nodes(self, slots: NDArray[np.intp]) -> None:
         slots = slots[self._node[slots] >= 0]
         young = self._is_in_young[slots]
-        for generation, some in ((self.base, slots[~young]), (self.young, slots[young])):
-            if generation is not None and len(some):
-                generation.slots[self._node[some]] = -1
-                generation.live -= len(some)
+        for generation, dropped in ((self.base, slots[~young]), (self.young, slots[young])):
+            if generation is not None and len(dropped):
+                generation.slots[self._node[dropped]] = -1
+                generation.live -= len(dropped)
         self._node[slots] = -1
         self._is_in_young[slots] = False
 
@@ -393,39 +404,43 @@ class HnswRows:
         self._is_unindexed[slots] = value
 
     def _grow(self) -> None:
-        have, want = len(self._node), len(self.table.heads)
-        if have >= want:
+        old_size, new_size = len(self._node), len(self.table.heads)
+        if old_size >= new_size:
             return
-        more = want - have
+        more = new_size - old_size
         self._node = np.concatenate((self._node, np.full(more, -1, np.int32)))
         self._is_in_young = np.concatenate((self._is_in_young, np.zeros(more, np.bool_)))
         self._is_unindexed = np.concatenate((self._is_unindexed, np.zeros(more, np.bool_)))
         self._changes = np.concatenate((self._changes, np.zeros(more, np.uint32)))
-        rows = np.zeros((want, self.dimension), self._indexed_matrix.dtype)
-        rows[:have] = self._indexed_matrix
+        rows = np.zeros((new_size, self.dimension), self._indexed_matrix.dtype)
+        rows[:old_size] = self._indexed_matrix
         self._indexed_matrix = rows
 
 
 def _find_nearest(
-    generation: Generation, query: NDArray[np.float32], wanted: int
+    generation: Generation, query: NDArray[np.float32], count_min: int
 ) -> NDArray[np.int32] | None:
-    """Return slots of live nodes near a query: `wanted` or more, or all of them if they are few."""
-    # As wide as a search among live nodes only: tombstones take their share of the results.
-    count = math.ceil(max(wanted, EXPANSION_SEARCH) * generation.nodes / generation.live)
+    """Return slots of live nodes near a query: `count_min` or more, or those of all live nodes if these are
+    few.
+
+    None if that takes a full search.
+    """
+    # Tombstones are found too, so ask for more nodes in proportion.
+    count = math.ceil(max(count_min, EXPANSION_SEARCH) * generation.nodes / generation.live)
     while True:
         if generation.live <= LISTED_PER_FETCHED * count:
             listed: NDArray[np.int32] = generation.slots[: generation.nodes]
             return listed[listed >= 0]
         if count > FETCH_MAX:
             return None
-        generation.is_wanted = True
+        generation.has_waiting_search = True
         try:
             numbers = generation.graph.search(query[None], count)[0]
         finally:
-            generation.is_wanted = False
+            generation.has_waiting_search = False
         numbers = numbers[numbers >= 0]
         slots: NDArray[np.int32] = generation.slots[numbers]
         slots = slots[slots >= 0]
-        if len(slots) >= wanted:
+        if len(slots) >= count_min:
             return slots
         count *= 2

@@ -1,7 +1,7 @@
-"""Decides when the storage sink's image is written and whether a start may use it, and names it in the file.
+"""Decides when the storage sink writes an image, whether a start may use it, and when the file names it.
 
 The storage file names a new image only with a flush that began when the full image was durable. So every row
-that changed while the image was written is in the file, under a later commit, and overrides the image's.
+that changed while the image was written is in the file, under a later commit, and overrides the image's row.
 """
 
 from __future__ import annotations
@@ -32,19 +32,22 @@ _PAGE_ROWS = 4_000
 _SHARE_CHANGED = 0.25
 """Share of all rows that must be written before a new image is due."""
 _SHARE_CHANGED_AT_CLOSE = 0.05
-_ALL = 1 << 60
-"""More rows than exist: no image is present."""
+_ALL_ROWS = 1 << 60
+"""More rows than exist: there is no image that includes any of them."""
 
 
 class ImageManager:
-    """The image of one storage sink. `rows_min`: below this many rows an image is not worthwhile."""
+    """The image of one storage sink. `rows_min`: with fewer rows no image is written.
+
+    `state`: the state of the image, as text. `image_due`: set when an image is due.
+    """
 
     def __init__(self, file: StorageFile, resident: ResidentVectors, *, rows_min: int) -> None:
         self.rows_min = rows_min
         self.state = "none"
         self.image_due = anyio.Event()
         self._file, self._resident = file, resident
-        self._written = 0
+        self._rows_written = 0
         self._ready_image: ImageName | None = None
 
     # --- at the start
@@ -54,7 +57,7 @@ class ImageManager:
         file, resident, name = self._file, self._resident, opened.image
         self._ready_image = None
         await thread.run(lambda: remove_images(file.path, None if name is None else name.image))
-        self._written = _ALL
+        self._rows_written = _ALL_ROWS
         if name is None or opened.rebuilding or resident.rebuilding or resident.tables:
             return False
         load = ImageLoader(image_path(file.path, name.image), name.image, log_id)
@@ -65,14 +68,14 @@ class ImageManager:
             if sum(table.size for table in load.tables.values()) > resident.resident_bytes_max // 8 * 7:
                 raise ImageError("its rows need more memory than resident_bytes_max allows")
         except ImageError as failure:
-            self.state = f"not used, all rows were read one by one: {failure}"
+            self.state = f"not used; all rows were read one by one: {failure}"
             return False
         finally:
             steps.close()
-        newer = await self._override(load, name, thread) if opened.last_commit > name.after else 0
+        later_rows = await self._override(load, name, thread) if opened.last_commit > name.after else 0
         resident.adopt(load.tables.values(), load.lamport)
-        self._written = newer
-        self.state = f"loaded, with {newer} rows that were written later"
+        self._rows_written = later_rows
+        self.state = f"loaded, with {later_rows} rows that were written later"
         return True
 
     async def _override(self, load: ImageLoader, name: ImageName, thread: Threads) -> int:
@@ -89,8 +92,8 @@ class ImageManager:
     # --- writing
 
     def note_written(self, rows: int) -> None:
-        """Count rows written to the file; set `image_due` if that calls for an image."""
-        self._written += rows
+        """Count rows written to the file; set `image_due` if an image is due."""
+        self._rows_written += rows
         if self._is_due(_SHARE_CHANGED):
             self.image_due.set()
 
@@ -99,16 +102,16 @@ class ImageManager:
         return self._is_due(_SHARE_CHANGED_AT_CLOSE)
 
     def _is_due(self, share: float) -> bool:
-        few = self._written < share * self.rows_min
-        if few or self._resident.rebuilding or not self._resident.complete:
+        too_few = self._rows_written < share * self.rows_min
+        if too_few or self._resident.rebuilding or not self._resident.complete:
             return False
         rows = sum(len(table.slots) for table in self._resident.tables.values())
-        return rows >= self.rows_min and self._written >= max(share * rows, 1)
+        return rows >= self.rows_min and self._rows_written >= max(share * rows, 1)
 
     async def write(self, threads: Threads, log_id: bytes) -> None:
-        """Write an image for the next flush to name. `state` reports a failure."""
+        """Write an image, which the next flush names. `state` reports a failure."""
         name = ImageName(new_image_name(), self._file.last_commit)
-        written, path = self._written, image_path(self._file.path, name.image)
+        written, path = self._rows_written, image_path(self._file.path, name.image)
         rebuilds = self._resident.rebuilds
         columns = [TableColumns(table) for table in self._resident.tables.values()]
         steps = write_image(path, name.image, log_id, columns)
@@ -127,14 +130,14 @@ class ImageManager:
         resident = self._resident
         if resident.complete and not resident.rebuilding and resident.rebuilds == rebuilds:
             self._ready_image = name
-            self._written -= written
+            self._rows_written -= written
 
     def take_ready(self) -> ImageName | None:
-        """Return the image that a flush which begins now must name."""
+        """Return the image that a flush must name if it begins now; None if there is no new one."""
         return self._ready_image
 
     def begin_rebuild(self) -> None:
-        """Drop the ready image: the file's rows are invalid, and so is the image."""
+        """Drop the image that is ready: the file's rows are invalid, and so is the image."""
         self._ready_image, self.state = None, "none"
 
     def end_rebuild(self) -> None:

@@ -1,9 +1,10 @@
-"""The index: nearest vectors by exact scores; a delta is visible once it is applied.
+"""The index: finds the nearest vectors by exact scores; a delta is visible once it is applied.
 
 It stores no copy: it reads the resident vectors, its own or those that it shares with a storage sink. Without
-`hnsw` a search compares the query with every vector. With it, a graph finds candidates among the indexed
+`hnsw` a search compares the query with every vector. With `hnsw`, a graph finds candidates among the indexed
 rows; all unindexed rows, which have changed and are not in the graph yet, and the last few thousand changed
-rows are candidates too. Scores are exact whatever the slot order: candidates are rescored in float64.
+rows are candidates too. Candidates are scored again in float64, so scores do not depend on the order of
+slots.
 """
 
 from __future__ import annotations
@@ -52,10 +53,10 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class IndexStatistics:
-    """The index's progress, and its searches. `linked`: the graphs' numbers, None if all searches are exact.
+    """The index's progress and searches. `linked`: statistics of the graphs, None if all searches are exact.
 
     `left_out`: vectors of another dimension than their namespace has here, which no search finds: another
-    service made them during a partition. Delete them, or give them the dimension of the others.
+    service made them during a network partition. Delete them, or give them the namespace's dimension.
     """
 
     applied_offset: int
@@ -69,15 +70,15 @@ class IndexStatistics:
 class IndexSink:
     """Searches nearest vectors. Give it a storage sink's `resident` to hold the vectors once.
 
-    While it is attached, every vector stays in memory, within the resident vectors' bound.
+    While it is attached, every vector stays in memory, within the bound of the resident vectors.
 
     `hnsw=True`, or `hnsw=Hnsw(...)` with settings, builds a graph for each large namespace. It needs the
     extra `hnsw`. Its cost: a thread; for each vector a copy of the indexed row (2 bytes per number for
-    `cosine`, 4 for `l2`) and up to `1 + tombstone_ratio_max` nodes of some 600 bytes and as much again for
-    their numbers; up to twice as many nodes while a graph is rebuilt. Its benefit: searches that hardly grow
-    with the number of vectors, and find nearly all neighbours instead of all. Only searches by the graph's
-    metric use it: others are exact.
-    `path`: a file for the graphs, so that a restart indexes only the rows that have changed.
+    `cosine`, 4 for `l2`) and up to `1 + tombstone_ratio_max` nodes, each of some 600 bytes and one more copy
+    of the row; up to twice as many nodes while a graph is rebuilt. Its benefit: the time of a search hardly
+    grows with the number of vectors, though a search finds nearly all neighbours instead of all. Only
+    searches by the graph's metric use it: others are exact. `path`: a file for the graphs, so that a restart
+    indexes only the rows that have changed.
 
     Raises UsageError if the extra is missing, or `path` is given without `hnsw`.
     """
@@ -97,7 +98,7 @@ class IndexSink:
         self._context: SinkContext | None = None
         self._searches = 0
         self._states_end = 0  # the offset after the last delta in the states of a rebuild
-        self._rebuilds = 0  # of the vectors, as far as this index has followed them
+        self._rebuilds = 0  # the number of rebuilds of the vectors that this index has followed
         if not isinstance(hnsw, bool | Hnsw):
             raise UsageError(f"hnsw {hnsw!r:.60} is not a bool or Hnsw: give True, False or Hnsw(metric=…)")
         if path is not None:
@@ -119,9 +120,8 @@ class IndexSink:
             )
         if self._builder is not None:
             self._builder.check_path(resident)
-        if (
-            resident.rebuilding and not resident.complete
-        ):  # the missing vectors may follow, or be too large: wait to find out
+        # During a rebuild, only its end shows whether memory can hold all vectors.
+        if resident.rebuilding and not resident.complete:
             await self._wait_until_rebuilt(0)
         resident.enter(context)
         self._rebuilds = resident.rebuilds
@@ -140,10 +140,10 @@ class IndexSink:
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
         """Fold the rows that the shared vectors lack.
 
-        With hnsw, first wait while too many rows are unindexed; TryAgain after `capacity_timeout_s`.
+        With hnsw, first wait while too many rows are unindexed; raise TryAgain after `capacity_timeout_s`.
         """
         context = self._require_open()
-        if await self._are_rebuilt(deliveries):
+        if await self._follow_rebuild(deliveries):
             pass
         elif self._builder is None:
             await self.resident.apply(deliveries, context)
@@ -154,7 +154,9 @@ class IndexSink:
             context.committed(deliveries[-1].next_offset)
 
     def apply_now(self, deliveries: Sequence[Delivery]) -> bool:
-        """Fold unless that must wait for another sink's rebuild, or for capacity of the graphs."""
+        """Fold and return True, unless that must wait for another sink's rebuild, or for capacity of the
+        graphs.
+        """
         context, resident, builder = self._context, self.resident, self._builder
         if (
             context is None
@@ -166,8 +168,8 @@ class IndexSink:
         if builder is None:
             done = resident.apply_now(deliveries, context)
         else:
-            keys = _keys(deliveries)
-            if not builder.has_capacity(resident, {name: len(some) for name, some in keys.items()}):
+            keys = _keys_by_namespace(deliveries)
+            if not builder.has_capacity(resident, _count_rows(keys)):
                 return False
             try:
                 done = resident.apply_now(deliveries, context)
@@ -181,33 +183,31 @@ class IndexSink:
         self, deliveries: Sequence[Delivery], builder: HnswBuilder, context: SinkContext
     ) -> None:
         builder.check(self.resident)
-        done: int | None = None
-        for pieces in _pieces(deliveries, builder.settings.piece_rows):
-            keys = _keys(pieces)
+        done_offset: int | None = None
+        for piece in _pieces(deliveries, builder.settings.piece_rows):
+            keys = _keys_by_namespace(piece)
             try:
-                await builder.wait_for_capacity(
-                    self.resident, {name: len(some) for name, some in keys.items()}
-                )
+                await builder.wait_for_capacity(self.resident, _count_rows(keys))
             except TryAgain as failure:
-                raise TryAgain(failure.reason, done) from None
+                raise TryAgain(failure.reason, done_offset) from None
             try:
-                await self.resident.apply(pieces, context)
+                await self.resident.apply(piece, context)
             finally:  # the rows before a rejected one are applied
                 builder.note(self.resident, keys)
             if not any(delivery.redelivered for delivery in deliveries):
-                done = pieces[-1].next_offset
+                done_offset = piece[-1].next_offset
 
     @property
     def deltas_a_call(self) -> int:
-        """Large while deltas cause refolds."""
+        """A large number while deltas cause refolds, else 0."""
         return self.resident.deltas_a_call
 
     # --- rebuild
 
     async def begin_rebuild(self, offset: int) -> None:
-        """Drop the vectors; a store that shares them rebuilds them itself.
+        """Drop the vectors, unless they are shared with a storage sink, which rebuilds them itself.
 
-        Searches meanwhile see the states loaded so far; of shared vectors the old ones.
+        Meanwhile searches see the states loaded so far or, of shared vectors, the old states.
         """
         context, resident = self._require_open(), self.resident
         self._states_end = 0
@@ -228,17 +228,18 @@ class IndexSink:
         if resident.is_rebuilt_by(context):
             resident.end_rebuild(context, offset, lamport)
         else:
-            # Rows between the last of the states and `offset` are not for this index, nor for a sink that
-            # shares its vectors, so they change nothing there.
+            # Rows between the last state and `offset` are not for this index, nor for a sink that shares its
+            # vectors, so that sink need not reach `offset`.
             await self._wait_until_rebuilt(self._states_end)
         self._rebuild_graphs()
         self._rebuilds = resident.rebuilds
         context.committed(offset)
 
-    async def _are_rebuilt(self, deliveries: Sequence[Delivery]) -> bool:
-        """True if another sink that shares the vectors rebuilt them and has since applied these deliveries.
+    async def _follow_rebuild(self, deliveries: Sequence[Delivery]) -> bool:
+        """If another sink that shares the vectors rebuilds them, wait until it has applied these deliveries.
 
-        Until it has, nothing may be folded: the deltas in between would be missing for ever.
+        True if it has applied them; else the index must. Before that, nothing may be folded: the deltas
+        between the rebuild and these deliveries would be lost.
         """
         resident = self.resident
         if self._rebuilds == resident.rebuilds and not resident.rebuilding:
@@ -288,7 +289,7 @@ class IndexSink:
         return Backlog(0, 1) if self._builder is None else self._builder.backlog()
 
     async def aclose(self) -> None:
-        """Allow eviction; resident vectors can still be searched, exactly.
+        """Allow eviction; resident vectors can still be searched exactly.
 
         Raises TryAgain if the graphs' file could not be saved.
         """
@@ -341,10 +342,10 @@ class IndexSink:
     ) -> list[Hit]:
         """Return the `k` nearest vectors, nearest first; equal scores by vector id. Raises UsageError.
 
-        `cosine` is 0 for a zero vector; `dot` is the scalar product; `l2` is minus the distance; `pivot` is
-        the scalar product over 0.5 × the median norm + 0.5 × the vector's norm: between dot, which favours
-        long vectors, and cosine, which favours short ones, for vectors whose norm grows with the length of
-        their text.
+        `cosine` is 0 for a zero vector; `dot` is the scalar product; `l2` is minus the distance. `pivot` is
+        the scalar product divided by (0.5 × the median norm + 0.5 × the vector's norm), which is pivoted
+        length normalisation: a compromise between dot, which favours long vectors, and cosine, which favours
+        short ones, for vectors whose norm grows with the length of their text.
 
         An index with hnsw may miss a neighbour by the graph's metric, but never an unindexed or recently
         changed one.
@@ -366,15 +367,15 @@ class IndexSink:
         scorer = Scorer(vector, metric, median_norm(table) if metric == "pivot" else 0.0)
         candidates = scorer.candidates(table, rows, k)
         scores = scorer.exact(table, candidates)
-        found = sorted(
+        ranked = sorted(
             zip((-scores).tolist(), (str(table.ids[slot]) for slot in candidates.tolist()), strict=True)
         )
-        return [_hit(table, vector_id, -score) for score, vector_id in found[:k]]
+        return [_hit(table, vector_id, -score) for score, vector_id in ranked[:k]]
 
     def _candidates(
         self, table: VectorTable, query: NDArray[np.float32], k: int, metric: Metric
     ) -> NDArray[np.intp] | None:
-        """Return the rows that the graph considers nearest; None for all."""
+        """Return the rows that may be nearest, with the graph's help; None: search all rows."""
         builder = self._builder
         if builder is None or self._context is None:
             return None
@@ -393,7 +394,7 @@ class IndexSink:
 
 
 def _pieces(deliveries: Sequence[Delivery], rows_max: int) -> Iterator[list[Delivery]]:
-    """Yield the deliveries in order, in groups of up to `rows_max` rows; larger ones are split."""
+    """Yield the deliveries in order, in groups of up to `rows_max` rows; a larger delivery is split."""
     group: list[Delivery] = []
     count = 0
     for delivery in deliveries:
@@ -405,8 +406,8 @@ def _pieces(deliveries: Sequence[Delivery], rows_max: int) -> Iterator[list[Deli
             rows = all_rows if delivery.rows is None else delivery.rows
             for start in range(0, len(rows), rows_max):
                 piece = rows[start : start + rows_max]
-                more = start + rows_max < len(rows)
-                end = delivery.first_offset + int(piece[-1]) + 1 if more else delivery.end
+                is_last = start + rows_max >= len(rows)
+                end = delivery.end if is_last else delivery.first_offset + int(piece[-1]) + 1
                 yield [Delivery(delivery.logged, piece, delivery.redelivered, end)]
         else:
             group.append(delivery)
@@ -415,22 +416,27 @@ def _pieces(deliveries: Sequence[Delivery], rows_max: int) -> Iterator[list[Deli
         yield group
 
 
-def _keys(deliveries: Sequence[Delivery]) -> dict[str, list[str]]:
+def _count_rows(keys: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """Return the number of vector ids by namespace."""
+    return {namespace: len(vector_ids) for namespace, vector_ids in keys.items()}
+
+
+def _keys_by_namespace(deliveries: Sequence[Delivery]) -> dict[str, list[str]]:
     """Return the vector ids of the rows, by namespace."""
-    found: dict[str, list[str]] = {}
+    keys_by_namespace: dict[str, list[str]] = {}
     for delivery in deliveries:
         batch = delivery.batch
         if batch.is_control:
             continue
         keys = batch.keys
         if batch.namespace is not None:
-            some = keys if delivery.rows is None else [keys[row] for row in delivery.rows.tolist()]
-            found.setdefault(batch.namespace, []).extend(some)
+            row_keys = keys if delivery.rows is None else [keys[row] for row in delivery.rows.tolist()]
+            keys_by_namespace.setdefault(batch.namespace, []).extend(row_keys)
             continue
         namespaces = batch.namespaces
         for row in range(batch.count) if delivery.rows is None else delivery.rows.tolist():
-            found.setdefault(namespaces[row], []).append(keys[row])
-    return found
+            keys_by_namespace.setdefault(namespaces[row], []).append(keys[row])
+    return keys_by_namespace
 
 
 def _hit(table: VectorTable, vector_id: str, score: float) -> Hit:

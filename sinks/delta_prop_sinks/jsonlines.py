@@ -1,7 +1,8 @@
 """A sink that appends each delta to a file as one JSON line, with its offset.
 
-It writes each delta once: a line holds the cursor after it, so a restart reads the last line, truncates a
-torn one, and skips rows that have a line. It never rewrites a complete line. Let one process write a file.
+It writes each delta once: each line holds the cursor after its delta, so a restart reads the last complete
+line, truncates a torn one, and skips rows that have a line. It never rewrites a complete line. Let only one
+process write a file.
 
 Lines are in delivery order. That is log order, except for deltas released from quarantine: their lines are
 marked `"redelivered": true` and follow lines with higher offsets; the lines of each vector are still in log
@@ -70,7 +71,7 @@ class JsonLinesSink:
         self._file: BinaryIO | None = None
         self._intact_bytes = 0
         self._is_torn = False
-        self._end = _End(None, 0, frozenset())  # from the last line
+        self._last_line = _LastLine(None, 0, frozenset())
         self._next_offset = 0
         self._lines = self._bytes = self._duplicates = 0
 
@@ -87,7 +88,7 @@ class JsonLinesSink:
     async def open(self, context: SinkContext) -> ResumePoint:
         """Open or create the file, truncate a torn line, read its cursor. Raises UsageError, StopSink."""
         try:
-            self._end = end = await context.threads.run(self._recover)
+            self._last_line = last_line = await context.threads.run(self._recover)
         except BaseException as error:
             self._release()
             if isinstance(error, OSError):
@@ -96,11 +97,11 @@ class JsonLinesSink:
                 ) from error
             raise
         self._context = context
-        cursor = end.cursor or Cursor(context.log_id, context.epoch, 0)
+        cursor = last_line.cursor or Cursor(context.log_id, context.epoch, 0)
         self._next_offset = cursor.next_offset if cursor.log_id == context.log_id else 0
         if cursor.log_id != context.log_id:
-            self._end = end._replace(ahead=frozenset())
-        return ResumePoint(cursor, end.lamport)
+            self._last_line = last_line._replace(ahead=frozenset())
+        return ResumePoint(cursor, last_line.lamport)
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
         """Append a line per delta. Raises TryAgain if the file cannot be written, with no partial line left;
@@ -114,7 +115,7 @@ class JsonLinesSink:
                 await context.threads.run(partial(self._append, deliveries, context.log_id, context.epoch))
         except OSError as error:
             raise TryAgain(f"{self.path} cannot be written: {error.strerror}") from error
-        cursor = self._end.cursor
+        cursor = self._last_line.cursor
         if cursor is not None and cursor.log_id == context.log_id:
             context.committed(cursor.next_offset)  # as durable as `fsync` makes it, so the log may drop it
 
@@ -137,24 +138,24 @@ class JsonLinesSink:
 
     # --- on the thread
 
-    def _recover(self) -> _End:
+    def _recover(self) -> _LastLine:
         try:
             self._file = file = self.path.open("a+b", buffering=0)
         except OSError as error:
             raise UsageError(f"{self.path} cannot be opened for appending: {error.strerror}") from None
         length = file.seek(0, os.SEEK_END)
-        line, self._intact_bytes = _last_line(file, length)
+        line, self._intact_bytes = _read_last_line(file, length)
         file.seek(0)
         self._check_opening(file.read(len(_OPENING)))
         try:
-            found = _End.of(line)
+            found = _LastLine.of(line)
         except (ValueError, KeyError, TypeError, UsageError):
             raise self._new_foreign_error() from None
         file.truncate(self._intact_bytes)  # after the checks: a foreign file stays untouched
         return found
 
-    def _check_opening(self, begin: bytes) -> None:
-        if not _OPENING.startswith(begin):  # a torn first line holds only part of it
+    def _check_opening(self, start: bytes) -> None:
+        if not _OPENING.startswith(start):  # a torn first line may hold only a part of the opening
             raise self._new_foreign_error()
 
     def _new_foreign_error(self) -> UsageError:
@@ -162,8 +163,8 @@ class JsonLinesSink:
 
     def _append(self, deliveries: Sequence[Delivery], log_id: bytes, epoch: int) -> None:
         lines: list[str] = []
-        reached, end = self._next_offset, self._end
-        written = end.ahead | self._redelivered_offsets(deliveries, log_id)
+        next_offset, last_line = self._next_offset, self._last_line
+        written = last_line.ahead | self._redelivered_offsets(deliveries, log_id)
         for delivery in deliveries:
             logged = delivery.logged
             if delivery.batch.is_control:
@@ -174,40 +175,43 @@ class JsonLinesSink:
                     self._duplicates += 1
                     continue
                 # A redelivered row proves nothing about rows below it, so the cursor stays.
-                cursor = Cursor(log_id, epoch, reached if delivery.redelivered else offset + 1)
-                ahead = {other for other in end.ahead if other >= cursor.next_offset}
+                cursor = Cursor(log_id, epoch, next_offset if delivery.redelivered else offset + 1)
+                ahead = {other for other in last_line.ahead if other >= cursor.next_offset}
                 if delivery.redelivered:
                     written |= {offset}
-                    ahead |= {offset} if offset >= reached else set()
-                end = _End(cursor, max(end.lamport, logged.lamport + row), frozenset(ahead))
-                lines.append(_line(logged, row, end, redelivered=delivery.redelivered))
+                    ahead |= {offset} if offset >= next_offset else set()
+                last_line = _LastLine(cursor, max(last_line.lamport, logged.lamport + row), frozenset(ahead))
+                lines.append(_line(logged, row, last_line, redelivered=delivery.redelivered))
             if not delivery.redelivered:
-                reached = max(reached, delivery.next_offset)
+                next_offset = max(next_offset, delivery.next_offset)
         data = "".join(lines).encode()
         self._write(data)
-        self._next_offset, self._end = reached, end
+        self._next_offset, self._last_line = next_offset, last_line
         self._lines += len(lines)
         self._bytes += len(data)
 
     def _redelivered_offsets(self, deliveries: Sequence[Delivery], log_id: bytes) -> frozenset[int]:
-        """Return the offsets of redelivered rows that have a line. Reads the full file: they are rare."""
-        wanted = {
+        """Return the offsets of redelivered rows that have a line.
+
+        Reads the full file: this is slow, but redelivered rows are rare.
+        """
+        offsets = {
             delivery.first_offset + row
             for delivery in deliveries
             if delivery.redelivered and delivery.rows is not None
             for row in delivery.rows.tolist()
         }
-        if not wanted:
+        if not offsets:
             return frozenset()
-        found: set[int] = set()
+        written: set[int] = set()
         with self.path.open("rb") as file:
             for line in file:
                 offset = line[len(_OPENING) : line.find(b",")]
-                if offset.isdigit() and int(offset) in wanted and line.endswith(b"\n"):
-                    cursor = _End.of(line).cursor
+                if offset.isdigit() and int(offset) in offsets and line.endswith(b"\n"):
+                    cursor = _LastLine.of(line).cursor
                     if cursor is not None and cursor.log_id == log_id:
-                        found.add(int(offset))
-        return frozenset(found)
+                        written.add(int(offset))
+        return frozenset(written)
 
     def _write(self, data: bytes) -> None:
         file = self._file
@@ -221,13 +225,13 @@ class JsonLinesSink:
             if self._is_torn:
                 file.truncate(self._intact_bytes)
             self._is_torn = True
-            rest = memoryview(data)
-            while rest:
-                rest = rest[file.write(rest) or 0 :]
+            unwritten = memoryview(data)
+            while unwritten:
+                unwritten = unwritten[file.write(unwritten) or 0 :]
             if self.fsync:
                 os.fsync(file.fileno())
         except OSError:
-            with suppress(OSError):  # the next write truncates it otherwise
+            with suppress(OSError):  # if this fails, the next write truncates the file
                 file.truncate(self._intact_bytes)
                 self._is_torn = False
             raise
@@ -244,9 +248,9 @@ class JsonLinesSink:
             file.close()  # unbuffered: nothing is pending
 
 
-class _End(NamedTuple):
-    """The last line's summary of all lines: the cursor, the highest Lamport number, and the offsets of
-    redelivered rows that were written although they are not below the cursor.
+class _LastLine(NamedTuple):
+    """The summary of all lines that the last line holds: the cursor, the highest Lamport number, and `ahead`,
+    the offsets of redelivered rows that are written although they are not below the cursor.
     """
 
     cursor: Cursor | None
@@ -254,40 +258,40 @@ class _End(NamedTuple):
     ahead: frozenset[int]
 
     @classmethod
-    def of(cls, line: bytes) -> _End:
+    def of(cls, line: bytes) -> _LastLine:
         """Parse a line. Raises ValueError, KeyError, TypeError or UsageError if it is a foreign line."""
         if not line:
             return cls(None, 0, frozenset())
-        form = json.loads(line)
+        fields = json.loads(line)
         return cls(
-            Cursor.parse(form["cursor"]),
-            int(form.get("lamport_max", form["lamport"])),
-            frozenset(map(int, form.get("ahead", ()))),
+            Cursor.parse(fields["cursor"]),
+            int(fields.get("lamport_max", fields["lamport"])),
+            frozenset(map(int, fields.get("ahead", ()))),
         )
 
 
 def to_json(delta: Delta) -> dict[str, Any]:
-    """Return a delta in the form that `publish` reads, without fields at their default."""
+    """Return a delta as the JSON object that the command `publish` reads, without fields at their default."""
     operation = delta.operation
     kind, values = operation.kind, operation.values
-    known = kind in Kind._value2member_map_
-    form: dict[str, Any] = {
+    is_known = kind in Kind._value2member_map_
+    fields: dict[str, Any] = {
         "vector_id": delta.vector_id,
         "namespace": delta.namespace,
-        "op": Kind(kind).name.lower() if known else kind,
+        "op": Kind(kind).name.lower() if is_known else kind,
     }
     if kind in _SPARSE_KINDS and operation.indices is not None:
-        form["indices"] = operation.indices.tolist()
+        fields["indices"] = operation.indices.tolist()
     if values is not None and kind in _NUMBER_NAMES:
-        form[_NUMBER_NAMES[Kind(kind)]] = _numbers(values)[0]
+        fields[_NUMBER_NAMES[Kind(kind)]] = _numbers(values)[0]
     elif values is not None:
-        form["vector" if kind in _VECTOR_KINDS else "values"] = _numbers(values)
+        fields["vector" if kind in _VECTOR_KINDS else "values"] = _numbers(values)
     if kind == Kind.TRANSFORM:
-        form["name"] = operation.data.decode(errors="replace")
+        fields["name"] = operation.data.decode(errors="replace")
     elif operation.data or kind == Kind.OPAQUE:
-        form["data"] = b64encode(operation.data).decode()
-    form.update(_extras(delta))
-    return form
+        fields["data"] = b64encode(operation.data).decode()
+    fields.update(_extras(delta))
+    return fields
 
 
 def _extras(delta: Delta) -> dict[str, Any]:
@@ -295,7 +299,9 @@ def _extras(delta: Delta) -> dict[str, Any]:
     if delta.id is not None:
         extras["id"] = delta.id.hex()
     if delta.parents:
-        extras["parents"] = [str(one) if isinstance(one, Dot) else one.hex() for one in delta.parents]
+        extras["parents"] = [
+            str(parent) if isinstance(parent, Dot) else parent.hex() for parent in delta.parents
+        ]
     if delta.priority != Priority.NORMAL:
         extras["priority"] = delta.priority.name.lower()
     if delta.metadata is not None:
@@ -316,22 +322,22 @@ _OPENING = b'{"offset":'
 """The opening of every line."""
 
 
-def _line(logged: LoggedBatch, row: int, end: _End, *, redelivered: bool) -> str:
-    form = {"offset": logged.offset + row, **to_json(logged.batch.delta(row, logged.source))}
-    form["dot"] = str(logged.batch.dot(row))
-    form["lamport"] = logged.lamport + row
+def _line(logged: LoggedBatch, row: int, last_line: _LastLine, *, redelivered: bool) -> str:
+    fields = {"offset": logged.offset + row, **to_json(logged.batch.delta(row, logged.source))}
+    fields["dot"] = str(logged.batch.dot(row))
+    fields["lamport"] = logged.lamport + row
     if redelivered:
-        form["redelivered"] = True
-    if end.lamport != form["lamport"]:  # forwarded and redelivered rows may have a lower one
-        form["lamport_max"] = end.lamport
-    if end.ahead:
-        form["ahead"] = sorted(end.ahead)
-    form["cursor"] = str(end.cursor)
-    return json.dumps(form, ensure_ascii=False, separators=(",", ":")) + "\n"
+        fields["redelivered"] = True
+    if last_line.lamport != fields["lamport"]:  # a forwarded or redelivered row may have a lower number
+        fields["lamport_max"] = last_line.lamport
+    if last_line.ahead:
+        fields["ahead"] = sorted(last_line.ahead)
+    fields["cursor"] = str(last_line.cursor)
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
-def _last_line(file: BinaryIO, length: int) -> tuple[bytes, int]:
-    """Return the last complete line, and the offset of its end; what follows is torn."""
+def _read_last_line(file: BinaryIO, length: int) -> tuple[bytes, int]:
+    """Return the last complete line, and the offset of its end; the bytes after it are a torn line."""
     tail, start = b"", length
     while start:
         step = min(_TAIL_BYTES, start)
@@ -339,7 +345,7 @@ def _last_line(file: BinaryIO, length: int) -> tuple[bytes, int]:
         file.seek(start)
         tail = file.read(step) + tail
         end = tail.rfind(b"\n")
-        begin = tail.rfind(b"\n", 0, max(end, 0))
-        if end >= 0 and (begin >= 0 or start == 0):
-            return tail[begin + 1 : end], start + end + 1
+        newline = tail.rfind(b"\n", 0, max(end, 0))
+        if end >= 0 and (newline >= 0 or start == 0):
+            return tail[newline + 1 : end], start + end + 1
     return b"", 0

@@ -21,12 +21,12 @@ _REST_SHARE, _REST_S_MAX = 2.0, 0.05
 class Pace:
     """Reports when a pause is due, and pauses for twice as long as it worked since the last pause.
 
-    Requests that arrive during a pause are served together after it. So work that is done once per call
-    serves ever more waiting requests, and takes up to a third of the time in total.
+    Requests that arrive during a pause wait, and the next call serves them together. So work that is done
+    once per call is shared by them, and takes up to a third of the time in total.
     """
 
     def __init__(self, clock: Clock, check: Callable[[], None] = lambda: None) -> None:
-        """`check` is called after each pause, and raises if the data in work has changed."""
+        """`check` is called after each pause, and raises if the data being worked on has changed."""
         self.check = check
         self._clock = clock
         self._since = clock.now()
@@ -37,7 +37,7 @@ class Pace:
         return self._clock.now() - self._since >= WORK_S
 
     async def yield_to_others(self) -> None:
-        """Let other tasks run once, then continue: for work that grows only with its input."""
+        """Let other tasks run once, then continue: for work whose amount depends on its input only."""
         await anyio.lowlevel.checkpoint()
         self._since = self._clock.now()
         self.check()

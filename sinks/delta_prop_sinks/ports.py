@@ -1,4 +1,4 @@
-"""The ports of sinks, as structural types: a clock, a thread for calls that block, another service.
+"""The ports of sinks, as structural types: a clock, a thread for calls that block, a link to another service.
 
 This module implements none of them: the program passes in the real ones, a test passes in fakes.
 """
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Clock(Protocol):
-    """Elapsed time for rules, wall time for display."""
+    """Elapsed time for timeouts and intervals, wall time for display."""
 
     def now(self) -> float:
         """Return monotonic seconds."""
@@ -37,7 +37,7 @@ class Threads(Protocol):
 
 
 class ForwardLink(Protocol):
-    """A connection to another service that takes a log's batches as they are."""
+    """A connection that sends a log's batches, unchanged, to another service."""
 
     def begin(self, log_id: bytes) -> None:
         """Name the log that the batches come from. Called once, before anything else."""
@@ -49,22 +49,21 @@ class ForwardLink(Protocol):
 
     async def wait_for_watermarks(self) -> Mapping[int, int] | None:
         """Wait for the connection. Return the other service's watermarks, which it sends on each new
-        connection: for each origin the counter up to which nothing is missing. None: they were returned
-        already.
+        connection: for each origin the counter up to which none is missing. None: those of the present
+        connection were returned already.
 
         Raises ConnectionError or Refused, as `forward` does.
         """
         ...
 
     async def forward(self, batches: Sequence[LoggedBatch]) -> list[Refused | None]:
-        """Send these to the other service, in order; return the refusal of each, None if the service stored
-        it.
+        """Send batches to the other service, in order; return for each its refusal, or None if it was stored.
 
-        Batches that it already has are not sent. Raises ConnectionError if there is no connection or it
-        broke: all are then redelivered. Raises Refused if the service accepts nothing from here.
+        Batches that the service already has are not sent. Raises ConnectionError if there is no connection or
+        it broke: all batches are then redelivered. Raises Refused if the service accepts nothing from here.
         """
         ...
 
     def statistics(self) -> object:
-        """Return a frozen snapshot of its numbers."""
+        """Return a frozen snapshot of the connection's numbers."""
         ...

@@ -1,7 +1,7 @@
-"""Out-of-order rows: collected from all deliveries of a call, then each of their vectors is refolded once.
+"""Collects the out-of-order rows of all deliveries of a call, then refolds each of their vectors once.
 
-A vector is refolded from the last savepoint below its first such row (`delta_chain.py`), or, if its chain
-reaches back too little, from the log, which is read once for all vectors of a call. The work yields to the
+A vector is refolded from the last savepoint before its first out-of-order row (`delta_chain.py`) or, if its
+chain starts too late, from the log, which is read once for all vectors of a call. The work yields to the
 event loop. A result replaces the vector atomically once it is complete: until then readers see the old state.
 """
 
@@ -29,10 +29,10 @@ _STEP_ENTRIES = 64
 
 @dataclass(slots=True)
 class PendingRefold:
-    """One vector's rows of this call, in log order. `head`: the key of the vector's last delta.
+    """The rows of one vector in this call, in log order. `head`: the key of the vector's last delta.
 
-    `out_of_order`: how many sort before an earlier one. `inserted`: how many are in the chain.
-    `offset`: of the last delta in the vector once it is folded.
+    `out_of_order`: the number of rows that sort before an earlier one. `inserted`: the number of rows that
+    are in the chain. `offset`: the offset of the last delta that the vector includes once it is folded.
     """
 
     table: VectorTable
@@ -45,11 +45,11 @@ class PendingRefold:
 
 
 class Refolder:
-    """The rows of a call that cannot be folded on top, by vector; and counts since it was made.
+    """The rows of a call that cannot be folded on top, by vector; and counts since the object was made.
 
     `below_snapshot`: rows that sort before the state with which the log starts. `duplicates`: rows whose dot
     was known. `vectors_from_log`: vectors folded from the log. `log_passes`: reads of the log.
-    `refolded`: deltas folded for all this, the rows included.
+    `refolded`: deltas folded by refolds, the out-of-order rows included.
     """
 
     def __init__(self, chains: DeltaChains) -> None:
@@ -74,7 +74,9 @@ class Refolder:
         vector.offset = row.offset
 
     def clear(self) -> None:
-        """Drop the rows that are not folded, to be redelivered, and the chains that hold some of them."""
+        """Drop the rows that are not folded (they are redelivered), and the chains that contain
+        some of them.
+        """
         for ref in self.pending:
             chain = self._chains.get(ref)
             if chain is not None and chain.first_changed is not None:
@@ -84,34 +86,35 @@ class Refolder:
     async def fold(
         self, table_of: Callable[[str], VectorTable], context: SinkContext, pace: Pace, *, is_full: bool
     ) -> int:
-        """Fold all vectors; return the number of rows. `table_of` marks a table as changed. `is_full`: the
-        log includes all that was folded before it was first opened. Raises StopSink if the log holds too
-        little, and what a pause raises.
+        """Fold all vectors; return the number of rows. `table_of` marks a table as changed. `is_full`: no
+        delta was folded before this log was first opened.
+
+        Raises StopSink if the log lacks deltas that are needed, and the errors of `pace`.
         """
-        unknown, rows = [], 0
+        not_in_chain, rows = [], 0
         for ref, vector in list(self.pending.items()):
             if not self._insert(ref, vector, context.clock.now()):
-                unknown.append(ref)
+                not_in_chain.append(ref)
                 continue
             rows += await self._fold(ref, pace)
             table_of(ref[0])
-        is_full = is_full and bool(unknown) and context.log_start == 0
-        while unknown:
+        is_full = is_full and bool(not_in_chain) and context.log_start == 0
+        while not_in_chain:
             self.log_passes += 1
-            ends = {ref: self.pending[ref].rows[-1].offset for ref in unknown}
+            ends = {ref: self.pending[ref].rows[-1].offset for ref in not_in_chain}
             histories = await read_histories(context, ends, bytes_max=self._chains.bytes_max)
             pace.check()
             for ref, history in histories.items():
                 self._load_history(ref, history, context, is_full=is_full)
                 rows += await self._fold(ref, pace)
                 table_of(ref[0])
-            unknown = [ref for ref in unknown if ref not in histories]
+            not_in_chain = [ref for ref in not_in_chain if ref not in histories]
         return rows
 
     # --- positions of rows
 
     def _insert(self, ref: Ref, vector: PendingRefold, now: float) -> bool:
-        """Insert rows into the vector's chain, as far as it reaches; return True if all were inserted."""
+        """Insert rows into the vector's chain until one sorts too early for it; True if all were inserted."""
         chain = self._chains.get(ref)
         if chain is None:
             return False
@@ -129,13 +132,13 @@ class Refolder:
     def _load_history(self, ref: Ref, history: VectorHistory, context: SinkContext, *, is_full: bool) -> None:
         """Start a vector's chain from its history in the log.
 
-        If the log holds too little, the present chain continues with rows that sort after all others; for
-        these the log need only show which have no effect.
+        If the log lacks some of the history, the present chain continues with rows that sort after all
+        others; for these rows, the log only needs to show which are duplicates.
         """
         vector, chains, now = self.pending[ref], self._chains, context.clock.now()
-        new = history.chain(vector.rows, is_full=is_full)
-        if new is not None:
-            chains.start(ref, new, now)
+        new_chain = history.chain(vector.rows, is_full=is_full)
+        if new_chain is not None:
+            chains.start(ref, new_chain, now)
             vector.offset = max(vector.offset, history.offset)
             self.vectors_from_log += 1
             self.below_snapshot += history.below_snapshot
@@ -144,8 +147,8 @@ class Refolder:
         if chain is None:
             chain = chains.start(ref, DeltaChain(base_at(vector.table, vector.slot)), now)
         for row in vector.rows[vector.inserted :]:
-            known = chain.can_insert(row)
-            if not known and row.key <= chain.end_key:
+            can_insert = chain.can_insert(row)
+            if not can_insert and row.key <= chain.end_key:
                 raise StopSink(
                     f"needs snapshot: the delta at offset {row.offset} sorts before the stored history of "
                     f"vector {ref[1]!r}, and the log starts at offset {context.log_start}: "
@@ -153,7 +156,7 @@ class Refolder:
                 )
             if not chains.insert(ref, chain, row, now):
                 self.duplicates += 1
-            elif not known:
+            elif not can_insert:
                 row.is_duplicate = row.key in history.duplicates
 
     # --- folding

@@ -66,7 +66,7 @@ class ResidentVectors:
     """The fold of all deltas, by namespace and vector id.
 
     `resident_bytes_max` bounds the rows. While no row may be evicted (an index reads them all, or no store
-    has a copy), exceeding it is a StopSink; otherwise the store's sink evicts the least recently used.
+    has a copy), exceeding it raises StopSink; otherwise the storage sink evicts the least recently used rows.
     """
 
     def __init__(
@@ -81,15 +81,15 @@ class ResidentVectors:
         self.chains = DeltaChains(age_s_max=chain_age_s_max, bytes_max=chain_bytes_max)
         self._refolder = Refolder(self.chains)
         self._pending = self._refolder.pending  # read for each row, so held here for speed
-        self._deferred: list[Delivery] = []  # with pending rows, or after such
-        self._apply_done: anyio.Event | None = None  # of an apply that yields; set at its end
-        self._version = 0  # of the tables; a change aborts an apply that yielded
+        self._deferred: list[Delivery] = []  # those with pending rows, and all after them
+        self._apply_done: anyio.Event | None = None  # exists while an `apply` that yields is running
+        self._version = 0  # changes when the tables are replaced, which aborts a running `apply`
         self.deltas_a_call = 0
-        """Deltas that the next call should bring: a call refolds a vector once, however long that takes."""
+        """Deltas wanted in the next call: many during refolds, as each call refolds a vector once."""
         self._tables: dict[str, VectorTable] = {}
         self._fold_buffer, self._folded_range = FoldBuffer(SETTING_KINDS), FoldedRange()
-        self._spare_bytes = 0  # that buffered rows may take
-        self._row_bytes = 0  # per row, of the kind buffered last
+        self._spare_bytes = 0  # bytes that more buffered rows may take
+        self._row_bytes = 0  # bytes per row, in the table of the rows buffered last
         self._topics: frozenset[str] = frozenset()
         self._dimension: Callable[[str], int | None] = lambda _: None
         self.lamport = 0
@@ -108,16 +108,16 @@ class ResidentVectors:
         self.rebuilds = 0
         """The number of rebuilds of the vectors from states."""
         self.rebuilding = False
-        """True from the beginning of a rebuild to its end: no sink may fold meanwhile."""
+        """True from the start of a rebuild to its end: no sink may fold meanwhile."""
         self.watchers: list[Callable[[], None]] = []
-        """Called whenever deltas were folded, or a rebuild has ended."""
+        """Called whenever deltas have been folded, or a rebuild has ended."""
         self._rebuilder: SinkContext | None = None
         self._staged: dict[str, VectorTable] | None = None
 
     # --- sharing
 
     def enter(self, context: SinkContext) -> None:
-        """Prepare for deltas of the context's log; after a change of the log, stored offsets are invalid.
+        """Prepare for deltas of the context's log; if that is another log, stored offsets become invalid.
 
         Raises UsageError if sinks that share these vectors subscribe to different topics: one would skip
         deltas that the other has not applied.
@@ -147,7 +147,7 @@ class ResidentVectors:
         self.lamport = max(self.lamport, lamport)
 
     def note_loaded(self, next_offset: int) -> None:
-        """Note that the store has loaded its rows, which include all below that offset of the present log."""
+        """Note that the store has loaded its rows, with all deltas below `next_offset` of this log."""
         self.loaded = True
         self.next_offset = max(self.next_offset, next_offset)
 
@@ -181,7 +181,7 @@ class ResidentVectors:
 
     @property
     def size(self) -> int:
-        """Bytes that the rows take, without those that are staged; chains have their own bound."""
+        """Bytes of the rows, or of the staged rows while there are any; chains have their own bound."""
         if self._fold_buffer.rows:
             self._fold_buffered()
         return self._measure_size()
@@ -194,7 +194,7 @@ class ResidentVectors:
     def _measure_size(self) -> int:
         if self._staged is not None:
             return sum(table.size for table in self._staged.values())
-        for table in self._unsized:  # only those touched since: there may be many tables
+        for table in self._unsized:  # only the tables touched since, because there may be many tables
             size = table.size
             self._size += size - table.counted_size
             table.counted_size = size
@@ -256,7 +256,7 @@ class ResidentVectors:
     # --- folding
 
     async def apply(self, deliveries: Sequence[Delivery], context: SinkContext) -> int:
-        """Fold the rows that are new, now or before the next read; return their number.
+        """Fold the new rows, at once or before the next read; return their number.
 
         Long work yields to other tasks. Raises RejectDelta, StopSink; TryAgain if the vectors are rebuilt
         meanwhile.
@@ -267,13 +267,13 @@ class ResidentVectors:
 
         def check() -> None:
             if self._version != version:
-                raise TryAgain("the vectors were rebuilt while deltas were folded: all are redelivered")
+                raise TryAgain("the vectors were rebuilt while deltas were folded: all rows are redelivered")
 
         pace = Pace(context.clock, check)
         try:
-            for one in deliveries:
-                if not self._buffer(one):
-                    self._apply_one(one, context)
+            for delivery in deliveries:
+                if not self._buffer(delivery):
+                    self._apply_one(delivery, context)
                 if pace.is_due:
                     self._hold_other_calls()
                     await pace.yield_to_others()
@@ -290,16 +290,16 @@ class ResidentVectors:
         return self._folded - before
 
     def apply_now(self, deliveries: Sequence[Delivery], context: SinkContext) -> bool:
-        """Do what `apply` does if nothing takes long; else return False, to be called with `apply` instead.
+        """Fold as `apply` does, or return False if that would take long: then call `apply` instead.
 
         Raises RejectDelta, StopSink.
         """
         if self._apply_done is not None:
             return False
         try:
-            for one in deliveries:
-                if not self._buffer(one):
-                    self._apply_one(one, context)
+            for delivery in deliveries:
+                if not self._buffer(delivery):
+                    self._apply_one(delivery, context)
             done = not self._pending
         finally:
             if self.chains.active:
@@ -320,11 +320,11 @@ class ResidentVectors:
         self._hold_other_calls()
         is_full = self._lamport_before_log == 0
         self._folded += await self._refolder.fold(self._table, context, pace, is_full=is_full)
-        for one in self._deferred:
-            self._note(one)
+        for delivery in self._deferred:
+            self._note(delivery)
 
     def _end_apply(self, context: SinkContext) -> None:
-        """Drop rows that were deferred and not folded, and admit the next call."""
+        """Drop the rows that were deferred and not folded, and admit the next call."""
         if self._pending or self._deferred:
             self._refolder.clear()
             self._deferred.clear()
@@ -335,28 +335,28 @@ class ResidentVectors:
             self._apply_done = None
 
     def _buffer(self, delivery: Delivery) -> bool:
-        """Buffer rows to fold with others. Above all Lamport numbers, they are new and in order."""
-        logged, rows, unfolded = delivery.logged, delivery.rows, self._fold_buffer
+        """Buffer a delivery if its Lamport numbers are above all others: its rows are new and in order."""
+        logged, rows, fold_buffer = delivery.logged, delivery.rows, self._fold_buffer
         if logged.lamport <= self.lamport or self.chains.active:
             return False
         count = logged.count if rows is None else len(rows)
         spare = self._spare_bytes - count * self._row_bytes
-        if spare < 0 or not unfolded.extend(delivery):
-            table = self._tables.get(logged.batch.namespace) if unfolded.can_hold(delivery) else None  # type: ignore[arg-type]
+        if spare < 0 or not fold_buffer.extend(delivery):
+            table = self._tables.get(logged.batch.namespace) if fold_buffer.can_hold(delivery) else None  # type: ignore[arg-type]
             if table is None or table.dimension is None or self.rebuilding:
                 return False
             self._row_bytes = SLOT_BYTES + 4 * table.dimension
             spare = self._spare_bytes - count * self._row_bytes
             if spare < 0:
                 return False
-            if not unfolded.add(delivery, table, count):
+            if not fold_buffer.add(delivery, table, count):
                 self._fold_buffered()
                 return self._buffer(delivery)
         self._spare_bytes = spare
         self.lamport = logged.lamport + logged.count - 1
         self._folded += count
         self._note(delivery)
-        if unfolded.is_full:
+        if fold_buffer.is_full:
             self._fold_buffered()
         return True
 
@@ -385,7 +385,7 @@ class ResidentVectors:
         if self._fold_buffer.rows:
             self._fold_buffered()
         self.check_fits()
-        self._deliver(delivery.logged, delivery.rows, context)
+        self._fold_rows(delivery.logged, delivery.rows, context)
         if self._pending:
             self._deferred.append(delivery)
         else:
@@ -400,7 +400,7 @@ class ResidentVectors:
                 "raise resident_bytes_max" + (", or detach the index" if self.stored else "")
             )
 
-    def _deliver(self, logged: LoggedBatch, rows: NDArray[np.intp] | None, context: SinkContext) -> None:
+    def _fold_rows(self, logged: LoggedBatch, rows: NDArray[np.intp] | None, context: SinkContext) -> None:
         batch = logged.batch
         if batch.is_control:
             return
@@ -415,15 +415,15 @@ class ResidentVectors:
             and namespace is not None
             and logged.known_ids is KnownIds.NONE
             and not self._pending
-            and self._deliver_block(logged, rows, self._table(namespace), context)
+            and self._fold_block(logged, rows, self._table(namespace), context)
         ):
             return
         namespaces = None if namespace is not None else batch.namespaces
         keys = batch.keys
         for row in range(count) if rows is None else rows.tolist():
-            name = namespace if namespaces is None else namespaces[row]
-            assert name is not None
-            self._deliver_row(logged, row, self._table(name), keys[row], context)
+            row_namespace = namespace if namespaces is None else namespaces[row]
+            assert row_namespace is not None
+            self._fold_or_defer_row(logged, row, self._table(row_namespace), keys[row], context)
 
     def _table(self, namespace: str) -> VectorTable:
         if (staged := self._staged) is not None:
@@ -436,14 +436,14 @@ class ResidentVectors:
         return table
 
     def _new_table(self, namespace: str) -> VectorTable:
-        """Return a new table, of the dimension that the service has fixed, if it has."""
+        """Return a new table, with the dimension of the namespace if that is fixed."""
         table = VectorTable(namespace)
         dimension = self._dimension(namespace)
         if dimension is not None:
             table.reserve(dimension)
         return table
 
-    def _deliver_block(
+    def _fold_block(
         self, logged: LoggedBatch, rows: NDArray[np.intp] | None, table: VectorTable, context: SinkContext
     ) -> bool:
         """Fold many rows of one kind in bulk; False, with nothing changed, if rows need checks one by one."""
@@ -452,26 +452,26 @@ class ResidentVectors:
         keys: Sequence[str] = batch.keys if rows is None else itemgetter(*rows.tolist())(batch.keys)
         if table.matrix is None and kind in (Kind.CREATE, Kind.DENSE) and batch.row_values is not None:
             table.reserve(batch.row_values)
-        slots, block = table.slots_of(keys), heads_of(logged, rows)
-        heads = table.heads.take(slots, axis=0)
+        slots, new_heads = table.slots_of(keys), heads_of(logged, rows)
+        old_heads = table.heads.take(slots, axis=0)
         duplicates = 0
-        highest, lowest = np.maximum.reduce(heads).tolist(), block[0].tolist()
-        # Offsets and keys rise in a block, so one comparison mostly shows that all rows are new and in order.
-        if highest[OFFSET] >= lowest[OFFSET] or highest[LAMPORT] >= lowest[LAMPORT]:
-            fresh = heads[:, OFFSET] < block[:, OFFSET]
-            duplicates = len(slots) - int(np.count_nonzero(fresh))
+        highest_old, lowest_new = np.maximum.reduce(old_heads).tolist(), new_heads[0].tolist()
+        # Offsets and keys rise in a block, so one comparison usually shows that all are new and in order.
+        if highest_old[OFFSET] >= lowest_new[OFFSET] or highest_old[LAMPORT] >= lowest_new[LAMPORT]:
+            is_new = old_heads[:, OFFSET] < new_heads[:, OFFSET]
+            duplicates = len(slots) - int(np.count_nonzero(is_new))
             if duplicates == len(slots):
                 self._duplicates += duplicates
                 return True
             if duplicates:
-                rows = fresh.nonzero()[0] if rows is None else rows[fresh]
-                slots, block, heads = slots[fresh], block[fresh], heads[fresh]
-            if (heads[:, LAMPORT] >= block[:, LAMPORT]).any():
+                rows = is_new.nonzero()[0] if rows is None else rows[is_new]
+                slots, new_heads, old_heads = slots[is_new], new_heads[is_new], old_heads[is_new]
+            if (old_heads[:, LAMPORT] >= new_heads[:, LAMPORT]).any():
                 return False
         bases = bases_of(table, slots, self.chains) if self.chains.active else {}
         if not table.fold_block(batch, kind, rows, slots):
             return False
-        table.heads[slots] = block
+        table.heads[slots] = new_heads
         table.flags.put(slots, DIRTY | STALE)
         if self.chains.active:
             note_block(self.chains, logged, rows, table, slots, bases=bases, now=context.clock.now())
@@ -479,7 +479,7 @@ class ResidentVectors:
         self._duplicates += duplicates
         return True
 
-    def _deliver_row(
+    def _fold_or_defer_row(
         self, logged: LoggedBatch, row: int, table: VectorTable, vector_id: str, context: SinkContext
     ) -> None:
         offset, key = logged.offset + row, logged.key(row)
@@ -508,12 +508,12 @@ class ResidentVectors:
             chains.add_savepoint(chain, len(chain.entries), base_at(table, slot))
 
     def _defer_row(self, entry: Entry, table: VectorTable, slot: int) -> None:
-        """Defer a row to fold with others of its vector, unless it duplicates that vector's last delta."""
+        """Defer a row, to fold it with others of its vector, unless it is the vector's last delta again."""
         vector_id = str(table.ids[slot])
         ref = (table.namespace, vector_id)
-        if ref not in self._pending and table.head(slot)[:3] == entry.key:  # at another offset
+        if ref not in self._pending and table.head(slot)[:3] == entry.key:
             self._duplicates += 1
-            table.set_head(slot, *entry.key, entry.offset)
+            table.set_head(slot, *entry.key, entry.offset)  # the same delta, at another offset
             return
         if (kind := entry.logged.batch.kinds[entry.row]) not in FOLDED_KINDS:
             raise RejectDelta(entry.offset, f"{vector_id!r}: {unknown_kind(kind)}")
@@ -521,7 +521,7 @@ class ResidentVectors:
         self._refolder.add(ref, table, slot, entry)
 
     def _fold_row(self, logged: LoggedBatch, row: int, table: VectorTable, slot: int, key: Key) -> None:
-        """Fold a row on the fast path, without a chain to refold it from."""
+        """Fold a row into its vector's present state. Raises RejectDelta."""
         try:
             table.fold_row(logged.batch, row, slot)
         except Misfit as error:
@@ -533,7 +533,7 @@ class ResidentVectors:
         table.flags[slot] = DIRTY | STALE
         self._folded += 1
 
-    # --- rebuilt from states
+    # --- rebuilds from states
 
     def begin_rebuild(self, context: SinkContext) -> bool:
         """Invalidate the vectors, which stay readable; False if another sink rebuilds them."""
@@ -553,12 +553,12 @@ class ResidentVectors:
         return self._rebuilder is context
 
     def abandon_rebuild(self, context: SinkContext) -> None:
-        """Note that the sink that rebuilds closes, whether or not it is done."""
+        """Note that a sink closes: if it was rebuilding the vectors, another sink may rebuild them."""
         if self._rebuilder is context:
             self._rebuilder, self._staged = None, None
 
     def clear(self, *, staged: bool = False) -> None:
-        """Drop all rows; with `staged`, show them until `swap_in_staged` and load new ones beside them."""
+        """Drop all rows; with `staged`, they stay readable until `swap_in_staged`."""
         self._staged = {} if staged else None
         if not staged:
             self._swap_tables({})
@@ -576,7 +576,7 @@ class ResidentVectors:
             self._swap_tables(incoming)
 
     def end_rebuild(self, context: SinkContext, offset: int, lamport: int) -> None:
-        """Declare the vectors the fold of all deltas below `offset` of the present log."""
+        """Note that the vectors are now the fold of all deltas below `offset` of the present log."""
         self._log_id = context.log_id
         self._rebuilder, self.rebuilding = None, False
         self._lamport_before_log = 0
@@ -599,15 +599,15 @@ class ResidentVectors:
     # --- the store's side
 
     def missing(self, deliveries: Iterable[Delivery]) -> list[Ref]:
-        """Return the vectors that deliveries touch and that may be in the store only."""
+        """Return the vectors that deliveries touch and that are not in memory, but may be in the store."""
         return [] if self.complete else missing_vectors(self.tables, deliveries)
 
     def take_touched(self) -> dict[VectorTable, None]:
-        """Return the tables that may have dirty rows since the last call."""
+        """Return the tables whose rows may have become dirty since the last call."""
         if self._fold_buffer.rows:
             self._fold_buffered()
-        taken, self.touched = self.touched, {}
-        return taken
+        touched, self.touched = self.touched, {}
+        return touched
 
     def adopt(self, tables: Iterable[VectorTable], lamport: int) -> None:
         """Adopt complete tables from the store, while nothing is resident yet."""

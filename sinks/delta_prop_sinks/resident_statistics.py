@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ResidentStatistics:
-    """Counts since the structure was made, and what it holds now.
+    """Counts since the vectors were created, and their present contents.
 
     `out_of_order`: forwarded deltas that sort before an earlier one of their vector.
-    `beneath_snapshot`: those that sort before the state with which the log begins; they have no effect, and
-    count as ignored.
+    `beneath_snapshot`: forwarded deltas that sort before the state with which the log begins; they have no
+    effect, and count as ignored.
     `refolded_from_log`: vectors folded from the log, in `log_passes` reads of it.
-    `refolded`: deltas folded to put those in order, themselves included.
+    `refolded`: deltas folded by refolds, the out-of-order deltas included.
     """
 
     vectors: int

@@ -1,7 +1,7 @@
-"""Converts graphs to bytes and back: each graph, the vectors of its live nodes, and the rows as indexed.
+"""Converts graphs to bytes and back: each graph, the ids of its live nodes, and their rows as indexed.
 
-The rows make a loaded graph trustworthy: a vector is indexed only if it is still near its row, whatever its
-log and offset. Numbers are little-endian.
+A graph of another log or offset is harmless, because the rows are compared: a vector counts as indexed only
+if it is still near its saved row. Numbers are little-endian.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _ROWS_PER_STEP = 4096
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GraphPart:
-    """One generation of one namespace, as of now; `encode` may run on any thread.
+    """One generation of one namespace, at the time of creation; `encode` may run on any thread.
 
-    Rows and ids are read later: no row is indexed during a save, so rows stay; ids of live slots never
-    change.
+    Rows and ids are read later, but do not change: no row is indexed during a save, and ids of live slots
+    never change.
     """
 
     hnsw_rows: HnswRows
@@ -47,9 +47,9 @@ class GraphPart:
     def all_of(cls, hnsw_rows: HnswRows) -> list[GraphPart]:
         """Return the parts of one namespace."""
         return [
-            cls._of(hnsw_rows, one)
-            for one in (hnsw_rows.base, hnsw_rows.young)
-            if one is not None and one.live
+            cls._of(hnsw_rows, generation)
+            for generation in (hnsw_rows.base, hnsw_rows.young)
+            if generation is not None and generation.live
         ]
 
     @classmethod
@@ -59,41 +59,41 @@ class GraphPart:
         return cls(hnsw_rows, generation, nodes, slots[nodes].astype(np.intp), hnsw_rows.indexed_matrix)
 
     def encode(self) -> tuple[dict[str, object], list[bytes | memoryview]]:
-        """Return its entry in the header, and its sections."""
+        """Return the part's entry in the header, and its sections."""
         table = self.hnsw_rows.table
         ids = [str(table.ids[slot]).encode() for slot in self.slots.tolist()]
         sections: list[bytes | memoryview] = [
             self.generation.graph.dump(),
             self.nodes.astype("<i4").tobytes(),
-            np.array([len(one) for one in ids], "<u4").tobytes(),
+            np.array([len(id_) for id_ in ids], "<u4").tobytes(),
             b"".join(ids),
             self.rows[self.slots].tobytes(),
         ]
-        head = {
+        entry = {
             "namespace": table.namespace,
             "dimension": self.hnsw_rows.dimension,
             "all_nodes": self.generation.nodes,
             "drift_max": self.hnsw_rows.drift_max,
             "sections": [len(section) for section in sections],
         }
-        return head, sections
+        return entry, sections
 
 
 def pack(parts: Iterable[GraphPart], space: Space, cursor: Cursor) -> list[bytes | memoryview]:
-    """Return the content of the file, in pieces. Copies all graphs in memory."""
-    heads: list[dict[str, object]] = []
+    """Return the content of the file, in sections. Copies all graphs in memory."""
+    entries: list[dict[str, object]] = []
     sections: list[bytes | memoryview] = []
     for part in parts:
-        head, some = part.encode()
-        heads.append(head)
-        sections += some
+        entry, part_sections = part.encode()
+        entries.append(entry)
+        sections += part_sections
     header = json.dumps(
         {
             "space": space,
             "log_id": cursor.log_id.hex(),
             "epoch": cursor.epoch,
             "next_offset": cursor.next_offset,
-            "parts": heads,
+            "parts": entries,
         }
     ).encode()
     return [_LENGTH.pack(len(header)), header, *sections]
@@ -112,7 +112,7 @@ class LoadedPart:
     rows: NDArray[Any]
 
     def adopt_into(self, hnsw_rows: HnswRows) -> Iterator[None]:
-        """Index the vectors that still exist near their rows, a few thousand per step."""
+        """Restore the nodes of vectors that are still near their saved rows, a few thousand per step."""
         hnsw_rows.drift_max = self.drift_max
         hnsw_rows.adopt(self.generation)
         for start in range(0, len(self.ids), _ROWS_PER_STEP):
@@ -126,29 +126,29 @@ class LoadedPart:
 
 
 def unpack(content: memoryview, space: Space, expansion_add: int) -> tuple[int, list[LoadedPart]]:
-    """Return the offset below which all was applied, and the parts. Raises GraphError for a foreign file."""
+    """Return the offset below which all deltas were applied, and the parts. Raises GraphError."""
     try:
         (length,) = _LENGTH.unpack_from(content)
         header = json.loads(bytes(content[_LENGTH.size : _LENGTH.size + length]))
         if header["space"] != space:
             raise GraphError(f"its graphs are of space {header['space']}, the index's of space {space}")
-        at, parts = _LENGTH.size + length, []
-        for head in header["parts"]:
+        position, parts = _LENGTH.size + length, []
+        for entry in header["parts"]:
             sections = []
-            for size in head["sections"]:
-                sections.append(content[at : at + size])
-                at += size
-            parts.append(_load(head, sections, space, expansion_add))
+            for size in entry["sections"]:
+                sections.append(content[position : position + size])
+                position += size
+            parts.append(_load(entry, sections, space, expansion_add))
         return int(header["next_offset"]), parts
     except (KeyError, ValueError, TypeError, struct.error) as error:
         raise GraphError(f"its content is inconsistent: {error!r}") from error
 
 
 def _load(
-    head: dict[str, Any], sections: Sequence[memoryview], space: Space, expansion_add: int
+    entry: dict[str, Any], sections: Sequence[memoryview], space: Space, expansion_add: int
 ) -> LoadedPart:
     dump, nodes, lengths, ids, rows = sections
-    dimension, count = int(head["dimension"]), int(head["all_nodes"])
+    dimension, count = int(entry["dimension"]), int(entry["all_nodes"])
     graph = Graph(space, dimension, expansion_add)
     graph.load(bytes(dump))
     if len(graph) > count:
@@ -158,11 +158,11 @@ def _load(
     ends = np.cumsum(np.frombuffer(lengths, "<u4"), dtype=np.int64).tolist()
     text = bytes(ids)
     return LoadedPart(
-        namespace=head["namespace"],
+        namespace=entry["namespace"],
         dimension=dimension,
-        drift_max=float(head["drift_max"]),
+        drift_max=float(entry["drift_max"]),
         generation=generation,
         nodes=np.frombuffer(nodes, "<i4").astype(np.intp),
-        ids=[text[begin:end].decode() for begin, end in zip([0, *ends[:-1]], ends, strict=True)],
+        ids=[text[start:end].decode() for start, end in zip([0, *ends[:-1]], ends, strict=True)],
         rows=np.frombuffer(rows, row_type(space)).reshape(len(ends), dimension),
     )

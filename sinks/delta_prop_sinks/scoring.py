@@ -1,4 +1,4 @@
-"""Scores of vectors: the metrics, a fast pass over many rows, an exact one over the best."""
+"""Scores vectors by a metric: a fast pass over many rows, then an exact pass over the best."""
 
 from __future__ import annotations
 
@@ -15,24 +15,27 @@ if TYPE_CHECKING:
     from delta_prop_sinks.vector_table import VectorTable
 
 Metric = Literal["cosine", "dot", "l2", "pivot"]
+"""`pivot` is pivoted length normalisation (Singhal): `IndexSink.search` has the formula."""
 
 K_MAX = 10_000
 _CHUNK_ROWS = 1024
 _HALF_ULP = 2.0**-24
 _BLOCK_NUMBERS = 32_768
-"""Numbers per product: they fit the processor's cache, and BLAS does not spread them over threads, which
-would gain little here and busy-wait after each call, at the cost of all other work."""
+"""Numbers per matrix product. They fit the processor's cache, and BLAS does not spread them over threads,
+which would gain little here and busy-wait after each call, at the cost of all other work.
+"""
 
 _NORM_NUMBERS = 131_072
 """Numbers whose squares are summed at once."""
 
 GATHER_COST = 3
-"""Cost of a scattered row, in rows of a contiguous block."""
+"""How many contiguous rows can be scored in the time that one scattered row takes."""
 
 
 def check_query(
     query: ArrayLike, k: int, metric: str, dimension: int | None, namespace: str
 ) -> NDArray[np.float32]:
+    """Return the query as float32 numbers. Raises UsageError for an invalid argument."""
     if metric not in get_args(Metric):
         raise UsageError(f"metric {metric!r} is not one of {', '.join(get_args(Metric))}: give one of them")
     if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= K_MAX:
@@ -50,23 +53,23 @@ def check_query(
             "give a query of that dimension"
         )
     if not np.isfinite(vector).all():
-        at = int((~np.isfinite(vector)).nonzero()[0][0])
-        raise UsageError(f"query: number {at} is {vector[at]}: give finite float32 numbers only")
+        index = int((~np.isfinite(vector)).nonzero()[0][0])
+        raise UsageError(f"query: number {index} is {vector[index]}: give finite float32 numbers only")
     return vector
 
 
-def refresh_norms(table: VectorTable, among: NDArray[np.intp] | None = None) -> None:
-    """Compute the norms of changed rows; only of `among`, None for all."""
+def refresh_norms(table: VectorTable, rows: NDArray[np.intp] | None = None) -> None:
+    """Compute the norms that are out of date, of `rows` or, by default, of all rows."""
     assert table.matrix is not None
-    if among is None:
+    if rows is None:
         stale = (table.flags[: table.used] & STALE).nonzero()[0]
     else:
-        stale = among[(table.flags[among] & STALE) != 0]
+        stale = rows[(table.flags[rows] & STALE) != 0]
     size = max(_NORM_NUMBERS // table.matrix.shape[1], 16)
-    for at in range(0, len(stale), size):
-        part = stale[at : at + size]
+    for start in range(0, len(stale), size):
+        part = stale[start : start + size]
         first, last = int(part[0]), int(part[-1])
-        # A contiguous range, as after a start, is a slice instead of a copy.
+        # A contiguous range, as after a start, is read as a slice, without a copy.
         slots = slice(first, last + 1) if last - first == len(part) - 1 else part
         block = table.matrix[slots].astype(np.float64)
         table.norms[slots] = np.sqrt(np.square(block, out=block).sum(axis=1))
@@ -84,27 +87,29 @@ def median_norm(table: VectorTable) -> float:
 
 
 class Scorer:
-    """One query's arithmetic: a fast pass over all rows, an exact one over the best."""
+    """Scores rows by one query: a fast pass over all rows, an exact pass over the best."""
 
     def __init__(self, query: NDArray[np.float32], metric: str, median: float) -> None:
         self._query, self._metric, self._median = query, metric, median
-        self._wide = query.astype(np.float64)
-        self._length = float(np.sqrt(np.square(self._wide).sum()))
+        self._query_float64 = query.astype(np.float64)
+        self._norm = float(np.sqrt(np.square(self._query_float64).sum()))
 
     def candidates(self, table: VectorTable, live: NDArray[np.intp], k: int) -> NDArray[np.intp]:
-        """Return slots of possible `k` nearest vectors: with a rough score within rounding of the k-th."""
+        """Return slots that may hold one of the `k` nearest vectors: those whose rough score is within
+        rounding error of the k-th.
+        """
         if k >= len(live):
             return live
         assert table.matrix is not None
         products = self._products(table, table.matrix, live)
         norms = table.norms[live]
         # Twice the maximum error of a float32 sum of n products in any order.
-        errors = 2 * (len(self._query) + 2) * _HALF_ULP * self._length * norms
+        errors = 2 * (len(self._query) + 2) * _HALF_ULP * self._norm * norms
         scores = np.nan_to_num(self._scores(products, norms), nan=np.inf)
         errors = errors * 2 if self._metric == "l2" else errors / self._divisors(norms)
         floor = np.partition(scores - errors, len(live) - k)[len(live) - k]
-        chosen: NDArray[np.intp] = live[scores + errors >= floor]
-        return chosen
+        candidates: NDArray[np.intp] = live[scores + errors >= floor]
+        return candidates
 
     def _products(
         self, table: VectorTable, matrix: NDArray[np.float32], live: NDArray[np.intp]
@@ -113,40 +118,42 @@ class Scorer:
         with np.errstate(over="ignore", invalid="ignore"):
             if len(live) * GATHER_COST > table.used:
                 products = np.empty(table.used)
-                for at in range(0, table.used, size):
-                    rows = matrix[at : min(at + size, table.used)]
-                    products[at : at + size] = rows @ self._query
+                for start in range(0, table.used, size):
+                    rows = matrix[start : min(start + size, table.used)]
+                    products[start : start + size] = rows @ self._query
                 return products if len(live) == table.used else products[live]
             products = np.empty(len(live))
             block = np.empty((min(size, len(live)), matrix.shape[1]), np.float32)
-            for at in range(0, len(live), size):
-                rows = block[: len(live) - at]
-                np.take(matrix, live[at : at + size], axis=0, out=rows, mode="clip")
-                products[at : at + size] = rows @ self._query
+            for start in range(0, len(live), size):
+                rows = block[: len(live) - start]
+                np.take(matrix, live[start : start + size], axis=0, out=rows, mode="clip")
+                products[start : start + size] = rows @ self._query
             return products
 
     def exact(self, table: VectorTable, slots: NDArray[np.intp]) -> NDArray[np.float64]:
-        """Return float64 scores. Each row is summed separately, so its position does not matter."""
+        """Return float64 scores. Each row is summed separately, so its score does not depend on its slot."""
         assert table.matrix is not None
         scores = np.empty(len(slots))
-        for at in range(0, len(slots), _CHUNK_ROWS):
-            part = slots[at : at + _CHUNK_ROWS]
+        for start in range(0, len(slots), _CHUNK_ROWS):
+            part = slots[start : start + _CHUNK_ROWS]
             block = table.matrix[part].astype(np.float64)
             if self._metric == "l2":
-                scores[at : at + len(part)] = -np.sqrt(np.square(block - self._wide).sum(axis=1))
+                scores[start : start + len(part)] = -np.sqrt(
+                    np.square(block - self._query_float64).sum(axis=1)
+                )
             else:
-                scores[at : at + len(part)] = self._scores(
-                    (block * self._wide).sum(axis=1), table.norms[part]
+                scores[start : start + len(part)] = self._scores(
+                    (block * self._query_float64).sum(axis=1), table.norms[part]
                 )
         return scores
 
     def _scores(self, products: NDArray[np.float64], norms: NDArray[np.float64]) -> NDArray[np.float64]:
-        if self._metric == "l2":  # minus the square suffices to compare scores
-            return 2 * products - norms * norms - self._length * self._length
+        if self._metric == "l2":  # minus the squared distance suffices to compare scores
+            return 2 * products - norms * norms - self._norm * self._norm
         return products / self._divisors(norms)
 
     def _divisors(self, norms: NDArray[np.float64]) -> NDArray[np.float64]:
         if self._metric == "dot":
             return np.ones_like(norms)
-        divisors = norms * self._length if self._metric == "cosine" else 0.5 * (self._median + norms)
+        divisors = norms * self._norm if self._metric == "cosine" else 0.5 * (self._median + norms)
         return np.where(divisors > 0, divisors, 1.0)  # where a divisor is 0, the product is too

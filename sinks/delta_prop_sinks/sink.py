@@ -3,13 +3,13 @@
 `Sink` is the contract, on one screen. A sink may implement these optional protocols beside it:
 
 `Rebuildable`: loads full states in place of the deltas that made them. `HasBackground`: works between
-deliveries. `HasBacklog`: reports how much of that work is left. `BulkSink`: makes long calls, so few of them.
-`ControlRowSink`: also gets control rows. `VectorHolder`: reports what it knows of a vector.
+deliveries. `HasBacklog`: reports how much of that work is left. `BulkSink`: gets more deltas per call while
+it lags. `ControlRowSink`: also gets control rows. `VectorHolder`: reports the last delta of a vector.
 
 *Fast path.* A sink that seldom waits may define `apply_now(deliveries)`, a plain method, beside `apply` in
-the same class. The delivery loop may call it instead, from within the publish that brought the deltas. True
-means what a return of `apply` means. After False or any exception, the same deliveries are redelivered by
-`apply`, which reports the error; so whatever `apply_now` did by then must be nothing, or idempotent.
+the same class. The delivery loop may call it instead, from within the publish that brought the deltas. It
+returns True once all rows are applied. After False or any exception, the same deliveries are passed to
+`apply`, which reports the error; so rows that `apply_now` has already applied must still take effect once.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Delivery:
-    """A batch from the log for one sink; `rows` are those that match its topics, ascending, None for all.
+    """A batch from the log for one sink. `rows`: the rows that match its topics, ascending; None: all rows.
 
     Immutable: a sink may store it, and other sinks may hold it too.
 
-    `redelivered`: these rows are released from the sink's quarantine, after rows with higher offsets.
-    `end`: the batch is delivered up to this offset only, the rest follows; None: all of it.
+    `redelivered`: these rows were released from the sink's quarantine, and come after rows with higher
+    offsets. `end`: the batch is delivered up to this offset; the rest follows in another delivery. None: all
+    of it.
     """
 
     logged: LoggedBatch
@@ -60,12 +61,12 @@ class Delivery:
 
     @property
     def first_offset(self) -> int:
-        """The offset of the batch's first row, even if `rows` leaves it out."""
+        """The offset of the batch's first row, even if `rows` does not include that row."""
         return self.logged.offset
 
     @property
     def next_offset(self) -> int:
-        """The offset after the batch, or after its part: a sink that has applied it continues there."""
+        """The offset after the batch, or `end`: a sink that has applied the delivery continues there."""
         return self.logged.next_offset if self.end is None else self.end
 
 
@@ -74,9 +75,9 @@ class ResumePoint:
     """The end of a sink's own data, and the highest Lamport number in it.
 
     A sink without data names offset 0 of the log that it is opened with. `rebuilding`: a rebuild was begun
-    and not finished, so the sink's data is invalid, whatever the cursor says.
-    `reach`: if some of the data may be ahead of the cursor, the offset after the last delta that may be in
-    it, in the cursor's log and epoch; a log that ends before it does not match.
+    and not finished, so the sink's data is invalid, whatever the cursor says. `reach`: the end of the deltas
+    that the data may contain, if that may be beyond the cursor: an offset in the cursor's log and epoch. A
+    log that ends before it is not the sink's log.
     """
 
     cursor: Cursor
@@ -119,7 +120,7 @@ class SinkContext(Protocol):
         ...
 
     def own_thread(self) -> AbstractAsyncContextManager[Threads]:
-        """Open a new thread for the duration of the scope. The scope's end waits for no call: one that runs
+        """Open a new thread for the duration of the scope. The scope's end waits for no call: a running call
         continues, and its caller gets an error that says that the thread was abandoned.
         """
         ...
@@ -135,8 +136,8 @@ class SinkContext(Protocol):
     def first_missing(self, watermarks: Mapping[int, int]) -> int | None:
         """Return the offset of the first delta that another log lacks, given its watermark for each origin.
 
-        A watermark is the counter up to which nothing is missing. None if it lacks nothing, as far as is
-        known here.
+        A watermark is the counter up to which none is missing. None: the other log lacks nothing, as far as
+        is known here.
         """
         ...
 
@@ -147,8 +148,8 @@ class SinkContext(Protocol):
         ...
 
     def dimension(self, namespace: str) -> int | None:
-        """Return the dimension of a namespace's vectors, as its first vector in the log fixed it; None if it
-        has none. A forwarded vector may have another dimension.
+        """Return the dimension of a namespace, which its first vector in the log fixed; None if it has no
+        vector. A forwarded vector may have another dimension.
         """
         ...
 
@@ -156,45 +157,46 @@ class SinkContext(Protocol):
         """Yield the deltas that the log still holds of vectors (namespace, id) in log order: (batch, row).
 
         One pass reads the log for all of them, in pieces, and yields to the event loop between pieces. If the
-        log starts above offset 0, each vector's state comes first (`batch.is_state`) and stands for what came
-        before. Raises TryAgain if the log drops what is being read.
+        log starts above offset 0, each vector's state comes first (`batch.is_state`) in place of the deltas
+        before it. Raises TryAgain if the log drops rows that are being read.
         """
         ...
 
 
 class Sink(Protocol):
-    """Consumes deltas: opened, called with deliveries by one task, closed. `check_sink` tests all of this.
+    """Consumes deltas: one task opens it, calls it with deliveries, and closes it. `check_sink` tests these
+    rules.
 
     *Order.* Deliveries come in log order, with gaps where rows are for other sinks; calls never overlap.
 
-    *Event loop.* The shared event loop makes all calls: run what blocks on `SinkContext.threads`.
+    *Event loop.* The shared event loop makes all calls: run code that blocks on `SinkContext.threads`.
 
-    *Return.* A return of `apply` means that all rows are applied and that readers see them. It does not mean
-    that they are durable: a sink with its own cursor, which `open` returns, reports that with
-    `SinkContext.committed`.
+    *Return.* When `apply` returns, all rows are applied and readers see them. They need not be durable: a
+    sink with its own cursor, which `open` returns, reports durability with `SinkContext.committed`.
 
     *Duplicates.* After a failure, a cancelled call or a restart, rows are redelivered in other batches and
     must take effect once. A row is a duplicate if its vector already has its offset or key, or a later one.
 
-    *Failures*, each with one remedy. `TryAgain`: the failure may pass; rows below `done_offset` are applied,
-    the rest is redelivered. `RejectDelta`: this row can never be applied, and all rows before it are; the row
-    and its dependents go to the sink's quarantine, and the rest is redelivered. `StopSink`: no call follows
-    until an operator acts; the cursor stays. Any other exception counts as a defect, and as `TryAgain`. After
-    a failure, calls bring less, and twice as much after each success; a single row that fails repeatedly is
-    reported.
+    *Failures.* `TryAgain`: the failure may pass; rows below `done_offset` are applied, and the rest is
+    redelivered. `RejectDelta`: this row can never be applied, and all rows before it are; the row and its
+    dependents go to the sink's quarantine, and the rest is redelivered. `StopSink`: no call follows until an
+    operator acts; the cursor stays. Any other exception counts as a defect, and as `TryAgain`. After a
+    failure, calls carry fewer deltas, then twice as many after each success; a single row that fails
+    repeatedly is reported.
 
-    *Cancellation* may come at every await, after `apply_timeout_s` at the latest. The call then took effect
-    fully, partly or not at all; its rows are redelivered. The delivery loop waits for what runs on
-    `SinkContext.threads`: a transaction there commits fully or not at all.
+    *Cancellation* may come at any await; a call that exceeds `apply_timeout_s` is always cancelled. The call
+    then took effect fully, partly or not at all; its rows are redelivered. The delivery loop waits for calls
+    on `SinkContext.threads`: a transaction there commits fully or not at all.
 
-    *Quarantine.* An operator releases rows from it: marked `redelivered`, in calls of their own, once, after
-    higher offsets, though none of their own vector; so detect duplicates by vector. They move no cursor, and
-    a sink with its own cursor makes them durable before `apply` returns.
+    *Quarantine.* An operator releases rows from it. They are marked `redelivered` and come in calls of their
+    own, each once, after rows with higher offsets, but never after a later row of the same vector; so detect
+    duplicates by vector. They move no cursor, and a sink with its own cursor makes them durable before
+    `apply` returns.
 
-    *Forwarded rows*, of another service (`logged.source` is replica), may sort by `logged.key(row)` before a
-    row of their vector that came earlier, or have its id. A sink that stores states refolds such a vector in
-    canonical order before `apply` returns: `must_fold_again` returns True for a row that needs it, and
-    `fold_again` does it for all vectors of a call. A sink that stores changes gets each row once.
+    *Forwarded rows*, of another service (`logged.source` is replica), may sort by `logged.key(row)` before an
+    earlier row of their vector, or have the same id as an earlier row. A sink that stores states refolds such
+    a vector in canonical order before `apply` returns: `must_fold_again` returns True for a row that needs
+    it, and `fold_again` refolds all vectors of a call. A sink that stores changes gets each row once.
     """
 
     @property
@@ -203,7 +205,7 @@ class Sink(Protocol):
         ...
 
     async def open(self, context: SinkContext) -> ResumePoint | None:
-        """Prepare; return None if the broker stores the cursor. Raises StopSink or UsageError."""
+        """Prepare; return None if the service stores the cursor. Raises StopSink or UsageError."""
         ...
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
@@ -211,7 +213,7 @@ class Sink(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Finish what is begun, under the sink's own deadline, and release all resources. Idempotent.
+        """Finish the work begun, by the sink's own deadline, and release all resources. Idempotent.
 
         Raises TryAgain if something could not be finished; all resources are released even then.
         """
@@ -225,11 +227,11 @@ class Sink(Protocol):
 @runtime_checkable
 class HasBackground(Protocol):
     """A sink with work between deliveries. The owner of the delivery loop runs `background` beside the loop,
-    after `open` and until before `aclose`, and cancels it.
+    from the end of `open` to the start of `aclose`, and then cancels it.
     """
 
     async def background(self) -> None:
-        """Run until cancelled. The next `apply` reports a failure of this method, which raises nothing."""
+        """Run until cancelled. Raises nothing: after a failure here, the next `apply` reports it."""
         ...
 
 
@@ -237,7 +239,8 @@ class HasBackground(Protocol):
 class Backlog:
     """The number of applied rows that a sink still has to work on, and its maximum.
 
-    `before`: the part of both that was there when the sink was opened; producers are not paced for it.
+    `before`: the part of `rows` and of `rows_max` that existed when the sink was opened; producers are not
+    paced for it.
     """
 
     rows: int
@@ -247,10 +250,12 @@ class Backlog:
 
 @runtime_checkable
 class HasBacklog(Protocol):
-    """A sink whose background work may lag. Near `rows_max` it paces producers; `apply` enforces it."""
+    """A sink whose background work may lag. Near `rows_max` producers are paced; `apply` enforces the
+    maximum.
+    """
 
     def backlog(self) -> Backlog:
-        """Return the present backlog. Cheap: called ten times a second."""
+        """Return the present backlog. Called ten times per second, so it must be cheap."""
         ...
 
 
@@ -263,17 +268,17 @@ class ControlRowSink(Protocol):
 
 @runtime_checkable
 class BulkSink(Protocol):
-    """A sink whose calls may take long whatever they bring: while it lags, a call brings more deltas."""
+    """A sink whose calls may take long even for few rows: while it lags, each call has more deltas."""
 
     @property
     def deltas_a_call(self) -> int:
-        """The maximum deltas of the next call; without effect below the default for all sinks."""
+        """The maximum number of deltas in the next call; a value below the default has no effect."""
         ...
 
 
 @runtime_checkable
 class VectorHolder(Protocol):
-    """A sink whose vectors outlive the log: admission treats the vectors that it holds as known."""
+    """A sink whose vectors outlive the log: a vector that it holds is known to the service."""
 
     def dimensions(self) -> Mapping[str, int]:
         """Return the dimension of each namespace of which it holds a vector."""
@@ -288,15 +293,16 @@ class VectorHolder(Protocol):
 class Rebuildable(Protocol):
     """A sink that can be rebuilt from states: if it lags below the log start, or on the owner's request.
 
-    `begin_rebuild` invalidates the sink's data, `load_states` brings every vector's state as of one offset,
-    `end_rebuild` makes these its data, with a cursor at that offset; deliveries continue from there. Readers
-    may see the old data until the end, or part of the new. An unfinished rebuild starts over; so a sink with
-    its own cursor records durably that a rebuild was begun, and reports it when it is opened. TryAgain and
-    StopSink mean what they mean for `apply`, but a failed call had no effect: it is repeated unchanged.
+    `begin_rebuild` invalidates the sink's data. Calls of `load_states` bring every vector's state as of one
+    offset. `end_rebuild` makes these states the sink's data, with a cursor at that offset; deliveries
+    continue from there. Until then, readers may see the old data or a part of the new. An unfinished rebuild
+    starts over; so a sink with its own cursor records durably that a rebuild was begun, and reports it when
+    it is opened. TryAgain and StopSink mean the same as for `apply`, but a failed call has no effect, and is
+    repeated unchanged.
     """
 
     async def begin_rebuild(self, offset: int) -> None:
-        """Invalidate the sink's data durably: states as of `offset` follow. May be called twice."""
+        """Invalidate the sink's data durably; the states as of `offset` follow. May be called twice."""
         ...
 
     async def load_states(self, rows: Sequence[StateRow]) -> None:
@@ -307,8 +313,10 @@ class Rebuildable(Protocol):
         ...
 
     async def end_rebuild(self, offset: int, lamport: int) -> None:
-        """Make the loaded states and the cursor, `offset` of the present log, the sink's data, atomically and
-        as durably as its own cursor. All states were loaded; `lamport` is their highest Lamport number.
+        """Replace the sink's data by the loaded states, and its cursor by `offset` of the present log.
+
+        Both change atomically, and as durably as the sink's own cursor. All states were loaded; `lamport` is
+        their highest Lamport number.
         """
         ...
 

@@ -1,8 +1,9 @@
-"""The storage sink: the latest state of every vector in a SQLite file, its cursor in the same transaction.
+"""The storage sink: stores the latest state of every vector in a SQLite file, in one transaction with its
+cursor.
 
-Rows, each row's last delta, the cursor and the highest Lamport number commit together, synced; so each
-delta takes effect in the file exactly once, whatever crashes. By default the sink uses write-behind: changes
-are visible to `get` at once and durable within `flush_s`; `mode="through"` commits before `apply` returns.
+Rows, each row's last delta, the cursor and the highest Lamport number commit together, synced; so each delta
+takes effect in the file exactly once, even after a crash. By default the sink uses write-behind: changes are
+visible to `get` at once and durable within `flush_s`; `mode="through"` commits before `apply` returns.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ _IDLE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class StorageStatistics:
-    """The file's progress, and what was written. `failure`: the reason that the last flush failed, or None.
+    """The file's progress, and counts of writes. `failure`: the reason why the last flush failed, or None.
 
     `image`: the state of the image beside the file, from which a start is fast.
     """
@@ -80,9 +81,9 @@ class StorageSink:
     and attach this sink first.
 
     From `image_rows_min` rows on, the sink writes an image of all rows beside the file, so that a start need
-    not read them one by one. It writes one at the close, and at most every `image_s` seconds once a quarter
-    of the rows has changed; it takes the vectors' own bytes and some 50 per row, twice that while it is
-    written.
+    not read them one by one. It writes one at the close, and while it runs when a quarter of the rows has
+    changed, `image_s` seconds after the last one at the earliest. An image takes the vectors' own bytes and
+    some 50 bytes per row on the disk, twice that while a new one is written.
     """
 
     def __init__(
@@ -122,32 +123,32 @@ class StorageSink:
         self._image_manager = ImageManager(self._file, self.resident, rows_min=image_rows_min)
         self._context: SinkContext | None = None
         self._applied = self._committed = 0
-        self._reach = 0  # rows of the file may hold deltas below this, though its cursor is lower
-        self._unflushed = 0
-        self._backgrounds = 0
+        self._reach = 0  # rows of the file may include deltas up to this offset, though the cursor is lower
+        self._unflushed_rows = 0
+        self._background_count = 0
         self._failure: str | None = None
-        self._commits = self._written = self._read_back = 0
-        self._flush_s = 0.0
-        self._wal_idle = True
+        self._commits = self._rows_written = self._rows_read_back = 0
+        self._last_flush_s = 0.0
+        self._wal_is_checkpointed = True
         self._work_ready = anyio.Event()
         self._flushing = anyio.Lock()
 
     # --- the contract
 
     def check_file(self) -> None:
-        """Check that the file can be this sink's; changes nothing. Raises UsageError."""
+        """Check that the file can be used by this sink; changes nothing. Raises UsageError."""
         self._file.check_header()
 
     async def open(self, context: SinkContext) -> ResumePoint:
         """Open or create the file and load the rows that fit into memory. Raises UsageError, StopSink."""
         resident, file = self.resident, self._file
         try:
-            opened = await self._run_on_file(context, lambda: file.connect(context.log_id))
+            file_state = await self._run_on_file(context, lambda: file.connect(context.log_id))
             resident.enter(context)
-            resident.note_lamport_before_log(opened.lamport_before)
-            resident.lamport = max(resident.lamport, opened.lamport)
+            resident.note_lamport_before_log(file_state.lamport_before)
+            resident.lamport = max(resident.lamport, file_state.lamport)
             self._context = context
-            if not await self._image_manager.load(opened, context.log_id, _FileThread(self, context)):
+            if not await self._image_manager.load(file_state, context.log_id, _FileThread(self, context)):
                 await self._load(context)
         except BaseException as error:
             self._context = None
@@ -155,17 +156,17 @@ class StorageSink:
             if isinstance(error, SinkFailure):
                 raise StopSink(error.reason) from error
             raise
-        cursor = opened.cursor or Cursor(context.log_id, context.epoch, 0)
-        is_invalid = opened.rebuilding or resident.rebuilding
+        cursor = file_state.cursor or Cursor(context.log_id, context.epoch, 0)
+        is_invalid = file_state.rebuilding or resident.rebuilding
         is_same_log = cursor.log_id == context.log_id and not is_invalid
         self._applied = self._committed = cursor.next_offset if is_same_log else 0
-        self._reach = opened.reach if is_same_log else 0
+        self._reach = file_state.reach if is_same_log else 0
         resident.note_loaded(self._applied)
-        return ResumePoint(cursor, opened.lamport, is_invalid, self._reach)
+        return ResumePoint(cursor, file_state.lamport, is_invalid, self._reach)
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        """Fold; in `through` mode commit. Raises TryAgain while the file is unusable, StopSink if it is
-        corrupted or deleted, and RejectDelta.
+        """Fold the rows; in `through` mode, also commit them. Raises TryAgain while the file is unusable,
+        StopSink if it is corrupted or deleted, and RejectDelta.
         """
         context = self._require_open()
         if self._failure is not None:
@@ -178,23 +179,27 @@ class StorageSink:
             await self._flush_prefix(rejected, now=self.mode == "through" or deliveries[-1].redelivered)
             raise
         is_redelivered = deliveries[-1].redelivered
-        if not is_redelivered:  # a redelivered row proves nothing about rows below it
+        if not is_redelivered:  # a redelivered row does not show that the rows below it are applied
             self._applied = max(self._applied, deliveries[-1].next_offset)
         self._work_ready.set()
-        # A row released from quarantine is below the cursor, so it is never redelivered.
-        if is_redelivered or self.mode == "through" or (not self._backgrounds and self._is_due(deliveries)):
+        # A row released from quarantine may be below the cursor: it would not come again after a crash.
+        if (
+            is_redelivered
+            or self.mode == "through"
+            or (not self._background_count and self._is_due(deliveries))
+        ):
             await self.flush()
         if resident.is_full:
             await self._evict()
 
     def apply_now(self, deliveries: Sequence[Delivery]) -> bool:
-        """Fold in write-behind mode, if all vectors are in memory and within capacity."""
+        """Fold and return True in write-behind mode, if all vectors are in memory and within its bound."""
         context, resident = self._context, self.resident
         if (
             context is None
             or self._failure is not None
             or self.mode == "through"
-            or not (self._backgrounds and resident.complete)
+            or not (self._background_count and resident.complete)
             or deliveries[-1].redelivered
             or resident.is_full
         ):
@@ -207,11 +212,11 @@ class StorageSink:
 
     @property
     def deltas_a_call(self) -> int:
-        """Large while deltas cause refolds."""
+        """A large number while deltas cause refolds, else 0."""
         return self.resident.deltas_a_call
 
     async def begin_rebuild(self, offset: int) -> None:
-        """Invalidate the file's rows, whatever crashes; readers see them until the new rows are complete.
+        """Invalidate the file's rows durably; readers see them until the new rows are complete.
         Raises TryAgain, StopSink.
         """
         context = self._require_open()
@@ -231,12 +236,12 @@ class StorageSink:
 
         with anyio.CancelScope(shield=True):
             await self._run_on_file(context, write)
-        self._wal_idle = False
+        self._wal_is_checkpointed = False
 
     async def end_rebuild(self, offset: int, lamport: int) -> None:
-        """Replace the invalidated rows by the new ones in one transaction, then load these.
+        """Replace the invalidated rows by the new ones in one transaction, then load the new ones.
 
-        If an index shares the vectors, memory holds old and new ones until all are loaded.
+        If an index shares the vectors, memory holds old and new vectors until all are loaded.
         Raises TryAgain, StopSink.
         """
         context, resident = self._require_open(), self.resident
@@ -255,14 +260,16 @@ class StorageSink:
         context.committed(offset)
 
     async def background(self) -> None:
-        """Flush every `flush_s` while there are changes; checkpoint the file when there are none."""
-        self._backgrounds += 1
+        """Flush every `flush_s` while there are changes; checkpoint the write-ahead log when there
+        are none.
+        """
+        self._background_count += 1
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._write_images)
                 await self._flush_loop()
         finally:
-            self._backgrounds -= 1
+            self._background_count -= 1
 
     async def _flush_loop(self) -> None:
         while True:
@@ -271,8 +278,8 @@ class StorageSink:
             if not self._work_ready.is_set():
                 await self._checkpoint_wal()
                 await self._work_ready.wait()
-            # A flush of many changes may take long: pause as long, so that half the time is free.
-            await anyio.sleep(max(self.flush_s, self._flush_s))
+            # A flush of many changes may take long: pause for as long, so that half the time is free.
+            await anyio.sleep(max(self.flush_s, self._last_flush_s))
             self._work_ready = anyio.Event()
             try:
                 await self.flush()
@@ -280,7 +287,7 @@ class StorageSink:
                 self._work_ready.set()
 
     async def _write_images(self) -> None:
-        """Write an image whenever enough has changed, `image_s` after the last one at the earliest."""
+        """Write an image whenever enough rows have changed, `image_s` after the last one at the earliest."""
         context = self._require_open()
         while True:
             await self._image_manager.image_due.wait()
@@ -290,7 +297,7 @@ class StorageSink:
             await anyio.sleep(self.image_s)
 
     async def aclose(self) -> None:
-        """Write the changes that are left, within `close_s`, and close the file.
+        """Write the remaining changes, within `close_s`, and close the file.
 
         Raises TryAgain if some were not written; the file is closed even then, and its cursor is correct.
         """
@@ -324,11 +331,11 @@ class StorageSink:
                 int(np.count_nonzero(dirty_slots(table))) for table in self.resident.tables.values()
             ),
             commits=self._commits,
-            rows_written=self._written,
-            rows_read_back=self._read_back,
+            rows_written=self._rows_written,
+            rows_read_back=self._rows_read_back,
             wal_bytes=self._file.wal_bytes,
             failure=self._failure,
-            last_flush_s=self._flush_s,
+            last_flush_s=self._last_flush_s,
             image=self._image_manager.state,
         )
 
@@ -368,7 +375,7 @@ class StorageSink:
             after = (page[-1].namespace, page[-1].vector_id)
 
     async def flush(self) -> None:
-        """Write all that is applied, with its cursor. Raises TryAgain if the file cannot be written."""
+        """Write all applied changes, with the cursor. Raises TryAgain if the file cannot be written."""
         await self._flush(self._require_open())
 
     # --- writing
@@ -385,7 +392,7 @@ class StorageSink:
                 return
             started = context.clock.now()
             try:
-                # Rows may be ahead of the cursor, never the reverse: it moves with the last transaction.
+                # The cursor moves with the last transaction: rows may be ahead of it, but never behind.
                 for group in groups[:-1]:
                     await self._commit(context, group, self._committed)
                     await anyio.lowlevel.checkpoint_if_cancelled()
@@ -395,7 +402,7 @@ class StorageSink:
                 raise
             if image is not None:
                 await self._image_manager.note_named(image, _FileThread(self, context))
-            self._flush_s = context.clock.now() - started
+            self._last_flush_s = context.clock.now() - started
             self._committed = applied
             context.committed(applied)
 
@@ -407,7 +414,7 @@ class StorageSink:
         image: ImageName | None = None,
     ) -> None:
         parts = [DirtyRows(table, slots) for table, slots in group]
-        # These rows are the present ones, whatever the cursor says: later deltas may have arrived meanwhile.
+        # The rows are written as they are now: they may include deltas after `next_offset`.
         cursor, lamport = Cursor(context.log_id, context.epoch, next_offset), self.resident.lamport
         reach = self._reach = max(self._reach, self._applied)
 
@@ -428,22 +435,22 @@ class StorageSink:
         for part in parts:
             part.note_committed()
         self._failure = None
-        self._written += written
+        self._rows_written += written
         self._image_manager.note_written(written)
         self._commits += 1
-        self._wal_idle = False
+        self._wal_is_checkpointed = False
 
     async def _checkpoint_wal(self) -> None:
         context = self._context
-        if context is None or self._wal_idle:
+        if context is None or self._wal_is_checkpointed:
             return
         async with self._flushing:
-            self._wal_idle = True
+            self._wal_is_checkpointed = True
             with anyio.CancelScope(shield=True), suppress(SinkFailure):
                 await self._run_on_file(context, partial(self._file.checkpoint, idle=True))
 
     async def _flush_prefix(self, rejected: RejectDelta, *, now: bool) -> None:
-        """Apply the rows before a rejected delta: write them as if nothing followed."""
+        """Treat the rows before a rejected delta as applied; with `now`, write them at once."""
         self._applied = max(self._applied, rejected.offset)
         self._work_ready.set()
         if now:
@@ -455,7 +462,9 @@ class StorageSink:
     # --- on the thread
 
     async def _run_on_file(self, context: SinkContext, function: Callable[[], T]) -> T:
-        """Run a function that uses the file. Raises TryAgain, or StopSink if it is corrupted or deleted."""
+        """Run a function that uses the file, on the thread. Raises TryAgain, or StopSink if the file is
+        corrupted or deleted.
+        """
 
         def use() -> T:
             with self._file.use():
@@ -475,7 +484,7 @@ class StorageSink:
         with anyio.CancelScope(shield=True):
             try:
                 await context.threads.run(self._file.close)
-            except Exception:  # from the thread, since closing raises none
+            except Exception:  # the thread failed: closing the file raises nothing
                 self._file.close()
 
     # --- reading back
@@ -501,7 +510,7 @@ class StorageSink:
         if missing:
             rows = await self._run_on_file(context, lambda: self._file.read(missing))
             self._load_rows(rows)
-            self._read_back += len(rows)
+            self._rows_read_back += len(rows)
 
     def _load_rows(self, rows: Sequence[StoredRow]) -> None:
         for row in rows:
@@ -509,16 +518,16 @@ class StorageSink:
 
     def _is_due(self, deliveries: Sequence[Delivery]) -> bool:
         """True if many rows have arrived since the last flush; called only if no background flushes."""
-        self._unflushed += sum(delivery.count for delivery in deliveries)
-        due = self._unflushed >= self.rows_unflushed_max
-        self._unflushed *= not due
-        return due
+        self._unflushed_rows += sum(delivery.count for delivery in deliveries)
+        is_due = self._unflushed_rows >= self.rows_unflushed_max
+        self._unflushed_rows *= not is_due
+        return is_due
 
     async def _evict(self) -> None:
         resident = self.resident
         resident.evict()
         if resident.size > resident.resident_bytes_max and not resident.pinned:
-            await self.flush()  # the rest is dirty
+            await self.flush()  # the remaining rows are dirty, and can be evicted after a flush
             resident.evict()
 
     def _require_open(self) -> SinkContext:

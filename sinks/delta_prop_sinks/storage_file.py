@@ -1,7 +1,7 @@
 """The SQLite file of the storage sink. Every call blocks; one thread at a time may call.
 
-One connection writes and checkpoints, the other only reads, because SQLite before 3.51.3 can corrupt a file
-if two connections checkpoint. One process at a time may open the file: it locks a second file beside it.
+One connection writes and checkpoints, and a second one only reads, because SQLite before 3.51.3 can corrupt a
+file if two connections checkpoint. One process at a time may open the file: it locks another file beside it.
 """
 
 from __future__ import annotations
@@ -124,11 +124,12 @@ class ImageName:
 
 @dataclass(frozen=True, slots=True)
 class StorageFileState:
-    """The file's own state: its cursor, the highest Lamport number, and the one before this log; the
-    number of its last commit, and the matching image.
+    """The state that the file stores beside its rows.
 
-    `reach`: rows may hold deltas below this offset of the cursor's log, though the cursor is lower.
-    `rebuilding`: the rest is invalid, because a rebuild was begun and not finished.
+    `lamport`: the highest Lamport number. `lamport_before`: the highest Lamport number when this log was
+    first opened. `last_commit`: the number of the last commit. `image`: the matching image. `reach`: rows may
+    include deltas up to this offset of the cursor's log, though the cursor is lower. `rebuilding`: the other
+    fields are invalid, because a rebuild was begun and not finished.
     """
 
     cursor: Cursor | None
@@ -148,7 +149,9 @@ class StorageFile:
         self.wal_bytes_max = wal_bytes_max
         self._log_id = b""
         self._log_number: int | None = None
-        self._offsets_of: int | None = None
+        self._stored_log_number: int | None = (
+            None  # of the present log, if rows with offsets of it are stored
+        )
         self._lamport_before = 0
         self.last_commit = 0
         self._rows_in_wal = 0
@@ -179,10 +182,10 @@ class StorageFile:
             return
         try:
             with open(self.path, "rb") as file:
-                begin = file.read(len(_MAGIC))
+                start = file.read(len(_MAGIC))
         except OSError:  # connect() reports the reason
             return
-        if not _MAGIC.startswith(begin):
+        if not _MAGIC.startswith(start):
             raise UsageError(f"{self.path} is not a SQLite file: name another file")
 
     def connect(self, log_id: bytes) -> StorageFileState:
@@ -207,7 +210,7 @@ class StorageFile:
             raise
 
     def close(self) -> None:
-        """Close the file once no call uses it; leave it open if one still does after 30 s."""
+        """Close the file once no call uses it; leave it open if a call still uses it after 30 s."""
         with self._unused:
             if self._unused.wait_for(lambda: not self._users, _CLOSE_S_MAX):
                 self._disconnect()
@@ -216,7 +219,7 @@ class StorageFile:
         """Close all connections; the writer last, since the last one to close checkpoints."""
         while self._connections:
             connection = self._connections.pop(0 if len(self._connections) < 3 else 2)
-            with suppress(sqlite3.Error):  # close the others even then, with the lock's
+            with suppress(sqlite3.Error):  # close the other connections even then, also that of the lock
                 connection.close()
 
     # --- writing
@@ -264,12 +267,12 @@ class StorageFile:
 
     def _upsert(self, records: Sequence[Record], table: str = "vectors") -> None:
         self._rows_in_wal += len(records)
-        one, many = _UPSERTS[table]
+        upsert_one, upsert_many = _UPSERTS[table]
         full_end = len(records) // _ROWS_PER_STATEMENT * _ROWS_PER_STATEMENT
         for start in range(0, full_end, _ROWS_PER_STATEMENT):
             part = records[start : start + _ROWS_PER_STATEMENT]
-            self._writer.execute(many, tuple(chain.from_iterable(part)))
-        self._writer.executemany(one, records[full_end:])
+            self._writer.execute(upsert_many, tuple(chain.from_iterable(part)))
+        self._writer.executemany(upsert_one, records[full_end:])
 
     def begin_rebuild(self) -> None:
         """Invalidate rows and cursor durably, and create a table for new rows. Raises StorageFileError."""
@@ -291,7 +294,7 @@ class StorageFile:
 
         Raises StorageFileError.
         """
-        self._lamport_before, self._log_number = 0, None  # all its rows are of this log
+        self._lamport_before, self._log_number = 0, None  # all new rows are of this log
         with self._translate_errors("written"), self._transaction() as writer:
             number = self._number()
             writer.execute("DROP TABLE vectors")
@@ -325,12 +328,12 @@ class StorageFile:
         """Checkpoint the write-ahead log if idle or after many rows; truncate it if idle or above its bound.
         Raises StorageFileError.
         """
-        large = self.wal_bytes > self.wal_bytes_max
-        if not (idle or large or self._rows_in_wal >= WAL_ROWS):
+        is_large = self.wal_bytes > self.wal_bytes_max
+        if not (idle or is_large or self._rows_in_wal >= WAL_ROWS):
             return
         self._rows_in_wal = 0
         with self._translate_errors("written"):
-            self._writer.execute(f"PRAGMA wal_checkpoint({'TRUNCATE' if idle or large else 'PASSIVE'})")
+            self._writer.execute(f"PRAGMA wal_checkpoint({'TRUNCATE' if idle or is_large else 'PASSIVE'})")
 
     @property
     def wal_bytes(self) -> int:
@@ -343,28 +346,32 @@ class StorageFile:
     # --- reading
 
     def read(self, refs: Iterable[tuple[str, str]]) -> list[StoredRow]:
-        """Return rows by namespace and vector id, without unknown ones. Raises StorageFileError."""
+        """Return the rows of vectors (namespace, id) that the file has. Raises StorageFileError."""
         query = f"{_SELECT} WHERE namespace = ? AND vector_id = ?"
         with self._translate_errors("read"):
             found = (self._reader.execute(query, ref).fetchone() for ref in refs)
-            return [StoredRow.of(record, self._offsets_of) for record in found if record is not None]
+            return [StoredRow.of(record, self._stored_log_number) for record in found if record is not None]
 
     def page(self, after: tuple[str, str] | None, rows_max: int) -> list[StoredRow]:
         """Return the next rows, ordered by namespace and vector id. Raises StorageFileError."""
         with self._translate_errors("read"):
-            return [StoredRow.of(record, self._offsets_of) for record in self._page(after, rows_max, None)]
+            return [
+                StoredRow.of(record, self._stored_log_number) for record in self._page(after, rows_max, None)
+            ]
 
     def page_of_blocks(
         self, after: tuple[str, str] | None, rows_max: int, *, written_after: int | None = None
     ) -> tuple[list[Block], tuple[str, str] | None]:
-        """Return the next rows in that order as columns, and the key to continue after; None at the end.
+        """Return the next rows, in the same order, as columns, and the key to continue after; None at the
+        end.
 
-        All rows, or only those written by a commit later than `written_after`. Raises StorageFileError.
+        Returns all rows, or only those written by a commit later than `written_after`. Raises
+        StorageFileError.
         """
         with self._translate_errors("read"):
             records = self._page(after, rows_max, written_after).fetchall()
         last = (records[-1][0], records[-1][1]) if len(records) == rows_max else None
-        return list(blocks_of(records, self._offsets_of)), last
+        return list(blocks_of(records, self._stored_log_number)), last
 
     def _page(
         self, after: tuple[str, str] | None, rows_max: int, written_after: int | None
@@ -379,14 +386,14 @@ class StorageFile:
     # --- helpers
 
     @contextmanager
-    def _translate_errors(self, what: str) -> Iterator[None]:
-        """Translate SQLite's errors into StorageFileError."""
+    def _translate_errors(self, participle: str) -> Iterator[None]:
+        """Translate SQLite's errors into StorageFileError: the file cannot be `participle`."""
         try:
             yield
         except sqlite3.Error as error:
             if _is_corruption(error):
                 raise self._new_lost_error(f"is corrupted ({error})") from error
-            raise StorageFileError(f"{self.path} cannot be {what}: {error}") from error
+            raise StorageFileError(f"{self.path} cannot be {participle}: {error}") from error
 
     def _check_not_deleted(self) -> None:
         """Raise StorageFileLost if the file was deleted: writes to it would succeed and be lost."""
@@ -397,9 +404,9 @@ class StorageFile:
         if inode != self._inode:
             raise self._new_lost_error("was replaced while in use")
 
-    def _new_lost_error(self, how: str) -> StorageFileLost:
+    def _new_lost_error(self, problem: str) -> StorageFileLost:
         return StorageFileLost(
-            f"{self.path} {how}: detach the sink, replace the file by a copy or delete it and its "
+            f"{self.path} {problem}: detach the sink, replace the file by a copy or delete it and its "
             f"-wal file, and attach the sink again, which then continues from the file's cursor"
         )
 
@@ -416,7 +423,7 @@ class StorageFile:
 
     def _new_connection(self, uri: str) -> sqlite3.Connection:
         try:
-            # Statements are short and only our own reader competes: a wait of 5 s is a defect.
+            # Statements are short and only our own reader competes, so a wait of 5 s shows a defect.
             timeout = 0.0 if "-lock?" in uri else 5.0
             connection = sqlite3.connect(
                 uri, uri=True, isolation_level=None, check_same_thread=False, timeout=timeout
@@ -445,13 +452,13 @@ class StorageFile:
         try:
             application = writer.execute("PRAGMA application_id").fetchone()[0]
             version = writer.execute("PRAGMA user_version").fetchone()[0]
-            empty = writer.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
+            is_empty = writer.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
         except sqlite3.DatabaseError as error:
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_NOTADB:
                 raise
             raise UsageError(f"{self.path} is not a SQLite file ({error}): name another file") from None
         self.rebuilding = version == REBUILDING_VERSION
-        if empty and application == 0:
+        if is_empty and application == 0:
             writer.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
         elif application != APPLICATION_ID:
             raise UsageError(f"{self.path} is a SQLite file of another program: name another file")
@@ -468,8 +475,8 @@ class StorageFile:
     def _read_state(self, log_id: bytes) -> StorageFileState:
         self._log_id = log_id
         numbers = {
-            known: (number, before)
-            for number, known, before in self._writer.execute(
+            stored_log_id: (number, lamport_before)
+            for number, stored_log_id, lamport_before in self._writer.execute(
                 "SELECT number, log_id, lamport_before FROM logs"
             )
         }
@@ -480,7 +487,7 @@ class StorageFile:
             "SELECT last, image, image_after, reach FROM commits"
         ).fetchone()
         self.last_commit = last
-        self._offsets_of = numbers[log_id][0] if log_id in numbers else None
+        self._stored_log_number = numbers[log_id][0] if log_id in numbers else None
         if stored is None:
             return StorageFileState(None, 0, 0, self.rebuilding, last)
         cursor, lamport = Cursor(*stored[:3]), stored[3]
@@ -492,7 +499,7 @@ class StorageFile:
         return StorageFileState(cursor, lamport, self._lamport_before, self.rebuilding, last, name, reach)
 
     def _number(self) -> int:
-        """Return the number of the present log in rows; its first commit assigns it."""
+        """Return the number that stands for the present log in rows; the log's first commit assigns it."""
         if self._log_number is None:
             row = self._writer.execute(
                 "INSERT INTO logs (log_id, lamport_before) VALUES (?, ?) "
@@ -500,7 +507,7 @@ class StorageFile:
                 "RETURNING number",
                 (self._log_id, self._lamport_before),
             ).fetchone()
-            self._log_number = self._offsets_of = int(row[0])
+            self._log_number = self._stored_log_number = int(row[0])
         return self._log_number
 
 

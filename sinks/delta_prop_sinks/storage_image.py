@@ -1,12 +1,12 @@
 """The image: resident vectors as columns in one file, so that a start need not read them row by row.
 
-The image is a hint beside the storage file, which stays authoritative: it names the matching image, and the
-commit after which its own rows override the image's. The image consists of blocks of rows, each with a
-checksum; a torn, corrupted or foreign image is rejected entirely. Numbers are little-endian. Every call
-blocks and belongs on a thread.
+The storage file stays authoritative: it names the matching image, and the commit after which its own rows
+override the image's. The image consists of blocks of rows, each with a checksum; a torn, corrupted or foreign
+image is rejected entirely. Numbers are little-endian. Every function that uses the file blocks, so call it on
+a thread.
 
-Rows may change while they are written: so the storage file names an image only with a commit that contains
-every row which changed meanwhile.
+Rows may change while they are written. So the storage file names an image only with a commit that contains
+every row that changed meanwhile.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _BLOCK_ROWS = 65_536
 _BLOCK_BYTES = 8 << 20
 _NO_HASHES = np.zeros(0, np.uint32)
 _SYNC_BYTES = 64 << 20
-"""Bytes per sync: a larger one would delay a log on the same disk."""
+"""Maximum bytes per sync: a larger sync would delay a log on the same disk."""
 
 
 class ImageError(Exception):
@@ -55,8 +55,10 @@ class ImageError(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """Some rows of one namespace. `extras` by row: bytes, metadata, the number of deltas without effect;
-    `hashes` of the keys, if known.
+    """Some rows of one namespace, as columns.
+
+    `extras`: by row, its bytes, its metadata and its number of deltas without effect. `hashes`: those of the
+    keys, if known.
     """
 
     namespace: str
@@ -71,54 +73,54 @@ class Block:
     def fit_to(self, dimension: int | None) -> Block:
         """Return the same rows for a table of that dimension (None: not fixed yet)."""
         vectors = self.vectors
-        odd_rows = (self.forms == OTHER_DIMENSION).nonzero()[0].tolist()
-        if dimension is None or dimension == self.dimension or (vectors is None and not odd_rows):
+        other_rows = (self.forms == OTHER_DIMENSION).nonzero()[0].tolist()
+        if dimension is None or dimension == self.dimension or (vectors is None and not other_rows):
             return self
         forms, extras = self.forms.copy(), dict(self.extras)
-        fitting = np.zeros((len(self.keys), dimension), np.float32)
-        for row in odd_rows:
+        fitted = np.zeros((len(self.keys), dimension), np.float32)
+        for row in other_rows:
             data, metadata, ignored = extras[row]
             if data is not None and len(data) == 4 * dimension:
-                fitting[row] = np.frombuffer(data, "<f4")
+                fitted[row] = np.frombuffer(data, "<f4")
                 forms[row], extras[row] = VECTOR, (None, metadata, ignored)
         if vectors is not None:
             for row in (self.forms == VECTOR).nonzero()[0].tolist():
                 _, metadata, ignored = extras.get(row, (None, None, 0))
                 forms[row] = OTHER_DIMENSION
                 extras[row] = (vectors[row].astype("<f4", copy=False).tobytes(), metadata, ignored)
-        return replace(self, dimension=dimension, forms=forms, vectors=fitting, extras=extras)
+        return replace(self, dimension=dimension, forms=forms, vectors=fitted, extras=extras)
 
 
 class TableColumns:
-    """A view of one table at the time of creation; its rows are read later, while others may change them."""
+    """A view of one table at the time of creation; its rows are read later, when they may have changed."""
 
     def __init__(self, table: VectorTable) -> None:
         self.namespace, self.dimension = table.namespace, table.dimension
         self.used = table.used
         self._table, self._releases = table, table.releases
-        # A table that grows allocates larger columns; these stay as they are.
+        # A table that grows allocates larger columns; these columns keep their size.
         self._heads, self._forms, self._matrix = table.heads, table.forms, table.matrix
 
     def blocks(self) -> Iterator[Block]:
         """Yield the rows in use. Raises ImageError if slots were released meanwhile."""
-        rows = max(min(_BLOCK_ROWS, _BLOCK_BYTES // (4 * (self.dimension or 0) + 64)), 1)
-        for at in range(0, self.used, rows):
-            yield self._block(at, min(at + rows, self.used))
+        block_rows = max(min(_BLOCK_ROWS, _BLOCK_BYTES // (4 * (self.dimension or 0) + 64)), 1)
+        for start in range(0, self.used, block_rows):
+            yield self._block(start, min(start + block_rows, self.used))
 
-    def _block(self, begin: int, end: int) -> Block:
+    def _block(self, start: int, end: int) -> Block:
         table = self._table
-        heads = self._heads[begin:end].copy()
-        keys = table.ids[begin:end]
+        heads = self._heads[start:end].copy()
+        keys = table.ids[start:end]
         live = heads[:, LAMPORT] != NO_LAMPORT
         extras = {}
         if table.extra_bytes_by_slot or table.ignored:
             for row in live.nonzero()[0].tolist():
-                slot = begin + row
+                slot = start + row
                 extra = (table.data.get(slot), table.metadata.get(slot), table.ignored.get(slot, 0))
                 if extra != (None, None, 0):
                     extras[row] = extra
-        forms = self._forms[begin:end].copy()
-        vectors = None if self._matrix is None else self._matrix[begin:end].copy()
+        forms = self._forms[start:end].copy()
+        vectors = None if self._matrix is None else self._matrix[start:end].copy()
         if table.releases != self._releases:
             raise ImageError(f"a vector of namespace {self.namespace!r} was evicted meanwhile")
         if not live.all():
@@ -140,7 +142,7 @@ def new_image_name() -> bytes:
 
 
 def image_path(storage_path: Path, image: bytes) -> Path:
-    """Return the path of a storage file's image."""
+    """Return the path of an image of a storage file."""
     return storage_path.with_name(f"{storage_path.name}-image-{image.hex()[:16]}")
 
 
@@ -157,26 +159,26 @@ def remove_images(storage_path: Path, keep: bytes | None) -> None:
 
 
 def write_image(path: Path, image: bytes, log_id: bytes, tables: Sequence[TableColumns]) -> Generator[int]:
-    """Write an image, one block per step; each step yields the rows so far. After the last one it is durable.
+    """Write an image, one block per step; each step yields the number of rows so far.
 
-    `image` is its unique name, `log_id` the log of its offsets. Raises ImageError; then, or if the caller
-    stops early, no file remains.
+    After the last step the image is durable. `image`: its unique name. `log_id`: the log of its offsets.
+    Raises ImageError; then, or if the caller stops early, no file remains.
     """
     rows = 0
     try:
         with open(path, "wb") as file:
-            sizes = [[one.namespace, one.dimension, one.used] for one in tables]
+            sizes = [[columns.namespace, columns.dimension, columns.used] for columns in tables]
             file.write(MAGIC)
-            unsynced = _put(file, {"image": image.hex(), "log_id": log_id.hex(), "tables": sizes}, [])
+            unsynced = _write_block(file, {"image": image.hex(), "log_id": log_id.hex(), "tables": sizes}, [])
             for columns in tables:
                 for block in columns.blocks():
-                    unsynced += _put(file, *_encode(block))
+                    unsynced += _write_block(file, *_encode(block))
                     if unsynced > _SYNC_BYTES:
                         _sync(file)
                         unsynced = 0
                     rows += len(block.keys)
                     yield rows
-            _put(file, {"rows": rows}, [])
+            _write_block(file, {"rows": rows}, [])
             _sync(file)
         _sync_folder(path.parent)
     except BaseException as failure:
@@ -192,8 +194,8 @@ def _encode(block: Block) -> tuple[dict[str, object], list[bytes]]:
     is_joined = text.count("\0") == len(block.keys) - 1
     data = b"".join(extra[0] or b"" for extra in block.extras.values())
     extras = [
-        [row, None if one is None else len(one), metadata, ignored]
-        for row, (one, metadata, ignored) in block.extras.items()
+        [row, None if content is None else len(content), metadata, ignored]
+        for row, (content, metadata, ignored) in block.extras.items()
     ]
     sections = [
         text.encode() if is_joined else json.dumps(block.keys).encode(),
@@ -204,18 +206,18 @@ def _encode(block: Block) -> tuple[dict[str, object], list[bytes]]:
         json.dumps(extras, ensure_ascii=False).encode() if extras else b"",
         data,
     ]
-    head: dict[str, object] = {
+    header: dict[str, object] = {
         "namespace": block.namespace,
         "dimension": None if block.vectors is None else block.dimension,
         "rows": len(block.keys),
         "plain": is_joined,
         "sections": [len(section) for section in sections],
     }
-    return head, sections
+    return header, sections
 
 
-def _put(file: BinaryIO, head: dict[str, object], sections: Sequence[bytes]) -> int:
-    text = json.dumps(head).encode()
+def _write_block(file: BinaryIO, header: dict[str, object], sections: Sequence[bytes]) -> int:
+    text = json.dumps(header).encode()
     checksum = crc32c(text)
     for section in sections:
         checksum = crc32c(section, checksum)
@@ -254,33 +256,34 @@ class ImageLoader:
         self._hashes: dict[str, list[NDArray[np.uint32]]] = {}
 
     def steps(self) -> Generator[int]:
-        """Read one block per step; each step yields the rows so far. Raises ImageError."""
-        rows, complete, same_log = 0, False, True
+        """Read one block per step; each step yields the number of rows so far. Raises ImageError."""
+        rows, is_complete, same_log = 0, False, True
         try:
             with open(self._path, "rb") as file:
-                left = os.fstat(file.fileno()).st_size - len(MAGIC)
+                bytes_left = os.fstat(file.fileno()).st_size - len(MAGIC)
                 if file.read(len(MAGIC)) != MAGIC:
                     raise ImageError("it is not an image of this version")
-                head, _, left = _get(file, left)
-                if head["image"] != self._image.hex():
+                header, _, bytes_left = _read_block(file, bytes_left)
+                if header["image"] != self._image.hex():
                     raise ImageError("it is not the image that the storage file names")
-                same_log = head["log_id"] == self._log_id.hex()
-                for namespace, dimension, slots in head["tables"]:
+                same_log = header["log_id"] == self._log_id.hex()
+                for namespace, dimension, slots in header["tables"]:
                     table = self.tables[namespace] = VectorTable(namespace)
                     if dimension:
                         table.reserve(dimension)
-                    table.ensure_capacity(min(slots, left))  # a row takes at least one byte
-                while not complete:
-                    head, content, left = _get(file, left)
-                    complete = "namespace" not in head
-                    if not complete:
-                        rows += self._load_block(_decode(head, content), same_log=same_log)
+                    table.ensure_capacity(min(slots, bytes_left))  # a row takes at least one byte
+                while not is_complete:
+                    header, content, bytes_left = _read_block(file, bytes_left)
+                    is_complete = "namespace" not in header
+                    if not is_complete:
+                        rows += self._load_block(_decode(header, content), same_log=same_log)
                         yield rows
                 for namespace, table in self.tables.items():
                     table.index_ids(np.concatenate(self._hashes.pop(namespace, [_NO_HASHES])))
-                if head["rows"] != rows or left:
+                if header["rows"] != rows or bytes_left:
                     raise ImageError(
-                        f"its end says {head['rows']} rows and it holds {rows}, with {left} more bytes"
+                        f"its end says {header['rows']} rows and it holds {rows}, "
+                        f"with {bytes_left} more bytes"
                     )
         except FileNotFoundError as failure:
             raise ImageError("it does not exist") from failure
@@ -288,7 +291,7 @@ class ImageLoader:
             raise ImageError(f"it cannot be read: {failure!r}") from failure
 
     def override(self, block: Block) -> None:
-        """Replace rows by the store's later versions."""
+        """Replace rows by later versions from the storage file."""
         if block.namespace not in self.tables:
             self.tables[block.namespace] = VectorTable(block.namespace)
         table = self.tables[block.namespace]
@@ -315,7 +318,7 @@ class ImageLoader:
 
 
 def put_block(table: VectorTable, block: Block) -> None:
-    """Set new or existing vectors to a store's content."""
+    """Set new or existing vectors to the rows of a block."""
     block = block.fit_to(table.dimension)
     if block.vectors is not None and table.dimension is None:
         table.reserve(block.vectors.shape[1])
@@ -337,7 +340,7 @@ def put_block(table: VectorTable, block: Block) -> None:
 
 
 def add_block(table: VectorTable, block: Block) -> None:
-    """Add those vectors of a store that have no slot yet."""
+    """Add the vectors of a block that have no slot yet."""
     block = block.fit_to(table.dimension)
     rows = [row for row, key in enumerate(block.keys) if key not in table.slots]
     if not rows:
@@ -354,39 +357,43 @@ def add_block(table: VectorTable, block: Block) -> None:
                 table.ignored[slot] = ignored
 
 
-def _get(file: BinaryIO, left: int) -> tuple[dict[str, Any], memoryview, int]:
-    """Return the next head, its sections, and the number of bytes left after them."""
+def _read_block(file: BinaryIO, bytes_left: int) -> tuple[dict[str, Any], memoryview, int]:
+    """Return the next block's header and sections, and the number of bytes left after them."""
     length, size, checksum = _BLOCK.unpack(file.read(_BLOCK.size))
-    left -= _BLOCK.size + length + size
-    if left < 0:
+    bytes_left -= _BLOCK.size + length + size
+    if bytes_left < 0:
         raise ImageError("it is torn")
     text = file.read(length)
     content = memoryview(file.read(size))
     if crc32c(content, crc32c(text)) != checksum:
         raise ImageError("it is corrupted: a checksum does not match")
-    return json.loads(text), content, left
+    return json.loads(text), content, bytes_left
 
 
-def _decode(head: dict[str, Any], content: memoryview) -> Block:
-    sections, at = [], 0
-    for size in head["sections"]:
-        sections.append(content[at : at + size])
-        at += size
+def _decode(header: dict[str, Any], content: memoryview) -> Block:
+    sections, position = [], 0
+    for size in header["sections"]:
+        sections.append(content[position : position + size])
+        position += size
     names, hashes, heads, forms, vectors, extras, data = sections
-    rows, dimension = int(head["rows"]), head["dimension"]
+    rows, dimension = int(header["rows"]), header["dimension"]
     text = str(names, "utf-8")
-    keys = (text.split("\0") if rows else []) if head["plain"] else json.loads(text)
-    found, at = {}, 0
+    keys = (text.split("\0") if rows else []) if header["plain"] else json.loads(text)
+    extras_by_row, position = {}, 0
     for row, size, metadata, ignored in json.loads(str(extras, "utf-8")) if extras else ():
-        found[int(row)] = (None if size is None else bytes(data[at : at + size]), metadata, ignored)
-        at += size or 0
+        extras_by_row[int(row)] = (
+            None if size is None else bytes(data[position : position + size]),
+            metadata,
+            ignored,
+        )
+        position += size or 0
     return Block(
-        namespace=head["namespace"],
+        namespace=header["namespace"],
         dimension=dimension,
         keys=keys,
         heads=np.frombuffer(heads, "<i8").reshape(rows, 4),
         forms=np.frombuffer(forms, np.uint8),
         vectors=None if dimension is None else np.frombuffer(vectors, "<f4").reshape(rows, dimension),
-        extras=found,
+        extras=extras_by_row,
         hashes=np.frombuffer(hashes, "<u4"),
     )

@@ -1,6 +1,7 @@
-"""Converts rows between resident tables and the storage file: collected on the loop, encoded on the thread.
+"""Converts rows between resident tables and the storage file.
 
-Knows the file's columns; SQL and transactions are elsewhere.
+The event loop collects rows, and the sink's thread encodes them. This module knows the file's columns;
+`storage_file.py` has SQL and transactions.
 """
 
 from __future__ import annotations
@@ -58,14 +59,16 @@ COLUMNS = (
 """The columns of a row; `origin` is signed in the file, `written` numbers the commit that wrote the row."""
 
 Record: TypeAlias = tuple[Any, ...]
-"""A row's columns."""
+"""The values of a row, in the order of COLUMNS."""
 
 ROWS_MAX = 4096
 BYTES_MAX = 16 << 20
 
 
 class DirtyRows:
-    """Changed rows of one table, copied on the loop; their slots are in flight until the commit returns."""
+    """Copies of one table's changed rows, made on the event loop; their slots are in flight until the commit
+    returns.
+    """
 
     def __init__(self, table: VectorTable, slots: NDArray[np.intp]) -> None:
         self._table, self._slots = table, slots
@@ -83,7 +86,10 @@ class DirtyRows:
         return len(self._slots)
 
     def records(self, log: int, written: int) -> Iterator[Record]:
-        """Yield the rows as the file stores them. Touches nothing that the loop changes."""
+        """Yield the rows as the file stores them. Reads no data that the event loop changes.
+
+        `log`: the number of the present log. `written`: the number of the commit.
+        """
         forms, heads = self._forms.tolist(), self._heads
         width = 0 if self._values is None else self._values.shape[1]
         values: Iterable[bytes | None] = self._vectors(width)
@@ -98,9 +104,8 @@ class DirtyRows:
                 width if form == VECTOR else len(value or b"") // 4 if form == OTHER_DIMENSION else None
                 for form, value in zip(forms, values, strict=True)
             ]
-            forms = [
-                VECTOR if form == OTHER_DIMENSION else form for form in forms
-            ]  # each row of a file stores its own dimension
+            # The file needs no OTHER_DIMENSION: each row stores its own dimension.
+            forms = [VECTOR if form == OTHER_DIMENSION else form for form in forms]
         return zip(
             repeat(self._table.namespace, len(forms)),
             self._ids,
@@ -132,7 +137,8 @@ class DirtyRows:
             return [None] * len(self)
         size = 4 * width
         numbers = self._values.astype("<f4", copy=False).tobytes()
-        return [numbers[at : at + size] for at in range(0, size * len(self), size or 1)] or [b""] * len(self)
+        starts = range(0, size * len(self), size or 1)
+        return [numbers[start : start + size] for start in starts] or [b""] * len(self)
 
 
 class StoredRow(NamedTuple):
@@ -166,7 +172,7 @@ class StoredRow(NamedTuple):
 
 
 def records_of(rows: Iterable[StateRow], log: int, written: int) -> list[Record]:
-    """Return states as the file stores them, in the file's order: neighbours share pages."""
+    """Return states as the file stores them, in the file's order, so that neighbours share pages."""
     return sorted((_record_of(row, log, written) for row in rows), key=itemgetter(0, 1))
 
 
@@ -197,15 +203,17 @@ def blocks_of(records: Sequence[Record], log: int | None) -> Iterator[Block]:
         columns: list[tuple[Any, ...]] = list(zip(*group, strict=True))
         _, keys, forms, dimensions, _, values, metadata, ignored, *numbers, logs, offsets = columns
         dimension = next((d for form, d in zip(forms, dimensions, strict=True) if form == VECTOR), None)
-        odd = [form == VECTOR and d != dimension for form, d in zip(forms, dimensions, strict=True)]
+        is_other = [form == VECTOR and d != dimension for form, d in zip(forms, dimensions, strict=True)]
         form = np.array(forms, np.uint8)
-        form[odd] = OTHER_DIMENSION
-        at = (form == VECTOR).nonzero()[0]
+        form[is_other] = OTHER_DIMENSION
+        vector_rows = (form == VECTOR).nonzero()[0]
         vectors = None
         if dimension is not None:
             vectors = np.zeros((len(keys), dimension), np.float32)
-            some = values if len(at) == len(keys) else [values[row] for row in at.tolist()]
-            vectors[at] = np.frombuffer(b"".join(some), "<f4").reshape(len(at), dimension)
+            has_only_vectors = len(vector_rows) == len(keys)
+            numbers_of_rows = values if has_only_vectors else [values[row] for row in vector_rows.tolist()]
+            numbers_joined = np.frombuffer(b"".join(numbers_of_rows), "<f4")
+            vectors[vector_rows] = numbers_joined.reshape(len(vector_rows), dimension)
         is_of_log = np.array([number == log for number in logs])
         heads = np.stack([np.array(column, np.int64) for column in (*numbers, offsets)], axis=1)
         heads[~is_of_log, OFFSET] = NO_OFFSET

@@ -1,6 +1,6 @@
-"""A log's history of one vector: its deltas, after a state if the log starts with one.
+"""The history of one vector in a log: its deltas, after a state if the log starts with one.
 
-Also folds them into a slot of a table.
+Also folds deltas into a slot of a table.
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ _RUN_MIN = 4
 
 
 class VectorHistory:
-    """The log's rows of one vector up to an offset, collected in log order; then converted to a chain.
+    """The log's rows of one vector up to an offset: collected in log order, then converted to a chain.
 
-    `offset`: of its last delta, which may be above the requested end if the log starts with a later state.
+    `offset`: that of the last delta, which may be above the requested end if the log starts with a later
+    state.
     """
 
     def __init__(self, end: int) -> None:
         self.offset = self._end = end
         self.duplicates: set[Key] = set()
-        """After `chain`: the keys of deltas without effect, because an earlier one has their id."""
+        """After `chain`: the keys of deltas without effect, because an earlier delta has the same id."""
         self.below_snapshot = 0
-        """After `chain`: the number of given rows that sort before the state with which the log starts, which
+        """After `chain`: the number of its `rows` that sort before the state with which the log starts; they
         can no longer take effect.
         """
         self._state, self._state_offset = ChainBase(), -1
@@ -61,7 +62,7 @@ class VectorHistory:
         return self._entries.values()
 
     def add(self, logged: LoggedBatch, row: int) -> bool:
-        """Collect the log's next row; True if that is a new delta."""
+        """Collect the log's next row; True if it is a delta not collected before."""
         if logged.batch.is_state:
             self._state, self._state_offset = (
                 _base_of(state_of(logged.batch, row)),
@@ -76,23 +77,23 @@ class VectorHistory:
     def chain(self, rows: Sequence[Entry], *, is_full: bool) -> DeltaChain | None:
         """Return the chain to fold, or None if the log lacks its beginning.
 
-        `rows`: rows of this call, which belong to the history even if the log lacks them. Deltas below a
-        state have no effect and count as ignored, as in a compacted log. `is_full`: the log still covers all
-        deltas, one by one or by a state.
+        `rows`: rows of this call, which belong to the history even if the log lacks them. Deltas that sort
+        before a state have no effect and count as ignored, as in a compacted log. `is_full`: the log still
+        covers all deltas, one by one or by a state.
         """
-        known, state, base = self._entries, self._state, self._state.key
+        entries_by_key, state, base = self._entries, self._state, self._state.key
         from_state = self._state_offset >= 0
         self.offset = max(self._end, self._state_offset)
-        fresh = [row for row in rows if row.offset > self._state_offset]
-        known |= {row.key: row for row in fresh}
-        entries = [known[key] for key in sorted(known)]
+        new_rows = [row for row in rows if row.offset > self._state_offset]
+        entries_by_key |= {row.key: row for row in new_rows}
+        entries = [entries_by_key[key] for key in sorted(entries_by_key)]
         if from_state:
-            above = bisect_right(entries, base, key=_entry_key)
-            state.ignored += above - (base in known)
-            entries = entries[above:]
-            self.below_snapshot = sum(row.key < base for row in fresh)
+            first_after = bisect_right(entries, base, key=_entry_key)
+            state.ignored += first_after - (base in entries_by_key)
+            entries = entries[first_after:]
+            self.below_snapshot = sum(row.key < base for row in new_rows)
         chain = _chain_of(entries, state, from_state=from_state, is_full=is_full)
-        if self._can_have_duplicates or any(row.can_be_duplicate for row in fresh):
+        if self._can_have_duplicates or any(row.can_be_duplicate for row in new_rows):
             identified = (IdentifiedDelta.of(entry.logged, entry.row) for entry in entries)
             self.duplicates = find_duplicates(identified, complete=is_full and not from_state)
             for entry in () if chain is None else chain.entries:
@@ -103,8 +104,8 @@ class VectorHistory:
 async def read_histories(
     context: SinkContext, ends: Mapping[Ref, int], *, bytes_max: int
 ) -> dict[Ref, VectorHistory]:
-    """Return the log's histories of some vectors, each up to an offset. If they exceed `bytes_max`, return
-    only the shortest ones, but at least one.
+    """Return the log's histories of vectors, each up to an offset. If they exceed `bytes_max`, return only
+    the shortest histories, but at least one.
     """
     histories, batches, count = {ref: VectorHistory(end) for ref, end in ends.items()}, BatchReferences(), 0
     async for logged, row in context.history(ends.keys()):
@@ -124,11 +125,11 @@ async def read_histories(
 def _chain_of(
     entries: list[Entry], state: ChainBase, *, from_state: bool, is_full: bool
 ) -> DeltaChain | None:
-    """Return the chain from the first delta, a state, or a reset that no lost delta can follow; None without
-    one.
+    """Return a chain that starts at the first delta, at a state, or at a reset that no lost delta can follow;
+    None if there is no such start.
 
-    A reset by this service's own writers has a higher Lamport number than all that the log held before it;
-    so deltas that the log has dropped since sort before that reset.
+    A reset by this service's own writers has a higher Lamport number than all deltas that the log held before
+    it; so deltas that the log has dropped since sort before that reset.
     """
     below_base = BelowBase.STATE if from_state else BelowBase.NOTHING
     if not (from_state or is_full):
@@ -170,15 +171,15 @@ def base_at(table: VectorTable, slot: int) -> ChainBase:
 
 
 def fold_entries(table: VectorTable, slot: int, entries: Iterable[Entry]) -> None:
-    """Fold deltas in order; those without effect are counted.
+    """Fold deltas in order; count those without effect.
 
-    A delta of an unknown kind is skipped: it was quarantined when it arrived.
+    Skip a delta of an unknown kind: it was quarantined when it arrived.
     """
     for kind, run in groupby(entries, key=_run_kind):
-        some = list(run)
-        if kind is not None and len(some) >= _RUN_MIN and _fold_sparse(table, slot, kind, some):
+        run_entries = list(run)
+        if kind is not None and len(run_entries) >= _RUN_MIN and _fold_sparse(table, slot, kind, run_entries):
             continue
-        for entry in some:
+        for entry in run_entries:
             try:
                 if entry.is_duplicate:
                     table.count_ignored(slot)
@@ -189,6 +190,7 @@ def fold_entries(table: VectorTable, slot: int, entries: Iterable[Entry]) -> Non
 
 
 def _run_kind(entry: Entry) -> int | None:
+    """Return the kind of a sparse delta that can be folded with others of its kind, else None."""
     kind = entry.operation.kind
     if kind not in SPARSE_KINDS or entry.is_duplicate or entry.logged.batch.has_metadata:
         return None
@@ -198,13 +200,15 @@ def _run_kind(entry: Entry) -> int | None:
 def _fold_sparse(table: VectorTable, slot: int, kind: int, entries: Sequence[Entry]) -> bool:
     """Fold sparse deltas of one kind; False, with nothing changed, if they need checks one by one."""
     operations = [entry.operation for entry in entries]
-    indices = np.concatenate([one.indices for one in operations])
-    values = np.concatenate([one.values for one in operations])
+    indices = np.concatenate([operation.indices for operation in operations])
+    values = np.concatenate([operation.values for operation in operations])
     return table.fold_sparse(slot, kind, indices, values)
 
 
 def bases_of(table: VectorTable, slots: NDArray[np.intp], chains: DeltaChains) -> dict[Ref, ChainBase]:
-    """Return the states before a block of those vectors that have no chain yet."""
+    """Return the present states of the vectors in `slots` that have no chain yet; call before folding a
+    block.
+    """
     refs = ((slot, (table.namespace, str(table.ids[slot]))) for slot in set(slots.tolist()))
     return {ref: base_at(table, slot) for slot, ref in refs if chains.get(ref) is None}
 
@@ -219,8 +223,8 @@ def note_block(
     bases: dict[Ref, ChainBase],
     now: float,
 ) -> None:
-    """Add the folded rows of a block to their vectors' chains; `bases`: states before it of vectors that have
-    no chain yet.
+    """Add the folded rows of a block to their vectors' chains. `bases`: the states before the block of the
+    vectors that have no chain yet.
     """
     indexes = range(logged.count) if rows is None else rows.tolist()
     namespace, ids, note = table.namespace, table.ids, chains.note

@@ -1,7 +1,7 @@
-"""One namespace's vectors in memory: a float32 matrix, and per slot the other data of its vector.
+"""One namespace's vectors in memory: a float32 matrix, and per slot the other data of a vector.
 
 Arithmetic and bookkeeping only: `resident.py` decides which rows are folded, and when. A slot belongs to one
-vector id until it is released; slots of deleted vectors stay, as tombstones.
+vector id until it is released; slots of deleted vectors remain as tombstones.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DIRTY, STALE, IN_FLIGHT = 1, 2, 4
 not yet committed."""
 
 LAMPORT, ORIGIN, COUNTER, OFFSET = 0, 1, 2, 3
-"""Columns of `heads`: canonical key and log offset of the last delta folded into a slot."""
+"""Columns of `heads`: the canonical key and the log offset of the last delta folded into a slot."""
 
 BLOCK_ROWS_MIN = 5
 """From this many rows of one kind on, a few calls over arrays are faster than one call per row."""
@@ -51,10 +51,10 @@ FOLDED_KINDS = frozenset(map(int, Kind)) - {int(Kind.TRANSFORM)}
 
 NO_OFFSET = NO_LAMPORT = -1
 SLOT_BYTES = 200
-"""Bytes of a slot beside its numbers: head, flags, norm, its id and the id's dictionary entry."""
+"""Bytes of a slot without its numbers: head, flags, norm, its id and the id's dictionary entry."""
 
 COLD_SLOTS_MIN = 200_000
-"""A table of fewer vectors builds its dictionary at once."""
+"""A table with fewer vectors builds its full dictionary at once."""
 
 _SLOTS_FIRST = 16
 _TABLE_BYTES = 2000
@@ -72,7 +72,9 @@ def unknown_kind(kind: int) -> Misfit:
 
 
 class VectorTable:
-    """Columns by slot; `matrix` is None until the namespace's first vector fixes the dimension."""
+    """Columns with one row per slot; `matrix` is None until the namespace's first vector fixes the
+    dimension.
+    """
 
     def __init__(self, namespace: str) -> None:
         self.namespace = namespace
@@ -100,7 +102,7 @@ class VectorTable:
 
     @property
     def used(self) -> int:
-        """Slots below this number are allocated; only the columns below it hold data."""
+        """The number of slots ever allocated; the columns hold data only below it."""
         return len(self.ids)
 
     @property
@@ -109,7 +111,7 @@ class VectorTable:
         return _TABLE_BYTES + len(self.slots) * (SLOT_BYTES + 4 * (self.dimension or 0)) + self.extra_bytes
 
     def slots_of(self, keys: Sequence[str]) -> NDArray[np.intp]:
-        """Return the slots of some vectors; allocates one for each new vector."""
+        """Return the slots of vectors; allocate one for each new vector."""
         slots = self.slots
         if isinstance(slots, ColdSlots):
             slots.warm(keys)
@@ -119,13 +121,13 @@ class VectorTable:
             if self._free:
                 found = [self.slot_of(key) for key in keys]
             else:
-                warm = partial(dict.__contains__, slots)
-                self._append([key for key in dict.fromkeys(keys) if not warm(key)])
+                is_known = partial(dict.__contains__, slots)
+                self._append([key for key in dict.fromkeys(keys) if not is_known(key)])
                 found = itemgetter(*keys)(slots)
         return np.array(found, np.intp).reshape(len(keys))
 
     def find_slots(self, keys: Sequence[str]) -> NDArray[np.intp]:
-        """Return the slots of some vectors, -1 for unknown ones."""
+        """Return the slots of vectors, -1 for each unknown vector."""
         slots = self.slots
         if isinstance(slots, ColdSlots):
             slots.warm(keys)
@@ -137,13 +139,13 @@ class VectorTable:
 
     def _append(self, keys: Sequence[str], *, cold: bool = False) -> slice:
         """Allocate adjacent slots to distinct new vectors; with `cold`, without dictionary entries."""
-        begin, end = self.used, self.used + len(keys)
+        start, end = self.used, self.used + len(keys)
         self.ensure_capacity(end)
         if not cold:
-            self.slots.update(zip(keys, range(begin, end), strict=True))
+            self.slots.update(zip(keys, range(start, end), strict=True))
         self.ids += keys
-        self.heads[begin:end] = _NO_HEAD
-        return slice(begin, end)
+        self.heads[start:end] = _NO_HEAD
+        return slice(start, end)
 
     def extend(
         self,
@@ -154,9 +156,9 @@ class VectorTable:
         *,
         cold: bool = False,
     ) -> None:
-        """Add new vectors, as a store holds them. Raises ValueError if one has a slot already.
+        """Add new vectors with their heads and forms. Raises ValueError if one has a slot already.
 
-        `cold`: lookups by id find them only after `index_ids`, which follows the last of them.
+        `cold`: lookups by id find the vectors only after `index_ids`, which must follow the last `extend`.
         """
         if vectors is not None and self.dimension is None:
             self.reserve(vectors.shape[1])
@@ -170,8 +172,8 @@ class VectorTable:
             self.matrix[added] = vectors
 
     def index_ids(self, hashes: NDArray[np.uint32]) -> None:
-        """Make all slots findable by their ids, whose hashes these are. Raises ValueError if one occurs
-        twice.
+        """Make all slots findable by their ids. `hashes`: the ids' hashes, slot by slot. Raises ValueError if
+        an id occurs twice.
         """
         found = ColdSlots.from_hashes(self.ids, hashes) if self.used >= COLD_SLOTS_MIN else None
         self.slots = {key: slot for slot, key in enumerate(self.ids) if key} if found is None else found
@@ -179,7 +181,7 @@ class VectorTable:
             raise ValueError(f"a vector of namespace {self.namespace!r} occurs twice")
 
     def ensure_capacity(self, slots: int) -> None:
-        """Grow the columns, by doubling, to at least this many slots."""
+        """Grow the columns, by doubling, to at least `slots` slots."""
         capacity = len(self.heads)
         while capacity < slots:
             capacity *= 2
@@ -187,7 +189,7 @@ class VectorTable:
             self._grow(capacity)
 
     def slot_of(self, key: str) -> int:
-        """Return the slot of a vector; allocates one for a new vector."""
+        """Return the slot of a vector; allocate one for a new vector."""
         slot = self.slots.get(key)
         if slot is not None:
             return slot
@@ -204,7 +206,7 @@ class VectorTable:
         return slot
 
     def release(self, slot: int) -> None:
-        """Drop a vector; its slot may serve another."""
+        """Drop a vector; its slot becomes free for another vector."""
         key = self.ids[slot]
         assert key is not None
         self.releases += 1
@@ -249,7 +251,7 @@ class VectorTable:
     # --- one row
 
     def fold_row(self, batch: Batch, row: int, slot: int) -> None:
-        """Fold one delta; one without effect is counted. Raises Misfit, with nothing changed."""
+        """Fold one delta; count it if it has no effect. Raises Misfit, with nothing changed."""
         kind = batch.kind
         if kind == Kind.SPARSE and (width := batch.row_values) is not None:
             # The most frequent delta takes a shortcut without an Operation.
@@ -264,7 +266,7 @@ class VectorTable:
             self.patch(slot, patch)
 
     def fold_operation(self, slot: int, operation: Operation, batch: Batch, row: int) -> None:
-        """Do the same for a delta whose operation is already decoded."""
+        """Fold one delta, as `fold_row` does, whose operation is already decoded."""
         if self._fold_operation(slot, operation) and batch.has_metadata and (patch := batch.metadata(row)):
             self.patch(slot, patch)
 
@@ -324,28 +326,28 @@ class VectorTable:
         """Set a slot to a vector; the first one fixes the dimension."""
         if self.dimension is None:
             self.reserve(len(values))
-        is_odd = len(values) != self.dimension
-        if is_odd or slot in self.data:
-            data = values.astype("<f4", copy=False).tobytes() if is_odd else None
+        has_other_dimension = len(values) != self.dimension
+        if has_other_dimension or slot in self.data:
+            data = values.astype("<f4", copy=False).tobytes() if has_other_dimension else None
             self.set_extra(slot, data, self.metadata.get(slot))
-        if not is_odd:
+        if not has_other_dimension:
             assert self.matrix is not None
             self.matrix[slot] = values
-        self.forms[slot] = OTHER_DIMENSION if is_odd else VECTOR
+        self.forms[slot] = OTHER_DIMENSION if has_other_dimension else VECTOR
 
     def set_extra(self, slot: int, data: bytes | None, metadata: dict[str, Any] | None) -> None:
-        """Set a slot's data beside its numbers, and count its bytes. Never changes metadata in place."""
+        """Set a slot's bytes and metadata, and count their memory. Never changes metadata in place."""
         self._drop_extras(slot)
-        weight = 0
+        size = 0
         if data is not None:
             self.data[slot] = data
-            weight += 33 + len(data)
+            size += 33 + len(data)
         if metadata:
             self.metadata[slot] = metadata
-            weight += estimate_bytes(metadata)
-        if weight:
-            self.extra_bytes_by_slot[slot] = weight
-            self.extra_bytes += weight
+            size += estimate_bytes(metadata)
+        if size:
+            self.extra_bytes_by_slot[slot] = size
+            self.extra_bytes += size
 
     def clear(self, slot: int) -> None:
         """Make a slot a tombstone."""
@@ -353,9 +355,9 @@ class VectorTable:
         self._drop_extras(slot)
 
     def _drop_extras(self, slot: int) -> None:
-        weight = self.extra_bytes_by_slot.pop(slot, None)
-        if weight is not None:
-            self.extra_bytes -= weight
+        size = self.extra_bytes_by_slot.pop(slot, None)
+        if size is not None:
+            self.extra_bytes -= size
             self.data.pop(slot, None)
             self.metadata.pop(slot, None)
 
@@ -378,27 +380,28 @@ class VectorTable:
             np.add.at(vector, indices, values)
         if np.isfinite(vector).all():
             return True
-        vector[:] = before  # a sum left float32's range: folded one by one, each sum saturates
+        vector[:] = before  # a sum left float32's range; folded one by one, each sum saturates
         return False
 
-    # --- blocks: the same arithmetic over many rows of one kind
+    # --- blocks: many rows of one kind, folded in a few calls over arrays
 
     def fold_block(
         self, batch: Batch | FoldRun, kind: int, rows: NDArray[np.intp] | None, slots: NDArray[np.intp]
     ) -> bool:
         """Fold rows of one kind in a few calls; False, with nothing changed, if they need checks one by one.
 
-        If a vector occurs twice, the later row wins (numpy assigns in order), or both add up.
+        If a vector occurs twice, the later row wins (numpy assigns in order); with SPARSE_ADD both rows are
+        added.
         """
         width = batch.row_values
         if width is None or self.matrix is None:
             return False
-        patched = batch.has_metadata and kind != Kind.DELETE
-        if patched and kind == Kind.CREATE and len(set(slots.tolist())) < len(slots):
+        has_patches = batch.has_metadata and kind != Kind.DELETE
+        if has_patches and kind == Kind.CREATE and len(set(slots.tolist())) < len(slots):
             return False
         if not self._fold_numbers(batch, kind, rows, slots, width):
             return False
-        if patched:
+        if has_patches:
             for row, slot in zip(
                 range(batch.count) if rows is None else rows.tolist(), slots.tolist(), strict=True
             ):
@@ -430,8 +433,8 @@ class VectorTable:
             return False
         if kind in (Kind.SPARSE, Kind.SPARSE_ADD):
             indices = batch.indices.reshape(batch.count, width)
-            chosen = indices if rows is None else indices[rows]
-            return self._sparse_block(kind, slots, chosen, values, batch.index_highest)
+            row_indices = indices if rows is None else indices[rows]
+            return self._sparse_block(kind, slots, row_indices, values, batch.index_highest)
         if kind in (Kind.SCALE, Kind.OFFSET) and len(set(slots.tolist())) == len(slots):
             return self._full_block(kind, slots, values)
         return False
@@ -467,7 +470,9 @@ class VectorTable:
         values: NDArray[np.float32],
         highest: int,
     ) -> bool:
-        """`highest` is an upper bound of all indices."""
+        """Set, or add to, the numbers at `indices`; False, with nothing changed, if one is out of range or a
+        sum is. `highest`: an upper bound of all indices.
+        """
         assert self.matrix is not None
         assert self.dimension is not None
         if highest >= self.dimension:
@@ -475,14 +480,14 @@ class VectorTable:
         positions = (indices + (slots * self.dimension)[:, None]).reshape(-1)
         numbers, flat = values.reshape(-1), self.matrix.reshape(-1)
         if kind == Kind.SPARSE:
-            flat[positions] = numbers  # does what np.put does, in half the time
+            flat[positions] = numbers  # the same as np.put, in half the time
             return True
         before = flat[positions]
         with np.errstate(over="ignore"):
             np.add.at(flat, positions, numbers)
         if np.isfinite(flat[positions]).all():
             return True
-        flat[positions] = before  # a sum left float32's range: folded row by row, each sum saturates
+        flat[positions] = before  # a sum left float32's range; folded row by row, each sum saturates
         return False
 
 
@@ -519,7 +524,7 @@ def restore(table: VectorTable, slot: int, state: VectorState | ChainBase) -> No
 
 
 def put(table: VectorTable, vector_id: str, stored: VectorState | ChainBase, offset: int) -> None:
-    """Set a new or existing vector to a store's content."""
+    """Set a new or existing vector to a stored state."""
     assert stored.key is not None, "the state of a vector names its last delta"
     slot = table.slot_of(vector_id)
     restore(table, slot, stored)
@@ -528,7 +533,7 @@ def put(table: VectorTable, vector_id: str, stored: VectorState | ChainBase, off
 
 
 def heads_of(logged: LoggedBatch, rows: NDArray[np.intp] | None) -> NDArray[np.int64]:
-    """Return the `heads` of a table after each row is folded."""
+    """Return the head of each row's vector once the row is folded, as in a table's `heads`."""
     batch = logged.batch
     if batch.counters is None and (rows is None or len(rows) == batch.count):
         return rising_heads(logged, batch.count)
@@ -543,7 +548,9 @@ def heads_of(logged: LoggedBatch, rows: NDArray[np.intp] | None) -> NDArray[np.i
 
 
 def rising_heads(first: LoggedBatch, count: int) -> NDArray[np.int64]:
-    """Return the heads of `count` adjacent rows from a batch's first on, whichever batches bring them."""
+    """Return the heads of `count` adjacent rows, which start with a batch's first row and may span
+    batches.
+    """
     batch = first.batch
     numbers = (first.lamport, to_signed(batch.origin), batch.base, first.offset)
     steps = _STEPS[:count] if count <= _STEPS_MAX else np.arange(count)[:, None] * _STEP
@@ -555,7 +562,7 @@ _U64 = (1 << 64) - 1
 _STEPS_MAX = 1024
 _STEP = np.array([1, 0, 1, 1])
 _STEPS = np.arange(_STEPS_MAX, dtype=np.int64)[:, None] * _STEP
-"""The difference between a row's head and that of its batch's first row."""
+"""The difference between the head of a row and the head of the first row."""
 
 
 def to_signed(origin: int) -> int:

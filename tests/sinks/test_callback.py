@@ -206,7 +206,7 @@ def test_closing_does_not_wait_for_hanging_function() -> None:
             await anyio.to_thread.run_sync(entered.wait)
         assert time.monotonic() - began < 10
         async with Propagator() as p:
-            with pytest.raises(UsageError, match="'callback': a call of its function still runs from before"):
+            with pytest.raises(UsageError, match="'callback': a call of its function, made before"):
                 await p.attach(sink)
             go.set()
             while sink.statistics().running:  # noqa: ASYNC110 - no event signals the end of the thread

@@ -76,7 +76,7 @@ def test_shielded_hang_is_reported_in_virtual_time(backend: Any) -> None:
             {"make": lambda: CallbackSink(print)},
             r"probe is missing, and a CallbackSink has no get\(\) to compare: give a probe",
         ),
-        ({"expected": len}, "expected: without a probe there is nothing to compare with it"),
+        ({"expected": len}, "expected: without a probe there is nothing to compare it with"),
         ({"failing": True}, "failing True cannot be called: give a function, or None"),
         ({"deadline_s": -1}, "deadline_s -1 is not a number of seconds above 0"),
         ({"deadline_s": 0}, "deadline_s 0 is not a number of seconds above 0"),

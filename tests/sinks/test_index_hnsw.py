@@ -392,9 +392,9 @@ def test_search_shortens_a_chunk_and_the_rest_follows() -> None:
         hnsw_rows = index._builder.rows_by_namespace["default"]  # type: ignore[union-attr]
         chunk = hnsw_rows.next_chunk()
         assert chunk is not None
-        hnsw_rows.base.is_wanted = True  # a waiting search sets this
+        hnsw_rows.base.has_waiting_search = True  # a waiting search sets this
         chunk.add_nodes()
-        hnsw_rows.base.is_wanted = False
+        hnsw_rows.base.has_waiting_search = False
         assert chunk.done == hnsw_rows.step_rows < len(chunk.slots)
         hnsw_rows.install(chunk)
         assert (
@@ -587,7 +587,7 @@ def test_corrupted_file_is_reported_and_not_used(corrupt: Any, why: str, tmp_pat
         path.write_bytes(corrupt(path.read_bytes()))
         async with Service(tmp_path, log) as service:
             found = graph_statistics(service.index)
-            assert found.file.startswith("not used, all rows are indexed from the start: ")
+            assert found.file.startswith("not used; all rows are indexed from the start: ")
             assert why in found.file
             assert (found.linked_rows, found.unlinked_rows) == (0, 300)
             async with indexing_in_background(service.index):

@@ -236,7 +236,7 @@ def test_corrupted_image_is_reported_and_not_used(tmp_path: Path, at: int) -> No
         content = bytearray(image.read_bytes())
         content[at] ^= 0x10
         image.write_bytes(content)
-        await (await check_opened(path, log, "not used, all rows were read one by one")).aclose()
+        await (await check_opened(path, log, "not used; all rows were read one by one")).aclose()
 
     anyio.run(main)
 
@@ -249,21 +249,21 @@ def test_torn_missing_or_foreign_image_is_not_used(tmp_path: Path) -> None:
         content = image.read_bytes()
         for size in (0, 7, 30, len(content) // 2, len(content) - 1):
             image.write_bytes(content[:size])
-            await (await check_opened(path, log, "not used, all rows were read one by one")).aclose()
+            await (await check_opened(path, log, "not used; all rows were read one by one")).aclose()
         image.write_bytes(content + b"more")
         await (
-            await check_opened(path, log, "not used, all rows were read one by one: its end says")
+            await check_opened(path, log, "not used; all rows were read one by one: its end says")
         ).aclose()
         image.unlink()
         await (
-            await check_opened(path, log, "not used, all rows were read one by one: it does not exist")
+            await check_opened(path, log, "not used; all rows were read one by one: it does not exist")
         ).aclose()
         other = FakeLog()
         other.append(Delta("another", create([1, 2, 3])))
         await write_with_image(tmp_path / "w.db", other)
         shutil.copy(image_of(tmp_path / "w.db"), image)
         await (
-            await check_opened(path, log, "not used, all rows were read one by one: it is not the image")
+            await check_opened(path, log, "not used; all rows were read one by one: it is not the image")
         ).aclose()
 
     anyio.run(main)
@@ -284,7 +284,7 @@ def test_newer_image_is_not_used_with_older_file(tmp_path: Path) -> None:
         shutil.copy(tmp_path / "older", path)
         log.batches = before
         await (
-            await check_opened(path, log, "not used, all rows were read one by one: it does not exist")
+            await check_opened(path, log, "not used; all rows were read one by one: it does not exist")
         ).aclose()
 
     anyio.run(main)
@@ -314,7 +314,7 @@ def test_image_exceeding_memory_is_not_used(tmp_path: Path) -> None:
         sink = StorageSink(path, resident=ResidentVectors(resident_bytes_max=6_000))
         await sink.open(log)
         assert sink.statistics().image.startswith(
-            "not used, all rows were read one by one: its rows need more"
+            "not used; all rows were read one by one: its rows need more"
         )
         for ref, state in oracle(log.batches).items():
             check_state(await sink.get(*ref), state, context=ref)

@@ -152,8 +152,8 @@ def reject_too_early(example: Any) -> None:
     [
         (write_rows_and_cursor_separately, {"committed"}),
         (never_refold, {"forwarded"}),
-        (move_cursor_for_late_rows, {"late", "committed"}),
-        (fold_duplicates, {"repeats"}),
+        (move_cursor_for_late_rows, {"released", "committed"}),
+        (fold_duplicates, {"redelivery"}),
         (commit_before_writing, {"committed"}),
         (forget_rebuilds, {"rebuild"}),
         (reject_too_early, {"failure"}),

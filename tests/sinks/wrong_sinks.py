@@ -555,7 +555,7 @@ WRONG: tuple[tuple[type[Plain], str, str], ...] = (
     (
         RejectsTheNextOffset,
         "failure",
-        "a scale such as it had applied before; the delta next to it is the one ",
+        "a scale, as it had applied before; the delta that may not fit is next to it",
     ),
     (RejectsAnUnknownOffset, "failure", "which is not a delivered row"),
     (RejectsWithoutThePrefix, "failure", "after deltas of a wrong dimension and of an unknown kind, get("),

@@ -1,4 +1,4 @@
-"""The call that runs all scenarios against a sink."""
+"""The function that runs all scenarios against a sink."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ async def check_sink(
     pause_s: float = 0.02,
     deadline_s: float = 5.0,
 ) -> None:
-    """Raise ContractViolation, whose message has the rule and the observation, unless the sink follows the
-    contract.
+    """Check that a sink follows the contract. Raises ContractViolation with the rule and the observation.
 
-    Raises UsageError for unusable arguments.
+    Raises UsageError for invalid arguments.
 
     `make` creates a new sink, over the same file or service if it has one, which is empty the first time. It
     must not retain the sinks that it made: to simulate a crash, the kit drops its last reference to a sink.
 
-    The kit compares `get(namespace, vector_id)`, if the sink has it, with the fold of the delivered rows;
-    `forgets` allows it to return None, for a cache. `probe(sink)` returns the view of other readers,
-    comparable, and the same however often a delta was delivered. `expected(rows)` returns what the probe must
-    see after these rows (`Applied`), each once, in the order they were applied in; if the probe sees states,
-    fold them in the order of `key`. Without `expected`, the probe only shows whether duplicates change
-    anything. `expected` needs a `probe`, and so does a sink without `get`.
+    The kit compares the result of `get(namespace, vector_id)`, if the sink has that method, with the fold of
+    the delivered rows; `forgets` allows it to return None, for a cache. `probe(sink)` returns the view of
+    other readers: a value that can be compared, and that does not depend on how often a delta was delivered.
+    `expected(rows)` returns the value that the probe must return after `rows` (`Applied`), each given once,
+    in the order in which they were applied; if the probe returns states, fold the rows in the order of `key`.
+    Without `expected`, the probe only shows if duplicates change anything. `expected` needs a `probe`, and so
+    does a sink without `get`.
 
-    `failing(n)` makes the sink's target fail from its n-th operation on, 1 for the next; None repairs it.
-    With or without it, the thread port that the sink gets fails at times.
+    `failing(n)` makes the sink's target fail from its n-th operation on, counted from 1; `failing(None)`
+    repairs it. In any case, the thread port that the sink gets fails at times.
 
     `pause_s`: how long a slow caller pauses, so that `background` can work; `deadline_s`: how long a call may
     take. Nothing can end a call that waits for ever inside its own shield: run the check under
-    `delta_prop.testing.run_virtual`, on asyncio or trio, and it ends with Stuck.
+    `delta_prop.testing.run_virtual`, on asyncio or trio, and the check ends with Stuck.
     """
     _check_arguments(make, probe, expected, failing)
     for name, seconds in (("pause_s", pause_s), ("deadline_s", deadline_s)):
@@ -59,7 +59,7 @@ async def check_sink(
             raise UsageError(f"{name} {seconds!r:.80} is not a number of seconds above 0: give one")
     settings = CheckSettings(make, probe, expected, failing, forgets, pause_s, deadline_s)
     freezes = not gc.get_freeze_count()
-    if freezes:  # older objects are not the sinks' to release, and need not be searched
+    if freezes:  # older objects are not of the sinks, so the garbage collector need not search them
         gc.freeze()
     try:
         with LoopWatch().run() as watch:
@@ -90,7 +90,7 @@ def _check_observable(sink: Sink, settings: CheckSettings) -> None:
     if settings.probe is None and not hasattr(sink, "get"):
         raise UsageError(
             f"probe is missing, and a {type(sink).__name__} has no get() to compare: "
-            "give a probe that returns its readers' view"
+            "give a probe that returns the readers' view"
         )
 
 
@@ -103,23 +103,23 @@ def _check_arguments(make: object, probe: object, expected: object, failing: obj
         if given is not None and not callable(given):
             raise UsageError(f"{name} {given!r:.80} cannot be called: give a function, or None")
     if expected is not None and probe is None:
-        raise UsageError("expected: without a probe there is nothing to compare with it: give both")
+        raise UsageError("expected: without a probe there is nothing to compare it with: give both")
 
 
 async def _play(player: Player, before: Leftovers) -> None:
-    player.check_name_and_numbers()
+    player.check_name_and_statistics()
     await player.make_and_open()
-    await story.order(player)
-    await story.duplicates(player)
-    await story.resume(player)
-    await rebuilding.rebuild(player)  # early, because it refolds the log several times
-    await story.cancellation(player)
-    await story.failures(player)
-    await story.redelivery(player)
-    await losses.sliced_batches(player)
-    await losses.crash(player)
-    await forwarded.out_of_order_rows(player)
-    await forwarded.rebuild_below_rows(player)
-    await story.slow_calls(player)
-    player.check_name_and_numbers()
-    await story.closing(player, before)
+    await story.check_order(player)
+    await story.check_duplicates(player)
+    await story.check_resume(player)
+    await rebuilding.check_rebuilds(player)  # early, because it refolds the log several times
+    await story.check_cancellation(player)
+    await story.check_failures(player)
+    await story.check_released_rows(player)
+    await losses.check_sliced_batches(player)
+    await losses.check_crashes(player)
+    await forwarded.check_out_of_order_rows(player)
+    await forwarded.check_rebuild_before_forwarded_rows(player)
+    await story.check_slow_calls(player)
+    player.check_name_and_statistics()
+    await story.check_closing(player, before)

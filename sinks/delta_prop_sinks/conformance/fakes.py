@@ -1,6 +1,6 @@
 """The kit's fakes: a log as a list, a clock that is set by hand, a thread port that fails on demand.
 
-They share no code with sinks except the wire's arithmetic, which is the oracle.
+They share no code with sinks except the arithmetic of the wire package, which is the oracle.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _REMOTE_ORIGIN = 0x1230_0000_0000_0010
 THIRD_ORIGIN = 0x5670_0000_0000_0010
 """An origin of a third service, which sorts after that of the second."""
 CALL_TURNS = 2
-"""Turns of the event loop that a call on a thread takes."""
+"""The number of turns of the event loop that a call on a thread takes."""
 
 
 class Applied(NamedTuple):
@@ -52,8 +52,8 @@ class Applied(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """Its key in canonical order, in which states are folded: (Lamport number, origin, counter)."""
-        assert self.delta.dot is not None, "what is in a log has a dot"
+        """The row's key in canonical order, in which states are folded: (Lamport number, origin, counter)."""
+        assert self.delta.dot is not None, "a delta of a log has a dot"
         return (self.lamport, *self.delta.dot)
 
 
@@ -68,12 +68,12 @@ class FakeClock:
         return self.time
 
     def wall_us(self) -> int:
-        """Return the same in microseconds, as if the epoch had just begun."""
+        """Return the time that was set, in microseconds."""
         return int(self.time * 1_000_000)
 
 
 class Fault:
-    """One planned failure of a thread call, before or after the call runs."""
+    """A planned failure of one call on a thread, before or after the call runs."""
 
     def __init__(self, watch: LoopWatch) -> None:
         self._watch = watch
@@ -85,7 +85,7 @@ class Fault:
         self._after = False
 
     def plan(self, number: int, *, after: bool) -> None:
-        """Fail once, in call `number` from now, 1 for the next: before it runs, or after."""
+        """Fail once, in call `number` from now, counted from 1: before it runs, or after."""
         self.calls, self._fails_at, self._after = 0, number, after
 
     def clear(self) -> None:
@@ -111,7 +111,8 @@ class Fault:
 class FakeThreads:
     """Runs calls on the event loop, one at a time, some turns later.
 
-    A caller that is cancelled before its call has begun abandons it; later it waits for the call's end.
+    A caller that is cancelled before its call has begun abandons the call; once it has begun, the caller
+    waits for its end.
     """
 
     def __init__(self, fault: Fault) -> None:
@@ -132,7 +133,7 @@ class FakeThreads:
 
 
 class FakeLog:
-    """A log and, to the sink, its context. Knows the rows for other sinks, and the quarantined ones."""
+    """A log, and the context of the sink. Knows the rows for other sinks, and the quarantined rows."""
 
     log_id = b"conformance kit!"
     epoch = 1
@@ -147,7 +148,7 @@ class FakeLog:
         self.batches: list[LoggedBatch] = []
         self.next_offset = 0
         self.delivered = 0
-        """The offset after the last row ever delivered in order; redelivered rows do not count."""
+        """The offset after the last row ever delivered in order; rows from quarantine do not count."""
         self.reported = 0
         self.committed_beyond: int | None = None
         self.quarantined: set[int] = set()
@@ -163,7 +164,7 @@ class FakeLog:
     # --- the sink's context
 
     def committed(self, next_offset: int) -> None:
-        """Note the offset below which the sink reports itself durable."""
+        """Note the offset below which all rows are durable, as the sink reports."""
         if next_offset > self.delivered:
             self.committed_beyond = next_offset
         self.reported = max(self.reported, next_offset)
@@ -175,7 +176,7 @@ class FakeLog:
 
     @asynccontextmanager
     async def background_thread(self) -> AsyncIterator[FakeThreads]:
-        """Open a second thread, which fails and waits as the first does."""
+        """Open a second thread, which fails and waits as the first one does."""
         yield FakeThreads(self.fault)
 
     def first_missing(self, watermarks: Mapping[int, int]) -> int | None:
@@ -195,20 +196,20 @@ class FakeLog:
         return self._dimensions.get(namespace)
 
     async def history(self, vectors: Collection[Ref]) -> AsyncIterator[tuple[LoggedBatch, int]]:
-        """Yield some vectors' deltas in log order, after their states if a compaction left only these. Takes
-        one turn of the event loop.
+        """Yield the deltas of vectors in log order, after their states if the log was compacted. Takes one
+        turn of the event loop.
         """
         await anyio.lowlevel.checkpoint()
-        rows, begin = self._snapshot or ([], 0)
+        rows, start = self._snapshot or ([], 0)
         if states := [row for row in rows if row[:2] in vectors]:
             logged = LoggedBatch(encode_states(states), 0, 0, Source.LOCAL)
             for row in range(len(states)):
                 yield logged, row
-        for found in self._rows_of(vectors, begin):
-            yield found
+        for logged_row in self._rows_of(vectors, start):
+            yield logged_row
 
-    def _rows_of(self, vectors: Collection[Ref], begin: int = 0) -> Iterator[tuple[LoggedBatch, int]]:
-        for logged in self.batches[self._batch_index(begin) :]:
+    def _rows_of(self, vectors: Collection[Ref], start: int = 0) -> Iterator[tuple[LoggedBatch, int]]:
+        for logged in self.batches[self._batch_index(start) :]:
             if not logged.batch.is_control and not self.refs(logged).keys().isdisjoint(vectors):
                 for row, ref in enumerate(zip(logged.batch.namespaces, logged.batch.keys, strict=True)):
                     if ref in vectors:
@@ -217,7 +218,7 @@ class FakeLog:
     # --- writing
 
     def append(self, *deltas: Delta, others: Iterable[int] = ()) -> LoggedBatch:
-        """Append a batch of this service's own; rows `others` do not match the sink's topics."""
+        """Append a batch of this service's own. `others`: its rows that do not match the sink's topics."""
         logged = self._log(
             encode_batch(deltas, origin=_LOCAL_ORIGIN, base=self._counters[_LOCAL_ORIGIN] + 1), Source.LOCAL
         )
@@ -225,7 +226,7 @@ class FakeLog:
         return logged
 
     def forward(self, *deltas: Delta, lamport: int, origin: int = _REMOTE_ORIGIN) -> LoggedBatch:
-        """Append a batch that another service forwarded, numbered there."""
+        """Append a batch that another service forwarded, with that service's Lamport numbers."""
         batch = encode_batch(deltas, origin=origin, base=self._counters[origin] + 1)
         return self._log(batch, Source.REPLICA, lamport)
 
@@ -246,8 +247,8 @@ class FakeLog:
         )
 
     def _log(self, batch: Batch, source: Source, lamport: int | None = None) -> LoggedBatch:
-        known = sum(one in self._ids for one in batch.ids or ())
-        known_ids = KnownIds.NONE if not known else KnownIds.ALL if known == batch.count else KnownIds.SOME
+        count = sum(id_ in self._ids for id_ in batch.ids or ())
+        known_ids = KnownIds.NONE if not count else KnownIds.ALL if count == batch.count else KnownIds.SOME
         self._ids.update(batch.ids or ())
         number = self._lamport + 1 if lamport is None else lamport
         logged = LoggedBatch(batch, self.next_offset, number, source, known_ids=known_ids)
@@ -258,7 +259,7 @@ class FakeLog:
         return logged
 
     def hide(self, offset: int) -> None:
-        """Make a row not match the sink's topics from now on."""
+        """Exclude a row from the sink's topics from now on."""
         self._others.add(offset)
 
     # --- reading
@@ -269,24 +270,30 @@ class FakeLog:
         return self._lamport
 
     def deliveries(self, start: int, end: int | None = None) -> list[Delivery]:
-        """Return the deliveries for a cursor at `start`, up to `end`, where a batch is sliced."""
-        found = []
+        """Return the deliveries from offset `start` on, up to `end`; a batch that contains `end` is
+        sliced.
+        """
+        deliveries = []
         for logged in self.batches[self._batch_index(start) :]:
             if end is not None and logged.offset >= end:
                 break
             slice_end = None if end is None or end >= logged.next_offset else end
             count = logged.count if slice_end is None else slice_end - logged.offset
-            found.append(self.delivery(logged, range(max(0, start - logged.offset), count), end=slice_end))
-        return [delivery for delivery in found if delivery is not None]
+            rows = range(max(0, start - logged.offset), count)
+            deliveries.append(self.delivery(logged, rows, end=slice_end))
+        return [delivery for delivery in deliveries if delivery is not None]
 
     def redeliveries(self, offsets: Iterable[int]) -> list[Delivery]:
         """Return quarantined rows as deliveries, in log order, rows of one batch together."""
-        rows: dict[int, list[int]] = {}
+        rows_by_batch: dict[int, list[int]] = {}
         for offset in sorted(offsets):
             index = self._batch_index(offset)
-            rows.setdefault(index, []).append(offset - self.batches[index].offset)
-        found = (self.delivery(self.batches[index], some, redelivered=True) for index, some in rows.items())
-        return [delivery for delivery in found if delivery is not None]
+            rows_by_batch.setdefault(index, []).append(offset - self.batches[index].offset)
+        deliveries = (
+            self.delivery(self.batches[index], rows, redelivered=True)
+            for index, rows in rows_by_batch.items()
+        )
+        return [delivery for delivery in deliveries if delivery is not None]
 
     def _batch_index(self, offset: int) -> int:
         """Return the index of the batch that holds an offset."""
@@ -295,7 +302,9 @@ class FakeLog:
     def delivery(
         self, logged: LoggedBatch, rows: Iterable[int], *, redelivered: bool = False, end: int | None = None
     ) -> Delivery | None:
-        """Return a delivery of those of some rows that match and are not quarantined, None without any."""
+        """Return a delivery of the rows that match the topics and are not quarantined; None if there are
+        none.
+        """
         if logged.batch.is_control:
             return None
         others, held, first = self._others, frozenset() if redelivered else self.quarantined, logged.offset
@@ -314,7 +323,7 @@ class FakeLog:
         return refs
 
     def rows(self, first: int = 0) -> Iterator[Applied]:
-        """Yield every row of the log except control rows, from this batch on."""
+        """Yield every row of the log except control rows, from the batch with index `first` on."""
         for logged in self.batches[first:]:
             for row in range(0 if logged.batch.is_control else logged.count):
                 yield Applied(
@@ -346,7 +355,7 @@ class ReferenceModel:
         self._rows_by_ref.clear()
 
     def apply(self, deliveries: Sequence[Delivery], below: int | None = None) -> None:
-        """Note rows as applied, up to offset `below` if given; duplicates have no effect."""
+        """Note rows as applied, those below an offset if given; duplicates have no effect."""
         for delivery in deliveries:
             logged = delivery.logged
             for row in rows_of(delivery):
@@ -356,7 +365,7 @@ class ReferenceModel:
                     self._apply_row(logged, row)
 
     def rows(self) -> list[Applied]:
-        """Return all applied rows, in the order they were applied in."""
+        """Return all applied rows, in the order in which they were applied."""
         for offset in self.offsets:
             if offset not in self._rows:
                 logged, row = self._log_rows[offset]
@@ -373,22 +382,22 @@ class ReferenceModel:
         if (before.key is not None and key < before.key) or logged.known_ids is not KnownIds.NONE:
             self.states[ref] = _fold_all(rows)
             return
-        known = self._transitions.get(offset)
-        if known is None or known[0] is not before:
+        transition = self._transitions.get(offset)
+        if transition is None or transition[0] is not before:
             after = apply(before, batch.operation(row), batch.metadata(row), key)
-            known = self._transitions[offset] = (before, after)
-        self.states[ref] = known[1]
+            transition = self._transitions[offset] = (before, after)
+        self.states[ref] = transition[1]
 
 
 def _fold_all(rows: Mapping[Key, tuple[LoggedBatch, int]]) -> VectorState:
-    """Return a vector's state; of deltas with one id the first in canonical order takes effect."""
-    seen: set[bytes] = set()
+    """Return a vector's state; of several deltas with one id, the first in canonical order takes effect."""
+    seen_ids: set[bytes] = set()
     duplicates = set()
     for key in sorted(rows):
         logged, row = rows[key]
         if logged.batch.ids is not None:
-            duplicates |= {key} if logged.batch.ids[row] in seen else set()
-            seen.add(logged.batch.ids[row])
+            duplicates |= {key} if logged.batch.ids[row] in seen_ids else set()
+            seen_ids.add(logged.batch.ids[row])
     changes = (
         (key, logged.batch.operation(row), logged.batch.metadata(row)) for key, (logged, row) in rows.items()
     )
@@ -408,10 +417,10 @@ def offsets_of(delivery: Delivery) -> list[int]:
 
 def lamport_below(deliveries: Iterable[Delivery], next_offset: int) -> int:
     """Return the highest Lamport number of the rows below an offset."""
-    below = (
+    numbers = (
         delivery.logged.lamport + row
         for delivery in deliveries
         for row in rows_of(delivery)
         if delivery.first_offset + row < next_offset
     )
-    return max(below, default=0)
+    return max(numbers, default=0)

@@ -1,7 +1,7 @@
-"""The scenarios about rows of another service: rows that sort before others of their vectors, duplicate ids.
+"""The scenarios about rows of another service: rows that sort before earlier rows of a vector, duplicate ids.
 
 A vector is the fold of its rows in canonical order, in whatever order they arrived. So a sink that stores
-states refolds such a vector from the log's history, which may begin with a snapshot's state of it.
+states refolds such a vector from the log's history, which may begin with a state from a snapshot.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _IDS = [bytes([number]) * 16 for number in range(1, 3)]
 
 
 def leave_gap(player: Player) -> int:
-    """Leave a gap in the Lamport numbers, for rows of another service that arrive later; return its first
-    one.
+    """Leave a gap in the Lamport numbers, for rows of another service that arrive later; return the first
+    number of the gap.
     """
     log = player.log
     first = log.lamport + 1
@@ -32,8 +32,10 @@ def leave_gap(player: Player) -> int:
     return first
 
 
-async def out_of_order_rows(player: Player) -> None:
-    """Deliver such rows alone, with others, twice, amid cancelled calls, and after a restart."""
+async def check_out_of_order_rows(player: Player) -> None:
+    """Deliver forwarded rows that sort before earlier ones: alone, with others, twice, amid cancelled calls,
+    and after a restart.
+    """
     log = player.log
     log.append(*(Delta(f"shared-{i}", create([i, 1, 2, 3]), metadata={"n": i}) for i in range(8)))
     gap = leave_gap(player)
@@ -63,16 +65,16 @@ async def out_of_order_rows(player: Player) -> None:
     await player.check_view(
         "redelivery", "after forwarded rows that sort before earlier ones were redelivered"
     )
-    await _ties(player)
-    await _duplicate_ids(player)
-    await _cancellation(player)
+    await _deliver_ties(player)
+    await _deliver_duplicate_ids(player)
+    await _cancel_calls(player)
     await player.reopen("open() after forwarded rows that sort before earlier ones")
     player.recheck_all()
     await player.check_view("forwarded", "after a restart after forwarded rows that sort before earlier ones")
 
 
-async def _ties(player: Player) -> None:
-    """Forward rows of two services with one Lamport number: the origin decides, whichever came first."""
+async def _deliver_ties(player: Player) -> None:
+    """Forward rows of two services with equal Lamport numbers: their order is that of their origins."""
     log, first = player.log, player.log.lamport + 1
     log.forward(Delta("shared-6", offset(1)), lamport=first)
     log.forward(Delta("shared-6", scale(2)), lamport=first, origin=THIRD_ORIGIN)
@@ -82,8 +84,8 @@ async def _ties(player: Player) -> None:
     await player.check_view("forwarded", "after forwarded rows of two origins with equal Lamport numbers")
 
 
-async def _duplicate_ids(player: Player) -> None:
-    """Forward copies of own deltas, as if a client sent both: only the one that sorts first takes effect."""
+async def _deliver_duplicate_ids(player: Player) -> None:
+    """Forward copies of own deltas, as if a client sent both: only the copy that sorts first takes effect."""
     log = player.log
     gap = leave_gap(player)
     log.append(Delta("shared-4", offset(1), id=_IDS[0]), Delta("shared-5", offset(1), id=_IDS[1]))
@@ -95,30 +97,31 @@ async def _duplicate_ids(player: Player) -> None:
     await player.check_view("forwarded", "after forwarded rows with the ids of rows that came earlier")
 
 
-async def _cancellation(player: Player) -> None:
+async def _cancel_calls(player: Player) -> None:
     log = player.log
-    for wait in range(WAITS_MAX):
+    for wait_number in range(WAITS_MAX):
         gap, start = leave_gap(player), log.next_offset
         log.append(Delta("shared-6", scale(2)), Delta("shared-7", scale(2)))
-        log.forward(Delta("shared-6", offset(1)), Delta("shared-7", offset(wait)), lamport=gap)
+        log.forward(Delta("shared-6", offset(1)), Delta("shared-7", offset(wait_number)), lamport=gap)
         await deliver_new_until(player, start)
         deliveries = log.deliveries(start)
-        waits = await player.cancel_apply(wait, deliveries)
-        left = [one for one in deliveries if not is_applied(player, one)]
-        if left:
-            await player.deliver(left, "cancellation")
-        await player.check_view("cancellation", f"after redelivered forwarded rows, cancelled at wait {wait}")
-        if waits < wait:
+        waits = await player.cancel_apply(wait_number, deliveries)
+        remaining = [delivery for delivery in deliveries if not is_applied(player, delivery)]
+        if remaining:
+            await player.deliver(remaining, "cancellation")
+        when = f"after redelivered forwarded rows, cancelled at wait {wait_number}"
+        await player.check_view("cancellation", when)
+        if waits < wait_number:
             break
 
 
-async def deliver_new_until(player: Player, offset: int) -> None:
-    """Deliver the log's rows below an offset that the sink has not got yet."""
-    await player.deliver(player.log.deliveries(player.log.delivered, offset))
+async def deliver_new_until(player: Player, end: int) -> None:
+    """Deliver the rows below an offset that the sink has not received yet."""
+    await player.deliver(player.log.deliveries(player.log.delivered, end))
 
 
-async def rebuild_below_rows(player: Player) -> None:
-    """Rebuild from a snapshot that lies below such rows, and replaces the log before it."""
+async def check_rebuild_before_forwarded_rows(player: Player) -> None:
+    """Rebuild from a snapshot whose end lies before forwarded rows; the log before it is compacted away."""
     if not isinstance(player.sink, Rebuildable):
         return
     log = player.log

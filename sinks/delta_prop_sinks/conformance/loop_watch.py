@@ -1,7 +1,7 @@
 """Detects calls that block the event loop, in real time, whatever clock the loop uses.
 
-A call that never waits cannot be ended from outside, so a sink that blocks would only make the kit slow. A
-thread samples the loop's position meanwhile.
+A call that never waits cannot be ended from outside, and a sink that blocks would otherwise only make the kit
+slow. A thread samples the line that the loop runs.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ BLOCKED_S_MAX = 0.25
 """Maximum time that a step of a call, from one wait to the next, may block the loop."""
 
 BLOCKED_MAX, CALLS = 3, 20
-"""Blocked calls that are a violation, of this many: a busy machine may stall one or two."""
+"""BLOCKED_MAX blocked calls of the last CALLS are a violation: a busy machine may stall one or two."""
 
 _POLL_S = 0.02
 _KIT = str(Path(__file__).parent)
 
 
 class _Call(NamedTuple):
-    what: str
+    name: str
     blocked_s: float
     line: str
 
@@ -45,7 +45,7 @@ class LoopWatch:
     def __init__(self) -> None:
         self._loop = threading.get_ident()
         self._calls: deque[_Call] = deque(maxlen=CALLS)
-        self._since = inf  # while no step runs
+        self._since = inf  # the start of the present step; inf while none runs
         self._line = ""  # the position of the present step, once it is slow
         self._stop_event = threading.Event()
 
@@ -60,17 +60,17 @@ class LoopWatch:
             self._stop_event.set()
             thread.join()
 
-    def begin(self, what: str) -> None:
+    def begin(self, name: str) -> None:
         """Begin a call of the sink. Raises ContractViolation if earlier calls have blocked the loop."""
-        blocked = [one for one in self._calls if one.blocked_s > BLOCKED_S_MAX]
+        blocked = [call for call in self._calls if call.blocked_s > BLOCKED_S_MAX]
         if len(blocked) >= BLOCKED_MAX:
-            what_blocked, blocked_s, place = max(blocked, key=lambda one: one.blocked_s)
+            longest, blocked_s, line = max(blocked, key=lambda call: call.blocked_s)
             raise ContractViolation(
                 "blocking",
-                f"{what_blocked} blocked the event loop for {blocked_s:.2f} s{place and f' at {place}'}, and "
+                f"{longest} blocked the event loop for {blocked_s:.2f} s{line and f' at {line}'}, and "
                 f"{len(blocked)} of {len(self._calls)} calls did so for more than {BLOCKED_S_MAX:g} s",
             )
-        self._calls.append(_Call(what, 0.0, ""))
+        self._calls.append(_Call(name, 0.0, ""))
 
     def __enter__(self) -> None:
         """Begin a step of the call."""
@@ -83,28 +83,30 @@ class LoopWatch:
         """End the step."""
         blocked_s, self._since = perf_counter() - self._since, inf
         if blocked_s > self._calls[-1].blocked_s:
-            self._calls[-1] = _Call(self._calls[-1].what, blocked_s, self._line)
+            self._calls[-1] = _Call(self._calls[-1].name, blocked_s, self._line)
 
     @contextmanager
     def exclude(self) -> Iterator[None]:
         """Exclude a call that simulates the work of a thread, which would not block the loop."""
-        began, since, self._since = perf_counter(), self._since, inf
+        started, since, self._since = perf_counter(), self._since, inf
         try:
             yield
         finally:
-            self._since = since + perf_counter() - began
+            self._since = since + perf_counter() - started
 
     def _poll(self) -> None:
         while not self._stop_event.wait(_POLL_S):
             since = self._since
             if perf_counter() - since > BLOCKED_S_MAX / 2 and not self._line:
-                place = _line_of(sys._current_frames().get(self._loop))
+                line = _line_of(sys._current_frames().get(self._loop))
                 if self._since == since:  # still in the same step
-                    self._line = place
+                    self._line = line
 
 
 class WatchedCall(Generic[T]):
-    """Awaits a sink's call and watches each step. Exposes where it waits, as a coroutine does."""
+    """Awaits a sink's call and watches each step. Exposes the awaitable that it waits for, as a coroutine
+    does.
+    """
 
     def __init__(self, call: Coroutine[Any, Any, T], watch: LoopWatch) -> None:
         self._call = call
@@ -142,10 +144,10 @@ class WatchedCall(Generic[T]):
 
 
 def _line_of(frame: FrameType | None) -> str:
-    """Return the line of the sink that the kit's call has reached; nothing if the kit itself runs."""
-    found = ""
+    """Return the sink's line that runs, called by the kit; "" if the kit itself runs."""
+    line = ""
     while frame is not None and not frame.f_code.co_filename.startswith(_KIT):
         code = frame.f_code
-        found = f"{Path(code.co_filename).name}:{frame.f_lineno} ({code.co_qualname})"
+        line = f"{Path(code.co_filename).name}:{frame.f_lineno} ({code.co_qualname})"
         frame = frame.f_back
-    return found
+    return line

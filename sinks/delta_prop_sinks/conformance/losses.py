@@ -1,7 +1,7 @@
 """The scenarios about durability: batches delivered in two parts, and crashes at every moment.
 
-Like those of `story.py`, which come before, they run on one growing log. A crash in the middle of a call is
-a cancelled call on a dropped sink: none of its code runs any further.
+They run after the scenarios of `story.py`, on the same growing log. To simulate a crash within a call, the
+kit cancels the call and drops the sink: none of the sink's code runs any further.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ CRASHES_MAX = 24
 """The kit crashes a sink at this many first waits of a call; half as many for redelivered rows."""
 
 
-async def sliced_batches(player: Player) -> None:
-    """Slice a batch: its rest follows after redelivered rows of its beginning, a restart or a crash."""
+async def check_sliced_batches(player: Player) -> None:
+    """Slice a batch: its second part follows directly, after a row of its first part is released, or after a
+    restart or a crash.
+    """
     for gap in (False, True):
         # If no data outlives the sink, a crash equals a restart.
         for between in ("nothing", "a restart", "a crash")[: 3 if player.is_persistent else 2]:
@@ -42,7 +44,7 @@ async def sliced_batches(player: Player) -> None:
 
 
 async def _deliver_first_part(player: Player, prefix: str, *, gap: bool) -> list[int]:
-    """Deliver half a batch while another's beginning is still due; with a gap, redeliver the skipped row."""
+    """Deliver the first half of a batch; with a gap, quarantine one of its rows and release it afterwards."""
     log = player.log
     cut = log.append(
         *(Delta(f"{prefix}-{i}", create([i, 1, 2, 3])) for i in range(6)),
@@ -62,8 +64,10 @@ async def _deliver_first_part(player: Player, prefix: str, *, gap: bool) -> list
     return held
 
 
-async def crash(player: Player) -> None:
-    """Drop the sink without aclose(), at different moments: what it committed must survive."""
+async def check_crashes(player: Player) -> None:
+    """Drop the sink without aclose(), at different moments: rows that it reported as committed must
+    survive.
+    """
     for when in (
         "apply()",
         "background work and apply()",
@@ -88,16 +92,17 @@ async def crash(player: Player) -> None:
     await player.check_view("committed", "after many crashes")
 
 
-async def _crash_and_check(player: Player, what: str, part: str = "committed") -> None:
-    await player.crash(f"open() after {what}")
-    await player.check_view(part, f"after {what}, from the sink's cursor {player.start}")
-    left = [one for one in player.log.deliveries(player.start) if not is_applied(player, one)]
-    if left:
-        await player.deliver(left)
+async def _crash_and_check(player: Player, crash_name: str, part: str = "committed") -> None:
+    await player.crash(f"open() after {crash_name}")
+    await player.check_view(part, f"after {crash_name}, from the sink's cursor {player.start}")
+    deliveries = player.log.deliveries(player.start)
+    remaining = [delivery for delivery in deliveries if not is_applied(player, delivery)]
+    if remaining:
+        await player.deliver(remaining)
 
 
 async def _crash_after_redelivery(player: Player) -> None:
-    """Crash after redelivered rows, which must be durable by then: with other unflushed rows, and alone."""
+    """Crash after rows were released, which must be durable by then: with other unflushed rows, and alone."""
     for part in ("some", "the other"):
         held = append_with_gaps(player, f"gone-{part}")
         await deliver_new(player)

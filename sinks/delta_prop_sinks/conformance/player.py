@@ -79,7 +79,7 @@ class _BackgroundRun:
 
 
 class Player:
-    """One sink at a time, and the service's records about it."""
+    """Plays the service for one sink at a time, and records the rows that the sink must hold."""
 
     def __init__(self, settings: CheckSettings, tasks: TaskGroup, watch: LoopWatch) -> None:
         self.settings = settings
@@ -93,15 +93,17 @@ class Player:
         self.rejected: list[int] = []
         self.is_persistent = False
         """True if the sink's data survives when a new sink is made."""
-        self._returned_cursor = 0  # after the rows that apply returned for
+        self._returned_cursor = 0  # the offset after the rows that apply has returned for
         self._named_cursor = 0  # the highest cursor that open returned
         self._violation: ContractViolation | None = None
         self.rebuild_begun = False
-        """True from the beginning of a rebuild to its end."""
+        """True from the start of a rebuild to its end."""
         self.foreign_offset: int | None = None
-        """The offset of a row that the sink was given and that the log, for rebuilds, never had."""
-        self._unchecked: dict[Ref, None] | None = None  # vectors to check, in order of arrival; None: all
-        self._touched: dict[Ref, None] = {}  # since the sink was opened
+        """The offset of a row that was delivered to the sink and then hidden from the log: a rebuild removes
+        it.
+        """
+        self._unchecked: dict[Ref, None] | None = None  # the vectors to check, in order of arrival; None: all
+        self._touched: dict[Ref, None] = {}  # the vectors delivered since the sink was opened
 
     # --- calls
 
@@ -113,89 +115,89 @@ class Player:
                 raise ContractViolation(part, f"make() gave a {type(sink).__name__}, which has no {method}()")
         return sink
 
-    async def call(self, what: str, call: Callable[[], Awaitable[T]], part: str = "deadline") -> T:
+    async def call(self, label: str, call: Callable[[], Awaitable[T]], part: str = "deadline") -> T:
         """Await a call of the sink, within the deadline."""
 
-        async def made() -> T:
+        async def run_call() -> T:
             return await call()
 
         limit = self.settings.deadline_s
-        self._watch.begin(what)
+        self._watch.begin(label)
         with anyio.move_on_after(limit) as scope:
-            return await WatchedCall(made(), self._watch)
+            return await WatchedCall(run_call(), self._watch)
         assert scope.cancelled_caught
-        raise ContractViolation(part, f"{what} had not ended after {limit:g} s")
+        raise ContractViolation(part, f"{label} had not ended after {limit:g} s")
 
-    async def make_and_open(self, what: str = "open()") -> None:
-        """Make a new sink, open it, and deliver what it lacks."""
+    async def make_and_open(self, label: str = "open()") -> None:
+        """Make a new sink, open it, and deliver the rows that it lacks."""
         self.sink = self.make()
         # Vectors from before the last opening are checked again only after `recheck_all`.
         if self._unchecked is not None:
             self._unchecked |= self._touched
         self._touched = {}
         try:
-            point = await self.call(what, lambda: self.sink.open(self.log))
+            point = await self.call(label, lambda: self.sink.open(self.log))
         except ContractViolation:
             raise
         except Exception as error:
-            raise ContractViolation("open", f"{what} raised {error!r:.300}") from error
-        self._check_rebuilding(what, point)
-        if self.rebuild_begun:  # its cursor means nothing until the rebuild is complete
+            raise ContractViolation("open", f"{label} raised {error!r:.300}") from error
+        self._check_rebuilding(label, point)
+        if self.rebuild_begun:  # its cursor is invalid until the rebuild is complete
             self.start_background()
             return
-        handed_over = self.log.deliveries(0, self.log.delivered)
-        self.start = self._check_point(what, point, handed_over)
+        delivered = self.log.deliveries(0, self.log.delivered)
+        self.start = self._check_point(label, point, delivered)
         self.log.reported = 0
         self.start_background()
         if self.start == 0:
             self.model.clear()
-        # A correct sink holds what its cursor covers, including rows that a cancelled apply applied.
-        self.model.apply(handed_over, self.start)
+        # A correct sink holds all rows below its cursor, including those that a cancelled apply applied.
+        self.model.apply(delivered, self.start)
         await self.deliver(self.log.deliveries(self.start, self.log.delivered))
 
-    def _check_point(self, what: str, point: object, handed_over: Sequence[Delivery]) -> int:
+    def _check_point(self, label: str, point: object, delivered: Sequence[Delivery]) -> int:
         log = self.log
         if point is None:
             return self._returned_cursor if self.is_persistent else 0
         if not isinstance(point, ResumePoint):
-            raise ContractViolation("resume", f"{what} returned {point!r:.80}, not a ResumePoint or None")
+            raise ContractViolation("resume", f"{label} returned {point!r:.80}, not a ResumePoint or None")
         cursor = point.cursor
         if cursor.log_id != log.log_id or not 0 <= cursor.next_offset <= log.delivered:
             raise ContractViolation(
                 "resume",
-                f"{what} returned the cursor {cursor}, but only rows below {log.delivered} were delivered",
+                f"{label} returned the cursor {cursor}, but only rows below {log.delivered} were delivered",
             )
-        highest = lamport_below(handed_over, cursor.next_offset)
+        highest = lamport_below(delivered, cursor.next_offset)
         if point.lamport < highest:
             raise ContractViolation(
                 "resume",
-                f"{what} returned the Lamport number {point.lamport}, but below its cursor, "
+                f"{label} returned the Lamport number {point.lamport}, but below its cursor, "
                 f"{cursor.next_offset}, is a row with {highest}",
             )
         if self.is_persistent and cursor.next_offset < log.reported:
             raise ContractViolation(
                 "committed",
-                f"{what} returned the cursor {cursor.next_offset}, after committed({log.reported})",
+                f"{label} returned the cursor {cursor.next_offset}, after committed({log.reported})",
             )
         if self.is_persistent and cursor.next_offset < self._named_cursor:
             raise ContractViolation(
                 "resume",
-                f"{what} returned the cursor {cursor.next_offset}, after an earlier {self._named_cursor}",
+                f"{label} returned the cursor {cursor.next_offset}, after an earlier {self._named_cursor}",
             )
         self._named_cursor = cursor.next_offset
         return cursor.next_offset
 
-    def _check_rebuilding(self, what: str, point: object) -> None:
+    def _check_rebuilding(self, label: str, point: object) -> None:
         """Check that a sink with its own cursor reports an unfinished rebuild."""
         if not isinstance(point, ResumePoint) or point.rebuilding is (
             self.rebuild_begun and self.is_persistent
         ):
             return
         if not self.rebuild_begun:
-            raise ContractViolation("rebuild", f"{what} reported a rebuild, and none was in progress")
+            raise ContractViolation("rebuild", f"{label} reported a rebuild, and none was in progress")
         if not point.rebuilding:
             raise ContractViolation(
-                "rebuild", f"{what} returned the cursor {point.cursor} and reported no rebuild"
+                "rebuild", f"{label} returned the cursor {point.cursor} and reported no rebuild"
             )
 
     def note_rebuilt(self, offset: int) -> None:
@@ -206,12 +208,12 @@ class Player:
         self.start = self.log.reported = self._returned_cursor = self._named_cursor = offset
 
     def hide_foreign(self) -> None:
-        """Hide a row from the log that the states do not contain."""
+        """Hide the foreign row from the log, so that no state contains it."""
         if self.foreign_offset is not None:
             self.log.hide(self.foreign_offset)
 
     async def check_foreign(self, vector_id: str, when: str) -> None:
-        """Check that a vector which the states did not contain is removed."""
+        """Check that a rebuild has removed a vector that no state contained."""
         get = getattr(self.sink, "get", None)
         if get is None:
             return
@@ -223,7 +225,7 @@ class Player:
             )
 
     async def apply(self, deliveries: Sequence[Delivery], part: str = "failure") -> SinkFailure | None:
-        """Call apply once; note what it reports as applied in the reference model."""
+        """Call apply once; note the rows that it reports as applied in the reference model."""
         self._note_delivered(deliveries)
         failure: SinkFailure | None = None
         try:
@@ -239,14 +241,14 @@ class Player:
 
     def _note_delivered(self, deliveries: Sequence[Delivery]) -> None:
         self.log.delivered = max(self.log.delivered, _in_order_end(deliveries))
-        for one in deliveries:  # with rows for other sinks, which must have no effect
-            refs = self.log.refs(one.logged)
+        for delivery in deliveries:  # also the rows for other sinks, which must have no effect
+            refs = self.log.refs(delivery.logged)
             self._touched |= refs
             if self._unchecked is not None:
                 self._unchecked |= refs
 
     def note_outcome(self, deliveries: Sequence[Delivery], failure: SinkFailure | None = None) -> None:
-        """Check the outcome that apply reported, and note it as true."""
+        """Check the outcome that apply reported, and note the rows that are applied by it."""
         self._check_background()
         if self.log.committed_beyond is not None:
             raise ContractViolation(
@@ -259,41 +261,45 @@ class Player:
             self.model.apply(deliveries)
             self._returned_cursor = max(self._returned_cursor, _in_order_end(deliveries))
             return
-        reached = (
+        done_offset = (
             failure.offset if isinstance(failure, RejectDelta) else getattr(failure, "done_offset", None)
         )
-        if reached is None:
+        if done_offset is None:
             return
-        self._check_reached(deliveries, failure, reached)
-        self.model.apply(deliveries, reached)
-        self._returned_cursor = max(self._returned_cursor, min(reached, _in_order_end(deliveries)))
+        self._check_done_offset(deliveries, failure, done_offset)
+        self.model.apply(deliveries, done_offset)
+        self._returned_cursor = max(self._returned_cursor, min(done_offset, _in_order_end(deliveries)))
 
-    def _check_reached(self, deliveries: Sequence[Delivery], failure: SinkFailure, reached: int) -> None:
-        offsets = [offset for one in deliveries for offset in offsets_of(one)]
-        if isinstance(failure, RejectDelta) and reached not in offsets:
+    def _check_done_offset(
+        self, deliveries: Sequence[Delivery], failure: SinkFailure, done_offset: int
+    ) -> None:
+        offsets = [offset for delivery in deliveries for offset in offsets_of(delivery)]
+        if isinstance(failure, RejectDelta) and done_offset not in offsets:
             raise ContractViolation(
                 "failure",
                 f"{_format_failure(failure)}, which is not a delivered row, {_format_span(offsets)}",
             )
-        if not deliveries[0].first_offset <= reached <= deliveries[-1].next_offset:
+        if not deliveries[0].first_offset <= done_offset <= deliveries[-1].next_offset:
             raise ContractViolation(
                 "failure",
                 f"{_format_failure(failure)}, outside the delivered rows, {_format_span(offsets)}",
             )
 
     async def deliver(self, deliveries: Sequence[Delivery], part: str = "failure") -> None:
-        """Deliver until all rows are applied or quarantined, as the delivery loop does without faults."""
-        left = list(deliveries)
+        """Deliver until all rows are applied or quarantined, as the delivery loop does while
+        nothing fails.
+        """
+        remaining = list(deliveries)
         for _ in range(_ATTEMPTS_MAX):
-            while left:
-                failure = await self.apply(left, part)
+            while remaining:
+                failure = await self.apply(remaining, part)
                 if failure is None:
                     return
                 if isinstance(failure, StopSink):
                     raise ContractViolation(
                         part, f"apply() raised StopSink without a fault: {failure.reason}"
                     )
-                left = self.remaining(left, failure)
+                remaining = self.remaining(remaining, failure)
                 if isinstance(failure, TryAgain):
                     break
             else:
@@ -304,36 +310,38 @@ class Player:
         )
 
     def remaining(self, deliveries: Sequence[Delivery], failure: SinkFailure) -> list[Delivery]:
-        """Return what the delivery loop redelivers after a failure; a rejected delta is quarantined."""
-        reached, held = 0, set[int]()
+        """Return the rows that the delivery loop redelivers after a failure; quarantine a rejected delta."""
+        done_offset, quarantined = 0, set[int]()
         if isinstance(failure, RejectDelta):
-            reached = failure.offset
-            held = self._quarantine(deliveries, failure.offset)
+            done_offset = failure.offset
+            quarantined = self._quarantine(deliveries, failure.offset)
         elif isinstance(failure, TryAgain):
-            reached = failure.done_offset or 0
-        left = (
+            done_offset = failure.done_offset or 0
+        remaining = (
             self.log.delivery(
-                one.logged,
+                delivery.logged,
                 [
-                    offset - one.first_offset
-                    for offset in offsets_of(one)
-                    if offset >= reached and offset not in held
+                    offset - delivery.first_offset
+                    for offset in offsets_of(delivery)
+                    if offset >= done_offset and offset not in quarantined
                 ],
-                redelivered=one.redelivered,
-                end=one.end,
+                redelivered=delivery.redelivered,
+                end=delivery.end,
             )
-            for one in deliveries
+            for delivery in deliveries
         )
-        return [one for one in left if one is not None]
+        return [delivery for delivery in remaining if delivery is not None]
 
     def _quarantine(self, deliveries: Sequence[Delivery], offset: int) -> set[int]:
-        """Quarantine a delta and its vector's later ones, as the delivery loop does; return their offsets."""
+        """Quarantine a delta and later ones of its vector, as the delivery loop does; return their
+        offsets.
+        """
         self.rejected.append(offset)
-        one = next(one for one in deliveries if offset in offsets_of(one))
-        batch, row = one.batch, offset - one.first_offset
-        held = set(self.log.later_rows_of((batch.namespaces[row], batch.keys[row]), offset))
-        self.log.quarantined |= held
-        return held
+        delivery = next(delivery for delivery in deliveries if offset in offsets_of(delivery))
+        batch, row = delivery.batch, offset - delivery.first_offset
+        quarantined = set(self.log.later_rows_of((batch.namespaces[row], batch.keys[row]), offset))
+        self.log.quarantined |= quarantined
+        return quarantined
 
     async def cancel_apply(self, wait: int, deliveries: Sequence[Delivery]) -> int:
         """Cancel apply at wait number `wait`; return the number of its waits."""
@@ -356,24 +364,24 @@ class Player:
         self.note_outcome(deliveries, failure)
         return wait if failure is not None else result.waits
 
-    async def close(self, what: str = "aclose()") -> None:
-        """Close the sink. TryAgain means that something could not be finished."""
+    async def close(self, label: str = "aclose()") -> None:
+        """Close the sink; it may raise TryAgain if something could not be finished."""
         await self.stop_background()
         try:
-            await self.call(what, self.sink.aclose, "close")
+            await self.call(label, self.sink.aclose, "close")
         except TryAgain:
             pass
         except ContractViolation:
             raise
         except Exception as error:
-            raise ContractViolation("close", f"{what} raised {error!r:.200}") from error
+            raise ContractViolation("close", f"{label} raised {error!r:.200}") from error
 
-    async def reopen(self, what: str = "open() after aclose()") -> None:
+    async def reopen(self, label: str = "open() after aclose()") -> None:
         """Close the sink, and open a new one."""
         await self.close()
-        await self.make_and_open(what)
+        await self.make_and_open(label)
 
-    async def crash(self, what: str) -> None:
+    async def crash(self, label: str) -> None:
         """Drop the sink without closing it, and open a new one."""
         await self.stop_background()
         reference = weak_reference(self.sink)
@@ -383,17 +391,19 @@ class Player:
         if reference is None or reference() is not None:
             collect_garbage()
         try:
-            await self.make_and_open(what)
-        except ContractViolation as breach:
-            if breach.part != "open":
+            await self.make_and_open(label)
+        except ContractViolation as violation:
+            if violation.part != "open":
                 raise
             collect_garbage()  # the old sink may still lock the file
-            await self.make_and_open(what)
+            await self.make_and_open(label)
 
     # --- background work
 
     def start_background(self, *, cancel_at: int | None = None) -> None:
-        """Run the sink's background work, if it has any, until it is stopped or reaches wait `cancel_at`."""
+        """Run the sink's background work, if it has any, until it is stopped; cancel it at wait
+        `cancel_at`.
+        """
         if isinstance(self.sink, HasBackground):
             self._background_run = run = _BackgroundRun()
             self._tasks.start_soon(self._background, self.sink, run, cancel_at)
@@ -426,12 +436,12 @@ class Player:
         background_run.ended.set()
 
     def _check_background(self) -> None:
-        breach, self._violation = self._violation, None
-        if breach is not None:
-            raise breach
+        violation, self._violation = self._violation, None
+        if violation is not None:
+            raise violation
 
     async def pause(self) -> None:
-        """Act as a slow caller: long by the sink's clock, short by the loop's."""
+        """Pause as a slow caller does: for an hour by the sink's clock, for `pause_s` by the event loop's."""
         self.log.clock.time += 3600.0
         await anyio.sleep(self.settings.pause_s)
 
@@ -453,33 +463,33 @@ class Player:
         self._unchecked = {}
         self._check_backlog()
         if self.settings.probe is not None and self.settings.expected is not None:
-            seen, due = await self._probe(), self.settings.expected(model.rows())
-            if seen != due:
-                raise ContractViolation(part, f"{when}, the probe saw {_format_difference(seen, due)}")
+            view, expected = await self._probe(), self.settings.expected(model.rows())
+            if view != expected:
+                raise ContractViolation(part, f"{when}, the probe saw {_format_difference(view, expected)}")
 
     async def read_view(self) -> object:
-        """Return the view of the probe and `get`, comparable."""
+        """Return the view of the probe and of `get`, as a value that can be compared."""
         get = getattr(self.sink, "get", None)
-        seen = await self._probe()
+        view = await self._probe()
         states: list[tuple[tuple[str, str], object]] = []
         if get is None or self.settings.forgets:
-            return seen, states
+            return view, states
         for ref in self.model.states:
             found = get(*ref)
             found = await found if isawaitable(found) else found
             states.append((ref, found.content if isinstance(found, VectorState) else found))
-        return seen, states
+        return view, states
 
     async def _probe(self) -> object:
         probe = self.settings.probe
         if probe is None:
             return None
-        seen: object = probe(self.sink)
-        if not isawaitable(seen):
+        actual: object = probe(self.sink)
+        if not isawaitable(actual):
             raise UsageError(
-                f"probe: probe(sink) returned {seen!r:.80}, not an awaitable: make it `async def`"
+                f"probe: probe(sink) returned {actual!r:.80}, not an awaitable: make it `async def`"
             )
-        return await seen
+        return await actual
 
     async def _check_states(self, get: Callable[[str, str], Any], part: str, when: str) -> None:
         for ref, expected in self._vectors_to_check():
@@ -505,11 +515,11 @@ class Player:
         for ref, state in self._vectors_to_check():
             if state.key is None:
                 continue
-            head, due = sink.head(*ref), Head(Dot(state.key[1], state.key[2]), state.alive)
-            if head is not None and head != due:
+            head, expected = sink.head(*ref), Head(Dot(state.key[1], state.key[2]), state.alive)
+            if head is not None and head != expected:
                 raise ContractViolation(
                     "vectors",
-                    f"{when}, head({ref[0]!r}, {ref[1]!r}) returned {head}, but the last dot is {due}",
+                    f"{when}, head({ref[0]!r}, {ref[1]!r}) returned {head}, but the last dot is {expected}",
                 )
         widths: dict[str, set[int]] = {}
         for (namespace, _), state in self.model.states.items():
@@ -536,7 +546,7 @@ class Player:
                 "backlog", f"backlog() returned {backlog.rows} rows of at most {backlog.rows_max}"
             )
 
-    def check_name_and_numbers(self) -> None:
+    def check_name_and_statistics(self) -> None:
         """Check the sink's name and statistics."""
         name: object = getattr(self.sink, "name", None)
         if not isinstance(name, str) or not name:
@@ -560,17 +570,17 @@ def check_frozen(statistics: object) -> None:
         raise ContractViolation(
             "name", f"statistics() returned {statistics!r:.80}, which is not a frozen dataclass"
         )
-    for one in fields(statistics)[:1]:
+    for field in fields(statistics)[:1]:
         try:
-            setattr(statistics, one.name, getattr(statistics, one.name))
+            setattr(statistics, field.name, getattr(statistics, field.name))
         except FrozenInstanceError:
             continue
         raise ContractViolation("name", "statistics() can be changed: make the dataclass frozen")
 
 
 def _in_order_end(deliveries: Sequence[Delivery]) -> int:
-    """Return the offset after the last row in order, 0 for none: redelivered rows move no cursor."""
-    return max((one.next_offset for one in deliveries if not one.redelivered), default=0)
+    """Return the offset after the last row, 0 for none; rows from quarantine move no cursor."""
+    return max((delivery.next_offset for delivery in deliveries if not delivery.redelivered), default=0)
 
 
 def _format_failure(failure: SinkFailure) -> str:
@@ -588,25 +598,25 @@ def _format_state(state: object) -> str:
         return f"{state!r:.120}"
     if not state.alive:
         return "a tombstone"
-    what = f"bytes {state.data!r:.40}" if state.data is not None else "nothing"
+    content = f"bytes {state.data!r:.40}" if state.data is not None else "nothing"
     if state.vector is not None:
-        what = f"the vector {state.vector.tolist()!r:.80}"
-    return f"{what} with metadata {dict(state.metadata)!r:.80}"
+        content = f"the vector {state.vector.tolist()!r:.80}"
+    return f"{content} with metadata {dict(state.metadata)!r:.80}"
 
 
-def _format_difference(seen: object, due: object) -> str:
-    """Return two values as text, long ones only where they differ."""
-    if isinstance(seen, dict) and isinstance(due, dict):
-        for key in [*due, *seen]:
-            if seen.get(key) != due.get(key):
-                return f"{seen.get(key)!r:.80} instead of {due.get(key)!r:.80} under {key!r:.80}"
-    if isinstance(seen, (list, tuple)) and isinstance(due, (list, tuple)):
+def _format_difference(actual: object, expected: object) -> str:
+    """Return two values as text, of long values only the first difference."""
+    if isinstance(actual, dict) and isinstance(expected, dict):
+        for key in [*expected, *actual]:
+            if actual.get(key) != expected.get(key):
+                return f"{actual.get(key)!r:.80} instead of {expected.get(key)!r:.80} under {key!r:.80}"
+    if isinstance(actual, (list, tuple)) and isinstance(expected, (list, tuple)):
         index = next(
-            (index for index, (a, b) in enumerate(zip(seen, due, strict=False)) if a != b),
-            min(len(seen), len(due)),
+            (index for index, (a, b) in enumerate(zip(actual, expected, strict=False)) if a != b),
+            min(len(actual), len(expected)),
         )
         return (
-            f"{len(seen)} entries instead of {len(due)}, first differing at {index}: "
-            f"{list(seen[index : index + 3])!r:.100} instead of {list(due[index : index + 3])!r:.100}"
+            f"{len(actual)} entries instead of {len(expected)}, first differing at {index}: "
+            f"{list(actual[index : index + 3])!r:.100} instead of {list(expected[index : index + 3])!r:.100}"
         )
-    return f"{seen!r:.150} instead of {due!r:.150}"
+    return f"{actual!r:.150} instead of {expected!r:.150}"

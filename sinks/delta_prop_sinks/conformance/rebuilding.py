@@ -1,6 +1,7 @@
-"""The scenario of a rebuild, for sinks that support it: complete or not at all, then each later delta once.
+"""The scenario of a rebuild, for sinks that support it: it takes effect fully or not at all, and then each
+later delta takes effect once.
 
-The states are those of the log at some offset in its middle, so the rest of the log must take effect again.
+The states are those of the log at an offset in its middle, so the rest of the log must take effect again.
 """
 
 from __future__ import annotations
@@ -24,31 +25,33 @@ if TYPE_CHECKING:
     from delta_prop_sinks.conformance.player import Player
 
 CALLS_MAX = 3
-"""The number of first calls of each step in which the thread port fails."""
+"""In each step, the thread port fails in this many of the first calls."""
 WAITS_MAX = 3
 PIECES = 3
 ATTEMPTS_MAX = 6
 FOREIGN = "not-of-this-log"
 
 
-async def rebuild(player: Player) -> None:
-    """Rebuild in the middle of the log, with failures, cancelled, after a crash; then deliver the rest."""
+async def check_rebuilds(player: Player) -> None:
+    """Rebuild in the middle of the log: with failures, with cancelled calls, after a crash; each time deliver
+    the rest.
+    """
     if not isinstance(player.sink, Rebuildable):
         return
     _add_foreign_vector(player)
     await player.deliver(player.log.deliveries(player.log.delivered), "rebuild")
-    for what in ("nothing in the way", "a failing thread port", "cancelled calls"):
-        await player.deliver(grow(player, f"tail-{what.split()[0]}"), "rebuild")
+    for condition in ("nothing in the way", "a failing thread port", "cancelled calls"):
+        await player.deliver(grow(player, f"tail-{condition.split()[0]}"), "rebuild")
         offset = _middle(player)
-        if what == "a failing thread port":
-            await _with_failures(player, offset)
-        elif what == "cancelled calls":
-            await _with_cancellations(player, offset)
+        if condition == "a failing thread port":
+            await _rebuild_with_failures(player, offset)
+        elif condition == "cancelled calls":
+            await _rebuild_with_cancellations(player, offset)
         else:
             await _rebuild_unhindered(player, offset)
-        await _check_and_continue(player, offset, f"after a rebuild with {what}")
+        await _check_and_continue(player, offset, f"after a rebuild with {condition}")
     for calls in (1, 2):
-        await _crash(player, calls)
+        await _crash_during_rebuild(player, calls)
     await player.deliver(grow(player, "tail-last"), "rebuild")
     await player.pause()
     offset = _middle(player)
@@ -60,36 +63,36 @@ async def rebuild(player: Player) -> None:
 
 
 def _add_foreign_vector(player: Player) -> None:
-    """Add a vector that the sink holds and that the log, from then on, never had."""
+    """Deliver a vector to the sink, which the log then hides: a rebuild must remove it."""
     logged = player.log.append(Delta(FOREIGN, create([9, 9, 9, 9])))
     player.foreign_offset = logged.offset
 
 
 def _middle(player: Player) -> int:
-    """Return an offset between two batches: the last few are redelivered."""
+    """Return an offset between two batches, near the end of the log."""
     return player.log.batches[-3].offset
 
 
 def states_at(player: Player, offset: int) -> list[StateRow]:
     """Return every vector's state as of an offset."""
-    model, last = ReferenceModel(), {}
+    model, last_offsets = ReferenceModel(), {}
     deliveries = player.log.deliveries(0, offset)
     model.apply(deliveries)
     for delivery in deliveries:
         batch = delivery.batch
         for row in rows_of(delivery):
-            last[batch.namespaces[row], batch.keys[row]] = delivery.first_offset + row
-    return [StateRow(*ref, state, last[ref]) for ref, state in sorted(model.states.items())]
+            last_offsets[batch.namespaces[row], batch.keys[row]] = delivery.first_offset + row
+    return [StateRow(*ref, state, last_offsets[ref]) for ref, state in sorted(model.states.items())]
 
 
 def _steps(player: Player, offset: int) -> list[Callable[[], Awaitable[None]]]:
-    """Return the calls of one rebuild; each piece of states comes twice."""
+    """Return the calls of one rebuild; each piece of states is loaded twice."""
     sink = player.sink
     assert isinstance(sink, Rebuildable)
     player.hide_foreign()
     rows = states_at(player, offset)
     size = -(-len(rows) // PIECES)
-    pieces = [rows[at : at + size] for at in range(0, len(rows), size) for _ in range(2)]
+    pieces = [rows[start : start + size] for start in range(0, len(rows), size) for _ in range(2)]
     lamport = lamport_below(player.log.deliveries(0, offset), offset)
     return [
         partial(sink.begin_rebuild, offset),
@@ -110,7 +113,7 @@ async def _rebuild_unhindered(player: Player, offset: int) -> None:
 
 
 async def _begin(player: Player, offset: int, calls: int | None) -> None:
-    """Make the first calls of a rebuild, or all; afterwards none of these refers to the sink."""
+    """Make the first `calls` calls of a rebuild, or all; afterwards no call refers to the sink."""
     player.rebuild_begun = True
     for step in _steps(player, offset)[:calls]:
         await _retry_until_done(player, step)
@@ -138,7 +141,7 @@ async def _attempt(player: Player, step: Callable[[], Awaitable[None]]) -> bool:
     return True
 
 
-async def _with_failures(player: Player, offset: int) -> None:
+async def _rebuild_with_failures(player: Player, offset: int) -> None:
     fault = player.log.fault
     player.rebuild_begun = True
     for step in _steps(player, offset):
@@ -153,8 +156,8 @@ async def _with_failures(player: Player, offset: int) -> None:
     player.rebuild_begun = False
 
 
-async def _with_cancellations(player: Player, offset: int) -> None:
-    """Cancel calls: a cancelled call aborts the rebuild, which then starts over."""
+async def _rebuild_with_cancellations(player: Player, offset: int) -> None:
+    """Cancel calls of rebuilds, at each wait; then rebuild without faults."""
     player.rebuild_begun = True
     for wait in range(WAITS_MAX):
         steps = _steps(player, offset)
@@ -174,7 +177,7 @@ async def _with_cancellations(player: Player, offset: int) -> None:
     await _rebuild_unhindered(player, offset)
 
 
-async def _crash(player: Player, calls: int) -> None:
+async def _crash_during_rebuild(player: Player, calls: int) -> None:
     """Crash during a rebuild: the sink is incomplete, and reports it if its data survives."""
     offset = _middle(player)
     await _begin(player, offset, calls)

@@ -8,33 +8,34 @@ RULES = {
     "name": "a sink has a name that operators can use, and statistics() returns a frozen snapshot",
     "blocking": "all calls run on the event loop, so blocking calls go to context.threads.run(function), and "
     "long work yields at intervals",
-    "order": "apply() applies exactly the rows that are selected, in the order they come in",
+    "order": "apply() applies exactly the selected rows, in the order in which they come",
     "redelivery": "a redelivered row, alone or among others, takes effect once",
-    "resume": "open() returns the offset below which everything is in the sink, never a lower one than "
-    "before, and the highest Lamport number in it; None: the service stores what apply() has reached",
-    "committed": "committed(n) means that everything below n is durable, with a cursor of at least n",
-    "failure": "apply() raises TryAgain, RejectDelta or StopSink, and the rows below the offset that it "
-    "names are applied; a return means that all are applied",
+    "resume": "open() returns the offset below which all rows are in the sink, never a lower one than "
+    "before, and the highest Lamport number in the sink; None: the service stores the offset that apply() "
+    "has reached",
+    "committed": "committed(n) means that all rows below n are durable, with a cursor of at least n",
+    "failure": "apply() raises TryAgain, RejectDelta or StopSink, and the rows below the offset that the "
+    "error names are applied; if it returns, all rows are applied",
     "cancellation": "a cancelled call takes effect fully, partly or not at all; redelivered rows then give "
-    "the right result, and a call that returns in spite of its cancellation is done",
-    "open": "open() raises StopSink or UsageError; one that fails or is cancelled releases all resources, "
+    "the right result, and a call that returns in spite of its cancellation has applied all rows",
+    "open": "open() raises StopSink or UsageError; if it fails or is cancelled, it releases all resources, "
     "since aclose() does not follow",
     "background": "background() runs until it is cancelled or has no more to do; the next apply() "
     "reports its failures",
-    "backlog": "backlog() returns a Backlog without a wait, with 0 <= rows <= rows_max whatever is applied",
+    "backlog": "backlog() returns a Backlog without a wait, and 0 <= rows <= rows_max always holds",
     "released": "rows released from quarantine arrive once, after higher offsets of other vectors; the sink "
-    "detects duplicates by vector, moves no cursor, and if it has its own makes the rows durable before "
-    "apply() returns",
-    "forwarded": "a forwarded row may sort before an earlier one of its vector, or have its id; a "
-    "sink that stores states then refolds the vector, in canonical order, with the first of equal ids",
+    "detects duplicates by vector, moves no cursor, and, if it has a cursor of its own, makes the rows "
+    "durable before apply() returns",
+    "forwarded": "a forwarded row may sort before an earlier row of its vector, or have the same id; a sink "
+    "that stores states then refolds the vector in canonical order, and of rows with one id uses the first",
     "close": "aclose() ends by its own deadline, releases all resources, raises nothing but TryAgain, and "
     "may be called twice",
     "deadline": "every call ends: each wait has a limit",
     "rebuild": "between begin_rebuild() and end_rebuild() a sink's data is invalid, however often it is "
-    "opened; then it holds exactly the states that it was given, with its cursor where they end",
+    "opened; then it holds exactly the states that it was given, with its cursor at their offset",
     "vectors": "head() and dimensions() describe the present vectors, or none",
 }
-"""The rule by part; a violation names the part."""
+"""The rules by part of the contract; a violation names the part."""
 
 
 class ContractViolation(DeltaPropError):

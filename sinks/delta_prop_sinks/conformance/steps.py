@@ -1,4 +1,4 @@
-"""Calls into a sink, step by step: cancelled at a chosen wait, or reported as too long.
+"""Makes calls of a sink step by step, and cancels them at a chosen wait; finds resources that are left open.
 
 A wait is one return of control to the event loop, so the same code serves asyncio and trio.
 """
@@ -25,16 +25,17 @@ T = TypeVar("T")
 
 
 class CancelledCall(NamedTuple):
-    """The outcome of a cancelled call: the number of its waits, and True if it returned in spite of it."""
+    """The outcome of a cancelled call: the number of waits, and True if the call returned nevertheless."""
 
     waits: int
     returned: bool
 
 
 async def call_and_cancel_at(wait: int, call: Callable[[], Awaitable[object]]) -> CancelledCall:
-    """Make a call and cancel it at its wait number `wait`; at 0 before it begins."""
+    """Make a call and cancel it at wait number `wait`, counted from 1; at 0 before it begins."""
     outcome = _Outcome()
-    # In its own task: objects that a task's cancellation has touched may live as long as the task.
+    # The call gets a task of its own, because a task may keep objects alive that its cancellation has
+    # touched.
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_cancel_at, wait, call, outcome)
     if outcome.failure is not None:
@@ -92,7 +93,7 @@ def observe_waits(call: Awaitable[T], on_wait: Callable[[], None]) -> Generator[
 
 
 class Leftovers:
-    """The open resources of a process, as far as they are visible without a helper: tasks, threads, files."""
+    """The open tasks, threads and files of the process, as far as they are visible from inside."""
 
     def __init__(self) -> None:
         self._tasks = {task.id: task.name for task in anyio.get_running_tasks()}
@@ -100,10 +101,10 @@ class Leftovers:
         self._files = _files()
 
     def since(self) -> list[str]:
-        """Return the resources that were not open when this was made."""
+        """Return the resources that were not open when this object was created."""
         tasks = {task.id: task.name for task in anyio.get_running_tasks()}
-        left = [f"the task {name!r}" for key, name in tasks.items() if key not in self._tasks]
-        left += [
+        leftovers = [f"the task {name!r}" for key, name in tasks.items() if key not in self._tasks]
+        leftovers += [
             f"a thread in {function}" for key, function in _threads().items() if key not in self._threads
         ]
         before = list(self._files)
@@ -111,13 +112,13 @@ class Leftovers:
             if name in before:
                 before.remove(name)
             else:
-                left.append(f"the open file {name}")
-        return left
+                leftovers.append(f"the open file {name}")
+        return leftovers
 
 
 def _threads() -> dict[int, str]:
-    """Return threads and the function that each began with, without those of the async libraries."""
-    begun: dict[int, str] = {}
+    """Return threads and the function that each one started with, without those of the async libraries."""
+    functions_by_thread: dict[int, str] = {}
     for key, innermost in sys._current_frames().items():
         functions = []
         frame: FrameType | None = innermost
@@ -126,8 +127,8 @@ def _threads() -> dict[int, str]:
             frame = frame.f_back
         if not any({"anyio", "trio"} & set(path.parts) for path, _ in functions):
             own = [name for path, name in functions if path.name != "threading.py"]
-            begun[key] = own[-1] if own else functions[-1][1]
-    return begun
+            functions_by_thread[key] = own[-1] if own else functions[-1][1]
+    return functions_by_thread
 
 
 def _files() -> list[str]:
@@ -148,9 +149,9 @@ def collect_garbage() -> None:
         gc.collect()
 
 
-def weak_reference(something: object) -> ReferenceType[object] | None:
+def weak_reference(target: object) -> ReferenceType[object] | None:
     """Return a weak reference to an object, None if its class has none."""
     try:
-        return ref(something)
+        return ref(target)
     except TypeError:  # the class defines __slots__
         return None

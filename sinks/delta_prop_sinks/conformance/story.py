@@ -1,6 +1,6 @@
 """The scenarios that the kit runs against a sink, one after another on one growing log.
 
-Each begins with its own rows and ends with a check of the readers' view.
+Each scenario begins with rows of its own and ends with a check of the readers' view.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ WAITS_MAX = 12
 """The kit cancels a call at this many of its first waits."""
 
 CALLS_MAX = 6
-"""The thread port fails in this many of the first calls."""
+"""The thread port fails in each of this many first calls."""
 
 UNKNOWN_KIND = 40
 _WIDTH = 4
 
 
-async def order(player: Player) -> None:
+async def check_order(player: Player) -> None:
     """Deliver rows of all kinds, with control rows and rows for other sinks in between."""
     log, sink = player.log, player.sink
     snapshot = sink.statistics()
@@ -86,11 +86,11 @@ async def order(player: Player) -> None:
     check_frozen(sink.statistics())
 
 
-async def duplicates(player: Player) -> None:
-    """Redeliver everything: fully, in parts, in overlapping slices."""
+async def check_duplicates(player: Player) -> None:
+    """Redeliver all rows: in the same deliveries, in parts, in overlapping parts."""
     log = player.log
     steps = log.batches[-1].offset
-    seen = await player.read_view()
+    view = await player.read_view()
     cases: dict[str, Callable[[], Sequence[Delivery]]] = {
         "after every delivery was redelivered": lambda: log.deliveries(0),
         "after every delivery was redelivered in overlapping parts": lambda: list(_pieces(log.deliveries(0))),
@@ -100,27 +100,27 @@ async def duplicates(player: Player) -> None:
     for when, redeliver in cases.items():
         await player.deliver(redeliver())
         await player.check_view("redelivery", when)
-        _check_same(player, "redelivery", when, seen, await player.read_view())
-    seen = await player.read_view()
+        _check_unchanged(player, "redelivery", when, view, await player.read_view())
+    view = await player.read_view()
     for delivery in _pieces(log.deliveries(log.next_offset // 2)):
         await player.deliver([delivery])
     await player.check_view("redelivery", "after deliveries were redelivered one by one")
-    _check_same(
-        player, "redelivery", "after deliveries were redelivered one by one", seen, await player.read_view()
+    _check_unchanged(
+        player, "redelivery", "after deliveries were redelivered one by one", view, await player.read_view()
     )
 
 
-async def resume(player: Player) -> None:
-    """Close and open the sink: from its own cursor, and from before it."""
+async def check_resume(player: Player) -> None:
+    """Close and reopen the sink; deliver from its cursor, and then from the start of the log."""
     log = player.log
     log.append(Delta("row-9", scale(2)), Delta("row-10", scale(2)))
     log.forward(Delta("far-3", create([4] * _WIDTH)), lamport=30)
-    await deliver_new(player)  # perhaps not written yet
-    seen = await player.read_view()
+    await deliver_new(player)  # a write-behind sink may not have written them yet
+    view = await player.read_view()
     await player.close()
     await player.close("aclose() for a second time")
     player.sink = player.make()
-    await _probe_persistence(player, seen)
+    await _detect_persistence(player, view)
     await player.make_and_open("open() after aclose()")
     player.recheck_all()
     await player.check_view("resume", f"after a restart from the sink's cursor {player.start}")
@@ -132,7 +132,7 @@ async def resume(player: Player) -> None:
     await player.check_view("redelivery", "after a restart and a redelivery of everything")
 
 
-async def _probe_persistence(player: Player, seen: object) -> None:
+async def _detect_persistence(player: Player, view: object) -> None:
     """Open the sink once, to learn whether its data survives a restart."""
     try:
         point = await player.call("open() after aclose()", partial(player.sink.open, player.log))
@@ -141,13 +141,13 @@ async def _probe_persistence(player: Player, seen: object) -> None:
     except Exception as error:
         raise ContractViolation("open", f"open() after aclose() raised {error!r:.300}") from error
     if point is None:
-        player.is_persistent = await player.read_view() == seen and seen != (None, [])
+        player.is_persistent = await player.read_view() == view and view != (None, [])
     else:
         player.is_persistent = point.cursor.next_offset > 0
     await player.close()
 
 
-async def cancellation(player: Player) -> None:
+async def check_cancellation(player: Player) -> None:
     """Cancel apply, open, background and aclose at every wait."""
     for wait in range(WAITS_MAX):
         deliveries = grow(player, f"cut-{wait}")
@@ -155,20 +155,20 @@ async def cancellation(player: Player) -> None:
         if waits < wait:
             await player.deliver(deliveries, "cancellation")
             break
-        left = [one for one in deliveries if not is_applied(player, one)]
-        if left:
-            await player.deliver(left, "cancellation")
+        remaining = [delivery for delivery in deliveries if not is_applied(player, delivery)]
+        if remaining:
+            await player.deliver(remaining, "cancellation")
         await player.check_view(
             "cancellation", f"after an apply() that was cancelled at its wait {wait} was repeated"
         )
     await player.deliver(player.log.deliveries(player.log.delivered // 2), "cancellation")
     await player.check_view("cancellation", "after cancelled calls of apply() and duplicates")
-    await _cancelled_backgrounds(player)
-    await _cancelled_closings(player)
-    await _cancelled_openings(player)
+    await _cancel_background(player)
+    await _cancel_aclose(player)
+    await _cancel_open(player)
 
 
-async def _cancelled_backgrounds(player: Player) -> None:
+async def _cancel_background(player: Player) -> None:
     for wait in range(1, WAITS_MAX // 2 if isinstance(player.sink, HasBackground) else 1):
         await player.stop_background()
         player.start_background(cancel_at=wait)
@@ -180,7 +180,7 @@ async def _cancelled_backgrounds(player: Player) -> None:
         await player.check_view("cancellation", f"after a background() that was cancelled at its wait {wait}")
 
 
-async def _cancelled_closings(player: Player) -> None:
+async def _cancel_aclose(player: Player) -> None:
     for wait in range(WAITS_MAX // 2):
         await player.deliver(grow(player, f"shut-{wait}"), "cancellation")
         waits = 0
@@ -204,7 +204,7 @@ async def _cancelled_closings(player: Player) -> None:
             return
 
 
-async def _cancelled_openings(player: Player) -> None:
+async def _cancel_open(player: Player) -> None:
     await player.close()
     for wait in range(WAITS_MAX):
         sink = player.make()
@@ -231,37 +231,39 @@ async def _cancelled_openings(player: Player) -> None:
     await player.check_view("cancellation", "after cancelled calls of open()")
 
 
-async def failures(player: Player) -> None:
-    """Make the thread port fail, the target too if the caller can, and deliver deltas that do not fit."""
-    await _failing_threads(player)
-    await _failing_target(player)
-    await _misfits(player)
-    await _failing_backgrounds(player)
-    await _failing_closings(player)
-    await _failing_openings(player)
+async def check_failures(player: Player) -> None:
+    """Make the thread port fail, and the target if the caller can; deliver deltas that do not fit."""
+    await _deliver_with_failing_thread(player)
+    await _deliver_with_failing_target(player)
+    await _deliver_misfits(player)
+    await _run_background_with_failing_thread(player)
+    await _close_with_failing_thread(player)
+    await _open_with_failing_thread(player)
 
 
-async def _failing_threads(player: Player) -> None:
+async def _deliver_with_failing_thread(player: Player) -> None:
     fault = player.log.fault
     for after in (False, True):
         for number in range(1, CALLS_MAX + 1):
-            # Enough for a write-behind sink to write.
-            deliveries = [one for part in "xyz" for one in grow(player, f"fault-{after:d}-{number}-{part}")]
+            # These are enough rows for a write-behind sink to write.
+            deliveries = []
+            for part in "xyz":
+                deliveries += grow(player, f"fault-{after:d}-{number}-{part}")
             fault.plan(number, after=after)
             failure = await player.apply(deliveries)
-            reached = fault.calls >= number
+            was_called = fault.calls >= number
             fault.clear()
             await _resume_delivery(player, deliveries, failure)
             await player.check_view(
                 "failure", f"after call {number} of the thread port failed and apply() was repeated"
             )
-            if not reached:
+            if not was_called:
                 break
     await player.reopen("open() after failures of the thread port")
     await player.check_view("failure", "after failures of the thread port and a restart")
 
 
-async def _failing_target(player: Player) -> None:
+async def _deliver_with_failing_target(player: Player) -> None:
     failing = player.settings.failing
     if failing is None:
         return
@@ -280,10 +282,10 @@ async def _failing_target(player: Player) -> None:
 
 
 async def _resume_delivery(player: Player, deliveries: Sequence[Delivery], failure: object) -> None:
-    """Do what the delivery loop does after a failure that has passed."""
+    """Deliver the remaining rows, as the delivery loop does once a failure has passed."""
     if isinstance(failure, StopSink):
         await player.reopen("open() after StopSink")
-        deliveries = [one for one in deliveries if not is_applied(player, one)]
+        deliveries = [delivery for delivery in deliveries if not is_applied(player, delivery)]
     elif isinstance(failure, (TryAgain, RejectDelta)):
         deliveries = player.remaining(deliveries, failure)
     else:
@@ -292,8 +294,10 @@ async def _resume_delivery(player: Player, deliveries: Sequence[Delivery], failu
         await player.deliver(deliveries)
 
 
-async def _misfits(player: Player) -> None:
-    """Deliver a wrong dimension and an unknown kind: rejected or not, the rows around them are applied."""
+async def _deliver_misfits(player: Player) -> None:
+    """Deliver a wrong dimension and an unknown kind: even if these are rejected, the other rows are
+    applied.
+    """
     log = player.log
     log.append(
         Delta("fit-0", create([1] * _WIDTH)),
@@ -320,7 +324,7 @@ async def _misfits(player: Player) -> None:
 
 
 def _check_rejected(player: Player) -> None:
-    """Check rejections: a sink may reject any kind, but not one that it applied next to a misfit."""
+    """Check rejections: a sink may reject any kind, but not a kind of which it has applied other deltas."""
     applied = {row.delta.operation.kind for row in player.model.rows() if row.delta.namespace == "default"}
     for rejected in player.rejected:
         delta = next(row for row in player.log.rows() if row.offset == rejected).delta
@@ -328,12 +332,12 @@ def _check_rejected(player: Player) -> None:
             raise ContractViolation(
                 "failure",
                 f"apply() raised RejectDelta for offset {rejected}, a "
-                f"{Kind(delta.operation.kind).name.lower()} such as it had applied before; the delta next to "
-                "it is the one that may not fit",
+                f"{Kind(delta.operation.kind).name.lower()}, as it had applied before; the delta that may "
+                "not fit is next to it",
             )
 
 
-async def _failing_backgrounds(player: Player) -> None:
+async def _run_background_with_failing_thread(player: Player) -> None:
     if not isinstance(player.sink, HasBackground):
         return
     fault = player.log.fault
@@ -342,34 +346,34 @@ async def _failing_backgrounds(player: Player) -> None:
         deliveries = grow(player, f"worker-{number}")
         failure = await player.apply(deliveries)
         await player.pause()
-        reached = fault.calls >= number
+        was_called = fault.calls >= number
         fault.clear()
         await _resume_delivery(player, deliveries, failure)
         await player.deliver(grow(player, f"repaired-{number}"))
         await player.check_view(
             "failure", f"after call {number} of the thread port failed beside background()"
         )
-        if not reached:
+        if not was_called:
             return
 
 
-async def _failing_closings(player: Player) -> None:
+async def _close_with_failing_thread(player: Player) -> None:
     fault = player.log.fault
     for number in range(1, CALLS_MAX + 1):
         await player.deliver(grow(player, f"end-{number}"))
         fault.plan(number, after=False)
         await player.close(f"aclose(), while call {number} of the thread port failed,")
-        reached = fault.calls >= number
+        was_called = fault.calls >= number
         fault.clear()
         await player.make_and_open("open() after an aclose() in which the thread port failed")
         await player.check_view(
             "resume", f"after call {number} of the thread port failed in aclose(), and a restart"
         )
-        if not reached:
+        if not was_called:
             return
 
 
-async def _failing_openings(player: Player) -> None:
+async def _open_with_failing_thread(player: Player) -> None:
     fault = player.log.fault
     await player.close()
     for after in (False, True):
@@ -396,7 +400,7 @@ async def _failing_openings(player: Player) -> None:
     await player.check_view("open", "after failed calls of open()")
 
 
-async def redelivery(player: Player) -> None:
+async def check_released_rows(player: Player) -> None:
     """Release quarantined rows after later ones, once and repeatedly, before and after a restart."""
     log = player.log
     log.append(*(Delta(f"late-{i}", create([i] * _WIDTH)) for i in range(4)))
@@ -408,17 +412,19 @@ async def redelivery(player: Player) -> None:
     await player.check_view("released", "after one row was released from quarantine")
     await player.deliver(log.redeliveries(held[1:]), "released")
     await player.check_view("released", "after all rows were released from quarantine")
-    seen = await player.read_view()
+    view = await player.read_view()
     log.quarantined.difference_update(held)
     await player.deliver(log.redeliveries(held), "released")
     await player.check_view("released", "after released rows were redelivered")
     await player.deliver(log.redeliveries(held[2:]), "released")
     await player.deliver(log.deliveries(held[0]))
     await player.check_view("released", "after released rows were redelivered with the others")
-    _check_same(player, "released", "after released rows were redelivered", seen, await player.read_view())
+    _check_unchanged(
+        player, "released", "after released rows were redelivered", view, await player.read_view()
+    )
     await player.deliver(grow(player, "late"))
     await player.check_view("released", "after new rows after released ones")
-    await _redelivered_blocks(player)
+    await _release_many_rows(player)
     await player.reopen("open() after released rows")
     await player.check_view("released", "after released rows and a restart")
     await player.deliver(log.redeliveries(held), "released")
@@ -435,7 +441,7 @@ async def redelivery(player: Player) -> None:
     await player.check_view("released", "after a restart directly after released rows, and duplicates")
 
 
-async def _redelivered_blocks(player: Player) -> None:
+async def _release_many_rows(player: Player) -> None:
     """Release many rows of one kind, some of which were released before."""
     log = player.log
     log.append(*(Delta(f"block-{i}", create([1, 2, 3, 4])) for i in range(12)))
@@ -450,7 +456,7 @@ async def _redelivered_blocks(player: Player) -> None:
 
 
 def append_with_gaps(player: Player, prefix: str) -> list[int]:
-    """Append rows and quarantine some of them, as after a RejectDelta; return the offsets of these."""
+    """Append rows and quarantine some of them, as after a RejectDelta; return the offsets of those."""
     log = player.log
     first = log.append(
         Delta(f"{prefix}-0", sparse([0], [7])),
@@ -470,17 +476,17 @@ def append_with_gaps(player: Player, prefix: str) -> list[int]:
     return held
 
 
-async def slow_calls(player: Player) -> None:
-    """Pause long between deliveries, with background work meanwhile; then deliver many rows at once."""
+async def check_slow_calls(player: Player) -> None:
+    """Pause for long between deliveries, so that background work runs; then deliver many rows at once."""
     log = player.log
-    for at in range(3):
-        await player.deliver(grow(player, f"slow-{at}"), "background")
+    for number in range(3):
+        await player.deliver(grow(player, f"slow-{number}"), "background")
         await player.pause()
         await player.check_view("background", "after a pause between deliveries")
-    for at in range(4):
-        log.append(*(Delta(f"many-{i}", create([i, at, 0, 0])) for i in range(50)))
-        log.append(*(Delta(f"many-{i}", sparse_add([1, 2], [1, at])) for i in range(50)))
-    log.append(*(Delta("one", create([at, 0, 0, 0])) for at in range(20)))
+    for number in range(4):
+        log.append(*(Delta(f"many-{i}", create([i, number, 0, 0])) for i in range(50)))
+        log.append(*(Delta(f"many-{i}", sparse_add([1, 2], [1, number])) for i in range(50)))
+    log.append(*(Delta("one", create([number, 0, 0, 0])) for number in range(20)))
     log.append(*(Delta("one", scale(2)) for _ in range(20)))
     await deliver_new(player)
     await player.check_view("order", "after hundreds of rows in one call")
@@ -488,7 +494,7 @@ async def slow_calls(player: Player) -> None:
     await player.check_view("background", "after hundreds of rows and a pause")
 
 
-async def closing(player: Player, before: Leftovers) -> None:
+async def check_closing(player: Player, before: Leftovers) -> None:
     """Close the sink under load, with work in progress; check that nothing is left open."""
     fault = player.log.fault
     fault.turns = 20
@@ -506,21 +512,21 @@ async def closing(player: Player, before: Leftovers) -> None:
     check_frozen(player.sink.statistics())
     for _ in range(5):
         await anyio.lowlevel.checkpoint()
-    left = before.since()
-    if left:  # unreferenced objects do not count
+    leftovers = before.since()
+    if leftovers:  # unreferenced objects do not count
         collect_garbage()
-        left = before.since()
+        leftovers = before.since()
     if fault.running_calls:
-        left.append("a call on its thread")
-    if left:
-        raise ContractViolation("close", f"aclose() left {', '.join(left[:5])} open")
+        leftovers.append("a call on its thread")
+    if leftovers:
+        raise ContractViolation("close", f"aclose() left {', '.join(leftovers[:5])} open")
 
 
 # --- helpers
 
 
 async def deliver_new(player: Player) -> None:
-    """Deliver the rows that the sink has not got yet, in one call."""
+    """Deliver the rows that the sink has not received yet, in one call."""
     new = player.log.deliveries(player.log.delivered)
     await player.deliver(new)
 
@@ -540,18 +546,19 @@ def grow(player: Player, prefix: str) -> list[Delivery]:
 
 
 def is_applied(player: Player, delivery: Delivery) -> bool:
+    """True if the sink has applied all rows of a delivery, as far as the kit knows."""
     applied = player.model.offsets
     return all(delivery.first_offset + row in applied for row in rows_of(delivery))
 
 
 def _pieces(deliveries: Sequence[Delivery]) -> Iterator[Delivery]:
-    """Yield the same rows in a delivery per row, each with the next row of its batch."""
+    """Yield one delivery per row, of that row and the next row of its batch."""
     for delivery in deliveries:
         rows = rows_of(delivery)
-        for at in range(len(rows)):
-            yield Delivery(delivery.logged, np.array(rows[at : at + 2], np.intp))
+        for index in range(len(rows)):
+            yield Delivery(delivery.logged, np.array(rows[index : index + 2], np.intp))
 
 
-def _check_same(player: Player, part: str, when: str, before: object, after: object) -> None:
+def _check_unchanged(player: Player, part: str, when: str, before: object, after: object) -> None:
     if before != after:
         raise ContractViolation(part, f"{when}, readers saw {after!r:.200} instead of {before!r:.200}")

@@ -70,7 +70,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (own / "notes.md").write_text(NOTES)
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     monkeypatch.setattr(fault_scenes, "PAUSE_S", 0.0005)
-    monkeypatch.setattr(fault_scenes, "BATCHES_PAUSE_S", 0.005)
+    monkeypatch.setattr(fault_scenes, "BATCH_PAUSE_S", 0.005)
     monkeypatch.setenv("TMPDIR", str(temporary))
     return own
 

@@ -49,7 +49,7 @@ def test_wrong_session_is_refused(wrong: Any, facts: Path) -> None:
         lambda: spark.contents_of(wrong, []),
     ]
     for call in calls:
-        with pytest.raises(UsageError, match=r"spark: a .* is not a Spark session: .*session\(\)"):
+        with pytest.raises(UsageError, match=r"spark: type .* is not a Spark session: .*session\(\)"):
             call()
 
 

@@ -82,8 +82,8 @@ DELIVERY = (
             edit(
                 ResidentVectors.apply,
                 (
-                    "self._apply_one(one, context)\n",
-                    "self._apply_one(one, context)\n"
+                    "self._apply_one(delivery, context)\n",
+                    "self._apply_one(delivery, context)\n"
                     "                await self._fold_pending(context, pace)\n",
                 ),
             ),
