@@ -1,6 +1,6 @@
-"""Clocks of machines: the wall clock jumps and drifts, elapsed time follows the event loop's.
+"""Clocks of simulated machines: the wall clock jumps and drifts; elapsed time is that of the event loop.
 
-The wall clock's reading is a function of elapsed time, so nothing has to advance it.
+The wall clock is computed from elapsed time, so nothing has to advance it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _DRIFT_MAX = 0.5
 
 @dataclass(frozen=True, slots=True)
 class ClockFaults:
-    """`drift`: seconds gained per second, negative if lost. `jumps`: pairs of an elapsed second and the
-    seconds that the wall clock jumps then, negative if back.
+    """`drift`: seconds that the wall clock gains per second; negative if it loses. `jumps`: pairs of the
+    elapsed time of a jump and its size, both in seconds; a negative size is a jump back.
     """
 
     drift: float = 0.0
@@ -47,12 +47,12 @@ class FaultyClock:
     def wall_us(self) -> int:
         """Return the microseconds since 1970 that this machine's wall clock shows."""
         now = self.now()
-        past = [by_s for at_s, by_s in self._faults.jumps if at_s <= now]
-        self._struck["clock jumped"] += max(0, len(past) - self._jumps_seen)
-        self._jumps_seen = len(past)
+        past_jumps = [by_s for at_s, by_s in self._faults.jumps if at_s <= now]
+        self._struck["clock jumped"] += max(0, len(past_jumps) - self._jumps_seen)
+        self._jumps_seen = len(past_jumps)
         if self._faults.drift:
             self._struck["clock read while it drifts"] += 1
-        return EPOCH_US + round((now * (1 + self._faults.drift) + sum(past)) * _US)
+        return EPOCH_US + round((now * (1 + self._faults.drift) + sum(past_jumps)) * _US)
 
 
 if TYPE_CHECKING:

@@ -1,10 +1,11 @@
-"""A fake disk behind the disk port: it crashes, tears, loses and fails on request, the same for a seed.
+"""A fake disk behind the disk port. On request it crashes, fails, and tears or loses writes, as its seed
+determines.
 
 A process works on a SimDisk until it ends. `kill()` returns the disk that its successor finds after SIGKILL,
-`crash()` one that it may find after a power cut; neither changes the disk that it is called on, so one moment
-can be examined with many seeds. Calls of the port are numbered from 1, and each can be made to fail, or to be
-the last one. `struck` counts the events over all disks derived from each other: a test of a fault that never
-occurred proves nothing. One thread at a time.
+`crash()` one that it may find after a power cut. Neither changes the original disk, so one state can be
+examined with many seeds. Calls of the port are numbered from 1, and each can be made to fail, or to be the
+last one before a crash. `struck` counts the faults that occurred, for all disks derived from one: a test of a
+fault that never occurred proves nothing. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ if TYPE_CHECKING:
 Node = FileMedia | DirectoryMedia
 __all__ = ["CHANGING", "Call", "SimCrash", "SimDisk", "SimFile", "SimLock", "When", "nth"]
 
-_ENDLESS_BYTES = 1 << 50
+_UNLIMITED_BYTES = 1 << 50
 
 
 class SimDisk(Faults):
-    """The disk of one machine. With `capacity_bytes`, files use it by their length, holes included."""
+    """The disk of one machine. `capacity_bytes`: the maximum total length of all files, holes included."""
 
     name = "facts"
 
@@ -55,7 +56,7 @@ class SimDisk(Faults):
     # --- immediate faults
 
     def crash(self, seed: int | None = None) -> SimDisk:
-        """Return the disk as it may be found after a power cut now; each seed draws another state."""
+        """Return the disk as a process may find it after a power cut now; each seed draws another state."""
         rng = Random(self.rng.getrandbits(64) if seed is None else seed)
         directories = self._all_directories()
         survivors = draw_surviving_changes(directories, rng)
@@ -66,17 +67,17 @@ class SimDisk(Faults):
                 if id(node) not in files:
                     files[id(node)] = node.after_crash(rng, self.struck)
                 return files[id(node)]
-            names = {name: found(below) for name, below in names_after(node, survivors[id(node)]).items()}
+            names = {name: found(child) for name, child in names_after(node, survivors[id(node)]).items()}
             return DirectoryMedia(names, dict(names))
 
-        for one in directories:
-            self.struck["names kept"] += survivors[id(one)]
-            self.struck["names lost"] += len(one.changes) - survivors[id(one)]
+        for directory in directories:
+            self.struck["names kept"] += survivors[id(directory)]
+            self.struck["names lost"] += len(directory.changes) - survivors[id(directory)]
         self.struck["crash"] += 1
         return self._successor(found(self._root), rng)
 
     def kill(self) -> SimDisk:
-        """Return the disk as the next process finds it after SIGKILL: a copy, with the full page cache."""
+        """Return the disk as the next process finds it after SIGKILL: a copy, including the page cache."""
         directories = {id(one): DirectoryMedia() for one in self._all_directories()}
         files: dict[int, FileMedia] = {}
 
@@ -101,7 +102,9 @@ class SimDisk(Faults):
         return new_disk
 
     def flip(self, path: str, at: int | None = None, bit: int | None = None) -> tuple[int, int]:
-        """Flip one bit of a file, on the media and for reads; return its position. Drawn by default."""
+        """Flip one bit of a file, on the media and for reads; return its byte position and its bit number.
+        Both are drawn if not given.
+        """
         file = self._file(path)
         if not file.cached:
             raise ValueError(f"{path}: empty: choose a file with at least one byte")
@@ -112,10 +115,10 @@ class SimDisk(Faults):
         return at, bit
 
     def evict(self, path: str) -> None:
-        """Drop clean data from the cache, so that reads see the media."""
+        """Drop the synced data of a file from the cache, so that reads see the media."""
         self._file(path).evict()
 
-    # --- inspection, which counts as no call
+    # --- inspection and preparation, which do not count as calls
 
     def peek(self, path: str) -> bytes:
         """Return the current content of a file, as reads see it."""
@@ -127,12 +130,12 @@ class SimDisk(Faults):
 
     def put(self, path: str, content: bytes) -> None:
         """Create a file on stable storage, with all its directories, as if it had always been there."""
-        above, name = file_parts(path)
+        parents, name = file_parts(path)
         directory = self._root
-        for part in above:
-            below = directory.names.setdefault(part, DirectoryMedia())
-            assert isinstance(below, DirectoryMedia)
-            directory.stored[part] = directory = below
+        for part in parents:
+            child = directory.names.setdefault(part, DirectoryMedia())
+            assert isinstance(child, DirectoryMedia)
+            directory.stored[part] = directory = child
         file = FileMedia(content)
         file.links = 1
         self._used += len(content)
@@ -141,7 +144,7 @@ class SimDisk(Faults):
 
     @property
     def used_bytes(self) -> int:
-        """The length of all files together, including removed ones that are still open."""
+        """The total length of all files, including removed ones that are still open."""
         return self._used
 
     # --- the port
@@ -184,10 +187,10 @@ class SimDisk(Faults):
 
     def rename(self, old: str, new: str) -> None:
         """Give a file another name; an existing file of that name is replaced."""
-        (old_above, old_name), (new_above, new_name) = file_parts(old), file_parts(new)
+        (old_parents, old_name), (new_parents, new_name) = file_parts(old), file_parts(new)
 
         def effect() -> None:
-            source, target = self._directory(old_above), self._directory(new_above)
+            source, target = self._directory(old_parents), self._directory(new_parents)
             file = self._file(old)
             replaced = target.names.get(new_name)
             if isinstance(replaced, DirectoryMedia):
@@ -204,11 +207,11 @@ class SimDisk(Faults):
 
     def remove(self, path: str) -> None:
         """Remove a file."""
-        above, name = file_parts(path)
+        parents, name = file_parts(path)
 
         def effect() -> None:
             file = self._file(path)
-            self._change(self._directory(above), {name: None})
+            self._change(self._directory(parents), {name: None})
             self._unlink(file)
 
         self.do("remove", path, effect)
@@ -256,30 +259,31 @@ class SimDisk(Faults):
     def _all_directories(self) -> Sequence[DirectoryMedia]:
         """Return every directory that exists, or may exist after a crash."""
         found = {id(self._root): self._root}
-        waiting = [self._root]
-        while waiting:
-            one = waiting.pop()
-            nodes = [*one.names.values(), *one.stored.values()]
-            nodes += [node for change in one.changes for node in change.names.values() if node is not None]
+        unvisited = [self._root]
+        while unvisited:
+            directory = unvisited.pop()
+            nodes = [*directory.names.values(), *directory.stored.values()]
+            for change in directory.changes:
+                nodes += [node for node in change.names.values() if node is not None]
             for node in nodes:
                 if isinstance(node, DirectoryMedia) and id(node) not in found:
                     found[id(node)] = node
-                    waiting.append(node)
+                    unvisited.append(node)
         return list(found.values())
 
     def _directory(self, parts: Sequence[str]) -> DirectoryMedia:
         directory = self._root
         for depth, part in enumerate(parts):
-            below = directory.names.get(part)
-            if not isinstance(below, DirectoryMedia):
-                code = errno.ENOENT if below is None else errno.ENOTDIR
+            child = directory.names.get(part)
+            if not isinstance(child, DirectoryMedia):
+                code = errno.ENOENT if child is None else errno.ENOTDIR
                 raise disk_error(code, "/".join(parts[: depth + 1]))
-            directory = below
+            directory = child
         return directory
 
     def _file(self, path: str, *, create: bool = False) -> FileMedia:
-        above, name = file_parts(path)
-        directory = self._directory(above)
+        parents, name = file_parts(path)
+        directory = self._directory(parents)
         found = directory.names.get(name)
         if isinstance(found, DirectoryMedia):
             raise disk_error(errno.EISDIR, path)
@@ -314,7 +318,7 @@ class SimDisk(Faults):
 
     def _free_capacity(self) -> int:
         if self.capacity_bytes is None:
-            return _ENDLESS_BYTES
+            return _UNLIMITED_BYTES
         return max(0, self.capacity_bytes - self._used)
 
     def _write(self, file: FileMedia, at: int, data: bytes) -> None:
@@ -354,19 +358,19 @@ class SimFile:
 
         def effect() -> int:
             file = self._writable(at, errno.EBADF)
-            taken = min(len(data), file.size + disk._free_capacity() - at)
-            if data and taken <= 0:
+            written = min(len(data), file.size + disk._free_capacity() - at)
+            if data and written <= 0:
                 disk.struck["no room"] += 1
                 raise disk_error(errno.ENOSPC, self._path)
-            disk.struck["short for want of room"] += taken < len(data)
-            taken = self._shortened(taken)
-            disk._write(file, at, data[:taken])
-            return taken
+            disk.struck["short for want of room"] += written < len(data)
+            written = self._shortened(written)
+            disk._write(file, at, data[:written])
+            return written
 
         def partly() -> None:
             if self._file is not None and not self._read_only and at >= 0:
-                taken = min(len(data), self._file.size + disk._free_capacity() - at)
-                disk._write(self._file, at, data[: disk.rng.randint(0, max(0, taken))])
+                size_max = min(len(data), self._file.size + disk._free_capacity() - at)
+                disk._write(self._file, at, data[: disk.rng.randint(0, max(0, size_max))])
 
         return disk.do("write", self._path, effect, at=at, size=len(data), partly=partly, failing=partly)
 
@@ -378,13 +382,13 @@ class SimFile:
             file = self._open(0)
             lose, misdirect = disk.next_rule("lose"), disk.next_rule("misdirect")
             dirty = [sector for sector in sorted(file.dirty) if sector * SECTOR < len(file.cached)]
-            count = -(-len(file.cached) // SECTOR)
+            sector_count = -(-len(file.cached) // SECTOR)
             if lose is not None and dirty:
                 file.sync(disk.rng.sample(dirty, disk.rng.randint(1, len(dirty))))
                 disk.struck["writes lost"] += 1
-            elif misdirect is not None and dirty and count > 1:
+            elif misdirect is not None and dirty and sector_count > 1:
                 sector = disk.rng.choice(dirty)
-                file.misdirect(sector, (sector + disk.rng.randint(1, count - 1)) % count)
+                file.misdirect(sector, (sector + disk.rng.randint(1, sector_count - 1)) % sector_count)
                 disk.struck["writes misdirected"] += 1
             else:
                 file.sync()
@@ -412,7 +416,7 @@ class SimFile:
         self._disk.do("truncate", self._path, effect, size=size)
 
     def allocate(self, size: int) -> None:
-        """Allocate this many bytes; the file is at least that long then."""
+        """Allocate space up to this length; a shorter file is extended."""
 
         def effect() -> None:
             file = self._writable(size, errno.EBADF)
@@ -442,19 +446,19 @@ class SimFile:
             raise disk_error(errno.EINVAL, self._path)
         return self._file
 
-    def _writable(self, at: int, refusal: int) -> FileMedia:
+    def _writable(self, at: int, read_only_error: int) -> FileMedia:
         file = self._open(at)
         if self._read_only:
-            raise disk_error(refusal, self._path)
+            raise disk_error(read_only_error, self._path)
         return file
 
-    def _shortened(self, taken: int) -> int:
+    def _shortened(self, size: int) -> int:
         rule = self._disk.next_rule("shorten")
-        if rule is None or taken < 2:
-            return taken
-        fewer = self._disk.rng.randint(1, taken - 1) if rule.value is None else min(rule.value, taken)
-        self._disk.struck["short writes"] += fewer < taken
-        return fewer
+        if rule is None or size < 2:
+            return size
+        shortened = self._disk.rng.randint(1, size - 1) if rule.value is None else min(rule.value, size)
+        self._disk.struck["short writes"] += shortened < size
+        return shortened
 
 
 class SimLock:
@@ -472,10 +476,10 @@ class SimLock:
             del self._disk._locked[file]
 
 
-def _paths(directory: DirectoryMedia, above: str) -> list[str]:
+def _paths(directory: DirectoryMedia, prefix: str) -> list[str]:
     found = []
     for name, node in directory.names.items():
-        found += [above + name] if isinstance(node, FileMedia) else _paths(node, f"{above}{name}/")
+        found += [prefix + name] if isinstance(node, FileMedia) else _paths(node, f"{prefix}{name}/")
     return found
 
 

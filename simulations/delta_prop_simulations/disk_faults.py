@@ -1,6 +1,6 @@
-"""Faults planned for calls of the fake disk: a call fails, is cut short, or is the last one.
+"""Faults planned for calls of the fake disk: a call fails, writes too little, or is the last before a crash.
 
-This module knows no files: `do` counts each call, records a trace of them, and evaluates the rules.
+This module does not deal with files: `do` counts and traces each call, and evaluates the rules.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ _TRACE_MAX = 100_000
 
 
 class SimCrash(BaseException):
-    """The machine is off. No `except Exception` may stop it; afterwards use `crash()`, or `kill()`."""
+    """The machine is off. A BaseException, so that no `except Exception` catches it; then use `crash()` or
+    `kill()`.
+    """
 
 
 class Call(NamedTuple):
-    """One call of the port; `path` is the old name for a rename, `size` in bytes."""
+    """One call of the port. `path`: for a rename, the old one; `size`: in bytes."""
 
     number: int
     name: str
@@ -47,19 +49,19 @@ When = int | Callable[[Call], bool]
 
 
 def nth(name: str, count: int, ending: str = "") -> Callable[[Call], bool]:
-    """Return a predicate of the count-th call (from 1) with this name and path ending: `nth("write", 2,
-    ".log")`.
+    """Return a predicate that is true for call number `count` (from 1) of this name whose path has this
+    ending, e.g. `nth("write", 2, ".log")`.
     """
-    seen = 0
+    matches = 0
 
-    def is_it(call: Call) -> bool:
-        nonlocal seen
+    def is_nth(call: Call) -> bool:
+        nonlocal matches
         if call.name == name and call.path.endswith(ending):
-            seen += 1
-            return seen == count
+            matches += 1
+            return matches == count
         return False
 
-    return is_it
+    return is_nth
 
 
 @dataclass(slots=True, eq=False)
@@ -86,7 +88,7 @@ class Faults:
         self.is_off = False
         self.rng = rng
         self._rules: list[_Rule] = []
-        self._striking: list[_Rule] = []
+        self._matching: list[_Rule] = []
 
     # --- planned faults
 
@@ -94,33 +96,33 @@ class Faults:
         """Make a call raise OSError of this number, `times` times; None: always.
 
         A failed write may have written some of its bytes. A failed sync loses some of the unsynced data, and
-        the next one succeeds without it.
+        the next sync succeeds all the same.
         """
         self._rules.append(_Rule("fail", when, times, error))
 
-    def shorten(self, when: When, taken: int | None = None, *, times: int | None = 1) -> None:
-        """Make a write take only `taken` bytes, at least one; drawn by default."""
-        self._rules.append(_Rule("shorten", when, times, taken))
+    def shorten(self, when: When, written: int | None = None, *, times: int | None = 1) -> None:
+        """Make a write stop after `written` bytes, at least one; drawn by default."""
+        self._rules.append(_Rule("shorten", when, times, written))
 
     def lose(self, when: When, *, times: int | None = 1) -> None:
-        """Make a sync succeed though some sectors never reach the media: they keep their old content."""
+        """Make a sync succeed although some sectors never reach the media: these keep their old content."""
         self._rules.append(_Rule("lose", when, times))
 
     def misdirect(self, when: When, *, times: int | None = 1) -> None:
-        """Make a sync write one sector to the position of another one of the file."""
+        """Make a sync write one sector of a file at the position of another one."""
         self._rules.append(_Rule("misdirect", when, times))
 
     def crash_at(self, when: When, moment: Moment | None = None) -> None:
-        """Turn the machine off at a call: before its effect, after it, or within a write that is partly done.
-        The moment is drawn by default. The call raises SimCrash, and so does every later one. If the machine
-        goes off before a sync, `crash()` leaves any part of the data to sync.
+        """Turn the machine off at a call: before its effect, after it, or in the middle of a write. The
+        moment is drawn by default. This call and every later one raise SimCrash. If the machine goes off
+        before a sync, `crash()` may find any part of the unsynced data on the media.
         """
         self._rules.append(_Rule("crash", when, 1, moment=moment))
 
     def heal(self) -> None:
         """Drop the planned faults."""
         self._rules.clear()
-        self._striking.clear()
+        self._matching.clear()
 
     # --- each call
 
@@ -135,8 +137,8 @@ class Faults:
         partly: Callable[[], None] | None = None,
         failing: Callable[[], None] | None = None,
     ) -> T:
-        """Count a call and apply its effect: `partly` if the machine goes off within it, `failing` if the
-        call fails.
+        """Count a call and apply its effect. Instead of it, `partly` is called if the machine goes off within
+        the call, and `failing` if the call fails.
         """
         if self.is_off:
             raise SimCrash(f"the machine is off: {name} of {path!r} has no disk")
@@ -145,8 +147,8 @@ class Faults:
         self.trace.append(call)
         if not self._rules:
             return effect()
-        # Every rule is evaluated, whichever applies: rules that count calls must see each call.
-        self._striking = [rule for rule in self._rules if _strikes(rule.when, call)]
+        # Evaluate all rules even after one has matched: rules that count calls must see each call.
+        self._matching = [rule for rule in self._rules if _matches(rule.when, call)]
         rule = self.next_rule("crash")
         moment = None if rule is None else rule.moment or self.rng.choice(("before", "within", "after"))
         if moment == "within" and partly is None:
@@ -168,14 +170,14 @@ class Faults:
         return self._turn_off(call, "after")
 
     def next_rule(self, kind: Kind) -> _Rule | None:
-        """Return the first rule of a kind that applies to the current call, and count its occurrence."""
-        for rule in self._striking:
+        """Return the first rule of a kind that matches the current call, and count one occurrence of it."""
+        for rule in self._matching:
             if rule.kind == kind:
                 if rule.times is not None:
                     rule.times -= 1
                     if rule.times <= 0:
                         self._rules.remove(rule)
-                self._striking.remove(rule)
+                self._matching.remove(rule)
                 return rule
         return None
 
@@ -185,5 +187,5 @@ class Faults:
         raise SimCrash(f"the machine went off {moment} call {call.number}, {call.name} of {call.path!r}")
 
 
-def _strikes(when: When, call: Call) -> bool:
+def _matches(when: When, call: Call) -> bool:
     return when == call.number if isinstance(when, int) else when(call)

@@ -1,10 +1,10 @@
-"""The media of a fake disk: files as the page cache and as the media have them, and directories of names.
+"""The media of a fake disk: for files and directories, their state in the page cache and on the media.
 
 A file reaches the media by sectors of 512 bytes, aligned to its start; a sector is written completely or not
 at all. Until a sync the media may hold any of a sector's contents since the last one, sector by sector, and
 any length between the shortest and the longest since then; unwritten bytes read as zeros. The changes of a
-directory's names reach the media in their order: after a crash a prefix of them is there. A file that moved
-to another directory is in the one or in the other.
+directory's names reach the media in their order: after a crash a prefix of these changes is on the media. A
+file that was moved is in its old or its new directory, never in both or none.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SECTOR = 512
 _VERSIONS_MAX = 8
-"""The number of older contents of one sector that are stored between two syncs."""
+"""Maximum number of older contents that are stored per sector between two syncs."""
 
 
 class FileMedia:
@@ -47,7 +47,7 @@ class FileMedia:
         self.dirty: set[int] = set()
         self._older: dict[int, list[bytes]] = {}
         self.links = self.opened = 0
-        self.allocated = self.allocated_stored = 0  # allocated space, without bytes here
+        self.allocated = self.allocated_stored = 0  # lengths of allocated space, which has no bytes here
 
     def copy(self) -> FileMedia:
         """Return a copy; it is cheap until one of the two is changed."""
@@ -63,7 +63,7 @@ class FileMedia:
 
     @property
     def size(self) -> int:
-        """The larger of its length and its allocated space."""
+        """The length of the file, or of its allocated space if that is longer."""
         return max(len(self.cached), self.allocated)
 
     def _own(self) -> tuple[bytearray, bytearray]:
@@ -81,7 +81,7 @@ class FileMedia:
             return
         cached, _ = self._own()
         end = at + len(data)
-        self._touch(range(at // SECTOR, -(-end // SECTOR)))  # a gap before it is zeros on the media anyway
+        self._touch(range(at // SECTOR, -(-end // SECTOR)))  # a gap before `at` reads as zeros in any case
         if at > len(cached):
             cached.extend(bytes(at - len(cached)))
         cached[at:end] = data
@@ -117,10 +117,10 @@ class FileMedia:
         self._clean(len(self.cached))
 
     def fail_sync(self, rng: Random) -> int:
-        """Write some dirty sectors to the media and lose the others: all count as clean afterwards.
+        """Write some dirty sectors to the media and lose the others; afterwards all sectors count as clean.
 
-        If the cache is dropped as well, reads see the loss at once; else only after a crash. Returns the
-        number of lost sectors.
+        In half of the cases, as drawn, the cache is dropped, so that reads see the loss at once; else only a
+        crash shows it. Returns the number of lost sectors.
         """
         _, stored = self._own()
         lost = _draw_some(sorted(self.dirty), rng)
@@ -131,7 +131,7 @@ class FileMedia:
         return len(lost)
 
     def evict(self) -> None:
-        """Drop clean sectors from the cache: the next reads see the media."""
+        """Drop clean sectors from the cache, so that the next reads see the media."""
         cached, stored = self._own()
         clean = bytearray(_resized(stored, len(cached)))
         for sector in self.dirty:
@@ -139,22 +139,22 @@ class FileMedia:
             clean[part] = cached[part]
         self.cached = clean
 
-    def misdirect(self, sector: int, to: int) -> None:
+    def misdirect(self, sector: int, target: int) -> None:
         """Write a dirty sector to the media at the position of another one, whose content is lost."""
         cached, stored = self._own()
-        at, end = to * SECTOR, min((to + 1) * SECTOR, len(cached))
+        at, end = target * SECTOR, min((target + 1) * SECTOR, len(cached))
         self.sync(lost=[sector])
         _fit(stored, len(cached))
         stored[at:end] = _resized(cached[sector * SECTOR : (sector + 1) * SECTOR], end - at)
 
     def flip(self, at: int, bit: int) -> None:
-        """Flip one bit of the media, and of reads, as if the cache were empty."""
+        """Flip one bit on the media and in the cache, so that reads see it."""
         for content in self._own():
             if at < len(content):
                 content[at] ^= 1 << bit
 
     def after_crash(self, rng: Random, struck: Counter[str]) -> FileMedia:
-        """Return the file as it may be found after a crash."""
+        """Return the file as a process may find it after a crash."""
         found = self._new_after_crash(rng, struck)
         found.allocated = self.allocated_stored
         if self.allocated != self.allocated_stored:
@@ -179,7 +179,8 @@ class FileMedia:
                 versions = [*versions, bytes(self.cached[at : at + SECTOR])]
             if not versions:
                 continue
-            # If all survive, none is old; else the newest is as likely as all older ones together.
+            # If all dirty sectors survive, they have their newest content; else the newest content is as
+            # likely as all older ones together.
             newest = share == 1.0 or rng.random() < 0.5
             pick = len(versions) - 1 if newest else rng.randrange(len(versions))
             stale += pick < len(versions) - 1
@@ -208,7 +209,7 @@ class FileMedia:
         return FileMedia(self.stored)
 
     def _store(self, stored: bytearray, sectors: set[int]) -> None:
-        """Copy sectors from the cache to the media, and resize the media to the file's length."""
+        """Copy sectors from the cache to the media, and resize the stored content to the file's length."""
         cached = self.cached
         _fit(stored, len(cached))
         if len(sectors) == -(-len(cached) // SECTOR) > 0 and max(sectors) < len(sectors):
@@ -229,7 +230,9 @@ class FileMedia:
 
 @dataclass(slots=True, eq=False)
 class Change:
-    """One change of a directory's names that is not on the media yet; None removes a name."""
+    """One change of a directory's names that is not on the media yet. `names`: the new nodes; None removes a
+    name.
+    """
 
     number: int
     names: dict[str, FileMedia | DirectoryMedia | None]
@@ -238,7 +241,9 @@ class Change:
 
 @dataclass(slots=True, eq=False)
 class DirectoryMedia:
-    """One directory: its current names, those on the media, and the changes between."""
+    """One directory: `names` are the current ones, `stored` those on the media; `changes` lead from these to
+    those.
+    """
 
     names: dict[str, FileMedia | DirectoryMedia] = field(default_factory=dict)
     stored: dict[str, FileMedia | DirectoryMedia] = field(default_factory=dict)
@@ -250,24 +255,26 @@ class DirectoryMedia:
         self.changes.append(change)
 
     def sync(self, until: int | None = None) -> None:
-        """Write the changes up to a number to the media, all by default; a move includes its other half."""
+        """Write the changes up to number `until` to the media, all by default; a move is written in both
+        directories.
+        """
         count = len(self.changes)
         if until is not None:
             count = sum(change.number <= until for change in self.changes)
-        now, self.changes = self.changes[:count], self.changes[count:]
-        for change in now:
+        synced, self.changes = self.changes[:count], self.changes[count:]
+        for change in synced:
             _apply(self.stored, change)
-        for change in now:
+        for change in synced:
             if change.other is not None:
                 change.other.sync(change.number)
 
     def fail_sync(self, rng: Random) -> int:
-        """Write some changes to the media and silently lose the others; return their number."""
+        """Write some changes to the media and silently lose the others; return the number of lost changes."""
         count = rng.randint(0, len(self.changes))
         if count:
             self.sync(self.changes[count - 1].number)
         lost = 0
-        # A move is lost in both directories or in none: from the first move on, the changes stay.
+        # A move must not be lost in one directory only, so the changes from the first move on are not lost.
         while self.changes and self.changes[0].other is None:
             del self.changes[0]
             lost += 1
@@ -275,49 +282,54 @@ class DirectoryMedia:
 
 
 def draw_surviving_changes(directories: Iterable[DirectoryMedia], rng: Random) -> dict[int, int]:
-    """Draw the number of changes of each directory, by its `id`, that survive a crash; moves stay atomic."""
+    """Draw how many changes of each directory survive a crash, keyed by the directory's `id`; moves stay
+    atomic.
+    """
     directories = list(directories)
-    found = {}
-    for one in directories:
-        count = len(one.changes)
-        found[id(one)] = rng.choice((0, count, rng.randint(0, count)))
+    survivors = {}
+    for directory in directories:
+        count = len(directory.changes)
+        survivors[id(directory)] = rng.choice((0, count, rng.randint(0, count)))
     changed = True
     while changed:
         changed = False
-        for one in directories:
-            for place, change in enumerate(one.changes[: found[id(one)]]):
-                if change.other is not None and not _is_within(change, found[id(change.other)]):
-                    found[id(one)], changed = place, True
+        for directory in directories:
+            for index, change in enumerate(directory.changes[: survivors[id(directory)]]):
+                if change.other is not None and not _is_within(change, survivors[id(change.other)]):
+                    survivors[id(directory)], changed = index, True
                     break
-    return found
+    return survivors
 
 
-def names_after(directory: DirectoryMedia, cut: int) -> dict[str, FileMedia | DirectoryMedia]:
-    """Return the names of a directory after `cut` of its changes reached the media."""
+def names_after(directory: DirectoryMedia, change_count: int) -> dict[str, FileMedia | DirectoryMedia]:
+    """Return the names in a directory after its first `change_count` changes have reached the media."""
     names = dict(directory.stored)
-    for change in directory.changes[:cut]:
+    for change in directory.changes[:change_count]:
         _apply(names, change)
     return names
 
 
-def _is_within(change: Change, cut: int) -> bool:
+def _is_within(change: Change, change_count: int) -> bool:
+    """True if the other half of a move is among the first changes of its directory."""
     assert change.other is not None
-    return any(other.number == change.number for other in change.other.changes[:cut])
+    return any(other.number == change.number for other in change.other.changes[:change_count])
 
 
 def _apply(names: dict[str, FileMedia | DirectoryMedia], change: Change) -> None:
-    for name, what in change.names.items():
-        if what is None:
+    for name, node in change.names.items():
+        if node is None:
             names.pop(name, None)
         else:
-            names[name] = what
+            names[name] = node
 
 
 def _draw_some(sectors: list[int], rng: Random) -> list[int]:
-    """Draw some of these; at least one, if there is one: a fault without an effect tests nothing."""
+    """Draw some of the sectors, at least one of a list that is not empty: a fault without an effect tests
+    nothing.
+    """
     share = rng.random()
-    some = [sector for sector in sectors if rng.random() < share]
-    return some or sectors[:1]
+    drawn = [sector for sector in sectors if rng.random() < share]
+    return drawn or sectors[:1]
 
 
 def _resized(content: bytes | bytearray, size: int) -> bytes | bytearray:

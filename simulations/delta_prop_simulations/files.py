@@ -1,6 +1,6 @@
-"""Access to the real world: files that a simulation reads and writes, and the CPU time.
+"""Reads and writes real files, and measures CPU time.
 
-No other module of the simulations does this.
+No other module of the simulations accesses the real machine in these ways.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
 processor_s = time.process_time
-"""Return the seconds of CPU time that this process has used."""
+"""Returns the seconds of CPU time that this process has used."""
 
 _PIECE_BYTES = 1 << 20
 _SHIPPED = "delta_prop_simulations.scenarios"
@@ -58,12 +58,12 @@ def write_text(path: str, text: str) -> None:
 
 
 def resolve_here(name: str) -> str:
-    """Return the path of a file that an option names, relative to the working directory."""
+    """Return the absolute path of a file that an option names."""
     return str(Path(name).absolute())
 
 
 def resolve_beside(path: str, name: str) -> str:
-    """Return the path of a file that the file at `path` names, relative to its folder."""
+    """Return the path of `name`, as written in the file at `path`: it is relative to that file's folder."""
     return str(Path(path).parent / name)
 
 
@@ -73,13 +73,13 @@ def read_packaged(package: str, name: str) -> str:
 
 
 def read_shipped() -> dict[str, str]:
-    """Read the text of each scenario that the package includes, by name, in order."""
+    """Return the text of each scenario that the package includes, by name, sorted."""
     return {name: _folder().joinpath(f"{name}.toml").read_text() for name in shipped_names()}
 
 
 def shipped_names() -> list[str]:
-    """Return the names of the scenarios that the package includes."""
-    names = [one.name for one in _folder().iterdir()]
+    """Return the names of the scenarios that the package includes, sorted."""
+    names = [file.name for file in _folder().iterdir()]
     return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
 
 

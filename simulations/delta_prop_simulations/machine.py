@@ -1,6 +1,6 @@
-"""One machine: its disk, clock, threads and network host; processes start there, end, and are restarted.
+"""A simulated machine: a disk, a clock, threads and a network host. It runs one process after the other.
 
-A killed process has no effect any more: its disk is off, its streams are closed, its `life` is over.
+A killed process has no effect any more: its disk is off, its streams are closed, its `Process` has ended.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 
 
 class Ending(Enum):
-    """The ways in which a life ends."""
+    """How a process ended."""
 
     ENDED = "ended"  # by itself
     KILLED = "killed"
     POWER_CUT = "power cut"
-    CRASHED = "crashed"  # at a call of its disk, as planned
+    CRASHED = "crashed"  # at a planned call of its disk
 
 
-class Life:
+class Process:
     """One process from its start to its end."""
 
     def __init__(self, machine: str, number: int) -> None:
@@ -49,12 +49,12 @@ class Life:
         self.ended = anyio.Event()
 
     @property
-    def is_over(self) -> bool:
+    def has_ended(self) -> bool:
         """True once the process has no effect any more."""
         return self.ending is not None
 
     def end(self, ending: Ending) -> None:
-        """End the life."""
+        """Mark the process as ended, and cancel it unless it ended by itself."""
         self.ending = ending
         self.ended.set()
         if ending is not Ending.ENDED:
@@ -62,7 +62,7 @@ class Life:
 
 
 class Machine:
-    """A host. One process at a time."""
+    """A simulated machine, which runs one process at a time."""
 
     def __init__(
         self,
@@ -77,8 +77,8 @@ class Machine:
     ) -> None:
         self.name = name
         self.disk = SimDisk(seed.stream("disk").getrandbits(64), capacity_bytes=capacity_bytes)
-        self.lives = 0
-        self.life: Life | None = None
+        self.process_count = 0
+        self.process: Process | None = None
         self.struck: Counter[str] = Counter()
         self.disk_struck = self.disk.struck  # one counter for this disk and all disks derived from it
         self._seed = seed
@@ -86,8 +86,8 @@ class Machine:
         self._trace = trace
         self._clock = FaultyClock(LoopClock().now, clock, self.struck)
         self.thread_faults = threads
-        self.on_end: Callable[[Life], object] = lambda _life: None
-        """Called at once when a life is over."""
+        self.on_end: Callable[[Process], object] = lambda _process: None
+        """Called as soon as a process has ended."""
         self._capacity_bytes = capacity_bytes
         self._rng = seed.stream("machine")
         self._disk_faults: dict[str, Callable[[SimDisk], None]] = {}
@@ -98,13 +98,13 @@ class Machine:
     @property
     def is_up(self) -> bool:
         """True while a process runs here."""
-        return self._current_life() is not None
+        return self._running_process() is not None
 
     def world(self) -> World:
-        """Return the world of the process that starts now."""
-        self.lives += 1
-        life = self.life = Life(self.name, self.lives)
-        seed = self._seed.child(f"life {life.number}")
+        """Start a process, and return its World."""
+        self.process_count += 1
+        process = self.process = Process(self.name, self.process_count)
+        seed = self._seed.child(f"life {process.number}")
         threads = SimThreads(seed.stream("threads"), lambda: self.thread_faults, self.struck)
         disk = self.disk
         return World(
@@ -114,72 +114,76 @@ class Machine:
             own_thread=threads.thread,
             background_thread=threads.thread,
             open_disk=lambda _path: disk,
-            network=_NetworkOfLife(self._network, life),
+            network=_ProcessNetwork(self._network, process),
         )
 
-    async def run(self, process: Callable[[World], Awaitable[None]]) -> Ending:
-        """Run one life. Exceptions of a killed process are suppressed, all others raised."""
-        assert not self.is_up, f"{self.name}: one process at a time"
+    async def run(self, main: Callable[[World], Awaitable[None]]) -> Ending:
+        """Run `main` as one process until it ends. Suppresses exceptions of a killed process, and raises all
+        others.
+        """
+        assert not self.is_up, f"{self.name}: a process is running"
         assert not self._is_without_power, f"{self.name} has no power"
         world = self.world()
-        life = self.life
-        assert life is not None
-        self._trace.note(self.name, "starts", life.number)
-        with life.scope:
+        process = self.process
+        assert process is not None
+        self._trace.note(self.name, "starts", process.number)
+        with process.scope:
             try:
-                await process(world)
+                await main(world)
             except anyio.get_cancelled_exc_class():
                 raise
             except BaseException as error:
                 self.check_disk()
-                if not _is_from_dead_life(error, life):
-                    self._finish(life)
+                if not _is_from_ended_process(error, process):
+                    self._finish(process)
                     raise
-        if life.ending is None:
-            self._finish(life)
-        assert life.ending is not None
-        return life.ending
+        if process.ending is None:
+            self._finish(process)
+        assert process.ending is not None
+        return process.ending
 
-    def _finish(self, life: Life) -> None:
-        """End a life by itself; unsynced data is in the page cache."""
-        self._end(life, Ending.ENDED, self.disk.kill())
+    def _finish(self, process: Process) -> None:
+        """Record that a process ended by itself; unsynced data stays in the page cache."""
+        self._end(process, Ending.ENDED, self.disk.kill())
 
     # --- faults
 
     def kill(self) -> None:
         """Kill the process with SIGKILL now."""
-        if (life := self._current_life()) is not None:
-            self._end(life, Ending.KILLED, self.disk.kill())
+        if (process := self._running_process()) is not None:
+            self._end(process, Ending.KILLED, self.disk.kill())
 
     def cut_power(self) -> None:
         """Cut the power until `restore`: no peer is notified, and unsynced data may be lost."""
-        if (life := self._current_life()) is not None:
-            self._end(life, Ending.POWER_CUT, self.disk.crash())
+        if (process := self._running_process()) is not None:
+            self._end(process, Ending.POWER_CUT, self.disk.crash())
         elif not self._is_without_power:
             self._replace_disk(self.disk.crash())
             self._network.crash(self.name)
         self._is_without_power = True
 
     def restore(self) -> None:
-        """Restore the power; a process may be started."""
+        """Restore the power, so that a process can be started."""
         if self._is_without_power:
             self._is_without_power = False
             self._network.restore(self.name)
             self._trace.note(self.name, "has power")
 
     def check_disk(self) -> None:
-        """Check once a turn if a call of the disk was the last one of the process or of the machine."""
-        if self.disk.is_off and (life := self._current_life()) is not None:
+        """End the process if a disk call crashed it or its machine. Must be called at each turn of the event
+        loop.
+        """
+        if self.disk.is_off and (process := self._running_process()) is not None:
             found = self.disk.kill() if self._rng.random() < 0.5 else self.disk.crash()
-            self._end(life, Ending.CRASHED, found)
+            self._end(process, Ending.CRASHED, found)
 
     def add_disk_fault(self, name: str, fault: Callable[[SimDisk], None]) -> None:
-        """Inject a disk fault until `remove_disk_fault(name)`, for this process and its successors."""
+        """Inject a disk fault into this process and its successors, until `remove_disk_fault(name)`."""
         self._disk_faults[name] = fault
         fault(self.disk)
 
     def remove_disk_fault(self, name: str | None = None) -> None:
-        """End one disk fault, or all."""
+        """Remove one disk fault; without a name, all."""
         if name is None:
             self._disk_faults.clear()
         else:
@@ -191,19 +195,19 @@ class Machine:
 
     # --- internals
 
-    def _current_life(self) -> Life | None:
-        return None if self.life is None or self.life.is_over else self.life
+    def _running_process(self) -> Process | None:
+        return None if self.process is None or self.process.has_ended else self.process
 
-    def _end(self, life: Life, ending: Ending, found: SimDisk) -> None:
-        self._trace.note(self.name, ending.value, life.number, self.disk.calls)
+    def _end(self, process: Process, ending: Ending, found: SimDisk) -> None:
+        self._trace.note(self.name, ending.value, process.number, self.disk.calls)
         self.struck[ending.value] += 1
-        life.end(ending)
+        process.end(ending)
         if ending is Ending.POWER_CUT:
             self._network.crash(self.name)
         else:
             self._network.kill(self.name)
         self._replace_disk(found)
-        self.on_end(life)
+        self.on_end(process)
 
     def _replace_disk(self, found: SimDisk) -> None:
         self.disk.is_off = True
@@ -212,19 +216,19 @@ class Machine:
             inject(found)
 
 
-class _NetworkOfLife:
-    """The network as one process sees it, until its end."""
+class _ProcessNetwork:
+    """The network of one process; unusable after the process has ended."""
 
-    def __init__(self, network: VirtualNetwork, life: Life) -> None:
+    def __init__(self, network: VirtualNetwork, process: Process) -> None:
         self._network = network
-        self._life = life
+        self._process = process
 
     async def listen(self, host: str, port: int, *, tls: Tls | None = None) -> Listener:
         """Listen. Raises OSError, UsageError."""
         listener = await self._network.listen(host, port, tls=tls)
-        if self._life.is_over:
+        if self._process.has_ended:
             listener.close()
-            raise ConnectionError("the process is over")
+            raise ConnectionError("the process has ended")
         return listener
 
     async def connect(
@@ -232,22 +236,24 @@ class _NetworkOfLife:
     ) -> Stream:
         """Connect. Raises OSError, TimeoutError, UsageError."""
         stream = await self._network.connect(host, port, tls=tls, timeout_s=timeout_s)
-        if self._life.is_over:
+        if self._process.has_ended:
             stream.abort(notify=True)
-            raise ConnectionError("the process is over")
+            raise ConnectionError("the process has ended")
         return stream
 
 
-def _is_from_dead_life(error: BaseException, life: Life) -> bool:
-    """True if the error is to be suppressed: the process was killed, or its disk ended it."""
+def _is_from_ended_process(error: BaseException, process: Process) -> bool:
+    """True if the error must be suppressed: the process was killed, or a planned crash of its disk
+    ended it.
+    """
     if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
         return False
     if isinstance(error, BaseExceptionGroup):
-        return all(_is_from_dead_life(one, life) for one in error.exceptions)
-    return life.is_over or isinstance(error, SimCrash)
+        return all(_is_from_ended_process(one, process) for one in error.exceptions)
+    return process.has_ended or isinstance(error, SimCrash)
 
 
 if TYPE_CHECKING:
 
-    def _conforms(network: _NetworkOfLife) -> Network:
+    def _conforms(network: _ProcessNetwork) -> Network:
         return network

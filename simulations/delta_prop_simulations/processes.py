@@ -1,7 +1,7 @@
-"""Runs work on all cores: each piece in a worker process, results as soon as they are there.
+"""Runs tasks on all cores, in worker processes, and yields each result as soon as it is available.
 
-The only module of the simulations that starts processes. Closing the iterator ends them; they end with their
-parent too, however that ends.
+No other module of the simulations starts processes. Closing the iterator ends the workers. They also end with
+their parent process, even if that is killed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import NoReturn, TypeVar
 T = TypeVar("T")
 
 _QUEUED_MAX = 2
-"""The number of pieces per process that are submitted in advance."""
+"""The number of tasks per process that are submitted in advance."""
 
 
 def cores() -> int:
@@ -27,33 +27,33 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def in_processes(works: Iterable[Callable[[], T]], jobs: int) -> Iterator[T]:
-    """Run all works, up to `jobs` at a time, and yield each result, in the order in which they end.
+def in_processes(tasks: Iterable[Callable[[], T]], jobs: int) -> Iterator[T]:
+    """Run all tasks, up to `jobs` at a time, and yield each result as soon as its task ends.
 
-    Works are functions of modules, or partial ones. With one job they run in this process, in their order. An
-    exception of a work ends all of them. SIGTERM raises SystemExit meanwhile, as Ctrl-C raises
-    KeyboardInterrupt.
+    Tasks must be picklable: functions of modules, or `partial` of such functions. With one job they run in
+    this process, one after the other. An exception in one task ends all tasks. While tasks run, SIGTERM
+    raises SystemExit, as Ctrl-C raises KeyboardInterrupt.
     """
     if jobs <= 1:
-        for work in works:
-            yield work()
+        for task in tasks:
+            yield task()
         return
-    left = iter(works)
-    with _ended_in_order():
-        pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_begin_worker)
+    remaining = iter(tasks)
+    with _exit_on_sigterm():
+        pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_init_worker)
         try:
-            open_works: set[Future[T]] = {pool.submit(work) for work in islice(left, _QUEUED_MAX * jobs)}
-            while open_works:
-                done, open_works = wait(open_works, return_when=FIRST_COMPLETED)
-                open_works |= {pool.submit(work) for work in islice(left, len(done))}
-                for one in done:
-                    yield one.result()
+            pending: set[Future[T]] = {pool.submit(task) for task in islice(remaining, _QUEUED_MAX * jobs)}
+            while pending:
+                done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                pending |= {pool.submit(task) for task in islice(remaining, len(done))}
+                for future in done:
+                    yield future.result()
         finally:
             _end(pool)
 
 
 @contextmanager
-def _ended_in_order() -> Iterator[None]:
+def _exit_on_sigterm() -> Iterator[None]:
     """Make SIGTERM raise SystemExit, unless the program handles it or this is not its main thread."""
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
@@ -70,8 +70,8 @@ def _exit(number: int, _frame: object) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def _begin_worker() -> None:
-    """Ignore Ctrl-C, which the parent handles for the entire process group, and end with the parent."""
+def _init_worker() -> None:
+    """Make this worker ignore Ctrl-C, which the parent handles, and end when its parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
@@ -80,11 +80,11 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
-    os._exit(1)  # a killed parent cannot end its workers, and nothing reads their results
+    os._exit(1)  # a killed parent cannot end its workers; nobody reads their results any more
 
 
 def _end(pool: ProcessPoolExecutor) -> None:
-    """End the workers without waiting for their work: nothing reads its result."""
+    """End the workers without waiting for their tasks, whose results nobody reads any more."""
     running = list((pool._processes or {}).values())
     pool.shutdown(wait=False, cancel_futures=True)
     for process in running:

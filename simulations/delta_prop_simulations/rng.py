@@ -1,6 +1,7 @@
-"""Random streams from one number: every concern draws from its own stream, the same in every process.
+"""Derives random streams from one number: each purpose has its own stream, the same in every process.
 
-A stream depends on its name only, so that an additional draw of one concern changes no other.
+A stream depends only on the number and its name, so an additional draw from one stream changes no other
+stream.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ __all__ = ["Random", "Seed"]
 
 
 class Seed:
-    """A number, and a path of names below it."""
+    """A number and a path of names, from which streams are derived."""
 
     def __init__(self, number: int, path: str = "") -> None:
         self.number = number
@@ -21,9 +22,9 @@ class Seed:
         return f"{self.number}/{self.path}"
 
     def stream(self, name: str) -> Random:
-        """Return the stream of one concern; a second call returns it from its start."""
+        """Return the stream of this name, from its start at each call."""
         return Random(f"{self}/{name}")
 
     def child(self, name: str) -> Seed:
-        """Return the seed of a part with several concerns."""
+        """Return the seed of a part that draws from several streams."""
         return Seed(self.number, f"{self.path}/{name}" if self.path else name)

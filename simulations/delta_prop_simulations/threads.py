@@ -1,6 +1,6 @@
 """Simulated threads: calls run on the event loop, one at a time, and take virtual time.
 
-A call has its effect at its start or at its end, as drawn; the caller cannot see the difference.
+A call has its effect at its start or at its end, as drawn; the caller cannot tell which.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class ThreadFaults:
     """`delay_s_max`: a call's delay is drawn from 0 to this. `early`: the probability that a call has its
-    effect before its delay, instead of after it. `stall_s`, `stalls`: the additional delay of a stalled call,
-    and the probability of a stall.
+    effect before its delay, not after it. `stalls`: the probability that a call stalls; `stall_s`: the
+    additional delay of such a call.
     """
 
     delay_s_max: float = 0.002
@@ -46,7 +46,7 @@ class ThreadFaults:
 
 
 class SimThreads:
-    """The executor of one process. `faults`: returns the current faults."""
+    """The threads of one process. `faults`: returns the current faults."""
 
     def __init__(self, rng: Random, faults: Callable[[], ThreadFaults], struck: Counter[str]) -> None:
         self._rng = rng
@@ -59,11 +59,11 @@ class SimThreads:
 
     @asynccontextmanager
     async def thread(self) -> AsyncIterator[SimThread]:
-        """Yield a worker for the duration of the scope."""
+        """Yield one worker for the duration of the scope."""
         yield self.new_thread()
 
     def draw_call(self) -> tuple[float, bool]:
-        """Draw a call's delay, and if its effect comes before the delay."""
+        """Draw a call's delay, and True if the effect comes before the delay."""
         rng, faults = self._rng, self._faults()
         delay_s = rng.uniform(0, faults.delay_s_max)
         if rng.random() < faults.stalls:
@@ -83,7 +83,9 @@ class SimThread:
         self._limiter = anyio.CapacityLimiter(1)
 
     async def run(self, function: Callable[[], T]) -> T:
-        """Run `function` and return its result; a cancelled caller waits for its end, as on a thread."""
+        """Run `function` and return its result. A cancelled caller waits until the call ends, as with a
+        thread.
+        """
         with anyio.CancelScope(shield=True):
             async with self._limiter:
                 delay_s, early = self._threads.draw_call()

@@ -1,6 +1,6 @@
-"""The events of a run, as one hash: two runs have the same hash if and only if they did the same.
+"""Traces a run as one hash: two runs have the same hash if and only if the same events occurred.
 
-Each note goes into a running hash with the virtual time; the last notes are stored for people to read.
+Each event is hashed together with the virtual time; the last events are also stored as text, to be read.
 """
 
 from __future__ import annotations
@@ -33,18 +33,20 @@ class Trace:
         self._hash = blake2b(digest_size=_HASH_BYTES)
 
     def note(self, *fields: object) -> None:
-        """Note an event. Texts, numbers and bytes only: the address of an object differs at each run."""
-        for one in fields:
-            if one is not None and not isinstance(one, str | int | float | bytes):
-                raise UsageError(f"{type(one).__name__} in a trace: give texts, numbers, bytes")
-        line = f"{self._now():.6f} {' '.join([str(one) for one in fields])}"
+        """Note an event. Only text, numbers and bytes: the text of other objects may have an address, which
+        differs between runs.
+        """
+        for value in fields:
+            if value is not None and not isinstance(value, str | int | float | bytes):
+                raise UsageError(f"{type(value).__name__} in a trace: give text, numbers or bytes")
+        line = f"{self._now():.6f} {' '.join([str(value) for value in fields])}"
         self.lines.append(line)
         self.notes += 1
         self._hash.update(line.encode())
         self._hash.update(b"\n")
 
     def turn(self, now: float, runnable: int) -> None:
-        """Note one turn of the event loop, which gets no line of its own."""
+        """Hash one turn of the event loop, without a line of text."""
         self._hash.update(_TURN.pack(now, runnable))
 
     def digest(self) -> str:

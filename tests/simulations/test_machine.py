@@ -140,10 +140,10 @@ def test_killed_process_leaves_page_cache_without_cleanup() -> None:
 
             tasks.start_soon(live)
             await anyio.sleep(1)
-            life = machine.life
+            process = machine.process
             machine.kill()
-            assert life is not None
-            assert life.is_over
+            assert process is not None
+            assert process.has_ended
         assert endings == [Ending.KILLED]
         assert machine.disk.peek("file") == b"written"
         assert anyio.current_time() == 1
@@ -177,7 +177,7 @@ def test_power_cut_loses_unsynced_data_and_stops_machine() -> None:
             await anyio.lowlevel.checkpoint()
 
         assert await machine.run(nothing) is Ending.ENDED
-        assert machine.lives == 2
+        assert machine.process_count == 2
 
     with_machine(scenario)
 
@@ -239,7 +239,7 @@ def test_killed_process_gets_no_stream_and_no_listener() -> None:
             here.kill()
             await anyio.sleep(1)
             there.kill()
-        assert failures == ["the process is over"] * 2
+        assert failures == ["the process has ended"] * 2
         assert not network.connections
 
     run_virtual(main)
@@ -276,7 +276,7 @@ def test_acknowledged_deltas_survive_power_cut() -> None:
                 for number in range(watermark, watermark + 20):
                     await propagator.producer("p").publish(Delta(f"{number}", create([1.0])))
                     acknowledged.append(f"{number}")
-                if machine.lives == 1:
+                if machine.process_count == 1:
                     await anyio.sleep(60)
 
         async with anyio.create_task_group() as tasks:

@@ -1,7 +1,7 @@
 """Virtual time in which computing takes time: a predicted event loop is busy when the real one would be.
 
-While a task computes, no other runs on the loop, so time advances in the middle of a turn: callbacks that
-became due meanwhile run late, as on the machine. A thread continues beside it, if slowly.
+While a task computes, no other task runs on the loop, so time advances in the middle of a turn, and callbacks
+that become due meanwhile run late, as on the machine. A call on a thread continues meanwhile, but slowly.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 TIMER_S_MIN = 0.0001
-"""A shorter wait is not a timer on the machine, but network input, which wakes a real loop."""
+"""The shortest wait that counts as a timer; on the machine, shorter waits are for network input, which wakes
+the loop without a timer.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """The slowdown of a loop and a call on a thread while both have work.
+    """How much the event loop and a call on a thread slow each other down while both have work.
 
-    `loop_slower`: the factor of the loop's computing time. `thread_loses_s`: the seconds that each second of
-    that adds to the call: 0 with a processor and an interpreter for each, 1 if the thread stands still
-    meanwhile, more if it is slow to get the interpreter back.
+    `loop_slower`: the factor of the loop's computing time. `thread_loses_s`: the seconds by which each second
+    of the loop's computing prolongs the call: 0 if each has a processor and an interpreter of its own, 1 if
+    the thread makes no progress meanwhile, more if it is also slow to get the interpreter back.
     """
 
     loop_slower: float = 1.0
@@ -41,27 +43,27 @@ NO_CONTENTION = Contention()
 
 @dataclass(slots=True)
 class _Call:
-    """A call outside of the loop, and its end if the loop stays idle."""
+    """A call outside of the loop. `ends_at`: its end if the loop stays idle."""
 
     ends_at: float
     contention: Contention
 
 
 class BusyLoop(VirtualLoop):
-    """A virtual loop whose tasks spend time, and whose timers fire as late as the machine's."""
+    """A virtual loop whose tasks take time, and whose timers fire as late as those of the machine."""
 
     def __init__(self, timer_delay_s: Callable[[], float], seed: int) -> None:
         super().__init__(seed, HORIZON_S)
         self._timer_delay_s = timer_delay_s
 
     def advance(self, seconds: float) -> None:
-        """Advance the time while the running task has the loop."""
+        """Advance the time during the running task."""
         self._now += seconds
 
     def call_at(self, when: float, callback: Callable[..., Any], *args: Any, **options: Any) -> Any:  # type: ignore[override]
-        """Schedule a callback with a drawn timer delay; without one if it is due too soon for a timer."""
-        late_s = self._timer_delay_s() if when - self._now >= TIMER_S_MIN else 0.0
-        return super().call_at(when + late_s, callback, *args, **options)
+        """Schedule a callback, with a drawn delay unless it is due too soon for a timer."""
+        delay_s = self._timer_delay_s() if when - self._now >= TIMER_S_MIN else 0.0
+        return super().call_at(when + delay_s, callback, *args, **options)
 
     def call_exactly_at(self, when: float, callback: Callable[[], object]) -> None:
         """Schedule an external event, such as the end of a thread's call, without a timer delay."""
@@ -69,7 +71,7 @@ class BusyLoop(VirtualLoop):
 
 
 class BusyTime:
-    """The time of one prediction: tasks that compute spend it here."""
+    """The time of one prediction, which its tasks spend when they compute."""
 
     def __init__(self, timer_delay_s: Callable[[], float]) -> None:
         """`timer_delay_s`: draws the delay of each timer."""
@@ -78,12 +80,14 @@ class BusyTime:
         self._loop: BusyLoop | None = None
 
     def run(self, main: Callable[[], Awaitable[T]], seed: int) -> T:
-        """Run `main` in this time. Raises Stuck, as every virtual run."""
-        options = {"loop_factory": partial(self._make, seed)}
+        """Run `main` in this time. Raises Stuck, as every virtual run does."""
+        options = {"loop_factory": partial(self._make_loop, seed)}
         return anyio.run(main, backend="asyncio", backend_options=options)
 
     def spend(self, seconds: float) -> None:
-        """Compute on the loop for `seconds`; calls on threads prolong it, and are prolonged by it."""
+        """Spend `seconds` computing on the loop. This takes longer while calls run on threads, and prolongs
+        these calls.
+        """
         loop = self._running_loop()
         for call in self._calls:
             seconds *= call.contention.loop_slower
@@ -92,7 +96,9 @@ class BusyTime:
         loop.advance(seconds)
 
     async def wait_outside_loop(self, seconds: float, contention: Contention = NO_CONTENTION) -> None:
-        """Wait for work of `seconds` outside of the idle loop. Cancellation does not interrupt it."""
+        """Wait for work outside of the loop, which takes `seconds` if the loop is idle. Cancellation does not
+        interrupt the wait.
+        """
         loop = self._running_loop()
         call = _Call(loop.time() + seconds, contention)
         self._calls.append(call)
@@ -106,9 +112,9 @@ class BusyTime:
             self._calls.remove(call)
 
     def _running_loop(self) -> BusyLoop:
-        assert self._loop is not None, "there is no time outside of `run`"
+        assert self._loop is not None, "the time is only available during `run`"
         return self._loop
 
-    def _make(self, seed: int) -> BusyLoop:
+    def _make_loop(self, seed: int) -> BusyLoop:
         self._loop = BusyLoop(self._timer_delay_s, seed)
         return self._loop

@@ -1,6 +1,6 @@
-"""The results of a calibration as a file that scenarios name: distributions by sink, and their machine.
+"""The file of a calibration, which scenarios name: the distributions of each sink, and the machine.
 
-Values only. Distributions of another machine are of no use, so the file names the machine.
+Distributions are valid on one machine only, so the file describes the machine.
 """
 
 from __future__ import annotations
@@ -18,42 +18,44 @@ if TYPE_CHECKING:
 
 FORMAT = "delta-prop calibration 1"
 CALL = "call"
-"""The distribution of complete calls of a sink, which a scenario draws from."""
+"""The name of the distribution of complete calls of a sink, from which a scenario draws."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """`machine`: its description, versions and date. `sinks`: the distributions of each, by subject.
+    """`machine`: the machine's description, versions and the date. `sinks`: for each sink its distributions,
+    by kind.
 
-    `call` is the entire `apply`; the others are parts of it, which predictions are made of.
+    The kind `call` is a complete call; predictions are composed of the other kinds, its parts.
     """
 
     machine: Mapping[str, str]
     sinks: Mapping[str, Mapping[str, Distribution]]
 
-    def distribution(self, sink: str, of: str = CALL) -> Distribution:
+    def distribution(self, sink: str, kind: str = CALL) -> Distribution:
         """Return one distribution. Raises UsageError with the known names."""
-        for name, known, what in ((sink, self.sinks, "sink"), (of, self.sinks.get(sink, {}), "distribution")):
+        distributions = self.sinks.get(sink, {})
+        for name, known, noun in ((sink, self.sinks, "sink"), (kind, distributions, "distribution")):
             if name not in known:
-                near = get_close_matches(name, known, 1)
+                matches = get_close_matches(name, known, 1)
                 raise UsageError(
-                    f"the calibration has no {what} {name!r}: "
-                    + (f"did you mean {near[0]!r}? " if near else "")
+                    f"the calibration has no {noun} {name!r}: "
+                    + (f"did you mean {matches[0]!r}? " if matches else "")
                     + f"give one of {', '.join(known) or 'none'}, or measure: delta-prop simulate calibrate"
                 )
-        return self.sinks[sink][of]
+        return distributions[kind]
 
     def to_text(self) -> str:
         """Return the text of the file."""
         sinks = {
-            name: {of: distribution.to_json() for of, distribution in found.items()}
-            for name, found in self.sinks.items()
+            name: {kind: distribution.to_json() for kind, distribution in distributions.items()}
+            for name, distributions in self.sinks.items()
         }
         return json.dumps({"format": FORMAT, "machine": dict(self.machine), "sinks": sinks}) + "\n"
 
     @classmethod
     def from_text(cls, text: str, path: str = "the calibration") -> Calibration:
-        """Read the text of a file; `path` is its name for messages. Raises UsageError."""
+        """Read the text of a file. `path`: the name of the file in messages. Raises UsageError."""
         try:
             data = json.loads(text)
             if not isinstance(data, dict) or data.get("format") != FORMAT:
@@ -61,9 +63,10 @@ class Calibration:
             machine = {str(name): str(value) for name, value in data["machine"].items()}
             sinks = {
                 str(name): {
-                    str(of): Distribution.from_json(distribution) for of, distribution in found.items()
+                    str(kind): Distribution.from_json(distribution)
+                    for kind, distribution in distributions.items()
                 }
-                for name, found in data["sinks"].items()
+                for name, distributions in data["sinks"].items()
             }
         except (UsageError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise UsageError(

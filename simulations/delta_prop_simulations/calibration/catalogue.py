@@ -1,4 +1,6 @@
-"""The sinks to calibrate and the set-ups to compare, by name; runs both."""
+"""Lists the sinks that can be calibrated and the set-ups that can be compared; calibrates and
+compares them.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +34,13 @@ SINKS: dict[str, Callable[[Path], AbstractAsyncContextManager[RealRig]]] = {
 
 
 def select_names(names: str | None, known: Iterable[str]) -> list[str]:
-    """Return the names in a comma-separated list, all if there is none. Raises UsageError."""
+    """Return the names in a comma-separated list; all known ones if `names` is None. Raises UsageError."""
     known = list(known)
-    wanted = known if names is None else [name.strip() for name in names.split(",")]
-    for name in wanted:
+    selected = known if names is None else [name.strip() for name in names.split(",")]
+    for name in selected:
         if name not in known:
             raise UsageError(f"--sinks {name}: unknown sink: give one of {', '.join(known)}")
-    return wanted
+    return selected
 
 
 def calibrate(name: str, seed: Seed, seconds: float) -> Mapping[str, Distribution]:
@@ -61,10 +63,10 @@ def calibrate(name: str, seed: Seed, seconds: float) -> Mapping[str, Distributio
 def compare_all(
     names: Sequence[str], seed: Seed, rounds: int, seconds: float, report: Callable[[str], None]
 ) -> list[Comparison]:
-    """Run rounds of all set-ups in turns, so that other load of the machine affects all of them."""
-    done: dict[str, list[Round]] = {name: [] for name in names}
-    for at in range(rounds):
+    """Run rounds of all set-ups in turns, so that other load of the machine affects all set-ups."""
+    results: dict[str, list[Round]] = {name: [] for name in names}
+    for number in range(rounds):
         for name in names:
-            report(f"round {at + 1} of {rounds}: {name}")
-            done[name].append(run_round(SET_UPS[name], seed.child(f"{name} {at}"), seconds))
-    return [compare(name, SET_UPS[name].about, done[name]) for name in names]
+            report(f"round {number + 1} of {rounds}: {name}")
+            results[name].append(run_round(SET_UPS[name], seed.child(f"{name} {number}"), seconds))
+    return [compare(name, SET_UPS[name].about, results[name]) for name in names]

@@ -1,6 +1,6 @@
-"""The results of rounds: medians of predicted over measured, their spread, and if they are good enough.
+"""Compares the predictions of several rounds with the measurements, and judges if they are good enough.
 
-Values only; `table` is for people, `to_json` for programs.
+`table` formats the comparison for people, `to_json` for programs.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
     from delta_prop_simulations.calibration.rounds import Figures, Round
 
-OFF_MAX = 0.2
-"""The maximum error of a predicted peak, or a median lag, as a share of the measured one."""
+ERROR_MAX = 0.2
+"""Maximum error of a predicted throughput or median lag, as a share of the measured value."""
 P99_FACTOR_MAX = 1.5
+"""Maximum factor between a predicted and a measured 99 % quantile of the lag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,27 +49,27 @@ class Comparison:
         return all(figure.good for figure in self.figures)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data, with each round."""
+        """Return JSON data, including the rounds."""
         return asdict(self) | {"good": self.is_good}
 
 
 def compare(name: str, about: str, rounds: Sequence[Round]) -> Comparison:
     """Compare the predicted figures with the measured ones."""
 
-    def one(what: str, unit: str, scale: float, factors: tuple[float, float]) -> ComparedFigure:
+    def compare_figure(what: str, unit: str, scale: float, bounds: tuple[float, float]) -> ComparedFigure:
         predicted = [scale * _figure(each.predicted, what) for each in rounds]
         measured = [scale * _figure(each.measured, what) for each in rounds]
         ratios = [one / other for one, other in zip(predicted, measured, strict=True)]
-        ratio, (low, high) = median(ratios), factors
+        ratio, (low, high) = median(ratios), bounds
         good = low <= ratio <= high
         values = (median(predicted), median(measured), ratio, min(ratios), max(ratios), good)
         return ComparedFigure(what, unit, *values)
 
-    near, tail = (1 - OFF_MAX, 1 + OFF_MAX), (1 / P99_FACTOR_MAX, P99_FACTOR_MAX)
+    bounds, p99_bounds = (1 - ERROR_MAX, 1 + ERROR_MAX), (1 / P99_FACTOR_MAX, P99_FACTOR_MAX)
     figures = (
-        one("throughput", "deltas/s", 1, near),
-        one("lag p50", "ms", 1e3, near),
-        one("lag p99", "ms", 1e3, tail),
+        compare_figure("throughput", "deltas/s", 1, bounds),
+        compare_figure("lag p50", "ms", 1e3, bounds),
+        compare_figure("lag p99", "ms", 1e3, p99_bounds),
     )
     return Comparison(name, about, figures, tuple(rounds))
 
@@ -82,7 +83,7 @@ def _figure(figures: Figures, what: str) -> float:
 
 
 def table(comparisons: Sequence[Comparison], machine: Mapping[str, str]) -> str:
-    """Return a table in Markdown, which a terminal shows as well as a page."""
+    """Return a table in Markdown, which is readable in a terminal, too."""
     lines = [
         "| set-up | what | predicted | measured | predicted / measured (rounds) | |",
         "|---|---|---:|---:|---:|---|",
@@ -90,26 +91,26 @@ def table(comparisons: Sequence[Comparison], machine: Mapping[str, str]) -> str:
     for comparison in comparisons:
         for figure in comparison.figures:
             lines.append(
-                f"| {comparison.name} | {figure.what}, {figure.unit} | {_short(figure.predicted)} | "
-                f"{_short(figure.measured)} | {figure.ratio:.2f} ({figure.ratio_low:.2f} to "
+                f"| {comparison.name} | {figure.what}, {figure.unit} | {_format_number(figure.predicted)} | "
+                f"{_format_number(figure.measured)} | {figure.ratio:.2f} ({figure.ratio_low:.2f} to "
                 f"{figure.ratio_high:.2f}) | {'good' if figure.good else 'off'} |"
             )
     for comparison in comparisons:
         rounds = comparison.rounds
-        lags = sum(one.measured.lags for one in rounds)
-        load = max(one.load for one in rounds)
+        lag_count = sum(each.measured.lags for each in rounds)
+        load = max(each.load for each in rounds)
         lines.append(
-            f"\n{comparison.name}: {comparison.about}. {len(rounds)} rounds, {lags:,} lags, "
-            f"{_format_asked_rates(rounds)}; the machine's load was up to {load:.1f}."
+            f"\n{comparison.name}: {comparison.about}. {len(rounds)} rounds, {lag_count:,} lags, "
+            f"{_format_rates(rounds)}; the machine's load was up to {load:.1f}."
         )
     lines.append(f"\n{machine['processors']}, {machine['system']}, Python {machine['python']}.")
     return "\n".join(lines)
 
 
-def _format_asked_rates(rounds: Sequence[Round]) -> str:
-    asked = [one.asked_per_s for one in rounds if one.asked_per_s is not None]
-    return f"lags at {median(asked):,.0f} deltas/s" if asked else "lags at the peak"
+def _format_rates(rounds: Sequence[Round]) -> str:
+    rates = [each.asked_per_s for each in rounds if each.asked_per_s is not None]
+    return f"lags at {median(rates):,.0f} deltas/s" if rates else "lags at the peak"
 
 
-def _short(value: float) -> str:
+def _format_number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1_000 else f"{value:.3g}"

@@ -1,7 +1,7 @@
-"""A distribution of service times: the measured durations of calls, by their numbers of deltas and bytes.
+"""A distribution of service times: the measured durations of calls, by their number of deltas.
 
-Values and arithmetic only. Draws are measured durations; between two measured sizes they are interpolated. No
-family of distributions is assumed, so that a tail keeps its measured shape.
+Pure. Draws are measured durations; between two measured sizes they are interpolated. No family of
+distributions is assumed, so the tail stays as it was measured.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ if TYPE_CHECKING:
     from delta_prop_simulations.rng import Random
 
 TIMES_PER_SIZE_MAX = 256
-"""The maximum number of durations stored for each size. Of more, this many equidistant quantiles are stored,
-the shortest and longest among them."""
+"""Maximum number of durations that are stored for each size. If there are more, this many equidistant
+quantiles are stored, including the shortest and the longest duration.
+"""
 SIZES_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """`sizes`: deltas per call, ascending. `times_s`: for each size the durations of calls, ascending.
+    """`sizes`: numbers of deltas per call, ascending. `times_s`: for each size the durations of calls,
+    ascending.
 
-    `delta_bytes`: the mean bytes of a delta; `byte_s`: the cost of an additional byte, in seconds.
-    Raises UsageError if the values are not valid.
+    `delta_bytes`: the mean size of a delta; `byte_s`: the seconds that each additional byte takes. The
+    constructor raises UsageError if the values are not valid.
     """
 
     sizes: tuple[int, ...]
@@ -42,7 +44,7 @@ class Distribution:
         if not 1 <= len(self.sizes) <= SIZES_MAX or len(self.times_s) != len(self.sizes):
             raise UsageError(
                 f"the distribution has {len(self.sizes)} sizes and {len(self.times_s)} lists of times: "
-                f"give 1 to {SIZES_MAX} sizes, and times for each"
+                f"give 1 to {SIZES_MAX} sizes, and one list of times for each"
             )
         if self.sizes[0] < 1 or any(one >= other for one, other in pairwise(self.sizes)):
             raise UsageError(
@@ -61,43 +63,44 @@ class Distribution:
     def of(
         cls, samples: Mapping[int, Sequence[float]], *, delta_bytes: float = 0.0, byte_s: float = 0.0
     ) -> Distribution:
-        """Return the distribution of measured seconds, by the number of deltas."""
+        """Return the distribution of measured durations. `samples`: the durations, by number of deltas."""
         sizes = tuple(sorted(samples))
         times = tuple(_thin(sorted(samples[size])) for size in sizes)
         return cls(sizes, times, delta_bytes, byte_s)
 
     # --- queries
 
-    def draw(self, random: Random, deltas: int, size_bytes: float | None = None) -> float:
+    def draw(self, random: Random, delta_count: int, size_bytes: float | None = None) -> float:
         """Draw the duration of one call, in seconds."""
-        return self.quantile(random.random(), deltas, size_bytes)
+        return self.quantile(random.random(), delta_count, size_bytes)
 
-    def quantile(self, share: float, deltas: int, size_bytes: float | None = None) -> float:
-        """Return the seconds that this share (0 to 1) of calls with these deltas and bytes stay below.
+    def quantile(self, share: float, delta_count: int, size_bytes: float | None = None) -> float:
+        """Return the duration, in seconds, that this share (0 to 1) of calls of this size does not exceed.
 
-        Below the smallest measured size it is constant; above the largest it grows with the median's slope.
+        Below the smallest measured size the duration is constant; above the largest one it grows as the
+        median does between the two largest sizes.
         """
         sizes = self.sizes
-        at = bisect_left(sizes, deltas)
-        if at == len(sizes):
-            seconds = _quantile(self.times_s[-1], share) + (deltas - sizes[-1]) * self._last_slope_s
-        elif at == 0 or sizes[at] == deltas:
-            seconds = _quantile(self.times_s[at], share)
+        index = bisect_left(sizes, delta_count)
+        if index == len(sizes):
+            seconds = _quantile(self.times_s[-1], share) + (delta_count - sizes[-1]) * self._last_slope_s
+        elif index == 0 or sizes[index] == delta_count:
+            seconds = _quantile(self.times_s[index], share)
         else:
-            part = (deltas - sizes[at - 1]) / (sizes[at] - sizes[at - 1])
-            low, high = _quantile(self.times_s[at - 1], share), _quantile(self.times_s[at], share)
-            seconds = low + part * (high - low)
+            weight = (delta_count - sizes[index - 1]) / (sizes[index] - sizes[index - 1])
+            low, high = _quantile(self.times_s[index - 1], share), _quantile(self.times_s[index], share)
+            seconds = low + weight * (high - low)
         if size_bytes is not None:
-            seconds += self.byte_s * (size_bytes - deltas * self.delta_bytes)
+            seconds += self.byte_s * (size_bytes - delta_count * self.delta_bytes)
         return max(seconds, 0.0)
 
-    def mean(self, deltas: int) -> float:
+    def mean(self, delta_count: int) -> float:
         """Return the mean duration of calls with this many deltas, in seconds."""
-        return sum(self.quantile((step + 0.5) / 200, deltas) for step in range(200)) / 200
+        return sum(self.quantile((step + 0.5) / 200, delta_count) for step in range(200)) / 200
 
     @property
     def _last_slope_s(self) -> float:
-        """The seconds per delta above the largest size."""
+        """The seconds that each delta beyond the largest size adds."""
         last = _quantile(self.times_s[-1], 0.5)
         if len(self.sizes) == 1:
             return last / self.sizes[-1]
@@ -106,7 +109,7 @@ class Distribution:
     # --- as JSON
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data; times in tenths of a microsecond."""
+        """Return JSON data, with times rounded to a tenth of a microsecond."""
         return {
             "sizes": list(self.sizes),
             "times_us": [[round(time * 1e6, 1) for time in times] for times in self.times_s],
@@ -116,12 +119,12 @@ class Distribution:
 
     @classmethod
     def from_json(cls, data: object) -> Distribution:
-        """Read what `to_json` returned. Raises UsageError if it is not that."""
+        """Read the JSON data of `to_json`. Raises UsageError."""
         try:
             assert isinstance(data, dict)
             sizes = tuple(int(size) for size in data["sizes"])
-            times = tuple(tuple(float(time) / 1e6 for time in some) for some in data["times_us"])
-            return cls(sizes, times, float(data["delta_bytes"]), float(data["byte_us"]) / 1e6)
+            times_s = tuple(tuple(float(time) / 1e6 for time in times) for times in data["times_us"])
+            return cls(sizes, times_s, float(data["delta_bytes"]), float(data["byte_us"]) / 1e6)
         except (AssertionError, KeyError, TypeError, ValueError) as error:
             raise UsageError(
                 f"a distribution lacks sizes, times_us, delta_bytes or byte_us ({error!r}): add all four"
@@ -129,33 +132,34 @@ class Distribution:
 
 
 class Samples:
-    """The measured durations so far, by what they measure and by the number of deltas."""
+    """The measured durations so far, by kind of measurement and number of deltas."""
 
     def __init__(self, delta_bytes: float = 0.0) -> None:
         self._delta_bytes = delta_bytes
         self._seconds: dict[str, dict[int, list[float]]] = {}
 
-    def add(self, of: str, deltas: int, *seconds: float) -> None:
-        """Add durations; negative ones of a coarse clock count as 0."""
-        times = self._seconds.setdefault(of, {}).setdefault(deltas, [])
-        times += [max(one, 0.0) for one in seconds]
+    def add(self, kind: str, delta_count: int, *seconds: float) -> None:
+        """Add durations; a negative duration, which a coarse clock can give, counts as 0."""
+        durations = self._seconds.setdefault(kind, {}).setdefault(delta_count, [])
+        durations += [max(duration, 0.0) for duration in seconds]
 
     def distributions(self) -> dict[str, Distribution]:
-        """Return the distribution of each."""
+        """Return the distribution of each kind."""
         return {
-            of: Distribution.of(some, delta_bytes=self._delta_bytes) for of, some in self._seconds.items()
+            kind: Distribution.of(by_size, delta_bytes=self._delta_bytes)
+            for kind, by_size in self._seconds.items()
         }
 
 
 def _quantile(times: Sequence[float], share: float) -> float:
-    place = min(max(share, 0.0), 1.0) * (len(times) - 1)
-    below = int(place)
-    if below + 1 >= len(times):
+    position = min(max(share, 0.0), 1.0) * (len(times) - 1)
+    index = int(position)
+    if index + 1 >= len(times):
         return times[-1]
-    return times[below] + (place - below) * (times[below + 1] - times[below])
+    return times[index] + (position - index) * (times[index + 1] - times[index])
 
 
 def _thin(times: Sequence[float]) -> tuple[float, ...]:
     if len(times) <= TIMES_PER_SIZE_MAX:
         return tuple(times)
-    return tuple(_quantile(times, at / (TIMES_PER_SIZE_MAX - 1)) for at in range(TIMES_PER_SIZE_MAX))
+    return tuple(_quantile(times, index / (TIMES_PER_SIZE_MAX - 1)) for index in range(TIMES_PER_SIZE_MAX))

@@ -1,6 +1,6 @@
-"""Drives a set-up the same way measured and predicted: sends deltas, and notes their lags.
+"""Drives a set-up: sends deltas, and notes their lags. Measurements and predictions use the same code.
 
-It uses only the clock that it is given, so the same code runs in real and in virtual time.
+The clock is an argument, so the code runs in real and in virtual time.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from delta_prop_wire.delta import Delta
 
 STALLED_S = 60.0
-"""The time without any progress of its sink after which a run has failed."""
+"""A run fails if its sink makes no progress for this time."""
 
 
 @dataclass
 class Observation:
-    """The summed results of runs. `lags_s`: of each publish, from its offset to its application."""
+    """The summed results of runs. `lags_s`: for each publish, the time from its append to its application;
+    `deltas`: the number of applied deltas.
+    """
 
     lags_s: list[float] = field(default_factory=list)
     deltas: int = 0
@@ -45,24 +47,24 @@ class Observation:
         return self.deltas / self.seconds if self.seconds else 0.0
 
     def lag_s(self, share: float) -> float:
-        """Return the lag that this share of publishes stays below."""
+        """Return the lag that this share of publishes does not exceed."""
         ordered = sorted(self.lags_s)
         return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else 0.0
 
 
 class Stopwatch:
-    """Stores the time at which each offset was assigned, and computes the lag when it is applied."""
+    """Stores the time at which each offset was assigned, and computes the lag once the offset is applied."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.now = now
         self._offset_times: deque[tuple[int, float]] = deque()
         self._observation: Observation | None = None
-        self._applied = self._from = 0
-        self._begin_at = 0.0
+        self._applied = self._start_offset = 0
+        self._started_at = 0.0
         self._progress: anyio.Event | None = None
 
     async def wait_until_applied(self, next_offset: int) -> None:
-        """Wait until every offset below is applied. Raises TimeoutError."""
+        """Wait until every offset below `next_offset` is applied. Raises TimeoutError."""
         with anyio.fail_after(STALLED_S):
             while self._applied < next_offset:
                 self._progress = anyio.Event()
@@ -76,54 +78,54 @@ class Stopwatch:
     def begin(self) -> None:
         """Start the observation; earlier calls were a warm-up."""
         self._observation = Observation()
-        self._from, self._begin_at = self._applied, self.now()
+        self._start_offset, self._started_at = self._applied, self.now()
 
     def end(self) -> Observation:
         """End the observation and return it."""
-        observed = self._observation
-        assert observed is not None
-        observed.seconds = self.now() - self._begin_at
-        observed.deltas = self._applied - self._from
+        observation = self._observation
+        assert observation is not None
+        observation.seconds = self.now() - self._started_at
+        observation.deltas = self._applied - self._start_offset
         self._observation = None
-        return observed
+        return observation
 
     def note_offset(self, next_offset: int) -> None:
-        """Note that every offset below is assigned."""
+        """Note that every offset below `next_offset` is assigned."""
         if next_offset > self._applied:
             self._offset_times.append((next_offset, self.now()))
 
     def note_applied(self, next_offset: int) -> None:
-        """Note that every offset below is applied."""
-        now, given, observed = self.now(), self._offset_times, self._observation
+        """Note that every offset below `next_offset` is applied."""
+        now, unapplied, observation = self.now(), self._offset_times, self._observation
         self._applied = max(self._applied, next_offset)
-        while given and given[0][0] <= next_offset:
-            at = given.popleft()[1]
-            if observed is not None and at >= self._begin_at:
-                observed.lags_s.append(now - at)
+        while unapplied and unapplied[0][0] <= next_offset:
+            assigned_at = unapplied.popleft()[1]
+            if observation is not None and assigned_at >= self._started_at:
+                observation.lags_s.append(now - assigned_at)
         if self._progress is not None:
             self._progress.set()
             self._progress = None
 
 
 class Source:
-    """Publishes batches; `pay` is called with the number of deltas of each before it is sent."""
+    """Publishes batches. `on_send`: called with the number of deltas before each batch is sent."""
 
     def __init__(
         self,
         propagator: Propagator,
         batches: Iterator[Sequence[Delta]],
         watch: Stopwatch,
-        pay: Callable[[int], None] = lambda deltas: None,
+        on_send: Callable[[int], None] = lambda delta_count: None,
     ) -> None:
         self._propagator = propagator
         self._batches = batches
         self._watch = watch
-        self._pay = pay
+        self._on_send = on_send
 
     def send(self) -> Receipt:
         """Send the next batch."""
         batch = next(self._batches)
-        self._pay(len(batch))
+        self._on_send(len(batch))
         receipt = self._propagator.offer(*batch)
         receipt.add_done_callback(self._note)
         return receipt
@@ -132,26 +134,28 @@ class Source:
         self._watch.note_offset(receipt.result().next_offset)
 
     async def send_open_loop(self, gaps_s: Iterator[float], seconds: float) -> None:
-        """Send each batch when it is due, regardless of outcomes: an open loop. `gaps_s`: between batches."""
+        """Send each batch when it is due, regardless of outcomes: an open loop. `gaps_s`: the times between
+        batches.
+        """
         now = self._watch.now
-        at = now()
-        until = at + seconds
-        while (at := at + next(gaps_s)) < until:
-            if (left := at - now()) > 0:
-                await anyio.sleep(left)
+        due_at = now()
+        until = due_at + seconds
+        while (due_at := due_at + next(gaps_s)) < until:
+            if (wait_s := due_at - now()) > 0:
+                await anyio.sleep(wait_s)
             self.send()
 
     async def send_closed_loop(self, seconds: float, unapplied_max: int) -> None:
-        """Send whenever up to `unapplied_max` deltas are not applied yet."""
+        """Send the next batch whenever at most `unapplied_max` deltas are not applied yet: a closed loop."""
         until = self._watch.now() + seconds
         while self._watch.now() < until:
-            done = await self.send().wait()
-            await self._watch.wait_until_applied(done.next_offset - unapplied_max)
+            ack = await self.send().wait()
+            await self._watch.wait_until_applied(ack.next_offset - unapplied_max)
             await anyio.lowlevel.checkpoint()
 
 
 class Rig:
-    """A set-up that is ready to run, the real one or its model."""
+    """A set-up that is ready to run: the real one, or its model."""
 
     def __init__(self, source: Source, watch: Stopwatch) -> None:
         self.source = source
@@ -159,14 +163,16 @@ class Rig:
 
 
 class RealRig(Rig):
-    """A real set-up, which calibration uses, too."""
+    """A real set-up, which is also used for calibration."""
 
     async def calibrate(self, samples: Samples, random: Random) -> None:
         """Run one slice of calibration: a few calls of each size."""
         raise NotImplementedError
 
     async def call(self, propagator: Propagator, deltas: Sequence[Delta]) -> float:
-        """Return the seconds from the deltas' offset to their application, without other work."""
+        """Publish deltas while there is no other work; return the seconds from their append to their
+        application.
+        """
         self.watch.begin()
         receipt = propagator.offer(*deltas)
         await receipt.wait()

@@ -1,7 +1,8 @@
-"""The set-up of an HNSW index at its bound of unindexed rows: it paces its source at the speed of indexing.
+"""The set-up of an HNSW index at its bound of unindexed rows, which paces its source to the speed of
+indexing.
 
-New vectors come as fast as pacing permits. Applying them is work of the event loop; indexing follows on a
-thread, and is the slower of the two. The graph grows meanwhile, as it does when an index is filled.
+New vectors arrive as fast as pacing permits. The event loop applies them; a thread indexes them, which takes
+longer. The graph grows meanwhile, as it does when an index is filled.
 """
 
 from __future__ import annotations
@@ -41,38 +42,41 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 DIMENSION, SPREAD = 64, 0.5
-CENTRES, WAYS, STRIDE = 499, 4_099, 1_009
+CENTRES, DIRECTIONS, STRIDE = 499, 4_099, 1_009
 """Primes, so that a vector recurs only after two million vectors."""
-FILLED = 6_000
-"""The rows in the graph before the measurement starts."""
+INITIAL_ROWS = 6_000
+"""The number of rows in the graph before the measurement starts."""
 HNSW = Hnsw(unindexed_rows_max=4_000, graph_rows_min=1_000)
 CHUNK = 512
-"""The rows that the builder takes at a time, of 64 numbers."""
+"""The number of rows of this dimension that the builder indexes per call."""
 SIZES = {1: 10, 10: 10, 100: 8, 500: 3}
+"""Deltas per call, and the number of calls of each size in one slice of calibration."""
 FILLS = 2
-"""The backlogs that a slice of calibration lets the builder index: uncontended, and beside a busy loop."""
+"""The number of backlogs that are indexed in one slice of calibration: uncontended, and while the loop is
+busy.
+"""
 BACKLOG = 3_072
-SENT = 10
+DELTAS_PER_PUBLISH = 10
 
 
-def vectors(sent: int, name: str) -> Iterator[list[Delta]]:
-    """Yield publishes without end, every vector a new one, near one of the centres. Cheap: the event loop
-    generates them while it is measured.
+def vectors(deltas_per_publish: int, name: str) -> Iterator[list[Delta]]:
+    """Yield the deltas of endless publishes; every vector is new, and near one of the centres. Cheap, since
+    the event loop generates them while it is measured.
     """
     random = Seed(1).stream(name)
     centres = [noise(random, DIMENSION) for _ in range(CENTRES)]
-    directions = [np.float32(SPREAD) * noise(random, DIMENSION) for _ in range(WAYS)]
+    directions = [np.float32(SPREAD) * noise(random, DIMENSION) for _ in range(DIRECTIONS)]
     numbers = count()
     while True:
-        chosen = [next(numbers) for _ in range(sent)]
+        publish_numbers = [next(numbers) for _ in range(deltas_per_publish)]
         yield [
-            Delta(f"{name}-{at}", dense(centres[at % CENTRES] + directions[at * STRIDE % WAYS]))
-            for at in chosen
+            Delta(f"{name}-{i}", dense(centres[i % CENTRES] + directions[i * STRIDE % DIRECTIONS]))
+            for i in publish_numbers
         ]
 
 
 class _ThreadCalls:
-    """The start of each call on the builder's thread, and the number of indexed rows at that time."""
+    """Records the start of each call on the builder's thread, and the number of indexed rows at that time."""
 
     def __init__(self) -> None:
         self.sink: IndexSink | None = None
@@ -83,12 +87,12 @@ class _ThreadCalls:
             self.calls.append((system.now_s(), linked.links_done))
 
     def full_chunks(self) -> list[float]:
-        """Return the seconds from one call to the next, of calls that indexed a full chunk."""
+        """Return, for each call that indexed a full chunk, the seconds until the next call."""
         pairs = zip(self.calls, self.calls[1:], strict=False)
-        return [after - before for (before, done), (after, more) in pairs if more - done == CHUNK]
+        return [end - start for (start, before), (end, after) in pairs if after - before == CHUNK]
 
 
-class _NotedThread:
+class _RecordedThread:
     def __init__(self, thread: Threads, calls: _ThreadCalls) -> None:
         self._thread = thread
         self._calls = calls
@@ -99,25 +103,25 @@ class _NotedThread:
 
 
 class IndexRig(RealRig):
-    """The real set-up, open."""
+    """The real set-up, while it is open."""
 
     def __init__(
         self, propagator: Propagator, other: Propagator, sink: IndexSink, thread_calls: _ThreadCalls
     ) -> None:
         watch = Stopwatch(system.now_s)
         observe(sink, watch)
-        super().__init__(Source(propagator, vectors(SENT, "source"), watch), watch)
+        super().__init__(Source(propagator, vectors(DELTAS_PER_PUBLISH, "source"), watch), watch)
         self._propagator = propagator
         self._sink = sink
         self._thread_calls = thread_calls
-        self._contender = Contender(other, vectors(SENT, "crowd"))
+        self._contender = Contender(other, vectors(DELTAS_PER_PUBLISH, "crowd"))
         self._calls = {size: vectors(size, f"calls of {size}") for size in SIZES}
-        self._publishes = {size: vectors(size, f"sends of {size}") for size in (1, SENT, 100)}
-        for some in (*self._calls.values(), *self._publishes.values()):
-            next(some)  # the first call creates the vectors it draws from
+        self._publishes = {size: vectors(size, f"sends of {size}") for size in (1, DELTAS_PER_PUBLISH, 100)}
+        for publishes in (*self._calls.values(), *self._publishes.values()):
+            next(publishes)  # the first call creates the centres and directions
 
     async def calibrate(self, samples: Samples, random: Random) -> None:
-        """Run one slice: calls of each size; then indexing uncontended, and beside a busy loop."""
+        """Run one slice: calls of each size; then indexing, uncontended and while the loop is busy."""
         await self.wait_until_indexed()
         for size, calls in SIZES.items():
             for _ in range(calls):
@@ -136,59 +140,61 @@ class IndexRig(RealRig):
     async def wait_until_indexed(self) -> None:
         """Wait until no row waits to be indexed."""
         with anyio.fail_after(60):
-            while self._sink.backlog().rows:  # noqa: ASYNC110 - no event reports it
+            while self._sink.backlog().rows:  # noqa: ASYNC110 - no event reports the end of indexing
                 await anyio.sleep(0.002)
 
     async def _fill(self) -> None:
         """Create a backlog, far below the bound at which pacing starts."""
         for _ in range(BACKLOG // 500):
             receipt = self._propagator.offer(*next(self._calls[500]))
-        done = await receipt.wait()
-        await self._propagator.wait_visible(done, timeout_s=60)
+        ack = await receipt.wait()
+        await self._propagator.wait_visible(ack, timeout_s=60)
         self._thread_calls.calls.clear()
 
 
 @asynccontextmanager
 async def real(folder: Path) -> AsyncIterator[IndexRig]:
     """Open a propagator with its log in memory, and an index with some thousand rows in the graph."""
-    world, marks = real_world(), _ThreadCalls()
+    world, thread_calls = real_world(), _ThreadCalls()
 
     @asynccontextmanager
-    async def marked_thread() -> AsyncIterator[_NotedThread]:
+    async def recorded_thread() -> AsyncIterator[_RecordedThread]:
         async with world.background_thread() as thread:
-            yield _NotedThread(thread, marks)
+            yield _RecordedThread(thread, thread_calls)
 
-    marked = replace(world, background_thread=marked_thread)
-    async with Propagator(world=marked) as propagator, Propagator(world=world) as other:
-        marks.sink = await propagator.attach(IndexSink(hnsw=HNSW))
-        rig = IndexRig(propagator, other, marks.sink, marks)
-        first = vectors(500, "first")
-        for _ in range(FILLED // 500):
-            await propagator.wait_visible(await propagator.publish(*next(first)), timeout_s=60)
+    recorded_world = replace(world, background_thread=recorded_thread)
+    async with Propagator(world=recorded_world) as propagator, Propagator(world=world) as other:
+        thread_calls.sink = await propagator.attach(IndexSink(hnsw=HNSW))
+        rig = IndexRig(propagator, other, thread_calls.sink, thread_calls)
+        initial = vectors(500, "first")
+        for _ in range(INITIAL_ROWS // 500):
+            await propagator.wait_visible(await propagator.publish(*next(initial)), timeout_s=60)
             await rig.wait_until_indexed()
         yield rig
 
 
 @asynccontextmanager
 async def model(draws: Draws, now_s: Callable[[], float]) -> AsyncIterator[Rig]:
-    """Open the same set-up in virtual time."""
+    """Open the model of the set-up, in virtual time."""
     watch = Stopwatch(now_s)
     async with Propagator(world=virtual_world()) as propagator:
         await propagator.attach(_Model("index", draws, watch))
-        yield Rig(Source(propagator, vectors(SENT, "source"), watch, draws.pay), watch)
+        yield Rig(
+            Source(propagator, vectors(DELTAS_PER_PUBLISH, "source"), watch, draws.compute_publish), watch
+        )
 
 
 class _Model(ModelSink):
-    """The rows that wait to be indexed, their bound, and the time that indexing takes."""
+    """Models the rows that wait to be indexed, their bound, and the time that indexing takes."""
 
     def __init__(self, name: str, draws: Draws, watch: Stopwatch) -> None:
         super().__init__(name, draws, watch)
         self._unindexed = 0
         self._work_ready, self._capacity_freed = anyio.Event(), anyio.Event()
 
-    async def work(self, deltas: int) -> None:
-        for at in range(0, deltas, HNSW.piece_rows):
-            await self._apply(min(deltas - at, HNSW.piece_rows))
+    async def work(self, delta_count: int) -> None:
+        for start in range(0, delta_count, HNSW.piece_rows):
+            await self._apply(min(delta_count - start, HNSW.piece_rows))
 
     async def _apply(self, rows: int) -> None:
         with anyio.move_on_after(HNSW.capacity_timeout_s):
@@ -219,8 +225,8 @@ class _Model(ModelSink):
 SET_UP = SetUp(
     "index",
     f"HNSW index at its bound of {HNSW.unindexed_rows_max:,} unindexed rows, filled with new vectors of "
-    f"{DIMENSION}, {SENT} per publish, as fast as it paces",
-    sent=SENT,
+    f"{DIMENSION}, {DELTAS_PER_PUBLISH} per publish, as fast as it paces",
+    deltas_per_publish=DELTAS_PER_PUBLISH,
     unapplied_max=4_000,
     share=None,
     settle_s=2.0,

@@ -1,6 +1,6 @@
-"""The machine's own times, besides any sink's: of a publish on the event loop, and of timer delays.
+"""Measures what the machine costs without any sink: a publish on the event loop, and the delay of a timer.
 
-Every prediction needs these parts. A publish is measured in CPU time, which excludes other programs on the
+Every prediction needs these times. A publish is measured in CPU time, which excludes other programs on the
 machine.
 """
 
@@ -26,13 +26,16 @@ if TYPE_CHECKING:
     from delta_prop_simulations.rng import Random
 
 SEND = "send"
-"""A publish with all its work on the loop, including the timer before it; by the deltas of a publish."""
+"""A publish with all its work on the loop, including the timer before it; keyed by the number of deltas per
+publish."""
 TIMER_DELAY = "late"
 """The delay of a timer on an idle loop."""
 SEND_UNCONTENDED, SEND_CONTENDED = "send alone", "send beside"
-"""A publish directly after another, and the same beside a thread's call; by the deltas of that call."""
+"""A publish directly after another one: alone, and while a thread runs a call; keyed by the number of deltas
+of that call.
+"""
 BUSY = "busy"
-"""The share of each second that the loop computed beside such a call."""
+"""The share of time for which the loop was busy during such a call."""
 
 BATCHES = 100
 TIMERS, SENDS = 40, 40
@@ -41,17 +44,22 @@ _BETWEEN_S = 0.001
 _BURST = 3
 
 
-def batches(sent: int, count: int, *, keys: int, dimension: int, name: str = "source") -> list[list[Delta]]:
-    """Return `count` publishes of `sent` full vectors each, of different keys within one publish."""
+def batches(
+    deltas_per_publish: int, count: int, *, keys: int, dimension: int, name: str = "source"
+) -> list[list[Delta]]:
+    """Return the deltas of `count` publishes: full vectors, each of another key within one publish."""
     random = Seed(1).stream(name)
     return [
-        [Delta(f"vector-{key}", dense(noise(random, dimension))) for key in random.sample(range(keys), sent)]
+        [
+            Delta(f"vector-{key}", dense(noise(random, dimension)))
+            for key in random.sample(range(keys), deltas_per_publish)
+        ]
         for _ in range(count)
     ]
 
 
 def noise(random: Random, dimension: int) -> NDArray[np.float32]:
-    """Return numbers from -1 to 1, quickly."""
+    """Return random numbers from -1 to 1. Cheap, so that it can be called during a measurement."""
     return np.frombuffer(random.randbytes(dimension), np.int8).astype(np.float32) / np.float32(128)
 
 
@@ -60,54 +68,57 @@ async def measure_machine(
 ) -> None:
     """Measure timer delays on an idle loop, and the cost of publishes of each size, without sinks."""
     for _ in range(TIMERS):
-        asked = random.uniform(_TIMER_S_MIN, _TIMER_S_MAX)
-        begin = system.now_s()
-        await anyio.sleep(asked)
-        samples.add(TIMER_DELAY, 1, system.now_s() - begin - asked)
-    for deltas, some in publishes.items():
+        delay_s = random.uniform(_TIMER_S_MIN, _TIMER_S_MAX)
+        start = system.now_s()
+        await anyio.sleep(delay_s)
+        samples.add(TIMER_DELAY, 1, system.now_s() - start - delay_s)
+    for size, size_batches in publishes.items():
         async with Propagator() as propagator:
-            await _measure_sends(samples, deltas, Source(propagator, some, Stopwatch(system.now_s)))
+            await _measure_sends(samples, size, Source(propagator, size_batches, Stopwatch(system.now_s)))
 
 
-async def _measure_sends(samples: Samples, deltas: int, source: Source) -> None:
-    before: float | None = None
+async def _measure_sends(samples: Samples, deltas_per_publish: int, source: Source) -> None:
+    previous: float | None = None
     for _ in range(SENDS):
         await anyio.sleep(_BETWEEN_S)
-        at = system.computed_s()
-        if before is not None:
-            samples.add(SEND, deltas, at - before)
-        before = at
+        now = system.cpu_s()
+        if previous is not None:
+            samples.add(SEND, deltas_per_publish, now - previous)
+        previous = now
         source.send()
 
 
 class Contender:
-    """A loop that is busy half of the time, to measure how it and a call on a thread slow each other down.
+    """Keeps the loop busy half of the time, to measure how the loop and a call on a thread slow each other
+    down.
 
-    Not all of the time: beside a loop that is never idle, a thread hardly gets the interpreter, so that would
-    be the only result.
+    If the loop were busy all the time, the thread would hardly get the interpreter, and nothing else could be
+    measured.
     """
 
-    def __init__(self, propagator: Propagator, some: Iterator[Sequence[Delta]]) -> None:
-        """`propagator`: one without sinks."""
-        self._source = Source(propagator, some, Stopwatch(system.now_s))
+    def __init__(self, propagator: Propagator, batches: Iterator[Sequence[Delta]]) -> None:
+        """`propagator`: must have no sinks."""
+        self._source = Source(propagator, batches, Stopwatch(system.now_s))
 
-    async def publish_during_call(self, samples: Samples, deltas: int, ended: Callable[[], bool]) -> None:
-        """Publish until the call, with this many deltas, has ended."""
-        begin, busy_s = system.now_s(), 0.0
-        while not ended():
-            busy_s += await self._burst(samples, SEND_CONTENDED, deltas)
-        samples.add(BUSY, deltas, busy_s / (system.now_s() - begin))
+    async def publish_during_call(
+        self, samples: Samples, call_deltas: int, has_ended: Callable[[], bool]
+    ) -> None:
+        """Publish until a call with `call_deltas` deltas has ended on a thread."""
+        start, busy_s = system.now_s(), 0.0
+        while not has_ended():
+            busy_s += await self._burst(samples, SEND_CONTENDED, call_deltas)
+        samples.add(BUSY, call_deltas, busy_s / (system.now_s() - start))
 
-    async def publish_uncontended(self, samples: Samples, deltas: int, count: int = 5) -> None:
-        """Publish without a call beside it."""
+    async def publish_uncontended(self, samples: Samples, call_deltas: int, count: int = 5) -> None:
+        """Publish `count` bursts while no call runs on a thread; note them for calls of this size."""
         for _ in range(count):
-            await self._burst(samples, SEND_UNCONTENDED, deltas)
+            await self._burst(samples, SEND_UNCONTENDED, call_deltas)
 
-    async def _burst(self, samples: Samples, of: str, deltas: int) -> float:
-        begin = system.now_s()
+    async def _burst(self, samples: Samples, kind: str, call_deltas: int) -> float:
+        start = system.now_s()
         for _ in range(_BURST):
             self._source.send()
-        took_s = system.now_s() - begin
-        samples.add(of, deltas, took_s / _BURST)
+        took_s = system.now_s() - start
+        samples.add(kind, call_deltas, took_s / _BURST)
         await anyio.sleep(_BETWEEN_S / 2)
         return took_s

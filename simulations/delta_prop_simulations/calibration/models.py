@@ -1,6 +1,6 @@
-"""Common parts of real and modelled set-ups: the observation of applied deltas, and a model's draws.
+"""Common parts of real and modelled set-ups: how applied deltas are observed, and how a model draws times.
 
-A model is the production pipeline in virtual time, with a sink that takes the time drawn from its
+A model is the production pipeline in virtual time, with a sink whose calls take times drawn from
 distributions.
 """
 
@@ -27,22 +27,25 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 THREAD, THREAD_CONTENDED = "thread", "thread beside"
-"""A call on a thread, and the same beside a loop that is busy half of the time; by deltas."""
+"""The durations of a call on a thread: alone, and while the loop is busy half of the time; keyed by number of
+deltas."""
 
 
 def observe(sink: Any, watch: Stopwatch) -> None:
     """Notify the stopwatch whenever a call of this sink returns."""
     apply = sink.apply
 
-    async def applied(deliveries: Sequence[Delivery]) -> None:
+    async def observed_apply(deliveries: Sequence[Delivery]) -> None:
         await apply(deliveries)
         watch.note_applied(deliveries[-1].next_offset)
 
-    sink.apply = applied
+    sink.apply = observed_apply
 
 
 class TimedThreads:
-    """Threads, with the duration of each call there, including the hand-over to the thread and back."""
+    """A wrapper of threads that reports the duration of each call, including the hand-over to the thread and
+    back.
+    """
 
     def __init__(self, threads: Threads, now: Callable[[], float], note: Callable[[float], None]) -> None:
         self._threads = threads
@@ -50,12 +53,12 @@ class TimedThreads:
         self._note = note
 
     async def run(self, function: Callable[[], T]) -> T:
-        """Run `function` on the thread, and note its duration."""
-        begin = self._now()
+        """Run `function` on the thread, and report its duration."""
+        start = self._now()
         try:
             return await self._threads.run(function)
         finally:
-            self._note(self._now() - begin)
+            self._note(self._now() - start)
 
 
 class Draws:
@@ -67,52 +70,54 @@ class Draws:
         self._random = random
         self._contention = contention_of(distributions)
 
-    def draw_s(self, of: str, deltas: int) -> float:
+    def draw_s(self, kind: str, delta_count: int) -> float:
         """Draw a duration, in seconds."""
-        return self._distributions[of].draw(self._random, deltas)
+        return self._distributions[kind].draw(self._random, delta_count)
 
-    def compute(self, of: str, deltas: int) -> None:
-        """Draw a duration and compute for it on the loop."""
-        self.time.spend(self.draw_s(of, deltas))
+    def compute(self, kind: str, delta_count: int) -> None:
+        """Draw a duration, and spend it computing on the loop."""
+        self.time.spend(self.draw_s(kind, delta_count))
 
-    def pay(self, deltas: int) -> None:
-        """Compute the publish of this many deltas."""
-        self.compute(SEND, deltas)
+    def compute_publish(self, delta_count: int) -> None:
+        """Spend the time that a publish of this many deltas takes on the loop."""
+        self.compute(SEND, delta_count)
 
-    async def run_on_thread(self, of: str, deltas: int, more_s: float = 0.0) -> None:
-        """Draw a duration and wait for it on a thread, with `more_s` in addition."""
-        await self.time.wait_outside_loop(self.draw_s(of, deltas) + more_s, self.contention(deltas))
+    async def run_on_thread(self, kind: str, delta_count: int, more_s: float = 0.0) -> None:
+        """Draw a duration, and wait for it and for `more_s`, as for a call on a thread."""
+        await self.time.wait_outside_loop(
+            self.draw_s(kind, delta_count) + more_s, self.contention(delta_count)
+        )
 
-    def median(self, of: str, deltas: int) -> float:
+    def median(self, kind: str, delta_count: int) -> float:
         """Return the median duration, in seconds."""
-        return self._distributions[of].quantile(0.5, deltas)
+        return self._distributions[kind].quantile(0.5, delta_count)
 
-    def contention(self, deltas: int) -> Contention:
-        """Return the slowdown of loop and thread, of the nearest measured size."""
+    def contention(self, delta_count: int) -> Contention:
+        """Return the contention that was measured for the nearest size of a call."""
         if not self._contention:
             return NO_CONTENTION
-        return self._contention[min(self._contention, key=lambda size: abs(log(size / max(deltas, 1))))]
+        return self._contention[min(self._contention, key=lambda size: abs(log(size / max(delta_count, 1))))]
 
 
 def contention_of(distributions: Mapping[str, Distribution]) -> dict[int, Contention]:
-    """Return the slowdown of loop and thread, by the size of a call. Medians, as these are shares."""
+    """Return the contention of loop and thread for each measured size of a call, computed from medians."""
     if THREAD_CONTENDED not in distributions:
         return {}
-    found: dict[int, Contention] = {}
+    by_size: dict[int, Contention] = {}
     for size, times in zip(
         distributions[THREAD_CONTENDED].sizes, distributions[THREAD_CONTENDED].times_s, strict=True
     ):
         uncontended_s, contended_s = distributions[THREAD].quantile(0.5, size), median(times)
-        slower = distributions[SEND_CONTENDED].quantile(0.5, size) / distributions[SEND_UNCONTENDED].quantile(
-            0.5, size
-        )
+        loop_slower = distributions[SEND_CONTENDED].quantile(0.5, size) / distributions[
+            SEND_UNCONTENDED
+        ].quantile(0.5, size)
         computed_s = contended_s * distributions[BUSY].quantile(0.5, size)
-        found[size] = Contention(max(slower, 1.0), max(contended_s - uncontended_s, 0.0) / computed_s)
-    return found
+        by_size[size] = Contention(max(loop_slower, 1.0), max(contended_s - uncontended_s, 0.0) / computed_s)
+    return by_size
 
 
 class ModelSink:
-    """A sink that takes time, and does nothing else."""
+    """A sink whose calls take time, and do nothing else."""
 
     def __init__(self, name: str, draws: Draws, watch: Stopwatch) -> None:
         self.name = name
@@ -127,12 +132,12 @@ class ModelSink:
         await self.work(sum(delivery.count for delivery in deliveries))
         self._watch.note_applied(deliveries[-1].next_offset)
 
-    async def work(self, deltas: int) -> None:
-        """Take the time of one call."""
+    async def work(self, delta_count: int) -> None:
+        """Take the time of one call with this many deltas."""
         raise NotImplementedError
 
     async def aclose(self) -> None:
-        """Do nothing: it holds nothing."""
+        """Do nothing: there is nothing to close."""
 
     def statistics(self) -> None:
-        """Return nothing: it has no statistics."""
+        """Return None: the sink has no statistics."""

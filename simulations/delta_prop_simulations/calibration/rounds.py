@@ -1,7 +1,7 @@
-"""Rounds of prediction and measurement: calibration and measurement take turns, and yield figures.
+"""Runs rounds: a round calibrates and measures a set-up in turns, and predicts the same figures.
 
-No part of a measured run is used for its prediction: distributions come from slices of calibration between
-the measured ones, and the rate of an open loop from calibration only.
+No part of a measured run is used for its prediction: the distributions come from slices of calibration
+between the measured slices, and the rate of an open loop comes from the prediction of the peak.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
     Drive: TypeAlias = Callable[[Rig, float], Awaitable[None]]
 
 SLICES = 3
-"""The number of measured slices in a round, with a slice of calibration before and after each."""
+"""Number of measured slices in a round; there is a slice of calibration before and after each."""
 
 
 @dataclass(frozen=True, slots=True)
 class SetUp:
-    """A set-up to predict. `share`: of the predicted peak, for the open loop in which lags are measured;
-    None: lags are measured at the peak, if the sink paces its source. `sent`: deltas per publish.
-    `unapplied_max`: at the peak, deltas that may wait to be applied. `settle_s`: the warm-up of each run,
+    """A set-up to measure and to predict. `share`: the share of the predicted peak at which lags are
+    measured, in an open loop; None to measure them at the peak, for a sink that paces its source.
+    `unapplied_max`: how many deltas may wait to be applied at the peak. `settle_s`: the warm-up of each run,
     which does not count.
     """
 
     name: str
     about: str
-    sent: int
+    deltas_per_publish: int
     unapplied_max: int
     share: float | None
     settle_s: float
@@ -55,7 +55,7 @@ class SetUp:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The figures of one round, predicted or measured: the peak in deltas per second, lags in seconds."""
+    """The predicted or the measured figures of one round. `lags`: the number of measured lags."""
 
     peak_per_s: float
     lag_p50_s: float
@@ -65,7 +65,9 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round. `asked_per_s`: the rate of the open loop, None if there was none. `load`: the machine's."""
+    """One round. `asked_per_s`: the rate of the open loop; None if there was none. `load`: the machine's load
+    average.
+    """
 
     predicted: Figures
     measured: Figures
@@ -74,16 +76,23 @@ class Round:
 
 
 def run_round(set_up: SetUp, seed: Seed, seconds: float) -> Round:
-    """Calibrate and measure in turns, and predict. `seconds`: the time in which lags are measured."""
-    run = _Runs(set_up, seed)
-    of_peak = seconds if set_up.share is None else seconds / 2
-    peak, at_peak = run.measure_and_predict("peak", partial(_run_closed_loop, set_up), of_peak)
-    asked, predicted, measured = None, at_peak, peak
+    """Calibrate and measure in turns, and predict. `seconds`: the time for which lags are measured."""
+    runs = _Runs(set_up, seed)
+    peak_s = seconds if set_up.share is None else seconds / 2
+    measured_peak, predicted_peak = runs.measure_and_predict(
+        "peak", partial(_run_closed_loop, set_up), peak_s
+    )
+    asked_per_s, measured, predicted = None, measured_peak, predicted_peak
     if set_up.share is not None:
-        asked = set_up.share * at_peak.rate
-        drive = partial(_run_open_loop, set_up, seed.child("arrivals"), asked)
-        measured, predicted = run.measure_and_predict("open loop", drive, seconds)
-    return Round(_figures(at_peak, predicted), _figures(peak, measured), asked, system.load_average())
+        asked_per_s = set_up.share * predicted_peak.rate
+        drive = partial(_run_open_loop, set_up, seed.child("arrivals"), asked_per_s)
+        measured, predicted = runs.measure_and_predict("open loop", drive, seconds)
+    return Round(
+        _figures(predicted_peak, predicted),
+        _figures(measured_peak, measured),
+        asked_per_s,
+        system.load_average(),
+    )
 
 
 class _Runs:
@@ -92,7 +101,7 @@ class _Runs:
         self._seed = seed
 
     def measure_and_predict(self, name: str, drive: Drive, seconds: float) -> tuple[Observation, Observation]:
-        """Return the measured slices, which alternate with calibration, and the prediction."""
+        """Return the sum of the measured slices, which alternate with calibration, and the prediction."""
         measured, distributions = anyio.run(self._measure, name, drive, seconds)
         return measured, self._predict(name, drive, seconds, distributions)
 
@@ -114,8 +123,8 @@ class _Runs:
         self, name: str, drive: Drive, seconds: float, distributions: Mapping[str, Distribution]
     ) -> Observation:
         seed = self._seed.child(f"{name}: prediction")
-        late = seed.stream("timers")
-        time = BusyTime(lambda: distributions[TIMER_DELAY].draw(late, 1))
+        timer_rng = seed.stream("timers")
+        time = BusyTime(lambda: distributions[TIMER_DELAY].draw(timer_rng, 1))
 
         async def main() -> Observation:
             draws = Draws(distributions, time, seed.stream("service times"))
@@ -137,7 +146,7 @@ async def _run_closed_loop(set_up: SetUp, rig: Rig, seconds: float) -> None:
 
 
 async def _run_open_loop(set_up: SetUp, seed: Seed, per_s: float, rig: Rig, seconds: float) -> None:
-    await rig.source.send_open_loop(poisson(seed.stream("gaps"), per_s / set_up.sent), seconds)
+    await rig.source.send_open_loop(poisson(seed.stream("gaps"), per_s / set_up.deltas_per_publish), seconds)
 
 
 def _figures(peak: Observation, steady: Observation) -> Figures:

@@ -1,6 +1,6 @@
-"""Shipped sinks without background work: the durations of their calls, by the number of deltas.
+"""Measures how long calls of shipped sinks take, by number of deltas; for sinks without background work.
 
-Measured through a propagator, from a delta's offset to its application, without other work.
+A call is measured through an idle propagator, from the append of its deltas to their application.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _VARIETY = 10
 
 
 class SinkRig(RealRig):
-    """One sink behind a propagator."""
+    """One sink that is attached to a propagator."""
 
     def __init__(self, propagator: Propagator, watch: Stopwatch) -> None:
         self._calls = {size: cycle(batches(size, _VARIETY, keys=KEYS, dimension=DIMENSION)) for size in SIZES}
@@ -43,7 +43,7 @@ class SinkRig(RealRig):
         self._propagator = propagator
 
     async def calibrate(self, samples: Samples, random: Random) -> None:
-        """Run some calls of each size."""
+        """Measure some calls of each size."""
         for size, count in SIZES.items():
             for _ in range(count):
                 samples.add(CALL, size, await self.call(self._propagator, next(self._calls[size])))
@@ -54,7 +54,7 @@ async def _real(make: Callable[[Path], Any], folder: Path) -> AsyncIterator[Sink
     watch = Stopwatch(system.now_s)
     async with Propagator() as propagator:
         sink = make(folder)
-        observe(sink, watch)  # before it is attached: so the sink's task makes each call, and is measured
+        observe(sink, watch)  # before attach, so that the sink's task makes each call, which is then measured
         await propagator.attach(sink)
         yield SinkRig(propagator, watch)
 
@@ -65,4 +65,4 @@ SINK_RIGS: dict[str, Callable[[Path], AbstractAsyncContextManager[RealRig]]] = {
     "cache": partial(_real, lambda _: CacheSink()),
     "jsonlines": partial(_real, lambda folder: JsonLinesSink(folder / "deltas.jsonl")),
 }
-"""The set-ups, by the name that a scenario gives as `sink`."""
+"""The real set-ups, keyed by the name that a scenario gives as `sink`."""

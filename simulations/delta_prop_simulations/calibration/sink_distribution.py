@@ -1,4 +1,6 @@
-"""The distribution of a scenario's sink: `distribution = "calibrated"` names a file and a sink in it."""
+"""Provides the distribution of a scenario's sink; with `distribution = "calibrated"`, from a calibration
+file.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def distribution_of(spec: SinkSpec, scenario: str) -> Distribution:
-    """Return the distribution of a sink's calls; its file is relative to the scenario. Raises UsageError."""
+    """Return the distribution of a sink's calls. `scenario`: its path, to which `file` is relative. Raises
+    UsageError.
+    """
     if spec.file is None:
         return ConfiguredDistribution(spec)
     path = resolve_beside(scenario, spec.file)

@@ -1,7 +1,8 @@
-"""The set-up of a storage sink: SQLite, each call committed and synced before it returns (`through`).
+"""The set-up of a storage sink (SQLite) that commits and syncs each call before it returns
+(`mode="through"`).
 
-Its call has two parts: folding, on the event loop, and the transaction, on its own thread. Loop and thread
-slow each other down, as they share the interpreter; that is measured too.
+A call has two parts: it folds on the event loop, and runs the transaction on a thread. Loop and thread slow
+each other down, since they share the interpreter; this is measured, too.
 """
 
 from __future__ import annotations
@@ -41,54 +42,61 @@ if TYPE_CHECKING:
 
 LOOP = "loop"
 THREAD_TRUNCATING = "thread, cutting off the write-ahead log"
+"""A call on the thread that also truncates the write-ahead log."""
 WAL_BYTES = "bytes written to the write-ahead log"
-"""A distribution of bytes, not of times: small commits write more of them per row than large ones."""
+"""A distribution of bytes, not of times: small commits write more bytes per row than large ones."""
 WAL_BYTES_MAX = 64 << 20
-"""The sink's default."""
+"""The default of the sink."""
 KEYS, DIMENSION = 5_000, 32
 SIZES = {1: 12, 10: 12, 30: 12, 100: 10, 300: 6, 1_000: 3}
 """Deltas per call, and the number of calls of each size in one slice of calibration."""
 CONTENDED_SIZES = {10: 10, 100: 8, 1_000: 3}
 TRUNCATING_DELTAS, CALLS_TO_TRUNCATE_MAX = 300, 400
-"""Deltas per call until one truncates the write-ahead log, which takes a hundred such calls."""
-SENT = 20
-"""Deltas per publish of the runs."""
+"""Deltas per call, and maximum number of calls, until a call truncates the write-ahead log: about one in a
+hundred does.
+"""
+DELTAS_PER_PUBLISH = 20
+"""Deltas per publish of the measured runs."""
 
 _batches = partial(batches, keys=KEYS, dimension=DIMENSION)
 
 
 class StorageRig(RealRig):
-    """The real set-up, open: calibration and measurements share it, in turns."""
+    """The real set-up, while it is open: calibration and measurements use it in turns."""
 
     def __init__(self, propagator: Propagator, other: Propagator, sink: StorageSink) -> None:
-        self.timed: list[float] = []
-        """The durations of calls on the sink's thread since the list was cleared."""
+        self.thread_times: list[float] = []
+        """The durations of calls on the sink's thread since the list was last cleared."""
         watch = Stopwatch(system.now_s)
         observe(sink, watch)
         self._watch_wal(sink)
-        super().__init__(Source(propagator, cycle(_batches(SENT, BATCHES)), watch), watch)
+        super().__init__(Source(propagator, cycle(_batches(DELTAS_PER_PUBLISH, BATCHES)), watch), watch)
         self._propagator = propagator
-        self._contender = Contender(other, cycle(_batches(SENT, BATCHES)))
+        self._contender = Contender(other, cycle(_batches(DELTAS_PER_PUBLISH, BATCHES)))
         self._calls = {size: _batches(size, 12, name="calls") for size in SIZES}
-        self._publishes = {size: cycle(_batches(size, 40)) for size in (1, SENT, 100)}
+        self._publishes = {size: cycle(_batches(size, 40)) for size in (1, DELTAS_PER_PUBLISH, 100)}
 
     def _watch_wal(self, sink: StorageSink) -> None:
-        """Note after each call if it truncated the write-ahead log, or else the bytes it wrote there."""
+        """Note after each call whether it truncated the write-ahead log, and else how many bytes it wrote to
+        the log.
+        """
         apply = sink.apply
         self._wal_bytes = self._grown_bytes = 0
         self._truncated = False
 
-        async def observed(deliveries: Sequence[Delivery]) -> None:
+        async def observed_apply(deliveries: Sequence[Delivery]) -> None:
             await apply(deliveries)
             wal_bytes = sink.statistics().wal_bytes
             self._grown_bytes = wal_bytes - self._wal_bytes
             self._truncated = self._grown_bytes < -WAL_BYTES_MAX // 2
             self._wal_bytes = wal_bytes
 
-        sink.apply = observed  # type: ignore[method-assign]
+        sink.apply = observed_apply  # type: ignore[method-assign]
 
     async def calibrate(self, samples: Samples, random: Random) -> None:
-        """Run one slice: calls of each size, then until one truncates the log, then beside a busy loop."""
+        """Run one slice: calls of each size; calls until one truncates the write-ahead log; calls while the
+        loop is busy.
+        """
         for size, count in SIZES.items():
             for _ in range(count):
                 await self._timed_call(samples, random, size)
@@ -99,55 +107,58 @@ class StorageRig(RealRig):
         for size, count in CONTENDED_SIZES.items():
             for _ in range(count):
                 await self._contender.publish_uncontended(samples, size)
-                self.timed.clear()
+                self.thread_times.clear()
                 receipt = self._propagator.offer(*random.choice(self._calls[size]))
                 await self._contender.publish_during_call(
-                    samples, size, partial(self._has, receipt.result().next_offset)
+                    samples, size, partial(self._has_applied, receipt.result().next_offset)
                 )
                 if not self._truncated:
-                    samples.add(THREAD_CONTENDED, size, sum(self.timed))
+                    samples.add(THREAD_CONTENDED, size, sum(self.thread_times))
         await measure_machine(samples, random, self._publishes)
 
     async def _timed_call(self, samples: Samples, random: Random, size: int) -> None:
-        self.timed.clear()
+        self.thread_times.clear()
         lag_s = await self.call(self._propagator, random.choice(self._calls[size]))
-        thread_s = sum(self.timed)
+        thread_s = sum(self.thread_times)
         samples.add(CALL, size, lag_s)
         samples.add(THREAD_TRUNCATING if self._truncated else THREAD, size, thread_s)
         samples.add(LOOP, size, lag_s - thread_s)
         if self._grown_bytes > 0:
             samples.add(WAL_BYTES, size, self._grown_bytes)
 
-    def _has(self, next_offset: int) -> bool:
+    def _has_applied(self, next_offset: int) -> bool:
         return self.watch.applied_offset >= next_offset
 
 
 @asynccontextmanager
 async def real(folder: Path) -> AsyncIterator[StorageRig]:
-    """Open a propagator with its log in memory, the sink's file in this folder."""
+    """Open a propagator with its log in memory, and a sink with its file in `folder`."""
     world = real_world()
     rigs: list[StorageRig] = []
 
     def note(seconds: float) -> None:
         if rigs:
-            rigs[0].timed.append(seconds)
+            rigs[0].thread_times.append(seconds)
 
-    timed = replace(world, new_threads=lambda: TimedThreads(world.new_threads(), system.now_s, note))
-    async with Propagator(world=timed) as propagator, Propagator(world=world) as other:
+    timed_world = replace(world, new_threads=lambda: TimedThreads(world.new_threads(), system.now_s, note))
+    async with Propagator(world=timed_world) as propagator, Propagator(world=world) as other:
         sink = await propagator.attach(StorageSink(folder / "storage.db", mode="through"))
         rigs.append(StorageRig(propagator, other, sink))
-        for some in _batches(1_000, 2 * KEYS // 1_000):
-            await propagator.wait_visible(await propagator.publish(*some), timeout_s=60)
+        for deltas in _batches(1_000, 2 * KEYS // 1_000):
+            await propagator.wait_visible(await propagator.publish(*deltas), timeout_s=60)
         yield rigs[0]
 
 
 @asynccontextmanager
 async def model(draws: Draws, now_s: Callable[[], float]) -> AsyncIterator[Rig]:
-    """Open the same set-up in virtual time."""
+    """Open the model of the set-up, in virtual time."""
     watch = Stopwatch(now_s)
     async with Propagator(world=virtual_world()) as propagator:
         await propagator.attach(_Model("storage", draws, watch))
-        yield Rig(Source(propagator, cycle(_batches(SENT, BATCHES)), watch, draws.pay), watch)
+        yield Rig(
+            Source(propagator, cycle(_batches(DELTAS_PER_PUBLISH, BATCHES)), watch, draws.compute_publish),
+            watch,
+        )
 
 
 class _Model(ModelSink):
@@ -155,44 +166,46 @@ class _Model(ModelSink):
         super().__init__(name, draws, watch)
         self._wal = _Wal()
 
-    async def work(self, deltas: int) -> None:
-        self.draws.compute(LOOP, deltas)
-        more_s = 0.0
-        if self._wal.write(deltas, self.draws.draw_s(WAL_BYTES, deltas)):
-            more_s = max(
+    async def work(self, delta_count: int) -> None:
+        self.draws.compute(LOOP, delta_count)
+        truncation_s = 0.0
+        if self._wal.write(delta_count, self.draws.draw_s(WAL_BYTES, delta_count)):
+            truncation_s = max(
                 self.draws.draw_s(THREAD_TRUNCATING, TRUNCATING_DELTAS)
                 - self.draws.median(THREAD, TRUNCATING_DELTAS),
                 0.0,
             )
-        await self.draws.run_on_thread(THREAD, deltas, more_s)
+        await self.draws.run_on_thread(THREAD, delta_count, truncation_s)
 
 
 class _Wal:
-    """The size of the write-ahead log, which decides when it is truncated."""
+    """Models the size of the write-ahead log, which decides when it is truncated."""
 
     def __init__(self) -> None:
         self._rows = 0
-        self._at = self._size = 0.0  # the write position, and the file's size, in bytes
+        self._position = self._size = 0.0  # of the next write, and of the file, in bytes
 
     def write(self, rows: int, size: float) -> bool:
-        """Return True if this call truncates the log, as it has become large. After many rows it is only
-        copied, which is fast, and rewritten from its start.
+        """Write rows of `size` bytes in total. Return True if the log has become so large that this call
+        truncates it. After many rows the log is only copied, which is fast, and then rewritten from its
+        start.
         """
         self._rows += rows
-        self._at += size
-        self._size = max(self._size, self._at)
-        large = self._size > WAL_BYTES_MAX
-        if large or self._rows >= WAL_ROWS:
-            self._rows, self._at = 0, 0.0
-        if large:
+        self._position += size
+        self._size = max(self._size, self._position)
+        is_large = self._size > WAL_BYTES_MAX
+        if is_large or self._rows >= WAL_ROWS:
+            self._rows, self._position = 0, 0.0
+        if is_large:
             self._size = 0.0
-        return large
+        return is_large
 
 
 SET_UP = SetUp(
     "storage",
-    f"SQLite, committed and synced before each call returns; {SENT} vectors of {DIMENSION} per publish",
-    sent=SENT,
+    f"SQLite, committed and synced before each call returns; {DELTAS_PER_PUBLISH} vectors of {DIMENSION} "
+    "per publish",
+    deltas_per_publish=DELTAS_PER_PUBLISH,
     unapplied_max=4_000,
     share=0.4,
     settle_s=0.5,

@@ -1,8 +1,8 @@
-"""The set-up of a subscriber over a socket, which reads at a fixed rate.
+"""The set-up of a subscriber that reads over a socket at a fixed rate.
 
-Service and subscriber share one event loop, so the entire path (framing, both ends of the socket, parsing) is
-work of that loop. The subscriber's processing of a delta takes no CPU time: it waits, as for a call to
-another service.
+Service and subscriber share one event loop, so that loop does all the work: framing, both ends of the socket,
+parsing. The subscriber's processing of a delta takes no CPU time: it only waits, as if it called another
+service.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ if TYPE_CHECKING:
 RATE_PER_S = 3_000.0
 KEYS, DIMENSION = 5_000, 32
 SIZES = {1: 20, 10: 20, 50: 15, 100: 15}
-SENT = 10
-AT_ONCE_S = 0.0002
-"""A batch that comes this soon was there already, while a timer woke the reader late: the delay is made up.
+DELTAS_PER_PUBLISH = 10
+NO_WAIT_S_MAX = 0.0002
+"""A batch that is returned this quickly had already arrived, because the reader's timer fired late; the
+reader then makes up for the delay.
 """
 _CONDITIONS = NetworkConditions(latency_s=0.000_001)
 
@@ -50,44 +51,49 @@ _batches = partial(batches, keys=KEYS, dimension=DIMENSION)
 
 
 class _Reader:
-    """Reads batch after batch, each delta in its time. `pay`: called with the number of received deltas."""
+    """Reads batches, and takes its time for each delta. `on_received`: called with the number of received
+    deltas.
+    """
 
     def __init__(
-        self, subscriber: Subscriber, watch: Stopwatch, pay: Callable[[int], None] = lambda deltas: None
+        self,
+        subscriber: Subscriber,
+        watch: Stopwatch,
+        on_received: Callable[[int], None] = lambda delta_count: None,
     ) -> None:
         self.rate_per_s = RATE_PER_S
         self._subscriber = subscriber
         self._watch = watch
-        self._pay = pay
+        self._on_received = on_received
 
     async def run(self) -> None:
         """Read until cancelled."""
         now, free_at = self._watch.now, 0.0
         while True:
-            asked_at = now()
+            called_at = now()
             batch = await self._subscriber.next_batch()
-            waited = now() - asked_at > AT_ONCE_S
-            self._pay(batch.count)
-            if waited:
+            has_waited = now() - called_at > NO_WAIT_S_MAX
+            self._on_received(batch.count)
+            if has_waited:
                 free_at = now()
             free_at += batch.count / self.rate_per_s
-            if (left := free_at - now()) > 0:
-                await anyio.sleep(left)
+            if (wait_s := free_at - now()) > 0:
+                await anyio.sleep(wait_s)
             self._watch.note_applied(batch.next_offset)
 
 
 class SubscriberRig(RealRig):
-    """The real set-up, open."""
+    """The set-up over a real socket, while it is open."""
 
     def __init__(self, propagator: Propagator, watch: Stopwatch, reader: _Reader) -> None:
-        super().__init__(Source(propagator, cycle(_batches(SENT, BATCHES)), watch), watch)
+        super().__init__(Source(propagator, cycle(_batches(DELTAS_PER_PUBLISH, BATCHES)), watch), watch)
         self._propagator = propagator
         self._reader = reader
         self._calls = {size: _batches(size, 20, name="calls") for size in SIZES}
-        self._publishes = {size: cycle(_batches(size, 40)) for size in (1, SENT, 100)}
+        self._publishes = {size: cycle(_batches(size, 40)) for size in (1, DELTAS_PER_PUBLISH, 100)}
 
     async def calibrate(self, samples: Samples, random: Random) -> None:
-        """Run one slice: measure the deltas' way to a reader that takes no time."""
+        """Run one slice: measure how long deltas take to a reader that needs no time itself."""
         await anyio.sleep(0.1)
         self._reader.rate_per_s = 1e9
         for size, count in SIZES.items():
@@ -99,13 +105,13 @@ class SubscriberRig(RealRig):
 
 @asynccontextmanager
 async def _serve(
-    world: World, read: World, settings: ServerSettings, reads: Callable[[Subscriber], _Reader]
+    world: World, reader_world: World, settings: ServerSettings, make_reader: Callable[[Subscriber], _Reader]
 ) -> AsyncIterator[tuple[Propagator, _Reader]]:
-    """Run a service, and a subscriber of it with its reader."""
+    """Run a service and a reader that subscribes to it; yield the propagator and the reader."""
     async with Propagator(world=world) as propagator, anyio.create_task_group() as tasks:
         address = await tasks.start(Service(propagator, settings).run)
-        async with Subscriber(f"{address.host}:{address.port}", "*", world=read) as subscriber:
-            reader = reads(subscriber)
+        async with Subscriber(f"{address.host}:{address.port}", "*", world=reader_world) as subscriber:
+            reader = make_reader(subscriber)
             async with anyio.create_task_group() as reading:
                 reading.start_soon(reader.run)
                 yield propagator, reader
@@ -115,29 +121,38 @@ async def _serve(
 
 @asynccontextmanager
 async def real(folder: Path) -> AsyncIterator[SubscriberRig]:
-    """Open the set-up over a real socket of this machine; the log is in memory."""
+    """Open the set-up over a real socket; the log is in memory, so `folder` is not used."""
     world, watch = real_world(), Stopwatch(system.now_s)
     settings = ServerSettings(port=0)
-    async with _serve(world, world, settings, lambda one: _Reader(one, watch)) as (propagator, reader):
+    async with _serve(world, world, settings, lambda subscriber: _Reader(subscriber, watch)) as (
+        propagator,
+        reader,
+    ):
         yield SubscriberRig(propagator, watch, reader)
 
 
 @asynccontextmanager
 async def model(draws: Draws, now_s: Callable[[], float]) -> AsyncIterator[Rig]:
-    """Open the set-up over a fake network without latency: the path's cost is drawn at its end."""
+    """Open the model over a fake network without latency; the cost of the path is drawn when a batch
+    arrives.
+    """
     watch = Stopwatch(now_s)
     network = VirtualNetwork(0, _CONDITIONS, host="service")
-    world, read = virtual_world(network=network), virtual_world(network=network.at("reader"))
+    world, reader_world = virtual_world(network=network), virtual_world(network=network.at("reader"))
     settings = ServerSettings(host="service", allow_anonymous=True)
-    reads = partial(_Reader, watch=watch, pay=partial(draws.compute, CALL))
-    async with _serve(world, read, settings, reads) as (propagator, _):
-        yield Rig(Source(propagator, cycle(_batches(SENT, BATCHES)), watch, draws.pay), watch)
+    make_reader = partial(_Reader, watch=watch, on_received=partial(draws.compute, CALL))
+    async with _serve(world, reader_world, settings, make_reader) as (propagator, _):
+        yield Rig(
+            Source(propagator, cycle(_batches(DELTAS_PER_PUBLISH, BATCHES)), watch, draws.compute_publish),
+            watch,
+        )
 
 
 SET_UP = SetUp(
     "subscriber",
-    f"a subscriber over a socket that reads {RATE_PER_S:,.0f} deltas per second; {SENT} per publish",
-    sent=SENT,
+    f"a subscriber over a socket that reads {RATE_PER_S:,.0f} deltas per second; "
+    f"{DELTAS_PER_PUBLISH} per publish",
+    deltas_per_publish=DELTAS_PER_PUBLISH,
     unapplied_max=1_000,
     share=0.6,
     settle_s=0.5,

@@ -1,6 +1,6 @@
-"""The machine that is calibrated: its clocks, temporary directories, its description.
+"""The machine that is calibrated: its clocks, its temporary directories, its description.
 
-The only module here that touches the real world.
+No other module of the calibration accesses the real machine in these ways.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 now_s = time.perf_counter
-"""Return real seconds."""
-computed_s = time.thread_time
-"""Return the seconds of CPU time of this thread."""
+"""Returns real time, in seconds."""
+cpu_s = time.thread_time
+"""Returns the CPU time of this thread, in seconds."""
 
 
 @contextmanager
 def without_gc() -> Iterator[None]:
-    """Exempt all existing objects from garbage collection within the scope: a rig holds far more of them than
-    a service would, and each collection would take tens of milliseconds.
+    """Exempt all existing objects from garbage collection within the scope: a rig has far more objects than a
+    service, so each collection would take tens of milliseconds.
     """
     gc.collect()
     gc.freeze()
@@ -48,7 +48,7 @@ def folder(within: str | None = None) -> Iterator[Path]:
 
 
 def machine() -> dict[str, str]:
-    """Return a description of the machine and the date, for people."""
+    """Return a description of the machine, and the date, to be read by people."""
     return {
         "measured": datetime.now(UTC).isoformat(timespec="seconds"),
         "system": platform.platform(),

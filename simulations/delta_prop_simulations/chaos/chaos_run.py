@@ -1,6 +1,8 @@
-"""Runs one plan: the service under faults, then healing, progress and the verdict; deterministic per plan.
+"""Runs one plan: the service under faults, then heals all faults, waits until all work is done, and checks
+the result.
 
-The run raises nothing that it finds: a hang and an exception out of the service are violations too.
+The same plan always gives the same run. A run returns its findings and raises none: a hang and an exception
+that leaves the service are violations, too.
 """
 
 from __future__ import annotations
@@ -38,10 +40,11 @@ if TYPE_CHECKING:
     from delta_prop_simulations.chaos.plan import NodePlan, Plan, WriterPlan
 
 PROGRESS_S_MAX = 120.0
-"""The virtual time within which all work is processed after healing."""
+"""The virtual time within which all work must be processed after healing."""
 HORIZON_S = 1_000.0
+"""The virtual time after which a run counts as hanging."""
 TURNS_PER_CHECK = 4
-"""The turns of the event loop between two checks of every service by the oracle."""
+"""Number of turns of the event loop between two checks of every service by the oracle."""
 
 _POLL_S = 0.02
 _POWER_OFF_S = 0.5
@@ -50,7 +53,10 @@ _CLOSE_S_MAX = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a run. `struck`: the count of each event; `lines`: the end of the trace."""
+    """The result of a run. `vacuous`: why the run tested nothing, None if it did test; `struck`: the count of
+    each event; `trace`: the hash of the trace, `lines`: its last lines; `deltas`: the number of acknowledged
+    deltas.
+    """
 
     seed: int
     violation: Violation | None
@@ -69,15 +75,15 @@ class Outcome:
 
 def run(plan: Plan) -> Outcome:
     """Run the plan and return its outcome."""
-    story = ChaosRun(plan)
-    collecting = gc.isenabled()
+    chaos_run = ChaosRun(plan)
+    was_collecting = gc.isenabled()
     gc.disable()
     try:
-        violation = _run(story)
+        violation = _run(chaos_run)
     finally:
-        if collecting:
+        if was_collecting:
             gc.enable()
-    return story.outcome(violation)
+    return chaos_run.outcome(violation)
 
 
 def _run(chaos_run: ChaosRun) -> Violation | None:
@@ -89,13 +95,13 @@ def _run(chaos_run: ChaosRun) -> Violation | None:
         except Stuck as error:
             return Violation("hang", str(error))
         except Exception as error:
-            found = [one for one in leaf_exceptions(error) if isinstance(one, Violation)]
-            return found[0] if found else Violation("crash", format_error(error))
+            violations = [leaf for leaf in leaf_exceptions(error) if isinstance(leaf, Violation)]
+            return violations[0] if violations else Violation("crash", format_error(error))
     return Violation("crash", failures[0]) if failures else None
 
 
 class ChaosRun:
-    """The parts of one run, and the run itself."""
+    """One run: creates machines, services, clients and faults from the plan, and runs them."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -115,7 +121,7 @@ class ChaosRun:
     # --- the run
 
     async def main(self) -> None:
-        """Run from the start to the verdict."""
+        """Run the plan from the start of all hosts to the last check."""
         self._make()
         hosts = self._hosts
         async with anyio.create_task_group() as tasks:
@@ -136,23 +142,23 @@ class ChaosRun:
     async def _check_settled(self) -> None:
         """Wait until all work is processed, then check the results."""
         deadline = anyio.current_time() + PROGRESS_S_MAX
-        while waits := self._pending_work():
+        while pending := self._pending_work():
             if anyio.current_time() > deadline:
-                raise Violation("progress", f"{PROGRESS_S_MAX:g} s after healing: {'; '.join(waits)}")
+                raise Violation("progress", f"{PROGRESS_S_MAX:g} s after healing: {'; '.join(pending)}")
             await anyio.sleep(_POLL_S)
         self.trace.note("settled")
         await self.oracle.check_at_rest(self.nodes, self.client_history, self._readers)
 
     async def _close(self) -> None:
-        """Stop all services, which end in time."""
+        """Stop all services, and check that they end in time."""
         for node in self.nodes:
             node.stop(HORIZON_S)
         with anyio.move_on_after(_CLOSE_S_MAX):
             for node in self.nodes:
                 await node.wait_ended()
             return
-        up = ", ".join(node.name for node in self.nodes if node.is_up)
-        raise Violation("progress", f"{_CLOSE_S_MAX:g} s after the stop request: {up} still run")
+        running = ", ".join(node.name for node in self.nodes if node.is_up)
+        raise Violation("progress", f"{_CLOSE_S_MAX:g} s after the stop request, still running: {running}")
 
     def note_turn(self, now: float, runnable: int) -> None:
         """Note one turn of the event loop, and check the services every few turns."""
@@ -167,17 +173,21 @@ class ChaosRun:
     # --- pending work
 
     def _pending_work(self) -> list[str]:
-        """Return a line per piece of unfinished work; an empty list once everything is processed."""
-        waits = [writer.waits_for() for writer in self._writers if not writer.is_done]
+        """Return a line for each piece of unfinished work; none once everything is processed."""
+        pending = [writer.waits_for() for writer in self._writers if not writer.is_done]
         for node in self.nodes:
-            waits += node.waits_for()
-        return waits or self._diverged() or self._lagging()
+            pending += node.waits_for()
+        return pending or self._diverged() or self._lagging()
 
     def _diverged(self) -> list[str]:
-        """Return a line per service if services that forward to each other hold different deltas."""
-        held = {node.name: node.watermarks() for node in self.nodes}
-        if len({frozenset(one.items()) for one in held.values()}) > 1:
-            return [f"{name} holds {dict(sorted(one.items()))}" for name, one in held.items()]
+        """Return a line for each service if their logs hold different deltas; none if all logs hold
+        the same.
+        """
+        by_node = {node.name: node.watermarks() for node in self.nodes}
+        if len({frozenset(watermarks.items()) for watermarks in by_node.values()}) > 1:
+            return [
+                f"{name} holds {dict(sorted(watermarks.items()))}" for name, watermarks in by_node.items()
+            ]
         return []
 
     def _lagging(self) -> list[str]:
@@ -255,8 +265,8 @@ class ChaosRun:
     def outcome(self, violation: Violation | None) -> Outcome:
         """Return the outcome of the run."""
         struck = self._struck()
-        for what, count in sorted(struck.items()):
-            self.trace.note(what, count)
+        for event, count in sorted(struck.items()):
+            self.trace.note(event, count)
         deltas = self.client_history.counts["acknowledged"]
         return Outcome(
             seed=self.plan.seed,
@@ -284,9 +294,9 @@ class ChaosRun:
             *(("sink", model.struck) for node in self.nodes for model in node.models.values()),
         )
         for kind, counter in counters:
-            for what, count in counter.items():
-                struck[f"{kind}: {what}"] += count
-        struck["lives"] = sum(host.machine.lives for host in self._hosts)
+            for event, count in counter.items():
+                struck[f"{kind}: {event}"] += count
+        struck["processes started"] = sum(host.machine.process_count for host in self._hosts)
         struck["starts failed"] = sum(host.failures for host in self._hosts)
         return +struck
 
@@ -301,7 +311,7 @@ class ChaosRun:
 
 
 class _ErrorHandler(logging.Handler):
-    """Collects errors that are logged with an exception: the service must log none."""
+    """Collects the errors that are logged with an exception; the service must not log any."""
 
     def __init__(self, failures: list[str]) -> None:
         super().__init__(logging.ERROR)
@@ -315,7 +325,9 @@ class _ErrorHandler(logging.Handler):
 
 @contextmanager
 def _capture_logged_errors() -> Iterator[list[str]]:
-    """Yield the errors that the service logs within the scope, and print none of them."""
+    """Yield a list that collects the errors which the service logs within the scope; suppress their
+    output.
+    """
     failures: list[str] = []
     handler = _ErrorHandler(failures)
     loggers = [logging.getLogger(name) for name in ("delta_prop", "asyncio")]

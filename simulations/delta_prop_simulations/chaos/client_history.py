@@ -1,7 +1,7 @@
 """The clients' side of a run: the deltas that were sent, and the outcomes that clients received.
 
-Pure: it knows the service only by its answers. A token in the delta, or the vector id itself, identifies a
-delta, so that neither dots nor offsets have to be trusted.
+Pure: it knows the service only by its answers. A delta is identified by a token in its metadata, or by its
+vector id, so the checks need not trust dots or offsets.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from delta_prop_wire.spec import ErrorCode
 
 TOKEN = "t"
-"""The name of the token in a delta's metadata."""
+"""The metadata name of a delta's token."""
 
 ONCE = "once/"
-"""The prefix of a vector id that is used for one delta only: the id is the token."""
+"""The prefix of a vector id that only one delta has: the id is that delta's token."""
 
 SUM = "sum/"
 """The prefix of a vector id to which only one writer adds ones."""
@@ -29,7 +29,9 @@ _DOTS_MAX = 20
 
 
 class Ack(NamedTuple):
-    """One acknowledgement as the client received it. `offset`: None if it named none, which is wrong."""
+    """One acknowledgement as the client received it. `offset`: None if the acknowledgement named none, a
+    violation.
+    """
 
     level: AckLevel
     offset: int | None
@@ -38,7 +40,7 @@ class Ack(NamedTuple):
 
 @dataclass(slots=True)
 class DeltaOutcome:
-    """One delta and its outcomes. `is_unknown`: at least once its outcome could not be determined."""
+    """One delta and its outcomes. `is_unknown`: its outcome could not be determined at least once."""
 
     node: str
     writer: str
@@ -63,7 +65,9 @@ class ClientHistory:
         self.outcomes.setdefault(token, DeltaOutcome(node, writer, ref, asked))
 
     def note_acknowledged(self, token: str, ack: Ack, dot: Dot | None = None) -> None:
-        """Note an acknowledgement. `dot`: given if another delta can safely name it as a dependency."""
+        """Note an acknowledgement. `dot`: the delta's, if another delta can safely name it as a
+        dependency.
+        """
         outcome = self.outcomes[token]
         outcome.acks.append(ack)
         self.counts["acknowledged as duplicate" if ack.duplicate else "acknowledged"] += 1
@@ -71,7 +75,7 @@ class ClientHistory:
             self._dots.setdefault(outcome.node, deque(maxlen=_DOTS_MAX)).append(dot)
 
     def note_refused(self, token: str, code: ErrorCode) -> None:
-        """Note that the delta was refused and will not be sent again: it has not happened, and will not."""
+        """Note that the delta was refused and will not be sent again: it must never take effect."""
         self.outcomes[token].refused = code
         self.counts[f"refused with {code.name}"] += 1
 
@@ -81,7 +85,9 @@ class ClientHistory:
         self.counts["outcome unknown"] += 1
 
     def durable_dots(self) -> list[Dot]:
-        """Return the dots of deltas that one service has durably, and the others have or will have."""
+        """Return the newest dots that were acknowledged as durable: every service has or will have these
+        deltas.
+        """
         return [dot for node in sorted(self._dots) for dot in self._dots[node]]
 
 

@@ -11,30 +11,30 @@ if TYPE_CHECKING:
     from delta_prop.ports import World
     from delta_prop_simulations.chaos.readers import Reader
     from delta_prop_simulations.chaos.workload import Writer
-    from delta_prop_simulations.machine import Life, Machine
+    from delta_prop_simulations.machine import Machine, Process
 
 
 class WriterHost(Host):
-    """Runs until everything that it writes has an outcome."""
+    """A producer, which runs until each of its deltas has an outcome."""
 
     def __init__(self, machine: Machine, writer: Writer, node: str) -> None:
         super().__init__(machine)
         self.writer = writer
         self._address = f"{node}:{PORT}"
 
-    async def process(self, world: World, life: Life) -> None:
-        """Run one life of the producer."""
+    async def run_process(self, world: World, process: Process) -> None:
+        """Run the producer in one process."""
         await self.writer.run_remote(world, [self._address])
 
 
 class ReaderHost(Host):
-    """Runs until the run ends."""
+    """A subscriber, which reads until the chaos run ends."""
 
     def __init__(self, machine: Machine, reader: Reader, node: str) -> None:
         super().__init__(machine)
         self.reader = reader
         self._address = f"{node}:{PORT}"
 
-    async def process(self, world: World, life: Life) -> None:
-        """Run one life of the subscriber."""
-        await self.reader.run_life(world, [self._address])
+    async def run_process(self, world: World, process: Process) -> None:
+        """Run the subscriber in one process."""
+        await self.reader.run(world, [self._address])

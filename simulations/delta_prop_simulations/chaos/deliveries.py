@@ -1,6 +1,6 @@
-"""Checks the deltas that sinks and readers got: all that match their topics, in order, and nothing else.
+"""Checks what sinks and readers received: every delta that matches their topics, in order, and nothing else.
 
-Pure: takes a recorded log and the deltas that were delivered, raises a Violation.
+Pure: the checks take a recorded log and the delivered deltas, and raise a Violation.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ _SHOWN_MAX = 5
 
 
 class ExpectedRows(NamedTuple):
-    """The rows that a sink should hold: of its topics, below `end`, without those `excluded`.
+    """The rows that a sink should hold: those that match `topics`, with offsets below `end` and not in
+    `excluded`.
 
-    `excluded`: quarantined or dropped offsets. `excused`: vectors of unpredictable state, as a redelivered
-    delta met a snapshot in place of earlier deltas.
-    `from_states`: the sink may have loaded full states, which drop dead vectors in time.
+    `excluded`: quarantined or dropped offsets. `excused`: vectors whose state is not checked, since a late
+    delta met a snapshot in place of earlier deltas. `from_states`: the sink may have loaded full states;
+    these omit vectors that were deleted long ago.
     """
 
     topics: str
@@ -54,16 +55,16 @@ def rows_for(history: LogHistory, expected: ExpectedRows) -> Iterator[tuple[int,
 
 
 def check_states(
-    should: Mapping[Ref, VectorState],
+    expected_states: Mapping[Ref, VectorState],
     states: Mapping[Ref, VectorState],
     expected_rows: ExpectedRows,
     who: str,
 ) -> None:
     """Check that the states are the expected ones. Raises Violation."""
-    for ref in sorted(should.keys() | states.keys()):
+    for ref in sorted(expected_states.keys() | states.keys()):
         if ref in expected_rows.excused:
             continue
-        expected, found = should.get(ref), states.get(ref)
+        expected, found = expected_states.get(ref), states.get(ref)
         if expected_rows.from_states and _is_dead(expected) and _is_dead(found):
             continue
         if (
@@ -71,41 +72,46 @@ def check_states(
             or found is None
             or _comparable(expected, expected_rows) != _comparable(found, expected_rows)
         ):
-            raise Violation("state", f"{who}: {ref} is {found}, the fold of the log is {expected}")
+            raise Violation("state", f"{who}: {ref} is {found}, but the fold of the log is {expected}")
 
 
 def fold_rows(
     history: LogHistory, expected: ExpectedRows, full_states: Mapping[Ref, VectorState]
 ) -> Mapping[Ref, VectorState]:
-    """Return the canonical fold of a sink's rows: `full_states` if they are all that the log held."""
+    """Return the canonical fold of a sink's rows. `full_states`: the fold of all rows of the log."""
     if expected.topics == "*" and expected.end >= history.next_offset and not expected.excluded:
         return full_states
     return fold_canonically((logged, row) for _, logged, row in rows_for(history, expected))
 
 
 def check_rows(history: LogHistory, expected: ExpectedRows, model: ModelSink) -> None:
-    """Check that the sink has every row of its own, but those that came within a state. Raises Violation."""
+    """Check that the sink has every row that it should hold, unless a loaded state includes it. Raises
+    Violation.
+    """
     who = f"{history.node}, sink {model.name!r}"
     for offset, logged, row in rows_for(history, expected):
         if offset < model.present.states_below:
             continue
         ref = (logged.batch.namespaces[row], logged.batch.keys[row])
         facts = model.present.vectors.get(ref)
-        there = facts is not None and (logged.key(row) in facts.rows or offset <= facts.base_offset)
-        if not (there or ref in expected.excused):
+        is_there = facts is not None and (logged.key(row) in facts.rows or offset <= facts.base_offset)
+        if not (is_there or ref in expected.excused):
             raise Violation("gap", f"{who} lacks offset {offset} of {ref}")
 
 
 def check_delivered(history: LogHistory, model: ModelSink) -> None:
-    """Check that the sink got only rows of the log, or rows that a crash may lose at its read level."""
-    there = {offset: logged.batch.dot(row) for offset, logged, row in history.rows()}
+    """Check that the sink got only rows of the log, or rows that were lost in a crash as its read level
+    permits.
+    """
+    dots = {offset: logged.batch.dot(row) for offset, logged, row in history.rows()}
     lost: set[tuple[int, Dot]] = set()
     for offset, logged, row, survives in history.lost_rows():
         if survives > history.visible_level:
             lost.add((offset, logged.batch.dot(row)))
-    for one in model.delivered:
-        if there.get(one.offset) != one.dot and (one.offset, one.dot) not in lost:
-            what = f"{history.node}, sink {model.name!r}: {one}; there is {there.get(one.offset)}"
+    for delivered in model.delivered:
+        offset, dot = delivered.offset, delivered.dot
+        if dots.get(offset) != dot and (offset, dot) not in lost:
+            what = f"{history.node}, sink {model.name!r}: {delivered}; the log has {dots.get(offset)}"
             raise Violation("foreign", what)
 
 
@@ -115,10 +121,12 @@ def check_quarantine(quarantined: Sequence[QuarantinedDelta], sink: str, who: st
     vectors: set[Ref] = set()
     for one in quarantined:
         delta = one.delta
-        poison = (delta.metadata or {}).get(POISON) in (sink, "all")
-        dependent = one.vector in vectors or not names.isdisjoint(delta.parents)
+        is_poison = (delta.metadata or {}).get(POISON) in (sink, "all")
+        is_dependent = one.vector in vectors or not names.isdisjoint(delta.parents)
         require(
-            poison or dependent, "quarantine", f"{who}: offset {one.offset} is not poison, nor a dependent"
+            is_poison or is_dependent,
+            "quarantine",
+            f"{who}: offset {one.offset} is neither poison nor a dependent",
         )
         vectors.add(one.vector)
         names.update(one.names())
@@ -128,20 +136,21 @@ def check_not_overtaken(
     history: LogHistory, expected: ExpectedRows, quarantined: Sequence[QuarantinedDelta], who: str
 ) -> None:
     """Check that no delta was applied after a quarantined one of the same vector. Raises Violation."""
-    first: dict[Ref, int] = {}
+    first_quarantined: dict[Ref, int] = {}
     for one in quarantined:
-        first.setdefault(one.vector, one.offset)
-    for offset, logged, row in rows_for(history, expected) if first else ():
+        first_quarantined.setdefault(one.vector, one.offset)
+    for offset, logged, row in rows_for(history, expected) if first_quarantined else ():
         ref = (logged.batch.namespaces[row], logged.batch.keys[row])
-        if offset > first.get(ref, offset):
-            what = f"{who}: offset {offset} of {ref} was applied, but {first[ref]} is quarantined"
+        if offset > first_quarantined.get(ref, offset):
+            what = f"{who}: offset {offset} of {ref} was applied, but {first_quarantined[ref]} is quarantined"
             raise Violation("quarantine", what)
 
 
 def excused_vectors(history: LogHistory) -> set[Ref]:
-    """Return the vectors with a forwarded row that sorts before an earlier row.
+    """Return the vectors with a forwarded row that sorts canonically before a row at a lower offset.
 
-    If a snapshot has replaced the earlier rows, such a row has no effect, so no fold predicts the state.
+    If a snapshot has replaced the other rows, such a row has no effect, so a fold of the log does not predict
+    the vector's state.
     """
     highest: dict[Ref, tuple[int, int, int]] = {}
     found: set[Ref] = set()
@@ -155,45 +164,44 @@ def excused_vectors(history: LogHistory) -> set[Ref]:
 
 
 def check_reader(history: LogHistory, reader: Reader) -> int:
-    """Check that a reader got each delta of its topics in order, resumed at its cursor, and got no
-    duplicates.
+    """Check that a reader got each delta of its topics, in order, and none below its saved cursor.
 
     Returns the number of deltas examined. Raises Violation.
     """
-    there = {offset: logged.batch.dot(row) for offset, logged, row in history.rows()}
+    dots = {offset: logged.batch.dot(row) for offset, logged, row in history.rows()}
     lost = {(offset, logged.batch.dot(row)) for offset, logged, row, _ in history.lost_rows()}
-    before: ReadSession | None = None
-    taken: set[int] = set()
+    previous: ReadSession | None = None
+    received: set[int] = set()
     examined = 0
-    for reading in reader.sessions:
+    for session in reader.sessions:
         who = f"{history.node}, reader {reader.name!r}"
-        offsets = [offset for offset, _ in reading.rows]
+        offsets = [offset for offset, _ in session.rows]
         require(
             offsets == sorted(set(offsets)), "subscriber", f"{who}: out of order: {_format_offsets(offsets)}"
         )
-        if reading.log_id != history.log_id or reading.first is None:
+        if session.log_id != history.log_id or session.first is None:
             continue
-        for offset, dot in reading.rows:
-            if there.get(offset) != dot and (offset, dot) not in lost:
-                raise Violation("foreign", f"{who}: {dot} at offset {offset}; there is {there.get(offset)}")
-        first = _start_of(reading, before, who)
-        wanted = ExpectedRows(reader.topics, reading.saved_rows)
-        own = [offset for offset, _, _ in rows_for(history, wanted) if offset >= first]
-        # The previous session may have taken rows that it had not saved.
-        missed = set(own).difference(offsets, taken)
-        taken |= set(offsets)
+        for offset, dot in session.rows:
+            if dots.get(offset) != dot and (offset, dot) not in lost:
+                raise Violation("foreign", f"{who}: {dot} at offset {offset}; the log has {dots.get(offset)}")
+        first = _start_of(session, previous, who)
+        expected = ExpectedRows(reader.topics, session.saved_rows)
+        expected_offsets = [offset for offset, _, _ in rows_for(history, expected) if offset >= first]
+        # A previous session may have received rows without saving the cursor after them.
+        missed = set(expected_offsets).difference(offsets, received)
+        received |= set(offsets)
         require(
             not missed,
             "subscriber",
-            f"{who}: lacks {_format_offsets(missed)} of {reading.first}…{reading.saved_rows}",
+            f"{who}: lacks {_format_offsets(missed)} of {session.first}…{session.saved_rows}",
         )
-        examined += len(own)
-        before = reading
+        examined += len(expected_offsets)
+        previous = session
     return examined
 
 
-def _start_of(session: ReadSession, before: ReadSession | None, who: str) -> int:
-    """Return the offset at which the session's rows start: its own start, or the end of the saved rows."""
+def _start_of(session: ReadSession, previous: ReadSession | None, who: str) -> int:
+    """Return the offset from which on the session must have all rows: its own start, or the saved cursor."""
     first, begin = session.first, session.begin
     assert first is not None
     if begin is not None and begin.log_id == session.log_id:
@@ -201,10 +209,10 @@ def _start_of(session: ReadSession, before: ReadSession | None, who: str) -> int
         require(
             not duplicates,
             "subscriber",
-            f"{who}: got {_format_offsets(duplicates)} again, had saved up to {begin.next_offset}",
+            f"{who}: got {_format_offsets(duplicates)} again, but had saved up to {begin.next_offset}",
         )
         return min(first, begin.next_offset)
-    return first if before is None or session.is_from_start else min(first, before.saved_rows)
+    return first if previous is None or session.is_from_start else min(first, previous.saved_rows)
 
 
 def _is_dead(state: VectorState | None) -> bool:
@@ -212,10 +220,12 @@ def _is_dead(state: VectorState | None) -> bool:
 
 
 def _comparable(state: VectorState, expected: ExpectedRows) -> tuple[object, ...]:
-    """Return the comparable part of a state; without the no-effect count, which ends with a tombstone."""
+    """Return the comparable part of a state; with `from_states` without the count of deltas that had no
+    effect, as that count is dropped with a tombstone.
+    """
     return comparable_state(state)[:-1] if expected.from_states else comparable_state(state)
 
 
 def _format_offsets(offsets: Sequence[int] | set[int]) -> str:
-    some = sorted(offsets)[:_SHOWN_MAX] if isinstance(offsets, set) else list(offsets)
-    return f"{some} ({len(offsets)} of them)"
+    shown = sorted(offsets)[:_SHOWN_MAX] if isinstance(offsets, set) else list(offsets)
+    return f"{shown} ({len(offsets)} in total)"

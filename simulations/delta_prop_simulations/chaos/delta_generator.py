@@ -1,4 +1,4 @@
-"""Generates the deltas of a writer: every operation, few vectors, each delta with an identifying token.
+"""Generates the deltas of a writer: all operations, on few vectors; a token identifies each delta.
 
 Pure; it draws from the writer's own random stream.
 """
@@ -38,7 +38,9 @@ NUMBERS = (0.0, 1.0, -1.5, 3e38)
 
 @dataclass(frozen=True, slots=True)
 class TaggedDelta:
-    """A delta and its token. The token of an addition to a sum begins with `SUM`, and is in no row."""
+    """A delta and its token. If the delta adds to a sum, the token starts with `SUM` and is not in
+    the delta.
+    """
 
     delta: Delta
     token: str
@@ -48,7 +50,9 @@ class DeltaGenerator:
     """Generates the deltas of one writer."""
 
     def __init__(self, writer: str, rng: Random, *, poison: float, hot: bool = False) -> None:
-        """`hot`: every delta changes one of two vectors that all writers share."""
+        """`poison`: the share of deltas that sinks reject; `hot`: every delta changes one of two shared
+        vectors.
+        """
         self._hot = hot
         self._writer = writer
         self._rng = rng
@@ -64,8 +68,8 @@ class DeltaGenerator:
         *,
         identified: bool,
     ) -> TaggedDelta:
-        """Return the next delta. `causes`: dots that it may name as parent. `heads`: heads that it may
-        expect. `identified`: it has its own id.
+        """Return the next delta. `causes`: dots, one of which it may name as a parent. `heads`: heads, one of
+        which it may expect. `identified`: give it an id of its own.
         """
         rng, self._count = self._rng, self._count + 1
         token = f"{self._writer}-{self._count}"
@@ -86,8 +90,8 @@ class DeltaGenerator:
                 Delta(key, vector, NAMESPACES[0], id=own, parents=parents, priority=priority), key
             )
         if draw < 0.55 and priority is Priority.NORMAL:  # ordered after the vector's first delta
-            one = sparse_add([0], [1.0])
-            return TaggedDelta(Delta(SUM + self._writer, one, NAMESPACES[0], id=own), f"{SUM}{token}")
+            add_one = sparse_add([0], [1.0])
+            return TaggedDelta(Delta(SUM + self._writer, add_one, NAMESPACES[0], id=own), f"{SUM}{token}")
         patch = {TOKEN: token}
         if rng.random() < self._poison:
             patch[POISON] = "all"
@@ -116,11 +120,13 @@ class DeltaGenerator:
         return TaggedDelta(Delta(token, create([0.0, 0.0]), NAMESPACES[0], id=own), token)
 
     def forget(self) -> None:
-        """Forget the vectors that are assumed to exist, after a refusal: they may not exist."""
+        """Forget which vectors are assumed to exist: after a refusal they may not exist."""
         self._live_keys.clear()
 
     def _operation(self, namespace: str, key: str) -> Operation:
-        """Return an operation, mostly one with an effect: a partial change if the vector should exist."""
+        """Return an operation that mostly has an effect: partial changes only if the vector is assumed to
+        exist.
+        """
         rng, ref = self._rng, (namespace, key)
         numbers = [rng.choice(NUMBERS), rng.choice(NUMBERS)]
         full = (create(numbers), dense(numbers), opaque(numbers[0].hex().encode()))

@@ -1,6 +1,6 @@
 """Injects the planned faults at their times, and heals all of them at the end.
 
-A fault without a target counts as missed, so that a plan which had no effect shows.
+A fault that finds no target counts as missed, so that plans without an effect are detected.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ _LAST_CALL_S_MAX = 5.0
 
 
 class Nemesis:
-    """Injects the planned faults; `heal` ends it."""
+    """Injects the planned faults until `heal`. `struck`, `missed`: the faults that had, or did not have, an
+    effect, by kind.
+    """
 
     def __init__(
         self,
@@ -74,7 +76,7 @@ class Nemesis:
             "rebuild": self._rebuild,
             "kill writer": self._kill,
             "kill reader": self._kill,
-            "stall reader": self._stall,
+            "stall reader": self._stall_reader,
         }
 
     async def run(self) -> None:
@@ -121,7 +123,7 @@ class Nemesis:
     async def _stop(self, strike: StrikePlan) -> bool:
         return self._node(strike.on).stop(strike.for_s)
 
-    async def _stall(self, strike: StrikePlan) -> bool:
+    async def _stall_reader(self, strike: StrikePlan) -> bool:
         host = self._hosts[strike.on]
         assert isinstance(host, ReaderHost)
         host.reader.is_stalled = True
@@ -133,14 +135,14 @@ class Nemesis:
 
     async def _last_call(self, strike: StrikePlan) -> bool:
         host = self._hosts[strike.on]
-        life = host.machine.life
-        if life is None or life.is_over:
+        process = host.machine.process
+        if process is None or process.has_ended:
             return False
         host.delay_start(strike.for_s)
         disk = host.machine.disk
         disk.crash_at(disk.calls + int(strike.amount))
         with anyio.move_on_after(_LAST_CALL_S_MAX):
-            await life.ended.wait()
+            await process.ended.wait()
         return disk.is_off
 
     async def _write_error(self, strike: StrikePlan) -> bool:
@@ -149,10 +151,10 @@ class Nemesis:
     async def _read_error(self, strike: StrikePlan) -> bool:
         return await self._fail_calls(strike, lambda call: call.name == "read")
 
-    async def _fail_calls(self, strike: StrikePlan, which: Callable[[Call], bool]) -> bool:
+    async def _fail_calls(self, strike: StrikePlan, matches: Callable[[Call], bool]) -> bool:
         machine = self._hosts[strike.on].machine
         before = sum(machine.disk_struck.values())
-        machine.add_disk_fault(strike.kind, lambda disk: disk.fail(which, errno.EIO, times=None))
+        machine.add_disk_fault(strike.kind, lambda disk: disk.fail(matches, errno.EIO, times=None))
         await anyio.sleep(strike.for_s)
         machine.remove_disk_fault(strike.kind)
         return sum(machine.disk_struck.values()) > before
@@ -191,8 +193,8 @@ class Nemesis:
     # --- the network
 
     async def _cut(self, strike: StrikePlan) -> bool:
-        here, there = strike.on.split(">")
-        paths = [(here, there)] if strike.kind == "cut" else [(here, there), (there, here)]
+        source, target = strike.on.split(">")
+        paths = [(source, target)] if strike.kind == "cut" else [(source, target), (target, source)]
         for path in paths:
             self._cuts.add(path)
             self._network.cut(*path)
@@ -202,16 +204,16 @@ class Nemesis:
         return True
 
     async def _reset(self, strike: StrikePlan) -> bool:
-        there = [one for one in self._network.connections if strike.on in one.hosts]
+        has_connections = any(strike.on in connection.hosts for connection in self._network.connections)
         self._network.reset(strike.on)
-        return bool(there)
+        return has_connections
 
     async def _slow_link(self, strike: StrikePlan) -> bool:
-        here, there = strike.on.split(">")
-        self._slow_links.add((here, there))
-        self._network.set_path(here, there, replace(self._network.conditions, bytes_per_s=strike.amount))
+        source, target = strike.on.split(">")
+        self._slow_links.add((source, target))
+        self._network.set_path(source, target, replace(self._network.conditions, bytes_per_s=strike.amount))
         await anyio.sleep(strike.for_s)
-        self._network.set_path(here, there, self._network.conditions)
+        self._network.set_path(source, target, self._network.conditions)
         return True
 
     # --- sinks
@@ -230,18 +232,18 @@ class Nemesis:
     async def _detach(self, strike: StrikePlan) -> bool:
         try:
             return await self._detach_for_a_while(strike)
-        except SimCrash:  # its machine crashed meanwhile, which ends the life by itself
+        except SimCrash:  # the machine crashed meanwhile; the process ends without our help
             return True
 
     async def _detach_for_a_while(self, strike: StrikePlan) -> bool:
         name, sink = strike.on.split("/")
         node = self._node(name)
-        propagator, life = node.propagator, node.machine.life
-        if propagator is None or life is None or sink not in propagator.statistics().sinks:
+        propagator, process = node.propagator, node.machine.process
+        if propagator is None or process is None or sink not in propagator.statistics().sinks:
             return False
         await propagator.detach(sink)
         await anyio.sleep(strike.for_s)
-        while not life.is_over and node.propagator is propagator:
+        while not process.has_ended and node.propagator is propagator:
             before = disk_failures(node.machine)
             try:
                 await node.reattach(sink)
@@ -249,12 +251,12 @@ class Nemesis:
                 if refused.code is not ErrorCode.SHUTTING_DOWN:
                     raise
             except TryAgain:
-                if not life.is_over:  # else the process was killed while the sink opened
+                if not process.has_ended:  # else the process was killed while the sink opened
                     raise
             except OSError:
                 if disk_failures(node.machine) == before:
                     raise
-                await anyio.sleep(RESTART_DELAY_S)  # the quarantine could not be read
+                await anyio.sleep(RESTART_DELAY_S)  # the quarantine's file could not be read
                 continue
             break
         return True

@@ -1,7 +1,7 @@
-"""A process that is kept running on its machine: started again after each end, until it has done its work.
+"""Keeps a process running on its machine: restarts it after each end, until its work is done.
 
-What falls out of a living process is a violation, unless its disk failed it: then it comes again, as a
-supervisor would have it.
+An exception that leaves a process is a violation, unless a failure of its disk explains it: then the process
+is restarted, as a supervisor would do.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from delta_prop.ports import World
-    from delta_prop_simulations.machine import Life, Machine
+    from delta_prop_simulations.machine import Machine, Process
 
 RESTART_DELAY_S = 1.0
 """The time after which a supervisor restarts a failed process."""
@@ -30,7 +30,7 @@ _FAILURE_SUFFIXES = ("failed", "no room", "short for want of room")
 
 
 class Host:
-    """One machine and its process. Faults end a life, `start_now` begins one."""
+    """One machine and the process that runs on it."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -43,18 +43,18 @@ class Host:
 
     # --- overridden by each kind of host
 
-    async def process(self, world: World, life: Life) -> None:
-        """Run one life of the process."""
+    async def run_process(self, world: World, process: Process) -> None:
+        """Run the host's program in one process."""
         raise NotImplementedError
 
-    def note_life_over(self, life: Life) -> None:
-        """Handle the end of a life."""
+    def on_process_end(self, process: Process) -> None:
+        """Called when a process has ended."""
 
     def is_done(self) -> bool:
-        """True if a process that ended by itself is not to be restarted."""
+        """True if a process that ended by itself must not be restarted."""
         return True
 
-    # --- life
+    # --- start and end
 
     @property
     def is_up(self) -> bool:
@@ -62,15 +62,15 @@ class Host:
         return self.machine.is_up
 
     async def keep_running(self, tasks: TaskGroup) -> None:
-        """Run the process, life after life."""
+        """Run one process after the other, until the work is done."""
         while not self.is_finished:
             while (wait_s := self._not_before_s - anyio.current_time()) > 0:
                 with anyio.move_on_after(wait_s):
                     await self._changed.wait()
             self.machine.restore()
-            over = self._changed = anyio.Event()
-            tasks.start_soon(self._run_life)
-            await over.wait()
+            ended = self._changed = anyio.Event()
+            tasks.start_soon(self._run_once)
+            await ended.wait()
             self._changed = anyio.Event()
 
     def kill(self, for_s: float) -> bool:
@@ -88,32 +88,32 @@ class Host:
         return was_up
 
     async def wait_ended(self) -> None:
-        """Wait until its process has ended, if one runs."""
-        if (life := self.machine.life) is not None:
-            await life.ended.wait()
+        """Wait until the host's process has ended, if one runs."""
+        if (process := self.machine.process) is not None:
+            await process.ended.wait()
 
     def start_now(self) -> None:
-        """Start the process now if it waits for its start."""
+        """Start a process now if none runs."""
         self._not_before_s = 0.0
         if not self.is_up:
             self._changed.set()
 
     def delay_start(self, for_s: float) -> None:
-        """Prevent a restart of the process for `for_s` seconds."""
+        """Prevent a start of the process for `for_s` seconds."""
         self._not_before_s = max(self._not_before_s, anyio.current_time() + for_s)
 
     # --- internals
 
-    async def _run_life(self) -> None:
+    async def _run_once(self) -> None:
         machine = self.machine
         before = disk_failures(machine)
 
-        async def process(world: World) -> None:
-            assert machine.life is not None
-            await self.process(world, machine.life)
+        async def main(world: World) -> None:
+            assert machine.process is not None
+            await self.run_process(world, machine.process)
 
         try:
-            ending = await machine.run(process)
+            ending = await machine.run(main)
         except Violation:
             raise
         except Exception as error:
@@ -121,7 +121,7 @@ class Host:
                 _is_of_disk(one) for one in leaf_exceptions(error)
             ):
                 raise Violation(
-                    "crash", f"{self.name}, life {machine.lives}: {format_error(error)}"
+                    "crash", f"{self.name}, process {machine.process_count}: {format_error(error)}"
                 ) from error
             self.failures += 1
             self.delay_start(RESTART_DELAY_S)
@@ -129,13 +129,13 @@ class Host:
             if ending is Ending.ENDED and self.is_done():
                 self.is_finished = True
 
-    def _note_end(self, life: Life) -> None:
-        self.note_life_over(life)
+    def _note_end(self, process: Process) -> None:
+        self.on_process_end(process)
         self._changed.set()
 
 
 def leaf_exceptions(error: BaseException) -> Iterator[BaseException]:
-    """Yield the exceptions in a group, at any depth."""
+    """Yield the exceptions of a group at any depth; of another exception, itself."""
     if isinstance(error, BaseExceptionGroup):
         for one in error.exceptions:
             yield from leaf_exceptions(one)
@@ -144,19 +144,19 @@ def leaf_exceptions(error: BaseException) -> Iterator[BaseException]:
 
 
 def format_error(error: BaseException) -> str:
-    """Format the errors and their locations in one line, the same on every machine."""
+    """Return the errors and their locations as one line, which is the same on every machine."""
     return "; ".join(f"{type(one).__name__}: {one} ({_format_trace(one)})" for one in leaf_exceptions(error))
 
 
 def _format_trace(error: BaseException) -> str:
-    places: list[str] = []
+    locations: list[str] = []
     trace: Any = error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
         path = PurePath(code.co_filename)
-        places.append(f"{path.parent.name}/{path.name}:{trace.tb_lineno} {code.co_name}")
+        locations.append(f"{path.parent.name}/{path.name}:{trace.tb_lineno} {code.co_name}")
         trace = trace.tb_next
-    return " < ".join(reversed(places[-4:]))
+    return " < ".join(reversed(locations[-4:]))
 
 
 def _is_of_disk(error: BaseException) -> bool:
@@ -164,5 +164,5 @@ def _is_of_disk(error: BaseException) -> bool:
 
 
 def disk_failures(machine: Machine) -> int:
-    """Return the number of calls that its disk has failed."""
-    return sum(count for what, count in machine.disk_struck.items() if what.endswith(_FAILURE_SUFFIXES))
+    """Return the number of disk calls that have failed on this machine."""
+    return sum(count for event, count in machine.disk_struck.items() if event.endswith(_FAILURE_SUFFIXES))

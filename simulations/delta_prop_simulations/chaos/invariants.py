@@ -1,7 +1,7 @@
-"""Checks invariants at every step: offsets in order, nothing visible too early, everything within bounds.
+"""Checks invariants at every step: offsets are in order, nothing is visible too early, all bounds hold.
 
-It reads attributes only: it calls nothing that could change anything, and never waits. It checks log offsets
-and feeds at every step, the rest at every `REST_EVERY`-th.
+The checks only read attributes: they change nothing and never wait. Log offsets and feeds are checked at
+every step, the bounds at every `BOUNDS_EVERY`-th.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
     from delta_prop_broker.log.memory import MemoryLog
     from delta_prop_simulations.chaos.log_history import LogHistory
 
-REST_EVERY = 16
+BOUNDS_EVERY = 16
 
 
 @dataclass(frozen=True, slots=True)
 class LogOffsets:
-    """A log's offsets at one moment. `recovered`: the number of its recoveries in this life."""
+    """A log's offsets at one moment. `recoveries`: how often this process has recovered the log in place."""
 
     first: int
     synced: int
     written: int
     next: int
     high_watermark: int
-    recovered: int = 0
+    recoveries: int = 0
     failed: bool = False
 
 
 class StepChecker:
-    """Checks one service through one of its lives."""
+    """Checks one service during one of its processes."""
 
     def __init__(self, node: str, internals: Internals, history: LogHistory) -> None:
         self.checks = 0
@@ -51,7 +51,6 @@ class StepChecker:
         self._durable = self._log if isinstance(self._log, DurableLog) else None
         self._offsets = log_offsets(self._log)
         self._raw: tuple[int, ...] = ()
-        self._handed: dict[str, int] = {}
         self._ever_failed = False
 
     def check(self, service: Service | None) -> None:
@@ -67,11 +66,11 @@ class StepChecker:
             self._raw = raw
             self._check_offsets()
         visible = self._log.high_watermark
-        for name, attached in self._internals.sinks.runtimes.items():
-            feed = attached.feed
+        for name, runtime in self._internals.sinks.runtimes.items():
+            feed = runtime.feed
             if feed is not None:
                 self._check_feed(name, feed, visible)
-        if self.checks % REST_EVERY == 0:
+        if self.checks % BOUNDS_EVERY == 0:
             self._check_bounds(service)
 
     def _check_offsets(self) -> None:
@@ -86,10 +85,11 @@ class StepChecker:
         """Check that nothing above the high watermark was delivered, applied or committed."""
         if self._ever_failed and self._history.visible_level is not AckLevel.DURABLE:
             return  # visible rows may be lost with a failed sync, as the read level permits
-        handed = feed._in_call_end
-        if handed > visible and feed._called_at != inf:
+        in_call_end = feed._in_call_end
+        if in_call_end > visible and feed._called_at != inf:
             raise Violation(
-                "early", f"{self._node}: sink {name!r} got {handed - 1}, the high watermark is {visible}"
+                "early",
+                f"{self._node}: sink {name!r} got offset {in_call_end - 1}, the high watermark is {visible}",
             )
         if feed._applied > visible or feed._committed > visible:
             raise Violation(
@@ -99,21 +99,21 @@ class StepChecker:
             )
 
     def _check_bounds(self, service: Service | None) -> None:
-        node, inside = self._node, self._internals
-        lanes, pending = inside.pipeline.queue, inside.pipeline.orderer._pending
-        check_bound(node, "deltas queued", lanes.depth, lanes.capacity_deltas)
-        check_bound(node, "bytes queued", lanes.depth_bytes, lanes.capacity_bytes)
+        node, internals = self._node, self._internals
+        queue, pending = internals.pipeline.queue, internals.pipeline.orderer._pending
+        check_bound(node, "deltas queued", queue.depth, queue.capacity_deltas)
+        check_bound(node, "bytes queued", queue.depth_bytes, queue.capacity_bytes)
         check_bound(node, "deltas pending", pending.deltas, pending._deltas_max)
         check_bound(node, "bytes pending", pending.bytes, pending._bytes_max)
         log = self._durable
-        # An empty log takes one batch of any size.
+        # A log without unwritten batches takes one batch of any size.
         if log is not None and len(log._active_segment.pending_writes) > 1:
             check_bound(node, "bytes unwritten", log.unwritten_bytes, log.settings.unwritten_bytes_max)
-        for name, attached in inside.sinks.runtimes.items():
-            if attached.feed is not None:
-                _check_capacity(f"{node}, sink {name!r}", attached.feed)
-        for peer in () if service is None else service._handlers.values():
-            check_connection(node, peer)
+        for name, runtime in internals.sinks.runtimes.items():
+            if runtime.feed is not None:
+                _check_capacity(f"{node}, sink {name!r}", runtime.feed)
+        for handler in () if service is None else service._handlers.values():
+            check_connection(node, handler)
 
 
 def log_offsets(log: DurableLog | MemoryLog) -> LogOffsets:
@@ -135,16 +135,18 @@ def log_offsets(log: DurableLog | MemoryLog) -> LogOffsets:
 
 
 def check_log_offsets(node: str, before: LogOffsets, now: LogOffsets, level: AckLevel) -> None:
-    """Check the order of the offsets, and that none went back unless the log failed or was recovered."""
+    """Check that the offsets are in order, and that none went back unless the log failed or was recovered."""
     in_order = 0 <= now.first <= now.synced <= now.written <= now.next
-    shown = now.synced if level is AckLevel.DURABLE else now.written if level is AckLevel.LOGGED else now.next
-    if not in_order or now.high_watermark != shown:
+    visible = (
+        now.synced if level is AckLevel.DURABLE else now.written if level is AckLevel.LOGGED else now.next
+    )
+    if not in_order or now.high_watermark != visible:
         raise Violation("marks", f"{node}: {now}")
-    goes_on = now.synced >= before.synced
-    if now.recovered == before.recovered:  # else the oldest segments may be back, if their removal failed
-        goes_on = goes_on and now.first >= before.first and now.next >= before.next
-        goes_on = goes_on and (now.failed or now.written >= before.written)
-    if not goes_on:
+    is_monotonic = now.synced >= before.synced
+    if now.recoveries == before.recoveries:  # else the oldest segments may be back, if their removal failed
+        is_monotonic = is_monotonic and now.first >= before.first and now.next >= before.next
+        is_monotonic = is_monotonic and (now.failed or now.written >= before.written)
+    if not is_monotonic:
         raise Violation("marks", f"{node}: {now} after {before}")
 
 
@@ -155,28 +157,28 @@ def check_bound(who: str, what: str, amount: int, bound: int) -> None:
 
 
 def check_credit(who: str, credit: tuple[int, int, int], granted: int) -> None:
-    """Check that remaining, unsettled and owed credit are not above the grant. Raises Violation."""
+    """Check that the sum of remaining, unsettled and owed credit is not above the grant. Raises Violation."""
     left, unsettled, owed = credit
     if owed < 0 or unsettled < 0 or left + unsettled + owed > granted:
         raise Violation("credit", f"{who}: {left} left, {unsettled} unsettled, {owed} owed, of {granted}")
 
 
-def check_connection(node: str, peer: ConnectionHandler) -> None:
+def check_connection(node: str, handler: ConnectionHandler) -> None:
     """Check one connection: the producer's credit is conserved, the subscriber's queue is bounded."""
-    who = f"{node}, connection {peer.number}"
-    intake, outlet, connection = peer.produce_handler, peer.consumer_session, peer._connection
-    if intake is not None and connection.phase.name == "OPEN" and not connection.receive_window._unbounded:
-        unsettled = [one for one in intake._pending if not one.done]
-        settings, allowance = intake._settings, connection.receive_window
-        credit = (allowance._deltas, sum(one.count for one in unsettled), intake._owed_deltas)
+    who = f"{node}, connection {handler.number}"
+    producer, consumer, connection = handler.produce_handler, handler.consumer_session, handler._connection
+    if producer is not None and connection.phase.name == "OPEN" and not connection.receive_window._unbounded:
+        unsettled = [entry for entry in producer._pending if not entry.done]
+        settings, window = producer._settings, connection.receive_window
+        credit = (window._deltas, sum(entry.count for entry in unsettled), producer._owed_deltas)
         check_credit(f"{who}, deltas", credit, settings.producer_deltas_credit)
-        credit = (allowance._bytes, sum(one.size for one in unsettled), intake._owed_bytes)
+        credit = (window._bytes, sum(entry.size for entry in unsettled), producer._owed_bytes)
         check_credit(f"{who}, bytes", credit, settings.producer_bytes_credit)
-    if outlet is not None and len(outlet._queue.waiting) > 1:  # the last batch may have exceeded the bound
-        queue = outlet._queue
-        last = queue.waiting[-1][0].batch.size
-        before = queue.bytes - BATCH_OVERHEAD_BYTES * len(queue.waiting) - last
-        check_bound(who, "bytes to send", before, outlet._settings.subscriber_bytes_max)
+    if consumer is not None and len(consumer._queue.waiting) > 1:  # the last batch may exceed the bound
+        queue = consumer._queue
+        last_bytes = queue.waiting[-1][0].batch.size
+        without_last = queue.bytes - BATCH_OVERHEAD_BYTES * len(queue.waiting) - last_bytes
+        check_bound(who, "bytes to send", without_last, consumer._settings.subscriber_bytes_max)
 
 
 def _check_capacity(who: str, feed: Feed) -> None:

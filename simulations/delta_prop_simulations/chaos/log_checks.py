@@ -1,6 +1,6 @@
-"""Checks logs by themselves, against the outcomes that clients received, and against each other.
+"""Checks each recorded log by itself, against the outcomes that clients received, and against the other logs.
 
-Pure: takes recorded logs, raises a Violation. It folds the states from the rows itself.
+Pure: the checks take recorded logs, fold their rows into states themselves, and raise a Violation.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 class TokenLocation(NamedTuple):
-    """The offset of a token in the log, or before its loss; `survives`: the level that would have kept it."""
+    """The offset of a token's delta in the log, or before its loss. `survives`: for a lost delta, the lowest
+    level at which an acknowledged delta must survive.
+    """
 
     offset: int
     dot: Dot
@@ -31,7 +33,9 @@ class TokenLocation(NamedTuple):
 
 
 def fold_canonically(rows: Iterable[tuple[LoggedBatch, int]]) -> dict[Ref, VectorState]:
-    """Fold each vector's deltas in canonical order; of duplicates by id only the first has an effect."""
+    """Fold each vector's deltas in canonical order; of deltas with the same id only the first has an
+    effect.
+    """
     changes: dict[Ref, dict[Key, Any]] = {}
     ids: dict[Ref, dict[Key, bytes]] = {}
     for logged, row in rows:
@@ -41,8 +45,8 @@ def fold_canonically(rows: Iterable[tuple[LoggedBatch, int]]) -> dict[Ref, Vecto
         if batch.ids is not None:
             ids.setdefault(ref, {})[key] = batch.ids[row]
     return {
-        ref: fold(those.values(), without_effect=_later_duplicates(ids.get(ref, {})))
-        for ref, those in changes.items()
+        ref: fold(by_key.values(), without_effect=_later_duplicates(ids.get(ref, {})))
+        for ref, by_key in changes.items()
     }
 
 
@@ -53,49 +57,57 @@ def comparable_state(state: VectorState) -> tuple[Any, ...]:
 
 def check_causal(history: LogHistory) -> None:
     """Check that the log is a linear extension of causality, without duplicate dots or Lamport numbers."""
-    have: dict[int, int] = {}
+    watermarks: dict[int, int] = {}
     ids: set[bytes] = set()
     lamport = 0
     for logged in history.batches:
         batch, where = logged.batch, f"{history.node}, offset {logged.offset}"
-        known = have.get(batch.origin, 0)
-        require(batch.base > known, "twice", f"{where}: duplicate {batch.dot(0)}: {known} came before")
-        before = batch.previous if batch.has_gaps else batch.base - 1
+        watermark = watermarks.get(batch.origin, 0)
         require(
-            before <= known, "causal", f"{where}: {batch.dot(0)} needs counter {before}, there is {known}"
+            batch.base > watermark, "twice", f"{where}: duplicate {batch.dot(0)}: {watermark} came before"
+        )
+        previous = batch.previous if batch.has_gaps else batch.base - 1
+        require(
+            previous <= watermark,
+            "causal",
+            f"{where}: {batch.dot(0)} needs counter {previous}, the watermark is {watermark}",
         )
         for cause in batch.clock:
             require(
-                have.get(cause.origin, 0) >= cause.counter,
+                watermarks.get(cause.origin, 0) >= cause.counter,
                 "causal",
                 f"{where}: {batch.dot(0)} depends on {cause}, which is not in the log yet",
             )
-        own = {batch.dot(row) for row in range(batch.count)}
-        here = set(batch.ids or ())
+        own_dots = {batch.dot(row) for row in range(batch.count)}
+        own_ids = set(batch.ids or ())
         for row, parent in batch.parents:
-            there = parent in ids or parent in here
+            is_logged = parent in ids or parent in own_ids
             if isinstance(parent, Dot):
-                there = have.get(parent.origin, 0) >= parent.counter or parent in own
+                is_logged = watermarks.get(parent.origin, 0) >= parent.counter or parent in own_dots
             require(
-                there, "causal", f"{where}: {batch.dot(row)} depends on {parent!r}, which is not there yet"
+                is_logged,
+                "causal",
+                f"{where}: {batch.dot(row)} depends on {parent!r}, which is not in the log yet",
             )
         if logged.source is not Source.REPLICA:
             require(logged.lamport > lamport, "causal", f"{where}: Lamport {logged.lamport} after {lamport}")
         lamport = max(lamport, logged.lamport + logged.count - 1)
-        have[batch.origin] = batch.last
-        ids |= here
+        watermarks[batch.origin] = batch.last
+        ids |= own_ids
 
 
 def check_expected(history: LogHistory) -> None:
-    """Check that `expect` matched the vector's head; forwarded rows were checked by their own service."""
-    before: dict[Ref, list[tuple[LoggedBatch, int]]] = {}
+    """Check that each `expect` matched the vector's head. Forwarded rows are left out: only the service that
+    accepted them first checks `expect`.
+    """
+    rows_before: dict[Ref, list[tuple[LoggedBatch, int]]] = {}
     for logged in history.batches:
         batch = logged.batch
         if batch.is_control:
             continue
         expects = {} if logged.source is Source.REPLICA else dict(batch.expects)
         for row, ref in enumerate(zip(batch.namespaces, batch.keys, strict=True)):
-            rows = before.setdefault(ref, [])
+            rows = rows_before.setdefault(ref, [])
             if row in expects and not _is_as_expected(rows, expects[row], history.level):
                 head = rows[-1][0].batch.dot(rows[-1][1]) if rows else "nothing"
                 raise Violation(
@@ -107,27 +119,29 @@ def check_expected(history: LogHistory) -> None:
 
 
 def _is_as_expected(rows: Sequence[tuple[LoggedBatch, int]], expected: Dot, level: AckLevel) -> bool:
-    """True if a vector of which the log has these rows is as expected."""
+    """True if the head of the vector whose rows in the log are `rows` is the expected one."""
     if expected == ABSENT:
         return not any(state.alive for state in fold_canonically(rows).values())
     if not rows:
-        return level is AckLevel.MEMORY  # a previous log, lost as it was in memory, may have held the head
+        return level is AckLevel.MEMORY  # a previous log in memory, now lost, may have held the head
     logged, row = rows[-1]
     return logged.batch.dot(row) == expected
 
 
 def check_outcomes(history: LogHistory, client_history: ClientHistory) -> None:
     """Check the outcomes that clients received from this service. Raises Violation."""
-    here, lost = _locate_tokens(history)
+    logged, lost = _locate_tokens(history)
     for token, outcome in client_history.outcomes.items():
         if outcome.node == history.node and not token.startswith(SUM):
-            _check_one(history, token, outcome, here.get(token, []), lost.get(token, []))
+            _check_outcome(history, token, outcome, logged.get(token, []), lost.get(token, []))
 
 
 def check_sums(
     history: LogHistory, client_history: ClientHistory, states: Mapping[Ref, VectorState], who: str
 ) -> None:
-    """Check that each writer's sum counts every acknowledged add, and at most those of unknown outcome."""
+    """Check that each writer's sum includes every acknowledged add and, beyond these, only adds of unknown
+    outcome.
+    """
     lost = {logged.batch.keys[row] for _, logged, row, _ in history.lost_rows()}
     sums: dict[Ref, list[DeltaOutcome]] = {}
     for token, outcome in client_history.outcomes.items():
@@ -136,86 +150,97 @@ def check_sums(
     for ref, (first, *added) in sums.items():
         if ref[1] in lost or not first.acks:
             continue
-        least = sum(1 for one in added if one.acks)
-        # A client that has no outcome yet, as its call is still being cancelled, counts as unknown.
-        most = least + sum(1 for one in added if not one.acks and (one.is_unknown or one.refused is None))
+        acked_count = sum(1 for one in added if one.acks)
+        # An add without an outcome, whose call is still being cancelled, counts as unknown.
+        count_max = acked_count + sum(
+            1 for one in added if not one.acks and (one.is_unknown or one.refused is None)
+        )
         vector = states[ref].vector if ref in states else None
-        holds = None if vector is None else float(vector[0])
+        value = None if vector is None else float(vector[0])
         require(
-            holds is not None and least <= holds <= most,
+            value is not None and acked_count <= value <= count_max,
             "counter",
-            f"{who}: {ref[1]} holds {holds}; of {len(added)}, {least} were acknowledged, {most} may be there",
+            f"{who}: {ref[1]} is {value}; of {len(added)} adds {acked_count} were acknowledged, and at most "
+            f"{count_max} can have taken effect",
         )
 
 
 def check_drift(histories: Iterable[LogHistory]) -> int:
-    """Check that services give a delta the same key, and agree if they hold the same deltas.
+    """Check that all services have the same canonical key for a delta, and that services which hold the same
+    deltas hold the same states.
 
     Returns the number of services that hold the same deltas as another one. Raises Violation.
     """
     keys: dict[Dot, tuple[Key, str]] = {}
     held: dict[frozenset[Dot], tuple[str, dict[Ref, tuple[Any, ...]]]] = {}
-    same = 0
-    for record in histories:
+    agreeing = 0
+    for history in histories:
         dots = set()
-        for offset, logged, row in record.rows():
+        for offset, logged, row in history.rows():
             dot = logged.batch.dot(row)
             dots.add(dot)
-            key, other = keys.setdefault(dot, (logged.key(row), record.node))
+            key, other = keys.setdefault(dot, (logged.key(row), history.node))
             if key != logged.key(row):
-                what = f"{dot} has the key {logged.key(row)} at {record.node} ({offset}), {key} at {other}"
+                what = f"{dot} has the key {logged.key(row)} at {history.node} ({offset}), {key} at {other}"
                 raise Violation("drift", what)
         states = {
-            ref: comparable_state(one)
-            for ref, one in fold_canonically((b, r) for _, b, r in record.rows()).items()
+            ref: comparable_state(state)
+            for ref, state in fold_canonically((b, r) for _, b, r in history.rows()).items()
         }
-        node, theirs = held.setdefault(frozenset(dots), (record.node, states))
-        if node != record.node:
-            same += 1
-            differs = sorted(ref for ref in states.keys() | theirs if states.get(ref) != theirs.get(ref))
-            require(
-                not differs, "drift", f"{node} and {record.node} hold the same deltas and differ in {differs}"
+        node, its_states = held.setdefault(frozenset(dots), (history.node, states))
+        if node != history.node:
+            agreeing += 1
+            differing = sorted(
+                ref for ref in states.keys() | its_states if states.get(ref) != its_states.get(ref)
             )
-    return same
+            require(
+                not differing,
+                "drift",
+                f"{node} and {history.node} hold the same deltas, but differ in {differing}",
+            )
+    return agreeing
 
 
 def _locate_tokens(
     history: LogHistory,
 ) -> tuple[dict[str, list[TokenLocation]], dict[str, list[TokenLocation]]]:
-    here: dict[str, list[TokenLocation]] = {}
+    """Return the locations of each token: those in the log, and the lost ones."""
+    present: dict[str, list[TokenLocation]] = {}
     lost: dict[str, list[TokenLocation]] = {}
     for offset, logged, row in history.rows():
         token = token_of(logged.batch, row)
         if token is not None:
-            here.setdefault(token, []).append(TokenLocation(offset, logged.batch.dot(row)))
+            present.setdefault(token, []).append(TokenLocation(offset, logged.batch.dot(row)))
     for offset, logged, row, survives in history.lost_rows():
         token = token_of(logged.batch, row)
         if token is not None:
             lost.setdefault(token, []).append(TokenLocation(offset, logged.batch.dot(row), survives))
-    return here, lost
+    return present, lost
 
 
-def _check_one(
+def _check_outcome(
     history: LogHistory,
     token: str,
     outcome: DeltaOutcome,
-    here: list[TokenLocation],
+    present: list[TokenLocation],
     lost: list[TokenLocation],
 ) -> None:
     what = f"{token} of {outcome.writer} at {history.node}"
-    if len(here) > 1:
-        raise Violation("twice", f"{what} is at offsets {[one.offset for one in here]}")
+    if len(present) > 1:
+        raise Violation("twice", f"{what} is at offsets {[one.offset for one in present]}")
     if outcome.refused is not None and not outcome.acks and not outcome.is_unknown:
-        require(not here, "refused", f"{what} was refused ({outcome.refused.name}) but is at {here}")
+        require(not present, "refused", f"{what} was refused ({outcome.refused.name}) but is at {present}")
     for ack in outcome.acks:
-        could_go = [one for one in lost if ack.level < one.survives]
-        require(bool(here or could_go), "lost", f"{what}, {ack}, is not in the log; lost copies: {lost}")
+        may_be_lost = [one for one in lost if ack.level < one.survives]
+        require(
+            bool(present or may_be_lost), "lost", f"{what}: {ack}, but not in the log; lost copies: {lost}"
+        )
         check = "repeat" if ack.duplicate else "answer"
-        places = [one.offset for one in (*here, *could_go)]
-        require(ack.offset in places, check, f"{what}, {ack}, is at {places}")
+        offsets = [one.offset for one in (*present, *may_be_lost)]
+        require(ack.offset in offsets, check, f"{what}: {ack}, but its offsets are {offsets}")
         asked = history.level if outcome.asked_level is None else min(outcome.asked_level, history.level)
         require(
-            ack.duplicate or ack.level >= asked, "answer", f"{what}: {ack}, but {asked.name} was asked for"
+            ack.duplicate or ack.level >= asked, "answer", f"{what}: {ack}, but {asked.name} was requested"
         )
 
 

@@ -1,7 +1,7 @@
-"""The log of one service over all its lives, as it was appended: it also holds rows that retention,
-compaction or crashes removed, and marks those that a crash removed.
+"""Records all rows that were appended to a service's log, across all its processes. The record keeps rows
+that retention or compaction removed, and keeps rows that a crash removed apart.
 
-It wraps a log's append methods and changes nothing.
+It wraps the log's append methods, and does not change their effect.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from delta_prop_wire.batch import LoggedBatch
 
 NOTHING_SURVIVES = AckLevel.QUORUM
-"""A level above every level that is granted."""
+"""A level above all levels that a service grants."""
 
 SURVIVES = {
     "ended": AckLevel.MEMORY,
@@ -29,14 +29,14 @@ SURVIVES = {
     "power cut": AckLevel.DURABLE,
     "crashed": AckLevel.DURABLE,
 }
-"""The lowest level whose acknowledged rows survive, by the ending of a life."""
+"""The lowest level whose acknowledged rows survive, by the way in which a process ended."""
 
 READ_BYTES_MAX = 1 << 30
 
 
 @dataclass(slots=True)
 class LostTail:
-    """A lost tail, and the lowest level whose acknowledged rows must not be in it."""
+    """A tail that a log has lost. `survives`: the lowest level whose acknowledged rows must not be in it."""
 
     batches: list[LoggedBatch]
     survives: AckLevel
@@ -44,7 +44,9 @@ class LostTail:
 
 @dataclass(slots=True)
 class LogHistory:
-    """The rows of a service's log. `level`: the highest it promises, `visible_level`: that of readers."""
+    """The rows of a service's log. `level`: the highest ack level that the log grants; `visible_level`: its
+    read level.
+    """
 
     node: str
     log_id: bytes = b""
@@ -61,26 +63,28 @@ class LogHistory:
         """The offset after the last row."""
         return self.batches[-1].next_offset if self.batches else 0
 
-    def start(self, log: DurableLog | MemoryLog, before: str | None) -> None:
-        """Begin a life on the log that the previous one has left. Raises Violation."""
-        survives = AckLevel.MEMORY if before is None else SURVIVES[before]
+    def start(self, log: DurableLog | MemoryLog, ending: str | None) -> None:
+        """Start to record a new process, which found this log. `ending`: how the previous process ended.
+        Raises Violation.
+        """
+        survives = AckLevel.MEMORY if ending is None else SURVIVES[ending]
         if self._failed:
             survives = max(survives, AckLevel.DURABLE)
         if log.log_id != self.log_id:
             require(
                 not self.log_id or self.level is AckLevel.MEMORY,
                 "lost",
-                f"{self.node}: its log on disk was replaced, after a life that {before}",
+                f"{self.node}: its log on disk was replaced; the previous process had ended by: {ending}",
             )
             self._note_lost_tail(0, NOTHING_SURVIVES)
         self._note_lost_tail(log.next_offset, survives)
         self.log_id, self.level, self._failed = log.log_id, log.ack_level, False
         self.visible_level = getattr(getattr(log, "settings", None), "read_level", log.ack_level)
         self._catch_up(log)
-        self._tap(log)
+        self._wrap_appends(log)
 
     def note_failure(self) -> None:
-        """Note if the log has failed."""
+        """Remember that the log has failed, if it has."""
         if getattr(self._log, "failure", None) is not None:
             self._failed = True
 
@@ -96,46 +100,48 @@ class LogHistory:
                     yield logged.offset + row, logged, row
 
     def lost_rows(self) -> Iterator[tuple[int, LoggedBatch, int, AckLevel]]:
-        """Yield every lost delta, and the lowest level whose acknowledged rows must survive."""
-        for cut in self.lost_tails:
-            for logged in cut.batches:
+        """Yield every lost delta: offset, batch, row, and the lowest level that should have survived the
+        loss.
+        """
+        for tail in self.lost_tails:
+            for logged in tail.batches:
                 if not logged.batch.is_control:
                     for row in range(logged.count):
-                        yield logged.offset + row, logged, row, cut.survives
+                        yield logged.offset + row, logged, row, tail.survives
 
-    def _tap(self, log: DurableLog | MemoryLog) -> None:
+    def _wrap_appends(self, log: DurableLog | MemoryLog) -> None:
         append, append_run = log.append, log.append_run
         self._log = log
 
-        def appending(*args: Any, **more: Any) -> LoggedBatch:
-            logged = append(*args, **more)
+        def recording_append(*args: Any, **kwargs: Any) -> LoggedBatch:
+            logged = append(*args, **kwargs)
             note([logged])
             return logged
 
-        def appending_run(*args: Any, **more: Any) -> list[LoggedBatch]:
-            placed = append_run(*args, **more)
-            if not self.batches or placed[-1] is not self.batches[-1]:  # a log in memory appends one by one
-                note(placed)
-            return placed
+        def recording_append_run(*args: Any, **kwargs: Any) -> list[LoggedBatch]:
+            appended = append_run(*args, **kwargs)
+            if not self.batches or appended[-1] is not self.batches[-1]:  # a log in memory appends one by one
+                note(appended)
+            return appended
 
-        def note(placed: list[LoggedBatch]) -> None:
-            if self._log is log and placed:
-                self._note_lost_tail(placed[0].offset, AckLevel.DURABLE)  # lost in a recovery in place
-                self.batches += placed
+        def note(appended: list[LoggedBatch]) -> None:
+            if self._log is log and appended:
+                self._note_lost_tail(appended[0].offset, AckLevel.DURABLE)  # lost in a recovery in place
+                self.batches += appended
 
-        log.append_run = appending_run  # type: ignore[method-assign]
-        log.append = appending  # type: ignore[method-assign]
+        log.append_run = recording_append_run  # type: ignore[method-assign]
+        log.append = recording_append  # type: ignore[method-assign]
 
     def _note_lost_tail(self, end: int, survives: AckLevel) -> None:
-        at = len(self.batches)
-        while at and self.batches[at - 1].next_offset > end:
-            at -= 1
-        if at < len(self.batches):
-            self.lost_tails.append(LostTail(self.batches[at:], survives))
-            del self.batches[at:]
+        index = len(self.batches)
+        while index and self.batches[index - 1].next_offset > end:
+            index -= 1
+        if index < len(self.batches):
+            self.lost_tails.append(LostTail(self.batches[index:], survives))
+            del self.batches[index:]
 
     def _catch_up(self, log: DurableLog | MemoryLog) -> None:
-        """Read the rows that were appended while the service opened."""
+        """Read the rows that were appended while the service started."""
         while self.next_offset < log.high_watermark:
-            found = log.read(self.next_offset, rows_max=BATCH_ROWS_MAX, bytes_max=READ_BYTES_MAX)
-            self.batches += [one for one in found if one.offset >= self.next_offset]
+            read = log.read(self.next_offset, rows_max=BATCH_ROWS_MAX, bytes_max=READ_BYTES_MAX)
+            self.batches += [logged for logged in read if logged.offset >= self.next_offset]

@@ -1,4 +1,4 @@
-"""A service of the run: the production code on a simulated machine, with its sinks and forward links."""
+"""A service of a chaos run: the production code on a simulated machine, with its sinks and forward links."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from delta_prop.ports import World
     from delta_prop_simulations.chaos.oracle import Oracle
     from delta_prop_simulations.chaos.plan import Knobs, NodePlan, SinkPlan
-    from delta_prop_simulations.machine import Life, Machine
+    from delta_prop_simulations.machine import Machine, Process
     from delta_prop_simulations.rng import Seed
     from delta_prop_sinks.sink import Sink
 
-    Embedded = Callable[[Propagator, Life], Coroutine[None, None, None]]
+    Embedded = Callable[[Propagator, Process], Coroutine[None, None, None]]
 
 PORT = 7373
 CLIENT = ClientSettings(
@@ -39,11 +39,11 @@ CLIENT = ClientSettings(
     peer_timeout_s=4.0,
     delivery_timeout_s=20.0,
 )
-"""Client settings of the run: shorter than the default, to detect a lost peer sooner."""
+"""Settings of forward links: timeouts shorter than the defaults, to detect a lost peer sooner."""
 
 
 class Node(Host):
-    """A service and its sinks. `propagator` and `service` are those of the current life."""
+    """A service and its sinks. `propagator` and `service` are those of the current process."""
 
     def __init__(
         self, plan: NodePlan, machine: Machine, seed: Seed, oracle: Oracle, embedded: Sequence[Embedded]
@@ -66,13 +66,13 @@ class Node(Host):
         self._embedded = embedded
         self._is_healed = False
         self._oracle = oracle
-        self._ended: str | None = None
+        self._previous_ending: str | None = None
         self._stop = anyio.Event()
 
-    # --- one life
+    # --- the process
 
-    async def process(self, world: World, life: Life) -> None:
-        """Serve until `stop`."""
+    async def run_process(self, world: World, process: Process) -> None:
+        """Open the service, attach its sinks, and serve until `stop`."""
         self._stop = anyio.Event()
         async with Propagator(
             Settings(**self.plan.settings),  # type: ignore[arg-type]
@@ -80,45 +80,45 @@ class Node(Host):
             log=_log_settings(self.plan),
             world=world,
         ) as propagator:
-            if life.is_over:  # killed while the log opened; its successor may serve already
+            if process.has_ended:  # killed while the log opened; its successor may serve already
                 return
-            self._oracle.note_start(self.name, propagator, self._ended)
-            self._ended = None
+            self._oracle.note_start(self.name, propagator, self._previous_ending)
+            self._previous_ending = None
             self.propagator = propagator
             for sink in self.plan.sinks:
-                await self.attach(sink, life)
+                await self.attach(sink, process)
             for other in self.plan.forward_to:
                 await self._forward(other, world)
             if self._is_healed:
                 self.resume_paused()
-            await self._serve(propagator, life)
+            await self._serve(propagator, process)
             self.propagator = None
 
-    async def _serve(self, propagator: Propagator, life: Life) -> None:
+    async def _serve(self, propagator: Propagator, process: Process) -> None:
         service = Service(propagator, _server_settings(self.name, self.plan.server))
         async with anyio.create_task_group() as tasks:
             await tasks.start(service.run)
             self.service = service
             async with anyio.create_task_group() as writers:
                 for embedded in self._embedded:
-                    writers.start_soon(embedded, propagator, life)
+                    writers.start_soon(embedded, propagator, process)
                 await self._stop.wait()
                 writers.cancel_scope.cancel()
             self.service = None
             service.stop()
 
-    async def attach(self, plan: SinkPlan, life: Life) -> None:
-        """Attach a sink to the service of this life. Raises what `Propagator.attach` does."""
+    async def attach(self, plan: SinkPlan, process: Process) -> None:
+        """Attach a sink to the running service. Raises the same errors as `Propagator.attach`."""
         assert self.propagator is not None
         sink: Sink
         if plan.kind in KINDS:
-            sink = self.models[plan.name].for_life(life)
+            sink = self.models[plan.name].for_process(process)
         else:
-            record = self._oracle.histories[self.name]
+            history = self._oracle.histories[self.name]
             sink = (
                 CacheSink(name=plan.name)
                 if plan.kind == "cache"
-                else CountedIndex(plan.name, record, self._oracle.complaints.append)
+                else CountedIndex(plan.name, history, self._oracle.complaints.append)
             )
         await self.propagator.attach(
             sink, topics=plan.topics, required=plan.required, pacing=plan.pacing, start="resume"
@@ -130,18 +130,18 @@ class Node(Host):
         await self.propagator.attach(ForwardSink(link, name=f"to-{other}"))
 
     def is_done(self) -> bool:
-        """False: a service never ends for good."""
+        """Return False: a service is always restarted."""
         return False
 
-    def note_life_over(self, life: Life) -> None:
-        """Drop everything that is not committed."""
+    def on_process_end(self, process: Process) -> None:
+        """Drop the uncommitted data of the model sinks, and note how the process ended."""
         self.propagator = self.service = None
-        assert life.ending is not None
-        if self._ended is None or life.ending is not Ending.ENDED:
-            self._ended = life.ending.value  # after a kill, a failed start does not replace it
+        assert process.ending is not None
+        if self._previous_ending is None or process.ending is not Ending.ENDED:
+            self._previous_ending = process.ending.value  # a failed start must not hide the kill before it
         self._oracle.note_end(self.name)
         for sink in self.models.values():
-            if life.ending is Ending.POWER_CUT:
+            if process.ending is Ending.POWER_CUT:
                 sink.power_cut()
             else:
                 sink.kill()
@@ -149,42 +149,44 @@ class Node(Host):
     # --- progress
 
     def waits_for(self) -> list[str]:
-        """Return a line per piece of unfinished work."""
+        """Return a line for each piece of unfinished work."""
         propagator = self.propagator
         if propagator is None or self.service is None:
             return [f"{self.name} does not serve"]
-        now = propagator.statistics()
-        waits = [
+        statistics = propagator.statistics()
+        pending = [
             f"{self.name}'s sink {name} is {sink.state}, lag {sink.lag}: {sink.reason}"
-            for name, sink in now.sinks.items()
+            for name, sink in statistics.sinks.items()
             if sink.lag or sink.state != "idle"
         ]
-        if now.reopening is not None and now.reopening.failed:
-            waits.append(f"{self.name} has a failed log: {now.reopening.last_error}")
+        reopening = statistics.reopening
+        if reopening is not None and reopening.failed:
+            pending.append(f"{self.name} has a failed log: {reopening.last_error}")
         log = propagator.internals().log
         if log.high_watermark < log.next_offset:
-            waits.append(f"{self.name}: high watermark {log.high_watermark} of {log.next_offset}")
-        if now.queue.depth or now.pending.pending_runs:
-            waits.append(f"{self.name} has {now.queue.depth} queued, {now.pending.pending_runs} pending")
-        return waits
+            pending.append(f"{self.name}: high watermark {log.high_watermark} of {log.next_offset}")
+        queued, waiting = statistics.queue.depth, statistics.pending.pending_runs
+        if queued or waiting:
+            pending.append(f"{self.name} has {queued} queued, {waiting} pending")
+        return pending
 
     def watermarks(self) -> dict[int, int]:
-        """Return the highest counter of each origin that it holds."""
+        """Return the watermark of each origin."""
         return (
             {} if self.propagator is None else dict(self.propagator.internals().pipeline.orderer.watermarks)
         )
 
     def log_end(self) -> int:
-        """Return its log's next offset."""
+        """Return the log's next offset."""
         return 0 if self.propagator is None else self.propagator.statistics().log.next_offset
 
     # --- faults
 
     async def reattach(self, sink: str) -> None:
-        """Attach a sink that was detached in this life."""
-        assert self.machine.life is not None
-        plan = next(one for one in self.plan.sinks if one.name == sink)
-        await self.attach(plan, self.machine.life)
+        """Attach a sink again that was detached from the running service."""
+        assert self.machine.process is not None
+        plan = next(sink_plan for sink_plan in self.plan.sinks if sink_plan.name == sink)
+        await self.attach(plan, self.machine.process)
 
     def resume_paused(self) -> None:
         """Resume all paused sinks if the service runs."""
@@ -213,12 +215,12 @@ class Node(Host):
 def _log_settings(plan: NodePlan) -> LogSettings | None:
     if plan.log is None:
         return None
-    given: dict[str, Any] = dict(plan.log)
-    given["read_level"] = AckLevel[str(given.get("read_level", "durable")).upper()]
-    return LogSettings(**given)
+    fields: dict[str, Any] = dict(plan.log)
+    fields["read_level"] = AckLevel[str(fields.get("read_level", "durable")).upper()]
+    return LogSettings(**fields)
 
 
-def _server_settings(host: str, given: Knobs) -> ServerSettings:
+def _server_settings(host: str, fields: Knobs) -> ServerSettings:
     return ServerSettings(
         host=host,
         port=PORT,
@@ -228,5 +230,5 @@ def _server_settings(host: str, given: Knobs) -> ServerSettings:
         peer_timeout_s=4.0,
         send_timeout_s=10.0,
         drain_timeout_s=3.0,
-        **given,  # type: ignore[arg-type]
+        **fields,  # type: ignore[arg-type]
     )

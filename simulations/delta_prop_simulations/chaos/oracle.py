@@ -1,6 +1,6 @@
-"""The oracle of a run: records what each log held, checks every step, and checks the results at rest.
+"""The oracle of a chaos run: records the rows of each log, checks every step, and checks the results at rest.
 
-It changes nothing that it examines. It raises what it finds as a Violation.
+It does not change what it examines, and raises a Violation if a check fails.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Node(Protocol):
-    """A service as the oracle sees it. `propagator`, `service`: None while there is none."""
+    """A service as the oracle sees it. `propagator`, `service`: None while the service does not run."""
 
     @property
     def name(self) -> str:
@@ -43,7 +43,7 @@ class Node(Protocol):
 
     @property
     def propagator(self) -> Propagator | None:
-        """The propagator of the current life."""
+        """The propagator of the current process."""
         ...
 
     @property
@@ -58,39 +58,39 @@ class Node(Protocol):
 
 
 class Oracle:
-    """The oracle of one run. `struck` counts what the checks have examined."""
+    """The oracle of one run. `struck` counts the steps, rows and sinks that the checks have examined."""
 
     def __init__(self) -> None:
         self.histories: dict[str, LogHistory] = {}
         self.struck: Counter[str] = Counter()
         self.complaints: list[Violation] = []
-        """Violations found where nothing may be raised."""
-        self._steps: dict[str, StepChecker] = {}
+        """Violations found in code that must not raise them; raised at the next step."""
+        self._step_checkers: dict[str, StepChecker] = {}
 
-    def note_start(self, node: str, propagator: Propagator, before: str | None) -> None:
-        """Begin a life; `before`: the ending of the previous one. Raises Violation."""
-        inside = propagator.internals()
-        record = self.histories.setdefault(node, LogHistory(node))
-        record.start(inside.log, before)
-        self._steps[node] = StepChecker(node, inside, record)
+    def note_start(self, node: str, propagator: Propagator, ending: str | None) -> None:
+        """Start to check a new process. `ending`: how the previous one ended. Raises Violation."""
+        internals = propagator.internals()
+        history = self.histories.setdefault(node, LogHistory(node))
+        history.start(internals.log, ending)
+        self._step_checkers[node] = StepChecker(node, internals, history)
 
     def note_end(self, node: str) -> None:
-        """End a life."""
-        steps = self._steps.pop(node, None)
-        if steps is not None:
-            self.struck["steps looked at"] += steps.checks
-        record = self.histories.get(node)
-        if record is not None:
-            record.note_failure()
+        """Stop to check a process, which has ended."""
+        checker = self._step_checkers.pop(node, None)
+        if checker is not None:
+            self.struck["steps looked at"] += checker.checks
+        history = self.histories.get(node)
+        if history is not None:
+            history.note_failure()
 
     def check_step(self, nodes: Iterable[Node]) -> None:
-        """Check bounds and offsets as they are now. Raises Violation."""
+        """Check the current offsets and bounds of all services. Raises Violation."""
         if self.complaints:
             raise self.complaints[0]
         for node in nodes:
-            steps = self._steps.get(node.name)
-            if steps is not None and node.propagator is not None:
-                steps.check(node.service)
+            checker = self._step_checkers.get(node.name)
+            if checker is not None and node.propagator is not None:
+                checker.check(node.service)
                 for model in node.models.values():
                     if model.violations:
                         raise model.violations[0]
@@ -98,22 +98,22 @@ class Oracle:
     async def check_at_rest(
         self, nodes: Sequence[Node], client_history: ClientHistory, readers: Iterable[Reader]
     ) -> None:
-        """Check logs, sinks and readers after all work is processed. Raises Violation."""
-        records = []
+        """Check logs, sinks and readers once all work is processed. Raises Violation."""
+        histories = []
         for node in nodes:
             assert node.propagator is not None, f"{node.name} is not up"
-            record = self.histories[node.name]
-            records.append(record)
-            record.note_recovery()
-            inside = node.propagator.internals()
-            self.struck["rows of logs"] += check_log(record, inside)
-            log_checks.check_causal(record)
-            log_checks.check_expected(record)
-            log_checks.check_outcomes(record, client_history)
-            states = log_checks.fold_canonically((logged, row) for _, logged, row in record.rows())
-            log_checks.check_sums(record, client_history, states, f"{node.name}, by its log")
-            await self._check_sinks(node, node.propagator, record, states)
-        self.struck["services with the same deltas"] += log_checks.check_drift(records)
+            history = self.histories[node.name]
+            histories.append(history)
+            history.note_recovery()
+            internals = node.propagator.internals()
+            self.struck["rows of logs"] += check_log(history, internals)
+            log_checks.check_causal(history)
+            log_checks.check_expected(history)
+            log_checks.check_outcomes(history, client_history)
+            states = log_checks.fold_canonically((logged, row) for _, logged, row in history.rows())
+            log_checks.check_sums(history, client_history, states, f"{node.name}, by its log")
+            await self._check_sinks(node, node.propagator, history, states)
+        self.struck["services with the same deltas"] += log_checks.check_drift(histories)
         for reader in readers:
             self.struck["deltas that readers got"] += deliveries.check_reader(
                 self.histories[reader.node], reader
@@ -122,32 +122,32 @@ class Oracle:
     async def _check_sinks(
         self, node: Node, propagator: Propagator, history: LogHistory, full_states: Mapping[Ref, VectorState]
     ) -> None:
-        inside = propagator.internals()
-        squeezed = bool(inside.log.start_offset) or _can_have_snapshot(inside)
-        forgiven = deliveries.excused_vectors(history) if squeezed else set()
+        internals = propagator.internals()
+        is_compacted = bool(internals.log.start_offset) or _can_have_snapshot(internals)
+        excused = deliveries.excused_vectors(history) if is_compacted else set()
         for name in propagator.statistics().sinks:
-            feed = inside.sinks.feed(name)
+            feed = internals.sinks.feed(name)
             if feed.has_ended or feed.is_rebuilding:
                 self.struck[f"sinks that are {feed.state.value}"] += 1
                 continue
             who = f"{node.name}, sink {name!r}"
-            held = propagator.quarantine(name)
-            deliveries.check_quarantine(held, name, who)
+            quarantined = propagator.quarantine(name)
+            deliveries.check_quarantine(quarantined, name, who)
             model = node.models.get(name)
-            wanted = ExpectedRows(
+            expected_rows = ExpectedRows(
                 "*" if model is None else model.topics,
                 feed.applied,
                 _excluded_offsets(feed),
-                forgiven,
-                from_states=squeezed if model is None else model.present.states_below > 0,
+                excused,
+                from_states=is_compacted if model is None else model.present.states_below > 0,
             )
-            deliveries.check_not_overtaken(history, wanted, held, who)
-            should = deliveries.fold_rows(history, wanted, full_states)
+            deliveries.check_not_overtaken(history, expected_rows, quarantined, who)
+            expected_states = deliveries.fold_rows(history, expected_rows, full_states)
             if model is not None:
-                self._check_model(history, wanted, model)
-                deliveries.check_states(should, model.states(), wanted, who)
+                self._check_model(history, expected_rows, model)
+                deliveries.check_states(expected_states, model.states(), expected_rows, who)
             else:
-                await _check_real(should, wanted, propagator.sink(name), who)
+                await _check_real(expected_states, expected_rows, propagator.sink(name), who)
             self.struck["sinks looked at"] += 1
 
     def _check_model(self, history: LogHistory, expected: ExpectedRows, model: ModelSink) -> None:
@@ -159,8 +159,10 @@ class Oracle:
 
 
 def check_log(history: LogHistory, internals: Internals) -> int:
-    """Check that the log is readable and holds what was appended; returns its number of rows."""
-    log, at, rows = internals.log, internals.log.start_offset, 0
+    """Check that the log is readable and holds the appended rows; return the number of its rows. Raises
+    Violation.
+    """
+    log, offset, row_count = internals.log, internals.log.start_offset, 0
     who = f"{history.node}: its log"
     require(
         log.high_watermark == log.next_offset,
@@ -169,36 +171,38 @@ def check_log(history: LogHistory, internals: Internals) -> int:
     )
     by_offset = {logged.offset: logged for logged in history.batches}
     require(history.next_offset == log.next_offset, "corruption", f"{who} ends at {log.next_offset}")
-    while at < log.high_watermark:
+    while offset < log.high_watermark:
         try:
-            found = log.read(at, rows_max=BATCH_ROWS_MAX, bytes_max=READ_BYTES_MAX)
+            read = log.read(offset, rows_max=BATCH_ROWS_MAX, bytes_max=READ_BYTES_MAX)
         except (DeltaPropError, OSError) as error:
-            raise Violation("corruption", f"{who} cannot be read at {at}: {error}") from error
-        require(bool(found) and found[-1].next_offset > at, "corruption", f"{who} returns nothing at {at}")
-        for logged in found:
-            same = by_offset.get(logged.offset)
-            if same is None or _comparable_row(same) != _comparable_row(logged):
+            raise Violation("corruption", f"{who} cannot be read at {offset}: {error}") from error
+        require(
+            bool(read) and read[-1].next_offset > offset, "corruption", f"{who} returns nothing at {offset}"
+        )
+        for logged in read:
+            appended = by_offset.get(logged.offset)
+            if appended is None or _comparable_batch(appended) != _comparable_batch(logged):
                 what = (
                     f"{who} holds at {logged.offset} a batch that was never appended: {logged.batch.dot(0)}"
                 )
                 raise Violation("corruption", what)
-            rows += logged.count
-        at = found[-1].next_offset
-    return rows
+            row_count += logged.count
+        offset = read[-1].next_offset
+    return row_count
 
 
 async def _check_real(
-    should: Mapping[Ref, VectorState], expected: ExpectedRows, sink: object, who: str
+    expected_states: Mapping[Ref, VectorState], expected_rows: ExpectedRows, sink: object, who: str
 ) -> None:
-    """Check one of the package's own sinks by what its readers see."""
+    """Check the state that readers of a real index or cache see. Raises Violation."""
     if isinstance(sink, IndexSink):
-        rows: dict[Ref, VectorState] = {(space, key): state for space, key, state in sink.rows()}
-        deliveries.check_states(should, rows, expected, who)
+        states: dict[Ref, VectorState] = {(namespace, key): state for namespace, key, state in sink.rows()}
+        deliveries.check_states(expected_states, states, expected_rows, who)
     elif isinstance(sink, CacheSink):
-        for ref, state in should.items():
+        for ref, state in expected_states.items():
             found = await sink.get(*ref)
-            if found is not None and ref not in expected.excused and found.content != state.content:
-                raise Violation("state", f"{who}: {ref} is {found}, the fold of the log is {state}")
+            if found is not None and ref not in expected_rows.excused and found.content != state.content:
+                raise Violation("state", f"{who}: {ref} is {found}, but the fold of the log is {state}")
 
 
 def _excluded_offsets(feed: Feed) -> set[int]:
@@ -206,7 +210,7 @@ def _excluded_offsets(feed: Feed) -> set[int]:
     return {one.offset for one in feed.quarantine.records()} | set(feed.quarantine.dropped_offsets)
 
 
-def _comparable_row(logged: LoggedBatch) -> tuple[object, ...]:
+def _comparable_batch(logged: LoggedBatch) -> tuple[object, ...]:
     return (logged.batch.crc, logged.batch.dot(0), logged.lamport, logged.source)
 
 

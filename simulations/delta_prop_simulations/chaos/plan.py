@@ -1,7 +1,7 @@
 """The plan of one run as plain data: drawn from a seed, stored as JSON, shrunk by hand or by search.
 
-Each part of a run draws from the same seed by its own name; so a plan without one of its parts does the rest
-as before.
+Each part of a run draws from a random stream of its own name; so removing one part from a plan leaves the
+draws of the other parts unchanged.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ STRIKES = {
 
 @dataclass(frozen=True, slots=True)
 class SinkPlan:
-    """A sink of a service. `kind`: that of a model sink, or `cache` or `index`, which are real ones."""
+    """A sink of a service. `kind`: a kind of model sink, or `cache` or `index` for a real sink."""
 
     name: str
     kind: str
@@ -56,8 +56,8 @@ class SinkPlan:
 @dataclass(frozen=True, slots=True)
 class NodePlan:
     """A service on its machine. `log`, `settings`, `server`: fields of LogSettings, Settings and
-    ServerSettings; `log` None: in memory.
-    `threads`, `jumps`, `drift`: faults of its threads and its clock. `forward_to`: names of other nodes.
+    ServerSettings; if `log` is None, the log is in memory. `threads`, `jumps`, `drift`: faults of its threads
+    and its clock. `forward_to`: names of other nodes.
     """
 
     name: str
@@ -73,11 +73,11 @@ class NodePlan:
 
 @dataclass(frozen=True, slots=True)
 class WriterPlan:
-    """A producer. `embedded`: it runs in the node's process, else in its own. `burst`: deltas at once,
-    `gap_s`: the mean time between bursts. `level`: the ack level that it asks for; None: the default.
-    `poison`: the share of deltas that sinks reject. `patience_s`: the maximum wait for an acknowledgement.
-    `offers`: an embedded one without its own counters polls its receipts, and does not wait.
-    `hot`: it changes two vectors only.
+    """A producer. `embedded`: it runs in the node's process, else in its own. `deltas`: their number;
+    `burst`: the number sent at once; `gap_s`: the mean time between bursts. `level`: the requested ack level;
+    None: the default. `poison`: the share of deltas that sinks reject. `patience_s`: the maximum wait for an
+    acknowledgement. `offers`: if it is embedded and has no counters of its own, it uses `offer` and the
+    receipts, not `publish`. `hot`: it changes only two vectors, which all such writers share.
     """
 
     name: str
@@ -95,8 +95,8 @@ class WriterPlan:
 
 @dataclass(frozen=True, slots=True)
 class ReaderPlan:
-    """A subscriber in its own process. `batches`: it takes full batches. `credit`: the maximum number of
-    unread deltas.
+    """A subscriber in its own process. `batches`: it reads whole batches, not single deltas. `credit`: the
+    maximum number of unread deltas.
     """
 
     name: str
@@ -120,8 +120,8 @@ class StrikePlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One run. `network`: fields of NetworkConditions. `power_cut_at_end`: after the checks at rest, cut the
-    power of all machines and check them once more.
+    """One run. `network`: fields of NetworkConditions. `power_cut_at_end`: after the checks at rest, the
+    power of all machines is cut, and everything is checked once more.
     """
 
     seed: int
@@ -149,13 +149,13 @@ class Plan:
             return cls(nodes=nodes, writers=writers, readers=readers, strikes=strikes, **fields)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UsageError(
-                f"the plan is not valid: {error!r:.200}: write it like one of `Plan.to_json`"
+                f"the plan is not valid: {error!r:.200}: write it as `Plan.to_json` does"
             ) from None
 
 
 def _node(data: Mapping[str, Any]) -> NodePlan:
-    given = dict(data)
-    given["sinks"] = tuple(SinkPlan(**one) for one in given["sinks"])
-    given["forward_to"] = tuple(given["forward_to"])
-    given["jumps"] = tuple((at_s, by_s) for at_s, by_s in given["jumps"])
-    return NodePlan(**given)
+    fields = dict(data)
+    fields["sinks"] = tuple(SinkPlan(**sink) for sink in fields["sinks"])
+    fields["forward_to"] = tuple(fields["forward_to"])
+    fields["jumps"] = tuple((at_s, by_s) for at_s, by_s in fields["jumps"])
+    return NodePlan(**fields)

@@ -1,6 +1,6 @@
-"""Draws a plan from a seed. Each run leaves some faults out: if all were injected, none would get far.
+"""Draws a plan from a seed. Each plan has only some kinds of faults: with all of them, no run would get far.
 
-Sizes are such that a run takes about half a second of CPU time and half a minute of virtual time.
+A run takes about half a second of CPU time and half a minute of virtual time.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ if TYPE_CHECKING:
 
 DURATION_S = 20.0
 
-_STAYING = ("transactional", "plain")
-_MODELS = ("transactional", "plain", "volatile", "rebuildable")
+_WITHOUT_REBUILD = ("transactional", "plain")
+_MODEL_KINDS = ("transactional", "plain", "volatile", "rebuildable")
 _STRIKES_MAX = 9
-_DELTAS = (80, 160)
+_DELTAS_RANGE = (80, 160)
 _LARGE_BYTES = 1 << 24
 _WRITING_S = DURATION_S * 0.8
 _LONG_CUT_SHARE = 0.15
-"""The share of the plans with several services."""
+"""The share of plans with several services that get a long network cut."""
 _HOT_INDEX = SinkPlan("index-hot", "index")
 _PATIENCE_S = (20.0, 0.3)
-"""Long enough for a log to be recovered meanwhile, or not."""
+"""Timeouts of publishing: one is long enough for a log to be recovered meanwhile, the other is not."""
 
 
 def draw(number: int) -> Plan:
     """Draw the plan of this seed."""
     seed = Seed(number).child("plan")
-    shape = seed.stream("shape")
-    in_memory = shape.random() < 0.12
-    count = 1 if in_memory else shape.choice((1, 1, 1, 2, 2, 3))
-    lossy = shape.random() < 0.7  # a disk may lose unsynced data
+    rng = seed.stream("shape")
+    in_memory = rng.random() < 0.12
+    node_count = 1 if in_memory else rng.choice((1, 1, 1, 2, 2, 3))
+    lossy = rng.random() < 0.7  # disks may lose unsynced data
     nodes = tuple(
-        _draw_node(seed.child(f"node-{place}"), place, count, in_memory=in_memory, lossy=lossy)
-        for place in range(count)
+        _draw_node(seed.child(f"node-{index}"), index, node_count, in_memory=in_memory, lossy=lossy)
+        for index in range(node_count)
     )
     writers = _draw_writers(seed.stream("writers"), seed.stream("manners of writers"), nodes)
     readers = _draw_readers(seed.stream("readers"), seed.stream("credit of readers"), nodes)
@@ -61,14 +61,17 @@ def draw(number: int) -> Plan:
         strikes=_draw_strikes(seed.stream("strikes"), nodes, writers, readers, lossy=lossy),
         network=_draw_network(seed.stream("network")),
         duration_s=DURATION_S,
-        power_cut_at_end=not in_memory and lossy and shape.random() < 0.7,
+        power_cut_at_end=not in_memory and lossy and rng.random() < 0.7,
     )
-    apart = seed.stream("apart")
-    return _with_long_cut(plan, apart) if count > 1 and apart.random() < _LONG_CUT_SHARE else plan
+    cut_rng = seed.stream("apart")
+    has_long_cut = node_count > 1 and cut_rng.random() < _LONG_CUT_SHARE
+    return _with_long_cut(plan, cut_rng) if has_long_cut else plan
 
 
 def _with_long_cut(plan: Plan, rng: Random) -> Plan:
-    """Return the plan with a long cut between its services, while all writers change the same two vectors."""
+    """Return the plan with a long network cut between its services, during which all writers change the same
+    two vectors.
+    """
     at_s, for_s = round(rng.uniform(0.5, 3.0), 3), round(rng.uniform(0.4, 0.9) * _WRITING_S, 3)
     names = [node.name for node in plan.nodes]
     cuts = [StrikePlan(at_s, "cut both", f"{one}>{other}", for_s) for one, other in combinations(names, 2)]
@@ -83,10 +86,10 @@ def _with_long_cut(plan: Plan, rng: Random) -> Plan:
 # --- nodes
 
 
-def _draw_node(seed: Seed, index: int, count: int, *, in_memory: bool, lossy: bool) -> NodePlan:
-    names = [f"node-{number}" for number in range(count)]
+def _draw_node(seed: Seed, index: int, node_count: int, *, in_memory: bool, lossy: bool) -> NodePlan:
+    names = [f"node-{number}" for number in range(node_count)]
     threads, clock = seed.stream("threads"), seed.stream("clock")
-    log = None if in_memory else _draw_log(seed.stream("log"), single_node=count == 1, lossy=lossy)
+    log = None if in_memory else _draw_log(seed.stream("log"), single_node=node_count == 1, lossy=lossy)
     return NodePlan(
         name=names[index],
         log=log,
@@ -108,16 +111,16 @@ def _draw_node(seed: Seed, index: int, count: int, *, in_memory: bool, lossy: bo
 
 
 def _draw_log(rng: Random, *, single_node: bool, lossy: bool) -> Knobs:
-    segment = rng.choice((2_000, 8_000, 64_000))
-    tight = single_node and rng.random() < 0.5
-    bytes_max = 12 * segment if tight else _LARGE_BYTES
+    segment_bytes = rng.choice((2_000, 8_000, 64_000))
+    is_tight = single_node and rng.random() < 0.5
+    bytes_max = 12 * segment_bytes if is_tight else _LARGE_BYTES
     return {
         "read_level": "durable" if lossy else rng.choice(("durable", "logged")),
-        "segment_bytes_max": segment,
+        "segment_bytes_max": segment_bytes,
         "segment_s_max": rng.choice((5.0, 3600.0)),
         "bytes_max": bytes_max,
         "retention_bytes": bytes_max // 2,
-        "retention_s": rng.choice((10.0, 3600.0)) if tight else 1e6,
+        "retention_s": rng.choice((10.0, 3600.0)) if is_tight else 1e6,
         "compact": rng.random() < 0.7,
         "checkpoint_frames": rng.choice((7, 40, 20_000)),
         "reserve_bytes": rng.choice((0, 64_000)),
@@ -126,7 +129,7 @@ def _draw_log(rng: Random, *, single_node: bool, lossy: bool) -> Knobs:
 
 
 def has_tight_retention(log: Knobs) -> bool:
-    """True if it removes rows that a reader may still need."""
+    """True if the log's retention removes rows that a reader may still need."""
     return float(log["bytes_max"]) < _LARGE_BYTES
 
 
@@ -145,7 +148,7 @@ def _draw_settings(rng: Random) -> Knobs:
 
 
 def _draw_server(rng: Random) -> Knobs:
-    """Draw connection windows and queues, some so small that they are always full."""
+    """Draw the windows and queues of connections; some are so small that they are always full."""
     return {
         "producer_deltas_credit": rng.choice((3, 20, 20_000)),
         "producer_bytes_credit": rng.choice((2_000, 1 << 23)),
@@ -155,23 +158,25 @@ def _draw_server(rng: Random) -> Knobs:
 
 
 def _draw_sinks(rng: Random, log: Knobs | None) -> tuple[SinkPlan, ...]:
-    """Draw sinks that can work with this log: its retention may remove rows that only a rebuild replaces."""
-    rebuilt = log is None or log["compact"] or not has_tight_retention(log)
-    models = ("volatile",) if log is None else _MODELS if rebuilt else ("transactional", "plain")
-    kinds = [rng.choice(models) for _ in range(rng.choice((1, 1, 2, 3)))]
-    kinds += [kind for kind in ("cache", "index") if rebuilt and rng.random() < 0.3]
-    failing = rng.random() < 0.6
+    """Draw sinks that can work with this log: if its retention removes rows and no snapshot replaces these,
+    no sink may depend on a rebuild.
+    """
+    can_rebuild = log is None or log["compact"] or not has_tight_retention(log)
+    model_kinds = ("volatile",) if log is None else _MODEL_KINDS if can_rebuild else _WITHOUT_REBUILD
+    kinds = [rng.choice(model_kinds) for _ in range(rng.choice((1, 1, 2, 3)))]
+    kinds += [kind for kind in ("cache", "index") if can_rebuild and rng.random() < 0.3]
+    has_faults = rng.random() < 0.6
     return tuple(
         SinkPlan(
-            name=f"{kind}-{place}",
+            name=f"{kind}-{index}",
             kind=kind,
-            topics=rng.choice(("*", "*", "*", "ns:a")) if kind in _MODELS else "*",
+            topics=rng.choice(("*", "*", "*", "ns:a")) if kind in _MODEL_KINDS else "*",
             required=rng.random() < 0.8
-            or (kind in _STAYING and log is not None and has_tight_retention(log)),
+            or (kind in _WITHOUT_REBUILD and log is not None and has_tight_retention(log)),
             pacing=rng.random() < 0.15,
-            faults=_draw_sink_faults(rng) if failing and kind in _MODELS else {},
+            faults=_draw_sink_faults(rng) if has_faults and kind in _MODEL_KINDS else {},
         )
-        for place, kind in enumerate(kinds)
+        for index, kind in enumerate(kinds)
     )
 
 
@@ -185,9 +190,12 @@ def _draw_sink_faults(rng: Random) -> dict[str, float]:
 # --- clients
 
 
-def _draw_writers(rng: Random, manner: Random, nodes: Sequence[NodePlan]) -> tuple[WriterPlan, ...]:
-    count = rng.choice((2, 3, 4))
-    deltas = rng.randint(*_DELTAS) // count
+def _draw_writers(rng: Random, later_rng: Random, nodes: Sequence[NodePlan]) -> tuple[WriterPlan, ...]:
+    """Draw the writers. `later_rng`: draws the fields that were added later, so that seeds keep their other
+    draws.
+    """
+    writer_count = rng.choice((2, 3, 4))
+    delta_count = rng.randint(*_DELTAS_RANGE) // writer_count
     poison = rng.choice((0.0, 0.0, 0.02))
     levels = ("memory", None) if nodes[0].log is None else (None, None, "durable", "logged", "memory")
     return tuple(
@@ -195,19 +203,19 @@ def _draw_writers(rng: Random, manner: Random, nodes: Sequence[NodePlan]) -> tup
             name=f"writer-{number}",
             node=rng.choice(nodes).name,
             embedded=rng.random() < 0.4,
-            deltas=deltas,
+            deltas=delta_count,
             burst=(burst := rng.choice((1, 3, 8))),
-            gap_s=round(_WRITING_S * burst / deltas * rng.choice((0.3, 0.7, 1.0)), 3),
+            gap_s=round(_WRITING_S * burst / delta_count * rng.choice((0.3, 0.7, 1.0)), 3),
             level=rng.choice(levels),
             poison=poison,
-            patience_s=manner.choice(_PATIENCE_S),
-            offers=manner.random() < 0.5,
+            patience_s=later_rng.choice(_PATIENCE_S),
+            offers=later_rng.random() < 0.5,
         )
-        for number in range(count)
+        for number in range(writer_count)
     )
 
 
-def _draw_readers(rng: Random, credit: Random, nodes: Sequence[NodePlan]) -> tuple[ReaderPlan, ...]:
+def _draw_readers(rng: Random, credit_rng: Random, nodes: Sequence[NodePlan]) -> tuple[ReaderPlan, ...]:
     retaining = [node.name for node in nodes if node.log is None or not has_tight_retention(node.log)]
     return tuple(
         ReaderPlan(
@@ -216,7 +224,7 @@ def _draw_readers(rng: Random, credit: Random, nodes: Sequence[NodePlan]) -> tup
             topics=rng.choice(("*", "*", "ns:a")),
             group=rng.random() < 0.6,
             batches=rng.random() < 0.5,
-            credit=credit.choice((4, 30, 20_000)),
+            credit=credit_rng.choice((4, 30, 20_000)),
         )
         for number in range(rng.choice((0, 1, 1, 2)) if retaining else 0)
     )
@@ -236,7 +244,7 @@ def _draw_strikes(
     kinds = [
         kind
         for kind in _DRAWERS
-        if (lossy or kind not in _LOSING)
+        if (lossy or kind not in _LOSING_DATA)
         and (kind not in _ON_DISK or nodes[0].log is not None)
         and (kind != "detach" or any(node.log is None or not has_tight_retention(node.log) for node in nodes))
         and (kind not in _ON_WRITERS or any(not one.embedded for one in writers))
@@ -244,9 +252,9 @@ def _draw_strikes(
         and (kind not in _ON_PATHS or readers or len(nodes) > 1 or any(not one.embedded for one in writers))
     ]
     chosen = [kind for kind in kinds if rng.random() < 0.4]
-    struck = [rng.choice(_SURE)]  # the others may find no target
-    struck += rng.choices(chosen or kinds, k=rng.randint(1, _STRIKES_MAX - 1))
-    strikes = [_DRAWERS[kind](rng, kind, nodes, writers, readers) for kind in struck]
+    drawn = [rng.choice(_ALWAYS_HIT)]  # the other faults may find no target
+    drawn += rng.choices(chosen or kinds, k=rng.randint(1, _STRIKES_MAX - 1))
+    strikes = [_DRAWERS[kind](rng, kind, nodes, writers, readers) for kind in drawn]
     strikes[0] = replace(strikes[0], at_s=max(strikes[0].at_s, _ALL_UP_S))
     return tuple(sorted(strikes, key=_by_time))
 
@@ -288,10 +296,12 @@ def _draw_path_strike(
     paths = [(one.name, one.node) for one in writers if not one.embedded]
     paths += [(one.name, one.node) for one in readers]
     paths += [(node.name, other) for node in nodes for other in node.forward_to]
-    here, there = rng.choice(paths)
+    source, target = rng.choice(paths)
     if rng.random() < 0.5:
-        here, there = there, here
-    return StrikePlan(_draw_time(rng), kind, f"{here}>{there}", _draw_duration(rng), rng.uniform(500, 20_000))
+        source, target = target, source
+    return StrikePlan(
+        _draw_time(rng), kind, f"{source}>{target}", _draw_duration(rng), rng.uniform(500, 20_000)
+    )
 
 
 def _draw_writer_strike(
@@ -308,10 +318,10 @@ def _draw_reader_strike(
 
 
 _ON_DISK = {"last call", "write error", "sync error", "read error", "disk full"}
-_SURE = ("kill", "stop")
+_ALWAYS_HIT = ("kill", "stop")
 _ALL_UP_S = 1.0
-"""The maximum time to start a service; a fault that must find its target comes later."""
-_LOSING = {"power", "last call", "sync error"}
+"""Maximum time of a service's start; a fault that must find its target is injected later."""
+_LOSING_DATA = {"power", "last call", "sync error"}
 _ON_WRITERS = {"kill writer"}
 _ON_READERS = {"kill reader", "stall reader"}
 _ON_PATHS = {"cut", "cut both", "slow link"}

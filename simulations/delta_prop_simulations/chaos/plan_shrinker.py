@@ -1,4 +1,4 @@
-"""Shrinks a plan whose run breaks a promise, as long as a run still breaks the same one."""
+"""Shrinks a plan whose run found a violation, as long as the smaller plan's run finds the same violation."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from delta_prop_wire.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from delta_prop_simulations.chaos.shrink import Plain
+    from delta_prop_simulations.chaos.shrink import JsonValue
     from delta_prop_simulations.chaos.violation import Violation
 
 _ERROR = re.compile(r"\b([A-Z]\w+): ")
-"""The type of the error, in the evidence of a crash."""
+"""Finds the types of the errors in the evidence of a crash."""
 
 
 def shrink_plan(
     plan: Plan,
-    broken: Violation,
+    violation: Violation,
     *,
     runs_max: int = RUNS_MAX,
     report: Callable[[int, Plan], None] = lambda runs, plan: None,
 ) -> Plan:
-    """Shrink the plan of a run that found `broken`. `report` is called with each smaller plan, and the number
-    of runs that it took.
+    """Shrink the plan of a run that found `violation`. `report` is called with the number of runs so far and
+    the smaller plan.
     """
     runs = 0
 
-    def fails(data: Plain) -> bool | None:
+    def fails(data: JsonValue) -> bool | None:
         nonlocal runs
         try:
             proposal = Plan.from_json(json.dumps(data))
@@ -43,7 +43,7 @@ def shrink_plan(
             return None
         runs += 1
         found = run(proposal).violation
-        if found is None or not is_same_violation(found, broken):
+        if found is None or not is_same_violation(found, violation):
             return False
         report(runs, proposal)
         return True
@@ -55,7 +55,7 @@ def shrink_plan(
 
 
 def is_same_violation(one: Violation, other: Violation) -> bool:
-    """True if two runs break the same promise; two crashes must also end with the same error."""
+    """True if two violations are of the same check; two crashes must also have the same error type."""
     if one.check != other.check:
         return False
     return one.check != "crash" or _ERROR.findall(one.what)[:1] == _ERROR.findall(other.what)[:1]

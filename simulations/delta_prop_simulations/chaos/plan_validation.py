@@ -1,7 +1,7 @@
-"""Checks that a handwritten plan can be run: known names, numbers within bounds.
+"""Checks that a handwritten plan can be run: its names are known, its numbers within bounds.
 
-A drawn plan is always valid; an error in one edited by hand is reported here in one line, and not by the run
-as a violation of the service. Pure.
+A drawn plan is always valid. An error in a plan that was edited by hand is reported here in one line;
+otherwise the run would report it as a violation of the service. Pure.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LEVELS = (None, "memory", "logged", "durable")
 
 
 def check_plan(plan: Plan) -> None:
-    """Raise UsageError, which names the field, the value and its bound."""
+    """Raise a UsageError that names the field, the value and its bound, unless the plan is valid."""
     _check_number("duration_s", plan.duration_s, 0.1, SECONDS_MAX)
     _check_count("nodes", plan.nodes, 1, NODES_MAX)
     _check_count("writers", plan.writers, 1, CLIENTS_MAX)
@@ -36,21 +36,21 @@ def check_plan(plan: Plan) -> None:
     for name in hosts:
         if hosts.count(name) > 1:
             raise UsageError(f"host name {name!r}: used for two hosts: give each host its own name")
-    for place, node in enumerate(plan.nodes):
-        _check_node(f"nodes[{place}]", node, nodes)
-    for place, writer in enumerate(plan.writers):
-        _check_writer(f"writers[{place}]", writer, nodes)
-    for place, reader in enumerate(plan.readers):
-        _check_reader(f"readers[{place}]", reader, nodes)
-    for place, strike in enumerate(plan.strikes):
-        _check_strike(f"strikes[{place}]", strike, hosts, plan.duration_s)
+    for index, node in enumerate(plan.nodes):
+        _check_node(f"nodes[{index}]", node, nodes)
+    for index, writer in enumerate(plan.writers):
+        _check_writer(f"writers[{index}]", writer, nodes)
+    for index, reader in enumerate(plan.readers):
+        _check_reader(f"readers[{index}]", reader, nodes)
+    for index, strike in enumerate(plan.strikes):
+        _check_strike(f"strikes[{index}]", strike, hosts, plan.duration_s)
 
 
 def _check_node(path: str, node: NodePlan, nodes: Sequence[str]) -> None:
     for other in node.forward_to:
         _check_known(f"{path}.forward_to", other, [name for name in nodes if name != node.name])
-    for number, sink in enumerate(node.sinks):
-        _check_known(f"{path}.sinks[{number}].kind", sink.kind, KINDS)
+    for index, sink in enumerate(node.sinks):
+        _check_known(f"{path}.sinks[{index}].kind", sink.kind, KINDS)
     for at_s, by_s in node.jumps:
         _check_number(f"{path}.jumps", at_s, 0.0, SECONDS_MAX)
         _check_number(f"{path}.jumps", by_s, -1e6, 1e6)
@@ -80,15 +80,15 @@ def _check_strike(path: str, strike: StrikePlan, hosts: Sequence[str], duration_
         _check_known(f"{path}.on", host, hosts)
 
 
-def _check_number(path: str, value: object, least: float, most: float) -> None:
-    valid = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
-    if not valid or not least <= value <= most:  # type: ignore[operator]
-        raise UsageError(f"{path} = {value!r}: give {least:g} to {most:g}")
+def _check_number(path: str, value: object, minimum: float, maximum: float) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    if not is_number or not minimum <= value <= maximum:  # type: ignore[operator]
+        raise UsageError(f"{path} = {value!r}: give {minimum:g} to {maximum:g}")
 
 
-def _check_count(path: str, parts: Sequence[object], least: int, most: int) -> None:
-    if not least <= len(parts) <= most:
-        raise UsageError(f"{path}: there are {len(parts)}; give {least} to {most}")
+def _check_count(path: str, parts: Sequence[object], minimum: int, maximum: int) -> None:
+    if not minimum <= len(parts) <= maximum:
+        raise UsageError(f"{path}: there are {len(parts)}: give {minimum} to {maximum}")
 
 
 def _check_known(path: str, name: object, names: Collection[object]) -> None:

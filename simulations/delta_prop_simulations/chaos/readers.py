@@ -1,6 +1,7 @@
-"""Subscribers as users write them: they save deltas with the cursor after them, and resume there.
+"""Subscribers as users write them: they save what they read together with the cursor after it, and resume
+from that cursor.
 
-A reader's saved data outlives its process.
+The saved data of a reader outlives its process.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 RETRY_S = 0.2
 SAVE_EVERY = 5
 _LOST_CURSOR_CODES = frozenset({ErrorCode.CURSOR_TOO_OLD, ErrorCode.BAD_REQUEST})
-"""Codes of an unusable cursor: the log has removed the next row, or is another log."""
+"""Codes of an unusable cursor: the next row was removed from the log, or the cursor is of another log."""
 CLIENT = ClientSettings(
     heartbeat_interval_s=1.0,
     peer_timeout_s=4.0,
@@ -39,9 +40,9 @@ CLIENT = ClientSettings(
 
 @dataclass(slots=True)
 class ReadSession:
-    """The rows received over one subscriber object. `begin`: the cursor to start at, None if the group or the
-    log's start or end decided; `first`: the offset at which it started; `saved_rows`: all below was saved.
-    `is_from_start`: it resumed from no cursor, as none was saved, or the next row was removed.
+    """The rows that one subscriber object received. `begin`: the cursor to start at; None if the group's
+    cursor or the log decided. `first`: the offset at which it started. `saved_rows`: the offset after the
+    saved rows. `is_from_start`: no cursor could be used, as none was saved, or the saved one was unusable.
     """
 
     begin: Cursor | None
@@ -53,7 +54,7 @@ class ReadSession:
 
 
 class Reader:
-    """One subscriber over all its lives."""
+    """One subscriber, across all its processes."""
 
     def __init__(
         self,
@@ -78,18 +79,18 @@ class Reader:
 
     @property
     def saved_offset(self) -> int:
-        """The end of the saved rows, in the log that was read last."""
+        """The offset after the saved rows, in the log that was read last."""
         return self.sessions[-1].saved_rows if self.sessions else 0
 
-    async def run_life(self, world: World, addresses: str | Sequence[str]) -> None:
-        """Run one life: read until cancelled."""
+    async def run(self, world: World, addresses: str | Sequence[str]) -> None:
+        """Read until cancelled, and reconnect after errors."""
         while True:
             try:
                 await self._read(world, addresses)
             except Refused as refusal:
                 if refusal.code in _LOST_CURSOR_CODES:  # the removed rows cannot be read
                     self._saved_cursor, self._is_from_start = None, True
-            except UsageError:  # the log is another one, as the previous one was in memory
+            except UsageError:  # it is another log: the previous one was in memory, and is lost
                 self._saved_cursor, self._is_from_start = None, True
             except (ProtocolError, OSError):
                 pass
@@ -110,27 +111,27 @@ class Reader:
             settings=CLIENT,
             world=world,
         ) as subscriber:
-            reading = ReadSession(None if self.group else self._saved_cursor, self._is_from_start)
-            self.sessions.append(reading)
-            self._save_cursor(reading, subscriber)
+            session = ReadSession(None if self.group else self._saved_cursor, self._is_from_start)
+            self.sessions.append(session)
+            self._save_cursor(session, subscriber)
             while True:
                 await anyio.sleep(RETRY_S if self.is_stalled else 0)
                 if not self.is_stalled:
                     with anyio.move_on_after(RETRY_S):
-                        await self._take(reading, subscriber)
-                    self._save_cursor(reading, subscriber)
+                        await self._receive(session, subscriber)
+                    self._save_cursor(session, subscriber)
 
-    async def _take(self, session: ReadSession, subscriber: Subscriber) -> None:
-        """Take the next deltas."""
+    async def _receive(self, session: ReadSession, subscriber: Subscriber) -> None:
+        """Receive the next deltas."""
         if self._batches:
-            for one in await subscriber.next_batch():
-                _add(session, one)
+            for delivered in await subscriber.next_batch():
+                _add(session, delivered)
             return
         for _ in range(SAVE_EVERY):
             _add(session, await anext(subscriber))
 
     def _save_cursor(self, session: ReadSession, subscriber: Subscriber) -> None:
-        """Save the cursor with the rows before it."""
+        """Save the cursor, and thus the rows before it."""
         cursor = subscriber.cursor
         if cursor is not None:
             self._is_from_start = False
@@ -141,5 +142,5 @@ class Reader:
                 self._saved_cursor = cursor
 
 
-def _add(session: ReadSession, one: Delivered) -> None:
-    session.rows.append((one.offset, one.delta.dot))
+def _add(session: ReadSession, delivered: Delivered) -> None:
+    session.rows.append((delivered.offset, delivered.delta.dot))

@@ -1,6 +1,6 @@
-"""Model sinks: fake targets whose state may outlive the process, and which fail in every way.
+"""Model sinks: fakes whose state may outlive the process, and which fail in all ways that a sink can fail.
 
-Each is as simple as the contract of a sink permits: it stores the rows, and its state is their fold.
+Each one is as simple as the contract of a sink permits: it stores the rows, and its state is their fold.
 """
 
 from __future__ import annotations
@@ -29,31 +29,34 @@ if TYPE_CHECKING:
     from delta_prop_wire.state_rows import StateRow
 
 Kind: TypeAlias = Literal["transactional", "plain", "volatile", "rebuildable"]
-"""transactional: data and cursor are committed together, and committed data outlives the process. plain: each
-effect is durable at once, the service stores the cursor. volatile: all data is lost with the process, and
-loaded from the log. rebuildable: transactional, and it loads states."""
+"""transactional: commits data and cursor together; committed data outlives the process. plain: each effect is
+durable at once, and the service stores the cursor. volatile: loses all data with the process, and loads it
+again from the log. rebuildable: as transactional, and can load states.
+"""
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 POISON = "poison"
-"""The metadata name of a delta to reject; its value is the sink's name or `all`."""
+"""The metadata name that marks a delta as poison; its value is the name of the sink that must reject it, or
+`all`.
+"""
 
 VIOLATIONS_MAX = 20
 _COMMIT_S = 0.5
 
 
-class Life(Protocol):
-    """One process on one machine. The actions of a process after its end have no effect."""
+class Process(Protocol):
+    """One process on one machine. After its end, what it does has no effect."""
 
     @property
-    def is_over(self) -> bool:
-        """True after its end."""
+    def has_ended(self) -> bool:
+        """True once the process has ended."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SinkFaults:
-    """Fault rates, as shares of calls: fails before any effect, after all effects, or half-way; never
-    returns, or returns late, by up to `slow_s_max`. `rejects`: it rejects poison.
+    """Fault rates, as shares of calls: a call fails before any effect, after all effects, or half-way; hangs,
+    or is slow by up to `slow_s_max`. `rejects`: the sink rejects poison.
     """
 
     before: float = 0.0
@@ -66,9 +69,9 @@ class SinkFaults:
 
 
 class DeliveredRow(NamedTuple):
-    """A row that a sink got: in which of its lives, and if it was new to the sink."""
+    """A row that a sink got. `process_number`: in which process; `is_new`: the sink did not have it yet."""
 
-    life: int
+    process_number: int
     offset: int
     dot: Dot
     ref: Ref
@@ -77,7 +80,7 @@ class DeliveredRow(NamedTuple):
 
 
 class ModelSink:
-    """The state behind one sink's name over all lives of its service."""
+    """The state of one sink, across all processes of its service."""
 
     def __init__(
         self, name: str, kind: Kind, rng: Random, faults: SinkFaults | None = None, *, topics: str = "*"
@@ -92,28 +95,28 @@ class ModelSink:
         self.durable = Store()
         """The data that outlives the process."""
         self.present = Store()
-        """The current process's data, with uncommitted data."""
-        self.lives = 0
+        """The data of the current process, including uncommitted data."""
+        self.process_count = 0
         self.delivered: list[DeliveredRow] = []
         self.violations: list[Violation] = []
         self.struck: Counter[str] = Counter()
 
-    def for_life(self, life: Life) -> Sink:
-        """Return the sink object for a process to attach."""
-        self.lives += 1
+    def for_process(self, process: Process) -> Sink:
+        """Return a sink object that the new process attaches."""
+        self.process_count += 1
         if self.kind == "volatile":
             self.durable = Store()
         self.present = self.durable if self.kind == "plain" else self.durable.copy()
         return {"plain": SinkInstance, "transactional": CommittingSink}.get(self.kind, RebuildableSink)(
-            self, life
+            self, process
         )
 
     def kill(self) -> None:
-        """Drop uncommitted data, as the process was killed."""
+        """Drop uncommitted data, as a killed process does."""
         self.present = self.durable
 
     def power_cut(self) -> None:
-        """Drop uncommitted data, as the machine lost its power; committed data stays."""
+        """Drop uncommitted data, as a machine without power does; committed data stays."""
         self.kill()
 
     def heal(self) -> None:
@@ -121,7 +124,7 @@ class ModelSink:
         self.faults = SinkFaults(rejects=self.faults.rejects)
 
     def states(self) -> dict[Ref, VectorState]:
-        """Return its state, by vector."""
+        """Return the state of each vector."""
         return {ref: facts.state() for ref, facts in self.present.vectors.items()}
 
     def is_poison(self, logged: LoggedBatch, row: int) -> bool:
@@ -130,9 +133,11 @@ class ModelSink:
         return poison in (self.name, "all")
 
     def note_violation(self, check: str, what: str) -> None:
-        """Store a violation; if it were raised here, the service would retry the call."""
+        """Store a violation; if it were raised here, the service would take it for a failed call."""
         if len(self.violations) < VIOLATIONS_MAX:
-            self.violations.append(Violation(check, f"sink {self.name!r}, life {self.lives}: {what}"))
+            self.violations.append(
+                Violation(check, f"sink {self.name!r}, process {self.process_count}: {what}")
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +151,9 @@ class ModelStatistics:
 
 @dataclass(slots=True)
 class _Progress:
-    """The rows that the service and one sink agree on as processed, and their epoch."""
+    """The progress of one sink object. `processed`: the end of the rows that the service knows as processed,
+    in this epoch; `dirty`: the vectors with uncommitted changes.
+    """
 
     epoch: int = 0
     processed: int = 0
@@ -156,14 +163,14 @@ class _Progress:
 
 
 class SinkInstance:
-    """The sink object of one process. This kind stores no cursor."""
+    """The sink object of one process; this class stores no cursor."""
 
     keeps_cursor = False
 
-    def __init__(self, model: ModelSink, life: Life) -> None:
+    def __init__(self, model: ModelSink, process: Process) -> None:
         self.name = model.name
         self._model = model
-        self._life = life
+        self._process = process
         self._store = model.present
         self._progress = _Progress()
         self._context: SinkContext
@@ -171,7 +178,7 @@ class SinkInstance:
     # --- the contract
 
     async def open(self, context: SinkContext) -> ResumePoint | None:
-        """Open the sink; drop the data of another log."""
+        """Open the sink; if its data is of another log, drop them."""
         self._context = context
         self._progress = _Progress(context.epoch)
         store = self._store
@@ -184,11 +191,11 @@ class SinkInstance:
         return ResumePoint(cursor, store.lamport, rebuilding=store.rebuilding)
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        """Apply all rows in order, or fail as drawn."""
+        """Apply all rows in order, unless a fault is drawn."""
         progress = self._progress
         if progress.is_busy:
             self._model.note_violation("order", "called during another call")
-        if progress.epoch != self._context.epoch:  # offsets of a lost tail may be reused by other rows
+        if progress.epoch != self._context.epoch:  # other rows may reuse the offsets of a lost tail
             progress.epoch, progress.processed = self._context.epoch, 0
         progress.is_busy = True
         progress.calls += 1
@@ -199,7 +206,7 @@ class SinkInstance:
 
     async def aclose(self) -> None:
         """Commit all data."""
-        if not self._life.is_over:
+        if not self._process.has_ended:
             self._commit()
 
     def statistics(self) -> ModelStatistics:
@@ -209,7 +216,7 @@ class SinkInstance:
     # --- internals
 
     async def _apply(self, deliveries: Sequence[Delivery]) -> None:
-        stop = await self._fail_before(deliveries)
+        failure_offset = await self._fail_before(deliveries)
         for delivery in deliveries:
             logged = delivery.logged
             if not logged.batch.is_control:
@@ -221,7 +228,7 @@ class SinkInstance:
                         self._note_processed(logged.offset + row, redelivered=delivery.redelivered)
                         raise RejectDelta(logged.offset + row, "the delta is poison to this sink")
                     await self._take_row(logged, row, redelivered=delivery.redelivered)
-                    if logged.offset + row == stop:
+                    if logged.offset + row == failure_offset:
                         self._model.struck["sink failed half way"] += 1
                         if delivery.redelivered or self._model.rng.random() < 0.5:
                             raise TryAgain("half-way failure without a done offset")
@@ -235,7 +242,9 @@ class SinkInstance:
             self._commit()
 
     async def _fail_before(self, deliveries: Sequence[Delivery]) -> int | None:
-        """Fail before any effect, if so drawn; else return the offset after which to fail, if any."""
+        """Raise if a failure before any effect is drawn. Return the offset after which to fail half-way; None
+        for no such failure.
+        """
         model, faults, draw = self._model, self._model.faults, self._model.rng.random
         if draw() < faults.slow:
             model.struck["sink was slow"] += 1
@@ -267,29 +276,32 @@ class SinkInstance:
                 f"duplicate offset {fact.offset}: rows up to {self._progress.processed} were processed",
             )
         facts = store.facts(ref)
-        effect = not facts.has(fact)
-        if effect and fact.offset < facts.last_offset:
+        is_new = not facts.has(fact)
+        if is_new and fact.offset < facts.last_offset:
             model.note_violation(
-                "order", f"offset {fact.offset} of {ref} came after {facts.last_offset}, of the same vector"
+                "order",
+                f"offset {fact.offset} of {ref} came after offset {facts.last_offset} of the same vector",
             )
-        if effect and facts.is_below_base(fact):
+        if is_new and facts.is_before_base(fact):
             await self._refold(ref, fact)
-        elif effect:
+        elif is_new:
             facts.add(fact)
         store.lamport = max(store.lamport, fact.key[0])
         self._progress.dirty.add(ref)
         model.delivered.append(
-            DeliveredRow(model.lives, fact.offset, logged.batch.dot(row), ref, effect, redelivered)
+            DeliveredRow(model.process_count, fact.offset, logged.batch.dot(row), ref, is_new, redelivered)
         )
 
     async def _refold(self, ref: Ref, fact: Fact) -> None:
-        """Rebuild a vector from the log, for a delta that sorts before the vector's initial state."""
+        """Rebuild a vector from the log's history up to `fact`, which sorts before the state that the vector
+        started with.
+        """
         self._model.struck["sink folded a vector again"] += 1
-        found = [place async for place in self._context.history([ref])]
+        rows = [row async for row in self._context.history([ref])]
         self._check_alive()
         facts = self._store.facts(ref)
         facts.begin()
-        for logged, row in found:
+        for logged, row in rows:
             if logged.batch.is_state:
                 facts.begin(state_of(logged.batch, row), logged.row_offset(row))
             elif facts.last_offset < logged.offset + row <= fact.offset:
@@ -305,24 +317,24 @@ class SinkInstance:
             self._store.next_offset = max(self._store.next_offset, offset)
 
     def _commit(self) -> None:
-        """Note the epoch; each effect is durable already."""
+        """Note the epoch; the data are already durable."""
         self._store.epoch = self._context.epoch
 
     def _check_alive(self) -> None:
-        if self._life.is_over:
+        if self._process.has_ended:
             raise TryAgain("the process has ended")
 
 
 class CommittingSink(SinkInstance):
-    """Commits data and cursor together: at the end of some calls, else within half a second."""
+    """Commits data and cursor together: at the end of some calls, and every half second."""
 
     keeps_cursor = True
 
     async def background(self) -> None:
-        """Commit uncommitted data from time to time."""
+        """Commit uncommitted data at intervals."""
         while True:
             await anyio.sleep(_COMMIT_S)
-            if not self._life.is_over and self._model.durable.next_offset < self._store.next_offset:
+            if not self._process.has_ended and self._model.durable.next_offset < self._store.next_offset:
                 self._commit()
 
     def _commit(self) -> None:
@@ -348,8 +360,8 @@ class RebuildableSink(CommittingSink):
     async def load_states(self, rows: Sequence[StateRow]) -> None:
         """Load full states."""
         await self._fail_before(())
-        for one in rows:
-            self._store.facts((one.namespace, one.vector_id)).begin(one.state, one.offset)
+        for row in rows:
+            self._store.facts((row.namespace, row.vector_id)).begin(row.state, row.offset)
 
     async def end_rebuild(self, offset: int, lamport: int) -> None:
         """Make the loaded states valid, durably."""

@@ -1,4 +1,4 @@
-"""The data of a model sink: rows by vector, the full states below them, a cursor.
+"""The data of a model sink: for each vector its deltas and the state before them; and a cursor.
 
 Pure; it uses the wire's fold, which has its own tests.
 """
@@ -24,7 +24,7 @@ Ref: TypeAlias = tuple[str, str]
 
 
 class Fact(NamedTuple):
-    """One delta, identified by its canonical key."""
+    """One delta with its canonical key, by which it is identified."""
 
     key: Key
     operation: Operation
@@ -47,7 +47,7 @@ class Fact(NamedTuple):
 
 @dataclass(slots=True)
 class Facts:
-    """One vector: the state that it started with, if any, and the deltas since."""
+    """One vector: the state that it started with (its base), if any, and the deltas since then."""
 
     base: VectorState | None = None
     base_offset: int = -1
@@ -55,16 +55,16 @@ class Facts:
     rows: dict[Key, Fact] = field(default_factory=dict)
 
     def begin(self, base: VectorState | None = None, offset: int = -1) -> None:
-        """Drop all deltas and start from a state, as of its last delta's offset."""
+        """Drop all deltas and start from a state; `offset`: that of the last delta in the state."""
         self.base, self.base_offset, self.last_offset = base, offset, offset
         self.rows = {}
 
     def has(self, fact: Fact) -> bool:
-        """True if the delta is among the rows, or counted in the state."""
+        """True if the delta is among the rows, or included in the base."""
         return fact.key in self.rows or fact.offset <= self.base_offset
 
-    def is_below_base(self, fact: Fact) -> bool:
-        """True if the delta sorts before the state that the vector started with."""
+    def is_before_base(self, fact: Fact) -> bool:
+        """True if the delta sorts canonically before the last delta of the base."""
         return self.base is not None and self.base.key is not None and fact.key < self.base.key
 
     def add(self, fact: Fact) -> None:
@@ -73,13 +73,16 @@ class Facts:
         self.last_offset = max(self.last_offset, fact.offset)
 
     def state(self) -> VectorState:
-        """Return the fold of all deltas. Those that sort before the base have no effect, and are counted."""
+        """Return the fold of all deltas. Deltas that sort before the base have no effect, but are counted as
+        ignored.
+        """
         base = self.base
-        beneath = 0 if base is None else sum(self.is_below_base(fact) for fact in self.rows.values())
-        above = [fact for fact in self.rows.values() if not self.is_below_base(fact)]
-        none = find_duplicates((fact.identified for fact in above), complete=base is None)
-        state = fold(((fact.key, fact.operation, fact.metadata) for fact in above), base, without_effect=none)
-        return replace(state, ignored=state.ignored + beneath) if beneath else state
+        before_count = 0 if base is None else sum(self.is_before_base(fact) for fact in self.rows.values())
+        after = [fact for fact in self.rows.values() if not self.is_before_base(fact)]
+        duplicates = find_duplicates((fact.identified for fact in after), complete=base is None)
+        changes = ((fact.key, fact.operation, fact.metadata) for fact in after)
+        state = fold(changes, base, without_effect=duplicates)
+        return replace(state, ignored=state.ignored + before_count) if before_count else state
 
     def copy(self) -> Facts:
         """Return an independent copy."""
@@ -88,7 +91,7 @@ class Facts:
 
 @dataclass(slots=True)
 class Store:
-    """All vectors, and the offset up to which they are complete."""
+    """All vectors. `next_offset`: the offset up to which they are complete."""
 
     log_id: bytes = b""
     epoch: int = 0
@@ -96,16 +99,16 @@ class Store:
     lamport: int = 0
     rebuilding: bool = False
     states_below: int = 0
-    """Rows below this offset were loaded as states."""
+    """Rows below this offset were loaded as states, not applied as deltas."""
     vectors: dict[Ref, Facts] = field(default_factory=dict)
 
     def begin(self, log_id: bytes) -> None:
-        """Drop all data, to start at the beginning of a log."""
+        """Drop all data, and start at offset 0 of a log."""
         self.log_id, self.next_offset, self.lamport, self.rebuilding = log_id, 0, 0, False
         self.vectors, self.states_below = {}, 0
 
     def facts(self, ref: Ref) -> Facts:
-        """Return the facts of a vector, empty at first."""
+        """Return the facts of a vector; they are created if the vector is new."""
         found = self.vectors.get(ref)
         if found is None:
             found = self.vectors[ref] = Facts()
@@ -117,7 +120,9 @@ class Store:
         return replace(self, vectors=vectors)
 
     def replace_with(self, other: Store, changed: Iterable[Ref]) -> None:
-        """Become equal to `other`, which differs in the changed vectors only; in all, if of another log."""
+        """Make this store equal to `other`, which differs only in the changed vectors, or is of
+        another log.
+        """
         if self.log_id != other.log_id:
             self.vectors, changed = {}, list(other.vectors)
         self.log_id, self.epoch, self.next_offset = other.log_id, other.epoch, other.next_offset

@@ -1,6 +1,6 @@
 """Runs many seeds on all cores, and sums up their findings and event counts.
 
-The processes return only texts and numbers.
+The worker processes return only text and numbers, which are cheap to transfer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SEEDS_PER_TASK = 5
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A seed whose run found a violation, or tested nothing (`check` is `vacuous` then)."""
+    """A seed whose run found a violation, or tested nothing; then `check` is `vacuous`."""
 
     seed: int
     check: str
@@ -33,7 +33,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Summary:
-    """The summed results of some runs."""
+    """The sum of the results of several runs."""
 
     seeds: int = 0
     deltas: int = 0
@@ -58,20 +58,22 @@ class Summary:
         self.deltas += other.deltas
         self.virtual_s += other.virtual_s
         self.struck += other.struck
-        self.findings = sorted([*self.findings, *other.findings], key=lambda found: found.seed)
+        self.findings = sorted([*self.findings, *other.findings], key=lambda finding: finding.seed)
 
 
 def sweep(first: int, count: int, jobs: int) -> Iterator[Summary]:
-    """Run `count` seeds; yield the summary of some runs as soon as they end."""
-    pieces = [
-        range(begin, min(begin + SEEDS_PER_TASK, first + count))
-        for begin in range(first, first + count, SEEDS_PER_TASK)
+    """Run `count` seeds from `first` on; yield the summary of each task of `SEEDS_PER_TASK` seeds as soon as
+    it ends.
+    """
+    ranges = [
+        range(start, min(start + SEEDS_PER_TASK, first + count))
+        for start in range(first, first + count, SEEDS_PER_TASK)
     ]
-    return in_processes((partial(run_seeds, piece) for piece in pieces), jobs)
+    return in_processes((partial(run_seeds, seeds) for seeds in ranges), jobs)
 
 
 def run_seeds(seeds: range) -> Summary:
-    """Run these seeds in this process."""
+    """Run these seeds in this process, and return their summary."""
     summary = Summary()
     for seed in seeds:
         summary.add(run(draw(seed)))

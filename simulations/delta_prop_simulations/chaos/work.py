@@ -1,4 +1,6 @@
-"""Bounds the work of a sink's call: as virtual time does not show it, folded deltas are counted."""
+"""Bounds the work of a sink's call by the number of deltas that it folds, since work takes no virtual
+time.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,11 @@ if TYPE_CHECKING:
     from delta_prop_sinks.sink import Delivery
 
 REFOLDS_MAX = 2
-"""The maximum number of times that a call may fold each delta of the vectors that it changes."""
+"""Maximum number of times that a call may fold each delta of the vectors that it changes."""
 
 
 class CountedIndex(IndexSink):
-    """An index that notes a violation if a call folds more than it may."""
+    """An index that reports a violation if a call folds more deltas than `REFOLDS_MAX` permits."""
 
     def __init__(self, name: str, history: LogHistory, note_violation: Callable[[Violation], None]) -> None:
         super().__init__(name=name)
@@ -26,7 +28,7 @@ class CountedIndex(IndexSink):
         self._note_violation = note_violation
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        """Apply the deliveries as an index does, and count the folded deltas."""
+        """Apply the deliveries as an index does, and check how many deltas the call folds."""
         before = self._count_refolded()
         try:
             await super().apply(deliveries)
@@ -34,7 +36,7 @@ class CountedIndex(IndexSink):
             self._check(deliveries, self._count_refolded() - before)
 
     def apply_now(self, deliveries: Sequence[Delivery]) -> bool:
-        """Apply the deliveries as an index does, and count the folded deltas."""
+        """Apply the deliveries as an index does, and check how many deltas the call folds."""
         before = self._count_refolded()
         try:
             return super().apply_now(deliveries)
@@ -55,18 +57,18 @@ class CountedIndex(IndexSink):
         }
         logged_rows = [
             *self._history.rows(),
-            *((at, logged, row) for at, logged, row, _ in self._history.lost_rows()),
+            *((offset, logged, row) for offset, logged, row, _ in self._history.lost_rows()),
         ]
-        rows = sum(
+        row_count = sum(
             (logged.batch.namespaces[row], logged.batch.keys[row]) in touched
             for _, logged, row in logged_rows
         )
-        if folded > REFOLDS_MAX * rows:
-            brought = sum(one.count for one in deliveries)
+        if folded > REFOLDS_MAX * row_count:
+            delivered = sum(one.count for one in deliveries)
             self._note_violation(
                 Violation(
                     "work",
-                    f"{self._history.node}, sink {self.name!r}: a call with {brought} deltas folded "
-                    f"{folded}, their vectors have {rows}",
+                    f"{self._history.node}, sink {self.name!r}: a call with {delivered} deltas folded "
+                    f"{folded} deltas, but its vectors have only {row_count}",
                 )
             )

@@ -1,7 +1,7 @@
-"""Writers as users write them: they resend deltas without an outcome, under the same dot or id, over all
-their lives and those of the service; and they record every outcome in the client history.
+"""Writers as users write them. A writer resends deltas without an outcome under the same dot or id, across
+restarts of itself and of the service, and records every outcome in the client history.
 
-Deltas without an outcome and their counters outlive the process: they are in the writer itself.
+Deltas without an outcome, and their counters, outlive the writer's process: the `Writer` object holds them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from delta_prop.receipt import Receipt
     from delta_prop_simulations.chaos.client_history import ClientHistory
     from delta_prop_simulations.chaos.delta_generator import TaggedDelta
-    from delta_prop_simulations.chaos.sinks import Life
+    from delta_prop_simulations.chaos.sinks import Process
     from delta_prop_simulations.rng import Random
     from delta_prop_wire.delta import Delta
 
@@ -41,7 +41,7 @@ RETRY_S = 0.05
 NUMBERED_SHARE = 0.6
 IDENTIFIED_SHARE = 0.5
 UNKNOWN_MAX = 3
-"""The maximum number of unknown outcomes of a delta before the writer stops resending it."""
+"""Maximum number of unknown outcomes of a delta; then the writer stops resending it."""
 CLIENT = ClientSettings(
     heartbeat_interval_s=1.0,
     peer_timeout_s=4.0,
@@ -54,11 +54,11 @@ CLIENT = ClientSettings(
 
 @dataclass(slots=True)
 class Item:
-    """A unit of sending: one delta under a number, or several deltas published at once."""
+    """A unit of sending: one delta with a counter, or several deltas that are published in one call."""
 
     number: int
     tagged: list[TaggedDelta]
-    is_settled: bool = False
+    is_settled: bool = False  # has its final outcome
     can_retry: bool = False  # refused, with a retryable code
     unknown_count: int = 0  # the number of unknown outcomes
 
@@ -80,8 +80,8 @@ class _Outbox:
 class Writer:
     """A client that writes to one service, under a name.
 
-    Some writers number their deltas themselves and resume after their last number; others publish with ids,
-    and resend them, or without, so that the outcome stays unknown if the answer is lost.
+    Some writers number their deltas themselves, and resume after their last number. Others publish with ids,
+    and resend after a lost answer; or without ids: then the outcome stays unknown after a lost answer.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Writer:
         self.node = node
         self._rng = rng
         self._history = history
-        self._deltas, self._burst, self._gap_s, self._level = deltas, burst, gap_s, level
+        self._delta_count, self._burst, self._gap_s, self._level = deltas, burst, gap_s, level
         self._generator = DeltaGenerator(name, rng, poison=poison, hot=hot)
         self._is_numbered = rng.random() < NUMBERED_SHARE
         self._has_ids = rng.random() < IDENTIFIED_SHARE
@@ -112,39 +112,44 @@ class Writer:
         self._offers = offers
         self._outbox = _Outbox()
         self._heads: list[tuple[str, str, Dot]] = []
-        self._life = 0
+        self._run_number = 0
         self._log_level = AckLevel.MEMORY
 
     @property
     def is_done(self) -> bool:
         """True once every delta was sent and has its final outcome."""
-        return self._outbox.deltas_made >= self._deltas and not self._outbox.items
+        return self._outbox.deltas_made >= self._delta_count and not self._outbox.items
 
     def waits_for(self) -> str:
-        """Return a description of the remaining work."""
-        box = self._outbox
-        first = next(iter(box.items.values()), None)
-        what = "" if first is None else f", the first number {first.number} ({first.tagged[0].token})"
-        return f"writer {self.name}: {box.deltas_made} of {self._deltas} deltas, {len(box.items)} open{what}"
+        """Return a line about the unfinished work."""
+        outbox = self._outbox
+        first = next(iter(outbox.items.values()), None)
+        first_open = (
+            "" if first is None else f", the first is number {first.number} ({first.tagged[0].token})"
+        )
+        return (
+            f"writer {self.name}: {outbox.deltas_made} of {self._delta_count} deltas made, "
+            f"{len(outbox.items)} items open{first_open}"
+        )
 
-    async def run_embedded(self, propagator: Propagator, life: Life | None = None) -> None:
-        """Run one life within the service's process, until all is done."""
+    async def run_embedded(self, propagator: Propagator, process: Process | None = None) -> None:
+        """Run within the service's process until all deltas have an outcome."""
         while not self.is_done:
             with suppress(Refused):
                 if self._is_numbered:
-                    await self._offer_numbered(propagator, life)
+                    await self._offer_numbered(propagator, process)
                 elif self._offers:
-                    await self._publish_all(partial(_offer_and_wait, propagator), level=True)
+                    await self._publish_all(partial(_offer_and_wait, propagator), takes_level=True)
                 elif self._rng.random() < 0.5:
                     await self._publish_all(propagator.producer(self.name, ack_level=self._level).publish)
                 else:
-                    await self._publish_all(propagator.publish, level=True)
+                    await self._publish_all(propagator.publish, takes_level=True)
             await anyio.sleep(RETRY_S)
 
     async def run_remote(self, world: World, addresses: str | Sequence[str]) -> None:
-        """Run one life in its own process, until all is done."""
+        """Run in a process of its own until all deltas have an outcome."""
         while not self.is_done:
-            with suppress(Refused, OSError, UsageError):  # UsageError: the log in memory was replaced
+            with suppress(Refused, OSError, UsageError):  # UsageError: the log was in memory, and is lost
                 async with RemoteProducer(
                     addresses, name=self.name, ack_level=self._level, settings=CLIENT, world=world
                 ) as producer:
@@ -156,34 +161,36 @@ class Writer:
 
     # --- with its own numbers
 
-    async def _offer_numbered(self, propagator: Propagator, life: Life | None) -> None:
-        """Send items without an outcome, then new ones; retry after retryable refusals. Raises Refused."""
+    async def _offer_numbered(self, propagator: Propagator, process: Process | None) -> None:
+        """Offer the items without an outcome again, then new ones, and resend after retryable refusals.
+        Raises Refused.
+        """
         producer = propagator.producer(self.name, ack_level=self._level)
         self._log_level = propagator.internals().log.ack_level
-        self._life += 1
-        of_life = self._life
+        self._run_number += 1
+        run_number = self._run_number
 
-        def then(item: Item) -> Callable[[Receipt], None]:
-            return lambda receipt: self._note(item, receipt, of_life, life)
+        def callback(item: Item) -> Callable[[Receipt], None]:
+            return lambda receipt: self._note(item, receipt, run_number, process)
 
         for item in list(self._outbox.items.values()):
             item.can_retry = False
-            await self._offer(producer, item, then(item))
+            await self._offer(producer, item, callback(item))
         while not self.is_done:
-            if self._outbox.deltas_made < self._deltas:
+            if self._outbox.deltas_made < self._delta_count:
                 item = self._make(1)
-                await self._offer(producer, item, then(item))
+                await self._offer(producer, item, callback(item))
                 await self._pause_after_burst()
             else:
                 await anyio.sleep(RETRY_S)
                 self._resend(producer)
 
-    async def _offer(self, producer: Producer, item: Item, then: Callable[[Receipt], None]) -> None:
-        """Offer an item until it is accepted, or note its outcome in a former life."""
+    async def _offer(self, producer: Producer, item: Item, callback: Callable[[Receipt], None]) -> None:
+        """Offer an item until it is accepted; if it was sent in a former process, note its outcome."""
         self._send(item)
         while True:
             try:
-                sent = producer.offer_numbered(item.number, item.tagged[0].delta, then)
+                is_new = producer.offer_numbered(item.number, item.tagged[0].delta, callback)
             except Refused as refusal:
                 if refusal.is_final:
                     self._refuse(item, refusal)
@@ -194,7 +201,7 @@ class Writer:
                 self._resend(producer)
             else:
                 break
-        if not sent:
+        if not is_new:
             self._note_former_outcome(
                 item, await producer.outcome(item.number, item.tagged[0].delta.priority)
             )
@@ -214,13 +221,13 @@ class Writer:
             self._settle(item, lambda token: self._history.note_refused(token, outcome))
         elif outcome is None:
             self._settle(item, self._history.note_unknown)
-        else:  # an outcome from a former life is as durable as this log can make it
+        else:  # an outcome of a former process is at the highest level of this log
             ack = Ack(self._log_level, outcome, duplicate=True)
             self._settle(item, lambda token: self._history.note_acknowledged(token, ack))
 
-    def _note(self, item: Item, receipt: Receipt, of_life: int, life: Life | None) -> None:
-        """Note an outcome, unless it comes after the end of its life."""
-        if item.is_settled or of_life != self._life or (life is not None and life.is_over):
+    def _note(self, item: Item, receipt: Receipt, run_number: int, process: Process | None) -> None:
+        """Note an outcome, unless it arrives after the end of the process that sent the item."""
+        if item.is_settled or run_number != self._run_number or (process is not None and process.has_ended):
             return
         refusal = receipt.refusal()
         if refusal is None:
@@ -234,11 +241,11 @@ class Writer:
             item.can_retry = True
             self._note_unknown(item)
         else:
-            item.can_retry = True  # the handle is invalid, not the delta: FENCED, SHUTTING_DOWN for good
+            item.can_retry = True  # the producer object is unusable, not the delta: FENCED, SHUTTING_DOWN
 
     async def _offer_numbered_remotely(self, producer: RemoteProducer) -> None:
-        self._life += 1
-        of_life = self._life
+        self._run_number += 1
+        run_number = self._run_number
 
         async def offer(item: Item) -> None:
             self._send(item)
@@ -248,7 +255,7 @@ class Writer:
                     producer.offer_numbered(
                         item.number,
                         item.tagged[0].delta,
-                        lambda receipt: self._note(item, receipt, of_life, None),
+                        lambda receipt: self._note(item, receipt, run_number, None),
                     )
                 except Refused as refusal:
                     if refusal.is_final:
@@ -265,7 +272,7 @@ class Writer:
         while not self.is_done:
             if any(item.can_retry for item in self._outbox.items.values()):
                 return  # a client withdraws a number only once; the next client resends it
-            if self._outbox.deltas_made < self._deltas:
+            if self._outbox.deltas_made < self._delta_count:
                 await offer(self._make(1))
                 await self._pause_after_burst()
             else:
@@ -274,49 +281,49 @@ class Writer:
 
     # --- published
 
-    async def _publish_all(self, publish: Publish, *, level: bool = False) -> None:
+    async def _publish_all(self, publish: Publish, *, takes_level: bool = False) -> None:
         for item in list(self._outbox.items.values()):
-            await self._publish(publish, item, level=level)
-        while self._outbox.deltas_made < self._deltas:
+            await self._publish(publish, item, takes_level=takes_level)
+        while self._outbox.deltas_made < self._delta_count:
             item = self._make(self._rng.randint(1, self._burst))
-            await self._publish(publish, item, level=level)
+            await self._publish(publish, item, takes_level=takes_level)
             await self._pause()
 
-    async def _publish(self, publish: Publish, item: Item, *, level: bool) -> None:
+    async def _publish(self, publish: Publish, item: Item, *, takes_level: bool) -> None:
         self._send(item)
-        if not self._has_ids:  # never resent: without an id the service cannot detect the duplicate
+        if not self._has_ids:  # never resend it: without an id the service cannot detect the duplicate
             del self._outbox.items[item.number]
-        more = {"ack_level": self._level} if level else {}
-        doubtful = True
+        options = {"ack_level": self._level} if takes_level else {}
+        is_in_doubt = True
         try:
-            published = await publish(*item.deltas, timeout_s=self._patience_s, **more)
-            doubtful = False
-            self._acknowledge(item, published)
+            ack = await publish(*item.deltas, timeout_s=self._patience_s, **options)
+            is_in_doubt = False
+            self._acknowledge(item, ack)
         except Refused as refusal:
-            doubtful = refusal.code is ErrorCode.OUTCOME_UNKNOWN
-            if refusal.is_final or not (doubtful or self._has_ids):
-                self._refuse(item, refusal)  # it has not happened, and is not resent
-            elif not (doubtful or refusal.retryable):
+            is_in_doubt = refusal.code is ErrorCode.OUTCOME_UNKNOWN
+            if refusal.is_final or not (is_in_doubt or self._has_ids):
+                self._refuse(item, refusal)  # it has not taken effect, and is not resent
+            elif not (is_in_doubt or refusal.retryable):
                 raise
         finally:
-            if doubtful:
+            if is_in_doubt:
                 self._note_unknown(item)
 
     # --- common parts
 
     def _make(self, count: int) -> Item:
-        box = self._outbox
+        outbox = self._outbox
         rng, priority = self._rng, Priority.NORMAL
-        if box.deltas_made and rng.random() < 0.2:
+        if outbox.deltas_made and rng.random() < 0.2:
             priority = rng.choice(list(Priority))
-        causes = self._history.durable_dots()
+        parents = self._history.durable_dots()
         identified = rng.random() < 0.2 if self._is_numbered else self._has_ids
-        made = [] if box.deltas_made else [self._generator.next_sum(identified=identified)]
-        while len(made) < min(count, max(self._deltas - box.deltas_made, 1)):
-            made.append(self._generator.next(priority, causes, self._heads, identified=identified))
-        box.deltas_made += len(made)
-        box.last_number += 1
-        item = box.items[box.last_number] = Item(box.last_number, made)
+        deltas = [] if outbox.deltas_made else [self._generator.next_sum(identified=identified)]
+        while len(deltas) < min(count, max(self._delta_count - outbox.deltas_made, 1)):
+            deltas.append(self._generator.next(priority, parents, self._heads, identified=identified))
+        outbox.deltas_made += len(deltas)
+        outbox.last_number += 1
+        item = outbox.items[outbox.last_number] = Item(outbox.last_number, deltas)
         return item
 
     def _send(self, item: Item) -> None:
@@ -325,7 +332,9 @@ class Writer:
             self._history.note_sent(one.token, self.node, self.name, ref, self._level)
 
     def _note_unknown(self, item: Item) -> None:
-        """Count an unknown outcome; drop the item after UNKNOWN_MAX, as the log has removed it."""
+        """Count an unknown outcome. After UNKNOWN_MAX of them, drop the item: its row was removed from the
+        log.
+        """
         item.unknown_count += 1
         for one in item.tagged:
             self._history.note_unknown(one.token)
@@ -342,15 +351,15 @@ class Writer:
         self._generator.forget()
         self._settle(item, lambda token: self._history.note_refused(token, refusal.code))
 
-    def _acknowledge(self, item: Item, published: PublishAck) -> None:
+    def _acknowledge(self, item: Item, publish_ack: PublishAck) -> None:
         item.is_settled = True
         self._outbox.items.pop(item.number, None)
-        for one, (offset, dot, duplicate) in zip(item.tagged, published.places(), strict=True):
-            ack = Ack(published.level, offset, duplicate=duplicate)
-            lasting = dot if published.level is AckLevel.DURABLE else None
-            self._history.note_acknowledged(one.token, ack, lasting)
-            if lasting is not None and one.delta.vector_id in HOT:
-                head = (one.delta.namespace, one.delta.vector_id, lasting)
+        for one, (offset, dot, duplicate) in zip(item.tagged, publish_ack.places(), strict=True):
+            ack = Ack(publish_ack.level, offset, duplicate=duplicate)
+            durable_dot = dot if publish_ack.level is AckLevel.DURABLE else None
+            self._history.note_acknowledged(one.token, ack, durable_dot)
+            if durable_dot is not None and one.delta.vector_id in HOT:
+                head = (one.delta.namespace, one.delta.vector_id, durable_dot)
                 self._heads = [*self._heads, head][-4:]
 
     async def _pause_after_burst(self) -> None:
@@ -364,5 +373,5 @@ class Writer:
 async def _offer_and_wait(
     propagator: Propagator, *deltas: Delta, timeout_s: float, ack_level: AckLevel | None
 ) -> PublishAck:
-    """Offer, and wait for the receipt's outcome, however long that takes. Raises Refused."""
+    """Offer the deltas, and wait for the outcome without a timeout. Raises Refused."""
     return await propagator.offer(*deltas, ack_level=ack_level)

@@ -1,6 +1,7 @@
-"""The verb `simulate`, which joins the command by its entry point. Imports nothing that only a run needs.
+"""The verb `simulate` of the command `delta-prop`, which finds it by an entry point.
 
-The argument of `simulate` is one of `KINDS`, or else a scenario: a shipped name or a TOML file.
+Its first argument is one of `KINDS`, or else a scenario: the name of a shipped one, or a TOML file. To keep
+help fast, this module does not import what only a run needs.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ KINDS: dict[str, str] = {
     "mutants": "tests that the checks find deliberate faults",
     "sweep": "many runs with faults drawn from seeds",
 }
-"""The arguments of `simulate` beside a scenario, with a short description. Each is a module here with
-`add_arguments(parser)` and `run(options)`, which returns the exit status.
+"""The kinds of simulation other than a scenario, with short descriptions. For each kind there is a module in
+this package with `add_arguments(parser)` and `run(options)`, which returns the exit status.
 """
 
 
 def add_verbs(verbs: Any) -> None:
-    """Add `simulate`."""
+    """Add the verb `simulate`."""
     parser = verbs.add_parser(
         "simulate",
         help="try a topology, or thousands of faults, in virtual time",
@@ -52,14 +53,16 @@ def dispatch(what: str, rest: Sequence[str]) -> int:
     module = _module(what)
     parser = Parser(prog=f"delta-prop simulate {what}", allow_abbrev=False, formatter_class=Help)
     module.add_arguments(parser)
-    chosen = parser.parse_args(rest)
-    chosen.what = what
-    status: int = module.run(chosen)
+    options = parser.parse_args(rest)
+    options.what = what
+    status: int = module.run(options)
     return status
 
 
 def _module(what: str) -> Any:
-    """Import a kind's module: late, so that help is fast, and by name, so that tools can follow imports."""
+    """Import the module of a kind. The imports are late, so that help is fast, and static, so that tools can
+    follow them.
+    """
     if what == "calibrate":
         from delta_prop_simulations.commands import calibrate
 

@@ -1,6 +1,8 @@
-"""`delta-prop simulate calibrate`: service times of shipped sinks on this machine; predicted and measured.
+"""`delta-prop simulate calibrate`: measures service times of shipped sinks on this machine, and checks
+predictions.
 
-The only kind of `simulate` that needs the real machine, and an idle one: other programs distort the times.
+This kind of `simulate` alone depends on the real machine, which should be idle: other programs distort the
+times.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Measure; with `--compare` return 1 if a prediction is off."""
+    """Calibrate, or compare predictions with measurements; then return 1 if a prediction is off."""
     from delta_prop_simulations.scenarios.reading import parse_duration
 
     logging.getLogger("delta_prop").addHandler(logging.NullHandler())  # the index paces, as intended
@@ -72,20 +74,20 @@ def _calibrate(options: Namespace, seconds: float) -> int:
             distributions[name] = calibrate(name, Seed(options.seed), seconds)
     finally:
         bar.end()
-    found = Calibration(system.machine(), distributions)
-    write_text(path, found.to_text())
-    print(found.to_text() if options.json else _format_calibration(found, path))
+    calibration = Calibration(system.machine(), distributions)
+    write_text(path, calibration.to_text())
+    print(calibration.to_text() if options.json else _format_calibration(calibration, path))
     return 0
 
 
-def _format_calibration(found: Calibration, path: str) -> str:
+def _format_calibration(calibration: Calibration, path: str) -> str:
     lines = ["| sink | deltas per call | p50, ms | p99, ms | deltas/s |", "|---|---:|---:|---:|---:|"]
-    for name in found.sinks:
-        distribution = found.distribution(name)
+    for name in calibration.sinks:
+        distribution = calibration.distribution(name)
         for size in distribution.sizes:
-            half, most = distribution.quantile(0.5, size) * 1e3, distribution.quantile(0.99, size) * 1e3
+            p50_ms, p99_ms = distribution.quantile(0.5, size) * 1e3, distribution.quantile(0.99, size) * 1e3
             per_s = size / max(distribution.mean(size), 1e-9)
-            lines.append(f"| {name} | {size:,} | {half:.2f} | {most:.2f} | {per_s:,.0f} |")
+            lines.append(f"| {name} | {size:,} | {p50_ms:.2f} | {p99_ms:.2f} | {per_s:,.0f} |")
     lines.append(
         f'\nWritten to {path}. In a scenario: distribution = "calibrated", file = "{path}", sink = "…".'
     )

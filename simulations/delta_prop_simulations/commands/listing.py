@@ -1,4 +1,4 @@
-"""`delta-prop simulate list`: the shipped scenarios, each with its question."""
+"""`delta-prop simulate list`: prints the shipped scenarios, each with the question that it answers."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def run(options: Namespace) -> int:
         print(json.dumps(entries, indent=1))
         return 0
     width = max(map(len, entries))
-    for name, one in entries.items():
-        print(f"{name:{width}}  {one['about']}")
-        if len(one["alternatives"]) > 1:
-            print(f"{'':{width}}  compares: {', '.join(one['alternatives'])}")
+    for name, entry in entries.items():
+        print(f"{name:{width}}  {entry['about']}")
+        if len(entry["alternatives"]) > 1:
+            print(f"{'':{width}}  compares: {', '.join(entry['alternatives'])}")
     return 0

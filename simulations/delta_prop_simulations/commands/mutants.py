@@ -1,6 +1,6 @@
 """`delta-prop simulate mutants`: tests that the checks find named faulty versions of the production code.
 
-The unchanged program comes first, and must break no promise; each mutant must be found within its seeds.
+The unchanged program must break no promise, and each mutant must be found within the given number of seeds.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 _EVIDENCE_MAX = 60
-_BLOCK = 25
-"""The seeds of the unchanged program that one process runs at a time."""
+_SEEDS_PER_TASK = 25
+"""Number of seeds of the unchanged program that a process runs at a time."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -39,15 +39,17 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Hunt the mutants and print the table."""
+    """Hunt the mutants, and print the results; return 1 if a mutant is not found, or the unchanged program
+    fails.
+    """
     if options.list:
         for mutant in MUTANTS.values():
             print(f"{mutant.name}: {mutant.what}; promised: {mutant.promise}")
         return 0
     names = select_mutants(options.names)
-    found = list(_hunts(names, options.seeds, options.jobs))
-    unchanged = join_hunts(one for one in found if one.mutant is None)
-    hunts = sorted((one for one in found if one.mutant), key=lambda one: names.index(one.mutant or ""))
+    results = list(_hunts(names, options.seeds, options.jobs))
+    unchanged = join_hunts(one for one in results if one.mutant is None)
+    hunts = sorted((one for one in results if one.mutant), key=lambda one: names.index(one.mutant or ""))
     if options.json:
         print(json.dumps([asdict(one) for one in (unchanged, *hunts)], indent=1))
     else:
@@ -56,7 +58,7 @@ def run(options: Namespace) -> int:
 
 
 def select_mutants(names: Sequence[str]) -> list[str]:
-    """Return the mutants of these names, all if none is given. Raises UsageError."""
+    """Return the selected mutants, in order; all if no name is given. Raises UsageError."""
     for name in names:
         if name not in MUTANTS:
             raise UsageError(f"{name}: unknown mutant: give one of --list")
@@ -64,20 +66,21 @@ def select_mutants(names: Sequence[str]) -> list[str]:
 
 
 def _hunts(names: Sequence[str], seeds: int, jobs: int) -> Iterator[Hunt]:
-    works = [partial(hunt, name, range(seeds)) for name in names]
-    works += [partial(hunt, None, range(at, min(at + _BLOCK, seeds))) for at in range(0, seeds, _BLOCK)]
+    tasks = [partial(hunt, name, range(seeds)) for name in names]
+    for start in range(0, seeds, _SEEDS_PER_TASK):
+        tasks.append(partial(hunt, None, range(start, min(start + _SEEDS_PER_TASK, seeds))))
     progress = system.Progress()
     try:
-        progress.report(f"0 of {len(works)} hunts")
-        for done, one in enumerate(in_processes(works, jobs), 1):
-            progress.report(f"{done} of {len(works)} hunts")
+        progress.report(f"0 of {len(tasks)} hunts")
+        for done, one in enumerate(in_processes(tasks, jobs), 1):
+            progress.report(f"{done} of {len(tasks)} hunts")
             yield one
     finally:
         progress.end()
 
 
 def join_hunts(parts: Iterable[Hunt]) -> Hunt:
-    """Join the hunts of one program over several ranges of seeds."""
+    """Join the results of one program for several ranges of seeds."""
     parts = list(parts)
     first = min(
         (one for one in parts if one.is_found), key=lambda one: one.seed or 0, default=Hunt(None, 0, 0)
@@ -88,19 +91,19 @@ def join_hunts(parts: Iterable[Hunt]) -> Hunt:
 
 def table(hunts: Sequence[Hunt]) -> list[str]:
     """Return the lines of the table."""
-    wide = max(len(one.mutant or "the unchanged program") for one in hunts)
-    lines = [f"{'mutant':{wide}}  {'seeds':>5}  {'check':10}  evidence"]
-    return lines + [_line(one, wide) for one in hunts]
+    width = max(len(one.mutant or "the unchanged program") for one in hunts)
+    lines = [f"{'mutant':{width}}  {'seeds':>5}  {'check':10}  evidence"]
+    return lines + [_line(one, width) for one in hunts]
 
 
-def _line(one: Hunt, wide: int) -> str:
-    name = one.mutant or "the unchanged program"
-    if one.is_found:
-        evidence = f"seed {one.seed}: {one.evidence[:_EVIDENCE_MAX]}"
-    elif one.mutant is None:
-        evidence = f"0 of {one.tried} seeds break a promise"
-    elif one.reached:
-        evidence = f"not found; its code ran with {one.reached} of them"
+def _line(result: Hunt, width: int) -> str:
+    name = result.mutant or "the unchanged program"
+    if result.is_found:
+        evidence = f"seed {result.seed}: {result.evidence[:_EVIDENCE_MAX]}"
+    elif result.mutant is None:
+        evidence = f"0 of {result.tried} seeds break a promise"
+    elif result.reached:
+        evidence = f"not found; {result.reached} seeds ran its code"
     else:
         evidence = "never reached"
-    return f"{name:{wide}}  {one.tried:5}  {one.check or '-':10}  {evidence}"
+    return f"{name:{width}}  {result.tried:5}  {result.check or '-':10}  {evidence}"

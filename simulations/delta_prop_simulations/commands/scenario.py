@@ -1,4 +1,4 @@
-"""`delta-prop simulate SCENARIO`: run a scenario and its alternatives, and print the results."""
+"""`delta-prop simulate SCENARIO`: runs a scenario and its alternatives, and prints the results."""
 
 from __future__ import annotations
 
@@ -55,26 +55,26 @@ def run(options: Namespace) -> int:
 
 
 def _read(options: Namespace) -> tuple[str, list[Setup]]:
-    """Return the file, and the alternatives to run. Raises UsageError."""
+    """Return the path of the scenario, and the alternatives to run. Raises UsageError."""
     from delta_prop_simulations.scenarios.reading import parse_duration, read_setups
 
     duration = None if options.duration is None else parse_duration(options.duration, "--duration")
     trace = None if options.trace is None else resolve_here(options.trace)
-    path, text = _text(options.what)
+    path, text = _scenario_text(options.what)
     try:
         setups = read_setups(text, seed=options.seed, duration=duration, trace=trace)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
     if options.only is None:
         return path, setups
-    chosen = [one for one in setups if one.name == options.only]
-    if not chosen:
-        names = ", ".join(repr(one.name) for one in setups)
+    selected = [setup for setup in setups if setup.name == options.only]
+    if not selected:
+        names = ", ".join(repr(setup.name) for setup in setups)
         raise UsageError(f"--only {options.only!r}: unknown alternative of {path}: give one of {names}")
-    return path, chosen
+    return path, selected
 
 
-def _text(what: str) -> tuple[str, str]:
+def _scenario_text(what: str) -> tuple[str, str]:
     names = shipped_names()
     if what in names:
         return what, read_shipped()[what]
@@ -90,40 +90,41 @@ def _run_one(setup: Setup, path: str, *, checks: bool) -> Alternative:
     from delta_prop_simulations.scenarios.run import run as run_setup
     from delta_prop_simulations.scenarios.traffic import traffic_of
 
-    bar, began_s, full_s = system.Progress(), system.now(), setup.scenario.duration
+    progress, started_s, duration_s = system.Progress(), system.now(), setup.scenario.duration
 
     def report(now_s: float) -> None:
-        real_s = max(system.now() - began_s, 1e-9)
-        cells = round(_BAR_CELLS * now_s / full_s)
-        shown = "█" * cells + "·" * (_BAR_CELLS - cells)
-        bar.report(f"{setup.name} {shown} {now_s:,.0f} of {full_s:,.0f} s, {now_s / real_s:,.0f} × real time")
+        real_s = max(system.now() - started_s, 1e-9)
+        cells = round(_BAR_CELLS * now_s / duration_s)
+        bar = "█" * cells + "·" * (_BAR_CELLS - cells)
+        speed = f"{now_s / real_s:,.0f} × real time"
+        progress.report(f"{setup.name} {bar} {now_s:,.0f} of {duration_s:,.0f} s, {speed}")
 
     replayed: list[RecordedTraffic] = []
 
     def traffic(source: SourceSpec) -> RecordedTraffic | None:
-        found = traffic_of(source, path)
-        replayed.extend([] if found is None else [found])
-        return found
+        recorded = traffic_of(source, path)
+        replayed.extend([] if recorded is None else [recorded])
+        return recorded
 
-    needs = RunInputs(
+    inputs = RunInputs(
         distribution_of=lambda sink: distribution_of(sink, path),
         traffic=traffic,
         on_progress=report,
         checks=checks,
     )
     try:
-        return run_setup(setup, needs)
+        return run_setup(setup, inputs)
     except Violation as violation:
         command = f"delta-prop simulate {path} --seed {setup.scenario.seed} --checks"
         raise DeltaPropError(f"a check found a violation: {violation}: repeat it with {command}") from None
     finally:
-        bar.end()
-        for fault in dict.fromkeys(one.fault for one in replayed if one.fault is not None):
+        progress.end()
+        for fault in dict.fromkeys(traffic.fault for traffic in replayed if traffic.fault is not None):
             system.note(fault)
 
 
 def _command(options: Namespace, seed: int) -> str:
-    """Return the command that repeats the run, as a user would type it."""
+    """Return a shell command that repeats the run."""
     words = ["delta-prop", "simulate", options.what, "--seed", str(seed)]
     for name in ("duration", "trace", "only"):
         value = getattr(options, name)

@@ -1,7 +1,7 @@
-"""`delta-prop simulate sweep`: many runs with drawn faults, or a close look at one of them.
+"""`delta-prop simulate sweep`: does many runs with drawn faults, or one of them in detail.
 
-Exit status 1 if any run found a violation, or tested nothing; an interrupted sweep prints its results so far,
-and ends with the status of the signal.
+The exit status is 1 if any run found a violation, or tested nothing. An interrupted sweep prints its results
+so far, and exits with the status of the signal.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Run the sweep, or one plan; return 1 if a violation was found."""
-    for name, least in (("seeds", 1), ("first", 0), ("jobs", 1), ("seed", 0)):
+    for name, minimum in (("seeds", 1), ("first", 0), ("jobs", 1), ("seed", 0)):
         value = getattr(options, name)
-        if value is not None and value < least:
-            raise UsageError(f"--{name} {value}: give at least {least}")
+        if value is not None and value < minimum:
+            raise UsageError(f"--{name} {value}: give at least {minimum}")
     if options.show and options.seed is None:
         raise UsageError("--show: prints the plan of one seed: add --seed")
     if options.seed is None and options.plan is None:
         if options.shrink is not None:
             raise UsageError("--shrink: shrinks one plan: add --seed or --plan")
         return _run_many(options)
-    plan = draw(options.seed) if options.plan is None else _plan_in(options.plan)
+    plan = draw(options.seed) if options.plan is None else _read_plan(options.plan)
     if options.show:
         system.put(plan.to_json())
         return 0
@@ -72,11 +72,11 @@ def run(options: Namespace) -> int:
     return _run_one(plan, as_json=options.json)
 
 
-# --- many
+# --- many runs
 
 
-def _plan_in(path: str) -> Plan:
-    """Return the plan of a file, if it can be run. Raises UsageError."""
+def _read_plan(path: str) -> Plan:
+    """Return the plan in a file. Raises UsageError if it cannot be run."""
     text = read_text(path)
     try:
         plan = Plan.from_json(text)
@@ -103,23 +103,23 @@ def _run_many(options: Namespace) -> int:
     return int(bool(summary.findings))
 
 
-def _format_summary(summary: Summary, wanted: int) -> list[str]:
-    width = max((len(what) for what in summary.struck), default=0)
-    lines = [f"{what:<{width}}  {count:>10,}" for what, count in sorted(summary.struck.items())]
+def _format_summary(summary: Summary, seed_count: int) -> list[str]:
+    width = max((len(event) for event in summary.struck), default=0)
+    lines = [f"{event:<{width}}  {count:>10,}" for event, count in sorted(summary.struck.items())]
     lines.append("")
-    for found in summary.findings[:_FINDINGS_SHOWN_MAX]:
-        lines.append(f"seed {found.seed}: {found.check}: {found.what}")
-        if (promise := CHECKS.get(found.check)) is not None:
+    for finding in summary.findings[:_FINDINGS_SHOWN_MAX]:
+        lines.append(f"seed {finding.seed}: {finding.check}: {finding.what}")
+        if (promise := CHECKS.get(finding.check)) is not None:
             lines.append(f"  promised: {promise}")
-        lines.append(f"  repeat: delta-prop simulate sweep --seed {found.seed}")
+        lines.append(f"  repeat: delta-prop simulate sweep --seed {finding.seed}")
     if (more := len(summary.findings) - _FINDINGS_SHOWN_MAX) > 0:
         lines.append(
             f"and {more} more: " + " ".join(str(one.seed) for one in summary.findings[_FINDINGS_SHOWN_MAX:])
         )
-    vacuous = sum(found.check == "vacuous" for found in summary.findings)
-    of = "" if summary.seeds == wanted else f" of {wanted:,}, interrupted"
+    vacuous = sum(finding.check == "vacuous" for finding in summary.findings)
+    note = "" if summary.seeds == seed_count else f" of {seed_count:,}, interrupted"
     lines.append(
-        f"{summary.seeds:,} seeds{of}: {len(summary.findings) - vacuous} violations, {vacuous} vacuous; "
+        f"{summary.seeds:,} seeds{note}: {len(summary.findings) - vacuous} violations, {vacuous} vacuous; "
         f"{summary.deltas:,} deltas acknowledged in {summary.virtual_s:,.0f} virtual seconds"
     )
     return lines
@@ -135,7 +135,7 @@ def _as_json(summary: Summary) -> dict[str, Any]:
     }
 
 
-# --- one
+# --- one run
 
 
 def _run_one(plan: Plan, *, as_json: bool) -> int:
@@ -163,9 +163,11 @@ def _verdict(outcome: Outcome) -> str:
 
 
 def _shrink(plan: Plan, path: str) -> Plan:
-    """Return the smallest plan found, written to a file; the same plan if its run finds nothing."""
-    found = run_plan(plan).violation
-    if found is None:
+    """Shrink a plan, write the result to a file, and return it. If its run finds no violation, return the
+    plan itself.
+    """
+    violation = run_plan(plan).violation
+    if violation is None:
         return plan
     progress = system.Progress()
     full_size = len(plan.to_json())
@@ -174,7 +176,7 @@ def _shrink(plan: Plan, path: str) -> Plan:
         progress.report(f"{runs} runs: {100 * len(smaller.to_json()) // full_size} % of the plan")
 
     try:
-        plan = shrink_plan(plan, found, report=report)
+        plan = shrink_plan(plan, violation, report=report)
     finally:
         progress.end()
     write_text(path, plan.to_json())

@@ -1,6 +1,6 @@
-"""Reports of a result for people: a page of HTML with plots, a table for the terminal.
+"""Reports of a result for people: an HTML page with plots, and a table for the terminal.
 
-Reads `scenarios/result.py` only.
+Their only input is a `Result` of `scenarios/result.py`.
 """
 
 from delta_prop_simulations.report.page import html

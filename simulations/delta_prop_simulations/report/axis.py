@@ -1,6 +1,6 @@
-"""Axes of plots: positions and labels of round ticks; and formatting of values for people. Pure.
+"""Axes of plots: the positions and labels of their ticks; and the formatting of values. Pure.
 
-A tick is round in the displayed unit, which suits the largest value: 250 ms, not 0.25 s.
+The displayed unit suits the largest value, and ticks are round numbers of that unit: 250 ms, not 0.25 s.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 TICKS = 5
-"""The approximate number of ticks, readable on a phone."""
+"""The approximate number of ticks, so that labels are readable on a phone."""
 DECADES_MAX = 6
-"""The maximum number of decades of a logarithmic axis; values below are drawn at its lower end."""
-FIGURES = 3
-"""The number of digits of a formatted value."""
+"""Maximum number of decades of a logarithmic axis; smaller values are drawn at its lower end."""
+DIGITS = 3
+"""The number of significant digits of a formatted value."""
 
 _SECONDS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 _BYTES = ((1024.0**3, "GiB"), (1024.0**2, "MiB"), (1024.0, "KiB"), (1.0, "bytes"))
@@ -27,7 +27,9 @@ _ROUND_OF_60 = (1.0, 2.0, 5.0, 10.0, 15.0, 30.0, 60.0)
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """An axis from `low` to `high`, in the data's unit; `unit` is the displayed one, `factor` its size."""
+    """An axis from `low` to `high`, in the data's unit. `unit`: the displayed unit; `factor`: its size in the
+    data's unit.
+    """
 
     low: float
     high: float
@@ -37,7 +39,7 @@ class Axis:
     logarithmic: bool = False
 
     def position(self, value: float) -> float:
-        """Return the position of a value on the axis, 0 to 1; values outside are clamped."""
+        """Return the position of a value on the axis, from 0 to 1; values outside of the axis are clamped."""
         if not self.logarithmic:
             return min(max((value - self.low) / (self.high - self.low), 0.0), 1.0)
         if value <= self.low:
@@ -46,7 +48,7 @@ class Axis:
 
 
 def linear(high: float, unit: str, *, tight: bool = False) -> Axis:
-    """Return an axis from 0 to the first tick at or above `high`, or with `tight` to `high` exactly."""
+    """Return an axis from 0 to the first tick that is not below `high`; with `tight`, to exactly `high`."""
     high = high if high > 0 else 1.0
     factor, shown_unit = _scale(high, unit)
     step = _step(high / factor / TICKS, of_60=shown_unit in ("min", "s") and high >= 30) * factor
@@ -57,27 +59,29 @@ def linear(high: float, unit: str, *, tight: bool = False) -> Axis:
 
 
 def logarithmic(values: Sequence[float], unit: str) -> Axis:
-    """Return an axis of full powers of ten around the positive values, up to six."""
-    above = [value for value in values if value > 0] or [1.0]
-    last = ceil(round(log10(max(above)), 9))
-    first = max(min(floor(round(log10(min(above)), 9)), last - 1), last - DECADES_MAX)
+    """Return an axis that includes the positive values and ends at powers of ten, of up to `DECADES_MAX`
+    decades.
+    """
+    positive = [value for value in values if value > 0] or [1.0]
+    last = ceil(round(log10(max(positive)), 9))
+    first = max(min(floor(round(log10(min(positive)), 9)), last - 1), last - DECADES_MAX)
     ticks = tuple((10.0**power, _power(power, unit)) for power in range(first, last + 1))
     return Axis(10.0**first, 10.0**last, unit, ticks, logarithmic=True)
 
 
 def format_value(value: float, unit: str) -> str:
-    """Format a value with its unit, in three digits: `250 ms`, `1.5 MiB`, `9,880 deltas/s`."""
+    """Return a value with its unit, in three digits: `250 ms`, `1.5 MiB`, `9,880 deltas/s`."""
     factor, shown_unit = _scale(abs(value), unit)
     return f"{_format_digits(value / factor)} {shown_unit}".rstrip()
 
 
 def _power(power: int, unit: str) -> str:
-    """Format a power of ten; seconds stay seconds, since a minute is not a power of ten."""
+    """Return the label of a power of ten; seconds are not shown as minutes, which are not powers of ten."""
     return f"{10**power:,} s" if unit == "s" and power >= 0 else format_value(10.0**power, unit)
 
 
 def _scale(value: float, unit: str) -> tuple[float, str]:
-    """Return the factor and the unit that suit a value; at least the smallest unit; 0 keeps its unit."""
+    """Return the largest unit that suits a value, with its factor; for 0, the data's unit."""
     scales = _SECONDS if unit == "s" else _BYTES if unit in ("bytes", "B") else ((1.0, unit),)
     if value == 0:
         return 1.0, scales[0][1] if len(scales) == 1 else unit
@@ -88,19 +92,22 @@ def _scale(value: float, unit: str) -> tuple[float, str]:
     return scales[-1]
 
 
-def _step(least: float, *, of_60: bool) -> float:
+def _step(minimum: float, *, of_60: bool) -> float:
+    """Return the smallest round number that is not below `minimum`. `of_60`: a round part of a minute or an
+    hour.
+    """
     if of_60:
-        for one in _ROUND_OF_60:
-            if one >= least:
-                return one
-    power = 10.0 ** floor(log10(least))
-    return next(one * power for one in _ROUND if one * power >= least * (1 - 1e-9))
+        for step in _ROUND_OF_60:
+            if step >= minimum:
+                return step
+    power = 10.0 ** floor(log10(minimum))
+    return next(step * power for step in _ROUND if step * power >= minimum * (1 - 1e-9))
 
 
 def _format_digits(value: float) -> str:
-    """Format three digits without trailing zeros; integers from 100 on, with commas."""
+    """Return a number with three digits and no trailing zeros; from 100 on, as an integer with commas."""
     if value == 0:
         return "0"
-    places = max(FIGURES - 1 - floor(log10(abs(value))), 0)
-    text = f"{value:,.{places}f}"
+    decimals = max(DIGITS - 1 - floor(log10(abs(value))), 0)
+    text = f"{value:,.{decimals}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text

@@ -1,6 +1,6 @@
-"""The plots of a result, and the lines in each. Pure.
+"""The plots of a result, and their lines. Pure.
 
-Each plot overlays the alternatives; if there is only one, its sinks.
+A plot has one line per alternative; if there is only one alternative, one line per sink.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from delta_prop_simulations.scenarios.result import Alternative, Result, Series
 
 SPREAD_MAX = 20.0
-"""The ratio of two lines' peaks from which a linear axis would hide the lower line."""
+"""If the peaks of two lines differ by a larger factor, the axis is logarithmic: a linear one would hide the
+lower line.
+"""
 
 
 class Section(NamedTuple):
-    """Plots that share a legend: names in the order of their colours."""
+    """Plots that share a legend. `legend`: names in the order of their colours."""
 
     title: str
     legend: tuple[str, ...]
@@ -36,12 +38,12 @@ def sections(result: Result) -> tuple[Section, ...]:
     sinks = sink_names(result)
     legend = names if len(names) > 1 or len(sinks) < 2 else sinks
     time = linear(result.duration_s, "s", tight=True)
-    made = (
+    all_sections = (
         Section("The service over time", names, tuple(_service_plots(result, time))),
         Section("Each sink over time", legend, tuple(_sink_plots(result, sinks, time))),
         Section("How late deltas were applied", legend, tuple(_latency_plots(result, sinks))),
     )
-    return tuple(section for section in made if section.plots)
+    return tuple(section for section in all_sections if section.plots)
 
 
 def _service_plots(result: Result, time: Axis) -> Iterator[Plot]:
@@ -51,12 +53,17 @@ def _service_plots(result: Result, time: Axis) -> Iterator[Plot]:
 
 
 def _sink_plots(result: Result, sinks: Sequence[str], time: Axis) -> Iterator[Plot]:
-    every = [series.name for one in result.alternatives for sink in one.sinks for series in sink.series]
-    for name in unique_names(every):
+    series_names = [
+        series.name
+        for alternative in result.alternatives
+        for sink in alternative.sinks
+        for series in sink.series
+    ]
+    for name in unique_names(series_names):
         if len(result.alternatives) == 1:
-            own = result.alternatives[0].sinks
-            lists = [sink.series for sink in own]
-            yield _time_plot(name, time, _lines([sink.name for sink in own], lists, name))
+            own_sinks = result.alternatives[0].sinks
+            lists = [sink.series for sink in own_sinks]
+            yield _time_plot(name, time, _lines([sink.name for sink in own_sinks], lists, name))
             continue
         for sink in sinks:
             lists = [sink_of(alternative, sink).series for alternative in result.alternatives]
@@ -66,8 +73,7 @@ def _sink_plots(result: Result, sinks: Sequence[str], time: Axis) -> Iterator[Pl
 
 def _latency_plots(result: Result, sinks: Sequence[str]) -> Iterator[Plot]:
     if len(result.alternatives) == 1:
-        own = result.alternatives[0].sinks
-        named = [(sink.name, sink.lag) for sink in own]
+        named = [(sink.name, sink.lag) for sink in result.alternatives[0].sinks]
         if plot := _distribution_plot("share applied within", named):
             yield plot
         return
@@ -78,7 +84,7 @@ def _latency_plots(result: Result, sinks: Sequence[str]) -> Iterator[Plot]:
 
 
 def _distribution_plot(title: str, named: Sequence[tuple[str, Latency]]) -> Plot | None:
-    """Return the cumulative share applied over the lag: a line reaches 100 % at the largest lag."""
+    """Return the cumulative distribution of the lag; each line reaches 100 % at its largest lag."""
     bounds = [bound for _, lag in named for bound, _ in lag.buckets]
     if not bounds:
         return None
@@ -93,21 +99,21 @@ def _distribution_plot(title: str, named: Sequence[tuple[str, Latency]]) -> Plot
 
 def _cumulate(lag: Latency, low: float, high: float) -> tuple[list[float], list[float]]:
     total = sum(count for _, count in lag.buckets)
-    xs, ys, seen = [low], [0.0], 0
+    xs, ys, cumulated = [low], [0.0], 0
     for bound, count in lag.buckets:
-        seen += count
+        cumulated += count
         xs.append(bound)
-        ys.append(100.0 * seen / total)
+        ys.append(100.0 * cumulated / total)
     return [*xs, high], [*ys, 100.0]
 
 
 def _time_plot(title: str, time: Axis, lines: Sequence[tuple[str, Line]]) -> Plot:
     unit = lines[0][0]
-    every = tuple(line for _, line in lines)
-    return Plot(title, time, _height(unit, every), every)
+    plot_lines = tuple(line for _, line in lines)
+    return Plot(title, time, _value_axis(unit, plot_lines), plot_lines)
 
 
-def _height(unit: str, lines: Sequence[Line]) -> Axis:
+def _value_axis(unit: str, lines: Sequence[Line]) -> Axis:
     peaks = [max((y for y in line.ys if isfinite(y)), default=0.0) for line in lines]
     lowest = min((peak for peak in peaks if peak > 0), default=inf)
     if unit not in ("bytes", "%") and max(peaks, default=0.0) > SPREAD_MAX * lowest:
@@ -116,7 +122,9 @@ def _height(unit: str, lines: Sequence[Line]) -> Axis:
 
 
 def _lines(owners: Sequence[str], lists: Sequence[Sequence[Series]], name: str) -> list[tuple[str, Line]]:
-    """Return the line of each owner with a series of that name, and its unit; colours follow the owners."""
+    """Return a unit and a line for each owner with a series of that name. An owner's position gives its
+    colour.
+    """
     return [
         (series.unit, Line(owner, colour, series.times_s, series.values))
         for colour, (owner, group) in enumerate(zip(owners, lists, strict=True))
@@ -138,5 +146,5 @@ def sink_of(alternative: Alternative, name: str) -> SinkResult:
 
 
 def unique_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Return each name once, in the order of first occurrence."""
+    """Return each name once, in the order of the first occurrences."""
     return tuple(dict.fromkeys(names))

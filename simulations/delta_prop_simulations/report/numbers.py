@@ -1,6 +1,6 @@
-"""The numbers of a result, side by side: a row for each figure, a column for each alternative. Pure.
+"""The numbers of a result, side by side: a row for each quantity, a column for each alternative. Pure.
 
-The page and the terminal's table show the same rows, in the same words.
+The page and the table for the terminal show the same rows, in the same words.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ PROMISES = {
     "P1": "nothing acknowledged is lost",
     "P2": "causal order everywhere",
     "P3": "each delta has one effect",
-    "P4": "a slow sink harms no other, bounds hold",
-    "P5": "nothing waits or is refused unexplained",
+    "P4": "a slow sink harms no other sink, bounds hold",
+    "P5": "no wait and no refusal without a reason",
     "P6": "urgent work goes first",
     "P7": "corruption is reported",
     "P8": "clocks, restarts, retries change nothing",
     "P9": "the network can do no harm",
 }
-HOLDS, LIMITED, BROKEN, NOT_EXERCISED = "kept", "kept, but", "BROKEN", "not put to the test"
+HOLDS, LIMITED, BROKEN, NOT_TESTED = "kept", "kept, but", "BROKEN", "not tested"
 
 
 class Row(NamedTuple):
-    """One figure of every alternative, formatted."""
+    """One quantity of all alternatives, formatted."""
 
     name: str
     cells: tuple[str, ...]
@@ -46,7 +46,7 @@ class Group(NamedTuple):
 
 
 def groups(result: Result) -> tuple[Group, ...]:
-    """Return all numbers: the service's, then each sink's."""
+    """Return all numbers: first those of the service, then those of each sink."""
     alternatives = result.alternatives
     totals = unique_names(name for one in alternatives for name in one.totals)
     service = [
@@ -68,7 +68,7 @@ def groups(result: Result) -> tuple[Group, ...]:
 
 
 def verdicts(result: Result) -> tuple[Row, ...]:
-    """Return for each promise the verdict of each alternative."""
+    """Return for each promise the verdicts of all alternatives."""
     promises = sorted(unique_names(one.promise for each in result.alternatives for one in each.verdicts))
     return tuple(
         Row(promise, tuple(_verdict(alternative, promise) for alternative in result.alternatives))
@@ -77,7 +77,7 @@ def verdicts(result: Result) -> tuple[Row, ...]:
 
 
 def format_promise(promise: str) -> str:
-    """Format a promise with its description."""
+    """Return a promise with its description."""
     return f"{promise} {PROMISES.get(promise, '')}".rstrip()
 
 
@@ -87,11 +87,11 @@ def evidence(alternative: Alternative, promise: str) -> str:
 
 
 _ALWAYS = ("offered", "acknowledged", "refused")
-"""Totals that are shown even if they are 0; others are left out if all alternatives have 0."""
+"""Totals that are shown even if they are 0; other totals are left out if they are 0 in all alternatives."""
 
 
 def _words(name: str) -> str:
-    """Format the name of a total for people: the value has its unit."""
+    """Return the name of a total as words, without its unit, which the value shows."""
     for ending in ("_bytes", "_s", "_deltas"):
         name = name.removesuffix(ending)
     return name.replace("_", " ")
@@ -132,9 +132,9 @@ def _format_lag(latency: Latency, key: str) -> str:
 
 
 def _verdict(alternative: Alternative, promise: str) -> str:
-    verdicts = [one for one in alternative.verdicts if one.promise == promise]
-    results = [one.ok for one in verdicts]
+    verdicts = [verdict for verdict in alternative.verdicts if verdict.promise == promise]
+    results = [verdict.ok for verdict in verdicts]
     if not results:
         return NOTHING
-    holds = LIMITED if any(one.limited for one in verdicts) else HOLDS
-    return BROKEN if False in results else holds if True in results else NOT_EXERCISED
+    holds = LIMITED if any(verdict.limited for verdict in verdicts) else HOLDS
+    return BROKEN if False in results else holds if True in results else NOT_TESTED

@@ -1,6 +1,6 @@
-"""A result as one self-contained page of HTML: no network, no font, no library.
+"""A result as one self-contained HTML page, which loads nothing from a network: no font, no library.
 
-Every text of a result is escaped, and the same result gives the same page, to the byte.
+All text of a result is escaped. The same result always gives the same page, byte for byte.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from delta_prop_simulations.report.numbers import (
     BROKEN,
     HOLDS,
     LIMITED,
-    NOT_EXERCISED,
+    NOT_TESTED,
     NOTHING,
     Row,
     evidence,
@@ -29,14 +29,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from delta_prop_simulations.scenarios.result import Result
-POINTS_OF_PAGE_MAX = 80_000
-"""The maximum points of all lines together, at about 8 bytes each; with many lines each has fewer."""
-_CLASSES = {HOLDS: "good", LIMITED: "good", BROKEN: "bad", NOT_EXERCISED: "quiet", NOTHING: "quiet"}
+PAGE_POINTS_MAX = 80_000
+"""Maximum number of points of all lines together, at about 8 bytes each; so with many lines, a line has fewer
+points.
+"""
+_CLASSES = {HOLDS: "good", LIMITED: "good", BROKEN: "bad", NOT_TESTED: "quiet", NOTHING: "quiet"}
 _SIGNS = {HOLDS: "✓ ", LIMITED: "✓ ", BROKEN: "✗ "}
 
 
 def html(result: Result, command: str = "") -> str:
-    """Return the page. `command` repeats the run; it is shown as a user would type it."""
+    """Return the page. `command`: a shell command that repeats the run."""
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -60,7 +62,7 @@ def _head(result: Result, command: str) -> Iterator[str]:
         "Deltas went through the production code; time, sinks and sources are simulated.</p>"
     )
     if command:
-        yield f"<p>Repeat, to the byte: <code>{escape(command)}</code></p>"
+        yield f"<p>To repeat this run exactly: <code>{escape(command)}</code></p>"
     if any(alternative.what for alternative in result.alternatives):
         yield "<h2>Alternatives</h2><dl>"
         for number, alternative in enumerate(result.alternatives):
@@ -96,7 +98,7 @@ def _numbers(result: Result) -> Iterator[str]:
             yield _row(row)
         yield "</tbody>"
     yield (
-        '</table></div><p class="quiet">Lag is the time from a delta’s offset to its application. '
+        '</table></div><p class="quiet">Lag is the time from a delta’s append to its application. '
         "× real time depends on the machine; all else is the same on every machine.</p>"
     )
 
@@ -119,10 +121,10 @@ def _verdict(text: str) -> str:
 
 
 def _plots(result: Result) -> Iterator[str]:
-    every = sections(result)
-    lines = sum(len(plot.lines) for section in every for plot in section.plots)
-    points_max = min(POINTS_MAX, POINTS_OF_PAGE_MAX // max(lines, 1))
-    for section in every:
+    all_sections = sections(result)
+    line_count = sum(len(plot.lines) for section in all_sections for plot in section.plots)
+    points_max = min(POINTS_MAX, PAGE_POINTS_MAX // max(line_count, 1))
+    for section in all_sections:
         yield f"<section><h2>{escape(section.title)}</h2>"
         yield from _legend(section.legend)
         yield '<div class="plots">'

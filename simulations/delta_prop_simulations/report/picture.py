@@ -1,4 +1,4 @@
-"""One plot as a separate file, with its title and its legend: for other pages. Pure."""
+"""One plot as an SVG file with its title and its legend, to be included in other pages. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from delta_prop_simulations.report.plot import Plot
 
 POINTS_MAX = 300
-_HEAD, _ENTRY, _COLUMNS = 260, 170, 2
-_GROUNDS = (
+_TITLE_HEIGHT, _ENTRY_HEIGHT, _COLUMNS = 260, 170, 2
+_BASE_STYLE = (
     "svg{--quiet:#59616b;--grid:#dfe3e8;--ground:#fff}"
     "@media (prefers-color-scheme:dark){svg{--quiet:#a3abb5;--grid:#343a41;--ground:#14171a}}"
     ".ground{fill:var(--ground)}.title{font-weight:600}.key{stroke:currentColor;stroke-width:30}"
@@ -23,23 +23,23 @@ _GROUNDS = (
 def picture(plot: Plot) -> str:
     """Return the plot as a self-contained SVG document."""
     rows = -(-len(plot.lines) // _COLUMNS)
-    height = _HEAD + HEIGHT + rows * _ENTRY
+    height = _TITLE_HEIGHT + HEIGHT + rows * _ENTRY_HEIGHT
     legend = "".join(
-        _entry(line.name, line.colour, (place % _COLUMNS) * WIDTH // _COLUMNS, place // _COLUMNS)
-        for place, line in enumerate(plot.lines)
+        _legend_entry(line.name, line.colour, (index % _COLUMNS) * WIDTH // _COLUMNS, index // _COLUMNS)
+        for index, line in enumerate(plot.lines)
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH // 5}">'
-        f"<style>{_GROUNDS}{PLOT_STYLE}{colours()}</style>"
+        f"<style>{_BASE_STYLE}{PLOT_STYLE}{colours()}</style>"
         f'<rect class="ground" width="{WIDTH}" height="{height}"/>'
         f'<text class="title" x="60" y="170">{escape(plot.heading)}</text>'
-        f'<g transform="translate(0 {_HEAD})">{drawing(plot, points_max=POINTS_MAX)}</g>'
-        f'<g transform="translate(0 {_HEAD + HEIGHT})">{legend}</g></svg>\n'
+        f'<g transform="translate(0 {_TITLE_HEIGHT})">{drawing(plot, points_max=POINTS_MAX)}</g>'
+        f'<g transform="translate(0 {_TITLE_HEIGHT + HEIGHT})">{legend}</g></svg>\n'
     )
 
 
-def _entry(name: str, colour: int, x: int, row: int) -> str:
-    y = row * _ENTRY + 60
+def _legend_entry(name: str, colour: int, x: int, row: int) -> str:
+    y = row * _ENTRY_HEIGHT + 60
     return (
         f'<path class="key line {colour_class(colour)}" d="M{x + 80} {y}h240"/>'
         f'<text x="{x + 380}" y="{y + 38}">{escape(name)}</text>'

@@ -1,7 +1,7 @@
-"""One plot as SVG: lines over common axes, each in its owner's colour. Pure.
+"""One plot as SVG: lines over common axes. Pure.
 
-Coordinates are integers, steps from point to point: a line of 600 points takes 4 KB. Colours come from the
-page, as classes `c0` to `c7`; dashes distinguish lines as well.
+Coordinates are integers, relative to the previous point, so a line of 600 points takes 4 KB. The page gives
+lines their colours and dashes, by the classes `c0` to `c7`.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 COLOURS = 8
 POINTS_MAX = 600
 WIDTH, HEIGHT = 4000, 2200
-"""The size of a drawing, in tenths of a pixel at its natural size."""
-FONT = 115
+"""The size of a drawing, in tenths of a pixel."""
+FONT_SIZE = 115
 TOP, RIGHT, BOTTOM = 70, 130, 210
-CHARACTER = 66
-"""The approximate width of one character of a tick's label."""
+CHARACTER_WIDTH = 66
+"""The approximate width of a character in a tick's label."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line, and its colour: the same in every plot of a page."""
+    """One line. `colour`: the number of its colour, the same in every plot of a page."""
 
     name: str
     colour: int
@@ -38,7 +38,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """Lines with their axes. `title` names the quantity; the heading adds the unit."""
+    """Lines with their axes. `title`: the name of the quantity, without the unit."""
 
     title: str
     x: Axis
@@ -47,13 +47,15 @@ class Plot:
 
     @property
     def heading(self) -> str:
-        """The title, with the unit of the values; a logarithmic axis has units at its ticks."""
+        """The title with the unit of the values; or with "logarithmic", since then each tick's label has its
+        unit.
+        """
         unit = "logarithmic" if self.y.logarithmic else self.y.unit
         return f"{self.title}, {unit}" if unit else self.title
 
 
 def svg(plot: Plot, *, points_max: int = POINTS_MAX) -> str:
-    """Return the plot as one `<svg>` element, for a page that has the colours."""
+    """Return the plot as one `<svg>` element, for a page whose style sheet has the colours."""
     left = left_of(plot)
     return (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(plot.heading)}"'
@@ -63,12 +65,12 @@ def svg(plot: Plot, *, points_max: int = POINTS_MAX) -> str:
 
 
 def left_of(plot: Plot) -> int:
-    """Return the left edge of the plot's area, right of the longest label."""
-    return 90 + CHARACTER * max(len(label) for _, label in plot.y.ticks)
+    """Return the left edge of the plot's area, which is right of the longest label."""
+    return 90 + CHARACTER_WIDTH * max(len(label) for _, label in plot.y.ticks)
 
 
 def drawing(plot: Plot, *, points_max: int = POINTS_MAX) -> str:
-    """Return the content of the plot's element: grid, labels, lines."""
+    """Return the content of the `<svg>` element: grid, labels, lines."""
     left = left_of(plot)
     return "".join([*_grid(plot, left), *(_path(plot, line, left, points_max) for line in plot.lines)])
 
@@ -79,14 +81,14 @@ def colour_class(colour: int) -> str:
 
 
 def thin(xs: Sequence[float], ys: Sequence[float], points_max: int) -> list[tuple[float, float]]:
-    """Return up to `points_max` points, which still include every peak and every trough."""
+    """Return up to `points_max` points: the lowest and the highest one of each group of neighbours."""
     points = list(zip(xs, ys, strict=True))
     if len(points) <= points_max:
         return points
-    groups = points_max // 2
+    group_count = points_max // 2
     thinned: list[tuple[float, float]] = []
-    for group in range(groups):
-        part = points[group * len(points) // groups : (group + 1) * len(points) // groups]
+    for group in range(group_count):
+        part = points[group * len(points) // group_count : (group + 1) * len(points) // group_count]
         thinned += sorted({min(part, key=_height), max(part, key=_height)})
     return thinned
 
@@ -96,7 +98,7 @@ def _height(point: tuple[float, float]) -> float:
 
 
 def _scale(axis: Axis, from_: int, to: int) -> str:
-    """Format the data that the read-out needs to turn a position back into a value."""
+    """Return the data that the page's script needs to turn a position back into a value."""
     kind = "log" if axis.logarithmic else "linear"
     return escape(f"{kind} {axis.low:.9g} {axis.high:.9g} {from_} {to} {axis.factor:.9g} {axis.unit}")
 
@@ -106,7 +108,7 @@ def _grid(plot: Plot, left: int) -> Iterator[str]:
     for value, label in plot.y.ticks:
         y = bottom - round(plot.y.position(value) * (bottom - TOP))
         yield f'<path class="grid" d="M{left} {y}H{right}"/>'
-        yield f'<text x="{left - 40}" y="{y + FONT // 3}" text-anchor="end">{escape(label)}</text>'
+        yield f'<text x="{left - 40}" y="{y + FONT_SIZE // 3}" text-anchor="end">{escape(label)}</text>'
     last = len(plot.x.ticks) - 1
     for number, (value, label) in enumerate(plot.x.ticks):
         x = left + round(plot.x.position(value) * (right - left))
@@ -122,16 +124,20 @@ def _grid(plot: Plot, left: int) -> Iterator[str]:
 def _path(plot: Plot, line: Line, left: int, points_max: int) -> str:
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
     steps: list[str] = []
-    at: tuple[int, int] | None = None
+    previous: tuple[int, int] | None = None
     for x, y in thin(line.xs, line.ys, points_max):
         if not isfinite(y):  # a missing value: the line has a gap
-            at = None
+            previous = None
             continue
-        to = (
+        point = (
             left + round(plot.x.position(x) * (right - left)),
             bottom - round(plot.y.position(y) * (bottom - TOP)),
         )
-        steps.append(f"M{to[0]} {to[1]}" if at is None else f"l{to[0] - at[0]} {to[1] - at[1]}")
-        at = to
-    kind, name = f"line {colour_class(line.colour)}", escape(line.name)
-    return f'<path class="{kind}" data-name="{name}" d="{"".join(steps)}"/>'
+        steps.append(
+            f"M{point[0]} {point[1]}"
+            if previous is None
+            else f"l{point[0] - previous[0]} {point[1] - previous[1]}"
+        )
+        previous = point
+    classes, name = f"line {colour_class(line.colour)}", escape(line.name)
+    return f'<path class="{classes}" data-name="{name}" d="{"".join(steps)}"/>'

@@ -1,20 +1,19 @@
-"""The style of a page, and the read-outs of its plots under the pointer: a style sheet and a script, as
-texts.
+"""The style sheet of a page, and the script that shows the values of a plot at the pointer.
 
-A page loads nothing from a network; without the script it lacks only the read-outs.
+The page loads nothing from a network. If scripts are disabled, only these values are missing.
 """
 
 from __future__ import annotations
 
 LIGHT = ("#0072b2", "#d55e00", "#00845f", "#b0467f", "#3da5d9", "#b98000", "#4b3fa8", "#555555")
 DARK = ("#58b4f0", "#ff8f4f", "#35cf9f", "#f29fcb", "#a5dcff", "#ffc64d", "#b1a8ff", "#d0d0d0")
-"""Eight colours that can be distinguished with any colour vision, on a light and on a dark ground."""
+"""Eight colours each for a light and a dark background, distinguishable with any colour vision."""
 DASHES = ("", "", "", "", "45 25", "45 25", "45 25", "45 25")
-"""The dashes of each colour: of two similar colours one is dashed."""
+"""The dashes of each colour: of two similar colours, one is dashed."""
 
 
 def colours(selector: str = "") -> str:
-    """Return the rules that give lines and marks their colours, for both grounds."""
+    """Return the CSS rules that give lines and legend marks their colours, for both backgrounds."""
     return (
         _rules(LIGHT, selector)
         + "@media (prefers-color-scheme:dark){"
@@ -35,7 +34,9 @@ PLOT_STYLE = (
     ".grid{stroke:var(--grid);stroke-width:8;fill:none}"
     ".line{stroke:currentColor;stroke-width:17;fill:none;stroke-linejoin:round}"
 )
-"""The style of a drawing, on a page or in its own file; it uses the variables `--quiet` and `--grid`."""
+"""The style of a drawing, on a page or in a file of its own; it uses the CSS variables `--quiet` and
+`--grid`.
+"""
 
 GROUNDS = (
     ":root{color-scheme:light dark;--ground:#fff;--card:#f7f8fa;--text:#1a1d21;--quiet:#59616b;"

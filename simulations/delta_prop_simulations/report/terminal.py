@@ -1,6 +1,6 @@
-"""A result as text for a terminal: verdicts, then the numbers, alternatives side by side. Pure.
+"""A result as text for a terminal: verdicts, then numbers, with the alternatives side by side. Pure.
 
-If the alternatives do not fit side by side, they come in several tables below one another.
+If not all alternatives fit side by side, there are several tables, one below the other.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ INDENT = "  "
 
 
 def table(result: Result, *, width: int = WIDTH) -> str:
-    """Return the result as lines of up to `width` characters, unless a name or a reason is longer."""
+    """Return the result as text. Lines have up to `width` characters, unless a name or the evidence is
+    longer.
+    """
     lines = [
         f"{result.scenario}, seed {result.seed}, {format_value(result.duration_s, 's')} of virtual time",
         *_tables(result, width),
@@ -40,15 +42,15 @@ def table(result: Result, *, width: int = WIDTH) -> str:
 
 
 def _tables(result: Result, width: int) -> Iterator[str]:
-    cell = max([CELL_MIN, *(len(text) for text in _texts(result))]) + 2
-    beside = max((width - NAME_MIN) // cell, 1)
-    for first in range(0, len(result.alternatives), beside):
-        part = replace(result, alternatives=result.alternatives[first : first + beside])
+    cell_width = max([CELL_MIN, *(len(text) for text in _cell_texts(result))]) + 2
+    columns_max = max((width - NAME_MIN) // cell_width, 1)
+    for first in range(0, len(result.alternatives), columns_max):
+        part = replace(result, alternatives=result.alternatives[first : first + columns_max])
         yield ""
-        yield from _one_table(part, cell)
+        yield from _one_table(part, cell_width)
 
 
-def _texts(result: Result) -> Iterator[str]:
+def _cell_texts(result: Result) -> Iterator[str]:
     yield from (alternative.name for alternative in result.alternatives)
     for row in _all_rows(result):
         yield from row.cells
@@ -60,28 +62,28 @@ def _all_rows(result: Result) -> Iterator[Row]:
         yield from group.rows
 
 
-def _one_table(result: Result, cell: int) -> Iterator[str]:
-    label = max([NAME_MIN, *(len(INDENT + row.name) for row in _all_rows(result))])
-    yield _line("", [alternative.name for alternative in result.alternatives], label, cell)
+def _one_table(result: Result, cell_width: int) -> Iterator[str]:
+    name_width = max([NAME_MIN, *(len(INDENT + row.name) for row in _all_rows(result))])
+    yield _line("", [alternative.name for alternative in result.alternatives], name_width, cell_width)
     if rows := verdicts(result):
         yield "promises"
-        yield from _lines([Row(format_promise(row.name), row.cells) for row in rows], label, cell)
+        yield from _lines([Row(format_promise(row.name), row.cells) for row in rows], name_width, cell_width)
     for group in groups(result):
         yield group.name
-        yield from _lines(group.rows, label, cell)
+        yield from _lines(group.rows, name_width, cell_width)
 
 
-def _lines(rows: Sequence[Row], label: int, cell: int) -> Iterator[str]:
+def _lines(rows: Sequence[Row], name_width: int, cell_width: int) -> Iterator[str]:
     for row in rows:
-        yield _line(INDENT + row.name, row.cells, label, cell)
+        yield _line(INDENT + row.name, row.cells, name_width, cell_width)
 
 
-def _line(name: str, cells: Sequence[str], label: int, cell: int) -> str:
-    return f"{name:<{label}}" + "".join(f"{text:>{cell}}" for text in cells)
+def _line(name: str, cells: Sequence[str], name_width: int, cell_width: int) -> str:
+    return f"{name:<{name_width}}" + "".join(f"{text:>{cell_width}}" for text in cells)
 
 
 def _explanations(result: Result) -> Iterator[str]:
-    """Yield the reason of each promise that is broken, or holds with an exception."""
+    """Yield the evidence for each promise that is broken, or that holds with an exception."""
     for row in verdicts(result):
         for alternative, verdict in zip(result.alternatives, row.cells, strict=True):
             if verdict in (BROKEN, LIMITED):

@@ -1,6 +1,6 @@
-"""Sources as clients: named producers on their own hosts, which publish over the network.
+"""Sources as clients: each is a host of its own, whose named producers publish over the network.
 
-Each producer retries by itself, through lost connections and restarts; its acknowledgements are stored.
+Producers reconnect and retry by themselves; the client stores the acknowledgements.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from delta_prop_wire.delta import Delta
 
 PATIENCE_S = 86_000.0
-"""The timeout of a source that retries."""
+"""The timeout of a source that retries: longer than any run."""
 
 
 @dataclass(frozen=True, slots=True)
 class AckedRows:
-    """Rows that a service acknowledged, from an offset on, and their producer."""
+    """`count` rows of one producer that a service acknowledged, from `offset` on."""
 
     producer: str
     offset: int
@@ -50,7 +50,8 @@ class Client:
     def __init__(
         self, spec: SourceSpec, random: Random, outcomes: Outcomes, on_ack: Callable[[], None]
     ) -> None:
-        # Named producers accept single deltas, which a source with writers generates.
+        # The producers need Delta objects, not templates; the generator makes these for a source with
+        # writers.
         self._spec = replace(spec, writers=max(spec.writers, 1))
         self._generator = DeltaGenerator(
             self._spec, random, AckLevel.DURABLE if spec.ack_level is None else spec.ack_level
@@ -67,13 +68,13 @@ class Client:
     ) -> None:
         """Publish every arrival at its time; return when all have their outcome."""
         spec = self._spec
-        patient = ClientSettings(
+        without_timeouts = ClientSettings(
             open_timeout_s=PATIENCE_S,
             reconnect_timeout_s=PATIENCE_S,
             delivery_timeout_s=PATIENCE_S,
             publish_timeout_s=PATIENCE_S,
         )
-        settings = patient if spec.retry else ClientSettings()
+        settings = without_timeouts if spec.retry else ClientSettings()
         names = [f"{spec.name}-{number}" for number in range(spec.writers)]
         async with AsyncExitStack() as exits:
             producers = [
@@ -85,14 +86,14 @@ class Client:
             await self._publish_all(arrivals, cycle(producers))
             self.reconnects = sum(producer.reconnects for producer in producers)
 
-    async def _publish_all(self, arrivals: Iterable[Arrival], turns: Iterator[Producer]) -> None:
+    async def _publish_all(self, arrivals: Iterable[Arrival], producers: Iterator[Producer]) -> None:
         async with anyio.create_task_group() as calls:
             for arrival in arrivals:
                 await anyio.sleep_until(arrival.at_s)
                 self._outcomes.offered += arrival.deltas
-                self._begin(calls, next(turns), arrival)
+                self._start_publish(calls, next(producers), arrival)
 
-    def _begin(self, calls: TaskGroup, producer: Producer, arrival: Arrival) -> None:
+    def _start_publish(self, calls: TaskGroup, producer: Producer, arrival: Arrival) -> None:
         if self.in_flight_calls >= CALLS_IN_FLIGHT_MAX:
             self._outcomes.dropped += arrival.deltas
             return
@@ -104,24 +105,24 @@ class Client:
     async def _publish(self, producer: Producer, rows: list[Delta], at_s: float) -> None:
         outcomes = self._outcomes
         try:
-            published = await producer.publish(*rows)
+            publish_ack = await producer.publish(*rows)
         except Refused as refusal:
             outcomes.note_refusal(len(rows), refusal)
             outcomes.refused += len(rows)
-        except (TimeoutError, UsageError) as failure:  # the client has ended, or timed out
+        except (TimeoutError, UsageError) as failure:  # the call timed out, or the client has ended
             self.failures.append(str(failure))
             outcomes.dropped += len(rows)
         else:
             outcomes.note_acknowledged(len(rows), anyio.current_time() - at_s, rows[0].priority)
-            self._note_ack(producer.name, published)
+            self._note_ack(producer.name, publish_ack)
             self._on_ack()
         finally:
             self.in_flight_calls -= 1
 
-    def _note_ack(self, name: str, published: PublishAck) -> None:
-        if not published.duplicates and published.offset is not None:
-            self.acknowledged.append(AckedRows(name, published.offset, published.count))
+    def _note_ack(self, name: str, publish_ack: PublishAck) -> None:
+        if not publish_ack.duplicates and publish_ack.offset is not None:
+            self.acknowledged.append(AckedRows(name, publish_ack.offset, publish_ack.count))
             return
-        for offset, _, _ in published.places():
+        for offset, _, _ in publish_ack.places():
             if offset is not None:
                 self.acknowledged.append(AckedRows(name, offset, 1))

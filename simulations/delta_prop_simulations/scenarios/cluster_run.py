@@ -1,7 +1,7 @@
 """One run of a scenario with machines: services that forward to each other, clients, and planned faults.
 
-First comes the load, with all planned faults; then all faults are healed and the services come to rest. The
-verdicts compare the data that they hold then.
+First comes the load, with all planned faults. Then all faults are healed, and the run waits until the
+services are idle. The verdicts compare the data that the services then hold.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from delta_prop_simulations.machine import Machine
 from delta_prop_simulations.rng import Seed
 from delta_prop_simulations.scenarios import agreement
 from delta_prop_simulations.scenarios.clients import Client
-from delta_prop_simulations.scenarios.cluster_verdicts import ClusterObservation, SiteObservation, verdicts
+from delta_prop_simulations.scenarios.cluster_verdicts import ClusterObservation, MachineObservation, verdicts
 from delta_prop_simulations.scenarios.forwarding_times import ForwardingTimes, Tap
 from delta_prop_simulations.scenarios.measures import OffsetTimes, Timeline
 from delta_prop_simulations.scenarios.offering import Outcomes
@@ -49,20 +49,20 @@ if TYPE_CHECKING:
         ReaderSpec,
     )
 
-REST_S_MAX = 7200.0
-"""The maximum virtual time from the end of the load until all services are at rest."""
+IDLE_S_MAX = 7200.0
+"""Maximum virtual time from the end of the load until all services are idle."""
 _SAMPLE_S = 0.5
 
 
 def run_cluster(setup: Setup, inputs: RunInputs) -> Alternative:
-    """Run one alternative from its start until all is at rest. Raises Violation, with checks."""
-    began = processor_s()
-    one = ClusterRun(setup.scenario, inputs)
-    horizon_s = setup.scenario.duration + 2 * REST_S_MAX
-    run_virtual(one.run, horizon_s=horizon_s, on_turn=one.check if inputs.checks else None)
-    if one.violation is not None:
-        raise one.violation
-    return one.result(setup, processor_s() - began)
+    """Run one alternative until all services are idle. Raises Violation if `inputs.checks` is set."""
+    started_s = processor_s()
+    cluster_run = ClusterRun(setup.scenario, inputs)
+    horizon_s = setup.scenario.duration + 2 * IDLE_S_MAX
+    run_virtual(cluster_run.run, horizon_s=horizon_s, on_turn=cluster_run.check if inputs.checks else None)
+    if cluster_run.violation is not None:
+        raise cluster_run.violation
+    return cluster_run.result(setup, processor_s() - started_s)
 
 
 class ClusterRun:
@@ -77,14 +77,14 @@ class ClusterRun:
         self.network = VirtualNetwork(seed.stream("network").getrandbits(32))
         self.forwarding_times = ForwardingTimes()
         self.groups = _groups(scenario)
-        self._struck = {fault.machine for fault in scenario.fault}
+        self._faulty_machines = {fault.machine for fault in scenario.fault}
         self.sites: dict[str, SupervisedSite] = {}
         self.clients = [
             (spec, Client(spec, seed.stream(f"source {spec.name} deltas"), self.outcomes, self._note_ack))
             for spec in scenario.source
         ]
         self.readers: list[Reader] = []
-        self.agreed_s: float | None = None
+        self.idle_after_s: float | None = None
         self.violation: Violation | None = None
         self._first_ack: anyio.Event
         self._scope: anyio.CancelScope | None = None
@@ -92,8 +92,8 @@ class ClusterRun:
 
     def _make_site(self, spec: MachineSpec) -> SupervisedSite:
         scenario, name = self.scenario, spec.name
-        own = [fault for fault in scenario.fault if fault.machine == name]
-        jumps = [(fault.begin, fault.by) for fault in own if fault.what == "clock_jumps"]
+        own_faults = [fault for fault in scenario.fault if fault.machine == name]
+        jumps = [(fault.begin, fault.by) for fault in own_faults if fault.what == "clock_jumps"]
         machine = Machine(
             name,
             self._seed.child(f"machine {name}"),
@@ -116,7 +116,7 @@ class ClusterRun:
     # --- the run
 
     async def run(self) -> None:
-        """Run the load, heal all faults, wait for rest, and observe the final data."""
+        """Run the load, heal all faults, wait until all services are idle, and observe the final data."""
         scenario = self.scenario
         self._first_ack = anyio.Event()
         self.sites = {spec.name: self._make_site(spec) for spec in scenario.machine}
@@ -132,7 +132,7 @@ class ClusterRun:
                         for cut in link.cut:
                             load.start_soon(self._cut, link, cut)
                     for fault in scenario.fault:
-                        load.start_soon(self._strike, fault)
+                        load.start_soon(self._inject, fault)
                     for spec, client in self.clients:
                         clients.start_soon(self._offer, spec, client)
                     for reader in self.readers:
@@ -140,14 +140,14 @@ class ClusterRun:
                     await self._sample_loop()
                     load.cancel_scope.cancel()
                 self._heal()
-                settled = await self._wait_for_rest()
+                is_idle = await self._wait_until_idle()
                 clients.cancel_scope.cancel()
-            self._observation = self._observe_at_rest(settled)
+            self._observation = self._observe(is_idle)
             for site in self.sites.values():
                 site.end()
 
     def check(self, now: float, runnable: int) -> None:
-        """Check the invariants at every step; a violation ends the run."""
+        """Check the invariants of all services now; a violation ends the run."""
         if self.violation is None and self._scope is not None:
             try:
                 for site in self.sites.values():
@@ -158,16 +158,16 @@ class ClusterRun:
 
     async def _offer(self, spec: SourceSpec, client: Client) -> None:
         rng = self._seed.stream(f"source {spec.name} arrivals")
-        drawn = arrivals(spec, rng, self.scenario.duration, self._inputs.traffic(spec))
+        source_arrivals = arrivals(spec, rng, self.scenario.duration, self._inputs.traffic(spec))
         host, address = self._client_host(spec.name), self._site_of(spec).address
-        await host.run(lambda world: client.run(world, address, drawn, spec.ack_level))
+        await host.run(lambda world: client.run(world, address, source_arrivals, spec.ack_level))
 
     async def _read(self, reader: Reader) -> None:
         host, address = self._client_host(reader.spec.name), self._site_of(reader.spec).address
         await host.run(lambda world: reader.run(world, address))
 
     def _site_of(self, spec: SourceSpec | ReaderSpec) -> SupervisedSite:
-        """Return the machine that a client connects to."""
+        """Return the site that a client connects to."""
         return self.sites[spec.machine or self.scenario.machine[0].name]
 
     def _client_host(self, name: str) -> Machine:
@@ -187,19 +187,21 @@ class ClusterRun:
             self._sample(at_s)
             self._inputs.on_progress(at_s)
 
-    async def _wait_for_rest(self) -> bool:
-        """Wait until all have reached the log's end, and services that forward hold the same deltas."""
-        with anyio.move_on_after(REST_S_MAX):
-            while not self._is_at_rest():  # noqa: ASYNC110 - no event reports that several services agree
+    async def _wait_until_idle(self) -> bool:
+        """Wait until all sinks and readers have reached the ends of their logs, and services that forward to
+        each other hold the same deltas. Return False if this takes too long.
+        """
+        with anyio.move_on_after(IDLE_S_MAX):
+            while not self._is_idle():  # noqa: ASYNC110 - no event reports that several services agree
                 await anyio.sleep(_SAMPLE_S)
             return True
         return False
 
-    def _is_at_rest(self) -> bool:
-        services = [site.propagator for site in self.sites.values()]
+    def _is_idle(self) -> bool:
+        propagators = [site.propagator for site in self.sites.values()]
         if any(client.in_flight_calls for _, client in self.clients) or self.outcomes.unsettled:
             return False
-        for p in services:
+        for p in propagators:
             if p is None or any(
                 feed.lag and feed.state != CURSOR_INVALIDATED for feed in p.statistics().sinks.values()
             ):
@@ -221,24 +223,24 @@ class ClusterRun:
             bytes_per_s=link.mbit_per_s * 125_000 or float("inf"),
             reset_bytes_mean=link.reset_mb_mean * 1e6 or None,
         )
-        there, back = link.between
-        self.network.set_path(there, back, conditions)
-        self.network.set_path(back, there, conditions)
+        first, second = link.between
+        self.network.set_path(first, second, conditions)
+        self.network.set_path(second, first, conditions)
 
     async def _cut(self, link: LinkSpec, cut: Cut) -> None:
         await anyio.sleep_until(cut.begin)
-        there, back = link.between
-        paths = {"there": [(there, back)], "back": [(back, there)]}.get(
-            cut.direction, [(there, back), (back, there)]
+        first, second = link.between
+        paths = {"there": [(first, second)], "back": [(second, first)]}.get(
+            cut.direction, [(first, second), (second, first)]
         )
-        self.trace.note("cut", there, back, cut.direction)
+        self.trace.note("cut", first, second, cut.direction)
         for path in paths:
             self.network.cut(*path)
         await anyio.sleep(cut.lasts)
         for path in paths:
             self.network.heal(*path)
 
-    async def _strike(self, fault: FaultSpec) -> None:
+    async def _inject(self, fault: FaultSpec) -> None:
         if fault.what == "clock_jumps":
             return  # the machine was created with its clock jumps
         await anyio.sleep_until(fault.begin)
@@ -268,7 +270,7 @@ class ClusterRun:
             machine.remove_disk_fault(fault.what)
 
     def _disk_times(self, factor: float = 1.0) -> ThreadFaults:
-        """Return the delays of its calls, multiplied by `factor`."""
+        """Return the delays of disk calls, multiplied by `factor`."""
         return ThreadFaults(self.scenario.service.disk_ms_max / 1000 * factor)
 
     def _heal(self) -> None:
@@ -288,78 +290,80 @@ class ClusterRun:
     # --- measurements
 
     def _sample(self, now: float) -> None:
-        line, outcomes = self.timeline, self.outcomes
-        line.note_rate("", "offered", "deltas/s", now, outcomes.offered)
-        line.note_rate("", "acknowledged", "deltas/s", now, outcomes.acknowledged)
-        line.note_rate("", "refused", "deltas/s", now, outcomes.codes.total())
+        timeline, outcomes = self.timeline, self.outcomes
+        timeline.note_rate("", "offered", "deltas/s", now, outcomes.offered)
+        timeline.note_rate("", "acknowledged", "deltas/s", now, outcomes.acknowledged)
+        timeline.note_rate("", "refused", "deltas/s", now, outcomes.codes.total())
         for site in self.sites.values():
             p = site.propagator
-            if site.name in self._struck:
-                line.note("", f"{site.name} up", "services", now, p is not None)
+            if site.name in self._faulty_machines:
+                timeline.note("", f"{site.name} up", "services", now, p is not None)
             if p is not None:
                 statistics = p.statistics()
-                line.note("", f"{site.name} holds", "deltas", now, statistics.log.next_offset)
-                line.note("", f"{site.name} queue", "deltas", now, statistics.queue.depth)
+                timeline.note("", f"{site.name} holds", "deltas", now, statistics.log.next_offset)
+                timeline.note("", f"{site.name} queue", "deltas", now, statistics.queue.depth)
                 for name, (_, sink) in site.sinks.items():
                     self._sample_sink(site, name, sink, now)
-                line.note("", f"{site.name} lacks", "deltas", now, self._count_missing(p))
-                reached = [feed.applied_offset for feed in statistics.sinks.values()]
-                reached += [one.next_offset for one in self.readers if self._site_of(one.spec) is site]
-                site.tap.offset_times.forget(min(reached))
+                timeline.note("", f"{site.name} lacks", "deltas", now, self._count_missing(p))
+                offsets = [feed.applied_offset for feed in statistics.sinks.values()]
+                offsets += [
+                    reader.next_offset for reader in self.readers if self._site_of(reader.spec) is site
+                ]
+                site.tap.offset_times.forget(min(offsets))
         self.trace.note(outcomes.offered, outcomes.acknowledged, outcomes.acks.sum_s)
 
     def _count_missing(self, p: Propagator) -> int:
-        """Count the deltas that other services of the group have and this one lacks, no-ops included."""
+        """Count the deltas and no-ops that other services of the group have and this one lacks."""
         own = p.internals().pipeline.orderer.watermarks
-        (group,) = [group for group in self.groups if any(self.sites[one].propagator is p for one in group)]
-        furthest = dict(own)
+        (group,) = [group for group in self.groups if any(self.sites[name].propagator is p for name in group)]
+        highest = dict(own)
         for name in group:
             other = self.sites[name].propagator
             for origin, counter in (
                 {} if other is None else other.internals().pipeline.orderer.watermarks.items()
             ):
-                furthest[origin] = max(furthest.get(origin, 0), counter)
-        return sum(counter - own.get(origin, 0) for origin, counter in furthest.items())
+                highest[origin] = max(highest.get(origin, 0), counter)
+        return sum(counter - own.get(origin, 0) for origin, counter in highest.items())
 
     def _sample_sink(self, site: SupervisedSite, name: str, sink: PersistentSink, now: float) -> None:
         assert site.propagator is not None
         feed = site.propagator.statistics().sinks[name]
-        of = self._sink_name(site, name)
-        given = site.tap.offset_times.at(feed.applied_offset) if feed.lag else None
-        self.timeline.note(of, "lag", "s", now, 0.0 if given is None else now - given)
-        self.timeline.note(of, "behind", "deltas", now, feed.lag)
-        self.timeline.note_rate(of, "applied", "deltas/s", now, sink.new_rows)
-        self.trace.note(of, sink.new_rows, sink.duplicates, feed.state)
+        sink_name = self._sink_name(site, name)
+        appended_at = site.tap.offset_times.at(feed.applied_offset) if feed.lag else None
+        self.timeline.note(sink_name, "lag", "s", now, 0.0 if appended_at is None else now - appended_at)
+        self.timeline.note(sink_name, "behind", "deltas", now, feed.lag)
+        self.timeline.note_rate(sink_name, "applied", "deltas/s", now, sink.new_rows)
+        self.trace.note(sink_name, sink.new_rows, sink.duplicates, feed.state)
 
     def _sink_name(self, site: SupervisedSite, name: str) -> str:
         return f"{site.name}/{name}" if len(self.sites) > 1 else name
 
-    def _observe_at_rest(self, settled: bool) -> ClusterObservation:
-        self.agreed_s = anyio.current_time() - self.scenario.duration if settled else None
-        sites = {
-            name: SiteObservation(
+    def _observe(self, is_idle: bool) -> ClusterObservation:
+        self.idle_after_s = anyio.current_time() - self.scenario.duration if is_idle else None
+        machines = {
+            name: MachineObservation(
                 log_rows=None if site.propagator is None else agreement.read_log_rows(site.propagator),
                 statistics=None if site.propagator is None else site.propagator.statistics(),
                 site=site,
                 acknowledged=[
-                    one
+                    rows
                     for spec, client in self.clients
                     if self._site_of(spec).name == name
-                    for one in client.acknowledged
+                    for rows in client.acknowledged
                 ],
                 readers=[reader for reader in self.readers if self._site_of(reader.spec).name == name],
             )
             for name, site in self.sites.items()
         }
-        for name, seen in sites.items():
-            self.trace.note(name, "holds", -1 if seen.log_rows is None else len(seen.log_rows.offsets))
+        for name, machine in machines.items():
+            self.trace.note(name, "holds", -1 if machine.log_rows is None else len(machine.log_rows.offsets))
         checked = sum(site.checked for site in self.sites.values())
         return ClusterObservation(
             self.scenario,
-            sites,
+            machines,
             self.groups,
             self.outcomes,
-            settled,
+            is_idle,
             self.network.struck["cut"] + self.network.struck["reset"],
             checked,
         )
@@ -391,7 +395,7 @@ class ClusterRun:
             "offered": outcomes.offered,
             "acknowledged": outcomes.acknowledged,
             "refused": outcomes.refused,
-            "given_up": outcomes.dropped,
+            "dropped": outcomes.dropped,
             **{f"refusals: {code}": count for code, count in sorted(outcomes.codes.items())},
             "service_starts": sum(site.starts for site in sites),
             "service_down_s": sum(site.down_s for site in sites),
@@ -399,41 +403,41 @@ class ClusterRun:
             "client_reconnects": sum(client.reconnects for _, client in self.clients)
             + sum(reader.reconnects for reader in self.readers),
         }
-        if self.agreed_s is not None:
-            totals["at_rest_after_s"] = self.agreed_s
+        if self.idle_after_s is not None:
+            totals["at_rest_after_s"] = self.idle_after_s
         return totals
 
     def _forwarding_results(self) -> list[SinkResult]:
-        """Return the times from service to service, as if each were a sink of the other."""
-        duration_s, soon = self.scenario.duration, self.forwarding_times.soon
+        """Return the forwarding times between services, each target as if it were a sink."""
+        duration_s, within_1s = self.scenario.duration, self.forwarding_times.within_1s
         return [
-            SinkResult(" → ".join(way), took.count, 0, soon[way] / duration_s, took.latency())
-            for way, took in sorted(self.forwarding_times.took.items())
+            SinkResult(" → ".join(path), times.count, 0, within_1s[path] / duration_s, times.latency())
+            for path, times in sorted(self.forwarding_times.times.items())
         ]
 
     def _reader_results(self) -> list[SinkResult]:
         duration_s = self.scenario.duration
         return [
-            SinkResult(one.spec.name, one.rows, 0, one.soon / duration_s, one.lag.latency())
-            for one in self.readers
+            SinkResult(reader.spec.name, reader.rows, 0, reader.within_1s / duration_s, reader.lag.latency())
+            for reader in self.readers
         ]
 
     def _sink_result(self, site: SupervisedSite, name: str) -> SinkResult:
         _, sink = site.sinks[name]
-        of = self._sink_name(site, name)
+        sink_name = self._sink_name(site, name)
         return SinkResult(
-            name=of,
+            name=sink_name,
             applied=sink.new_rows,
             failures=sink.inner.failures,
-            within_1s_per_s=sink.inner.soon / self.scenario.duration,
+            within_1s_per_s=sink.inner.within_1s / self.scenario.duration,
             lag=sink.inner.lag.latency(),
-            series=self.timeline.series(of),
+            series=self.timeline.series(sink_name),
         )
 
 
 def _other_end(scenario: Scenario, link: LinkSpec, name: str) -> str | None:
     """Return the machine at the other end of a link over which `name` forwards."""
-    machines = {one.name for one in scenario.machine}
+    machines = {machine.name for machine in scenario.machine}
     if not link.forward or name not in link.between or not machines.issuperset(link.between):
         return None
     (other,) = set(link.between) - {name}
@@ -441,8 +445,8 @@ def _other_end(scenario: Scenario, link: LinkSpec, name: str) -> str | None:
 
 
 def _groups(scenario: Scenario) -> list[list[str]]:
-    """Return the groups of machines that hold the same in the end: those joined by links, in order."""
-    groups = [{one.name} for one in scenario.machine]
+    """Return the groups of machines that must hold the same rows in the end, as links join them."""
+    groups = [{machine.name} for machine in scenario.machine]
     for link in scenario.link:
         if _other_end(scenario, link, link.between[0]) is not None:
             joined = [group for group in groups if group & set(link.between)]
@@ -451,7 +455,7 @@ def _groups(scenario: Scenario) -> list[list[str]]:
 
 
 def _watermarks_of(site: SupervisedSite) -> frozenset[tuple[int, int]]:
-    """Return the highest counter of each origin that a service holds."""
+    """Return the watermark of each origin at a service."""
     assert site.propagator is not None
     return frozenset(site.propagator.internals().pipeline.orderer.watermarks.items())
 
@@ -464,7 +468,7 @@ def _fill_disk(disk: SimDisk) -> None:
 def _fail_disk(disk: SimDisk) -> None:
     """Make every write and sync of a disk fail."""
 
-    def is_one(call: Call) -> bool:
+    def is_write(call: Call) -> bool:
         return call.name in ("write", "sync", "allocate")
 
-    disk.fail(is_one, errno.EIO, times=None)
+    disk.fail(is_write, errno.EIO, times=None)

@@ -1,4 +1,4 @@
-"""The verdict per promise of a run with machines, from the data of all machines at rest.
+"""The verdict on each promise for a run with several machines, from their data once all services are idle.
 
 A promise that the scenario does not test has no verdict.
 """
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class SiteObservation:
-    """One machine at the end. `log_rows`, `statistics`: None if no service runs there."""
+class MachineObservation:
+    """One machine at the end of the run. `log_rows`, `statistics`: None if no service runs there."""
 
     log_rows: LogRows | None
     statistics: Statistics | None
@@ -40,198 +40,207 @@ class SiteObservation:
 
 @dataclass(frozen=True, slots=True)
 class ClusterObservation:
-    """All machines at the end. `groups`: the machines that must hold the same. `struck`: network faults.
-    `checked`: the number of steps at which offsets and bounds were checked; a violation ends the run.
+    """All machines at the end of the run. `groups`: the groups of machines whose logs must hold the same
+    rows. `network_faults`: the number of cuts and resets. `checked`: the number of steps at which offsets and
+    bounds were checked; a violation ends the run.
     """
 
     scenario: Scenario
-    sites: dict[str, SiteObservation]
+    machines: dict[str, MachineObservation]
     groups: list[list[str]]
     outcomes: Outcomes
-    settled: bool
-    struck: int
+    is_idle: bool
+    network_faults: int
     checked: int
 
 
-def verdicts(seen: ClusterObservation) -> list[Verdict]:
+def verdicts(observed: ClusterObservation) -> list[Verdict]:
     """Return the verdicts P1 to P9, in order."""
     return [
-        _judge_durability(seen),
-        _judge_order(seen),
-        _judge_single_effect(seen),
-        _judge_bounds(seen),
-        _judge_answers(seen),
+        _judge_durability(observed),
+        _judge_order(observed),
+        _judge_single_effect(observed),
+        _judge_bounds(observed),
+        _judge_answers(observed),
         Verdict("P6", None, "priorities are only judged in a scenario with one service"),
         Verdict("P7", None, "no data was corrupted"),
-        _judge_faults(seen),
+        _judge_faults(observed),
         Verdict("P9", None, "no peer violated the protocol"),
     ]
 
 
-def _judge_bounds(seen: ClusterObservation) -> Verdict:
-    if not seen.checked:
+def _judge_bounds(observed: ClusterObservation) -> Verdict:
+    if not observed.checked:
         return Verdict("P4", None, "offsets and bounds are checked with --checks only")
-    return Verdict("P4", True, f"offsets and bounds held at every service, at {seen.checked:,} steps")
+    return Verdict("P4", True, f"offsets and bounds held at every service, at {observed.checked:,} steps")
 
 
-def _judge_durability(seen: ClusterObservation) -> Verdict:
-    acknowledged = sum(one.count for at in seen.sites.values() for one in at.acknowledged)
+def _judge_durability(observed: ClusterObservation) -> Verdict:
+    acknowledged = sum(rows.count for machine in observed.machines.values() for rows in machine.acknowledged)
     if not acknowledged:
         return Verdict("P1", None, "nothing was acknowledged")
-    wrong = [*_log_losses(seen), *_sink_losses(seen), *_reader_errors(seen)]
+    wrong = [*_log_losses(observed), *_sink_losses(observed), *_reader_errors(observed)]
     if wrong:
-        return _broken_verdict(seen, "P1", wrong)
-    where = "at its service" if len(seen.sites) == 1 else "at their offsets, and at every linked service"
-    without = [*_cursor_losses(seen)]
-    whom = "every other sink and every reader" if without else "every sink and reader"
-    what = f"{acknowledged:,} acknowledged deltas are in the log {where}, and came to {whom}"
-    return Verdict("P1", True, "; ".join([what, *without]), limited=bool(without))
+        return _broken_verdict(observed, "P1", wrong)
+    if len(observed.machines) == 1:
+        where = "in the log of the service"
+    else:
+        where = "in the log at their offsets, and in the log of every linked service"
+    exceptions = [*_cursor_losses(observed)]
+    receivers = "every other sink and every reader" if exceptions else "every sink and reader"
+    what = f"{acknowledged:,} acknowledged deltas are {where}, and reached {receivers}"
+    return Verdict("P1", True, "; ".join([what, *exceptions]), limited=bool(exceptions))
 
 
-def _cursor_losses(seen: ClusterObservation) -> Iterator[str]:
-    for name, at in seen.sites.items():
-        if at.log_rows is None or at.statistics is None:
+def _cursor_losses(observed: ClusterObservation) -> Iterator[str]:
+    for name, machine in observed.machines.items():
+        if machine.log_rows is None or machine.statistics is None:
             continue
-        for sink_name, (_, sink) in at.site.sinks.items():
-            feed = at.statistics.sinks[sink_name]
+        for sink_name, (_, sink) in machine.site.sinks.items():
+            feed = machine.statistics.sinks[sink_name]
             if feed.state == CURSOR_INVALIDATED:
-                missed = at.log_rows.deltas - sink.new_rows - feed.quarantined
-                yield f"{sink_name} at {name} has an invalidated cursor: {missed:,} deltas did not come to it"
+                missed = machine.log_rows.delta_count - sink.new_rows - feed.quarantined
+                yield f"{sink_name} at {name} has an invalidated cursor: {missed:,} deltas did not reach it"
 
 
-def _log_losses(seen: ClusterObservation) -> Iterator[str]:
-    for name, at in seen.sites.items():
-        if at.log_rows is None:
-            yield f"{name} has no service: {'; '.join(at.site.notes[-1:]) or 'it was not restarted'}"
-        elif lost := agreement.count_missing(at.log_rows, at.acknowledged) + agreement.count_double_acks(
-            at.acknowledged
-        ):
+def _log_losses(observed: ClusterObservation) -> Iterator[str]:
+    for name, machine in observed.machines.items():
+        if machine.log_rows is None:
+            yield f"{name} has no service: {'; '.join(machine.site.notes[-1:]) or 'it was not restarted'}"
+        elif lost := agreement.count_missing(
+            machine.log_rows, machine.acknowledged
+        ) + agreement.count_double_acks(machine.acknowledged):
             yield f"{name} lacks {lost:,} acknowledged deltas"
 
 
-def _sink_losses(seen: ClusterObservation) -> Iterator[str]:
-    for name, at in seen.sites.items():
-        if at.log_rows is None or at.statistics is None:
+def _sink_losses(observed: ClusterObservation) -> Iterator[str]:
+    for name, machine in observed.machines.items():
+        if machine.log_rows is None or machine.statistics is None:
             continue
-        for sink_name, (spec, sink) in at.site.sinks.items():
-            feed = at.statistics.sinks[sink_name]
+        for sink_name, (spec, sink) in machine.site.sinks.items():
+            feed = machine.statistics.sinks[sink_name]
             done = sink.new_rows + feed.quarantined
-            if feed.state != CURSOR_INVALIDATED and spec.topics == ("*",) and done != at.log_rows.deltas:
-                yield f"{sink_name} at {name} has applied {done:,} of {at.log_rows.deltas:,}: {feed.state}"
+            count = machine.log_rows.delta_count
+            if feed.state != CURSOR_INVALIDATED and spec.topics == ("*",) and done != count:
+                yield f"{sink_name} at {name} has applied {done:,} of {count:,}: {feed.state}"
 
 
-def _reader_errors(seen: ClusterObservation) -> Iterator[str]:
-    for name, at in seen.sites.items():
-        for reader in [] if at.log_rows is None else at.readers:
-            assert at.log_rows is not None
+def _reader_errors(observed: ClusterObservation) -> Iterator[str]:
+    for name, machine in observed.machines.items():
+        for reader in [] if machine.log_rows is None else machine.readers:
+            assert machine.log_rows is not None
             who = f"{reader.spec.name}, a reader at {name},"
             if reader.failure is not None:
                 yield f"{who} was refused: {reader.failure}"
-            if count := agreement.count_withdrawn(at.log_rows, reader.shown):
-                yield f"{who} got {count:,} deltas that were lost later"
-            if reader.spec.topics == ("*",) and reader.failure is None and reader.rows != at.log_rows.deltas:
-                yield f"{who} got {reader.rows:,} of {at.log_rows.deltas:,}"
+            if lost := agreement.count_lost_deliveries(machine.log_rows, reader.delivered):
+                yield f"{who} got {lost:,} deltas that were lost later"
+            count = machine.log_rows.delta_count
+            if reader.spec.topics == ("*",) and reader.failure is None and reader.rows != count:
+                yield f"{who} got {reader.rows:,} of {count:,}"
 
 
-def _broken_verdict(seen: ClusterObservation, promise: str, wrong: Sequence[str]) -> Verdict:
-    """Return the verdict on a broken promise: none if a power cut may have taken the rows, as the log's level
-    does not wait for the disk.
+def _broken_verdict(observed: ClusterObservation, promise: str, wrong: Sequence[str]) -> Verdict:
+    """Return the verdict on a broken promise. Its `ok` is None if a power cut may have removed the rows,
+    since the log's read level does not wait for the disk.
     """
-    what, log = "; ".join(wrong), seen.scenario.service.log
-    cut = any(fault.what == "power_cut" for fault in seen.scenario.fault)
+    what, log = "; ".join(wrong), observed.scenario.service.log
+    cut = any(fault.what == "power_cut" for fault in observed.scenario.fault)
     if cut and log is not None and log.read_level is not AckLevel.DURABLE:
         return Verdict(promise, None, f"{what}: the log's read level, logged, permits this after a power cut")
     return Verdict(promise, False, what)
 
 
-def _judge_order(seen: ClusterObservation) -> Verdict:
+def _judge_order(observed: ClusterObservation) -> Verdict:
     wrong = [
         f"{count:,} deltas of {name}'s log come before their dependencies"
-        for name, at in seen.sites.items()
-        if at.log_rows is not None and (count := agreement.count_out_of_order(at.log_rows))
+        for name, machine in observed.machines.items()
+        if machine.log_rows is not None and (count := agreement.count_out_of_order(machine.log_rows))
     ]
     wrong += [
         f"{sink_name} at {name} got deltas out of the log's order"
-        for name, at in seen.sites.items()
-        for sink_name, (_, sink) in at.site.sinks.items()
+        for name, machine in observed.machines.items()
+        for sink_name, (_, sink) in machine.site.sinks.items()
         if sink.inner.out_of_order
     ]
     wrong += [
         f"{reader.spec.name}, a reader at {name}, got deltas out of the log's order"
-        for name, at in seen.sites.items()
-        for reader in at.readers
+        for name, machine in observed.machines.items()
+        for reader in machine.readers
         if reader.out_of_order
     ]
     wrong += [
-        f"{' and '.join(group)} do not hold the same"
-        for group in seen.groups
-        if not _have_same_rows(seen, group)
+        f"{' and '.join(group)} do not hold the same rows"
+        for group in observed.groups
+        if not _have_same_rows(observed, group)
     ]
     if wrong:
-        return _broken_verdict(seen, "P2", wrong)
-    several = [group for group in seen.groups if len(group) > 1]
-    what = "each log keeps the order of each producer, each sink the log's"
-    if several:
-        what += "; " + "; ".join(f"{', '.join(group)} hold the same" for group in several)
+        return _broken_verdict(observed, "P2", wrong)
+    linked = [group for group in observed.groups if len(group) > 1]
+    what = "each log keeps the order of each producer, each sink that of its log"
+    if linked:
+        what += "; " + "; ".join(f"{', '.join(group)} hold the same rows" for group in linked)
     return Verdict("P2", True, what)
 
 
-def _have_same_rows(seen: ClusterObservation, group: Sequence[str]) -> bool:
-    held = [seen.sites[name].log_rows for name in group]
-    keys = [one.keys() for one in held if one is not None]
-    return len(keys) == len(group) and all(np.array_equal(one, keys[0]) for one in keys)
+def _have_same_rows(observed: ClusterObservation, group: Sequence[str]) -> bool:
+    logs = [observed.machines[name].log_rows for name in group]
+    keys = [log.keys() for log in logs if log is not None]
+    return len(keys) == len(group) and all(np.array_equal(other, keys[0]) for other in keys)
 
 
-def _judge_single_effect(seen: ClusterObservation) -> Verdict:
+def _judge_single_effect(observed: ClusterObservation) -> Verdict:
     wrong = []
-    for name, at in seen.sites.items():
-        if at.log_rows is not None and (count := agreement.count_duplicates(at.log_rows)):
-            wrong.append(f"{count:,} deltas are twice in {name}'s log")
-        if count := agreement.count_double_acks(at.acknowledged):
+    for name, machine in observed.machines.items():
+        if machine.log_rows is not None and (count := agreement.count_duplicates(machine.log_rows)):
+            wrong.append(f"{count:,} deltas occur twice in {name}'s log")
+        if count := agreement.count_double_acks(machine.acknowledged):
             wrong.append(f"{name} acknowledged {count:,} deltas with the offset of another")
     if wrong:
-        return _broken_verdict(seen, "P3", wrong)
-    duplicates = sum(sink.duplicates for at in seen.sites.values() for _, sink in at.site.sinks.values())
-    starts = sum(at.site.starts for at in seen.sites.values())
-    what = f"after {starts - len(seen.sites)} restarts each delta is once in each log"
+        return _broken_verdict(observed, "P3", wrong)
+    duplicates = sum(
+        sink.duplicates for machine in observed.machines.values() for _, sink in machine.site.sinks.values()
+    )
+    starts = sum(machine.site.starts for machine in observed.machines.values())
+    what = f"after {starts - len(observed.machines)} restarts each delta occurs once in each log"
     if duplicates:
         what += f"; sinks got {duplicates:,} duplicates"
     return Verdict("P3", True, what)
 
 
-def _judge_answers(seen: ClusterObservation) -> Verdict:
-    outcomes = seen.outcomes
+def _judge_answers(observed: ClusterObservation) -> Verdict:
+    outcomes = observed.outcomes
     if outcomes.unexplained:
         return Verdict(
             "P5", False, f"refused without a reason or a retry time: {', '.join(outcomes.unexplained[:5])}"
         )
-    if not seen.settled:
-        waits = [name for name, at in seen.sites.items() if at.statistics is None]
-        waits += [
+    if not observed.is_idle:
+        unfinished = [name for name, machine in observed.machines.items() if machine.statistics is None]
+        unfinished += [
             f"{sink} at {name}: {feed.state}"
-            for name, at in seen.sites.items()
-            for sink, feed in (at.statistics.sinks.items() if at.statistics else ())
+            for name, machine in observed.machines.items()
+            for sink, feed in (machine.statistics.sinks.items() if machine.statistics else ())
             if feed.lag
         ]
         unanswered = f"{outcomes.unsettled:,} deltas without an answer"
-        return Verdict("P5", False, f"after the deadline not at rest: {'; '.join([*waits, unanswered])}")
+        return Verdict("P5", False, f"not idle by the deadline: {'; '.join([*unfinished, unanswered])}")
     if not outcomes.codes:
         return Verdict("P5", True, "every delta was answered, and none was refused")
     codes = ", ".join(f"{code} {count:,}" for code, count in sorted(outcomes.codes.items()))
     return Verdict("P5", True, f"every refusal had a code, a reason and a retry time: {codes}")
 
 
-def _judge_faults(seen: ClusterObservation) -> Verdict:
-    faults = [fault.what for fault in seen.scenario.fault]
-    clocks = faults.count("clock_jumps") + sum(
-        one.clock_ahead != 0 or one.clock_drift != 0 for one in seen.scenario.machine
+def _judge_faults(observed: ClusterObservation) -> Verdict:
+    faults = [fault.what for fault in observed.scenario.fault]
+    wrong_clocks = faults.count("clock_jumps") + sum(
+        machine.clock_ahead != 0 or machine.clock_drift != 0 for machine in observed.scenario.machine
     )
-    ends = sum(at.site.starts for at in seen.sites.values()) - len(seen.sites)
-    if not clocks and not ends and not seen.struck:
+    starts = sum(machine.site.starts for machine in observed.machines.values())
+    restarts = starts - len(observed.machines)
+    if not wrong_clocks and not restarts and not observed.network_faults:
         return Verdict("P8", None, "no clock was wrong, no service restarted, no connection broke")
-    summary = f"{clocks} wrong clocks, {ends} restarts, {seen.struck:,} network faults"
+    summary = f"{wrong_clocks} wrong clocks, {restarts} restarts, {observed.network_faults:,} network faults"
     ok = all(
-        one.ok is not False
-        for one in (_judge_durability(seen), _judge_order(seen), _judge_single_effect(seen))
+        verdict.ok is not False
+        for verdict in (_judge_durability(observed), _judge_order(observed), _judge_single_effect(observed))
     )
-    return Verdict("P8", ok, summary + (": no order and no effect changed" if ok else ""))
+    return Verdict("P8", ok, summary + (": order and effects were unaffected" if ok else ""))

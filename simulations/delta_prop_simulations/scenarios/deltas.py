@@ -1,7 +1,7 @@
-"""Generates a source's deltas: drawn from its mix, over its keys, ready to be offered.
+"""Generates a source's deltas, with operations drawn from its mix and vector ids drawn from its keys.
 
-The values do not matter here, so most calls are drawn from a set that is created once. Recorded traffic is
-replayed as bytes of the recorded sizes.
+The values of the deltas do not matter, so most calls reuse templates that are created once. Recorded traffic
+is replayed as opaque deltas of the recorded sizes.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ if TYPE_CHECKING:
     from delta_prop_wire.delta import AckLevel, Operation
 
 POOL = 10_000
-"""The number of vector names that are drawn once and then drawn from."""
+"""Number of vector ids that are drawn at the start; each call then uses a slice of them."""
 TEMPLATES_MAX = 100
 TEMPLATES_PER_COUNT_MIN = 2
-"""Call templates created in total, split evenly over the delta counts; at least two of each count."""
+"""Maximum number of templates in total, split evenly over the counts of deltas per call; but at least two of
+each count.
+"""
 OPERATIONS = 32
-"""The number of operations created of each kind."""
+"""Number of operations that are created of each kind, and then reused."""
 SPARSE_SHARE = 8
 """A sparse delta changes one in this many numbers."""
 
@@ -46,7 +48,9 @@ Rows: TypeAlias = Template | list[Delta]
 
 
 class DeltaGenerator:
-    """Draws the deltas of one source. The names are in random order, so a slice of them is a sample."""
+    """Draws the deltas of one source. The pool of ids is in random order, so each slice of it is a random
+    sample.
+    """
 
     def __init__(self, spec: SourceSpec, random: Random, ack_level: AckLevel) -> None:
         self._spec, self._random, self._ack_level = spec, random, ack_level
@@ -65,30 +69,30 @@ class DeltaGenerator:
             return self._from_recording(arrival.recorded)
         if self._live_names is not None or self._spec.writers:
             return self._deltas(arrival.deltas)
-        made = self._templates.setdefault(arrival.deltas, [])
-        place = int(self._random.random() * self._templates_per_count)
-        if place >= len(made):
-            made.append(Template(self._deltas(arrival.deltas), self._spec.priority, self._ack_level))
-            return made[-1]
-        return made[place]
+        templates = self._templates.setdefault(arrival.deltas, [])
+        index = int(self._random.random() * self._templates_per_count)
+        if index >= len(templates):
+            templates.append(Template(self._deltas(arrival.deltas), self._spec.priority, self._ack_level))
+            return templates[-1]
+        return templates[index]
 
     def _deltas(self, count: int) -> list[Delta]:
         first = int(self._random.random() * (POOL - count))
         return [self._delta(name) for name in self._names[first : first + count]]
 
     def _from_recording(self, batch: RecordedBatch) -> list[Delta]:
-        keys, spaces, sizes = batch.keys.tolist(), batch.namespaces.tolist(), batch.sizes.tolist()
+        keys, namespaces, sizes = batch.keys.tolist(), batch.namespaces.tolist(), batch.sizes.tolist()
         return [
-            Delta(f"{key:016x}", opaque(bytes(size)), f"{space:016x}", priority=batch.priority)
-            for key, space, size in zip(keys, spaces, sizes, strict=True)
+            Delta(f"{key:016x}", opaque(bytes(size)), f"{namespace:016x}", priority=batch.priority)
+            for key, namespace, size in zip(keys, namespaces, sizes, strict=True)
         ]
 
     def _name(self) -> str:
         deltas, random = self._spec.deltas, self._random
-        hot = 0 if deltas.hot is None else max(round(deltas.keys * deltas.hot.share), 1)
+        hot_count = 0 if deltas.hot is None else max(round(deltas.keys * deltas.hot.share), 1)
         if deltas.hot is not None and random.random() < deltas.hot.of:
-            return f"v{random.randrange(hot)}"
-        return f"v{random.randrange(min(hot, deltas.keys - 1), deltas.keys)}"
+            return f"v{random.randrange(hot_count)}"
+        return f"v{random.randrange(min(hot_count, deltas.keys - 1), deltas.keys)}"
 
     def _delta(self, name: str) -> Delta:
         (kind,) = self._kinds if len(self._kinds) == 1 else self._random.choices(self._kinds, self._weights)
@@ -97,12 +101,12 @@ class DeltaGenerator:
             if kind in PARTIAL_KINDS and name not in self._live_names:
                 kind = Kind.CREATE
             (self._live_names.discard if kind is Kind.DELETE else self._live_names.add)(name)
-        made = self._operations.setdefault(kind, [])
-        if len(made) < OPERATIONS:
-            made.append(self._operation(kind))
+        operations = self._operations.setdefault(kind, [])
+        if len(operations) < OPERATIONS:
+            operations.append(self._operation(kind))
         return Delta(
             name,
-            made[int(self._random.random() * len(made))],
+            operations[int(self._random.random() * len(operations))],
             self._spec.namespace,
             priority=self._spec.priority,
             metadata={"changed": self._random.randrange(100)} if kind is Kind.METADATA else None,
@@ -117,8 +121,8 @@ class DeltaGenerator:
             return create(vector) if kind is Kind.CREATE else dense(vector)
         if kind in (Kind.SPARSE, Kind.SPARSE_ADD):
             count = max(deltas.dimension // SPARSE_SHARE, 1)
-            places = sorted(random.sample(range(deltas.dimension), count))
-            return (sparse if kind is Kind.SPARSE else sparse_add)(places, [random.random()] * count)
+            positions = sorted(random.sample(range(deltas.dimension), count))
+            return (sparse if kind is Kind.SPARSE else sparse_add)(positions, [random.random()] * count)
         if kind is Kind.SCALE:
             return scale(1 + random.random() / 100)
         if kind is Kind.OFFSET:

@@ -24,7 +24,9 @@ class Distribution(Protocol):
 
 
 class ConfiguredDistribution:
-    """The distribution of a sink's keys: a time per call, a time per delta, and a spread."""
+    """The distribution that a sink's configuration gives: a time per call, a time per delta, and a random
+    factor.
+    """
 
     def __init__(self, spec: SinkSpec) -> None:
         self._call_s = spec.per_call_ms / 1_000
@@ -33,13 +35,13 @@ class ConfiguredDistribution:
         self._factor = _factor(spec)
 
     def draw(self, random: Random, deltas: int, size_bytes: int) -> float:
-        """Draw the seconds that a call with this many deltas takes; their size does not matter."""
-        took_s = (self._call_s + self._delta_s * deltas) * self._factor(random)
-        return max(took_s, deltas / self._capacity) if self._capacity else took_s
+        """Draw the seconds that a call with this many deltas takes; their size has no effect."""
+        duration_s = (self._call_s + self._delta_s * deltas) * self._factor(random)
+        return max(duration_s, deltas / self._capacity) if self._capacity else duration_s
 
 
 def _factor(spec: SinkSpec) -> Callable[[Random], float]:
-    """Return a function that draws the factor of a call's mean."""
+    """Return a function that draws the factor by which a call's duration differs from its mean."""
     noise = spec.noise
     if spec.distribution == "exponential":
         return lambda random: random.expovariate(1.0)

@@ -1,6 +1,6 @@
-"""Deltas encoded in advance: a body is created once and offered many times, each time with new dots.
+"""Drafts that are encoded in advance: a body is encoded once, and offered many times under new dots.
 
-The service processes it like any call; only the caller's encoding is saved.
+The service processes such a draft as it does any other; the simulation only saves the time of encoding it.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ if TYPE_CHECKING:
     from delta_prop_wire.delta import AckLevel, Delta, Dot, Priority
 
 _ORIGIN, _EPOCH, _BASE, _TIME = 4, 5, 7, 8
-"""Positions of the header's words."""
+"""Indexes of the fields in the body's header."""
 _NO_MATRIX = np.zeros((0, 0), np.float32)
 
 
 class Template:
-    """Deltas of one priority, and their body."""
+    """Deltas of one priority, and their encoded body."""
 
     def __init__(self, deltas: list[Delta], priority: Priority, ack_level: AckLevel) -> None:
         self.deltas = deltas
         self.batch = encode_batch(deltas, origin=0, base=1, priority=priority, ack_level=ack_level)
-        self._words = list(BODY_HEADER.unpack_from(self.batch.raw))
-        self._rest = bytes(self.batch.raw[BODY_HEADER.size : -CRC_BYTES])
+        self._header = list(BODY_HEADER.unpack_from(self.batch.raw))
+        self._columns = bytes(self.batch.raw[BODY_HEADER.size : -CRC_BYTES])
 
     def with_dots(self, origin: int, base: int, hybrid_time: int) -> Batch:
-        """Return the same deltas with the dots from (origin, base) on."""
-        words = self._words
-        words[_ORIGIN], words[_EPOCH], words[_BASE], words[_TIME] = origin, 1, base, hybrid_time
-        signed = BODY_HEADER.pack(*words) + self._rest
-        batch = Batch(signed + crc32c(signed).to_bytes(CRC_BYTES, "little"))
-        same = self.batch
-        batch.keys, batch.namespace_names, batch.namespace = same.keys, same.namespace_names, same.namespace
-        batch.row_values = same.row_values
+        """Return a batch of the same deltas, whose first dot is (origin, base)."""
+        header = self._header
+        header[_ORIGIN], header[_EPOCH], header[_BASE], header[_TIME] = origin, 1, base, hybrid_time
+        body = BODY_HEADER.pack(*header) + self._columns
+        batch = Batch(body + crc32c(body).to_bytes(CRC_BYTES, "little"))
+        first = self.batch  # its decoded columns are shared
+        batch.keys, batch.namespace_names = first.keys, first.namespace_names
+        batch.namespace, batch.row_values = first.namespace, first.row_values
         return batch
 
 
 class EncodedDraft(MatrixDraft):
-    """A draft whose body is encoded already."""
+    """A draft whose body is already encoded."""
 
     __slots__ = ("template",)
 
@@ -73,7 +73,7 @@ class EncodedDraft(MatrixDraft):
     def encode(
         self, rows: Sequence[int] | None, *, origin: int, base: int, clock: Sequence[Dot], hybrid_time: int
     ) -> Batch:
-        """Return the batch of all rows with the dots from (origin, base) on."""
+        """Return a batch of all rows, whose first dot is (origin, base)."""
         assert rows is None, "a template has no ids, so no row is a duplicate"
         if not clock:
             return self.template.with_dots(origin, base, hybrid_time)

@@ -1,6 +1,7 @@
-"""Measures the times that deltas take from the service that they enter to each of the others.
+"""Measures how long deltas take from the service that accepts them to each other service.
 
-The last row identifies a batch, as forwarding does not split it; a batch that all services have is forgotten.
+A batch is identified by its last dot, since forwarding does not split batches. It is forgotten once all
+services have it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from delta_prop_simulations.scenarios.measures import Histogram
-from delta_prop_simulations.scenarios.sinks import SOON_S
+from delta_prop_simulations.scenarios.sinks import LAG_S_MAX
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,60 +21,63 @@ if TYPE_CHECKING:
     from delta_prop_simulations.scenarios.measures import OffsetTimes
     from delta_prop_wire.batch import LoggedBatch
 
-_WAITING_MAX = 1_000_000
+_BATCHES_MAX = 1_000_000
 
 
 class ForwardingTimes:
-    """The forwarding times of one run; all its services hold the same in the end."""
+    """The forwarding times of one run, in which all services get all deltas in the end."""
 
     def __init__(self) -> None:
-        self.took: dict[tuple[str, str], Histogram] = {}
-        """The times, by the services they lead from and to."""
-        self.soon: Counter[tuple[str, str]] = Counter()
-        """The number of deltas that took no more than a second."""
-        self._entered: dict[tuple[int, int], tuple[str, float, int]] = {}  # service, time, others left
+        self.times: dict[tuple[str, str], Histogram] = {}
+        """The forwarding times, keyed by source and target service."""
+        self.within_1s: Counter[tuple[str, str]] = Counter()
+        """The number of deltas that took up to one second."""
+        self._in_transit: dict[tuple[int, int], tuple[str, float, int]] = {}
+        """First service, time there, and number of services that lack the batch; by origin and last
+        counter.
+        """
 
-    def note(self, where: str, logged: LoggedBatch, now: float, others: int) -> None:
-        """Note that a batch is visible at a service; `others`: the number of services still to get it."""
+    def note(self, service: str, logged: LoggedBatch, now: float, other_count: int) -> None:
+        """Note that a batch is visible at a service. `other_count`: the number of the other services."""
         batch = logged.batch
         key = (batch.origin, batch.last)
-        first = self._entered.get(key)
-        if first is None:
-            if others and len(self._entered) < _WAITING_MAX:
-                self._entered[key] = (where, now, others)
+        entry = self._in_transit.get(key)
+        if entry is None:
+            if other_count and len(self._in_transit) < _BATCHES_MAX:
+                self._in_transit[key] = (service, now, other_count)
             return
-        came_from, at_s, lacking = first
-        if came_from == where:
+        source, at_s, missing_count = entry
+        if source == service:
             return
-        path = (came_from, where)
-        self.took.setdefault(path, Histogram()).add(now - at_s, batch.count)
-        if now - at_s <= SOON_S:
-            self.soon[path] += batch.count
-        if lacking > 1:
-            self._entered[key] = (came_from, at_s, lacking - 1)
+        path = (source, service)
+        self.times.setdefault(path, Histogram()).add(now - at_s, batch.count)
+        if now - at_s <= LAG_S_MAX:
+            self.within_1s[path] += batch.count
+        if missing_count > 1:
+            self._in_transit[key] = (source, at_s, missing_count - 1)
         else:
-            del self._entered[key]
+            del self._in_transit[key]
 
 
 class Tap:
     """A route target of one service that notes the time at which each batch becomes visible there."""
 
     def __init__(
-        self, where: str, offset_times: OffsetTimes, crossings: ForwardingTimes, others: int
+        self, service: str, offset_times: OffsetTimes, forwarding_times: ForwardingTimes, other_count: int
     ) -> None:
-        self._where = where
+        self._service = service
         self.offset_times = offset_times
-        self._crossings = crossings
-        self._others = others
+        self._forwarding_times = forwarding_times
+        self._other_count = other_count
 
     def offer(self, logged: LoggedBatch, rows: NDArray[np.intp] | None) -> None:
         """Note that a batch has become visible."""
         now = anyio.current_time()
         self.offset_times.note(logged.offset, now)
-        self._crossings.note(self._where, logged, now, self._others)
+        self._forwarding_times.note(self._service, logged, now, self._other_count)
 
     def note_visible(self) -> None:
-        """Do nothing: `offer` has noted it."""
+        """Do nothing: `offer` has noted the batch."""
 
     def note_recovered(self) -> None:
-        """Do nothing: earlier batches keep their time."""
+        """Do nothing: earlier batches keep their times."""

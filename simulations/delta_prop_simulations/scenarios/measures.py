@@ -1,6 +1,6 @@
-"""Measures durations, and values over time, in bounded memory.
+"""Measures durations, and values over time, in memory that does not grow with the length of a run.
 
-Pure: the time is an argument. The memory used does not grow with the length of a run.
+Pure: the time is an argument.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 POINTS_MAX = 200
-"""The number of points of a series."""
+"""Maximum number of intervals in a series."""
 INTERVAL_S_MIN = 0.05
 
 BUCKETS_PER_OCTAVE = 16
-LEAST_S = 1e-6
+BUCKET_S_MIN = 1e-6
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
 
-_COMPACT_AT = 4_096
+_FORGET_BATCHES_MIN = 4_096
 
 
 class Histogram:
-    """Counts of durations, in buckets a sixteenth of an octave wide: quantiles are exact to 2 %."""
+    """Counts durations in buckets that are a sixteenth of an octave wide: quantiles are accurate to 2 %."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -39,7 +39,7 @@ class Histogram:
         self.count += count
         self.sum_s += seconds * count
         self.max_s = max(self.max_s, seconds)
-        bucket = int(log2(seconds / LEAST_S) * BUCKETS_PER_OCTAVE) + 1 if seconds > LEAST_S else 0
+        bucket = int(log2(seconds / BUCKET_S_MIN) * BUCKETS_PER_OCTAVE) + 1 if seconds > BUCKET_S_MIN else 0
         self._buckets[bucket] = self._buckets.get(bucket, 0) + count
 
     def merge(self, other: Histogram) -> None:
@@ -51,16 +51,18 @@ class Histogram:
             self._buckets[bucket] = self._buckets.get(bucket, 0) + count
 
     def quantile(self, share: float) -> float:
-        """Return the duration that this share did not exceed; 0 below a microsecond, or if there is none."""
-        left = ceil(share * self.count)
+        """Return the duration that this share of all durations did not exceed; 0 if it is below a
+        microsecond, or if there are no durations.
+        """
+        remaining = ceil(share * self.count)
         for bucket in sorted(self._buckets):
-            left -= self._buckets[bucket]
-            if left <= 0:
+            remaining -= self._buckets[bucket]
+            if remaining <= 0:
                 return min(_bound_s(bucket - 0.5), self.max_s) if bucket else 0.0
         return self.max_s
 
     def latency(self) -> Latency:
-        """Return the latency entry of a result."""
+        """Return the durations as a `Latency` of a result."""
         quantiles = {name: self.quantile(share) for name, share in QUANTILES.items()}
         buckets = [(_bound_s(bucket), self._buckets[bucket]) for bucket in sorted(self._buckets)]
         return Latency(self.count, quantiles | {"max": self.max_s}, buckets)
@@ -68,38 +70,38 @@ class Histogram:
 
 def _bound_s(bucket: float) -> float:
     """Return the upper bound of a bucket, in seconds."""
-    return float(LEAST_S * 2 ** (bucket / BUCKETS_PER_OCTAVE))
+    return float(BUCKET_S_MIN * 2 ** (bucket / BUCKETS_PER_OCTAVE))
 
 
 class OffsetTimes:
-    """The time at which each offset was assigned, until every sink has applied it."""
+    """Keeps the time at which each offset was assigned, until every sink has applied it."""
 
     def __init__(self) -> None:
         self._offsets: list[int] = []  # the first of each batch
         self._times: list[float] = []
 
     def note(self, offset: int, now: float) -> None:
-        """Note that a batch from this offset on was appended."""
+        """Note that a batch was appended whose first offset is `offset`."""
         self._offsets.append(offset)
         self._times.append(now)
 
     def at(self, offset: int) -> float | None:
-        """Return the time at which the offset was assigned; None if it was not, or is forgotten."""
-        place = bisect_right(self._offsets, offset) - 1
-        return self._times[place] if place >= 0 else None
+        """Return the time at which the offset was assigned; None if it is not assigned, or forgotten."""
+        index = bisect_right(self._offsets, offset) - 1
+        return self._times[index] if index >= 0 else None
 
-    def forget(self, below: int) -> None:
-        """Forget the offsets below, which all sinks have applied."""
-        place = bisect_right(self._offsets, below) - 1
-        if place > _COMPACT_AT:
-            del self._offsets[:place], self._times[:place]
+    def forget(self, end: int) -> None:
+        """Forget the offsets below `end`, which all sinks have applied."""
+        index = bisect_right(self._offsets, end) - 1
+        if index > _FORGET_BATCHES_MIN:
+            del self._offsets[:index], self._times[:index]
 
     def __len__(self) -> int:
         return len(self._offsets)
 
 
 class Timeline:
-    """Series of numbers, sampled on one grid of times."""
+    """Series of numbers, all sampled at the same times."""
 
     def __init__(self, duration_s: float) -> None:
         self.interval_s = max(duration_s / POINTS_MAX, INTERVAL_S_MIN)
@@ -112,26 +114,26 @@ class Timeline:
         for number in range(round(self._duration_s / self.interval_s) + 1):
             yield number * self.interval_s
 
-    def note(self, of: str, name: str, unit: str, now: float, value: float) -> None:
-        """Add a sample of a number; `of`: the sink that it belongs to, or an empty string."""
-        series = self._series.get((of, name))
+    def note(self, sink: str, name: str, unit: str, now: float, value: float) -> None:
+        """Add a sample to a series. `sink`: the sink that the series belongs to; "" for none."""
+        series = self._series.get((sink, name))
         if series is None:
-            series = self._series[of, name] = Series(name, unit, [], [])
+            series = self._series[sink, name] = Series(name, unit, [], [])
         series.times_s.append(round(now, 9))
         series.values.append(round(value, 9))
 
-    def note_rate(self, of: str, name: str, unit: str, now: float, total: float) -> None:
-        """Add the growth per second of a total since its last sample."""
-        before, at_s = self._totals.get((of, name), (0.0, 0.0))
-        self._totals[of, name] = (total, now)
+    def note_rate(self, sink: str, name: str, unit: str, now: float, total: float) -> None:
+        """Add a sample: the growth of a total per second since its last sample."""
+        before, at_s = self._totals.get((sink, name), (0.0, 0.0))
+        self._totals[sink, name] = (total, now)
         if now > at_s:
-            self.note(of, name, unit, now, (total - before) / (now - at_s))
+            self.note(sink, name, unit, now, (total - before) / (now - at_s))
 
-    def series(self, of: str = "") -> list[Series]:
-        """Return all series of a sink, or those that belong to none."""
-        return [series for (owner, _), series in self._series.items() if owner == of]
+    def series(self, sink: str = "") -> list[Series]:
+        """Return all series of a sink; by default those that belong to no sink."""
+        return [series for (owner, _), series in self._series.items() if owner == sink]
 
-    def peak(self, name: str, of: str = "") -> float:
-        """Return the highest value of a series; 0 if there is none."""
-        series = self._series.get((of, name))
+    def peak(self, name: str, sink: str = "") -> float:
+        """Return the highest value of a series; 0 if it has no values."""
+        series = self._series.get((sink, name))
         return max(series.values, default=0.0) if series is not None else 0.0

@@ -1,6 +1,7 @@
-"""Offers a source's deltas at their times, however full the service is, and records their outcomes.
+"""Offers a source's deltas at their times, even if the service is full, and records their outcomes.
 
-An arrival does not wait for the previous one. A retryable refusal is retried after its delay.
+An arrival does not wait for the outcome of the previous one. After a retryable refusal, a call is retried
+after the delay that the refusal names.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from delta_prop_wire.delta import AckLevel, Delta, Priority
 
 CALLS_IN_FLIGHT_MAX = 10_000
-"""The maximum number of one source's calls that wait for a retry or an outcome; further ones are dropped."""
+"""Maximum number of one source's calls that wait for a retry or an outcome; further calls are dropped."""
 RETRY_S_MIN = 0.001
 _POLL_S = 0.1
 
@@ -43,8 +44,8 @@ class Outcomes:
         self.offered = self.acknowledged = self.refused = self.dropped = self.retried = 0
         self.codes: Counter[str] = Counter()
         self.unexplained: list[str] = []
-        """The codes of refusals without a reason, and of retryable ones without a delay."""
-        self.waits: dict[Priority, Histogram] = {}
+        """The codes of refusals without a reason, and of retryable refusals without a delay."""
+        self.ack_times: dict[Priority, Histogram] = {}
 
     @property
     def unsettled(self) -> int:
@@ -53,22 +54,22 @@ class Outcomes:
 
     @property
     def acks(self) -> Histogram:
-        """The times of all acknowledgements."""
+        """The times from first offer to acknowledgement, of all priorities."""
         total = Histogram()
-        for waits in self.waits.values():
-            total.merge(waits)
+        for times in self.ack_times.values():
+            total.merge(times)
         return total
 
-    def note_acknowledged(self, count: int, took_s: float, priority: Priority) -> None:
+    def note_acknowledged(self, count: int, ack_s: float, priority: Priority) -> None:
         """Note `count` acknowledged deltas, and the time since their first offer."""
         self.acknowledged += count
-        waits = self.waits.get(priority)
-        if waits is None:
-            waits = self.waits[priority] = Histogram()
-        waits.add(took_s, count)
+        times = self.ack_times.get(priority)
+        if times is None:
+            times = self.ack_times[priority] = Histogram()
+        times.add(ack_s, count)
 
     def note_refusal(self, count: int, refusal: Refused) -> None:
-        """Note `count` refused deltas, retryable or not."""
+        """Note the refusal of `count` deltas, whether it is retryable or not."""
         self.codes[refusal.code.name] += count
         if (not refusal.message or (refusal.retryable and refusal.retry_after_ms is None)) and len(
             self.unexplained
@@ -87,7 +88,7 @@ class Offer(Receipt):
 
 
 class Source:
-    """Offers arrivals by unnamed calls of the service."""
+    """Offers arrivals in calls without a named producer."""
 
     def __init__(self, spec: SourceSpec, generator: DeltaGenerator, outcomes: Outcomes) -> None:
         self._spec, self._generator, self._outcomes = spec, generator, outcomes
@@ -99,15 +100,15 @@ class Source:
 
     async def run(self, propagator: Propagator, arrivals: Iterable[Arrival], ack_level: AckLevel) -> None:
         """Offer every arrival at its time, and retry refused ones until all are settled."""
-        inside = propagator.internals()
-        self._pipeline, self._now = inside.pipeline, inside.now
+        internals = propagator.internals()
+        self._pipeline, self._now = internals.pipeline, internals.now
         for arrival in arrivals:
             while self._retry_at_s < arrival.at_s:
                 await anyio.sleep_until(self._retry_at_s)
                 self._retry(ack_level)
             if arrival.at_s > self._now():
                 await anyio.sleep_until(arrival.at_s)
-            self._take(arrival, ack_level)
+            self._start_offer(arrival, ack_level)
         while self._open:
             await anyio.sleep_until(min(self._retry_at_s, self._now() + _POLL_S))
             if self._retry_at_s <= self._now():
@@ -115,13 +116,13 @@ class Source:
 
     # --- internals
 
-    def _take(self, arrival: Arrival, ack_level: AckLevel) -> None:
+    def _start_offer(self, arrival: Arrival, ack_level: AckLevel) -> None:
         priority = self._spec.priority if arrival.recorded is None else arrival.recorded.priority
         offer = Offer(self._generator.make(arrival), arrival.deltas, priority, self._now())
         self._outcomes.offered += arrival.deltas
         self._open += 1
-        if self._retries:  # ordered after earlier calls
-            self._wait(offer, self._retry_at_s)
+        if self._retries:  # calls stay in order, so this one follows those that wait for a retry
+            self._queue_retry(offer, self._retry_at_s)
         else:
             self._offer(offer, ack_level)
 
@@ -144,12 +145,12 @@ class Source:
             return
         outcomes.note_refusal(offer.count, refusal)
         if self._spec.retry and refusal.retry_after_ms is not None:
-            self._wait(offer, now + max(refusal.retry_after_ms / 1000, RETRY_S_MIN))
+            self._queue_retry(offer, now + max(refusal.retry_after_ms / 1000, RETRY_S_MIN))
         else:
             self._open -= 1
             outcomes.refused += offer.count
 
-    def _wait(self, offer: Offer, until_s: float) -> None:
+    def _queue_retry(self, offer: Offer, until_s: float) -> None:
         if len(self._retries) >= CALLS_IN_FLIGHT_MAX:
             self._open -= 1
             self._outcomes.dropped += offer.count
@@ -158,33 +159,35 @@ class Source:
         self._retry_at_s = until_s
 
     def _retry(self, ack_level: AckLevel) -> None:
-        """Retry the refused calls in order, until one is refused."""
+        """Retry the refused calls in order, until one is refused again."""
         waiting, self._retries, self._retry_at_s = self._retries, deque(), inf
         while waiting and not self._retries:
-            one = waiting.popleft()
-            self._outcomes.retried += one.count
-            self._offer(Offer(one.rows, one.count, one.priority, one.offered_s), ack_level)
+            offer = waiting.popleft()
+            self._outcomes.retried += offer.count
+            self._offer(Offer(offer.rows, offer.count, offer.priority, offer.offered_s), ack_level)
         self._retries.extend(waiting)
 
 
 class Writers:
-    """Offers arrivals by named producers in turn, each of which retries by itself."""
+    """Publishes arrivals by named producers, in turn; each producer retries by itself."""
 
     def __init__(self, spec: SourceSpec, generator: DeltaGenerator, outcomes: Outcomes) -> None:
         self._spec, self._generator, self._outcomes = spec, generator, outcomes
         self._open = 0
 
     async def run(self, propagator: Propagator, arrivals: Iterable[Arrival], ack_level: AckLevel) -> None:
-        """Give every arrival at its time to the next producer; return when all have their outcome."""
+        """Publish every arrival at its time, by the next producer; return when all calls have an outcome."""
         names = [f"{self._spec.name}-{number}" for number in range(self._spec.writers)]
-        turns: Iterator[Producer] = cycle([propagator.producer(name, ack_level=ack_level) for name in names])
+        producers: Iterator[Producer] = cycle(
+            [propagator.producer(name, ack_level=ack_level) for name in names]
+        )
         async with anyio.create_task_group() as calls:
             for arrival in arrivals:
                 await anyio.sleep_until(arrival.at_s)
                 self._outcomes.offered += arrival.deltas
-                self._take(calls, next(turns), arrival)
+                self._start_publish(calls, next(producers), arrival)
 
-    def _take(self, calls: TaskGroup, producer: Producer, arrival: Arrival) -> None:
+    def _start_publish(self, calls: TaskGroup, producer: Producer, arrival: Arrival) -> None:
         if self._open >= CALLS_IN_FLIGHT_MAX:
             self._outcomes.dropped += arrival.deltas
             return
@@ -201,7 +204,7 @@ class Writers:
             outcomes.note_refusal(len(rows), refusal)
             outcomes.refused += len(rows)
         else:
-            took_s = anyio.current_time() - offered_s
-            outcomes.note_acknowledged(len(rows), took_s, self._spec.priority)
+            ack_s = anyio.current_time() - offered_s
+            outcomes.note_acknowledged(len(rows), ack_s, self._spec.priority)
         finally:
             self._open -= 1

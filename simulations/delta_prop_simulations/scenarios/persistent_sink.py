@@ -1,6 +1,6 @@
-"""A simulated sink that outlives its service, as an external store does: duplicates have no effect.
+"""A simulated sink that outlives its service, as an external store does.
 
-It detects duplicates by their offsets, as a sink that stores the cursor with its data.
+It recognises duplicates by their offsets, as does a sink that stores its cursor with its data.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 
 
 class PersistentSink:
-    """A sink that counts its rows. `new_rows`: those with an effect; `duplicates`: those that came again."""
+    """A sink that counts its rows. `new_rows`: the rows that had an effect; `duplicates`: rows that it
+    already had.
+    """
 
     def __init__(self, inner: SimulatedSink) -> None:
         self.inner = inner
         self.name = inner.name
         self.new_rows = self.duplicates = 0
-        self._next = 0
+        self._next_offset = 0
 
     async def open(self, context: SinkContext) -> None:
         """Open the sink for a service, or for its successor."""
@@ -52,17 +54,17 @@ class PersistentSink:
         """Count the rows below `end`, which were applied."""
         for delivery in deliveries:
             applied = _rows_below(delivery, end)
-            known = min(_rows_below(delivery, self._next), applied)
+            known = min(_rows_below(delivery, self._next_offset), applied)
             self.duplicates += known
             self.new_rows += applied - known
-        self._next = max(self._next, min(end, deliveries[-1].next_offset))
+        self._next_offset = max(self._next_offset, min(end, deliveries[-1].next_offset))
 
 
 def _rows_below(delivery: Delivery, offset: int) -> int:
-    at = min(offset, delivery.next_offset) - delivery.first_offset
+    row = min(offset, delivery.next_offset) - delivery.first_offset
     if delivery.rows is None:
-        return max(at, 0)
-    return int(np.searchsorted(delivery.rows, at))
+        return max(row, 0)
+    return int(np.searchsorted(delivery.rows, row))
 
 
 if TYPE_CHECKING:

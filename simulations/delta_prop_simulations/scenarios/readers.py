@@ -1,6 +1,7 @@
-"""Readers over the network: shipped subscribers on their own hosts, each the member of a group.
+"""Readers over the network: subscribers of the package, each on a host of its own and with a group of its
+own.
 
-They take time to process each batch, acknowledge it, and record the deltas.
+A reader takes time for each batch, acknowledges it, and records its deltas.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from typing import TYPE_CHECKING
 import anyio
 
 from delta_prop.client import ClientSettings, Subscriber
-from delta_prop_simulations.scenarios.agreement import ShownDelta
+from delta_prop_simulations.scenarios.agreement import DeliveredDelta
 from delta_prop_simulations.scenarios.clients import PATIENCE_S
 from delta_prop_simulations.scenarios.measures import Histogram
-from delta_prop_simulations.scenarios.sinks import SOON_S
+from delta_prop_simulations.scenarios.sinks import LAG_S_MAX
 from delta_prop_wire.errors import Refused
 
 if TYPE_CHECKING:
@@ -24,20 +25,20 @@ if TYPE_CHECKING:
 
 CLIENT = ClientSettings(open_timeout_s=PATIENCE_S, reconnect_timeout_s=PATIENCE_S)
 _QUIET_S = 0.5
-"""If nothing comes for this time, the reader has got all."""
+"""If nothing arrives for this time, the reader is at the end of what it has received."""
 
 
 class Reader:
-    """One reader. `shown`: every delta that it got, in order; `failure`: the refusal that ended it."""
+    """One reader. `delivered`: all deltas that it got, in order; `failure`: the refusal that ended it."""
 
     def __init__(self, spec: ReaderSpec, offset_times: OffsetTimes) -> None:
-        """`offset_times`: the times at which the offsets became visible at its service."""
+        """`offset_times`: the times at which offsets became visible at the service."""
         self.spec = spec
         self.lag = Histogram()
-        self.shown: list[ShownDelta] = []
-        self.rows = self.soon = self.out_of_order = self.reconnects = 0
+        self.delivered: list[DeliveredDelta] = []
+        self.rows = self.within_1s = self.out_of_order = self.reconnects = 0
         self.next_offset = 0
-        """Every row below it was delivered, or does not match the topics."""
+        """All rows below this offset were delivered, or do not match the topics."""
         self.failure: str | None = None
         self._offset_times = offset_times
 
@@ -73,25 +74,25 @@ class Reader:
             self._note(batch)
             subscriber.ack(batch.next_offset - 1)
 
-    async def _take_time(self, deltas: int) -> None:
+    async def _take_time(self, delta_count: int) -> None:
         spec, now = self.spec, anyio.current_time()
         for stall in spec.stall:
             if stall.begin <= now < stall.begin + stall.lasts:
                 await anyio.sleep_until(stall.begin + stall.lasts)
-        await anyio.sleep(spec.per_call_ms / 1e3 + deltas * spec.per_delta_us / 1e6)
+        await anyio.sleep(spec.per_call_ms / 1e3 + delta_count * spec.per_delta_us / 1e6)
 
     def _note(self, batch: DeliveredBatch) -> None:
         source = batch.batch
         assert source is not None, "the reader subscribes to batches"
         self.out_of_order += batch.offset < self.next_offset
         self.next_offset = batch.next_offset
-        self.shown += [
-            ShownDelta(batch.offset_of(row), source.origin, source.counter(batch.first + row))
+        self.delivered += [
+            DeliveredDelta(batch.offset_of(row), source.origin, source.counter(batch.first + row))
             for row in range(batch.count)
         ]
         self.rows += batch.count
-        given = self._offset_times.at(batch.offset)
-        lag_s = 0.0 if given is None else max(anyio.current_time() - given, 0.0)
+        visible_at = self._offset_times.at(batch.offset)
+        lag_s = 0.0 if visible_at is None else max(anyio.current_time() - visible_at, 0.0)
         self.lag.add(lag_s, batch.count)
-        if lag_s <= SOON_S:
-            self.soon += batch.count
+        if lag_s <= LAG_S_MAX:
+            self.within_1s += batch.count

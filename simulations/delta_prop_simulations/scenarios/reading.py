@@ -1,4 +1,4 @@
-"""Reads scenarios from TOML: the scenario as it is written, then each of its alternatives.
+"""Reads scenarios from TOML: first the scenario as it is written, then its alternatives.
 
 Every error is a UsageError that names the field, the value and the fix.
 """
@@ -41,14 +41,14 @@ UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 DURATIONS = frozenset(
     {"duration", "start", "stop", "on", "off", "period", "from", "for", "by", "clock_ahead"}
 )
-"""Keys whose values are times: a number of seconds, or a text such as "90s", "1.5m", "1h", "200ms"."""
+"""Keys whose values are times: a number of seconds, or text such as "90s", "1.5m", "1h", "200ms"."""
 
 EVENT_KEYS = {"from": "begin", "for": "lasts", "what": "what", "factor": "factor", "share": "share"}
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """One alternative: its name, its description, and the scenario with its values."""
+    """One alternative: its name, its description, and the scenario with the alternative's values."""
 
     name: str
     about: str
@@ -58,31 +58,32 @@ class Setup:
 def read_setups(
     text: str, *, seed: int | None = None, duration: float | None = None, trace: str | None = None
 ) -> list[Setup]:
-    """Return the scenario as written and its alternatives, in order; `seed` and `duration` override its own.
+    """Return the scenario as written, then its alternatives. `seed` and `duration` override those of the
+    scenario.
 
-    `trace`: recorded traffic that every source replays, in place of drawn traffic.
+    `trace`: a file of recorded traffic that every source replays, in place of drawn traffic.
     """
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"the scenario is not valid TOML: {error}") from None
-    given = {"seed": seed, "duration": duration}
-    given = {key: value for key, value in given.items() if value is not None}
-    table |= given
+    overrides = {"seed": seed, "duration": duration}
+    overrides = {key: value for key, value in overrides.items() if value is not None}
+    table |= overrides
     if trace is not None:
         _replay(table, trace)
     alternatives = _alternatives(table.pop("alternative", []))
     base = _scenario(table)
-    if duration is None:  # an overridden duration may end before some events begin
+    if duration is None:  # with an overridden duration, some events may start after the end
         _check_times(base)
     setups = [Setup(base.base, base.about, base)]
-    for place, one in enumerate(alternatives):
-        path = f"alternative[{place}]"
-        if one.name in {setup.name for setup in setups}:
-            raise UsageError(f"{path}.name {one.name!r}: already used: choose another name")
-        changed = _apply_alternative(table, one, path) | given
+    for index, alternative in enumerate(alternatives):
+        path = f"alternative[{index}]"
+        if alternative.name in {setup.name for setup in setups}:
+            raise UsageError(f"{path}.name {alternative.name!r}: already used: choose another name")
+        changed = _apply_alternative(table, alternative, path) | overrides
         try:
-            setups.append(Setup(one.name, one.about, _scenario(changed)))
+            setups.append(Setup(alternative.name, alternative.about, _scenario(changed)))
             if duration is None:
                 _check_times(setups[-1].scenario)
         except UsageError as error:
@@ -91,7 +92,9 @@ def read_setups(
 
 
 def parse_duration(value: object, path: str) -> float:
-    """Return the seconds of a number, or of a text with a unit. Raises UsageError."""
+    """Return a duration in seconds; `value` is a number of seconds, or text with a unit. Raises
+    UsageError.
+    """
     if not isinstance(value, str):
         return float(convert(value, float, path))
     text = value.strip()
@@ -100,15 +103,18 @@ def parse_duration(value: object, path: str) -> float:
         return float(text.removesuffix(unit)) * UNITS_S[unit or "s"]
     except ValueError:
         raise value_error(
-            path, value, f'{format_value(value)} is not a time: give seconds, or "200ms", "90s", "5m", "1h"'
+            path,
+            value,
+            f'{format_value(value)} is not a duration: give seconds, or "200ms", "90s", "5m", "1h"',
         ) from None
 
 
 def _replay(table: dict[str, Any], trace: str) -> None:
+    """Make all sources replay this traffic."""
     sources = table.get("source")
-    for one in sources if isinstance(sources, list) else []:
-        if isinstance(one, dict):
-            one |= {"pattern": "replay", "trace": trace}
+    for source in sources if isinstance(sources, list) else []:
+        if isinstance(source, dict):
+            source |= {"pattern": "replay", "trace": trace}
 
 
 # --- the tables
@@ -116,23 +122,25 @@ def _replay(table: dict[str, Any], trace: str) -> None:
 
 def _scenario(table: dict[str, Any]) -> Scenario:
     table = deepcopy(table)
-    check_keys(table, [one.name for one in fields(Scenario)], "")
+    check_keys(table, [field.name for field in fields(Scenario)], "")
     service = _service(table.pop("service", {}))
-    for name, one in _events_of(table):
-        one["faults"] = [
-            _event(event, f"{name}.faults[{place}]") for place, event in enumerate(_list(one, name))
+    for path, sink_table in _sinks_with_faults(table):
+        sink_table["faults"] = [
+            _event(event, f"{path}.faults[{index}]")
+            for index, event in enumerate(_faults_of(sink_table, path))
         ]
-    events = {name: one.pop("faults") for name, one in _events_of(table)}
-    links = [_link(one, f"link[{place}]") for place, one in enumerate(_tables(table, "link"))]
+    events = {path: sink_table.pop("faults") for path, sink_table in _sinks_with_faults(table)}
+    links = [_link(link, f"link[{index}]") for index, link in enumerate(_tables(table, "link"))]
     faults = [
-        _read_timed(FaultSpec, one, f"fault[{place}]") for place, one in enumerate(_tables(table, "fault"))
+        _read_timed(FaultSpec, fault, f"fault[{index}]")
+        for index, fault in enumerate(_tables(table, "fault"))
     ]
-    readers = [_reader(one, f"reader[{place}]") for place, one in enumerate(_tables(table, "reader"))]
+    readers = [_reader(reader, f"reader[{index}]") for index, reader in enumerate(_tables(table, "reader"))]
     _parse_durations(table, "")
     scenario = build_dataclass(Scenario, table, "")
     sinks = [
-        replace(sink, faults=tuple(events.get(f"sink[{place}]", ())))
-        for place, sink in enumerate(scenario.sink)
+        replace(sink, faults=tuple(events.get(f"sink[{index}]", ())))
+        for index, sink in enumerate(scenario.sink)
     ]
     _check_levels(scenario.source, service)
     return replace(
@@ -146,62 +154,69 @@ def _scenario(table: dict[str, Any]) -> Scenario:
 
 
 def _check_times(scenario: Scenario) -> None:
-    """Check that nothing begins after the scenario's end, except link cuts and reader stalls, which may begin
-    while the services come to rest. Raises UsageError.
+    """Check that nothing starts after the scenario's end. Only cuts of links and stalls of readers may: they
+    can start while the run waits until the services are idle. Raises UsageError.
     """
-    begins = {f"source[{place}].start": one.start for place, one in enumerate(scenario.source)}
-    begins |= {f"fault[{place}].from": one.begin for place, one in enumerate(scenario.fault)}
-    begins |= {f"reader[{place}].from": one.begin for place, one in enumerate(scenario.reader)}
-    for place, sink in enumerate(scenario.sink):
-        begins |= {f"sink[{place}].faults[{event}].from": one.begin for event, one in enumerate(sink.faults)}
-    for path, begin in begins.items():
-        if begin >= scenario.duration:
-            raise UsageError(f"{path} = {begin}: give a time below duration, which is {scenario.duration}")
+    starts = {f"source[{index}].start": source.start for index, source in enumerate(scenario.source)}
+    starts |= {f"fault[{index}].from": fault.begin for index, fault in enumerate(scenario.fault)}
+    starts |= {f"reader[{index}].from": reader.begin for index, reader in enumerate(scenario.reader)}
+    for index, sink in enumerate(scenario.sink):
+        for number, event in enumerate(sink.faults):
+            starts[f"sink[{index}].faults[{number}].from"] = event.begin
+    for path, start in starts.items():
+        if start >= scenario.duration:
+            raise UsageError(f"{path} = {start}: give a time below duration, which is {scenario.duration}")
 
 
 def _check_levels(sources: tuple[SourceSpec, ...], service: Service) -> None:
     """Check that the log supports the ack levels of the sources. Raises UsageError."""
-    for place, one in enumerate(sources):
-        if service.log is None and one.ack_level not in (None, AckLevel.MEMORY):
+    for index, source in enumerate(sources):
+        level = source.ack_level
+        if service.log is None and level not in (None, AckLevel.MEMORY):
             raise UsageError(
-                f"source[{place}].ack_level = {one.ack_level.name.lower()}: a log in memory supports only "
-                "memory: remove it, or add [service.log] for a log on disk"
+                f"source[{index}].ack_level = {level.name.lower()}: a log in memory supports only the level "
+                "memory: remove the key, or add [service.log] for a log on disk"
             )
 
 
 def _tables(table: dict[str, Any], name: str) -> list[Any]:
-    found = table.pop(name, [])
-    if not isinstance(found, list):
-        raise value_error(name, found, f"write [[{name}]] above each")
-    return found
+    """Take a list of tables out of a table."""
+    tables = table.pop(name, [])
+    if not isinstance(tables, list):
+        raise value_error(name, tables, f"write [[{name}]] above each table")
+    return tables
 
 
 def _link(table: Any, path: str) -> LinkSpec:
     cuts = _tables(table, "cut") if isinstance(table, dict) else []
-    made: LinkSpec = convert(table, LinkSpec, path)
+    link: LinkSpec = convert(table, LinkSpec, path)
     return replace(
-        made, cut=tuple(_read_timed(Cut, one, f"{path}.cut[{place}]") for place, one in enumerate(cuts))
+        link, cut=tuple(_read_timed(Cut, cut, f"{path}.cut[{index}]") for index, cut in enumerate(cuts))
     )
 
 
 def _reader(table: Any, path: str) -> ReaderSpec:
     stalls = _tables(table, "stall") if isinstance(table, dict) else []
-    made = _read_timed(ReaderSpec, {"from": 0.0, **table} if isinstance(table, dict) else table, path)
+    reader = _read_timed(ReaderSpec, {"from": 0.0, **table} if isinstance(table, dict) else table, path)
     return replace(
-        made,
-        stall=tuple(_read_timed(Stall, one, f"{path}.stall[{place}]") for place, one in enumerate(stalls)),
+        reader,
+        stall=tuple(
+            _read_timed(Stall, stall, f"{path}.stall[{index}]") for index, stall in enumerate(stalls)
+        ),
     )
 
 
 def _read_timed(kind: type[T], table: Any, path: str) -> T:
-    """Read a table with a start time; by hand, since `from` and `for` cannot be names of fields."""
+    """Read a table with the keys `from` and `for`, which cannot be names of fields in Python."""
     if not isinstance(table, dict):
         raise value_error(path, table, f"{format_value(table)} is not a table: give from and for")
-    own = {one.name: one.name for one in fields(kind) if one.name not in ("begin", "lasts")}  # type: ignore[arg-type]
-    keys = {"from": "begin", "for": "lasts"} | own
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    keys = {"from": "begin", "for": "lasts"} | {
+        name: name for name in names if name not in ("begin", "lasts")
+    }
     check_keys(table, keys, path)
     if "from" not in table:
-        raise UsageError(f"{path}.from: it is missing, and has no default: add it")
+        raise UsageError(f"{path}.from: missing, and without a default: add it")
     _parse_durations(table, path)
     return build_dataclass(kind, {keys[key]: value for key, value in table.items()}, path)
 
@@ -216,50 +231,51 @@ def _service(table: Any) -> Service:
         raise value_error(
             "service.log", log, f'{format_value(log)}: give "memory", or a table for a log on disk'
         )
-    own = {"disk_ms_max": table.pop("disk_ms_max")} if "disk_ms_max" in table else {}
-    check_keys(table, [*(one.name for one in fields(Settings)), "log", "disk_ms_max"], "service")
+    extra = {"disk_ms_max": table.pop("disk_ms_max")} if "disk_ms_max" in table else {}
+    check_keys(table, [*(field.name for field in fields(Settings)), "log", "disk_ms_max"], "service")
     return Service(
         build_dataclass(Settings, table, "service"),
         build_dataclass(LogSettings, log, "service.log") if isinstance(log, dict) else None,
-        **{key: convert(value, float, f"service.{key}") for key, value in own.items()},
+        **{key: convert(value, float, f"service.{key}") for key, value in extra.items()},
     )
 
 
-def _events_of(table: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _sinks_with_faults(table: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the path and the table of each sink that has faults."""
     sinks = table.get("sink")
-    for place, one in enumerate(sinks if isinstance(sinks, list) else []):
-        if isinstance(one, dict) and "faults" in one:
-            yield f"sink[{place}]", one
+    for index, sink in enumerate(sinks if isinstance(sinks, list) else []):
+        if isinstance(sink, dict) and "faults" in sink:
+            yield f"sink[{index}]", sink
 
 
-def _list(table: dict[str, Any], path: str) -> list[Any]:
-    at = table["faults"]
-    if not isinstance(at, list):
+def _faults_of(table: dict[str, Any], path: str) -> list[Any]:
+    faults = table["faults"]
+    if not isinstance(faults, list):
         raise value_error(
             f"{path}.faults",
-            at,
-            f'{format_value(at)}: give a list, as [{{from = "1s", for = "2s", what = "fails"}}]',
+            faults,
+            f'{format_value(faults)}: give a list, as [{{from = "1s", for = "2s", what = "fails"}}]',
         )
-    return at
+    return faults
 
 
 def _event(table: Any, path: str) -> Event:
-    """Read an event; by hand, since `from` and `for` cannot be names of fields."""
+    """Read an event; its keys `from` and `for` cannot be names of fields in Python."""
     if not isinstance(table, dict):
         raise value_error(path, table, f"{format_value(table)} is not a table: give from, for and what")
     check_keys(table, EVENT_KEYS, path)
     for key in ("from", "for", "what"):
         if key not in table:
-            raise UsageError(f"{path}.{key}: it is missing, and has no default: add it")
+            raise UsageError(f"{path}.{key}: missing, and without a default: add it")
     _parse_durations(table, path)
     return build_dataclass(Event, {EVENT_KEYS[key]: value for key, value in table.items()}, path)
 
 
 def _parse_durations(table: Any, path: str) -> None:
-    """Replace every time in a table, and in those below it, by its seconds."""
+    """Replace every duration in a table and the tables in it by its seconds."""
     if isinstance(table, list):
-        for place, one in enumerate(table):
-            _parse_durations(one, f"{path}[{place}]")
+        for index, item in enumerate(table):
+            _parse_durations(item, f"{path}[{index}]")
     elif isinstance(table, dict):
         for key, value in table.items():
             if key in DURATIONS:
@@ -273,10 +289,10 @@ def _parse_durations(table: Any, path: str) -> None:
 
 def _alternatives(tables: Any) -> list[AlternativeSpec]:
     if not isinstance(tables, list):
-        raise value_error("alternative", tables, "write [[alternative]] above each")
-    made = []
-    for place, table in enumerate(tables):
-        path = f"alternative[{place}]"
+        raise value_error("alternative", tables, "write [[alternative]] above each table")
+    alternatives = []
+    for index, table in enumerate(tables):
+        path = f"alternative[{index}]"
         changes = table.pop("set", {}) if isinstance(table, dict) else {}
         if not isinstance(changes, dict):
             raise value_error(
@@ -285,8 +301,8 @@ def _alternatives(tables: Any) -> list[AlternativeSpec]:
                 f'{format_value(changes)}: give a table, as {{"sink.index.pacing" = true}}',
             )
         spec: AlternativeSpec = convert(table, AlternativeSpec, path)
-        made.append(replace(spec, set=changes))
-    return made
+        alternatives.append(replace(spec, set=changes))
+    return alternatives
 
 
 def _apply_alternative(table: dict[str, Any], spec: AlternativeSpec, path: str) -> dict[str, Any]:
@@ -294,37 +310,42 @@ def _apply_alternative(table: dict[str, Any], spec: AlternativeSpec, path: str) 
     changed = deepcopy(table)
     for name in spec.without:
         _leave_out(changed, name, f"{path}.without")
-    for place, value in spec.set.items():
-        *above, last = place.split(".")
-        here: Any = changed
-        for part in above:
-            here = _table_below(here, part, f"{path}.set.{place!r}")
-        here[last] = value
+    for dotted, value in spec.set.items():
+        *parents, last = dotted.split(".")
+        parent: Any = changed
+        for part in parents:
+            parent = _child_table(parent, part, f"{path}.set.{dotted!r}")
+        parent[last] = value
     return changed
 
 
-def _table_below(here: dict[str, Any], part: str, path: str) -> dict[str, Any]:
-    """Return the table that a part of a path names: a key, or the name of one of several tables."""
-    if part in here and isinstance(found := here[part], list):
-        return {str(one.get("name")): one for one in found if isinstance(one, dict)}
-    if part not in here and all(isinstance(one, dict) and one.get("name") for one in here.values()) and here:
-        raise UsageError(f"{path}: {part!r} does not exist{suggest(part, here)}")
-    below = here.setdefault(part, {})
-    if not isinstance(below, dict):
-        raise UsageError(f"{path}: {part} is a single value, without parts: give the path of a table")
-    return below
+def _child_table(parent: dict[str, Any], part: str, path: str) -> dict[str, Any]:
+    """Return the table that a part of a path names: by a key, or by the `name` of one of several tables."""
+    if part in parent and isinstance(tables := parent[part], list):
+        return {str(table.get("name")): table for table in tables if isinstance(table, dict)}
+    are_named = all(isinstance(table, dict) and table.get("name") for table in parent.values())
+    if part not in parent and are_named and parent:
+        raise UsageError(f"{path}: {part!r} does not exist{suggest(part, parent)}")
+    child = parent.setdefault(part, {})
+    if not isinstance(child, dict):
+        raise UsageError(f"{path}: {part} is a single value, not a table: give the path of a table")
+    return child
 
 
 def _leave_out(table: dict[str, Any], name: str, path: str) -> None:
     """Remove the table of a path such as `sink.index`."""
-    kind, _, own = name.partition(".")
-    found = table.get(kind)
+    kind, _, own_name = name.partition(".")
+    tables = table.get(kind)
     names = (
-        [str(one.get("name")) for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+        [str(item.get("name")) for item in tables if isinstance(item, dict)]
+        if isinstance(tables, list)
+        else []
     )
-    if own not in names:
-        raise UsageError(f"{path}: {name!r} does not exist{suggest(own, names)}; give one as sink.NAME")
-    assert isinstance(found, list)
-    table[kind] = [one for one in found if one.get("name") != own]
+    if own_name not in names:
+        raise UsageError(
+            f"{path}: {name!r} does not exist{suggest(own_name, names)}; give a path such as sink.NAME"
+        )
+    assert isinstance(tables, list)
+    table[kind] = [item for item in tables if item.get("name") != own_name]
     if not table[kind] and kind in ("source", "sink"):
-        raise UsageError(f"{path}: without {name!r} no {kind} is left: leave at least one in")
+        raise UsageError(f"{path}: without {name!r} no {kind} is left: keep at least one")

@@ -1,6 +1,6 @@
 """The result of a scenario's run, as plain data: the only input of reports.
 
-Values only. Times are virtual seconds; everything can be written as JSON and read back.
+Times are virtual seconds. Results can be written as JSON and read back.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Series:
-    """A number, sampled over time."""
+    """One quantity, sampled over time."""
 
     name: str
     unit: str
@@ -21,9 +21,8 @@ class Series:
 
 @dataclass(frozen=True)
 class Latency:
-    """A distribution of durations. `quantiles`: "p50", "p90", "p99", "p999", "max", in seconds.
-    `buckets`: pairs of an upper bound in seconds and a count, bounds a constant factor apart, without empty
-    buckets.
+    """A distribution of durations. `quantiles`: "p50", "p90", "p99", "p999", "max", in seconds. `buckets`:
+    pairs of an upper bound in seconds and a count; empty buckets are left out.
     """
 
     count: int = 0
@@ -33,8 +32,8 @@ class Latency:
 
 @dataclass(frozen=True)
 class SinkResult:
-    """The results of one sink. `lag`: from a delta's offset to its application.
-    `within_1s_per_s`: deltas applied within a second of their offset, per second of the scenario.
+    """The results of one sink. `lag`: the times from a delta's append to its application. `within_1s_per_s`:
+    the number of deltas that were applied within a second of their append, per second of the scenario.
     """
 
     name: str
@@ -49,7 +48,7 @@ class SinkResult:
 class Verdict:
     """The verdict on a promise. `ok`: None if the scenario does not test it.
 
-    `limited`: the promise holds with its documented exception; `what` names the sinks concerned.
+    `limited`: the promise holds, but with its documented exception; `what` names the affected sinks.
     """
 
     promise: str
@@ -60,10 +59,11 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Alternative:
-    """One alternative of a scenario, and its results. `trace`: always the same for the same seed.
+    """One alternative of a scenario, and its results. `trace`: the hash of the run's trace, determined by the
+    seed.
 
-    `cpu_s`: the CPU time of the run, the only number that differs from run to run. `acks`: from a delta's
-    first offer to its acknowledgement.
+    `cpu_s`: the CPU time of the run, the only number that differs from run to run. `acks`: the times from a
+    delta's first offer to its acknowledgement.
     """
 
     name: str
@@ -89,12 +89,12 @@ class Result:
     alternatives: list[Alternative]
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON data: dictionaries, lists, texts and numbers."""
+        """Return the result as JSON data."""
         return asdict(self)
 
 
 def result_from_json(data: dict[str, Any]) -> Result:
-    """Return the result that `Result.to_json` wrote."""
+    """Return the result from the JSON data that `Result.to_json` returned."""
     return Result(**{**data, "alternatives": [_alternative(one) for one in data["alternatives"]]})
 
 

@@ -1,6 +1,6 @@
-"""One run of a scenario: its service on a machine in virtual time, with sources and simulated sinks.
+"""One run of a scenario with a single service, in virtual time, with sources and simulated sinks.
 
-First comes the load, then the service comes to rest. This module runs a single service.
+First comes the load; then the run waits until the service is idle.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from delta_prop_simulations.scenarios.offering import Outcomes, Source, Writers
 from delta_prop_simulations.scenarios.result import Alternative, SinkResult
 from delta_prop_simulations.scenarios.site import Site
 from delta_prop_simulations.scenarios.sources import arrivals
-from delta_prop_simulations.scenarios.verdicts import RunObservation, is_at_rest, verdicts
+from delta_prop_simulations.scenarios.verdicts import RunObservation, is_idle, verdicts
 from delta_prop_simulations.threads import ThreadFaults
 from delta_prop_simulations.trace import Trace
 
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
     from delta_prop_simulations.scenarios.scenario import Scenario, SinkSpec, SourceSpec
     from delta_prop_simulations.scenarios.sinks import SimulatedSink
 
-REST_S_MAX = 86_400.0
-"""The maximum virtual time from the end of the load until all is at rest."""
+IDLE_S_MAX = 86_400.0
+"""Maximum virtual time from the end of the load until the service is idle."""
 _SAMPLE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class RunInputs:
-    """The inputs of a run. `distribution_of` a sink; `traffic` that a source replays; `checks`: check all
-    offsets and bounds at every turn of the loop, and raise Violation.
+    """The inputs of a run. `distribution_of`: the distribution of a sink's call times; `traffic`: what a
+    source replays, if anything; `checks`: True to check offsets and bounds at every turn of the event loop.
     """
 
     distribution_of: Callable[[SinkSpec], Distribution] = ConfiguredDistribution
@@ -57,26 +57,28 @@ class RunInputs:
 
 
 def run(setup: Setup, inputs: RunInputs | None = None) -> Alternative:
-    """Run one alternative from its start until all is at rest. Raises Violation, with checks."""
+    """Run one alternative until its services are idle. Raises Violation if `inputs.checks` is set."""
     if setup.scenario.machine:
         from delta_prop_simulations.scenarios.cluster_run import run_cluster
 
         return run_cluster(setup, inputs or RunInputs())
-    began = processor_s()
+    started_s = processor_s()
     inputs = inputs or RunInputs()
-    one = Run(setup.scenario, inputs)
-    horizon_s = setup.scenario.duration + 2 * REST_S_MAX
-    collects = gc.isenabled()
+    scenario_run = Run(setup.scenario, inputs)
+    horizon_s = setup.scenario.duration + 2 * IDLE_S_MAX
+    was_collecting = gc.isenabled()
     gc.collect()
     gc.disable()  # a full collection would traverse the entire log; `_sample` collects the young generation
     try:
-        run_virtual(one.main, horizon_s=horizon_s, on_turn=one.check if inputs.checks else None)
+        run_virtual(
+            scenario_run.main, horizon_s=horizon_s, on_turn=scenario_run.check if inputs.checks else None
+        )
     finally:
-        if collects:
+        if was_collecting:
             gc.enable()
-    if one.violation is not None:
-        raise one.violation
-    return one.result(setup, processor_s() - began)
+    if scenario_run.violation is not None:
+        raise scenario_run.violation
+    return scenario_run.result(setup, processor_s() - started_s)
 
 
 class Run:
@@ -91,11 +93,11 @@ class Run:
         self.outcomes = Outcomes()
         self.timeline = Timeline(scenario.duration)
         self.violation: Violation | None = None
-        self._is_settled = False
+        self._is_idle = False
         self._scope: anyio.CancelScope | None = None
 
     async def main(self) -> None:
-        """Run the load, and wait for rest."""
+        """Run the load, and wait until the service is idle."""
         self.site = Site(
             "service", self.scenario.service, self.scenario.sink, self._seed, self._inputs.distribution_of
         )
@@ -115,13 +117,13 @@ class Run:
             assert p is not None
             with anyio.CancelScope() as self._scope:
                 await self._load(p)
-                await self._wait_for_rest(p)
+                await self._wait_until_idle(p)
             self.site.ended.set()
         for sink in self.site.sinks:
             self.trace.note(sink.name, sink.lag.count, sink.lag.sum_s, sink.failures, sink.rejected)
 
     def check(self, now: float, runnable: int) -> None:
-        """Check the invariants at every step; a violation ends the run."""
+        """Check the invariants now; a violation ends the run."""
         if self._scope is not None and self.violation is None:
             try:
                 self.site.check()
@@ -136,20 +138,23 @@ class Run:
             for source in self.scenario.source:
                 tasks.start_soon(self._offer, p, source)
             for spec in self.scenario.sink:
-                tasks.start_soon(self._steer, p, spec)
+                tasks.start_soon(self._pause_and_resume, p, spec)
             await self._sample_loop(p)
 
     async def _offer(self, p: Propagator, spec: SourceSpec) -> None:
         seed = self._seed.child(f"source {spec.name}")
         level = self.site.level if spec.ack_level is None else spec.ack_level
-        maker = DeltaGenerator(spec, seed.stream("deltas"), level)
-        drawn = arrivals(spec, seed.stream("arrivals"), self.scenario.duration, self._inputs.traffic(spec))
-        source = (Writers if spec.writers else Source)(spec, maker, self.outcomes)
-        await source.run(p, drawn, level)
+        generator = DeltaGenerator(spec, seed.stream("deltas"), level)
+        source_arrivals = arrivals(
+            spec, seed.stream("arrivals"), self.scenario.duration, self._inputs.traffic(spec)
+        )
+        source = (Writers if spec.writers else Source)(spec, generator, self.outcomes)
+        await source.run(p, source_arrivals, level)
 
-    async def _steer(self, p: Propagator, spec: SinkSpec) -> None:
-        """Pause and resume a sink as an operator would."""
-        for event in sorted((one for one in spec.faults if one.what == "pauses"), key=lambda one: one.begin):
+    async def _pause_and_resume(self, p: Propagator, spec: SinkSpec) -> None:
+        """Pause and resume a sink at the planned times, as an operator would."""
+        pauses = [event for event in spec.faults if event.what == "pauses"]
+        for event in sorted(pauses, key=lambda pause: pause.begin):
             await anyio.sleep_until(event.begin)
             p.pause(spec.name)
             await anyio.sleep_until(event.begin + event.lasts)
@@ -161,32 +166,33 @@ class Run:
             self._sample(p, at_s)
             self._inputs.on_progress(at_s)
 
-    async def _wait_for_rest(self, p: Propagator) -> None:
-        """Wait until every sink has reached the end of the log, or has stopped for good."""
-        with anyio.move_on_after(REST_S_MAX):
-            while not is_at_rest(statistics := p.statistics()):
+    async def _wait_until_idle(self, p: Propagator) -> None:
+        """Wait until every sink has reached the end of the log, or gets nothing until an operator acts."""
+        with anyio.move_on_after(IDLE_S_MAX):
+            while not is_idle(statistics := p.statistics()):
                 await anyio.sleep(_SAMPLE_S)
                 self.site.forget(statistics)
                 gc.collect(0)
-            self._is_settled = True
+            self._is_idle = True
 
     # --- measurements
 
     def _sample(self, p: Propagator, now: float) -> None:
         gc.collect(0)
-        statistics, line, outcomes = p.statistics(), self.timeline, self.outcomes
-        line.note_rate("", "offered", "deltas/s", now, outcomes.offered)
-        line.note_rate("", "acknowledged", "deltas/s", now, outcomes.acknowledged)
-        line.note_rate("", "refused", "deltas/s", now, outcomes.codes.total())
-        line.note("", "queue", "deltas", now, statistics.queue.depth)
+        statistics, timeline, outcomes = p.statistics(), self.timeline, self.outcomes
+        timeline.note_rate("", "offered", "deltas/s", now, outcomes.offered)
+        timeline.note_rate("", "acknowledged", "deltas/s", now, outcomes.acknowledged)
+        timeline.note_rate("", "refused", "deltas/s", now, outcomes.codes.total())
+        timeline.note("", "queue", "deltas", now, statistics.queue.depth)
         if statistics.pressure.rate_limit is not None:
-            line.note("", "rate limit", "deltas/s", now, statistics.pressure.rate_limit)
-        line.note("", "pressure", "level", now, statistics.pressure.level)
-        line.note("", "log", "bytes", now, statistics.log.bytes)
-        mailboxes = sum(feed.mailbox_bytes for feed in statistics.sinks.values())
-        held = statistics.queue.depth_bytes + statistics.pending.pending_bytes + mailboxes
-        in_memory = self.site.spec.log is None
-        line.note("", "memory", "bytes", now, held + (statistics.log.bytes if in_memory else 0))
+            timeline.note("", "rate limit", "deltas/s", now, statistics.pressure.rate_limit)
+        timeline.note("", "pressure", "level", now, statistics.pressure.level)
+        timeline.note("", "log", "bytes", now, statistics.log.bytes)
+        memory_bytes = statistics.queue.depth_bytes + statistics.pending.pending_bytes
+        memory_bytes += sum(feed.mailbox_bytes for feed in statistics.sinks.values())
+        if self.site.spec.log is None:
+            memory_bytes += statistics.log.bytes
+        timeline.note("", "memory", "bytes", now, memory_bytes)
         for sink in self.site.sinks:
             self._sample_sink(sink, statistics, now)
         self.trace.note(
@@ -195,15 +201,15 @@ class Run:
         self.site.forget(statistics)
 
     def _sample_sink(self, sink: SimulatedSink, statistics: Statistics, now: float) -> None:
-        feed, line = statistics.sinks[sink.name], self.timeline
-        given = self.site.offset_times.at(feed.applied_offset) if feed.lag else None
-        line.note(sink.name, "lag", "s", now, 0.0 if given is None else now - given)
-        line.note(sink.name, "behind", "deltas", now, feed.lag)
-        line.note_rate(sink.name, "applied", "deltas/s", now, sink.applied)
-        line.note(sink.name, "mailbox", "deltas", now, feed.mailbox_deltas)
+        feed, timeline = statistics.sinks[sink.name], self.timeline
+        appended_at = self.site.offset_times.at(feed.applied_offset) if feed.lag else None
+        timeline.note(sink.name, "lag", "s", now, 0.0 if appended_at is None else now - appended_at)
+        timeline.note(sink.name, "behind", "deltas", now, feed.lag)
+        timeline.note_rate(sink.name, "applied", "deltas/s", now, sink.applied)
+        timeline.note(sink.name, "mailbox", "deltas", now, feed.mailbox_deltas)
         if feed.pacing:
             capacity = self.site.spec.settings.mailbox_deltas_max
-            line.note(
+            timeline.note(
                 sink.name, "credits", "deltas", now, max(capacity - feed.mailbox_deltas - feed.in_call, 0)
             )
         self.trace.note(sink.name, sink.applied, sink.lag.sum_s, feed.state)
@@ -211,8 +217,8 @@ class Run:
     def _peaks(self) -> dict[str, tuple[float, float]]:
         settings, peak = self.site.spec.settings, self.timeline.peak
         mailboxes = {
-            f"the mailbox of {one.name}": (peak("mailbox", one.name), float(settings.mailbox_deltas_max))
-            for one in self.site.sinks
+            f"the mailbox of {sink.name}": (peak("mailbox", sink.name), float(settings.mailbox_deltas_max))
+            for sink in self.site.sinks
         }
         return {
             "the queue": (peak("queue"), float(settings.queue_deltas_max)),
@@ -226,14 +232,16 @@ class Run:
     def result(self, setup: Setup, cpu_s: float) -> Alternative:
         """Return the result of this run."""
         outcomes = self.outcomes
-        seen = RunObservation(self.site.sinks, outcomes, self.site.last, self._peaks(), self._is_settled)
+        observed = RunObservation(
+            self.site.sinks, outcomes, self.site.final_statistics, self._peaks(), self._is_idle
+        )
         return Alternative(
             name=setup.name,
             what=setup.about,
             sinks=[self._sink_result(sink) for sink in self.site.sinks],
             series=self.timeline.series(),
             totals=self._totals(),
-            verdicts=verdicts(seen),
+            verdicts=verdicts(observed),
             trace=self.trace.digest(),
             virtual_s=self.scenario.duration,
             cpu_s=cpu_s,
@@ -246,13 +254,13 @@ class Run:
             "offered": outcomes.offered,
             "acknowledged": outcomes.acknowledged,
             "refused": outcomes.refused,
-            "given_up": outcomes.dropped,
-            "offered_again": outcomes.retried,
+            "dropped": outcomes.dropped,
+            "retried": outcomes.retried,
             **{f"refusals: {code}": count for code, count in sorted(outcomes.codes.items())},
             "queue_peak_deltas": self.timeline.peak("queue"),
             "log_peak_bytes": self.timeline.peak("log"),
             "memory_peak_bytes": self.timeline.peak("memory"),
-            "memory_bound_bytes": self.site.last.memory_bytes_max,
+            "memory_bound_bytes": self.site.final_statistics.memory_bytes_max,
             **({"steps_checked": self.site.checked} if self._inputs.checks else {}),
         }
 
@@ -261,7 +269,7 @@ class Run:
             name=sink.name,
             applied=sink.applied,
             failures=sink.failures,
-            within_1s_per_s=sink.soon / self.scenario.duration,
+            within_1s_per_s=sink.within_1s / self.scenario.duration,
             lag=sink.lag.latency(),
             series=self.timeline.series(sink.name),
         )

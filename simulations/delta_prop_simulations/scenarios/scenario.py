@@ -1,6 +1,6 @@
-"""A scenario: traffic, a service, sinks and alternatives, as typed values.
+"""A scenario: traffic, a service, sinks and alternatives, as typed and checked values.
 
-All values are checked; an error names the unknown key, or the value out of its bounds, and its path.
+An error names the key with its path, and the value with its bounds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from delta_prop_simulations.scenarios.topology import (
     LinkSpec,
     MachineSpec,
     ReaderSpec,
-    check_places,
+    check_topology,
 )
 from delta_prop_wire.delta import AckLevel, Kind, Priority
 from delta_prop_wire.errors import UsageError
@@ -37,7 +37,7 @@ RATE_MAX = 10_000_000.0
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """An integer, drawn uniformly, both ends included."""
+    """An integer that is drawn uniformly from `min` to `max`, both included."""
 
     min: int
     max: int
@@ -49,7 +49,9 @@ class Between:
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """`bursty`: all traffic comes in `on` seconds, none in `off` seconds. The mean stays `rate`."""
+    """The pattern `bursty`: all traffic arrives in `on` seconds, then none in `off` seconds. The mean rate is
+    `rate`.
+    """
 
     on: float = 2.0
     off: float = 8.0
@@ -61,7 +63,9 @@ class Burst:
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """`diurnal`: the rate follows a sine of this period, down to `low` of its peak."""
+    """The pattern `diurnal`: the rate follows a sine of this period. `low`: the lowest rate, as a share of
+    the peak.
+    """
 
     period: float = 600.0
     low: float = 0.2
@@ -73,7 +77,9 @@ class Day:
 
 @dataclass(frozen=True, slots=True)
 class Hot:
-    """Hot keys: the share `of` all deltas changes a `share` of the keys."""
+    """Hot keys. `share`: the share of the keys that are hot; `of`: the share of all deltas that change these
+    keys.
+    """
 
     share: float = 0.01
     of: float = 0.5
@@ -85,7 +91,7 @@ class Hot:
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """The share of the deltas of each operation; the shares are normalized to 1."""
+    """The shares of the operations among the deltas; normalized, so their sum need not be 1."""
 
     create: float = 0.0
     dense: float = 0.0
@@ -98,21 +104,23 @@ class Mix:
     opaque: float = 0.0
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            _check_within(one.name, getattr(self, one.name), 0.0, 1_000_000.0)
+        for operation in fields(self):
+            _check_within(operation.name, getattr(self, operation.name), 0.0, 1_000_000.0)
         if not any(self.shares.values()):
-            raise UsageError("every share is 0, so there are no deltas: give one above 0")
+            raise UsageError("every share is 0, so there are no deltas: give at least one share above 0")
 
     @property
     def shares(self) -> dict[Kind, float]:
         """The shares above 0, by operation."""
-        named = {one.name: getattr(self, one.name) for one in fields(self)}
-        return {Kind[name.upper()]: share for name, share in named.items() if share}
+        by_name = {operation.name: getattr(self, operation.name) for operation in fields(self)}
+        return {Kind[name.upper()]: share for name, share in by_name.items() if share}
 
 
 @dataclass(frozen=True, slots=True)
 class Deltas:
-    """A source's deltas: the number of vectors, sizes and operations."""
+    """A source's deltas: the number of vectors, their dimension, the bytes of an opaque delta, the
+    operations.
+    """
 
     keys: int = 10_000
     hot: Hot | None = None
@@ -128,11 +136,12 @@ class Deltas:
 
 @dataclass(frozen=True, slots=True)
 class SourceSpec:
-    """One source of deltas. Times in seconds of the run.
+    """One source of deltas. `start`, `stop`: in seconds of the run.
 
-    `writers`: named producers that share its load; 0: unnamed calls. `retry`: a retryable refusal is retried
-    after its delay, else the deltas are dropped and counted. `machine`: the machine whose service it
-    publishes to; with machines the source is a client on its own host (None: the first machine).
+    `writers`: the number of named producers that share the load; 0: calls without a producer. `retry`: if
+    True, calls are retried after a retryable refusal, else their deltas are dropped and counted. `machine`:
+    the machine whose service it publishes to (None: the first one); in a scenario with machines, a source is
+    a client on a host of its own.
     """
 
     name: str
@@ -169,9 +178,8 @@ class SourceSpec:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A fault of a sink, with its begin and duration. `slows`: calls take `factor` times as long.
-
-    `rejects`: a `share` of the deltas that come for the first time. `pauses`: paused by an operator.
+    """A fault of a sink, with its start and duration. `fails`: all calls fail. `slows`: calls take `factor`
+    times as long. `rejects`: the sink rejects a `share` of the deltas. `pauses`: an operator pauses the sink.
     """
 
     begin: float
@@ -193,7 +201,9 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class SinkSpec:
-    """One sink: its call times, attach options and faults. `machine` None: one on each machine."""
+    """One sink: its call times, attach options and faults. `machine`: where it is; None: there is one on each
+    machine.
+    """
 
     name: str
     per_call_ms: float = 1.0
@@ -227,7 +237,9 @@ class SinkSpec:
 
 @dataclass(frozen=True, slots=True)
 class AlternativeSpec:
-    """An alternative: values that replace the scenario's, and tables to leave out."""
+    """An alternative of a scenario: values that replace those of the scenario, and tables that are
+    left out.
+    """
 
     name: str
     about: str = ""
@@ -237,7 +249,7 @@ class AlternativeSpec:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """The service's limits; `log` None: in memory. A disk call takes up to `disk_ms_max`."""
+    """The service's settings. `log`: None for a log in memory. A disk call takes up to `disk_ms_max`."""
 
     settings: Settings = field(default_factory=Settings)
     log: LogSettings | None = None
@@ -249,7 +261,7 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """All parts of one run. `base`: the name of the scenario as written, beside its alternatives."""
+    """All parts of one run. `base`: the name of the scenario as written, to tell it from its alternatives."""
 
     name: str
     about: str = ""
@@ -267,18 +279,18 @@ class Scenario:
     def __post_init__(self) -> None:
         _check_within("duration", self.duration, 0.1, 86_400.0)
         _check_within("seed", self.seed, 0, 2**63)
-        for what, specs in (("source", self.source), ("sink", self.sink)):
-            names = [one.name for one in specs]
+        for table, specs in (("source", self.source), ("sink", self.sink)):
+            names = [spec.name for spec in specs]
             if len(set(names)) < len(names):
-                raise UsageError(f"{what} name {max(names, key=names.count)!r}: used twice: rename one")
+                raise UsageError(f"{table} name {max(names, key=names.count)!r}: used twice: rename one")
             if not 1 <= len(names) <= SINKS_MAX:
-                raise UsageError(f"{what}: there are {len(names)}: give 1 to {SINKS_MAX} of [[{what}]]")
-        clients = [(one.name, one.machine) for one in self.source]
-        clients += [(one.name, one.machine) for one in self.reader]
-        sinks = [(one.name, one.machine) for one in self.sink]
+                raise UsageError(f"{table}: there are {len(names)}: give 1 to {SINKS_MAX} of [[{table}]]")
+        clients = [(source.name, source.machine) for source in self.source]
+        clients += [(reader.name, reader.machine) for reader in self.reader]
+        sinks = [(sink.name, sink.machine) for sink in self.sink]
         if self.reader and not self.machine:
             raise UsageError("reader: there is no machine to read from: add [[machine]] with a name")
-        check_places(self.machine, self.link, self.fault, clients, sinks)
+        check_topology(self.machine, self.link, self.fault, clients, sinks)
 
 
 def _check_name(name: str) -> None:
@@ -286,6 +298,6 @@ def _check_name(name: str) -> None:
         raise UsageError(f"name {name!r:.70}: give 1 to 60 characters, without dots")
 
 
-def _check_within(key: str, value: float, least: float, most: float) -> None:
-    if not least <= value <= most:
-        raise UsageError(f"{key} = {value}: give {least} to {most}")
+def _check_within(key: str, value: float, minimum: float, maximum: float) -> None:
+    if not minimum <= value <= maximum:
+        raise UsageError(f"{key} = {value}: give {minimum} to {maximum}")

@@ -1,6 +1,6 @@
-"""Simulated sinks: each call sleeps for a time drawn from a distribution, and counts the delivered rows.
+"""Simulated sinks: each call sleeps for a time that is drawn from a distribution, and counts its rows.
 
-They check the promises that a sink can observe: rows come in log order, and none twice.
+They check the promises that a sink can observe: rows come in the order of the log, and none comes twice.
 """
 
 from __future__ import annotations
@@ -23,53 +23,53 @@ if TYPE_CHECKING:
     from delta_prop_simulations.scenarios.scenario import Event, SinkSpec
     from delta_prop_sinks.sink import Delivery, Sink, SinkContext
 
-SOON_S = 1.0
-"""The maximum time from offset to application that counts as soon."""
+LAG_S_MAX = 1.0
+"""A row that is applied within this time of its append counts as `within_1s`."""
 
 
 class SimulatedSink:
-    """One sink of a scenario. The service stores its cursor."""
+    """One sink of a scenario, whose cursor the service stores."""
 
     def __init__(
         self, spec: SinkSpec, distribution: Distribution, random: Random, offset_times: OffsetTimes
     ) -> None:
         self.name = spec.name
         self.lag = Histogram()
-        self.applied = self.failures = self.rejected = self.soon = 0
+        self.applied = self.failures = self.rejected = self.within_1s = 0
         self.next_offset = 0
         """The offset after the last applied row."""
         self.out_of_order = self.duplicates = 0
         self._distribution, self._random, self._offset_times = distribution, random, offset_times
         self._faults = spec.faults
-        self._rows_to_rejection = 0  # rows until the next rejected one
+        self._rows_to_rejection = 0  # the number of rows before the next rejected one
         self._share = 0.0
         self._was_reopened = False
         self._now: Callable[[], float]
 
     async def open(self, context: SinkContext) -> None:
-        """Open the sink. After a reopening, the last delivery may come again."""
+        """Open the sink. After it was opened again, the last delivery may be redelivered."""
         self._was_reopened = self.next_offset > 0
         self._now = context.clock.now
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        """Sleep for the drawn time, then count."""
-        began = self._now()
-        events = [one for one in self._faults if one.covers(began)] if self._faults else ()
+        """Sleep for the drawn time, then count the rows, or fail as planned."""
+        started_at = self._now()
+        events = [event for event in self._faults if event.covers(started_at)] if self._faults else ()
         counts = [delivery.count for delivery in deliveries]
-        size = sum([delivery.logged.batch.size for delivery in deliveries])
-        seconds = self._distribution.draw(self._random, sum(counts), size)
+        size_bytes = sum([delivery.logged.batch.size for delivery in deliveries])
+        seconds = self._distribution.draw(self._random, sum(counts), size_bytes)
         for event in events:
             if event.what == "slows":
                 seconds *= event.factor
         await anyio.sleep(seconds)
-        now = began + seconds
+        now = started_at + seconds
         for event in events:
             self._apply_fault(event, deliveries, now)
         for delivery, count in zip(deliveries, counts, strict=True):
             self._note(delivery, count, now)
 
     async def aclose(self) -> None:
-        """Close nothing."""
+        """Do nothing: there is nothing to close."""
 
     def statistics(self) -> int:
         """Return the number of applied rows."""
@@ -78,7 +78,7 @@ class SimulatedSink:
     # --- internals
 
     def _apply_fault(self, event: Event, deliveries: Sequence[Delivery], now: float) -> None:
-        """Fail, or reject a delta, as the scenario plans."""
+        """Fail, or reject a delta, as the event says. Raises TryAgain, RejectDelta."""
         if event.what == "fails":
             self.failures += 1
             raise TryAgain("planned failure of the scenario")
@@ -96,11 +96,11 @@ class SimulatedSink:
             self._note_redelivery(first, delivery.next_offset)
         self.next_offset = max(self.next_offset, delivery.next_offset)
         self.applied += count
-        given = self._offset_times.at(delivery.first_offset)
-        lag_s = 0.0 if given is None else max(now - given, 0.0)
+        appended_at = self._offset_times.at(delivery.first_offset)
+        lag_s = 0.0 if appended_at is None else max(now - appended_at, 0.0)
         self.lag.add(lag_s, count)
-        if lag_s <= SOON_S:
-            self.soon += count
+        if lag_s <= LAG_S_MAX:
+            self.within_1s += count
 
     def _note_redelivery(self, first: int, end: int) -> None:
         if self._was_reopened:
@@ -109,12 +109,13 @@ class SimulatedSink:
         self.out_of_order += end > self.next_offset
 
     def _first_rejected(self, deliveries: Sequence[Delivery], event: Event) -> int | None:
-        """Return the offset of the first rejected row, if any: gaps between rejections are geometric."""
+        """Return the offset of the first row to reject, if any. The gaps between rejections are geometrically
+        distributed.
+        """
         if event.share != self._share:
             self._share, self._rows_to_rejection = event.share, self._gap(event.share)
         for delivery in deliveries:
-            rows = delivery.count
-            if self._rows_to_rejection < rows:
+            if self._rows_to_rejection < delivery.count:
                 row = (
                     self._rows_to_rejection
                     if delivery.rows is None
@@ -122,7 +123,7 @@ class SimulatedSink:
                 )
                 self._rows_to_rejection = self._gap(event.share)
                 return delivery.first_offset + row
-            self._rows_to_rejection -= rows
+            self._rows_to_rejection -= delivery.count
         return None
 
     def _gap(self, share: float) -> int:
@@ -131,13 +132,13 @@ class SimulatedSink:
         return 0 if share >= 1 else int(log(1 - self._random.random()) / log(1 - share))
 
     def _note_below(self, deliveries: Sequence[Delivery], offset: int, now: float) -> None:
-        """Note that the rows before a rejected one are applied."""
+        """Note that the rows before `offset`, the rejected one, are applied."""
         for delivery in deliveries:
             if delivery.next_offset <= offset:
                 self._note(delivery, delivery.count, now)
                 continue
-            at = offset - delivery.first_offset
-            count = at if delivery.rows is None else int(np.searchsorted(delivery.rows, at))
+            row = offset - delivery.first_offset
+            count = row if delivery.rows is None else int(np.searchsorted(delivery.rows, row))
             if count > 0:
                 self._note(delivery, count, now)
             self.next_offset = min(self.next_offset, offset) if count > 0 else self.next_offset

@@ -1,6 +1,6 @@
-"""One service of a run on its machine, with its simulated sinks, from its start until the run ends it.
+"""One service of a run, with its simulated sinks, from its start until the run ends it.
 
-The service is the production code; it is observed from outside.
+The service is the production code, which is observed from outside.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ DATA = "log"
 
 
 class Site:
-    """A service and its sinks. `ready`: sources may offer; `ended`: set by the run to end the service."""
+    """A service and its sinks. `ready`: set once sources may offer; `ended`: set by the run to end the
+    service.
+    """
 
     def __init__(
         self,
@@ -47,63 +49,63 @@ class Site:
         self.name, self.spec = name, spec
         self.offset_times = OffsetTimes()
         self.sinks = [
-            SimulatedSink(one, distribution_of(one), seed.stream(f"sink {one.name}"), self.offset_times)
-            for one in sinks
+            SimulatedSink(sink, distribution_of(sink), seed.stream(f"sink {sink.name}"), self.offset_times)
+            for sink in sinks
         ]
         self.ready, self.ended = anyio.Event(), anyio.Event()
         self.propagator: Propagator | None = None
         """The propagator while it is open."""
-        self.last: Statistics
-        """The statistics at its close."""
+        self.final_statistics: Statistics
+        """The statistics just before the propagator was closed."""
         self.checked = 0
-        """The number of steps at which it was checked."""
+        """The number of steps at which the service was checked."""
         self._specs = sinks
-        self._steps: StepChecker | None = None
+        self._step_checker: StepChecker | None = None
 
     @property
     def level(self) -> AckLevel:
-        """The ack level of sources that name none."""
+        """The default ack level of sources."""
         return AckLevel.MEMORY if self.spec.log is None else AckLevel.DURABLE
 
     @property
     def log_bytes_max(self) -> int:
-        """The bound of its log, in bytes."""
+        """The bound of the log, in bytes."""
         return self.spec.settings.log_bytes_max if self.spec.log is None else self.spec.log.bytes_max
 
     async def process(self, world: World) -> None:
-        """Run one life of the service."""
-        spec = self.spec
-        data = None if spec.log is None else DATA
-        async with Propagator(spec.settings, data=data, log=spec.log, world=world) as p:
-            inside = p.internals()
-            tap = Tap(self.offset_times, inside.now)
-            inside.sinks.add_target(tap, parse_topics("*"))
-            for one, sink in zip(self._specs, self.sinks, strict=True):
+        """Run the service in one process, until `ended` is set."""
+        service = self.spec
+        data = None if service.log is None else DATA
+        async with Propagator(service.settings, data=data, log=service.log, world=world) as p:
+            internals = p.internals()
+            tap = Tap(self.offset_times, internals.now)
+            internals.sinks.add_target(tap, parse_topics("*"))
+            for spec, sink in zip(self._specs, self.sinks, strict=True):
                 await p.attach(
                     sink,
-                    topics=one.topics,
-                    required=one.required,
-                    pacing=one.pacing,
-                    on_log_full=one.on_log_full,
-                    batch_deltas=one.batch_deltas,
-                    linger_ms=one.linger_ms,
+                    topics=spec.topics,
+                    required=spec.required,
+                    pacing=spec.pacing,
+                    on_log_full=spec.on_log_full,
+                    batch_deltas=spec.batch_deltas,
+                    linger_ms=spec.linger_ms,
                 )
-            record = LogHistory(self.name, level=self.level, visible_level=self.level)
-            self._steps = StepChecker(self.name, inside, record)
+            history = LogHistory(self.name, level=self.level, visible_level=self.level)
+            self._step_checker = StepChecker(self.name, internals, history)
             self.propagator = p
             self.ready.set()
             try:
                 await self.ended.wait()
-                self.last = p.statistics()
+                self.final_statistics = p.statistics()
             finally:
-                self.propagator = self._steps = None
-                inside.sinks.remove_target(tap)
+                self.propagator = self._step_checker = None
+                internals.sinks.remove_target(tap)
 
     def check(self) -> None:
-        """Check the invariants at every step while it is open. Raises Violation."""
-        if self._steps is not None:
+        """Check the invariants now, if the service is open. Raises Violation."""
+        if self._step_checker is not None:
             self.checked += 1
-            self._steps.check(None)
+            self._step_checker.check(None)
 
     def forget(self, statistics: Statistics) -> None:
         """Forget the times of offsets that all sinks have applied."""
@@ -111,7 +113,7 @@ class Site:
 
 
 class Tap:
-    """A route target that notes the time at which each batch becomes visible, and stores nothing else."""
+    """A route target that only notes the time at which each batch becomes visible."""
 
     def __init__(self, offset_times: OffsetTimes, now: Callable[[], float]) -> None:
         self._offset_times, self._now = offset_times, now
@@ -121,7 +123,7 @@ class Tap:
         self._offset_times.note(logged.offset, self._now())
 
     def note_visible(self) -> None:
-        """Do nothing: `offer` has noted it."""
+        """Do nothing: `offer` has noted the batch."""
 
     def note_recovered(self) -> None:
-        """Do nothing: earlier batches keep their time."""
+        """Do nothing: earlier batches keep their times."""

@@ -1,6 +1,6 @@
-"""Arrival processes: the times of arrivals and their numbers of deltas, drawn from a random stream.
+"""Arrival processes: the times of a source's calls and their numbers of deltas, drawn from a random stream.
 
-Pure: an iterator of times, endless if the pattern is. Nothing is sent here.
+Pure: the module only yields arrivals, and sends nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 class Arrival(NamedTuple):
-    """An arrival: its second of the run and its number of deltas; `recorded`: the recorded batch, if any."""
+    """One call of a source. `at_s`: its time, in seconds of the run; `deltas`: their number; `recorded`: the
+    batch to replay, if any.
+    """
 
     at_s: float
     deltas: int
@@ -30,15 +32,15 @@ class Arrival(NamedTuple):
 def arrivals(
     spec: SourceSpec, random: Random, duration_s: float, traffic: RecordedTraffic | None = None
 ) -> Iterator[Arrival]:
-    """Return every arrival of a source within the run, in order. `traffic`: the traffic to replay."""
+    """Return all arrivals of a source within the run, in order. `traffic`: the traffic to replay, if any."""
     end_s = duration_s if spec.stop is None else min(spec.stop, duration_s)
     if traffic is None:
-        drawn = (Arrival(at_s, _count(spec.batch, random)) for at_s in _times(spec, random))
+        unbounded = (Arrival(at_s, _count(spec.batch, random)) for at_s in _times(spec, random))
     else:
-        drawn = (
+        unbounded = (
             Arrival(spec.start + at_s, batch.count, batch) for at_s, batch in traffic.arrivals(spec.speed)
         )
-    return takewhile(lambda one: one.at_s < end_s, drawn)
+    return takewhile(lambda arrival: arrival.at_s < end_s, unbounded)
 
 
 def mean_batch(batch: int | Between) -> float:
@@ -78,7 +80,9 @@ def _constant(start_s: float, calls_per_s: float) -> Iterator[float]:
 def _thinned_poisson(
     start_s: float, calls_per_s: float, share: Callable[[float], float], random: Random
 ) -> Iterator[float]:
-    """Yield a Poisson process with a time-dependent share of its peak rate, by thinning."""
+    """Yield the times of a Poisson process whose rate is a time-dependent share of `calls_per_s`, by
+    thinning.
+    """
     at_s = start_s
     while True:
         at_s += random.expovariate(calls_per_s)
@@ -88,10 +92,10 @@ def _thinned_poisson(
 
 
 def _bursty(spec: SourceSpec, calls_per_s: float, random: Random) -> Iterator[float]:
-    """Yield a Poisson process within each burst, as if the time between bursts did not exist."""
+    """Yield the times of a Poisson process during bursts; the time between bursts does not count for it."""
     on_s, off_s = spec.burst.on, spec.burst.off
-    busy_s, peak = 0.0, calls_per_s * (on_s + off_s) / on_s
+    burst_s, peak_per_s = 0.0, calls_per_s * (on_s + off_s) / on_s
     while True:
-        busy_s += random.expovariate(peak)
-        bursts, into_s = divmod(busy_s, on_s)
-        yield spec.start + bursts * (on_s + off_s) + into_s
+        burst_s += random.expovariate(peak_per_s)
+        earlier_bursts, into_s = divmod(burst_s, on_s)
+        yield spec.start + earlier_bursts * (on_s + off_s) + into_s

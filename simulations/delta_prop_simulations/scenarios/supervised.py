@@ -1,6 +1,6 @@
-"""One machine of a scenario: its service through all its lives, with its sinks and its links to others.
+"""One machine of a scenario and its supervised service, with its sinks and its links to other machines.
 
-A killed service is restarted when it may be; if it cannot start, the start is retried, and the error noted.
+After a fault the service is restarted. If it cannot start, the error is noted and the start is retried.
 """
 
 from __future__ import annotations
@@ -36,10 +36,12 @@ _NOTES_MAX = 20
 
 
 class SupervisedSite:
-    """A machine and its service. `propagator`: that of the running service, None while none runs."""
+    """A machine and its service. `propagator`: that of the running service; None while no service runs."""
 
     def __init__(self, machine: Machine, service: Service, others: Sequence[str], tap: Tap) -> None:
-        """`others`: the machines that it forwards to. `tap`: notes the batches that become visible."""
+        """`others`: the machines that the service forwards to. `tap`: notes the batches that become
+        visible.
+        """
         self.machine = machine
         self.name = machine.name
         self.tap = tap
@@ -48,28 +50,28 @@ class SupervisedSite:
         self.starts = 0
         self.down_s = 0.0
         self.notes: list[str] = []
-        """The errors with which the service could not start, or ended by itself."""
+        """The errors with which the service failed to start, or ended."""
         self._service = service
         self._others = others
         self._can_run = anyio.Event()
         self._can_run.set()
         self._stop = anyio.Event()
-        self._is_ended = False
-        self._steps: tuple[StepChecker, Server] | None = None
+        self._has_ended = False
+        self._checked_server: tuple[StepChecker, Server] | None = None
         self.checked = 0
         """The number of steps at which offsets and bounds were checked."""
         self._down_since: float | None = None
 
     @property
     def address(self) -> str:
-        """The address of its service."""
+        """The address of the service."""
         return f"{self.name}:{PORT}"
 
-    # --- life
+    # --- start and end
 
     async def keep_running(self) -> None:
         """Start the service, and restart it, until `end` is called."""
-        while not self._is_ended:
+        while not self._has_ended:
             await self._can_run.wait()
             self._stop = anyio.Event()
             try:
@@ -78,9 +80,9 @@ class SupervisedSite:
                 if not _is_expected(error):
                     raise
                 ending = Ending.CRASHED
-                self._note(_format_reason(error))
-            self.propagator = self._steps = None
-            if ending is Ending.CRASHED and not self._is_ended:
+                self._note_error(_format_error(error))
+            self.propagator = self._checked_server = None
+            if ending is Ending.CRASHED and not self._has_ended:
                 await anyio.sleep(RETRY_S)
 
     async def _serve(self, world: World) -> None:
@@ -104,55 +106,55 @@ class SupervisedSite:
             server = Server(p, ServerSettings(host="0.0.0.0", port=PORT, allow_anonymous=True))
             async with anyio.create_task_group() as tasks:
                 await tasks.start(server.run)
-                self._note_up(p, server)
+                self._note_started(p, server)
                 await self._stop.wait()
-                self.propagator = self._steps = None
+                self.propagator = self._checked_server = None
                 server.stop()
 
-    def _note_up(self, p: Propagator, server: Server) -> None:
+    def _note_started(self, p: Propagator, server: Server) -> None:
         self.propagator = p
         level = AckLevel.MEMORY if self._service.log is None else AckLevel.DURABLE
-        shown = level if self._service.log is None else self._service.log.read_level
-        record = LogHistory(self.name, level=level, visible_level=shown)
-        self._steps = StepChecker(self.name, p.internals(), record), server
+        read_level = level if self._service.log is None else self._service.log.read_level
+        history = LogHistory(self.name, level=level, visible_level=read_level)
+        self._checked_server = StepChecker(self.name, p.internals(), history), server
         self.starts += 1
         if self._down_since is not None:
             self.down_s += anyio.current_time() - self._down_since
             self._down_since = None
 
     def check(self) -> None:
-        """Check the invariants at every step while it runs. Raises Violation."""
-        if self._steps is not None:
-            steps, server = self._steps
+        """Check the invariants now, if the service runs. Raises Violation."""
+        if self._checked_server is not None:
+            checker, server = self._checked_server
             self.checked += 1
-            steps.check(server)
+            checker.check(server)
 
     # --- faults
 
     def take_down(self) -> None:
-        """Prevent any service here until `bring_back`."""
+        """Prevent the service from running until `bring_back`."""
         self._can_run = anyio.Event()
-        self.propagator = self._steps = None
+        self.propagator = self._checked_server = None
         if self._down_since is None:
             self._down_since = anyio.current_time()
 
     def bring_back(self) -> None:
-        """Let a service run here again."""
+        """Let the service run again."""
         self._can_run.set()
 
     def restart(self) -> None:
-        """End the service gracefully; another one starts at once."""
+        """End the service gracefully; it starts again at once."""
         self._stop.set()
 
     def end(self) -> None:
         """End the service gracefully, for good."""
-        self._is_ended = True
+        self._has_ended = True
         self._can_run.set()
         self._stop.set()
 
-    def _note(self, what: str) -> None:
+    def _note_error(self, error: str) -> None:
         if len(self.notes) < _NOTES_MAX:
-            self.notes.append(what)
+            self.notes.append(error)
 
 
 def _is_expected(error: BaseException) -> bool:
@@ -162,7 +164,7 @@ def _is_expected(error: BaseException) -> bool:
     return isinstance(error, OSError | DeltaPropError)
 
 
-def _format_reason(error: BaseException) -> str:
+def _format_error(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return str(error)

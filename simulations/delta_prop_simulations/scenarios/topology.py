@@ -1,6 +1,6 @@
-"""The topology of a scenario and its faults: machines, links between them, faults.
+"""The machines of a scenario, the links between hosts, readers, and faults, as typed and checked values.
 
-Checked values only; `check_places` checks that the hosts they name exist.
+`check_topology` checks that all hosts that they name exist.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _TIME_MAX = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class MachineSpec:
-    """A machine with a service. `clock_ahead`, `clock_drift`: the error of its wall clock, in seconds, and in
-    seconds gained each second.
+    """A machine with a service. `clock_ahead`: the error of its wall clock at the start, in seconds;
+    `clock_drift`: the seconds that the clock gains per second.
     """
 
     name: str
@@ -43,7 +43,9 @@ class MachineSpec:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A time in which nothing passes: in both directions, or in one (`there`: from the host named first)."""
+    """A time during which a link is cut: in both directions, or only from the first host (`there`) or to it
+    (`back`).
+    """
 
     begin: float
     lasts: float
@@ -56,10 +58,12 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class LinkSpec:
-    """The path between two hosts; two machines forward to each other over it, unless `forward` is false.
+    """The network path between two hosts. Two machines forward to each other over it, unless `forward` is
+    false.
 
-    `latency_ms`: one way. `mbit_per_s` and `reset_mb_mean` 0: unbounded, and never. `name`: for an
-    alternative that leaves it out.
+    `latency_ms`: in one direction. `mbit_per_s`: 0 for no limit. `reset_mb_mean`: the mean number of
+    megabytes after which a connection breaks; 0 for never. `name`: so that an alternative can leave the link
+    out.
     """
 
     between: tuple[str, ...]
@@ -82,7 +86,7 @@ class LinkSpec:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """A time in which a reader takes nothing."""
+    """A time during which a reader reads nothing."""
 
     begin: float
     lasts: float
@@ -94,8 +98,8 @@ class Stall:
 
 @dataclass(frozen=True, slots=True)
 class ReaderSpec:
-    """A subscriber over the network, on its own host, from a time on. It takes a time for each batch and each
-    delta, and reads nothing while it stalls.
+    """A subscriber over the network, on a host of its own. `begin`: when it starts; `per_call_ms`,
+    `per_delta_us`: the time that it takes for each batch and for each delta.
     """
 
     name: str
@@ -115,11 +119,12 @@ class ReaderSpec:
 
 @dataclass(frozen=True, slots=True)
 class FaultSpec:
-    """A fault of a machine, with its begin and duration: its downtime after `kill` and `power_cut`.
+    """A fault of a machine, with its start and duration. The duration of `kill` and `power_cut` is the
+    downtime.
 
-    `restart` ends the service gracefully, and starts it again. `by`: seconds by which the clock jumps.
-    `factor`: of the times of a slow disk's calls. `after_ack`: wait for the first acknowledgement after
-    `begin`. `name`: for an alternative that leaves it out.
+    `restart` ends the service gracefully, and starts it again. `by`: the seconds by which the clock jumps.
+    `factor`: how many times longer the calls of a slow disk take. `after_ack`: the fault waits for the first
+    acknowledgement after `begin`. `name`: so that an alternative can leave the fault out.
     """
 
     begin: float
@@ -137,55 +142,57 @@ class FaultSpec:
         _check_within("by", self.by, -1e9, 1e9)
         _check_within("factor", self.factor, 1.0, 100_000.0)
         if (self.what == "clock_jumps") != (self.by != 0):
-            raise UsageError("by: the jump of a clock (clock_jumps): give both, or neither")
+            raise UsageError("by: the jump of a clock: give it with clock_jumps, and only there")
         if self.after_ack and self.what == "clock_jumps":
             raise UsageError("after_ack: clock_jumps does not support it: leave it out")
 
 
-def check_places(
+def check_topology(
     machines: Sequence[MachineSpec],
     links: Sequence[LinkSpec],
     faults: Sequence[FaultSpec],
     clients: Sequence[tuple[str, str | None]],
     sinks: Sequence[tuple[str, str | None]],
 ) -> None:
-    """Check that all named hosts exist; `clients` and `sinks`: name and machine. Raises UsageError."""
-    names = [one.name for one in machines]
+    """Check that all named hosts exist. `clients`, `sinks`: pairs of a name and a machine. Raises
+    UsageError.
+    """
+    names = [machine.name for machine in machines]
     if not names:
         _check_single_service(links, faults, [*clients, *sinks])
         return
     if len(names) > MACHINES_MAX:
         raise UsageError(f"machine: there are {len(names)}: give up to {MACHINES_MAX}")
-    others = [name for name, _ in clients]
-    for name, count in Counter([*names, *others]).items():
+    client_names = [name for name, _ in clients]
+    for name, count in Counter([*names, *client_names]).items():
         check_host(name)
         if count > 1:
-            what = "sources and readers are hosts, too"
-            raise UsageError(f"machine name {name!r}: used by two hosts ({what}): rename one")
+            note = "sources and readers are hosts, too"
+            raise UsageError(f"machine name {name!r}: used by two hosts ({note}): rename one")
     for name, machine in (*clients, *sinks):
         _check_known(f"{name}: machine", machine, names)
-    for place, link in enumerate(links):
+    for index, link in enumerate(links):
         for host in link.between:
-            _check_known(f"link[{place}].between", host, [*names, *others])
+            _check_known(f"link[{index}].between", host, [*names, *client_names])
         if not set(link.between) & set(names):
-            raise UsageError(f"link[{place}].between: both hosts are clients: give at least one machine")
-    for place, fault in enumerate(faults):
-        _check_known(f"fault[{place}].machine", fault.machine, names)
+            raise UsageError(f"link[{index}].between: both hosts are clients: give at least one machine")
+    for index, fault in enumerate(faults):
+        _check_known(f"fault[{index}].machine", fault.machine, names)
 
 
 def check_host(name: str) -> None:
-    """Check that a name can be part of an address. Raises UsageError."""
+    """Check that a name can be the host of an address. Raises UsageError."""
     if not (name.isascii() and name.replace("-", "a").replace("_", "a").isalnum() and len(name) <= 40):
         raise UsageError(f"name {name!r:.60}: give 1 to 40 letters, digits, hyphens, underscores")
 
 
 def _check_single_service(
-    links: Sequence[LinkSpec], faults: Sequence[FaultSpec], placed: Sequence[tuple[str, str | None]]
+    links: Sequence[LinkSpec], faults: Sequence[FaultSpec], parts: Sequence[tuple[str, str | None]]
 ) -> None:
-    """Check that nothing names a machine if there are none. Raises UsageError."""
+    """Check that nothing names a machine in a scenario without machines. Raises UsageError."""
     if links or faults:
         raise UsageError(f"{'link' if links else 'fault'}: there is no machine: add [[machine]] with a name")
-    for name, machine in placed:
+    for name, machine in parts:
         if machine is not None:
             raise UsageError(
                 f"{name}: machine = {machine!r}: unknown machine: add [[machine]] with that name"
@@ -197,6 +204,6 @@ def _check_known(key: str, name: str | None, known: Sequence[str]) -> None:
         raise UsageError(f"{key} = {name!r}: unknown host: give one of {', '.join(known)}")
 
 
-def _check_within(key: str, value: float, least: float, most: float) -> None:
-    if not least <= value <= most:
-        raise UsageError(f"{key} = {value}: give {least} to {most}")
+def _check_within(key: str, value: float, minimum: float, maximum: float) -> None:
+    if not minimum <= value <= maximum:
+        raise UsageError(f"{key} = {value}: give {minimum} to {maximum}")

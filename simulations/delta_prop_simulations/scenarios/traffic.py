@@ -1,4 +1,4 @@
-"""Recorded traffic for sources that replay it: each run reads its file again."""
+"""Provides recorded traffic for sources that replay it; each run reads the file anew."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 
 def traffic_of(spec: SourceSpec, scenario: str) -> RecordedTraffic | None:
-    """Return the traffic that a source replays; its file is relative to the scenario. Raises UsageError."""
+    """Return the traffic that a source replays, if any. `scenario`: its path, to which `trace` is relative.
+    Raises UsageError.
+    """
     if spec.trace is None:
         return None
     path = resolve_beside(scenario, spec.trace)

@@ -32,7 +32,7 @@ def test_scenario_draws_from_measured_sink(tmp_path: Path, capsys: pytest.Captur
         (["--sinks", "stor"], "give one of storage, index, subscriber"),
         (["--compare", "--sinks", "cache"], "give one of storage, index, subscriber"),
         (["--for", "0"], r"give 0\.5 s to 1 h"),
-        (["--for", "soon"], "is not a time"),
+        (["--for", "soon"], "is not a duration"),
         (["--rounds", "0"], "give 1 to 100"),
         (["--compare", "--to", "laws.json"], "writes no distributions"),
     ],

@@ -115,7 +115,7 @@ def test_lag_in_idle_open_loop_equals_call_time() -> None:
 
     seen = predict(storage.SET_UP, distributions, drive)
     assert len(seen.lags_s) >= 18
-    assert seen.lag_s(0.5) == pytest.approx(storage.SENT * 2e-4, rel=0.01)
+    assert seen.lag_s(0.5) == pytest.approx(storage.DELTAS_PER_PUBLISH * 2e-4, rel=0.01)
 
 
 def test_index_at_its_bound_is_limited_by_graph_building() -> None:

@@ -42,7 +42,7 @@ def test_run_without_strikes_finds_nothing() -> None:
     outcome = run(calm_plan())
     assert outcome.is_ok, outcome
     assert outcome.deltas >= 40
-    assert outcome.struck["lives"] >= len(calm_plan().nodes)
+    assert outcome.struck["processes started"] >= len(calm_plan().nodes)
 
 
 def test_run_without_deltas_or_hit_faults_is_vacuous() -> None:

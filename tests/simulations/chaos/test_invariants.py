@@ -47,9 +47,9 @@ OFFSETS = LogOffsets(first=1, synced=5, written=7, next=9, high_watermark=5)
         ({"synced": 8, "high_watermark": 8}, DURABLE, False),
         ({"written": 10}, DURABLE, False),
         ({"next": 8}, DURABLE, False),
-        ({"next": 8, "recovered": 1}, DURABLE, True),
+        ({"next": 8, "recoveries": 1}, DURABLE, True),
         ({"synced": 4, "high_watermark": 4}, DURABLE, False),
-        ({"synced": 4, "high_watermark": 4, "recovered": 1}, DURABLE, False),
+        ({"synced": 4, "high_watermark": 4, "recoveries": 1}, DURABLE, False),
         ({"written": 6}, DURABLE, False),
         ({"written": 5, "failed": True}, DURABLE, True),
         ({"first": 0}, DURABLE, False),
@@ -96,14 +96,14 @@ def with_service(scenario: Callable[[Propagator, Oracle, ModelSink], Awaitable[N
         settings = Settings(mailbox_deltas_max=5, queue_deltas_max=50)
         async with Propagator(settings, data="x", log=LogSettings(), world=world) as p:
             oracle.note_start("n", p, None)
-            await p.attach(sink.for_life(Life()))
+            await p.attach(sink.for_process(Process()))
             await scenario(p, oracle, sink)
 
     run_virtual(main)
 
 
-class Life:
-    is_over = False
+class Process:
+    has_ended = False
 
 
 class Node:
@@ -155,7 +155,7 @@ def test_step_that_breaks_a_promise_is_found(break_it: Any, check: str) -> None:
     async def scenario(p: Propagator, oracle: Oracle, sink: ModelSink) -> None:
         internals = p.internals()
         steps = StepChecker("n", internals, LogHistory("n", internals.log.log_id, DURABLE, DURABLE))
-        for _ in range(invariants.REST_EVERY):
+        for _ in range(invariants.BOUNDS_EVERY):
             steps.check(None)
         feed = internals.sinks.feed("s")
         saved = {
@@ -164,7 +164,7 @@ def test_step_that_breaks_a_promise_is_found(break_it: Any, check: str) -> None:
         depths = internals.pipeline.queue.depth, internals.pipeline.orderer._pending.deltas
         break_it(p, feed)
         try:
-            found = [check_violated(lambda: steps.check(None)) for _ in range(invariants.REST_EVERY)]
+            found = [check_violated(lambda: steps.check(None)) for _ in range(invariants.BOUNDS_EVERY)]
             assert set(found) - {None} == {check}
         finally:
             for name, value in saved.items():

@@ -48,7 +48,7 @@ def test_table_shows_seed_and_violation_or_not_found() -> None:
     assert [line.split("  ")[-1].strip() for line in lines[1:]] == [
         "0 of 500 seeds break a promise",
         "seed 2: offset 7 was told as 8",
-        "not found; its code ran with 480 of them",
+        "not found; 480 seeds ran its code",
         "never reached",
     ]
 

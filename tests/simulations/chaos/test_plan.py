@@ -53,7 +53,7 @@ def test_drawn_plans_are_valid() -> None:
         (("duration_s",), -5, "duration_s = -5: give 0.1 to 600"),
         (("duration_s",), "long", "duration_s = 'long'"),
         (("duration_s",), float("nan"), "duration_s = nan"),
-        (("nodes",), [], "nodes: there are 0; give 1 to 8"),
+        (("nodes",), [], "nodes: there are 0: give 1 to 8"),
         (("nodes", 0, "forward_to"), ["nobody"], "forward_to = 'nobody'"),
         (("nodes", 0, "sinks", 0, "kind"), "odd", "kind = 'odd': give one of transactional"),
         (("writers", 0, "deltas"), -3, "writers.0..deltas = -3"),

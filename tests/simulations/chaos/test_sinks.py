@@ -31,8 +31,8 @@ ALL_FAULTS = SinkFaults(before=0.2, after=0.2, half_way=0.2, hang=0.05, slow=0.3
 SETTINGS = Settings(apply_timeout_s=2.0, breaker_open_s=1.0)
 
 
-class Life:
-    is_over = False
+class Process:
+    has_ended = False
 
 
 class CommitsLate(Random):
@@ -48,7 +48,7 @@ def test_model_sink_follows_the_contract(kind: Any) -> None:
 
     def make() -> Sink:
         model.kill()
-        return model.for_life(Life())
+        return model.for_process(Process())
 
     async def probe(sink: Sink) -> object:
         states = model.states()
@@ -78,7 +78,7 @@ def run_failing(kind: Any, seed: int) -> Counter[str]:
 
     async def main() -> None:
         async with Propagator(SETTINGS, world=virtual_world(seed)) as p:
-            await p.attach(model.for_life(Life()))
+            await p.attach(model.for_process(Process()))
             for at in range(60):
                 poison = {"poison": "model"} if at == 30 else None
                 operation = sparse_add([0], [1.0]) if at >= 3 else create([0.0])
@@ -129,7 +129,7 @@ def test_sink_reports_rows_delivered_twice(calls: Sequence[tuple[int, str]], che
     model = ModelSink("model", "plain", Random(1))
 
     async def main() -> None:
-        sink = model.for_life(Life())
+        sink = model.for_process(Process())
         context: Any = Context()
         await sink.open(context)
         for offset, keys in calls:
@@ -143,7 +143,7 @@ def test_sink_reports_reordered_rows_and_concurrent_calls() -> None:
     model = ModelSink("model", "plain", Random(1), SinkFaults(slow=1.0))
 
     async def main() -> None:
-        sink = model.for_life(Life())
+        sink = model.for_process(Process())
         context: Any = Context()
         await sink.open(context)
         await sink.apply([Delivery(logged(5, "a"))])
@@ -154,22 +154,22 @@ def test_sink_reports_reordered_rows_and_concurrent_calls() -> None:
 
     run_virtual(main)
     assert [one.check for one in model.violations[:2]] == ["order", "order"]
-    assert "after 5" in model.violations[0].what
+    assert "after offset 5" in model.violations[0].what
     assert "during another call" in model.violations[1].what
 
 
 def test_killed_sink_has_no_effect_and_loses_uncommitted_rows() -> None:
     model = ModelSink("model", "transactional", CommitsLate())
-    life = Life()
+    process = Process()
 
     async def main() -> None:
-        sink = model.for_life(life)
+        sink = model.for_process(process)
         context: Any = Context()
         await sink.open(context)
         await sink.apply([Delivery(logged(0, "a"))])
         await sink.aclose()
         await sink.apply([Delivery(logged(1, "b"))])
-        life.is_over = True
+        process.has_ended = True
         with pytest.raises(TryAgain):
             await sink.apply([Delivery(logged(2, "c"))])
         await sink.aclose()
@@ -186,7 +186,7 @@ def test_rows_before_rejected_delta_are_applied() -> None:
     batch = LoggedBatch(encode_batch(deltas, origin=16, base=1), 0, 1, Source.LOCAL)
 
     async def main() -> None:
-        sink = model.for_life(Life())
+        sink = model.for_process(Process())
         context: Any = Context()
         await sink.open(context)
         with pytest.raises(RejectDelta) as caught:
@@ -202,7 +202,7 @@ def test_state_and_later_deltas_fold_in_canonical_order() -> None:
     facts.begin(VectorState(True, create([1.0]).values, key=(10, 16, 1)), 3)
     duplicate, below, above = (Fact.of(logged(*one), 0) for one in ((3, "a"), (4, "a", 32, 2), (5, "a")))
     assert facts.has(duplicate)
-    assert facts.is_below_base(below)
+    assert facts.is_before_base(below)
     facts.add(below)
     facts.add(above._replace(key=(11, 16, 6)))
     state = facts.state()

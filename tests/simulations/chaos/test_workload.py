@@ -99,7 +99,7 @@ def test_remote_clients_continue_after_broken_connections(seed: int) -> None:
         log_history.start(site.propagator.internals().log, None)
         async with anyio.create_task_group() as tasks:
             for reader in readers:
-                tasks.start_soon(reader.run_life, site.world, ADDRESS)
+                tasks.start_soon(reader.run, site.world, ADDRESS)
             lives = 0
             while not one.is_done:
                 lives += 1

@@ -51,14 +51,14 @@ MISTAKES = {
     ("rate = 1000", 'rate = "fast"'): r"source\[0\].rate: \"fast\" is not a number",
     ("batch = 20", "batch = 20\ndeltas = {mix = {dense = 0}}"): r"^source\[0\].deltas.mix: every share is 0",
     ("batch = 20", "batch = 2000"): r"source\[0\].batch = 2000: give 1 to 1000",
-    ('duration = "3s"', 'duration = "5 days"'): "duration: .* is not a time: give seconds",
+    ('duration = "3s"', 'duration = "5 days"'): "duration: .* is not a duration: give seconds",
     ('duration = "3s"', "durations = 5"): "durations: unknown key: did you mean duration?",
     (
         "noise = 0.3",
         'distribution = "gamma"',
     ): r"sink\[1\].distribution: \"gamma\": give one of constant, normal",
     ("noise = 0.3", 'distribution = "calibrated"'): r"sink\[1\].file: .* give both, or neither",
-    ("noise = 0.3", 'faults = [{from = 1, what = "fails"}]'): r"sink\[1\].faults\[0\].for: it is missing",
+    ("noise = 0.3", 'faults = [{from = 1, what = "fails"}]'): r"sink\[1\].faults\[0\].for: missing",
     (
         "noise = 0.3",
         'faults = [{from = 1, for = 1, what = "fail"}]',
@@ -78,7 +78,7 @@ MISTAKES = {
     (
         "noise = 0.3",
         '[[alternative]]\nname="x"\nwithout=["sink.slow", "sink.quick"]',
-    ): r"alternative\[0\].without: without 'sink.quick' no sink is left: leave at least one in",
+    ): r"alternative\[0\].without: without 'sink.quick' no sink is left: keep at least one",
     (
         "[[sink]]",
         '[[alternative]]\nname="x"\nwithout=["source.web"]\n[[sink]]',

@@ -84,7 +84,7 @@ def test_terminal_report_names_sink_with_invalidated_cursor() -> None:
     result = Result("lost", "", 1, 4.0, [run_scenario(duration=1.0), invalidated])
     missed = int(invalidated.totals["offered"]) - sink(invalidated, "slow").applied
     assert missed > 1_000
-    note = f"slow has an invalidated cursor: {missed:,} deltas did not come to it"
+    note = f"slow has an invalidated cursor: {missed:,} deltas did not reach it"
     text, page = table(result, width=200), html(result)
     row = next(line for line in text.splitlines() if line.startswith("  P1 "))
     assert row.split()[-3:] == ["kept", "kept,", "but"]

@@ -36,7 +36,7 @@ name = "west"
 name = "ocean"
 between = ["east", "west"]
 latency_ms = 30
-cut = [{from = "1s", for = "2s", way = "there"}]
+cut = [{from = "1s", for = "2s", direction = "there"}]
 [[source]]
 name = "shop"
 machine = "west"
@@ -95,11 +95,11 @@ def test_alternative_changes_link_by_name() -> None:
             'between = ["east", "mars"]',
             "'mars': unknown host: give one of east, west, shop",
         ),
-        ('way = "there"', 'way = "thither"', "link[0].cut[0].way"),
+        ('direction = "there"', 'direction = "thither"', "link[0].cut[0].direction"),
         ('what = "kill"', 'what = "slay"', "fault[0].what"),
         ('what = "kill"', 'what = "clock_jumps"', "by: the jump of a clock"),
         ('what = "kill"', 'what = "kill"\nat = 3', "fault[0].at: unknown key"),
-        ('from = "500ms"', "", "fault[0].from: it is missing"),
+        ('from = "500ms"', "", "fault[0].from: missing"),
         ('name = "east"', 'name = "e.ast"', "give 1 to 40 letters, digits"),
         ('name = "east"', 'name = "west"', "machine name 'west': used by two hosts"),
         ("latency_ms = 30", "latency_ms = 0", "latency_ms = 0"),

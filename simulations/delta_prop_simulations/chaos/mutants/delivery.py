@@ -1,6 +1,6 @@
 """Mutants of delivery to sinks: cursors, failures, mailboxes, quarantine and rebuilds.
 
-Each line of text is the production code's own; if that changes, the table's test names the mutant to update.
+The quoted lines are production code; if that code changes, a test names the mutants to update.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ DELIVERY = (
     ),
     Mutant(
         "mailbox-unbounded",
-        "a mailbox takes whatever is offered",
+        "a mailbox accepts more than its bounds allow",
         "a slow sink costs no more memory than its mailbox",
         (
             edit(
@@ -54,13 +54,13 @@ DELIVERY = (
     Mutant(
         "feed-not-notified",
         "a feed that waits is not woken by a push",
-        "what is in the log reaches every sink",
+        "every row in the log reaches every sink",
         (edit(Feed.offer, ("self._wake_event.set()", "pass")),),
     ),
     Mutant(
         "rebuild-misses-the-tail",
         "a sink that is rebuilt continues at the log's end, not at its snapshot's",
-        "a sink that was rebuilt holds what the log holds",
+        "a rebuilt sink holds the same state as the log",
         (edit(Rebuilder.run, ("feed.restart_at(offset)", "feed.restart_at(self._log.high_watermark)")),),
     ),
     Mutant(
@@ -76,7 +76,7 @@ DELIVERY = (
     ),
     Mutant(
         "folded-for-each-batch",
-        "a call with redelivered deltas folds their vectors for each of its batches, not once",
+        "a call with late deltas folds their vectors for each of its batches, not once",
         "catching up after a network cut takes time in proportion to the missed deltas",
         (
             edit(

@@ -1,4 +1,4 @@
-"""Runs seeds until a mutant is found: a run calls the mutated code, and breaks a promise."""
+"""Runs seeds until a mutant is found: until a run that calls the mutated code breaks a promise."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ SEEDS_MAX = 500
 class Hunt:
     """The result for one mutant; for the unchanged program if `mutant` is None.
 
-    `tried`: the number of seeds run; `reached`: those in which the mutated code ran. `seed`, `check` and
-    `evidence` are of the first run that broke a promise; None and empty if none did.
+    `tried`: the number of seeds that were run; `reached`: the number of seeds whose run called the mutated
+    code. `seed`, `check`, `evidence`: of the first run that broke a promise; None and empty if no run did.
     """
 
     mutant: str | None
@@ -35,7 +35,7 @@ class Hunt:
 
     @property
     def is_found(self) -> bool:
-        """True if some run broke a promise."""
+        """True if a run broke a promise."""
         return self.seed is not None
 
 
@@ -43,11 +43,11 @@ def hunt(mutant: str | None, seeds: Iterable[int]) -> Hunt:
     """Run these seeds in order until one breaks a promise."""
     tried = reached = 0
     for seed in seeds:
-        outcome, strikes = run_mutant(mutant, draw(seed))
+        outcome, call_count = run_mutant(mutant, draw(seed))
         tried += 1
-        reached += strikes > 0
+        reached += call_count > 0
         broken = outcome.violation
-        if broken is not None and (strikes or mutant is None):
+        if broken is not None and (call_count or mutant is None):
             return Hunt(mutant, tried, reached, seed, broken.check, broken.what)
     return Hunt(mutant, tried, reached)
 
@@ -56,5 +56,5 @@ def run_mutant(mutant: str | None, plan: Plan) -> tuple[Outcome, int]:
     """Run one plan; also return the number of calls of the mutated code."""
     if mutant is None:
         return run(plan), 0
-    with apply_mutant(MUTANTS[mutant]) as strikes:
-        return run(plan), strikes.count
+    with apply_mutant(MUTANTS[mutant]) as calls:
+        return run(plan), calls.count

@@ -1,6 +1,6 @@
 """Mutants of the log on disk: syncs, recovery point, recovery, retention and compaction.
 
-Each line of text is the production code's own; if that changes, the table's test names the mutant to update.
+The quoted lines are production code; if that code changes, a test names the mutants to update.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ LOG = (
     Mutant(
         "failed-sync-retried",
         "a sync that failed is retried, and trusted the second time",
-        "after a failed sync nothing is acknowledged before it was read back",
+        "after a failed sync no delta is acknowledged before it is read back",
         (
             edit(
                 Commit._write,
@@ -66,7 +66,7 @@ LOG = (
     Mutant(
         "failed-commit-counts",
         "a commit that the disk refused counts as done",
-        "nothing is acknowledged that the disk refused",
+        "no delta is acknowledged that the disk refused",
         (edit(Committer._commit_all, ("self._fail(error)\n            return", "pass")),),
     ),
     Mutant(
@@ -118,7 +118,7 @@ LOG = (
     Mutant(
         "removed-before-the-snapshot",
         "segments are removed before a snapshot holds their states",
-        "a sink can be rebuilt from what the log holds",
+        "a sink can be rebuilt from the log",
         (
             edit(
                 SnapshotPlanner.floor,

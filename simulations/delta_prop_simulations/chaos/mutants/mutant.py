@@ -1,7 +1,8 @@
 """Mutants: small edits of the production code that hold for the duration of a run.
 
-A mutant replaces a function's code object, not the function: so every reference to it, under any name, runs
-the mutated code. Its edits are text; if the code no longer contains that text, the mutant is refused.
+A mutant replaces a function's code object, not the function itself, so every reference to the function runs
+the mutated code. An edit replaces text; if the code no longer contains the old text, applying the mutant
+fails.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_COUNTER = "__strike_of_a_mutant__"
+_COUNTER = "__calls_of_a_mutant__"
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """One function, and its replacements: pairs of old and new text, each old text found there just once."""
+    """An edit of one function. `changes`: pairs of an old text, which must occur exactly once in it, and a
+    new text.
+    """
 
     function: FunctionType
     changes: tuple[tuple[str, str], ...]
@@ -30,7 +33,9 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A faulty version of the production code. `what`: the fault; `promise`: the promise that it breaks."""
+    """A faulty version of the production code. `what`: the fault; `promise`: the promise that the fault
+    breaks.
+    """
 
     name: str
     what: str
@@ -39,7 +44,7 @@ class Mutant:
 
 
 class CallCounter:
-    """The number of calls of the mutated code."""
+    """Counts the calls of the mutated code."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -65,33 +70,34 @@ def getter(owner: type, name: str) -> Callable[..., Any]:
 @contextmanager
 def apply_mutant(mutant: Mutant) -> Iterator[CallCounter]:
     """Run the mutated code in this process until the scope ends; one mutant at a time."""
-    strikes = CallCounter()
+    calls = CallCounter()
     with ExitStack() as undo:
         for one in mutant.edits:
-            wrong = mutate(one, mutant.name)
+            mutated = mutate(one, mutant.name)
             undo.callback(_restore, one.function, one.function.__code__)
-            one.function.__globals__[_COUNTER] = strikes
-            one.function.__code__ = wrong
-        yield strikes
+            one.function.__globals__[_COUNTER] = calls
+            one.function.__code__ = mutated
+        yield calls
 
 
 def mutate(one: Edit, name: str) -> CodeType:
     """Return the mutated code of a function, which counts its calls."""
     function = one.function
     text = textwrap.dedent(inspect.getsource(function))
-    for was, becomes in one.changes:
-        if text.count(was) != 1:
+    for old, new in one.changes:
+        if text.count(old) != 1:
             raise LookupError(
-                f"mutant {name}: {function.__qualname__} contains {was!r} {text.count(was)} times, not once: "
+                f"mutant {name}: {function.__qualname__} contains {old!r} {text.count(old)} times, not once: "
                 "update the mutant to the changed code"
             )
-        text = text.replace(was, becomes)
+        text = text.replace(old, new)
     tree = ast.parse(text)
     made = tree.body[0]
     assert isinstance(made, ast.FunctionDef | ast.AsyncFunctionDef)
     made.decorator_list = []
     made.body.insert(0, ast.parse(f"{_COUNTER}()").body[0])
-    # The class gives `super()` its meaning; the flag is the `annotations` import of all our modules.
+    # Compiled in a class body, so that `super()` works; with the flag of `from __future__ import
+    # annotations`, which all our modules have.
     within: ast.stmt = ast.parse("class _Within: pass").body[0]
     assert isinstance(within, ast.ClassDef)
     within.body = [made]

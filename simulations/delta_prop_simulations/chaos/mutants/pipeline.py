@@ -1,6 +1,6 @@
 """Mutants of the pipeline: duplicates, causal order, refusals, and the state that a start restores.
 
-Each line of text is the production code's own; if that changes, the table's test names the mutant to update.
+The quoted lines are production code; if that code changes, a test names the mutants to update.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PIPELINE = (
     Mutant(
         "state-moves-without-the-log",
         "watermarks move though the log has refused the batch",
-        "what is acknowledged is in the log",
+        "every acknowledged delta is in the log",
         (
             edit(
                 Pipeline._append,
@@ -107,7 +107,7 @@ PIPELINE = (
     Mutant(
         "failure-reported-as-success",
         "callers that wait for a failed commit get a success",
-        "nothing is acknowledged that the disk refused",
+        "no delta is acknowledged that the disk refused",
         (edit(AckTracker._resolve, ("None if next_offset <= end else refusal", "None")),),
     ),
     Mutant(

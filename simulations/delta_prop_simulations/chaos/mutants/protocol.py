@@ -1,6 +1,6 @@
 """Mutants of the network protocol: clients, the server's connections, groups and forwarding.
 
-Each line of text is the production code's own; if that changes, the table's test names the mutant to update.
+The quoted lines are production code; if that code changes, a test names the mutants to update.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Mutants of a log that fails and is recovered in place: lost rows are reported as stored, or stored ones
-denied.
+"""Mutants of a log that fails and is recovered in place: lost rows are reported as stored, or stored rows as
+refused.
 
-Each line of text is the production code's own; if that changes, the table's test names the mutant to update.
+The quoted lines are production code; if that code changes, a test names the mutants to update.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ RECOVERY = (
     Mutant(
         "watermark-of-a-failed-log",
         "a hello is answered with watermarks that count rows that may be lost, and these are acknowledged",
-        "every acknowledged delta is in the log, though that has failed and is recovered",
+        "every acknowledged delta is in the log, even after the log failed and was recovered",
         (
             edit(Pipeline.check_running, ("if self.stop_refusal is not None:", "if False:")),
             edit(ConnectionHandler._handle_hello, ("self._pipeline.when_reached(answer)", "answer(None)")),
@@ -43,7 +43,7 @@ RECOVERY = (
     Mutant(
         "doubt-reported-as-refused",
         "rows written when a sync failed are reported as refused before the recovery has decided",
-        "a refused delta has not happened",
+        "a refused delta never takes effect",
         (edit(Pipeline.stop, ("self.ack_tracker.suspend(refusal)", "self.ack_tracker.fail(refusal)")),),
     ),
 )

@@ -1,7 +1,8 @@
-"""Faults that the simulation found in our own code: the plan of a failed run, and a description, for each.
+"""Faults that the simulation found in our own code: for each, a description and the plan of a run that
+failed.
 
-The plan is a JSON file beside this module, for `sweep --plan` too. With its fix reverted
-(`reverted_fixes.py`) it fails. Beside the shrunk plans there are plans as sweeps drew them.
+A plan is a JSON file beside this module, which `sweep --plan` also accepts. If the fix is reverted
+(`reverted_fixes.py`), the plan's run fails again. Some plans are shrunk, others are as a sweep drew them.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ DESCRIPTIONS = {
     ),
     "folded-for-each-batch": (
         "After a long cut between services that change the same vectors an index folded a vector once for "
-        "each redelivered delta, so the work grew with the square of the missed deltas."
+        "each late delta, so the work grew with the square of the number of missed deltas."
     ),
     "queued-before-a-hello": (
         "A slow sink limits the rate, so batches wait in the queue. Their connection breaks; the producer "
@@ -46,16 +47,16 @@ DESCRIPTIONS = {
         "dots."
     ),
     "judged-too-early": (
-        "A fault of the simulation itself: it took a service for at rest whose log did not show yet all that "
-        "it held, and reported that as a violation."
+        "A fault of the simulation itself: it took a service for idle although readers did not see all rows "
+        "of its log yet, and reported that as a violation."
     ),
 }
 """Descriptions of the faults, by name."""
 
 SEEDS = (23, 115, 192, 292, 342, 1_001_235, 1_002_078, 1_003_045, 2_000_817, 3_000_068, 17_000_813)
-"""Seeds that failed once, with the plans that they drew then."""
+"""Seeds that failed once. The plan file of each has the plan that the seed drew at that time."""
 
 
 def plan_of(name: str) -> Plan:
-    """Return the plan of the run that showed the fault."""
+    """Return the plan of the run that found the fault."""
     return Plan.from_json(read_packaged("delta_prop_simulations.chaos.regressions", f"{name}.json"))

@@ -1,6 +1,7 @@
-"""The fixes of found faults, each reverted as a mutant: with it the plan of that name fails again.
+"""Reverted fixes: each is a mutant that brings a found fault back, so that the plan of the same name fails
+again.
 
-If a plan has no reverted fix here, later fixes prevent the fault as well.
+A plan without a reverted fix cannot fail again this way, since later fixes prevent its fault, too.
 """
 
 from __future__ import annotations
