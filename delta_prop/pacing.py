@@ -297,7 +297,7 @@ class MailboxGauge(Gauge):
         """Set the credits to what is in flight."""
         assert self.credits is not None
         out = self.feed.in_flight
-        self.credits.set_out(*out)
+        self.credits.set_outstanding(*out)
         if not out[0]:
             self._applied, self._applied_at = self.feed.applied, now
 

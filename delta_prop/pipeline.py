@@ -534,7 +534,7 @@ class Pipeline:
 
     def _park(self, entry: Entry) -> None:
         work: Work = entry.item  # type: ignore[assignment]
-        first_copy = self.orderer.find_parked(entry)
+        first_copy = self.orderer.find_pending(entry)
         if first_copy is not None:
             assert isinstance(work, SequencedBatch), "a draft has no duplicates"
             refusal = attach_duplicate(work, first_copy, self.orderer.watermarks.get(entry.origin, 0))
@@ -557,7 +557,7 @@ class Pipeline:
         """
         work = entry.item
         if isinstance(work, SequencedBatch) and work.is_forwarded:
-            if work.duplicates or not self.orderer.is_parked(entry):
+            if work.duplicates or not self.orderer.is_pending(entry):
                 return False
             self._refuse_all(self.orderer.refuse(entry, withdrawn()))
             return True

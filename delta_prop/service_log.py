@@ -302,7 +302,7 @@ class ServiceLog:
 def _take_reserve(log: DurableLog) -> None:
     """Reserve disk space for small writes on a full disk, if there is any. For a thread."""
     try:
-        log.reserve.take(log.settings.free_bytes_min)
+        log.reserve.allocate(log.settings.free_bytes_min)
     except OSError as error:
         logger.warning("the disk reserve could not be allocated; the service retries: %s", error)
 

@@ -327,7 +327,7 @@ class SocketStream:
         """Return how many bytes of the file were sent, 0 if it would block; None: without sendfile."""
         count_max = min(part.size - sent, _FILE_BYTES_PER_CALL)
         try:
-            sent_now = os.sendfile(self._socket.fileno(), descriptor, part.at + sent, count_max)
+            sent_now = os.sendfile(self._socket.fileno(), descriptor, part.position + sent, count_max)
         except BlockingIOError:
             return 0
         except OSError as error:

@@ -1,7 +1,7 @@
 """The disk as the broker sees it: a few calls, each of which can fail, tear or be interrupted by a crash.
 
 Paths are relative to one directory, with `/` between their parts. Nothing is durable before it is
-synced: bytes by `File.sync`, a new, renamed or removed name by `Disk.sync_directory` of its directory.
+synced: `File.sync` syncs bytes, `Disk.sync_directory` syncs new, renamed and removed names.
 Every call may raise OSError. After an error of `sync`, the bytes written since the last sync may be lost,
 and a second call that succeeds proves nothing.
 """
@@ -21,7 +21,7 @@ CHUNK_BYTES_MAX = 256 * 1024
 
 
 class File(Protocol):
-    """One open file. Calls come from one thread at a time, reads from any."""
+    """One open file. Any thread may call `read`; all other calls come from one thread at a time."""
 
     def read(self, at: int, size: int) -> bytes:
         """Read up to `size` bytes from position `at` on; fewer only where the file ends."""
@@ -35,7 +35,7 @@ class File(Protocol):
         ...
 
     def sync(self) -> None:
-        """Return when everything written is on stable storage, the file's size with it."""
+        """Wait until everything written, and the file's size, is on stable storage."""
         ...
 
     def size(self) -> int:
@@ -54,7 +54,7 @@ class File(Protocol):
         ...
 
     def descriptor(self) -> int | None:
-        """Return the file descriptor, for calls that send from it; None where there is none."""
+        """Return the file descriptor, for system calls that send the file; None if there is none."""
         ...
 
     def close(self) -> None:
@@ -63,24 +63,26 @@ class File(Protocol):
 
 
 class FileRange(NamedTuple):
-    """`size` bytes of a file from position `at` on, which nobody writes any more."""
+    """A range of a file that no one writes any more: `size` bytes from `position` on."""
 
     file: File
-    at: int
+    position: int
     size: int
 
-    def chunks(self, begin: int = 0) -> Iterator[bytes]:
-        """Yield the bytes in chunks, from `begin` bytes after `at` on. Raises OSError."""
-        while begin < self.size:
-            found = self.file.read(self.at + begin, min(self.size - begin, CHUNK_BYTES_MAX))
+    def chunks(self, start: int = 0) -> Iterator[bytes]:
+        """Yield the bytes of the range in chunks, without the first `start` bytes. Raises OSError."""
+        while start < self.size:
+            found = self.file.read(self.position + start, min(self.size - start, CHUNK_BYTES_MAX))
             if not found:
-                raise self.short_read_error(begin)
-            begin += len(found)
+                raise self.short_read_error(start)
+            start += len(found)
             yield found
 
     def short_read_error(self, found: int) -> OSError:
-        """Return the error for a file that ends after `found` of these bytes."""
-        text = f"the file ends at byte {self.at + found}, {self.size - found} bytes before the range does"
+        """Return the error for a file that ends after `found` bytes of the range."""
+        text = (
+            f"the file ends at byte {self.position + found}, {self.size - found} bytes before the range does"
+        )
         return OSError(errno.EIO, text)
 
 
@@ -97,7 +99,7 @@ class Disk(Protocol):
 
     @property
     def name(self) -> str:
-        """The directory's own path, as commands take it."""
+        """The path of the directory, as an operator passes it to a command."""
         ...
 
     def open(self, path: str, *, create: bool = False, read_only: bool = False) -> File:
@@ -109,11 +111,11 @@ class Disk(Protocol):
         ...
 
     def make_directory(self, path: str) -> None:
-        """Create a directory and its parents where they are missing."""
+        """Create a directory and its parents if they are missing."""
         ...
 
     def rename(self, old: str, new: str) -> None:
-        """Rename a file, and replace the one that has the new name; atomic, also in a crash."""
+        """Rename a file; it replaces a file that has the new name. Atomic, even in a crash."""
         ...
 
     def remove(self, path: str) -> None:
@@ -121,7 +123,7 @@ class Disk(Protocol):
         ...
 
     def sync_directory(self, path: str) -> None:
-        """Return when the names in a directory are on stable storage."""
+        """Wait until the names in a directory are on stable storage."""
         ...
 
     def lock(self, path: str) -> Lock:

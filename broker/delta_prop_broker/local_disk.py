@@ -1,4 +1,4 @@
-"""The disk of the machine, one directory of it. Every call blocks. For Linux and macOS.
+"""A directory on a local disk, as a `Disk`. Every call blocks. For Linux and macOS.
 
 Names are resolved part by part from the root, and a symbolic link below the root is refused, so no name
 reaches a file outside. The root itself may be a link: its target is the operator's choice. Only the owner
@@ -31,7 +31,10 @@ _CHUNK_BYTES = 1024 * 1024
 
 
 def path_parts(path: str) -> list[str]:
-    """Return the names in a path of the disk port; none for the root, `""` or `"."`. Raises ValueError."""
+    """Return the names in a path as the `Disk` protocol takes it; none for the root, `""` or `"."`.
+
+    Raises ValueError.
+    """
     if path in ("", "."):
         return []
     parts = path.split("/")
@@ -44,7 +47,7 @@ def path_parts(path: str) -> list[str]:
 
 
 def file_parts(path: str) -> tuple[list[str], str]:
-    """Return the directory of a file, as its names, and the file's own name. Raises ValueError."""
+    """Return the names of a file's parent directories, and its own name. Raises ValueError."""
     parts = path_parts(path)
     if not parts:
         raise ValueError(f"path {path!r}: this is the data directory itself: name a file in it")
@@ -88,18 +91,18 @@ class LocalFile:
             except OSError as error:
                 error.filename = self._name
                 raise
-        taken = 0
+        written = 0
         with _ErrorFilename(self._name):
             for first in range(0, len(parts), _PARTS_MAX):
                 group = parts[first : first + _PARTS_MAX]
-                count = os.pwritev(self._descriptor, group, at + taken)
-                taken += count
+                count = os.pwritev(self._descriptor, group, at + written)
+                written += count
                 if count < sum(memoryview(part).nbytes for part in group):
                     break
-        return taken
+        return written
 
     def sync(self) -> None:
-        """Return when everything written is on stable storage, the file's size with it."""
+        """Wait until everything written, and the file's size, is on stable storage."""
         if self._descriptor < 0:  # the other calls report a closed file themselves
             raise OSError(errno.EBADF, os.strerror(errno.EBADF), self._name)
         with _ErrorFilename(self._name):
@@ -165,7 +168,7 @@ class LocalDisk:
         return str(self.root)
 
     def open(self, path: str, *, create: bool = False, read_only: bool = False) -> LocalFile:
-        """Open a regular file; with `create`, create it if it is missing. Read-only changes nothing."""
+        """Open a regular file; with `create`, create it if it is missing. `read_only`: open for reading."""
         if create and read_only:
             raise ValueError("create, read_only: both are set: choose one")
         flags = os.O_RDONLY if read_only else os.O_RDWR
@@ -180,9 +183,9 @@ class LocalDisk:
             return []
 
     def make_directory(self, path: str) -> None:
-        """Create a directory and its parents where they are missing.
+        """Create a directory and its parents if they are missing.
 
-        The root is on stable storage when this returns: no other call syncs the directory above it.
+        The root is on stable storage when this returns, since no other call syncs its parent directory.
         """
         parts = path_parts(path)
         self._make_root()
@@ -196,12 +199,12 @@ class LocalDisk:
             os.close(descriptor)
 
     def rename(self, old: str, new: str) -> None:
-        """Rename a file, and replace the file that has the new name."""
-        (old_above, old_name), (new_above, new_name) = file_parts(old), file_parts(new)
-        with self._directory(old_above) as source, self._directory(new_above) as target:
-            with self._with_filename([*old_above, old_name]):
+        """Rename a file; it replaces a file that has the new name."""
+        (old_parent, old_name), (new_parent, new_name) = file_parts(old), file_parts(new)
+        with self._directory(old_parent) as source, self._directory(new_parent) as target:
+            with self._with_filename([*old_parent, old_name]):
                 found = os.stat(old_name, dir_fd=source, follow_symlinks=False)
-            self._require_file(found, [*old_above, old_name])
+            self._require_file(found, [*old_parent, old_name])
             try:
                 os.rename(old_name, new_name, src_dir_fd=source, dst_dir_fd=target)
             except OSError as error:
@@ -210,14 +213,14 @@ class LocalDisk:
 
     def remove(self, path: str) -> None:
         """Remove a file."""
-        above, name = file_parts(path)
-        with self._directory(above) as directory, self._with_filename([*above, name]):
+        parent, name = file_parts(path)
+        with self._directory(parent) as directory, self._with_filename([*parent, name]):
             found = os.stat(name, dir_fd=directory, follow_symlinks=False)
-            self._require_file(found, [*above, name])
+            self._require_file(found, [*parent, name])
             os.unlink(name, dir_fd=directory)
 
     def sync_directory(self, path: str) -> None:
-        """Return when the names in a directory are on stable storage."""
+        """Wait until the names in a directory are on stable storage."""
         parts = path_parts(path)
         with self._directory(parts) as directory, self._with_filename(parts):
             _sync(directory)
@@ -225,16 +228,16 @@ class LocalDisk:
     def lock(self, path: str) -> LocalLock:
         """Lock the directory for this process, by a file at `path` that holds the process id.
 
-        The file stays when the lock is released: a removal could hit a file that was just locked.
+        The file stays when the lock is released, since another process may just have locked it.
         """
         while True:
             descriptor = self._open(path, os.O_RDWR | os.O_CREAT)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                mine = self._is_at(path, descriptor)
-                if mine:
+                is_current = self._is_at(path, descriptor)
+                if is_current:
                     text = f"{os.getpid()}\n".encode()
-                    with suppress(OSError):  # on a full disk the lock holds, and only its text is missing
+                    with suppress(OSError):  # on a full disk the lock holds without its text
                         os.pwrite(descriptor, text, 0)
                         os.ftruncate(descriptor, len(text))
             except BlockingIOError:
@@ -244,7 +247,7 @@ class LocalDisk:
             except BaseException:
                 os.close(descriptor)
                 raise
-            if mine:
+            if is_current:
                 return LocalLock(descriptor)
             os.close(descriptor)  # the file was replaced meanwhile: lock the new one
 
@@ -256,22 +259,22 @@ class LocalDisk:
     # --- name resolution
 
     def _is_at(self, path: str, descriptor: int) -> bool:
-        above, name = file_parts(path)
+        parent, name = file_parts(path)
         try:
-            with self._directory(above) as directory:
+            with self._directory(parent) as directory:
                 found = os.stat(name, dir_fd=directory, follow_symlinks=False)
         except FileNotFoundError:
             return False
         return os.path.samestat(found, os.fstat(descriptor))
 
     def _open(self, path: str, flags: int) -> int:
-        above, name = file_parts(path)
-        with self._directory(above) as directory, self._with_filename([*above, name]):
+        parent, name = file_parts(path)
+        with self._directory(parent) as directory, self._with_filename([*parent, name]):
             # Without O_NONBLOCK, opening a pipe instead of a file would wait for its other end.
             flags |= os.O_NOFOLLOW | os.O_NONBLOCK
             descriptor = os.open(name, flags, _FILE_MODE, dir_fd=directory)
         try:
-            self._require_file(os.fstat(descriptor), [*above, name])
+            self._require_file(os.fstat(descriptor), [*parent, name])
         except BaseException:
             os.close(descriptor)
             raise
@@ -287,30 +290,30 @@ class LocalDisk:
         finally:
             os.close(descriptor)
 
-    def _open_subdirectory(self, above: int, parts: Sequence[str]) -> int:
-        """Open the last of these directories from its parent `above`, and close the parent."""
+    def _open_subdirectory(self, parent: int, parts: Sequence[str]) -> int:
+        """Open the last of these directories from its open parent, and close the parent."""
         with self._with_filename(parts):
-            found = os.stat(parts[-1], dir_fd=above, follow_symlinks=False)
+            found = os.stat(parts[-1], dir_fd=parent, follow_symlinks=False)
             self._reject_link(found, parts)
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-            below = os.open(parts[-1], flags, dir_fd=above)
-        os.close(above)
-        return below
+            child = os.open(parts[-1], flags, dir_fd=parent)
+        os.close(parent)
+        return child
 
     def _make_root(self) -> None:
         missing = []
-        at = self.root.absolute()
-        while not at.is_dir():
-            missing.append(at)
-            at = at.parent
+        directory = self.root.absolute()
+        while not directory.is_dir():
+            missing.append(directory)
+            directory = directory.parent
         for directory in reversed(missing):
             with suppress(FileExistsError):
                 directory.mkdir(_DIRECTORY_MODE)
-            above = os.open(directory.parent, os.O_RDONLY | os.O_DIRECTORY)
+            parent = os.open(directory.parent, os.O_RDONLY | os.O_DIRECTORY)
             try:
-                _sync(above)
+                _sync(parent)
             finally:
-                os.close(above)
+                os.close(parent)
 
     def _require_file(self, found: os.stat_result, parts: Sequence[str]) -> None:
         self._reject_link(found, parts)

@@ -1,1 +1,1 @@
-"""Backpressure: credit as a hard bound, a rate for each pacing sink, and the gate before the pipeline."""
+"""Backpressure: credit (a hard bound) and a rate per pacing sink, and the gate before the pipeline."""

@@ -1,7 +1,7 @@
 """Rate controllers for a pacing sink, in deltas per second: from its drain rate and its depth.
 
-Pure, stepped at a fixed interval. Depth alone reacts too late and makes a rate oscillate; the drain rate of
-a busy sink is its capacity, so the rate follows that, and depth only corrects it.
+Pure, stepped at a fixed interval. A rate that follows only the depth reacts too late and oscillates. The
+drain rate of a busy sink is its capacity, so the rate follows that, and the depth only corrects it.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ INTERVAL_S = 0.1
 """Time between two steps."""
 ELAPSED_S_MIN = 0.001
 ELAPSED_S_MAX = 60.0
-"""Bounds of a step's elapsed time: so samples are few, and their sum is finite."""
+"""Bounds of a step's elapsed time, so that a window has few samples, and their sum is finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class RateLimits:
-    """Initial value and bounds of a rate, in deltas per second; the window that drains are measured over.
+    """Initial value and bounds of a rate, in deltas per second, and how drains are measured.
 
-    `rate_initial`: for a sink that has drained for a while, its drain rate. `standing_s`: the depth allowed
-    before the sink, as the time in which it drains that; for a sink with many calls in flight give more than
-    their round trip: otherwise deltas in flight count as a queue, and the rate sinks.
+    `rate_initial`: for a sink that has drained for a while, its drain rate. `window_s`: the window over which
+    drains are measured. `standing_s`: the allowed depth before the sink, as the time in which it drains that
+    depth. For a sink with many calls in flight, give more than their round trip: otherwise deltas in flight
+    count as a queue, and the rate falls.
     """
 
     rate_initial: float = 10_000.0
@@ -64,7 +65,7 @@ class Law(Protocol):
 
     @property
     def drain_rate(self) -> float:
-        """Deltas per second that left the sink over the last window; 0 before the first step."""
+        """Deltas per second that left the sink in the last window; 0 before the first step."""
         ...
 
     def update(
@@ -79,23 +80,23 @@ class Law(Protocol):
     ) -> float:
         """Step the law and return the new rate.
 
-        `drained`: deltas that left since the last step: those admitted less the growth of the depth.
-        `depth`: deltas admitted and not applied, or a backlog of the sink's own, now; `depth_max` its bound.
-        `elapsed_s`: time since the last step; the drain of a late step is spread over its real time.
-        `demand_limited`: this sink's rate held nothing back, so the source had no more to send.
-        `in_call`: the part of the depth that the running call should have done by now, if that is known.
+        `drained`: deltas that left since the last step: the admitted deltas less the growth of the depth.
+        `depth`: deltas that are admitted and not applied, or a backlog of the sink's own; `depth_max`: its
+        bound. `elapsed_s`: time since the last step. `demand_limited`: this sink's rate held nothing back, so
+        the source had no more to send. `in_call`: the part of the depth that the running call should have
+        done by now; None: unknown.
         """
         ...
 
     def follow(self, *, drained: int, share: float, elapsed_s: float = INTERVAL_S) -> float:
-        """Step while the sink catches up by itself: the rate is a share of its drain rate."""
+        """Step the law while the sink catches up from the log: the rate is a share of its drain rate."""
         ...
 
 
 class _Meter:
-    """Deltas per second over the last `window_s` of samples.
+    """Measures deltas per second over the last `window_s`.
 
-    The window is extended, up to 10 s, while fewer than `steps_min` steps in it saw deltas leave.
+    The window is extended, up to 10 s, until deltas left in at least `steps_min` of its steps.
     """
 
     __slots__ = ("_samples", "_steps", "_steps_min", "_window_s", "seconds", "total")
@@ -113,12 +114,12 @@ class _Meter:
         samples.append((min(max(elapsed_s, ELAPSED_S_MIN), ELAPSED_S_MAX), count))
         self.total += count
         self._steps += count > 0
-        # The sum is computed afresh: a running sum would accumulate rounding errors.
+        # The sum is computed anew each time, since a running sum would accumulate rounding errors.
         self.seconds = sum(seconds for seconds, _ in samples)
         while len(samples) > 1:
             seconds, old = samples[0]
             left_s, left_steps = self.seconds - seconds, self._steps - (old > 0)
-            # The factor allows for rounding: ten times 0.1 is not 1.
+            # The factor allows for rounding errors: the sum of ten times 0.1 is not 1.
             if left_s < self._window_s * 0.999 or (left_steps < self._steps_min and left_s < MEASURE_S_MAX):
                 return
             samples.popleft()
@@ -130,12 +131,12 @@ class _Meter:
 
     @property
     def lump(self) -> float:
-        """Average number of deltas that left in a step, over the steps in which any did."""
+        """Average number of deltas that left in a step, of the steps in which deltas left."""
         return self.total / self._steps if self._steps else 0.0
 
 
 class _MeasuredLaw:
-    """Common part of both laws: the bounds, the smoothing of increases only, the drain over a window."""
+    """The common part of both laws: bounds, smoothing of increases, and the drain rate over a window."""
 
     def __init__(self, limits: RateLimits | None = None) -> None:
         self.limits = limits or RateLimits()
@@ -149,11 +150,11 @@ class _MeasuredLaw:
 
     @property
     def drain_rate(self) -> float:
-        """Deltas per second that left the sink over the last window; 0 before the first step."""
+        """Deltas per second that left the sink in the last window; 0 before the first step."""
         return self._drained.rate
 
     def follow(self, *, drained: int, share: float, elapsed_s: float = INTERVAL_S) -> float:
-        """Step while the sink catches up by itself: the rate is a share of its drain rate."""
+        """Step the law while the sink catches up from the log: the rate is a share of its drain rate."""
         if elapsed_s > 0:
             self._drained.note(elapsed_s, max(drained, 0))
             self._move(share * self._drained.rate)
@@ -169,36 +170,36 @@ class _MeasuredLaw:
 
 
 RESPONSE_S = 1.0
-"""Time to correct a wrong depth; the part beyond twice the wanted depth is corrected in a quarter."""
+"""Time in which a wrong depth is corrected; the part above twice the target depth, in a quarter of it."""
 FALL_MAX = 0.5
-"""Minimum share of itself that a rate keeps in one step: one odd sample does not stop a source."""
+"""Minimum factor by which a rate falls in one step, so that one odd sample does not stop a source."""
 PROBE = 1.5
-"""Factor to probe a starved sink with. After smoothing, the rate doubles in half a second."""
+"""Factor by which the rate of a starved sink is raised. After smoothing, it doubles in half a second."""
 HEADROOM = 2.0
-"""Maximum multiple of the real drain rate to which a rate is raised."""
+"""Maximum multiple of the measured drain rate to which a rate is raised."""
 CALLS_MIN = 2
-"""Minimum calls over which a capacity is measured, however long they take."""
+"""Minimum number of calls over which a capacity is measured, however long they take."""
 MEASURED_S_MIN = 0.3
 """Minimum measured time for a capacity."""
 NOISE_MAX = 0.2
-"""Maximum relative deviation that counts as noise, plus one call in the window; beyond is a change."""
+"""Maximum relative deviation that counts as noise, in addition to one call per window; more is a change."""
 NOISE_SHARE = 0.1
-"""Share of the way that noise moves the known capacity; a change replaces it."""
+"""Share of a deviation within the noise that is added to the known capacity; a change replaces it."""
 
 
 class DrainLaw(_MeasuredLaw):
-    """Law: rate = capacity + (wanted depth - depth) / response time, down at once and up smoothly.
+    """Law: rate = capacity + (target depth - depth) / response time; falls at once and rises smoothly.
 
-    Capacity is the drain rate over the last second in which the sink was the bottleneck: it had work all
-    the time, or the gate held the source back. Idle time does not count. A sink that takes many deltas in
-    one call releases them at once; so the part of the running call that should be done by now counts as
-    drained, and one call's deltas may stand before the sink besides.
+    The capacity is the drain rate over the last second in which the sink was the bottleneck: it had work all
+    the time, or the gate held the source back. Idle time does not count. A sink that takes many deltas in one
+    call finishes them all together. So the part of the running call that should be done by now counts as
+    drained, and the deltas of one call may wait before the sink in addition to the target depth.
     """
 
     def __init__(self, limits: RateLimits | None = None) -> None:
         super().__init__(limits)
         self._busy_meter = _Meter(self.limits.window_s, CALLS_MIN)
-        # The same, including deltas that running calls have done.
+        # As `_busy_meter`, but counts the deltas that a running call should have done by now.
         self._in_call_meter = _Meter(self.limits.window_s, CALLS_MIN)
         self._recent_meter = _Meter(MEASURED_S_MIN)
         self._depth = self._in_call = 0
@@ -220,17 +221,17 @@ class DrainLaw(_MeasuredLaw):
             return self._rate
         drained, depth, depth_max = max(drained, 0), max(depth, 0), max(depth_max, 0)
         before, self._depth = self._depth, depth
-        evenly, self._in_call = drained + (in_call or 0) - self._in_call, in_call or 0
+        drained_with_call, self._in_call = drained + (in_call or 0) - self._in_call, in_call or 0
         self._drained.note(elapsed_s, drained)
         self._recent_meter.note(elapsed_s, drained)
         self._idle_s = 0.0 if drained else self._idle_s + elapsed_s
         # A sink that drained no more than its depth before the step never ran dry.
         if not demand_limited or (before and drained <= before):
             self._busy_meter.note(elapsed_s, drained)
-            self._in_call_meter.note(elapsed_s, evenly)
-            off = (self._busy_meter if in_call is None else self._in_call_meter).rate - self._capacity
+            self._in_call_meter.note(elapsed_s, drained_with_call)
+            deviation = (self._busy_meter if in_call is None else self._in_call_meter).rate - self._capacity
             noise = NOISE_MAX * self._capacity + self._busy_meter.lump / self._busy_meter.seconds
-            self._capacity += (NOISE_SHARE if abs(off) <= noise else 1.0) * off
+            self._capacity += (NOISE_SHARE if abs(deviation) <= noise else 1.0) * deviation
         self._move(self._target(depth, depth_max, demand_limited, in_call))
         return self._rate
 
@@ -240,10 +241,10 @@ class DrainLaw(_MeasuredLaw):
         capacity, lump = self._capacity, self._busy_meter.lump
         done = capacity * self._idle_s if in_call is None else in_call
         standing = depth - min(done, lump, depth)
-        wanted = min(self.limits.standing_s * capacity + lump, depth_max / 2)
-        excess = standing - wanted
-        target = capacity - (excess + 3 * max(excess - wanted, 0.0)) / RESPONSE_S
-        if standing <= wanted / 2 and depth <= wanted:  # starved: the rate must not go down
+        target_depth = min(self.limits.standing_s * capacity + lump, depth_max / 2)
+        excess = standing - target_depth
+        target = capacity - (excess + 3 * max(excess - target_depth, 0.0)) / RESPONSE_S
+        if standing <= target_depth / 2 and depth <= target_depth:  # starved: the rate must not fall
             if not demand_limited:
                 target = max(target, PROBE * self._rate)
             target = max(min(target, HEADROOM * max(self._recent_meter.rate, self._drained.rate)), self._rate)
@@ -251,7 +252,7 @@ class DrainLaw(_MeasuredLaw):
 
 
 class DepthLaw(_MeasuredLaw):
-    """Law by depth alone, for comparison: halve above 90 %, x0.9 above 70 %, x1.1 below 30 %."""
+    """Law by depth alone, for comparison: the rate is halved above 90 %, x0.9 above 70 %, x1.1 below 30 %."""
 
     def update(
         self,
@@ -267,10 +268,10 @@ class DepthLaw(_MeasuredLaw):
         if not elapsed_s > 0:
             return self._rate
         self._drained.note(elapsed_s, max(drained, 0))
-        full = depth / depth_max if depth_max > 0 else 1.0
-        factor = 0.5 if full > 0.9 else 0.9 if full > 0.7 else 1.1 if full < 0.3 else 1.0
+        used_share = depth / depth_max if depth_max > 0 else 1.0
+        factor = 0.5 if used_share > 0.9 else 0.9 if used_share > 0.7 else 1.1 if used_share < 0.3 else 1.0
         limits = self.limits
         target = min(max(self._rate * factor, limits.rate_min), limits.rate_max)
-        # It is smoothed both ways, as specified: this makes it late.
+        # The rate is smoothed in both directions, as specified, which makes it late.
         self._rate = limits.increase_share * target + (1 - limits.increase_share) * self._rate
         return self._rate

@@ -1,7 +1,7 @@
 """The gate before the pipeline: limits the source to the pace of the slowest pacing sink, within its credit.
 
-Pure: `now` is an argument, in seconds of a monotonic clock. It holds no queue: a caller that is not admitted
-keeps its batch, and asks again after `wait_s`, or when a sink has made progress.
+Pure: `now` is an argument, in seconds of a monotonic clock. The gate has no queue: a caller that is not
+admitted keeps its batch, and asks again after `wait_s`, or when a sink has made progress.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ CATCH_UP_SHARE = 0.7
 RETRY_AFTER_MS_MIN = 1
 RETRY_AFTER_MS_MAX = 10_000
 RETRY_AFTER_MS_UNMEASURED = 100
-ROUNDING = 1e-6  # deltas: rounding must not refuse a batch whose wait has just passed
+ROUNDING = 1e-6  # in deltas, so that rounding does not hold back a batch whose wait is over
 
 
 class Measure(NamedTuple):
-    """Measurement of one pacing sink since the last step, in deltas; `drained` = admitted - growth of
-    `depth`.
+    """Measurement of one pacing sink since the last step, in deltas.
 
-    With a mailbox, depth counts the deltas admitted and not applied; with a backlog of the sink's own, its
-    rows; near a full log, the part between its marks that the sink still needs. `in_call`: the part of the
-    depth that the running call should have done by now, if that is known.
+    `drained`: the admitted deltas less the growth of `depth`. With a mailbox, the depth counts the deltas
+    that are admitted and not applied; with a backlog of the sink's own, the rows of the backlog; near a full
+    log, the part of the log between its marks that the sink still needs. `in_call`: the part of the depth
+    that the running call should have done by now; None: unknown.
     """
 
     drained: int
@@ -45,7 +45,7 @@ class Measure(NamedTuple):
 
 
 class Mode(Enum):
-    """Effect of a known sink on the source."""
+    """The effect of a sink on the source."""
 
     PACING = "pacing"
     CATCHING_UP = "catching up"
@@ -54,9 +54,9 @@ class Mode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """Pressure on the source, its reason, and a suitable rate. `depth` and `capacity` are the queue's.
+    """The pressure on the source, and its reason. `depth` and `capacity` are those of the queue.
 
-    `rate_limit`: deltas per second, None for no limit. `paced_by`: the sink with the smallest rate.
+    `rate_limit`: deltas per second; None: no limit. `paced_by`: the sink with the smallest rate.
     """
 
     level: PressureLevel
@@ -82,33 +82,33 @@ class _PacedSink:
 
     @property
     def used_share(self) -> float:
-        of_depth = self.measure.depth / self.measure.depth_max if self.measure.depth_max > 0 else 0.0
-        return max(of_depth, 0.0 if self.credits is None else self.credits.used_share)
+        depth_share = self.measure.depth / self.measure.depth_max if self.measure.depth_max > 0 else 0.0
+        return max(depth_share, 0.0 if self.credits is None else self.credits.used_share)
 
     @property
     def is_stalled(self) -> bool:
-        """True if it has no credit left, and nothing has left it for a full window."""
+        """True if it has no credit left, and no delta has left it for a whole window."""
         return self.credits is not None and not min(self.credits.available) and not self.law.drain_rate
 
 
 class Pacer:
-    """The pacing sinks by name; the source's rate is the smallest of theirs.
+    """The pacing sinks by name, and a token bucket with the smallest of their rates, for the source.
 
-    Without a pacing sink, `admits` is one comparison and `note` another. A batch larger than the bucket is
-    admitted when the bucket is full, and those after it wait the longer: over any time t no more is admitted
-    than rate * t and one interval's worth, or one batch if that is more. When the rate falls, the part of an
-    interval's worth by which it falls may be admitted besides such a batch.
+    The bucket holds the tokens of one interval. A batch larger than that is admitted when the bucket is full,
+    and later batches wait longer. So within any time t, up to rate * t deltas are admitted, plus one interval
+    or one batch, whichever is larger. When the rate falls, the tokens by which the bucket shrinks may be
+    admitted in addition to such a batch.
     """
 
     def __init__(self) -> None:
         self.rate: float | None = None
-        """Deltas per second that the source may send; None for no limit."""
+        """Deltas per second that the source may send; None: no limit."""
         self.paced_by: str | None = None
         self._sinks: dict[str, _PacedSink] = {}
         self._credited: tuple[_PacedSink, ...] = ()
         self._tokens = 0.0
         self._tokens_at = 0.0
-        # Sinks that held the source back: in this interval, in the last one, and at the present moment.
+        # Sinks that held the source back: in this interval, in the last interval, and at the last `admits`.
         self._holders: set[str] = set()
         self._last_holders: frozenset[str] = frozenset()
         self._current_holder: str | None = None
@@ -116,28 +116,28 @@ class Pacer:
     # --- pacing sinks
 
     def pace(self, name: str, law: Law, credits_: Credits | None, now: float) -> None:
-        """Let this sink pace the source from now on, in place of a sink of the same name.
+        """Let this sink pace the source from now on; it replaces a sink of the same name.
 
-        Without credit only the rate limits: a backlog of the sink's own is bounded by the sink. Set what the
-        sink already holds by `set_out` of its credit before.
+        `credits_` None: only the rate limits the source, since the sink bounds its own backlog. Before this,
+        set what the sink already holds, by `set_outstanding` of its credit.
         """
         self._sinks[name] = _PacedSink(name, law, credits_, now)
         self._update_rate(now)
 
     def release(self, name: str, now: float) -> None:
-        """Let this sink pace no more. An unknown name is ignored."""
+        """Stop pacing by this sink. An unknown name is ignored."""
         if self._sinks.pop(name, None) is not None:
             self._update_rate(now)
 
     def suspend(self, name: str, now: float) -> None:
-        """Suspend this sink's limit: it has stopped, or fails. Its law keeps its state."""
+        """Suspend the limit of a sink that has stopped, or fails. Its law keeps its state."""
         self._set_mode(name, Mode.SUSPENDED, now)
 
     def catch_up(self, name: str, now: float, *, share: float = CATCH_UP_SHARE) -> None:
-        """Limit the rate to a share of the sink's drain rate, without credit, while it catches up from the
-        log.
+        """Limit the source to a share of the sink's drain rate, without credit.
 
-        Below 1 the sink gains on the source, so that it catches up. Raises UsageError otherwise.
+        For a sink that catches up from the log: with a share below 1, it gains on the source. Raises
+        UsageError for any other share.
         """
         if not 0 < share < 1:
             raise UsageError(f"share={share}: give a share between 0 and 1 of a sink's drain rate")
@@ -145,16 +145,16 @@ class Pacer:
         self._set_mode(name, Mode.CATCHING_UP, now)
 
     def resume(self, name: str, now: float) -> None:
-        """Resume usual pacing. Set what the sink holds by `set_out` of its credit before."""
+        """Resume usual pacing. Before this, set what the sink holds, by `set_outstanding` of its credit."""
         self._set_mode(name, Mode.PACING, now)
 
     def mode(self, name: str) -> Mode | None:
-        """Return this sink's effect on the source; None if it is not known."""
+        """Return the effect of this sink on the source; None if the sink is unknown."""
         paced = self._sinks.get(name)
         return None if paced is None else paced.mode
 
     def rates(self) -> dict[str, tuple[float, float]]:
-        """Return for each sink that is not suspended its law's rate and its drain rate."""
+        """Return the rate of the law and the drain rate of each sink that is not suspended."""
         return {
             paced.name: (paced.law.rate, paced.law.drain_rate)
             for paced in self._sinks.values()
@@ -164,7 +164,7 @@ class Pacer:
     # --- the gate
 
     def admits(self, count: int, size: int, now: float) -> bool:
-        """True if a batch of `count` deltas and `size` bytes may enter the pipeline now."""
+        """Return True if a batch of `count` deltas and `size` bytes may enter the pipeline now."""
         if self.rate is None:
             return True
         holder = self._find_holder(count, size, now)
@@ -185,7 +185,7 @@ class Pacer:
         self._tokens -= count
 
     def wait_s(self, count: int, size: int, now: float) -> float | None:
-        """Return the seconds after which to ask again for this batch; None: when a sink has made progress."""
+        """Return the seconds after which this batch may be admitted; None: after progress of a sink."""
         if self.rate is None:
             return 0.0
         if self._find_without_credit(count, size) is not None:
@@ -199,7 +199,7 @@ class Pacer:
     def step(self, now: float, measures: Mapping[str, Measure], *, waiting: bool = True) -> float | None:
         """Step the laws of the measured sinks, once every `INTERVAL_S`, and return the source's rate.
 
-        `waiting`: True while a batch may wait at the gate. Otherwise no sink holds the source back.
+        `waiting`: True if a batch may wait at the gate; otherwise no sink holds the source back.
         """
         if not waiting:
             self._current_holder = None
@@ -225,7 +225,7 @@ class Pacer:
         return self.rate
 
     def pressure(self, queue_depth: int, queue_capacity: int) -> Pressure:
-        """Return the pressure: warn from 0.8 full, throttle while the gate holds back, stop when full."""
+        """Return the pressure: WARN from 80 % full, THROTTLE while the gate holds back, STOP when full."""
         level, reason = self._level(queue_depth, queue_capacity)
         retry_after_ms: int | None = None
         if level >= PressureLevel.THROTTLE:
@@ -246,7 +246,7 @@ class Pacer:
         paced = self._sinks.get(name)
         if paced is None:
             known = ", ".join(map(repr, self._sinks)) or "none"
-            raise UsageError(f"sink {name!r}: it does not pace: name one that does: {known}")
+            raise UsageError(f"sink {name!r}: not a pacing sink: name one of these: {known}")
         return paced
 
     def _set_mode(self, name: str, mode: Mode, now: float) -> None:
@@ -257,9 +257,9 @@ class Pacer:
         self._update_rate(now)
 
     def _update_rate(self, now: float) -> None:
-        """Set the smallest rate. Tokens so far were added at the old one."""
-        was = self.rate
-        if was is not None:
+        """Set the rate to the smallest of all sinks. Tokens up to now are added at the old rate."""
+        old_rate = self.rate
+        if old_rate is not None:
             self._refill(now)
         rate, self.paced_by = inf, None
         for paced in self._sinks.values():
@@ -273,7 +273,7 @@ class Pacer:
             self._holders.clear()
             return
         self.rate = rate
-        if was is None:
+        if old_rate is None:
             self._tokens, self._tokens_at = self._burst, now
         else:
             self._tokens = min(self._tokens, self._burst)
@@ -292,7 +292,7 @@ class Pacer:
         return None
 
     def _find_holder(self, count: int, size: int, now: float) -> str | None:
-        """Return the sink that holds this batch back: one without credit, else the one that paces."""
+        """Return the sink that holds this batch back: a sink without credit, else `paced_by`."""
         holder = self._find_without_credit(count, size)
         if holder is not None:
             return holder
@@ -306,11 +306,11 @@ class Pacer:
         if queue_depth >= queue_capacity:
             return PressureLevel.STOP, f"the queue holds {queue_depth} of {queue_capacity} deltas"
         holders = self._holders | self._last_holders
-        held = next((paced for name, paced in self._sinks.items() if name in holders), None)
-        if self.rate is not None and held is not None and held.mode is not Mode.SUSPENDED:
+        holder = next((paced for name, paced in self._sinks.items() if name in holders), None)
+        if self.rate is not None and holder is not None and holder.mode is not Mode.SUSPENDED:
             return (
                 PressureLevel.THROTTLE,
-                f"{self._format_sink(held)}; the source may send {self.rate:.0f} deltas/s",
+                f"{self._format_sink(holder)}; the source may send {self.rate:.0f} deltas/s",
             )
         if queue_depth >= WARN_SHARE * queue_capacity:
             return PressureLevel.WARN, f"the queue holds {queue_depth} of {queue_capacity} deltas"
@@ -324,6 +324,6 @@ class Pacer:
     def _format_sink(paced: _PacedSink) -> str:
         depth, depth_max = paced.measure.depth, paced.measure.depth_max
         return (
-            f"sink {paced.name!r} is {paced.mode.value}: {depth} of {depth_max} deltas stand before it, "
+            f"sink {paced.name!r} is {paced.mode.value}: {depth} of {depth_max} deltas wait for it; "
             f"it drains {paced.law.drain_rate:.0f} deltas/s"
         )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from delta_prop.commands.system import open_existing_disk, pause
 from delta_prop.path_checks import DATA_DIRECTORY_FIX
-from delta_prop_broker.log.corruption import LogCorrupted, naming
+from delta_prop_broker.log.corruption import LogCorrupted, add_directory_to_errors
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.log.files.identity import check_format
 from delta_prop_broker.log.settings import LogSettings
@@ -51,7 +51,7 @@ def open_readonly_log(path: str) -> Iterator[tuple[Disk, DurableLog, RecoveryRep
     """
     disk, log, report = _open_with_retries(path)
     try:
-        with naming(path):
+        with add_directory_to_errors(path):
             yield disk, log, report
     finally:
         log.close()

@@ -1,1 +1,1 @@
-"""Ingest: a bounded queue, write permissions, and deduplication. Decides only; never waits."""
+"""Ingest: a bounded queue, origins, vector heads, and deduplication. It only decides, and never waits."""

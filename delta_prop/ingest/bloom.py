@@ -1,7 +1,7 @@
 """A Bloom filter over 16-byte ids, read and filled in bulk.
 
 Pure. A positive answer means "perhaps": callers confirm it with the ids themselves.
-Sizing and bits are pybloom-live's. Its own hashing and loops, 3 to 10 us for each id, are not used.
+Size and storage of the bits come from pybloom-live, but not hashing and loops: they take 3 to 10 us per id.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _SECOND = 0x94D049BB133111EB
 
 
 def hash_ids(ids: Sequence[bytes]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Return a hash of all bits of each id, and its second half: together as distinct as the ids.
+    """Return for each id a hash of all its bits, and its second half; the pair is unique for each id.
 
-    A producer's ids may be counters, times or hashes. The 64-bit finalizer of splitmix spreads them
-    uniformly; it is invertible, so no two ids with the same second half share a hash.
+    Ids of a producer may be counters, times or hashes. The 64-bit finalizer of splitmix spreads them
+    uniformly; it is invertible, so two ids with the same second half have different hashes.
     """
     joined = b"".join(ids)
     assert len(joined) == 16 * len(ids)
@@ -40,19 +40,19 @@ def hash_ids(ids: Sequence[bytes]) -> tuple[NDArray[np.uint64], NDArray[np.uint6
     return mixed ^ (mixed >> np.uint64(31)), second
 
 
-def hash_id(one: bytes) -> tuple[int, int]:
-    """Hash one id; numpy would take longer."""
-    second = int.from_bytes(one[8:], "little")
-    mixed = (int.from_bytes(one[:8], "little") + second * _SPREAD) & _WORD
+def hash_id(delta_id: bytes) -> tuple[int, int]:
+    """Hash one id, as `hash_ids` does; for one id, numpy would take longer."""
+    second = int.from_bytes(delta_id[8:], "little")
+    mixed = (int.from_bytes(delta_id[:8], "little") + second * _SPREAD) & _WORD
     mixed = ((mixed ^ (mixed >> 30)) * _FIRST) & _WORD
     mixed = ((mixed ^ (mixed >> 27)) * _SECOND) & _WORD
     return mixed ^ (mixed >> 31), second
 
 
 class IdFilter:
-    """The bits for up to `capacity` hashes; when full, about `error_rate` of other hashes match falsely.
+    """A filter for up to `capacity` hashes; when full, about `error_rate` of other hashes match falsely.
 
-    Slice i holds bit `low + i * high` of a hash, its halves scaled to the slice.
+    For a hash with the halves `low` and `high`, slice i has a bit at `low + i * high`, scaled to the slice.
     """
 
     __slots__ = ("_bytes", "_filter", "_slices", "bits", "slice_bits")
@@ -76,7 +76,7 @@ class IdFilter:
 
     @property
     def nbytes(self) -> int:
-        """Size of its bits in bytes."""
+        """Size of the bits, in bytes."""
         return self._bytes.nbytes
 
     @property
@@ -85,11 +85,11 @@ class IdFilter:
         return int(self._filter.capacity)
 
     def save(self) -> bytes:
-        """Return its bits, for `load`."""
+        """Return the bits, for `load`."""
         return self._bytes.tobytes()
 
     def load(self, bits: bytes | memoryview, count: int) -> bool:
-        """Load the bits of an equal filter that holds `count` hashes; return False if they do not fit."""
+        """Load the bits of a filter of the same size with `count` hashes; return False if they do not fit."""
         if len(bits) != self._bytes.nbytes or count > self.capacity:
             return False
         self._bytes[:] = np.frombuffer(bits, np.uint8)
@@ -97,17 +97,17 @@ class IdFilter:
         return True
 
     def add(self, hashes: NDArray[np.uint64]) -> None:
-        """Add hashes that it does not hold yet."""
+        """Add hashes that the filter does not hold yet."""
         assert len(self) + len(hashes) <= self._filter.capacity
         point, stride = _halves(hashes)
         for start in range(0, self._slices * self.slice_bits, self.slice_bits):
-            at = start + (point * self.slice_bits >> 32)
-            np.bitwise_or.at(self._bytes, at >> 3, _bit(at))
+            bit = start + (point * self.slice_bits >> 32)
+            np.bitwise_or.at(self._bytes, bit >> 3, _bit_mask(bit))
             point = (point + stride) & _HALF
         self._filter.count += len(hashes)
 
     def may_hold(self, hashed: int) -> bool:
-        """True if the filter perhaps holds a hash. An absent one takes two reads on average."""
+        """Return True if the filter perhaps holds a hash. An absent hash takes two reads on average."""
         bits, width = self.bits, self.slice_bits
         point, stride = hashed & _HALF, hashed >> 32
         for start in range(0, self._slices * width, width):
@@ -121,8 +121,8 @@ class IdFilter:
         rows = np.arange(len(hashes))
         point, stride = _halves(hashes)
         for start in range(0, self._slices * self.slice_bits, self.slice_bits):
-            at = start + (point * self.slice_bits >> 32)
-            held = np.flatnonzero(self._bytes[at >> 3] & _bit(at))
+            bit = start + (point * self.slice_bits >> 32)
+            held = np.flatnonzero(self._bytes[bit >> 3] & _bit_mask(bit))
             if not held.size:
                 return held
             rows, stride = rows[held], stride[held]
@@ -134,6 +134,6 @@ def _halves(hashes: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.i
     return (hashes & np.uint64(_HALF)).astype(np.int64), (hashes >> np.uint64(32)).astype(np.int64)
 
 
-def _bit(at: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Return the mask of a bit within its byte; bitarray counts from the low end."""
-    return np.left_shift(np.uint8(1), (at & 7).astype(np.uint8))
+def _bit_mask(bit: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Return the mask of a bit within its byte; bitarray counts from the least significant bit."""
+    return np.left_shift(np.uint8(1), (bit & 7).astype(np.uint8))

@@ -16,16 +16,17 @@ if TYPE_CHECKING:
 
 
 def check_expects(batch: Batch, head_of: Callable[[str, str], Head | None], rows: int | None = None) -> None:
-    """Raise Refused (CONFLICT) for the first of the first `rows` rows whose vector is not as it expects.
+    """Raise Refused (CONFLICT) for the first row whose vector is not as the row expects.
 
-    `head_of`: returns a vector's head before the batch, None if there is none.
+    `head_of`: returns a vector's head before the batch; None if it has none. `rows`: check only so many rows,
+    the first ones.
     """
     expects = batch.expect_by_row
     namespaces, keys, kinds = batch.namespaces, batch.keys, batch.kinds
-    named = {(namespaces[row], keys[row]) for row in expects}
+    expected_refs = {(namespaces[row], keys[row]) for row in expects}
     heads = dict[tuple[str, str], Head | None]()
     for row, ref in enumerate(islice(zip(namespaces, keys, strict=True), rows)):
-        if ref not in named:
+        if ref not in expected_refs:
             continue
         head = heads[ref] if ref in heads else head_of(*ref)
         expected = expects.get(row)
@@ -41,9 +42,10 @@ def _is_met(head: Head | None, expected: Dot) -> bool:
 
 
 def is_alive_after(kind: int, alive: bool | None) -> bool:
-    """True if the vector counts as existing after a row of this kind.
+    """Return True if the vector counts as existing after a row of this kind.
 
-    `alive`: before the row; None if no row has named it yet, so that an unknown operation may make it.
+    `alive`: the same before the row; None if no earlier row names the vector, so that an unknown operation
+    may create it.
     """
     return kind in FULL_KINDS or (kind != Kind.DELETE and alive is not False)
 
@@ -53,7 +55,7 @@ def _conflict(row: int, vector_id: str, head: Head | None, expected: Dot) -> Ref
     what = "no vector" if expected == ABSENT else f"{expected}"
     return Refused(
         ErrorCode.CONFLICT,
-        f"row {row}: {vector_id!r} was last changed by {present or 'nothing'}, this delta expects {what}: "
+        f"row {row}: {vector_id!r} was last changed by {present or 'nothing'}, but the row expects {what}: "
         "read the vector again and send a new delta",
         row=row,
         field="expect",

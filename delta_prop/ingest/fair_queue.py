@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
 AGEING_DOUBLINGS_MAX = 6
-"""A head's weight grows at most 64-fold: after a long standstill, old background work gets at most
-eight times the share of fresh critical work, not all of it."""
+"""A lane's weight grows up to 64-fold with the age of its head: after a long standstill, old background work
+gets up to eight times the share of new critical work, but not all of it."""
 
 KEY_FIFO_MIN = 64
-"""From this length on, a vector's items are in a `_Fifo`. Below it, a plain dict takes less memory, though
-finding its first entry skips all that were removed."""
+"""From this number on, a vector's items are in a `_Fifo`. Below it, a dict takes less memory, although it
+must skip all removed entries to find its first one."""
 
 METER_WINDOW_S = 0.1
 RETRY_AFTER_MS_MIN = 1
@@ -35,8 +35,8 @@ RETRY_AFTER_MS_UNMEASURED = 100
 class Item:
     """An item of the queue, with its lane, amounts and dependencies.
 
-    `keys` are the vectors it changes, (namespace, vector id) or any hashable that is equal for the same
-    vector; `after` holds the items it depends on, and is emptied when the item leaves.
+    `keys`: the vectors that it changes, as (namespace, vector id) or any hashable that is equal for the same
+    vector. `after`: the items that it depends on; emptied when the item leaves the queue.
     """
 
     lane: int
@@ -47,17 +47,17 @@ class Item:
     payload: object = None
     enqueued_at: float = field(default=0.0, init=False)
     is_queued: bool = field(default=False, init=False)
-    _unblocked: int = field(default=0, init=False)  # keys[:_unblocked] wait for no other item
+    _unblocked: int = field(default=0, init=False)  # for keys[:_unblocked], no earlier item is queued
     _arrival: int = field(default=0, init=False)
 
 
 _Fifo = OrderedDict[Item, None]
-"""A queue that removes an item from its middle in constant time."""
+"""A queue from the middle of which an item is removed in constant time."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaneStatistics:
-    """One lane, in deltas; waits are in seconds, one for each item taken."""
+    """Statistics of one lane, in deltas; `wait_s_…`: the seconds that items waited until they were taken."""
 
     depth: int
     taken: int
@@ -68,7 +68,7 @@ class LaneStatistics:
 
 @dataclass(frozen=True, slots=True)
 class QueueStatistics:
-    """The queue now and since its start, in deltas; `lanes` by priority."""
+    """Statistics of the queue, now and since its start, in deltas; `lanes` are in order of priority."""
 
     depth: int
     depth_bytes: int
@@ -89,17 +89,17 @@ class QueueStatistics:
 class FairQueue:
     """Four lanes before one pipeline, bounded together in deltas and in bytes.
 
-    Within a lane items leave in order of arrival. Between lanes, stride scheduling: serving `count`
-    deltas advances a lane's tag by `count / weight`, and the lane with the smallest tag is next. While its
-    head waits, a lane's weight doubles each `ageing_s`, so its remaining debt shrinks. A lane that was idle
-    starts at the present virtual time, without credit.
+    Within a lane, items leave in order of arrival. Between lanes, stride scheduling: to serve `count` deltas
+    advances a lane's tag by `count / weight`, and the lane with the smallest tag is next. While its head
+    waits, a lane's weight doubles each `ageing_s`, so its remaining debt shrinks. A lane that was idle starts
+    at the present virtual time, without credit.
 
     Priority donation: if a lane's head depends on an item in another lane, the head of that lane is served
-    instead, or the item that it depends on. Each step goes to an item that arrived earlier and heads its
-    lane, so there are at most three steps, and some head can always be served.
+    instead; if this one depends on an item too, the same applies again. Each step leads to an item that
+    arrived earlier and heads its lane. So there are up to three steps, and some head can always be served.
 
-    Dependencies by vector are indexed only while a second lane has been in use since the queue was empty: a
-    single lane is in order as it is.
+    Dependencies by vector are indexed only from the moment when a second lane is in use until the queue is
+    empty, since a single lane is in order anyway.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class FairQueue:
         self._virtual_time = 0.0
         self._arrivals = 0
         self._lanes_in_use = 0
-        self._indexed = False
+        self._is_indexed = False
         self._index: dict[Hashable, Item | dict[Item, None]] = {}
         self._pick: tuple[Item, _Lane, float, float] | None = None
         self._meter = _Meter()
@@ -165,7 +165,7 @@ class FairQueue:
             self._times_above_high += 1
 
     def shortage(self, now: float) -> Refused | None:
-        """Return why the item that was refused last would be refused now; None if there is capacity."""
+        """Return the refusal that the last refused item would get now; None if there is capacity."""
         if self._last_refused is None:
             return None
         count, size = self._last_refused
@@ -246,11 +246,11 @@ class FairQueue:
         if not lane.fifo:
             lane.wake(self._virtual_time)
             self._lanes_in_use += 1
-            if self._lanes_in_use == 2 and not self._indexed:
+            if self._lanes_in_use == 2 and not self._is_indexed:
                 self._build_index()
         lane.fifo[item] = None
         lane.depth += item.count
-        if self._indexed:
+        if self._is_indexed:
             self._add_to_index(item)
 
     def _remove(self, item: Item) -> None:
@@ -264,7 +264,7 @@ class FairQueue:
             self.level = 0
         if self._pick is not None and self._pick[0] is item:
             self._pick = None
-        if self._indexed:
+        if self._is_indexed:
             self._remove_from_index(item)
         if not lane.fifo:
             self._lanes_in_use -= 1
@@ -272,9 +272,9 @@ class FairQueue:
             self._reset_accounts()
 
     def _reset_accounts(self) -> None:
-        """Reset the lanes' accounts: nothing waits, so no lane owes another."""
+        """Reset the lanes' accounts: no item waits, so no lane owes another."""
         assert not self._index
-        self._indexed = False
+        self._is_indexed = False
         self._virtual_time = 0.0
         for lane in self._lanes:
             lane.start, lane.debt = 0.0, 0
@@ -284,7 +284,7 @@ class FairQueue:
             self._refused_too_large += item.count
             return Refused(
                 ErrorCode.TOO_LARGE,
-                f"{item.count} deltas of {item.size} bytes: more than the queue holds, "
+                f"{item.count} deltas of {item.size} bytes: more than the queue's capacity of "
                 f"{self.capacity_deltas} deltas and {self.capacity_bytes} bytes: make smaller batches",
                 details={"capacity": self.capacity_deltas, "capacity_bytes": self.capacity_bytes},
             )
@@ -323,7 +323,7 @@ class FairQueue:
     # --- scheduling
 
     def _next_lane(self, now: float) -> tuple[_Lane, float] | None:
-        """Return the lane with the smallest tag, the more urgent of equals, and that tag."""
+        """Return the lane with the smallest tag (of equals, the most urgent lane), and the tag."""
         best, best_tag = None, inf
         for lane in self._lanes:
             if lane.fifo and (tag := self._tag(lane, now)) < best_tag:
@@ -331,7 +331,7 @@ class FairQueue:
         return None if best is None else (best, best_tag)
 
     def _tag(self, lane: _Lane, now: float) -> float:
-        """Return the lane's position in virtual time; its debt counts at its head's present weight."""
+        """Return the lane's position in virtual time; its debt is divided by its present weight."""
         if lane.debt == 0:
             return lane.start
         doublings = (now - next(iter(lane.fifo)).enqueued_at) / self._ageing_s
@@ -342,57 +342,57 @@ class FairQueue:
     # --- dependencies
 
     def _find_dependency(self, item: Item) -> Item | None:
-        """Find an item in another lane that must be taken before this one, its lane's head."""
+        """Find an item in another lane that must be taken before `item`, which heads its own lane."""
         for other in item.after:
             if other.is_queued:
                 return other
-        if self._indexed:
+        if self._is_indexed:
             keys = item.keys
             while item._unblocked < len(keys):
-                held = self._index[keys[item._unblocked]]
-                first = held if isinstance(held, Item) else next(iter(held))
+                entry = self._index[keys[item._unblocked]]
+                first = entry if isinstance(entry, Item) else next(iter(entry))
                 if first is not item:
                     return first
-                item._unblocked += 1  # no item can get before this one any more
+                item._unblocked += 1  # later items of this vector stay after this one
         return None
 
     def _build_index(self) -> None:
-        self._indexed = True
+        self._is_indexed = True
         for lane in self._lanes:
             for item in lane.fifo:
                 self._add_to_index(item)
 
     def _add_to_index(self, item: Item) -> None:
-        """Add the item after all that change the same vectors. Most vectors are changed once."""
+        """Add the item after all items that change the same vectors. Most vectors have only one item."""
         index = self._index
         if len(item.keys) > 1:
             item.keys = tuple(dict.fromkeys(item.keys))
         for key in item.keys:
-            held = index.setdefault(key, item)
-            if held is item:
+            entry = index.setdefault(key, item)
+            if entry is item:
                 continue
-            if isinstance(held, Item):
-                index[key] = {held: None, item: None}
+            if isinstance(entry, Item):
+                index[key] = {entry: None, item: None}
                 continue
-            held[item] = None
-            if len(held) == KEY_FIFO_MIN:
-                index[key] = _Fifo(held)
+            entry[item] = None
+            if len(entry) == KEY_FIFO_MIN:
+                index[key] = _Fifo(entry)
 
     def _remove_from_index(self, item: Item) -> None:
         index = self._index
         for key in item.keys:
-            held = index[key]
-            if held is item:
+            entry = index[key]
+            if entry is item:
                 del index[key]
                 continue
-            assert not isinstance(held, Item)
-            del held[item]
-            if len(held) == 1:
-                index[key] = next(iter(held))
+            assert not isinstance(entry, Item)
+            del entry[item]
+            if len(entry) == 1:
+                index[key] = next(iter(entry))
 
 
 class _Lane:
-    """One lane and its account: its position `start`, and the `debt` of deltas served since."""
+    """One lane and its account: its position `start`, and its `debt`, the deltas served since."""
 
     __slots__ = (
         "debt",
@@ -420,8 +420,9 @@ class _Lane:
         self.wait_s_max = 0.0
 
     def wake(self, virtual_time: float) -> None:
-        """Resume after idleness. A debt survives a short idleness, until the other lanes have caught up:
-        otherwise a lane that gets one item at a time would always be first."""
+        """Resume after idleness. The debt stays until the other lanes have caught up: otherwise a lane that
+        gets one item at a time would always be first.
+        """
         if self.start + self.debt / self.weight <= virtual_time:
             self.start, self.debt = virtual_time, 0
 
@@ -448,7 +449,7 @@ class _Meter:
         self._rates: tuple[float, float] | None = None
 
     def start(self, now: float) -> None:
-        """Start a measurement; the queue was empty, so earlier counts and idle time do not count."""
+        """Start a measurement, without earlier counts and without the time before."""
         self._since, self._deltas, self._bytes = now, 0, 0
 
     def note(self, item: Item, now: float) -> None:
@@ -459,7 +460,7 @@ class _Meter:
             self.start(now)
 
     def rates(self, now: float) -> tuple[float, float] | None:
-        """Return the rates; None before the first measurement. A standstill counts after one window."""
+        """Return the rates; None before the first measurement. After one window, a standstill counts, too."""
         elapsed = now - self._since
         if elapsed < METER_WINDOW_S:
             return self._rates

@@ -1,6 +1,6 @@
-"""Heads of vectors as columns, for a checkpoint: those that a range of the log changed, or all of them.
+"""Heads of vectors as columns, for a checkpoint: the heads that a range of the log changed, or all heads.
 
-Pure. The columns of one namespace: vector ids, the dot of each head, and whether the vector is dead.
+Pure. Each namespace has these columns: vector ids, the dot of each head, and whether the vector is dead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ALIVE, DEAD, UNCHANGED = 0, 1, 2
 ORIGIN_SHIFT = 64
 _LITTLE: repeat[Literal["little"]] = repeat("little")
 _SEPARATOR = "\0"
-"""Separator of vector ids: none contains it, since validation refuses control characters."""
+"""Separator of vector ids; no id contains it, since validation refuses control characters."""
 
 
 class HeadChanges:
@@ -35,7 +35,7 @@ class HeadChanges:
         self.count = 0
 
     def note(self, batch: Batch, source: Source) -> None:
-        """Note the next batch."""
+        """Note the next batch of the range."""
         if batch.is_control or batch.is_state:
             return
         index = self._writer_indexes.setdefault(batch.origin, len(self.writers))
@@ -63,7 +63,7 @@ class HeadChanges:
         packed = []
         for name, changes in self._namespaces.items():
             dead, unchanged = changes.dead, changes.undecided
-            states: Iterable[int] = bytes(len(changes.heads))  # all are alive
+            states: Iterable[int] = bytes(len(changes.heads))  # all are ALIVE
             if dead or unchanged:
                 states = [
                     DEAD if key in dead else UNCHANGED if key in unchanged else ALIVE for key in changes.heads
@@ -103,7 +103,7 @@ class _Changes:
 def pack_heads(
     name: str, keys: Sequence[str], codes: Sequence[int], states: Iterable[int]
 ) -> dict[str, Any]:  # fmt: skip
-    """Pack one namespace's columns; a code is an index into a list of origins, then a counter."""
+    """Pack one namespace's columns; a code is an index of an origin << 64 | a counter."""
     count = len(keys)
     words = np.frombuffer(b"".join(map(int.to_bytes, codes, repeat(16), _LITTLE)), "<u8")
     return {
@@ -119,16 +119,16 @@ def pack_heads(
 def unpack_heads(
     packed: Mapping[str, Any], writers: Sequence[int]
 ) -> tuple[list[str], list[int], list[str], list[str]]:  # fmt: skip
-    """Return vector ids and codes of one namespace, the dead vectors, and the surely alive ones.
+    """Return the vector ids of one namespace, their codes, the dead ids, and those known to be alive.
 
-    `writers`: for each origin of these columns, its index in the list that the codes shall refer to.
+    `writers`: for each index of an origin in the columns, its index in the returned codes.
     """
     if not packed["count"]:
         return [], [], [], []
     keys = str(packed["keys"], "utf-8").split(_SEPARATOR)
     index = np.frombuffer(packed["places"], "<u4")
     counters = np.frombuffer(packed["counters"], "<u8").tolist()
-    shifted = [one << ORIGIN_SHIFT for one in writers]
+    shifted = [writer << ORIGIN_SHIFT for writer in writers]
     if (index == index[0]).all():
         codes = list(map(shifted[int(index[0])].__or__, counters))
     else:

@@ -1,7 +1,8 @@
-"""Sorted runs of ids: immutable pages, found by fences in memory and verified by checksum when read.
+"""Sorted runs of ids: immutable pages, located by fences in memory and verified by checksum when read.
 
-A run maps each id to its first offset. It is in memory until it is written to a file; then only the
-fences and, within a budget, the filter stay in memory. Pure except for the file.
+A run maps each id to its first offset. A fence is the first row of a page. A run is in memory until it is
+written to a file; then only the fences and, within a budget, the filter stay in memory. Pure except for the
+file.
 
     pages of `page_bytes`: rows (hash, second half, offset; 24 bytes each), zeros, page number, rows, CRC32C
     fences: the hash of each page's first row, one after the other, then the second halves
@@ -35,7 +36,7 @@ ROW_BYTES = 24
 _PAGES_PER_CHUNK = 64
 _CHUNK_BYTES = 1 << 18
 FENCE_BYTES = 16
-"""Memory for each page."""
+"""Memory of the fence of a page."""
 _KEY_BYTES = 16
 _TAIL = struct.Struct("<QII")
 """Number, rows and CRC32C of a page, the CRC32C over all before it."""
@@ -52,7 +53,7 @@ _Page: TypeAlias = tuple[bytes, int]
 
 
 class RunCorrupted(DeltaPropError):
-    """A run, or a page of it, is corrupted: its ids are not known."""
+    """A run, or a page of it, is corrupted, so its ids cannot be looked up."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
@@ -60,9 +61,9 @@ class RunCorrupted(DeltaPropError):
 
 
 class RunFacts(NamedTuple):
-    """Properties of a run, as its trailer states them."""
+    """Properties of a run, as in its trailer."""
 
-    rows: int
+    row_count: int
     first_offset: int
     last_offset: int
     filter_ids: int
@@ -75,16 +76,16 @@ class RunFacts(NamedTuple):
         return (self.page_bytes - _TAIL.size) // ROW_BYTES
 
     @property
-    def pages(self) -> int:
+    def page_count(self) -> int:
         """Number of pages."""
-        return -(-self.rows // self.rows_per_page)
+        return -(-self.row_count // self.rows_per_page)
 
 
 class IdRun:
-    """Ids in order of (hash, second half), each once. `checkpoint_file`: its file; None while it has none.
+    """Ids in order of (hash, second half), each once. `checkpoint_file`: the run's file; None if it has none.
 
-    Its pages are in memory, or in `file`, which is at `path`. A lookup in the file raises RunCorrupted or
-    OSError if that cannot be read.
+    The pages are in memory, or in `file`, which is at `path`. A lookup raises RunCorrupted or OSError if the
+    file cannot be read.
     """
 
     def __init__(
@@ -102,8 +103,8 @@ class IdRun:
         self.filter: IdFilter | None = None
         self._hashes, self._seconds = fences
         self._fences = np.frombuffer(self._hashes, np.uint64)
-        self._holder_count, self._closed = 0, False
-        self._stride = 1  # pages that a fence in memory stands for
+        self._holder_count, self._is_closed = 0, False
+        self._stride = 1  # number of pages per fence in memory
         self._memory_pages = pages
         self._file = file
         self.path = path
@@ -122,8 +123,8 @@ class IdRun:
         if magic != _MAGIC or version != _VERSION or crc != crc32c(raw[:-_CRC_BYTES]):
             raise RunCorrupted(path, "the trailer does not match its checksum, or has another version")
         facts = RunFacts(rows, first, last, filter_[0], filter_[1], page_bytes)
-        at, size = facts.pages * page_bytes, facts.pages * FENCE_BYTES
-        fences = file.read(at, size)
+        position, size = facts.page_count * page_bytes, facts.page_count * FENCE_BYTES
+        fences = file.read(position, size)
         if len(fences) != size or crc32c(fences) != fences_crc:
             raise RunCorrupted(path, "the fences do not match their checksum")
         hashes, seconds = array("Q"), array("Q")
@@ -135,7 +136,7 @@ class IdRun:
 
     @property
     def is_in_memory(self) -> bool:
-        """True until its pages are only in a file."""
+        """True while the pages are in memory."""
         return self._memory_pages is not None
 
     @property
@@ -156,7 +157,10 @@ class IdRun:
         return IdFilter.compute_size(self.facts.filter_ids, self.facts.error_rate)
 
     def thin_fences(self) -> bool:
-        """Drop every other fence, so that a lookup reads twice as many pages; return False if one is left."""
+        """Drop every other fence, so that a lookup reads twice as many pages.
+
+        Return False, with nothing changed, if only one fence is left.
+        """
         if len(self._hashes) <= 1:
             return False
         self._hashes, self._seconds = self._hashes[::2], self._seconds[::2]
@@ -176,10 +180,10 @@ class IdRun:
         )
 
     def find_many(self, hashes: NDArray[np.uint64], seconds: NDArray[np.uint64]) -> list[int | None]:
-        """Find the offsets of many ids; each page is read once."""
+        """Find the offsets of many ids, and read each page once."""
         found: list[int | None] = [None] * len(hashes)
         fences = self._fences.searchsorted(hashes, side="right") - 1
-        for row in np.flatnonzero(self._fences[fences] == hashes).tolist():  # may be on an earlier page
+        for row in np.flatnonzero(self._fences[fences] == hashes).tolist():  # it may be on an earlier page
             fences[row] = self._find_fence(int(hashes[row]), int(seconds[row]))
         keys = np.stack((hashes, seconds), axis=1).astype(_U64).tobytes()
         loaded, pages = -1, list[_Page]()
@@ -194,25 +198,25 @@ class IdRun:
 
     @staticmethod
     def _search(pages: list[_Page], key: bytes) -> int | None:
-        """Return the offset that follows a key in some pages."""
-        for raw, stop in pages:
-            at = raw.find(key, 0, stop)
-            while at >= 0 and at % ROW_BYTES:  # bytes across two rows may equal a key
-                at = raw.find(key, at + 1, stop)
-            if at >= 0:
-                return int.from_bytes(raw[at + _KEY_BYTES : at + ROW_BYTES], "little")
+        """Return the offset of the row with this key in these pages; None if there is no such row."""
+        for raw, rows_end in pages:
+            start = raw.find(key, 0, rows_end)
+            while start >= 0 and start % ROW_BYTES:  # bytes across two rows may equal a key
+                start = raw.find(key, start + 1, rows_end)
+            if start >= 0:
+                return int.from_bytes(raw[start + _KEY_BYTES : start + ROW_BYTES], "little")
         return None
 
     def rows(self, first: int, count: int) -> NDArray[np.uint64]:
-        """Read the rows of some pages, as columns hash, second half, offset."""
+        """Read the rows of `count` pages from page `first` on, as columns hash, second half, offset."""
         parts = []
-        for number in range(first, min(first + count, self.facts.pages)):
-            raw, stop = self._read_page(number)
-            parts.append(np.frombuffer(raw, _U64, stop // 8))
+        for number in range(first, min(first + count, self.facts.page_count)):
+            raw, rows_end = self._read_page(number)
+            parts.append(np.frombuffer(raw, _U64, rows_end // 8))
         return np.concatenate(parts).astype(np.uint64, copy=False).reshape(-1, 3)
 
     def _find_fence(self, hashed: int, second: int) -> int:
-        """Find the fence whose pages hold an id if the run does; return -1 if the id precedes all."""
+        """Find the fence whose pages hold an id if the run has it; return -1 if the id precedes all."""
         end = bisect_right(self._hashes, hashed)
         start = bisect_left(self._hashes, hashed, 0, end)
         return bisect_right(self._seconds, second, start, end) - 1 if start < end else end - 1
@@ -220,13 +224,12 @@ class IdRun:
     def _read_pages(self, fence: int) -> list[_Page]:
         """Read the pages from a fence to the next one."""
         first = fence * self._stride
-        return [
-            self._read_page(number) for number in range(first, min(first + self._stride, self.facts.pages))
-        ]
+        end = min(first + self._stride, self.facts.page_count)
+        return [self._read_page(number) for number in range(first, end)]
 
     def _read_page(self, number: int) -> _Page:
-        size, rows_a_page = self.facts.page_bytes, self.facts.rows_per_page
-        rows = min(self.facts.rows - number * rows_a_page, rows_a_page)
+        size, rows_per_page = self.facts.page_bytes, self.facts.rows_per_page
+        rows = min(self.facts.row_count - number * rows_per_page, rows_per_page)
         if self._memory_pages is not None:
             return self._memory_pages[number], rows * ROW_BYTES
         assert self._file is not None, "a run is in memory or in a file"
@@ -251,16 +254,16 @@ class IdRun:
         assert self._file is not None
         facts, trailer = self.facts, _TRAILER.size
         filter_ = IdFilter(facts.filter_ids, facts.error_rate)
-        end = facts.pages * (facts.page_bytes + FENCE_BYTES) + filter_.nbytes + trailer
+        end = facts.page_count * (facts.page_bytes + FENCE_BYTES) + filter_.nbytes + trailer
         raw = self._file.read(end - trailer - filter_.nbytes, filter_.nbytes + trailer)
         crc = _TRAILER.unpack(raw[-trailer:])[-2] if len(raw) == filter_.nbytes + trailer else None
         if crc != crc32c(raw[:-trailer]):
             raise RunCorrupted(self.path, "the filter does not match its checksum")
-        filter_.load(raw[:-trailer], facts.rows)
+        filter_.load(raw[:-trailer], facts.row_count)
         return filter_
 
     def hold(self) -> None:
-        """Keep the file open until `release`, even if the run is closed: another thread reads it."""
+        """Keep the file open until `release`, even if the run is closed, since another thread reads it."""
         self._holder_count += 1
 
     def release(self) -> None:
@@ -269,12 +272,12 @@ class IdRun:
         self._close()
 
     def close(self) -> None:
-        """Close the file, unless it is held; no lookups follow."""
-        self._closed = True
+        """Close the file as soon as no one holds it; no lookups may follow."""
+        self._is_closed = True
         self._close()
 
     def _close(self) -> None:
-        if self._closed and not self._holder_count and self._file is not None:
+        if self._is_closed and not self._holder_count and self._file is not None:
             self._file.close()
             self._file = None
 
@@ -288,25 +291,25 @@ class RunWriter:
         self._fences = array("Q"), array("Q")
         self._partial_page = np.empty((0, 3), np.uint64)
         self._rows = self._pages = 0
-        self._first, self._last = (1 << 64) - 1, 0
+        self._first_offset, self._last_offset = (1 << 64) - 1, 0
         self._page_bytes = PAGE_BYTES
 
     def add(self, rows: NDArray[np.uint64]) -> list[bytes]:
-        """Add the next rows, as columns hash, second half, offset; return the full pages."""
+        """Add the next rows, as columns hash, second half, offset; return the pages that are now full."""
         if len(rows):
             self.filter.add(np.ascontiguousarray(rows[:, 0]))
-            self._first = min(self._first, int(rows[:, 2].min()))
-            self._last = max(self._last, int(rows[:, 2].max()))
+            self._first_offset = min(self._first_offset, int(rows[:, 2].min()))
+            self._last_offset = max(self._last_offset, int(rows[:, 2].max()))
             self._rows += len(rows)
         rows = np.concatenate((self._partial_page, rows)) if len(self._partial_page) else rows
-        full = len(rows) - len(rows) % self._facts().rows_per_page
-        self._partial_page = rows[full:]
-        return self._pack_pages(rows[:full])
+        full_rows = len(rows) - len(rows) % self._facts().rows_per_page
+        self._partial_page = rows[full_rows:]
+        return self._pack_pages(rows[:full_rows])
 
     def finish(self) -> tuple[RunFacts, list[bytes]]:
         """End the run; return its facts and its last page."""
-        last = self._pack_pages(self._partial_page)
-        return self._facts(), last
+        last_pages = self._pack_pages(self._partial_page)
+        return self._facts(), last_pages
 
     @property
     def fences(self) -> tuple[array[int], array[int]]:
@@ -315,36 +318,41 @@ class RunWriter:
 
     def _facts(self) -> RunFacts:
         return RunFacts(
-            self._rows, self._first, self._last, self.filter.capacity, self._error_rate, self._page_bytes
+            self._rows,
+            self._first_offset,
+            self._last_offset,
+            self.filter.capacity,
+            self._error_rate,
+            self._page_bytes,
         )
 
     def _pack_pages(self, rows: NDArray[np.uint64]) -> list[bytes]:
-        size, rows_a_page = self._page_bytes - _TAIL.size, self._facts().rows_per_page
+        size, rows_per_page = self._page_bytes - _TAIL.size, self._facts().rows_per_page
         raw, pages = np.ascontiguousarray(rows, _U64).tobytes(), []
-        for at in range(0, len(raw), rows_a_page * ROW_BYTES):
-            part = raw[at : at + rows_a_page * ROW_BYTES]
+        for start in range(0, len(raw), rows_per_page * ROW_BYTES):
+            part = raw[start : start + rows_per_page * ROW_BYTES]
             head = _TAIL.pack(self._pages, len(part) // ROW_BYTES, 0)[:-_CRC_BYTES]
             page = part.ljust(size, b"\0") + head
             pages.append(page + crc32c(page).to_bytes(_CRC_BYTES, "little"))
             self._pages += 1
-        starts = rows[::rows_a_page]
-        self._fences[0].extend(starts[:, 0].tolist())
-        self._fences[1].extend(starts[:, 1].tolist())
+        first_rows = rows[::rows_per_page]
+        self._fences[0].extend(first_rows[:, 0].tolist())
+        self._fences[1].extend(first_rows[:, 1].tolist())
         return pages
 
 
 def pack_tail(facts: RunFacts, fences: tuple[array[int], array[int]], filter_: IdFilter) -> Iterator[bytes]:
-    """Yield the bytes after the pages of a run's file, in pieces, so that other threads run in between."""
+    """Yield the bytes that follow the pages in a run's file, in chunks, so that other threads can run."""
     packed_fences = b"".join(np.frombuffer(column, np.uint64).astype(_U64).tobytes() for column in fences)
     yield packed_fences
     bits = memoryview(filter_.save())
     crc = 0
-    for at in range(0, len(bits), _CHUNK_BYTES):
-        chunk = bytes(bits[at : at + _CHUNK_BYTES])
+    for start in range(0, len(bits), _CHUNK_BYTES):
+        chunk = bytes(bits[start : start + _CHUNK_BYTES])
         crc = crc32c(chunk, crc)
         yield chunk
     head = _TRAILER.pack(
-        _MAGIC, _VERSION, facts.page_bytes, facts.rows, facts.first_offset, facts.last_offset,
+        _MAGIC, _VERSION, facts.page_bytes, facts.row_count, facts.first_offset, facts.last_offset,
         facts.filter_ids, facts.error_rate, crc32c(packed_fences), crc, 0,
     )[:-_CRC_BYTES]  # fmt: skip
     yield head + crc32c(head).to_bytes(_CRC_BYTES, "little")

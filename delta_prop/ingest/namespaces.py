@@ -1,6 +1,6 @@
 """The heads of a namespace's vectors, and checks of many rows at once.
 
-Pure. Rows that the columns alone cannot decide are left to `vector_heads.py`, which checks each.
+Pure. If the columns of a batch prove nothing, `vector_heads.py` checks each of its rows.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from delta_prop_wire.batch import Batch
 
 ORIGIN_SHIFT = 64
-"""Shift of the origin's index in a head; the counter is below it."""
+"""Shift of the origin's index in the code of a head; the counter is in the bits below."""
 COUNTER_MASK = (1 << ORIGIN_SHIFT) - 1
 SEVERAL_WRITERS = -2
-"""Index that no origin has; `None` means that none has written."""
+"""Value of `Namespace.writer` if several origins have written; None: none has written."""
 VECTOR_KINDS = frozenset({Kind.CREATE, Kind.DENSE})
 VECTOR_BITS = sum(1 << kind for kind in VECTOR_KINDS)
 PARTIAL_BITS = sum(1 << kind for kind in PARTIAL_KINDS)
 DELETE_BIT = 1 << Kind.DELETE
 IS_PARTIAL = bytes(kind in PARTIAL_KINDS for kind in range(256))
-"""For `bytes.translate`: for each kind, 1 if it needs a living vector."""
+"""Table for `bytes.translate`: for each kind, 1 if it needs a living vector."""
 dict_get: Callable[[dict[str, int], str], int | None] = dict.get
 
 
@@ -54,14 +54,17 @@ class Namespace:
 
 
 class NamespaceTable:
-    """The namespaces of an origin's heterogeneous batches, and their common state while only heads change."""
+    """The namespaces that an origin's heterogeneous batches name, and the state that these have in common.
+
+    Valid as long as only heads change.
+    """
 
     __slots__ = ("_dead", "_dimension", "_dimension_min", "_heads", "_is_single_writer", "_named", "_writer")
 
     def __init__(self, named: Sequence[Namespace], writer: int) -> None:
         """`writer`: index of the origin."""
         self._writer = writer
-        self._named: Sequence[Namespace] = named  # empty once the origin is noted as a writer there
+        self._named: Sequence[Namespace] = named  # empty once the origin is noted as a writer in them
         self._heads = [known.heads for known in named]
         self._is_single_writer = all(known.writer in (None, writer) for known in named)
         self._dead = [known.dead for known in named if known.dead]
@@ -72,9 +75,10 @@ class NamespaceTable:
         self._dimension_min = min(fixed, default=DIMENSION_MAX)
 
     def try_append(self, batch: Batch, limit_of: Callable[[int], int]) -> tuple[int, int] | None:
-        """Move the heads of a batch if its columns prove that all rows apply and only heads change; return
-        the number of new heads and of concurrent rows, None if they do not. `limit_of`: as for
-        `find_concurrent_rows`.
+        """Append a batch if its columns prove that all rows apply and change only heads.
+
+        Return the numbers of new heads and of concurrent rows; None, with nothing changed, if the columns do
+        not prove it. `limit_of`: as for `find_concurrent_rows`.
         """
         kinds, keys, heads, index = batch.kinds_mask, batch.keys, self._heads, batch.namespace_index
         if (
@@ -104,9 +108,9 @@ class NamespaceTable:
 def can_all_apply(
     known: Namespace | None, batches: Sequence[Batch], kind: int, codes: list[int | None] | None = None
 ) -> bool:
-    """True if columns prove that all rows of a kind can apply; if False, some may still apply.
+    """Return True if the columns prove that all rows of a kind apply; if False, they may still apply.
 
-    `codes`: their heads, if they were looked up.
+    `codes`: the heads of the rows, if they were looked up.
     """
     dimension = 0 if known is None else known.dimension
     if kind in VECTOR_KINDS:
@@ -121,16 +125,18 @@ def can_all_apply(
     keys = all_keys(batches)
     if known.dead and not known.dead.isdisjoint(keys):
         return False
-    # Membership is tested without reading the value, whose memory access would cost more for each row.
-    # Where heads were dropped, absence proves nothing, and each row passes.
+    # `__contains__` does not read the value, which would cost one more memory access per row. If heads were
+    # dropped, absence proves nothing, and all rows pass.
     return not known.complete or all(map(known.heads.__contains__, keys) if codes is None else codes)
 
 
 def find_concurrent_rows(
     codes: Sequence[int | None], writer: int, limit_of: Callable[[int], int]
 ) -> list[int]:
-    """Find the rows whose vector was last changed by another origin, above the counter that `limit_of`
-    returns for its index: the present writer has not seen that change.
+    """Find the rows whose vector was last changed by a delta of another origin that `writer` has not seen.
+
+    `codes`: the heads of the rows. `limit_of`: returns, for the index of an origin, the code of the last of
+    its deltas that the writer has seen.
     """
     lowest = writer << ORIGIN_SHIFT
     highest = lowest | COUNTER_MASK
@@ -143,21 +149,27 @@ def find_concurrent_rows(
         limits = {other: limit_of(other) for other in {head >> ORIGIN_SHIFT for head in heads}}
         return [row for row, head in zip(rows, heads, strict=True) if head > limits[head >> ORIGIN_SHIFT]]
     limit = limit_of(least >> ORIGIN_SHIFT)
-    if most <= limit or least > limit:  # as when a job rewrites all that another job wrote
+    if most <= limit or least > limit:  # e.g. a job rewrites all vectors that another job wrote
         return [] if most <= limit else rows
     return [row for row, head in zip(rows, heads, strict=True) if head > limit]
 
 
 def count_first_rows(rows: Sequence[int], batches: Sequence[Batch]) -> int:
-    """Count the rows whose vector no earlier batch changes. `rows`: ascending, numbered over all batches end
-    to end, and either all rows of a vector or none.
+    """Count the rows whose vector no earlier batch changes.
+
+    `rows`: ascending row numbers, counted over all batches; of each vector either all rows or none.
     """
     keys, stops = all_keys(batches), [*accumulate([batch.count for batch in batches])]
-    found: dict[str, int] = {}
+    first_batches: dict[str, int] = {}
     batch_numbers = [bisect_right(stops, row) for row in rows]
-    return sum([found.setdefault(keys[row], at) == at for row, at in zip(rows, batch_numbers, strict=True)])
+    return sum(
+        [
+            first_batches.setdefault(keys[row], number) == number
+            for row, number in zip(rows, batch_numbers, strict=True)
+        ]
+    )
 
 
 def all_keys(batches: Sequence[Batch]) -> list[str]:
     """Return the vector ids of all rows."""
-    return batches[0].keys if len(batches) == 1 else [*chain.from_iterable([one.keys for one in batches])]
+    return batches[0].keys if len(batches) == 1 else [*chain.from_iterable([batch.keys for batch in batches])]

@@ -1,7 +1,7 @@
-"""Origins: their owners and epochs, and what each has written.
+"""Origins: their owners and epochs, and the offsets of the deltas that each has written.
 
-Pure. The watermark itself, the highest delivered counter, is in the orderer, where dedup and order are one
-comparison; this module holds all other state of an origin.
+Pure. The orderer has the watermark of each origin, since one comparison decides dedup and order there; this
+module holds all other state of an origin.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
     from delta_prop_wire.frames import OriginClaim
 
 OWN = ""
-"""Owner of the service's own origins, which are never idle."""
+"""Owner of the service's own origins, which never become idle."""
 ORIGINS_MAX = 100_000
 ORIGINS_PER_OWNER_MAX = 1_000
 IDLE_S_MAX = 7 * 24 * 3600.0
 IDLE_RATIO = 10
-"""Maximum idle origins, as a multiple of the active ones."""
+"""Maximum number of idle origins, as a multiple of `origins_max`."""
 RECENT_BATCHES = 64
 NOOPS_MAX = 10_000
-"""No-op runs remembered for each origin; an older one is acknowledged as a duplicate without an offset."""
+"""Maximum number of no-op runs stored per origin; a resent older one is acknowledged without an offset."""
 OFFSET_RANGES_MAX = 2_000_000
-"""Runs of first offsets stored over all origins, 24 bytes each."""
+"""Maximum number of stored runs of first offsets of all origins together, 24 bytes each."""
 
 
 UNKNOWN_OWNER = "\0"
@@ -51,8 +51,10 @@ UNKNOWN_OWNER = "\0"
 
 
 class SavedOrigin(NamedTuple):
-    """The state of one origin, as arrays: (bases, lasts, checksums) of recent batches, (bases, lasts,
-    offsets) of runs, (bases, lasts, codes) of no-ops.
+    """The state of one origin, as arrays.
+
+    `recent`: (bases, lasts, checksums) of batches; `ranges`: (bases, lasts, offsets) of runs; `noops`:
+    (bases, lasts, codes).
     """
 
     epoch: int
@@ -70,7 +72,7 @@ def _make_columns(kinds: str) -> tuple[array[int], array[int], array[int]]:
 
 @dataclass(slots=True)
 class OriginColumns:
-    """Many active origins end to end, as in a checkpoint: without an object for each."""
+    """The concatenated columns of many active origins, for a checkpoint, without an object for each."""
 
     epochs: array[int] = field(default_factory=partial(array, "Q"))
     known_above: array[int] = field(default_factory=partial(array, "Q"))
@@ -109,9 +111,9 @@ class OriginState:
     def __init__(self, owner: str, epoch: int, now: float, known_above: int = 0) -> None:
         self.owner = owner
         self.epoch = epoch
-        self.claims = 0  # hellos over the network, each of which resends what has no outcome
+        self.claims = 0  # number of hellos over the network; each is followed by resent batches
         self.seen_at = now
-        self.known_above = known_above  # outcomes of dots up to here left memory while the origin was idle
+        self.known_above = known_above  # up to here memory lacks the outcomes, since the origin was idle
         self.is_changed = True  # since the last save
         self._ranges_saved = 0  # saved ranges that can no longer change
         self._has_dropped_ranges = False
@@ -119,21 +121,24 @@ class OriginState:
         self._range_bases, self._range_lasts, self._range_offsets = array("Q"), array("Q"), array("Q")
         self._noop_bases, self._noop_lasts, self._noop_codes = array("Q"), array("Q"), array("I")
 
-    def note_appended(self, batch: Batch, offset: int, firsts: Mapping[int, int | None] | None = None) -> int:
-        """Note an appended batch; return by how many runs the table grew.
+    def note_appended(
+        self, batch: Batch, offset: int, first_offsets: Mapping[int, int | None] | None = None
+    ) -> int:
+        """Note an appended batch; return the number of added runs.
 
-        `firsts`: offsets of the rows' first copies, if their ids had been accepted before; None: not known.
+        `first_offsets`: for rows whose ids had been accepted before, the offset of the first copy; None: it
+        is unknown.
         """
         self.is_changed = True
         self.note_checksum(batch.base, batch.last, batch.crc)
-        if firsts is None and not batch.has_gaps:
+        if first_offsets is None and not batch.has_gaps:
             return self._extend_ranges(batch.base, offset, batch.count)
-        if firsts is not None:
-            for row, at in firsts.items():
-                if at is None:
+        if first_offsets is not None:
+            for row, first in first_offsets.items():
+                if first is None:
                     self._note_noop(batch.counter(row), batch.counter(row), ErrorCode.OUTCOME_UNKNOWN)
-            known = ((row, at) for row, at in firsts.items() if at is not None)
-            return sum(self._extend_ranges(batch.counter(row), at) for row, at in known)
+            known = ((row, first) for row, first in first_offsets.items() if first is not None)
+            return sum(self._extend_ranges(batch.counter(row), first) for row, first in known)
         counters = batch.counters
         assert counters is not None
         return sum(self._extend_ranges(int(counter), offset + row) for row, counter in enumerate(counters))
@@ -148,7 +153,7 @@ class OriginState:
         return self._extend_ranges(batches[0].base, offset, rows)
 
     def note_noop(self, batch: Batch, code: ErrorCode) -> None:
-        """Remember that these dots were refused for good: a duplicate is refused too, not acknowledged."""
+        """Note that these dots were refused for good, so that a duplicate is refused, not acknowledged."""
         self._note_noop(batch.base, batch.last, code)
 
     def _note_noop(self, base: int, last: int, code: ErrorCode) -> None:
@@ -160,7 +165,7 @@ class OriginState:
         self._noop_codes.append(code)
 
     def first_noop(self, batch: Batch) -> tuple[int, ErrorCode] | None:
-        """Return the first of these counters whose dot is a no-op, and its code; None if none is."""
+        """Return the first counter of the batch whose dot is a no-op, and its code; None if none is."""
         index = bisect_left(self._noop_lasts, batch.base)
         if index == len(self._noop_bases) or self._noop_bases[index] > batch.last:
             return None
@@ -172,13 +177,15 @@ class OriginState:
         DOT_REUSED if its producer skipped the counter.
         """
         found = self._find_noop(counter, counter) or self.first_offset(counter)
-        left_out = bool(self._range_bases and self._range_bases[0] < counter)
+        is_skipped = bool(self._range_bases and self._range_bases[0] < counter)
         return (
-            ErrorCode.DOT_REUSED if found is None and left_out and not self._may_lack_noop(counter) else found
+            ErrorCode.DOT_REUSED
+            if found is None and is_skipped and not self._may_lack_noop(counter)
+            else found
         )
 
     def _may_lack_noop(self, counter: int) -> bool:
-        """True if a no-op with this counter may have been dropped from memory."""
+        """Return True if a no-op with this counter may have been dropped from memory."""
         return len(self._noop_bases) >= NOOPS_MAX // 2 and counter < self._noop_bases[0]
 
     def _find_noop(self, base: int, last: int) -> ErrorCode | None:
@@ -188,14 +195,17 @@ class OriginState:
         return ErrorCode(self._noop_codes[index])
 
     def first_offset(self, counter: int) -> int | None:
-        """Return the offset of the delta with this counter; None if it is not stored, or never was."""
+        """Return the offset of the delta with this counter; None if memory does not have it."""
         index = bisect_right(self._range_bases, counter) - 1
         if index < 0 or counter > self._range_lasts[index] or self._may_lack_noop(counter):
             return None
         return self._range_offsets[index] + counter - self._range_bases[index]
 
     def first_offset_above(self, counter: int) -> int | None:
-        """Return the offset of the first delta after a counter, or a lower one; None if it is not stored."""
+        """Return the offset of the first delta after a counter, or a lower offset.
+
+        None if memory does not have it.
+        """
         index = bisect_right(self._range_lasts, counter)
         bases, lasts, offsets = self._range_bases, self._range_lasts, self._range_offsets
         if index == len(lasts) or counter < self.known_above or (index == 0 and self._has_dropped_ranges):
@@ -203,13 +213,14 @@ class OriginState:
         offset = offsets[index] + max(counter + 1 - bases[index], 0)
         if index == 0:
             return offset
-        # For a duplicate under a new dot the first copy is remembered, which has a lower offset.
+        # The run of a duplicate under a new dot has the offset of its first copy, which is lower.
         return max(offset, offsets[index - 1] + lasts[index - 1] - bases[index - 1] + 1)
 
     def is_same_frame(self, batch: Batch) -> bool | None:
-        """True if this duplicate is a frame that was sent before; None: the last 64 batches do not decide.
+        """Return True if this duplicate is a frame that was sent before; None if that is unknown.
 
-        A producer resends the same frames. Checksums of known dots cannot verify a batch with other bounds.
+        A producer resends the same frames. A batch with other bounds than the recent batches cannot be
+        verified by their checksums.
         """
         recent = slice(-RECENT_BATCHES, None)
         known_crcs = [
@@ -236,7 +247,7 @@ class OriginState:
         return half
 
     def save(self, columns: OriginColumns, *, full: bool) -> None:
-        """Add it to columns for a checkpoint; unless `full`, only those of its runs that changed since."""
+        """Add the state to columns for a checkpoint; unless `full`, only runs changed since the last save."""
         first = 0 if full else self._ranges_saved
         self.is_changed = False
         self._ranges_saved = max(len(self._range_bases) - 1, 0)  # the last one may still grow
@@ -262,7 +273,7 @@ class OriginState:
 
     @classmethod
     def from_saved(cls, saved: SavedOrigin, now: float) -> OriginState:
-        """Restore a state that `save` wrote in full; its owner is known once its producer says hello."""
+        """Restore a state that `save` wrote in full; its owner is unknown until its producer says hello."""
         state = cls(UNKNOWN_OWNER, saved.epoch, now, saved.known_above)
         state._has_dropped_ranges = saved.forgot
         state._bases, state._lasts, state._crcs = saved.recent
@@ -274,7 +285,7 @@ class OriginState:
 
     def note_checksum(self, base: int, last: int, crc: int) -> None:
         """Store the checksum of these dots' bytes, to distinguish a duplicate from a reused dot."""
-        if len(self._bases) >= 2 * RECENT_BATCHES:  # truncated now and then, not at each batch
+        if len(self._bases) >= 2 * RECENT_BATCHES:  # shortened now and then, not at each batch
             for column in (self._bases, self._lasts, self._crcs):
                 del column[:RECENT_BATCHES]
         self._bases.append(base)
@@ -294,7 +305,7 @@ class OriginState:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """An origin granted by a hello: the epoch to write under, and the watermark so far."""
+    """The grant of an origin by a hello: the epoch to write under, and the present watermark."""
 
     origin: int
     epoch: int
@@ -302,7 +313,7 @@ class Grant:
 
 
 class Origins:
-    """All origins, bounded per owner and in all; idle ones are deactivated, never forgotten."""
+    """All origins, bounded per owner and in total; idle ones are deactivated, never forgotten."""
 
     def __init__(
         self,
@@ -312,11 +323,11 @@ class Origins:
         epoch_floor: int = 0,
         epoch_limit: int = EPOCH_MAX,
     ) -> None:
-        """`epoch_floor`, `epoch_limit`: a new epoch lies above the first and up to the second, whatever is
-        known of its origin.
+        """`epoch_floor`, `epoch_limit`: a new epoch is above the first and not above the second, whatever
+        epoch its origin had before.
         """
         self.epoch_requested = 0
-        """Highest epoch to reserve, as those up to `epoch_limit` are; 0: no more are requested."""
+        """The highest epoch that the caller must reserve on disk; 0: none beyond `epoch_limit` is needed."""
         self._epoch_floor = epoch_floor
         self._epoch_limit = epoch_limit
         self._origins_max = origins_max
@@ -330,21 +341,25 @@ class Origins:
         return len(self._active) + len(self._idle)
 
     def check_capacity(self, origins: Iterable[int], owner: str, *, bounded: bool = True) -> None:
-        """Raise Refused (RATE_LIMITED) if these are too many, for this owner (if `bounded`) or in all."""
-        new = sum(origin not in self._active and origin not in self._idle for origin in origins)
-        held = self._owned_counts.get(owner, 0)
-        full = len(self._active) + new > self._origins_max or len(self._idle) > IDLE_RATIO * self._origins_max
-        if new and (full or (bounded and held + new > self._per_owner_max)):
+        """Raise Refused (RATE_LIMITED) if these are too many, for this owner (if `bounded`) or in total."""
+        new_count = sum(origin not in self._active and origin not in self._idle for origin in origins)
+        owned_count = self._owned_counts.get(owner, 0)
+        is_full = (
+            len(self._active) + new_count > self._origins_max
+            or len(self._idle) > IDLE_RATIO * self._origins_max
+        )
+        if new_count and (is_full or (bounded and owned_count + new_count > self._per_owner_max)):
             raise Refused(
                 ErrorCode.RATE_LIMITED,
-                f"origins of {owner!r}: {held} of {self._per_owner_max} in use, {len(self._active)} of "
-                f"{self._origins_max} in all: use fewer producer names (each has an origin per priority)",
+                f"origins of {owner!r}: {owned_count} of {self._per_owner_max} in use, "
+                f"{len(self._active)} of {self._origins_max} in total: use fewer "
+                "producer names (each has an origin per priority)",
                 retry_after_ms=60_000,
                 details={"depth": len(self._active), "capacity": self._origins_max},
             )
 
     def hello(self, origin: int, owner: str, now: float, watermark: int = 0) -> OriginState:
-        """Grant the next epoch; the writer under the epoch before is fenced. Call `check_capacity` before.
+        """Grant the next epoch, which fences a writer under an earlier one. Call `check_capacity` before.
 
         Raises Refused (RATE_LIMITED) while no more epochs are reserved, BAD_REQUEST if none are left.
         """
@@ -353,15 +368,15 @@ class Origins:
     def claim(self, origin: int, epoch: int, owner: str, now: float, watermark: int) -> OriginState:
         """Grant the epoch that a producer holds (0: none, so a new one) unless another holds a later one.
 
-        An unknown epoch is accepted: a former opening of this log may have granted it, or a log that is lost.
-        Raises Refused (FENCED, UNAUTHORIZED; BAD_REQUEST for one that would leave too few; as `hello` does).
+        An unknown epoch is accepted: an earlier opening of this log, or a lost log, may have granted it.
+        Raises Refused as `hello` does, and FENCED, UNAUTHORIZED, or BAD_REQUEST if the epoch is too high.
         Call `check_capacity` before.
         """
         return self._grant(origin, owner, self._claimed_epoch(origin, epoch, owner), now, watermark)
 
     def check_claims(self, claims: Sequence[OriginClaim], owner: str, *, bounded: bool) -> None:
-        """Raise Refused as `check_capacity` and `claim` would, before any is granted: so a refused hello
-        fences nobody.
+        """Raise Refused as `check_capacity` and `claim` would, but grant nothing, so that a refused hello
+        fences no writer.
         """
         self.check_capacity([claim.origin for claim in claims], owner, bounded=bounded)
         for claim in claims:
@@ -381,11 +396,11 @@ class Origins:
         return epoch
 
     def note_forwarded(self, origin: int, owner: str, epoch: int, now: float, watermark: int) -> None:
-        """Note an origin that another service's log names first. Call `check_capacity` before."""
+        """Note an origin that first came in another service's log. Call `check_capacity` before."""
         self._grant(origin, owner, epoch, now, watermark)
 
     def note_reserved(self, epoch_limit: int) -> None:
-        """Note that all epochs up to there are reserved on disk: the next opening begins above them."""
+        """Note that all epochs up to this one are reserved: the next opening grants only higher ones."""
         self._epoch_limit = epoch_limit
         if epoch_limit >= self.epoch_requested:
             self.epoch_requested = 0
@@ -400,14 +415,14 @@ class Origins:
         return known.epoch if known is not None else self._idle.get(origin, ("", 0))[1]
 
     def _check_reserved(self, origin: int, epoch: int) -> None:
-        """Raise Refused if an epoch could be granted twice after a crash; request more while few are left."""
-        until = self._epoch_limit
-        if epoch <= until - SPARE_EPOCHS:
+        """Raise Refused if an epoch is not reserved on disk; request more epochs if few are left."""
+        limit = self._epoch_limit
+        if epoch <= limit - SPARE_EPOCHS:
             return
-        if epoch > max(CLAIMED_EPOCH_MAX, until) + SPARE_EPOCHS or epoch > EPOCH_MAX:
+        if epoch > max(CLAIMED_EPOCH_MAX, limit) + SPARE_EPOCHS or epoch > EPOCH_MAX:
             raise epochs_exhausted(origin)
         self.epoch_requested = max(self.epoch_requested, epoch + SPARE_EPOCHS)
-        if epoch > until:
+        if epoch > limit:
             raise epoch_not_reserved(origin, epoch)
 
     def check_owner(self, origin: int, owner: str) -> None:
@@ -418,7 +433,7 @@ class Origins:
             raise origin_not_owned(origin)
 
     def restore(self, origin: int, epoch: int, now: float) -> OriginState:
-        """Return the state of an origin that a log names; it may write once its producer said hello."""
+        """Return the state of an origin that a log names; it may write once its producer has said hello."""
         state = self._active.get(origin)
         if state is None:
             state = self._active[origin] = OriginState(UNKNOWN_OWNER, epoch, now)
@@ -427,7 +442,7 @@ class Origins:
         return state
 
     def carry_over(self, previous: Origins) -> None:
-        """Keep the grants from before the log failed: the owner and epoch of each origin."""
+        """Adopt the grants from before the log failed: the owner and epoch of each origin."""
         for origin, state in previous._active.items():
             if state.owner not in (OWN, UNKNOWN_OWNER):
                 self._grant(origin, state.owner, state.epoch, state.seen_at, state.known_above)
@@ -439,7 +454,7 @@ class Origins:
                 self._owned_counts[owner] = self._owned_counts.get(owner, 0) + 1
 
     def _grant(self, origin: int, owner: str, epoch: int, seen_at: float, known_above: int) -> OriginState:
-        """Let an owner write under this epoch, or the known one if that is higher."""
+        """Let an owner write under this epoch, or under the known epoch if that is higher."""
         state = self._active.get(origin)
         if state is None:
             former = self._idle.pop(origin, None)
@@ -469,13 +484,13 @@ class Origins:
             self._idle.setdefault(origin, (UNKNOWN_OWNER, epoch))
 
     def get(self, origin: int) -> OriginState | None:
-        """Return the state of an origin whose producer said hello and that is not idle."""
+        """Return the state of an active origin; None if it is idle or unknown."""
         return self._active.get(origin)
 
     def require(self, batch: Batch, owner: str, *, is_duplicate: bool = False) -> OriginState:
         """Return the state of a batch's origin. Raises Refused (UNKNOWN_ORIGIN, FENCED, UNAUTHORIZED).
 
-        A duplicate may have an earlier epoch: its producer said hello again, and resends the same frame.
+        A duplicate may have an earlier epoch, if its producer has said hello again and resends the frame.
         """
         state = self._active.get(batch.origin)
         if state is None or state.owner == UNKNOWN_OWNER or batch.epoch > state.epoch:
@@ -503,12 +518,12 @@ class Origins:
         batch: Batch,
         offset: int,
         now: float,
-        firsts: Mapping[int, int | None] | None = None,
+        first_offsets: Mapping[int, int | None] | None = None,
     ) -> None:
         """Note an appended batch; see `OriginState.note_appended`."""
         state.seen_at = now
         self._active.move_to_end(batch.origin)
-        self._note_ranges(state.note_appended(batch, offset, firsts))
+        self._note_ranges(state.note_appended(batch, offset, first_offsets))
 
     def note_appended_run(
         self, state: OriginState, batches: Sequence[Batch], offset: int, now: float

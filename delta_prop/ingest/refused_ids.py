@@ -1,6 +1,6 @@
-"""Ids of deltas that were refused for good, so that no delta waits for one of them as a parent.
+"""Ids of deltas that were refused for good, so that no delta waits for such a delta as its parent.
 
-Pure and bounded: the newest are stored. An id is forgotten when a delta with it is accepted after all.
+Pure and bounded: only the newest ids are stored. An id is forgotten if a delta with it is accepted later.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ class RefusedIds:
         return len(self._codes)
 
     def add(self, ids: Iterable[bytes], code: int) -> None:
-        """Note deltas that were refused for good."""
+        """Note the ids of deltas that were refused for good with this code."""
         codes = self._codes
-        for one in ids:
-            codes.pop(one, None)
-            codes[one] = code
-        for one in list(islice(codes, max(len(codes) - IDS_MAX, 0))):
-            del codes[one]
+        for delta_id in ids:
+            codes.pop(delta_id, None)
+            codes[delta_id] = code
+        for delta_id in list(islice(codes, max(len(codes) - IDS_MAX, 0))):
+            del codes[delta_id]
 
     def discard(self, ids: Iterable[bytes]) -> None:
         """Forget the ids of accepted deltas."""
         if self._codes:
-            for one in ids:
-                self._codes.pop(one, None)
+            for delta_id in ids:
+                self._codes.pop(delta_id, None)
 
-    def code(self, one: bytes) -> ErrorCode | None:
+    def code(self, delta_id: bytes) -> ErrorCode | None:
         """Return the code of the refusal of a delta with this id; None if none is known."""
-        code = self._codes.get(one)
+        code = self._codes.get(delta_id)
         return None if code is None else ErrorCode(code)
 
     def save(self) -> tuple[bytes, bytes]:
@@ -53,13 +53,13 @@ class RefusedIds:
         return b"".join(self._codes), np.fromiter(self._codes.values(), _U16, len(self._codes)).tobytes()
 
     def restore(self, saved: tuple[bytes, bytes]) -> None:
-        """Replace all with what `save` returned."""
+        """Replace the contents by what `save` returned."""
         ids, codes = saved
-        names = [ids[at : at + DELTA_ID_BYTES] for at in range(0, len(ids), DELTA_ID_BYTES)]
-        self._codes = dict(zip(names, np.frombuffer(codes, _U16).tolist(), strict=True))
+        restored_ids = [ids[start : start + DELTA_ID_BYTES] for start in range(0, len(ids), DELTA_ID_BYTES)]
+        self._codes = dict(zip(restored_ids, np.frombuffer(codes, _U16).tolist(), strict=True))
 
     def merge_older(self, older: RefusedIds) -> None:
         """Add the ids of another table, as older ones."""
-        known = self._codes
-        self._codes = {**older._codes, **known}
-        self.add((), 0)
+        newer = self._codes
+        self._codes = {**older._codes, **newer}
+        self.add((), 0)  # drops the oldest beyond the bound

@@ -1,7 +1,7 @@
-"""The 16-byte ids seen and their first offsets, exact for as long as they are stored.
+"""The 16-byte ids of appended deltas, with their first offsets, exact for as long as they are stored.
 
-Pure except for the files of the runs. It never reports an unseen id as seen: a filter's answer is confirmed
-by the ids. It raises if those cannot be read.
+Pure except for the files of the runs. It never reports an unknown id as seen: each match of a filter is
+confirmed by the ids themselves, and if these cannot be read, an error is raised.
 """
 
 from __future__ import annotations
@@ -23,24 +23,25 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FEW_IDS = 64
-"""Up to this many ids are searched one by one: numpy's calls would cost more than their work."""
+"""Up to this number, ids are searched one by one, since calls of numpy would take longer."""
 
 STEP_IDS = 4_096
 STEP_EVERY_IDS = 800
-"""Sealing takes a step, a millisecond or two, for each 800 ids: it ends long before the next begins."""
+"""Sealing makes one step, of a millisecond or two, per 800 added ids, so it ends long before the next one."""
 
 WAITING_MAX = 4
-"""Maximum runs that wait for a failing disk; beyond it no more ids are accepted."""
+"""Maximum number of runs that wait to be written, as on a failing disk; then no more ids are accepted."""
 
 ID_OBJECT_BYTES = 64 + 32
-"""Memory of an id and its offset as Python objects, without their dict entry."""
+"""Memory of an id and its offset, as Python objects, without the dict entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class SeenIdsStatistics:
-    """Stored ids: their number, location, first covered offset and bytes (estimated for open ones).
+    """Statistics of the stored ids; the bytes of ids in a dict are estimated.
 
-    `runs_waiting`: number of runs in memory that are not written yet.
+    `ids_open`: in a dict, so not sealed yet. `runs_waiting`: in memory, so not written yet. `kept_since`: the
+    offset from which on every id is known.
     """
 
     ids: int
@@ -59,10 +60,10 @@ class SeenIds:
     """Ids with their first offsets: recent ones in a dict, older ones in sorted runs.
 
     A full dict of `generation_ids` is sealed into a run, in steps spread over the following calls of `add`;
-    until then it still answers. An owner with a disk writes the runs there and merges them; then their
-    filters, the smaller ones first, stay in memory up to `index_bytes_max`, together with the fences. A run
-    entirely below the log's start is forgotten once `retained_min` newer ids are known: `kept_since` is the
-    offset from which on every id is known.
+    until then lookups use the dict. An owner with a disk writes the runs there and merges them; then their
+    filters (those of smaller runs first) stay in memory up to `index_bytes_max`, together with the fences. A
+    run entirely below the log's start is forgotten once `retained_min` newer ids are known: `kept_since` is
+    the offset from which on every id is known.
     """
 
     def __init__(
@@ -76,15 +77,15 @@ class SeenIds:
     ) -> None:
         """Create an empty table.
 
-        `retained_min`: newest ids that are stored even if the log drops their rows; `waiting_max`: runs that
-        may wait to be written; None: any number.
+        `retained_min`: the number of newest ids that stay stored even if the log drops their rows;
+        `waiting_max`: maximum number of runs that wait to be written; None: any number.
         """
         assert generation_ids >= 1
         self.generation_ids = generation_ids
         self.error_rate = error_rate
         self.kept_since = 0
         self.corrupted_run: IdRun | None = None
-        """A run that could not be read, to be rebuilt."""
+        """A run that could not be read, and must be rebuilt."""
         self.on_corruption: Callable[[], None] = lambda: None
         """Called when a run could not be read."""
         self.revision = 0
@@ -93,7 +94,7 @@ class SeenIds:
         self._retained_min = retained_min
         self._waiting_max = waiting_max
         self._open: dict[bytes, int] = {}
-        self._closed: dict[bytes, int] = {}  # full, being sealed
+        self._closed: dict[bytes, int] = {}  # the full table that is being sealed
         self._runs: list[IdRun] = []  # oldest first
         self._sealed_count = 0  # ids in the runs
         self._sealing: Iterator[None] | None = None
@@ -105,30 +106,30 @@ class SeenIds:
     def find(self, ids: Sequence[bytes]) -> list[int | None]:
         """Find the first offset of each id; None if it was not seen. Raises RunCorrupted, OSError."""
         if len(ids) <= FEW_IDS:
-            return [self._find_one(one) for one in ids]
+            return [self._find_one(delta_id) for delta_id in ids]
         found: list[int | None] = [None] * len(ids)
         if self._runs:
             hashes, seconds = hash_ids(ids)
             for run in self._runs:
                 self._find_in(run, hashes, seconds, found)
-        for recent in (self._closed, self._open):
-            if not recent.keys().isdisjoint(ids):
-                for row, one in enumerate(ids):
+        for table in (self._closed, self._open):
+            if not table.keys().isdisjoint(ids):
+                for row, delta_id in enumerate(ids):
                     if found[row] is None:
-                        found[row] = recent.get(one)
+                        found[row] = table.get(delta_id)
         return found
 
-    def __contains__(self, one: object) -> bool:
-        """True if an id was seen; False also while its run cannot be read."""
+    def __contains__(self, delta_id: object) -> bool:
+        """Return True if an id was seen; False also if its run cannot be read."""
         try:
-            return isinstance(one, bytes) and self._find_one(one) is not None
+            return isinstance(delta_id, bytes) and self._find_one(delta_id) is not None
         except (RunCorrupted, OSError):
             return False
 
     def add(self, ids: Sequence[bytes], first_offset: int) -> None:
         """Note the ids of an appended batch: row i has the offset `first_offset + i`.
 
-        The first offset of a duplicate id counts.
+        A known id keeps its first offset.
         """
         self.add_at(ids, range(first_offset, first_offset + len(ids)))
 
@@ -137,9 +138,9 @@ class SeenIds:
         assert len(ids) == len(offsets)
         start = 0
         while start < len(ids):
-            free = self.generation_ids - len(self._open)
-            _note_firsts(self._open, ids[start : start + free], offsets[start : start + free])
-            start += free
+            capacity = self.generation_ids - len(self._open)
+            _note_firsts(self._open, ids[start : start + capacity], offsets[start : start + capacity])
+            start += capacity
             if len(self._open) >= self.generation_ids:
                 self._close_generation()
         self._step(len(ids))
@@ -149,7 +150,7 @@ class SeenIds:
         while (
             self._runs
             and self._runs[0].facts.last_offset < offset
-            and self._count_ids() - self._runs[0].facts.rows >= self._retained_min
+            and self._count_ids() - self._runs[0].facts.row_count >= self._retained_min
         ):
             run = self._runs.pop(0)
             self._forgotten += 1
@@ -160,16 +161,16 @@ class SeenIds:
             run.close()
 
     def statistics(self) -> SeenIdsStatistics:
-        """Return counts of the stored ids, and of the filters' answers."""
-        recent = len(self._open) + len(self._closed)
+        """Return the statistics of the stored ids, and of the filters' answers."""
+        unsealed = len(self._open) + len(self._closed)
         return SeenIdsStatistics(
             ids=self._count_ids(),
-            ids_open=recent,
+            ids_open=unsealed,
             runs=len(self._runs),
             runs_waiting=sum(run.is_in_memory for run in self._runs),
             runs_forgotten=self._forgotten,
             kept_since=self.kept_since,
-            memory_bytes=recent * ID_OBJECT_BYTES
+            memory_bytes=unsealed * ID_OBJECT_BYTES
             + sys.getsizeof(self._open)
             + sys.getsizeof(self._closed)
             + sum(run.nbytes for run in self._runs),
@@ -184,7 +185,7 @@ class SeenIds:
 
     @property
     def runs(self) -> list[IdRun]:
-        """The runs, oldest first. Each keeps its contents for life; the list changes."""
+        """The runs, oldest first. A run never changes; the list does."""
         return self._runs[:]
 
     @property
@@ -203,18 +204,18 @@ class SeenIds:
         return self._forgotten
 
     def unsealed_tables(self) -> tuple[dict[bytes, int], dict[bytes, int]]:
-        """Return the tables of ids that are not sealed yet, the older one first; read them at once."""
+        """Return the tables of unsealed ids, the older one first; the caller uses them in the same tick."""
         return self._closed, self._open
 
     def restore(self, runs: Sequence[IdRun], *, kept_since: int, forgotten: int) -> None:
-        """Restore the runs of a checkpoint, oldest first; add the ids that were not sealed afterwards."""
+        """Restore the runs of a checkpoint, oldest first; the caller then adds the unsealed ids."""
         self._runs = [*runs]
         self._note_change()
         self._fit_to_budget()
         self.kept_since, self._forgotten = kept_since, forgotten
 
     def seal(self) -> None:
-        """Seal all ids at once; none is added afterwards."""
+        """Seal all ids in one call; none may be added afterwards."""
         while self._open or self._sealing is not None:
             if self._sealing is None:
                 self._close_generation()
@@ -235,7 +236,7 @@ class SeenIds:
         self._fit_to_budget()
 
     def next_filter_to_load(self) -> IdRun | None:
-        """Return the run whose filter to read into memory next; None if there is none."""
+        """Return the run whose filter must be loaded next; None if there is none."""
         return next(
             (run for run in self._runs_to_filter() if run.filter is None and not run.is_in_memory), None
         )
@@ -247,22 +248,22 @@ class SeenIds:
 
     def _note_change(self) -> None:
         self.revision += 1
-        self._sealed_count = sum(run.facts.rows for run in self._runs)
+        self._sealed_count = sum(run.facts.row_count for run in self._runs)
 
     def _count_ids(self) -> int:
         return len(self._open) + len(self._closed) + self._sealed_count
 
     def _runs_to_filter(self) -> Iterable[IdRun]:
         """Yield the runs whose filters fit into the bound, the smallest first."""
-        left = self._index_bytes_max - sum(run.fences_nbytes for run in self._runs)
-        for run in sorted(self._runs, key=lambda run: run.facts.rows):
-            left -= run.filter_nbytes
-            if left < 0:
+        budget = self._index_bytes_max - sum(run.fences_nbytes for run in self._runs)
+        for run in sorted(self._runs, key=lambda run: run.facts.row_count):
+            budget -= run.filter_nbytes
+            if budget < 0:
                 return
             yield run
 
     def _fit_to_budget(self) -> None:
-        """Drop fences and filters beyond the bound. Runs in memory keep theirs."""
+        """Drop fences and filters beyond the bound, but not those of runs in memory."""
         written = [run for run in self._runs if not run.is_in_memory]
         while written and sum(run.fences_nbytes for run in written) > self._index_bytes_max:
             if not max(written, key=_fence_bytes).thin_fences():
@@ -274,10 +275,10 @@ class SeenIds:
 
     # --- lookups
 
-    def _find_one(self, one: bytes) -> int | None:
-        """Search the oldest run first, so that the lower of two offsets is returned."""
+    def _find_one(self, delta_id: bytes) -> int | None:
+        """Find the offset of one id; search the oldest run first, so that the lowest offset is returned."""
         if self._runs:
-            hashed, second = hash_id(one)
+            hashed, second = hash_id(delta_id)
             for run in self._runs:
                 if run.filter is None or run.filter.may_hold(hashed):
                     try:
@@ -288,8 +289,8 @@ class SeenIds:
                     self._count(1, int(offset is not None))
                     if offset is not None:
                         return offset
-        offset = self._closed.get(one)
-        return self._open.get(one) if offset is None else offset
+        offset = self._closed.get(delta_id)
+        return self._open.get(delta_id) if offset is None else offset
 
     def _find_in(
         self,
@@ -343,7 +344,7 @@ class SeenIds:
         self._runs.append(run)
         self._note_change()
         self._closed = {}
-        while closed:  # freeing a million objects at once would be the longest step of all
+        while closed:  # in steps, since freeing a million objects takes long
             for _ in range(min(STEP_IDS, len(closed))):
                 closed.popitem()
             yield
@@ -354,33 +355,36 @@ def _fence_bytes(run: IdRun) -> int:
 
 
 def _note_firsts(table: dict[bytes, int], ids: Iterable[bytes], offsets: Iterable[int]) -> None:
-    """Call `setdefault` for each pair, looped over in C."""
+    """Call `setdefault` for each pair, in a loop in C."""
     deque(map(table.setdefault, ids, offsets), maxlen=0)
 
 
 def _seal_table(table: dict[bytes, int], error_rate: float) -> Generator[None, None, IdRun]:
-    """Turn a dict that no longer changes into a run, a bounded part at a time.
+    """Make a run from a dict that no longer changes, in bounded steps.
 
-    First sort blocks of a few thousand ids each, in order of arrival; then, for each bucket of the hash,
-    merge the rows of all blocks. Hashes are uniform, so buckets have about the same size.
+    First split the ids, in order of arrival, into blocks of a few thousand, and sort each; then, for each
+    bucket of hashes, merge the rows of all blocks. Hashes are uniform, so buckets have about the same size.
     """
     bucket_bits = max(len(table) // STEP_IDS, 1).bit_length() - 1
     edges = np.arange(1, 1 << bucket_bits, dtype=np.uint64) << np.uint64(64 - bucket_bits)
     ids, offsets = iter(table), iter(table.values())
-    blocks, cuts = [], []
-    while some := list(islice(ids, STEP_IDS)):
-        hashes, seconds = hash_ids(some)
-        rows = np.stack((hashes, seconds, np.fromiter(offsets, np.uint64, len(some))), axis=1)
+    blocks, block_bounds = [], []
+    while block_ids := list(islice(ids, STEP_IDS)):
+        hashes, seconds = hash_ids(block_ids)
+        rows = np.stack((hashes, seconds, np.fromiter(offsets, np.uint64, len(block_ids))), axis=1)
         blocks.append(rows[hashes.argsort()])
-        cuts.append([0, *blocks[-1][:, 0].searchsorted(edges).tolist(), len(some)])
+        block_bounds.append([0, *blocks[-1][:, 0].searchsorted(edges).tolist(), len(block_ids)])
         yield
     writer = RunWriter(len(table), error_rate)
     pages: list[bytes] = []
     for bucket in range(1 << bucket_bits):
-        parts = [one[cut[bucket] : cut[bucket + 1]] for one, cut in zip(blocks, cuts, strict=True)]
+        parts = [
+            block[bounds[bucket] : bounds[bucket + 1]]
+            for block, bounds in zip(blocks, block_bounds, strict=True)
+        ]
         pages += writer.add(sort_rows(np.concatenate(parts)))
         yield
-    facts, last = writer.finish()
-    run = IdRun(facts, writer.fences, pages=[*pages, *last])
+    facts, last_pages = writer.finish()
+    run = IdRun(facts, writer.fences, pages=[*pages, *last_pages])
     run.filter = writer.filter
     return run

@@ -1,7 +1,7 @@
-"""Vector state known at ingest: each vector's last dot and life, each namespace's dimension.
+"""The state of vectors known at ingest: each vector's head, whether it is alive, each namespace's dimension.
 
-Pure and bounded. It refuses only what it knows to be wrong and lets all else pass: the fold of the log is
-authoritative, and ignores an operation on a missing vector.
+Pure and bounded. It refuses only rows that it knows to be wrong, since the fold of the log is authoritative,
+and ignores an operation on a missing vector.
 """
 
 from __future__ import annotations
@@ -49,8 +49,10 @@ _NO_HEADS: dict[str, int] = {}
 
 
 class SavedVectors(NamedTuple):
-    """Origins that have written, in the order of their indexes; each namespace's dimension, and whether all
-    its heads are stored; whether those of all unnamed namespaces are.
+    """The state of `VectorHeads` without the heads.
+
+    `writers`: the origins that have written, by index. `namespaces`: the dimension of each, and whether it
+    is complete, i.e. all its heads are stored. `complete`: the same for all other namespaces.
     """
 
     writers: tuple[int, ...]
@@ -92,17 +94,17 @@ class VectorHeads:
         return None if code is None else self._dot(code)
 
     def is_incomplete(self, namespace: str) -> bool:
-        """True if a vector without a stored head may exist all the same."""
+        """Return True if a vector without a stored head may exist nevertheless."""
         known = self._namespaces.get(namespace)
         return not (self._complete if known is None else known.complete)
 
     def dimension(self, namespace: str) -> int:
-        """Return the dimension that the namespace's first vector fixed, 0 before it."""
+        """Return the dimension that the namespace's first vector fixed; 0 before that vector."""
         known = self._namespaces.get(namespace)
         return 0 if known is None else known.dimension
 
     def note_foreign_vectors(self, dimensions: Mapping[str, int]) -> None:
-        """Note the vectors of an earlier log in a sink: absence proves nothing, and dimensions are fixed.
+        """Note that a sink has vectors of an earlier log: absence proves nothing, and dimensions are fixed.
 
         Raises UsageError if a namespace already has another dimension.
         """
@@ -110,7 +112,7 @@ class VectorHeads:
             present = self.dimension(name)
             if present and present != dimension:
                 raise UsageError(
-                    f"namespace {name!r}: the sink holds vectors of {dimension} numbers, the log {present}: "
+                    f"namespace {name!r}: the sink's vectors have {dimension} numbers, the log's {present}: "
                     "attach this sink before publishing, or use another namespace"
                 )
         self._complete = False
@@ -121,7 +123,10 @@ class VectorHeads:
             self._get_namespace(name).dimension = dimension
 
     def check(self, batch: Batch, load: Callable[[str, str], Head | None]) -> None:
-        """Raise Refused for the first row that cannot apply: dimension, unknown vector, `expect`."""
+        """Raise Refused for the first row that cannot apply: wrong dimension, unknown vector, or `expect`.
+
+        `load`: reads a head that is not stored here.
+        """
         expects = {} if batch.homogeneous else batch.expect_by_row
         try:
             self._check_apply(batch)
@@ -135,10 +140,10 @@ class VectorHeads:
     def _check_apply(self, batch: Batch) -> None:
         namespace, kind = batch.namespace, batch.kind
         if namespace is not None and kind is not None:
-            apply = can_all_apply(self._namespaces.get(namespace), (batch,), kind)
+            all_apply = can_all_apply(self._namespaces.get(namespace), (batch,), kind)
         else:
-            apply = self._can_all_apply(batch)
-        if not apply:
+            all_apply = self._can_all_apply(batch)
+        if not all_apply:
             self._check_rows(batch)
 
     def note_appended(self, batch: Batch, source: Source) -> None:
@@ -167,9 +172,10 @@ class VectorHeads:
             self._drop_oldest()
 
     def append_uniform(self, batches: Sequence[Batch], source: Source, seen: Callable[[int], int]) -> bool:
-        """Run `check`, `count_concurrent` and `note_appended` at once for homogeneous batches of one origin,
-        namespace and kind with contiguous counters; return False, changing nothing, if each must go by
-        itself.
+        """Run `check`, `count_concurrent` and `note_appended` for several batches in one pass.
+
+        They are homogeneous, of one origin, namespace and kind, with contiguous counters. Return False, with
+        nothing changed, if the caller must handle each batch separately.
         """
         first = batches[0]
         namespace, kind, origin = first.namespace, first.kind, first.origin
@@ -193,8 +199,10 @@ class VectorHeads:
         return True
 
     def append_heterogeneous(self, batches: Sequence[Batch], seen: Callable[[int], int]) -> int:
-        """Run `check`, `count_concurrent` and `note_appended` for valid heterogeneous batches of one origin
-        with common columns only, up to the first that changes more than heads; return their number.
+        """Run `check`, `count_concurrent` and `note_appended` for several heterogeneous batches in one pass.
+
+        They are valid, of one origin, with common columns only. Stop before the first batch that changes more
+        than heads; return the number of batches before it.
         """
         writer = self._writer_indexes.get(batches[0].origin)
         if writer is None or self._count + sum([batch.count for batch in batches]) > self._heads_max:
@@ -224,7 +232,7 @@ class VectorHeads:
                 yield row, self._dot(code)
 
     def count_concurrent(self, batch: Batch, seen: Callable[[int], int]) -> None:
-        """Count the rows whose vector was last changed by a change that this batch's origin had not seen.
+        """Count the rows whose vector was last changed by a delta that this batch's origin had not seen.
 
         `seen`: returns the highest counter seen of an origin. Call it before the batch is appended.
         """
@@ -241,11 +249,11 @@ class VectorHeads:
         self.concurrent_updates += sum([(row, self._dot(codes[row] or 0)) not in parents for row in rows])
 
     def _limits(self, seen: Callable[[int], int]) -> Callable[[int], int]:
-        """Return a function from an origin's index to the highest seen head of that origin."""
+        """Return a function from an origin's index to the code of the origin's last seen delta."""
         return lambda writer: writer << ORIGIN_SHIFT | seen(self._writers[writer])
 
     def _head_codes(self, batch: Batch) -> list[int | None]:
-        """Return the head of each row before the batch is appended; cached, as heads change only then."""
+        """Return the code of each row's head before the batch is appended; cached until heads change."""
         cached = self._codes_cache
         if cached is not None and cached[0] is batch:
             return cached[1]
@@ -259,7 +267,7 @@ class VectorHeads:
         return codes
 
     def _row_heads(self, batch: Batch) -> list[dict[str, int]]:
-        """Return for each row the heads of its namespace, so that one call looks up all rows."""
+        """Return for each row the table of heads of its namespace, so that one `map` looks up all rows."""
         cached = self._heads_cache
         if cached is not None and cached[0] is batch:
             return cached[1]
@@ -275,7 +283,7 @@ class VectorHeads:
     # --- checkpoints
 
     def save(self) -> SavedVectors:
-        """Return all but the heads; `copy_heads` returns those by namespace."""
+        """Return the state without the heads; `copy_heads` returns the heads of one namespace."""
         return SavedVectors(
             tuple(self._writers),
             {name: (known.dimension, known.complete) for name, known in self._namespaces.items()},
@@ -283,28 +291,29 @@ class VectorHeads:
         )
 
     def copy_heads(self, namespace: str, rows: int) -> Iterator[tuple[list[str], list[int | None], bytes]]:
-        """Yield the vectors of a namespace that have a head now, `rows` at a time: keys, codes of their
-        heads, and which are dead, as of that moment. A code None: the head was dropped meanwhile.
+        """Yield the vectors of a namespace that have a head now, `rows` at a time.
 
-        As long as no head is added or dropped the table is iterated, ten times as fast as looking up each.
+        Yields vector ids, the codes of their heads, and which are dead, as of the moment of each yield. A
+        code is None if the head was dropped meanwhile. While no head is added or dropped, the table is
+        iterated, which is ten times as fast as a lookup of each id.
         """
         known = self._namespaces[namespace]
         keys, names, codes = list(known.heads), iter(known.heads), iter(known.heads.values())
-        walks = True
+        can_iterate = True
         for first in range(0, len(keys), rows):
-            some, found = keys[first : first + rows], list[int | None]()
-            if walks:
+            chunk, found = keys[first : first + rows], list[int | None]()
+            if can_iterate:
                 try:
-                    walks, found = list(islice(names, rows)) == some, list(islice(codes, rows))
+                    can_iterate, found = list(islice(names, rows)) == chunk, list(islice(codes, rows))
                 except RuntimeError:  # the table has grown or shrunk
-                    walks = False
-            if not walks:
-                found = list(map(known.heads.get, some))
-            dead = bytes(map(known.dead.__contains__, some)) if known.dead else bytes(len(some))
-            yield some, found, dead
+                    can_iterate = False
+            if not can_iterate:
+                found = list(map(known.heads.get, chunk))
+            dead = bytes(map(known.dead.__contains__, chunk)) if known.dead else bytes(len(chunk))
+            yield chunk, found, dead
 
     def restore(self, saved: SavedVectors, heads: Mapping[str, tuple[dict[str, int], set[str]]]) -> None:
-        """Restore from a checkpoint."""
+        """Restore the state from a checkpoint."""
         self._codes_cache = self._heads_cache = None
         self._tables.clear()
         self._writers = list(saved.writers)
@@ -314,7 +323,7 @@ class VectorHeads:
             known = self._namespaces[name] = Namespace(complete=complete)
             known.dimension = dimension
             known.heads, known.dead = heads.get(name, ({}, set()))
-            # Several origins may have written, but only one here, which would take long to find out.
+            # If several origins have written, it would take long to find out if only one wrote here.
             if known.heads:
                 known.writer = 0 if len(self._writers) == 1 else SEVERAL_WRITERS
         self._count = sum(len(known.heads) for known in self._namespaces.values())
@@ -322,7 +331,7 @@ class VectorHeads:
             self._drop_oldest()
 
     def load_states(self, batch: Batch) -> None:
-        """Restore from state rows of a snapshot: heads, tombstones, and the dimension of most vectors."""
+        """Restore from state rows of a snapshot: heads, tombstones, and the most common dimension."""
         self._tables.clear()
         for row, (_, origin, counter) in enumerate(batch.state_keys):
             writer = self._writer_indexes.setdefault(origin, len(self._writers))
@@ -348,9 +357,9 @@ class VectorHeads:
     # --- helpers
 
     def _make_table(self, names: tuple[str, ...], writer: int) -> NamespaceTable | None:
-        """Create a table of the common state of these namespaces; return None if one is unknown."""
+        """Create a table of these namespaces; return None if one is unknown, or named twice."""
         named = {name: known for name in names if (known := self._namespaces.get(name)) is not None}
-        if len(named) < len(names):  # also if a name is there twice
+        if len(named) < len(names):
             return None
         if len(self._tables) >= _TABLES_MAX:
             self._tables.clear()
@@ -361,8 +370,9 @@ class VectorHeads:
         return Dot(self._writers[code >> ORIGIN_SHIFT], code & COUNTER_MASK)
 
     def _can_all_apply(self, batch: Batch) -> bool:
-        """True if all rows of several namespaces or kinds apply, whatever rows precede them in the batch; if
-        the columns do not prove it, `_check_rows` checks each row.
+        """Return True if the columns prove that all rows of several namespaces or kinds apply.
+
+        Otherwise `_check_rows` checks each row.
         """
         kinds, highest, keys = batch.kinds_mask, batch.index_highest, batch.keys
         for name in batch.namespace_names:
@@ -379,7 +389,7 @@ class VectorHeads:
         return all(map(contains, compress(self._row_heads(batch), partial), compress(keys, partial)))
 
     def _check_rows(self, batch: Batch) -> None:
-        """Check each row by itself, as it may depend on an earlier row of the batch."""
+        """Check row by row, since a row may depend on an earlier row of the batch."""
         alive: dict[tuple[str, str], bool] = {}
         named = {name: self._namespaces.get(name) for name in batch.namespace_names}
         dimensions = {name: 0 if known is None else known.dimension for name, known in named.items()}
@@ -394,12 +404,12 @@ class VectorHeads:
                         raise _wrong_dimension(namespace, found, fixed, row)
                     dimensions[namespace] = found
             elif kind in PARTIAL_KINDS:
-                lives = alive.get((namespace, keys[row])) if alive else None
-                if lives is None:
+                is_alive = alive.get((namespace, keys[row])) if alive else None
+                if is_alive is None:
                     known = named[namespace]
-                    lives = codes[row] is not None and known is not None and keys[row] not in known.dead
-                    lives = lives or self._is_alive(known, keys[row])
-                if lives is False:
+                    is_alive = codes[row] is not None and known is not None and keys[row] not in known.dead
+                    is_alive = is_alive or self._is_alive(known, keys[row])
+                if is_alive is False:
                     raise InvalidDelta(
                         "vector_id",
                         f"{keys[row]!r} in namespace {namespace!r} is unknown or deleted, but "
@@ -410,7 +420,7 @@ class VectorHeads:
                     self._check_indices(batch, row, dimensions[namespace])
             if kind in _LIFE_KINDS:
                 alive[namespace, keys[row]] = kind != Kind.DELETE
-            elif kind not in PARTIAL_KINDS:  # of an operation that is not known: its vector may be there
+            elif kind not in PARTIAL_KINDS:  # an unknown operation, which may create its vector
                 known = named[namespace]
                 alive.setdefault((namespace, keys[row]), known is None or keys[row] not in known.dead)
 
@@ -425,7 +435,7 @@ class VectorHeads:
             )
 
     def _is_alive(self, known: Namespace | None, vector_id: str) -> bool | None:
-        """True or False if that is known, else None."""
+        """Return True if a vector is known to be alive, False if it is known not to be, else None."""
         if known is None:
             return False if self._complete else None
         if vector_id in known.heads:
@@ -442,7 +452,7 @@ class VectorHeads:
         self, known: Namespace, batches: Sequence[Batch], kind: int, codes: Iterator[int], source: Source
     ) -> None:
         before = len(known.heads)
-        for batch in batches:  # one by one: a long call would hold the GIL, and so the commit thread
+        for batch in batches:  # one by one, since a long call would hold the GIL and delay the commit thread
             known.heads.update(zip(batch.keys, codes, strict=False))
         self._count += len(known.heads) - before
         if kind == Kind.DELETE and source is not Source.REPLICA:
@@ -469,7 +479,7 @@ class VectorHeads:
         self._count += sum([len(known.heads) for known in named.values()]) - before
 
     def _moves_heads_only(self, named: dict[str, Namespace], batch: Batch, *, replica: bool) -> bool:
-        """True if a heterogeneous batch changes heads only: no tombstone, no dimension."""
+        """Return True if a heterogeneous batch changes only heads, and no tombstone or dimension."""
         kinds, keys = batch.kinds_mask, batch.keys
         return (
             (replica or not kinds & DELETE_BIT)
@@ -489,7 +499,7 @@ class VectorHeads:
             if kind == Kind.DELETE and not replica:
                 known.dead.add(vector_id)
             elif known.dead and (kind in FULL_KINDS or replica):
-                # A forwarded delete may sort before the present head, so the vector may live.
+                # A forwarded delete may sort before the present head, so the vector may still be alive.
                 known.dead.discard(vector_id)
             if not known.dimension and kind in VECTOR_KINDS:
                 known.dimension = widths[row]
@@ -501,8 +511,8 @@ class VectorHeads:
         return known
 
     def _drop_oldest(self) -> None:
-        """Free a quarter: drop the heads that were first written longest ago, of the largest namespaces."""
-        for known in sorted(self._namespaces.values(), key=lambda one: len(one.heads), reverse=True):
+        """Drop a quarter of the heads: those of the largest namespaces whose vectors were written first."""
+        for known in sorted(self._namespaces.values(), key=lambda known: len(known.heads), reverse=True):
             if self._count <= 3 * self._heads_max // 4:
                 return
             for vector_id in list(known.heads)[: max(len(known.heads) // 2, 1)]:

@@ -1,6 +1,6 @@
-"""Units of work of the pipeline: a batch that has its dots, or a draft that gets them when appended.
+"""Units of work of the pipeline: batches, which have their dots, and drafts, which get dots when appended.
 
-Values only; `pipeline.py` decides.
+They only hold values; `pipeline.py` decides.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from delta_prop_wire.errors import Refused
 
 DELTA_OVERHEAD_BYTES = 128
-"""Bytes that a delta counts in the queue besides its payload: fixed parts of a frame, indexes of names."""
+"""Bytes that a delta counts in the queue besides its payload, for fixed parts of a frame and for indexes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """The sender of batches: `owner` is the account for bounds, `source` the declared source.
+    """The sender of batches. `owner`: whose bounds apply. `source`: the source that it declared.
 
-    A forwarder sends other services' batches, under their origins and Lamport numbers. `can_split`: a batch
-    of several rows that is refused for good keeps its dots, since its sender splits it and resends its rows.
+    A forwarder sends other services' batches, under their origins and Lamport numbers. `can_split`: if a
+    batch of several rows is refused for good, its dots stay open, since the sender splits and resends it.
     """
 
     owner: str
@@ -55,11 +55,11 @@ class SequencedBatch:
     lamport: int | None = None
     final_refusal: Refused | None = None
     duplicates: int = 0  # number of duplicates that wait for its outcome
-    claims: int | None = None  # claims of its origin when it was queued
+    claims: int | None = None  # number of hellos of its origin when it was queued
 
     @property
     def is_forwarded(self) -> bool:
-        """True if it comes from another service's log."""
+        """True if the batch comes from another service's log."""
         return self.sender.is_forwarder
 
     @property
@@ -86,7 +86,7 @@ class SequencedBatch:
 
 @dataclass(slots=True, eq=False)
 class Draft:
-    """Deltas of one priority without dots: of callers in this process, or of sources without counters."""
+    """Deltas of one priority without dots, from callers in this process or sources without counters."""
 
     deltas: Sequence[Delta]
     receipt: Receipt
@@ -123,12 +123,12 @@ class Draft:
         return {entry for delta in self.deltas for entry in delta.clock}
 
     def add_receipt_parents(self) -> None:
-        """Add the dots of the receipts in `after` to the rows' parents, so that sinks get them too.
+        """Add the dots of the receipts in `after` to the rows' parents, so that sinks get them, too.
 
-        Only up to the bound on parents: the log has those deltas first in any case.
+        Adds no more than the bound on parents allows, since the log has those deltas first in any case.
         """
-        named = [one.result().last_dot for one in self.after if one.acknowledged]
-        dots = [dot for dot in named if dot is not None]
+        last_dots = [receipt.result().last_dot for receipt in self.after if receipt.acknowledged]
+        dots = [dot for dot in last_dots if dot is not None]
         if dots:
             self.deltas = [
                 replace(delta, parents=tuple(dict.fromkeys((*delta.parents, *dots)))[:PARENTS_PER_DELTA_MAX])
@@ -156,9 +156,9 @@ class Draft:
 
 @dataclass(slots=True, eq=False)
 class MatrixDraft:
-    """Full vectors, or with `indices` parts of them, as columns: without an object for each row.
+    """Whole vectors, or parts of vectors (with `indices`), as columns, so without an object for each row.
 
-    `is_checked`: True if the values were validated too, not only the shape of the columns.
+    `is_checked`: True if the values are validated, too, and not only the shape of the columns.
     """
 
     keys: Sequence[str]

@@ -1,4 +1,4 @@
-"""Causal order: decides which deltas to append, which wait for dependencies, which to refuse. Pure."""
+"""Causal order: decides which deltas to append now, which to hold as pending, and which to refuse. Pure."""
 
 from delta_prop.order.clock import OriginClocks
 from delta_prop.order.orderer import Entry, Orderer, OrdererStatistics, RefusedEntry, Verdict

@@ -1,6 +1,6 @@
 """Vector clocks: for each origin, the highest counter that a delta has seen.
 
-Pure arithmetic on mappings of origin to counter. A missing entry equals zero, everywhere.
+Pure arithmetic on mappings of origin to counter. A missing entry always counts as zero.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 ENTRIES_MAX = 262_144
-"""Maximum clock entries stored over all origins."""
+"""Maximum number of stored clock entries of all origins together."""
 
 
 class Order(Enum):
@@ -30,13 +30,13 @@ class Order(Enum):
 
 
 def covers(clock: Mapping[int, int], other: Mapping[int, int] | Iterable[Dot]) -> bool:
-    """True if `clock` has seen all that `other` has."""
+    """Return True if `clock` has seen every delta that `other` has seen."""
     return all(clock.get(origin, 0) >= counter for origin, counter in _entries(other))
 
 
-def compare(one: Mapping[int, int], other: Mapping[int, int]) -> Order:
-    """Compare `one` with `other`."""
-    is_after, is_before = covers(one, other), covers(other, one)
+def compare(clock: Mapping[int, int], other: Mapping[int, int]) -> Order:
+    """Return the causal relation of `clock` to `other`."""
+    is_after, is_before = covers(clock, other), covers(other, clock)
     if is_after and is_before:
         return Order.EQUAL
     if is_after:
@@ -45,7 +45,7 @@ def compare(one: Mapping[int, int], other: Mapping[int, int]) -> Order:
 
 
 def merge(*clocks: Mapping[int, int] | Iterable[Dot]) -> dict[int, int]:
-    """Return the least clock that covers all of them."""
+    """Return the least clock that covers all these clocks."""
     merged: dict[int, int] = {}
     for clock in clocks:
         for origin, counter in _entries(clock):
@@ -60,12 +60,12 @@ def to_canonical(clock: Mapping[int, int] | Iterable[Dot]) -> tuple[Dot, ...]:
 
 
 class OriginClocks:
-    """Each origin's full clock, rebuilt from the changed entries that its batches carry.
+    """Each origin's whole clock, rebuilt from the changed entries that its batches carry.
 
-    Only `note_appended` moves a clock, so there is nothing to undo. Bounded: an origin keeps the
-    `CLOCK_ENTRIES_MAX` entries that changed last; over all origins `entries_max` entries are stored, those of
-    the origins that wrote last. A clock that lost entries reports more deltas as concurrent than are, never
-    fewer; the orderer does not read it.
+    Only appended batches change a clock, so no change must be undone. Bounded: an origin keeps the
+    `CLOCK_ENTRIES_MAX` entries that changed last; of all origins together, the `entries_max` entries of those
+    that wrote last are stored. With entries lost, too many deltas count as concurrent, but never too few; the
+    orderer does not read these clocks.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class OriginClocks:
         return dict(self._clocks.get(origin, ()))
 
     def has_seen(self, origin: int, entries: Iterable[Dot], dot: Dot) -> bool:
-        """True if the origin's next batch, which carries these changed entries, has seen `dot`."""
+        """Return True if the origin's next batch, which carries these changed entries, has seen `dot`."""
         return dot.origin == origin or self.seen_counter(origin, entries, dot.origin) >= dot.counter
 
     def seen_counter(self, origin: int, entries: Iterable[Dot], other: int) -> int:
-        """Return the highest counter of `other` that this batch has seen; 0 if none."""
+        """Return the highest counter of `other` that the origin's next batch has seen; 0 if none."""
         clock = self._clocks.get(origin)
         counter = 0 if clock is None else clock.get(other, 0)
         return max((seen for name, seen in entries if name == other and seen > counter), default=counter)
@@ -111,7 +111,7 @@ class OriginClocks:
             self._evict(clock)
 
     def restore_clocks(self, clocks: Mapping[int, dict[int, int]]) -> None:
-        """Restore clocks that `clock` returned, each in its order of change."""
+        """Restore clocks that `clock` returned; each has its entries in the order of change."""
         for origin, clock in clocks.items():
             self.forget(origin)
             self._clocks[origin] = clock

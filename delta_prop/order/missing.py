@@ -1,6 +1,6 @@
 """The missing dependencies of a delta, and the refusals that name them.
 
-Builds values only; `orderer.py` decides when to refuse.
+This module only builds values; `orderer.py` decides when to refuse.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from delta_prop.order.pending import Entry, Shortage
 
 RETRY_AFTER_MS = 1_000
-"""Delay before a retry: the missing delta arrives from another producer at an unknown time."""
+"""Delay before a retry; no one knows when another producer sends the missing delta."""
 
 NAMED_MAX = 16
-"""Maximum missing dots and ids that a refusal names; it counts the others."""
+"""Maximum number of missing dots and ids that a refusal names; it only counts the others."""
 
 
 class DotRange(NamedTuple):
@@ -29,7 +29,7 @@ class DotRange(NamedTuple):
 
     def __str__(self) -> str:
         if self.origin < 0:
-            return "a delta that has no dot yet"  # a stand-in origin is not known outside
+            return "a delta that has no dot yet"  # callers do not know stand-in origins
         head = f"{self.origin:016x}:{self.first}"
         return head if self.first == self.last else f"{head}-{self.last}"
 
@@ -56,7 +56,7 @@ class MissingDependencies(NamedTuple):
 
     @property
     def blocked_by(self) -> str | None:
-        """The first thing missing."""
+        """The first missing dot or id; None if nothing is missing."""
         if self.dots:
             origin, first, _ = self.dots[0]
             return str(DotRange(origin, first, first))
@@ -64,7 +64,7 @@ class MissingDependencies(NamedTuple):
 
 
 def pending_full(missing: MissingDependencies, shortage: Shortage) -> Refused:
-    """Refuse an entry because a pending bound is reached."""
+    """Return the refusal of an entry that would exceed a bound of the pending entries."""
     return Refused(
         ErrorCode.PENDING_FULL,
         f"delta waits for {missing}, but {shortage.depth} of {shortage.capacity} {shortage.what} are in use: "
@@ -80,7 +80,7 @@ def pending_full(missing: MissingDependencies, shortage: Shortage) -> Refused:
 
 
 def timed_out(missing: MissingDependencies, waited_s: float, ids_kept_since: str | None) -> Refused:
-    """Refuse an entry whose dependencies did not arrive in time."""
+    """Return the refusal of an entry whose dependencies did not arrive in time."""
     message = (
         f"delta waited {waited_s:g} s for {missing}: send its dependencies, then resend it, "
         "under its dot if it has one"
@@ -94,7 +94,7 @@ def timed_out(missing: MissingDependencies, waited_s: float, ids_kept_since: str
 
 
 def blocked_by_refused(root: Entry, cause: Refused, missing: MissingDependencies) -> Refused:
-    """Refuse an entry that depends on a refused delta; `cause` is the refusal of `root`."""
+    """Return the refusal of an entry that depends on the refused entry `root`; `cause`: its refusal."""
     code = cause.code if cause.retryable else ErrorCode.DEP_TIMEOUT
     holder = str(DotRange(root.origin, root.first, root.first))
     more = f", and waits for {missing}" if missing.names else ""
@@ -107,15 +107,18 @@ def blocked_by_refused(root: Entry, cause: Refused, missing: MissingDependencies
     )
 
 
-def overlap(entry: Entry, watermark: int, parked: Entry | None) -> Refused:
-    """Refuse an entry of which a part was delivered, or is pending, in a batch with other bounds."""
+def overlap(entry: Entry, watermark: int, pending: Entry | None) -> Refused:
+    """Return the refusal of an entry of which a part was delivered, or is pending, in another batch.
+
+    `pending`: the pending entry at the same position; None if there is none.
+    """
     what = f"counters {entry.first} to {entry.last} of origin {entry.origin:016x}"
-    if parked is None or watermark > entry.previous:
+    if pending is None or watermark > entry.previous:
         message = f"{what} begin below its watermark {watermark}: split after {watermark}, resend the rest"
         return Refused(ErrorCode.OVERLAP, message, retry_after_ms=0, details={"watermark": watermark})
     return Refused(
         ErrorCode.OVERLAP,
-        f"{what} are pending as {parked.first} to {parked.last}: resend them in the same batch",
+        f"{what} are pending as {pending.first} to {pending.last}: resend them in the same batch",
         retry_after_ms=RETRY_AFTER_MS,
-        details={"watermark": watermark, "current": f"{parked.first}-{parked.last}"},
+        details={"watermark": watermark, "current": f"{pending.first}-{pending.last}"},
     )

@@ -1,12 +1,12 @@
-"""The causal orderer: holds a delta until all its causal dependencies have been delivered.
+"""The causal orderer: holds a delta as pending until all its causal dependencies have been delivered.
 
-Pure: it appends nothing and notifies nobody; it returns the entries to append and those to refuse.
-Only `note_delivered` moves `watermarks`, so the dot of a refused or failed delta stays open.
+Pure: it returns the entries to append and those to refuse, and does neither itself. Only `note_delivered`
+moves `watermarks`, so the dot of a refused or failed delta stays open.
 
     if orderer.check(entry):
         append(entry); orderer.note_delivered(entry.origin, entry.last, entry.ids)
         while (entry := orderer.next_ready()) is not None:
-            ...the same for each, or `refuse` where the append fails
+            ...the same for each entry, or `refuse` if the append fails
     else:
         report(orderer.park(entry, now))
 """
@@ -52,7 +52,9 @@ class RefusedEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OrdererStatistics:
-    """A snapshot. `index_length` counts stale items too; all gauges are 0 while nothing is pending."""
+    """Statistics of an orderer; its gauges are 0 while nothing is pending. `index_length` counts stale items,
+    too; `parked` counts the entries that became pending.
+    """
 
     pending_runs: int
     pending_deltas: int
@@ -72,9 +74,9 @@ class OrdererStatistics:
 class Orderer:
     """Causal order over all origins of one partition, with bounded pending entries.
 
-    Deltas and bytes are bounded. One owner may use `owner_share` of each bound. `reserve_share` of each is
-    reserved for entries that a pending entry waits for: otherwise pending entries at their bound would keep
-    out the delta that releases them.
+    Deltas and bytes are bounded. One owner may use `owner_share` of each bound. `reserve_share` of each bound
+    is reserved for entries that a pending entry waits for: otherwise, at the bound, pending entries would
+    keep out the delta that releases them.
     """
 
     def __init__(
@@ -90,7 +92,7 @@ class Orderer:
         reserve_share: float = RESERVE_SHARE,
     ) -> None:
         self.watermarks: dict[int, int] = dict(watermarks or {})
-        """Origin to its watermark, the highest counter delivered without a gap. Read only."""
+        """The watermark of each origin: the highest counter up to which none is missing. Read only."""
         self._knows_id = knows_id
         self._ids_kept_since = ids_kept_since
         self._timeout_s = pending_timeout_s
@@ -109,7 +111,7 @@ class Orderer:
     # --- arrivals
 
     def check(self, entry: Entry) -> bool:
-        """True if the entry is next: its predecessor, its clock and its parents are delivered."""
+        """Return True if the entry can be appended: its predecessor, clock and parents are delivered."""
         watermarks, origin = self.watermarks, entry.origin
         if watermarks.get(origin, 0) != entry.previous:
             return False
@@ -118,19 +120,19 @@ class Orderer:
                 return False
         return not entry.parents or self._has_parents(entry)
 
-    def is_parked(self, entry: Entry) -> bool:
-        """True if this very entry is parked."""
+    def is_pending(self, entry: Entry) -> bool:
+        """Return True if `entry` itself (not only one with the same dots) is pending."""
         return entry in self._pending
 
-    def find_parked(self, entry: Entry) -> Entry | None:
-        """Return the entry parked at this position of this origin: the same run, or one with other bounds."""
+    def find_pending(self, entry: Entry) -> Entry | None:
+        """Return the pending entry at the same position of its origin, maybe with another end."""
         return self._waiters.find_run(entry.origin, entry.previous)
 
     def park(self, entry: Entry, now: float) -> list[RefusedEntry]:
-        """Park an entry that is neither next nor parked already; return refusals.
+        """Make an entry pending that is not, and that cannot be appended yet; return refusals.
 
-        Without capacity the entry is refused with all its dependents. An entry that begins below its
-        origin's watermark is refused without them.
+        Without capacity, the entry is refused with all its dependents. An entry that begins below its
+        origin's watermark is refused without its dependents.
         """
         if entry.previous < self.watermarks.get(entry.origin, 0):
             return [RefusedEntry(entry, self.overlap(entry))]
@@ -144,7 +146,7 @@ class Orderer:
         return []
 
     def note_delivered(self, origin: int, last: int, ids: Sequence[bytes] = ()) -> None:
-        """Note appended deltas or a control row; then take the released entries by `next_ready`."""
+        """Note appended deltas, or a control row; then call `next_ready` for the released entries."""
         before = self.watermarks.get(origin, 0)
         assert last > before, "delivered twice"
         self.watermarks[origin] = last
@@ -177,13 +179,13 @@ class Orderer:
     # --- refusals
 
     def refuse(self, entry: Entry, error: Refused) -> list[RefusedEntry]:
-        """Refuse an entry, parked or one that could not be appended, and all its dependents."""
+        """Refuse an entry that is pending or could not be appended, and all its dependents."""
         if entry in self._pending:
             self._remove(entry)
         return self._refuse(entry, error)
 
     def expire(self, now: float) -> list[RefusedEntry]:
-        """Refuse the entries that waited too long, and all their dependents."""
+        """Refuse the entries that have waited too long, and all their dependents."""
         refusals: list[RefusedEntry] = []
         for entry in self._pending.iter_expired(now):
             self._remove(entry)
@@ -193,16 +195,16 @@ class Orderer:
         return refusals
 
     def next_deadline(self) -> float | None:
-        """Return the earliest time at which `expire` has entries to refuse."""
+        """Return the earliest time at which `expire` has an entry to refuse; None if none is pending."""
         oldest = self._pending.oldest()
         return None if oldest is None else oldest.deadline
 
     def withdraw(self, entry: Entry, now: float) -> bool:
-        """Withdraw a parked entry: it becomes a no-op that only fills its position in its origin's order.
+        """Withdraw a pending entry: it becomes a no-op that only fills its position in its origin's order.
 
         It no longer waits for its parents, but still for its clock, on which later runs depend. Once it is
-        released, maybe at once, the caller appends a control row, so its dependents proceed. Return False
-        if it is not parked.
+        released, maybe by this call, the caller appends a control row, so its dependents proceed. Return
+        False if it is not pending.
         """
         if entry not in self._pending:
             return False
@@ -216,11 +218,11 @@ class Orderer:
         return True
 
     def find_waiting(self, ids: Iterable[bytes]) -> list[Entry]:
-        """Find the parked entries that wait for a delta with one of these ids, in order of arrival."""
+        """Find the pending entries that wait for a delta with one of these ids, in order of arrival."""
         return sorted(self._waiters.find_waiting(ids), key=_arrival_order)
 
     def take_origin(self, origin: int) -> list[Entry]:
-        """Remove and return all parked runs of an origin, after its producer was fenced."""
+        """Remove and return all pending runs of an origin, after its producer was fenced."""
         entries = self._waiters.find_runs(origin)
         for entry in entries:
             self._remove(entry)
@@ -235,7 +237,7 @@ class Orderer:
         return entries
 
     def forget(self, origin: int) -> None:
-        """Drop an origin's watermark: of a stand-in after its use, or of an origin that was long idle."""
+        """Drop the watermark of a stand-in origin after its use, or of an origin that was idle for long."""
         self.watermarks.pop(origin, None)
 
     # --- queries
@@ -246,24 +248,25 @@ class Orderer:
         watermark = watermarks.get(entry.origin, 0)
         if watermark < entry.previous:
             dots.append(DotRange(entry.origin, watermark + 1, entry.previous))
-        needs, ids = self._find_missing(entry)
-        dots += [DotRange(origin, watermarks.get(origin, 0) + 1, last) for origin, last in sorted(needs)]
+        missing_counters, ids = self._find_missing(entry)
+        for origin, last in sorted(missing_counters):
+            dots.append(DotRange(origin, watermarks.get(origin, 0) + 1, last))
         return MissingDependencies(tuple(dots), tuple(ids))
 
     def overlap(self, entry: Entry) -> Refused:
-        """Return the refusal of an entry of which a part is delivered, or parked with other bounds."""
-        return overlap(entry, self.watermarks.get(entry.origin, 0), self.find_parked(entry))
+        """Return the refusal of an entry of which a part was delivered, or is pending, in another batch."""
+        return overlap(entry, self.watermarks.get(entry.origin, 0), self.find_pending(entry))
 
     def statistics(self) -> OrdererStatistics:
-        """Return counts of the pending entries and of the events so far."""
+        """Return the statistics of the pending entries, and of the events so far."""
         pending, waiters = self._pending, self._waiters
         return OrdererStatistics(
             pending_runs=len(pending),
-            pending_deltas=pending.deltas,
+            pending_deltas=pending.delta_count,
             pending_bytes=pending.bytes,
             pending_owners=len(pending.owners),
-            awaited_origins=waiters.origins,
-            awaited_ids=waiters.ids,
+            awaited_origins=waiters.origin_count,
+            awaited_ids=waiters.id_count,
             index_length=waiters.index_length + pending.queue_length,
             parked=self._parked,
             released=self._released,
@@ -291,17 +294,17 @@ class Orderer:
     def _find_missing(self, entry: Entry) -> tuple[Sequence[tuple[int, int]], Sequence[bytes]]:
         """Find the highest missing counter of each origin, and the missing ids."""
         watermarks = self.watermarks
-        needs: dict[int, int] = {}
+        missing_counters: dict[int, int] = {}
         for origin, counter in entry.clock:
             if watermarks.get(origin, 0) < counter and origin != entry.origin:
-                needs[origin] = max(counter, needs.get(origin, 0))
+                missing_counters[origin] = max(counter, missing_counters.get(origin, 0))
         if not entry.parents:
-            return tuple(needs.items()), ()
+            return tuple(missing_counters.items()), ()
         absent = [parent for parent in entry.parents if self._is_missing(entry, parent)]
         for parent in absent:
             if isinstance(parent, tuple):
-                needs[parent.origin] = max(parent.counter, needs.get(parent.origin, 0))
-        return tuple(needs.items()), tuple(
+                missing_counters[parent.origin] = max(parent.counter, missing_counters.get(parent.origin, 0))
+        return tuple(missing_counters.items()), tuple(
             dict.fromkeys(parent for parent in absent if isinstance(parent, bytes))
         )
 
@@ -311,7 +314,7 @@ class Orderer:
         self._pending.add(entry, now)
         self._waiters.add(entry)
         self._parked += 1
-        assert entry.missing_count, "parked although it is next: nothing would release it"
+        assert entry.missing_count, "nothing is missing, so nothing would release it: append it"
 
     def _remove(self, entry: Entry) -> None:
         self._pending.remove(entry)
@@ -321,7 +324,7 @@ class Orderer:
         complete, overtaken = self._waiters.note_reached(origin, before, last)
         for entry in overtaken:
             self._remove(entry)
-        if ids and self._waiters.ids:
+        if ids and self._waiters.id_count:
             for delta_id in ids:
                 complete += self._waiters.note_known(delta_id)
         if len(complete) > 1:

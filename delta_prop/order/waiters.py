@@ -1,10 +1,10 @@
 """Dependency indexes: from a missing dot or id to the entries that wait for it.
 
-No operation iterates over all pending entries. Three queries, each answered with entries: those that a
-delivery completes, the dependents of a delta, and whether any entry waits for a delta.
+They answer three queries: which entries a delivery completes, which entries depend on a delta, and whether
+any entry waits for a delta. No operation iterates over all pending entries.
 
-Indexes hold (counter, ticket) and are cleaned lazily: tickets that are no longer held are skipped, and a
-mostly stale index is rebuilt, so the pending entries bound its length.
+Indexes hold (counter, ticket) and are cleaned lazily: a ticket whose entry is no longer pending is skipped,
+and a mostly stale index is rebuilt, so the number of pending entries bounds its length.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 T = TypeVar("T", int, tuple[int, int])
 
 STALE_MAX = 64
-"""Index items of an origin that may be stale, beyond three for each live one."""
+"""Maximum number of stale items in an origin's indexes, in addition to three per item in use."""
 
 
 class LazyHeap(Generic[T]):
-    """A heap with cheap appends and rare reads: appended items are pushed when the heap is read."""
+    """A heap with cheap appends and rare reads: appended items enter the heap when it is read."""
 
     __slots__ = ("_heap", "append", "fresh")
 
@@ -52,22 +52,23 @@ class LazyHeap(Generic[T]):
 
 
 class OriginWaiters:
-    """Waiters of one origin's deltas; dropped when none are left."""
+    """The runs of one origin that are pending, and the entries that wait for its deltas."""
 
     __slots__ = ("added", "awaited", "dependents", "foreign", "runs", "starts")
 
     def __init__(self) -> None:
-        self.runs: dict[int, Entry] = {}  # the origin's own parked runs, by the counter before each run
+        self.runs: dict[int, Entry] = {}  # the origin's own pending runs, by the counter before each run
         self.starts: LazyHeap[int] = LazyHeap()  # the keys of `runs`, to find overtaken runs
-        self.foreign: list[tuple[int, int]] = []  # lowest missing counter first, to find released entries
-        # Own runs too, highest missing counter (negative) first, to find the dependents of a delta.
+        # Entries of other origins: a heap by missing counter, lowest first, to find completed entries.
+        self.foreign: list[tuple[int, int]] = []
+        # These and own runs: by the negative missing counter, to find the dependents of a delta.
         self.dependents: LazyHeap[tuple[int, int]] = LazyHeap()
         self.awaited = 0  # items of `foreign` that are not stale
         self.added = 0  # items added to the three heaps since their last rebuild
 
 
 class Waiters:
-    """The indexes over all origins and ids. `entries`: the pending entries by ticket, read only."""
+    """The indexes of all origins and ids. `entries`: the pending entries by ticket, only read here."""
 
     def __init__(self, entries: Mapping[int, Entry], watermarks: Mapping[int, int]) -> None:
         self._entries = entries
@@ -76,39 +77,39 @@ class Waiters:
         self._ids: dict[bytes, set[int]] = {}
 
     @property
-    def origins(self) -> int:
-        """Number of origins with waiting entries, or that entries wait for."""
+    def origin_count(self) -> int:
+        """Number of origins that have pending entries, or that entries wait for."""
         return len(self._origins)
 
     @property
-    def ids(self) -> int:
+    def id_count(self) -> int:
         """Number of ids that entries wait for."""
         return len(self._ids)
 
     @property
     def index_length(self) -> int:
-        """Items in all indexes, stale ones included."""
+        """Number of items in all indexes, including stale ones."""
         return sum(map(len, self._ids.values())) + sum(
             len(w.runs) + len(w.starts) + len(w.foreign) + len(w.dependents) for w in self._origins.values()
         )
 
     def find_run(self, origin: int, previous: int) -> Entry | None:
-        """Return the parked run of this origin that follows this counter."""
+        """Return the pending run of this origin that follows this counter; None if there is none."""
         waiters = self._origins.get(origin)
         return None if waiters is None else waiters.runs.get(previous)
 
     def find_runs(self, origin: int) -> list[Entry]:
-        """Return all parked runs of an origin, in order of their counters."""
+        """Return all pending runs of an origin, in order of their counters."""
         waiters = self._origins.get(origin)
         return [] if waiters is None else [waiters.runs[previous] for previous in sorted(waiters.runs)]
 
     def add(self, entry: Entry) -> None:
-        """Register a held entry under its position and its missing dependencies, and count these."""
+        """Index a pending entry by its position and its missing dependencies, and count these."""
         origin, previous = entry.origin, entry.previous
         waiters = self._origins.get(origin)
         if waiters is None:
             waiters = self._origins[origin] = OriginWaiters()
-        assert previous not in waiters.runs, "parked twice"
+        assert previous not in waiters.runs, "the position is already pending"
         waiters.runs[previous] = entry
         waiters.starts.append(previous)
         waiters.added += 2
@@ -121,7 +122,7 @@ class Waiters:
             self._add_missing(entry)
 
     def discard(self, entry: Entry) -> None:
-        """Remove an entry from every index, complete or not."""
+        """Remove an entry from every index, whether it is complete or not."""
         if entry.missing_count and (entry.missing_counters or entry.missing_ids):
             self._discard_missing(entry)
         waiters = self._origins[entry.origin]
@@ -131,9 +132,10 @@ class Waiters:
             self._clean_index(entry.origin, waiters)
 
     def note_reached(self, origin: int, before: int, counter: int) -> tuple[list[Entry], list[Entry]]:
-        """Note a delivery; return the entries it completes, and the origin's runs that it overtook.
+        """Note a delivery; return the entries that it completes, and the origin's runs that it overtook.
 
-        These stay registered until the caller discards them. `before` was the watermark.
+        These entries stay in the indexes until the caller discards them. `before`: the watermark before the
+        delivery; `counter`: the one after it.
         """
         waiters = self._origins.get(origin)
         if waiters is None:
@@ -160,7 +162,7 @@ class Waiters:
         return complete, overtaken
 
     def note_known(self, delta_id: bytes) -> list[Entry]:
-        """Note an id's delivery; return the entries it completes."""
+        """Note the delivery of an id; return the entries that it completes."""
         complete = []
         for ticket in self._ids.pop(delta_id, ()):
             entry = self._entries[ticket]
@@ -170,14 +172,14 @@ class Waiters:
         return complete
 
     def find_waiting(self, ids: Iterable[bytes]) -> list[Entry]:
-        """Find the held entries that wait for one of these ids."""
+        """Find the pending entries that wait for one of these ids."""
         if not self._ids:
             return []
         tickets = {ticket for delta_id in ids for ticket in self._ids.get(delta_id, ())}
         return [self._entries[ticket] for ticket in tickets]
 
     def is_wanted(self, entry: Entry) -> bool:
-        """True if a pending entry waits for this entry, or for a later one of its origin."""
+        """Return True if a pending entry waits for this entry, or for a later one of its origin."""
         waiters = self._origins.get(entry.origin)
         if waiters is not None:
             dependents = waiters.dependents.heap()
@@ -188,9 +190,9 @@ class Waiters:
         return bool(self._ids) and any(delta_id in self._ids for delta_id in entry.ids)
 
     def find_dependents(self, entry: Entry) -> list[Entry]:
-        """Find held entries that wait for one of this entry's deltas, or for a later one of its origin.
+        """Find pending entries that wait for one of this entry's deltas, or for a later one of its origin.
 
-        The caller must discard them: each is found only once.
+        The caller must discard them, since each is found only once.
         """
         found: dict[int, Entry] = {}
         waiters = self._origins.get(entry.origin)
@@ -222,7 +224,7 @@ class Waiters:
 
     def _discard_missing(self, entry: Entry) -> None:
         for origin, counter in entry.missing_counters:
-            # No entry waits for an origin whose watermark was dropped: its deltas were delivered before that.
+            # No entry waits for an origin whose watermark was dropped, since its deltas were delivered.
             waiters = self._origins.get(origin)
             if waiters is not None and self._watermarks.get(origin, 0) < counter:
                 waiters.awaited -= 1
@@ -240,26 +242,28 @@ class Waiters:
         if not live:
             del self._origins[origin]
         elif waiters.added > 4 * live + STALE_MAX:
-            held, reached = self._entries, -self._watermarks.get(origin, 0)
+            entries, watermark = self._entries, self._watermarks.get(origin, 0)
             waiters.starts.rebuild(waiters.runs)
-            waiters.foreign = [item for item in waiters.foreign if item[1] in held]
+            waiters.foreign = [item for item in waiters.foreign if item[1] in entries]
             heapify(waiters.foreign)
-            # A wait that is over is as stale as one whose entry was removed.
-            dependents = [item for item in waiters.dependents.heap() if item[0] < reached and item[1] in held]
+            # An item below the watermark is stale, too, since its wait is over.
+            dependents = [
+                item for item in waiters.dependents.heap() if item[0] < -watermark and item[1] in entries
+            ]
             waiters.dependents.rebuild(dependents)
             waiters.added = len(waiters.starts) + len(waiters.foreign) + len(dependents)
 
 
 def _find_overtaken(waiters: OriginWaiters, before: int, counter: int) -> list[Entry]:
-    """Find runs that begin below `counter`: other batches of deltas that were delivered."""
-    if counter == before + 1:  # then such a run can begin at one counter only
+    """Find the pending runs that begin below `counter`: their deltas were delivered in other batches."""
+    if counter == before + 1:  # such a run can only begin after `before`
         run = waiters.runs.get(before)
         return [] if run is None else [run]
     starts, overtaken = waiters.starts.heap(), []
     while starts and starts[0] < counter:
         start = heappop(starts)
         run = waiters.runs.get(start)
-        # A run that was removed and parked once more has left its start twice.
+        # If a run was removed and added again, its start is in the heap twice.
         if run is not None and not (starts and starts[0] == start):
             overtaken.append(run)
     return overtaken

@@ -1,8 +1,8 @@
-"""The circuit breaker of a sink: decides when to retry a failed call; first retries, then probes.
+"""The circuit breaker of a sink: decides when to repeat a failed call; first by retries, then by probes.
 
-Pure. It decides on delays only; the cursor stays in place however long they last. After
-M. Nygard, "Release It!" (circuit breaker), with retries inside: a delivery that has used up its retries
-counts once, and enough of those within a window open the breaker.
+Pure. It only decides on delays; the cursor does not move, however long they last. After M. Nygard,
+"Release It!" (circuit breaker), with retries inside: a delivery that has used up its retries counts as one
+failure, and enough failures within a window open the breaker.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from enum import Enum
 
 @dataclass(frozen=True, slots=True)
 class RetryLimits:
-    """Limits on retries of a failed call: number, delays, and when the breaker opens and closes.
+    """Limits on retries of a failed call: their number and delays, and when the breaker opens and closes.
 
-    Delays double from `first_s` to `max_s`, each varied by up to `jitter` of itself, either way.
+    Delays double from `first_s` to `max_s`; each is varied, up or down, by up to the share `jitter`.
     """
 
     retries: int = 5
@@ -30,7 +30,7 @@ class RetryLimits:
 
 
 class BreakerState(Enum):
-    """Closed: calls are made. Open: none is. Probing: calls are made, and one failure opens it."""
+    """Closed: calls are made. Open: no call is made. Probing: calls are made, one failure opens it again."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -38,41 +38,41 @@ class BreakerState(Enum):
 
 
 class Breaker:
-    """One sink's breaker. Report the result of each call; `note_failure` returns the delay of the next."""
+    """One sink's breaker. The caller notes the result of each call; `note_failure` returns a delay."""
 
     def __init__(self, limits: RetryLimits) -> None:
         self.state = BreakerState.CLOSED
         self.opened = 0
         self.probe_at = 0.0
         self._limits = limits
-        self._tries = 0
+        self._failed_calls = 0
         self._successes = 0
         self._has_progressed = False  # the present call fails, but has applied rows
         self._exhausted_at: deque[float] = deque(maxlen=limits.breaker_failures)
 
     def note_failure(self, now: float, random_value: float) -> float:
-        """Note a failed call; return the seconds until the next. `random_value` in 0..1 sets the jitter."""
+        """Note a failed call; return the seconds until the next. `random_value`: 0 to 1, for the jitter."""
         limits = self._limits
         if self.state is not BreakerState.CLOSED and not self._has_progressed:
             return self._open(now)
-        self._tries += 1
-        wait_s = min(limits.first_s * 2.0 ** min(self._tries - 1, 60), limits.max_s)
-        if self._tries > limits.retries:
-            self._tries = 0
+        self._failed_calls += 1
+        wait_s = min(limits.first_s * 2.0 ** min(self._failed_calls - 1, 60), limits.max_s)
+        if self._failed_calls > limits.retries:
+            self._failed_calls = 0
             self._exhausted_at.append(now)
-            often = len(self._exhausted_at) == limits.breaker_failures
-            if often and now - self._exhausted_at[0] <= limits.breaker_window_s:
+            is_full = len(self._exhausted_at) == limits.breaker_failures
+            if is_full and now - self._exhausted_at[0] <= limits.breaker_window_s:
                 return self._open(now)
         return wait_s * (1 + limits.jitter * (2 * random_value - 1))
 
     def note_progress(self) -> None:
-        """Note that a call failed after it applied rows: the remaining rows are another delivery."""
+        """Note that a call failed after it applied rows: the remaining rows count as another delivery."""
         self.note_success()
         self._has_progressed = True
 
     def note_success(self) -> None:
         """Note that a call applied all its rows."""
-        self._tries = 0
+        self._failed_calls = 0
         if self.state is not BreakerState.CLOSED:
             self._successes += 1
             if self._successes >= self._limits.heal_successes:
@@ -85,9 +85,9 @@ class Breaker:
             self.state = BreakerState.PROBING
 
     def reset(self) -> None:
-        """Close, and forget all failures."""
+        """Close the breaker, and forget all failures."""
         self.state = BreakerState.CLOSED
-        self._tries = self._successes = 0
+        self._failed_calls = self._successes = 0
         self._exhausted_at.clear()
 
     def _open(self, now: float) -> float:

@@ -1,7 +1,8 @@
 """Size of the calls to a failing sink, and detection of the delta that makes them fail. Pure.
 
-A sink that reports its progress gets as many rows as it applied, another half as many as failed. So rows
-that can be applied are, and a delta that always fails is soon called by itself.
+After a failed call, a sink that reports its progress gets as many rows as it applied; any other sink gets
+half as many as failed. So rows that can be applied are applied, and a delta that always fails is soon
+delivered alone.
 """
 
 from __future__ import annotations
@@ -19,31 +20,31 @@ if TYPE_CHECKING:
 
 
 class CallSize:
-    """One sink's call size. `failing`: the delta at which consecutive calls failed that held only it."""
+    """One sink's call size. `failing`: a delta that was delivered alone, in calls that all failed."""
 
     def __init__(self, *, can_split: bool) -> None:
         """`can_split`: batches may be delivered in parts."""
         self.failing: FailingDelta | None = None
         self._can_split = can_split
-        self._rows_max: int | None = None  # None: no bound, as no call failed lately
+        self._rows_max: int | None = None  # None: no bound, since no recent call failed
 
     def split(self, deliveries: list[Delivery]) -> tuple[list[Delivery], list[Delivery]]:
         """Split deliveries into those of the next call, and the rest."""
-        left = self._rows_max
-        if left is None:
+        rows_left = self._rows_max
+        if rows_left is None:
             return deliveries, []
         for index, delivery in enumerate(deliveries):
-            if delivery.count > left:
-                if self._can_split and left:
-                    head, tail = _split_delivery(delivery, left)
+            if delivery.count > rows_left:
+                if self._can_split and rows_left:
+                    head, tail = _split_delivery(delivery, rows_left)
                     return [*deliveries[:index], head], [tail, *deliveries[index + 1 :]]
                 count = max(index, 1)
                 return deliveries[:count], deliveries[count:]
-            left -= delivery.count
+            rows_left -= delivery.count
         return deliveries, []
 
     def note_failure(self, deliveries: Sequence[Delivery], done: int) -> None:
-        """Note a failed call of these deliveries, of which it applied `done` rows."""
+        """Note that a call with these deliveries failed after it applied `done` rows."""
         count = sum(delivery.count for delivery in deliveries)
         self._rows_max = done or max(count // 2, 1)
         first = deliveries[0]
@@ -56,7 +57,7 @@ class CallSize:
         self.failing = FailingDelta(offset, first.batch.namespaces[row], first.batch.keys[row], failures + 1)
 
     def note_success(self, enough: int) -> None:
-        """Note a call that applied all its rows. `enough`: rows from which on no bound is needed."""
+        """Note a call that applied all its rows. `enough`: the size from which on no bound is needed."""
         self.failing = None
         if self._rows_max is not None:
             self._rows_max *= 2
@@ -65,7 +66,7 @@ class CallSize:
 
 
 def _split_delivery(delivery: Delivery, count: int) -> tuple[Delivery, Delivery]:
-    """Split off the first rows of a delivery; they process all offsets up to the first row of the rest."""
+    """Split off the first rows of a delivery; its `end` is the offset of the first remaining row."""
     rows = row_numbers(delivery)
     end = delivery.first_offset + int(rows[count])
     return replace(delivery, rows=rows[:count], end=end), replace(delivery, rows=rows[count:])

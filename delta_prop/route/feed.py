@@ -1,8 +1,8 @@
 """A feed: the loop that delivers deltas to one sink, in log order, at the sink's pace.
 
-Push while hot, pull when lagging: a sink that keeps up gets batches from memory, another reads them from
-the log, so a full mailbox loses nothing, blocks nobody and never grows. A failed call is retried with
-backoff; a delta that the sink rejects goes to its quarantine.
+A sink that keeps up gets batches pushed from memory; for a lagging sink, the feed reads them from the log. So
+a full mailbox loses nothing, blocks no other sink, and never grows. A failed call is retried with backoff; a
+delta that the sink rejects goes to its quarantine.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _IDLE = FeedState.IDLE
 READ_BYTES_MAX = 4 * 1024 * 1024
 READ_ROWS_MAX = 1_000
-"""Maximum rows of one read: single deltas from the disk take some 20 ms."""
+"""Maximum number of rows of one read; so many batches of one delta take about 20 ms to read from disk."""
 
 STUCK_S = 1.0
 """Time that a cancelled call may take to end before a warning is logged."""
@@ -69,7 +69,7 @@ class Feed(SinkInvoker):
         quarantine_writer: QuarantineWriter | None = None,
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
-        """`quarantine_writer`: writes the quarantine to disk, before the cursor passes what is in it."""
+        """`quarantine_writer`: writes the quarantine to disk before the cursor passes its deltas."""
         super().__init__(
             name,
             sink,
@@ -88,20 +88,20 @@ class Feed(SinkInvoker):
         self._quarantine_writer = quarantine_writer
         self.pacing = False
         self.lazy_progress = False
-        """True if progress past rows of others may be deferred until someone asks or waits for it."""
+        """True if progress past rows that are not for this sink may be deferred until it is needed."""
         self._routing_table = routing_table
         self._takes_many = isinstance(sink, BulkSink)
-        self._wake_at_deltas = 0  # mailbox deltas at which to wake
+        self._wake_at_deltas = 0  # number of deltas in the mailbox at which the loop wakes
         self._is_stopped_full = False  # stopped because the quarantine is full
         self._end = start  # all rows below are processed, in a call, or in the mailbox
         self._wake_event: anyio.Event | None = None
         self._call_scope = anyio.CancelScope()
         self._requests: deque[ReplayRequest] = deque()
         self._quarantined = 0
-        # Offsets held from the present delivery, before the cursor reached them.
+        # Offsets that were held from the present delivery before the cursor has reached them.
         self._held_ahead: list[int] = []
         self._pulled = 0
-        self._recoveries = 0  # of the log
+        self._recoveries = 0  # number of recoveries of the log
 
     # --- queries
 
@@ -112,17 +112,17 @@ class Feed(SinkInvoker):
 
     @property
     def in_flight(self) -> tuple[int, int]:
-        """Deltas and bytes in the mailbox or in a call: they use up credit."""
-        return self._mailbox.deltas + self._in_call, self._mailbox.bytes
+        """Deltas in the mailbox and in a call, and bytes in the mailbox; both use up credit."""
+        return self._mailbox.delta_count + self._in_call, self._mailbox.bytes
 
     @property
     def has_ended(self) -> bool:
-        """True while nothing is delivered until someone acts."""
+        """True while nothing is delivered until an operator acts."""
         return self.state in ENDED_STATES
 
     @property
     def can_answer(self) -> bool:
-        """True if it can execute an operator's request on its quarantine."""
+        """True if the feed can execute an operator's request on its quarantine."""
         return self._is_stopped_full or not self.has_ended
 
     def statistics(self) -> FeedStatistics:
@@ -138,7 +138,7 @@ class Feed(SinkInvoker):
             lag=max(0, self._log.high_watermark - applied),
             lag_s=self._log.age_s(applied),
             catching_up=self._catching_up,
-            mailbox_deltas=self._mailbox.deltas,
+            mailbox_deltas=self._mailbox.delta_count,
             mailbox_bytes=self._mailbox.bytes,
             in_call=self._in_call,
             deliveries=self._deliveries,
@@ -173,14 +173,14 @@ class Feed(SinkInvoker):
             self._pulled += logged.count if rows is None else len(rows)
             return
         self._end = logged.next_offset
-        if self._wake_event is not None and self._mailbox.deltas >= self._wake_at_deltas:
+        if self._wake_event is not None and self._mailbox.delta_count >= self._wake_at_deltas:
             self._wake_event.set()
 
     def _can_call_now(self, logged: LoggedBatch) -> bool:
-        """True if this batch is all that is left to deliver, and nothing else is to be done."""
+        """Return True if this batch is all that is left to deliver, and nothing else must be done first."""
         return (
             self.state is _IDLE
-            and not (self._catching_up or self._mailbox.deltas or self._requests)
+            and not (self._catching_up or self._mailbox.delta_count or self._requests)
             and (self.rebuilder is None or self.rebuilder.reason is None)
             and logged.next_offset == self._log.high_watermark
             and not self.quarantine.can_affect(logged.offset)
@@ -193,9 +193,9 @@ class Feed(SinkInvoker):
         return self._mailbox.put(Delivery(logged, rows), self._clock.now())
 
     def note_visible(self) -> None:
-        """Note that the high watermark has advanced and this sink's rows up to it were offered.
+        """Note that the high watermark has advanced and this sink's rows below it were offered.
 
-        A feed with lazy progress is skipped while nobody waits for it: it is brought up to date when asked.
+        A feed with lazy progress does nothing while no one waits for its progress; it advances when asked.
         """
         if self._applied >= self._log.high_watermark or (
             self.lazy_progress and not (self._waiters or self._commit_waiters)
@@ -211,18 +211,18 @@ class Feed(SinkInvoker):
             self._advance_past(offset)
 
     def note_recovered(self) -> None:
-        """Note that the log was recovered: rows may have been added; or removed, then sinks may be ahead."""
-        end, handed = self._log.high_watermark, self._in_call_end if self._in_call else 0
+        """Note that the log was recovered: it may have more rows, or fewer, so that the sink is ahead."""
+        end, called_end = self._log.high_watermark, self._in_call_end if self._in_call else 0
         self._recoveries += 1
         self.quarantine.truncate(end)
-        holds = max(self._last_applied_end, self._reported, handed)
-        if holds > end and not self.is_rebuilding:
-            refusal = reasons.sink_ahead(self.name, holds, end, can_rebuild=self.rebuilder is not None)
+        sink_end = max(self._last_applied_end, self._reported, called_end)
+        if sink_end > end and not self.is_rebuilding:
+            refusal = reasons.sink_ahead(self.name, sink_end, end, can_rebuild=self.rebuilder is not None)
             self.stop(refusal, FeedState.NEEDS_SNAPSHOT)
         elif self._end > end:
             self._mailbox.clear()
             self._applied, self._committed = min(self._applied, end), min(self._committed, end)
-            self._end = max(self._applied, handed)
+            self._end = max(self._applied, called_end)
         self._catching_up = self._catching_up or self._end < end
         self._notify()
 
@@ -238,7 +238,7 @@ class Feed(SinkInvoker):
             self._notify()
 
     def rebuild(self, why: str, *, is_persistent: bool = False) -> None:
-        """Have the sink rebuilt, or the rebuild restarted, before it gets another delta."""
+        """Rebuild the sink, or restart its rebuild, before it gets another delta."""
         assert self.rebuilder is not None
         self.rebuilder.request(why, is_persistent=is_persistent)
         if self.state in (FeedState.STOPPED, FeedState.NEEDS_SNAPSHOT):
@@ -249,7 +249,7 @@ class Feed(SinkInvoker):
         self._notify()
 
     def restart_at(self, offset: int) -> None:
-        """Restart from an offset, and reset the counters: the sink has or gets the states below it."""
+        """Restart from an offset, and reset the counters: the sink has, or will get, the states below it."""
         self.quarantine.resume_from(offset)
         self._reread()
         self._held_ahead = []
@@ -271,7 +271,7 @@ class Feed(SinkInvoker):
         self.stop(reasons.sink_paused(self.name, self._applied), FeedState.PAUSED)
 
     def resume(self) -> None:
-        """End a pause; resume after a stop too."""
+        """End a pause, or resume after a stop."""
         self.is_paused = False
         if self.state is FeedState.PAUSED:
             self.state = FeedState.STOPPED
@@ -279,15 +279,17 @@ class Feed(SinkInvoker):
 
     @property
     def is_resetting(self) -> bool:
-        """True if a request moves the cursor, so the present delivery no longer matters."""
-        return any(one.reset_to is not None and not one.is_withdrawn for one in self._requests)
+        """True if a request moves the cursor, so that the present delivery no longer matters."""
+        return any(request.reset_to is not None and not request.is_withdrawn for request in self._requests)
 
     def add_request(self, request: ReplayRequest) -> None:
-        """Have quarantined deltas applied or dropped, between two deliveries; or move the cursor."""
+        """Queue a request to apply or drop quarantined deltas, or to move the cursor, between deliveries."""
         if self.state is FeedState.CLOSED and self.reason is not None:
             request.finish(self.reason)
             return
-        open_requests = [one for one in self._requests if one is self._requests[0] or not one.is_withdrawn]
+        open_requests = [
+            known for known in self._requests if known is self._requests[0] or not known.is_withdrawn
+        ]
         self._requests = deque([*open_requests, request])
         if request.reset_to is not None:
             self._probe_now.set()
@@ -296,13 +298,13 @@ class Feed(SinkInvoker):
     def stop(self, refusal: Refused, state: FeedState = FeedState.STOPPED) -> None:
         """Stop delivering, and notify the waiters of this sink.
 
-        Of two reasons the first counts, except that a full quarantine, from which a sink resumes by itself,
-        yields to any other, and a stopped sink may still be paused, or have its cursor invalidated.
+        Of two reasons, the first counts. But any reason replaces that of a full quarantine, after which a
+        sink resumes by itself; and a stopped sink may still be paused, or have its cursor invalidated.
         """
         if self.lazy_progress and self._is_idle:
-            self._become_idle()  # advances past the rows of others
-        worse = (self.state, state) in WORSE_TRANSITIONS
-        if self.has_ended and not self._is_stopped_full and not worse:
+            self._become_idle()  # advances past rows that are not for this sink
+        is_worse = (self.state, state) in WORSE_TRANSITIONS
+        if self.has_ended and not self._is_stopped_full and not is_worse:
             if state is FeedState.CLOSED:
                 self.state = state
         else:
@@ -321,11 +323,11 @@ class Feed(SinkInvoker):
     def close(self) -> None:
         """Stop delivering for good, and notify all waiters: the sink was detached."""
         if self._is_idle:
-            self._become_idle()  # advances past the rows of others too
+            self._become_idle()  # advances past rows that are not for this sink, too
         self.stop(reasons.sink_detached(self.name), FeedState.CLOSED)
 
     def invalidate_cursor(self) -> None:
-        """Note that the log no longer retains rows for this sink: it cannot resume from its cursor."""
+        """Note that the log no longer retains rows for this sink, which cannot resume from its cursor."""
         self._require_snapshot(reasons.cursor_invalidated(self.name, self._applied))
 
     def _require_snapshot(self, refusal: Refused) -> None:
@@ -335,7 +337,7 @@ class Feed(SinkInvoker):
             self.stop(refusal, FeedState.NEEDS_SNAPSHOT)
 
     def cancel_overdue_call(self, now: float) -> None:
-        """Cancel a call that takes too long; its rows are redelivered."""
+        """Cancel the running call if it takes too long; its rows are redelivered."""
         overdue_s = now - self._called_at - self.limits.apply_timeout_s
         if overdue_s > 0:
             self._call_scope.cancel()
@@ -359,33 +361,33 @@ class Feed(SinkInvoker):
             await self.back_off(overdue)
 
     async def _run(self) -> None:
-        busy = False
+        was_busy = False
         while True:
             if self._catching_up:
                 await anyio.lowlevel.checkpoint()  # a sink that never waits must not block other tasks
-            elif busy:
+            elif was_busy:
                 await self._linger()
             if self.rebuilder is not None and self.rebuilder.reason is not None and not self.has_ended:
                 await self.rebuilder.run(self)
-                busy = False
+                was_busy = False
                 continue
             while self._requests and self.state is not FeedState.CLOSED:
                 await self._run_request(self._requests[0])
             if self.has_ended or not (self._catching_up or self._mailbox):
                 self._become_idle()
-                busy = False
+                was_busy = False
                 await self._wait_wakeup(None)
             else:
-                # No await between taking and the state that shows it: otherwise the feed would appear idle.
+                # No await may separate the take from the change of state: the feed would appear idle.
                 await self._deliver(await self._pull() if self._catching_up else self._take())
-                busy = True
+                was_busy = True
 
     # --- taking
 
     @property
     def _deltas_per_call(self) -> int:
-        least = self.limits.merge_deltas_max
-        return max(least, self.sink.deltas_a_call) if self._takes_many else least  # type: ignore[attr-defined]
+        default = self.limits.merge_deltas_max
+        return max(default, self.sink.deltas_a_call) if self._takes_many else default  # type: ignore[attr-defined]
 
     def _take(self) -> list[Delivery]:
         return self._mailbox.take(self._deltas_per_call)
@@ -393,8 +395,7 @@ class Feed(SinkInvoker):
     async def _pull(self) -> list[Delivery]:
         """Read the next rows of the log; at its end, switch back to pushes.
 
-        A large read is done in pieces, with checkpoints in between, so that other tasks run: a feed that is
-        catching up is not idle.
+        A large read is done in parts, between which other tasks run; a feed that is catching up is not idle.
         """
         if self._mailbox:
             return self._take()
@@ -419,7 +420,7 @@ class Feed(SinkInvoker):
             await anyio.lowlevel.checkpoint()
             if self._end != end:  # the log was recovered, and lost rows
                 return []
-        # No await between this comparison and the flag: the next appended batch is offered.
+        # No await may separate this comparison from the flag: the next appended batch must be pushed.
         self._catching_up = self._end < self._log.high_watermark
         if self.rebuilder is not None and not self._catching_up:
             self.rebuilder.note_caught_up()
@@ -428,16 +429,16 @@ class Feed(SinkInvoker):
         return found
 
     async def _linger(self) -> None:
-        """Wait up to 10 ms from the first delta for a full batch, if deltas arrived during the last call."""
+        """Wait for a full batch, up to `linger_ms` from the arrival of the first delta."""
         limits = self.limits
-        while self._mailbox and self._mailbox.deltas < limits.batch_deltas and not self._catching_up:
-            left = self._mailbox.oldest_at + limits.linger_ms / 1000 - self._clock.now()
-            if left <= 0:
+        while self._mailbox and self._mailbox.delta_count < limits.batch_deltas and not self._catching_up:
+            left_s = self._mailbox.oldest_at + limits.linger_ms / 1000 - self._clock.now()
+            if left_s <= 0:
                 return
-            await self._wait_wakeup(left, limits.batch_deltas)
+            await self._wait_wakeup(left_s, limits.batch_deltas)
 
-    async def _wait_wakeup(self, timeout_s: float | None, enough: int = 0) -> None:
-        self._wake_event, self._wake_at_deltas = anyio.Event(), enough
+    async def _wait_wakeup(self, timeout_s: float | None, wake_at_deltas: int = 0) -> None:
+        self._wake_event, self._wake_at_deltas = anyio.Event(), wake_at_deltas
         try:
             if timeout_s is None:
                 await self._wake_event.wait()
@@ -459,7 +460,7 @@ class Feed(SinkInvoker):
             self.pause()
 
     def _reread(self) -> None:
-        """Drop what was handed over and not applied: it is read from the log later."""
+        """Drop the deltas that were handed over and not applied; they are read from the log again."""
         self._mailbox.clear()
         self._in_call = 0
         self._end = self._applied
@@ -468,7 +469,7 @@ class Feed(SinkInvoker):
     # --- delivering
 
     async def _deliver(self, deliveries: list[Delivery]) -> None:
-        """Deliver until all is applied, or quarantined where the sink rejects it."""
+        """Deliver until all deltas are applied, or quarantined if the sink rejects them."""
         end = deliveries[-1].next_offset if deliveries else 0
         recoveries = self._recoveries
         while deliveries and not (self.has_ended or self.is_rebuilding or self.is_resetting):
@@ -480,15 +481,15 @@ class Feed(SinkInvoker):
                 break
             if not deliveries:
                 break
-            brought, rest = self._call_size.split(deliveries)
-            failure = await self.call(brought, sum(delivery.count for delivery in rest))
+            called, rest = self._call_size.split(deliveries)
+            failure = await self.call(called, sum(delivery.count for delivery in rest))
             if failure is None:
-                self.note_done(brought)
+                self.note_done(called)
                 self._call_size.note_success(self._deltas_per_call)
                 deliveries = rest
             else:
-                deliveries = await self._handle_failure(deliveries, brought, failure)
-            if self._recoveries != recoveries:  # the log may have lost rows that the sink has not got yet
+                deliveries = await self._handle_failure(deliveries, called, failure)
+            if self._recoveries != recoveries:  # the log may have lost rows that are not delivered yet
                 self._reread()
                 end = 0
                 break
@@ -504,7 +505,7 @@ class Feed(SinkInvoker):
     async def _handle_failure(
         self, deliveries: list[Delivery], called: list[Delivery], failure: Exception
     ) -> list[Delivery]:
-        """Handle the failure of a call that held the first of these deliveries; return those left."""
+        """Handle the failure of a call with the first of these deliveries; return the remaining ones."""
         if isinstance(failure, StopSink):
             self.stop(self.make_stop_refusal(failure.reason))
             return deliveries
@@ -524,7 +525,7 @@ class Feed(SinkInvoker):
         return rest
 
     def _drop_done(self, deliveries: list[Delivery], done: int) -> list[Delivery]:
-        """Count rows below `done` as applied; return the same list if there are none."""
+        """Count rows below offset `done` as applied; return the rest, or the same list if there are none."""
         finished = [delivery for delivery in deliveries if delivery.next_offset <= done]
         if finished:
             self.note_done(finished)
@@ -545,7 +546,7 @@ class Feed(SinkInvoker):
     # --- quarantine
 
     def _hold_dependents(self, deliveries: list[Delivery]) -> list[Delivery]:
-        """Hold the dependents of rejected deltas, within the capacity; return the other deliveries."""
+        """Hold the dependents of rejected deltas, within the capacity; return the deliveries of the rest."""
         passing: list[Delivery] = []
         at_us = self._clock.wall_us()
         for delivery in deliveries:
@@ -562,7 +563,7 @@ class Feed(SinkInvoker):
     async def wait_quarantine_written(self) -> bool:
         """Wait until the quarantine is on stable storage; return True if it is.
 
-        Disk failures are retried: only the end of the feed ends the wait.
+        Disk failures are retried; only the end of the feed ends the wait before that.
         """
         writer = self._quarantine_writer
         while writer is not None and writer.is_dirty and not self.has_ended:
@@ -577,25 +578,24 @@ class Feed(SinkInvoker):
         return writer is None or not (self.has_ended or writer.is_dirty)
 
     async def _reject(self, rest: list[Delivery], failure: RejectDelta) -> list[Delivery]:
-        """Quarantine the rejected delta; return the deliveries that are left."""
-        at, rows = failure.offset - rest[0].first_offset, row_numbers(rest[0])
-        if not self.quarantine.reject(rest[0].logged, at, failure.reason, self._clock.wall_us()):
+        """Quarantine the rejected delta; return the remaining deliveries."""
+        row, rows = failure.offset - rest[0].first_offset, row_numbers(rest[0])
+        if not self.quarantine.reject(rest[0].logged, row, failure.reason, self._clock.wall_us()):
             self._advance_applied(failure.offset)  # rows before it are applied, or held
             self._stop_full(failure.offset)
             return rest
         self._quarantined += 1
         level = logging.WARNING if len(self.quarantine) == 1 else logging.DEBUG  # one warning is enough
         logger.log(level, "sink %r rejected offset %d: %s", self.name, failure.offset, failure.reason)
-        left = rows[rows > at]
+        rest_rows = rows[rows > row]
         if await self.wait_quarantine_written():
             self._advance_applied(failure.offset + 1)
-        return [*([replace(rest[0], rows=left)] if len(left) else []), *rest[1:]]
+        return [*([replace(rest[0], rows=rest_rows)] if len(rest_rows) else []), *rest[1:]]
 
     def _drop_held_ahead(self) -> None:
-        """Drop the deltas held ahead of the cursor, after a delivery ended: they are redelivered in their
-        turn.
+        """Forget the deltas that are held ahead of the cursor, after a delivery has ended.
 
-        Otherwise a replay could apply them before the rows that precede them.
+        They are redelivered later. Otherwise a replay could apply them before the rows that precede them.
         """
         self._full_at = None
         ahead = [offset for offset in self._held_ahead if offset >= self._applied]
@@ -631,14 +631,14 @@ class Feed(SinkInvoker):
 
     def _stop_full(self, offset: int) -> None:
         quarantine = self.quarantine
-        had_ended = self.has_ended  # for another reason, which a replay does not remove
+        had_ended = self.has_ended  # for another reason, which a replay does not end
         self.stop(self.make_stop_refusal(reasons.quarantine_full(quarantine, offset)))
         self._is_stopped_full = not had_ended
 
     # --- notifying
 
     def _become_idle(self) -> None:
-        """Advance past the rows of others when idle; an ended feed only waits."""
+        """Advance past rows that are not for this sink, as all others are processed; unless it has ended."""
         if self.has_ended:
             return
         self.state = FeedState.IDLE

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class Mailbox:
-    """A FIFO queue; an empty one accepts a delivery of any size, which could never be pushed otherwise."""
+    """A FIFO queue. If empty, it accepts a delivery of any size, so that every delivery can be pushed."""
 
     def __init__(self, deltas_max: int, bytes_max: int) -> None:
-        self.deltas = 0
+        self.delta_count = 0
         self.bytes = 0
         self._deltas_max = deltas_max
         self._bytes_max = bytes_max
@@ -27,16 +27,16 @@ class Mailbox:
 
     @property
     def oldest_at(self) -> float:
-        """Arrival time of the first delivery."""
+        """The arrival time of the first delivery."""
         return self._waiting[0][1]
 
     def put(self, delivery: Delivery, now: float) -> bool:
         """Queue a delivery; return False if it exceeds the bounds."""
-        deltas, size = self.deltas + delivery.count, self.bytes + delivery.batch.size
+        deltas, size = self.delta_count + delivery.count, self.bytes + delivery.batch.size
         if self._waiting and (deltas > self._deltas_max or size > self._bytes_max):
             return False
         self._waiting.append((delivery, now))
-        self.deltas, self.bytes = deltas, size
+        self.delta_count, self.bytes = deltas, size
         return True
 
     def take(self, deltas_max: int) -> list[Delivery]:
@@ -48,10 +48,10 @@ class Mailbox:
             taken.append(delivery)
             deltas += delivery.count
             self.bytes -= delivery.batch.size
-        self.deltas -= deltas
+        self.delta_count -= deltas
         return taken
 
     def clear(self) -> None:
         """Drop all deliveries."""
         self._waiting.clear()
-        self.deltas = self.bytes = 0
+        self.delta_count = self.bytes = 0

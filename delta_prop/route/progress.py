@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """A feed's progress marks; the feed itself advances them."""
+    """The applied and committed offsets of a feed; the feed itself advances them."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Progress:
         self.rebuilder: Rebuilder | None = None
         """Set if the sink can be rebuilt."""
         self.cursor_before_rebuild: SavedCursor | None = None
-        """Saved cursor of a sink that was to be rebuilt when it was attached, until the rebuild begins."""
+        """The saved cursor of a sink that must be rebuilt, from its attachment until the rebuild begins."""
         self.is_paused = False
         self._log = log
         self._has_own_cursor = has_own_cursor
@@ -41,25 +41,25 @@ class Progress:
         self._start = start
         self._applied = start
         self._committed = start
-        self._reported = reported  # by the sink itself, rows of other topics excluded
+        self._reported = reported  # the offset that the sink itself reported as durable
         self._last_applied_end = start  # after the last row that was applied
-        self._full_at: int | None = None  # first offset of a delivery that exceeds the quarantine
+        self._full_at: int | None = None  # the first offset of a delivery that did not fit the quarantine
         self._waiters = OffsetWaiters()
         self._commit_waiters = OffsetWaiters()
 
     @property
     def _is_idle(self) -> bool:
-        """True while nothing is in a call or waiting: all rows of the log are processed."""
+        """True while no row is in a call or waits for one, so all rows of the log are processed."""
         raise NotImplementedError
 
     @property
     def applied(self) -> int:
-        """Offset below which all rows are applied, quarantined, or matched none of the sink's topics."""
+        """The offset below which all rows are applied, quarantined, or match none of the sink's topics."""
         return self._log.high_watermark if self._is_idle else self._applied
 
     @property
     def committed(self) -> int:
-        """Offset below which no row is redelivered after a crash of the sink."""
+        """The offset below which no row is redelivered after a crash of the sink."""
         if not self._has_own_cursor:
             return self.applied
         return (
@@ -70,7 +70,7 @@ class Progress:
 
     @property
     def saved_cursor(self) -> SavedCursor:
-        """Cursor to save when the sink is detached, for its next attachment to the same log."""
+        """The cursor to save when the sink is detached, for its next attachment to the same log."""
         is_committed = not self._has_own_cursor or self._committed >= self._last_applied_end
         has_begun = self.rebuilder is not None and self.rebuilder.has_begun
         if self.cursor_before_rebuild is not None and self.is_rebuilding:
@@ -86,7 +86,7 @@ class Progress:
 
     @property
     def needed_from(self) -> int:
-        """Offset from which on the log must retain rows for the sink."""
+        """The offset from which on the log must retain rows for the sink."""
         rebuilt_from = None if self.rebuilder is None else self.rebuilder.needed_from
         return self.committed if rebuilt_from is None else rebuilt_from
 
@@ -101,15 +101,15 @@ class Progress:
         return Cursor(self._log.log_id, self._log.epoch, self.committed)
 
     async def wait(self, offset: int, *, committed: bool = False) -> None:
-        """Wait until everything below `offset` is applied (or committed). Raises Refused if it stops."""
+        """Wait until all rows below `offset` are applied (or committed). Raises Refused if the sink stops."""
         waiters = self._commit_waiters if committed else self._waiters
         while self.is_rebuilding or (self.committed if committed else self.applied) < offset:
             if self.reason is not None:
-                raise self.reason.with_traceback(None)  # many raise it: without this its traceback would grow
+                raise self.reason.with_traceback(None)  # several waiters raise it: its traceback would grow
             await waiters.wait(offset)
 
     def note_committed(self, next_offset: int) -> None:
-        """Note the sink's report that all rows below are durable, and its own cursor with them."""
+        """Note the sink's report that all rows below `next_offset`, and its own cursor, are durable."""
         if self.is_rebuilding:
             return
         self._reported = max(self._reported, next_offset)
@@ -121,7 +121,7 @@ class Progress:
     # --- advancing
 
     def _advance_past(self, offset: int) -> None:
-        """Advance past rows of others: all rows below `offset` are processed."""
+        """Advance past rows that are not for this sink: all rows below `offset` are processed."""
         if self._committed >= self._last_applied_end:
             self._committed = max(self._committed, offset)
         self._applied = max(self._applied, offset)

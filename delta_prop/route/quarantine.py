@@ -1,8 +1,8 @@
 """A sink's quarantine: deltas that it rejected, and their dependents.
 
-A rejected delta leaves a gap in its vector. Later deltas of the vector, applied over the gap, would make a
-state that no fold makes; so they are held, and so is a delta that names a held one as a parent, until an
-operator replays the rejected delta, or drops it. Other vectors proceed. Pure.
+Without a rejected delta, later deltas of its vector would lead to a state that is no fold of the log. So they
+are held, and so is each delta that names a held delta as a parent, until an operator replays the rejected
+delta, or drops it. Other vectors proceed. Pure.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ if TYPE_CHECKING:
 
 
 DROPPED_MAX = 100_000
+"""Maximum number of remembered dropped offsets."""
 
 
 @dataclass(slots=True, eq=False)
 class QuarantinedDelta:
     """One delta in the quarantine. `reason`: why it was rejected; None: it is held for `blocked_by`.
 
-    `blocked_by` is the offset of the rejected delta that it waits for. It is the delta's own offset if it was
-    rejected itself, or waits for none any more because a replay was cancelled half-way.
+    `blocked_by`: the offset of the rejected delta that it waits for. This is its own offset if it was
+    rejected itself, or if it waits for none any more because a replay was cancelled half-way.
     """
 
     logged: LoggedBatch
@@ -46,12 +47,12 @@ class QuarantinedDelta:
 
     @property
     def offset(self) -> int:
-        """Its offset in the log."""
+        """The offset of the delta in the log."""
         return self.logged.offset + self.row
 
     @property
     def vector(self) -> Vector:
-        """Its namespace and vector id."""
+        """The namespace and vector id of the delta."""
         return self.logged.batch.namespaces[self.row], self.logged.batch.keys[self.row]
 
     @property
@@ -60,9 +61,8 @@ class QuarantinedDelta:
         return self.logged.batch.delta(self.row, self.logged.source)
 
     def names(self) -> Iterator[Name]:
-        """Yield the names by which another delta may have it as a parent: its own, and its publish's.
-
-        A publish is named by its last delta.
+        """Yield the names by which another delta may name this one as a parent: its dot and id, and the dot
+        of the last delta of its batch, which stands for the whole publish.
         """
         batch = self.logged.batch
         yield batch.dot(self.row)
@@ -73,7 +73,10 @@ class QuarantinedDelta:
 
 
 class HeldSplit(NamedTuple):
-    """Result of a split: deltas to apply now; `full_at`: offset from which on the quarantine was full."""
+    """Result of `hold_dependents`: the rows to apply now, and the offsets that are now held.
+
+    `full_at`: the offset from which on the quarantine was full; None: it was not.
+    """
 
     passing: Delivery | None
     held_dependents: list[int]
@@ -97,12 +100,12 @@ class Quarantine:
         self._held: dict[int, QuarantinedDelta] = {}
         self._batches: dict[int, int] = {}  # offset of a batch -> number of its held rows
         self._vectors: dict[Vector, list[int]] = {}  # -> its held offsets, ascending
-        self._ids: Counter[str] = Counter()  # vector id -> number of held deltas
-        self._names: dict[Name, set[int]] = {}  # -> the held offsets that it may name
+        self._ids: Counter[str] = Counter()  # vector id -> number of its held deltas
+        self._names: dict[Name, set[int]] = {}  # name of a parent -> the held offsets that it may mean
         self._has_stale_blockers = False  # after a removal, until `blocked_by` is updated
         self._applying: frozenset[int] = frozenset()  # offsets in a running call of the sink
         self.touched: set[int] | None = None
-        """Offsets that changed, for the writer, which empties the set; None: there is no writer."""
+        """The offsets that changed, for the writer, which clears the set; None if there is no writer."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -116,15 +119,15 @@ class Quarantine:
 
     @property
     def has_content(self) -> bool:
-        """True if it must be saved for its sink's next attachment."""
+        """True if the quarantine must be saved for the next attachment of its sink."""
         return bool(self._held or self._dropped_offsets)
 
     def can_affect(self, offset: int) -> bool:
-        """True if a delivery from `offset` on must be split by `hold_dependents`."""
+        """Return True if a delivery from `offset` on must be split by `hold_dependents`."""
         return bool(self._held) or offset < self._dropped_end
 
     def is_withheld(self, offset: int) -> bool:
-        """True if the delta at `offset` must have no effect at this sink: it is held, or was dropped."""
+        """Return True if the delta at `offset` is held or was dropped, so it must have no effect."""
         if offset in self._applying:
             return False
         return offset in self._held or offset in self._dropped_offsets
@@ -132,7 +135,7 @@ class Quarantine:
     @contextmanager
     def applying(self, records: Iterable[QuarantinedDelta]) -> Iterator[None]:
         """Mark records as being applied, so that their dependents are not withheld."""
-        self._applying = frozenset(one.offset for one in records)
+        self._applying = frozenset(record.offset for record in records)
         try:
             yield
         finally:
@@ -144,7 +147,7 @@ class Quarantine:
 
     @property
     def dropped_offsets(self) -> list[int]:
-        """Dropped offsets, in the order of their drop."""
+        """The dropped offsets, in the order in which they were dropped."""
         return list(self._dropped_offsets)
 
     def records(self) -> list[QuarantinedDelta]:
@@ -153,13 +156,13 @@ class Quarantine:
         return self._sorted_records()
 
     def _sorted_records(self) -> list[QuarantinedDelta]:
-        return sorted(self._held.values(), key=lambda one: one.offset)
+        return sorted(self._held.values(), key=lambda record: record.offset)
 
     def first_held(self, start: int, end: int) -> QuarantinedDelta | None:
-        """Return the first held record from offset `start` up to, but not including, `end`."""
+        """Return the first held record from offset `start` up to `end` (exclusive); None if none is held."""
         self._update_blockers()
         if end - start > len(self._held):
-            return next((one for one in self.records() if start <= one.offset < end), None)
+            return next((record for record in self.records() if start <= record.offset < end), None)
         return next((self._held[offset] for offset in range(start, end) if offset in self._held), None)
 
     def first_offset_of(self, vector: Vector) -> int | None:
@@ -171,7 +174,7 @@ class Quarantine:
     # --- adding
 
     def reject(self, logged: LoggedBatch, row: int, reason: str, at_us: int) -> bool:
-        """Quarantine a delta that the sink rejected; return False, changing nothing, without capacity."""
+        """Quarantine a delta that the sink rejected; return False, with nothing changed, if it is full."""
         offset = logged.offset + row
         held = self._held.get(offset)
         if held is not None:
@@ -187,8 +190,10 @@ class Quarantine:
         return True
 
     def hold_dependents(self, delivery: Delivery, at_us: int) -> HeldSplit:
-        """Hold the rows that depend on a held delta; skip rows that are held already, or were dropped; let
-        the others pass."""
+        """Hold the rows that depend on a held delta, and skip those that are held already or were dropped.
+
+        The other rows pass.
+        """
         logged, batch = delivery.logged, delivery.batch
         parents = batch.parents
         if (
@@ -211,15 +216,15 @@ class Quarantine:
                 continue
             if logged.offset + row in self._held:
                 continue
-            one = QuarantinedDelta(logged, row, at_us, -1, named.get(row, ()))
-            one.blocked_by = self._find_blocker(one)
-            if one.blocked_by < 0:
+            record = QuarantinedDelta(logged, row, at_us, -1, named.get(row, ()))
+            record.blocked_by = self._find_blocker(record)
+            if record.blocked_by < 0:
                 passing.append(row)
             elif self._has_capacity(logged):
-                self._hold(one)
-                held.append(one.offset)
+                self._hold(record)
+                held.append(record.offset)
             else:
-                full_at = one.offset
+                full_at = record.offset
                 break
         self.held_dependents += len(held)
         passed = replace(
@@ -232,33 +237,35 @@ class Quarantine:
     # --- removing
 
     def replay(self, offset: int) -> None:
-        """Remove a delta that is applied now."""
+        """Remove a delta that a replay has applied."""
         if offset in self._held:
             self._remove(offset)
         self.replayed += 1
 
     def drop(self, offset: int) -> None:
-        """Remove a delta for good, not applied."""
+        """Remove a delta for good, without applying it."""
         self._remove(offset)
         self._note_dropped(offset)
         self.dropped += 1
 
     def forget(self, offset: int) -> None:
-        """Remove a delta that is redelivered."""
+        """Remove a delta that will be redelivered."""
         if offset in self._held:
             self._remove(offset)
         self.held_dependents -= 1
 
     def resume_from(self, start: int) -> None:
-        """Resume from `start`, after the sink was attached: rows from there on are redelivered, except
-        dropped ones, so only records below stay. Reset the counters."""
-        for one in self._sorted_records():
-            if one.offset >= start:
-                self._remove(one.offset)
+        """Resume from `start`, after the sink was attached, and reset the counters.
+
+        Rows from `start` on, except dropped ones, are redelivered, so only records below it stay.
+        """
+        for record in self._sorted_records():
+            if record.offset >= start:
+                self._remove(record.offset)
         self.rejected = self.held_dependents = self.dropped = self.replayed = 0
 
     def truncate(self, end: int) -> None:
-        """Forget all offsets from `end` on, which the log lost; other deltas get them."""
+        """Forget all offsets from `end` on: the log has lost them, and assigns them to other deltas."""
         for offset in [offset for offset in self._held if offset >= end]:
             self._remove(offset)
         for offset in [offset for offset in self._dropped_offsets if offset >= end]:
@@ -278,10 +285,10 @@ class Quarantine:
             self._note_dropped(offset)
 
     def clear(self, below: int) -> None:
-        """Remove all records below: the sink was rebuilt, and its states include those deltas."""
-        for one in self._sorted_records():
-            if one.offset < below:
-                self._remove(one.offset)
+        """Remove all records below an offset: the sink was rebuilt, and its states include those deltas."""
+        for record in self._sorted_records():
+            if record.offset < below:
+                self._remove(record.offset)
         for offset in [offset for offset in self._dropped_offsets if offset < below]:
             del self._dropped_offsets[offset]
             self._touch(offset)
@@ -303,19 +310,19 @@ class Quarantine:
             self._touch(first)
 
     def _remove(self, offset: int) -> None:
-        one = self._held.pop(offset)
+        record = self._held.pop(offset)
         self._has_stale_blockers = True
         self._touch(offset)
-        base = one.logged.offset
+        base = record.logged.offset
         self._batches[base] -= 1
         if not self._batches[base]:
             del self._batches[base]
-            self.bytes -= one.logged.batch.size
-        for name in one.names():
+            self.bytes -= record.logged.batch.size
+        for name in record.names():
             self._names[name].remove(offset)
             if not self._names[name]:
                 del self._names[name]
-        namespace, vector_id = one.vector
+        namespace, vector_id = record.vector
         offsets = self._vectors[namespace, vector_id]
         del offsets[bisect_left(offsets, offset)]
         if not offsets:
@@ -331,20 +338,20 @@ class Quarantine:
         self._has_stale_blockers = False
         vectors: dict[Vector, int] = {}
         names: dict[Name, int] = {}
-        for one in self._sorted_records():
-            if one.reason is None:
-                blockers = (vectors.get(one.vector), *(names.get(parent) for parent in one.parents))
-                one.blocked_by = next((offset for offset in blockers if offset is not None), one.offset)
-            vectors[one.vector] = one.blocked_by
-            for name in one.names():
-                names.setdefault(name, one.blocked_by)
+        for record in self._sorted_records():
+            if record.reason is None:
+                blockers = (vectors.get(record.vector), *(names.get(parent) for parent in record.parents))
+                record.blocked_by = next((offset for offset in blockers if offset is not None), record.offset)
+            vectors[record.vector] = record.blocked_by
+            for name in record.names():
+                names.setdefault(name, record.blocked_by)
 
-    def _find_blocker(self, one: QuarantinedDelta) -> int:
-        """Return the offset of the rejected delta that this one depends on, -1 if none."""
-        offsets = self._vectors.get(one.vector)
-        if offsets is not None and offsets[0] < one.offset:
+    def _find_blocker(self, record: QuarantinedDelta) -> int:
+        """Return the offset of the rejected delta that a delta depends on; -1 if there is none."""
+        offsets = self._vectors.get(record.vector)
+        if offsets is not None and offsets[0] < record.offset:
             return self._held[offsets[0]].blocked_by
-        for parent in one.parents:
+        for parent in record.parents:
             held = self._names.get(parent)
             if held is not None:
                 return self._held[min(held)].blocked_by
@@ -354,78 +361,81 @@ class Quarantine:
         more = 0 if logged.offset in self._batches else logged.batch.size
         return len(self._held) < self.deltas_max and (not self._held or self.bytes + more <= self.bytes_max)
 
-    def _hold(self, one: QuarantinedDelta) -> None:
-        base = one.logged.offset
-        self._held[one.offset] = one
-        self._touch(one.offset)
+    def _hold(self, record: QuarantinedDelta) -> None:
+        base = record.logged.offset
+        self._held[record.offset] = record
+        self._touch(record.offset)
         if base not in self._batches:
-            self.bytes += one.logged.batch.size
+            self.bytes += record.logged.batch.size
         self._batches[base] = self._batches.get(base, 0) + 1
-        insort(self._vectors.setdefault(one.vector, []), one.offset)
-        self._ids[one.vector[1]] += 1
-        for name in one.names():
-            self._names.setdefault(name, set()).add(one.offset)
+        insort(self._vectors.setdefault(record.vector, []), record.offset)
+        self._ids[record.vector[1]] += 1
+        for name in record.names():
+            self._names.setdefault(name, set()).add(record.offset)
 
 
 class ReplayPlan:
-    """Order of a replay: yields the records that can be applied, in log order, while others stay.
+    """The order of a replay: yields the records that can be applied, in log order.
 
-    Rejected records at `leaving` are replayed; other rejected records stay, and so do their dependents.
-    Each record is examined once, and once more if it is put back.
+    Rejected records at the offsets `released` are replayed; other rejected records stay, and so do their
+    dependents. Each record is examined once, and again if it is put back.
     """
 
-    def __init__(self, records: list[QuarantinedDelta], leaving: Collection[int]) -> None:
+    def __init__(self, records: list[QuarantinedDelta], released: Collection[int]) -> None:
         self._records = iter(records)
-        self._leaving = leaving
+        self._released = released
         self._staying = _BlockerSet()
         self._returned: deque[QuarantinedDelta] = deque()
         self._rejected = _BlockerSet()  # rejected in this replay; they precede all returned records
 
     def take(self, count: int) -> list[QuarantinedDelta]:
-        """Return the next records that depend on none that stays, up to `count`."""
+        """Return up to `count` next records that do not depend on a record that stays."""
         taken: list[QuarantinedDelta] = []
         while self._returned and len(taken) < count:
-            one = self._returned.popleft()
-            if self._rejected.blocks(one):
-                self._rejected.add(one)
+            record = self._returned.popleft()
+            if self._rejected.blocks(record):
+                self._rejected.add(record)
             else:
-                taken.append(one)
-        while len(taken) < count and (following := next(self._records, None)) is not None:
-            stays = following.reason is not None and following.offset not in self._leaving
-            if stays or self._staying.blocks(following) or self._rejected.blocks(following):
-                self._staying.add(following)
+                taken.append(record)
+        while len(taken) < count and (next_record := next(self._records, None)) is not None:
+            stays = next_record.reason is not None and next_record.offset not in self._released
+            if stays or self._staying.blocks(next_record) or self._rejected.blocks(next_record):
+                self._staying.add(next_record)
             else:
-                taken.append(following)
+                taken.append(next_record)
         return taken
 
     def put_back(self, records: Sequence[QuarantinedDelta], rejected: QuarantinedDelta | None = None) -> None:
-        """Put back records taken last and not applied; the record before them was rejected and stays."""
+        """Put back the records that were taken last and not applied.
+
+        `rejected`: the record before them, if the sink rejected it again, so that it stays.
+        """
         self._returned.extendleft(reversed(records))
         if rejected is not None:
             self._rejected.add(rejected)
 
 
 class _BlockerSet:
-    """Records that stay, indexed by what their dependents name."""
+    """Records that stay, indexed by vector and by the names that their dependents use."""
 
     def __init__(self) -> None:
         self._vectors: set[Vector] = set()
         self._names: set[Name] = set()
 
-    def add(self, one: QuarantinedDelta) -> None:
-        self._vectors.add(one.vector)
-        self._names.update(one.names())
+    def add(self, record: QuarantinedDelta) -> None:
+        self._vectors.add(record.vector)
+        self._names.update(record.names())
 
-    def blocks(self, one: QuarantinedDelta) -> bool:
-        return one.vector in self._vectors or not self._names.isdisjoint(one.parents)
+    def blocks(self, record: QuarantinedDelta) -> bool:
+        return record.vector in self._vectors or not self._names.isdisjoint(record.parents)
 
 
 def _parents_of(logged: LoggedBatch, row: int) -> tuple[Name, ...]:
-    return tuple(parent for at, parent in logged.batch.parents if at == row)
+    return tuple(parent for parent_row, parent in logged.batch.parents if parent_row == row)
 
 
 def _parents_by_row(logged: LoggedBatch) -> dict[int, tuple[Name, ...]]:
     named: dict[int, list[Name]] = {}
     for row, parent in logged.batch.parents:
         named.setdefault(row, []).append(parent)
-    return {row: tuple(some) for row, some in named.items()}
+    return {row: tuple(names) for row, names in named.items()}

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 def make_deliveries(
-    read: Iterable[LoggedBatch], feed: RouteTarget, table: RoutingTable[RouteTarget], start: int
+    batches: Iterable[LoggedBatch], feed: RouteTarget, table: RoutingTable[RouteTarget], start: int
 ) -> Iterator[Delivery]:
-    """Yield the rows of these batches that a feed's sink subscribes to, from an offset on."""
-    for logged in read:
+    """Yield deliveries with the rows that a feed's sink subscribes to, from offset `start` on."""
+    for logged in batches:
         rows = table.rows_for(feed, logged.batch)
         if isinstance(rows, NoRows):
             continue
-        if logged.offset < start:  # resumes inside this batch
+        if logged.offset < start:  # the feed resumes inside this batch
             chosen = np.arange(logged.count) if rows is None else rows
             rows = chosen[chosen >= start - logged.offset]
             if not len(rows):

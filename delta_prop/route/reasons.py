@@ -18,7 +18,7 @@ REJECT_FIX = ": if other deltas would be applied, raise RejectDelta for this one
 
 
 def sink_stopped(name: str, applied: int, why: str) -> Refused:
-    """Refuse: the sink stopped by itself, or because of its failure."""
+    """Return the refusal of a sink that stopped by itself, or because of a failure."""
     return Refused(
         ErrorCode.PROCESSING_FAILED,
         f"sink {name!r} has stopped at offset {applied}: {why}",
@@ -26,21 +26,21 @@ def sink_stopped(name: str, applied: int, why: str) -> Refused:
     )
 
 
-def sink_ahead(name: str, holds: int, end: int, *, can_rebuild: bool) -> Refused:
-    """Refuse: the sink has deltas that the log lost."""
-    fix = f"`rebuild({name!r})` or `delta-prop sinks rebuild {quote(name)} --data DIR` replaces what it holds"
+def sink_ahead(name: str, sink_end: int, end: int, *, can_rebuild: bool) -> Refused:
+    """Return the refusal of a sink with deltas, up to `sink_end`, that the log, up to `end`, has lost."""
+    fix = f"`rebuild({name!r})` or `delta-prop sinks rebuild {quote(name)} --data DIR` replaces its contents"
     if not can_rebuild:
         fix = "it cannot be rebuilt: detach it, and attach it with new storage of its own"
     return Refused(
         ErrorCode.CURSOR_TOO_OLD,
-        f"sink {name!r} is ahead: it has deltas up to offset {holds}, but those from {end} on were lost "
+        f"sink {name!r} is ahead: it has deltas up to offset {sink_end}, but those from {end} on were lost "
         f"by a failure of the log's disk before they were synced: {fix}",
-        details={"sink": name, "offset": holds, "next_offset": end},
+        details={"sink": name, "offset": sink_end, "next_offset": end},
     )
 
 
 def cursor_invalidated(name: str, applied: int) -> Refused:
-    """Refuse: the log could not wait for the sink."""
+    """Return the refusal of a sink for which the log could not wait."""
     return Refused(
         ErrorCode.CURSOR_TOO_OLD,
         f"sink {name!r} needs a snapshot: the log was full and dropped offset {applied}, which it had not "
@@ -50,7 +50,7 @@ def cursor_invalidated(name: str, applied: int) -> Refused:
 
 
 def cannot_be_rebuilt(name: str, first_offset: int) -> Refused:
-    """Refuse to rebuild a sink without a snapshot or a complete log."""
+    """Return the refusal of a rebuild without a snapshot or a complete log."""
     return Refused(
         ErrorCode.CURSOR_TOO_OLD,
         f"sink {name!r} cannot be rebuilt: the log starts at offset {first_offset} and has no snapshot "
@@ -61,12 +61,12 @@ def cannot_be_rebuilt(name: str, first_offset: int) -> Refused:
 
 
 def sink_detached(name: str) -> Refused:
-    """Refuse: the sink is being detached."""
+    """Return the refusal of a sink that is being detached."""
     return Refused(ErrorCode.SHUTTING_DOWN, f"sink {name!r} is detached: attach it again")
 
 
 def sink_paused(name: str, applied: int) -> Refused:
-    """Refuse: an operator paused the sink."""
+    """Return the refusal of a sink that an operator has paused."""
     return Refused(
         ErrorCode.PROCESSING_FAILED,
         f"sink {name!r} is paused at offset {applied}: resume it",
@@ -92,7 +92,7 @@ def quarantine_full(quarantine: Quarantine, offset: int) -> str:
 
 
 def rejected_unknown(failure: RejectDelta) -> str:
-    """Return why a sink stops that rejected a delta it was not given, so that none can be quarantined."""
+    """Return why a sink stops that rejected a delta which it did not get: no delta can be quarantined."""
     return f"it rejected offset {failure.offset}, which it was not given: {failure.reason}"
 
 

@@ -1,8 +1,8 @@
 """Rebuilds one sink: from the log's newest snapshot, or from the beginning of a complete log.
 
-The feed requests and runs it; deltas wait in the log, which meanwhile retains the tail after the snapshot.
-Whatever interrupts it (the sink, the process, or a log that drops the tail), the rebuild restarts from the
-newest snapshot of that time; until its end the service remembers that the sink is incomplete.
+The feed requests and runs the rebuild; deltas wait in the log, which retains the tail after the snapshot.
+Whatever interrupts the rebuild (the sink, the process, or a log that drops the tail), it restarts from the
+snapshot that is the newest then. Until it ends, the service remembers that the sink is incomplete.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger("delta_prop")
 
 FULL_VECTOR_TOPICS = frozenset({TopicKind.ALL, TopicKind.NAMESPACE, TopicKind.VECTOR_ID})
-"""Topics that match all deltas of a vector or none, so that a state stands for all of them."""
+"""Topics that match all deltas of a vector or none, so that the vector's state can replace its deltas."""
 
 _SLICE_ROWS = 100
 
 
 class Snapshot(Protocol):
-    """Interface of a snapshot for a rebuild: every vector's state as of `offset`, in frames of state rows."""
+    """A snapshot for a rebuild: the state of every vector as of `offset`, in frames of state rows."""
 
     @property
     def offset(self) -> int:
-        """First offset after the snapshot."""
+        """The first offset after the snapshot."""
 
     @property
     def begin(self) -> int:
-        """First offset that is included; 0 if nothing was lost before."""
+        """The first offset that it covers; 0 if the log had lost no row before the first snapshot."""
 
     @property
     def rows(self) -> int:
@@ -84,16 +84,16 @@ class Rebuilder:
         release: Callable[[], None],
         write_cursors: Callable[[], Awaitable[None]],
     ) -> None:
-        """`threads` read the snapshot. `hold` makes the log retain what the feed needs, `release` ends that
-        if the sink is not required; `write_cursors` saves durably, with all cursors, that it is being
-        rebuilt.
+        """`threads`: for reads of the snapshot. `hold`: makes the log retain the rows that the feed needs;
+        `release`: ends this if the sink is not required. `write_cursors`: saves durably, with all cursors,
+        that the sink is being rebuilt.
         """
         self.reason: str | None = None
-        """Reason of the requested or running rebuild; None: there is none."""
+        """The reason of the requested or running rebuild; None if there is none."""
         self.has_begun = False
         """True while the sink's contents are invalid."""
         self.is_persistent = False
-        """True while a rebuild that an operator requested has not begun: the next process must know it."""
+        """True while a rebuild that an operator requested has not begun; saved for the next process."""
         self.rebuilds = 0
         self._sink = sink
         self._log = log
@@ -106,23 +106,23 @@ class Rebuilder:
 
     @property
     def needed_from(self) -> int | None:
-        """Offset from which on the log must retain rows for the rebuild; None while none is running."""
+        """The offset from which on the log must retain rows for the rebuild; None while none is running."""
         return self._offset if self._is_holding and self.reason is not None else None
 
     def request(self, reason: str, *, is_persistent: bool = False) -> None:
-        """Request a rebuild, or restart the running one. `is_persistent`: survives the end of the process."""
+        """Request a rebuild, or restart the running one. `is_persistent`: the next process knows it, too."""
         self.reason = reason
         self.is_persistent = self.is_persistent or is_persistent
         self._request_number += 1
 
     def progress(self) -> RebuildProgress | None:
-        """Return the progress, None if no rebuild is requested."""
+        """Return the progress; None if no rebuild is requested."""
         if self.reason is None:
             return None
         return RebuildProgress(self.reason, self._offset, self._rows_done, self._rows_total)
 
     def note_caught_up(self) -> None:
-        """Note that the sink has read the tail, or is detached: release the log."""
+        """Note that the sink has read the tail, or is detached, and release the log."""
         if self._is_holding:
             self._is_holding = False
             self._release()
@@ -130,25 +130,27 @@ class Rebuilder:
     async def run(self, feed: Feed) -> None:
         """Rebuild with retries, until it has ended or the sink stops."""
         assert self.reason is not None
-        logger.warning("sink %r is rebuilt: %s", feed.name, self.reason)
-        asked = self._request_number
+        logger.warning("sink %r is being rebuilt: %s", feed.name, self.reason)
+        request_number = self._request_number
         snapshot: Snapshot | None = None
         try:
             self._hold_from(self._log.start_offset)  # no usable snapshot has a lower offset
-            snapshot = await self._open(feed, asked)
+            snapshot = await self._open(feed, request_number)
             offset = 0 if snapshot is None else snapshot.offset
             self._hold_from(offset)
             self._rows_done, self._rows_total = 0, 0 if snapshot is None else snapshot.rows
             self.has_begun, self.is_persistent, feed.cursor_before_rebuild = True, False, None
             feed.restart_at(offset)
-            await self._call_until_done(feed, asked, self._write_cursors)
-            await self._call_until_done(feed, asked, partial(self._sink.begin_rebuild, offset))
+            await self._call_until_done(feed, request_number, self._write_cursors)
+            await self._call_until_done(feed, request_number, partial(self._sink.begin_rebuild, offset))
             if snapshot is not None:
-                await self._load_snapshot(feed, asked, snapshot)
+                await self._load_snapshot(feed, request_number, snapshot)
             lamport = 0 if snapshot is None else snapshot.lamport
-            await self._call_until_done(feed, asked, partial(self._sink.end_rebuild, offset, lamport))
+            await self._call_until_done(
+                feed, request_number, partial(self._sink.end_rebuild, offset, lamport)
+            )
             feed.quarantine.clear(offset)
-            # Its removals must be durable before the rebuild counts as ended.
+            # The removals from the quarantine must be durable before the rebuild counts as ended.
             if not await feed.wait_quarantine_written():
                 return
         except _RebuildAborted:
@@ -158,7 +160,7 @@ class Rebuilder:
                 snapshot.close()
         self.reason, self.has_begun = None, False
         self.rebuilds += 1
-        logger.warning("sink %r is rebuilt as of offset %d, and resumes from there", feed.name, offset)
+        logger.warning("sink %r was rebuilt as of offset %d, and resumes from there", feed.name, offset)
         feed.end_rebuild()
 
     def _hold_from(self, offset: int) -> None:
@@ -166,7 +168,10 @@ class Rebuilder:
         self._hold()
 
     async def _open(self, feed: Feed, request_number: int) -> Snapshot | None:
-        """Open the newest snapshot; None: the log is complete. Raises _RebuildAborted if there is neither."""
+        """Open the newest snapshot; None if there is none and the log is complete.
+
+        Raises _RebuildAborted if the log is not complete either.
+        """
         found: Snapshot | None = None
 
         async def find() -> None:
@@ -190,7 +195,9 @@ class Rebuilder:
 
             async def read_on(read: list[LoggedBatch] = read) -> None:
                 try:
-                    read += await self._threads().run(lambda: [one for one in (next(frames, None),) if one])
+                    read += await self._threads().run(
+                        lambda: [frame for frame in (next(frames, None),) if frame]
+                    )
                 except Exception as failure:
                     self._request_number += 1  # its position is lost: restart from the newest snapshot
                     raise TryAgain(f"the snapshot cannot be read: {format_failure(failure)}") from failure
@@ -219,7 +226,7 @@ class Rebuilder:
     async def _call_until_done(
         self, feed: Feed, request_number: int, call: Callable[[], Awaitable[None]], row_count: int = 0
     ) -> None:
-        """Retry a call until it succeeds. Raises _RebuildAborted if the sink stops, or all restarts."""
+        """Retry a call until it succeeds. Raises _RebuildAborted if the sink stops, or on a restart."""
         while True:
             failure = await feed.attempt(call, FeedState.REBUILDING, row_count)
             if failure is None:
@@ -235,16 +242,16 @@ class Rebuilder:
 
 
 async def _take_rows(rows: Iterator[StateRow], rows_max: int) -> list[StateRow]:
-    """Return the next rows, which take some 20 µs each to make: other tasks run between slices."""
-    some: list[StateRow] = []
-    while len(some) < rows_max and (more := list(islice(rows, min(_SLICE_ROWS, rows_max - len(some))))):
-        some += more
+    """Return the next rows. Each takes about 20 µs to make, so other tasks run between slices of them."""
+    taken: list[StateRow] = []
+    while len(taken) < rows_max and (more := list(islice(rows, min(_SLICE_ROWS, rows_max - len(taken))))):
+        taken += more
         await anyio.lowlevel.checkpoint()
-    return some
+    return taken
 
 
 class _RebuildAborted(Exception):
-    """This rebuild ends early; if one is still requested, it restarts."""
+    """The rebuild ends early; if a rebuild is still requested, it restarts."""
 
 
 def newest_snapshot(log: Log) -> Snapshot | None:
@@ -254,7 +261,7 @@ def newest_snapshot(log: Log) -> Snapshot | None:
 
 
 def has_snapshot(log: Log) -> bool:
-    """True if the log continues from its snapshot. Raises DeltaPropError, OSError."""
+    """Return True if the log continues from its snapshot. Raises DeltaPropError, OSError."""
     found = newest_snapshot(log)
     if found is not None:
         found.close()
@@ -262,13 +269,13 @@ def has_snapshot(log: Log) -> bool:
 
 
 def may_have_snapshot(log: Log) -> bool:
-    """True if `has_snapshot` may be true, judged without reading; for the event loop."""
+    """Return True if `has_snapshot` may return True; reads nothing, so it may run on the event loop."""
     ask: Callable[[], bool] | None = getattr(log, "may_have_snapshot", None)
     return ask is not None and ask()
 
 
 def oldest_known_offset(log: Log) -> int:
-    """Return the first offset known to the log or its snapshot; 0 if it has lost nothing."""
+    """Return the first offset that the log or its snapshot covers; 0 if the log has lost no row."""
     found = newest_snapshot(log) if log.start_offset else None
     if found is None:
         return log.start_offset
@@ -279,5 +286,5 @@ def oldest_known_offset(log: Log) -> int:
 
 
 def can_be_rebuilt(sink: Sink, topics: Iterable[Topic]) -> bool:
-    """True if states can stand for all deltas that this sink subscribes to."""
+    """Return True if states can replace all deltas that this sink subscribes to."""
     return isinstance(sink, Rebuildable) and all(topic.kind in FULL_VECTOR_TOPICS for topic in topics)

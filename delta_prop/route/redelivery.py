@@ -1,4 +1,4 @@
-"""Redelivery from a quarantine: an operator's request, and quarantined deltas as deliveries."""
+"""Release from a quarantine: an operator's request, and the deliveries of released deltas."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """Result of a request: deltas applied, deltas dropped, deltas left in the quarantine."""
+    """Result of a request: the numbers of deltas applied, dropped, and left in the quarantine."""
 
     applied: int
     dropped: int
@@ -34,9 +34,9 @@ class ReplayResult:
 
 
 class ReplayRequest:
-    """Request to apply (or drop) the rejected deltas at these offsets (None: all), and their dependents.
+    """Request to apply (or drop) the rejected deltas at these offsets (None: all), then their dependents.
 
-    With `reset_to` the feed instead restarts at another offset.
+    The dependents of dropped deltas are applied. With `reset_to`, the feed restarts at that offset instead.
     """
 
     def __init__(self, offsets: frozenset[int] | None, *, drop: bool, reset_to: int | None = None) -> None:
@@ -67,29 +67,29 @@ class ReplayRequest:
 async def execute_replay(feed: Feed, request: ReplayRequest) -> ReplayResult:
     """Apply or drop the deltas of a request, and apply their dependents, until done or withdrawn."""
     quarantine = feed.quarantine
-    held, dropped = len(quarantine), 0
-    leaving = {one.offset for one in quarantine.records() if one.reason is not None}
+    count_before, dropped = len(quarantine), 0
+    released = {record.offset for record in quarantine.records() if record.reason is not None}
     if request.offsets is not None:
-        leaving &= request.offsets
+        released &= request.offsets
     if request.drop:
-        dropped = len(leaving)
-        for offset in leaving:
+        dropped = len(released)
+        for offset in released:
             quarantine.drop(offset)
-    plan = ReplayPlan(quarantine.records(), leaving)
+    plan = ReplayPlan(quarantine.records(), released)
     count_max = count = feed.limits.merge_deltas_max
     while await feed.wait_quarantine_written() and (records := plan.take(count)):
         with quarantine.applying(records):
-            failure = await feed.call(make_redeliveries(records))
+            failure = await feed.call(make_released_deliveries(records))
         applied = _count_applied(records, failure)
-        for one in records[:applied]:
-            quarantine.replay(one.offset)
+        for record in records[:applied]:
+            quarantine.replay(record.offset)
         if failure is None:
             count = min(2 * count, count_max)
         elif isinstance(failure, RejectDelta) and _is_rejected_in(records, failure):
-            one = records[applied]
-            quarantine.reject(one.logged, one.row, failure.reason, one.at_us)
-            plan.put_back(records[applied + 1 :], rejected=one)
-            count = max(count // 2, 1)  # where most are rejected, small calls lose less
+            record = records[applied]
+            quarantine.reject(record.logged, record.row, failure.reason, record.at_us)
+            plan.put_back(records[applied + 1 :], rejected=record)
+            count = max(count // 2, 1)  # if most are rejected, a small call wastes less work
         elif isinstance(failure, RejectDelta):
             feed.stop(feed.make_stop_refusal(rejected_unknown(failure)))
         elif isinstance(failure, StopSink):
@@ -104,23 +104,23 @@ async def execute_replay(feed: Feed, request: ReplayRequest) -> ReplayResult:
         if feed.has_ended or request.is_withdrawn or feed.is_resetting:
             break
     await feed.wait_quarantine_written()
-    return ReplayResult(held - dropped - len(quarantine), dropped, len(quarantine))
+    return ReplayResult(count_before - dropped - len(quarantine), dropped, len(quarantine))
 
 
 def _is_rejected_in(records: Sequence[QuarantinedDelta], failure: RejectDelta) -> bool:
-    return any(one.offset == failure.offset for one in records)
+    return any(record.offset == failure.offset for record in records)
 
 
 def _count_applied(records: Sequence[QuarantinedDelta], failure: Exception | None) -> int:
     """Count the records, in log order, that a call has applied."""
     if failure is None:
         return len(records)
-    below = 0
+    done_offset = 0
     if isinstance(failure, TryAgain):
-        below = failure.done_offset or 0
+        done_offset = failure.done_offset or 0
     elif isinstance(failure, RejectDelta) and _is_rejected_in(records, failure):
-        below = failure.offset
-    return sum(one.offset < below for one in records)
+        done_offset = failure.offset
+    return sum(record.offset < done_offset for record in records)
 
 
 def contains_offset(delivery: Delivery, offset: int) -> bool:
@@ -130,13 +130,13 @@ def contains_offset(delivery: Delivery, offset: int) -> bool:
 
 
 def row_numbers(delivery: Delivery) -> NDArray[np.intp]:
-    """Return the row numbers of a delivery."""
+    """Return the numbers of the rows in a delivery."""
     return np.arange(delivery.logged.count) if delivery.rows is None else delivery.rows
 
 
-def make_redeliveries(records: Sequence[QuarantinedDelta]) -> list[Delivery]:
-    """Turn quarantined deltas in log order into deliveries, those of one batch together."""
-    rows: dict[int, tuple[LoggedBatch, list[int]]] = {}
-    for one in records:
-        rows.setdefault(one.logged.offset, (one.logged, []))[1].append(one.row)
-    return [Delivery(logged, np.array(some, np.intp), redelivered=True) for logged, some in rows.values()]
+def make_released_deliveries(records: Sequence[QuarantinedDelta]) -> list[Delivery]:
+    """Return released deltas, which are in log order, as deliveries, one for each batch."""
+    batches: dict[int, tuple[LoggedBatch, list[int]]] = {}
+    for record in records:
+        batches.setdefault(record.logged.offset, (record.logged, []))[1].append(record.row)
+    return [Delivery(logged, np.array(rows, np.intp), redelivered=True) for logged, rows in batches.values()]

@@ -1,6 +1,6 @@
-"""Routing: finds the rows of a batch for each subscriber, by topic, once per target and batch.
+"""Routing: finds the rows of a batch for each subscribed target, by topic, once per target and batch.
 
-Pure. It treats targets as opaque keys and delivers nothing.
+Pure. Targets are opaque keys here; nothing is delivered.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     Rows = NDArray[np.intp] | None
 
 PLANS_MAX = 10_000
-"""Maximum cached plans; beyond it the cache is cleared."""
+"""Maximum number of cached plans; beyond it, the cache is cleared."""
 
 
 class NoRows:
-    """Marker that no row matches; None would mean that all do."""
+    """Marker that no row matches (None means that all rows match)."""
 
     def __repr__(self) -> str:
         return "NOTHING"
@@ -52,13 +52,15 @@ class RouteTarget(Hashable, Protocol):
 
 
 class RoutingTable(Generic[Target]):
-    """Subscriptions. For each combination of namespaces, kinds and tags it computes once which targets take
-    all rows and which need a check of each row; vector ids are compared as sets before rows are.
+    """The subscriptions of all targets.
+
+    For each combination of namespaces, kinds and tags, it computes once which targets get all rows, and for
+    which targets each row must be checked. Vector ids are first compared as sets, then row by row.
     """
 
     def __init__(self) -> None:
         self._filters: dict[Target, _TopicFilter] = {}
-        # Name -> its subscribers; the inner dictionaries are sets that keep their order.
+        # Name -> its targets; the inner dicts are used as ordered sets.
         self._by_vector_id: dict[str, dict[Target, None]] = {}
         self._by_namespace: dict[str, dict[Target, None]] = {}
         self._by_tag: dict[str, dict[Target, None]] = {}
@@ -67,7 +69,7 @@ class RoutingTable(Generic[Target]):
         self._last_plan: _LastPlan[Target] = _NO_LAST_PLAN
 
     def subscribe(self, target: Target, topics: Iterable[Topic], *, control_rows: bool = False) -> None:
-        """Replace a target's topics; `control_rows`: True if it gets those rows too."""
+        """Replace a target's topics; `control_rows`: True if it also gets control rows."""
         self.unsubscribe(target)
         topic_filter = self._filters[target] = _TopicFilter(topics)
         if control_rows:
@@ -89,7 +91,7 @@ class RoutingTable(Generic[Target]):
                     del index[name]
 
     def plan(self, batch: Batch) -> Sequence[tuple[Target, Rows]]:
-        """Return each target that gets rows of a batch, once, with its rows (None: all of them)."""
+        """Return each target that gets rows of a batch, once, with its rows (None: all rows)."""
         if batch.is_control:
             return tuple(self._with_control_rows.items())
         names, kinds, targets = self._last_plan
@@ -132,7 +134,7 @@ class RoutingTable(Generic[Target]):
 
     def _plan(self, batch: Batch) -> _Plan[Target]:
         names = batch.namespace_names
-        key = (  # names without subscribers make no difference, however many there are
+        key = (  # namespaces that no target names make no difference
             None if self._by_namespace.keys().isdisjoint(names) else names,
             batch.kinds_mask,
             batch.custom_topics.intersection(self._by_tag) if self._by_tag else None,
@@ -148,7 +150,7 @@ class RoutingTable(Generic[Target]):
         full_targets = {
             target: None for target, topic_filter in self._filters.items() if topic_filter.matches_all(batch)
         }
-        others = [one for one in self._filters.items() if one[0] not in full_targets]
+        others = [item for item in self._filters.items() if item[0] not in full_targets]
         return _Plan(
             full=tuple(full_targets.items()),
             full_targets=frozenset(full_targets),
@@ -170,7 +172,10 @@ _NO_LAST_PLAN: _LastPlan[Any] = (None, 0, ())
 
 @dataclass(frozen=True, slots=True)
 class _Plan(Generic[Target]):
-    """Plan for all batches of one combination; `full`: targets of all rows; `partial`: others."""
+    """Plan for all batches of one combination.
+
+    `full`: the targets that get all rows; `partial`: the targets for which each row must be checked.
+    """
 
     full: tuple[tuple[Target, None], ...]
     full_targets: frozenset[Target]
@@ -180,10 +185,10 @@ class _Plan(Generic[Target]):
 class _TopicFilter:
     """One target's topics, by kind."""
 
-    __slots__ = ("everything", "kind_flags", "kinds", "namespaces", "tags", "vector_ids")
+    __slots__ = ("kind_flags", "kinds", "matches_everything", "namespaces", "tags", "vector_ids")
 
     def __init__(self, topics: Iterable[Topic]) -> None:
-        self.everything = False
+        self.matches_everything = False
         self.vector_ids: set[str] = set()
         self.namespaces: set[str] = set()
         self.kinds: set[int] = set()
@@ -195,7 +200,7 @@ class _TopicFilter:
         }
         for topic in topics:
             if topic.kind is TopicKind.ALL:
-                self.everything = True
+                self.matches_everything = True
             elif isinstance(topic.value, int):
                 self.kinds.add(topic.value)
             elif topic.value is not None:
@@ -204,11 +209,11 @@ class _TopicFilter:
         self.kind_flags[list(self.kinds)] = True
 
     def matches_all(self, batch: Batch) -> bool:
-        """True if every row matches because all have one namespace or one kind."""
-        return self.everything or batch.namespace in self.namespaces or batch.kind in self.kinds
+        """Return True if all rows match, by the topic of all, or by their one namespace or kind."""
+        return self.matches_everything or batch.namespace in self.namespaces or batch.kind in self.kinds
 
     def may_match_some(self, batch: Batch) -> bool:
-        """True if some row may match by anything but its vector id."""
+        """Return True if a row may match by something other than its vector id."""
         return (
             not self.namespaces.isdisjoint(batch.namespace_names)
             or any(batch.kinds_mask >> kind & 1 for kind in self.kinds)

@@ -1,8 +1,8 @@
-"""Calls of a sink: by its feed's task, or at once; with retries of failed calls.
+"""Calls a sink, from its feed's task or directly from the publish, and retries failed calls.
 
-A sink that never waits is called within the publish, if it is idle and the batch is all there is to
-deliver: without a mailbox and without waking a task. After a failure the task redelivers the batch and
-handles the error, so that failures are handled in one place.
+A sink that never waits is called within the publish, without the mailbox and without waking the task, if it
+is idle and has nothing else to apply. If that call fails, the task redelivers the batch and handles the
+error, so that failures are handled in one place.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class SinkInvoker(Progress):
         self._rng = world.randomness.fork(f"retries of {name}")  # independent of other sinks' retries
         self._mailbox = Mailbox(limits.mailbox_deltas_max, limits.mailbox_bytes_max)
         self._catching_up = start < log.high_watermark
-        # A sink of control rows takes batches as they are in the log.
+        # A sink of control rows takes whole batches, as they are in the log.
         self._call_size = CallSize(can_split=not isinstance(sink, ControlRowSink))
         self._called_deliveries: Sequence[Delivery] = ()  # of the running call
-        self._in_call = self._in_call_end = 0  # rows; the offset after the last of them
+        self._in_call = self._in_call_end = 0  # the number of rows, and the offset after the last one
         self._called_at = inf  # inf: no call is running
         self._is_stuck = False  # the call was cancelled, but does not end
         self._probe_now = anyio.Event()
@@ -74,7 +74,7 @@ class SinkInvoker(Progress):
 
     @property
     def _is_idle(self) -> bool:
-        """True while nothing is in a call or waiting: all rows of the log are processed."""
+        """True while no row is in a call or waits for one, so all rows of the log are processed."""
         return self.state is FeedState.IDLE and not (self._mailbox or self._catching_up or self.is_rebuilding)
 
     # --- calls
@@ -92,7 +92,7 @@ class SinkInvoker(Progress):
         return True
 
     async def call(self, deliveries: Sequence[Delivery], waiting: int = 0) -> Exception | None:
-        """Apply deliveries; return the failure, None if there is none. `waiting`: rows taken besides."""
+        """Apply deliveries; return the failure, or None. `waiting`: number of further rows taken."""
         count = waiting + sum(delivery.count for delivery in deliveries)
         self._in_call_end = deliveries[-1].next_offset
         self._called_deliveries = deliveries
@@ -103,7 +103,7 @@ class SinkInvoker(Progress):
     async def attempt(
         self, call: Callable[[], Awaitable[None]], state: FeedState, count: int
     ) -> Exception | None:
-        """Make one call of the sink, with `count` rows in the call; return its failure, or None."""
+        """Make one call of the sink, which counts as `count` rows in a call; return its failure, or None."""
         self.state = state
         self._in_call = count
         self._called_at = self._clock.now()
@@ -131,7 +131,7 @@ class SinkInvoker(Progress):
         self._called_at += seconds
 
     async def back_off(self, failure: Exception) -> None:
-        """Wait before the next try. An exception outside the contract counts as unexpected."""
+        """Wait before the next call. An exception outside the contract counts as unexpected."""
         self._retries += 1
         self._unexpected_errors += not isinstance(failure, SinkFailure)
         self.last_failure = failure
@@ -175,13 +175,13 @@ class SinkInvoker(Progress):
 
     @property
     def failing(self) -> FailingDelta | None:
-        """The delta that blocks the sink: calls with it alone have used up their retries."""
+        """The delta that blocks the sink, as the calls with it alone have used up their retries."""
         failing = self._call_size.failing
         return failing if failing is not None and failing.failures > self.limits.retry.retries else None
 
     @property
     def has_ended(self) -> bool:
-        """True while nothing is delivered until someone acts."""
+        """True while nothing is delivered until an operator acts."""
         raise NotImplementedError
 
     def stop(self, refusal: Refused, state: FeedState = FeedState.STOPPED) -> None:
@@ -206,6 +206,6 @@ class SinkInvoker(Progress):
 
 
 def has_apply_now(sink: Sink) -> bool:
-    """True if a sink applies without waiting, by the class that defines how it applies at all."""
+    """Return True if the most derived class of a sink with `apply` or `apply_now` has `apply_now`."""
     owners = [kind for kind in type(sink).__mro__ if "apply" in vars(kind) or "apply_now" in vars(kind)]
     return bool(owners) and "apply_now" in vars(owners[0]) and "apply" not in getattr(sink, "__dict__", ())

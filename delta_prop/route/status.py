@@ -12,8 +12,11 @@ from delta_prop.route.breaker import RetryLimits
 
 @dataclass(frozen=True, slots=True)
 class FeedLimits:
-    """Limits of a feed: its mailbox, a full batch, how long a busy sink's deltas linger, the deltas of a
-    call, a call's timeout, the retries of failed calls, the size of its quarantine."""
+    """Limits of a feed: of its mailbox, its calls, their retries, and its quarantine.
+
+    `batch_deltas`: the deltas of a full batch, for which the deltas of a busy sink wait up to `linger_ms`;
+    `merge_deltas_max`: maximum number of deltas in a call.
+    """
 
     mailbox_deltas_max: int
     mailbox_bytes_max: int
@@ -27,13 +30,14 @@ class FeedLimits:
 
 
 class SavedCursor(NamedTuple):
-    """Durable offset that a sink reported, and offset below which all rows are processed, of any topic.
+    """The durable offset that a sink reported, and the offset below which all rows, of any topic, are
+    processed.
 
-    `required`: the log retains what follows though the sink is not attached. `rebuilding`: a rebuild was
-    begun and has not ended, so the sink is incomplete, and is rebuilt when it is attached. `paused`: it gets
-    nothing until it is resumed. `own`: the sink stores its cursor with its data. `evictable`: when it keeps
-    the log full its cursor is invalidated, instead of refusing producers. `rebuild_asked`: an operator
-    requested a rebuild, which has not begun.
+    `required`: the log retains the rows from there on, even while the sink is not attached. `rebuilding`: a
+    rebuild has begun and not ended, so the sink is incomplete, and is rebuilt when it is attached. `paused`:
+    the sink gets nothing until it is resumed. `own`: the sink stores its cursor with its data. `evictable`:
+    if the sink keeps the log full, its cursor is invalidated, so that producers are not refused.
+    `rebuild_asked`: an operator requested a rebuild, which has not begun.
     """
 
     reported: int
@@ -55,7 +59,7 @@ def format_failure(failure: BaseException | None) -> str:
 
 
 class FeedState(Enum):
-    """Present activity of a feed."""
+    """The present activity of a feed."""
 
     IDLE = "idle"
     WORKING = "working"
@@ -70,7 +74,7 @@ class FeedState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FailingDelta:
-    """A delta that blocks its sink: `failures` calls in a row with it alone have failed."""
+    """A delta that blocks its sink: the last `failures` calls, each with this delta alone, have failed."""
 
     offset: int
     namespace: str
@@ -85,7 +89,8 @@ class FailingDelta:
 
 
 ENDED_STATES = (FeedState.STOPPED, FeedState.PAUSED, FeedState.NEEDS_SNAPSHOT, FeedState.CLOSED)
-"""States in which nothing is delivered until someone acts. A tuple is searched faster than hashed."""
+"""States in which nothing is delivered until an operator acts. A tuple, since searching it takes less time
+than hashing a state."""
 
 WORSE_TRANSITIONS = frozenset(
     {
@@ -94,7 +99,7 @@ WORSE_TRANSITIONS = frozenset(
         (FeedState.PAUSED, FeedState.NEEDS_SNAPSHOT),
     }
 )
-"""Transitions (old state, new state) between these that a stop may make."""
+"""The transitions (old state, new state) between ended states that a stop may make."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,18 +114,19 @@ class RebuildProgress:
 
 @dataclass(frozen=True, slots=True)
 class FeedStatistics:
-    """One sink's progress. Offsets are next offsets: all rows below are processed. `lag_s`: seconds since
-    the oldest row was appended that is not processed; 0 if there is none, None if that is not known at
-    present.
+    """One sink's progress. All rows below `applied_offset` (`committed_offset`) are processed (durably).
 
-    Each row between the feed's start and `applied_offset` had one outcome: `applied_deltas` (applied),
-    `skipped` (not for this sink, or dropped before it was attached), in the quarantine now (`quarantined`)
-    or dropped from it by an operator (`dropped`). Deltas quarantined before the sink was attached are counted
-    in addition. `pulled` counts rows that could not be pushed, because the mailbox was full or the sink
-    catching up, and are read from the log instead; `errors` failed calls of the sink, `unexpected_errors`
-    those among them that failed with none of the contract's exceptions. `failing`: the delta that blocks
-    the sink by failing each time. `rebuild`: progress of a rebuild that is requested or running; it may be
-    retrying then. `rebuilds`: number of ended rebuilds; each resets these counts.
+    `lag_s`: the age, in seconds, of the oldest row that is not processed; 0 if there is none, None if the age
+    is unknown at present.
+
+    Each row between the feed's start and `applied_offset` is counted once: as applied (`applied_deltas`), as
+    not for this sink or dropped before it was attached (`skipped`), as in the quarantine now
+    (`quarantined`), or as dropped from it by an operator (`dropped`). Deltas quarantined before the sink was
+    attached are counted in addition. `pulled` counts rows that could not be pushed, because the mailbox was
+    full or the sink catching up, and are read from the log instead. `errors` counts failed calls of the sink,
+    `unexpected_errors` those of them that raised an exception outside the contract. `failing`: the delta that
+    blocks the sink, since each call with it fails. `rebuild`: progress of a rebuild that is requested or
+    running; its calls may be retried. `rebuilds`: number of ended rebuilds; each resets these counts.
     """
 
     name: str

@@ -1,6 +1,6 @@
-"""A live listener in this process: a sink that delivers its rows to an iterating reader, at its pace.
+"""A subscription in this process: a sink that passes its rows to an iterating reader, at the reader's pace.
 
-It holds up to one call's deliveries; while the reader is slow the feed reads the log.
+It holds the deliveries of up to one call; if the reader is slow, the feed reads the log.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class Subscription:
-    """Async iterator over `Delivered`, for one reader at a time. Close it, with `async with` or `close`;
-    an open one keeps its present deliveries until the propagator closes.
+    """Async iterator over `Delivered`, for one reader at a time.
 
-    Raises Refused: CURSOR_TOO_OLD if the log no longer has the next rows, SHUTTING_DOWN if the propagator
-    closed before all was read.
+    Close it, with `async with` or `close`: until then, it keeps its present deliveries in memory. Raises
+    Refused: CURSOR_TOO_OLD if the log no longer has the next rows, SHUTTING_DOWN if the propagator closed
+    before all rows were read.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Subscription:
         self._drained_event = anyio.Event()
         self._delivered = 0
         self._closed = False
-        self._missed_refusal: Refused | None = None
+        self._unread_refusal: Refused | None = None
 
     # --- calls from the reader
 
@@ -78,7 +78,7 @@ class Subscription:
         await self.close()
 
     async def close(self) -> None:
-        """End the subscription and any iteration that waits. Unread rows are dropped."""
+        """End the subscription, and an iteration that waits. Unread rows are dropped."""
         if self._closed:
             return
         self._closed = True
@@ -89,7 +89,7 @@ class Subscription:
             await self._detach(self.name)
 
     def notify(self) -> None:
-        """Wake an iteration that waits: something changed."""
+        """Wake an iteration that waits, since something has changed."""
         self._changed_event.set()
 
     def note_progress(self) -> None:
@@ -104,7 +104,7 @@ class Subscription:
         """Do nothing: the service stores the cursor."""
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        """Deliver the rows; return when the reader asks for more."""
+        """Pass the rows to the reader; return when it asks for more."""
         self._drained_event = anyio.Event()
         self._rows_end = deliveries[-1].next_offset
         for delivery in deliveries:
@@ -114,21 +114,21 @@ class Subscription:
         await self._drained_event.wait()
 
     def end(self) -> None:
-        """End without waiting for the reader: it can still read the present rows, then iteration ends."""
+        """End without waiting for the reader, which can still read the present rows."""
         feed = self._feed
         if feed is None or feed.state is FeedState.CLOSED:
             return
         progress = feed.statistics()
-        reached, log_end = (
+        read_end, log_end = (
             max(progress.applied_offset, self._rows_end),
             progress.applied_offset + progress.lag,
         )
-        if reached < log_end:
-            self._missed_refusal = Refused(
+        if read_end < log_end:
+            self._unread_refusal = Refused(
                 ErrorCode.SHUTTING_DOWN,
-                f"the propagator closed when {self.name!r} had read up to offset {reached} of {log_end}: "
-                "read to the end before you leave its block",
-                details={"offset": reached, "next_offset": log_end},
+                f"the propagator closed when {self.name!r} had read up to offset {read_end} of {log_end}: "
+                "read to the end before you leave the `async with` block",
+                details={"offset": read_end, "next_offset": log_end},
             )
         feed.close()
 
@@ -144,8 +144,8 @@ class Subscription:
 
     def _check_not_ended(self, feed: Feed) -> None:
         if feed.state is FeedState.CLOSED:
-            if self._missed_refusal is not None:
-                raise self._missed_refusal.with_traceback(None)
+            if self._unread_refusal is not None:
+                raise self._unread_refusal.with_traceback(None)
             raise StopAsyncIteration
         if feed.reason is not None:
             raise feed.reason.with_traceback(None)

@@ -134,7 +134,7 @@ def test_no_segment_is_removed_without_a_snapshot() -> None:
     assert service.log.statistics().bytes > COMPACT.retention_bytes
     service.clock.wait(COMPACT.retention_s)
     assert service.log.retain() == 0
-    with pytest.raises(Refused, match="the oldest are being made into a snapshot") as full:
+    with pytest.raises(Refused, match="a snapshot is being made of the oldest rows") as full:
         service.append(1_000)
     assert full.value.code is ErrorCode.LOG_FULL
     assert full.value.retryable

@@ -141,7 +141,7 @@ def test_logged_read_level_syncs_only_on_request() -> None:
 def test_quorum_append_is_refused_by_a_single_disk() -> None:
     log, _ = open_log(SimDisk())
     batch = encode_batch([Delta("v", create([1.0]))], origin=16, base=1, ack_level=AckLevel.QUORUM)
-    with pytest.raises(Refused, match=r"quorum asked for.*ask for durable") as caught:
+    with pytest.raises(Refused, match=r"quorum requested.*request durable") as caught:
         log.append(batch, lamport=1, source=Source.LOCAL)
     assert caught.value.code is ErrorCode.LEVEL_UNAVAILABLE
     assert log.next_offset == 0
@@ -300,12 +300,12 @@ def test_low_disk_space_refuses_appends_until_space_is_freed() -> None:
     writer = Writer(log)
     refusal = append_until_refused(writer)
     assert refusal.code is ErrorCode.LOG_FULL
-    assert "20000 stay free: make room for " in refusal.message
-    more = int(refusal.message.partition("make room for ")[2].split()[0])
+    assert "20000 stay free: free " in refusal.message
+    more = int(refusal.message.partition("stay free: free ")[2].split()[0])
     assert 20_000 <= disk.free_bytes() < 22_000
     assert contents(log) == writer.appended
     disk.capacity_bytes = 40_000 + more - 1
-    with pytest.raises(Refused, match="make room for 1 bytes more"):
+    with pytest.raises(Refused, match="stay free: free 1 bytes more"):
         writer.append()
     disk.capacity_bytes += 1
     writer.append()

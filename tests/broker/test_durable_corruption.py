@@ -335,7 +335,7 @@ def test_torn_tail_above_the_recovery_point_is_truncated(kind: str, zeros: int) 
     assert report.truncated_tail == read_only_report.truncated_tail
     assert (report.truncated_tail.offset, report.truncated_tail.position) == (offset, offset * size)
     assert report.truncated_tail.bytes == len(corrupted.rstrip(b"\0")) - offset * size
-    assert "never synced and are cut" in str(report)
+    assert "never synced and are left out" in str(report)
     assert contents(log) == {at: raw for at, raw in writer.appended.items() if at < offset}
     assert (log.epoch, log.next_offset, log.epoch_end(1)) == (2, offset, offset)
     assert after.peek(path) == raw[: offset * size]
@@ -420,7 +420,7 @@ def test_renamed_segment_is_not_taken_as_a_torn_tail() -> None:
     disk.remove(f"{SEGMENTS}/mark")
     disk.rename(segments_of(disk)[0], f"{SEGMENTS}/{7:020}.log")
     before = state(disk)
-    with pytest.raises(LogCorrupted, match="offset 0 lies where offset 7 belongs"):
+    with pytest.raises(LogCorrupted, match="offset 0 is where the frame of offset 7 belongs"):
         open_log(disk, TINY)
     assert state(disk) == before
 
@@ -428,7 +428,7 @@ def test_renamed_segment_is_not_taken_as_a_torn_tail() -> None:
 def test_valid_body_with_a_foreign_stamp_is_corruption() -> None:
     disk, appended = small_log(2)
     disk.put(segments_of(disk)[0], appended[0] + appended[1][:64] + appended[0][64:])
-    with pytest.raises(LogCorrupted, match="the stamp is of body"):
+    with pytest.raises(LogCorrupted, match="the stamp names body"):
         open_log(disk, TINY)
 
 

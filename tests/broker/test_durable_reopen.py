@@ -185,11 +185,11 @@ def test_log_on_a_full_disk_can_be_opened_and_shortened() -> None:
     session = Session(probe, logged=False)
     first = probe.calls
     session.live()
-    reserve_drops = 0
+    releases = 0
     for n in range(first, probe.calls, 7):
         disk = SimDisk(n)
         session = Session(disk, logged=False)
-        assert Reserve(disk, 3_000).take(0)
+        assert Reserve(disk, 3_000).allocate(0)
         disk.crash_at(n + 5)
         with suppress(BaseException):
             session.live()
@@ -197,7 +197,7 @@ def test_log_on_a_full_disk_can_be_opened_and_shortened() -> None:
         disk.capacity_bytes = disk.used_bytes
         clock = Clock()
         log, _ = open_log(disk, settings, clock=clock)
-        reserve_drops += log.reserve.drops
+        releases += log.reserve.releases
         promised = {at: raw for at, raw in session.promised.items() if at >= log.start_offset}
         assert promised.items() <= contents(log).items()
         clock.wait(settings.retention_s)
@@ -206,13 +206,13 @@ def test_log_on_a_full_disk_can_be_opened_and_shortened() -> None:
         log.close()
         reopened, _ = open_log(disk, settings)
         assert reopened.next_offset == log.next_offset
-    assert reserve_drops > 4
+    assert releases > 4
 
 
 def test_appends_never_use_the_reserve_and_resume_with_space() -> None:
     disk = SimDisk(capacity_bytes=40_000)
     log, _ = open_log(disk, replace(SMALL, reserve_bytes=10_000))
-    assert log.reserve.take(0)
+    assert log.reserve.allocate(0)
     assert log.statistics().reserve_bytes == 10_000
     assert disk.free_bytes() < 30_000
     disk.put("others", bytes(disk.free_bytes() - 100))
@@ -227,15 +227,15 @@ def test_appends_never_use_the_reserve_and_resume_with_space() -> None:
 
     log.reserve.use(write_small)
     assert sizes == [100, 4_000]
-    assert (log.reserve.bytes, log.reserve.drops) == (0, 1)
+    assert (log.reserve.bytes, log.reserve.releases) == (0, 1)
     writer = Writer(log)
     with pytest.raises(Refused, match="stay free") as caught:
         writer.append()
     assert caught.value.code is ErrorCode.LOG_FULL
-    assert not log.reserve.take(0)
+    assert not log.reserve.allocate(0)
     disk.remove("others")
     writer.append()  # there is space for both
-    assert log.reserve.take(0)
+    assert log.reserve.allocate(0)
     assert log.reserve.missing == 0
 
 
@@ -250,7 +250,7 @@ def test_open_on_a_full_disk_reports_free_bytes_and_advice(new: bool, reserve: i
     disk.put("reserve", bytes(reserve))  # the reserve was released before, or is too small
     disk.capacity_bytes = disk.used_bytes + 7
     for _ in range(2):
-        with pytest.raises(DiskFull, match=r"disk is full: .*, \d+ bytes are free.*free some MB") as caught:
+        with pytest.raises(DiskFull, match=r"disk is full: .*; \d+ bytes are free.*free a few MB") as caught:
             open_log(disk, replace(STORY, reserve_bytes=3_000))
         assert caught.value.errno == errno.ENOSPC
         assert caught.value.free_bytes in range(18)
@@ -266,10 +266,10 @@ def test_partial_reserve_is_removed() -> None:
     disk.fail(lambda call: call.name == "sync")
     reserve = Reserve(disk, 4_000)
     with pytest.raises(OSError, match="Input/output"):
-        reserve.take(0)
+        reserve.allocate(0)
     assert disk.used_bytes == 0
-    assert not Reserve(disk, 0).take(0)
-    assert reserve.take(0)
+    assert not Reserve(disk, 0).allocate(0)
+    assert reserve.allocate(0)
     assert disk.paths() == [RESERVE_PATH]
     for bad in ({"reserve_bytes": -1}, {"free_bytes_min": -1}):
         with pytest.raises(UsageError, match="at least 0"):

@@ -79,7 +79,7 @@ def test_batch_larger_than_the_log_is_refused_and_drops_nothing() -> None:
 def test_ack_level_above_memory_is_refused(level: AckLevel) -> None:
     log = MemoryLog(LOG_ID)
     batch = encode_batch([Delta("v", create([1.0]))], origin=16, base=1, ack_level=level)
-    with pytest.raises(Refused, match=f"{level.name.lower()} asked for.*data directory") as caught:
+    with pytest.raises(Refused, match=f"{level.name.lower()} requested.*data directory") as caught:
         log.append(batch, lamport=1, source=Source.LOCAL)
     assert caught.value.code == ErrorCode.LEVEL_UNAVAILABLE
     assert (log.next_offset, log.statistics().refused) == (0, 1)

@@ -250,7 +250,7 @@ def test_lack_of_disk_space_is_reported_before_any_write() -> None:
     segments = {path: disk.peek(path) for path in disk.paths() if path.endswith(".log")}
     disk.capacity_bytes = disk.used_bytes + 900_000
     plans: list[MigrationPlan] = []
-    with pytest.raises(InsufficientDiskSpace, match=r"bytes free: the migration needs [0-9,]+, "):
+    with pytest.raises(InsufficientDiskSpace, match=r"bytes free, but the migration needs [0-9,]+, "):
         migrate_disk(disk, plans)
     assert plans[0].bytes_needed > plans[0].bytes_free
     assert {path: disk.peek(path) for path in segments} == segments

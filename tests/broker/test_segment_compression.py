@@ -217,7 +217,7 @@ def test_no_segment_is_compressed_without_disk_space() -> None:
     writer.log.close()
     log, _ = open_log(disk, replace(COMPRESSED, free_bytes_min=1_000))
     disk.capacity_bytes = disk.used_bytes + 4_000
-    with pytest.raises(OSError, match="is to be written") as caught:
+    with pytest.raises(OSError, match="too few to write a segment") as caught:
         rewrite(log)
     assert caught.value.errno == errno.ENOSPC
     disk.capacity_bytes = None

@@ -53,7 +53,7 @@ def make_log(disk: SimDisk | None = None, settings_: LogSettings = SPACIOUS) -> 
 
 def bytes_of(found: SendfileRange) -> bytes:
     if isinstance(found.content, FileRange):
-        return found.content.file.read(found.content.at, found.content.size)
+        return found.content.file.read(found.content.position, found.content.size)
     return b"".join(found.content)
 
 
@@ -80,7 +80,7 @@ def test_ranges_are_contiguous_up_to_the_high_watermark() -> None:
     while (found := reader.next(at, SMALL_RANGES)) is not None:
         expected = frames_between(mixed.writer, at, found.next_offset)
         assert bytes_of(found) == b"".join(expected)
-        assert (found.deltas, found.bytes) == (found.next_offset - at, sum(map(len, expected)))
+        assert (found.delta_count, found.bytes) == (found.next_offset - at, sum(map(len, expected)))
         at, count = found.next_offset, count + 1
     assert len(mixed.log.frames.__self__._segments.all) == count > 1  # type: ignore[attr-defined]
     assert mixed.log.high_watermark - at <= 30, "except the frames after the last index entry"
@@ -93,7 +93,7 @@ def test_range_bounds_hold_and_small_ranges_are_not_sent() -> None:
         commit(mixed.log)
     reader = mixed.log.sendfile_pool.reader()
     few = next_range(reader, 0, RangeBounds(deltas_max=50, bytes_max=1 << 40, bytes_min=1))
-    assert 0 < few.deltas <= 50
+    assert 0 < few.delta_count <= 50
     small = next_range(reader, 0, RangeBounds(deltas_max=1 << 40, bytes_max=9_000, bytes_min=1))
     assert 0 < small.bytes <= 9_000
     assert reader.next(0, RangeBounds(deltas_max=1 << 40, bytes_max=9_000, bytes_min=9_000)) is None
@@ -139,7 +139,7 @@ def test_range_of_any_log_holds_all_rows_but_control_rows(data: st.DataObject) -
         assert mixed.log.start_offset <= offset < found.next_offset <= mixed.log.high_watermark
         assert noops.isdisjoint(range(offset, found.next_offset))
         assert bytes_of(found) == b"".join(frames_between(mixed.writer, offset, found.next_offset))
-        assert found.deltas <= bounds.deltas_max
+        assert found.delta_count <= bounds.deltas_max
         assert found.bytes <= bounds.bytes_max
 
 
@@ -334,13 +334,13 @@ def test_compressed_range_ends_at_any_frame_within_bounds() -> None:
     sizes = [len(memoryview(part)) for part in full_range.content]  # type: ignore[arg-type]
     for deltas_max, deltas in ((5, None), (6, 6), (17, 12), (18, 18)):
         found = reader.next(0, SMALL_RANGES._replace(deltas_max=deltas_max), codecs=frozenset({1}))
-        assert (None if found is None else found.deltas) == deltas
+        assert (None if found is None else found.delta_count) == deltas
     few = reader.next(0, RangeBounds(1 << 40, 3 * sizes[0], bytes_min=1 << 20), codecs=frozenset({1}))
     assert few is not None
     assert 0 < few.bytes <= 3 * sizes[0], "any number of frames within the bytes that may be sent"
     one = reader.next(0, SMALL_RANGES._replace(read_bytes_max=sizes[0] // 2), codecs=frozenset({1}))
     assert one is not None
-    assert one.deltas == 6, "a frame larger than one read is a range of its own"
+    assert one.delta_count == 6, "a frame larger than one read is a range of its own"
     assert reader.next(0, RangeBounds(1 << 40, sizes[0] // 2, 1), codecs=frozenset({1})) is None
 
 
@@ -358,7 +358,7 @@ def test_range_ends_before_corruption_in_a_compressed_segment() -> None:
     segment = writer.log._segments.all[0]
     full_range = writer.log.sendfile_pool.reader().next(0, SMALL_RANGES, codecs=frozenset({1}))
     assert full_range is not None
-    assert full_range.deltas > 6
+    assert full_range.delta_count > 6
     size = writer.log.sendfile_pool.reader().next(
         0, SMALL_RANGES._replace(deltas_max=6), codecs=frozenset({1})
     )
@@ -366,7 +366,7 @@ def test_range_ends_before_corruption_in_a_compressed_segment() -> None:
     disk.flip(segment.path, at=size.bytes + 8 + 64 + 40)  # in the second frame's compressed bytes
     before = writer.log.sendfile_pool.reader().next(0, SMALL_RANGES, codecs=frozenset({1}))
     assert before is not None
-    assert before.deltas == 6
+    assert before.delta_count == 6
     assert writer.log.sendfile_pool.reader().next(6, SMALL_RANGES, codecs=frozenset({1})) is None
 
 

@@ -91,7 +91,7 @@ def test_newest_snapshot_must_belong_to_the_log() -> None:
     newest = newest_snapshot(disk, DIRECTORY, LOG_ID)
     assert newest is not None
     assert newest.offset == 40
-    with pytest.raises(LogCorrupted, match="it is of log"):
+    with pytest.raises(LogCorrupted, match="it belongs to log"):
         newest_snapshot(disk, DIRECTORY, bytes(16))
     disk.rename(PATH, snapshot_path(DIRECTORY, 41))
     with pytest.raises(LogCorrupted, match="offset 40 under another name"):

@@ -50,7 +50,7 @@ def test_errors_propagate_unchanged() -> None:
             p.publish(make_delta(""))
         with pytest.raises(UsageError, match="no sink named"):
             p.detach("nobody")
-        with pytest.raises(Refused, match="larger than the full log"):
+        with pytest.raises(Refused, match="larger than the whole log"):
             p.publish(make_delta("a"), make_delta("b"))
         with pytest.raises(ZeroDivisionError):
             p.call(lambda: 1 // 0)

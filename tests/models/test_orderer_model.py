@@ -125,7 +125,7 @@ class OrdererMachine(RuleBasedStateMachine):
         parked = next(
             (e for e, _ in self.model.pending if (e.origin, e.previous) == (origin, previous)), None
         )
-        assert self.orderer.find_parked(entry) is parked
+        assert self.orderer.find_pending(entry) is parked
         if is_next and fails:
             self.fail(entry)
         elif is_next:

@@ -1,6 +1,6 @@
 """The contract between a log and the pipeline.
 
-A log numbers and returns batches; it never orders, deduplicates or routes.
+A log assigns offsets to batches, stores them and returns them; it never orders, deduplicates or routes.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class Log(Protocol):
     """One partition's deltas, in the one order that all sinks of a service see.
 
-    Once `append` returns, the offsets of its rows are never assigned again, and a later failure takes them
-    away only if the log's epoch grows. Readers may read up to `high_watermark`.
+    Once `append` returns, its offsets belong to its rows: only a failure that makes the log's epoch grow can
+    assign them again. Readers may read up to `high_watermark`.
     """
 
     @property
@@ -33,7 +33,7 @@ class Log(Protocol):
         """The log epoch; it grows with each recovery that may have lost a tail."""
 
     def epoch_end(self, epoch: int) -> int | None:
-        """Return the end offset (exclusive) of a past epoch; None for the present one or one not known."""
+        """Return the end offset (exclusive) of a past epoch; None for the present or an unknown epoch."""
 
     @property
     def ack_level(self) -> AckLevel:
@@ -56,10 +56,10 @@ class Log(Protocol):
         """The offset (exclusive) up to which sinks and subscribers may read."""
 
     def offset_at_level(self, level: AckLevel) -> int:
-        """Return the offset (exclusive) up to which rows are stored as safely as this level says."""
+        """Return the offset (exclusive) up to which rows are stored at this ack level."""
 
     def request_sync(self) -> None:
-        """Request a sync: a client waits for level `durable`, maybe of rows appended at a lower level."""
+        """Request a sync for a client that waits for level `durable`, even of rows with a lower level."""
 
     def refusal(self, *batches: Batch) -> Exception | None:
         """Return the error with which an append of these batches would be refused now; None if all fit."""
@@ -67,24 +67,24 @@ class Log(Protocol):
     def capacity_refusal(self, count: int, size: int) -> Exception | None:
         """Return the error with which a batch of this size would be refused now; None if it fits.
 
-        `count` and `size` may be estimates. Also None for a batch larger than the full log, which never fits.
+        `count` and `size` may be estimates. Returns None for a batch that exceeds the log's bounds, too.
         """
 
     def shortage(self) -> Refused | None:
-        """Return the error while the log lacks capacity for any append; None otherwise, as far as known.
+        """Return the error while the log lacks capacity; None otherwise, as far as known.
 
-        Checks the size that was refused last again. Evicts no holder for this query.
+        Checks capacity for a batch of the size that was refused last.
         """
 
     def poll_capacity(self) -> None:
-        """Update the known capacity, since other programs may have used some of it."""
+        """Update the known free capacity, since other programs may have used some of it."""
 
     def append(
         self, batch: Batch, *, lamport: int, source: Source, known_ids: KnownIds = KnownIds.NONE
     ) -> LoggedBatch:
         """Append a batch: assign its offsets. On Refused (LOG_FULL, LEVEL_UNAVAILABLE) nothing changes.
 
-        `known_ids`: for readers, which ids of the batch the log already holds.
+        `known_ids`: tells readers which ids of the batch the log already holds.
         """
 
     def can_append(self, batches: Sequence[Batch]) -> bool:
@@ -93,7 +93,7 @@ class Log(Protocol):
     def append_run(self, batches: Sequence[Batch], *, lamport: int, source: Source) -> list[LoggedBatch]:
         """Append these batches one after the other; the caller called `can_append` in the same tick.
 
-        `lamport`: the timestamp of the first row of the first batch; the others count on from there.
+        `lamport`: the Lamport number of the first row of the first batch; each next row has the next number.
         """
 
     def read(self, offset: int, *, rows_max: int, bytes_max: int) -> list[LoggedBatch]:
@@ -115,7 +115,7 @@ class Log(Protocol):
         """Return the share of the log's bounds used from `offset` on: 1 is the full capacity."""
 
     def retention_share(self, offset: int) -> float:
-        """Return how close the row at `offset` is to its removal: at 1 it may go unless a holder needs it."""
+        """Return how close the row at `offset` is to its removal; at 1, only a holder can keep it."""
 
     def age_s(self, offset: int) -> float | None:
         """Return the seconds since the row at an offset was appended.
@@ -125,12 +125,12 @@ class Log(Protocol):
         """
 
     def mark_time(self) -> None:
-        """Note the time, ten times a second: a log without stamps derives ages from these notes."""
+        """Note the time; called ten times per second. A log without stamps derives ages from these notes."""
 
     def hold(self, holder: str, needed: Callable[[], int], evict: Callable[[], None] | None = None) -> None:
-        """Keep all rows from the offset that `needed` returns; it is called when capacity is short.
+        """Keep all rows from the offset on that `needed` returns; the log calls it when capacity is short.
 
-        A holder with `evict` is released and notified by that call, so that an append is not refused.
+        Rather than refuse an append, the log calls `evict` of a holder that has it, and releases the holder.
         """
 
     def release(self, holder: str) -> None:

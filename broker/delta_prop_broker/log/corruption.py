@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 REPAIR = (
-    "`delta-prop log export --skip-corrupt` exports the readable part, a copy of the file from a backup "
+    "`delta-prop log export --skip-corrupt` exports the readable part; a copy of the file from a backup "
     "or another machine repairs it"
 )
-CURE = f"nothing was changed; `delta-prop log verify` lists all corruption, {REPAIR}"
+FIX = f"nothing was changed; `delta-prop log verify` lists all corruption; {REPAIR}"
 
 
 class LogCorrupted(DeltaPropError):
     """Bytes that were on stable storage do not read back as they were written.
 
-    `path`: the file below the data directory, which `naming` adds to the message. `position`: the first bad
-    frame in it (None: the file as a whole). `offset` to `end` (exclusive): the deltas that are lost or in
-    doubt (None: not known).
+    `path`: the file, relative to the data directory, which `add_directory_to_errors` adds to the message.
+    `position`: of the first bad frame in the file (None: the file as a whole is bad). `offset` to `end`
+    (exclusive): the deltas that are lost or in doubt (None: not known).
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class LogCorrupted(DeltaPropError):
         self.directory: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.description}; {CURE}"
+        return f"{self.description}; {FIX}"
 
     @property
     def description(self) -> str:
@@ -52,8 +52,8 @@ class LogCorrupted(DeltaPropError):
 
 
 @contextmanager
-def naming(directory: str) -> Iterator[None]:
-    """Add the data directory to a LogCorrupted raised meanwhile, and let it pass."""
+def add_directory_to_errors(directory: str) -> Iterator[None]:
+    """Add the data directory to a LogCorrupted that is raised in the block, and re-raise it."""
     try:
         yield
     except LogCorrupted as error:
@@ -77,12 +77,12 @@ class LogBusy(DeltaPropError):
 
 
 class FormatUnknown(DeltaPropError):
-    """A version with another format made the data directory. `format` is its number."""
+    """Another version made the data directory, in a format that this one does not know: number `format`."""
 
     def __init__(self, path: str, found: int, known: int, made_by: str) -> None:
         super().__init__(
-            f"{path} has format {found} (made by {made_by or 'an unknown version'}), this version reads up "
-            f"to {known}: use that version or a later one; nothing was changed"
+            f"{path} has format {found} (made by {made_by or 'an unknown version'}), but this version reads "
+            f"up to {known}: use that version or a later one; nothing was changed"
         )
         self.format = found
         self.known = known
@@ -107,7 +107,7 @@ class InsufficientDiskSpace(DeltaPropError):
 
     def __init__(self, needed: int, free: int) -> None:
         super().__init__(
-            f"the disk has {free:,} bytes free: the migration needs {needed:,}, since old and new files "
+            f"the disk has {free:,} bytes free, but the migration needs {needed:,}, since old and new files "
             "exist side by side until it is done: free disk space, and run it again; nothing was changed"
         )
         self.needed = needed
@@ -115,9 +115,10 @@ class InsufficientDiskSpace(DeltaPropError):
 
 
 class BadFrame(Exception):
-    """No valid frame at `position`, where the one of `offset` belongs; `skip` leads to the next candidate.
+    """No valid frame is at `position`, where the frame of `offset` belongs.
 
-    `is_misplaced`: the frame is valid but has another offset, which no torn write explains.
+    `skip`: bytes to the next position at which a frame may start. `is_misplaced`: the frame is valid but has
+    another offset, which no torn write explains.
     """
 
     def __init__(

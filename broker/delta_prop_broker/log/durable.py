@@ -1,10 +1,10 @@
 """The log on disk: one partition's frames, numbered, chained and written together.
 
 Synchronous and deterministic. An append only buffers; `take_commit` returns the disk's work, for a thread
-that may wait for it, and `finish_commit` moves the marks. Everything else happens on the one thread that
-owns the log. The first failure stops it: from then on it only reads, until it is recovered in place
-(`recover_in_place`, `resume`) or opened once more. This module opens, recovers and closes it; the rest is
-in `engine/`.
+that may wait for it, and `finish_commit` then advances `written` and `synced`. Everything else happens on
+the one thread that owns the log. The first failure stops the log: from then on it only reads, until it is
+recovered in place (`recover_in_place`, `resume`) or opened again. This module opens, recovers and closes
+it; the rest is in `engine/`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from delta_prop_broker.log.corruption import LogBusy, LogCorrupted, naming
+from delta_prop_broker.log.corruption import LogBusy, LogCorrupted, add_directory_to_errors
 from delta_prop_broker.log.engine.appending import Appending
 from delta_prop_broker.log.engine.committing import Committing
 from delta_prop_broker.log.engine.reading import Reading
@@ -47,9 +47,9 @@ class DurableLog(Appending, Committing, Reading):
     ) -> tuple[DurableLog, RecoveryReport]:
         """Open the log in a data directory, or create it there; recover it if it was not closed.
 
-        `draw` returns random bytes. Read-only takes no lock, changes nothing, reads no clock, and shows only
-        rows known to be synced. Raises LogBusy, LogCorrupted, FormatUnknown, FormatOutdated, UsageError,
-        OSError (DiskFull where there is no space even after the reserve was released).
+        `draw` returns random bytes. A read-only log takes no lock, changes nothing, reads no clock, and shows
+        only rows known to be synced. Raises LogBusy, LogCorrupted, FormatUnknown, FormatOutdated, UsageError,
+        OSError (DiskFull if there is no space even after the reserve was released).
         """
         lock: Lock | None = None
         if not read_only:
@@ -62,12 +62,12 @@ class DurableLog(Appending, Committing, Reading):
                 raise LogBusy(error.strerror or str(error)) from None
         reserve = Reserve(disk, settings.reserve_bytes)
 
-        def recovering() -> RecoveryResult:
+        def run_recovery() -> RecoveryResult:
             return recover(disk, DIRECTORY, draw=draw, made_by=settings.made_by, read_only=read_only)
 
         try:
-            with naming(disk.name), report_full_disk(disk):
-                recovered = recovering() if read_only else reserve.use(recovering)
+            with add_directory_to_errors(disk.name), report_full_disk(disk):
+                recovered = run_recovery() if read_only else reserve.use(run_recovery)
             times = read_times(disk, DIRECTORY, recovered.report.notes)
             log = cls(
                 disk, recovered, settings=settings, draw=draw, clock=clock, times=times, lock=lock,
@@ -80,10 +80,10 @@ class DurableLog(Appending, Committing, Reading):
         return log, recovered.report
 
     def recover_in_place(self) -> RecoveryResult:
-        """Recover the directory after a failure, under the lock held throughout; first half of a restart.
+        """Recover the directory after a failure; `resume` then adopts the result.
 
-        For a thread; this log does not change. Rows synced before the failure must be there. Raises
-        LogCorrupted, FormatUnknown, OSError: then the caller may retry.
+        For a thread: does not change this log, which holds its lock throughout. Rows that were synced before
+        the failure must be found. Raises LogCorrupted, FormatUnknown, OSError: then the caller may retry.
         """
         assert self.failure is not None, "the log has not failed: recover only a failed log"
 
@@ -93,13 +93,13 @@ class DurableLog(Appending, Committing, Reading):
         )
         if recovered.identity.log_id != self.log_id:
             recovered.close()
-            raise LogCorrupted(f"{DIRECTORY}/{IDENTITY}", "it names another log than it did")
+            raise LogCorrupted(f"{DIRECTORY}/{IDENTITY}", "it names another log than before")
         return recovered
 
     def resume(self, recovered: RecoveryResult) -> None:
-        """Adopt the result of `recover_in_place`: marks, segments and epoch are those of a log just opened.
+        """Adopt the result of `recover_in_place`: offsets, segments and epoch, as when a log is opened.
 
-        Holders stay. Readers may continue at their offsets, except those beyond `next_offset`.
+        Holders stay. Readers continue at their offsets, unless these are beyond `next_offset`.
         """
         times = self.times()
         self._segments.close()
@@ -110,7 +110,7 @@ class DurableLog(Appending, Committing, Reading):
         self._recoveries += 1
 
     def raise_openings(self, openings: int) -> None:
-        """Set the count of openings to this number, on stable storage when this returns.
+        """Set the number of openings; it is on stable storage when this returns.
 
         For a thread, while the log works. Raises OSError.
         """
@@ -119,9 +119,9 @@ class DurableLog(Appending, Committing, Reading):
         self._identity = identity
 
     def close(self) -> None:
-        """Commit the remaining batches, mark the end, and release the directory; no commit may be under way.
+        """Commit the remaining batches, mark the log as closed, and release the directory.
 
-        Raises OSError; the log is closed then too.
+        No commit may be under way. Raises OSError; the log is closed then, too.
         """
         if self._closed:
             return

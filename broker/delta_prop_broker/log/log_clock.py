@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 JUMP_US = 60_000_000
 """A wall clock has jumped if it moves this much more, or less, than the monotonic one."""
 STOP_US = 86_400_000_000
-"""A start this long after the last log time is reported as a jump: a long stop looks the same."""
+"""A start this long after the last log time is reported as a jump, though it may follow a long stop."""
 
 
 class Clock(Protocol):
@@ -29,7 +29,7 @@ class Clock(Protocol):
 
 
 class ClockJump(NamedTuple):
-    """Wall times around a jump, in microseconds since 1970: the expected one, and the one found."""
+    """The wall time that was expected and the one that was found, in microseconds since 1970."""
 
     expected_us: int
     found_us: int
@@ -38,7 +38,7 @@ class ClockJump(NamedTuple):
 class LogClock:
     """Log time and seen time, in microseconds; they move when `read` is called.
 
-    `jumps` counts the jumps since this was created; `jump` is the newest one known.
+    `jumps` counts the jumps since this object was created; `jump` is the newest known jump.
     """
 
     def __init__(self, clock: Clock, *, seen_us: int, time_us: int, jump: ClockJump | None) -> None:
@@ -50,16 +50,16 @@ class LogClock:
         self.jump = jump
         self.jumps = 0
         self._now, self._read_wall_us = clock.now, clock.wall_us
-        self._began: float | None = None
+        self._first_now: float | None = None
         self._base_us = seen_us
         self._wall_us = 0
 
     def read(self) -> int:
         """Advance both times, and return log time."""
         now, wall = self._now(), self._read_wall_us()
-        if self._began is None:
+        if self._first_now is None:
             return self._start(now, wall)
-        seen = self._base_us + int((now - self._began) * 1e6 + 0.5)
+        seen = self._base_us + int((now - self._first_now) * 1e6 + 0.5)
         passed = seen - self.seen_us
         self.seen_us = seen
         expected = self._wall_us + passed
@@ -77,9 +77,10 @@ class LogClock:
 
     def peek(self) -> int:
         """Return log time as of now, without advancing it."""
-        if self._began is None:
+        if self._first_now is None:
             return max(self.time_us, self._read_wall_us())
-        return self.time_us + max(self._base_us + int((self._now() - self._began) * 1e6) - self.seen_us, 0)
+        seen_us = self._base_us + int((self._now() - self._first_now) * 1e6)
+        return self.time_us + max(seen_us - self.seen_us, 0)
 
     def poll(self) -> int:
         """Advance both times, and return seen time."""
@@ -87,7 +88,7 @@ class LogClock:
         return self.seen_us
 
     def _start(self, now: float, wall: int) -> int:
-        self._began, self._wall_us = now, wall
+        self._first_now, self._wall_us = now, wall
         if self.time_us and not -JUMP_US < wall - self.time_us < STOP_US:
             self._note_jump(self.time_us, wall)
         self.time_us = max(self.time_us, wall)

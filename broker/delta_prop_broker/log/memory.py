@@ -72,7 +72,7 @@ class MemoryLog:
         self._bytes_max = bytes_max
         self._batches: list[LoggedBatch] = []
         self._starts: list[int] = []
-        self._weights: list[int] = []  # of everything appended up to each batch, including it
+        self._weights: list[int] = []  # cumulative: of all batches appended up to each one, inclusive
         self._head = 0  # index of the oldest stored batch; the entries before it are deleted now and then
         self._bytes = 0
         self._appended_bytes = 0
@@ -106,9 +106,9 @@ class MemoryLog:
         return self._starts[self._head] if self._head < len(self._starts) else self.next_offset
 
     def refusal(self, *batches: Batch) -> Refused | None:
-        """Return the error with which an append of these would be refused now; drop batches first."""
-        above = filter(None, map(self._level_refusal, batches))
-        return next(above, None) or self._refusal(*batches)
+        """Return the error with which an append of these would be refused now; drops old batches first."""
+        level_refusals = filter(None, map(self._level_refusal, batches))
+        return next(level_refusals, None) or self._refusal(*batches)
 
     def capacity_refusal(self, count: int, size: int) -> Refused | None:
         """Return the error with which a batch of about this size would be refused now; None if it fits."""
@@ -145,7 +145,7 @@ class MemoryLog:
         return logged
 
     def can_append(self, batches: Sequence[Batch]) -> bool:
-        """Return True if `append_run` would take these; drop batches that nobody needs."""
+        """Return True if `append_run` would take these; drops old batches that no holder needs."""
         if any(self._level_refusal(batch) is not None for batch in batches):
             return False
         count, size = sum([batch.count for batch in batches]), sum(map(weight, batches))
@@ -153,7 +153,7 @@ class MemoryLog:
         return fits_ever and self._ensure_capacity(count, size)
 
     def append_run(self, batches: Sequence[Batch], *, lamport: int, source: Source) -> list[LoggedBatch]:
-        """Append these batches one after the other; the caller called `can_append` just now."""
+        """Append these batches one after the other; the caller just called `can_append`."""
         appended = []
         for batch in batches:
             appended.append(self.append(batch, lamport=lamport, source=source))
@@ -192,16 +192,16 @@ class MemoryLog:
         return None
 
     def used_share(self, offset: int) -> float:
-        """Return the share of the bounds used from `offset` on, as far as it is still stored."""
+        """Return the share of the bounds that the rows from `offset` on use, as far as they are stored."""
         if offset >= self.next_offset:
             return 0.0
         offset = max(offset, self.start_offset)
         index = bisect_right(self._starts, offset, self._head) - 1
-        held = self._appended_bytes - self._weights[index] + weight(self._batches[index].batch)
-        return max((self.next_offset - offset) / self._deltas_max, held / self._bytes_max)
+        held_bytes = self._appended_bytes - self._weights[index] + weight(self._batches[index].batch)
+        return max((self.next_offset - offset) / self._deltas_max, held_bytes / self._bytes_max)
 
     def retention_share(self, offset: int) -> float:
-        """Return how close the row at `offset` is to its removal; nothing is removed for its age."""
+        """Return how close the row at `offset` is to its removal; here no row is removed for its age."""
         return self.used_share(offset)
 
     def age_s(self, offset: int) -> float | None:
@@ -215,7 +215,7 @@ class MemoryLog:
         return 0.0 if index == len(self._mark_ends) else max(self._now() - self._mark_times[index], 0.0)
 
     def mark_time(self) -> None:
-        """Note the time and the next offset, so that `append` needs not note them for each batch."""
+        """Note the time and the next offset, so that `append` need not note them for each batch."""
         if self._mark_ends and self._mark_ends[-1] == self.next_offset:
             return
         self._mark_ends.append(self.next_offset)
@@ -228,9 +228,9 @@ class MemoryLog:
                 del self._mark_ends[: TIME_MARKS_MAX // 2 : 2], self._mark_times[: TIME_MARKS_MAX // 2 : 2]
 
     def hold(self, holder: str, needed: Callable[[], int], evict: Callable[[], None] | None = None) -> None:
-        """Keep all rows from the offset that `needed` returns; it is called when capacity is short.
+        """Keep all rows from the offset on that `needed` returns; the log calls it when capacity is short.
 
-        A holder with `evict` is released and notified by that call, so that an append is not refused.
+        Rather than refuse an append, the log calls `evict` of a holder that has it, and releases the holder.
         """
         self._holders.hold(holder, needed, evict)
 
@@ -257,8 +257,8 @@ class MemoryLog:
             return None
         return Refused(
             ErrorCode.LEVEL_UNAVAILABLE,
-            f"ack level {batch.ack_level.name.lower()} asked for, but a log in memory grants memory: "
-            "ask for memory, or give the service a data directory",
+            f"ack level {batch.ack_level.name.lower()} requested, but a log in memory grants only memory: "
+            "request memory, or give the service a data directory",
         )
 
     def _refusal(self, *batches: Batch) -> Refused | None:
@@ -266,14 +266,14 @@ class MemoryLog:
         if count > self._deltas_max or size > self._bytes_max:
             return Refused(
                 ErrorCode.TOO_LARGE,
-                f"a batch of {count} deltas and {size} bytes is larger than the full log "
+                f"a batch of {count} deltas and {size} bytes is larger than the whole log "
                 f"({self._deltas_max} deltas, {self._bytes_max} bytes): send smaller batches",
             )
         return None if self._ensure_capacity(count, size) else self._full_refusal(count, size)
 
     def _has_capacity(self, count: int, size: int) -> bool:
-        held = self.next_offset - self.start_offset
-        return held + count <= self._deltas_max and self._bytes + size <= self._bytes_max
+        held_deltas = self.next_offset - self.start_offset
+        return held_deltas + count <= self._deltas_max and self._bytes + size <= self._bytes_max
 
     def _ensure_capacity(self, count: int, size: int) -> bool:
         self._drop_oldest(count, size)
@@ -283,17 +283,17 @@ class MemoryLog:
         return self._has_capacity(count, size)
 
     def _can_fit(self, count: int, size: int) -> bool:
-        """Return True if evicting holders would make it fit: no holder is evicted in vain."""
+        """Return True if a batch of this size fits once all evictable holders are evicted."""
         floor = self._holders.unevictable_floor(self.next_offset)
         if floor >= self.next_offset:
             return True
         index = bisect_right(self._starts, floor, self._head) - 1  # the oldest batch that stays
         if index < self._head:
             return False
-        held = self._appended_bytes - self._weights[index] + weight(self._batches[index].batch)
+        held_bytes = self._appended_bytes - self._weights[index] + weight(self._batches[index].batch)
         return (
             self.next_offset - self._starts[index] + count <= self._deltas_max
-            and held + size <= self._bytes_max
+            and held_bytes + size <= self._bytes_max
         )
 
     def _drop_oldest(self, count: int, size: int) -> None:
@@ -317,15 +317,15 @@ class MemoryLog:
     def _full_refusal(self, count: int, size: int) -> Refused:
         self._refused_size = count, size
         holder = self._holders.slowest()
-        held = self.next_offset - self.start_offset
+        held_deltas = self.next_offset - self.start_offset
         return Refused(
             ErrorCode.LOG_FULL,
-            f"the log holds {held} of {self._deltas_max} deltas, {self._bytes} of {self._bytes_max} bytes, "
-            f"and sink {holder!r} still needs the oldest (offset {self.start_offset}): "
+            f"the log holds {held_deltas} of {self._deltas_max} deltas, {self._bytes} of {self._bytes_max} "
+            f"bytes, and sink {holder!r} still needs the oldest (offset {self.start_offset}): "
             "try again when it has caught up, detach it, or raise the log's bounds",
             retry_after_ms=RETRY_AFTER_MS,
             details={
-                "depth": held,
+                "depth": held_deltas,
                 "capacity": self._deltas_max,
                 "depth_bytes": self._bytes,
                 "capacity_bytes": self._bytes_max,

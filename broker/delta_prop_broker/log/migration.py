@@ -1,17 +1,17 @@
-"""Migrates a data directory to the present format: the first byte of each control row is its type since 2.
+"""Migrates a data directory to the present format, 2, in which each control row begins with its type.
 
 The stamp of a frame holds the checksums of its body and of the stamp before it. So every frame from the
 first one with control rows on gets a new stamp; the segments before it are not touched. Checkpoints,
 snapshots and indexes name stamps, so they change too. All else stays: offsets, Lamport numbers, ids and
 the checksums of bodies that producers sent.
 
-1. The log is recovered as at any opening, and closed: no torn tail, nothing that is not synced.
-2. Each changed file is written beside the present one, under a temporary name, and synced.
+1. The log is recovered as at any opening, and closed. Then it has no torn tail, and all of it is synced.
+2. Each changed file is written beside the old one, under a temporary name, and synced.
 3. The format file is replaced: it names the present format, and marks the migration as unfinished.
-4. The files are exchanged, and the format file is replaced by one without that mark.
+4. The new files are renamed to the old ones, and the format file is replaced by one without that mark.
 
-A crash before step 3 leaves the old directory, with files that the next opening removes; a later crash
-leaves the new directory unfinished, until this is run again. No version opens it in between.
+A crash before step 3 leaves the old directory, with files that the next opening removes. A later crash
+leaves an unfinished directory, which no version opens until the migration is run again.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ SPARE_BYTES = 1024 * 1024
 
 
 class MigrationPlan(NamedTuple):
-    """A migration that is about to write; sizes in bytes. `start_offset`: of the first control rows."""
+    """The extent of a migration; sizes in bytes. `start_offset`: of the first frame with control rows."""
 
     start_offset: int | None
     segments: int
@@ -79,7 +79,7 @@ class MigrationPlan(NamedTuple):
 
 @dataclass(slots=True)
 class MigrationReport:
-    """The outcome of a migration. `completed`: it exchanged the files of an earlier, interrupted one."""
+    """The outcome of a migration. `completed`: it completed an earlier migration that was interrupted."""
 
     from_format: int
     to_format: int = FORMAT
@@ -90,8 +90,10 @@ class MigrationReport:
 
 
 class MigrationCallbacks(NamedTuple):
-    """Callbacks of a migration. `plan` comes before a file is written, `progress` with the bytes of frames
-    that are done, and of all; `note` with the report of a recovery if the log was not closed cleanly.
+    """Callbacks of a migration.
+
+    `plan` is called before any file is written; `progress` with the bytes of frames that are done, and of all
+    frames; `note` with the report of the recovery if the log was not closed cleanly.
     """
 
     plan: Callable[[MigrationPlan], object]
@@ -100,7 +102,7 @@ class MigrationCallbacks(NamedTuple):
 
 
 def migrate(disk: Disk, *, draw: Callable[[int], bytes], callbacks: MigrationCallbacks) -> MigrationReport:
-    """Migrate a data directory to the present format; one that has it stays unchanged.
+    """Migrate a data directory to the present format; a directory that has it stays unchanged.
 
     Holds the lock of the directory throughout. Raises UsageError (no log there), LogBusy, LogCorrupted,
     CodecMissing, FormatUnknown, InsufficientDiskSpace, OSError. It can be run again after any of them.
@@ -114,25 +116,25 @@ def migrate(disk: Disk, *, draw: Callable[[int], bytes], callbacks: MigrationCal
         raise LogBusy(error.strerror or str(error)) from None
     try:
         found = read_format(disk) or found
-        migrated = MigrationReport(found.number)
+        report = MigrationReport(found.number)
         if found.number < FORMAT:
-            _prepare(disk, migrated, draw, callbacks)
+            _prepare(disk, report, draw, callbacks)
         elif not found.unfinished:
-            return migrated
+            return report
         else:
-            migrated.completed = True
+            report.completed = True
         _switch(disk, found.made_by)
         _exchange(disk)
         write_format(disk, found.made_by)
     finally:
         lock.release()
-    return migrated
+    return report
 
 
 def _prepare(
     disk: Disk, result: MigrationReport, draw: Callable[[int], bytes], callbacks: MigrationCallbacks
 ) -> None:
-    """Write all changed files beside the present ones, durably."""
+    """Write all changed files beside the old ones, durably."""
     recovered = recover(disk, DIRECTORY, draw=draw, made_by="", oldest_format=OLDEST_FORMAT)
     try:
         report = recovered.report
@@ -145,16 +147,16 @@ def _prepare(
 
 
 def _close(recovered: RecoveryResult) -> None:
-    """Mark the log as closed, since its end is synced."""
+    """Mark the log as closed; the recovery has synced all of it."""
     assert recovered.recovery_point is not None
     preallocation.truncate_last(recovered.segments.last)
     recovered.recovery_point.write_clean(recovered.next_offset, recovered.start)
 
 
 def _switch(disk: Disk, made_by: str) -> None:
-    """Make the new directory the present one, unfinished, by the rename of the format file.
+    """Replace the format file by one with the present format and the mark "unfinished".
 
-    Repeats it where it was done: the sync that makes it durable may have failed before.
+    Does this even if an earlier run did it: the sync that makes it durable may have failed.
     """
     try:
         write_format(disk, made_by, unfinished=True)
@@ -183,7 +185,7 @@ def _exchange(disk: Disk) -> None:
 
 
 class _Rewriter:
-    """Step 2, on a log that was recovered just now."""
+    """Writes the new files (step 2) of a log that was just recovered."""
 
     def __init__(
         self, disk: Disk, recovered: RecoveryResult, result: MigrationReport, callbacks: MigrationCallbacks
@@ -199,20 +201,20 @@ class _Rewriter:
         self._first_control_offset: int | None = None  # offset of the first frame with control rows
         # New checksum of the stamp before each offset at which there is a snapshot or checkpoint.
         self._chain_crcs: dict[int, int] = {}
-        self._indexes: dict[int, bytes] = {}  # of the segment that was growing at a checkpoint, by its offset
-        self._done = self._total = 0
+        # Packed index of the segment that was active at each checkpoint, by the checkpoint's offset.
+        self._indexes: dict[int, bytes] = {}
+        self._done_bytes = self._total_bytes = 0
 
     def run(self) -> None:
         """Write the new files; remove them if that fails."""
-        self._total = sum(segment.size for segment in self._segments)
-        untouched = self._find_first()
-        later = self._segments[untouched:]
+        self._total_bytes = sum(segment.size for segment in self._segments)
+        changed = self._segments[self._count_unchanged() :]
         try:
             snapshots = self._select_after_first(snapshot_offsets(self._disk.list(DIRECTORY)))
-            self._check_disk_space(later, snapshots)
-            wanted = {*snapshots, *(one.offset for one in self._checkpoints)}
-            for segment in later:
-                self._rewrite(segment, wanted)
+            self._check_disk_space(changed, snapshots)
+            noted_offsets = {*snapshots, *(checkpoint.offset for checkpoint in self._checkpoints)}
+            for segment in changed:
+                self._rewrite(segment, noted_offsets)
             for offset in snapshots:
                 self._rewrite_snapshot(offset)
             for checkpoint in self._checkpoints:
@@ -221,22 +223,22 @@ class _Rewriter:
         except BaseException:
             _discard(self._disk)
             raise
-        self._callbacks.progress(self._total, self._total)
+        self._callbacks.progress(self._total_bytes, self._total_bytes)
 
     # --- planning
 
-    def _find_first(self) -> int:
-        """Find the first frame with control rows; return the number of segments before it.
+    def _count_unchanged(self) -> int:
+        """Find the first frame with control rows; return the number of segments before its segment.
 
         Reads the frames, not the indexes, which are only hints.
         """
-        for number, segment in enumerate(self._segments):
-            before, done = self._old_chain_crc, self._done
-            for found in self._frames(segment):
-                if found.logged.batch.is_control:
-                    self._first_control_offset = found.logged.offset
-                    self._old_chain_crc, self._done = before, done
-                    return number
+        for index, segment in enumerate(self._segments):
+            before, done = self._old_chain_crc, self._done_bytes
+            for frame in self._frames(segment):
+                if frame.logged.batch.is_control:
+                    self._first_control_offset = frame.logged.offset
+                    self._old_chain_crc, self._done_bytes = before, done
+                    return index
         return len(self._segments)
 
     def _select_after_first(self, offsets: list[int]) -> list[int]:
@@ -247,14 +249,14 @@ class _Rewriter:
             if self._first_control_offset is not None and offset > self._first_control_offset
         ]
 
-    def _check_disk_space(self, later: Sequence[Segment], snapshots: Sequence[int]) -> None:
+    def _check_disk_space(self, changed: Sequence[Segment], snapshots: Sequence[int]) -> None:
         paths = [snapshot_path(DIRECTORY, offset) for offset in snapshots]
-        paths += [one.path for one in self._checkpoints]
-        size = sum(segment.size for segment in later) + sum(map(self._size, paths))
+        paths += [checkpoint.path for checkpoint in self._checkpoints]
+        size = sum(segment.size for segment in changed) + sum(map(self._size, paths))
         needed = size + size // 8 + SPARE_BYTES  # a control row of 12 or more bytes grows by one
         free = self._disk.free_bytes()
         self._callbacks.plan(
-            MigrationPlan(self._first_control_offset, len(self._segments), len(later), needed, free)
+            MigrationPlan(self._first_control_offset, len(self._segments), len(changed), needed, free)
         )
         if free < needed:
             raise InsufficientDiskSpace(needed, free)
@@ -269,17 +271,17 @@ class _Rewriter:
     # --- segments
 
     def _frames(self, segment: Segment) -> Iterator[FrameLocation]:
-        """Yield the present frames of a segment. Raises LogCorrupted."""
+        """Yield the old frames of a segment. Raises LogCorrupted."""
         file = self._disk.open(segment.path, read_only=True)
         try:
             scanner = FrameScanner(
                 file, position=0, offset=segment.base, end=segment.size, previous_crc=self._old_chain_crc
             )
-            for found in scanner:
-                yield found
+            for frame in scanner:
+                yield frame
                 self._old_chain_crc = scanner.crc
-                self._done += found.size
-                self._callbacks.progress(self._done, self._total)
+                self._done_bytes += frame.size
+                self._callbacks.progress(self._done_bytes, self._total_bytes)
         except BadFrame as bad:
             raise corruption_error(segment, file, bad) from None
         finally:
@@ -287,71 +289,73 @@ class _Rewriter:
         if scanner.offset != segment.end:
             raise LogCorrupted(segment.path, "the file ends early", offset=scanner.offset, end=segment.end)
 
-    def _rewrite(self, segment: Segment, wanted: set[int]) -> None:
-        """Write a segment with types and new stamps, and its index if it is sealed."""
+    def _rewrite(self, segment: Segment, noted_offsets: set[int]) -> None:
+        """Write a segment with types of control rows and new stamps, and its index if it is sealed."""
         index = SparseIndex(segment.base)
         file = self._disk.open(segment.path + TEMPORARY, create=True)
         try:
             file.truncate(0)
-            self._write(file, self._rewrite_frames(segment, index, wanted))
+            self._write(file, self._rewrite_frames(segment, index, noted_offsets))
         finally:
             file.close()
-        self._note(segment.end, index, wanted)
+        self._note(segment.end, index, noted_offsets)
         index.compression_tried = segment.compression_tried
         if segment is not self._segments[-1]:
             write_temporary(self._disk, segment.index_path, [index.pack()])
         self._result.segments_rewritten += 1
 
-    def _rewrite_frames(self, segment: Segment, index: SparseIndex, wanted: set[int]) -> Iterator[bytes]:
-        for found in self._frames(segment):
-            self._note(found.logged.offset, index, wanted)
-            raw, stored = self._frame(found)
+    def _rewrite_frames(
+        self, segment: Segment, index: SparseIndex, noted_offsets: set[int]
+    ) -> Iterator[bytes]:
+        for frame in self._frames(segment):
+            self._note(frame.logged.offset, index, noted_offsets)
+            raw, stored = self._convert(frame)
             index_frame(index, stored)
             yield raw
 
     def _write(self, file: File, parts: Iterator[bytes]) -> None:
-        at = synced = size = 0
-        waiting: list[bytes] = []
+        position = synced = buffered_bytes = 0
+        buffered: list[bytes] = []
         for part in parts:
-            waiting.append(part)
-            size += len(part)
-            if size >= STEP_BYTES:
-                at, size, waiting = write_all(file, at, waiting), 0, []
-                if at - synced >= SYNC_BYTES:
+            buffered.append(part)
+            buffered_bytes += len(part)
+            if buffered_bytes >= STEP_BYTES:
+                position, buffered_bytes, buffered = write_all(file, position, buffered), 0, []
+                if position - synced >= SYNC_BYTES:
                     file.sync()
-                    synced = at
-        at = write_all(file, at, waiting) if waiting else at
+                    synced = position
+        position = write_all(file, position, buffered) if buffered else position
         file.sync()
-        self._result.bytes_written += at
+        self._result.bytes_written += position
 
-    def _frame(self, found: FrameLocation) -> tuple[bytes, FrameLocation]:
-        """Give a frame its type and its new stamp; return the bytes to store, and their location."""
-        batch, header = found.logged.batch, found.logged.head[:HEADER_BYTES]
+    def _convert(self, frame: FrameLocation) -> tuple[bytes, FrameLocation]:
+        """Add types to a frame's control rows, and stamp it anew; return its bytes and its location."""
+        batch, header = frame.logged.batch, frame.logged.head[:HEADER_BYTES]
         if batch.is_control:
             batch = with_control_types(batch)
             fields = unpack_header(header)
             header = pack_header(fields.type, fields.flags, fields.sequence, STAMP_BYTES + len(batch.raw))
             self._result.control_batches += 1
-        previous = found.stamp.previous_crc if self._chain_crc is None else self._chain_crc
-        stamp = replace(found.stamp, previous_crc=previous, body_crc=batch.crc)
+        previous = frame.stamp.previous_crc if self._chain_crc is None else self._chain_crc
+        stamp = replace(frame.stamp, previous_crc=previous, body_crc=batch.crc)
         packed = pack_stamp(stamp, header)
         stamp.crc = self._chain_crc = stamp_crc(packed)
         raw, codec = None, 0
-        if found.codec:
-            raw = compress_frame(header + packed, batch.body, Compression(found.codec))
-            codec = 0 if raw is None else found.codec
+        if frame.codec:
+            raw = compress_frame(header + packed, batch.body, Compression(frame.codec))
+            codec = 0 if raw is None else frame.codec
         raw = raw or header + packed + bytes(batch.body)
-        return raw, found._replace(size=len(raw), stamp=stamp, codec=codec)
+        return raw, frame._replace(size=len(raw), stamp=stamp, codec=codec)
 
-    def _note(self, offset: int, index: SparseIndex, wanted: set[int]) -> None:
-        """Store the checksum, and the index, that a snapshot or checkpoint at this offset holds."""
-        if offset not in wanted or self._chain_crc is None:
+    def _note(self, offset: int, index: SparseIndex, noted_offsets: set[int]) -> None:
+        """Store the new checksum, and the index, for a snapshot or checkpoint at this offset."""
+        if offset not in noted_offsets or self._chain_crc is None:
             return
         self._chain_crcs[offset] = self._chain_crc
-        bases = {one.index_base for one in self._checkpoints if one.offset == offset}
+        bases = {checkpoint.index_base for checkpoint in self._checkpoints if checkpoint.offset == offset}
         if index.base in bases and index.size:
-            until = index.copy_until(offset, index.size, self._chain_crc, index.latest_time)
-            self._indexes[offset] = until.pack()
+            partial_index = index.copy_until(offset, index.size, self._chain_crc, index.latest_time)
+            self._indexes[offset] = partial_index.pack()
 
     # --- snapshots and checkpoints
 
@@ -381,11 +385,11 @@ class _Rewriter:
 
     def _rewrite_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint with the new stamps; skip one that cannot be read."""
-        chain = self._chain_crcs.get(checkpoint.offset)
-        if chain is None:  # all frames of the checkpoint lie before the first control row
+        chain_crc = self._chain_crcs.get(checkpoint.offset)
+        if chain_crc is None:  # all frames of the checkpoint lie before the first control row
             return
         try:
-            parts = checkpoint.repack(self._log_id, chain, self._indexes.get(checkpoint.offset))
+            parts = checkpoint.repack(self._log_id, chain_crc, self._indexes.get(checkpoint.offset))
         except CheckpointCorrupted as error:
             self._callbacks.note(str(error))
             return

@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 RETRY_AFTER_MS = 50
 FULL = "full"
-"""Key of the detail of a refusal for lack of capacity that names the full one: `disk` or `log`."""
+"""Key of the detail by which a refusal for lack of capacity names what is full: `disk` or `log`."""
 
 
 def level_refusal(batch: Batch) -> Refused:
     """Return the refusal of an ack level that one disk cannot grant."""
     return Refused(
         ErrorCode.LEVEL_UNAVAILABLE,
-        f"ack level {batch.ack_level.name.lower()} asked for, but a log on one disk grants durable: "
-        "ask for durable",
+        f"ack level {batch.ack_level.name.lower()} requested, but a log on one disk grants up to durable: "
+        "request durable",
     )
 
 
@@ -31,20 +31,20 @@ def log_stopped(failure: Exception | None) -> Refused:
         return Refused(ErrorCode.LOG_FAILED, f"the log has stopped: {failure}")
     details = disk_full_details(failure)
     fix = (
-        "when the disk has space: free disk space, and send it again"
+        "when the disk has space: free disk space, then send the batch again"
         if details
-        else "when the disk works: send it again"
+        else "when the disk works: then send the batch again"
     )
     return Refused(
         ErrorCode.LOG_FAILED,
-        f"the log stopped at a failure of its disk ({failure}) and is recovered {fix} then",
+        f"the log stopped at a failure of its disk ({failure}) and will be recovered {fix}",
         retry_after_ms=1000,
         details=details,
     )
 
 
 def disk_full_details(failure: Exception | None) -> dict[str, object]:
-    """Return the details of a disk failure: a full disk, if the error says so."""
+    """Return the details of a disk failure: that the disk is full, if the error says so."""
     return {FULL: "disk"} if isinstance(failure, OSError) and is_disk_full(failure) else {}
 
 
@@ -52,8 +52,8 @@ def batch_too_large(size: int, bytes_max: int) -> Refused:
     """Return the refusal of a batch that never fits."""
     return Refused(
         ErrorCode.TOO_LARGE,
-        f"a batch of {size} bytes is larger than the log's capacity beside one segment "
-        f"({bytes_max}): send smaller batches",
+        f"a batch of {size} bytes exceeds the maximum of {bytes_max} (the log's bytes_max without one "
+        "segment): send smaller batches",
     )
 
 
@@ -73,11 +73,11 @@ def disk_too_slow(unwritten_bytes: int, bytes_max: int) -> Refused:
 
 
 def disk_full(free_bytes: int, reserved_bytes: int, needed_bytes: int) -> Refused:
-    """Return the refusal for a disk with too little free; `needed_bytes` includes `reserved_bytes`."""
+    """Return the refusal for a disk with too little free space; `needed_bytes` includes `reserved_bytes`."""
     return Refused(
         ErrorCode.LOG_FULL,
         f"the disk has {free_bytes} bytes left, of which {reserved_bytes} stay free: "
-        f"make room for {needed_bytes - free_bytes} bytes more, or lower the log's retention",
+        f"free {needed_bytes - free_bytes} bytes more, or lower the log's retention",
         retry_after_ms=RETRY_AFTER_MS * 20,
         details={"free_bytes": free_bytes, "blocked_by": None, FULL: "disk"},
     )
@@ -96,7 +96,10 @@ def free_space_unknown(error: OSError) -> Refused:
 def log_full(
     held_bytes: int, bytes_max: int, *, offsets: tuple[int, int], holder: str | None, reason: str
 ) -> Refused:
-    """Return the refusal of a full log; a sink or `reason` needs its oldest. `offsets`: start, next."""
+    """Return the refusal of a full log. `offsets`: its start and next offset.
+
+    `holder`: the sink that needs the oldest row; None: `reason` says why the row cannot be removed.
+    """
     why = f"sink {holder!r} still needs the oldest" if holder else reason
     return Refused(
         ErrorCode.LOG_FULL,

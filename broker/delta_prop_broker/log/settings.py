@@ -30,22 +30,22 @@ _ABOVE_ZERO = (
 )
 _AT_LEAST_ZERO = ("retention_bytes", "free_bytes_min", "reserve_bytes")
 SEGMENTS_MIN = 4
-"""The hard limit holds at least this many segments: one is written to, full ones are removed."""
+"""`bytes_max` holds at least this many segments, so that full ones can be removed beside the active one."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """Bounds of a log on disk. Raises UsageError where they contradict each other.
+    """Bounds of a log on disk. Raises UsageError if they contradict each other.
 
     `read_level`: DURABLE shows readers synced rows, LOGGED written ones (then a commit is synced only if a
     batch in it asks for it). `bytes_max` is the hard limit, at which an append is refused while a holder
-    needs the oldest; up to `retention_bytes` and `retention_s` are stored beyond need. A checkpoint is
-    written after `checkpoint_frames` or `checkpoint_bytes`: about what a start reads and replays.
+    needs the oldest; rows that no holder needs are retained up to `retention_bytes` and `retention_s`. A
+    checkpoint is written after `checkpoint_frames` or `checkpoint_bytes`: about what a start must replay.
     `free_bytes_min` stays free on the disk; `reserve_bytes` are allocated on it, for writes that must succeed
     on a full disk (0: none).
     `compact`: rows are compacted into a snapshot, the latest state of each vector, before they are removed;
-    a single delta then stays readable for `min_compaction_lag_s` (None: `retention_s`), the window for time
-    travel, as far as the bytes allow. Making a snapshot takes about `compact_memory_bytes_max` of memory.
+    a delta stays uncompacted for `min_compaction_lag_s` (None: `retention_s`), the window for time travel,
+    as far as the bytes allow. Making a snapshot takes about `compact_memory_bytes_max` of memory.
     `compress`: the codec of sealed segments, `none`, `lz4` or `zstd`.
     """
 
@@ -104,7 +104,7 @@ class LogSettings:
 
     @property
     def delta_retention_s(self) -> float:
-        """Seconds that a single delta is stored beyond need."""
+        """Seconds for which a delta that no holder needs stays uncompacted."""
         return (
             self.retention_s
             if self.min_compaction_lag_s is None or not self.compact
@@ -113,7 +113,7 @@ class LogSettings:
 
     @property
     def compact_from_bytes(self) -> int:
-        """Bytes of log above which its oldest part is compacted, so that capacity is left meanwhile."""
+        """Size of the log, in bytes, from which its oldest part is compacted while capacity is left."""
         spare = max(2 * self.segment_bytes_max, self.bytes_max // 5)
         return min(self.retention_bytes, self.bytes_max - spare)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DurableLogStatistics:
-    """Marks, contents and bounds of a log, in bytes; `held_by` is the slowest holder.
+    """Offsets, contents and bounds of a log, in bytes; `held_by` is the slowest holder.
 
     `time_us`: log time, in microseconds since 1970; `clock_ahead_s`: seconds by which the wall clock is ahead
     of it; `clock_jumps`: jumps of the wall clock since the log was opened.

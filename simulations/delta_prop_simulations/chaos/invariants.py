@@ -103,7 +103,7 @@ class StepChecker:
         queue, pending = internals.pipeline.queue, internals.pipeline.orderer._pending
         check_bound(node, "deltas queued", queue.depth, queue.capacity_deltas)
         check_bound(node, "bytes queued", queue.depth_bytes, queue.capacity_bytes)
-        check_bound(node, "deltas pending", pending.deltas, pending._deltas_max)
+        check_bound(node, "deltas pending", pending.delta_count, pending._deltas_max)
         check_bound(node, "bytes pending", pending.bytes, pending._bytes_max)
         log = self._durable
         # A log without unwritten batches takes one batch of any size.
@@ -184,6 +184,6 @@ def check_connection(node: str, handler: ConnectionHandler) -> None:
 def _check_capacity(who: str, feed: Feed) -> None:
     mailbox, quarantine = feed._mailbox, feed.quarantine
     if len(mailbox) > 1:  # an empty mailbox takes a delivery of any size
-        check_bound(who, "deltas in its mailbox", mailbox.deltas, mailbox._deltas_max)
+        check_bound(who, "deltas in its mailbox", mailbox.delta_count, mailbox._deltas_max)
         check_bound(who, "bytes in its mailbox", mailbox.bytes, mailbox._bytes_max)
     check_bound(who, "deltas quarantined", len(quarantine), quarantine.deltas_max)

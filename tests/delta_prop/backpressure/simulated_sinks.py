@@ -103,7 +103,7 @@ def simulate(
             admitted += batch
             waiting -= batch
         depth += admitted
-        record.credit_exceeded |= depth > max(mailbox, batch) or depth != credits_.deltas_out
+        record.credit_exceeded |= depth > max(mailbox, batch) or depth != credits_.deltas_outstanding
         work = capacity(now) / TICKS_A_SECOND
         done = sink.serve(depth, work)
         credits_.release(done, done * BYTES)

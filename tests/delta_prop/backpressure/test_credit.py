@@ -44,18 +44,18 @@ def test_take_or_release_beyond_window_raises_and_changes_nothing() -> None:
         window.release(9, 80)
     with pytest.raises(UsageError, match="81"):
         window.release(8, 81)
-    assert (window.deltas_out, window.bytes_out) == (8, 80)
+    assert (window.deltas_outstanding, window.bytes_outstanding) == (8, 80)
 
 
 def test_set_out_accepts_more_than_the_window() -> None:
     window = Credits(10, 1_000)
-    window.set_out(15, 200)
+    window.set_outstanding(15, 200)
     assert window.available == (0, 800)
     assert not window.can_take(1, 1)
-    window.set_out(0, 0)
+    window.set_outstanding(0, 0)
     assert window.can_take(10, 1_000)
     with pytest.raises(UsageError, match="-1 deltas"):
-        window.set_out(-1, 0)
+        window.set_outstanding(-1, 0)
 
 
 @pytest.mark.parametrize(("deltas_max", "bytes_max"), [(0, 1), (1, 0), (-1, 1)])
@@ -90,7 +90,7 @@ class CreditsMachine(RuleBasedStateMachine):
     @invariant()
     def window_is_never_exceeded(self) -> None:
         deltas, size = sum(count for count, _ in self.taken), sum(size for _, size in self.taken)
-        assert (self.window.deltas_out, self.window.bytes_out) == (deltas, size)
+        assert (self.window.deltas_outstanding, self.window.bytes_outstanding) == (deltas, size)
         assert len(self.taken) <= 1 or (deltas <= 100 and size <= 1_000)
         assert min(self.window.available) >= 0
         assert self.window.available == (max(100 - deltas, 0), max(1_000 - size, 0))

@@ -186,7 +186,7 @@ def test_credits_of_every_sink_are_taken_and_released() -> None:
     pacer.pace("wide", FixedLaw(1e6), wide, 0.0)
     pacer.pace("narrow", FixedLaw(1e6), narrow, 0.0)
     assert admit_deltas(pacer, 0.0, count=5) == 10
-    assert (wide.deltas_out, narrow.deltas_out) == (10, 10)
+    assert (wide.deltas_outstanding, narrow.deltas_outstanding) == (10, 10)
     assert pacer.wait_s(5, 5, 0.0) is None
     narrow.release(5, 5)
     assert pacer.wait_s(5, 5, 0.0) == 0.0
@@ -205,10 +205,13 @@ def test_credits_are_never_exceeded(requests: list[tuple[int, int, int]]) -> Non
             pacer.note(count, size, turn * 1.0)
             out.append((count, size))
         single_batch = len(out) == 1
-        assert single_batch or (window.deltas_out <= 50 and window.bytes_out <= 500)
+        assert single_batch or (window.deltas_outstanding <= 50 and window.bytes_outstanding <= 500)
         if out and applied > 30:
             window.release(*out.pop(0))
-        assert (window.deltas_out, window.bytes_out) == (sum(c for c, _ in out), sum(s for _, s in out))
+        assert (window.deltas_outstanding, window.bytes_outstanding) == (
+            sum(c for c, _ in out),
+            sum(s for _, s in out),
+        )
 
 
 # --- the measures that each law gets
@@ -265,7 +268,7 @@ def test_suspended_sink_sets_no_limit() -> None:
     assert pacer.pressure(0, 100).level is PressureLevel.OK
     pacer.step(6.0, {"a": Measure(5, 5, 5)})
     assert law.demand_limited is None  # the law was not stepped
-    window.set_out(0, 0)
+    window.set_outstanding(0, 0)
     pacer.resume("a", 6.0)
     assert pacer.admits(1, 1, 6.0)
     pacer.step(6.1, {"a": Measure(5, 5, 5)})
@@ -275,13 +278,13 @@ def test_suspended_sink_sets_no_limit() -> None:
 def test_catching_up_sink_limits_source_to_share_of_drain() -> None:
     pacer, window, law = Pacer(), Credits(10, 100), FixedLaw(5_000.0)
     pacer.pace("a", law, window, 0.0)
-    window.set_out(10, 100)
+    window.set_outstanding(10, 100)
     pacer.catch_up("a", 0.0, share=0.6)
     assert pacer.mode("a") is Mode.CATCHING_UP
     assert pacer.step(0.1, {"a": Measure(200, 50_000, 10)}) == pytest.approx(0.6 * 2_000)
     assert law.followed == 0.6
     assert admit_deltas(pacer, 1.0) == 120  # credits do not limit a sink that catches up
-    assert window.deltas_out == 10
+    assert window.deltas_outstanding == 10
     with pytest.raises(UsageError, match="between 0 and 1"):
         pacer.catch_up("a", 1.0, share=1.0)
 
@@ -306,7 +309,7 @@ def test_catching_up_sink_reaches_log_end() -> None:
 def test_suspend_of_sink_that_does_not_pace_is_rejected() -> None:
     pacer = new_pacer(index=FixedLaw())
     assert pacer.mode("cache") is None
-    with pytest.raises(UsageError, match="'cache': it does not pace: name one that does: 'index'"):
+    with pytest.raises(UsageError, match="'cache': not a pacing sink: name one of these: 'index'"):
         pacer.suspend("cache", 0.0)
 
 

@@ -120,7 +120,7 @@ def test_corrupted_format_file_prevents_neither_verify_nor_export(
     refused = command("status")
     assert refused.status == 1
     assert f"its {len(content)} bytes are not a format file" in refused.err
-    assert "of any data directory which the same version made" in refused.err
+    assert "copy the format file of a data directory that the same version made" in refused.err
     done = command("log", "verify", "--json")
     assert (done.status, done.lines[0]["corruptions"], done.lines[0]["deltas"]) == (1, 1, FRAMES * ROWS)
     assert command("log", "export", "--skip-corrupt", "--output", tmp_path / "out").status == 0

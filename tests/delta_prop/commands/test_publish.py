@@ -426,7 +426,7 @@ def test_disk_too_full_to_open_is_reported_in_one_sentence(
     done = command.publish(create_lines(2))
     assert done.status == 1
     assert done.err.startswith("delta-prop: the disk is full: No space left on device")
-    assert "free some MB" in done.err
+    assert "free a few MB" in done.err
     assert "Errno" not in done.err
     monkeypatch.setattr(LocalFile, "write", write)
     assert command.publish(create_lines(2)).status == 0

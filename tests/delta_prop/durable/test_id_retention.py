@@ -325,7 +325,7 @@ def test_corrupted_id_run_is_rebuilt_from_the_log(index_bytes_max: int) -> None:
             assert checkpointer is not None
             await checkpointer.write()
             corrupted_run = ids_of(p).runs[0]
-            for page in range(corrupted_run.facts.pages):
+            for page in range(corrupted_run.facts.page_count):
                 disk.flip(corrupted_run.path, corrupted_run.facts.page_bytes * page + 3)
             refusal = await catch_refusal(p.offer(delta(3)).wait())
             assert (refusal.code, refusal.retryable) == (ErrorCode.LOG_FAILED, True)

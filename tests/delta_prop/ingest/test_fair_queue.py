@@ -406,7 +406,7 @@ def test_dependency_index_is_empty_after_draining() -> None:
         offer_all(queue, *(make_item(row % 4, f"v{row % 10}", f"v{row % 3}") for row in range(100)))
         drain(queue)
         assert not queue._index
-        assert not queue._indexed
+        assert not queue._is_indexed
 
 
 def test_offer_and_next_cost_a_few_microseconds() -> None:

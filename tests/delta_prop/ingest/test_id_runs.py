@@ -79,8 +79,8 @@ def test_each_id_is_found_at_its_offset_and_no_other(count: int) -> None:
     for run in variants(run_of(ids, offsets, step=7)):
         assert find_ids(run, ids) == offsets
         assert find_ids(run, others) == [None] * 200
-        assert (run.facts.rows, run.facts.first_offset, run.facts.last_offset) == (count, 5, offsets[-1])
-        rows = run.rows(0, run.facts.pages)
+        assert (run.facts.row_count, run.facts.first_offset, run.facts.last_offset) == (count, 5, offsets[-1])
+        rows = run.rows(0, run.facts.page_count)
         assert sorted(rows[:, 2].tolist()) == offsets
     assert run.fences_nbytes == id_runs.FENCE_BYTES, "thinning should end at one fence"
 
@@ -136,7 +136,7 @@ def test_merged_run_keeps_all_ids_with_first_offsets(
             run.filter = run.filter or run.load_filter()
             all_ids = [id_with_hash(number % 5, number) for number in range(61)]
             assert find_ids(run, all_ids) == [expected.get(number) for number in range(61)]
-            assert run.facts.rows == len(expected)
+            assert run.facts.row_count == len(expected)
             hashes, _ = hash_ids([all_ids[number] for number in expected])
             assert len(run.filter.candidates(hashes)) == len(expected)
 

@@ -77,7 +77,7 @@ def test_origins_are_bounded_per_owner_and_in_total() -> None:
     assert origins.hello(1, "p", 0.0).epoch == 2  # the origin exists already
     for number in (3, 4):
         origins.hello(number, "q", 0.0)
-    with pytest.raises(Refused, match="5 of 5 in all"):
+    with pytest.raises(Refused, match="5 of 5 in total"):
         origins.check_capacity([5], "r")
     assert len(origins) == 5
 

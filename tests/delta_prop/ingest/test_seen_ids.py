@@ -197,7 +197,7 @@ def test_filters_stay_in_memory_within_the_bound(index_bytes_max: int) -> None:
         assert sum(run.nbytes for run in seen.runs) <= max(
             index_bytes_max, id_runs.FENCE_BYTES * len(seen.runs)
         ), "runs should take at most the bound, or one fence each"
-    sizes = [(run.facts.rows, run.filter is not None) for run in seen.runs]
+    sizes = [(run.facts.row_count, run.filter is not None) for run in seen.runs]
     with_filter = [rows for rows, held in sizes if held]
     without = [rows for rows, held in sizes if not held]
     assert (with_filter == []) == (index_bytes_max == 1)
@@ -218,7 +218,7 @@ def test_unreadable_run_is_named_and_nothing_is_guessed() -> None:
     store.write(seen)
     seen.on_corruption = lambda: reports.append(True)
     bad = seen.runs[0]
-    for page in range(bad.facts.pages):
+    for page in range(bad.facts.page_count):
         store.disk.flip(store.path(bad), 4096 * page + 50)
     for ask in (ids_of(0), ids_of(0)[:1], ids_of(1), ids_of(7)):
         seen.corrupted_run = None

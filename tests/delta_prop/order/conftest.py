@@ -73,7 +73,7 @@ class MiniPipeline:
             self.refusals[entry] = self.orderer.overlap(entry)
         elif self.orderer.check(entry):
             self._append(entry)
-        elif self.orderer.find_parked(entry) is not None:
+        elif self.orderer.find_pending(entry) is not None:
             self.duplicates.append(entry)
         else:
             self._note(self.orderer.park(entry, now))

@@ -116,20 +116,20 @@ def test_forgotten_origin_has_no_watermark(new_pipeline, new_entry):
 # --- overlapping runs
 
 
-def test_find_parked_returns_entry_that_waits_for_predecessor(new_pipeline, new_entry):
+def test_find_pending_returns_entry_that_waits_for_predecessor(new_pipeline, new_entry):
     pipeline = new_pipeline()
     first = new_entry(A, 2)
     pipeline.offer(first)
-    assert pipeline.orderer.find_parked(new_entry(A, 2)) is first
-    assert pipeline.orderer.find_parked(new_entry(A, 2, 9)) is first
-    assert pipeline.orderer.find_parked(new_entry(A, 3)) is None
+    assert pipeline.orderer.find_pending(new_entry(A, 2)) is first
+    assert pipeline.orderer.find_pending(new_entry(A, 2, 9)) is first
+    assert pipeline.orderer.find_pending(new_entry(A, 3)) is None
 
 
-def test_find_parked_returns_entry_that_waits_for_clock(new_pipeline, new_entry):
+def test_find_pending_returns_entry_that_waits_for_clock(new_pipeline, new_entry):
     pipeline = new_pipeline()
     first = new_entry(A, 1, clock={B: 1})
     pipeline.offer(first)
-    assert pipeline.orderer.find_parked(new_entry(A, 1, clock={B: 1})) is first
+    assert pipeline.orderer.find_pending(new_entry(A, 1, clock={B: 1})) is first
 
 
 @pytest.mark.parametrize("rows", [1, 5])

@@ -21,12 +21,12 @@ def test_pending_counts_by_owner_and_forgets_empty_owners(new_entry):
     one, two = new_entry(1, 2, 4, owner="x"), new_entry(1, 5, owner="x")
     pending.add(one, 0.0)
     pending.add(two, 1.0)
-    assert (pending.deltas, pending.bytes, len(pending)) == (4, 400, 2)
-    assert pending.owners["x"].deltas == 4
+    assert (pending.delta_count, pending.bytes, len(pending)) == (4, 400, 2)
+    assert pending.owners["x"].delta_count == 4
     assert one in pending
     pending.remove(one)
     pending.remove(two)
-    assert (pending.deltas, pending.bytes, pending.owners) == (0, 0, {})
+    assert (pending.delta_count, pending.bytes, pending.owners) == (0, 0, {})
     assert one not in pending
 
 

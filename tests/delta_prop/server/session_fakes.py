@@ -232,7 +232,7 @@ class FakeSubscriber:
         if isinstance(sending.parts, FileRange):
             self.kinds.append("range")
             self.ranges.append(sending.parts.size)
-            raw = sending.parts.file.read(sending.parts.at, sending.parts.size)
+            raw = sending.parts.file.read(sending.parts.position, sending.parts.size)
         else:
             self.kinds.append("parts")
             raw = b"".join(sending.parts)

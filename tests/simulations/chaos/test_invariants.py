@@ -143,11 +143,13 @@ def test_healthy_service_passes_at_each_step_and_at_rest() -> None:
         (lambda p, feed: setattr(feed, "_committed", 99), "cursor"),
         (lambda p, feed: (setattr(feed, "_in_call_end", 99), setattr(feed, "_called_at", 1.0)), "early"),
         (
-            lambda p, feed: setattr(feed._mailbox, "deltas", -1) or feed._mailbox._waiting.extend([0, 0]),
+            lambda p, feed: (
+                setattr(feed._mailbox, "delta_count", -1) or feed._mailbox._waiting.extend([0, 0])
+            ),
             "bounds",
         ),
         (lambda p, feed: setattr(p.internals().pipeline.queue, "depth", 51), "bounds"),
-        (lambda p, feed: setattr(p.internals().pipeline.orderer._pending, "deltas", 1 << 30), "bounds"),
+        (lambda p, feed: setattr(p.internals().pipeline.orderer._pending, "delta_count", 1 << 30), "bounds"),
         (lambda p, feed: setattr(p.internals().log, "synced", 7), "marks"),
     ],
 )
@@ -161,7 +163,7 @@ def test_step_that_breaks_a_promise_is_found(break_it: Any, check: str) -> None:
         saved = {
             name: getattr(feed, name) for name in ("_applied", "_committed", "_in_call_end", "_called_at")
         }
-        depths = internals.pipeline.queue.depth, internals.pipeline.orderer._pending.deltas
+        depths = internals.pipeline.queue.depth, internals.pipeline.orderer._pending.delta_count
         break_it(p, feed)
         try:
             found = [check_violated(lambda: steps.check(None)) for _ in range(invariants.BOUNDS_EVERY)]
@@ -170,7 +172,7 @@ def test_step_that_breaks_a_promise_is_found(break_it: Any, check: str) -> None:
             for name, value in saved.items():
                 setattr(feed, name, value)
             feed._mailbox.clear()
-            internals.pipeline.queue.depth, internals.pipeline.orderer._pending.deltas = depths
+            internals.pipeline.queue.depth, internals.pipeline.orderer._pending.delta_count = depths
             internals.log.synced = internals.log.next_offset  # type: ignore[union-attr]
 
     with_service(scenario)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ActiveSegment:
-    """`pending_writes`: the writes of the next commit, one per segment."""
+    """The last segment of the log. `pending_writes`: the writes of the next commit, one per segment."""
 
     def __init__(self, segments: Segments, settings: LogSettings) -> None:
         self.pending_writes: list[SegmentWrite] = []
@@ -35,7 +35,7 @@ class ActiveSegment:
         return self.write_of(last)
 
     def is_old(self, segment: Segment, seen_us: int) -> bool:
-        """True if the segment has been growing for its maximum time."""
+        """Return True if the segment has been active for its maximum time."""
         return seen_us - segment.seen_first_us >= self._settings.segment_s_max * 1e6
 
     def begin(self, *, offset: int, seen_us: int) -> Segment:
@@ -51,7 +51,7 @@ class ActiveSegment:
         return last
 
     def write_of(self, segment: Segment) -> SegmentWrite:
-        """Return the pending write of the last segment; begin one if there is none."""
+        """Return the pending write of the last segment, `segment`; begin one if there is none."""
         if not self.pending_writes or self.pending_writes[-1].segment is not segment:
-            self.pending_writes.append(SegmentWrite(segment, segment.size, position=segment.size))
+            self.pending_writes.append(SegmentWrite(segment, segment.size, end=segment.size))
         return self.pending_writes[-1]

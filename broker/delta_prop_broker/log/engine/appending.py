@@ -24,7 +24,7 @@ _DURABLE = int(AckLevel.DURABLE)
 
 
 class Appending(Retaining):
-    """Assigns offsets to batches, within the capacity."""
+    """Appends batches as far as the log has capacity."""
 
     def append(
         self, batch: Batch, *, lamport: int, source: Source, known_ids: KnownIds = KnownIds.NONE
@@ -44,7 +44,7 @@ class Appending(Retaining):
         return logged
 
     def can_append(self, batches: Sequence[Batch]) -> bool:
-        """Return True if `append_run` would take these; free capacity that nobody needs."""
+        """Return True if `append_run` would take these; removes old segments that no holder needs."""
         size, level = batches[0].size, batches[0].attributes >> ACK_LEVEL_SHIFT & 3
         if len(batches) > 1:
             size = sum([batch.size for batch in batches])
@@ -54,7 +54,7 @@ class Appending(Retaining):
         return self._has_capacity(size) or self._refusal(size) is None
 
     def append_run(self, batches: Sequence[Batch], *, lamport: int, source: Source) -> list[LoggedBatch]:
-        """Append these batches one after the other, at one time; the caller called `can_append` just now."""
+        """Append these batches with one append time; the caller just called `can_append`."""
         now, appended = self.clock.read(), []
         for batch in batches:
             appended.append(self._append_one(batch, lamport, source, KnownIds.NONE, now))
@@ -74,7 +74,7 @@ class Appending(Retaining):
         logged = LoggedBatch(batch, offset, lamport, source, head, known_ids=known_ids)
         segment = (write := self._active_segment.write_for(size, offset=offset, seen_us=seen_us)).segment
         write.parts += (head, batch.raw)
-        write.position += size
+        write.end += size
         assert segment.index is not None
         segment.index.add(batch, offset=offset, size=size, time=now, previous_crc=previous, crc=crc)
         segment.size += size
@@ -84,5 +84,5 @@ class Appending(Retaining):
         self._quota.bytes += size
         self._unwritten_bytes += size
         if batch.attributes >> ACK_LEVEL_SHIFT & 3 >= _DURABLE or source is Source.REPLICA:
-            self._pending_sync = True  # a forwarder does not send the batch again
+            self._pending_sync = True  # of a replica too, since a forwarder does not send a batch again
         return logged

@@ -1,7 +1,8 @@
 """One group commit: everything appended since the last one, written and synced together.
 
-The log creates it, the thread that owns the disk runs it, and the log finishes it. The first error ends it,
-and the log with it: only a recovery finds out which bytes of a failed write or sync are on the disk.
+The log creates the commit, the thread that owns the disk runs it, and the log finishes it. The first error
+ends the commit and stops the log: only a recovery finds out which bytes of a failed write or sync are on
+the disk.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ if TYPE_CHECKING:
 
 _SMALL_BYTES = 2048
 _JOINED_PARTS = 512
-_UNJOINED_MAX = 4  # so few buffers are not worth the call that joins them
+_UNJOINED_MAX = 4  # up to this many buffers, a call that joins them costs more than it saves
 
 
 @dataclass(slots=True)
 class SegmentWrite:
-    """Buffers to write to one segment, from position `at` on."""
+    """Buffers to write to one segment, from position `start` on."""
 
     segment: Segment
-    at: int
+    start: int
     parts: list[Buffer] = field(default_factory=list)
-    position: int = 0  # the end of the last buffer
+    end: int = 0  # where the last buffer ends in the file
     seals_segment: bool = False  # nothing follows in this segment
 
 
 class Commit:
-    """The disk's side of a commit. Once `run` returns, `end` and `synced` are the new marks."""
+    """One group commit. Once `run` returns, rows are written up to `end` and synced up to `synced`."""
 
     def __init__(
         self,
@@ -57,13 +58,13 @@ class Commit:
         polls_free_space: bool,
         preallocate_to: int,
     ) -> None:
-        """`preallocate_to`: maximum size of a file with zeros ahead of its frames; 0: no zeros."""
+        """`preallocate_to`: maximum size of a file with the zeros after its frames; 0: no zeros."""
         self.writes = writes
         self.removed = removed
         self.end = end
         self.synced = synced
         self.free_bytes: int | None = None
-        """Free space of the disk after the commit, if it had to poll it."""
+        """Free space of the disk after the commit; None if the commit did not poll it."""
         self._polls_free_space = polls_free_space
         self._preallocate_to = preallocate_to
         self._disk = disk
@@ -73,16 +74,19 @@ class Commit:
         self._sync = sync
 
     def run(self) -> None:
-        """Write, sync, mark, remove, in this order. Raises OSError; it is not run a second time."""
+        """Write and sync, write the recovery point, and remove old segments, in this order.
+
+        Raises OSError; a commit is never run twice.
+        """
         for write in self.writes:
             self._write(write)
         if self.synced > self._recovery_point.newest.synced or self.removed:
-            mark = replace(self._recovery_point.newest, synced=self.synced, start=self._start, clean=False)
+            point = replace(self._recovery_point.newest, synced=self.synced, start=self._start, clean=False)
             if self.removed:
                 # Both slots must cover the removal before it happens, so that no older slot is ever used.
-                self._recovery_point.write_durably(mark)
+                self._recovery_point.write_durably(point)
             else:
-                self._recovery_point.write(mark)
+                self._recovery_point.write(point)
         for segment in self.removed:
             self._remove(segment.path)
             self._remove(segment.index_path)
@@ -90,15 +94,15 @@ class Commit:
             self.free_bytes = self._disk.free_bytes()
 
     def finish(self, segments: Segments) -> tuple[int, int]:
-        """Make written frames readable and close sealed segments; return the counts of frames and bytes.
+        """Make written frames readable and close sealed segments; return the numbers of frames and bytes.
 
         For the log's thread, once `run` has returned.
         """
         frames = size = 0
         for write in self.writes:
             segment = write.segment
-            segment.readable = write.position
-            size += write.position - write.at
+            segment.readable = write.end
+            size += write.end - write.start
             frames += len(write.parts) // 2  # each frame has a head and a body
             if write.seals_segment:
                 if segment.file is not None:
@@ -116,9 +120,9 @@ class Commit:
         if write.parts:
             _write_parts(file, write)
         if write.seals_segment:
-            preallocation.truncate(file, segment, write.position)
+            preallocation.truncate(file, segment, write.end)
         elif self._sync and write.parts:
-            preallocation.fill(file, segment, write.at, write.position, end_max=self._preallocate_to)
+            preallocation.fill(file, segment, write.start, write.end, end_max=self._preallocate_to)
         if write.seals_segment or self._sync:
             file.sync()
         if write.seals_segment and segment.index is not None:
@@ -128,7 +132,7 @@ class Commit:
         file = self._disk.open(segment.path, create=True)
         if file.size():
             file.close()
-            raise FileExistsError(errno.EEXIST, "a new segment is there already", segment.path)
+            raise FileExistsError(errno.EEXIST, "the file of a new segment already exists", segment.path)
         self._disk.sync_directory(self._directory)
         return file
 
@@ -140,20 +144,20 @@ class Commit:
 
 
 def copy_to_cache(write: SegmentWrite) -> tuple[int, int]:
-    """Copy a pending write into the page cache: a `Commit` without sync, mark or new file.
+    """Copy a pending write into the page cache: a `Commit` without a sync, a recovery point or a new file.
 
-    Return the counts of frames and bytes. Raises OSError.
+    Return the numbers of frames and bytes. Raises OSError.
     """
     segment = write.segment
     assert segment.file is not None, "the segment has no file: run a commit, which creates it"
     _write_parts(segment.file, write)
-    segment.readable = write.position
-    return len(write.parts) // 2, write.position - write.at
+    segment.readable = write.end
+    return len(write.parts) // 2, write.end - write.start
 
 
 def _write_parts(file: File, write: SegmentWrite) -> None:
-    size = write.position - write.at
-    write_all(file, write.at, _join_small_parts(write.parts, size), size)
+    size = write.end - write.start
+    write_all(file, write.start, _join_small_parts(write.parts, size), size)
 
 
 def all_have_files(writes: Iterable[SegmentWrite]) -> bool:
@@ -165,7 +169,7 @@ def all_have_files(writes: Iterable[SegmentWrite]) -> bool:
 
 
 def _join_small_parts(parts: list[Buffer], size: int) -> list[Buffer]:
-    """Join many small buffers into fewer large ones: a buffer costs the system more than copying 2 KB."""
+    """Join small buffers into fewer, larger ones: to write one more buffer costs more than to copy 2 KB."""
     if len(parts) <= _UNJOINED_MAX or len(parts) * _SMALL_BYTES < size:
         return parts
     return [b"".join(parts[first : first + _JOINED_PARTS]) for first in range(0, len(parts), _JOINED_PARTS)]

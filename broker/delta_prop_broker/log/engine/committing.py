@@ -1,4 +1,4 @@
-"""Committing to the disk: a commit's work, and the marks that it moves.
+"""Commits to the disk: starts them, and advances `written` and `synced` when they have run.
 
 A commit runs on a thread that may wait for the disk; the thread of the log takes and finishes it.
 """
@@ -17,12 +17,12 @@ class Committing(LogState):
     """Runs one commit at a time."""
 
     def request_sync(self) -> None:
-        """Have the next commit sync, also rows that were written without a sync."""
+        """Make the next commit sync all rows, even those that were written without a sync."""
         self._pending_sync = True
 
     @property
     def cacheable_bytes(self) -> int | None:
-        """Bytes that a commit would copy into the page cache now; None if it had more to do, or nothing."""
+        """Bytes that a commit would only copy into the page cache; None if it has other work, or none."""
         pending = self._active_segment.pending_writes
         if self._running is not None or self._pending_sync or self._removed or not pending:
             return None
@@ -32,7 +32,7 @@ class Committing(LogState):
         return self._unwritten_bytes if len(pending) == 1 or all_have_files(pending) else None
 
     def take_commit(self, *, sync: bool = False) -> Commit | None:
-        """Return the disk's work, or None if there is none or a commit is running. `sync`: sync all rows."""
+        """Return the next commit, or None if there is no work or one is running. `sync`: sync all rows."""
         if (
             self._running is not None
             or self.failure is not None
@@ -57,7 +57,7 @@ class Committing(LogState):
             recovery_point=self._recovery_point, start=self._start, end=self.next_offset,
             synced=self.next_offset if sync else max(self.synced, sealed),
             sync=sync and bool(active.pending_writes),
-            polls_free_space=self._free.is_due() or bool(self._removed),
+            polls_free_space=self._free.claim_poll() or bool(self._removed),
             preallocate_to=preallocation.limit(self._free.bytes - self.reserve.missing, self.settings),
         )  # fmt: skip
         self._syncs_skipped += not sync
@@ -65,7 +65,7 @@ class Committing(LogState):
         return self._running
 
     def finish_commit(self, commit: Commit) -> None:
-        """Move the marks, once a commit's `run` has returned."""
+        """Advance `written` and `synced`, once `run` of the commit has returned."""
         assert commit is self._running, "another commit is running: finish that one"
         self._running = None
         if self.failure is not None:
@@ -79,9 +79,9 @@ class Committing(LogState):
     def write_to_cache(self, bytes_max: int) -> bool:
         """Copy up to `bytes_max` pending bytes into the page cache now, instead of a commit.
 
-        False where a commit has more to do, or nothing. Raises OSError: then call `fail`.
+        Returns False if this takes a commit, or if nothing is pending. Raises OSError: then call `fail`.
         """
-        size, mark = self.cacheable_bytes, self._recovery_point
+        size, recovery_point = self.cacheable_bytes, self._recovery_point
         if (
             size is None
             or size > bytes_max
@@ -89,13 +89,13 @@ class Committing(LogState):
             or self.failure is not None
         ):
             return False
-        if mark is None or self.synced > mark.newest.synced:
+        if recovery_point is None or self.synced > recovery_point.newest.synced:
             return False
         (write,), self._active_segment.pending_writes = self._active_segment.pending_writes, []
         self._syncs_skipped += 1
         frames, size = copy_to_cache(write)
-        left = self._disk.free_bytes() if self._free.is_due() else None
-        self._note_written(self.next_offset, frames, size, left)
+        free_bytes = self._disk.free_bytes() if self._free.claim_poll() else None
+        self._note_written(self.next_offset, frames, size, free_bytes)
         return True
 
     def _note_written(self, end: int, frames: int, size: int, free_bytes: int | None) -> None:
@@ -110,10 +110,10 @@ class Committing(LogState):
             self._tail.trim(end)
 
     def fail(self, error: Exception) -> None:
-        """Stop the log after a commit's `run` raised; it only reads, until it is recovered.
+        """Stop the log after `run` of a commit raised; from then on it only reads, until it is recovered.
 
-        Corruption found by that recovery stops it for good. Rows that were written but not synced may have
-        left the page cache with a failed sync, so they are hidden until they have been read back.
+        If the recovery finds corruption, the log stops for good. A failed sync may have dropped rows from the
+        page cache that were written and not synced, so they are hidden until they have been read back.
         """
         self.written = self.synced
         self.failure = error if isinstance(error, DeltaPropError) else self.failure or error

@@ -14,12 +14,13 @@ POLL_INTERVAL_US = 100_000
 
 
 class FreeSpace:
-    """`bytes`: the free space, as far as known."""
+    """The free space of a disk. `bytes`: as last polled, less the bytes written since."""
 
-    def __init__(self, disk: Disk, seen_us: Callable[[], int], *, read_only: bool) -> None:
+    def __init__(self, disk: Disk, now_us: Callable[[], int], *, read_only: bool) -> None:
+        """`now_us`: seen time."""
         self._disk = disk
-        self._seen_us = seen_us
-        self._polled_us = seen_us()
+        self._now_us = now_us
+        self._polled_us = now_us()
         self.bytes = 0 if read_only else disk.free_bytes()
 
     def poll(self) -> int:
@@ -27,16 +28,16 @@ class FreeSpace:
         self.bytes = self._disk.free_bytes()
         return self.bytes
 
-    def is_due(self) -> bool:
-        """Return True if a poll is due; the caller then polls, or has the next commit do it."""
-        seen_us = self._seen_us()
-        due = seen_us - self._polled_us >= POLL_INTERVAL_US
-        if due:
-            self._polled_us = seen_us
-        return due
+    def claim_poll(self) -> bool:
+        """Return True if a poll is due, and start the next interval: the caller must poll, or a commit."""
+        now_us = self._now_us()
+        is_due = now_us - self._polled_us >= POLL_INTERVAL_US
+        if is_due:
+            self._polled_us = now_us
+        return is_due
 
     def note_written(self, size: int, free_bytes: int | None) -> None:
-        """Subtract `size` written bytes; `free_bytes`: what a poll returned after them, None without one."""
+        """Subtract `size` written bytes; if the disk was polled after the write, store `free_bytes`."""
         self.bytes = self.bytes - size if free_bytes is None else free_bytes
 
     def forget(self) -> None:

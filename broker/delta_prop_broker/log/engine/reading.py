@@ -39,29 +39,29 @@ class Reading(LogState):
             raise refusals.offset_too_old(offset, self._start)
         if offset >= end:
             return []
-        if offset >= self._tail.first:
+        if offset >= self._tail.start_offset:
             return self._tail.read(offset, end, rows_max=rows_max, bytes_max=bytes_max)
-        # After a failure the written mark is lower: the rows above it may be lost.
-        end = min(end, self.written, self._tail.first)
+        # After a failure `written` is lower: the rows from there on may be lost.
+        end = min(end, self.written, self._tail.start_offset)
         return self._segments.read(offset, end, rows_max=rows_max, bytes_max=bytes_max)
 
     def frames(self, offset: int = 0) -> Iterator[FrameLocation]:
-        """Yield the frames from an offset (or the log's start) up to `high_watermark`, checked once more.
+        """Yield the frames from an offset (or the log's start) up to `high_watermark`, and check each again.
 
-        Raises LogCorrupted where one cannot be read; `inspect` continues after it.
+        Raises LogCorrupted at a frame that cannot be read; `inspect` continues after such a frame.
         """
         return self._segments.scan(max(offset, self._start), self.high_watermark)
 
     def snapshot(self) -> Snapshot | None:
-        """Return the newest snapshot, open; None where there is none. The caller closes it.
+        """Open the newest snapshot and return it, for the caller to close; None if there is none.
 
         It holds each vector's state at its offset, and the log has all rows from there on. Reads a few
-        blocks, so not for the event loop. Raises LogCorrupted, OSError.
+        blocks from the disk, so not for the event loop. Raises LogCorrupted, OSError.
         """
         return self._planner.newest(start=self._start, end=self.next_offset)
 
     def may_have_snapshot(self) -> bool:
-        """Return True if `snapshot` may find one, by what is known in memory. False: it finds none."""
+        """Return False if memory already shows that `snapshot` would find none; True otherwise."""
         return self._planner.may_have_snapshot(self._start)
 
     def find(self, origin: int, counter: int) -> int | None:
@@ -85,9 +85,9 @@ class Reading(LogState):
     def append_time(self, offset: int) -> int | None:
         """Return the append time (us since 1970) of a row below `high_watermark`; None if it cannot be read.
 
-        For a removed row, returns that of the oldest stored one. Reads a few frame heads, and no bodies.
+        For a removed row, returns the time of the oldest stored one. Reads a few frame heads, and no bodies.
         """
-        if offset >= self._tail.first:
+        if offset >= self._tail.start_offset:
             (logged,) = self._tail.read(offset, self.next_offset, rows_max=1, bytes_max=1)
             known = unpack_logged_head(logged.head)
             return None if known is None else known[2].append_time

@@ -1,7 +1,7 @@
-"""Recovery of a data directory at its opening: the frames are the truth, all else is checked against them.
+"""Recovery of a data directory at its opening: the frames are authoritative, and all else must fit them.
 
-A torn tail is truncated only above the synced mark, and reported. Corruption below the mark raises an error
-that names the range, and then nothing is changed.
+A torn tail is truncated, and reported, only after all rows that are known to be synced. Corruption before
+their end raises an error that names the range, and then nothing is changed.
 """
 
 from __future__ import annotations
@@ -72,28 +72,28 @@ def recover(
     `synced`: the offset below which the caller knows rows to be on stable storage, whatever the files say.
     `oldest_format`: the oldest format of the directory that may be opened.
     """
-    formatted = check_format(disk, oldest=oldest_format)
+    has_format = check_format(disk, oldest=oldest_format)
     recovery = _Recovery(
-        disk, directory, read_only=read_only, formatted=formatted, made_by=made_by, synced=synced
+        disk, directory, read_only=read_only, has_format=has_format, made_by=made_by, synced=synced
     )
     return recovery.run(draw)
 
 
 class _Recovery:
     def __init__(
-        self, disk: Disk, directory: str, *, read_only: bool, formatted: bool, made_by: str, synced: int
+        self, disk: Disk, directory: str, *, read_only: bool, has_format: bool, made_by: str, synced: int
     ) -> None:
         self._disk = disk
         self._directory = directory
         self._read_only = read_only
-        self._formatted = formatted
+        self._formatted = has_format
         self._made_by = made_by
         self._report = RecoveryReport(read_only=read_only)
         self._segments = Segments(disk, directory)
         self._recovery_point = RecoveryPoint()
         self._has_recovery_point = False
         self._chain_crc: int | None = None
-        self._evidence = synced
+        self._known_synced = synced  # the offset up to which something shows that rows were synced
         self._last: Segment | None = None
         self._checkpoints = Checkpoints(disk, directory, b"")
 
@@ -112,14 +112,14 @@ class _Recovery:
             names = self._restore_names(names)
         bases = segment_bases(names)
         identity = self._identify(bases, draw)
-        obsolete = [base for base, after in pairwise(bases) if after <= self._recovery_point.start]
+        obsolete = [base for base, next_base in pairwise(bases) if next_base <= self._recovery_point.start]
         bases = bases[len(obsolete) :]
         self._checkpoints = Checkpoints.read(
             self._disk, self._directory, identity.log_id, names, self._report.notes
         )
         self._check_start(bases)
-        for base, after in pairwise(bases):
-            self._load_sealed(Segment(self._directory, base), after)
+        for base, next_base in pairwise(bases):
+            self._load_sealed(Segment(self._directory, base), next_base)
         torn = self._load_last(bases[-1]) if bases else False
         last = self._segments.last
         end = self._recovery_point.start if last is None else last.end
@@ -134,7 +134,7 @@ class _Recovery:
             self._remove(obsolete, names)
             self._checkpoints.sweep(names)
         self._report.epoch = identity.epoch
-        synced = self._evidence if self._read_only else end
+        synced = self._known_synced if self._read_only else end
         return RecoveryResult(
             identity, self._segments, self._chain_crc, self._report.start_offset, end, synced, point_file,
             self._checkpoints, self._report,
@@ -145,15 +145,15 @@ class _Recovery:
     def _read_recovery_point(self) -> None:
         path = f"{self._directory}/{RECOVERY_POINT}"
         file = open_recovery_point(self._disk, path, read_only=True)
-        point, broken = (None, 0) if file is None else read_recovery_point(file)
+        point, bad_slots = (None, 0) if file is None else read_recovery_point(file)
         if file is not None:
             file.close()
-        if broken:
-            self._report.notes.append(f"{path}: {broken} of 2 slots corrupted, not used")
+        if bad_slots:
+            self._report.notes.append(f"{path}: {bad_slots} of 2 slots corrupted, not used")
         if point is not None:
             self._recovery_point, self._has_recovery_point = point, True
         self._report.clean = self._recovery_point.clean
-        self._evidence = max(self._evidence, self._recovery_point.synced)
+        self._known_synced = max(self._known_synced, self._recovery_point.synced)
 
     def _identify(self, bases: list[int], draw: Callable[[int], bytes]) -> Identity:
         path = f"{self._directory}/{IDENTITY}"
@@ -179,12 +179,13 @@ class _Recovery:
 
     def _check_start(self, bases: list[int]) -> None:
         start = self._recovery_point.start
-        # A checkpoint is written after the sync of all its rows, so it proves that sync as the mark does.
-        self._evidence = max((self._evidence, *(one.end for one in self._checkpoints.stored)))
+        # A checkpoint is written after all its rows are synced, so it proves that they are.
+        ends = (checkpoint.end for checkpoint in self._checkpoints.stored)
+        self._known_synced = max((self._known_synced, *ends))
         if not bases:
-            if self._evidence > start:
+            if self._known_synced > start:
                 path = Segment(self._directory, start).path
-                raise LogCorrupted(path, "no segment is left", offset=start, end=self._evidence)
+                raise LogCorrupted(path, "no segment is left", offset=start, end=self._known_synced)
             return
         if self._has_recovery_point and bases[0] > start:
             path = Segment(self._directory, start).path
@@ -192,9 +193,9 @@ class _Recovery:
         if not self._has_recovery_point and not self._report.created:
             path = f"{self._directory}/{RECOVERY_POINT}"
             self._report.notes.append(f"{path} is missing or corrupted: only the frames show what was synced")
-        self._evidence = max(self._evidence, bases[-1])
+        self._known_synced = max(self._known_synced, bases[-1])
 
-    def _load_sealed(self, segment: Segment, after: int) -> None:
+    def _load_sealed(self, segment: Segment, next_base: int) -> None:
         file = self._disk.open(segment.path, read_only=True)
         try:
             size = file.size()
@@ -203,7 +204,7 @@ class _Recovery:
                 index = SparseIndex(segment.base)
                 bad = self._scan(segment, file, size, index)
                 if bad is not None:
-                    segment.size, segment.end = size, after
+                    segment.size, segment.end = size, next_base
                     raise corruption_error(segment, file, bad)
                 self._report.indexes_rebuilt += 1
                 if not self._read_only:
@@ -212,41 +213,42 @@ class _Recovery:
             self._add_segment(segment, index)
         finally:
             file.close()
-        if segment.end != after:
-            low, high = sorted((segment.end, after))
+        if segment.end != next_base:
+            low, high = sorted((segment.end, next_base))
             reason = (
-                f"it ends at offset {segment.end}, the next segment starts at {after}: frames are missing"
-                if segment.end < after
-                else f"it ends at offset {segment.end}, beyond the start of the next segment, {after}"
+                f"it ends at offset {segment.end}, but the next segment starts at {next_base}: "
+                "frames are missing"
+                if segment.end < next_base
+                else f"it ends at offset {segment.end}, beyond the start of the next segment, {next_base}"
             )
             raise LogCorrupted(segment.path, reason, position=segment.size, offset=low, end=high)
 
     def _load_last(self, base: int) -> bool:
-        """Read the frames of the last segment; return True if its file goes on after them."""
+        """Read the frames of the last segment; return True if a torn tail follows them."""
         segment = self._last = Segment(self._directory, base)
         file = segment.file = self._disk.open(segment.path, read_only=self._read_only)
         size = file.size()
-        # After the frames there may be zeros, written ahead of the next ones. Their start is located first: a
-        # process that writes the log may fill them meanwhile, and later frames must not count as torn.
+        # After the frames there may be zeros, preallocated for later frames. Their start is located first: a
+        # process that writes the log may fill them meanwhile, and such frames must not count as torn.
         content = content_end(file, 0, size)
         index = self._partial_index(segment, file, size)
         bad = self._scan(segment, file, size, index)
         if bad is not None and bad.position < content:
             for _, head in heads_after(file, bad.position + bad.skip, content):
                 if bad.offset < head.offset and head.stamp.synced_offset <= head.offset:
-                    self._evidence = max(self._evidence, head.stamp.synced_offset)
-            if self._evidence > bad.offset or bad.is_misplaced:
-                segment.size, segment.end = size, max(self._evidence, bad.offset)
+                    self._known_synced = max(self._known_synced, head.stamp.synced_offset)
+            if self._known_synced > bad.offset or bad.is_misplaced:
+                segment.size, segment.end = size, max(self._known_synced, bad.offset)
                 raise corruption_error(segment, file, bad)
             self._report.truncated_tail = TruncatedTail(
                 segment.path, bad.position, content - bad.position, bad.offset, bad.reason
             )  # fmt: skip
         self._add_segment(segment, index)
         segment.index = index
-        if self._evidence > segment.end:
+        if self._known_synced > segment.end:
             reason = "it ends early: frames that were on stable storage are missing"
             raise LogCorrupted(
-                segment.path, reason, position=segment.size, offset=segment.end, end=self._evidence
+                segment.path, reason, position=segment.size, offset=segment.end, end=self._known_synced
             )
         return bad is not None
 
@@ -268,7 +270,7 @@ class _Recovery:
         return SparseIndex(segment.base)
 
     def _check_belongs(self, checkpoint: Checkpoint, end: int) -> None:
-        """Drop a checkpoint that is not of these frames' history, or lacks frames after it."""
+        """Drop a checkpoint that does not fit the frames before it, or after which frames are missing."""
         first = self._segments.all[0].base if self._segments.all else end
         if first <= checkpoint.offset <= end and self._crc_before(checkpoint.offset, end) == checkpoint.crc:
             if self._report.checkpoint is None:
@@ -280,7 +282,7 @@ class _Recovery:
         )
 
     def _chain_crc_before(self, end: int, log_id: bytes) -> int | None:
-        """Return the last stamp's checksum from a checkpoint or snapshot, where its segment was removed."""
+        """Return the last stamp's checksum, from a checkpoint or snapshot, as its segment was removed."""
         for checkpoint in self._checkpoints.stored:
             if checkpoint.offset == end:
                 return checkpoint.crc
@@ -304,24 +306,24 @@ class _Recovery:
         return found.stamp.previous_crc
 
     def _scan(self, segment: Segment, file: File, size: int, index: SparseIndex) -> BadFrame | None:
-        """Read the frames of a segment that its index lacks, and add them to it."""
-        begin = index.size
+        """Read the frames of a segment that its index lacks, and add them to the index."""
+        start = index.size
         previous = self._chain_crc if index.last_crc is None else index.last_crc
-        scanner = FrameScanner(file, position=begin, offset=index.end, end=size, previous_crc=previous)
+        scanner = FrameScanner(file, position=start, offset=index.end, end=size, previous_crc=previous)
         try:
             for found in scanner:
                 index_frame(index, found)
-                self._evidence = max(self._evidence, found.stamp.synced_offset)
+                self._known_synced = max(self._known_synced, found.stamp.synced_offset)
         except BadFrame as bad:
             return bad
         finally:
-            self._report.scanned_bytes += scanner.position - begin
+            self._report.scanned_bytes += scanner.position - start
         return None
 
     def _add_segment(self, segment: Segment, index: SparseIndex) -> None:
         first = index.first_previous_crc
         if self._chain_crc is not None and first is not None and first != self._chain_crc:
-            reason = f"its first frame follows stamp {first:#010x}, before it lies {self._chain_crc:#010x}"
+            reason = f"its first frame follows stamp {first:#010x}, but the last is {self._chain_crc:#010x}"
             raise LogCorrupted(segment.path, reason, position=0, offset=segment.base)
         segment.apply_index(index)
         if index.last_crc is not None:
@@ -330,10 +332,10 @@ class _Recovery:
 
     def _fill_report(self, end: int) -> None:
         report = self._report
-        held = self._segments.all
-        report.start_offset = held[0].base if held else end
-        report.next_offset, report.synced = end, self._evidence
-        report.segments, report.bytes = len(held), sum(segment.size for segment in held)
+        segments = self._segments.all
+        report.start_offset = segments[0].base if segments else end
+        report.next_offset, report.synced = end, self._known_synced
+        report.segments, report.bytes = len(segments), sum(segment.size for segment in segments)
         if report.truncated_tail is not None or end != self._recovery_point.synced:
             report.clean = False
 
@@ -362,20 +364,21 @@ class _Recovery:
         return identity, point_file
 
     def _make_durable(self, last: Segment, torn: bool) -> None:
-        """Make all of the last segment durable that may not be.
+        """Make durable all parts of the last segment that may not be.
 
-        A failed sync leaves bytes and names that look written, and that no later sync writes. So bytes not
-        known to be synced are written once more, and a file of which nothing is known to be synced is copied.
+        A failed sync leaves bytes and names that look written, but that no later sync writes. So bytes not
+        known to be synced are written again, and a file without any byte known to be synced is copied.
         """
         assert last.file is not None
         assert last.index is not None
-        if self._evidence <= last.base and self._replace_with_copy(last):
+        if self._known_synced <= last.base and self._replace_with_copy(last):
             return
         if torn:
             last.file.truncate(last.size)
-        at = last.index.entry_before(self._evidence).position if self._evidence < last.end else last.size
-        for chunk in _chunks(last.file, at, last.size):
-            at = write_all(last.file, at, [chunk])
+        is_all_synced = self._known_synced >= last.end
+        position = last.size if is_all_synced else last.index.entry_before(self._known_synced).position
+        for chunk in _chunks(last.file, position, last.size):
+            position = write_all(last.file, position, [chunk])
         last.file.sync()
 
     def _replace_with_copy(self, last: Segment) -> bool:
@@ -411,9 +414,9 @@ class _Recovery:
             if name.endswith(TEMPORARY):
                 with suppress(FileNotFoundError):  # this recovery may have renamed it
                     self._disk.remove(f"{self._directory}/{name}")
-        held = {segment.base for segment in self._segments.all[:-1]}
+        sealed_bases = {segment.base for segment in self._segments.all[:-1]}
         for base in segment_bases(names, INDEX_SUFFIX):
-            if base not in held:
+            if base not in sealed_bases:
                 self._disk.remove(Segment(self._directory, base).index_path)
 
     def _size(self, segment: Segment) -> int:
@@ -424,13 +427,13 @@ class _Recovery:
             file.close()
 
 
-def _chunks(file: File, at: int, end: int) -> Iterator[bytes]:
-    while at < end:
-        chunk = file.read(at, min(CHUNK_BYTES, end - at))
+def _chunks(file: File, position: int, end: int) -> Iterator[bytes]:
+    while position < end:
+        chunk = file.read(position, min(CHUNK_BYTES, end - position))
         if not chunk:
-            raise OSError(errno.EIO, f"the file ended at byte {at}, and had {end} just now")
+            raise OSError(errno.EIO, f"the file ends at byte {position}, but had {end} bytes a moment ago")
         yield chunk
-        at += len(chunk)
+        position += len(chunk)
 
 
 def _describes(index: SparseIndex, file: File, size: int) -> bool:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TruncatedTail:
-    """A torn tail that was truncated (or, read-only, is not shown): it was above the synced mark."""
+    """A torn tail, after all rows known to be synced: truncated, or hidden if the log is read-only."""
 
     path: str
     position: int
@@ -28,7 +28,7 @@ class TruncatedTail:
     def __str__(self) -> str:
         return (
             f"{self.path}: {self.bytes} bytes from byte {self.position} on (offset {self.offset} and above) "
-            f"were never synced and are cut: {self.reason}"
+            f"were never synced and are left out: {self.reason}"
         )
 
 
@@ -42,12 +42,12 @@ class RecoveryReport:
     epoch: int = 0
     start_offset: int = 0
     next_offset: int = 0
-    synced: int = 0  # what was known to be on stable storage before this
+    synced: int = 0  # the offset up to which rows were known to be synced before the recovery
     segments: int = 0
     bytes: int = 0
     scanned_bytes: int = 0
     indexes_rebuilt: int = 0
-    checkpoint: int | None = None  # the offset of the newest one that fits
+    checkpoint: int | None = None  # the offset of the newest checkpoint that fits
     truncated_tail: TruncatedTail | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -70,7 +70,7 @@ class RecoveryResult:
 
     identity: Identity
     segments: Segments
-    chain_crc: int | None  # the last stamp's checksum, None where there is no frame
+    chain_crc: int | None  # the last stamp's checksum; None if there is no frame
     start: int
     next_offset: int
     synced: int
@@ -79,7 +79,7 @@ class RecoveryResult:
     report: RecoveryReport
 
     def close(self) -> None:
-        """Close its files, if no log continues from it."""
+        """Close the files; only for a result that no log continues from."""
         self.segments.close()
         if self.recovery_point is not None:
             self.recovery_point.close()

@@ -1,6 +1,6 @@
 """Retention of a log on disk: holders, removal of old segments, and capacity for appends.
 
-Full segments are removed, the oldest first: at once for readers, from the disk with the next commit.
+Sealed segments are removed, the oldest first. Readers lose them at once; the next commit removes the files.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 class Retaining(LogState):
-    """Capacity, holders, retention, compaction and compression."""
+    """Keeps the log within its capacity: holders, retention, compaction and compression."""
 
     # --- holders and removal
 
     def used_share(self, offset: int) -> float:
-        """Return the share of `bytes_max` used by the segments from the one of `offset` on."""
+        """Return the share of `bytes_max` that the segments from that of `offset` on use."""
         return 0.0 if offset >= self.next_offset else self._quota.held_bytes(offset) / self.settings.bytes_max
 
     def retention_share(self, offset: int) -> float:
@@ -38,9 +38,9 @@ class Retaining(LogState):
         return self._quota.retention_share(offset, self.clock.seen_us)
 
     def hold(self, holder: str, needed: Callable[[], int], evict: Callable[[], None] | None = None) -> None:
-        """Keep all rows from the offset that `needed` returns; it is called when capacity is short.
+        """Keep all rows from the offset on that `needed` returns; the log calls it when capacity is short.
 
-        A holder with `evict` is released and notified by that call, so that an append is not refused.
+        Rather than refuse an append, the log calls `evict` of a holder that has it, and releases the holder.
         """
         self._holders.hold(holder, needed, evict)
 
@@ -51,27 +51,27 @@ class Retaining(LogState):
     def roll(self) -> bool:
         """Seal the last segment with the next commit if it is older than `segment_s_max`; return True if so.
 
-        So rows can be retained and compacted even when no more are appended.
+        So rows can be compacted and removed even if no more are appended.
         """
         last = self._segments.last
         if self.failure is not None or self._recovery_point is None or last is None or not last.size:
             return False
         seen_us = self.clock.poll()
-        if old := self._active_segment.is_old(last, seen_us):
+        if is_old := self._active_segment.is_old(last, seen_us):
             self._active_segment.begin(offset=self.next_offset, seen_us=seen_us)
-        return old
+        return is_old
 
     def retain(self) -> int:
-        """Remove full old segments, by size and age, unless a holder needs them; return their count.
+        """Remove old segments, by size and age, unless a holder needs them; return their number.
 
-        Readers lose them at once, the disk with the next commit.
+        Readers lose them at once; the next commit removes the files.
         """
         if self.failure is None and self._recovery_point is not None:
             self._quota.retain(self.clock.poll(), readable=self._readable_end(), end=self.next_offset)
         return self._note_removed(self._quota.take_removed())
 
     def take_compaction(self) -> Compaction | None:
-        """Return the next compaction into a snapshot; None where there is none, or one is running.
+        """Return the next compaction into a snapshot; None if there is none, or one is running.
 
         A background thread runs its steps, then `finish_compaction` takes it, even if it failed.
         """
@@ -86,7 +86,7 @@ class Retaining(LogState):
         self._planner.finish(compaction, made=made)
 
     def take_compression(self) -> SegmentCompression | None:
-        """Return the compression of the next sealed segment, as the settings say; None where there is none.
+        """Return the compression of the next sealed segment, by the settings; None if there is none.
 
         A thread runs its steps, then `finish_compression` takes it, even if it failed. Raises OSError.
         """
@@ -125,10 +125,10 @@ class Retaining(LogState):
     # --- capacity
 
     def refusal(self, *batches: Batch) -> Refused | None:
-        """Return the error with which an append of these would be refused now; remove old segments first."""
-        above = next((batch for batch in batches if batch.ack_level > self.ack_level), None)
-        if above is not None:
-            return refusals.level_refusal(above)
+        """Return the error with which an append of these would be refused now; removes old segments first."""
+        too_high = next((batch for batch in batches if batch.ack_level > self.ack_level), None)
+        if too_high is not None:
+            return refusals.level_refusal(too_high)
         return self._refusal(sum(batch.size for batch in batches))
 
     def capacity_refusal(self, count: int, size: int) -> Refused | None:
@@ -136,7 +136,7 @@ class Retaining(LogState):
         return None if size > self._batch_bytes_max else self._refusal(size)
 
     def _has_capacity(self, size: int) -> bool:
-        """Return True if `_refusal` would surely return None: a quicker check that frees nothing."""
+        """Return True if `_refusal` is sure to return None; quicker, and frees no capacity."""
         settings, unwritten = self.settings, self._unwritten_bytes + size
         return (
             self.failure is None
@@ -148,9 +148,9 @@ class Retaining(LogState):
         )
 
     def shortage(self) -> Refused | None:
-        """Return the error while the log lacks capacity for any append; None otherwise, as far as known.
+        """Return the error while the log lacks capacity; None otherwise, as far as known.
 
-        The disk is full, or a batch of the size that was last refused would be refused again.
+        It lacks capacity if the disk is full, or if it would refuse the size that it last refused.
         """
         refusal = self._disk_refusal(0) if self.failure is None else refusals.log_stopped(self.failure)
         if refusal is None and self._refused_size is not None:
@@ -161,8 +161,8 @@ class Retaining(LogState):
         return None
 
     def poll_capacity(self) -> None:
-        """Poll the free space of the disk, unless that was done just now: other programs write to it too."""
-        if self.failure is None and not self._closed and self._free.is_due():
+        """Poll the free space of the disk if a poll is due, since other programs write to it too."""
+        if self.failure is None and not self._closed and self._free.claim_poll():
             with suppress(OSError):
                 self._free.poll()
 
@@ -194,17 +194,18 @@ class Retaining(LogState):
         return refusals.disk_full(self._free.bytes, reserved, needed)
 
     def _quota_refusal(self, size: int) -> Refused | None:
-        found = self._quota.ensure_capacity(size, readable=self._readable_end(), end=self.next_offset)
+        fits = self._quota.ensure_capacity(size, readable=self._readable_end(), end=self.next_offset)
         self._note_removed(self._quota.take_removed())
-        if found:
+        if fits:
             return None
         holder = self._holders.slowest()
         why = "" if holder else self._planner.wait_reason(self.high_watermark)
-        held, offsets = self._quota.bytes, (self.start_offset, self.next_offset)
-        return refusals.log_full(held, self.settings.bytes_max, offsets=offsets, holder=holder, reason=why)
+        held_bytes, bytes_max = self._quota.bytes, self.settings.bytes_max
+        offsets = self.start_offset, self.next_offset
+        return refusals.log_full(held_bytes, bytes_max, offsets=offsets, holder=holder, reason=why)
 
     def _readable_end(self) -> int:
-        """Return the offset up to which the log itself lets segments be removed."""
+        """Return the offset below which the log itself no longer needs its segments."""
         return self.high_watermark if self.needed_from is None else min(self.high_watermark, self.needed_from)
 
     def _note_removed(self, removed: list[Segment]) -> int:

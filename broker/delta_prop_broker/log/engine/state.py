@@ -1,7 +1,7 @@
-"""The shared state of the parts of the log on disk: identity, marks, files.
+"""The state that all parts of the log on disk share: identity, offsets, files.
 
-Each module beside this one is an activity of the log: `retaining` (and freeing capacity), `appending`,
-`committing`, `reading`. `durable.py` opens and closes it.
+Each part is one activity of the log: `appending`, `committing`, `reading`, and `retaining`, which also frees
+capacity. `durable.py` opens and closes the log.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class LogState:
-    """A log on disk, as far as all its parts share it."""
+    """The state of a log on disk that all its parts share."""
 
     ack_level = AckLevel.DURABLE
 
@@ -61,12 +61,12 @@ class LogState:
         self._lock = lock
         self._holders = Holders()
         self.committed_frames = self.committed_bytes = 0
-        """Totals that this object has written so far."""
+        """Numbers of frames and bytes that were written since this object was created."""
         self.needed_from: int | None = None
-        """The offset from which a start now would read the log; segments from there on stay."""
+        """The offset from which a start would now replay the log; segments from there on stay."""
         self._closed = False
         self._refused_size: int | None = None
-        """The size that was last refused for lack of capacity; None once there was some."""
+        """The size that was last refused for lack of capacity; None once capacity was available."""
         self._commits = self._syncs_skipped = self._removed_segments = self._refused = self._recoveries = 0
         self._planner = SnapshotPlanner(disk, DIRECTORY, settings=settings, holders=self._holders)
         start, end, read_only = recovered.start, recovered.next_offset, recovered.recovery_point is None
@@ -77,12 +77,12 @@ class LogState:
         self._free = FreeSpace(disk, lambda: self.clock.seen_us, read_only=read_only)
         self._adopt_state(recovered, times)
         self.sendfile_pool = SendfilePool(disk, lambda: (self._segments, self._start, self.high_watermark))
-        """Readers of full frames, as the files hold them."""
+        """Creates readers of full frames, as the files hold them."""
 
     def _adopt_state(self, recovered: RecoveryResult, times: Times) -> None:
         """Continue from the files, with nothing pending. `times`: the ages of the segments."""
         for segment in recovered.segments.all:
-            # A segment that has grown since, or whose time is not known, may be as young as this moment.
+            # The last append to a segment that the times lack may be as recent as this moment.
             segment.seen_last_us = times.ended_us.get(segment.base, self.clock.seen_us)
             segment.seen_first_us = segment.seen_last_us
             if times.growing is not None and times.growing[0] == segment.base:
@@ -91,7 +91,7 @@ class LogState:
         self.written = self.synced = recovered.synced
         self.failure: Exception | None = None
         self.checkpoints = recovered.checkpoints
-        """The checkpoints that fit this log, newest first. Only one thread writes one at a time."""
+        """The checkpoints that fit this log, newest first. Only one thread at a time writes a checkpoint."""
         self._identity = recovered.identity
         self._segments = recovered.segments
         self._chain_crc = recovered.chain_crc or 0
@@ -115,12 +115,12 @@ class LogState:
 
     @property
     def epoch(self) -> int:
-        """The log epoch; it grows at each opening that may lack a tail: one after no clean close."""
+        """The log epoch; it grows at each opening after an unclean close, which may lack a tail."""
         return self._identity.epoch
 
     @property
     def openings(self) -> int:
-        """Count of openings for writing, and recoveries, since the log was created."""
+        """Number of openings for writing since the log was created, recoveries in place included."""
         return self._identity.openings
 
     def epoch_end(self, epoch: int) -> int | None:
@@ -129,7 +129,7 @@ class LogState:
 
     @property
     def is_accepting(self) -> bool:
-        """False while half of `unwritten_bytes_max` waits; True after a failure, when appends are refused."""
+        """False while `unwritten_bytes_max` is half used; True after a failure, when appends are refused."""
         return self.failure is not None or self._unwritten_bytes * 2 < self.settings.unwritten_bytes_max
 
     @property
@@ -139,18 +139,18 @@ class LogState:
 
     @property
     def high_watermark(self) -> int:
-        """The offset up to which readers may read: the synced or the written one, as the settings say."""
+        """The offset up to which readers may read: `synced` or `written`, by `read_level`."""
         return self.synced if self.settings.read_level is AckLevel.DURABLE else self.written
 
     def offset_at_level(self, level: AckLevel) -> int:
-        """Return the offset (exclusive) up to which rows are stored as safely as this level says."""
+        """Return the offset (exclusive) up to which rows are stored at this ack level."""
         if level is AckLevel.MEMORY:
             return self.next_offset
         return self.written if level is AckLevel.LOGGED else self.synced
 
     @property
     def active_segment_start(self) -> int:
-        """The first offset of the segment that grows, as `position` gives it."""
+        """The first offset of the active segment, for the same moment as `position`."""
         last = self._segments.last
         return self.next_offset if last is None or last.index is None or not last.size else last.index.base
 
@@ -177,7 +177,7 @@ class LogState:
         return DurableLogStatistics(
             start_offset=self.start_offset, next_offset=self.next_offset, written=self.written,
             synced=self.synced, high_watermark=self.high_watermark, segments=len(segments.all),
-            compressed_segments=sum(one.compressed for one in segments.all), bytes=quota.bytes,
+            compressed_segments=sum(segment.compressed for segment in segments.all), bytes=quota.bytes,
             bytes_max=self.settings.bytes_max, unwritten_bytes=self._unwritten_bytes,
             tail_bytes=self._tail.bytes, commits=self._commits, syncs_skipped=self._syncs_skipped,
             removed_segments=self._removed_segments, indexes_rebuilt=segments.indexes_rebuilt,

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 class Tail:
-    """Contiguous batches up to the log's end. Bounded, as far as `trim` may drop."""
+    """Contiguous batches up to the log's end. `trim` drops the oldest that exceed the bound."""
 
     def __init__(self, offset: int, *, bytes_max: int) -> None:
-        self.first = offset  # the oldest stored offset
+        self.start_offset = offset  # the oldest stored offset
         self.bytes = 0
         self._bytes_max = bytes_max
         self._batches: list[LoggedBatch] = []
@@ -38,14 +38,14 @@ class Tail:
         self.bytes += sum([weight(logged.batch) for logged in appended])
 
     def trim(self, written: int) -> None:
-        """Drop the oldest batches above the bound, as far as they are on disk."""
+        """Drop the oldest batches that exceed the bound, as far as they are on disk (below `written`)."""
         dropped = False
         while self.bytes > self._bytes_max and self._head < len(self._batches):
             oldest = self._batches[self._head]
             if oldest.next_offset > written:
                 break
             self.bytes -= weight(oldest.batch)
-            self.first = oldest.next_offset
+            self.start_offset = oldest.next_offset
             self._batches[self._head] = _REMOVED
             self._head += 1
             dropped = True

@@ -1,9 +1,10 @@
-"""Checkpoints: files beside the log with which a start need not read all of it.
+"""Checkpoints: files beside the log that spare a start from reading all of it.
 
 A checkpoint holds named sections, opaque here, that sum up all rows below one offset, and the index of the
-segment that was growing then. Large, rarely changing data lies in part files: each is written once, and named
-by every checkpoint that needs it. The frames stay the truth. A checkpoint names the stamp before its offset,
-so that one of another history is not used, and it is written only once all rows that it sums up are synced.
+segment that was active then. Large data that rarely changes is in part files: each is written once, and named
+by every checkpoint that needs it. The frames stay authoritative: a checkpoint names the stamp before its
+offset, so that a checkpoint of another history is not used, and it is written only after all rows that it
+sums up are synced.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 SUFFIX = ".checkpoint"
 FILE_SUFFIX = ".part"
 CHECKPOINTS_MAX = 2
-"""Checkpoints stored: the newest, and one to fall back to."""
+"""Number of stored checkpoints: the newest, and an earlier one to fall back to."""
 SECTION_BYTES_MAX = 1 << 30
 SECTIONS_MAX = 64
 
@@ -47,20 +48,20 @@ _INDEX, _PARTS = "index", "parts"
 
 
 class CheckpointCorrupted(DeltaPropError):
-    """A checkpoint or part file was not read as it was written, or is of another log or version."""
+    """A checkpoint or part file is not as it was written, or is of another log or version."""
 
     def __init__(self, path: str, reason: str) -> None:
-        super().__init__(f"{path}: {reason}; it is not used, what it saved is read from the log instead")
+        super().__init__(f"{path}: {reason}; it is not used: the log is read instead")
         self.path = path
         self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The end of a log at one moment; `crc` is of the last stamp before it, 0 where there is none.
+    """The end of a log at one moment. `crc`: the checksum of the last stamp before it; 0 if there is none.
 
-    `index` is of the growing segment and goes on growing; `size` and `latest_time` (us since 1970) are those
-    at that moment.
+    `index` is the index of the active segment, to which later frames are added; `size` and `latest_time` (us
+    since 1970) are its values at that moment.
     """
 
     offset: int
@@ -71,7 +72,7 @@ class Position:
 
 
 class CheckpointFile(NamedTuple):
-    """A part file as a checkpoint names it: file name, bytes, checksum."""
+    """The entry of a part file in a checkpoint: file name, bytes, checksum."""
 
     name: str
     size: int
@@ -81,7 +82,7 @@ class CheckpointFile(NamedTuple):
 class Checkpoint:
     """A stored checkpoint with a valid header; sections and part files are checked when they are read.
 
-    It sums up all rows below `offset`; rows up to `end` (exclusive) were on stable storage before it.
+    It sums up all rows below `offset`; rows up to `end` (exclusive) were synced before it was written.
     """
 
     def __init__(
@@ -104,11 +105,11 @@ class Checkpoint:
         position, size, crc = self._sections[name]
         raw = _read(self._disk, self.path, position, size)
         if len(raw) != size or crc32c(raw) != crc:
-            raise CheckpointCorrupted(self.path, f"its section {name!r} does not fit its checksum")
+            raise CheckpointCorrupted(self.path, f"section {name!r} does not fit its checksum")
         return raw
 
     def index(self) -> SparseIndex | None:
-        """Return the index of the segment that was growing; None if none was. Raises CheckpointCorrupted."""
+        """Return the index of the segment that was active; None if none was. Raises CheckpointCorrupted."""
         if _INDEX not in self._sections:
             return None
         index = SparseIndex.unpack(self.section(_INDEX), self.index_base)
@@ -117,9 +118,10 @@ class Checkpoint:
         return index
 
     def repack(self, log_id: bytes, crc: int, index: bytes | None) -> Iterable[bytes]:
-        """Pack the checkpoint for the same frames under new stamps; `crc`: of the last one before its offset.
+        """Pack the checkpoint for the same frames under new stamps. Raises CheckpointCorrupted, OSError.
 
-        `index`: the new index of the growing segment; None if it stays. Raises CheckpointCorrupted, OSError.
+        `crc`: of the last new stamp before its offset. `index`: the new index of the segment that was active;
+        None if it stays.
         """
         sections = {name: self.section(name) for name in self._sections}
         if index is not None:
@@ -127,15 +129,15 @@ class Checkpoint:
         return _pack(_Head(log_id, self.offset, self.end, crc, self.index_base), sections)
 
     def read_file(self, name: str) -> bytes:
-        """Return the bytes of a part file that it names. Raises CheckpointCorrupted, OSError."""
-        named = self.files[name]
+        """Return the bytes of a part file of this checkpoint. Raises CheckpointCorrupted, OSError."""
+        entry = self.files[name]
         path = f"{self._directory}/{name}"
         try:
-            raw = _read(self._disk, path, 0, named.size)
+            raw = _read(self._disk, path, 0, entry.size)
         except FileNotFoundError:
             raise CheckpointCorrupted(path, f"the file is missing, and {self.name} names it") from None
-        if len(raw) != named.size or crc32c(raw) != named.crc:
-            raise CheckpointCorrupted(path, f"its {len(raw)} bytes do not fit what {self.name} says of it")
+        if len(raw) != entry.size or crc32c(raw) != entry.crc:
+            raise CheckpointCorrupted(path, f"its {len(raw)} bytes do not fit their entry in {self.name}")
         return raw
 
     def verify(self) -> None:
@@ -147,34 +149,34 @@ class Checkpoint:
             self.read_file(name)
 
     def read_file_table(self) -> None:
-        """Read the names of its part files. Raises CheckpointCorrupted, OSError."""
+        """Read the table of its part files into `files`. Raises CheckpointCorrupted, OSError."""
         rows = json.loads(self.section(_PARTS))
         self.files = {name: CheckpointFile(name, size, crc) for name, size, crc in rows}
 
 
 class CheckpointFileWriter:
-    """A part file that grows; it is synced when `finish` returns."""
+    """Writes a part file; the file is synced when `finish` returns."""
 
     def __init__(self, disk: Disk, directory: str, name: str) -> None:
         self.name = name
         self._path = f"{directory}/{name}"
         self._disk = disk
         self._file = disk.open(self._path, create=True)
-        self._open = True
+        self._is_open = True
         self._file.truncate(0)
-        self._at = self._crc = 0
+        self._position = self._crc = 0
 
     def add(self, chunk: Buffer) -> None:
         """Write the next bytes. Raises OSError."""
         if memoryview(chunk).nbytes > 0:
-            self._at = write_all(self._file, self._at, [chunk])
+            self._position = write_all(self._file, self._position, [chunk])
             self._crc = crc32c(chunk, self._crc)
 
     def finish(self) -> CheckpointFile:
         """Sync and close the file. Raises OSError."""
         self._file.sync()
         self._close()
-        return CheckpointFile(self.name, self._at, self._crc)
+        return CheckpointFile(self.name, self._position, self._crc)
 
     def abort(self) -> None:
         """Close and remove the file."""
@@ -183,15 +185,15 @@ class CheckpointFileWriter:
             self._disk.remove(self._path)
 
     def _close(self) -> None:
-        if self._open:
-            self._open = False
+        if self._is_open:
+            self._is_open = False
             self._file.close()
 
 
 class Checkpoints:
-    """All checkpoints of one log, newest first. Its calls block and come from one thread at a time.
+    """All checkpoints of one log, newest first. All calls block, and come from one thread at a time.
 
-    A part file stays from `begin_file` until it is released, or while a stored checkpoint names it.
+    A part file stays from `begin_file` until `release`, and as long as a stored checkpoint names it.
     """
 
     def __init__(self, disk: Disk, directory: str, log_id: bytes) -> None:
@@ -205,7 +207,7 @@ class Checkpoints:
     def read(
         cls, disk: Disk, directory: str, log_id: bytes, names: Sequence[str], notes: list[str]
     ) -> Checkpoints:
-        """Read the checkpoints of a directory; `notes` gets the reasons for those left out."""
+        """Read the checkpoints of a directory; append to `notes` why some are not used."""
         found = cls(disk, directory, log_id)
         for name in sorted(checkpoint_names(names), reverse=True):
             try:
@@ -221,7 +223,7 @@ class Checkpoints:
         self.stored.remove(checkpoint)
 
     def free_name(self, offset: int, kind: str) -> str:
-        """Return a name of that offset and kind that no other part file has."""
+        """Return a name for a part file, from this offset and kind, that no other part file has."""
         number = 0
         while (name := file_name(offset, f"{kind}{number}")) in self._held or self._is_named(name):
             number += 1
@@ -258,14 +260,14 @@ class Checkpoints:
         self._held.discard(name)
 
     def _is_named(self, name: str) -> bool:
-        return any(name in one.files for one in self.stored)
+        return any(name in checkpoint.files for checkpoint in self.stored)
 
     def write(
         self, position: Position, end: int, sections: Mapping[str, bytes], files: Sequence[CheckpointFile]
     ) -> Checkpoint:
-        """Write a checkpoint, durable when this returns; then remove files no longer needed. Raises OSError.
+        """Write a checkpoint durably, then remove files that are no longer needed. Raises OSError.
 
-        The log is synced up to `end` at least, and `sections` cover no row after it.
+        The log must be synced at least up to `end`, and `sections` must cover no row from there on.
         """
         name = f"{position.offset:0{NAME_DIGITS}d}{SUFFIX}"
         all_sections = {**sections, _PARTS: json.dumps(files).encode()}
@@ -280,22 +282,23 @@ class Checkpoints:
         try:
             replace_file(self._disk, self._directory, path, _pack(head, all_sections))
         except OSError:
-            # The name may stay in the cache without ever being durable: the next process must not use it.
+            # The new name may be in the cache and never become durable: the next process must not use it.
             with suppress(OSError):
                 self._disk.remove(path)
             raise
         written = read_checkpoint(self._disk, self._directory, name, self._log_id)
-        self.stored = [written, *(one for one in self.stored if one.offset < position.offset)][
-            :CHECKPOINTS_MAX
-        ]
+        self.stored = [
+            written,
+            *(checkpoint for checkpoint in self.stored if checkpoint.offset < position.offset),
+        ][:CHECKPOINTS_MAX]
         self._held.difference_update(written.files)
         self.sweep(self._disk.list(self._directory))
         return written
 
     def sweep(self, names: Sequence[str]) -> None:
-        """Remove, of these files, checkpoints not stored here and part files that nobody needs."""
-        stored = {one.name for one in self.stored}
-        named = self._held.union(*(one.files for one in self.stored))
+        """Remove the checkpoints among these files that are not stored, and the part files without a use."""
+        stored = {checkpoint.name for checkpoint in self.stored}
+        named = self._held.union(*(checkpoint.files for checkpoint in self.stored))
         for name in checkpoint_names(names):
             if name not in stored:
                 self._remove(name)
@@ -309,7 +312,7 @@ class Checkpoints:
 
 
 def file_name(offset: int, kind: str) -> str:
-    """Return the file name of a part file first named by the checkpoint at an offset."""
+    """Return the file name of a part file that the checkpoint at `offset` is the first to name."""
     return f"{offset:0{NAME_DIGITS}d}-{kind}{FILE_SUFFIX}"
 
 
@@ -360,19 +363,23 @@ def read_checkpoint(disk: Disk, directory: str, name: str, log_id: bytes) -> Che
     if magic != _MAGIC:
         raise CheckpointCorrupted(path, "it is not a checkpoint")
     if version != _VERSION:
-        raise CheckpointCorrupted(path, f"it has version {version}, this program knows {_VERSION}")
-    at = _HEADER.size + count * _SECTION.size
-    if count > SECTIONS_MAX or len(raw) < at + _CRC.size or crc32c(raw[:at]) != _CRC.unpack_from(raw, at)[0]:
+        raise CheckpointCorrupted(path, f"it has version {version}, but this program knows {_VERSION}")
+    head_end = _HEADER.size + count * _SECTION.size
+    if (
+        count > SECTIONS_MAX
+        or len(raw) < head_end + _CRC.size
+        or crc32c(raw[:head_end]) != _CRC.unpack_from(raw, head_end)[0]
+    ):
         raise CheckpointCorrupted(path, "its head does not fit its checksum")
     if found_id != log_id:
         raise CheckpointCorrupted(path, f"it belongs to log {found_id.hex()}, not to this one")
     if name != f"{offset:0{NAME_DIGITS}d}{SUFFIX}":
         raise CheckpointCorrupted(path, f"it was written for offset {offset}, under another name")
-    locations, position = {}, at + _CRC.size
-    for key, size, section_crc in _SECTION.iter_unpack(raw[_HEADER.size : at]):
+    locations, position = {}, head_end + _CRC.size
+    for key, size, section_crc in _SECTION.iter_unpack(raw[_HEADER.size : head_end]):
         if size > SECTION_BYTES_MAX:
             raise CheckpointCorrupted(
-                path, f"a section of {size} bytes, at most {SECTION_BYTES_MAX} are read"
+                path, f"a section has {size} bytes, more than the maximum of {SECTION_BYTES_MAX}"
             )
         locations[key.rstrip(b"\0").decode("ascii", "replace")] = (position, size, section_crc)
         position += size

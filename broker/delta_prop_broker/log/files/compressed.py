@@ -3,9 +3,9 @@
     header (flag b2, length as compressed) · stamp, in the clear · codec, plain size, compressed body
     · zeros up to 4 bytes before a multiple of 8 · CRC32C of all before it
 
-The stamp stays the one made at the append: its checksum covers the header of the uncompressed frame, which is
-built from this header and the plain size. The seal is needed because a codec may turn other bytes into the
-same body, and because no other checksum covers the length in this header; it is not part of the frame.
+The stamp is still the one from the append: its checksum covers the header of the uncompressed frame, which is
+built from this header and the plain size. The seal, the last checksum, is not part of the frame. It is needed
+because a codec may turn other bytes into the same body, and nothing else covers the length in the header.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 HEAD_BYTES = HEADER_BYTES + STAMP_BYTES
 PEEK_BYTES = HEAD_BYTES + 8
-"""Bytes of a frame that give its size and show if its head is valid, compressed or not."""
+"""Number of bytes at the start of a frame that show its size, and if its head is valid."""
 
 
 def compress_frame(head: bytes, body: memoryview, codec: Compression) -> bytes | None:
-    """Return the stored form of the frame with this head (64 bytes) and body; None if it is no smaller.
+    """Return the compressed frame with this head (64 bytes) and body; None if it is no smaller.
 
-    Unpacks and compares the compressed body once, since the uncompressed frame is about to be removed.
+    Decompresses the body and compares it, since the uncompressed frame is about to be removed.
     """
     packed = compress(body, codec)
     if packed is None or decompress(packed) != body:
@@ -74,7 +74,7 @@ def uncompressed_body(frame: memoryview) -> bytes:
     found, stored = crc32c(frame[:-CRC_BYTES]), int.from_bytes(frame[-CRC_BYTES:], "little")
     if found != stored:
         raise ProtocolError(
-            ErrorCode.CHECKSUM, f"the compressed frame's checksum is {found:#010x}, it says {stored:#010x}"
+            ErrorCode.CHECKSUM, f"the compressed frame's checksum is {found:#010x}, not {stored:#010x}"
         )
     length = unpack_header(frame).length
     try:

@@ -1,8 +1,8 @@
 """Frames as a segment holds them: contiguous, each checked whenever it is read.
 
 The stamp's checksum covers the frame header, so length and offset are proven before the body is read; the
-stamp also holds the body's checksum, and the checksum of the stamp before it.
-A compressed frame is returned uncompressed; only its size is the one on disk.
+stamp also holds the body's checksum, and the checksum of the stamp before it. A compressed frame is returned
+uncompressed, but with its size on disk.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _BODY_BYTES_MIN = BODY_HEADER_BYTES + CRC_BYTES
 
 
 class FrameLocation(NamedTuple):
-    """A valid frame and its location; `size` is the one on disk, `codec` 0 if it is not compressed."""
+    """A valid frame and its location; `size` is its size on disk, `codec` is 0 if it is not compressed."""
 
     position: int
     size: int
@@ -54,12 +54,12 @@ class FrameLocation(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Position of the byte after it."""
+        """The position of the byte after the frame."""
         return self.position + self.size
 
 
 class FrameHead(NamedTuple):
-    """The head of a frame, from its first bytes; `uncompressed_header` only if the frame is compressed."""
+    """The head of a frame. `uncompressed_header`: None unless the frame is compressed."""
 
     size: int
     offset: int
@@ -75,18 +75,21 @@ def read_head(raw: memoryview) -> FrameHead:
         return FrameHead(HEADER_BYTES + length, sequence, stamp)
     header = unpack_header(raw)
     if header.type is not FrameType.BATCH:
-        raise ProtocolError(ErrorCode.BAD_FRAME, f"a {header.type.name} frame: a log holds only batches")
-    clear = uncompressed_header(header, raw) if header.flags & Flag.COMPRESSED else None
-    found = unpack_stamp(raw[HEADER_BYTES:HEAD_BYTES], raw[:HEADER_BYTES] if clear is None else clear)
-    size = HEADER_BYTES + header.length if clear is None else stored_size(header)
-    return FrameHead(size, header.sequence, found, clear)
+        raise ProtocolError(ErrorCode.BAD_FRAME, f"a {header.type.name} frame, but a log holds only batches")
+    uncompressed = uncompressed_header(header, raw) if header.flags & Flag.COMPRESSED else None
+    stamp_in_clear = unpack_stamp(
+        raw[HEADER_BYTES:HEAD_BYTES], raw[:HEADER_BYTES] if uncompressed is None else uncompressed
+    )
+    size = HEADER_BYTES + header.length if uncompressed is None else stored_size(header)
+    return FrameHead(size, header.sequence, stamp_in_clear, uncompressed)
 
 
 class FrameScanner:
-    """Scans the frames of a file, from one whose position and offset are known.
+    """Scans the frames of a file, from a frame whose position and offset are known.
 
-    Iterating raises BadFrame where the next frame is not valid; `position`, `offset` and `crc` are those
-    after the last valid one. `previous_crc` None: not known, so the first frame's is trusted.
+    Iterating raises BadFrame if the next frame is not valid; `position`, `offset` and `crc` are those after
+    the last valid frame. `previous_crc`: of the stamp before; None: unknown, so that of the first frame is
+    trusted.
     """
 
     def __init__(
@@ -106,14 +109,14 @@ class FrameScanner:
         self._end = end
         self._chunk_bytes = chunk_bytes
         self._chunk = memoryview(b"")
-        self._chunk_at = position
+        self._chunk_position = position
 
     def __iter__(self) -> Iterator[FrameLocation]:
         while self.position < self._end:
             yield self._next()
 
     def resume(self, file: File, end: int) -> None:
-        """Continue in the same file, opened once more, up to its present end."""
+        """Continue in the same file, opened again, up to `end`."""
         self._file, self._end = file, end
 
     def step_back(self, frame: FrameLocation) -> None:
@@ -123,31 +126,31 @@ class FrameScanner:
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes of the file in memory."""
+        """Number of bytes of the file that are in memory."""
         return len(self._chunk)
 
     def _next(self) -> FrameLocation:
-        at = self.position
+        position = self.position
         raw = self._view(PEEK_BYTES)
         if len(raw) < HEAD_BYTES:
             raise BadFrame(
-                at, self.offset, f"the file ends {len(raw)} bytes into a frame's head", skip=ALIGNMENT
+                position, self.offset, f"the file ends {len(raw)} bytes into a frame's head", skip=ALIGNMENT
             )
         try:
             head = read_head(raw)
         except ProtocolError as error:
-            raise BadFrame(at, self.offset, error.message, skip=ALIGNMENT) from None
+            raise BadFrame(position, self.offset, error.message, skip=ALIGNMENT) from None
         frame = self._view(head.size)
         if len(frame) < head.size:
             reason = f"the file ends {len(frame)} bytes into a frame of {head.size}"
-            raise BadFrame(at, self.offset, reason, skip=_skip_bytes(head))
+            raise BadFrame(position, self.offset, reason, skip=_skip_bytes(head))
         stamp = head.stamp
         if head.offset != self.offset:
-            reason = f"a frame of offset {head.offset} lies where offset {self.offset} belongs"
-            raise BadFrame(at, self.offset, reason, skip=_skip_bytes(head), is_misplaced=True)
+            reason = f"a frame of offset {head.offset} is where the frame of offset {self.offset} belongs"
+            raise BadFrame(position, self.offset, reason, skip=_skip_bytes(head), is_misplaced=True)
         if self.crc is not None and stamp.previous_crc != self.crc:
-            reason = f"the frame follows stamp {stamp.previous_crc:#010x}, before it lies {self.crc:#010x}"
-            raise BadFrame(at, self.offset, reason, skip=_skip_bytes(head), is_misplaced=True)
+            reason = f"the frame follows stamp {stamp.previous_crc:#010x}, but the last is {self.crc:#010x}"
+            raise BadFrame(position, self.offset, reason, skip=_skip_bytes(head), is_misplaced=True)
         batch = self._read_body(frame, head)
         if head.uncompressed_header is None:
             raw_head, codec = bytes(frame[:HEAD_BYTES]), 0
@@ -159,14 +162,14 @@ class FrameScanner:
         logged = LoggedBatch(
             batch, head.offset, stamp.lamport, stamp.source, raw_head, known_ids=stamp.known_ids
         )  # fmt: skip
-        self.position = at + head.size
+        self.position = position + head.size
         self.offset = logged.next_offset
         self.crc = stamp.crc
-        return FrameLocation(at, head.size, logged, stamp, codec)
+        return FrameLocation(position, head.size, logged, stamp, codec)
 
     def _read_body(self, frame: memoryview, head: FrameHead) -> Batch:
-        # A copy, so that a stored batch does not keep the full chunk in memory. Its checksums prove that it
-        # is what was appended at this place, so its columns are not validated once more.
+        # The body is a copy, so that a stored batch does not keep the whole chunk in memory. Its checksums
+        # prove that it was appended at this offset, so its columns are not validated again.
         if head.uncompressed_header is None:
             body = bytes(frame[HEAD_BYTES:])
         else:
@@ -176,47 +179,50 @@ class FrameScanner:
                 raise BadFrame(self.position, self.offset, error.message, skip=_skip_bytes(head)) from None
         found, stored = crc32c(memoryview(body)[:-CRC_BYTES]), int.from_bytes(body[-CRC_BYTES:], "little")
         if found != stored or len(body) < _BODY_BYTES_MIN:
-            reason = f"the body's checksum is {found:#010x}, it says {stored:#010x}"
+            reason = f"the body's checksum is {found:#010x}, not {stored:#010x}"
             raise BadFrame(self.position, self.offset, reason, skip=head.size)
         if stored != head.stamp.body_crc:
-            reason = f"the stamp is of body {head.stamp.body_crc:#010x}, the body is {stored:#010x}"
+            reason = f"the stamp names body {head.stamp.body_crc:#010x}, but the body is {stored:#010x}"
             raise BadFrame(self.position, self.offset, reason, skip=head.size)
         return Batch(body)
 
     def _view(self, size: int) -> memoryview:
-        """Return `size` bytes from the present position on; fewer only at the end of the file or range."""
-        at = self.position - self._chunk_at
-        if at + size > len(self._chunk):
-            wanted = min(max(size, self._chunk_bytes), self._end - self.position)
-            self._chunk = memoryview(self._file.read(self.position, wanted))
-            self._chunk_at, at = self.position, 0
-        return self._chunk[at : at + size]
+        """Return `size` bytes from `position` on; fewer only at the end of the file or range."""
+        start = self.position - self._chunk_position
+        if start + size > len(self._chunk):
+            read_bytes = min(max(size, self._chunk_bytes), self._end - self.position)
+            self._chunk = memoryview(self._file.read(self.position, read_bytes))
+            self._chunk_position, start = self.position, 0
+        return self._chunk[start : start + size]
 
 
 def _skip_bytes(head: FrameHead) -> int:
-    """Return the minimum distance to the next head; only its seal proves a compressed frame's length."""
+    """Return the minimum distance to the next head.
+
+    The length in the header of a compressed frame is not proven yet: only the seal covers it.
+    """
     return head.size if head.uncompressed_header is None else ALIGNMENT
 
 
 def heads_after(
     file: File, position: int, end: int, *, chunk_bytes: int = CHUNK_BYTES
 ) -> Iterator[tuple[int, FrameHead]]:
-    """Yield heads that look valid from `position` on, after corruption: only evidence of what was written.
+    """Yield the heads that look valid from `position` on; after corruption they prove nothing.
 
-    Skips the body after a valid head, and 8 bytes where there is none.
+    Skips the body after a valid head, and 8 bytes if there is no valid head.
     """
-    chunk, chunk_at = memoryview(b""), position
+    chunk, chunk_position = memoryview(b""), position
     while position + HEAD_BYTES <= end:
-        at = position - chunk_at
-        if at + PEEK_BYTES > len(chunk):
-            chunk, chunk_at, at = memoryview(file.read(position, chunk_bytes)), position, 0
+        start = position - chunk_position
+        if start + PEEK_BYTES > len(chunk):
+            chunk, chunk_position, start = memoryview(file.read(position, chunk_bytes)), position, 0
             if len(chunk) < HEAD_BYTES:
                 return
-        if chunk[at] != MAGIC:
+        if chunk[start] != MAGIC:
             position += ALIGNMENT
             continue
         try:
-            head = read_head(chunk[at : at + PEEK_BYTES])
+            head = read_head(chunk[start : start + PEEK_BYTES])
         except ProtocolError:
             position += ALIGNMENT
             continue

@@ -7,7 +7,12 @@ import struct
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from delta_prop_broker.log.corruption import FormatOutdated, FormatUnknown, LogCorrupted, naming
+from delta_prop_broker.log.corruption import (
+    FormatOutdated,
+    FormatUnknown,
+    LogCorrupted,
+    add_directory_to_errors,
+)
 from delta_prop_broker.log.files.paths import FORMAT_PATH, TEMPORARY
 from delta_prop_broker.log.files.writing import write_all
 from delta_prop_wire.crc import crc32c
@@ -19,7 +24,7 @@ if TYPE_CHECKING:
     from delta_prop_broker.disk import Disk
 
 FORMAT = 2
-"""Format of a directory; since 2 each control row says its type."""
+"""The format of a directory; since format 2, each control row begins with its type."""
 OLDEST_FORMAT = 1
 """The oldest format that a migration can begin with."""
 OPENINGS_MAX = (1 << 32) - 1
@@ -33,14 +38,14 @@ _CRC = struct.Struct("<I")
 _MAGIC = b"dp-logid"
 _VERSION = 1
 _SMALL_FILE_BYTES = 1 << 20
-_FORMAT_CURE = " (that of any data directory which the same version made has the right bytes)"
+_FORMAT_FIX = ": copy the format file of a data directory that the same version made"
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A log's id, and (epoch, first offset) of each of its epochs, rising.
+    """The id of a log, and (epoch, first offset) of each of its epochs, in ascending order.
 
-    `openings`: count of openings for writing, after the log was created.
+    `openings`: number of openings for writing since the log was created.
     """
 
     log_id: bytes
@@ -52,12 +57,12 @@ class Identity:
         """The present epoch."""
         return self.epochs[-1][0]
 
-    def next_epoch(self, begin: int, *, step: int = 1) -> Identity:
-        """Return the same log in a new epoch, higher by `step`, whose first offset is `begin`."""
-        return replace(self, epochs=(*self.epochs, (self.epoch + step, begin))[-EPOCHS_MAX:])
+    def next_epoch(self, start: int, *, step: int = 1) -> Identity:
+        """Return the same log in a new epoch, higher by `step`, whose first offset is `start`."""
+        return replace(self, epochs=(*self.epochs, (self.epoch + step, start))[-EPOCHS_MAX:])
 
     def with_opening(self) -> Identity:
-        """Return the same log, opened once more."""
+        """Return the same log with one more opening."""
         return self.with_openings(self.openings + 1)
 
     def with_openings(self, openings: int) -> Identity:
@@ -65,12 +70,12 @@ class Identity:
         return replace(self, openings=min(max(self.openings, openings), OPENINGS_MAX))
 
     def epoch_end(self, epoch: int) -> int | None:
-        """Return the end (exclusive) of a past epoch: later offsets of it are not valid. None if present."""
-        return min((begin for later, begin in self.epochs if later > epoch), default=None)
+        """Return the end offset (exclusive) of a past epoch; None for the present epoch."""
+        return min((start for later, start in self.epochs if later > epoch), default=None)
 
 
 class Format(NamedTuple):
-    """The content of the format file. `unfinished`: a migration to this format has files to exchange."""
+    """The content of the format file. `unfinished`: a migration to this format must still rename files."""
 
     number: int
     made_by: str
@@ -78,11 +83,11 @@ class Format(NamedTuple):
 
 
 def check_format(disk: Disk, *, oldest: int = FORMAT) -> bool:
-    """Return True if the directory has a format; refuse one other than `oldest` to FORMAT.
+    """Return True if the directory has a format file; raise an error unless it names `oldest` to FORMAT.
 
     Raises FormatUnknown, FormatOutdated, LogCorrupted, OSError.
     """
-    with naming(disk.name):
+    with add_directory_to_errors(disk.name):
         found = read_format(disk)
     if found is not None and (found.number < oldest or found.unfinished):
         raise FormatOutdated(disk.name, found.number, FORMAT, unfinished=found.unfinished)
@@ -90,7 +95,7 @@ def check_format(disk: Disk, *, oldest: int = FORMAT) -> bool:
 
 
 def read_format(disk: Disk) -> Format | None:
-    """Read the format file, None where there is none. Raises FormatUnknown, LogCorrupted, OSError."""
+    """Read the format file; None if there is none. Raises FormatUnknown, LogCorrupted, OSError."""
     raw = read_small_file(disk, FORMAT_PATH)
     if raw is None:
         return None
@@ -98,11 +103,11 @@ def read_format(disk: Disk) -> Format | None:
         fields = json.loads(raw)
         found = Format(int(fields["format"]), str(fields.get("made_by", "")), bool(fields.get("unfinished")))
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise LogCorrupted(FORMAT_PATH, f"its {len(raw)} bytes are not a format file{_FORMAT_CURE}") from None
+        raise LogCorrupted(FORMAT_PATH, f"its {len(raw)} bytes are not a format file{_FORMAT_FIX}") from None
     if found.number > FORMAT:  # its other fields may have another meaning
         raise FormatUnknown(f"{disk.name}/{FORMAT_PATH}", found.number, FORMAT, found.made_by)
     if raw != _pack_format(found) or found.number < OLDEST_FORMAT:
-        raise LogCorrupted(FORMAT_PATH, f"its parts do not fit their checksum{_FORMAT_CURE}")
+        raise LogCorrupted(FORMAT_PATH, f"its fields do not fit their checksum{_FORMAT_FIX}")
     return found
 
 
@@ -120,7 +125,7 @@ def _pack_format(found: Format) -> bytes:
 
 
 def read_identity(disk: Disk, path: str) -> Identity | None:
-    """Read the identity of a log, None where there is no such file. Raises LogCorrupted."""
+    """Read the identity of a log; None if there is no such file. Raises LogCorrupted."""
     raw = read_small_file(disk, path)
     if raw is None:
         return None
@@ -128,7 +133,7 @@ def read_identity(disk: Disk, path: str) -> Identity | None:
         raise LogCorrupted(path, f"its {len(raw)} bytes do not fit their checksum")
     magic, version, openings, log_id, count = _HEADER.unpack_from(raw)
     if (magic, version) != (_MAGIC, _VERSION) or len(raw) != _HEADER.size + count * _EPOCH.size + _CRC.size:
-        raise LogCorrupted(path, "it is not a file of a log's identity, or one of another version")
+        raise LogCorrupted(path, "it is not a log's identity file, or has another version")
     epochs = tuple(_EPOCH.iter_unpack(raw[_HEADER.size : -_CRC.size]))
     return Identity(log_id, epochs, openings)
 
@@ -146,7 +151,7 @@ def new_identity(draw: Callable[[int], bytes]) -> Identity:
 
 
 def read_small_file(disk: Disk, path: str, *, bytes_max: int = _SMALL_FILE_BYTES) -> bytes | None:
-    """Read a small file, up to `bytes_max`; None where there is none."""
+    """Read a small file, up to `bytes_max`; None if there is none."""
     try:
         file = disk.open(path, read_only=True)
     except FileNotFoundError:
@@ -158,7 +163,7 @@ def read_small_file(disk: Disk, path: str, *, bytes_max: int = _SMALL_FILE_BYTES
 
 
 def replace_file(disk: Disk, directory: str, path: str, parts: Iterable[bytes]) -> None:
-    """Write a file under a temporary name, sync it, rename it, sync the name: a crash leaves old or new."""
+    """Replace a file atomically: write it under a temporary name, sync and rename it, and sync the name."""
     write_temporary(disk, path, parts)
     disk.rename(path + TEMPORARY, path)
     disk.sync_directory(directory)
@@ -169,10 +174,10 @@ def write_temporary(disk: Disk, path: str, parts: Iterable[bytes]) -> int:
     file = disk.open(path + TEMPORARY, create=True)
     try:
         file.truncate(0)
-        at = 0
+        position = 0
         for part in parts:
-            at = write_all(file, at, [part])
+            position = write_all(file, position, [part])
         file.sync()
     finally:
         file.close()
-    return at
+    return position

@@ -1,9 +1,9 @@
-"""Zeros ahead of the last frame: a sync of frames written over them neither grows the file nor allocates.
+"""Preallocation: zeros after the last frame, so that a sync of later frames need not grow the file.
 
-Where a file grows with each commit, the file system writes its own journal before each sync returns, which
-takes about as long as the frames do. So a commit that reaches the end of the zeros writes more of them after
-its frames, for about as many bytes as the next commits bring. They are truncated when the segment is sealed
-or the log is closed; after a crash, readers of the last segment find only zeros there.
+When a commit grows a file, its sync also waits for the journal of the file system, which takes about as long
+as the frames do. So a commit that reaches the end of the zeros writes more zeros after its frames, about as
+many bytes as the next commits need. They are truncated when the segment is sealed or the log is closed; after
+a crash, readers of the last segment find only zeros there.
 """
 
 from __future__ import annotations
@@ -20,36 +20,37 @@ if TYPE_CHECKING:
     from delta_prop_broker.log.settings import LogSettings
 
 COMMITS = 16
-"""Number of commits like the present one that are to find zeros."""
+"""Number of commits of the present size for which zeros are written."""
 AHEAD_BYTES_MIN, AHEAD_BYTES_MAX = 256 * 1024, 4 * 1024 * 1024
 LARGE_BYTES = 512 * 1024
-"""A commit of this size takes long by itself: writing as many zeros would cost more than it saves."""
+"""Minimum size of a commit after which no zeros are written, as this would cost more than it saves."""
 _ZEROS = bytes(AHEAD_BYTES_MIN)
 
 
-def fill(file: File, segment: Segment, at: int, end: int, *, end_max: int) -> None:
-    """Write zeros after frames that were just written from `at` to `end`, before their sync.
+def fill(file: File, segment: Segment, start: int, end: int, *, end_max: int) -> None:
+    """Write zeros after frames that were just written from `start` to `end`, before their sync.
 
-    Only where they reached the end of the zeros. `end_max`: maximum size of the file. Raises OSError.
+    Does nothing unless the frames reach the end of the zeros. `end_max`: maximum size of the file. Raises
+    OSError.
     """
-    if end <= segment.preallocated_end or end - at >= LARGE_BYTES:
+    if end <= segment.preallocated_end or end - start >= LARGE_BYTES:
         return
-    size = min(max(COMMITS * (end - at), AHEAD_BYTES_MIN), AHEAD_BYTES_MAX, end_max - end)
+    size = min(max(COMMITS * (end - start), AHEAD_BYTES_MIN), AHEAD_BYTES_MAX, end_max - end)
     if size <= 0:
         return
     segment.preallocated_end = end + size
     try:
         while size > 0:
-            some = memoryview(_ZEROS)[:size]
-            end = write_all(file, end, [some], len(some))
-            size -= len(some)
+            zeros = memoryview(_ZEROS)[:size]
+            end = write_all(file, end, [zeros], len(zeros))
+            size -= len(zeros)
     except OSError as error:
         if not is_disk_full(error):
             raise
 
 
 def limit(free_bytes: int, settings: LogSettings) -> int:
-    """Return the maximum size of a file with zeros: a segment's if the disk has space for one, else 0."""
+    """Return the maximum size of a file with zeros: that of a segment, or 0 if the disk lacks the space."""
     needed = settings.free_bytes_min + settings.unwritten_bytes_max + settings.segment_bytes_max
     return settings.segment_bytes_max if free_bytes >= needed else 0
 
@@ -69,11 +70,11 @@ def truncate_last(segment: Segment | None) -> None:
 
 
 def content_end(file: File, position: int, end: int) -> int:
-    """Return the end of the last byte in this range that is not 0; `position` if none. Raises OSError."""
+    """Return the end of the last byte in this range that is not 0; `position` if all are. Raises OSError."""
     while end > position:
-        at = max(end - CHUNK_BYTES, position)
-        found = len(file.read(at, end - at).rstrip(b"\0"))
-        if found:
-            return at + found
-        end = at
+        chunk_start = max(end - CHUNK_BYTES, position)
+        content_bytes = len(file.read(chunk_start, end - chunk_start).rstrip(b"\0"))
+        if content_bytes:
+            return chunk_start + content_bytes
+        end = chunk_start
     return position

@@ -1,7 +1,7 @@
 """The recovery point file: the synced offset of the log, in two slots that are written in turn.
 
-A slot is written after the sync that it records, and is not synced itself, so it can only lag: rows below it
-were on stable storage. The same holds for the start offset: rows before it were removed on purpose.
+A slot is written after the sync that it records, and is not synced itself. So both offsets can only lag: rows
+below the synced offset are on stable storage, and rows below the start offset were removed on purpose.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from delta_prop_wire.crc import crc32c
 if TYPE_CHECKING:
     from delta_prop_broker.disk import Disk, File
 
-SLOT_BYTES = 4096  # apart from each other, so that one torn write corrupts one slot
+SLOT_BYTES = 4096  # as large as a page, so that a torn write corrupts only one slot
 _SLOT = struct.Struct("<8sIIQQQ")
 """magic, version, flags, sequence, synced offset, start offset; then a CRC32C."""
 _CRC = struct.Struct("<I")
@@ -27,9 +27,9 @@ _CLEAN = 1
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPoint:
-    """Everything below `synced` was on stable storage; the log starts at `start`.
+    """The offset `synced` up to which rows were synced, and the start of the log.
 
-    `clean`: the log was closed after this, so there was nothing after `synced`.
+    `clean`: the log was closed with this recovery point, so it ends at `synced`.
     """
 
     sequence: int = 0
@@ -53,7 +53,7 @@ class RecoveryPointFile:
         self.newest = point
 
     def write_durably(self, point: RecoveryPoint) -> None:
-        """Write both slots and sync each, so that no older one comes back after a crash."""
+        """Write both slots and sync each, so that no crash brings back an older recovery point."""
         for _ in range(2):
             self.write(point)
             self._file.sync()
@@ -68,7 +68,10 @@ class RecoveryPointFile:
 
 
 def read_recovery_point(file: File) -> tuple[RecoveryPoint | None, int]:
-    """Return the newest valid recovery point, and the number of corrupted slots (not: never written)."""
+    """Return the newest valid recovery point, and the number of corrupted slots.
+
+    A slot that was never written is not corrupted.
+    """
     found: list[RecoveryPoint] = []
     corrupted = 0
     for slot in range(2):
@@ -84,7 +87,7 @@ def read_recovery_point(file: File) -> tuple[RecoveryPoint | None, int]:
 def open_recovery_point(
     disk: Disk, path: str, *, create: bool = False, read_only: bool = False
 ) -> File | None:
-    """Open the file; None where there is none and none is to be created."""
+    """Open the file; None if there is none, unless `create`."""
     try:
         return disk.open(path, create=create, read_only=read_only)
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Disk space reserved for a full disk: small files and recovery can still be written then.
+"""Reserved disk space, so that small files can be written, and recovery can run, when the disk is full.
 
-A file of allocated blocks. It is dropped (truncated to nothing) when a write that must happen finds no space,
-and taken once more when there is space. Appends never get it: while it is dropped they are refused.
+A file of allocated blocks. It is released (truncated to nothing) when a write that must succeed finds no
+space, and allocated again when there is space. Until then appends are refused, so they never use this space.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ def is_disk_full(error: OSError) -> bool:
 
 
 class DiskFull(DeltaPropError, OSError):
-    """A log cannot be opened for lack of space. `free_bytes`: free space of the disk (None: not known)."""
+    """A log cannot be opened for lack of space. `free_bytes`: free space of the disk (None: unknown)."""
 
     def __init__(self, failure: OSError, free_bytes: int | None) -> None:
         what = failure.strerror or "no space left"
         where = f" ({failure.filename})" if failure.filename else ""
         left = "an unknown number of" if free_bytes is None else f"{free_bytes}"
         super().__init__(
-            f"the disk is full: {what}{where}, {left} bytes are free, and no reserve was left to release; "
-            "opening a log for writing writes a few small files: free some MB (or raise a quota), then open "
-            "it again; nothing is lost, and `delta-prop status` and `get` read it meanwhile"
+            f"the disk is full: {what}{where}; {left} bytes are free, and no reserve was left to release: "
+            "free a few MB (or raise a quota) for the small files that opening a log writes, then open it "
+            "again; nothing is lost, and `delta-prop status` and `get` can read the log meanwhile"
         )
         self.errno = failure.errno
         self.free_bytes = free_bytes
@@ -66,14 +66,17 @@ class Reserve:
         self.bytes = 0
         """Bytes that are reserved now."""
         self.missing = 0
-        """Bytes that were dropped and are to be taken once more: space that appends must leave free."""
-        self.drops = 0
-        """Count of drops."""
+        """Bytes to allocate again after a release; appends leave them free."""
+        self.releases = 0
+        """Number of releases."""
         self._disk = disk
         self._size = size
 
-    def take(self, free_bytes_min: int) -> bool:
-        """Allocate it durably, if `free_bytes_min` stay free; return True if it is held. Raises OSError."""
+    def allocate(self, free_bytes_min: int) -> bool:
+        """Allocate the space durably if `free_bytes_min` stay free; return True if it is allocated.
+
+        Raises OSError.
+        """
         if self.bytes or not self._size:
             return bool(self.bytes)
         file = self._disk.open(RESERVE_PATH, create=True)
@@ -92,37 +95,37 @@ class Reserve:
         self.bytes, self.missing = self._size, 0
         return True
 
-    def drop(self) -> bool:
-        """Free the reserved space; return True if there was any. Raises OSError."""
+    def release(self) -> bool:
+        """Release the reserved space; return True if there was any. Raises OSError."""
         try:
             file = self._disk.open(RESERVE_PATH)
         except FileNotFoundError:
             return False
         try:
-            held = file.size() > 0
-            if held:
+            was_allocated = file.size() > 0
+            if was_allocated:
                 file.truncate(0)
-                self.drops += 1
+                self.releases += 1
                 self.missing = self._size
             self.bytes = 0
-            return held
+            return was_allocated
         finally:
             file.close()
 
     def use(self, work: Callable[[], T]) -> T:
-        """Run `work`, which writes; if the disk is full, drop the reserve and run it once more.
+        """Run `work`, which writes; if the disk is full, release the reserve and run `work` again.
 
         Raises what `work` raises.
         """
         try:
             return work()
         except OSError as error:
-            if not is_disk_full(error) or not self._try_drop():
+            if not is_disk_full(error) or not self._try_release():
                 raise
         return work()
 
-    def _try_drop(self) -> bool:
+    def _try_release(self) -> bool:
         try:
-            return self.drop()
+            return self.release()
         except OSError:  # the caller raises the first error instead
             return False

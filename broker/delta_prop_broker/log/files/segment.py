@@ -41,7 +41,7 @@ def segment_bases(names: list[str], suffix: str = SUFFIX) -> list[int]:
 
 
 class Segment:
-    """One file. `size` counts the appended bytes, `readable` those on disk."""
+    """One segment file. `size` counts the appended bytes, `readable` those that are on disk."""
 
     __slots__ = (
         "base",
@@ -77,10 +77,10 @@ class Segment:
         self.compressed = False  # at least one frame is compressed
         self.compression_tried = False  # it was compressed, or compression saves too little
         self.file: File | None = None  # of the segment that is written to, or being rewritten
-        self.index: SparseIndex | None = None  # of the segment that grows; those of sealed ones are cached
+        self.index: SparseIndex | None = None  # of the active segment; those of sealed ones are cached
 
     def apply_index(self, index: SparseIndex) -> None:
-        """Adopt what an index says of the full segment."""
+        """Set the end, size and last stamp of the segment from an index of all its frames."""
         self.end, self.size, self.readable = index.end, index.size, index.size
         self.latest_time, self.last_crc = index.latest_time, index.last_crc
         self.compressed, self.compression_tried = (
@@ -101,10 +101,12 @@ class Segments:
         self.all: Sequence[Segment] = self._held.values()  # a view, not a copy
         self._files: OrderedDict[int, File] = OrderedDict()
         self._indexes: OrderedDict[int, SparseIndex] = OrderedDict()
-        # Scanners that stopped, by their next offset.
+        # Stopped scanners, by their next offset.
         self._scanners: OrderedDict[int, tuple[Segment, FrameScanner]] = OrderedDict()
-        self._current_scanner: tuple[Segment, FrameScanner] | None = None  # the one that began last
-        self._proven: set[int] = set()  # bases of segments whose index was rebuilt after it led to corruption
+        self._current_scanner: tuple[Segment, FrameScanner] | None = None  # the scanner started last
+        self._rebuilt: set[int] = (
+            set()
+        )  # bases of segments whose index was rebuilt after it led to corruption
 
     def add(self, segment: Segment) -> None:
         """Add the next segment."""
@@ -112,11 +114,11 @@ class Segments:
         self.last = segment
 
     def drop_first(self) -> Segment:
-        """Forget the oldest segment; the caller removes its file."""
+        """Remove the oldest segment from the table and return it; the caller removes its file."""
         segment: Segment = self._held.popitem(0)[1]
         self.last = self.last if self._held else None
         self._indexes.pop(segment.base, None)
-        self._proven.discard(segment.base)
+        self._rebuilt.discard(segment.base)
         self._forget_scanners(segment)
         file = self._files.pop(segment.base, None)
         if file is not None:
@@ -124,7 +126,7 @@ class Segments:
         return segment
 
     def segment_at(self, offset: int) -> Segment:
-        """Return the segment that holds an offset; the first one if the offset lies below it."""
+        """Return the segment that holds an offset; the first segment if the offset is before it."""
         found: Segment = self.all[max(self._held.bisect_right(offset) - 1, 0)]
         return found
 
@@ -171,7 +173,7 @@ class Segments:
         return found
 
     def _store_scanner(self, beyond: FrameLocation | None) -> None:
-        """Cache a stopped scanner with its bytes of the file, for a reader that continues there."""
+        """Cache a stopped scanner with the bytes that it has read, for a reader that continues there."""
         if self._current_scanner is None:
             return
         segment, scanner = self._current_scanner
@@ -201,8 +203,8 @@ class Segments:
             run = index.find_run(origin, counter)
             if run is None:
                 continue
-            begin, offset = run
-            for candidate in (offset, begin):
+            run_start, offset = run
+            for candidate in (offset, run_start):
                 logged = fetch(candidate) if candidate < segment.end else None
                 row = None if logged is None else _row_of(logged, origin, counter)
                 if logged is not None and row is not None:
@@ -225,11 +227,11 @@ class Segments:
     def append_time(self, offset: int) -> int | None:
         """Return the append time (us since 1970) of the batch at an offset; None if its head is not valid.
 
-        Reads the heads after its index entry. Raises LogCorrupted, OSError.
+        Reads the heads of frames from the index entry before the offset on. Raises LogCorrupted, OSError.
         """
         segment = self.segment_at(offset)
-        at, time = self.index_of(segment).entry_before(offset).position, None
-        for _, head in heads_after(self._file(segment), at, segment.readable, chunk_bytes=_HEADS_BYTES):
+        position, time = self.index_of(segment).entry_before(offset).position, None
+        for _, head in heads_after(self._file(segment), position, segment.readable, chunk_bytes=_HEADS_BYTES):
             if head.offset > offset:
                 break
             time = head.stamp.append_time
@@ -244,7 +246,7 @@ class Segments:
             index = load_index(self._disk, segment)
             if index is None or (index.end, index.size, index.last_crc) != _facts(segment):
                 return self._rebuild(segment)
-            self._proven.discard(segment.base)
+            self._rebuilt.discard(segment.base)
             self._cache_index(segment, index)
         self._indexes.move_to_end(segment.base)
         return index
@@ -260,12 +262,12 @@ class Segments:
         if file is not None:
             file.close()
         segment.apply_index(index)
-        self._proven.discard(segment.base)
+        self._rebuilt.discard(segment.base)
         self._forget_scanners(segment)
         self._cache_index(segment, index)
 
     def _forget_scanners(self, segment: Segment) -> None:
-        """Drop the scanners of a segment whose frames moved, or were removed."""
+        """Remove the scanners of a segment whose frames have moved, or were removed."""
         for offset in [offset for offset, (other, _) in self._scanners.items() if other is segment]:
             del self._scanners[offset]
 
@@ -286,7 +288,7 @@ class Segments:
         except BadFrame as bad:
             raise corruption_error(segment, self._file(segment), bad) from None
         if (index.end, index.size, index.last_crc) != _facts(segment):
-            raise LogCorrupted(segment.path, "other frames lie in it than before", offset=segment.base)
+            raise LogCorrupted(segment.path, "the file has other frames than before", offset=segment.base)
         self._cache_index(segment, index)
         return index
 
@@ -329,15 +331,15 @@ class Segments:
                 entry = after
 
     def _try_rebuild(self, segment: Segment) -> SparseIndex | None:
-        """Rebuild the index once, if the one in use was stored; None if the frames are corrupted."""
-        if segment.index is not None or segment.base in self._proven:
+        """Rebuild the index, once, if it was read from a file; return None if the frames are corrupted."""
+        if segment.index is not None or segment.base in self._rebuilt:
             return None
         try:
             return self._rebuild(segment)
         except LogCorrupted:
             return None
         finally:
-            self._proven.add(segment.base)
+            self._rebuilt.add(segment.base)
 
     def _file(self, segment: Segment) -> File:
         if segment.file is not None:
@@ -353,7 +355,7 @@ class Segments:
         return file
 
     def _refresh(self, segment: Segment, file: File) -> None:
-        """Adopt a replaced file of a segment if it holds the very same frames.
+        """Adopt a file that replaced that of a segment, if it holds the same frames.
 
         The process that writes the log replaces a sealed segment by one with compressed frames. If the frames
         differ, or cannot be read, nothing changes here: a reader then finds the corruption.
@@ -369,13 +371,13 @@ class Segments:
                 return
         if (index.end, index.last_crc) == _frame_identity(segment):
             segment.apply_index(index)
-            self._proven.discard(segment.base)
+            self._rebuilt.discard(segment.base)
             self._forget_scanners(segment)
             self._cache_index(segment, index)
 
 
 def load_index(disk: Disk, segment: Segment) -> SparseIndex | None:
-    """Return the stored index, None if there is no valid one. It is only a hint: errors mean None."""
+    """Return the stored index; None if there is no valid one, or after an error, since it is only a hint."""
     try:
         raw = read_small_file(disk, segment.index_path, bytes_max=INDEX_BYTES_MAX)
     except OSError:
@@ -416,7 +418,7 @@ def corruption_error(segment: Segment, file: File, bad: BadFrame) -> LogCorrupte
 
 
 def _head_after(segment: Segment, file: File, bad: BadFrame) -> Entry | None:
-    """Return the location of the next frame that looks valid; the stamp before it is not known."""
+    """Return the location of the next frame that looks valid; the stamp before that frame is unknown."""
     for position, head in heads_after(file, bad.position + bad.skip, segment.size):
         if bad.offset < head.offset < segment.end:
             return Entry(head.offset, position, None)
@@ -424,7 +426,7 @@ def _head_after(segment: Segment, file: File, bad: BadFrame) -> Entry | None:
 
 
 def _frame_identity(segment: Segment) -> tuple[int, int | None]:
-    """Return the facts that are equal for two files with the same frames."""
+    """Return facts that are equal for two files if these hold the same frames."""
     return segment.end, segment.last_crc
 
 

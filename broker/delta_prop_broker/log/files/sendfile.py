@@ -1,9 +1,9 @@
-"""Sendfile ranges: full frames as a segment holds them, sent without being decoded one by one.
+"""Sendfile ranges: contiguous frames as a segment holds them, sent without being decoded one by one.
 
-The sparse index gives the bytes, and the heads at both ends prove it; the frames in between are not read:
-each carries its own checksums, which the receiver verifies. Frames of a compressed segment are read into
-memory and verified, since each has a seal that is not sent. Where anything is in doubt there is no range, and
-the caller reads the frames one by one, which reports corruption.
+The sparse index locates the range, and the heads at both ends are checked against it. The frames in between
+are not read: the receiver verifies the checksums of each. Frames of a compressed segment are read into memory
+and verified, since each has a seal that is not sent. If anything is in doubt there is no range; the caller
+then reads the frames one by one, which reports corruption.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ if TYPE_CHECKING:
     from delta_prop_broker.log.files.sparse_index import Entry, SparseIndex
 
 BYTES_MIN = 64 * 1024
-"""Minimum bytes of a range: reading the frames of a few batches costs no more than locating them.
-Compressed ones are sent in any number: reading them costs more, since it decompresses them."""
+"""Minimum bytes of a range: to read the frames of a few batches costs no more than to locate them.
+For compressed frames there is no minimum, since reading them one by one would decompress them."""
 FILES_MAX = 16
-"""Maximum number of files to send from at a time; one removed from the log uses disk space until then."""
+"""Maximum number of open files; a file that is removed from the log uses disk space until it is closed."""
 _HEADS_MAX = 64
-"""Maximum number of frames between two entries of an index: 4 KB, of 128 bytes or more each."""
+"""Maximum number of frames between two entries of an index: these are 4 KB apart, a frame has 128 bytes."""
 
 
 class RangeBounds(NamedTuple):
-    """Bounds of a range; with fewer than `bytes_min` it is not worth it.
+    """Bounds of a range; a range below `bytes_min` is not used.
 
-    `read_bytes_max`: for frames that must be read into memory, as those of compressed segments, or one larger
-    frame; None: `bytes_max`. `verified`: only such frames, since no reader has checked the log here.
+    `read_bytes_max`: the bound for frames that are read into memory (of compressed segments), unless the
+    first is larger; None: `bytes_max`. `verified`: use only such frames, as no reader has checked this part
+    of the log.
     """
 
     deltas_max: int
@@ -53,33 +54,33 @@ class RangeBounds(NamedTuple):
 
 
 class SendfileRange(NamedTuple):
-    """Frames from one offset up to `next_offset`, all visible, without a gap or control rows."""
+    """Contiguous frames up to `next_offset`, all below the high watermark, without control rows."""
 
     content: FileRange | list[Buffer]
-    deltas: int
+    delta_count: int
     bytes: int
     next_offset: int
 
 
 class SendfilePool:
-    """The readers of one log. A file is opened once for all of them."""
+    """Creates the readers of one log, and opens each file once for all of them."""
 
-    def __init__(self, disk: Disk, held: Callable[[], tuple[Segments, int, int]]) -> None:
-        """`held` returns the segments now, the oldest offset and the high watermark."""
+    def __init__(self, disk: Disk, log_state: Callable[[], tuple[Segments, int, int]]) -> None:
+        """`log_state` returns the present segments, the oldest offset and the high watermark."""
         self._disk = disk
-        self._held = held
+        self._log_state = log_state
         self._open_files: dict[tuple[int, int], _OpenFile] = {}
         self._segments: Segments | None = None
 
     def reader(self) -> SendfileReader:
-        """Return a new reader. Close it."""
+        """Return a new reader; the caller closes it."""
         return SendfileReader(self)
 
     def find(
         self, offset: int, bounds: RangeBounds, codecs: frozenset[int]
     ) -> tuple[SendfileRange, _OpenFile] | None:
         """Find the range that begins at `offset`; return it and its file, which then has one more user."""
-        segments, start, high_watermark = self._held()
+        segments, start, high_watermark = self._log_state()
         if not start <= offset < high_watermark:
             return None
         segment = segments.segment_at(offset)
@@ -94,7 +95,7 @@ class SendfilePool:
             if index.codecs:
                 found = opened.read_frames(index, offset, limit, bounds)
             else:
-                found = opened.locate_range(index, offset, limit, bounds, growing=segment is segments.last)
+                found = opened.locate_range(index, offset, limit, bounds, is_active=segment is segments.last)
         except BaseException:
             opened.release()
             raise
@@ -112,8 +113,8 @@ class SendfilePool:
             if len(self._open_files) >= FILES_MAX:
                 return None
             file = self._disk.open(segment.path, read_only=True)
-            held = self._open_files
-            opened = held[key] = _OpenFile(file, lambda: held.pop(key, None))
+            open_files = self._open_files
+            opened = open_files[key] = _OpenFile(file, lambda: open_files.pop(key, None))
         opened.users += 1
         return opened
 
@@ -128,7 +129,7 @@ class SendfileReader:
     def next(
         self, offset: int, bounds: RangeBounds, *, codecs: frozenset[int] = frozenset()
     ) -> SendfileRange | None:
-        """Return the range that begins at `offset`, within these bounds; None if none is worth it.
+        """Return the range that begins at `offset`, within these bounds; None if there is none.
 
         `codecs`: numbers of the codecs that its frames may use. Raises LogCorrupted, OSError.
         """
@@ -147,7 +148,7 @@ class SendfileReader:
 
 
 class _OpenFile:
-    """A segment's file, open while a reader sends from it."""
+    """The file of a segment, open while readers send from it; `users` counts them."""
 
     def __init__(self, file: File, forget: Callable[[], object]) -> None:
         self.file = file
@@ -155,57 +156,59 @@ class _OpenFile:
         self._forget = forget
 
     def locate_range(
-        self, index: SparseIndex, offset: int, limit: int, bounds: RangeBounds, *, growing: bool
+        self, index: SparseIndex, offset: int, limit: int, bounds: RangeBounds, *, is_active: bool
     ) -> SendfileRange | None:
-        """Return the range from the frame of `offset` on, up to about `limit`, if the file agrees."""
+        """Return the range from the frame of `offset` up to about `limit`, if the file fits the index."""
         file, entry = self.file, index.entry_before(offset)
         next_offset, end = _last_known_end(index, limit, entry.position + bounds.bytes_max)
         if next_offset <= offset or end - entry.position < bounds.bytes_min:
             return None
-        begin = _locate(file, entry, offset)
-        if begin is None or end <= begin:
+        start = _locate(file, entry, offset)
+        if start is None or end <= start:
             return None
         if end == index.size:
-            if not (file.size() >= end if growing else file.size() == end):
+            if not (file.size() >= end if is_active else file.size() == end):
                 return None
         else:
             head = _head_at(file, end)
             if head is None or head.offset != next_offset:
                 return None
         return SendfileRange(
-            FileRange(file, begin, end - begin), next_offset - offset, end - begin, next_offset
+            FileRange(file, start, end - start), next_offset - offset, end - start, next_offset
         )
 
     def read_frames(
         self, index: SparseIndex, offset: int, limit: int, bounds: RangeBounds
     ) -> SendfileRange | None:
         """Return the frames of a compressed segment from `offset` on, without their seals."""
-        file, begin = self.file, _locate(self.file, index.entry_before(offset), offset)
-        head = None if begin is None else _head_at(file, begin)
-        if begin is None or head is None or head.size > bounds.bytes_max:
+        file, start = self.file, _locate(self.file, index.entry_before(offset), offset)
+        head = None if start is None else _head_at(file, start)
+        if start is None or head is None or head.size > bounds.bytes_max:
             return None
         size = min(bounds.bytes_max, bounds.read_bytes_max or bounds.bytes_max)
-        raw = memoryview(file.read(begin, max(size, head.size) + PEEK_BYTES))
-        is_last = begin + len(raw) == index.size == file.size()
+        raw = memoryview(file.read(start, max(size, head.size) + PEEK_BYTES))
+        is_last = start + len(raw) == index.size == file.size()
         parts: list[Buffer] = []
-        at, reached = 0, offset
-        while head is not None and (not parts or at + head.size <= size):
-            stop = at + head.size
-            following = _read_head(raw[stop : stop + PEEK_BYTES])
-            end = index.end if is_last and stop == len(raw) else following and following.offset
+        position, next_offset = 0, offset
+        while head is not None and (not parts or position + head.size <= size):
+            frame_end = position + head.size
+            next_head = _read_head(raw[frame_end : frame_end + PEEK_BYTES])
+            end = index.end if is_last and frame_end == len(raw) else next_head and next_head.offset
             if not end or end > limit:
                 break
-            frame = _unseal(raw[at:stop], head)
+            frame = _unseal(raw[position:frame_end], head)
             if frame is None:
-                break  # the frames before it are sent, then reading reports the corruption
+                break  # the frames before it are sent; the next call then reports the corruption
             parts.append(frame)
-            at, reached, head = stop, end, following
+            position, next_offset, head = frame_end, end, next_head
         if not parts:
             return None
-        return SendfileRange(parts, reached - offset, sum(memoryview(part).nbytes for part in parts), reached)
+        return SendfileRange(
+            parts, next_offset - offset, sum(memoryview(part).nbytes for part in parts), next_offset
+        )
 
     def release(self) -> None:
-        """Release one user; the last one closes the file."""
+        """End one use of the file; the last user closes it."""
         self.users -= 1
         if not self.users:
             self._forget()
@@ -217,14 +220,14 @@ def _is_readable(index: SparseIndex, codecs: frozenset[int]) -> bool:
 
 
 def _first_control(index: SparseIndex, offset: int) -> int:
-    """Return the offset of the first control rows from `offset` on; the segment's end if there are none."""
+    """Return the offset of the first control rows from `offset` on; the segment's end if it has none."""
     assert index.controls is not None
-    number = bisect_left(index.controls, offset)
-    return index.controls[number] if number < len(index.controls) else index.end
+    index_position = bisect_left(index.controls, offset)
+    return index.controls[index_position] if index_position < len(index.controls) else index.end
 
 
 def _last_known_end(index: SparseIndex, offset: int, position: int) -> tuple[int, int]:
-    """Return the last known end of a frame up to this offset and position: (offset, position)."""
+    """Return (offset, position) of the last end of a frame that the index has, up to these bounds."""
     if index.end <= offset and index.size <= position:
         return index.end, index.size
     last = index.last_entry_before(offset, position)

@@ -1,8 +1,8 @@
-"""Snapshots: the state of every vector at an offset, each in a file beside the segments.
+"""Snapshots: the state of every vector at an offset, in one file per snapshot beside the segments.
 
 `<offset, 20 digits>.snapshot` holds a header, frames of state rows sorted by namespace and vector id, the
-origins with their watermarks and clocks, and an index of the frames. Every byte is under a checksum, and the
-frames continue the chain of the log's last one before the offset, so one of another history is detected.
+origins with their watermarks and clocks, and an index of the frames. Checksums cover every byte. The first
+frame names the log's last stamp before the offset, so a snapshot of another history is detected.
 
 The interface for readers: `Snapshot.offset` (the tail continues there), `.log_id`, `.lamport`, `.time_us`,
 `.rows`, `.bytes`, `.watermarks`, `.frames()`, `.find(namespace, vector_id)`, `.verify()`, `.close()`.
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 SUFFIX = ".snapshot"
 FRAME_ROWS_MAX = 4096
 FRAME_BYTES_MAX = 1024 * 1024
-"""Maximum bytes of a frame of states; one with a single state may be larger."""
+"""Maximum bytes of a frame of states; a frame with a single state may be larger."""
 
 _MAGIC = b"dp-state"
 _VERSION = 1
 _HEADER = struct.Struct("<8sII16sQQQQQQQQQQQQIIIII")
 """magic, version, 0, log id, then the numbers in the order of `_pack`, then the CRC32C of all before it."""
 _CRC = struct.Struct("<I")
-FRAMES_AT = _HEADER.size + _CRC.size
+FRAMES_START = _HEADER.size + _CRC.size
 _ORIGIN = struct.Struct("<QQII")
 """origin, counter, epoch, number of clock entries; then (origin u64, counter u64) each."""
 _ENTRY = struct.Struct("<QQIHH")
@@ -65,10 +65,9 @@ class OriginWatermark(NamedTuple):
 class SnapshotFacts:
     """Facts about a snapshot. `chain_crc` is the checksum of the log's last stamp before `offset`.
 
-    `begin`: the first offset that it covers; above 0 only if the log had lost its beginning before its first
-    snapshot. `out_of_order`: deltas without effect, since they sort before the state they came to;
-    `unfolded`: deltas without effect, of kinds that this version cannot fold. `time_us`: the latest append
-    time.
+    `begin`: the first offset that it covers; above 0 only if rows had been removed before the first snapshot.
+    `out_of_order`: deltas without effect because they sort before the state that they met; `unfolded`:
+    deltas without effect because this version cannot fold their kind. `time_us`: the latest append time.
     """
 
     log_id: bytes
@@ -94,7 +93,7 @@ def snapshot_offsets(names: list[str]) -> list[int]:
 
 
 def sort_key(namespace: str, vector_id: str) -> str:
-    """Return the sort key of a row of a snapshot; neither name can hold the character between them."""
+    """Return the sort key of a row of a snapshot; neither name can contain the separator."""
     return f"{namespace}\0{vector_id}"
 
 
@@ -111,7 +110,7 @@ def sort_keys(batch: Batch) -> list[str]:
 
 
 class Snapshot:
-    """One snapshot, open for reading. Close it; until then it can be read even if its file is removed."""
+    """An open snapshot. Until it is closed, it can be read even if its file is removed."""
 
     def __init__(
         self,
@@ -142,12 +141,12 @@ class Snapshot:
 
     @property
     def begin(self) -> int:
-        """The first offset that it covers; above 0 only if the log had lost its beginning before."""
+        """The first offset that it covers; above 0 only if rows were removed before the first snapshot."""
         return self.facts.begin
 
     @property
     def rows(self) -> int:
-        """Count of states, with tombstones."""
+        """Number of states, including tombstones."""
         return self.facts.rows
 
     @property
@@ -162,39 +161,39 @@ class Snapshot:
 
     @property
     def frame_count(self) -> int:
-        """Count of frames of states."""
+        """Number of frames of states."""
         return len(self._index.entries)
 
     def frames(self, begin: int = 0, stop: int | None = None) -> Iterator[LoggedBatch]:
-        """Yield all states, sorted by namespace and vector id, a frame at a time; or those of some frames.
+        """Yield the frames number `begin` to `stop` (exclusive; None: the last), in the order of sort keys.
 
-        From frame number `begin` up to `stop` (exclusive). Raises LogCorrupted, OSError.
+        Raises LogCorrupted, OSError.
         """
         index = self._index
         entries = [*index.entries, (index.frames_end, self.rows, index.last_crc)]
         position, row, crc = entries[begin]
-        end, *closed_with = entries[-1 if stop is None else stop]
+        end, *expected = entries[-1 if stop is None else stop]
         scanner = FrameScanner(self._file, position=position, offset=row, end=end, previous_crc=crc)
         try:
             for location in scanner:
                 yield location.logged
         except BadFrame as bad:
             raise LogCorrupted(self.path, bad.reason, position=bad.position) from None
-        if [scanner.offset, scanner.crc] != closed_with:
-            raise LogCorrupted(self.path, "its frames are not those that it was closed with", position=end)
+        if [scanner.offset, scanner.crc] != expected:
+            raise LogCorrupted(self.path, "its frames do not fit its index", position=end)
 
     def find(self, namespace: str, vector_id: str) -> tuple[LoggedBatch, int] | None:
-        """Return the frame and row of one vector, None if no delta of it lies below the offset.
+        """Return the frame and row of one vector; None if it has no delta below the offset.
 
         Raises LogCorrupted, OSError.
         """
-        wanted = sort_key(namespace, vector_id)
-        number = bisect_right(self._index.first_keys, wanted) - 1
+        key = sort_key(namespace, vector_id)
+        number = bisect_right(self._index.first_keys, key) - 1
         if number < 0:
             return None
         logged, keys = self._frame(number)
-        at = bisect_left(keys, wanted)
-        return (logged, at) if at < len(keys) and keys[at] == wanted else None
+        row = bisect_left(keys, key)
+        return (logged, row) if row < len(keys) and keys[row] == key else None
 
     def _frame(self, number: int) -> tuple[LoggedBatch, list[str]]:
         """Return one frame and its sort keys; cache the last one, since readers ask in sorted order."""
@@ -213,15 +212,16 @@ class Snapshot:
 
     def verify(self) -> None:
         """Read and check everything. Raises LogCorrupted, OSError."""
-        before, at = "", 0
+        last_key, frame_number = "", 0
         for logged in self.frames():
             keys = sort_keys(logged.batch)
-            if keys[0] <= before and logged.offset:
-                raise LogCorrupted(self.path, f"row {logged.offset} is not in its place", position=FRAMES_AT)
-            indexed = self._index.entries[at][1], self._index.first_keys[at]
+            if keys[0] <= last_key and logged.offset:
+                reason = f"row {logged.offset} is not in sort order"
+                raise LogCorrupted(self.path, reason, position=FRAMES_START)
+            indexed = self._index.entries[frame_number][1], self._index.first_keys[frame_number]
             if indexed != (logged.offset, keys[0]):
                 raise LogCorrupted(self.path, f"the index does not lead to row {logged.offset}")
-            before, at = keys[-1], at + 1
+            last_key, frame_number = keys[-1], frame_number + 1
 
     def close(self) -> None:
         """Close the file."""
@@ -253,9 +253,9 @@ def open_snapshot(disk: Disk, directory: str, offset: int) -> Snapshot:
 
 
 def newest_snapshot(disk: Disk, directory: str, log_id: bytes) -> Snapshot | None:
-    """Open the newest snapshot of this log, None where there is none. Raises LogCorrupted, OSError.
+    """Open the newest snapshot of this log; None if there is none. Raises LogCorrupted, OSError.
 
-    Never opens an older one: the log has removed the rows between them.
+    Never opens an older one, since the log has removed the rows after it.
     """
     for _ in range(_TRIES):
         offsets = snapshot_offsets(disk.list(directory))
@@ -267,78 +267,81 @@ def newest_snapshot(disk: Disk, directory: str, log_id: bytes) -> Snapshot | Non
             continue  # a newer one has replaced it since
         if found.log_id != log_id:
             found.close()
-            raise LogCorrupted(found.path, f"it is of log {found.log_id.hex()}, this one is {log_id.hex()}")
+            raise LogCorrupted(found.path, f"it belongs to log {found.log_id.hex()}, not to {log_id.hex()}")
         return found
     raise OSError(errno.EIO, "snapshots are replaced faster than they can be opened", directory)
 
 
 def _read_snapshot(file: File, path: str, offset: int) -> Snapshot:
-    size, raw = file.size(), file.read(0, FRAMES_AT)
-    if len(raw) < FRAMES_AT or _CRC.unpack_from(raw, _HEADER.size)[0] != crc32c(raw[: _HEADER.size]):
+    size, raw = file.size(), file.read(0, FRAMES_START)
+    if len(raw) < FRAMES_START or _CRC.unpack_from(raw, _HEADER.size)[0] != crc32c(raw[: _HEADER.size]):
         raise LogCorrupted(path, "its header does not fit its checksum", position=0)
     magic, version, zero, log_id, *numbers = _HEADER.unpack_from(raw)
     if (magic, version, zero) != (_MAGIC, _VERSION, 0):
-        reason = f"it is not a snapshot, or has version {version}: this program knows {_VERSION}"
+        reason = f"it is not a snapshot, or has version {version}, but this program knows {_VERSION}"
         raise LogCorrupted(path, reason)
     found_offset, begin, time_us, lamport, *counts, end, origins, index, frames = numbers[:12]
-    chain, last_crc, origins_crc, index_crc, _ = numbers[12:]
+    chain_crc, last_crc, origins_crc, index_crc, _ = numbers[12:]
     if found_offset != offset:
         reason = f"it is the snapshot at offset {found_offset} under another name"
         raise LogCorrupted(path, reason, position=0)
     if end + origins + index != size:
-        raise LogCorrupted(path, f"it has {size} bytes, and was closed with {end + origins + index}")
-    marks_raw, index_raw = file.read(end, origins), file.read(end + origins, index)
-    if crc32c(marks_raw) != origins_crc:
+        raise LogCorrupted(path, f"it has {size} bytes, but was closed with {end + origins + index}")
+    origins_raw, index_raw = file.read(end, origins), file.read(end + origins, index)
+    if crc32c(origins_raw) != origins_crc:
         raise LogCorrupted(path, "its origins do not fit their checksum", position=end)
     if crc32c(index_raw) != index_crc:
         raise LogCorrupted(path, "its index does not fit its checksum", position=end + origins)
-    entries, firsts = _read_index(index_raw)
+    entries, first_keys = _read_index(index_raw)
     if len(entries) != frames:
         raise LogCorrupted(path, f"its index leads to {len(entries)} of {frames} frames", position=end)
-    facts = SnapshotFacts(log_id, found_offset, begin, time_us, lamport, chain, *counts)
+    facts = SnapshotFacts(log_id, found_offset, begin, time_us, lamport, chain_crc, *counts)
     return Snapshot(
-        file, path, facts, _read_watermarks(marks_raw), _Index(size, end, last_crc, entries, firsts)
+        file, path, facts, _read_watermarks(origins_raw), _Index(size, end, last_crc, entries, first_keys)
     )
 
 
 def _read_watermarks(raw: bytes) -> dict[int, OriginWatermark]:
-    marks, at = {}, 0
-    while at < len(raw):
-        origin, counter, epoch, entries = _ORIGIN.unpack_from(raw, at)
-        words = struct.unpack_from(f"<{2 * entries}Q", raw, at + _ORIGIN.size)
-        at += _ORIGIN.size + 16 * entries
+    watermarks, position = {}, 0
+    while position < len(raw):
+        origin, counter, epoch, entries = _ORIGIN.unpack_from(raw, position)
+        words = struct.unpack_from(f"<{2 * entries}Q", raw, position + _ORIGIN.size)
+        position += _ORIGIN.size + 16 * entries
         clock = tuple(map(Dot, words[::2], words[1::2]))
-        marks[origin] = OriginWatermark(epoch, counter, clock)
-    return marks
+        watermarks[origin] = OriginWatermark(epoch, counter, clock)
+    return watermarks
 
 
 def _read_index(raw: bytes) -> tuple[list[tuple[int, int, int]], list[str]]:
-    entries, firsts, at = [], [], 0
-    while at < len(raw):
-        position, row, crc, first, second = _ENTRY.unpack_from(raw, at)
-        at += _ENTRY.size
-        namespace, key = raw[at : at + first].decode(), raw[at + first : at + first + second].decode()
-        at += first + second
+    entries, first_keys, index_position = [], [], 0
+    while index_position < len(raw):
+        position, row, crc, namespace_bytes, key_bytes = _ENTRY.unpack_from(raw, index_position)
+        index_position += _ENTRY.size
+        namespace, key = (
+            raw[index_position : index_position + namespace_bytes].decode(),
+            raw[index_position + namespace_bytes : index_position + namespace_bytes + key_bytes].decode(),
+        )
+        index_position += namespace_bytes + key_bytes
         entries.append((position, row, crc))
-        firsts.append(sort_key(namespace, key))
-    return entries, firsts
+        first_keys.append(sort_key(namespace, key))
+    return entries, first_keys
 
 
 # --- writing
 
 
 class StateFile:
-    """Writes consecutive frames of rows, chained: snapshots, and the spill files of a compaction."""
+    """Writes frames of rows, each with the checksum of the stamp before it: snapshots, and spill files."""
 
-    def __init__(self, disk: Disk, path: str, *, begin_at: int, chain_crc: int, time_us: int = 0) -> None:
+    def __init__(self, disk: Disk, path: str, *, position: int, chain_crc: int, time_us: int = 0) -> None:
         self.path = path
-        self.position = begin_at
+        self.position = position
         self.rows = 0
         self.chain_crc = chain_crc
         self.file = disk.open(path, create=True)
         self.file.truncate(0)
         self._time_us = time_us
-        self._synced = begin_at
+        self._synced = position
 
     def add(self, batch: Batch) -> None:
         """Write the next frame. Raises OSError."""
@@ -349,16 +352,16 @@ class StateFile:
         self.rows += batch.count
 
     def sync_periodically(self) -> None:
-        """Sync in portions: one large sync at the end would delay the log's commits."""
+        """Sync if enough was written since the last sync: one large sync would delay the log's commits."""
         if self.position - self._synced >= _SYNC_BYTES:
             self.file.sync()
             self._synced = self.position
 
 
 class SnapshotWriter:
-    """Writes a snapshot under a temporary name; `finish` renames it, and then it is durable.
+    """Writes a snapshot under a temporary name; `finish` makes it durable under its final name.
 
-    Frames come sorted by `sort_keys`, each key once. After the first error, `discard` removes the file.
+    Frames must come sorted by `sort_keys`, each key once. After an error, call `discard`.
     """
 
     def __init__(self, disk: Disk, directory: str, facts: SnapshotFacts) -> None:
@@ -367,7 +370,11 @@ class SnapshotWriter:
         self._facts = facts
         self._path = snapshot_path(directory, facts.offset)
         self._out = StateFile(
-            disk, self._path + TEMPORARY, begin_at=FRAMES_AT, chain_crc=facts.chain_crc, time_us=facts.time_us
+            disk,
+            self._path + TEMPORARY,
+            position=FRAMES_START,
+            chain_crc=facts.chain_crc,
+            time_us=facts.time_us,
         )
         self._index: list[bytes] = []
 
@@ -395,7 +402,7 @@ class SnapshotWriter:
         try:
             self._disk.sync_directory(self._directory)
         except OSError:
-            # The name may stay in the cache without ever being durable: the next process must not use it.
+            # The new name may be in the cache and never become durable: the next process must not use it.
             with suppress(OSError):
                 self._disk.remove(self._path)
             raise

@@ -1,8 +1,8 @@
 """The sparse index of a segment, which leads to a frame by offset, by time or by dot.
 
 It has one entry per about 4 KB of frames, runs of counters for each origin, and the offsets of control rows.
-It is built only from the frames; a stored one names the last stamp of the frames it was built from, and each
-frame that it leads to is checked.
+It is built only from frames. A stored index names the last stamp of these frames, and each frame to which it
+leads is checked.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _GAPS, _CONTROL = int(Attribute.COUNTER_GAPS), int(Attribute.CONTROL)
 
 _MAGIC = b"dp-index"
 _HEADER = struct.Struct("<8sIIQQQIIQQQQ")
-"""magic, version, form, base, end offset, data bytes, first frame's previous CRC, last stamp's CRC, first
+"""magic, version, flags, base, end offset, data bytes, first frame's previous CRC, last stamp's CRC, first
 time, latest time, entries, origins. Then columns, little-endian; then the CRC32C of all before it.
-The form: bit n if a frame is compressed with codec n; bit 16 if compression was tried, or is done; bit 17 if
-the offsets of frames of control rows are the last column, which older indexes do not have."""
+Flags: bit n if a frame is compressed with codec n; bit 16 if compression was tried, or is done; bit 17 if
+the last column holds the offsets of frames of control rows, which older indexes lack."""
 _VERSION = 1
 _CRC = struct.Struct("<I")
 _CODECS, _TRIED, _CONTROLS = 0xFFFF, 1 << 16, 1 << 17
@@ -42,7 +42,7 @@ class Entry(NamedTuple):
 
 
 class _CounterRuns:
-    """Runs of one origin's counters: `bases[i]` to `lasts[i]` begin at `offsets[i]`."""
+    """Runs of counters of one origin: `bases[i]` to `lasts[i]` are in the log from `offsets[i]` on."""
 
     __slots__ = ("bases", "lasts", "offsets")
 
@@ -84,13 +84,13 @@ class SparseIndex:
     def add(
         self, batch: Batch, *, offset: int, size: int, time: int, previous_crc: int, crc: int, codec: int = 0
     ) -> None:
-        """Add the next frame; `size` is the one on disk, `time` in microseconds since 1970."""
+        """Add the next frame; `size` is its size on disk, `time` is in microseconds since 1970."""
         if codec:
             self.codecs |= 1 << codec
         if self.first_previous_crc is None:
             self.first_previous_crc = previous_crc
             self.first_time = time
-        # The latest time so far rises even if the clock was set back, so that times can be searched.
+        # The latest time never falls, even if the clock was set back, so that times can be searched.
         self.latest_time = max(self.latest_time, time)
         if not self._positions or self.size >= self._positions[-1] + STEP_BYTES:
             self._offsets.append(offset)
@@ -125,9 +125,9 @@ class SparseIndex:
         return self._entry_at(len(self._offsets) - 1)
 
     def copy_until(self, end: int, size: int, last_crc: int, latest_time: int) -> SparseIndex:
-        """Return a copy as of offset `end`; the index may grow on another thread meanwhile.
+        """Return a copy as of offset `end`; another thread may add frames to the index meanwhile.
 
-        The last run of an origin may include later frames: its reader checks that, as with any hint.
+        The last run of an origin may include later frames; readers check each frame that they find anyway.
         """
         copy = SparseIndex(self.base)
         copy.end, copy.size, copy.last_crc, copy.latest_time = end, size, last_crc, latest_time
@@ -142,8 +142,8 @@ class SparseIndex:
         for origin, runs in list(self._runs.items()):
             count = bisect_left(runs.offsets, end)  # `add` writes this column last
             if count:
-                cut = copy._runs[origin] = _CounterRuns()
-                cut.bases, cut.lasts, cut.offsets = (
+                prefix = copy._runs[origin] = _CounterRuns()
+                prefix.bases, prefix.lasts, prefix.offsets = (
                     runs.bases[:count],
                     runs.lasts[:count],
                     runs.offsets[:count],
@@ -151,7 +151,10 @@ class SparseIndex:
         return copy
 
     def find_run(self, origin: int, counter: int) -> tuple[int, int] | None:
-        """Return (offset of the run, offset of the row unless there are gaps); None if there is no run."""
+        """Return the offset of the run with this counter, and that of its row if the run has no gaps.
+
+        Returns None if no run has the counter.
+        """
         runs = self._runs.get(origin)
         if runs is None:
             return None
@@ -200,7 +203,7 @@ class SparseIndex:
         """Read an index file; None unless it is a valid index of a segment with this base."""
         if len(raw) < _HEADER.size + _CRC.size or crc32c(raw[: -_CRC.size]) != _CRC.unpack(raw[-4:])[0]:
             return None
-        magic, version, form, found_base, end, size, first_crc, last_crc, first, latest, entries, origins = (
+        magic, version, flags, found_base, end, size, first_crc, last_crc, first, latest, entries, origins = (
             _HEADER.unpack_from(raw)
         )
         if (magic, version, found_base) != (_MAGIC, _VERSION, base) or not entries:
@@ -208,25 +211,25 @@ class SparseIndex:
         index = cls(base)
         index.end, index.size, index.first_time, index.latest_time = end, size, first, latest
         index.first_previous_crc, index.last_crc = first_crc, last_crc
-        index.codecs, index.compression_tried = form & _CODECS, bool(form & _TRIED)
+        index.codecs, index.compression_tried = flags & _CODECS, bool(flags & _TRIED)
         words = _read_words(raw[_HEADER.size : -_CRC.size])
-        at = 0
+        position = 0
         columns = []
         for length in (entries,) * 4 + (origins,) * 2:
-            columns.append(words[at : at + length])
-            at += length
-        index._offsets, index._positions, index._times, index._previous, names, counts = columns
+            columns.append(words[position : position + length])
+            position += length
+        index._offsets, index._positions, index._times, index._previous, origin_column, counts = columns
         total = sum(counts)
-        controls = words[at + 3 * total :]
-        index.controls = controls if form & _CONTROLS else None
-        if len(words) < at + 3 * total or (controls and index.controls is None):
+        controls = words[position + 3 * total :]
+        index.controls = controls if flags & _CONTROLS else None
+        if len(words) < position + 3 * total or (controls and index.controls is None):
             return None
-        for origin, count in zip(names, counts, strict=True):
+        for origin, count in zip(origin_column, counts, strict=True):
             runs = index._runs[origin] = _CounterRuns()
-            runs.bases = words[at : at + count]
-            runs.lasts = words[at + total : at + total + count]
-            runs.offsets = words[at + 2 * total : at + 2 * total + count]
-            at += count
+            runs.bases = words[position : position + count]
+            runs.lasts = words[position + total : position + total + count]
+            runs.offsets = words[position + 2 * total : position + 2 * total + count]
+            position += count
         return index
 
 

@@ -1,7 +1,7 @@
 """The file `time` of a log: the seen time, and the seen times of its segments.
 
-It is replaced now and then, so it can only lag: then some time is missing, and rows count as younger than
-they are. Without the file, all rows count as new.
+It is replaced now and then, so it can only lag: after a crash, some time is missing, and rows count as
+younger than they are. Without the file, all rows count as new.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _BYTES_MAX = 64 * 1024 * 1024
 class Times:
     """Seen time and log time at one moment, in microseconds, and the newest jump of the wall clock.
 
-    `ended_us`: the seen time of the last append of each sealed segment, by its first offset. `growing`: the
-    first offset of the segment that was growing, and the seen time of its first append.
+    `ended_us`: the seen time of the last append to each sealed segment, keyed by its first offset. `growing`:
+    the first offset of the active segment, and the seen time of the first append to it.
     """
 
     seen_us: int = 0
@@ -39,18 +39,21 @@ class Times:
 
 
 def read_times(disk: Disk, directory: str, notes: list[str]) -> Times:
-    """Read the file; a new log's times if it is missing or cannot be used, which `notes` then says."""
+    """Read the file; if it is missing or cannot be used, return the times of a new log.
+
+    If it cannot be used, append the reason to `notes`.
+    """
     path = f"{directory}/{TIME}"
     try:
         raw = read_small_file(disk, path, bytes_max=_BYTES_MAX)
     except OSError as error:
-        notes.append(f"{path} cannot be read ({error}) and is not used: all that the log holds counts as new")
+        notes.append(f"{path} cannot be read ({error}) and is not used: all rows of the log count as new")
         return Times()
     if raw is None:
         return Times()
     checksum, _, body = raw.partition(b"\n")
     if checksum != b"%08x" % crc32c(body):
-        notes.append(f"{path} is corrupted and not used: all that the log holds counts as new")
+        notes.append(f"{path} is corrupted and not used: all rows of the log count as new")
         return Times()
     fields = json.loads(body)
     return Times(
@@ -63,7 +66,7 @@ def read_times(disk: Disk, directory: str, notes: list[str]) -> Times:
 
 
 def write_times(disk: Disk, directory: str, times: Times) -> None:
-    """Replace the file; durable when this returns. Raises OSError."""
+    """Replace the file durably. Raises OSError."""
     fields = asdict(times) | {"ended_us": list(times.ended_us.items())}
     body = json.dumps(fields).encode()
     replace_file(disk, directory, f"{directory}/{TIME}", [b"%08x\n" % crc32c(body), body])

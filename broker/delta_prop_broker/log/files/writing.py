@@ -14,31 +14,31 @@ if TYPE_CHECKING:
 
 
 def write_all(file: File, at: int, parts: Sequence[Buffer], size: int = -1) -> int:
-    """Write the buffers one after the other from `at` on; return the end position. Raises OSError.
+    """Write the buffers one after the other from position `at` on; return the end position. Raises OSError.
 
-    `size`: their total bytes, if known: then a complete write needs no look at each buffer.
+    `size`: the sum of their sizes, if known, so that a complete write need not compute it.
     """
     if size > 0:
-        taken = file.write(at, parts)
-        if taken == size:
+        written = file.write(at, parts)
+        if written == size:
             return at + size
-        return _write_rest(file, at, [memoryview(part) for part in parts], taken)
+        return _write_rest(file, at, [memoryview(part) for part in parts], written)
     return _write_rest(file, at, [memoryview(part) for part in parts])
 
 
-def _write_rest(file: File, at: int, views: list[memoryview], taken: int | None = None) -> int:
-    """Write the bytes that the first write has not taken, if there was one."""
+def _write_rest(file: File, at: int, views: list[memoryview], written: int | None = None) -> int:
+    """Write all but the first `written` bytes, which an earlier write has written (None: there was none)."""
     first = 0
     while first < len(views):
-        if taken is None:
-            taken = file.write(at, views[first:] if first else views)
-        if taken <= 0:
-            raise OSError(errno.EIO, f"the disk took no byte of a write at byte {at}")
-        at += taken
-        while first < len(views) and taken >= views[first].nbytes:
-            taken -= views[first].nbytes
+        if written is None:
+            written = file.write(at, views[first:] if first else views)
+        if written <= 0:
+            raise OSError(errno.EIO, f"the disk wrote nothing of a write at byte {at}")
+        at += written
+        while first < len(views) and written >= views[first].nbytes:
+            written -= views[first].nbytes
             first += 1
-        if taken:
-            views[first] = views[first][taken:]
-        taken = None
+        if written:
+            views[first] = views[first][written:]
+        written = None
     return at

@@ -4,11 +4,12 @@ Takes no lock and changes nothing in the source. The order makes the copy consis
 1. the small files beside the log, which lag behind it;
 2. checkpoints and snapshots, so that they cover no row after the recovery point;
 3. the recovery point, up to which the log is copied;
-4. the segments, each read back and checked; if one is removed meanwhile, the copy starts over with the rest;
+4. the segments, each read back and checked; if one is removed meanwhile, the copy starts again, but keeps the
+   segments that it has;
 5. identity and recovery point of the copy, and last the format file, without which it is not a log.
 
-From its end on, a copy is a history of its own: it begins an epoch there that the source does not reach by
-counting, so that a cursor beyond that end is never valid in both.
+From its end on, the history of a copy differs from that of the source. So the copy begins a new epoch there,
+higher by a random step, which the source will not have: a cursor beyond that end is never valid in both.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
 TRIES = 100
 PAUSE_S = 0.05
 EPOCH_STEP_BYTES = 2
-"""Bytes of the random step of a copy's epoch, 1 to 65,536: two copies of one log differ too."""
+"""Bytes of the random step (1 to 65,536) of a copy's epoch, by which two copies of one log differ, too."""
 _SYNC_BYTES = 16 * 1024 * 1024
 
 
@@ -66,7 +67,7 @@ class BackupFailed(DeltaPropError):
 
 @dataclass(frozen=True, slots=True)
 class BackupReport:
-    """Contents of a copy; `retries`: how many times a file of the source was removed meanwhile."""
+    """Contents of a copy; `retries`: how many times it started again because the source changed."""
 
     start_offset: int
     next_offset: int
@@ -78,7 +79,7 @@ class BackupReport:
 
 
 class _SourceChanged(Exception):
-    """The source changed since the start of the try: try once more."""
+    """The source has changed since the start of this attempt: try again."""
 
 
 def copy_log(
@@ -91,7 +92,7 @@ def copy_log(
     draw: Callable[[int], bytes],
     pause: Callable[[float], object],
 ) -> BackupReport:
-    """Copy a log into an empty directory; durable when this returns.
+    """Copy a log into an empty directory, durably.
 
     Copies `files` if they exist, and all files in `directories` except locks. Raises UsageError (no log
     there), LogCorrupted, FormatUnknown, BackupFailed, OSError; then the target is not a log.
@@ -99,9 +100,9 @@ def copy_log(
     if not check_format(source):
         raise UsageError(f"{source.name!r} holds no log to copy: name a data directory, or a copy of one")
     backup = _Backup(source, target, directory, draw)
-    for tried in range(TRIES):
+    for attempt in range(TRIES):
         try:
-            return backup.run(files, directories, tried)
+            return backup.run(files, directories, attempt)
         except (_SourceChanged, FileNotFoundError) as error:
             reason = error
             pause(PAUSE_S)
@@ -112,7 +113,7 @@ def copy_log(
 
 
 class _Backup:
-    """One running copy; a retry does not copy sealed segments twice."""
+    """One running copy; an attempt does not copy again the sealed segments of an earlier one."""
 
     def __init__(self, source: Disk, target: Disk, directory: str, draw: Callable[[int], bytes]) -> None:
         self._source = source
@@ -166,7 +167,7 @@ class _Backup:
                 self._target.sync_directory("/".join(parts[:depth]))
 
     def _clear(self) -> None:
-        """Remove the files of an earlier try, except sealed segments."""
+        """Remove the files of an earlier attempt, except segments."""
         for name in self._target.list(self._directory):
             if not name.endswith((SUFFIX, INDEX_SUFFIX)):
                 self._target.remove(f"{self._directory}/{name}")
@@ -223,17 +224,17 @@ class _Backup:
         if file is None:
             raise LogCorrupted(path, "the file is missing: open the log for writing once")
         try:
-            point, broken = read_recovery_point(file)
+            point, bad_slots = read_recovery_point(file)
         finally:
             file.close()
-        if broken and point is not None:  # the slot that is being written is the one that counts
-            raise _SourceChanged("its recovery point was just moved")
+        if bad_slots and point is not None:  # the slot that is being written is the one that counts
+            raise _SourceChanged("its recovery point has just changed")
         if point is None:
             raise LogCorrupted(path, "none of its slots can be read: open the log for writing once")
         return point
 
     def _copy_segments(self, recovery_point: RecoveryPoint) -> list[Segment]:
-        """Copy all segments up to the recovery point, the last one as far as it is synced."""
+        """Copy all segments up to the recovery point; of the last one, the synced part."""
         bases = [
             base for base in segment_bases(self._source.list(self._directory)) if base < recovery_point.synced
         ]
@@ -258,9 +259,9 @@ class _Backup:
         return segments
 
     def _check_removed(self, recovery_point: RecoveryPoint, first: int) -> None:
-        """Raise LogCorrupted unless the missing segments were removed, or staged by a recovery.
+        """Raise LogCorrupted unless the missing segments were removed, or a recovery is renaming them.
 
-        The recovery point covers a removal before it happens, and a recovery restores staged names.
+        The recovery point covers a removal before it happens, and a recovery renames segments only briefly.
         """
         names = self._source.list(self._directory)  # read first: the recovery point covers earlier removals
         oldest = next(iter(segment_bases(names)), None)
@@ -300,7 +301,7 @@ class _Backup:
         finally:
             source.close()
         if index.end != end:
-            reason = f"it ends at offset {index.end}, and should at {end}"
+            reason = f"it ends at offset {index.end}, but should end at {end}"
             raise LogCorrupted(segment.path, reason, position=index.size, offset=index.end, end=end)
         segment.apply_index(index)
         write_index(self._target, segment, index)
@@ -329,13 +330,13 @@ class _Backup:
 
 
 def _write(target: File, source: File, size: int) -> None:
-    """Copy this many bytes, with a sync now and then, so that no sync takes long."""
-    at = synced = 0
-    while at < size:
-        chunk = source.read(at, min(CHUNK_BYTES, size - at))
+    """Copy the first `size` bytes, with a sync now and then, so that no sync takes long."""
+    position = synced = 0
+    while position < size:
+        chunk = source.read(position, min(CHUNK_BYTES, size - position))
         if not chunk:
             raise _SourceChanged("a file became shorter")
-        at = write_all(target, at, [chunk])
-        if at - synced >= _SYNC_BYTES:
+        position = write_all(target, position, [chunk])
+        if position - synced >= _SYNC_BYTES:
             target.sync()
-            synced = at
+            synced = position

@@ -1,7 +1,7 @@
-"""Follows a log that another process writes, as far as it is known to be synced.
+"""Follows a log that another process writes, up to the last row that is known to be synced.
 
 It takes no lock and changes nothing. The writer updates the recovery point file after each commit, so one
-read of that file finds out if there is more.
+read of that file shows if there are more rows.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class Follower:
-    """A reader's position in a log; `offset` is the next one. Close it.
+    """A reader of a log, to be closed after use; `offset` is the next offset that it reads.
 
-    `synced`: the offset below which the caller knows rows to be on stable storage, even if the recovery point
-    lags or is lost: without it, such a log would look empty.
+    `synced`: the offset up to which the caller knows rows to be synced. Without it, a log whose recovery
+    point is lost would look empty.
     """
 
     def __init__(self, disk: Disk, offset: int, directory: str = DIRECTORY, *, synced: int = 0) -> None:
@@ -39,7 +39,7 @@ class Follower:
         self._segment: Segment | None = None
         self._file: File | None = None
         self._position = 0
-        self._scanned = 0  # the offset at `_position`, at or before `offset`
+        self._scanned = 0  # the offset of the frame at `_position`, not after `offset`
         self._crc: int | None = None
         self._recovery_point = RecoveryPoint()
 
@@ -50,9 +50,9 @@ class Follower:
             self._file = None
 
     def read(self) -> Iterator[FrameLocation]:
-        """Yield frames from the one that holds `offset` on, up to the synced offset as of now.
+        """Yield frames from the one that holds `offset` on, up to the present synced offset.
 
-        `offset` moves past each frame when the next one is requested. Raises Refused (CURSOR_TOO_OLD),
+        `offset` moves past a frame when the next frame is requested. Raises Refused (CURSOR_TOO_OLD),
         LogCorrupted, OSError.
         """
         point = self._read_recovery_point()
@@ -60,7 +60,7 @@ class Follower:
             raise Refused(
                 ErrorCode.CURSOR_TOO_OLD,
                 f"offset {self.offset} is no longer in the log, which starts at {point.start}: start at "
-                "earliest to take what is left",
+                "earliest to read the remaining rows",
                 details={"offset": self.offset, "start_offset": point.start},
             )
         while self.offset < point.synced:
@@ -74,7 +74,7 @@ class Follower:
                 self.close()  # the segment ends here; the next one begins with the next offset
 
     def _read_recovery_point(self) -> RecoveryPoint:
-        """Return the newest readable recovery point; a slot that is being written is not readable."""
+        """Return the newest readable recovery point; a slot that is being written cannot be read."""
         file = open_recovery_point(self._disk, f"{self._directory}/{RECOVERY_POINT}", read_only=True)
         if file is not None:
             try:
@@ -101,7 +101,7 @@ class Follower:
         self._position, self._scanned, self._crc = 0, base, None
 
     def _scan(self, synced: int) -> Iterator[FrameLocation]:
-        """Yield the other frames of this file, up to `synced`."""
+        """Yield the remaining frames of this file, up to offset `synced`."""
         assert self._file is not None
         assert self._segment is not None
         scanner = FrameScanner(

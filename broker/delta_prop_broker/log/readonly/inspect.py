@@ -1,7 +1,7 @@
-"""Inspects a log without opening it: every frame, and all corruption, continuing after it.
+"""Inspects a log without opening it: yields every frame and all corruption, and continues after corruption.
 
-For `log verify` and `log export`: it trusts only the frames, changes nothing and needs no lock. Beside a
-process that writes, the last frames may be torn or missing. Snapshots and checkpoints are read in full.
+For `log verify` and `log export`: it trusts only the frames, changes nothing and needs no lock. While another
+process writes, the last frames may be torn or missing. Snapshots and checkpoints are read in full.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 def inspect(disk: Disk, directory: str = DIRECTORY) -> Iterator[FrameLocation | LogCorrupted]:
     """Yield every valid frame in the order of the log, and all corruption between them.
 
-    A torn tail above the synced mark counts as corruption too, with a reason that says so: opening truncates
-    it. Raises FormatUnknown, OSError.
+    A torn tail after the last synced row, which an opening truncates, counts as corruption, too; its reason
+    says so. Raises FormatUnknown, OSError.
     """
     yield from _inspect_small_files(disk, directory)
     point, fault = _read_recovery_point(disk, directory)
@@ -44,15 +44,15 @@ def inspect(disk: Disk, directory: str = DIRECTORY) -> Iterator[FrameLocation | 
     previous: int | None = None
     for number, base in enumerate(bases):
         if number + 1 < len(bases) and bases[number + 1] <= (0 if point is None else point.start):
-            continue  # it was removed on purpose, and only its file is left
+            continue  # the segment was removed on purpose, and only its file is left
         if base > expected:
             yield LogCorrupted(
                 Segment(directory, expected).path, "frames are missing", offset=expected, end=base
             )
             previous = None
-        last = number + 1 == len(bases)
-        synced = (0 if point is None else point.synced) if last else bases[number + 1]
-        inspector = _SegmentInspector(disk, Segment(directory, base), previous, synced, last=last)
+        is_last = number + 1 == len(bases)
+        synced = (0 if point is None else point.synced) if is_last else bases[number + 1]
+        inspector = _SegmentInspector(disk, Segment(directory, base), previous, synced, is_last=is_last)
         yield from inspector.run()
         expected, previous = inspector.offset, inspector.crc
     if point is not None and point.synced > expected:
@@ -61,7 +61,7 @@ def inspect(disk: Disk, directory: str = DIRECTORY) -> Iterator[FrameLocation | 
 
 
 def start_offset(disk: Disk, directory: str = DIRECTORY) -> int:
-    """Return the oldest offset that the log still holds, which may be its end. Raises OSError."""
+    """Return the oldest offset that the log still holds, or its end if it holds none. Raises OSError."""
     return _start(_read_recovery_point(disk, directory)[0], segment_bases(disk.list(directory)))
 
 
@@ -96,7 +96,7 @@ def inspect_checkpoints(disk: Disk, directory: str = DIRECTORY) -> Iterator[Chec
         except FileNotFoundError:
             continue  # a newer one has replaced it since
         except CheckpointCorrupted as corruption:
-            if name in disk.list(directory):  # else it was removed, with its part files
+            if name in disk.list(directory):  # else the checkpoint was removed, with its part files
                 yield LogCorrupted(corruption.path, corruption.reason)
         else:
             yield checkpoint
@@ -106,49 +106,51 @@ class _SegmentInspector:
     """Inspects one segment; `offset` and `crc` are those after its last frame."""
 
     def __init__(
-        self, disk: Disk, segment: Segment, previous_crc: int | None, synced: int, *, last: bool
+        self, disk: Disk, segment: Segment, previous_crc: int | None, synced: int, *, is_last: bool
     ) -> None:
         self.offset = segment.base
         self.crc = previous_crc
         self._disk = disk
         self._segment = segment
         self._synced = synced
-        self._last = last
+        self._is_last = is_last
 
     def run(self) -> Iterator[FrameLocation | LogCorrupted]:
         """Yield the frames of the segment, and corruption between them."""
         file = self._disk.open(self._segment.path, read_only=True)
         try:
-            size, at = file.size(), 0
-            content = content_end(file, 0, size)  # frames that a writer adds meanwhile are not judged
-            while at < size:
-                scanner = FrameScanner(file, position=at, offset=self.offset, end=size, previous_crc=self.crc)
+            size, position = file.size(), 0
+            content = content_end(file, 0, size)  # frames that a writer adds meanwhile are not inspected
+            while position < size:
+                scanner = FrameScanner(
+                    file, position=position, offset=self.offset, end=size, previous_crc=self.crc
+                )
                 try:
                     yield from scanner
                     bad = None
                 except BadFrame as found:
                     bad = found
-                self.offset, self.crc, at = scanner.offset, scanner.crc, scanner.position
+                self.offset, self.crc, position = scanner.offset, scanner.crc, scanner.position
                 if bad is None:
                     return
-                if bad.position >= content and self._synced <= bad.offset and self._last:
-                    return  # these are zeros, written ahead of the next frames
+                if bad.position >= content and self._synced <= bad.offset and self._is_last:
+                    return  # only preallocated zeros follow
                 heads = heads_after(file, bad.position + bad.skip, content)
-                at, head = next(((p, h) for p, h in heads if h.offset > bad.offset), (size, None))
+                position, head = next(((p, h) for p, h in heads if h.offset > bad.offset), (size, None))
                 end = self._synced if head is None else head.offset
-                torn = head is None and end <= bad.offset and not bad.is_misplaced
-                reason = bad.reason + ("; a torn tail, never synced: opening cuts it" if torn else "")
+                is_torn = head is None and end <= bad.offset and not bad.is_misplaced
+                reason = bad.reason + ("; a torn tail, never synced: opening truncates it" if is_torn else "")
                 yield LogCorrupted(
                     self._segment.path,
                     reason,
                     position=bad.position,
                     offset=bad.offset,
-                    end=None if torn else end,
+                    end=None if is_torn else end,
                 )
                 self.crc = None
                 if head is not None:
                     self.offset = head.offset
-                elif not torn:
+                elif not is_torn:
                     self.offset = end
         finally:
             file.close()
@@ -160,11 +162,11 @@ def _read_recovery_point(disk: Disk, directory: str) -> tuple[RecoveryPoint | No
     if file is None:
         return None, "the file is missing"
     try:
-        point, broken = read_recovery_point(file)
+        point, bad_slots = read_recovery_point(file)
     finally:
         file.close()
-    if broken:
-        return point, f"{broken} of its 2 slots are corrupted"
+    if bad_slots:
+        return point, f"{bad_slots} of its 2 slots are corrupted"
     return point, "it is empty" if point is None else None
 
 

@@ -1,8 +1,8 @@
-"""Compaction: rows that the log may remove are first made into a snapshot.
+"""Compaction: makes a snapshot of rows that the log is about to remove.
 
-Reads the sealed segments after the previous snapshot, and writes the next one, in steps of some milliseconds
-with bounded memory. It does not touch the log, which removes segments once the new snapshot is on stable
-storage.
+Reads the sealed segments after the previous snapshot, and writes the next snapshot, in steps of a few
+milliseconds with bounded memory. It does not change the log, which removes segments once the new snapshot is
+on stable storage.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from delta_prop_broker.log.files.frames import FrameLocation
     from delta_prop_broker.log.files.snapshot import Snapshot
 
-CLOCK_ENTRIES_IN_ALL_MAX = 262_144
+TOTAL_CLOCK_ENTRIES_MAX = 262_144
 _POLL_BYTES = 4 * 1024 * 1024
 STEP_BYTES = 256 * 1024
 STEP_ROWS = 2048
-"""Maximum rows and bytes of the log that a step reads."""
+"""A step reads the log until it has this many rows or bytes."""
 
 
 class SegmentRange(NamedTuple):
@@ -55,8 +55,8 @@ class SegmentRange(NamedTuple):
 class Watermarks:
     """Each origin's watermark, epoch and clock, updated batch by batch.
 
-    Clocks are bounded: each origin keeps the entries that changed last, and all clocks together those of the
-    origins that wrote last. A clock that lost entries makes more deltas concurrent than are, never fewer.
+    Clocks are bounded: each origin keeps the entries that changed last, and of all origins, those that wrote
+    last keep their clocks. With entries lost, too many deltas count as concurrent, but never too few.
     """
 
     def __init__(self, before: Mapping[int, OriginWatermark]) -> None:
@@ -68,20 +68,20 @@ class Watermarks:
 
     def note(self, origin: int, epoch: int, counter: int, entries: Sequence[Dot]) -> None:
         """Add a batch of this origin: its last counter, and its clock entries."""
-        known, _ = self._last.get(origin, (0, 0))
-        self._last[origin] = (max(known, epoch), counter)
+        known_epoch, _ = self._last.get(origin, (0, 0))
+        self._last[origin] = (max(known_epoch, epoch), counter)
         if not entries:
             return
         clock = self._clocks.setdefault(origin, {})
         self._clocks.move_to_end(origin)
-        for other, seen in entries:
-            before = clock.pop(other, 0)
-            clock[other] = max(before, seen)
-            self._entries += not before
+        for other, counter_seen in entries:
+            known_counter = clock.pop(other, 0)
+            clock[other] = max(known_counter, counter_seen)
+            self._entries += not known_counter
         while len(clock) > CLOCK_ENTRIES_MAX:
             del clock[next(iter(clock))]
             self._entries -= 1
-        while self._entries > CLOCK_ENTRIES_IN_ALL_MAX:
+        while self._entries > TOTAL_CLOCK_ENTRIES_MAX:
             self._entries -= len(self._clocks.popitem(last=False)[1])
 
     def all(self) -> dict[int, OriginWatermark]:
@@ -97,10 +97,9 @@ class Watermarks:
 class Compaction:
     """One compaction, from the snapshot at `previous` (None: the first segment) to the end of `segments`.
 
-    Call `step` until it returns True, or `abort` at any time instead. Each of these calls may wait for the
-    disk, and only one runs at a time. `run_bytes_max`: about the memory for sorting; more rows are spilled to
-    files, which are removed with the compaction. It ends with an OSError when less than `free_bytes_min` are
-    left on the disk.
+    Call `step` until it returns True, or call `abort`. Each call may wait for the disk; only one may run at a
+    time. `run_bytes_max`: about the memory for sorting; further rows are spilled to files, which the
+    compaction removes at its end. `step` raises OSError when less than `free_bytes_min` are free on the disk.
     """
 
     def __init__(
@@ -131,9 +130,9 @@ class Compaction:
         self._steps = self._work()
 
     def step(self) -> bool:
-        """Continue for some milliseconds; return True once the new snapshot is on stable storage.
+        """Continue for a few milliseconds; return True once the new snapshot is on stable storage.
 
-        Raises LogCorrupted, OSError, Refused if a state is too large for a frame; then it has ended.
+        Raises LogCorrupted, OSError, Refused (a state is too large for a frame); this ends the compaction.
         """
         try:
             next(self._steps)
@@ -169,7 +168,7 @@ class Compaction:
             try:
                 yield from self._gather(reader, runs, folder, in_order=in_order)
                 break
-            # A forwarded delta may sort before one that was read, or be a duplicate of it.
+            # A forwarded delta may sort before a delta that was read already, or be a duplicate of one.
             except _OutOfOrderFrame:
                 self._drop_runs()
                 reader, runs = _SegmentReader(base, self._segments), []
@@ -189,12 +188,12 @@ class Compaction:
             yield
         out_of_order = folder.out_of_order + (0 if base is None else base.facts.out_of_order)
         unfolded = folder.unfolded + (0 if base is None else base.facts.unfolded)
-        made = writer.finish(
+        snapshot = writer.finish(
             reader.watermarks.all(), alive=out.alive, out_of_order=out_of_order, unfolded=unfolded
         )
         self._writer = None
-        self.snapshot_bytes, self.snapshot_rows = made.bytes, made.rows
-        made.close()
+        self.snapshot_bytes, self.snapshot_rows = snapshot.bytes, snapshot.rows
+        snapshot.close()
         if base is not None:
             base.close()
             self._base = None
@@ -207,8 +206,8 @@ class Compaction:
     ) -> Iterator[None]:
         builder = RunBuilder(in_order)
         rows = size = 0
-        for part in self._segments:
-            for location in reader.frames(self._disk, part):
+        for segment in self._segments:
+            for location in reader.frames(self._disk, segment):
                 batch = location.logged.batch
                 if in_order and not reader.is_ascending:
                     raise _OutOfOrderFrame
@@ -228,7 +227,7 @@ class Compaction:
     def _close_run(
         self, builder: RunBuilder, runs: list[SortedRun], folder: ChangeFolder, *, spill: bool
     ) -> Iterator[None]:
-        """Turn the builder's rows into a run."""
+        """Make the builder's rows a run, and empty the builder."""
         self.runs += 1
         stem = f"{snapshot_path(self._directory, self.offset)}-{len(runs)}"
         files = []
@@ -261,7 +260,7 @@ class _OutOfOrderFrame(Exception):
 
 
 class _SegmentReader:
-    """Facts about the segments beside their rows, gathered while their frames are read in order."""
+    """Reads the frames of the segments in order, and gathers watermarks and other facts about them."""
 
     def __init__(self, base: Snapshot | None, segments: Sequence[SegmentRange]) -> None:
         self.begin = segments[0].base if base is None else base.facts.begin
@@ -272,25 +271,25 @@ class _SegmentReader:
         self.is_ascending = True
         self._from = segments[0].base if base is None else base.offset
 
-    def frames(self, disk: Disk, part: SegmentRange) -> Iterator[FrameLocation]:
+    def frames(self, disk: Disk, segment: SegmentRange) -> Iterator[FrameLocation]:
         """Yield the frames of a segment. Raises LogCorrupted, OSError."""
-        if part.base != self._from:
-            raise LogCorrupted(part.path, "frames are missing", offset=self._from, end=part.base)
-        file = disk.open(part.path, read_only=True)
+        if segment.base != self._from:
+            raise LogCorrupted(segment.path, "frames are missing", offset=self._from, end=segment.base)
+        file = disk.open(segment.path, read_only=True)
         try:
             scanner = FrameScanner(
-                file, position=0, offset=part.base, end=file.size(), previous_crc=self.chain_crc
+                file, position=0, offset=segment.base, end=file.size(), previous_crc=self.chain_crc
             )
             for location in scanner:
                 self._note(location)
                 yield location
         except BadFrame as bad:
-            raise LogCorrupted(part.path, bad.reason, position=bad.position, offset=bad.offset) from None
+            raise LogCorrupted(segment.path, bad.reason, position=bad.position, offset=bad.offset) from None
         finally:
             file.close()
-        if scanner.offset != part.end:
-            raise LogCorrupted(part.path, "the file ends early", offset=scanner.offset, end=part.end)
-        self.chain_crc, self._from = scanner.crc, part.end
+        if scanner.offset != segment.end:
+            raise LogCorrupted(segment.path, "the file ends early", offset=scanner.offset, end=segment.end)
+        self.chain_crc, self._from = scanner.crc, segment.end
 
     def _note(self, frame: FrameLocation) -> None:
         logged, batch = frame.logged, frame.logged.batch
@@ -310,7 +309,7 @@ def remove_older(disk: Disk, directory: str, offset: int) -> None:
 
 
 def run_to_end(compaction: Compaction, stop: Callable[[], bool] = lambda: False) -> bool:
-    """Step until the end, or until `stop` returns True; return True if it is complete."""
+    """Step until the end, or abort when `stop` returns True; return True if the compaction is complete."""
     while not compaction.step():
         if stop():
             compaction.abort()

@@ -1,4 +1,4 @@
-"""The holders of a log: their needs keep rows in it, and the slowest one is the reason when it is full."""
+"""Consumers that hold rows in the log, as replication slots do; if the log is full, the slowest is named."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Holders:
-    """The holders and the offsets that they need, asked when capacity is short."""
+    """The holders; each is asked for its oldest needed offset when capacity is short."""
 
     def __init__(self) -> None:
         self._needed: dict[str, Callable[[], int]] = {}
@@ -27,16 +27,16 @@ class Holders:
         self._evictable.pop(holder, None)
 
     def floor(self, default: int) -> int:
-        """Return the oldest offset that a holder needs."""
+        """Return the oldest offset that a holder needs; `default` if there is no holder."""
         return min((needed() for needed in self._needed.values()), default=default)
 
     def unevictable_floor(self, default: int) -> int:
-        """Return the oldest offset that a holder without `evict` needs."""
-        staying = (needed() for holder, needed in self._needed.items() if holder not in self._evictable)
-        return min(staying, default=default)
+        """Return the oldest offset that a holder without `evict` needs; `default` if there is none."""
+        unevictable = (needed() for holder, needed in self._needed.items() if holder not in self._evictable)
+        return min(unevictable, default=default)
 
     def slowest(self) -> str | None:
-        """Return the holder with the oldest needed offset."""
+        """Return the holder that needs the oldest offset; None if there is no holder."""
         return min(self._needed, key=lambda holder: self._needed[holder](), default=None)
 
     def evict_slowest(self) -> bool:

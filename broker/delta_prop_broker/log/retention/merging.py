@@ -1,7 +1,7 @@
-"""Merges the previous snapshot with later runs into the next one's states, a range of vectors at a time.
+"""Merges the previous snapshot and later runs into the states of the next one, a range of vectors at a time.
 
-All inputs are sorted by vector. A range ends with the loaded frames: within it every change of a vector is
-known. If the last row holds the full state it is copied, else the changes of its vector are folded.
+All inputs are sorted by vector. A range ends where the first loaded frame ends, so all changes of its vectors
+are known. If the last row of a vector holds its full state, it is copied; else the changes are folded.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SET_KINDS = 1 << Kind.DENSE | 1 << Kind.OPAQUE
 
 
 class RowInput:
-    """An input with one row per vector, frame by frame: `frame` is the loaded one, used from row `at` on."""
+    """An input with one row per vector. `frame`: the loaded frame, of which rows before `at` are merged."""
 
     def __init__(self, frames: Iterable[LoggedBatch]) -> None:
         self.frame: RawRows | None = None
@@ -47,14 +47,14 @@ class RowInput:
         self._frames = iter(frames)
 
     def load(self) -> RawRows | None:
-        """Return the loaded frame, or load the next one if it is used up; None at the end."""
+        """Return the loaded frame, or load the next one if all its rows are merged; None at the end."""
         if self.frame is None or self.at >= len(self.frame.keys):
             found = next(self._frames, None)
             self.frame, self.at = None if found is None else RawRows(found), 0
         return self.frame
 
     def row_of(self, key: str) -> int | None:
-        """Return the row of a vector in the loaded frame."""
+        """Return the row of a vector in the loaded frame; None if it has none."""
         if self.frame is None:
             return None
         row = bisect_left(self.frame.keys, key, self.at)
@@ -62,7 +62,7 @@ class RowInput:
 
 
 class ChangeInput:
-    """An input with any number of changes per vector, in canonical order; `head` is the next one."""
+    """An input with any number of changes per vector, in canonical order; `head` is the next change."""
 
     def __init__(self, frames: Iterable[LoggedBatch]) -> None:
         self._changes = (change for logged in frames for change in decode_changes(logged))
@@ -76,9 +76,9 @@ class ChangeInput:
 
 
 class Merge:
-    """Merges states into `out`, in order. `base` is the previous snapshot, `runs` come in the log's order.
+    """Merges states into `out`, in order, from the previous snapshot (`base`) and `runs`, in the log's order.
 
-    `keep_tombstones`: also the vectors that were deleted before `base`.
+    `keep_tombstones`: also write the vectors that were deleted before `base`.
     """
 
     def __init__(
@@ -112,9 +112,9 @@ class Merge:
     # --- folding
 
     def _fold_changed_vectors(self, bound: str | None) -> tuple[list[StateRow], str | None]:
-        """Fold the vectors that have changes, up to `bound` or a maximum of rows.
+        """Fold the vectors that have changes, up to key `bound` or a maximum number of rows.
 
-        Return their states, and the key up to which these are all.
+        Return their states, and the key up to which all such vectors are folded.
         """
         found: list[StateRow] = []
         size = 0
@@ -147,7 +147,7 @@ class Merge:
     # --- copying
 
     def _merge_range(self, inputs: list[RowInput], bound: str | None, folded: list[StateRow]) -> None:
-        """Write all vectors up to `bound`; `folded` are states of that range that are already folded."""
+        """Write all vectors up to key `bound`; `folded`: the states of that range that were folded."""
         codes: dict[str, int] = {}
         frames: list[RawRows] = []
         refold: list[str] = []
@@ -164,16 +164,18 @@ class Merge:
         if not self._keep_tombstones:
             self._drop_tombstones(frames, codes)
         ignored_counts = self._ignored_counts(ends, frames, codes)
-        for made in _encode_frames(folded):
+        for frame_of_folded in _encode_frames(folded):
             first = len(frames) << ROW_BITS
-            for key in made.keys if ignored_counts else ():
+            for key in frame_of_folded.keys if ignored_counts else ():
                 ignored_counts.pop(key, None)  # the folded state includes the previous snapshot's count
-            frames.append(made)
-            codes.update(zip(made.keys, range(first, first + len(made.keys)), strict=True))
+            frames.append(frame_of_folded)
+            codes.update(
+                zip(frame_of_folded.keys, range(first, first + len(frame_of_folded.keys)), strict=True)
+            )
         if codes:
             keys = sorted(codes)
             spans = [(rows.at, end) for rows, end in ends if end > rows.at]
-            spans += [(0, len(made.keys)) for made in frames[len(spans) :]]
+            spans += [(0, len(frame_of_folded.keys)) for frame_of_folded in frames[len(spans) :]]
             self._out.add(RowView(frames, spans), keys, [codes[key] for key in keys], ignored_counts)
         for rows, end in ends:
             rows.at = end
@@ -181,7 +183,7 @@ class Merge:
     def _overlay(
         self, rows: RowInput, end: int, frames: list[RawRows], codes: dict[str, int], refold: list[str]
     ) -> None:
-        """Replace earlier inputs' rows by one input's; `refold` gets the vectors to fold instead."""
+        """Replace the rows of earlier inputs by those of one input; add vectors to fold to `refold`."""
         frame = rows.frame
         assert frame is not None
         base = len(frames) << ROW_BITS
@@ -194,7 +196,7 @@ class Merge:
             before = codes.get(key)
             if before is not None and frame.kinds[row] in (Kind.DENSE, Kind.OPAQUE):
                 location = before & (AS_CREATE - 1)
-                if frames[location >> ROW_BITS].has_metadata(location & ROW_MASK):  # the new row keeps it
+                if frames[location >> ROW_BITS].has_metadata(location & ROW_MASK):  # which stays
                     refold.append(key)
                     continue
             codes[key] = base + row
@@ -202,7 +204,7 @@ class Merge:
     def _drop_tombstones(self, frames: list[RawRows], codes: dict[str, int]) -> None:
         """Drop vectors that were deleted in the previous snapshot and have not changed since.
 
-        So a tombstone is in one snapshot, and outlives its delta by at least one compaction.
+        So a tombstone stays for one snapshot after the delta that deleted the vector.
         """
         base = self._base.frame
         if not frames or frames[0] is not base or not base.batch.kinds_mask >> Kind.DELETE & 1:
@@ -239,15 +241,15 @@ def _last_change(rows: RowInput, key: str) -> Iterator[Change]:
 
 
 def _encode_frames(folded: list[StateRow]) -> Iterator[RawRows]:
-    """Encode states as frames, none much above the usual size."""
+    """Encode states as frames of about the usual size."""
     folded.sort(key=lambda row: (row.namespace, row.vector_id))
     first, size = 0, 0
-    for at, row in enumerate(folded):
+    for index, row in enumerate(folded):
         size += _size(row.state)
-        if size >= FRAME_BYTES_MAX or at + 1 == len(folded):
-            made = encode_states(folded[first : at + 1])
+        if size >= FRAME_BYTES_MAX or index + 1 == len(folded):
+            made = encode_states(folded[first : index + 1])
             yield RawRows(LoggedBatch(made, 0, 0, Source.LOCAL))
-            first, size = at + 1, 0
+            first, size = index + 1, 0
 
 
 def _size(state: VectorState) -> int:

@@ -1,7 +1,7 @@
 """Rows of frames as byte ranges, which compaction copies from frame to frame without decoding them.
 
-A code names a row: the index of its frame in a list of `RawRows`, shifted by `ROW_BITS`, and its row number
-in that frame. With `AS_CREATE` it is a create of its vector, whatever its own kind.
+A code names a row: the index of its frame in a list of `RawRows`, shifted by `ROW_BITS`, plus its row number
+in that frame. With the flag `AS_CREATE`, the row counts as a create of its vector, whatever its kind.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _VECTOR_KINDS = 1 << Kind.CREATE | 1 << Kind.DENSE
 
 
 class RawRows:
-    """One frame, with its rows split into numbers, bytes and metadata."""
+    """One frame, whose rows are split into numbers, bytes and metadata."""
 
     def __init__(self, logged: LoggedBatch) -> None:
         self.logged = logged
@@ -54,7 +54,7 @@ class RawRows:
 
     @lazy
     def dots(self) -> NDArray[np.uint64]:
-        """One line per row: Lamport number, origin, counter, offset, count of deltas ignored."""
+        """One line per row: Lamport number, origin, counter, offset, number of ignored deltas."""
         logged, batch = self.logged, self.batch
         dots = np.zeros((batch.count, len(_DOT_COLUMNS)), np.uint64)
         if batch.is_state:
@@ -73,7 +73,7 @@ class RawRows:
 
     @lazy
     def parts(self) -> list[tuple[memoryview, list[int]] | None]:
-        """Numbers, bytes, metadata: each the column, and the start of each row's part; None: no column."""
+        """For numbers, bytes and metadata: the column and the bounds of each row in it; None: no column."""
         batch = self.batch
         numbers = batch.column(Column.VALUES)
         found: list[tuple[memoryview, list[int]] | None] = [
@@ -92,7 +92,7 @@ class RawRows:
 
     @lazy
     def width(self) -> int:
-        """Numbers per row, if each row is only a vector of that dimension; else 0."""
+        """The dimension, if each row is only a vector and all have that dimension; else 0."""
         batch = self.batch
         only_vectors = not batch.kinds_mask & ~_VECTOR_KINDS and batch.column(Column.METADATA) is None
         return (batch.row_values or 0) if only_vectors else 0
@@ -112,10 +112,10 @@ class RawRows:
 
 
 class RowView:
-    """A view of some frames together, from which any of their rows can be taken at once.
+    """A view of several frames, from which any rows can be taken at once.
 
-    `spans`: the rows of each frame that may be taken, first and end; without them, all.
-    `matrix` and `kinds` exist only if all rows are just vectors of one dimension.
+    `spans`: (first, end) of the rows of each frame that may be taken; None: all rows. `matrix` (else None)
+    and `kinds` are set only if all rows are only vectors, of one dimension.
     """
 
     def __init__(self, frames: Sequence[RawRows], spans: Sequence[tuple[int, int]] | None = None) -> None:
@@ -133,7 +133,7 @@ class RowView:
             self.kinds = np.frombuffer(b"".join(frame.kinds[a:b] for frame, (a, b) in parts), np.uint8)
 
     def row_numbers(self, codes: Sequence[int]) -> NDArray[np.int64]:
-        """Return the numbers of these rows, counted through all frames."""
+        """Return the numbers of these rows, counted over all frames."""
         locations = np.array(codes, np.int64) & (AS_CREATE - 1)
         found: NDArray[np.int64] = self._starts[locations >> ROW_BITS] + (locations & ROW_MASK)
         return found
@@ -145,9 +145,9 @@ class RowView:
 
 
 class FrameBuilder:
-    """Collects rows into frames, in the order in which they are added, and passes each to `emit`.
+    """Collects rows into frames, in the order in which they are added, and passes each frame to `emit`.
 
-    `states`: only the resulting state counts, so a dense becomes a create. A frame has up to `bytes_max`,
+    `states`: the rows are whole states, so a dense row becomes a create. A frame has up to `bytes_max`,
     unless it holds a single row.
     """
 
@@ -176,12 +176,12 @@ class FrameBuilder:
         codes: list[int],
         ignored_counts: Mapping[str, int] | None = None,
     ) -> None:
-        """Add the rows that `codes` name, with their keys; `ignored_counts`: more ignored deltas, by key."""
+        """Add the rows that `codes` name, with their keys; `ignored_counts`: more ignored deltas, per key."""
         row_numbers = view.row_numbers(codes)
         dots = view.dots(row_numbers)
-        for at, key in enumerate(keys) if ignored_counts else ():
+        for index, key in enumerate(keys) if ignored_counts else ():
             if ignored_counts is not None and key in ignored_counts:
-                dots[at, IGNORED] += np.uint64(ignored_counts[key])
+                dots[index, IGNORED] += np.uint64(ignored_counts[key])
         if view.matrix is not None:
             self._add_vectors(view, keys, np.array(codes, np.int64), dots)
         else:
@@ -196,18 +196,18 @@ class FrameBuilder:
         width = matrix.shape[1] * _NUMBER_BYTES
         kinds = self._kind_table[view.kinds[row_numbers]]
         kinds[codes >= AS_CREATE] = Kind.CREATE
-        at = 0
-        while at < len(keys):
-            left = min(FRAME_ROWS_MAX - len(self._keys), max((self._bytes_max - self._bytes) // width, 1))
-            end = min(at + left, len(keys))
+        start = 0
+        while start < len(keys):
+            capacity = min(FRAME_ROWS_MAX - len(self._keys), max((self._bytes_max - self._bytes) // width, 1))
+            end = min(start + capacity, len(keys))
             self._sizes[0] += [0] * (len(self._keys) - len(self._sizes[0]))  # for rows without numbers
-            self._keys += keys[at:end]
-            self._kinds += kinds[at:end].tobytes()
-            self._dots.append(dots[at:end])
-            self._parts[0].append(matrix.take(row_numbers[at:end], axis=0).tobytes())
-            self._sizes[0] += [width] * (end - at)
-            self._bytes += width * (end - at)
-            at = end
+            self._keys += keys[start:end]
+            self._kinds += kinds[start:end].tobytes()
+            self._dots.append(dots[start:end])
+            self._parts[0].append(matrix.take(row_numbers[start:end], axis=0).tobytes())
+            self._sizes[0] += [width] * (end - start)
+            self._bytes += width * (end - start)
+            start = end
             if len(self._keys) >= FRAME_ROWS_MAX or self._bytes + width > self._bytes_max:
                 self.flush()
 
@@ -215,22 +215,22 @@ class FrameBuilder:
         self, frames: Sequence[RawRows], keys: list[str], codes: list[int], dots: NDArray[np.uint64]
     ) -> None:
         """Add rows of any kind, one by one."""
-        for at, code in enumerate(codes):
+        for index, code in enumerate(codes):
             frame, row = frames[(code & (AS_CREATE - 1)) >> ROW_BITS], code & ROW_MASK
             size = frame.size(row)
             if self._keys and (self._bytes + size > self._bytes_max or len(self._keys) >= FRAME_ROWS_MAX):
                 self.flush()
-            self._keys.append(keys[at])
+            self._keys.append(keys[index])
             self._kinds.append(Kind.CREATE if code & AS_CREATE else self._table[frame.kinds[row]])
-            self._dots.append(dots[at : at + 1])
+            self._dots.append(dots[index : index + 1])
             self._bytes += size
             for number, part in enumerate(frame.parts):
-                if part is not None and (begin := part[1][row]) < (end := part[1][row + 1]):
+                if part is not None and (start := part[1][row]) < (end := part[1][row + 1]):
                     sizes = self._sizes[number]
                     if len(sizes) + 1 < len(self._keys):  # the rows before it have no such part
                         sizes += [0] * (len(self._keys) - 1 - len(sizes))
-                    self._parts[number].append(part[0][begin:end])
-                    sizes.append(end - begin)
+                    self._parts[number].append(part[0][start:end])
+                    sizes.append(end - start)
 
     def flush(self) -> None:
         """Emit the collected rows as a frame, if there are any."""

@@ -1,4 +1,4 @@
-"""Capacity of a log on disk: full segments are removed, the oldest first, only if sealed and not needed."""
+"""Capacity of a log on disk: removes the oldest segments, if they are sealed and no longer needed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RetentionQuota:
         return sum(segment.size for segment in self._segments.segments_from(offset))
 
     def retention_share(self, offset: int, seen_us: int) -> float:
-        """Return how close the segment of `offset` is to its removal: from 1 on it may go."""
+        """Return how close the segment of `offset` is to its removal; from 1 on it may be removed."""
         settings, last = self._settings, self._segments.last
         if last is None or offset >= last.base:
             return 0.0
@@ -55,7 +55,7 @@ class RetentionQuota:
     def retain(self, seen_us: int, *, readable: int, end: int) -> None:
         """Remove segments beyond `retention_bytes` or older than `retention_s`, unless a holder needs them.
 
-        With compaction: those that a snapshot covers, since they were beyond that when it was made.
+        With compaction, removes all segments that a snapshot covers, as they were due when it was made.
         """
         floor = self._floor(self._holders.floor(end), readable)
         while self._can_remove(floor):
@@ -77,12 +77,12 @@ class RetentionQuota:
             self._remove()
 
     def _can_remove(self, floor: int) -> bool:
-        """Return True if the oldest segment may go: nobody needs it, and it is not the last one.
+        """Return True if the oldest segment may be removed: no reader needs it, and it is not the last one.
 
-        The last one's name holds the log's offset; a commit writes it before it removes this one.
+        The file name of the last segment holds the log's offset, so a commit creates the next segment first.
         """
-        held = self._segments.all
-        return len(held) > 1 and held[0].end <= floor
+        segments = self._segments.all
+        return len(segments) > 1 and segments[0].end <= floor
 
     def _remove(self) -> None:
         segment = self._segments.drop_first()
@@ -90,11 +90,11 @@ class RetentionQuota:
         self._removed.append(segment)
 
     def _can_fit(self, size: int, readable: int, end: int) -> bool:
-        """Return True if evicting holders would make it fit: no holder is evicted in vain."""
+        """Return True if `size` bytes fit once all evictable holders are evicted."""
         floor = self._floor(self._holders.unevictable_floor(end), readable)
-        held = self.bytes
+        remaining_bytes = self.bytes
         for segment in self._segments.all[:-1]:
             if segment.end > floor:
                 break
-            held -= segment.size
-        return held + size <= self._settings.bytes_max
+            remaining_bytes -= segment.size
+        return remaining_bytes + size <= self._settings.bytes_max

@@ -1,8 +1,7 @@
 """The snapshot of a log, and the planning of the next one.
 
 With compaction, rows leave the log only once a snapshot on stable storage covers them. A snapshot is due when
-so much of the log is old that writing one costs no more than a few times the bytes that it frees, or when
-capacity becomes short.
+the old part of the log is at least half as large as the previous snapshot, or when capacity becomes short.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ if TYPE_CHECKING:
 
 
 class SnapshotPlanner:
-    """The snapshot of one log. Without one, `offset` is None and the other counts are 0.
+    """The snapshot of one log. Without a snapshot, `offset` is None, and `bytes` and `rows` are 0.
 
-    `corruption`: the error of a snapshot that cannot be used; then no row is removed, and no other one made.
+    `corruption`: the error of a snapshot that cannot be used; then no row is removed, and no snapshot made.
     """
 
     def __init__(self, disk: Disk, directory: str, *, settings: LogSettings, holders: Holders) -> None:
@@ -40,11 +39,11 @@ class SnapshotPlanner:
         self._settings = settings
         self._holders = holders
         self._log_id = b""
-        self._newest_offset = 0  # the highest offset in the name of a snapshot, as of the opening
+        self._newest_offset = 0  # the highest offset in the file name of a snapshot, as of the opening
         self._read_only = False
 
     def open(self, log_id: bytes, *, start: int, end: int, read_only: bool) -> None:
-        """Find the snapshot beside a log from `start` to `end`, if the log is compacted.
+        """Find the snapshot of a log with offsets `start` to `end`, if the log is compacted.
 
         Raises OSError.
         """
@@ -66,9 +65,9 @@ class SnapshotPlanner:
                     remove_older(self._disk, self._directory, found.offset)
 
     def newest(self, *, start: int, end: int) -> Snapshot | None:
-        """Open the newest snapshot from which a log from `start` to `end` continues.
+        """Open the newest snapshot, if a log with offsets `start` to `end` continues from it.
 
-        None if there is none, or if the log lacks the rows after it. Raises LogCorrupted, OSError.
+        None if there is no snapshot, or if the log lacks the rows after it. Raises LogCorrupted, OSError.
         """
         found = newest_snapshot(self._disk, self._directory, self._log_id)
         if found is not None and not start <= found.offset <= end:
@@ -87,15 +86,15 @@ class SnapshotPlanner:
         return min(readable, self.offset or 0) if self._settings.compact else readable
 
     def wait_reason(self, readable: int) -> str:
-        """Return the reason why a full log removes no row though no sink needs the oldest."""
+        """Return the reason why a full log removes no row, although no sink needs the oldest row."""
         if self.corruption is not None:
             return f"its snapshot cannot be used ({self.corruption.path}: {self.corruption.reason})"
         if self.floor(readable) < readable:
-            return "the oldest are being made into a snapshot"
-        return "the newest are not written yet"
+            return "a snapshot is being made of the oldest rows"
+        return "the newest rows are not written yet"
 
     def is_due(self, segment: Segment, seen_us: int, held_bytes: int) -> bool:
-        """Return True if a segment is older than the time-travel window, or in excess of the stored bytes."""
+        """Return True if a segment is older than the time-travel window, or the log has too many bytes."""
         settings = self._settings
         return (
             seen_us - segment.seen_last_us > settings.delta_retention_s * 1e6
@@ -107,23 +106,23 @@ class SnapshotPlanner:
     ) -> Compaction | None:
         """Return the compaction to run now; None if there is none, or one is running. Then call `finish`.
 
-        `held_bytes`: of all segments. It does not wait for holders that can be evicted: a snapshot can then
-        replace their rows.
+        `held_bytes`: of all segments. A compaction does not wait for holders that can be evicted, since the
+        snapshot can replace their rows.
         """
         if not self._settings.compact or self.is_running or self.corruption is not None:
             return None
         floor = min(self._holders.unevictable_floor(readable), readable)
         parts: list[SegmentRange] = []
-        size, left = 0, held_bytes
+        size, remaining_bytes = 0, held_bytes
         for segment in segments.all[:-1]:
-            if segment.end > floor or not self.is_due(segment, seen_us, left):
+            if segment.end > floor or not self.is_due(segment, seen_us, remaining_bytes):
                 break
-            left -= segment.size
+            remaining_bytes -= segment.size
             if self.offset is None or segment.base >= self.offset:
                 parts.append(SegmentRange(segment.path, segment.base, segment.end))
                 size += segment.size
-        short = held_bytes > (self._settings.compact_from_bytes + self._settings.bytes_max) // 2
-        if not parts or (size * 2 < self.bytes and not short):
+        is_short = held_bytes > (self._settings.compact_from_bytes + self._settings.bytes_max) // 2
+        if not parts or (size * 2 < self.bytes and not is_short):
             return None
         self.is_running = True
         return Compaction(

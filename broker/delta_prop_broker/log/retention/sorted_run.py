@@ -1,7 +1,7 @@
-"""Sorted runs: a bounded part of the log, its changes sorted by vector, if possible one row per vector.
+"""Sorted runs: the changes of a bounded part of the log, sorted by vector, if possible one row per vector.
 
-If a vector was only set as a whole, the last row holds its state, and is copied without being decoded. All
-other rows stay, for `merging` to fold: their result depends on the state before.
+If all rows of a vector set its whole state, its last row is the state, and is copied without being decoded.
+All other rows stay, and `merging` folds them, since their result depends on the state before.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from delta_prop_wire.algebra import Key, Patch
 
 SPILL_FRAME_BYTES = 64 * 1024
-"""Bytes of a frame of a run: a merge has one of each run in memory, and there may be many."""
+"""Maximum bytes of a frame of a run: a merge has one frame of each of many runs in memory."""
 ROW_OVERHEAD_BYTES = 256
-"""Memory for a row beside its bytes, while its run is built."""
+"""Memory for a row, besides its bytes, while its run is built."""
 _RESETS = 1 << Kind.CREATE | 1 << Kind.DELETE
 _SETS = 1 << Kind.DENSE | 1 << Kind.OPAQUE
 _FOLDED_KINDS = FULL_KINDS | PARTIAL_KINDS | {Kind.DELETE}
@@ -51,8 +51,9 @@ _HAS_ID, _KNOWN_SHIFT = 1 << 61, 62
 
 
 class Change(NamedTuple):
-    """One change of a vector. `ignored`: deltas without effect that it includes beside its own; `id`: set if
-    it may have duplicates.
+    """One change of a vector.
+
+    `ignored`: number of other deltas, without effect, that it includes. `id`: set if it may have duplicates.
     """
 
     key: str
@@ -68,14 +69,15 @@ class Change(NamedTuple):
 class ChangeFolder:
     """Folds changes onto states, and counts those without effect.
 
-    `out_of_order`: sorts before the state it came to. `unfolded`: of a kind that this version does not know.
+    `out_of_order`: number of changes that sort before the state they met. `unfolded`: number of changes of
+    kinds that this version does not know.
     """
 
     out_of_order: int = 0
     unfolded: int = 0
 
     def fold(self, changes: Iterable[Change], onto: VectorState, offset: int) -> tuple[VectorState, int]:
-        """Return the state after changes in canonical order, and the offset of its last delta."""
+        """Return the state after `changes`, in canonical order, and the offset of its last delta."""
         state, changes = onto, list(changes)
         identified = [change.id for change in changes if onto.key is None or change.at > onto.key]
         duplicates = find_duplicates(identified, complete=onto.key is None) if any(identified) else ()
@@ -99,7 +101,7 @@ class ChangeFolder:
 
 @dataclass(slots=True)
 class SortedRun:
-    """One closed run: frames of last rows, and frames of changes to fold; in memory or spilled."""
+    """One closed run: frames of rows that are states, and frames of changes to fold; in memory or spilled."""
 
     rows: SpillFile
     changes: SpillFile
@@ -110,7 +112,7 @@ class SpillFile:
 
     def __init__(self, disk: Disk | None = None, path: str = "") -> None:
         self._batches: list[Batch] = []
-        self._file = None if disk is None else StateFile(disk, path, begin_at=0, chain_crc=0)
+        self._file = None if disk is None else StateFile(disk, path, position=0, chain_crc=0)
         self._disk = disk
 
     def add(self, batch: Batch) -> None:
@@ -147,22 +149,22 @@ class SpillFile:
 
 @dataclass(slots=True)
 class RunBuilder:
-    """Takes frames in the order of the log. `bytes` is about the memory that it uses.
+    """Builds a run from frames in the order of the log. `bytes` is about the memory that it uses.
 
     `in_order`: Lamport numbers rise from frame to frame, so the order of the log is the canonical one, and
-    no frame has a duplicate id. Only then may a row be left out, or rows be folded, before all changes of its
-    vector are known.
+    no frame has a duplicate id. Only then may rows be left out or folded before all changes of their vector
+    are known.
     """
 
     in_order: bool
     bytes: int = 0
     _frames: list[RawRows] = field(default_factory=list)
-    _resets: dict[str, int] = field(default_factory=dict)  # a create or delete: no row before it counts
-    _sets: dict[str, int] = field(default_factory=dict)  # a dense or opaque: metadata before it counts
+    _resets: dict[str, int] = field(default_factory=dict)  # creates and deletes: no earlier row matters
+    _sets: dict[str, int] = field(default_factory=dict)  # dense and opaque: only earlier metadata matters
     _changes: dict[str, list[int]] = field(default_factory=dict)
 
     def add(self, logged: LoggedBatch, rows: Sequence[int] | None = None) -> None:
-        """Add the next frame, which is not a control frame. `rows`: only these rows of it, ascending."""
+        """Add the next frame, which has no control rows. `rows`: add only these, in ascending order."""
         frame = RawRows(logged)
         batch, first = logged.batch, len(self._frames) << ROW_BITS
         self._frames.append(frame)
@@ -218,7 +220,7 @@ class RunBuilder:
         return self._frames[code >> ROW_BITS].has_metadata(code & ROW_MASK)
 
     def _changes_of(self, key: str) -> list[int]:
-        """Return the changes of a vector that must be folded; its row so far becomes the first one."""
+        """Return the list of changes to fold of a vector; its row so far becomes the first change."""
         changes = self._changes.get(key)
         if changes is None:
             before = self._resets.pop(key, None)
@@ -249,7 +251,7 @@ class RunBuilder:
         self._frames, self._resets, self._sets, self._changes, self.bytes = [], {}, {}, {}, 0
 
     def _fold_changes(self, key: str, folder: ChangeFolder) -> list[Change]:
-        """Return a vector's changes in canonical order; as one, if they do not depend on an earlier state."""
+        """Return a vector's changes in canonical order; folded into one if no earlier state matters."""
         changes = [self._change(key, code) for code in self._changes[key]]
         if not self.in_order:
             return sorted(changes, key=itemgetter(1))
@@ -285,7 +287,7 @@ class ChangeFrameBuilder:
         self._bytes = 0
 
     def add(self, change: Change) -> bool:
-        """Add a change; return True if that made a frame full."""
+        """Add a change; return True if this completed a frame."""
         operation = change.operation
         self._changes.append(change)
         self._bytes += len(operation.data) + (0 if operation.values is None else 8 * len(operation.values))
@@ -302,9 +304,9 @@ class ChangeFrameBuilder:
 
 
 def encode_changes(changes: list[Change]) -> Batch:
-    """Encode changes as rows that look like states but for their kinds; they never leave a compaction.
+    """Encode changes as rows like those of states, with their own kinds; they never leave a compaction.
 
-    If some have ids, two flags lie above the count of ignored deltas.
+    If some changes have ids, the high bits of the count of ignored deltas hold flags of the id.
     """
     deltas = []
     for change in changes:
@@ -327,7 +329,7 @@ def encode_changes(changes: list[Change]) -> Batch:
 
 
 def decode_changes(logged: LoggedBatch) -> Iterator[Change]:
-    """Yield the changes of such a frame."""
+    """Yield the changes of a frame that `encode_changes` made."""
     frame = RawRows(logged)
     batch, ignored, ids = logged.batch, logged.batch.state_ignored, logged.batch.ids
     assert ignored is not None

@@ -20,8 +20,8 @@ DELIVERY = (
             edit(
                 Feed._deliver,
                 (
-                    "deliveries = await self._handle_failure(deliveries, brought, failure)",
-                    "await self._handle_failure(deliveries, brought, failure)\n            break",
+                    "deliveries = await self._handle_failure(deliveries, called, failure)",
+                    "await self._handle_failure(deliveries, called, failure)\n            break",
                 ),
             ),
         ),
