@@ -38,7 +38,8 @@ class Host:
         self.is_finished = False
         self.failures = 0
         self._not_before_s = 0.0
-        self._changed = anyio.Event()
+        self._start_requested = anyio.Event()
+        self._ended = anyio.Event()
         machine.on_end = self._note_end
 
     # --- overridden by each kind of host
@@ -65,13 +66,13 @@ class Host:
         """Run one process after the other, until the work is done."""
         while not self.is_finished:
             while (wait_s := self._not_before_s - anyio.current_time()) > 0:
+                self._start_requested = anyio.Event()
                 with anyio.move_on_after(wait_s):
-                    await self._changed.wait()
+                    await self._start_requested.wait()
             self.machine.restore()
-            ended = self._changed = anyio.Event()
+            self._ended = anyio.Event()
             tasks.start_soon(self._run_once)
-            await ended.wait()
-            self._changed = anyio.Event()
+            await self._ended.wait()
 
     def kill(self, for_s: float) -> bool:
         """Kill the process with SIGKILL; returns True if there was one."""
@@ -95,8 +96,7 @@ class Host:
     def start_now(self) -> None:
         """Start a process now if none runs."""
         self._not_before_s = 0.0
-        if not self.is_up:
-            self._changed.set()
+        self._start_requested.set()
 
     def delay_start(self, for_s: float) -> None:
         """Prevent a start of the process for `for_s` seconds."""
@@ -131,7 +131,7 @@ class Host:
 
     def _note_end(self, process: Process) -> None:
         self.on_process_end(process)
-        self._changed.set()
+        self._ended.set()
 
 
 def leaf_exceptions(error: BaseException) -> Iterator[BaseException]:
