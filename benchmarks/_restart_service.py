@@ -209,7 +209,7 @@ async def search(propagator: Propagator, options: RunOptions, figures: dict[str,
     note(figures, "searched", options)
     figures["cpu_s"] = time.process_time()
     figures["image"], figures["vectors"] = storage.statistics().image, index.statistics().vectors
-    graph = index.statistics().linked
+    graph = index.statistics().hnsw
     figures["graphs"] = "" if graph is None else graph.file
     started_at = time.monotonic()
     index.search(query, K)

@@ -29,7 +29,7 @@ from delta_prop_wire.encode import encode_batch, encode_vectors
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from delta_prop_sinks import Hit, LinkedStatistics
+    from delta_prop_sinks import Hit, HnswStatistics
     from delta_prop_wire.delta import Operation
 
 DIMENSION = 128
@@ -249,19 +249,22 @@ async def _measure(name: str, count: int, seconds: float, rate: int, unindexed_r
         run.cpu_s = time.process_time() - begin_cpu
         after = _graph_statistics(index)
         run.recalls.append(_recall(index, vectors, 5 * RECALL_QUERIES))
-        run.rows_added, run.rebuilds = after.links_done - before.links_done, after.rebuilds - before.rebuilds
+        run.rows_added, run.rebuilds = (
+            after.added_rows - before.added_rows,
+            after.rebuilds - before.rebuilds,
+        )
         run.unindexed_max = after.unindexed_rows_max
-        if after.unlinked_rows_highest > settings.unindexed_rows_max:
-            raise SystemExit(f"FAILED: {after.unlinked_rows_highest} rows were unlinked, above the bound")
+        if after.unindexed_rows_highest > settings.unindexed_rows_max:
+            raise SystemExit(f"FAILED: {after.unindexed_rows_highest} rows were unlinked, above the bound")
         run.tombstones, run.graph_mb = after.tombstones, after.bytes / 1e6
         run.searches_exact = after.searches_exact - before.searches_exact
     return run
 
 
-def _graph_statistics(index: IndexSink) -> LinkedStatistics:
-    linked = index.statistics().linked
-    assert linked is not None
-    return linked
+def _graph_statistics(index: IndexSink) -> HnswStatistics:
+    graphs = index.statistics().hnsw
+    assert graphs is not None
+    return graphs
 
 
 def _search_timed(index: IndexSink, query: NDArray[np.float32], run: Run) -> list[Hit]:

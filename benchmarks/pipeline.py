@@ -190,11 +190,11 @@ def _report_lag(results: Results, name: str, bench: Bench) -> None:
                 f"deltas, with {state.dirty_rows:,} rows to write; a flush took "
                 f"{state.last_flush_s * 1000:.0f} ms"
             )
-        elif isinstance(sink, IndexSink) and (linked := sink.statistics().linked) is not None:
-            highest = linked.unlinked_rows_highest
+        elif isinstance(sink, IndexSink) and (graphs := sink.statistics().hnsw) is not None:
+            highest = graphs.unindexed_rows_highest
             results.notes.append(
                 f"{name}: up to {highest:,} rows were unindexed at once (a search scores them exactly); the "
-                f"bound is {UNINDEXED_ROWS_MAX:,}; {linked.links_done:,} rows were indexed"
+                f"bound is {UNINDEXED_ROWS_MAX:,}; {graphs.added_rows:,} rows were indexed"
             )
             if highest > UNINDEXED_ROWS_MAX:
                 results.failures.append(f"{name}: the index broke its bound of unlinked rows")

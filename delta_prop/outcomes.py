@@ -102,7 +102,7 @@ class OfferState(Enum):
 
     QUEUED = "queued"
     PENDING = "pending"
-    APPENDED = "placed"
+    APPENDED = "appended"
     IN_DOUBT = "in doubt"
     ACKNOWLEDGED = "acknowledged"
     REFUSED = "refused"

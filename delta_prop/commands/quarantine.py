@@ -78,7 +78,7 @@ def list_(data: str, *, sink: str | None, as_json: bool) -> int:
     quarantines = read_quarantines(disk, log.log_id, log.epoch_end)
     requests = read_pending_requests(disk, log.log_id)
     rows = [
-        _to_json(name, record) | {"asked": _pending_verb(requests, name, record)}
+        _to_json(name, record) | {"requested": _pending_verb(requests, name, record)}
         for name, quarantine in quarantines.items()
         if sink in (None, name)
         for record in quarantine.records()
@@ -100,7 +100,7 @@ def show(data: str, sink: str, offset: int, *, as_json: bool) -> int:
         "dot": str(record.logged.batch.dot(record.row)),
         "parents": [_format_name(name) for name in record.parents],
     }
-    fields["asked"] = _pending_verb(read_pending_requests(disk, log.log_id), sink, record)
+    fields["requested"] = _pending_verb(read_pending_requests(disk, log.log_id), sink, record)
     if as_json:
         system.put(json.dumps(fields, ensure_ascii=False))
     else:
@@ -128,7 +128,7 @@ def _format_row(row: dict[str, Any]) -> str:
     reason = row["reason"] or (
         "to be replayed" if row["blocked_by"] is None else f"blocked by {row['blocked_by']}"
     )
-    request = "" if row["asked"] is None else f" ({row['asked']} requested)"
+    request = "" if row["requested"] is None else f" ({row['requested']} requested)"
     vector = f"{row['namespace']} {row['vector_id']}"
     return (
         f"{row['sink']:16}  {row['offset']:>10}  {row['time']:24}  {row['op']:8}  "

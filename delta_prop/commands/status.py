@@ -142,7 +142,7 @@ def _put_sinks(sinks: list[dict[str, Any]], *, as_json: bool) -> None:
         numbers = (
             f"{offset:>12}  {lag:>12}  {format_lag(sink['lag_s']):>8}  {sink.get('quarantined', 0):>11,}"
         )
-        requested = [f"{verb} requested" for verb in sink.get("asked", ())]
+        requested = [f"{verb} requested" for verb in sink.get("requested", ())]
         states = [state for state in ("rebuilding", "paused") if sink.get(state)]
         notes = ", ".join(states + requested + ([sink["corruption"]] if "corruption" in sink else []))
         system.put(f"{sink['name']:24}  {sink['kind']:6}  {numbers}  {required:8}  {notes}".rstrip())
@@ -165,7 +165,7 @@ def read_sinks(disk: Disk, log: DurableLog) -> list[dict[str, Any]]:
         }
         verbs = [request.verb for request in requests if request.sink == name]
         verbs += ["rebuild"] if cursor.rebuild_asked else []
-        entries.append(entry | ({"asked": list(dict.fromkeys(verbs))} if verbs else {}))
+        entries.append(entry | ({"requested": list(dict.fromkeys(verbs))} if verbs else {}))
     for name, offset in read_groups(disk, log.log_id).items():
         entry = {"name": name, "kind": "group", "offset": None, "required": False}
         entry |= {"corruption": str(offset)} if isinstance(offset, UsageError) else {"offset": offset}

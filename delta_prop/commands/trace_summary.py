@@ -93,8 +93,8 @@ class Summary:
         fields |= {"span_s": round(span_s, 3), "deltas_per_s": round(self._deltas / max(span_s, 1.0), 1)}
         fields |= {"busiest_second": max(self._busiest, self._second_deltas)}
         fields |= {
-            "deltas_a_batch_p50": self._quantile(self._rows, 0.5),
-            "deltas_a_batch_p99": self._quantile(self._rows, 0.99),
+            "deltas_per_batch_p50": self._quantile(self._rows, 0.5),
+            "deltas_per_batch_p99": self._quantile(self._rows, 0.99),
         }
         sizes = {bits: int(count) for bits, count in enumerate(self._sizes) if count}
         fields |= {
@@ -147,7 +147,7 @@ def _format_lines(summary: dict[str, Any]) -> list[str]:
         f"{summary['busiest_second']:,} in the busiest one"
     )
     lines.append(
-        f"a batch has up to {summary['deltas_a_batch_p50']} deltas (99 %: {summary['deltas_a_batch_p99']}), "
+        f"a batch has up to {summary['deltas_per_batch_p50']} deltas (99 %: {summary['deltas_per_batch_p99']}), "
         f"a delta up to {summary['delta_bytes_p50']} bytes (99 %: {summary['delta_bytes_p99']})"
     )
     lines.append(f"{summary['vectors']:,} vectors, {summary['origins']:,} origins")

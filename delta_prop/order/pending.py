@@ -25,7 +25,7 @@ class Verdict(Enum):
 
     APPEND = "append"
     """All its dependencies are delivered: append it."""
-    DUPLICATE = "repeat"
+    DUPLICATE = "duplicate"
     """All its deltas were delivered meanwhile in other batches: acknowledge it as a duplicate."""
     OVERLAP = "overlap"
     """Some of its deltas were delivered meanwhile: refuse it with `overlap(entry)`; its dependents stay."""

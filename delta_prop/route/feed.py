@@ -387,7 +387,7 @@ class Feed(SinkInvoker):
     @property
     def _deltas_per_call(self) -> int:
         default = self.limits.merge_deltas_max
-        return max(default, self.sink.deltas_a_call) if self._takes_many else default  # type: ignore[attr-defined]
+        return max(default, self.sink.deltas_per_call) if self._takes_many else default  # type: ignore[attr-defined]
 
     def _take(self) -> list[Delivery]:
         return self._mailbox.take(self._deltas_per_call)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from delta_prop_sinks.conformance import Applied, ContractViolation, check_sink
     from delta_prop_sinks.folding import fold_again, must_fold_again
     from delta_prop_sinks.forwarding import ForwardSink, ForwardStatistics
-    from delta_prop_sinks.hnsw_builder import Hnsw, LinkedStatistics
+    from delta_prop_sinks.hnsw_builder import Hnsw, HnswStatistics
     from delta_prop_sinks.index import Hit, IndexSink, IndexStatistics
     from delta_prop_sinks.jsonlines import JsonLinesSink, JsonLinesStatistics
     from delta_prop_sinks.resident import ResidentVectors
@@ -43,7 +43,7 @@ _HOMES = {
     "delta_prop_sinks.forwarding": ("ForwardSink", "ForwardStatistics"),
     "delta_prop_sinks.index": ("Hit", "IndexSink", "IndexStatistics"),
     "delta_prop_sinks.jsonlines": ("JsonLinesSink", "JsonLinesStatistics"),
-    "delta_prop_sinks.hnsw_builder": ("Hnsw", "LinkedStatistics"),
+    "delta_prop_sinks.hnsw_builder": ("Hnsw", "HnswStatistics"),
     "delta_prop_sinks.resident": ("ResidentVectors",),
     "delta_prop_sinks.resident_statistics": ("ResidentStatistics",),
     "delta_prop_sinks.sink": (
@@ -83,11 +83,11 @@ __all__ = [
     "HasBacklog",
     "Hit",
     "Hnsw",
+    "HnswStatistics",
     "IndexSink",
     "IndexStatistics",
     "JsonLinesSink",
     "JsonLinesStatistics",
-    "LinkedStatistics",
     "Rebuildable",
     "RejectDelta",
     "ResidentStatistics",

@@ -38,7 +38,7 @@ class ForwardSink:
     control_rows = True
     """The sink also gets control rows, which only fill offsets."""
 
-    deltas_a_call = 20_000
+    deltas_per_call = 20_000
     """Large calls, because each one waits for a network round trip, which may be long."""
 
     def __init__(self, link: ForwardLink, *, name: str = "forward") -> None:

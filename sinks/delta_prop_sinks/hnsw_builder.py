@@ -104,25 +104,25 @@ class Hnsw:
 
 
 @dataclass(frozen=True, slots=True)
-class LinkedStatistics:
+class HnswStatistics:
     """The contents of the graphs, and counts since the index was made.
 
-    `linked_rows`: indexed rows; `unlinked_rows`: rows that wait to enter a graph; `unlinked_rows_highest`:
-    their maximum since the index was opened. `links_done`: rows added to graphs. `searches_linked`: searches
-    by graph. `file`: the state of the file, or none.
+    `indexed_rows`: rows in graphs; `unindexed_rows`: rows that wait to enter a graph;
+    `unindexed_rows_highest`: their maximum since the index was opened. `added_rows`: rows ever added to
+    graphs. `searches_in_graph`: searches by graph. `file`: the state of the file, or none.
     """
 
-    linked_rows: int
-    unlinked_rows: int
-    unlinked_rows_highest: int
+    indexed_rows: int
+    unindexed_rows: int
+    unindexed_rows_highest: int
     unindexed_rows_max: int
     tombstones: int
     graphs: int
     bytes: int
-    links_done: int
+    added_rows: int
     rebuilds: int
     capacity_waits: int
-    searches_linked: int
+    searches_in_graph: int
     searches_exact: int
     file: str
     saved_offset: int
@@ -431,21 +431,21 @@ class HnswBuilder:
         """Return the number of unindexed rows and its limit."""
         return Backlog(self.unindexed_rows, self.unindexed_rows_max, self._excess)
 
-    def statistics(self) -> LinkedStatistics:
+    def statistics(self) -> HnswStatistics:
         """Return a snapshot."""
         all_rows = self.rows_by_namespace.values()
-        return LinkedStatistics(
-            linked_rows=sum(rows.indexed_rows for rows in all_rows),
-            unlinked_rows=self.unindexed_rows,
-            unlinked_rows_highest=self._highest,
+        return HnswStatistics(
+            indexed_rows=sum(rows.indexed_rows for rows in all_rows),
+            unindexed_rows=self.unindexed_rows,
+            unindexed_rows_highest=self._highest,
             unindexed_rows_max=self.unindexed_rows_max,
             tombstones=sum(rows.tombstones for rows in all_rows),
             graphs=len(self.rows_by_namespace),
             bytes=sum(rows.size for rows in all_rows),
-            links_done=self._rows_added,
+            added_rows=self._rows_added,
             rebuilds=self._rebuilds_before + sum(rows.rebuilds for rows in all_rows),
             capacity_waits=self._waits,
-            searches_linked=self.searches_in_graph,
+            searches_in_graph=self.searches_in_graph,
             searches_exact=self.searches_exact,
             file=self._file_state,
             saved_offset=self._saved_offset,

@@ -16,7 +16,7 @@ import anyio
 import numpy as np
 
 from delta_prop_sinks.argument_checks import check_kind, check_path, check_sink_name, check_texts
-from delta_prop_sinks.hnsw_builder import Hnsw, HnswBuilder, LinkedStatistics
+from delta_prop_sinks.hnsw_builder import Hnsw, HnswBuilder, HnswStatistics
 from delta_prop_sinks.resident import ResidentVectors
 from delta_prop_sinks.scoring import Metric, Scorer, check_query, median_norm, refresh_norms
 from delta_prop_sinks.sink import Backlog, Delivery, ResumePoint, TryAgain
@@ -53,7 +53,7 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class IndexStatistics:
-    """The index's progress and searches. `linked`: statistics of the graphs, None if all searches are exact.
+    """The index's progress and searches. `hnsw`: statistics of the graphs, None if all searches are exact.
 
     `left_out`: vectors of another dimension than their namespace has here, which no search finds: another
     service made them during a network partition. Delete them, or give them the namespace's dimension.
@@ -64,7 +64,7 @@ class IndexStatistics:
     left_out: int
     bytes: int
     searches: int
-    linked: LinkedStatistics | None = None
+    hnsw: HnswStatistics | None = None
 
 
 class IndexSink:
@@ -198,9 +198,9 @@ class IndexSink:
                 done_offset = piece[-1].next_offset
 
     @property
-    def deltas_a_call(self) -> int:
+    def deltas_per_call(self) -> int:
         """A large number while deltas cause refolds, else 0."""
-        return self.resident.deltas_a_call
+        return self.resident.deltas_per_call
 
     # --- rebuild
 
@@ -322,7 +322,7 @@ class IndexSink:
     def statistics(self) -> IndexStatistics:
         """Return a snapshot of the index's numbers."""
         resident = self.resident.statistics()
-        linked = None if self._builder is None else self._builder.statistics()
+        hnsw = None if self._builder is None else self._builder.statistics()
         tables = self.resident.tables.values()
         return IndexStatistics(
             applied_offset=self.resident.next_offset,
@@ -332,7 +332,7 @@ class IndexSink:
             ),
             bytes=resident.bytes,
             searches=self._searches,
-            linked=linked,
+            hnsw=hnsw,
         )
 
     # --- for readers

@@ -84,7 +84,7 @@ class ResidentVectors:
         self._deferred: list[Delivery] = []  # those with pending rows, and all after them
         self._apply_done: anyio.Event | None = None  # exists while an `apply` that yields is running
         self._version = 0  # changes when the tables are replaced, which aborts a running `apply`
-        self.deltas_a_call = 0
+        self.deltas_per_call = 0
         """Deltas wanted in the next call: many during refolds, as each call refolds a vector once."""
         self._tables: dict[str, VectorTable] = {}
         self._fold_buffer, self._folded_range = FoldBuffer(SETTING_KINDS), FoldedRange()
@@ -244,7 +244,7 @@ class ResidentVectors:
             duplicates=self._duplicates + refolding.duplicates,
             ignored=sum(sum(table.ignored.values()) for table in self.tables.values()),
             out_of_order=refolding.out_of_order,
-            beneath_snapshot=refolding.below_snapshot,
+            below_snapshot=refolding.below_snapshot,
             refolded_from_log=refolding.vectors_from_log,
             log_passes=refolding.log_passes,
             refolded=refolding.refolded,
@@ -282,7 +282,7 @@ class ResidentVectors:
             raise
         else:
             if self._folded > before:
-                self.deltas_a_call = 0
+                self.deltas_per_call = 0
             await self._fold_pending(context, pace)
         finally:
             self._end_apply(context)
@@ -316,7 +316,7 @@ class ResidentVectors:
     async def _fold_pending(self, context: SinkContext, pace: Pace) -> None:
         if not self._pending:
             return
-        self.deltas_a_call = _REFOLD_DELTAS
+        self.deltas_per_call = _REFOLD_DELTAS
         self._hold_other_calls()
         is_full = self._lamport_before_log == 0
         self._folded += await self._refolder.fold(self._table, context, pace, is_full=is_full)

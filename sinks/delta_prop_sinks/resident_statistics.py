@@ -10,7 +10,7 @@ class ResidentStatistics:
     """Counts since the vectors were created, and their present contents.
 
     `out_of_order`: forwarded deltas that sort before an earlier one of their vector.
-    `beneath_snapshot`: forwarded deltas that sort before the state with which the log begins; they have no
+    `below_snapshot`: forwarded deltas that sort before the state with which the log begins; they have no
     effect, and count as ignored.
     `refolded_from_log`: vectors folded from the log, in `log_passes` reads of it.
     `refolded`: deltas folded by refolds, the out-of-order deltas included.
@@ -26,7 +26,7 @@ class ResidentStatistics:
     duplicates: int
     ignored: int
     out_of_order: int
-    beneath_snapshot: int
+    below_snapshot: int
     refolded_from_log: int
     log_passes: int
     refolded: int

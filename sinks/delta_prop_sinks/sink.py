@@ -271,7 +271,7 @@ class BulkSink(Protocol):
     """A sink whose calls may take long even for few rows: while it lags, each call has more deltas."""
 
     @property
-    def deltas_a_call(self) -> int:
+    def deltas_per_call(self) -> int:
         """The maximum number of deltas in the next call; a value below the default has no effect."""
         ...
 

@@ -211,9 +211,9 @@ class StorageSink:
         return True
 
     @property
-    def deltas_a_call(self) -> int:
+    def deltas_per_call(self) -> int:
         """A large number while deltas cause refolds, else 0."""
-        return self.resident.deltas_a_call
+        return self.resident.deltas_per_call
 
     async def begin_rebuild(self, offset: int) -> None:
         """Invalidate the file's rows durably; readers see them until the new rows are complete.

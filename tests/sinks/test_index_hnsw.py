@@ -74,7 +74,7 @@ async def wait_until_indexed(index: IndexSink) -> None:
 
 
 def graph_statistics(index: IndexSink) -> Any:
-    statistics = index.statistics().linked
+    statistics = index.statistics().hnsw
     assert statistics is not None
     return statistics
 
@@ -112,9 +112,9 @@ def test_indexed_rows_have_high_recall_and_exact_scores(metric: Any) -> None:
         _, index = await make_index(2000, replace(SMALL, metric=metric))
         queries = clustered(50, seed=5)
         before = graph_statistics(index)
-        assert before.linked_rows == 2000
+        assert before.indexed_rows == 2000
         assert recall(index, queries, metric=metric) >= 0.95
-        assert graph_statistics(index).searches_linked - before.searches_linked == 50
+        assert graph_statistics(index).searches_in_graph - before.searches_in_graph == 50
         exact = IndexSink(resident=index.resident)
         for query in queries[:10]:
             found = {hit.vector_id: hit.score for hit in index.search(query, 10, metric=metric)}
@@ -123,7 +123,7 @@ def test_indexed_rows_have_high_recall_and_exact_scores(metric: Any) -> None:
         after = graph_statistics(index)
         other = "dot" if metric == "cosine" else "cosine"
         assert recall(index, queries, metric=other) == 1.0
-        assert graph_statistics(index).searches_linked == after.searches_linked, (
+        assert graph_statistics(index).searches_in_graph == after.searches_in_graph, (
             "other metrics are searched exactly"
         )
 
@@ -200,7 +200,7 @@ def test_apply_raises_when_indexing_does_not_keep_up() -> None:
             await index.apply(log.deliveries())
             assert len(index.search(clustered(1)[0], 1000)) == 1000
             await wait_until_indexed(index)
-        assert graph_statistics(index).unlinked_rows_highest == 400
+        assert graph_statistics(index).unindexed_rows_highest == 400
         assert graph_statistics(index).capacity_waits >= 2
 
     run_virtual(main)
@@ -217,7 +217,7 @@ def test_rows_unindexed_at_start_do_not_block_new_ones() -> None:
         backlog = index.backlog()
         assert (backlog.rows, backlog.rows_max, backlog.before) == (3000, 3400, 3000)
         assert index.search(clustered(3000)[2999], 1)[0].vector_id == "v2999"
-        assert index.statistics().linked.searches_exact == 1  # type: ignore[union-attr]
+        assert index.statistics().hnsw.searches_exact == 1  # type: ignore[union-attr]
         builder, before = index._builder, backlog.before
         assert builder is not None
         while index.backlog().rows:
@@ -279,7 +279,7 @@ def test_only_large_moves_need_reindexing() -> None:
         log, index = await make_index(2000, replace(SMALL, recent_rows=1, unindexed_rows_max=4000))
         hnsw_rows = index._builder.rows_by_namespace["default"]  # type: ignore[union-attr]
         assert hnsw_rows.drift_max > 0, "the drift is measured while rows are indexed"
-        before = graph_statistics(index).links_done
+        before = graph_statistics(index).added_rows
         random = np.random.default_rng(4)
         rows = clustered(2000)
         for _ in range(5):
@@ -291,16 +291,16 @@ def test_only_large_moves_need_reindexing() -> None:
                 rows[at : at + 100] += steps
                 log.write(names(2000)[at : at + 100], rows[at : at + 100])
                 await index.apply([log.deliveries()[-1]])
-        assert graph_statistics(index).unlinked_rows <= 20
+        assert graph_statistics(index).unindexed_rows <= 20
         assert recall(index, clustered(50, seed=5)) >= 0.95
         for number in range(0, 2000, 40):
             assert index.search(rows[number], 1)[0].vector_id == f"v{number}"
         log.write(names(100), clustered(100, seed=77))
         await index.apply([log.deliveries()[-1]])
-        assert graph_statistics(index).unlinked_rows >= 100
+        assert graph_statistics(index).unindexed_rows >= 100
         async with indexing_in_background(index):
             await wait_until_indexed(index)
-        assert graph_statistics(index).links_done - before <= 200
+        assert graph_statistics(index).added_rows - before <= 200
 
     run_virtual(main)
 
@@ -333,7 +333,7 @@ def test_many_tombstones_build_new_graph_during_searches() -> None:
             await anyio.sleep(1)
         found = graph_statistics(index)
         assert found.rebuilds >= 2
-        assert found.linked_rows == 501
+        assert found.indexed_rows == 501
         assert found.tombstones <= 1000
         assert recall(index, clustered(20, seed=8)) >= 0.95
 
@@ -422,10 +422,10 @@ def test_old_and_new_graph_are_searched_together() -> None:
         while hnsw_rows.young is None or hnsw_rows.young.live < 2000:
             assert await builder._step(log.threads)
         assert hnsw_rows.base.live > 2000
-        before = graph_statistics(index).searches_linked
+        before = graph_statistics(index).searches_in_graph
         missed = sum(index.search(rows[at], 1)[0].vector_id != f"v{at}" for at in range(0, 6000, 20))
         assert missed <= 3
-        assert graph_statistics(index).searches_linked > before
+        assert graph_statistics(index).searches_in_graph > before
         assert recall(index, clustered(30, seed=3)) >= 0.95
 
     run_virtual(main)
@@ -441,7 +441,7 @@ def test_each_large_namespace_has_its_own_graph() -> None:
             await index.apply(log.deliveries(300))
             await wait_until_indexed(index)
         assert graph_statistics(index).graphs == 2
-        assert graph_statistics(index).linked_rows == 500
+        assert graph_statistics(index).indexed_rows == 500
         assert index.search(clustered(200, 2, 8)[7], 1, "other")[0].vector_id == "v7"
         assert index.search(clustered(40, 3)[7], 1, "small")[0].vector_id == "v7"
         assert (
@@ -474,7 +474,7 @@ def test_failed_graph_is_reported_once_and_rebuilt(monkeypatch: pytest.MonkeyPat
         async with indexing_in_background(index):
             await index.apply([log.deliveries()[-1]])
             await wait_until_indexed(index)
-        assert graph_statistics(index).linked_rows == 300
+        assert graph_statistics(index).indexed_rows == 300
         assert recall(index, clustered(20, seed=3)) >= 0.95
 
     run_virtual(main)
@@ -541,7 +541,7 @@ def test_restart_indexes_only_changed_rows(tmp_path: Path) -> None:
         log = await save_index(tmp_path)
         async with Service(tmp_path, log) as service:
             found = graph_statistics(service.index)
-            assert (found.file, found.linked_rows, found.unlinked_rows) == ("loaded", 1000, 0)
+            assert (found.file, found.indexed_rows, found.unindexed_rows) == ("loaded", 1000, 0)
             assert found.saved_offset == 1000
             assert recall(service.index, clustered(30, seed=5)) >= 0.95
             assert graph_statistics(service.index).searches_exact == 0
@@ -559,12 +559,12 @@ def test_restart_indexes_only_changed_rows(tmp_path: Path) -> None:
         await storage.aclose()
         async with Service(tmp_path, log) as service:
             found = graph_statistics(service.index)
-            assert (found.file, found.linked_rows, found.unlinked_rows) == ("loaded", 970, 21)
+            assert (found.file, found.indexed_rows, found.unindexed_rows) == ("loaded", 970, 21)
             assert service.index.search(clustered(20, 8)[5], 1)[0].vector_id == "v5"
             assert service.index.search(clustered(1, 3)[0], 1)[0].vector_id == "new"
             async with indexing_in_background(service.index):
                 await wait_until_indexed(service.index)
-            assert graph_statistics(service.index).links_done == 21
+            assert graph_statistics(service.index).added_rows == 21
 
     run_virtual(main)
 
@@ -589,7 +589,7 @@ def test_corrupted_file_is_reported_and_not_used(corrupt: Any, why: str, tmp_pat
             found = graph_statistics(service.index)
             assert found.file.startswith("not used; all rows are indexed from the start: ")
             assert why in found.file
-            assert (found.linked_rows, found.unlinked_rows) == (0, 300)
+            assert (found.indexed_rows, found.unindexed_rows) == (0, 300)
             async with indexing_in_background(service.index):
                 await wait_until_indexed(service.index)
         async with Service(tmp_path, log) as service:
@@ -635,7 +635,7 @@ def test_file_is_saved_periodically_and_partial_is_ignored(tmp_path: Path) -> No
         await service.storage.flush()  # then the process is killed
         await service.storage.aclose()
         async with Service(tmp_path, log) as service:
-            assert graph_statistics(service.index).linked_rows == 300
+            assert graph_statistics(service.index).indexed_rows == 300
 
     run_virtual(main)
 

@@ -67,9 +67,9 @@ def test_updates_are_found_at_once_while_rows_are_indexed(full: bool) -> None:
             await propagator.wait_visible(done, timeout_s=60)
 
             def enough() -> bool:
-                linked = index.statistics().linked
+                linked = index.statistics().hnsw
                 assert linked is not None
-                return updates >= UPDATES_MIN and linked.links_done >= count / 2
+                return updates >= UPDATES_MIN and linked.added_rows >= count / 2
 
             end = time.monotonic() + seconds
             while time.monotonic() < end or not enough():  # a busy machine takes longer
@@ -91,14 +91,14 @@ def test_updates_are_found_at_once_while_rows_are_indexed(full: bool) -> None:
                     found.append(
                         len(exact(index, query) & {hit.vector_id for hit in index.search(query, 10)})
                     )
-            linked = index.statistics().linked
+            linked = index.statistics().hnsw
             assert linked is not None
         print(f"{count} vectors, {updates} updates, {checked} searches checked, {linked}")
         assert checked > 20
         assert np.mean(found) / 10 >= 0.95
-        assert 0 < linked.unlinked_rows_highest <= SETTINGS.unindexed_rows_max
-        assert linked.links_done >= count / 2
-        assert linked.searches_linked > 0
+        assert 0 < linked.unindexed_rows_highest <= SETTINGS.unindexed_rows_max
+        assert linked.added_rows >= count / 2
+        assert linked.searches_in_graph > 0
 
     anyio.run(main)
     assert background_threads() == 0

@@ -236,7 +236,7 @@ def test_index_sharing_vectors_waits_for_storage(tmp_path: Path) -> None:
         await fresh.open(log)
         await fresh.apply(log.deliveries())
         check_same_hits(index, fresh)
-        assert index.statistics().linked.unlinked_rows >= 6  # type: ignore[union-attr]
+        assert index.statistics().hnsw.unindexed_rows >= 6  # type: ignore[union-attr]
 
         await index.begin_rebuild(middle)  # an index with shared vectors only rebuilds its graph
         await index.load_states(states_at(log, middle))

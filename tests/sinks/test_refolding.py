@@ -495,7 +495,7 @@ def test_rows_below_a_state_count_in_every_savepoint() -> None:
     for call in calls:
         apply_all(resident, call, log)
         check(resident, fold_onto_states(base, log.batches[1 : end_position(log, call)]))
-    assert resident.statistics().beneath_snapshot == 2
+    assert resident.statistics().below_snapshot == 2
     assert resident.statistics().log_passes == 1
 
 

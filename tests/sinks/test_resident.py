@@ -201,7 +201,7 @@ def test_late_delta_is_folded_onto_initial_state_of_log() -> None:
     replace_prefix_by_states(log, middle)
     apply_all(resident, log.deliveries()[2:], log)
     check(resident, log.batches)
-    assert resident.statistics().beneath_snapshot == 0
+    assert resident.statistics().below_snapshot == 0
     before = resident.state("default", "a")
     for counter in (20, 21):  # the state before these deltas is no longer stored
         late = remote(log, 1, Delta("a", sparse_add([0], [100])), counter=counter)
@@ -211,7 +211,7 @@ def test_late_delta_is_folded_onto_initial_state_of_log() -> None:
     assert state is not None
     assert before is not None
     assert (state.content, state.key, state.ignored) == (before.content, before.key, 2)
-    assert resident.statistics().beneath_snapshot == 2
+    assert resident.statistics().below_snapshot == 2
     apply_all(resident, [Delivery(log.append(Delta("a", sparse_add([1], [1]))))], log)
     state = resident.state("default", "a")
     assert state is not None

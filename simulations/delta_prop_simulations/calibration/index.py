@@ -83,8 +83,8 @@ class _ThreadCalls:
         self.calls: list[tuple[float, int]] = []
 
     def note(self) -> None:
-        if self.sink is not None and (linked := self.sink.statistics().linked) is not None:
-            self.calls.append((system.now_s(), linked.links_done))
+        if self.sink is not None and (hnsw := self.sink.statistics().hnsw) is not None:
+            self.calls.append((system.now_s(), hnsw.added_rows))
 
     def full_chunks(self) -> list[float]:
         """Return, for each call that indexed a full chunk, the seconds until the next call."""

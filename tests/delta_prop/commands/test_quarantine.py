@@ -102,7 +102,7 @@ def test_requests_are_executed_by_the_next_service(world: World) -> None:
     assert "the next service that opens" in done.out
     command("quarantine", "replay", "adds", "2")
     rows = command("quarantine", "list", "--json").lines
-    assert [row["asked"] for row in rows] == ["drop", "replay", "replay"]
+    assert [row["requested"] for row in rows] == ["drop", "replay", "replay"]
     world.bad.clear()
 
     world.serve(wait_until_left(0))
@@ -146,7 +146,7 @@ def test_request_stays_until_its_sink_is_attached(world: World, monkeypatch: pyt
 
     anyio.run(absent)
     assert "has not done it within 1.5 s" in message[0]
-    assert command("quarantine", "list", "--json").lines[0]["asked"] == "replay"
+    assert command("quarantine", "list", "--json").lines[0]["requested"] == "replay"
     world.bad.clear()
     world.serve(wait_until_left(1))
     assert world.store.sums == {"a": 18.0}

@@ -283,7 +283,7 @@ def test_out_of_order_deltas_fold_onto_the_snapshot_or_are_counted(tmp_path: Pat
             assert state is not None
             assert state.vector is not None
             assert state.vector.tolist() == [22.0, 2.0, 2.0]
-            assert (state.ignored, storage.resident.statistics().beneath_snapshot) == (1, 1)
+            assert (state.ignored, storage.resident.statistics().below_snapshot) == (1, 1)
 
     run_virtual(main)
 

@@ -385,7 +385,7 @@ def test_feed_starts_inside_a_batch() -> None:
 class SizedSink(TinySink):
     """A sink with its own limit of deltas per call."""
 
-    deltas_a_call = 5_000
+    deltas_per_call = 5_000
 
 
 def record_reads(route: Route, on_turn: Callable[[int], None]) -> list[int]:
@@ -430,10 +430,10 @@ def test_deltas_a_call_is_read_before_each_call() -> None:
         async with Route.running() as route:
 
             async def before(_: object) -> None:
-                sink.deltas_a_call = 0 if len(sink.calls) == 1 else 25
+                sink.deltas_per_call = 0 if len(sink.calls) == 1 else 25
 
             sink = SizedSink(before)
-            sink.deltas_a_call = 40
+            sink.deltas_per_call = 40
             for _ in range(100):
                 route.publish("a")
             await route.feed(sink, limits=replace(LIMITS, merge_deltas_max=10)).wait(100)
