@@ -147,7 +147,8 @@ def _format_lines(summary: dict[str, Any]) -> list[str]:
         f"{summary['busiest_second']:,} in the busiest one"
     )
     lines.append(
-        f"a batch has up to {summary['deltas_per_batch_p50']} deltas (99 %: {summary['deltas_per_batch_p99']}), "
+        f"a batch has up to {summary['deltas_per_batch_p50']} deltas "
+        f"(99 %: {summary['deltas_per_batch_p99']}), "
         f"a delta up to {summary['delta_bytes_p50']} bytes (99 %: {summary['delta_bytes_p99']})"
     )
     lines.append(f"{summary['vectors']:,} vectors, {summary['origins']:,} origins")

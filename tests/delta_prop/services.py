@@ -96,7 +96,7 @@ class Service:
     async def __aexit__(self, *failure: Any) -> None:
         await self._stack.aclose()
 
-    def new_odd_delta(self) -> Delta:
+    def new_delta_of_own_dimension(self) -> Delta:
         """Return a vector of this service's dimension in a namespace that all services use."""
         return Delta(f"own-{self.number}", create([1.0] * (2 + self.number)), "odd")
 

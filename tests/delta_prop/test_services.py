@@ -43,7 +43,7 @@ async def run_services(
     async with AsyncExitStack() as stack:
         for service in services:
             await stack.enter_async_context(service)
-            await service.p.publish(service.new_odd_delta())
+            await service.p.publish(service.new_delta_of_own_dimension())
         for _ in range(4):
             open_links = random.sample(links, random.randint(0, len(links)))
             for _ in range(random.randint(4, 12)):

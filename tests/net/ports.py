@@ -7,11 +7,11 @@ import socket
 from contextlib import ExitStack
 
 LOWEST, HIGHEST = 20_000, 30_000
-"""Below the ports that the system gives to connections, so that none of them takes a drawn port."""
+"""This range is below the system's ephemeral ports, so that no connection takes a drawn port."""
 
 
 def free_ports() -> tuple[int, int]:
-    """Draw two ports on which nobody listens; concurrent tests rarely draw the same ones."""
+    """Draw two ports on which no process listens; concurrent tests rarely draw the same ports."""
     ports = list[int]()
     with ExitStack() as exits:
         while len(ports) < 2:

@@ -1,6 +1,7 @@
-"""A TCP proxy for tests on real sockets that injects delays, resets, stalls and small chunks.
+"""A TCP proxy for tests on real sockets that injects delays, resets, stalls and small pieces.
 
-It forwards both ways unless a fault stops it. Faults are drawn from a seed; timing depends on the machine.
+It forwards in both directions unless a fault stops it. A seed determines the faults; the timing depends on
+the machine.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Faults:
     """The faults of one direction of a connection.
 
     `cut_at`: the connection is reset after this many bytes. `delay_s`: how long bytes are held.
-    `piece_bytes_max`: bytes are sent in pieces of a random size from 1 to this.
+    `piece_bytes_max`: bytes are sent in pieces of a random size, from 1 up to this.
     """
 
     cut_at: float = math.inf
@@ -44,7 +45,7 @@ ConnectionFaults = tuple[Faults, Faults]
 
 
 def no_faults(_: int) -> ConnectionFaults:
-    """Return no faults for a connection."""
+    """Return faults that never strike."""
     return Faults(), Faults()
 
 
@@ -60,11 +61,11 @@ def random_faults(
     def draw(number: int) -> ConnectionFaults:
         rng = Random(f"{seed} {number}")
 
-        def one() -> Faults:
+        def draw_direction() -> Faults:
             cut_at = rng.expovariate(1 / cut_bytes_mean) if cut_bytes_mean < math.inf else math.inf
             return Faults(cut_at, rng.uniform(0, delay_s_max), rng.randint(1, piece_bytes_max))
 
-        return one(), one()
+        return draw_direction(), draw_direction()
 
     return draw
 
@@ -72,7 +73,7 @@ def random_faults(
 class Proxy:
     """A running proxy. Changes of `target` and `draw_faults` apply to later connections.
 
-    While `refusing` is true, new connections are reset at once. `struck` counts faults and connections by
+    While `refusing` is true, new connections are reset at once. `counts` counts faults and connections by
     kind.
     """
 
@@ -87,7 +88,7 @@ class Proxy:
         self.target = target
         self.draw_faults = draw_faults
         self.refusing = False
-        self.struck: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
         self.bytes: Counter[str] = Counter()  # forwarded bytes by direction
         self._listening = listening
         self._rng = Random(f"proxy {seed}")
@@ -108,10 +109,10 @@ class Proxy:
     def stall(self, direction: Direction) -> None:
         """Forward nothing in this direction until `resume`."""
         self._stalled.add(direction)
-        self.struck["stall"] += 1
+        self.counts["stall"] += 1
 
     def resume(self, direction: Direction) -> None:
-        """Forward in this direction after `stall`."""
+        """Forward in this direction again, after `stall`."""
         self._stalled.discard(direction)
         self._resumed.set()
         self._resumed = anyio.Event()
@@ -121,8 +122,8 @@ class Proxy:
             while True:
                 with suppress(BlockingIOError):
                     accepted, _ = self._listening.accept()
-                    self.struck["connection"] += 1
-                    tasks.start_soon(self._serve, accepted, self.struck["connection"])
+                    self.counts["connection"] += 1
+                    tasks.start_soon(self._serve, accepted, self.counts["connection"])
                     continue
                 await anyio.wait_readable(self._listening)
 
@@ -139,13 +140,13 @@ class Proxy:
                     link.closed_cleanly = not link.was_cut
         finally:
             self._links.remove(link)
-            self.struck["reset"] += not link.closed_cleanly
+            self.counts["reset"] += not link.closed_cleanly
             link.close()
 
     async def _pump(
         self, link: _Link, source: socket.socket, sink: socket.socket, faults: Faults, direction: Direction
     ) -> None:
-        passed = 0
+        byte_count = 0
         source.setblocking(False)
         sink.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
@@ -154,12 +155,12 @@ class Proxy:
                 for piece in self._pieces(data, faults):
                     while direction in self._stalled:
                         await self._resumed.wait()
-                    await _send(sink, piece[: int(min(faults.cut_at - passed, len(piece)))])
-                    passed += len(piece)
+                    await _send(sink, piece[: int(min(faults.cut_at - byte_count, len(piece)))])
+                    byte_count += len(piece)
                     self.bytes[direction] += len(piece)
-                    self.struck["piece"] += 1
-                    if passed >= faults.cut_at:
-                        self.struck["cut at a byte"] += 1
+                    self.counts["piece"] += 1
+                    if byte_count >= faults.cut_at:
+                        self.counts["cut at a byte"] += 1
                         link.cut()
                         await anyio.lowlevel.checkpoint()
             sink.shutdown(socket.SHUT_WR)
@@ -192,18 +193,18 @@ class _Link:
         self.scope.cancel()
 
     def close(self) -> None:
-        for one in (self.client, self.server):
+        for end in (self.client, self.server):
             if not self.closed_cleanly:
                 with suppress(OSError):
-                    one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT)
-            one.close()
+                    end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT)
+            end.close()
 
 
 @asynccontextmanager
 async def proxy_to(
     target: tuple[str, int], *, draw_faults: Callable[[int], ConnectionFaults] = no_faults, seed: int = 0
 ) -> AsyncIterator[Proxy]:
-    """Run a proxy in front of `target` for the scope; at its end all connections are reset."""
+    """Run a proxy in front of `target`; at the end of the block, all connections are reset."""
     with socket.create_server((HOST, 0), backlog=128) as listening:
         listening.setblocking(False)
         proxy = Proxy(listening, target, draw_faults, seed)
@@ -213,25 +214,25 @@ async def proxy_to(
             tasks.cancel_scope.cancel()
 
 
-async def _try_connect(one: socket.socket, target: tuple[str, int]) -> bool:
-    one.setblocking(False)
-    one.connect_ex(target)
-    await anyio.wait_writable(one)
-    return one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
+async def _try_connect(endpoint: socket.socket, target: tuple[str, int]) -> bool:
+    endpoint.setblocking(False)
+    endpoint.connect_ex(target)
+    await anyio.wait_writable(endpoint)
+    return endpoint.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
 
 
-async def _receive(one: socket.socket) -> bytes:
+async def _receive(endpoint: socket.socket) -> bytes:
     while True:
         try:
-            return one.recv(_READ_BYTES)
+            return endpoint.recv(_READ_BYTES)
         except BlockingIOError:
-            await anyio.wait_readable(one)
+            await anyio.wait_readable(endpoint)
 
 
-async def _send(one: socket.socket, data: bytes) -> None:
+async def _send(endpoint: socket.socket, data: bytes) -> None:
     await anyio.lowlevel.checkpoint()  # so that pieces leave one by one
     while data:
         try:
-            data = data[one.send(data) :]
+            data = data[endpoint.send(data) :]
         except BlockingIOError:
-            await anyio.wait_writable(one)
+            await anyio.wait_writable(endpoint)

@@ -1,4 +1,4 @@
-"""`Proxy` forwards, cuts, stalls, delays and splits bytes as its faults say, the same for each seed."""
+"""`Proxy` forwards, cuts, stalls, delays and splits bytes as its faults say; a seed determines the faults."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 BODY = random.Random(4).randbytes(300_000)
 
 
-def through(
+def run_through_proxy(
     draw_faults: Callable[[int], ConnectionFaults],
     main: Callable[[Proxy, Stream, Stream], Awaitable[None]],
     loop: str = "asyncio",
@@ -60,9 +60,9 @@ def test_bytes_and_closes_pass_both_ways(loop: str) -> None:
         for _ in range(100):
             await anyio.sleep(0.001 if proxy.connections else 0)
         assert proxy.bytes == {"there": len(BODY), "back": len(BODY)}
-        assert (proxy.struck["connection"], proxy.struck["reset"], proxy.connections) == (1, 0, 0)
+        assert (proxy.counts["connection"], proxy.counts["reset"], proxy.connections) == (1, 0, 0)
 
-    through(no_faults, main, loop)
+    run_through_proxy(no_faults, main, loop)
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -73,9 +73,9 @@ def test_connection_is_reset_after_a_byte_count(loop: str) -> None:
         for stream in (server, client):
             with pytest.raises(ConnectionError):
                 await receive_all(stream)
-        assert (proxy.struck["cut at a byte"], proxy.struck["reset"]) == (1, 1)
+        assert (proxy.counts["cut at a byte"], proxy.counts["reset"]) == (1, 1)
 
-    through(lambda _: (Faults(cut_at=100), Faults()), main, loop)
+    run_through_proxy(lambda _: (Faults(cut_at=100), Faults()), main, loop)
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -88,7 +88,7 @@ def test_cut_resets_both_ends(loop: str) -> None:
             with pytest.raises(ConnectionError):
                 await receive_all(stream)
 
-    through(no_faults, main, loop)
+    run_through_proxy(no_faults, main, loop)
 
 
 def test_refused_or_failed_target_resets_the_client() -> None:
@@ -105,18 +105,18 @@ def test_refused_or_failed_target_resets_the_client() -> None:
             await receive_all(other)
         await other.aclose()
 
-    through(no_faults, main)
+    run_through_proxy(no_faults, main)
 
 
 def test_pieces_are_small_and_delayed() -> None:
     async def main(proxy: Proxy, client: Stream, server: Stream) -> None:
-        begin = time.monotonic()
+        started = time.monotonic()
         await client.send([b"abc"])
         assert await receive(server, 3) == b"abc"
-        assert time.monotonic() - begin > 0.02
-        assert proxy.struck["piece"] == 3
+        assert time.monotonic() - started > 0.02
+        assert proxy.counts["piece"] == 3
 
-    through(lambda _: (Faults(delay_s=0.02, piece_bytes_max=1), Faults()), main)
+    run_through_proxy(lambda _: (Faults(delay_s=0.02, piece_bytes_max=1), Faults()), main)
 
 
 def test_one_direction_stalls_until_it_is_resumed() -> None:
@@ -131,7 +131,7 @@ def test_one_direction_stalls_until_it_is_resumed() -> None:
         proxy.resume("there")
         assert await receive(server, 4) == b"held"
 
-    through(no_faults, main)
+    run_through_proxy(no_faults, main)
 
 
 def test_faults_are_drawn_from_the_seed() -> None:

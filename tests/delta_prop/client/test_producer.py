@@ -20,7 +20,7 @@ from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
 from delta_prop_wire.frames import Credit
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.client.virtual_service import ADDRESS, Site, with_service
-from tests.delta_prop.server.tokens import File, table
+from tests.delta_prop.server.tokens import TokenFile, table
 
 
 def make_delta(key: str, **more: object) -> Delta:
@@ -262,7 +262,7 @@ def test_only_the_offer_that_a_token_forbids_is_refused() -> None:
             assert p.statistics().lost == 0
         assert site.keys() == [f"k{at}" for at in range(10)]
 
-    with_service(scenario, tokens=File(TOKENS))
+    with_service(scenario, tokens=TokenFile(TOKENS))
 
 
 @pytest.mark.parametrize("token", [None, "other"])
@@ -272,16 +272,16 @@ def test_wrong_token_is_refused_when_opening(token: str | None) -> None:
             async with producer(site, token=token):
                 pass
 
-    with_service(scenario, tokens=File(TOKENS))
+    with_service(scenario, tokens=TokenFile(TOKENS))
 
 
 def test_revoked_token_ends_the_producer() -> None:
-    file = File(TOKENS)
+    file = TokenFile(TOKENS)
 
     async def scenario(site: Site) -> None:
         async with producer(site, token="secret") as p:
             await p.publish(make_delta("a", namespace="docs"))
-            file.holds = table("another", "else", publish=True, namespaces='["*"]')
+            file.content = table("another", "else", publish=True, namespaces='["*"]')
             await anyio.sleep(5)
             with pytest.raises(Refused, match="UNAUTHORIZED"):
                 await p.publish(make_delta("b", namespace="docs"))
@@ -300,7 +300,7 @@ def test_producer_keeps_to_the_rate_of_its_token() -> None:
         assert site.keys() == [f"k{at}" for at in range(60)]
 
     slow = table("writer", "secret", publish=True, namespaces='["*"]', rate=10, burst=10)
-    with_service(scenario, tokens=File(slow))
+    with_service(scenario, tokens=TokenFile(slow))
 
 
 # --- timeouts and close

@@ -13,7 +13,7 @@ from delta_prop.server.access import Access
 from delta_prop.server.service import Service
 from delta_prop.server.settings import ServerSettings
 from delta_prop_sinks.storage import StorageSink
-from tests.delta_prop.server.tokens import File
+from tests.delta_prop.server.tokens import TokenFile
 from tests.full_log import read_all
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ async def running(
     tls: Tls | None, propagator: dict[str, Any], settings: dict[str, Any], tokens: str | None = None
 ) -> AsyncIterator[tuple[Propagator, Service]]:
     async with Propagator(**propagator) as p, anyio.create_task_group() as tasks:
-        access = None if tokens is None else Access(p.internals().world, File(tokens))
+        access = None if tokens is None else Access(p.internals().world, TokenFile(tokens))
         service = Service(p, ServerSettings(port=0, **settings), access=access, tls=tls)
         await tasks.start(service.run)
         try:

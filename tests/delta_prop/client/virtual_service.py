@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from delta_prop.ports import World
     from delta_prop.testing.network_path import NetworkConditions
-    from tests.delta_prop.server.tokens import File
+    from tests.delta_prop.server.tokens import TokenFile
 
 ADDRESS = "server:7373"
 
@@ -33,7 +33,7 @@ class Site:
         conditions: NetworkConditions | None,
         settings: dict[str, Any],
         service: Settings | None = None,
-        tokens: File | None = None,
+        tokens: TokenFile | None = None,
     ) -> None:
         self.network = VirtualNetwork(seed, conditions, host="server")
         self.world: World = virtual_world(seed, network=self.network.at("client"))
@@ -77,7 +77,7 @@ def with_service(
     conditions: NetworkConditions | None = None,
     backend: Literal["asyncio", "trio"] = "asyncio",
     log_deltas_max: int = 1_000_000,
-    tokens: File | None = None,
+    tokens: TokenFile | None = None,
     **settings: Any,
 ) -> None:
     """Run a scenario against a service."""

@@ -18,17 +18,17 @@ class Clock:
     """A clock that the test sets."""
 
     def __init__(self) -> None:
-        self.at = 0.0
+        self.time_s = 0.0
 
     def now(self) -> float:
-        return self.at
+        return self.time_s
 
 
 def test_progress_without_terminal_is_occasional_lines() -> None:
     written, clock = [], Clock()
     console = Console(written.append, clock.now)
     for step in range(1, 101):
-        clock.at += PIPE_INTERVAL_S / 40
+        clock.time_s += PIPE_INTERVAL_S / 40
         console.progress(step, 100, "files")
     console.end_progress()
     console.line("done")
@@ -38,7 +38,7 @@ def test_progress_without_terminal_is_occasional_lines() -> None:
 def test_progress_bar_on_a_terminal_leaves_no_trace() -> None:
     written, clock = [], Clock()
     console = Console(written.append, clock.now, live=True)
-    clock.at += 1
+    clock.time_s += 1
     console.progress(1, 2, "files")
     console.progress(1, 2, "too soon")
     console.progress(2, 2, "the last one is shown")

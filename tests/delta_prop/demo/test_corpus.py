@@ -57,8 +57,8 @@ def outer():
 
 
 def test_each_documented_python_name_is_a_document() -> None:
-    found = {one.id: one for one in documents_of("pack/mod.py", MODULE)}
-    assert list(found) == [
+    documents = {document.id: document for document in documents_of("pack/mod.py", MODULE)}
+    assert list(documents) == [
         "pack.mod",
         "pack.mod:Generator",
         "pack.mod:sample",
@@ -66,16 +66,16 @@ def test_each_documented_python_name_is_a_document() -> None:
         "pack.mod:place",
         "pack.mod:outer",
     ]
-    sample = found["pack.mod:sample"]
+    sample = documents["pack.mod:sample"]
     assert sample.signature == "def sample(self, population, k, *, counts=None)"
     assert sample.text == "Choose k of them."
     assert sample.extra == ("population", "k", "counts")
     assert MODULE.splitlines()[sample.line - 1].strip().startswith("def sample")
-    assert found["pack.mod:Generator"].extra == ("sample", "silent")
+    assert documents["pack.mod:Generator"].extra == ("sample", "silent")
 
 
 def test_first_definition_of_a_name_counts() -> None:
-    (place,) = [one for one in documents_of("m.py", MODULE) if one.id == "m:place"]
+    (place,) = [document for document in documents_of("m.py", MODULE) if document.id == "m:place"]
     assert place.text == "On Windows."
 
 
@@ -85,10 +85,10 @@ def test_multiline_signature_becomes_one_line() -> None:
 
 
 def test_private_names_are_marked() -> None:
-    found = {one.id: one.is_private for one in documents_of("pack/_inner.py", MODULE)}
-    assert all(found.values())
-    found = {one.id: one.is_private for one in documents_of("m.py", MODULE)}
-    assert [name for name, private in found.items() if private] == ["m:Generator._hidden"]
+    documents = {one.id: one.is_private for one in documents_of("pack/_inner.py", MODULE)}
+    assert all(documents.values())
+    documents = {one.id: one.is_private for one in documents_of("m.py", MODULE)}
+    assert [name for name, private in documents.items() if private] == ["m:Generator._hidden"]
 
 
 @pytest.mark.parametrize("text", ["def broken(:", "x = '\0'", "(" * 10_000, "-" * 50_000 + "1"])
@@ -112,14 +112,14 @@ It has two lines.
 
 {long}
 """
-    found = documents_of("notes/read.me.md", text)
-    assert [one.id for one in found] == [
+    documents = documents_of("notes/read.me.md", text)
+    assert [one.id for one in documents] == [
         "notes/read.me.md:getting-started.1",
         "notes/read.me.md:title-with-a-rule.1",
         "notes/read.me.md:title-with-a-rule.2",
     ]
-    assert [one.line for one in found] == [2, 9, 12]
-    assert found[1].signature == f"Title with a rule: {long}"
+    assert [one.line for one in documents] == [2, 9, 12]
+    assert documents[1].signature == f"Title with a rule: {long}"
 
 
 def test_short_paragraphs_are_counted() -> None:
@@ -130,10 +130,10 @@ def test_short_paragraphs_are_counted() -> None:
 
 
 def test_ids_and_texts_are_bounded() -> None:
-    (found,) = documents_of("deep/" * 100 + "x.txt", "word " * 10_000)
-    assert len(found.id) == ID_CHARACTERS_MAX
-    assert found.id.endswith("x.txt:1")
-    assert len(found.text) == DOCUMENT_CHARACTERS_MAX
+    (documents,) = documents_of("deep/" * 100 + "x.txt", "word " * 10_000)
+    assert len(documents.id) == ID_CHARACTERS_MAX
+    assert documents.id.endswith("x.txt:1")
+    assert len(documents.text) == DOCUMENT_CHARACTERS_MAX
 
 
 def test_package_is_named_by_its_folder() -> None:

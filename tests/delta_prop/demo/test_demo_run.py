@@ -91,15 +91,15 @@ def test_all_scenes_run_and_every_sink_is_identical(folder: Path) -> None:
     assert [line[0] for line in text.splitlines() if re.match(r"\d ", line)] == list("1234567")
     assert len(re.findall(r"verify \w+ +\d+ (?:rows|deltas) +identical", text)) == 6
     assert re.search(r"subscriber: sparse \S+  8 dims  64 B  visible in index after [\d.]+ ms", text)
-    facts = json.loads(text.splitlines()[-1])
-    assert (facts["documents"], facts["files"]) == (6, 2)
-    assert facts["verify"] == dict.fromkeys(SINKS, "identical")
-    deltas = {name: one["deltas"] for name, one in facts["sinks"].items()}
-    assert deltas.pop("audit") == facts["deltas"] - 7
-    assert deltas.pop("replica") == facts["deltas"] - facts["crash"]["durable"]
-    assert deltas == dict.fromkeys(("storage", "index", "cache", "subscriber"), facts["deltas"])
-    assert facts["edit"]["bytes"] == 64
-    assert facts["edit"]["found_first"]
+    summary = json.loads(text.splitlines()[-1])
+    assert (summary["documents"], summary["files"]) == (6, 2)
+    assert summary["verify"] == dict.fromkeys(SINKS, "identical")
+    deltas = {name: sink["deltas"] for name, sink in summary["sinks"].items()}
+    assert deltas.pop("audit") == summary["deltas"] - 7
+    assert deltas.pop("replica") == summary["deltas"] - summary["crash"]["durable"]
+    assert deltas == dict.fromkeys(("storage", "index", "cache", "subscriber"), summary["deltas"])
+    assert summary["edit"]["bytes"] == 64
+    assert summary["edit"]["found_first"]
 
 
 @pytest.mark.parametrize("sink", SINKS)
@@ -142,7 +142,7 @@ def test_slow_scene_shows_the_lag_and_the_log_retention(
     monkeypatch.setattr(wiring, "MAILBOX_DELTAS_MAX", 32)
     monkeypatch.setattr(fault_scenes, "PAUSE_S", 0.0025)
     names = ("badger", "otter", "heron", "toad", "hornet", "weevil", "marten", "plover", "viper", "carp")
-    texts = (f"# {one}\n\nWhere the {one} sleeps, what it eats, and who eats it.\n" for one in names)
+    texts = (f"# {animal}\n\nWhere the {animal} sleeps, what it eats, and who eats it.\n" for animal in names)
     (folder / "animals.md").write_text("\n".join(texts) * 2)
     status, text = run_scenes(path=str(folder), once=True, json=True)
     assert status == 0
@@ -152,19 +152,19 @@ def test_slow_scene_shows_the_lag_and_the_log_retention(
     assert slow["behind"] > slow["mailbox_deltas_max"] >= slow["mailbox_deltas"]
     rows = slow["sinks"]
     audit = rows.pop("audit")
-    assert audit["behind"] > 2 * max(one["behind"] for one in rows.values())
+    assert audit["behind"] > 2 * max(row["behind"] for row in rows.values())
     assert audit["p50_slowed_ms"] > audit["p50_ms"]  # the factor depends on the machine's load
-    assert audit["p50_slowed_ms"] > 3 * max(one["p50_slowed_ms"] for one in rows.values())
+    assert audit["p50_slowed_ms"] > 3 * max(row["p50_slowed_ms"] for row in rows.values())
     assert re.search(r"^  audit +\d+ +[\d.]+ +[\d.,]+ +[\d.]+ +[\d.,]+$", text, re.MULTILINE)
 
 
 def test_crash_scene_counts_redelivered_and_new_deltas(folder: Path) -> None:
     _, text = run_scenes(path=str(folder), once=True, json=True)
-    facts = json.loads(text.splitlines()[-1])
-    crash = facts["crash"]
-    assert crash["durable"] < crash["in_hand"] < facts["deltas"]
+    summary = json.loads(text.splitlines()[-1])
+    crash = summary["crash"]
+    assert crash["durable"] < crash["in_hand"] < summary["deltas"]
     assert crash["came_again"] == crash["in_hand"] - crash["durable"]
-    assert crash["came_first"] == facts["deltas"] - crash["in_hand"]
+    assert crash["came_first"] == summary["deltas"] - crash["in_hand"]
 
 
 def test_lost_delta_of_a_slow_sink_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,9 +194,9 @@ def test_wrongly_restored_store_is_found(
 ) -> None:
     real = Workspace.copy_replica
 
-    def copy_corrupted(place: Workspace) -> None:
-        real(place)
-        with closing(sqlite3.connect(place.crashed_replica)) as connection:
+    def copy_corrupted(workspace: Workspace) -> None:
+        real(workspace)
+        with closing(sqlite3.connect(workspace.crashed_replica)) as connection:
             connection.executescript(corruption)
 
     monkeypatch.setattr(Workspace, "copy_replica", copy_corrupted)
@@ -274,14 +274,14 @@ def run_interrupted(
     async def main() -> int:
         interrupt = anyio.Event()
 
-        async def once() -> AsyncIterator[signal.Signals]:
+        async def receive_signals() -> AsyncIterator[signal.Signals]:
             await interrupt.wait()
             yield signal.SIGINT
             await anyio.sleep_forever()
 
         @contextmanager
         def interrupts() -> Iterator[AsyncIterator[signal.Signals]]:
-            yield once()
+            yield receive_signals()
 
         def write(text: str) -> None:
             written.append(text)

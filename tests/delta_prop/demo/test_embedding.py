@@ -23,7 +23,7 @@ def document(text: str, name: str = "name", module: str = "module") -> Document:
 
 def trained_embedding() -> Embedding:
     embedding = Embedding()
-    embedding.learn(document(f"common word number {one}", f"n{one}") for one in range(50))
+    embedding.learn(document(f"common word number {number}", f"n{number}") for number in range(50))
     return embedding
 
 
@@ -45,7 +45,7 @@ def test_words_are_split_and_stemmed_without_stop_words() -> None:
     ],
 )
 def test_word_forms_share_a_stem(family: tuple[str, ...]) -> None:
-    assert len({stem(one) for one in family}) == 1
+    assert len({stem(word) for word in family}) == 1
 
 
 def test_word_positions_are_the_same_on_every_machine() -> None:

@@ -25,12 +25,12 @@ IDS = [f"v{number}" for number in range(10)]
 
 
 def test_slow_sink_multiplies_its_time_and_loses_nothing() -> None:
-    got: list[int] = []
+    applied_offsets: list[int] = []
 
     async def main() -> tuple[float, float, float, float]:
         async def take(offset: int, _: Delta) -> None:
             await anyio.sleep(0.01)
-            got.append(offset)
+            applied_offsets.append(offset)
 
         slow_sink = SlowSink(CallbackSink(take, name="audit"), anyio.current_time)
         async with Propagator(world=virtual_world()) as propagator:
@@ -56,18 +56,18 @@ def test_slow_sink_multiplies_its_time_and_loses_nothing() -> None:
     assert normal_s == pytest.approx(announced_s) == pytest.approx(0.01)
     assert slow_s == pytest.approx(1.0)
     assert released_s == pytest.approx(0.01)
-    assert got == [0, 1, 2]
+    assert applied_offsets == [0, 1, 2]
 
 
 async def run_crash(
     tmp_path: Path, rows: int, *, flushed: bool
 ) -> tuple[CrashingSink, CrashingSink, list[float]]:
-    """Kill a store after `rows` of twenty rows; return its sink, the next store's sink and its values."""
-    path, left_path = tmp_path / "store.db", tmp_path / "left.db"
+    """Kill a sink after `rows` of 20 rows; return it, its successor, and the values in the store."""
+    path, copy_path = tmp_path / "store.db", tmp_path / "left.db"
 
     def copy_store() -> None:
         for suffix in ("", "-wal"):
-            shutil.copyfile(f"{path}{suffix}", f"{left_path}{suffix}")
+            shutil.copyfile(f"{path}{suffix}", f"{copy_path}{suffix}")
 
     async with Propagator() as propagator:
         dead_sink = CrashingSink(
@@ -78,13 +78,13 @@ async def run_crash(
         await propagator.wait_visible(published, committed=flushed)
         dead_sink.kill_after(10 + rows)
         for _ in range(2):
-            await propagator.publish(*[Delta(one, sparse_add([0], [1])) for one in IDS])
+            await propagator.publish(*[Delta(vector_id, sparse_add([0], [1])) for vector_id in IDS])
         with pytest.raises(Refused, match="killed within a batch"):
             await propagator.wait_visible(30, timeout_s=10)
         await propagator.detach("replica")
         shutil.copyfile(path, tmp_path / "after.db")
-        await propagator.publish(*[Delta(one, sparse_add([0], [1])) for one in IDS])
-        store = StorageSink(left_path, name="replica")
+        await propagator.publish(*[Delta(vector_id, sparse_add([0], [1])) for vector_id in IDS])
+        store = StorageSink(copy_path, name="replica")
         next_sink = CrashingSink(store)
         await propagator.attach(next_sink)
         await propagator.wait_visible(40, timeout_s=10)
@@ -102,8 +102,8 @@ def test_killed_store_is_resumed_exactly_once(tmp_path: Path, rows: int, flushed
     assert next_sink.resumed_at in ((10, 20) if flushed else (0,))
     # the killed store wrote nothing after the kill
     with closing(sqlite3.connect(tmp_path / "after.db")) as connection:
-        found = connection.execute("SELECT next_offset FROM cursor").fetchall()
-    assert found == ([(next_sink.resumed_at,)] if flushed else [])
+        stored_cursor = connection.execute("SELECT next_offset FROM cursor").fetchall()
+    assert stored_cursor == ([(next_sink.resumed_at,)] if flushed else [])
     assert (
         next_sink.count_redelivered(dead_sink.applied_offset)
         == dead_sink.applied_offset - next_sink.resumed_at

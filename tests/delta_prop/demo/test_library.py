@@ -31,7 +31,7 @@ def library_of(**files: str) -> Library:
 
 
 def ids_and_kinds(deltas: list[Delta]) -> list[tuple[str, int]]:
-    return [(one.vector_id, one.operation.kind) for one in deltas]
+    return [(delta.vector_id, delta.operation.kind) for delta in deltas]
 
 
 @pytest.mark.parametrize(

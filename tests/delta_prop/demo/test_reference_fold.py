@@ -40,10 +40,10 @@ def test_create_line_equals_the_create_delta() -> None:
 
 def test_fold_of_published_lines() -> None:
     folded = fold(map(line_of, DELTAS))
-    tenth = np.float32(1e-30).item()
+    tiny = np.float32(1e-30).item()
     assert folded.vectors == {
         ("n", "a"): [np.float32(0.1).item(), 8, 0],
-        ("n", "c"): [tenth, np.float32(3.4e38).item(), 0],
+        ("n", "c"): [tiny, np.float32(3.4e38).item(), 0],
     }
 
 
@@ -60,7 +60,7 @@ def test_logged_lines_have_offsets_and_equal_fingerprints() -> None:
 
 
 def test_fingerprints_of_lines_and_deltas_agree() -> None:
-    assert fold(map(line_of, DELTAS)).fingerprints == [fingerprint_of(one) for one in DELTAS]
+    assert fold(map(line_of, DELTAS)).fingerprints == [fingerprint_of(delta) for delta in DELTAS]
     changed = Delta("a", sparse([1, 2], [7, 1]), "n")
     moved = Delta("a", sparse([0, 2], [7, 0]), "n")
-    assert len({fingerprint_of(one) for one in (DELTAS[2], changed, moved)}) == 3
+    assert len({fingerprint_of(delta) for delta in (DELTAS[2], changed, moved)}) == 3

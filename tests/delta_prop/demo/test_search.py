@@ -56,7 +56,7 @@ def test_ten_searches_find_the_expected_documents(corpus: Corpus) -> None:
     best = np.argsort(-corpus.scores(queries, slice(None)), axis=1)[:, :HITS]
     found = 0
     for (query, expected), row in zip(SEARCHES, best.tolist(), strict=True):
-        hits = [corpus.ids[at] for at in row]
+        hits = [corpus.ids[index] for index in row]
         found += any(hit in expected for hit in hits)
         print(f"{query}: {', '.join(hits)}")
     print(f"{found} of {len(SEARCHES)} in the top {HITS}, among {len(corpus.ids)} documents")
@@ -66,18 +66,20 @@ def test_ten_searches_find_the_expected_documents(corpus: Corpus) -> None:
 
 def test_index_recall_against_exact_search(corpus: Corpus, full: bool) -> None:
     rows = slice(None, None, 1 if full else 3)
-    sentences = some_sentences(corpus.library)
-    queries = np.stack([corpus.library.embedding.query(one) for one in sentences])
+    sentences = sample_sentences(corpus.library)
+    queries = np.stack([corpus.library.embedding.query(text) for text in sentences])
     exact = corpus.scores(queries, rows)
     ids = corpus.ids[rows]
-    index_of = {one: at for at, one in enumerate(ids)}
+    index_of = {vector_id: index for index, vector_id in enumerate(ids)}
 
     async def main() -> list[list[str]]:
         async with Propagator() as propagator:
             index = await propagator.attach(IndexSink())
-            for at in range(0, len(ids), 512):
-                some = ids[at : at + 512]
-                await propagator.publish_many(some, corpus.matrix[rows][at : at + 512], namespace=NAMESPACE)
+            for start in range(0, len(ids), 512):
+                chunk = ids[start : start + 512]
+                await propagator.publish_many(
+                    chunk, corpus.matrix[rows][start : start + 512], namespace=NAMESPACE
+                )
             await propagator.wait_visible(len(ids))
             return [
                 [hit.vector_id for hit in index.search(query, HITS, NAMESPACE, "pivot")] for query in queries
@@ -93,10 +95,10 @@ def test_index_recall_against_exact_search(corpus: Corpus, full: bool) -> None:
     assert recall >= 0.98
 
 
-def some_sentences(library: Library) -> list[str]:
+def sample_sentences(library: Library) -> list[str]:
     """Return sentences of five words or more, spread over all documents."""
-    texts = (" ".join(one.text.split()) for one in library.documents.values())
+    texts = (" ".join(document.text.split()) for document in library.documents.values())
     sentences = [
-        one for text in texts for one in re.split(r"(?<=[.!?]) ", text) if 5 <= len(one.split()) <= 40
+        part for text in texts for part in re.split(r"(?<=[.!?]) ", text) if 5 <= len(part.split()) <= 40
     ]
     return sentences[:: len(sentences) // SENTENCES][:SENTENCES]

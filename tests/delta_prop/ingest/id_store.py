@@ -31,7 +31,7 @@ class IdStore:
                 seen.replace_runs([run], [written])
 
     def merge(self, seen: SeenIds) -> bool:
-        """Merge once; return False if none are to be merged."""
+        """Merge one group of runs; return False if no runs are due for a merge."""
         runs = choose_runs(seen.runs, seen.generation_ids)
         if not runs or any(run.is_in_memory for run in runs):
             return False
@@ -47,7 +47,7 @@ class IdStore:
         return True
 
     def load_filters(self, seen: SeenIds) -> None:
-        """Load all filters that fit into memory's bound."""
+        """Load filters until the memory bound is reached."""
         while (run := seen.next_filter_to_load()) is not None:
             run.filter = run.load_filter()
 

@@ -61,15 +61,15 @@ def test_full_filter_misses_nothing_and_keeps_its_error_rate(make_id: Callable[[
 
 
 @given(st.binary(min_size=16, max_size=16))
-def test_single_id_hash_equals_batch_hash(one: bytes) -> None:
-    hashes, seconds = hash_ids([one, one])
-    assert hash_id(one) == (int(hashes[1]), int(seconds[1]))
+def test_single_id_hash_equals_batch_hash(id_: bytes) -> None:
+    hashes, second_halves = hash_ids([id_, id_])
+    assert hash_id(id_) == (int(hashes[1]), int(second_halves[1]))
 
 
 def test_different_ids_differ_in_hash_or_second_half() -> None:
     ids = [bytes([left] * 8 + [right] * 8) for left in range(100) for right in range(100)]
-    hashes, seconds = hash_ids(ids)
-    assert len(set(zip(hashes.tolist(), seconds.tolist(), strict=True))) == len(ids)
+    hashes, second_halves = hash_ids(ids)
+    assert len(set(zip(hashes.tolist(), second_halves.tolist(), strict=True))) == len(ids)
 
 
 def test_id_of_another_length_fails_an_assertion() -> None:
@@ -80,12 +80,12 @@ def test_id_of_another_length_fails_an_assertion() -> None:
 def test_may_hold_agrees_with_candidates() -> None:
     filters = [IdFilter(1_000, 0.05) for _ in range(3)]
     hashes, _ = hash_ids([random_id(number) for number in range(6_000)])
-    for at, filter_ in enumerate(filters):
-        filter_.add(hashes[1_000 * at :][:1_000])
+    for index, filter_ in enumerate(filters):
+        filter_.add(hashes[1_000 * index :][:1_000])
     expected_hits = [set(filter_.candidates(hashes).tolist()) for filter_ in filters]
     for row, hashed in enumerate(hashes.tolist()):
-        expected = [at for at in range(3) if row in expected_hits[at]]
-        assert [at for at in range(3) if filters[at].may_hold(hashed)] == expected
+        expected = [index for index in range(3) if row in expected_hits[index]]
+        assert [index for index in range(3) if filters[index].may_hold(hashed)] == expected
 
 
 def test_filter_matches_pybloom_in_size_and_bits() -> None:

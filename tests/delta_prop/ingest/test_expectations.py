@@ -41,7 +41,7 @@ def load_nothing(_namespace: str, _vector_id: str) -> Head | None:
 
 
 class HeadsFixture:
-    """Vectors that receive one origin's batches; a refused batch has no effect."""
+    """`VectorHeads` that receives the batches of one origin; a refused batch changes nothing."""
 
     def __init__(self) -> None:
         self.vectors = VectorHeads()
@@ -76,7 +76,10 @@ def test_second_row_expecting_the_same_dot_conflicts() -> None:
 
 def test_row_may_expect_the_row_before_it() -> None:
     fixture = HeadsFixture()
-    rows = [Delta("v", CREATE), *(Delta("v", offset(1.0), expect=Dot(ORIGIN, at)) for at in range(1, 5))]
+    rows = [
+        Delta("v", CREATE),
+        *(Delta("v", offset(1.0), expect=Dot(ORIGIN, counter)) for counter in range(1, 5)),
+    ]
     assert fixture.send(*rows) is None
     assert fixture.vectors.head("default", "v") == Dot(ORIGIN, 5)
 
@@ -115,7 +118,7 @@ def test_expect_absent_of_a_deleted_vector() -> None:
 
 
 @pytest.mark.parametrize("one_by_one", [True, False], ids=["one by one", "in one batch"])
-def test_fact_of_unknown_operation_is_known_to_later_rows(one_by_one: bool) -> None:
+def test_vector_of_unknown_operation_is_known_to_later_rows(one_by_one: bool) -> None:
     fixture = HeadsFixture()
 
     def send(*deltas: Delta) -> Refused | None:
@@ -166,30 +169,32 @@ def test_batch_is_checked_like_its_rows_one_by_one(
 ) -> None:
     """A batch is accepted if and only if each of its rows would be, sent one after the other."""
     fixture = HeadsFixture()
-    for drawn in batches:
+    for rows in batches:
         deltas = [
             Delta(
                 key,
                 operation,  # type: ignore[arg-type]
-                expect=Dot(ORIGIN, max(1, fixture.counter + at + expect))
+                expect=Dot(ORIGIN, max(1, fixture.counter + index + expect))
                 if isinstance(expect, int)
                 else expect,  # type: ignore[arg-type]
             )
-            for at, (key, operation, expect) in enumerate(drawn)
+            for index, (key, operation, expect) in enumerate(rows)
         ]
-        singly = _copy(fixture)
-        expected = next((refusal for one in deltas if (refusal := singly.send(one)) is not None), None)
+        one_by_one = _copy(fixture)
+        expected = next(
+            (refusal for delta in deltas if (refusal := one_by_one.send(delta)) is not None), None
+        )
         refusal = fixture.send(*deltas)
         if expected is None or refusal is None:
             assert expected == refusal
-            assert fixture.counter == singly.counter
+            assert fixture.counter == one_by_one.counter
         else:
-            assert (refusal.code, refusal.row) == (expected.code, singly.counter - fixture.counter)
+            assert (refusal.code, refusal.row) == (expected.code, one_by_one.counter - fixture.counter)
             assert refusal.details.get("current") == expected.details.get("current")
 
 
 def _copy(fixture: HeadsFixture) -> HeadsFixture:
-    """Return a fixture that has received the same accepted batches."""
-    made = HeadsFixture()
-    made.vectors, made.counter = deepcopy(fixture.vectors), fixture.counter
-    return made
+    """Return a copy that can receive other batches."""
+    copy = HeadsFixture()
+    copy.vectors, copy.counter = deepcopy(fixture.vectors), fixture.counter
+    return copy

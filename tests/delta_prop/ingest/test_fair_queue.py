@@ -262,7 +262,7 @@ def test_aged_debt_never_becomes_credit() -> None:
     assert served[LOW] > served[CRITICAL] > 100
 
 
-def test_lanes_that_wake_together_start_level() -> None:
+def test_lanes_that_wake_together_start_with_equal_debt() -> None:
     queue = FairQueue()
     offer_all(
         queue,
@@ -353,12 +353,12 @@ def test_withdrawn_item_leaves_no_trace() -> None:
     parent = make_item(LOW, "a")
     between = make_item(HIGH, "a", after=[parent])
     child = make_item(CRITICAL, "a")
-    named = make_item(CRITICAL, "b", after=[between])
-    offer_all(queue, parent, between, child, named)
+    dependent = make_item(CRITICAL, "b", after=[between])
+    offer_all(queue, parent, between, child, dependent)
     assert queue.withdraw(between)
     assert not queue.withdraw(between)
     assert (queue.depth, queue.depth_bytes, queue.statistics().withdrawn) == (3, 300, 1)
-    assert drain(queue) == [parent, child, named], "the child should still wait for the parent"
+    assert drain(queue) == [parent, child, dependent], "the child should still wait for the parent"
     assert not queue.withdraw(parent)
 
 
@@ -426,7 +426,7 @@ def time_per_item(queue: FairQueue, items: list[Item]) -> float:
     return (time.process_time() - began) / len(items)
 
 
-# --- any arrivals
+# --- random arrivals
 
 
 @st.composite
@@ -434,15 +434,15 @@ def arrivals(draw: st.DrawFn) -> list[Item]:
     items: list[Item] = []
     for _ in range(draw(st.integers(1, 40))):
         keys = draw(st.lists(st.sampled_from("abcdef"), max_size=3))
-        named = draw(st.lists(st.integers(0, len(items) - 1), max_size=2)) if items else []
+        parents = draw(st.lists(st.integers(0, len(items) - 1), max_size=2)) if items else []
         lane, count = draw(st.integers(0, 3)), draw(st.integers(1, 50))
-        items.append(make_item(lane, *keys, count=count, after=[items[at] for at in named]))
+        items.append(make_item(lane, *keys, count=count, after=[items[index] for index in parents]))
     return items
 
 
 def ordered_pairs(items: list[Item]) -> Iterator[tuple[Item, Item]]:
-    for at, later in enumerate(items):
-        for earlier in items[:at]:
+    for index, later in enumerate(items):
+        for earlier in items[:index]:
             if earlier.lane == later.lane or set(earlier.keys) & set(later.keys) or earlier in later.after:
                 yield earlier, later
 
@@ -472,9 +472,9 @@ class FairQueueModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.lanes = FairQueue(capacity_deltas=60, capacity_bytes=3_000)
+        self.queue = FairQueue(capacity_deltas=60, capacity_bytes=3_000)
         self.model: list[Item] = []
-        self.named: dict[Item, list[Item]] = {}
+        self.parents: dict[Item, list[Item]] = {}
         self.now = 0.0
 
     @rule(
@@ -488,10 +488,10 @@ class FairQueueModel(RuleBasedStateMachine):
         item = make_item(lane, *keys, count=count, after=after)
         fits = self.depth() + count <= 60 and self.depth_bytes() + item.size <= 3_000
         try:
-            self.lanes.offer(item, self.now)
+            self.queue.offer(item, self.now)
             assert fits
             self.model.append(item)
-            self.named[item] = after
+            self.parents[item] = after
         except Refused:
             assert not fits
         return item
@@ -503,26 +503,26 @@ class FairQueueModel(RuleBasedStateMachine):
     @precondition(lambda self: self.model)
     @rule()
     def take(self) -> None:
-        item = self.lanes.peek(self.now)
+        item = self.queue.peek(self.now)
         assert item in self.model
         assert item is not None
         ahead = self.model[: self.model.index(item)]
         assert not any(other.lane == item.lane for other in ahead)
         assert not any(set(other.keys) & set(item.keys) for other in ahead)
-        assert not any(other in self.named[item] for other in ahead)
-        self.lanes.take(item)
+        assert not any(other in self.parents[item] for other in ahead)
+        self.queue.take(item)
         self.model.remove(item)
 
     @rule(item=items)
     def withdraw(self, item: Item) -> None:
-        assert self.lanes.withdraw(item) == (item in self.model)
+        assert self.queue.withdraw(item) == (item in self.model)
         if item in self.model:
             self.model.remove(item)
 
     @invariant()
     def matches_the_model(self) -> None:
-        statistics = self.lanes.statistics()
-        assert (self.lanes.depth, self.lanes.depth_bytes) == (self.depth(), self.depth_bytes())
+        statistics = self.queue.statistics()
+        assert (self.queue.depth, self.queue.depth_bytes) == (self.depth(), self.depth_bytes())
         assert [lane.depth for lane in statistics.lanes] == [
             sum(item.count for item in self.model if item.lane == lane) for lane in Priority
         ]

@@ -33,12 +33,12 @@ def _page_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 def run_of(ids: Sequence[bytes], offsets: Sequence[int], *, step: int = 1_000) -> IdRun:
     """Return a run in memory, built from `step` rows at a time."""
-    hashes, seconds = hash_ids(ids)
-    rows = sort_rows(np.stack((hashes, seconds, np.array(offsets, np.uint64)), axis=1))
+    hashes, second_halves = hash_ids(ids)
+    rows = sort_rows(np.stack((hashes, second_halves, np.array(offsets, np.uint64)), axis=1))
     writer = RunWriter(len(ids), 0.001)
     pages: list[bytes] = []
-    for at in range(0, len(rows), step):
-        pages += writer.add(rows[at : at + step])
+    for start in range(0, len(rows), step):
+        pages += writer.add(rows[start : start + step])
     facts, last = writer.finish()
     run = IdRun(facts, writer.fences, pages=[*pages, *last])
     run.filter = writer.filter
@@ -54,11 +54,11 @@ def store_run(store: IdStore, run: IdRun) -> IdRun:
 
 def find_ids(run: IdRun, ids: Sequence[bytes]) -> list[int | None]:
     """Return the ids' offsets; check `find` against `find_many`."""
-    hashes, seconds = hash_ids(ids)
-    many = run.find_many(hashes, seconds)
-    pairs = zip(hashes.tolist(), seconds.tolist(), strict=True)
-    assert [run.find(hashed, second) for hashed, second in pairs] == many
-    return many
+    hashes, second_halves = hash_ids(ids)
+    found = run.find_many(hashes, second_halves)
+    pairs = zip(hashes.tolist(), second_halves.tolist(), strict=True)
+    assert [run.find(hashed, second) for hashed, second in pairs] == found
+    return found
 
 
 def variants(run: IdRun) -> Iterator[IdRun]:
@@ -119,8 +119,8 @@ def test_merged_run_keeps_all_ids_with_first_offsets(
         patch.setattr("delta_prop.ingest.id_merging.PAGES_PER_STEP", pages)
         store, expected, runs, offset = IdStore(), dict[int, int](), [], 0
         for numbers in groups:
-            some_ids = [id_with_hash(number % 5, number) for number in numbers]
-            runs.append(store_run(store, run_of(some_ids, range(offset, offset + len(numbers)))))
+            group_ids = [id_with_hash(number % 5, number) for number in numbers]
+            runs.append(store_run(store, run_of(group_ids, range(offset, offset + len(numbers)))))
             for index, number in enumerate(numbers):
                 expected.setdefault(number, offset + index)
             offset += len(numbers)
@@ -148,13 +148,13 @@ def test_each_flipped_bit_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(id_runs, "PAGE_BYTES", SMALL_PAGE)
     ids, offsets = ids_of(1, 20), list(range(20))
     size = len(b"".join(run_of(ids, offsets).chunks()))
-    for at in range(size):
+    for position in range(size):
         store = IdStore()
         run = run_of(ids, offsets)
         name = store.checkpoints.free_name(0, "run")
         part = store.checkpoints.write_file(name, run.chunks())
         path = store.checkpoints.path_of(part)
-        store.disk.flip(path, at)
+        store.disk.flip(path, position)
         with pytest.raises(RunCorrupted) as corruption:
             read_all(store, part, ids)
         assert corruption.value.path == path
@@ -192,32 +192,32 @@ def test_opening_reads_fences_and_no_pages() -> None:
     store = IdStore()
     run = run_of(ids_of(1, 50_000), range(50_000))
     part = store.checkpoints.write_file("run.part", run.chunks())
-    read: list[int] = []
+    read_sizes: list[int] = []
     file = store.checkpoints.open_file(part)
     original = file.read
 
-    def record_read(at: int, size: int) -> bytes:
-        read.append(size)
-        return original(at, size)
+    def record_read(position: int, size: int) -> bytes:
+        read_sizes.append(size)
+        return original(position, size)
 
     file.read = record_read  # type: ignore[method-assign]
     opened = IdRun.open(file, part, "x/run.part")
-    assert sum(read) < part.size // 200
-    read.clear()
-    hashes, seconds = hash_ids(ids_of(1, 1))
-    assert opened.find(int(hashes[0]), int(seconds[0])) == 0
-    assert read == [4096]
+    assert sum(read_sizes) < part.size // 200
+    read_sizes.clear()
+    hashes, second_halves = hash_ids(ids_of(1, 1))
+    assert opened.find(int(hashes[0]), int(second_halves[0])) == 0
+    assert read_sizes == [4096]
 
 
 # --- choice of runs to merge
 
 
 def runs_of_sizes(*generations: int) -> list[IdRun]:
-    empty = run_of(ids_of(1, 1), [0])
+    template = run_of(ids_of(1, 1), [0])
     runs = []
     for count in generations:
         facts = RunFacts(count * 1_000, 0, 0, count * 1_000, 0.001, 4096)
-        runs.append(IdRun(facts, empty._hashes and (empty._hashes, empty._seconds)))
+        runs.append(IdRun(facts, template._hashes and (template._hashes, template._seconds)))
     return runs
 
 
@@ -249,13 +249,13 @@ def test_similar_neighbours_are_merged_up_to_the_bound(
 @given(
     st.lists(st.integers(1, 7), min_size=1, max_size=60), st.sampled_from([GENERATIONS_PER_RUN_MAX, 1 << 20])
 )
-def test_merging_leaves_few_runs_at_few_rewrites(arrivals: list[int], bound: int) -> None:
-    """Each number of `arrivals` is how many generations are sealed between two choices of runs to merge."""
+def test_merging_leaves_few_runs_at_few_rewrites(sealed_counts: list[int], bound: int) -> None:
+    """`sealed_counts`: how many generations are sealed before each choice of runs to merge."""
     sizes: list[int] = []
     written = 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("delta_prop.ingest.id_merging.GENERATIONS_PER_RUN_MAX", bound)
-        for count in arrivals:
+        for count in sealed_counts:
             sizes += [1] * count
             while chosen := choose_runs(runs := runs_of_sizes(*sizes), 1_000):
                 first = runs.index(chosen[0])
@@ -263,7 +263,7 @@ def test_merging_leaves_few_runs_at_few_rewrites(arrivals: list[int], bound: int
                 sizes[first : first + FANOUT] = [merged]
                 written += merged
     total = sum(sizes)
-    assert total == sum(arrivals)
+    assert total == sum(sealed_counts)
     assert len(sizes) <= 3 * total // GENERATIONS_PER_RUN_MAX + 3 * (FANOUT - 1)
     assert written <= total * math.log2(min(total, bound))
 

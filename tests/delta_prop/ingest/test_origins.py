@@ -27,9 +27,9 @@ def batch(base: int, count: int = 1, **more: Any) -> Any:
     return batch_of(ORIGIN, base, *rows(count, more.pop("content", b"x")), **more)
 
 
-def refusal_of(origins: Origins, some_batch: Any) -> Refused:
+def refusal_of(origins: Origins, refused: Any) -> Refused:
     with pytest.raises(Refused) as caught:
-        origins.require(some_batch, "p")
+        origins.require(refused, "p")
     return caught.value
 
 
@@ -102,21 +102,23 @@ def test_first_offsets_are_bounded_over_all_origins(monkeypatch: pytest.MonkeyPa
 def test_first_offsets_of_random_batches_match_a_dict() -> None:
     random = Random(7)
     state, expected = OriginState("p", 1, 0.0), {}
-    counter, offset, runs = 1, 0, 0
+    counter, offset, range_count = 1, 0, 0
     for _ in range(300):
         offset += random.choice((0, 0, 1, 5))
         count = random.randint(1, 4)
         counters = None
         if random.random() < 0.2:
             counters = sorted(random.sample(range(counter, counter + 10), count))
-            some_batch = batch(counters[0], count, counters=counters, previous=counter - 1)
+            appended = batch(counters[0], count, counters=counters, previous=counter - 1)
         else:
-            some_batch = batch(counter, count)
-        runs += state.note_appended(some_batch, offset)
-        expected |= {some_batch.counter(row): offset + row for row in range(count)}
-        counter, offset = some_batch.last + 1, offset + count
-    assert {at: state.first_offset(at) for at in expected} == expected
-    assert runs == len(state._range_bases) < len(expected)
+            appended = batch(counter, count)
+        range_count += state.note_appended(appended, offset)
+        expected |= {appended.counter(row): offset + row for row in range(count)}
+        counter, offset = appended.last + 1, offset + count
+    assert {
+        appended_counter: state.first_offset(appended_counter) for appended_counter in expected
+    } == expected
+    assert range_count == len(state._range_bases) < len(expected)
 
 
 def test_duplicate_id_rows_point_to_the_first_copy() -> None:
@@ -150,9 +152,9 @@ def test_noop_ranges_keep_their_codes_and_are_bounded() -> None:
     assert state.first_noop(batch(1, 20)) == (5, invalid)
     assert state.first_noop(batch(6, 20)) == (6, invalid)
     assert state.first_noop(batch(8, 20)) == (10, conflict)
-    some_batch = batch(20)
+    refused = batch(20)
     for _ in range(NOOPS_MAX):
-        state.note_noop(some_batch, ErrorCode.INVALID_DELTA)
+        state.note_noop(refused, ErrorCode.INVALID_DELTA)
     assert len(state._noop_bases) <= NOOPS_MAX
 
 
@@ -169,17 +171,17 @@ class TestClaims:
         origins = Origins()
         first = origins.claim(1, 0, "a", 0.0, 0).epoch
         origins.claim(1, 0, "a", 1.0, 0)
-        with pytest.raises(Refused) as refusal_of:
+        with pytest.raises(Refused) as caught:
             origins.claim(1, first, "a", 2.0, 0)
-        assert refusal_of.value.code is ErrorCode.FENCED
+        assert caught.value.code is ErrorCode.FENCED
 
     def test_claim_by_another_owner_is_refused(self) -> None:
         origins = Origins()
         epoch = origins.claim(1, 0, "a", 0.0, 0).epoch
         for claimed in (0, epoch):
-            with pytest.raises(Refused) as refusal_of:
+            with pytest.raises(Refused) as caught:
                 origins.claim(1, claimed, "b", 1.0, 0)
-            assert refusal_of.value.code is ErrorCode.UNAUTHORIZED
+            assert caught.value.code is ErrorCode.UNAUTHORIZED
 
     def test_epoch_granted_before_a_restart_stays_valid(self) -> None:
         granted = Origins(epoch_floor=100).claim(1, 0, "a", 0.0, 0).epoch
@@ -200,9 +202,9 @@ class TestClaims:
     @pytest.mark.parametrize("epoch", [CLAIMED_EPOCH_MAX + 1, EPOCH_MAX])
     def test_claim_near_the_last_epoch_is_refused(self, epoch: int) -> None:
         origins = Origins()
-        with pytest.raises(Refused, match=r"claims up to 2147483648: claim with epoch 0") as refusal_of:
+        with pytest.raises(Refused, match=r"claims up to 2147483648: claim with epoch 0") as caught:
             origins.claim(1, epoch, "a", 0.0, 0)
-        assert (refusal_of.value.code, refusal_of.value.retryable) == (ErrorCode.BAD_REQUEST, False)
+        assert (caught.value.code, caught.value.retryable) == (ErrorCode.BAD_REQUEST, False)
         assert origins.get(1) is None
         assert origins.claim(1, CLAIMED_EPOCH_MAX, "a", 0.0, 0).epoch == CLAIMED_EPOCH_MAX
         assert origins.claim(1, 0, "a", 0.0, 0).epoch == CLAIMED_EPOCH_MAX + 1
@@ -210,9 +212,9 @@ class TestClaims:
     def test_unreserved_epoch_is_granted_once_reserved(self) -> None:
         origins = Origins(epoch_floor=4_096, epoch_limit=8_192)
         for epoch in (8_193, 100_000):
-            with pytest.raises(Refused) as refusal_of:
+            with pytest.raises(Refused) as caught:
                 origins.claim(1, epoch, "a", 0.0, 0)
-            assert (refusal_of.value.code, refusal_of.value.retryable) == (ErrorCode.RATE_LIMITED, True)
+            assert (caught.value.code, caught.value.retryable) == (ErrorCode.RATE_LIMITED, True)
             assert origins.epoch_requested >= epoch
         origins.note_reserved(epoch_limit(openings_for(origins.epoch_requested)))
         assert origins.epoch_requested == 0
@@ -221,9 +223,9 @@ class TestClaims:
     def test_last_epoch_has_no_successor(self) -> None:
         origins = Origins()
         origins.restore(1, EPOCH_MAX, 0.0)
-        with pytest.raises(Refused, match="used up") as refusal_of:
+        with pytest.raises(Refused, match="used up") as caught:
             origins.claim(1, 0, "a", 0.0, 0)
-        assert refusal_of.value.code is ErrorCode.BAD_REQUEST
+        assert caught.value.code is ErrorCode.BAD_REQUEST
         assert origins.claim(1, EPOCH_MAX, "a", 0.0, 0).epoch == EPOCH_MAX
 
     def test_deactivated_epoch_of_a_checkpoint_stays_valid(self) -> None:

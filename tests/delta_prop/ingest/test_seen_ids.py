@@ -33,7 +33,7 @@ BYTES_PER_ID_MAX = 64
 def ids_of(batch: int, count: int = BATCH) -> list[bytes]:
     """Return the ids of a batch, the same ones on each call."""
     raw = np.random.default_rng([4711, batch]).bytes(16 * count)
-    return [raw[at : at + 16] for at in range(0, 16 * count, 16)]
+    return [raw[start : start + 16] for start in range(0, 16 * count, 16)]
 
 
 def offset_of(batch: int, row: int = 0) -> int:
@@ -73,23 +73,23 @@ def test_each_id_is_found_with_its_first_offset(generation_ids: int, count: int)
 
 def test_duplicates_and_new_ids_in_one_call() -> None:
     seen = filled_ids(5, generation_ids=1_500)
-    interleaved = [one for pair in zip(ids_of(0), ids_of(77), ids_of(4), strict=True) for one in pair]
-    expected = [at for row in range(BATCH) for at in (offset_of(0, row), None, offset_of(4, row))]
+    interleaved = [id_ for pair in zip(ids_of(0), ids_of(77), ids_of(4), strict=True) for id_ in pair]
+    expected = [offset for row in range(BATCH) for offset in (offset_of(0, row), None, offset_of(4, row))]
     assert seen.find(interleaved) == expected
-    assert [seen.find([one])[0] for one in interleaved] == expected
+    assert [seen.find([id_])[0] for id_ in interleaved] == expected
 
 
 def test_first_offset_wins() -> None:
     seen = SeenIds(generation_ids=100)
-    one, *others = ids_of(0, 301)
-    seen.add([one, others[0], one], 10)
-    assert seen.find([one]) == [10]
+    first, *others = ids_of(0, 301)
+    seen.add([first, others[0], first], 10)
+    assert seen.find([first]) == [10]
     seen.add(others[1:], 20)
     finish_sealing(seen)
     for _ in range(2):  # its second offset is in the dict, then sealed too
-        seen.add([one], 1_000)
-        assert seen.find([one]) == [10]
-        assert seen.find([one] * (FEW_IDS + 1)) == [10] * (FEW_IDS + 1)
+        seen.add([first], 1_000)
+        assert seen.find([first]) == [10]
+        assert seen.find([first] * (FEW_IDS + 1)) == [10] * (FEW_IDS + 1)
         seen.add(ids_of(1, 200), 2_000)
         finish_sealing(seen)
 
@@ -107,27 +107,27 @@ def test_offsets_may_be_given_one_by_one() -> None:
 def test_ids_with_equal_hashes_are_distinguished() -> None:
     ids = [id_with_hash(hashed=7, second=second) for second in range(3_000)]
     assert len(set(ids)) == 3_000
-    assert {hash_id(one)[0] for one in ids} == {7}
+    assert {hash_id(id_)[0] for id_ in ids} == {7}
     seen = SeenIds(generation_ids=2_000)
     seen.add(ids[:2_000], 0)
     finish_sealing(seen)
     assert seen.find(ids) == [*range(2_000), *[None] * 1_000]
-    assert [seen.find([one])[0] for one in ids[1_990:2_010]] == [*range(1_990, 2_000), *[None] * 10]
+    assert [seen.find([id_])[0] for id_ in ids[1_990:2_010]] == [*range(1_990, 2_000), *[None] * 10]
 
 
 def id_with_hash(hashed: int, second: int) -> bytes:
     """Return an id with the given hash, as an attacker would make it: the finalizer inverted."""
     word = (1 << 64) - 1
-    interleaved = undo_shift(hashed, 31) * pow(0x94D049BB133111EB, -1, 1 << 64) & word
-    interleaved = undo_shift(interleaved, 27) * pow(0xBF58476D1CE4E5B9, -1, 1 << 64) & word
-    first = (undo_shift(interleaved, 30) - second * 0x9E3779B97F4A7C15) & word
+    unmixed = undo_shift(hashed, 31) * pow(0x94D049BB133111EB, -1, 1 << 64) & word
+    unmixed = undo_shift(unmixed, 27) * pow(0xBF58476D1CE4E5B9, -1, 1 << 64) & word
+    first = (undo_shift(unmixed, 30) - second * 0x9E3779B97F4A7C15) & word
     return first.to_bytes(8, "little") + second.to_bytes(8, "little")
 
 
-def undo_shift(value: int, by: int) -> int:
+def undo_shift(value: int, shift: int) -> int:
     value_before = value
-    for _ in range(64 // by + 1):
-        value_before = value ^ (value_before >> by)
+    for _ in range(64 // shift + 1):
+        value_before = value ^ (value_before >> shift)
     return value_before
 
 
@@ -140,7 +140,7 @@ def test_bloom_filter_error_costs_a_lookup_and_no_delta() -> None:
     seen = SeenIds(generation_ids=1_000, error_rate=0.3)
     for batch in range(20):
         assert seen.find(ids_of(batch)) == [None] * BATCH
-        assert all(one not in seen for one in ids_of(batch)[:100])
+        assert all(id_ not in seen for id_ in ids_of(batch)[:100])
         seen.add(ids_of(batch), offset_of(batch))
     finish_sealing(seen)
     statistics = seen.statistics()
@@ -198,8 +198,8 @@ def test_filters_stay_in_memory_within_the_bound(index_bytes_max: int) -> None:
             index_bytes_max, id_runs.FENCE_BYTES * len(seen.runs)
         ), "runs should take at most the bound, or one fence each"
     sizes = [(run.facts.row_count, run.filter is not None) for run in seen.runs]
-    with_filter = [rows for rows, held in sizes if held]
-    without = [rows for rows, held in sizes if not held]
+    with_filter = [rows for rows, has_filter in sizes if has_filter]
+    without = [rows for rows, has_filter in sizes if not has_filter]
     assert (with_filter == []) == (index_bytes_max == 1)
     assert (without == []) == (index_bytes_max == 1 << 30)
     assert max(with_filter, default=0) <= min(without, default=1 << 60), "small runs should keep filters"
@@ -217,14 +217,14 @@ def test_unreadable_run_is_named_and_nothing_is_guessed() -> None:
         seen.seal()
     store.write(seen)
     seen.on_corruption = lambda: reports.append(True)
-    bad = seen.runs[0]
-    for page in range(bad.facts.page_count):
-        store.disk.flip(store.path(bad), 4096 * page + 50)
-    for ask in (ids_of(0), ids_of(0)[:1], ids_of(1), ids_of(7)):
+    corrupted = seen.runs[0]
+    for page in range(corrupted.facts.page_count):
+        store.disk.flip(store.path(corrupted), 4096 * page + 50)
+    for ids in (ids_of(0), ids_of(0)[:1], ids_of(1), ids_of(7)):
         seen.corrupted_run = None
         with pytest.raises(RunCorrupted):
-            seen.find(ask)
-        assert seen.corrupted_run is bad
+            seen.find(ids)
+        assert seen.corrupted_run is corrupted
     assert ids_of(0)[0] not in seen, "an id in an unreadable run should count as not seen"
     assert reports
     seen.forget_below(offset_of(0, BATCH - 1) + 1)
@@ -278,7 +278,7 @@ def test_lookup_costs_a_few_microseconds_per_id() -> None:
     seen = filled_ids(21, generation_ids=2_000)
     finish_sealing(seen)
     new = ids_of(500)
-    singles = min(cpu_time_s(lambda: [seen.find([one]) for one in new]) for _ in range(5)) / len(new)
+    singles = min(cpu_time_s(lambda: [seen.find([id_]) for id_ in new]) for _ in range(5)) / len(new)
     batched = min(cpu_time_s(lambda: seen.find(new)) for _ in range(5)) / len(new)
     print(f"with 10 runs, a new id costs {singles * 1e6:.1f} us, in 1,000 {batched * 1e6:.2f} us")
     assert singles < 30e-6
@@ -293,8 +293,8 @@ def cpu_time_s(action: Callable[[], object]) -> float:
 
 def test_batch_hashes_agree_with_single_hashes() -> None:
     ids = ids_of(1, 100)
-    hashes, seconds = hash_ids(ids)
-    assert [hash_id(one) for one in ids] == list(zip(hashes.tolist(), seconds.tolist(), strict=True))
+    hashes, second_halves = hash_ids(ids)
+    assert [hash_id(id_) for id_ in ids] == list(zip(hashes.tolist(), second_halves.tolist(), strict=True))
 
 
 # --- large amounts: every id found at its first offset, bounded memory
@@ -323,7 +323,7 @@ def test_unique_ids_are_all_stored_in_bounded_memory(full: bool) -> None:
 
 
 def measure(count: int, generation_ids: int) -> dict[str, float]:
-    """Measure in a separate process, whose memory nothing else has used."""
+    """Measure in a process of its own, so that its memory growth is that of the ids."""
     batches = count // BATCH
     filled_ids(2, generation_ids=BATCH).find(ids_of(0))  # one-time allocations do not count as memory of ids
     seen = SeenIds(generation_ids=generation_ids)
@@ -339,9 +339,9 @@ def measure(count: int, generation_ids: int) -> dict[str, float]:
     after = resident_bytes()
     wrong = 0
     positions = np.sort(np.random.default_rng(4).integers(0, count, DUPLICATES)).tolist()
-    for batch, group in groupby(positions, key=lambda place: place // BATCH):
+    for batch, group in groupby(positions, key=lambda position: position // BATCH):
         ids = ids_of(batch)
-        for row in (place % BATCH for place in group):
+        for row in (position % BATCH for position in group):
             wrong += seen.find(ids[row : row + 1]) != [offset_of(batch, row)]
         wrong += seen.find(ids) != [offset_of(batch, row) for row in range(BATCH)]
     return {

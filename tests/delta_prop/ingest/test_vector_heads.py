@@ -194,30 +194,30 @@ REORDERED = ROW[::-1]
 @example([([ELSEWHERE * 4], OTHER), ([ROW], ORIGIN), ([NEW], OTHER), ([NEW], ORIGIN)])
 @example([([ELSEWHERE * 4], OTHER), ([NEW], OTHER), ([NEW[:1]], ORIGIN)])
 @example([([ROW], ORIGIN), ([ROW[:1]], OTHER), ([ROW], ORIGIN), ([ROW[1:]], OTHER), ([ROW], ORIGIN)])
-def test_batches_appended_together_match_one_by_one(moves: list[Any]) -> None:
-    together, singly = HeadsFixture(), HeadsFixture()
-    singly.vectors = RowByRow()
-    for fixture in (together, singly):  # both namespaces have vectors from the start
+def test_batches_appended_together_match_one_by_one(steps: list[Any]) -> None:
+    together, one_by_one = HeadsFixture(), HeadsFixture()
+    one_by_one.vectors = RowByRow()
+    for fixture in (together, one_by_one):  # both namespaces have vectors from the start
         for name in ("default", "other"):
             fixture.send(*(Delta(key, create([1.0, 2.0]), name) for key in "ab"))
-    for batches, origin in moves:
+    for batches, origin in steps:
         if len(batches) == 1 and len({(row.namespace, row.operation.kind) for row in batches[0]}) == 1:
             uniform = batch_of(origin, together.next.get(origin, 1), *batches[0])
             if together.vectors.append_uniform([uniform], Source.LOCAL, counter_three):
-                check_and_append(singly.vectors, uniform, 3)
+                check_and_append(one_by_one.vectors, uniform, 3)
                 together.next[origin] = uniform.last + 1
-                assert state_of(together.vectors) == state_of(singly.vectors)
+                assert state_of(together.vectors) == state_of(one_by_one.vectors)
                 continue
-        made, counter = [], together.next.get(origin, 1)
+        new_batches, counter = [], together.next.get(origin, 1)
         for rows in batches:
-            made.append(batch_of(origin, counter, *rows))
-            counter = made[-1].last + 1
-        for batch in made[together.vectors.append_heterogeneous(made, counter_three) :]:
+            new_batches.append(batch_of(origin, counter, *rows))
+            counter = new_batches[-1].last + 1
+        for batch in new_batches[together.vectors.append_heterogeneous(new_batches, counter_three) :]:
             check_and_append(together.vectors, batch, 3)
-        for batch in made:
-            check_and_append(singly.vectors, batch, 3)
+        for batch in new_batches:
+            check_and_append(one_by_one.vectors, batch, 3)
         together.next[origin] = counter
-        assert state_of(together.vectors) == state_of(singly.vectors)
+        assert state_of(together.vectors) == state_of(one_by_one.vectors)
 
 
 OPERATIONS = [
@@ -256,22 +256,27 @@ UNIFORM_STEPS = st.lists(
     [([["a"]], OPERATIONS[0], OTHER, 0), ([["b"]], OPERATIONS[0], 9, 0), ([["a", "a"]], OPERATIONS[1], 9, 1)],
     10,
 )
-def test_uniform_batches_appended_together_match_one_by_one(moves: list[Any], saved_after: int) -> None:
-    together, singly = HeadsFixture(), HeadsFixture()
-    for number, (batches, operation, origin, seen) in enumerate(moves):
-        made, counter = [], together.next.get(origin, 1)
+def test_uniform_batches_appended_together_match_one_by_one(steps: list[Any], saved_after: int) -> None:
+    together, one_by_one = HeadsFixture(), HeadsFixture()
+    for number, (batches, operation, origin, seen_counter) in enumerate(steps):
+        new_batches, counter = [], together.next.get(origin, 1)
         for keys in batches:
-            made.append(batch_of(origin, counter, *(Delta(key, operation) for key in keys)))
-            counter = made[-1].last + 1
-        if not together.vectors.append_uniform(made, Source.LOCAL, lambda _, seen=seen: seen):  # type: ignore[misc]
-            for batch in made:
-                check_and_append(together.vectors, batch, seen)
-        for batch in made:
-            check_and_append(singly.vectors, batch, seen)
+            new_batches.append(batch_of(origin, counter, *(Delta(key, operation) for key in keys)))
+            counter = new_batches[-1].last + 1
+        if not together.vectors.append_uniform(
+            new_batches, Source.LOCAL, lambda _, seen_counter=seen_counter: seen_counter
+        ):  # type: ignore[misc]
+            for batch in new_batches:
+                check_and_append(together.vectors, batch, seen_counter)
+        for batch in new_batches:
+            check_and_append(one_by_one.vectors, batch, seen_counter)
         together.next[origin] = counter
-        assert state_of(together.vectors) == state_of(singly.vectors)
+        assert state_of(together.vectors) == state_of(one_by_one.vectors)
         if number == saved_after:
-            together.vectors, singly.vectors = restore_copy(together.vectors), restore_copy(singly.vectors)
+            together.vectors, one_by_one.vectors = (
+                restore_copy(together.vectors),
+                restore_copy(one_by_one.vectors),
+            )
 
 
 def test_heads_of_other_writers_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,8 +284,10 @@ def test_heads_of_other_writers_are_checked_once(monkeypatch: pytest.MonkeyPatch
     fixture.send(*(Delta(key, create([1.0, 2.0])) for key in "abc"), origin=OTHER)
     fixture.send(Delta("d", create([1.0, 2.0])))
     monkeypatch.setattr(VectorHeads, "check", lambda *_: pytest.fail("heads were checked one by one"))
-    made = [batch_of(ORIGIN, at, *(Delta(key, sparse([1], [1.0])) for key in "abd")) for at in (2, 5)]
-    assert fixture.vectors.append_uniform(made, Source.LOCAL, lambda _: 1)
+    new_batches = [
+        batch_of(ORIGIN, base, *(Delta(key, sparse([1], [1.0])) for key in "abd")) for base in (2, 5)
+    ]
+    assert fixture.vectors.append_uniform(new_batches, Source.LOCAL, lambda _: 1)
     assert (
         fixture.vectors.concurrent_updates == 1
     )  # the origin had seen "a"; all heads in the second batch are its own
@@ -300,12 +307,12 @@ def test_own_heads_need_no_lookup_after_a_restore(
     assert fixture.vectors.concurrent_updates == 1
 
 
-def check_and_append(vectors: VectorHeads, batch: Batch, seen: int = 0) -> None:
+def check_and_append(vectors: VectorHeads, batch: Batch, seen_counter: int = 0) -> None:
     try:
         vectors.check(batch, load_nothing)
     except InvalidDelta:
         return
-    vectors.count_concurrent(batch, lambda _: seen)
+    vectors.count_concurrent(batch, lambda _: seen_counter)
     vectors.note_appended(batch, Source.LOCAL)
 
 
@@ -328,18 +335,18 @@ def test_heterogeneous_batches_move_heads_together() -> None:
         fixture.vectors.append_heterogeneous([batch_of(ORIGIN, 1, *rows)], counter_three) == 0
     )  # the origin has written nothing yet
     fixture.send(Delta("c", opaque(b"x")))
-    batches = [batch_of(ORIGIN, at, *rows) for at in (2, 4)]
+    batches = [batch_of(ORIGIN, base, *rows) for base in (2, 4)]
     assert fixture.vectors.append_heterogeneous(batches, lambda _: 1) == 2
     assert fixture.vectors.concurrent_updates == 1  # the first change of "b" was not seen
-    facts = [Delta("d", opaque(b"x"), "other"), Delta("a", sparse([1], [1.0]))]
-    batches = [batch_of(ORIGIN, at, *facts) for at in (6, 8, 10)]
+    later_rows = [Delta("d", opaque(b"x"), "other"), Delta("a", sparse([1], [1.0]))]
+    batches = [batch_of(ORIGIN, base, *later_rows) for base in (6, 8, 10)]
     assert fixture.vectors.append_heterogeneous(batches, counter_three) == 3
     assert fixture.vectors.head("default", "a") == Dot(ORIGIN, 11)
     assert (fixture.vectors.head_count, fixture.vectors.concurrent_updates) == (4, 1)
     unknown = [Delta("a", opaque(b"x")), Delta("z", offset(1.0), "other")]
     assert fixture.vectors.append_heterogeneous([batch_of(ORIGIN, 12, *unknown)], counter_three) == 0
     last = [Delta("a", opaque(b"x")), Delta("b", delete(), "other")]
-    batches = [batch_of(ORIGIN, 12, *facts), batch_of(ORIGIN, 14, *last)]
+    batches = [batch_of(ORIGIN, 12, *later_rows), batch_of(ORIGIN, 14, *last)]
     assert fixture.vectors.append_heterogeneous(batches, counter_three) == 1
 
 
@@ -433,9 +440,9 @@ def test_heads_are_bounded_and_forgotten_vectors_pass() -> None:
     fixture = HeadsFixture(heads_max=100)
     for number in range(500):
         fixture.send(Delta(f"v{number}", create([1.0])))
-    held = sum(fixture.vectors.head("default", f"v{number}") is not None for number in range(500))
-    print(f"{held} of 500 heads held, bound 100")
-    assert held <= 100
+    held_count = sum(fixture.vectors.head("default", f"v{number}") is not None for number in range(500))
+    print(f"{held_count} of 500 heads held, bound 100")
+    assert held_count <= 100
     assert fixture.vectors.head("default", "v499") is not None
     fixture.send(Delta("v0", offset(1.0)))
     fixture.send(Delta("never there", offset(1.0)))  # the fold ignores this delta
@@ -494,17 +501,17 @@ WRITES = st.tuples(
 @example([(3, [("one", "a"), ("one", "b")]), (4, [("one", "a"), ("one", "b")])], 0, 9)
 @example([(3, [("one", "a")]), (4, [("one", "a")]), (3, [("one", "a")])], 0, 1)
 def test_concurrent_updates_are_counted_as_row_by_row(
-    moves: list[tuple[int, list[tuple[str, str]]]], seen: int, saved_after: int
+    steps: list[tuple[int, list[tuple[str, str]]]], seen_counter: int, saved_after: int
 ) -> None:
-    fixture, heads, conflicts = HeadsFixture(), dict[tuple[str, str], Dot](), 0
-    for number, (origin, refs) in enumerate(moves):
+    fixture, heads, expected = HeadsFixture(), dict[tuple[str, str], Dot](), 0
+    for number, (origin, refs) in enumerate(steps):
         rows = [Delta(key, opaque(b"x"), namespace) for namespace, key in refs]
         batch = fixture.batch(*rows, origin=origin)
         for name in refs:
             head = heads.get(name, Dot(origin, 0))
-            conflicts += head.origin != origin and head.counter > seen
-        fixture.vectors.count_concurrent(batch, lambda _: seen)
-        assert fixture.vectors.concurrent_updates == conflicts
+            expected += head.origin != origin and head.counter > seen_counter
+        fixture.vectors.count_concurrent(batch, lambda _: seen_counter)
+        assert fixture.vectors.concurrent_updates == expected
         fixture.send(*rows, origin=origin)
         for row, name in enumerate(refs):
             heads[name] = batch.dot(row)
@@ -513,37 +520,39 @@ def test_concurrent_updates_are_counted_as_row_by_row(
 
 
 def heads_of(vectors: VectorHeads, namespace: str, rows: int = 2) -> dict[str, tuple[int, int]]:
-    """Return each head's code, and whether its vector is deleted."""
+    """Return the code of each head, and True if its vector is deleted."""
     return {
         key: (code, dead)
-        for some in vectors.copy_heads(namespace, rows)
-        for key, code, dead in zip(*some, strict=True)
+        for columns in vectors.copy_heads(namespace, rows)
+        for key, code, dead in zip(*columns, strict=True)
         if code is not None
     }
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["send", "more", "fewer"])), max_size=9))
-def test_heads_can_be_copied_during_changes(steps: list[tuple[int, str]]) -> None:
+def test_heads_can_be_copied_during_changes(changes: list[tuple[int, str]]) -> None:
     fixture, new = HeadsFixture(heads_max=39), count(100)
-    first = [f"v{at}" for at in range(20)]
+    first = [f"v{number}" for number in range(20)]
     fixture.send(*(Delta(name, create([1.0])) for name in first))
     copied = fixture.vectors.copy_heads("default", 3)
-    done: list[str] = []
-    for at, what in steps:
-        some, codes, _ = next(copied, ([], [], b""))
-        done += some
+    copied_names: list[str] = []
+    for number, step in changes:
+        chunk, codes, _ = next(copied, ([], [], b""))
+        copied_names += chunk
         assert codes == [
             None
             if head is None
             else fixture.vectors._writer_indexes[head.origin] << ORIGIN_SHIFT | head.counter
-            for head in (fixture.vectors.head("default", name) for name in some)
+            for head in (fixture.vectors.head("default", name) for name in chunk)
         ]
         names = (
-            [f"v{at}"] if what == "send" else [f"v{next(new)}" for _ in range(1 if what == "more" else 20)]
+            [f"v{number}"]
+            if step == "send"
+            else [f"v{next(new)}" for _ in range(1 if step == "more" else 20)]
         )
         fixture.send(*(Delta(name, create([2.0])) for name in names), origin=OTHER)
-    done += [name for some, _, _ in copied for name in some]
-    assert done == first
+    copied_names += [name for chunk, _, _ in copied for name in chunk]
+    assert copied_names == first
 
 
 def restore_copy(vectors: VectorHeads) -> VectorHeads:
@@ -551,10 +560,10 @@ def restore_copy(vectors: VectorHeads) -> VectorHeads:
     saved, restored = vectors.save(), VectorHeads()
     heads = {}
     for name in saved.namespaces:
-        found = heads_of(vectors, name)
+        found_heads = heads_of(vectors, name)
         heads[name] = (
-            {key: code for key, (code, _) in found.items()},
-            {key for key in found if found[key][1]},
+            {key: code for key, (code, _) in found_heads.items()},
+            {key for key in found_heads if found_heads[key][1]},
         )
     restored.restore(saved, heads)
     restored.concurrent_updates = vectors.concurrent_updates

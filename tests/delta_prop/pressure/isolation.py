@@ -34,7 +34,7 @@ class Arrival:
 def traffic(seed: int, *, calls: int, calls_per_s: float) -> list[Arrival]:
     """Return calls at random times, as independent callers make them: the gaps are exponential.
 
-    One in ten names a cause that is published later, so its acknowledgement takes time too.
+    One call in ten names a parent that is published later, so its acknowledgement has to wait.
     """
     rng = random.Random(f"traffic {seed}")
     arrivals, at_s = [], 0.0
@@ -49,8 +49,8 @@ def traffic(seed: int, *, calls: int, calls_per_s: float) -> list[Arrival]:
             )
             for row in range(rng.choice(SIZES))
         )
-        waits = rng.random() < 0.1 and number + 3 < calls
-        arrivals.append(Arrival(at_s, deltas, (_id(number + 3, 0),) if waits else ()))
+        has_parent = rng.random() < 0.1 and number + 3 < calls
+        arrivals.append(Arrival(at_s, deltas, (_id(number + 3, 0),) if has_parent else ()))
     return arrivals
 
 
@@ -71,7 +71,7 @@ class TimedSink:
 
     name: str
     work: Callable[[list[int]], Awaitable[int | None]]
-    """Gets a call's offsets. Returns None for success, or the offset below which rows were done."""
+    """Gets the offsets of a call; returns None for success, else the offset below which rows were done."""
     applied: list[tuple[int, float]] = field(default_factory=list)
     calls: int = 0
     failures: int = 0
@@ -98,7 +98,7 @@ class TimedSink:
         return len(self.applied)
 
 
-def steady(name: str, *, call_s: float, row_s: float = 0.0) -> TimedSink:
+def steady_sink(name: str, *, call_s: float, row_s: float = 0.0) -> TimedSink:
     """Return a sink that takes the same time for each call and for each row."""
 
     async def work(offsets: list[int]) -> None:
@@ -107,8 +107,8 @@ def steady(name: str, *, call_s: float, row_s: float = 0.0) -> TimedSink:
     return TimedSink(name, work)
 
 
-def failing(name: str, seed: int, *, share: float, call_s: float = 0.0) -> TimedSink:
-    """Return a sink that fails this share of its calls; half of them after some of the rows are done."""
+def failing_sink(name: str, seed: int, *, share: float, call_s: float = 0.0) -> TimedSink:
+    """Return a sink that fails this share of its calls, half of these after some of the rows are done."""
     rng = random.Random(f"{name} {seed}")
 
     async def work(offsets: list[int]) -> int | None:
@@ -121,7 +121,7 @@ def failing(name: str, seed: int, *, share: float, call_s: float = 0.0) -> Timed
     return TimedSink(name, work)
 
 
-def stalled(name: str, *, from_offset: int, stall_s: float) -> TimedSink:
+def stalled_sink(name: str, *, from_offset: int, stall_s: float) -> TimedSink:
     """Return a sink that stalls once, in the call that delivers this offset."""
     has_stalled = False
 
@@ -135,7 +135,7 @@ def stalled(name: str, *, from_offset: int, stall_s: float) -> TimedSink:
 
 
 async def publish_all(p: Propagator, arrivals: Sequence[Arrival]) -> list[tuple[int, float]]:
-    """Make each call at its time, in its own task; return each acknowledgement's first offset and time."""
+    """Make each call at its time, in its own task; return the offset and the time of each acknowledgement."""
     acknowledged: list[Any] = [None] * len(arrivals)
 
     async def publish(number: int, arrival: Arrival) -> None:

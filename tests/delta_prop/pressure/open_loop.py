@@ -1,7 +1,7 @@
 """Open-loop load in real time, with the latencies, CPU time and memory of the service under it.
 
-The times of calls are fixed in advance and wait for no answer: a call that starts late counts as late, so a
-service that stalls for a moment cannot hide it by delaying its callers.
+The times of calls are fixed in advance and do not depend on answers: a call that starts late counts as late.
+So a service that stalls for a moment cannot hide this by delaying its callers.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Calls(NamedTuple):
         )
 
     async def publish(self, p: Propagator, number: int, kind: Kind = Kind.DENSE) -> int:
-        """Publish the call of this number; return the offset after its last row."""
+        """Publish call `number`; return the offset after its last row."""
         index = number % len(self.ids)
         published = await p.publish_many(self.ids[index], self.matrices[index], kind=kind)
         return published.next_offset
@@ -81,7 +81,7 @@ class Stamps:
         self.times.append(time.perf_counter())
 
     def latencies_s(self, due: NDArray[np.float64], ends: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return for each call the time from when it was due until this sink had applied it."""
+        """Return the latency of each call: from the time it was due until this sink had applied it."""
         calls = np.searchsorted(np.array(self.ends), ends)
         return np.array(self.times)[calls] - due
 
@@ -123,41 +123,41 @@ class StampedCallback(CallbackSink):
 class FaultySink:
     """A sink that stalls until released, or fails a share of its calls, and records applied ranges."""
 
-    def __init__(self, name: str, *, stands: bool = False, fails: float = 0.0) -> None:
+    def __init__(self, name: str, *, stalls: bool = False, failure_share: float = 0.0) -> None:
         self.name = name
         self.applied: list[tuple[int, int]] = []
         self.failures = 0
         self.released = anyio.Event()
-        if not stands:
+        if not stalls:
             self.released.set()
-        self._fails = fails
-        self._drawn = random.Random(name)
+        self._failure_share = failure_share
+        self._rng = random.Random(name)
 
     async def open(self, context: SinkContext) -> None:
         """Do nothing: the service keeps the cursor."""
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
         await self.released.wait()
-        if self._drawn.random() >= self._fails:
+        if self._rng.random() >= self._failure_share:
             self._note(deliveries, deliveries[-1].next_offset)
             return
         self.failures += 1
         done = None
-        if self._drawn.random() < 0.5:
-            done = self._drawn.randint(deliveries[0].first_offset, deliveries[-1].next_offset - 1)
+        if self._rng.random() < 0.5:
+            done = self._rng.randint(deliveries[0].first_offset, deliveries[-1].next_offset - 1)
             self._note(deliveries, done)
         raise TryAgain("it fails now and then", done_offset=done)
 
     def has_all(self, end: int) -> bool:
         """True if each row came once, in order."""
         edges = [(0, 0), *self.applied, (end, end)]
-        return all(one[1] == other[0] for one, other in pairwise(edges))
+        return all(left[1] == right[0] for left, right in pairwise(edges))
 
-    def _note(self, deliveries: Sequence[Delivery], below: int) -> None:
-        for one in deliveries:
-            first = one.first_offset + (0 if one.rows is None else int(one.rows[0]))
-            if first < min(below, one.next_offset):
-                self.applied.append((first, min(below, one.next_offset)))
+    def _note(self, deliveries: Sequence[Delivery], end: int) -> None:
+        for delivery in deliveries:
+            first = delivery.first_offset + (0 if delivery.rows is None else int(delivery.rows[0]))
+            if first < min(end, delivery.next_offset):
+                self.applied.append((first, min(end, delivery.next_offset)))
 
     async def aclose(self) -> None:
         """Do nothing: there is nothing to close."""
@@ -227,12 +227,12 @@ async def peak_calls_per_s(calls: Calls, path: Path, seconds: float) -> float:
     async with Propagator(load.settings()) as p:
         await _attach_healthy(p, path)
         await _fill(p, calls)
-        begin, number = time.perf_counter(), 0
-        while time.perf_counter() - begin < seconds and number < load.calls:
+        start, number = time.perf_counter(), 0
+        while time.perf_counter() - start < seconds and number < load.calls:
             end = await calls.publish(p, number)
             number += 1
         await p.wait_visible(end)
-        return number / (time.perf_counter() - begin)
+        return number / (time.perf_counter() - start)
 
 
 class Side:
@@ -255,7 +255,11 @@ class Side:
     @asynccontextmanager
     async def open(cls, load: Load, calls: Calls, path: Path, *, disturbed: bool) -> AsyncIterator[Side]:
         """Open a service that holds every vector, with or without the stalled and the failing sink."""
-        extra = [FaultySink("stalled", stands=True), FaultySink("failing", fails=0.3)] if disturbed else []
+        extra = (
+            [FaultySink("stalled", stalls=True), FaultySink("failing", failure_share=0.3)]
+            if disturbed
+            else []
+        )
         async with Propagator(load.settings()) as p:
             healthy = await _attach_healthy(p, path)
             for sink in extra:
@@ -264,21 +268,21 @@ class Side:
             yield cls(p, calls, healthy, extra)
 
     async def collect_garbage(self) -> None:
-        """Collect garbage, so that none of earlier runs is left."""
+        """Collect the garbage of earlier runs."""
         gc.collect()
 
     async def slice(self, due: NDArray[np.float64]) -> None:
-        """Run a slice; measure until the healthy sinks applied it, then wait for the failing one."""
+        """Run a slice: measure until the healthy sinks have applied it, then wait for the failing one."""
         cpu = time.process_time()
-        begin = time.perf_counter() + 0.005
-        ends, rss = await _offer_load(self.p, self._calls, due, begin)
+        start = time.perf_counter() + 0.005
+        ends, rss = await _offer_load(self.p, self._calls, due, start)
         await self.p.wait_visible(int(ends[-1]), sinks=list(self._healthy))
         self._cpu_s += time.process_time() - cpu
         self._rss_bytes_max = max(self._rss_bytes_max, rss, rss_bytes())
-        self._due.append(begin + due)
+        self._due.append(start + due)
         self._ends.append(ends)
         sinks = self.p.statistics().sinks
-        assert not any(one.pacing for one in sinks.values())
+        assert not any(sink.pacing for sink in sinks.values())
         for sink in self._disturbed:
             self._lags[sink.name] = max(self._lags[sink.name], sinks[sink.name].lag)
             if sink.released.is_set():
@@ -306,7 +310,7 @@ class Side:
 class SteppedLoop:
     """A service in an event loop of its own, which is paused while the other service runs its slice.
 
-    So a service's work between its slices does not count for the other one.
+    So the work of one service between its slices does not count as work of the other.
     """
 
     def __init__(self, load: Load, calls: Calls, path: Path, *, disturbed: bool) -> None:
@@ -351,9 +355,9 @@ class SteppedLoop:
 
 
 def measure_pair(load: Load, calls: Calls, path: Path, number: int) -> tuple[Measured, Measured]:
-    """Run A without and B with the disturbed sinks, in slices that alternate (ABBA…).
+    """Run service A without the disturbed sinks and B with them, in alternating slices (ABBA…).
 
-    So other work of the machine disturbs both.
+    So other work on the machine disturbs both equally.
     """
     a = SteppedLoop(load, calls, path / f"{number}-a.db", disturbed=False)
     b = SteppedLoop(load, calls, path / f"{number}-b.db", disturbed=True)
@@ -371,7 +375,7 @@ def measure_pair(load: Load, calls: Calls, path: Path, number: int) -> tuple[Mea
 
 
 def memory_bytes_max(load: Load) -> int:
-    """Return how much a pair may grow the process: the bounds by both settings, and the sinks' own memory."""
+    """Return the memory bound of a pair: the bounds of both settings, plus the memory of the sinks."""
     settings = load.settings()
     return settings.memory_bytes_max(3) + settings.memory_bytes_max(5) + 2 * SINKS_OWN_BYTES + FLOOR_BYTES
 
@@ -385,7 +389,7 @@ async def _attach_healthy(p: Propagator, path: Path) -> dict[str, Stamps]:
     storage, cache, callback = StampedStorage(path), StampedCache(), StampedCallback()
     for sink in (storage, cache, callback):
         await p.attach(sink)
-    return {one.name: one.stamps for one in (storage, cache, callback)}
+    return {sink.name: sink.stamps for sink in (storage, cache, callback)}
 
 
 async def _fill(p: Propagator, calls: Calls) -> None:
@@ -397,14 +401,14 @@ async def _fill(p: Propagator, calls: Calls) -> None:
 
 
 async def _offer_load(
-    p: Propagator, calls: Calls, due: NDArray[np.float64], begin: float
+    p: Propagator, calls: Calls, due: NDArray[np.float64], start: float
 ) -> tuple[NDArray[np.int64], int]:
     ends, rss, sampled_at = np.empty(len(due), np.int64), 0, 0.0
-    for number, at in enumerate(due.tolist()):
-        wait_s = begin + at - time.perf_counter()
+    for number, due_s in enumerate(due.tolist()):
+        wait_s = start + due_s - time.perf_counter()
         if wait_s > 0:
             await anyio.sleep(wait_s)
         ends[number] = await calls.publish(p, number)
-        if at - sampled_at > 0.2:
-            sampled_at, rss = at, max(rss, rss_bytes())
+        if due_s - sampled_at > 0.2:
+            sampled_at, rss = due_s, max(rss, rss_bytes())
     return ends, rss

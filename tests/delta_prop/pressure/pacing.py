@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from delta_prop import Propagator
     from delta_prop_sinks.sink import Delivery, SinkContext
 
-DRAW_S = 0.1
+INTERVAL_S = 0.1
 IDS = [f"v{row}" for row in range(1_000)]
 MATRIX = np.ones((1_000, 1), np.float32)
 
@@ -26,7 +26,7 @@ MATRIX = np.ones((1_000, 1), np.float32)
 def noisy_steps(seed: int, steps: Sequence[int], hold_s: float) -> list[float]:
     """Draw a sink's capacity for each 100 ms, in deltas per second: within 20 % of each step."""
     rng = random.Random(f"capacity {seed}")
-    return [step * (1 + rng.uniform(-0.2, 0.2)) for step in steps for _ in range(round(hold_s / DRAW_S))]
+    return [step * (1 + rng.uniform(-0.2, 0.2)) for step in steps for _ in range(round(hold_s / INTERVAL_S))]
 
 
 @dataclass(slots=True)
@@ -37,13 +37,13 @@ class WorkingSink:
     capacity: Sequence[float]
     """Deltas per second, for each 100 ms; the last value stays."""
     rows: int = 0
-    most_in_flight: int = 0
-    most_lag_pushed: int = 0
+    in_flight_max: int = 0
+    pushed_lag_max: int = 0
     done_at: list[tuple[float, int]] = field(default_factory=list)
     _p: Propagator | None = None
 
     def observe(self, p: Propagator) -> None:
-        """Record at each call how many of this propagator's deltas are admitted and not applied."""
+        """Record at each call how many deltas of this propagator are admitted and not applied yet."""
         self._p = p
 
     async def open(self, context: SinkContext) -> None:
@@ -59,23 +59,23 @@ class WorkingSink:
         self.done_at.append((anyio.current_time(), self.rows))
 
     def finish_time(self, now: float, rows: float) -> float:
-        """Return when this many rows are done if they are started now."""
-        at, last = int(now / DRAW_S + 1e-9), len(self.capacity) - 1
+        """Return the time at which the rows are done if work on them starts at `now`."""
+        index, last = int(now / INTERVAL_S + 1e-9), len(self.capacity) - 1
         while True:
-            rate = self.capacity[min(at, last)]
-            end = (at + 1) * DRAW_S
-            if at >= last or rows <= rate * (end - now):
+            rate = self.capacity[min(index, last)]
+            end = (index + 1) * INTERVAL_S
+            if index >= last or rows <= rate * (end - now):
                 return now + rows / rate
             rows -= rate * max(end - now, 0.0)
-            now, at = end, at + 1
+            now, index = end, index + 1
 
     def sample(self) -> None:
-        """Record how many deltas are admitted and not applied."""
+        """Record how many deltas are admitted and not applied yet."""
         if self._p is not None:
             feed = self._p._sinks.feed(self.name)
-            self.most_in_flight = max(self.most_in_flight, feed.in_flight[0])
+            self.in_flight_max = max(self.in_flight_max, feed.in_flight[0])
             if not feed.is_catching_up:
-                self.most_lag_pushed = max(self.most_lag_pushed, self._p._log.high_watermark - feed.applied)
+                self.pushed_lag_max = max(self.pushed_lag_max, self._p._log.high_watermark - feed.applied)
 
     async def aclose(self) -> None:
         """Do nothing: there is nothing to close."""
@@ -93,14 +93,14 @@ class AdmittedRates:
 
     def note(self, count: int) -> None:
         """Count deltas that are acknowledged now."""
-        at = int(anyio.current_time() / DRAW_S + 1e-9)
-        if at >= len(self.bins):
-            self.bins += [0] * (at + 1 - len(self.bins))
-        self.bins[at] += count
+        index = int(anyio.current_time() / INTERVAL_S + 1e-9)
+        if index >= len(self.bins):
+            self.bins += [0] * (index + 1 - len(self.bins))
+        self.bins[index] += count
 
     def rates(self, from_s: float, to_s: float) -> Iterator[float]:
         """Yield the deltas per second over each window of one second, every 100 ms."""
-        first, last = round(from_s / DRAW_S), round(to_s / DRAW_S)
+        first, last = round(from_s / INTERVAL_S), round(to_s / INTERVAL_S)
         bins = self.bins + [0] * max(last - len(self.bins), 0)
         for start in range(first, last - 9):
             yield float(sum(bins[start : start + 10]))
@@ -115,7 +115,7 @@ async def publish_until(
     publishers: int = 5,
     rate_max: float = inf,
 ) -> None:
-    """Publish batches one after the other until this time, by several callers, up to the maximum rate."""
+    """Publish until `until_s`, by several callers with one batch at a time each, up to `rate_max`."""
     ids, matrix = IDS[:batch], MATRIX[:batch]
 
     async def publish() -> None:

@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-BLOCKS_S = 0.05
+BLOCK_S = 0.05
 ROUNDS, TRIES = 8, 4
-PUBLISHED, EVERY_S = 40, 0.005
+PUBLISHED, INTERVAL_S = 40, 0.005
 P50_RATIO_MAX = 1.2
 
 
 def block_loop(offset: int, delta: Delta) -> None:
     """Block the thread, as a callback unaware of event loops does."""
-    time.sleep(BLOCKS_S)
+    time.sleep(BLOCK_S)
 
 
 async def latencies_s(*, blocking: bool) -> list[float]:
@@ -40,9 +40,9 @@ async def latencies_s(*, blocking: bool) -> list[float]:
         await p.attach(CallbackSink(note, name="quick", nonblocking=True))
         if blocking:
             await p.attach(CallbackSink(block_loop, name="blocks"), required=False)
-        first = time.perf_counter() + EVERY_S
+        first = time.perf_counter() + INTERVAL_S
         for number in range(PUBLISHED):  # each delta is published at its time, even if earlier ones are late
-            began[number] = first + number * EVERY_S
+            began[number] = first + number * INTERVAL_S
             await anyio.sleep(max(began[number] - time.perf_counter(), 0))
             await p.publish(Delta(f"v{number}", opaque(b"x")))
         if blocking:
@@ -62,7 +62,7 @@ def test_blocking_callback_keeps_other_sinks_median() -> None:
             with_blocking += anyio.run(lambda: latencies_s(blocking=True))
         p50, p99 = (np.quantile([without, with_blocking], share, axis=1) for share in (0.5, 0.99))
         print(
-            f"another sink, ms, without and with a callback that blocks for {BLOCKS_S * 1000:.0f}: "
+            f"another sink, ms, without and with a callback that blocks for {BLOCK_S * 1000:.0f}: "
             f"p50 {p50[0] * 1e3:.3f} {p50[1] * 1e3:.3f}, p99 {p99[0] * 1e3:.3f} {p99[1] * 1e3:.3f}"
         )
         if p50[1] <= P50_RATIO_MAX * p50[0]:
@@ -74,13 +74,13 @@ def test_blocking_callback_keeps_other_sinks_median() -> None:
 def test_loop_runs_while_a_callback_blocks(per: str) -> None:
     released, entered = threading.Event(), threading.Event()
 
-    def wait_for_go(*_: object) -> None:
+    def wait_for_release(*_: object) -> None:
         entered.set()
         assert released.wait(30)
 
     async def main() -> None:
         async with Propagator() as p:
-            await p.attach(CallbackSink(wait_for_go, name="stands", per=per))  # type: ignore[arg-type]
+            await p.attach(CallbackSink(wait_for_release, name="stands", per=per))  # type: ignore[arg-type]
             await p.attach(CacheSink())
             first = await p.publish(Delta("v", create([1.0])))
             assert await anyio.to_thread.run_sync(entered.wait, 30)

@@ -14,7 +14,7 @@ import pytest
 from delta_prop import Propagator, Settings
 from delta_prop.sinks import CallbackSink, RejectDelta, TryAgain
 from delta_prop.testing import run_propagator, run_virtual, virtual_world
-from tests.delta_prop.pressure.isolation import TimedSink, publish_all, rows_of, steady, traffic
+from tests.delta_prop.pressure.isolation import TimedSink, publish_all, rows_of, steady_sink, traffic
 from tests.delta_prop.support import make_delta
 
 if TYPE_CHECKING:
@@ -78,29 +78,29 @@ def run(seed: int, kind: str | None) -> tuple[list[Any], list[int], float]:
     """Return the others' rows and times, the unsteady sink's offsets, and the end time."""
 
     async def main() -> tuple[list[Any], list[int], float]:
-        others = [steady("quick", call_s=0.001), steady("busy", call_s=0.05, row_s=0.005)]
+        others = [steady_sink("quick", call_s=0.001), steady_sink("busy", call_s=0.05, row_s=0.005)]
         sink, applied = (None, []) if kind is None else unsteady_sink(kind, seed)
         async with Propagator(
             Settings(mailbox_deltas_max=300, merge_deltas_max=200), world=virtual_world(seed)
         ) as p:
-            for one in [*others, *([] if sink is None else [sink])]:
-                await p.attach(one)
+            for any_sink in [*others, *([] if sink is None else [sink])]:
+                await p.attach(any_sink)
             acknowledged = await publish_all(p, traffic(seed, calls=CALLS, calls_per_s=6.0))
             end = p.statistics().log.next_offset
             await p.wait_visible(end, timeout_s=3_600)
             ended = anyio.current_time()
             if sink is not None:
                 assert p.statistics().sinks["unsteady"].applied_offset == end > 500
-        return [acknowledged, *_times(others)], applied, ended
+        return [acknowledged, *_applied_rows(others)], applied, ended
 
     return run_virtual(main)
 
 
-def _times(sinks: Sequence[TimedSink]) -> list[Any]:
+def _applied_rows(sinks: Sequence[TimedSink]) -> list[Any]:
     return [sink.applied for sink in sinks]
 
 
-@pytest.mark.parametrize("kind", ["plain", "async", "defect", "silent"])
+@pytest.mark.parametrize("kind", ["sync", "async", "defect", "silent"])
 def test_sink_failing_for_30_percent_of_rows_delays_nobody(kind: str, full: bool) -> None:
     for seed in range(20 if full else 2):
         baseline, _, without_s = run(seed, None)
@@ -113,10 +113,10 @@ def test_sink_failing_for_30_percent_of_rows_delays_nobody(kind: str, full: bool
 
 def test_row_that_keeps_failing_is_reported_as_the_cause(caplog: pytest.LogCaptureFixture) -> None:
     async def main(p: RecordedPropagator) -> None:
-        cured = False
+        fixed = False
 
         def take(offset: int, _: Delta) -> None:
-            if offset == 40 and not cured:
+            if offset == 40 and not fixed:
                 raise TryAgain("no such table")
 
         await p.attach(CallbackSink(take, name="target"))
@@ -133,21 +133,21 @@ def test_row_that_keeps_failing_is_reported_as_the_cause(caplog: pytest.LogCaptu
         assert statistics.reason.startswith("TryAgain: no such table; offset 40 (vector 'v40' in namespace")
         await anyio.sleep(60)
         assert p.statistics().sinks["target"].state == "breaker open"
-        cured = True
+        fixed = True
         await p.settle()
         statistics = p.statistics().sinks["target"]
         assert (statistics.state, statistics.failing, statistics.reason) == ("idle", None, None)
 
     with caplog.at_level(logging.WARNING, "delta_prop"):
         run_propagator(main)
-    (line,) = [one.message for one in caplog.records if "keeps failing" in one.message]
+    (line,) = [record.message for record in caplog.records if "keeps failing" in record.message]
     assert "offset 40 (vector 'v40' in namespace 'default'), delivered alone, has failed" in line
     assert "RejectDelta" in line
 
 
 def test_slow_sink_gets_smaller_calls_until_they_fit_timeout() -> None:
     async def main() -> None:
-        sink = steady("slow", call_s=0.0, row_s=1.0)
+        sink = steady_sink("slow", call_s=0.0, row_s=1.0)
         async with Propagator(Settings(apply_timeout_s=10.0), world=virtual_world()) as p:
             await p.attach(sink)
             last = await p.publish(*(make_delta(f"v{number}") for number in range(100)))
@@ -181,12 +181,12 @@ def test_uncancellable_call_is_reported(caplog: pytest.LogCaptureFixture) -> Non
 
     with caplog.at_level(logging.WARNING, "delta_prop"):
         run_virtual(main)
-    assert [one.message for one in caplog.records if "does not end" in one.message]
+    assert [record.message for record in caplog.records if "does not end" in record.message]
 
 
 def test_replay_of_flaky_rows_completes() -> None:
     async def main(p: RecordedPropagator) -> None:
-        rejects, rng, seen = True, random.Random(1), list[int]()
+        rejects, rng, applied = True, random.Random(1), list[int]()
 
         class FlakySink(AllOrNothingSink):
             async def apply(self, deliveries: Sequence[Delivery]) -> None:
@@ -195,13 +195,13 @@ def test_replay_of_flaky_rows_completes() -> None:
                     raise RejectDelta(offsets[0], "not now")
                 if any(rng.random() < SHARE for _ in offsets):
                     raise TryAgain("busy")
-                seen.extend(offsets)
+                applied.extend(offsets)
 
-        await p.attach(FlakySink("moody", rng))
+        await p.attach(FlakySink("flaky", rng))
         await p.publish(*(make_delta(f"v{number}") for number in range(60)))
         await p.settle()
         rejects = False
-        assert (await p.replay("moody", timeout_s=300)).applied == 60
-        assert sorted(seen) == list(range(60))
+        assert (await p.replay("flaky", timeout_s=300)).applied == 60
+        assert sorted(applied) == list(range(60))
 
     run_propagator(main)

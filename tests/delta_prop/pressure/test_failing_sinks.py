@@ -40,7 +40,7 @@ OTHERS = 1_000
 
 
 class RejectingSink:
-    """A real sink that rejects creates of `vector_id`, unless it is None, and else keeps the contract."""
+    """A wrapper of a real sink that rejects creates of `vector_id`; if that is None, it rejects nothing."""
 
     def __init__(self, sink: Sink, vector_id: str) -> None:
         self.sink = sink
@@ -52,17 +52,17 @@ class RejectingSink:
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
         ready: list[Delivery] = []
-        for one in deliveries:
-            batch = one.batch
-            rows = np.arange(batch.count) if one.rows is None else one.rows
-            for at, row in enumerate(rows.tolist()):
+        for delivery in deliveries:
+            batch = delivery.batch
+            rows = np.arange(batch.count) if delivery.rows is None else delivery.rows
+            for index, row in enumerate(rows.tolist()):
                 if batch.keys[row] == self.vector_id and batch.kinds[row] == Kind.CREATE:
-                    before = rows[:at]
-                    ready += [Delivery(one.logged, before, one.redelivered)] if len(before) else []
+                    before = rows[:index]
+                    ready += [Delivery(delivery.logged, before, delivery.redelivered)] if len(before) else []
                     if ready:
                         await self.sink.apply(ready)
-                    raise RejectDelta(one.first_offset + row, f"no room for {self.vector_id}")
-            ready.append(one)
+                    raise RejectDelta(delivery.first_offset + row, f"no room for {self.vector_id}")
+            ready.append(delivery)
         await self.sink.apply(ready)
 
 
@@ -78,7 +78,7 @@ def sinks(folder: Path) -> dict[str, Sink]:
 
 
 async def content(sink: Any, name: str) -> dict[str, object]:
-    """Return each live vector's values as read."""
+    """Return the values of each live vector, as read from the sink."""
     if name == "cache":
         keys = ["bad", "child", *(f"v{n}" for n in range(OTHERS))]
         states = [(key, sink.peek("default", key)) for key in keys]
@@ -91,15 +91,17 @@ async def content(sink: Any, name: str) -> dict[str, object]:
 
 
 def fold_log(p: RecordedPropagator, without: set[int]) -> dict[str, object]:
-    """Return the fold of the log's deltas without those at some offsets."""
+    """Return the fold of the log's deltas, except for those at the offsets in `without`."""
     changes: dict[str, list[Any]] = {}
-    for one in p.recorder.received:
-        if one.offset not in without:
-            dot = one.delta.dot
+    for received in p.recorder.received:
+        if received.offset not in without:
+            dot = received.delta.dot
             assert dot is not None
-            key = (one.lamport, dot.origin, dot.counter)
-            changes.setdefault(one.delta.vector_id, []).append((key, one.delta.operation, one.delta.metadata))
-    states: dict[str, VectorState] = {key: fold(some) for key, some in changes.items()}
+            key = (received.lamport, dot.origin, dot.counter)
+            changes.setdefault(received.delta.vector_id, []).append(
+                (key, received.delta.operation, received.delta.metadata)
+            )
+    states: dict[str, VectorState] = {key: fold(rows) for key, rows in changes.items()}
     return {
         key: state.vector.tolist()
         for key, state in states.items()
@@ -129,11 +131,11 @@ def test_rejected_create_blocks_only_its_vector(tmp_path: Path, name: str, act: 
             "idle",
             0,
         )
-        held = p.quarantine(name)
-        assert [one.reason for one in held] == ["no room for bad", *[None] * 6]
-        assert {one.blocked_by for one in held} == {bad.offset}
-        assert held[-1].delta.vector_id == "child"
-        others = fold_log(p, {one.offset for one in held})
+        quarantined = p.quarantine(name)
+        assert [item.reason for item in quarantined] == ["no room for bad", *[None] * 6]
+        assert {item.blocked_by for item in quarantined} == {bad.offset}
+        assert quarantined[-1].delta.vector_id == "child"
+        others = fold_log(p, {item.offset for item in quarantined})
         assert len(others) == OTHERS
         assert await content(sink, name) == others
         refusal = await catch_refusal(p.wait_visible(child, sinks=[name]))
@@ -148,8 +150,8 @@ def test_rejected_create_blocks_only_its_vector(tmp_path: Path, name: str, act: 
             assert (await p.replay(name, bad.offset)).applied == 7
             assert await content(sink, name) == fold_log(p, set())
         else:
-            done = await p.drop(name, bad.offset)
-            assert (done.applied, done.dropped, done.left) == (6, 1, 0)
+            result = await p.drop(name, bad.offset)
+            assert (result.applied, result.dropped, result.left) == (6, 1, 0)
             assert await content(sink, name) == fold_log(p, {bad.offset})
         await p.wait_visible(child, sinks=[name])
         sink.vector_id = None
@@ -172,7 +174,7 @@ def test_quarantine_survives_detach_and_attach(tmp_path: Path) -> None:
         second = StorageSink(tmp_path / "facts.db")
         await p.attach(second)
         await p.settle()
-        assert [one.delta.vector_id for one in p.quarantine("storage")] == ["bad", "bad"]
+        assert [item.delta.vector_id for item in p.quarantine("storage")] == ["bad", "bad"]
         assert await second.get("default", "bad") is None
         assert (await p.replay("storage")).applied == 2
         state = await second.get("default", "bad")
@@ -225,7 +227,7 @@ def test_ten_minute_outage_opens_breaker_and_quarantines_none(caplog: pytest.Log
 
     with caplog.at_level(logging.WARNING, "delta_prop"):
         run_propagator(main)
-    assert [one.message for one in caplog.records if "keeps failing" in one.message]
+    assert [record.message for record in caplog.records if "keeps failing" in record.message]
     assert len(caplog.records) == 1
 
 
@@ -243,19 +245,19 @@ def test_replay_of_unknown_offset_or_sink_is_refused() -> None:
 
 def test_replay_of_a_failing_sink_times_out() -> None:
     async def main(p: RecordedPropagator) -> None:
-        mood: list[Exception | None] = [RejectDelta(0, "no")]
+        error: list[Exception | None] = [RejectDelta(0, "no")]
 
         def apply(_offset: int, _delta: Delta) -> None:
-            if mood[0] is not None:
-                raise mood[0]
+            if error[0] is not None:
+                raise error[0]
 
         await p.attach(CallbackSink(apply))
         await p.publish(Delta("v", create([1.0])))
         await p.settle()
-        mood[0] = TryAgain("down")
+        error[0] = TryAgain("down")
         with pytest.raises(TimeoutError, match="its quarantine holds 1 deltas"):
             await p.replay("callback", timeout_s=5)
-        mood[0] = None
+        error[0] = None
         await anyio.sleep(60)
         assert len(p.quarantine("callback")) == 1  # the failed replay is not continued
         assert (await p.replay("callback")).applied == 1
@@ -267,9 +269,9 @@ def test_quarantined_parent_blocks_only_its_own_sink() -> None:
     async def main(p: RecordedPropagator) -> None:
         await p.attach(RejectingSink(CacheSink(), "bad"))
         await p.publish(Delta("bad", create([1.0])))
-        named = p.head("bad")
-        assert isinstance(named, Dot)
-        published = await p.publish(Delta("other", create([1.0]), parents=(named,)))
+        parent = p.head("bad")
+        assert isinstance(parent, Dot)
+        published = await p.publish(Delta("other", create([1.0]), parents=(parent,)))
         await p.wait_visible(published, sinks=["recorder"])
         with pytest.raises(Refused, match="quarantine"):
             await p.wait_visible(published, sinks=["cache"])
@@ -282,15 +284,15 @@ def test_after_a_publish_waits_for_all_its_rows() -> None:
         sink = RejectingSink(CacheSink(), "bad")
         await p.attach(sink)
         await p.publish(Delta("other", create([1.0])))
-        several = await p.publish(Delta("bad", create([1.0])), Delta("fine", create([1.0])))
+        published = await p.publish(Delta("bad", create([1.0])), Delta("fine", create([1.0])))
         receipt = p.offer(Delta("bad", sparse([0], [2.0])))
         children = [
-            await p.publish(Delta("child-1", create([1.0])), after=[several]),
+            await p.publish(Delta("child-1", create([1.0])), after=[published]),
             await p.publish(Delta("child-2", create([1.0])), after=[receipt]),
         ]
         await p.settle()
-        held = [one.delta.vector_id for one in p.quarantine("cache")]
-        assert held == ["bad", "bad", "child-1", "child-2"]
+        quarantined = [item.delta.vector_id for item in p.quarantine("cache")]
+        assert quarantined == ["bad", "bad", "child-1", "child-2"]
         sink.vector_id = None
         assert (await p.replay("cache")).left == 0
         for child in children:
@@ -447,6 +449,6 @@ def test_invalid_arguments_raise_usage_errors(call: Any, message: str) -> None:
 
 def test_calls_on_a_closed_propagator_are_refused() -> None:
     p = Propagator()
-    for verb in (p.pressure, p.statistics, lambda: p.quarantine("x"), lambda: p.restart("x")):
+    for call in (p.pressure, p.statistics, lambda: p.quarantine("x"), lambda: p.restart("x")):
         with pytest.raises(UsageError, match="not open"):
-            verb()
+            call()

@@ -30,25 +30,25 @@ if TYPE_CHECKING:
 
 
 class FaultyCallback:
-    """A callback that rejects, raises and delays as set. `seen` holds what it applied."""
+    """A callback that rejects, raises and delays as set. `applied`: the offsets that it has applied."""
 
     def __init__(self, *rejects: int) -> None:
         self.rejects = set(rejects)
         self.raises: BaseException | None = None
-        self.takes_s = 0.0
-        self.fails_at: int | None = None
-        self.seen: list[int] = []
+        self.delay_s = 0.0
+        self.failing_offset: int | None = None
+        self.applied: list[int] = []
 
     async def __call__(self, offset: int, delta: Delta) -> None:
-        if self.takes_s:
-            await anyio.sleep(self.takes_s)
+        if self.delay_s:
+            await anyio.sleep(self.delay_s)
         if self.raises is not None:
             raise self.raises
-        if offset == self.fails_at:
+        if offset == self.failing_offset:
             raise ConnectionRefusedError("no")
         if offset in self.rejects:
             raise RejectDelta(offset, f"not {offset}")
-        self.seen.append(offset)
+        self.applied.append(offset)
 
 
 def create_delta(vector_id: str) -> Delta:
@@ -76,26 +76,26 @@ def test_waiter_is_refused_with_the_remaining_blocking_offset() -> None:
     run_propagator(main)
 
 
-def test_half_done_replay_can_be_resumed_by_offset() -> None:
+def test_interrupted_replay_can_be_resumed_by_offset() -> None:
     async def main(p: RecordedPropagator) -> None:
         callback = FaultyCallback(0)
         await p.attach(CallbackSink(callback, name="picky"))
         last = [await p.publish(create_delta("v")) for _ in range(3)][-1]
         await p.settle()
         callback.rejects.clear()
-        callback.fails_at = 1
+        callback.failing_offset = 1
         with pytest.raises(TimeoutError, match="its quarantine holds 2 deltas"):
             await p.replay("picky", timeout_s=1)
         await anyio.sleep(10)
-        assert callback.seen == [0]
+        assert callback.applied == [0]
         refusal = await catch_refusal(p.wait_visible(last, sinks=["picky"]))
         assert "it is blocked by offset 1: to be replayed" in refusal.message
         with pytest.raises(UsageError, match="offset 1 was not rejected: replay it"):
             await p.drop("picky", 1)
-        callback.fails_at = None
+        callback.failing_offset = None
         assert (await p.replay("picky", 1)).left == 0
         await p.wait_visible(last)
-        assert callback.seen == [0, 1, 2]
+        assert callback.applied == [0, 1, 2]
         assert outcomes_add_up(p, "picky")
 
     run_propagator(main)
@@ -124,15 +124,15 @@ def test_leaked_cancellation_stops_the_sink_until_reattached() -> None:
         await p.attach(CallbackSink(callback, name="stray"))
         await p.wait_visible(published)
         assert (await p.replay("stray")).applied == 1
-        assert callback.seen == [1, 0]
+        assert callback.applied == [1, 0]
 
     run_propagator(main)
 
 
 @pytest.mark.parametrize(
-    "at", ["call", "back-off", "breaker", "late call", "late back-off", "full", "detach"]
+    "moment", ["call", "back-off", "breaker", "replay call", "replay back-off", "full", "detach"]
 )
-def test_cancelled_propagator_closes_at_once(at: str) -> None:
+def test_cancelled_propagator_closes_at_once(moment: str) -> None:
     ended_at: list[float] = []
 
     async def main() -> None:
@@ -145,17 +145,17 @@ def test_cancelled_propagator_closes_at_once(at: str) -> None:
                 await p.attach(CallbackSink(callback, name="sick"))
                 await p.publish(create_delta("v"))
                 await anyio.sleep(1)
-                if at in ("call", "detach", "late call"):
-                    callback.takes_s = 1e5
-                elif at != "full":
+                if moment in ("call", "detach", "replay call"):
+                    callback.delay_s = 1e5
+                elif moment != "full":
                     callback.raises = ConnectionRefusedError("no")
-                if at.startswith("late"):
+                if moment.startswith("replay"):
                     tasks.start_soon(p.replay, "sick")
                 else:
                     published = await p.publish(create_delta("w"))
                     tasks.start_soon(p.wait_visible, published)
-                await anyio.sleep(20 if at == "breaker" else 0.3)
-                if at == "detach":
+                await anyio.sleep(20 if moment == "breaker" else 0.3)
+                if moment == "detach":
                     tasks.start_soon(p.detach, "sick")
                     await anyio.sleep(0.1)
                 ended_at.append(anyio.current_time())
@@ -173,7 +173,7 @@ class UnexpectedError(BaseException):
 
 @pytest.mark.parametrize("error", [UnexpectedError("odd"), KeyboardInterrupt(), SystemExit(3)])
 def test_base_exception_ends_propagator_and_its_waiters(error: BaseException) -> None:
-    ends: list[str] = []
+    reports: list[str] = []
 
     async def main() -> None:
         callback = FaultyCallback()
@@ -184,7 +184,7 @@ def test_base_exception_ends_propagator_and_its_waiters(error: BaseException) ->
             try:
                 await p.wait_visible(published)
             finally:
-                ends.append("told")
+                reports.append("reported")
 
     with pytest.raises(BaseException) as caught:
         run_virtual(main)
@@ -192,7 +192,7 @@ def test_base_exception_ends_propagator_and_its_waiters(error: BaseException) ->
         assert caught.value is error
     else:
         assert caught.group_contains(type(error), match=r"\Aodd\Z")
-    assert ends == ["told"]
+    assert reports == ["reported"]
 
 
 # --- reattached sinks
@@ -201,88 +201,90 @@ def test_base_exception_ends_propagator_and_its_waiters(error: BaseException) ->
 def test_rewound_sink_gets_quarantined_rows_in_order() -> None:
     async def main(p: RecordedPropagator) -> None:
         callback = FaultyCallback(2)
-        await p.attach(CallbackSink(callback, name="again"))
+        await p.attach(CallbackSink(callback, name="reattached"))
         for vector in "xvvyv":
             await p.publish(create_delta(vector))
         await p.settle()
-        assert len(p.quarantine("again")) == 2
-        await p.detach("again")
-        callback.seen.clear()
+        assert len(p.quarantine("reattached")) == 2
+        await p.detach("reattached")
+        callback.applied.clear()
         callback.rejects.clear()
-        callback.takes_s = 1
-        await p.attach(CallbackSink(callback, name="again"), start="earliest")
+        callback.delay_s = 1
+        await p.attach(CallbackSink(callback, name="reattached"), start="earliest")
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(p.replay, "again")
+            tasks.start_soon(p.replay, "reattached")
             await p.settle()
-        assert callback.seen == [0, 1, 2, 3, 4]
-        assert p.quarantine("again") == []
-        assert outcomes_add_up(p, "again")
+        assert callback.applied == [0, 1, 2, 3, 4]
+        assert p.quarantine("reattached") == []
+        assert outcomes_add_up(p, "reattached")
 
     run_propagator(main)
 
 
 @pytest.mark.parametrize("start", ["resume", "latest", 3])
-def test_statistics_of_a_reattached_quarantine_start_anew(start: int | str) -> None:
+def test_statistics_of_a_reattached_quarantine_start_fresh(start: int | str) -> None:
     async def main(p: RecordedPropagator) -> None:
         callback = FaultyCallback(0, 1, 2)
-        await p.attach(CallbackSink(callback, name="again"))
+        await p.attach(CallbackSink(callback, name="reattached"))
         for vector in "abcd":
             await p.publish(create_delta(vector))
         await p.settle()
-        await p.drop("again", 0)
+        await p.drop("reattached", 0)
         callback.rejects.discard(1)
-        await p.replay("again", 1)
-        assert outcomes_add_up(p, "again")
-        await p.detach("again")
+        await p.replay("reattached", 1)
+        assert outcomes_add_up(p, "reattached")
+        await p.detach("reattached")
         await p.publish(create_delta("c"))
-        await p.attach(CallbackSink(callback, name="again"), start=start)  # type: ignore[arg-type]
-        begin = {"resume": 4, "latest": 5}.get(str(start), 3)
+        await p.attach(CallbackSink(callback, name="reattached"), start=start)  # type: ignore[arg-type]
+        first_offset = {"resume": 4, "latest": 5}.get(str(start), 3)
         await p.settle()
-        assert outcomes_add_up(p, "again", start=begin, inherited=1)
+        assert outcomes_add_up(p, "reattached", start=first_offset, inherited=1)
         callback.rejects.clear()
-        await p.replay("again")
-        assert outcomes_add_up(p, "again", start=begin, inherited=1)
-        statistics = p.statistics().sinks["again"]
+        await p.replay("reattached")
+        assert outcomes_add_up(p, "reattached", start=first_offset, inherited=1)
+        statistics = p.statistics().sinks["reattached"]
         assert (statistics.dropped, statistics.quarantined) == (0, 0)
 
     run_propagator(main)
 
 
 class HaltingSink:
-    """A real sink that rejects the rows at some offsets, or accepts only redelivered rows."""
+    """A wrapper of a real sink that rejects some offsets, or accepts only rows released from the
+    quarantine.
+    """
 
     def __init__(self, sink: Sink, *rejects: int) -> None:
         self.sink = sink
         self.name = sink.name
         self.rejects = set(rejects)
-        self.redelivered_only = False
+        self.released_only = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.sink, name)
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        for one in deliveries:
-            if self.redelivered_only and not one.redelivered:
-                raise StopSink("late rows only")
-            rows = np.arange(one.logged.count) if one.rows is None else one.rows
-            for at, row in enumerate(rows.tolist()):
-                if one.first_offset + row in self.rejects:
-                    if at:
-                        end = one.first_offset + row
-                        await self.sink.apply([replace(one, rows=rows[:at], end=end)])
-                    raise RejectDelta(one.first_offset + row, "no")
-            await self.sink.apply([one])
+        for delivery in deliveries:
+            if self.released_only and not delivery.redelivered:
+                raise StopSink("released rows only")
+            rows = np.arange(delivery.logged.count) if delivery.rows is None else delivery.rows
+            for index, row in enumerate(rows.tolist()):
+                if delivery.first_offset + row in self.rejects:
+                    if index:
+                        end = delivery.first_offset + row
+                        await self.sink.apply([replace(delivery, rows=rows[:index], end=end)])
+                    raise RejectDelta(delivery.first_offset + row, "no")
+            await self.sink.apply([delivery])
 
 
 async def _halt_in_a_batch(p: RecordedPropagator, sink: HaltingSink) -> None:
-    """Stop the sink within a batch: row 0 is redelivered, row 1 is all that it applied of the rest."""
+    """Stop the sink within a batch (row 0 is quarantined, row 1 applied, row 2 not), then replay row 0."""
     await p.attach(sink)
     await p.publish_many([f"v{n}" for n in range(5)], np.ones((5, 2), np.float32))
     await anyio.sleep(1)
     statistics = p.statistics().sinks[sink.name]
     assert (statistics.state, statistics.applied_offset, statistics.quarantined) == ("stopped", 2, 1)
     sink.rejects.clear()
-    sink.redelivered_only = True
+    sink.released_only = True
     assert (await p.replay(sink.name)).applied == 1
     await anyio.sleep(2)
     statistics = p.statistics().sinks[sink.name]
@@ -293,7 +295,7 @@ async def _halt_in_a_batch(p: RecordedPropagator, sink: HaltingSink) -> None:
 QUARANTINE_OF_ONE = Settings(quarantine_deltas_max=1)
 
 
-def test_redelivered_row_does_not_advance_storage_cursor(tmp_path: Path) -> None:
+def test_released_row_does_not_advance_storage_cursor(tmp_path: Path) -> None:
     async def main(p: RecordedPropagator) -> None:
         await _halt_in_a_batch(p, HaltingSink(StorageSink(tmp_path / "facts.db"), 0, 2))
         await p.detach("storage")
@@ -307,11 +309,11 @@ def test_redelivered_row_does_not_advance_storage_cursor(tmp_path: Path) -> None
     run_propagator(main, QUARANTINE_OF_ONE)
 
 
-def test_redelivered_row_does_not_advance_index_cursor() -> None:
+def test_released_row_does_not_advance_index_cursor() -> None:
     async def main(p: RecordedPropagator) -> None:
         sink = HaltingSink(IndexSink(), 0, 2)
         await _halt_in_a_batch(p, sink)
-        sink.redelivered_only = False
+        sink.released_only = False
         p.restart("index")
         await p.settle()
         await p.wait_visible(5, committed=True)
@@ -322,7 +324,7 @@ def test_redelivered_row_does_not_advance_index_cursor() -> None:
 
 
 @pytest.mark.parametrize("rejects", [set(), {2}])
-def test_redelivered_row_is_flushed_before_its_quarantine_ends(tmp_path: Path, rejects: set[int]) -> None:
+def test_released_row_is_flushed_before_its_quarantine_ends(tmp_path: Path, rejects: set[int]) -> None:
     async def main(p: RecordedPropagator) -> None:
         storage = StorageSink(tmp_path / "facts.db", flush_s=1e3)
         sink = HaltingSink(storage, 0, 2)

@@ -1,7 +1,8 @@
 """A stalled and a failing sink next to a store, a cache and a callback, in real time, at half the peak load.
 
-Runs with and without the two alternate in slices. Other work of the machine disturbs both, so the bound
-applies to the median over pairs of the ratio; if it is exceeded, more pairs are run, and all of them count.
+Runs with and without these two sinks alternate in slices. Other work on the machine disturbs both runs of a
+pair, so the bound applies to the median of the pairs' ratios; if it is exceeded, more pairs are run, and all
+pairs count.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ SAMPLES_MIN_FULL = 10_000
 
 @dataclass(slots=True)
 class RunPairs:
-    """Pairs of a run A without and a run B with the disturbed sinks, as many as were needed."""
+    """Pairs of runs: A without the disturbed sinks, B with them."""
 
     pairs: list[tuple[Measured, Measured]] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
@@ -54,14 +55,14 @@ class RunPairs:
 
     @property
     def rss_bytes_max(self) -> int:
-        """Return the process's largest resident memory at any time."""
+        """Return the peak resident memory of the process."""
         return max(run.rss_bytes_max for pair in self.pairs for run in pair)
 
     def ratios(self) -> dict[str, list[float]]:
-        """Return the ratios of B to A: each healthy sink's 99th percentile, and CPU time per delta."""
+        """Return the ratios of B to A: p99 latency of each healthy sink, and CPU time per delta."""
         sinks = self.pairs[0][0].latencies_s
-        found = {name: [p99_ms(b, name) / p99_ms(a, name) for a, b in self.pairs] for name in sinks}
-        return found | {"cpu": [b.cpu_us_per_delta / a.cpu_us_per_delta for a, b in self.pairs]}
+        latency_ratios = {name: [p99_ms(b, name) / p99_ms(a, name) for a, b in self.pairs] for name in sinks}
+        return latency_ratios | {"cpu": [b.cpu_us_per_delta / a.cpu_us_per_delta for a, b in self.pairs]}
 
     def is_within_bounds(self) -> bool:
         """True if all medians are within their bounds."""
@@ -80,12 +81,15 @@ class RunPairs:
                 for name in a.latencies_s
             ]
             cpu = f"{a.cpu_us_per_delta:.0f}/{b.cpu_us_per_delta:.0f} {ratios['cpu'][number]:.2f}"
-            trouble = ", ".join(
+            disturbances = ", ".join(
                 f"{name} lag {lag}, {failures} failures" for name, (lag, failures) in b.disturbed.items()
             )
             load = f"{number}: {self.loads[number].calls_per_s:.0f}/s"
-            rows.append([load, *cells, cpu, trouble])
-        spread = [f"{statistics.median(one):.2f} ({min(one):.2f}-{max(one):.2f})" for one in ratios.values()]
+            rows.append([load, *cells, cpu, disturbances])
+        spread = [
+            f"{statistics.median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
+            for values in ratios.values()
+        ]
         head = [
             f"pair: calls of {ROWS}",
             *(f"{name} p99 ms A/B" for name in list(ratios)[:-1]),
@@ -116,7 +120,7 @@ def test_stalled_and_failing_sink_cost_others_little(tmp_path: Path, full: bool)
     finally:
         gc.unfreeze()
     grown, bound = pairs.rss_bytes_max - rss, max(memory_bytes_max(load) for load in pairs.loads)
-    samples = sum(len(one) for _, b in pairs.pairs for one in b.latencies_s.values())
+    samples = sum(len(latencies) for _, b in pairs.pairs for latencies in b.latencies_s.values())
     print(
         pairs.table(f"{len(pairs.pairs)} pairs of {seconds} s in {slices} slices, {samples} latencies in B")
         + f"memory: grew by {grown / MIB:.1f} MiB since before the first run, at most {bound / MIB:.1f} MiB; "

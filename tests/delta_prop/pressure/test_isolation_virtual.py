@@ -1,7 +1,7 @@
-"""A stalled and a failing sink change no time of other sinks or of producers, to the tick of the clock.
+"""A stalled and a failing sink delay no other sink and no producer, not even by a tick of the clock.
 
-The same traffic runs twice, with and without the two; what the others received, and when, must be equal.
-Times are compared exactly, so even the smallest delay by another sink would show.
+The same traffic runs twice, with and without these two sinks; the other sinks must receive the same rows at
+the same times. Times are compared exactly, so even the smallest delay by another sink would show.
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ import anyio
 
 from delta_prop import Propagator, Settings
 from delta_prop.testing import run_virtual, virtual_world
-from tests.delta_prop.pressure.isolation import TimedSink, failing, publish_all, stalled, steady, traffic
+from tests.delta_prop.pressure.isolation import (
+    TimedSink,
+    failing_sink,
+    publish_all,
+    stalled_sink,
+    steady_sink,
+    traffic,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,25 +52,25 @@ class RunResult:
 def healthy(_seed: int) -> list[tuple[TimedSink, str]]:
     """Return sinks with their topics: a quick one, one mostly busy, one that accumulates batches."""
     return [
-        (steady("quick", call_s=0.001), "*"),
-        (steady("busy", call_s=0.05, row_s=0.005), "*"),
-        (steady("slow", call_s=0.7), "ns:a"),
+        (steady_sink("quick", call_s=0.001), "*"),
+        (steady_sink("busy", call_s=0.05, row_s=0.005), "*"),
+        (steady_sink("slow", call_s=0.7), "ns:a"),
     ]
 
 
 def occasionally_failing(seed: int) -> list[tuple[TimedSink, str]]:
     """Return other sinks that themselves fail now and then."""
     return [
-        (failing("troubled", seed, share=0.1, call_s=0.002), "*"),
-        (failing("also troubled", seed, share=0.02, call_s=0.05), "ns:b"),
+        (failing_sink("troubled", seed, share=0.1, call_s=0.002), "*"),
+        (failing_sink("also troubled", seed, share=0.02, call_s=0.05), "ns:b"),
     ]
 
 
 def disturbing_sinks(seed: int) -> list[TimedSink]:
     """Return the stalled and the failing sink, which must not affect the others."""
     return [
-        stalled("stalled", from_offset=STALLED_FROM, stall_s=STALL_S),
-        failing("failing", seed, share=0.3),
+        stalled_sink("stalled", from_offset=STALLED_FROM, stall_s=STALL_S),
+        failing_sink("failing", seed, share=0.3),
     ]
 
 
@@ -111,19 +118,23 @@ def first_difference(baseline: RunResult, other: RunResult) -> str | None:
     series = {"acknowledgements": (baseline.acknowledged, other.acknowledged)} | {
         name: (times, other.applied[name]) for name, times in baseline.applied.items()
     }
-    for name, (expected, seen) in series.items():
-        if expected != seen:
+    for name, (expected, actual) in series.items():
+        if expected != actual:
             position = next(
-                (at for at, (one, second) in enumerate(zip(expected, seen, strict=False)) if one != second),
+                (
+                    index
+                    for index, (left, right) in enumerate(zip(expected, actual, strict=False))
+                    if left != right
+                ),
                 -1,
             )
-            pair = f"{expected[position]} and {seen[position]}"
-            return f"{name}: {len(expected)} and {len(seen)}; {position}: {pair}"
+            pair = f"{expected[position]} and {actual[position]}"
+            return f"{name}: {len(expected)} and {len(actual)}; {position}: {pair}"
     return None
 
 
 def longest_gap_s(times: Times) -> float:
-    return max(later - sooner for (_, sooner), (_, later) in pairwise(times))
+    return max(later - earlier for (_, earlier), (_, later) in pairwise(times))
 
 
 def test_disturbed_sinks_change_no_time_of_others(full: bool) -> None:
@@ -132,8 +143,7 @@ def test_disturbed_sinks_change_no_time_of_others(full: bool) -> None:
         baseline, disturbed_run = run(seed), run(seed, disturbing_sinks)
         difference = first_difference(baseline, disturbed_run)
         assert difference is None
-        # Otherwise equality would mean nothing: there was traffic, some of it waited, and both sinks did
-        # fail.
+        # The equality means something: there was traffic, some of it waited, and both sinks did fail.
         assert baseline.end == disturbed_run.end > 4_000
         assert disturbed_run.acknowledged[-1][1] > MIDWAY_S
         assert disturbed_run.midway.pending.released > 10
@@ -197,7 +207,7 @@ def test_log_too_small_for_the_stall_would_be_detected() -> None:
     small = replace(SETTINGS, log_deltas_max=600)
 
     def short_stall(_seed: int) -> list[TimedSink]:
-        return [stalled("stalled", from_offset=STALLED_FROM, stall_s=8)]
+        return [stalled_sink("stalled", from_offset=STALLED_FROM, stall_s=8)]
 
     baseline, disturbed_run = (
         run(0, settings=small, calls=120),

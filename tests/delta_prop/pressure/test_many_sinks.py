@@ -19,15 +19,15 @@ from delta_prop.route.feed import Feed
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_broker.log.memory import MemoryLog
 from delta_prop_wire.delta import Delta, opaque
-from tests.delta_prop.pressure.isolation import TimedSink, steady
+from tests.delta_prop.pressure.isolation import TimedSink, steady_sink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HEALTHY, STALLED = 40, 10
-MAILBOX_DELTAS, MAILBOX_BYTES, MERGE = 200, 1 << 20, 100
+MAILBOX_DELTAS, MAILBOX_BYTES, MERGE_DELTAS = 200, 1 << 20, 100
 SETTINGS = Settings(
-    mailbox_deltas_max=MAILBOX_DELTAS, mailbox_bytes_max=MAILBOX_BYTES, merge_deltas_max=MERGE
+    mailbox_deltas_max=MAILBOX_DELTAS, mailbox_bytes_max=MAILBOX_BYTES, merge_deltas_max=MERGE_DELTAS
 )
 CALLS_PER_SINK_MAX = 40
 CALLS_PER_STALLED_SINK_MAX = 6
@@ -59,7 +59,7 @@ class CallCounts:
 
 @contextmanager
 def count_calls() -> Iterator[CallCounts]:
-    """Count all function calls, those of `Feed.offer`, and the callbacks that the loop is asked to run."""
+    """Count all function calls, the calls of `Feed.offer`, and the callbacks scheduled on the loop."""
     counts = CallCounts()
     offer = Feed.offer.__code__
     loop: Any = asyncio.get_running_loop()
@@ -96,14 +96,14 @@ class Service:
     @classmethod
     async def attach(cls, p: Propagator, healthy: int, stalled: int) -> Service:
         service = cls(p, Gate())
-        service.healthy = [steady(f"healthy-{number}", call_s=0.001) for number in range(healthy)]
+        service.healthy = [steady_sink(f"healthy-{number}", call_s=0.001) for number in range(healthy)]
         service.stalled = [service.gate.sink(f"stalled-{number}") for number in range(stalled)]
         for sink in service.healthy + service.stalled:
             await p.attach(sink)
         return service
 
     async def publish(self, times: int, deltas: int = 1) -> None:
-        """Publish this many times, each time after the healthy sinks are idle."""
+        """Publish `times` times, each time after the healthy sinks are idle."""
         for number in range(times):
             await self.p.publish(*(Delta(f"v{number % 7}", opaque(bytes(100))),) * deltas)
             await anyio.sleep(0.05)
@@ -176,21 +176,21 @@ def test_mailboxes_are_bounded_and_lagging_sinks_read_the_log(
                 published = await p.publish(*(Delta(f"v{number}", opaque(bytes(size))),) * rows)
                 for _ in range(2):
                     statistics = p.statistics().sinks.values()
-                    worst_deltas = max(worst_deltas, *(one.mailbox_deltas for one in statistics))
-                    worst_bytes = max(worst_bytes, *(one.mailbox_bytes for one in statistics))
+                    worst_deltas = max(worst_deltas, *(sink.mailbox_deltas for sink in statistics))
+                    worst_bytes = max(worst_bytes, *(sink.mailbox_bytes for sink in statistics))
                     await anyio.sleep(0.01)
             end = published.next_offset
-            laggards = [p.statistics().sinks[sink.name] for sink in service.stalled]
-            assert all(lag.catching_up and lag.pulled and lag.lag == end for lag in laggards)
+            lagging = [p.statistics().sinks[sink.name] for sink in service.stalled]
+            assert all(lag.catching_up and lag.pulled and lag.lag == end for lag in lagging)
             assert MAILBOX_DELTAS // 2 < worst_deltas <= MAILBOX_DELTAS
             assert MAILBOX_BYTES // 4 < worst_bytes <= MAILBOX_BYTES
             await p.wait_visible(end, sinks=[sink.name for sink in service.healthy])
             assert reads == 0  # a sink that keeps up gets its deltas from its mailbox
             service.gate.opened.set()
             await p.wait_visible(end)
-            assert STALLED <= reads <= STALLED * (2 * end // MERGE + 3)
-            for one in service.healthy + service.stalled:
-                assert [offset for offset, _ in one.applied] == list(range(end))
+            assert STALLED <= reads <= STALLED * (2 * end // MERGE_DELTAS + 3)
+            for sink in service.healthy + service.stalled:
+                assert [offset for offset, _ in sink.applied] == list(range(end))
             print(
                 f"{STALLED} of {HEALTHY + STALLED} sinks lagged by {end} deltas: mailboxes held at most "
                 f"{worst_deltas} of {MAILBOX_DELTAS} deltas, {worst_bytes} of {MAILBOX_BYTES} bytes; "

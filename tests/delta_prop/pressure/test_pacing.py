@@ -31,11 +31,11 @@ MAILBOXES = (5_000, 20_000, 100_000)
 
 
 class PacingResult(NamedTuple):
-    """Over the settled seconds, every 100 ms: deviations of the admitted rate from the capacity; extremes."""
+    """Deviations of the admitted rate from the capacity, every 100 ms once settled, and maxima of the run."""
 
     deviations: list[float]
-    most_in_flight: int
-    most_lag: int
+    in_flight_max: int
+    pushed_lag_max: int
 
     @property
     def worst(self) -> float:
@@ -43,11 +43,11 @@ class PacingResult(NamedTuple):
 
     @property
     def outside_share(self) -> float:
-        return sum(one > TOLERANCE for one in self.deviations) / len(self.deviations)
+        return sum(deviation > TOLERANCE for deviation in self.deviations) / len(self.deviations)
 
 
 def run_paced(mailbox: int, seed: int, *, law: RateLaw = "drain", hold_s: float, batch: int) -> PacingResult:
-    """Run once with a demand that is never the limit."""
+    """Run once, with a demand that always exceeds the capacity."""
     settings = Settings(mailbox_deltas_max=mailbox, rate_law=law)
 
     async def main() -> PacingResult:
@@ -58,10 +58,10 @@ def run_paced(mailbox: int, seed: int, *, law: RateLaw = "drain", hold_s: float,
             await publish_until(p, admitted, until_s=hold_s * len(STEPS), batch=batch)
         deviations = [
             abs(rate / step - 1)
-            for at, step in enumerate(STEPS)
-            for rate in admitted.rates(at * hold_s + SETTLE_S, (at + 1) * hold_s)
+            for number, step in enumerate(STEPS)
+            for rate in admitted.rates(number * hold_s + SETTLE_S, (number + 1) * hold_s)
         ]
-        return PacingResult(deviations, sink.most_in_flight, sink.most_lag_pushed)
+        return PacingResult(deviations, sink.in_flight_max, sink.pushed_lag_max)
 
     return run_virtual(main)
 
@@ -75,12 +75,12 @@ def test_source_follows_a_sink_whose_capacity_changes(full: bool) -> None:
         laws: tuple[RateLaw, ...] = ("drain", "depth") if full or mailbox == 5_000 else ("drain",)
         for law in laws:
             runs = [run_paced(mailbox, seed, law=law, hold_s=hold_s, batch=batch) for seed in range(seeds)]
-            worst, most = max(run.worst for run in runs), max(run.most_in_flight for run in runs)
+            worst, in_flight_max = max(run.worst for run in runs), max(run.in_flight_max for run in runs)
             outside_share = sum(run.outside_share for run in runs) / seeds
-            print(f"{law:>14} {mailbox:8} {worst:7.1%} {outside_share:13.1%} {most:15}")
+            print(f"{law:>14} {mailbox:8} {worst:7.1%} {outside_share:13.1%} {in_flight_max:15}")
             # The credit limit applies at any rate.
-            assert 0 < most <= mailbox
-            assert max(run.most_lag for run in runs) <= mailbox
+            assert 0 < in_flight_max <= mailbox
+            assert max(run.pushed_lag_max for run in runs) <= mailbox
             if law == "drain":
                 assert worst <= TOLERANCE
             else:
@@ -99,9 +99,9 @@ def test_gate_without_a_pacing_sink_limits_nothing(
     def count_calls(owner: type, name: str) -> None:
         function: Callable[..., object] = getattr(owner, name)
 
-        def call(*given: object, **named: object) -> object:
+        def call(*arguments: object, **options: object) -> object:
             counts[name] = counts.get(name, 0) + 1
-            return function(*given, **named)
+            return function(*arguments, **options)
 
         monkeypatch.setattr(owner, name, call)
 

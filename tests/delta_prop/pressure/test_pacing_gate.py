@@ -42,8 +42,8 @@ class HeldSink:
         await self.opened.wait()
         await anyio.sleep(self.row_s * rows)
         for delivery in deliveries:
-            chosen = range(delivery.logged.count) if delivery.rows is None else delivery.rows.tolist()
-            self.keys += [delivery.batch.keys[row] for row in chosen]
+            rows_delivered = range(delivery.logged.count) if delivery.rows is None else delivery.rows.tolist()
+            self.keys += [delivery.batch.keys[row] for row in rows_delivered]
 
     async def aclose(self) -> None:
         """Do nothing: the recorded keys stay."""
@@ -64,7 +64,7 @@ def run_at_closed_gate(
             await p.attach(sink, pacing=True)
             first = [p.offer(make_delta(f"first-{row}")) for row in range(MAILBOX)]
             closed = p.offer(make_delta("closed"))
-            assert p.statistics().queue.depth == 1  # statistics() first sends what this tick offered
+            assert p.statistics().queue.depth == 1  # statistics() first sends the offers of this tick
             assert all(receipt.acknowledged for receipt in first)
             assert not closed.done
             assert closed.withdraw()
@@ -81,9 +81,9 @@ async def wait_all(receipts: Sequence[Receipt], within_s: float = 60) -> None:
 
 
 def offset_of(receipt: Receipt) -> int:
-    at = receipt.result().offset
-    assert at is not None
-    return at
+    offset = receipt.result().offset
+    assert offset is not None
+    return offset
 
 
 # --- order at the gate
@@ -102,23 +102,23 @@ def test_critical_work_overtakes_low_work_at_the_gate() -> None:
         before = sum(offset_of(receipt) < last for receipt in low)
         print(f"\nlast of 30 critical deltas at position {last - MAILBOX}, {before} of 200 low before it")
         assert before <= 15  # one low delta in eight; more after ageing for a second
-        assert [offset_of(one) for one in critical] == sorted(map(offset_of, critical))
-        assert [offset_of(one) for one in low] == sorted(map(offset_of, low))
+        assert [offset_of(receipt) for receipt in critical] == sorted(map(offset_of, critical))
+        assert [offset_of(receipt) for receipt in low] == sorted(map(offset_of, low))
 
     run_at_closed_gate(main)
 
 
 def test_low_work_progresses_under_endless_critical_work() -> None:
     async def main(p: Propagator, sink: HeldSink) -> None:
-        done: dict[Priority, list[float]] = {Priority.CRITICAL: [], Priority.LOW: []}
+        waits_s: dict[Priority, list[float]] = {Priority.CRITICAL: [], Priority.LOW: []}
         sink.row_s = 0.002
         sink.opened.set()
 
         async def publish(priority: Priority, name: str) -> None:
             while True:
-                at = anyio.current_time()
+                started = anyio.current_time()
                 await p.publish(*(make_delta(f"{name}-{row}", priority=priority) for row in range(2)))
-                done[priority].append(anyio.current_time() - at)
+                waits_s[priority].append(anyio.current_time() - started)
 
         with anyio.move_on_after(6):
             async with anyio.create_task_group() as callers:
@@ -126,12 +126,14 @@ def test_low_work_progresses_under_endless_critical_work() -> None:
                     callers.start_soon(publish, Priority.CRITICAL, f"critical-{number}")
                 for number in range(5):
                     callers.start_soon(publish, Priority.LOW, f"low-{number}")
-        critical, low = len(done[Priority.CRITICAL]), len(done[Priority.LOW])
-        print(f"\n{critical} critical and {low} low calls; a low one waited {max(done[Priority.LOW]):.2f} s")
+        critical, low = len(waits_s[Priority.CRITICAL]), len(waits_s[Priority.LOW])
+        print(
+            f"\n{critical} critical and {low} low calls; a low one waited {max(waits_s[Priority.LOW]):.2f} s"
+        )
         assert low >= (critical + low) / 12
         assert low <= (critical + low) / 4
-        assert max(done[Priority.LOW]) < 2
-        assert len(critical_late := [wait for wait in done[Priority.CRITICAL] if wait > 1]) <= 20, (
+        assert max(waits_s[Priority.LOW]) < 2
+        assert len(critical_late := [wait for wait in waits_s[Priority.CRITICAL] if wait > 1]) <= 20, (
             critical_late
         )
 
@@ -168,7 +170,7 @@ def test_offers_are_acknowledged_when_the_gate_opens() -> None:
         assert p.statistics().queue.depth == 20
         sink.opened.set()
         await wait_all(receipts)
-        assert [offset_of(one) for one in receipts] == list(range(MAILBOX, MAILBOX + 20, 2))
+        assert [offset_of(receipt) for receipt in receipts] == list(range(MAILBOX, MAILBOX + 20, 2))
         assert p.statistics().queue.depth == 0
 
     run_at_closed_gate(main)
@@ -199,8 +201,8 @@ def test_small_batch_does_not_overtake_a_waiting_large_one() -> None:
 def test_publish_cancelled_at_the_gate_leaves_nothing() -> None:
     async def main(p: Propagator, sink: HeldSink) -> None:
         before = p.statistics()
-        late = await catch_refusal(p.publish(make_delta("late"), timeout_s=2))
-        assert late.code is ErrorCode.DEP_TIMEOUT
+        refusal = await catch_refusal(p.publish(make_delta("late"), timeout_s=2))
+        assert refusal.code is ErrorCode.DEP_TIMEOUT
         with anyio.move_on_after(1) as scope:
             await p.publish(make_delta("cancelled"))
         assert scope.cancelled_caught
@@ -261,7 +263,7 @@ def test_close_refuses_waiting_publishers_at_once() -> None:
     run_virtual(main)
     assert len(refusals) == 21
     assert {code for _, code in refusals} == {ErrorCode.SHUTTING_DOWN}
-    assert {round(at, 3) for at, _ in refusals} == {3.0}  # before the sink's close timeout
+    assert {round(time_s, 3) for time_s, _ in refusals} == {3.0}  # before the sink's close timeout
 
 
 # --- producers with dots
@@ -305,7 +307,9 @@ def test_producer_passes_the_gate_in_order_exactly_once() -> None:
 
 
 def test_producer_sends_as_soon_as_the_gate_opens() -> None:
-    """The gate's opening wakes the producer, not the next poll of sinks (every 100 ms) or end of a call."""
+    """The producer wakes when the gate opens, not at the next poll of sinks (every 100 ms) or end of a
+    call.
+    """
     settings = Settings(merge_deltas_max=100, rate_initial=200)
 
     async def main() -> None:
@@ -315,9 +319,9 @@ def test_producer_sends_as_soon_as_the_gate_opens() -> None:
             await p.attach(sink, pacing=True)
             producer, waits = p.producer("one"), []
             for number in range(1_000):
-                at = anyio.current_time()
+                started = anyio.current_time()
                 await producer.publish(make_delta(f"v{number}"))
-                waits.append(anyio.current_time() - at)
+                waits.append(anyio.current_time() - started)
             settled = waits[500:]
             assert max(settled) < 0.05
             assert sum(wait > 0 for wait in settled) > 400  # each publish waited at the gate
@@ -347,7 +351,7 @@ def test_pressure_changes_reach_every_listener() -> None:
                     1,
                     1,
                     1,
-                ]  # the first level came at once, and no change since
+                ]  # each listener got the current level at once, and no change since
                 assert received[0][0].level is PressureLevel.OK
                 assert received[0][0].rate_limit is None
                 await p.attach(sink, pacing=True)
@@ -367,13 +371,13 @@ def test_pressure_changes_reach_every_listener() -> None:
                 await anyio.sleep(0.2)
                 assert received[0][-1].rate_limit is None
                 count = len(received[0])
-                await anyio.sleep(60.05)  # so that the close falls between two steps
+                await anyio.sleep(60.05)  # so that the propagator closes between two pacing steps
                 assert len(received[0]) == count < 60
-            # The listeners end after the close, or this block would never end.
+            # The listeners end when the propagator is closed; otherwise this block would never end.
 
     run_virtual(main)
     assert received[0] == received[1] == received[2]
-    assert {PressureLevel.OK, PressureLevel.STOP} <= {one.level for one in received[0]}
+    assert {PressureLevel.OK, PressureLevel.STOP} <= {pressure.level for pressure in received[0]}
 
 
 def test_listening_ends_at_close_though_a_sink_hangs() -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from delta_prop_sinks.sink import Delivery
 
 LOG_DELTAS_MAX = 40_000
-DRAIN = 5_000.0
+DRAIN_RATE = 5_000.0
 
 
 class StoppingSink(WorkingSink):
@@ -49,20 +49,22 @@ def test_required_sink_paces_from_80_percent_of_the_log(
     caplog.set_level(logging.WARNING, "delta_prop")
 
     async def main() -> None:
-        slow, quick = WorkingSink("slow", [DRAIN]), WorkingSink("quick", [1e6])
-        admitted, fills = AdmittedRates(), []
+        slow, quick = WorkingSink("slow", [DRAIN_RATE]), WorkingSink("quick", [1e6])
+        admitted, used_shares = AdmittedRates(), []
 
         async with Propagator(log_settings(), world=virtual_world()) as p:
             await p.attach(quick)
             await p.attach(slow)
 
-            async def sample_fill() -> None:
+            async def sample_used_share() -> None:
                 while True:
                     await anyio.sleep(0.05)
-                    fills.append((anyio.current_time(), p._log.used_share(p._sinks.feed("slow").committed)))
+                    used_shares.append(
+                        (anyio.current_time(), p._log.used_share(p._sinks.feed("slow").committed))
+                    )
 
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(sample_fill)
+                tasks.start_soon(sample_used_share)
                 await publish_until(p, admitted, until_s=15, batch=200)
                 check_pressure(p.pressure(), p)
                 await anyio.sleep(0.25)  # the demand falls
@@ -75,22 +77,23 @@ def test_required_sink_paces_from_80_percent_of_the_log(
             assert statistics.pressure.level is PressureLevel.OK
             assert statistics.pressure.rate_limit is None
             assert slow.rows == quick.rows == statistics.accepted
-        # At first the source is unlimited; then it keeps to the sink's rate without oscillating.
+        # At first the source is not limited; then it follows the sink's rate without oscillating.
         settled = list(admitted.rates(5, 15))
-        assert min(settled) >= 0.9 * DRAIN
-        assert max(settled) <= 1.1 * DRAIN
-        held = [fill for at, fill in fills if 1 < at < 15]
-        assert 0.8 < min(held) <= max(held) < 0.95
+        assert min(settled) >= 0.9 * DRAIN_RATE
+        assert max(settled) <= 1.1 * DRAIN_RATE
+        settled_shares = [share for time_s, share in used_shares if 1 < time_s < 15]
+        assert 0.8 < min(settled_shares) <= max(settled_shares) < 0.95
         print(
-            f"admitted {min(settled):.0f} to {max(settled):.0f}/s; the log {min(held):.0%} to {max(held):.0%}"
+            f"admitted {min(settled):.0f} to {max(settled):.0f}/s; "
+            f"the log {min(settled_shares):.0%} to {max(settled_shares):.0%}"
         )
 
     def check_pressure(pressure: Pressure, p: Propagator) -> None:
         assert pressure.level is PressureLevel.THROTTLE
         assert pressure.paced_by == "slow (its share of the log)"
-        assert pressure.rate_limit == pytest.approx(DRAIN, rel=0.1)
+        assert pressure.rate_limit == pytest.approx(DRAIN_RATE, rel=0.1)
         assert "sink 'slow (its share of the log)' is pacing" in pressure.reason
-        assert f"it drains {DRAIN:.0f} deltas/s" in pressure.reason
+        assert f"it drains {DRAIN_RATE:.0f} deltas/s" in pressure.reason
         assert pressure.retry_after_ms is not None
         assert 1 <= pressure.retry_after_ms <= 1_000
         statistics = p.statistics().sinks
@@ -98,8 +101,8 @@ def test_required_sink_paces_from_80_percent_of_the_log(
         assert not statistics["quick"].pacing
 
     run_virtual(main)
-    paced = [line for line in paced_lines(caplog) if "'slow'" in line]
-    assert [line.split("source")[0] for line in paced] == [
+    lines = [line for line in paced_lines(caplog) if "'slow'" in line]
+    assert [line.split("source")[0] for line in lines] == [
         "sink 'slow' paces the ",
     ]
 
@@ -158,7 +161,7 @@ def test_full_log_invalidates_only_the_evictable_sinks_cursor() -> None:
             assert "needs a snapshot" in (statistics.sinks["stopped"].reason or "")
             await p.wait_visible(3_000, sinks=["quick", "slow"])
             assert quick.rows == slow.rows == 3_000
-            # After reattaching, it reads the rows that are still in the log.
+            # After the sink is reattached, it reads the rows that are still in the log.
             await p.detach("stopped")
             restarted = WorkingSink("stopped", [1e6])
             await p.attach(restarted, start="earliest")
@@ -193,8 +196,8 @@ def test_publish_into_a_full_log_is_refused_at_its_timeout() -> None:
             for row in range(1_000):
                 await p.publish(make_delta(f"v{row}"))
             before = anyio.current_time()
-            late = await catch_refusal(p.publish(make_delta("late"), timeout_s=3))
-            assert late.code is ErrorCode.LOG_FULL
+            refusal = await catch_refusal(p.publish(make_delta("late"), timeout_s=3))
+            assert refusal.code is ErrorCode.LOG_FULL
             assert anyio.current_time() == pytest.approx(before + 3)
 
     run_virtual(main)

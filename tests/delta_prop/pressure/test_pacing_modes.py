@@ -26,43 +26,43 @@ if TYPE_CHECKING:
     from delta_prop_sinks.sink import Delivery
 
 BACKLOG_MAX = 20_000
-BACKGROUND = 4_000.0
+WORK_RATE = 4_000.0
 LIMITS = Settings().feed_limits(None, None)
 
 
 @dataclass(slots=True)
 class BacklogSink(WorkingSink):
-    """A sink that accepts rows at once and works on them later, at its own rate; `apply` keeps the bound."""
+    """A sink that accepts rows at once and works on them later; `apply` waits while the backlog is full."""
 
-    waiting: int = 0
+    backlog_rows: int = 0
     backlog_max: int = 0
     worked: anyio.Event | None = None
 
     def backlog(self) -> Backlog:
         """Return the backlog."""
-        return Backlog(self.waiting, BACKLOG_MAX)
+        return Backlog(self.backlog_rows, BACKLOG_MAX)
 
     async def background(self) -> None:
         """Work off 40 rows at a time."""
         while True:
-            work = min(40, self.waiting)
-            await anyio.sleep(max(work, 1) / BACKGROUND)
-            self.waiting -= work
+            work = min(40, self.backlog_rows)
+            await anyio.sleep(max(work, 1) / WORK_RATE)
+            self.backlog_rows -= work
             if self.worked is not None:
                 self.worked.set()
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
         """Accept the rows, after waiting while the backlog is full."""
         rows = sum(delivery.count for delivery in deliveries)
-        while self.waiting + rows > BACKLOG_MAX:
+        while self.backlog_rows + rows > BACKLOG_MAX:
             self.worked = anyio.Event()
             await self.worked.wait()
-        self.waiting += rows
+        self.backlog_rows += rows
         self.rows += rows
-        self.backlog_max = max(self.backlog_max, self.waiting)
+        self.backlog_max = max(self.backlog_max, self.backlog_rows)
 
 
-@pytest.mark.parametrize("demand_max", [10 * BACKGROUND, inf], ids=["fast", "endless"])
+@pytest.mark.parametrize("demand_max", [10 * WORK_RATE, inf], ids=["fast", "endless"])
 def test_source_is_paced_at_the_rate_of_backlog_work(demand_max: float) -> None:
     """Endless demand fills the log before the sink is polled, so the sink first catches up."""
     log_deltas_max, until_s = (1_000_000, 20) if demand_max < inf else (40_000, 40)
@@ -76,7 +76,7 @@ def test_source_is_paced_at_the_rate_of_backlog_work(demand_max: float) -> None:
             async def sample() -> None:
                 while True:
                     await anyio.sleep(0.05)
-                    backlogs.append((anyio.current_time(), backlog_sink.waiting))
+                    backlogs.append((anyio.current_time(), backlog_sink.backlog_rows))
 
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(sample)
@@ -89,22 +89,25 @@ def test_source_is_paced_at_the_rate_of_backlog_work(demand_max: float) -> None:
                 pressure = p.pressure()
                 assert pressure.level is PressureLevel.THROTTLE
                 assert pressure.paced_by == "index (its backlog)"
-                assert pressure.rate_limit == pytest.approx(BACKGROUND, rel=0.1)
+                assert pressure.rate_limit == pytest.approx(WORK_RATE, rel=0.1)
                 assert p.statistics().sinks["index"].pacing
                 tasks.cancel_scope.cancel()
             await anyio.sleep(10)
             assert not p.statistics().sinks["index"].pacing
             assert p.pressure().rate_limit is None
             assert p.statistics().log.refused == 0
-        least = min(admitted.rates(5, until_s))
+        lowest_rate = min(admitted.rates(5, until_s))
         settled = list(admitted.rates(until_s - 10, until_s))
-        held = [rows for at, rows in backlogs if until_s - 10 < at < until_s]
-        print(f"\nadmitted {min(settled):.0f} to {max(settled):.0f}/s; backlog {min(held)} to {max(held)}")
-        assert least >= 0.25 * BACKGROUND
-        assert min(settled) >= 0.85 * BACKGROUND
-        assert max(settled) <= 1.15 * BACKGROUND
-        assert min(held) > 0.75 * BACKLOG_MAX
-        assert max(held) < BACKLOG_MAX  # the backlog stays above the mark and below the bound
+        settled_backlogs = [rows for time_s, rows in backlogs if until_s - 10 < time_s < until_s]
+        print(
+            f"\nadmitted {min(settled):.0f} to {max(settled):.0f}/s; "
+            f"backlog {min(settled_backlogs)} to {max(settled_backlogs)}"
+        )
+        assert lowest_rate >= 0.25 * WORK_RATE
+        assert min(settled) >= 0.85 * WORK_RATE
+        assert max(settled) <= 1.15 * WORK_RATE
+        assert min(settled_backlogs) > 0.75 * BACKLOG_MAX
+        assert max(settled_backlogs) < BACKLOG_MAX  # the backlog stays above the mark and below the bound
         assert backlog_sink.backlog_max <= BACKLOG_MAX
 
     run_virtual(main)
@@ -142,37 +145,37 @@ def test_stalled_pacing_sink_limits_nobody_until_it_resumes(failure: Exception, 
             assert p.pressure().rate_limit is None
             assert p.pressure().level is PressureLevel.OK
             assert not p.statistics().sinks["slow"].pacing
-            at = anyio.current_time()
+            started = anyio.current_time()
             for _ in range(50):
                 await p.publish_many(IDS[:200], MATRIX[:200])
-            assert anyio.current_time() == at
+            assert anyio.current_time() == started
             assert p.statistics().accepted == before + 10_000
-            # After the restart, the sink paces the source; at first by a share of its rate, while it catches
-            # up.
+            # After the restart, the sink paces the source: at first to a fraction of its rate, while it
+            # catches up.
             sink.failure = None
             p.restart("slow")
             await anyio.sleep(0.3)
             assert p.statistics().sinks["slow"].pacing
             assert p.pressure().paced_by == "slow"
             assert p._sinks.pacing.pacer.mode("slow") is Mode.CATCHING_UP
-            at = anyio.current_time()
-            await publish_until(p, admitted, until_s=at + 40, batch=200)
+            started = anyio.current_time()
+            await publish_until(p, admitted, until_s=started + 40, batch=200)
             assert not p.statistics().sinks["slow"].catching_up
-            assert max(admitted.rates(at + 30, at + 40)) <= 2_000 * 1.15
-            assert min(admitted.rates(at + 30, at + 40)) >= 2_000 * 0.85
+            assert max(admitted.rates(started + 30, started + 40)) <= 2_000 * 1.15
+            assert min(admitted.rates(started + 30, started + 40)) >= 2_000 * 0.85
             assert p._sinks.feed("slow").in_flight[0] <= 5_000
 
     run_virtual(main)
 
 
 def test_late_sink_catches_up_while_producers_continue() -> None:
-    past, capacity, mailbox = 30_000, 5_000.0, 5_000
+    earlier_deltas, capacity, mailbox = 30_000, 5_000.0, 5_000
 
     async def main() -> None:
         sink, admitted = WorkingSink("late", [capacity]), AdmittedRates()
         lags: list[tuple[float, int, bool]] = []
         async with Propagator(Settings(mailbox_deltas_max=mailbox), world=virtual_world()) as p:
-            for _ in range(past // 1_000):
+            for _ in range(earlier_deltas // 1_000):
                 await p.publish_many(IDS, MATRIX)
             sink.observe(p)
             await p.attach(sink, pacing=True, start=0)
@@ -187,18 +190,22 @@ def test_late_sink_catches_up_while_producers_continue() -> None:
                 tasks.start_soon(sample)
                 await publish_until(p, admitted, until_s=45, batch=250)
                 tasks.cancel_scope.cancel()
-        arrived = next(at for at, _, catching_up in lags if not catching_up)
-        share = [rate / capacity for rate in admitted.rates(5, arrived - 1)]
-        print(f"\ncaught up after {arrived:.1f} s; admitted {min(share):.0%} to {max(share):.0%} meanwhile")
-        # 0.7 of its rate is admitted, so 30,000 deltas are caught up at 0.3 of it: some 20 s.
-        assert 15 < arrived < 28
-        assert min(share) > 0.5
-        assert max(share) < 0.85
+        caught_up_at = next(time_s for time_s, _, catching_up in lags if not catching_up)
+        shares = [rate / capacity for rate in admitted.rates(5, caught_up_at - 1)]
+        print(
+            f"\ncaught up after {caught_up_at:.1f} s; "
+            f"admitted {min(shares):.0%} to {max(shares):.0%} meanwhile"
+        )
+        # Producers get 0.7 of the sink's rate, so it catches up on 30,000 deltas at 0.3 of its rate: some 20
+        # s.
+        assert 15 < caught_up_at < 28
+        assert min(shares) > 0.5
+        assert max(shares) < 0.85
         # From then on, the credit limit applies, and the sink does not lag a second time.
-        assert not any(catching_up for at, _, catching_up in lags if at > arrived)
-        assert max(lag for at, lag, _ in lags if at > arrived) <= mailbox
-        assert sink.most_in_flight <= mailbox
-        settled = [rate / capacity for rate in admitted.rates(arrived + 10, 45)]
+        assert not any(catching_up for time_s, _, catching_up in lags if time_s > caught_up_at)
+        assert max(lag for time_s, lag, _ in lags if time_s > caught_up_at) <= mailbox
+        assert sink.in_flight_max <= mailbox
+        settled = [rate / capacity for rate in admitted.rates(caught_up_at + 10, 45)]
         assert 0.85 < min(settled) <= max(settled) < 1.15
 
     run_virtual(main)

@@ -44,7 +44,7 @@ from tests.wire.sealing import sealed
 
 ORIGIN, SECOND, OTHER, UNCLAIMED = (make_origin(producer, Priority.NORMAL) for producer in (5, 6, 7, 8))
 SEEDED = 3
-"""Counters that are used before a test sends anything; of the second origin it is one."""
+"""Counters of ORIGIN that are used before a test sends anything; of SECOND, one counter is used."""
 CREDIT = Credit(100_000, 1 << 30)
 NORMAL = int(Priority.NORMAL) << 12
 SPARSE = (Kind.SPARSE, Kind.SPARSE_ADD)
@@ -109,7 +109,7 @@ def as_batch(
     epoch: int = 1,
     sequence: int | None = None,
 ) -> bytes:
-    """Return a Batch frame; its clock is that of the row that has one."""
+    """Return a Batch frame; its clock is the clock of the first row that has one."""
     columns: dict[Column, bytes] = {
         Column.KEY_ENDS: ends(len(row.vector_id) for row in rows),
         Column.KEYS: b"".join(row.vector_id for row in rows),
@@ -136,8 +136,8 @@ def as_batch(
         columns[Column.IDS] = b"".join(row.id or bytes(16) for row in rows)
     _add_exceptions(columns, rows)
     times = [row.timestamp for row in rows]
-    time = next((one for one in times if one), 0)
-    if any(one not in (0, time) for one in times):
+    time = next((timestamp for timestamp in times if timestamp), 0)
+    if any(timestamp not in (0, time) for timestamp in times):
         columns[Column.TIMES] = pack_all("Q", times)
     clock = next((row.clock for row in rows if row.clock), ())
     if clock:
@@ -158,25 +158,27 @@ def as_batch(
 
 
 def _add_exceptions(columns: dict[Column, bytes], rows: Sequence[DeltaFields]) -> None:
-    named = [
-        PARENT.pack(row, 1, one) if isinstance(one, bytes) else PARENT.pack(row, 0, CLOCK_ENTRY.pack(*one))
+    parents = [
+        PARENT.pack(row, 1, entry)
+        if isinstance(entry, bytes)
+        else PARENT.pack(row, 0, CLOCK_ENTRY.pack(*entry))
         for row, delta_fields in enumerate(rows)
-        for one in delta_fields.parents
+        for entry in delta_fields.parents
     ]
-    topics = [*dict.fromkeys(one for row in rows for one in row.topics)]
+    topics = [*dict.fromkeys(entry for row in rows for entry in row.topics)]
     expects = [
         EXPECT.pack(row, 0, *delta_fields.expect)
         for row, delta_fields in enumerate(rows)
         if delta_fields.expect is not None
     ]
-    if named:
-        columns[Column.PARENTS] = b"".join(named)
+    if parents:
+        columns[Column.PARENTS] = b"".join(parents)
     if topics:
         columns[Column.TAG_NAMES] = table(topics)
         columns[Column.TAGS] = b"".join(
-            TAG.pack(row, topics.index(one))
+            TAG.pack(row, topics.index(entry))
             for row, delta_fields in enumerate(rows)
-            for one in delta_fields.topics
+            for entry in delta_fields.topics
         )
     if expects:
         columns[Column.EXPECTS] = b"".join(expects)
@@ -219,58 +221,60 @@ class Answer:
 
 
 class Server:
-    """One connection of a producer, in process: `take` gets the bytes that a socket would receive."""
+    """One connection of a producer, in process: `handle` is passed the bytes that a socket would receive."""
 
-    def __init__(self, grant: Permissions = ALL_PERMISSIONS, settings: ServerSettings | None = None) -> None:
+    def __init__(
+        self, permissions: Permissions = ALL_PERMISSIONS, settings: ServerSettings | None = None
+    ) -> None:
         self.bench = Bench(log_deltas_max=1_000)
         internals = SimpleNamespace(
             pipeline=self.bench.pipeline, log=self.bench.log, now=lambda: self.bench.now
         )
-        self.intake = ProduceHandler(
+        self.handler = ProduceHandler(
             cast("Any", internals),
             settings or ServerSettings(),
-            grant,
+            permissions,
             Source.LOCAL,
             rate_limiter=RateLimiter(),
             counters=Counters(),
             notify=lambda: None,
             audit=lambda _refused: None,
         )
-        self.intake.claim([OriginClaim(origin) for origin in (ORIGIN, SECOND, OTHER)])
+        self.handler.claim([OriginClaim(origin) for origin in (ORIGIN, SECOND, OTHER)])
         self._connection = Connection(Role.SERVER)
         self._connection.receive(encode(Subscribe(1, Hello())))
         self._connection.next_event()
         self._connection.send(Ack(correlation_id=1, response=Welcome(), credit=CREDIT))
         seeds = [Delta(name, create([1.0, 2.0]), "n") for name in ("seed-0", "seed-1", "v")]
         assert len(seeds) == SEEDED
-        self.bench.send(encode_batch(seeds, origin=ORIGIN, base=1), owner=grant.name)
-        self.bench.send(encode_batch(seeds[:1], origin=SECOND, base=1), owner=grant.name)
+        self.bench.send(encode_batch(seeds, origin=ORIGIN, base=1), owner=permissions.name)
+        self.bench.send(encode_batch(seeds[:1], origin=SECOND, base=1), owner=permissions.name)
         assert len(self.bench.routed) == 2
 
-    def take(self, raw: bytes) -> Answer:
+    def handle(self, raw: bytes) -> Answer:
         """Handle one frame as a connection does, and return the answer."""
-        connection, intake = self._connection, self.intake
+        connection, handler = self._connection, self.handler
         connection.receive(raw)
         try:
             run = connection.next_run()
             if run is not None:
-                intake.handle_run(run)
+                handler.handle_run(run)
             elif (frame := connection.next_event()) is not NEED_BYTES:
                 if isinstance(frame, BatchFrame):
-                    intake.handle_batch(frame, connection.last_frame_bytes)
+                    handler.handle_batch(frame, connection.last_frame_bytes)
                 else:
                     assert isinstance(frame, DeltaFrame)
-                    intake.handle_delta(frame, connection.last_frame_bytes)
+                    handler.handle_delta(frame, connection.last_frame_bytes)
         except ProtocolError as error:
             return Answer(error.code, open=False)
         return self._result()
 
     def _result(self) -> Answer:
-        answers = self.intake.take_answers(throttled=False)
-        (nack,) = [one for one in answers if isinstance(one, Nack)] or [None]
+        answers = self.handler.take_answers(throttled=False)
+        (nack,) = [answer for answer in answers if isinstance(answer, Nack)] or [None]
         if nack is None:
             return Answer(waits=not answers)
-        return Answer(nack.code, nack.field, nack.row, open=not self.intake.is_unauthorized)
+        return Answer(nack.code, nack.field, nack.row, open=not self.handler.is_unauthorized)
 
     def result_after_timeout(self) -> Answer:
         """Return the answer after all timeouts of waiting deltas."""
@@ -281,30 +285,35 @@ class Server:
     def accepts_more(self) -> bool:
         """True if the connection accepts another delta."""
         after = as_delta(DeltaFields(vector_id=b"after"), 1, origin=OTHER, sequence=1_000)
-        return self.take(after) == Answer()
+        return self.handle(after) == Answer()
 
     def logged(self) -> list[tuple[int, int, bytes]]:
         """Return the offset, Lamport number and body of each batch after the seeds."""
-        return [(one.offset, one.lamport, bytes(one.batch.body)) for one in self.bench.routed[2:]]
+        return [
+            (logged_batch.offset, logged_batch.lamport, bytes(logged_batch.batch.body))
+            for logged_batch in self.bench.routed[2:]
+        ]
 
     def rows(self) -> list[tuple[Any, ...]]:
-        """Return the rows after the seeds, independent of batches; no-op records have their code only."""
+        """Return the rows after the seeds, independent of batches; of no-op records, only the code."""
         return [
             (
-                one.offset + row,
-                one.batch.dot(row),
-                refused_code(one.batch, row) if one.batch.is_control else one.batch.delta(row),
+                logged_batch.offset + row,
+                logged_batch.batch.dot(row),
+                refused_code(logged_batch.batch, row)
+                if logged_batch.batch.is_control
+                else logged_batch.batch.delta(row),
             )
-            for one in self.bench.routed[2:]
-            for row in range(one.count)
+            for logged_batch in self.bench.routed[2:]
+            for row in range(logged_batch.count)
         ]
 
     def state(self) -> tuple[object, ...]:
         """Return the rest of the service's state."""
         bench, pipeline = self.bench, self.bench.pipeline
-        known = sorted(name for name in bench.vectors._namespaces)
-        heads = {name: dict(bench.vectors._namespaces[name].heads) for name in known}
-        dimensions = {name: bench.vectors.dimension(name) for name in known}
+        names = sorted(name for name in bench.vectors._namespaces)
+        heads = {name: dict(bench.vectors._namespaces[name].heads) for name in names}
+        dimensions = {name: bench.vectors.dimension(name) for name in names}
         return (
             dict(pipeline.orderer.watermarks),
             heads,
@@ -319,10 +328,10 @@ def valid_fields(number: int) -> DeltaFields:
     return DeltaFields(vector_id=b"company-%d" % number)
 
 
-def with_id(delta_fields: DeltaFields, of: DeltaFields) -> DeltaFields:
-    """Return a row that fits into a batch with `of`: with an id if `of` has one."""
+def with_id(delta_fields: DeltaFields, like: DeltaFields) -> DeltaFields:
+    """Return the row, so that it fits into a batch with `like`: with an id if `like` has one."""
     return (
         delta_fields
-        if of.id is None
+        if like.id is None
         else replace(delta_fields, id=delta_fields.vector_id.ljust(16, b"-")[:16])
     )

@@ -39,9 +39,9 @@ def block_of(deltas: Sequence[Delta]) -> Block:
     return Block(len(deltas), columns, mask, dimension)
 
 
-def rows(part: int, count: int, begin: int = 0) -> list[Delta]:
-    """Return the deltas of a part, the same on each call."""
-    names = (f"{part}-{begin + number}" for number in range(count))
+def rows(part: int, count: int, start: int = 0) -> list[Delta]:
+    """Return `count` deltas of a part, numbered from `start`: the same ones on each call."""
+    names = (f"{part}-{start + number}" for number in range(count))
     return [Delta(name, opaque(name.encode()), NAMESPACE) for name in names]
 
 
@@ -61,10 +61,10 @@ def stage(
     token: str | None = None,
 ) -> StagedPart:
     """Stage a part as one task does, from its hello to its last acknowledgement."""
-    where = JobPart(job, part, attempt)
-    with SyncProducer(address, name=f"{job}/{part}", job=where, token=token) as producer:
-        for begin in range(0, len(deltas), block_rows):
-            producer.offer_block(block_of(deltas[begin : begin + block_rows]))
+    job_part = JobPart(job, part, attempt)
+    with SyncProducer(address, name=f"{job}/{part}", job=job_part, token=token) as producer:
+        for start in range(0, len(deltas), block_rows):
+            producer.offer_block(block_of(deltas[start : start + block_rows]))
         producer.flush()
     return StagedPart(part, attempt, len(deltas))
 
@@ -74,19 +74,19 @@ def without_rows(status: JobStatus) -> JobStatus:
     return replace(status, refused_rows=())
 
 
-def wait_published(address: str, job: str = JOB, *, s_max: float = 60.0) -> JobStatus:
+def wait_published(address: str, job: str = JOB, *, timeout_s: float = 60.0) -> JobStatus:
     """Wait until a job is published; return its status."""
-    deadline = time.monotonic() + s_max
+    deadline = time.monotonic() + timeout_s
     while (status := decide(address, job, Decision.QUERY)).state is not JobState.PUBLISHED:
-        assert time.monotonic() < deadline, f"not published in {s_max} s: {status}"
+        assert time.monotonic() < deadline, f"not published in {timeout_s} s: {status}"
         time.sleep(0.01)
     return status
 
 
 def keys_in(propagator: Propagator) -> list[str]:
-    """Return every vector id in the log, in its order, with repetitions."""
+    """Return every vector id in the log, in log order, with repetitions."""
     batches = read_all(propagator.internals().log)
-    return [key for one in batches if not one.batch.is_control for key in one.batch.keys]
+    return [key for logged in batches if not logged.batch.is_control for key in logged.batch.keys]
 
 
 class JobSite:
@@ -101,12 +101,12 @@ class JobSite:
 
     @property
     def jobs(self) -> Jobs:
-        hub = self.service._context
-        assert hub is not None
-        return hub.jobs
+        context = self.service._context
+        assert context is not None
+        return context.jobs
 
     def keys(self) -> list[str]:
-        """Return every vector id in the log, in its order, with repetitions."""
+        """Return every vector id in the log, in log order, with repetitions."""
         return self.portal.call(lambda: keys_in(self.propagator))
 
 

@@ -40,14 +40,14 @@ if TYPE_CHECKING:
     from delta_prop.server.jobs import Jobs
     from delta_prop_simulations.disk import SimDisk
     from delta_prop_wire.spec import ErrorCode
-    from tests.delta_prop.server.tokens import File
+    from tests.delta_prop.server.tokens import TokenFile
 
 
 NO_RESERVE = LogSettings(free_bytes_min=0, reserve_bytes=0)
 
 
 class Site:
-    """A service, and connections to it."""
+    """A service, with requests to it as a task and as a driver send them."""
 
     def __init__(self, propagator: Propagator, service: Service, network: VirtualNetwork) -> None:
         self.propagator = propagator
@@ -65,9 +65,9 @@ class Site:
 
     @property
     def jobs(self) -> Jobs:
-        hub = self.service._context
-        assert hub is not None
-        return hub.jobs
+        context = self.service._context
+        assert context is not None
+        return context.jobs
 
     async def stage(
         self,
@@ -83,9 +83,9 @@ class Site:
         async with self.connected() as raw:
             ack = await staged_hello(raw, part, attempt, job, token)
             watermark = ack.welcome.origins[0].watermark
-            for begin in range(watermark, len(deltas), block_rows):
+            for start in range(watermark, len(deltas), block_rows):
                 await raw.send(
-                    frame(part, deltas[begin : begin + block_rows], begin + 1, begin + 1 - watermark)
+                    frame(part, deltas[start : start + block_rows], start + 1, start + 1 - watermark)
                 )
             if len(deltas) > watermark:
                 await raw.until_acked(len(deltas) - watermark)
@@ -162,7 +162,7 @@ async def serve_virtual(
     settings: Settings | None = None,
     *,
     log: LogSettings | None = None,
-    tokens: File | None = None,
+    tokens: TokenFile | None = None,
     thread_delay_s_max: float = 0.002,
     **server: Any,
 ) -> AsyncIterator[Site]:
@@ -173,8 +173,10 @@ async def serve_virtual(
         Propagator(settings, data="x", log=log, world=world) as propagator,
         anyio.create_task_group() as tasks,
     ):
-        made = ServerSettings(host="server", allow_anonymous=True, **server)
-        service = Service(propagator, made, access=None if tokens is None else Access(world, tokens))
+        server_settings = ServerSettings(host="server", allow_anonymous=True, **server)
+        service = Service(
+            propagator, server_settings, access=None if tokens is None else Access(world, tokens)
+        )
         await tasks.start(service.run)
         site = Site(propagator, service, network)
         await wait_staged_read(site)
@@ -190,19 +192,19 @@ async def wait_staged_read(site: Site) -> None:
         await anyio.sleep(0.01)
 
 
-def run_story(
+def run_scenario(
     disk: SimDisk,
-    story: Callable[[Site], Awaitable[None]],
+    scenario: Callable[[Site], Awaitable[None]],
     *,
     backend: Literal["asyncio", "trio"] = "asyncio",
     **more: object,
 ) -> None:
-    """Run a story on a service in virtual time."""
+    """Run a scenario on a service in virtual time."""
 
     async def main() -> None:
         with anyio.fail_after(3_600):
             async with serve_virtual(disk, **more) as site:  # type: ignore[arg-type]
-                await story(site)
+                await scenario(site)
 
     run_virtual(main, backend=backend)
 

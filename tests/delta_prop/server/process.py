@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 START_S_MAX = 60.0
-_TICKS = os.sysconf("SC_CLK_TCK")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class Served:
     def cpu_s(self) -> float:
         """Return the CPU time so far, in seconds."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS
+        return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
     def loop_cpu_s(self) -> float:
         """Return the CPU time of the first thread, which runs the event loop; exact while it sleeps."""

@@ -38,7 +38,7 @@ EARLIEST = Start(StartAt.EARLIEST)
 
 
 class Raw:
-    """One connection."""
+    """One connection to a server; the test sends and reads each frame."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream

@@ -55,8 +55,8 @@ def subscription(number: int = 1, *topics: str, **more: Any) -> Subscription:
     return Subscription(number, tuple(map(Topic.parse, topics or ("*",))), **more)
 
 
-def rows_batch(rows: int, base: int, *, data: bytes = b"x" * 20, **more: Any) -> Batch:
-    deltas = [Delta(f"v{(base + row) % 7}", opaque(data), namespace="rows") for row in range(rows)]
+def rows_batch(count: int, base: int, *, data: bytes = b"x" * 20, **more: Any) -> Batch:
+    deltas = [Delta(f"v{(base + row) % 7}", opaque(data), namespace="rows") for row in range(count)]
     return batch_of(deltas, base, **more)
 
 
@@ -82,7 +82,7 @@ class Sinks:
 
 @dataclass
 class FakeService:
-    """A log, and the delivery of visible batches to consumer sessions, as the service does it."""
+    """A log, whose visible batches are passed to consumer sessions as the service does."""
 
     log: DurableLog | MemoryLog
     disk: SimDisk | None = None
@@ -91,7 +91,7 @@ class FakeService:
     counter: int = 1
     sinks: Sinks = field(default_factory=Sinks)
     appended: list[LoggedBatch] = field(default_factory=list)
-    _unseen: list[LoggedBatch] = field(default_factory=list)
+    _not_visible: list[LoggedBatch] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.groups = Groups(self.disk, self.log, virtual_world())
@@ -114,7 +114,7 @@ class FakeService:
         logged = self.log.append(batch, lamport=3 * self.log.next_offset + 5, source=source)
         self.counter += batch.count
         self.appended.append(logged)
-        self._unseen.append(logged)
+        self._not_visible.append(logged)
         if isinstance(self.log, MemoryLog):
             self.publish_visible()
         return logged
@@ -133,8 +133,8 @@ class FakeService:
         self.publish_visible()
 
     def publish_visible(self) -> None:
-        while self._unseen and self._unseen[0].next_offset <= self.log.high_watermark:
-            logged = self._unseen.pop(0)
+        while self._not_visible and self._not_visible[0].next_offset <= self.log.high_watermark:
+            logged = self._not_visible.pop(0)
             for target, rows in self.sinks.table.plan(logged.batch):
                 target.offer(logged, rows)
         for session in self.sinks.sessions:
@@ -144,9 +144,9 @@ class FakeService:
         """Fail the disk and recover the log in place: rows that were not synced are lost."""
         assert isinstance(self.log, DurableLog)
         self.log.fail(OSError("the disk"))
-        self._unseen.clear()
+        self._not_visible.clear()
         self.log.resume(self.log.recover_in_place())
-        self.appended = [one for one in self.appended if one.next_offset <= self.log.next_offset]
+        self.appended = [logged for logged in self.appended if logged.next_offset <= self.log.next_offset]
         for session in list(self.sinks.sessions):
             session.note_recovered()
 
@@ -159,13 +159,13 @@ class FakeSubscriber:
         service: FakeService,
         *,
         codecs: frozenset[int] = frozenset(),
-        may_read: Callable[[str], bool] | None = None,
+        can_read: Callable[[str], bool] | None = None,
         bytes_max: int | None = None,
         rows_max: int | None = None,
     ) -> None:
         self.rows_max = rows_max
         self.service = service
-        self.got: list[tuple[int, int, bytes]] = []
+        self.received: list[tuple[int, int, bytes]] = []
         self.kinds: list[str] = []
         self.ranges: list[int] = []  # bytes of each sendfile range
         self.bytes = 0  # bytes received on the connection
@@ -179,7 +179,7 @@ class FakeSubscriber:
             service.internals,
             settings=service.settings,
             codecs=codecs,
-            can_read=may_read,
+            can_read=can_read,
             notify=self._notify,
             groups=service.groups,
         )
@@ -201,20 +201,20 @@ class FakeSubscriber:
 
     def write(self, times: int = 1 << 30) -> int:
         """Poll the session as a writer does, when notified or due; return the number of chunks."""
-        taken = 0
+        chunk_count = 0
         while times and (self.notified or (self.wake_at is not None and self.wake_at <= self.service.now)):
             times -= 1
             self.notified, self.wake_at = False, None
-            sending = self.session.take(self.service.now, self.bytes_max, rows_max=self.rows_max)
-            if sending is not None:
-                assert sending.delta_count <= (self.rows_max or sending.delta_count)
-                taken += 1
-                self._receive(sending)
+            chunk = self.session.take(self.service.now, self.bytes_max, rows_max=self.rows_max)
+            if chunk is not None:
+                assert chunk.delta_count <= (self.rows_max or chunk.delta_count)
+                chunk_count += 1
+                self._receive(chunk)
                 self.notified = self.notified or not times or not self.session.try_idle()
                 continue
             wait_s = self.session.wait_s(self.service.now)
             self.wake_at = None if wait_s is None else self.service.now + wait_s
-        return taken
+        return chunk_count
 
     def write_all(self, seconds: float = 5.0) -> None:
         """Advance the time, and write whenever the session is due."""
@@ -226,29 +226,29 @@ class FakeSubscriber:
         self.service.now = end
 
     def offsets(self) -> list[int]:
-        return [offset for offset, _, _ in self.got]
+        return [offset for offset, _, _ in self.received]
 
-    def _receive(self, sending: SendChunk) -> None:
-        if isinstance(sending.parts, FileRange):
+    def _receive(self, chunk: SendChunk) -> None:
+        if isinstance(chunk.parts, FileRange):
             self.kinds.append("range")
-            self.ranges.append(sending.parts.size)
-            raw = sending.parts.file.read(sending.parts.position, sending.parts.size)
+            self.ranges.append(chunk.parts.size)
+            raw = chunk.parts.file.read(chunk.parts.position, chunk.parts.size)
         else:
             self.kinds.append("parts")
-            raw = b"".join(sending.parts)
-        assert len(raw) == sending.bytes
+            raw = b"".join(chunk.parts)
+        assert len(raw) == chunk.bytes
         self.bytes += len(raw)
         visible = self.service.log.high_watermark
-        decoder, deltas = Decoder(), 0
+        decoder, delta_count = Decoder(), 0
         for start in range(0, len(raw), 1 << 22):
             decoder.receive(raw[start : start + (1 << 22)])
             while (frame := decoder.next_event()) is not NEED_BYTES:
                 assert isinstance(frame, BatchFrame | DeltaFrame)
-                deltas += self._receive_frame(frame)
+                delta_count += self._receive_frame(frame)
         assert decoder.buffered_bytes == 0
-        assert deltas == sending.delta_count
-        assert sending.next_offset <= self.session.processed <= visible
-        assert self.got[-1][0] < sending.next_offset
+        assert delta_count == chunk.delta_count
+        assert chunk.next_offset <= self.session.processed <= visible
+        assert self.received[-1][0] < chunk.next_offset
 
     def _receive_frame(self, frame: BatchFrame | DeltaFrame) -> int:
         assert self.window.is_open, "a frame should be sent only while both balances are above 0"
@@ -264,7 +264,7 @@ class FakeSubscriber:
             size = frame.batch.size
         assert rows[-1][0] < self.service.log.high_watermark
         self.window.spend(len(rows), size)
-        self.got += rows
+        self.received += rows
         return len(rows)
 
 
@@ -315,5 +315,5 @@ def multi_segment_service() -> FakeService:
 
 
 EACH_LOG = pytest.mark.parametrize(
-    "make", [FakeService.in_memory, FakeService.on_disk], ids=["in memory", "on disk"]
+    "make_service", [FakeService.in_memory, FakeService.on_disk], ids=["in memory", "on disk"]
 )

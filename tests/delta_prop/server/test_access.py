@@ -14,14 +14,14 @@ from delta_prop.server.tokens import TOKEN_CHARS_MAX, TokenDefaults
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.message_rules import UNAUTHORIZED_TEXT
-from tests.delta_prop.server.tokens import File, table, world_with_clock
+from tests.delta_prop.server.tokens import TokenFile, table, world_with_clock
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-READS = table("reader", "t-read", subscribe=True, namespaces='["docs"]')
-WRITES = table("writer", "t-write", publish=True, namespaces='["docs"]')
-SECOND = 1_000_000
+READER = table("reader", "t-read", subscribe=True, namespaces='["docs"]')
+WRITER = table("writer", "t-write", publish=True, namespaces='["docs"]')
+SECOND_US = 1_000_000
 
 
 def refusal(access: Access, token: str | None) -> Unauthorized:
@@ -30,11 +30,13 @@ def refusal(access: Access, token: str | None) -> Unauthorized:
     return caught.value
 
 
-def run_with_access(main: Callable[[Access, File], Awaitable[None]], text: str = READS + WRITES) -> None:
+def run_with_access(
+    main: Callable[[Access, TokenFile], Awaitable[None]], text: str = READER + WRITER
+) -> None:
     """Run `main` while an access polls its token file."""
 
     async def run() -> None:
-        file = File(text)
+        file = TokenFile(text)
         access = Access(virtual_world(), file)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(access.run)
@@ -60,19 +62,30 @@ def test_wrong_tokens_get_identical_refusals() -> None:
     async def main() -> None:
         world, clock = world_with_clock()
         old = table("old", "t-old", admin=True, expires="1970-01-01T00:00:10Z")
-        access = Access(world, File(READS + old))
-        clock.wall = 10 * SECOND - 1
+        access = Access(world, TokenFile(READER + old))
+        clock.wall = 10 * SECOND_US - 1
         assert access.check("t-old").name == "old"
         assert access.check("t-read").can_read("docs")
         assert not access.is_open
-        clock.wall = 10 * SECOND
-        wrong = (None, "", "t-rea", "t-read ", "T-READ", "t-old", "t" * TOKEN_CHARS_MAX, "t" * 2000, "\ud800")
-        refusals = [refusal(access, token) for token in wrong]
-        assert {(one.code, one.message, one.retry_after_ms, one.field, one.row) for one in refusals} == {
-            (refusals[0].code, UNAUTHORIZED_TEXT, None, None, None)
-        }
-        assert all(one.details == {} for one in refusals)
-        causes = [one.cause for one in refusals]
+        clock.wall = 10 * SECOND_US
+        wrong_tokens = (
+            None,
+            "",
+            "t-rea",
+            "t-read ",
+            "T-READ",
+            "t-old",
+            "t" * TOKEN_CHARS_MAX,
+            "t" * 2000,
+            "\ud800",
+        )
+        refusals = [refusal(access, token) for token in wrong_tokens]
+        assert {
+            (refused.code, refused.message, refused.retry_after_ms, refused.field, refused.row)
+            for refused in refusals
+        } == {(refusals[0].code, UNAUTHORIZED_TEXT, None, None, None)}
+        assert all(refused.details == {} for refused in refusals)
+        causes = [refused.cause for refused in refusals]
         assert causes[0] == causes[1] == "no token was given"
         assert causes[5] == "token 'old' has expired"
         assert causes[6] == "the token is unknown"
@@ -89,8 +102,8 @@ def test_unusable_token_file_fails_startup() -> None:
             ("[[token]]", "name"),
             (b"#" * (1024 * 1024 + 1), "larger"),
         ):
-            file = File("")
-            file.holds = text
+            file = TokenFile("")
+            file.content = text
             with pytest.raises(UsageError, match=message):
                 Access(virtual_world(), file)
 
@@ -99,18 +112,20 @@ def test_unusable_token_file_fails_startup() -> None:
 
 def test_token_without_rate_gets_server_default() -> None:
     async def main() -> None:
-        permissions = Access(virtual_world(), File(WRITES), TokenDefaults(rate=7.0, burst=3)).check("t-write")
+        permissions = Access(virtual_world(), TokenFile(WRITER), TokenDefaults(rate=7.0, burst=3)).check(
+            "t-write"
+        )
         assert (permissions.rate, permissions.burst) == (7.0, 3)
 
     run_virtual(main)
 
 
 def test_removed_token_is_invalid_within_seconds() -> None:
-    async def main(access: Access, file: File) -> None:
+    async def main(access: Access, file: TokenFile) -> None:
         changed: list[float] = []
         access.on_change = lambda: changed.append(anyio.current_time())
         reader, writer = access.check("t-read"), access.check("t-write")
-        file.holds = WRITES
+        file.content = WRITER
         await anyio.sleep(1.5)
         assert changed == [1.0]
         assert not access.is_valid(reader)
@@ -123,15 +138,15 @@ def test_removed_token_is_invalid_within_seconds() -> None:
     run_with_access(main)
 
 
-def test_changed_token_is_invalid_until_checked_anew() -> None:
-    async def main(access: Access, file: File) -> None:
+def test_changed_token_is_invalid_until_its_next_check() -> None:
+    async def main(access: Access, file: TokenFile) -> None:
         reader, writer = access.check("t-read"), access.check("t-write")
-        file.holds = READS.replace("docs", "other") + table(
+        file.content = READER.replace("docs", "other") + table(
             "writer", "t-new", publish=True, namespaces='["docs"]'
         )
         await access.reload()
         assert not access.is_valid(reader)
-        assert not access.is_valid(writer), "its secret has changed, but its rights have not"
+        assert not access.is_valid(writer), "its secret has changed, although its permissions have not"
         assert access.check("t-read").can_read("other")
         assert access.check("t-new") == writer
         refusal(access, "t-write")
@@ -140,20 +155,22 @@ def test_changed_token_is_invalid_until_checked_anew() -> None:
 
 
 def test_added_token_invalidates_no_other() -> None:
-    async def main(access: Access, file: File) -> None:
+    async def main(access: Access, file: TokenFile) -> None:
         access.on_change = lambda: pytest.fail("on_change was called although no checked token has changed")
         refusal(access, "t-write")
-        file.holds = WRITES + READS
+        file.content = WRITER + READER
         await anyio.sleep(1.5)
         assert access.check("t-write").publish
 
-    run_with_access(main, READS)
+    run_with_access(main, READER)
 
 
 def test_token_is_invalid_once_expired() -> None:
     async def run() -> None:
         world, clock = world_with_clock()
-        access = Access(world, File(READS + table("b", "t-b", admin=True, expires="1970-01-01T00:01:00Z")))
+        access = Access(
+            world, TokenFile(READER + table("b", "t-b", admin=True, expires="1970-01-01T00:01:00Z"))
+        )
         changed: list[float] = []
         access.on_change = lambda: changed.append(anyio.current_time())
         async with anyio.create_task_group() as tasks:
@@ -161,7 +178,7 @@ def test_token_is_invalid_once_expired() -> None:
             permissions = access.check("t-b")
             await anyio.sleep(2.5)
             assert access.is_valid(permissions)
-            clock.wall = 60 * SECOND
+            clock.wall = 60 * SECOND_US
             assert not access.is_valid(permissions)
             assert not changed
             await anyio.sleep(5)
@@ -176,28 +193,28 @@ def test_token_is_invalid_once_expired() -> None:
     [
         ("[[token", "not TOML"),
         ("", "0 tables"),
-        (READS.replace("subscribe", "subscibe"), "did you mean subscribe?"),
+        (READER.replace("subscribe", "subscibe"), "did you mean subscribe?"),
         (FileNotFoundError(2, "No such file", "tokens.toml"), "tokens.toml"),
     ],
 )
 def test_broken_token_file_keeps_tokens_and_logs_once(
     broken: str | Exception, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def main(access: Access, file: File) -> None:
+    async def main(access: Access, file: TokenFile) -> None:
         access.on_change = lambda: pytest.fail("on_change was called although the file is invalid")
         permissions = access.check("t-read")
-        file.holds = broken
+        file.content = broken
         await anyio.sleep(10.5)
         assert access.check("t-read") is permissions
         assert access.is_valid(permissions)
         assert file.reads >= 10
-        file.holds = READS + WRITES
+        file.content = READER + WRITER
         await anyio.sleep(1)
-        file.holds = broken
+        file.content = broken
         await anyio.sleep(1)
 
     with caplog.at_level(logging.ERROR, "delta_prop"):
         run_with_access(main)
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == 2, "each period of an invalid file should be logged once"
-    assert all(message in one and "stay valid" in one for one in messages)
+    assert all(message in logged and "stay valid" in logged for logged in messages)

@@ -1,4 +1,4 @@
-"""The audit log: one line per refusal with its facts, floods summarized, text of clients escaped."""
+"""The audit log: one line per refusal with its fields, floods summarized, text of clients escaped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from delta_prop.testing import run_virtual
 from delta_prop_wire.errors import ProtocolError, Refused
 from delta_prop_wire.spec import ErrorCode
 
-GRANT = Permissions("ci")
+PERMISSIONS = Permissions("ci")
 LIMITED = Refused(ErrorCode.RATE_LIMITED, "too much", retry_after_ms=5)
 
 
@@ -23,26 +23,26 @@ def _level(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "delta_prop.audit")
 
 
-def facts(record: logging.LogRecord) -> dict[str, Any]:
+def fields_of(record: logging.LogRecord) -> dict[str, Any]:
     names = ("peer", "token", "frame", "code", "what", "count")
     return {name: getattr(record, name) for name in names if hasattr(record, name)}
 
 
-def test_refusal_is_one_record_with_its_facts(caplog: pytest.LogCaptureFixture) -> None:
+def test_refusal_is_one_record_with_its_fields(caplog: pytest.LogCaptureFixture) -> None:
     audit = Audit(lambda: 0.0)
-    audit.record_refusal("10.0.0.7:51", GRANT, "BATCH", Unauthorized("the token may not publish"))
+    audit.record_refusal("10.0.0.7:51", PERMISSIONS, "BATCH", Unauthorized("the token may not publish"))
     audit.record_refusal("10.0.0.8:52", None, "SUBSCRIBE", ProtocolError(ErrorCode.BAD_FRAME, "no map"))
-    one, two = caplog.records
-    assert one.name == "delta_prop.audit"
-    assert one.getMessage() == two.getMessage() == "refused"
-    assert facts(one) == {
+    first, second = caplog.records
+    assert first.name == "delta_prop.audit"
+    assert first.getMessage() == second.getMessage() == "refused"
+    assert fields_of(first) == {
         "peer": "10.0.0.7:51",
         "token": "ci",
         "frame": "BATCH",
         "code": "UNAUTHORIZED",
         "what": "the token may not publish",
     }
-    assert facts(two) == {
+    assert fields_of(second) == {
         "peer": "10.0.0.8:52",
         "token": "-",
         "frame": "SUBSCRIBE",
@@ -54,10 +54,10 @@ def test_refusal_is_one_record_with_its_facts(caplog: pytest.LogCaptureFixture) 
 
 def test_client_text_is_escaped_and_shortened(caplog: pytest.LogCaptureFixture) -> None:
     audit = Audit(lambda: 0.0)
-    wild = Refused(ErrorCode.INVALID_DELTA, "a\nb\x1b[2J\u0085\ud800" + "x" * 1000)
-    audit.record_refusal("10.0.0.7:51", None, "GET /\r\nHost: x", wild)
+    refusal = Refused(ErrorCode.INVALID_DELTA, "a\nb\x1b[2J\u0085\ud800" + "x" * 1000)
+    audit.record_refusal("10.0.0.7:51", None, "GET /\r\nHost: x", refusal)
     (record,) = caplog.records
-    written = facts(record)
+    written = fields_of(record)
     assert written["what"].startswith("a\\nb\\x1b[2J\\x85\\ud800xxx")
     assert written["frame"] == "GET /\\r\\nHost: x"
     assert len(written["what"]) < 350
@@ -69,20 +69,20 @@ def test_flood_is_summarized_and_hides_no_other_peer(caplog: pytest.LogCaptureFi
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(audit.run)
             for port in range(1000):
-                audit.record_refusal(f"10.0.0.7:{port}", GRANT, "DELTA", LIMITED)
-            audit.record_refusal("10.0.0.8:1", GRANT, "DELTA", LIMITED)
-            audit.record_refusal("10.0.0.7:1", GRANT, "DELTA", Unauthorized("no"))
+                audit.record_refusal(f"10.0.0.7:{port}", PERMISSIONS, "DELTA", LIMITED)
+            audit.record_refusal("10.0.0.8:1", PERMISSIONS, "DELTA", LIMITED)
+            audit.record_refusal("10.0.0.7:1", PERMISSIONS, "DELTA", Unauthorized("no"))
             assert len(caplog.records) == LINES_PER_WINDOW + 2
             await anyio.sleep(11.5)
             assert len(caplog.records) == LINES_PER_WINDOW + 3
-            assert facts(caplog.records[-1]) == {
+            assert fields_of(caplog.records[-1]) == {
                 "peer": "10.0.0.7",
                 "token": "ci",
                 "code": "RATE_LIMITED",
                 "count": 990,
             }
             assert caplog.records[-1].getMessage() == "refused many more"
-            audit.record_refusal("10.0.0.7:1", GRANT, "DELTA", LIMITED)
+            audit.record_refusal("10.0.0.7:1", PERMISSIONS, "DELTA", LIMITED)
             assert len(caplog.records) == LINES_PER_WINDOW + 4, "a new window should write a line"
             tasks.cancel_scope.cancel()
         assert audit.refusals == 1003
@@ -96,7 +96,7 @@ def test_continuing_flood_is_summarized_each_window(caplog: pytest.LogCaptureFix
     audit = Audit(lambda: now)
     for step in range(100):
         now = step * 0.5
-        audit.record_refusal("10.0.0.7:1", GRANT, "DELTA", LIMITED)
+        audit.record_refusal("10.0.0.7:1", PERMISSIONS, "DELTA", LIMITED)
     counts = [getattr(record, "count", None) for record in caplog.records]
     assert counts == ([None] * 10 + [10]) * 4 + [None] * 10
 
@@ -106,7 +106,7 @@ def test_pending_count_is_written_at_shutdown(caplog: pytest.LogCaptureFixture) 
         audit = Audit(anyio.current_time)
         with anyio.move_on_after(2):
             for _ in range(LINES_PER_WINDOW + 5):
-                audit.record_refusal("10.0.0.7:1", GRANT, "DELTA", LIMITED)
+                audit.record_refusal("10.0.0.7:1", PERMISSIONS, "DELTA", LIMITED)
             await audit.run()
 
     run_virtual(main)

@@ -121,7 +121,7 @@ async def test_producer_continues_when_its_log_returns_empty(tmp_path: Path) -> 
             async with Propagator(data=new.root) as p, serving(p, settings):
                 await producer.publish(Delta("a", opaque(b"2")))
                 batches = p.internals().log.read(0, rows_max=10, bytes_max=1_000_000)
-                assert {one.batch.epoch for one in batches} == {51 * 4_096 + 1}
+                assert {logged.batch.epoch for logged in batches} == {51 * 4_096 + 1}
     finally:
         await producer.__aexit__(None, None, None)
 
@@ -189,7 +189,7 @@ async def test_later_hello_cannot_change_the_source(tmp_path: Path) -> None:
                 Subscribe(2, Hello(source=Source.REPLICA, origins=(OriginClaim(ORIGIN + 1, 0),)))
             )
             answer = await producer.until(Ack)
-            assert [one.origin for one in answer.welcome.origins] == [ORIGIN + 1]
+            assert [grant.origin for grant in answer.welcome.origins] == [ORIGIN + 1]
         async with connected(address) as forwarder:
             await forwarder.hello(source=Source.REPLICA)
             await forwarder.send(Subscribe(2, Hello(origins=(OriginClaim(ORIGIN + 2, 0),))))
@@ -206,13 +206,13 @@ async def test_delta_of_an_origin_claimed_by_another_is_refused() -> None:
         assert (nack.code, nack.details) == (ErrorCode.UNKNOWN_ORIGIN, {"origin": ORIGIN})
 
 
-@pytest.mark.parametrize("wrong", [CLAIMED_EPOCH_MAX + 1, 1])
-async def test_hello_with_one_wrong_claim_grants_none(wrong: int) -> None:
+@pytest.mark.parametrize("wrong_epoch", [CLAIMED_EPOCH_MAX + 1, 1])
+async def test_hello_with_one_wrong_claim_grants_none(wrong_epoch: int) -> None:
     async with Propagator() as p, serving(p) as (_, address), connected(address) as holder:
         await holder.hello(ORIGIN, OTHER)
         async with connected(address) as other:
             await other.hello(OTHER)
-            claims = (OriginClaim(ORIGIN, 0), OriginClaim(OTHER, wrong))
+            claims = (OriginClaim(ORIGIN, 0), OriginClaim(OTHER, wrong_epoch))
             await other.send(Subscribe(2, Hello(origins=claims)))
             assert (await other.until(Nack)).code in (ErrorCode.BAD_REQUEST, ErrorCode.FENCED)
         await holder.send(opaque_batch(1, 2))

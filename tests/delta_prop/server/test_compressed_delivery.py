@@ -1,4 +1,4 @@
-"""Delivery from a compressed log: clients with the codec get stored frames, others uncompressed ones."""
+"""Delivery from a compressed log: stored frames for clients with the codec, else uncompressed frames."""
 
 from __future__ import annotations
 
@@ -71,7 +71,9 @@ class ReceivedFrames:
     @property
     def compressed(self) -> int:
         """Return the number of compressed batches."""
-        return sum(1 for one in self.headers if one.type is FrameType.BATCH and one.flags & Flag.COMPRESSED)
+        return sum(
+            1 for header in self.headers if header.type is FrameType.BATCH and header.flags & Flag.COMPRESSED
+        )
 
 
 EXPECTED = [
@@ -129,18 +131,18 @@ async def test_sliced_deliveries_are_uncompressed_and_complete(tmp_path: Path) -
 
 
 async def test_client_subscriber_reads_compressed_frames(tmp_path: Path) -> None:
-    found: list[bytes | None] = []
+    blobs: list[bytes | None] = []
     size = 0
     async with (
         serve_compressed(tmp_path, "zstd") as address,
         Subscriber(f"{address.host}:{address.port}", "*", start="earliest", compressed=True) as subscriber,
     ):
         async for batch in subscriber.batches():
-            found += [one.delta.operation.data for one in batch]
+            blobs += [row.delta.operation.data for row in batch]
             size += batch.size
-            if len(found) == len(EXPECTED):
+            if len(blobs) == len(EXPECTED):
                 break
-    assert found == [data for _, _, data in EXPECTED]
+    assert blobs == [data for _, _, data in EXPECTED]
     assert size < sum(len(data) for _, _, data in EXPECTED) * 0.7, (
         "all segments but the last should be compressed"
     )

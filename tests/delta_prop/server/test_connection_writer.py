@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class FakeStream:
-    """A stream that accepts a few bytes at once, the rest after a second. `written` has all of them."""
+    """A stream: `send_now` accepts up to `capacity_bytes`, `send` takes a second; `written` records all."""
 
     capacity_bytes: int = 1_000
     written: list[bytes] = field(default_factory=list)
@@ -54,10 +54,10 @@ class FakeSource:
     chunks: list[bytes] = field(default_factory=list)
     not_before: float | None = None
     ended: bool = False
-    takes: int = 0
+    take_count: int = 0
 
     def take_answers(self) -> list[Ack]:
-        self.takes += 1
+        self.take_count += 1
         taken, self.frames = self.frames, []
         return taken
 
@@ -87,7 +87,7 @@ class WriterFixture:
         stream: Any = self.stream
         self.writer = ConnectionWriter(stream, connection, self.context, self.source)
 
-    def in_a_tick(self, *chunks: bytes, acks: Sequence[int] = ()) -> None:
+    def write_in_a_tick(self, *chunks: bytes, acks: Sequence[int] = ()) -> None:
         with self.tick:
             self.source.chunks += chunks
             self.source.frames += [Ack(number) for number in acks]
@@ -95,26 +95,28 @@ class WriterFixture:
             self.writer.notify()
 
 
-def run_play(play: Any) -> None:
+def run_scenario(scenario: Any) -> None:
     async def main() -> None:
         fixture = WriterFixture()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(fixture.writer.run)
             await anyio.sleep(1)
-            await play(fixture)
+            await scenario(fixture)
             tasks.cancel_scope.cancel()
 
     run_virtual(main)
 
 
 def test_tick_ends_with_one_write_answers_first() -> None:
-    async def play(fixture: WriterFixture) -> None:
-        takes_before = fixture.source.takes
-        fixture.in_a_tick(b"one", acks=[1, 2])
+    async def scenario(fixture: WriterFixture) -> None:
+        take_count_before = fixture.source.take_count
+        fixture.write_in_a_tick(b"one", acks=[1, 2])
         assert fixture.stream.written == [b"ack1 ack2 one"]
-        assert fixture.source.takes - takes_before == 1, "an idle source should not be polled a second time"
+        assert fixture.source.take_count - take_count_before == 1, (
+            "an idle source should not be polled a second time"
+        )
         await anyio.sleep(1)
-        assert fixture.source.takes - takes_before == 1, "the loop should not be woken"
+        assert fixture.source.take_count - take_count_before == 1, "the loop should not be woken"
         fixture.writer.send(Ack(3))
         assert len(fixture.stream.written) == 1, "outside a tick, the loop should write"
         await anyio.sleep(1)
@@ -122,31 +124,31 @@ def test_tick_ends_with_one_write_answers_first() -> None:
         assert fixture.context.counters.bytes_out == 13 + 5
         assert fixture.context.counters.deltas_out == 1
 
-    run_play(play)
+    run_scenario(scenario)
 
 
 def test_unwritten_rest_is_left_to_the_loop() -> None:
-    async def play(fixture: WriterFixture) -> None:
+    async def scenario(fixture: WriterFixture) -> None:
         fixture.stream.capacity_bytes = 4
-        fixture.in_a_tick(b"first", b"second")
+        fixture.write_in_a_tick(b"first", b"second")
         assert fixture.stream.written == [b"firs"]
         fixture.stream.capacity_bytes = 100
-        fixture.in_a_tick(acks=[1])
+        fixture.write_in_a_tick(acks=[1])
         assert fixture.stream.written == [b"firs"], "nothing should overtake the unwritten rest"
         await anyio.sleep(2)
         assert fixture.stream.written == [b"firs", b"late t", b"ack1 second"]
 
-    run_play(play)
+    run_scenario(scenario)
 
 
 def test_writes_per_tick_are_bounded() -> None:
-    async def play(fixture: WriterFixture) -> None:
-        fixture.in_a_tick(*[b"x"] * (WRITES_PER_TICK + 2))
+    async def scenario(fixture: WriterFixture) -> None:
+        fixture.write_in_a_tick(*[b"x"] * (WRITES_PER_TICK + 2))
         assert len(fixture.stream.written) == WRITES_PER_TICK
         await anyio.sleep(1)
         assert len(fixture.stream.written) == WRITES_PER_TICK + 2
 
-    run_play(play)
+    run_scenario(scenario)
 
 
 def test_connection_broken_in_a_tick_ends_its_own_loop() -> None:
@@ -156,7 +158,7 @@ def test_connection_broken_in_a_tick_ends_its_own_loop() -> None:
 
         async def end() -> None:
             await anyio.sleep(1)
-            fixture.in_a_tick(acks=[1])
+            fixture.write_in_a_tick(acks=[1])
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(end)
@@ -187,21 +189,23 @@ def test_end_reached_in_a_tick_ends_the_loop() -> None:
 
 
 def test_loop_wakes_by_itself_for_delayed_chunks() -> None:
-    async def play(fixture: WriterFixture) -> None:
+    async def scenario(fixture: WriterFixture) -> None:
         began = anyio.current_time()
         fixture.source.not_before = began + 2
-        fixture.in_a_tick(b"later", acks=[1])
+        fixture.write_in_a_tick(b"later", acks=[1])
         assert fixture.stream.written == [b"ack1 "]
         await anyio.sleep(1)
-        takes_before = fixture.source.takes
-        fixture.in_a_tick(acks=[2])
+        take_count_before = fixture.source.take_count
+        fixture.write_in_a_tick(acks=[2])
         await anyio.sleep(0.5)
-        assert fixture.source.takes == takes_before + 2, "a wake-up at that time should be scheduled already"
+        assert fixture.source.take_count == take_count_before + 2, (
+            "a wake-up at that time should be scheduled already"
+        )
         fixture.source.not_before = began + 1.7
-        fixture.in_a_tick()
+        fixture.write_in_a_tick()
         await anyio.sleep(0.1)
         assert len(fixture.stream.written) == 2
         await anyio.sleep(0.15)
         assert fixture.stream.written[2:] == [b"later"]
 
-    run_play(play)
+    run_scenario(scenario)

@@ -1,4 +1,4 @@
-"""`ConsumerSession`: the rows that it delivers, their form and time, and the progress that it reports."""
+"""`ConsumerSession`: the rows that it delivers, their frames and timing, and the progress that it reports."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ SCOPE = frozenset({"a"})
 
 
 @EACH_LOG
-def test_matching_batches_are_pushed_as_logged(make: Callable[[], FakeService]) -> None:
-    service = make()
+def test_matching_batches_are_pushed_as_logged(make_service: Callable[[], FakeService]) -> None:
+    service = make_service()
     subscriber, other = FakeSubscriber(service), FakeSubscriber(service)
     assert [subscriber.subscribe(subscription()), other.subscribe(subscription())] == [0, 0]
     subscriber.write_all()
@@ -49,8 +49,8 @@ def test_matching_batches_are_pushed_as_logged(make: Callable[[], FakeService]) 
         service.commit()
         subscriber.write()
         other.write()
-        assert subscriber.got[-3:] == [expected_row(logged, row) for row in range(3)]
-    assert subscriber.got == other.got == expected_rows(service)
+        assert subscriber.received[-3:] == [expected_row(logged, row) for row in range(3)]
+    assert subscriber.received == other.received == expected_rows(service)
     frame = subscriber.frames[-1]
     assert isinstance(frame, BatchFrame)
     assert bytes(frame.batch.body) == bytes(service.appended[-1].batch.body)
@@ -59,8 +59,8 @@ def test_matching_batches_are_pushed_as_logged(make: Callable[[], FakeService]) 
 
 
 @EACH_LOG
-def test_rows_above_the_high_watermark_are_not_sent(make: Callable[[], FakeService]) -> None:
-    service = make()
+def test_rows_above_the_high_watermark_are_not_sent(make_service: Callable[[], FakeService]) -> None:
+    service = make_service()
     subscriber = FakeSubscriber(service)
     subscriber.subscribe(subscription())
     service.rows(2)
@@ -128,23 +128,23 @@ def test_lagging_subscriber_never_lingers() -> None:
     subscriber.subscribe(subscription(1, "ns:a", start=EARLIEST, wait_ms_max=10_000))
     subscriber.write()
     assert subscriber.session.processed == service.log.high_watermark
-    assert len(subscriber.got) == 900
+    assert len(subscriber.received) == 900
 
 
 def test_one_take_encodes_a_bounded_number_of_frames() -> None:
     service = FakeService.in_memory(settings=ServerSettings())
-    cut, single = FakeSubscriber(service), FakeSubscriber(service)
-    cut.subscribe(subscription(1, "ns:a"))
+    sliced, single = FakeSubscriber(service), FakeSubscriber(service)
+    sliced.subscribe(subscription(1, "ns:a"))
     single.subscribe(subscription(1, "ns:rows", deltas=True))
     for _ in range(150):
         append_mixed(service)
     service.rows(200)
-    for subscriber in (cut, single):
+    for subscriber in (sliced, single):
         subscriber.write(times=1)
         assert 0 < len(subscriber.frames) <= ENCODED_MAX
         subscriber.write_all()
-    assert cut.got == [one for one in expected_rows(service) if one[0] % 2 == 0 and one[0] < 900]
-    assert single.got == expected_rows(service, 900)
+    assert sliced.received == [row for row in expected_rows(service) if row[0] % 2 == 0 and row[0] < 900]
+    assert single.received == expected_rows(service, 900)
 
 
 def test_sent_rows_free_queue_capacity() -> None:
@@ -172,7 +172,7 @@ def test_large_slice_is_split_into_frames_under_credit(
     deltas = [Delta(f"k{row}", opaque(b"x"), "ab"[row % 2]) for row in range(40)]
     service.append(batch_of(deltas, service.counter))
     subscriber.write_all()
-    assert 5 <= len(subscriber.got) < 20
+    assert 5 <= len(subscriber.received) < 20
     subscriber.grant(100)
     subscriber.write_all()
     assert subscriber.offsets() == list(range(0, 40, 2))
@@ -208,14 +208,14 @@ def test_full_queue_falls_back_to_the_log_then_pushes(bytes_max: int) -> None:
     assert session.processed == 0
     assert session._queue.bytes <= service.settings.subscriber_bytes_max
     subscriber.write_all()
-    assert subscriber.got == expected_rows(service)
+    assert subscriber.received == expected_rows(service)
     assert not session.is_catching_up
     notifications = subscriber.notifications
     service.rows(1)
     service.commit()
     assert subscriber.notifications == notifications + 1
     subscriber.write()
-    assert subscriber.got == expected_rows(service)
+    assert subscriber.received == expected_rows(service)
 
 
 # --- rows that do not match
@@ -223,25 +223,25 @@ def test_full_queue_falls_back_to_the_log_then_pushes(bytes_max: int) -> None:
 
 @EACH_LOG
 def test_matching_rows_come_sliced_and_the_rest_is_processed(
-    make: Callable[[], FakeService],
+    make_service: Callable[[], FakeService],
 ) -> None:
-    service = make()
-    subscriber, nothing = FakeSubscriber(service), FakeSubscriber(service)
+    service = make_service()
+    subscriber, unmatched = FakeSubscriber(service), FakeSubscriber(service)
     subscriber.subscribe(subscription(1, "ns:a"))
-    nothing.subscribe(subscription(1, "ns:nobody"))
+    unmatched.subscribe(subscription(1, "ns:nobody"))
     for pushed in (True, False):
         append_mixed(service)
         if pushed:
             service.commit()
         subscriber.write()
-        nothing.write()
+        unmatched.write()
         service.commit()
     subscriber.write_all()
     assert subscriber.offsets() == [0, 2, 4, 6, 8, 10]
-    assert subscriber.got == [one for one in expected_rows(service) if one[0] % 2 == 0]
+    assert subscriber.received == [row for row in expected_rows(service) if row[0] % 2 == 0]
     assert [frame.sequence for frame in subscriber.frames] == [0, 6]
-    assert nothing.got == []
-    assert nothing.session.processed == subscriber.session.processed == service.log.high_watermark == 12
+    assert unmatched.received == []
+    assert unmatched.session.processed == subscriber.session.processed == service.log.high_watermark == 12
 
 
 def test_filter_and_scope_narrow_the_topics() -> None:
@@ -249,7 +249,7 @@ def test_filter_and_scope_narrow_the_topics() -> None:
     high, replicas, scoped = (
         FakeSubscriber(service),
         FakeSubscriber(service),
-        FakeSubscriber(service, may_read=SCOPE.__contains__),
+        FakeSubscriber(service, can_read=SCOPE.__contains__),
     )
     high.subscribe(subscription(filter=Filter(priorities=(Priority.HIGH,))))
     replicas.subscribe(subscription(filter=Filter(sources=(Source.REPLICA,))))
@@ -269,15 +269,15 @@ def test_filter_and_scope_narrow_the_topics() -> None:
     for subscriber in (high, replicas, scoped):
         subscriber.write_all()
         assert subscriber.session.processed == service.log.high_watermark
-    all_ = expected_rows(service)
-    assert high.got == [one for one in all_ if one[0] % 7 == 6 and one[0] // 7 % 2]
-    assert replicas.got == [one for one in all_ if one[0] % 7 == 6 and one[0] // 7 % 3 == 0]
-    assert scoped.got == [one for one in all_ if one[0] % 7 in (0, 2, 4)]
+    rows = expected_rows(service)
+    assert high.received == [row for row in rows if row[0] % 7 == 6 and row[0] // 7 % 2]
+    assert replicas.received == [row for row in rows if row[0] % 7 == 6 and row[0] // 7 % 3 == 0]
+    assert scoped.received == [row for row in rows if row[0] % 7 in (0, 2, 4)]
 
 
 @EACH_LOG
-def test_control_rows_are_skipped(make: Callable[[], FakeService]) -> None:
-    service = make()
+def test_control_rows_are_skipped(make_service: Callable[[], FakeService]) -> None:
+    service = make_service()
     subscriber = FakeSubscriber(service)
     subscriber.subscribe(subscription(start=EARLIEST))
     service.rows(2)
@@ -294,15 +294,15 @@ def test_control_rows_are_skipped(make: Callable[[], FakeService]) -> None:
 
 
 @EACH_LOG
-def test_single_delta_frames_on_request(make: Callable[[], FakeService]) -> None:
-    service = make()
+def test_single_delta_frames_on_request(make_service: Callable[[], FakeService]) -> None:
+    service = make_service()
     subscriber = FakeSubscriber(service)
     subscriber.subscribe(subscription(1, "ns:a", "ns:rows", deltas=True, start=EARLIEST))
     service.rows(200)
     append_mixed(service)
     service.commit()
     subscriber.write_all()
-    assert subscriber.got == [one for one in expected_rows(service) if one[0] < 200 or one[0] % 2 == 0]
+    assert subscriber.received == [row for row in expected_rows(service) if row[0] < 200 or row[0] % 2 == 0]
     assert all(isinstance(frame, DeltaFrame) for frame in subscriber.frames)
 
 
@@ -354,8 +354,10 @@ def test_subscribing_amid_a_sliced_batch_duplicates_nothing() -> None:
 
 
 @EACH_LOG
-def test_cursor_waits_for_credit_so_later_topics_get_all_rows(make: Callable[[], FakeService]) -> None:
-    service = make()
+def test_cursor_waits_for_credit_so_later_topics_get_all_rows(
+    make_service: Callable[[], FakeService],
+) -> None:
+    service = make_service()
     append_mixed(service)
     service.commit()
     subscriber = FakeSubscriber(service)
@@ -363,7 +365,7 @@ def test_cursor_waits_for_credit_so_later_topics_get_all_rows(make: Callable[[],
     append_mixed(service)
     service.commit()
     subscriber.write_all()
-    assert (subscriber.got, subscriber.session.processed) == ([], 6)
+    assert (subscriber.received, subscriber.session.processed) == ([], 6)
     assert subscriber.subscribe(subscription(2, "v:b0")) == 6
     append_mixed(service)
     service.commit()
@@ -395,7 +397,7 @@ def test_later_subscription_cannot_change_shared_settings(request_: Subscription
     assert (refusal.code, refusal.field) == (ErrorCode.BAD_REQUEST, field)
     subscriber.service.rows(1)
     subscriber.write_all()
-    assert subscriber.got == []
+    assert subscriber.received == []
 
 
 def test_later_subscription_may_restate_or_omit_shared_settings() -> None:
@@ -419,16 +421,16 @@ def test_wrong_subscription_numbers_are_refused() -> None:
 
 @EACH_LOG
 @pytest.mark.parametrize("as_deltas", [False, True])
-def test_credit_bounds_what_is_sent(make: Callable[[], FakeService], as_deltas: bool) -> None:
-    service = make()
+def test_credit_bounds_the_rows_sent(make_service: Callable[[], FakeService], as_deltas: bool) -> None:
+    service = make_service()
     subscriber = FakeSubscriber(service)
     subscriber.subscribe(subscription(credit=Credit(5, 1 << 40), deltas=as_deltas))
     for _ in range(20):
         service.rows(3)
         service.commit()
         subscriber.write_all()
-    sent = len(subscriber.got)
-    assert sent == (5 if as_deltas else 6)
+    row_count = len(subscriber.received)
+    assert row_count == (5 if as_deltas else 6)
     assert subscriber.session.wait_s(service.now) is None
     notifications = subscriber.notifications
     service.rows(3)
@@ -441,12 +443,12 @@ def test_credit_bounds_what_is_sent(make: Callable[[], FakeService], as_deltas: 
         "a balance of 0 should allow no frame"
     )
     subscriber.write_all()
-    assert len(subscriber.got) == 6
+    assert len(subscriber.received) == 6
     subscriber.grant(10, 0)
     subscriber.write_all()
     subscriber.grant(1000)
     subscriber.write_all()
-    assert subscriber.got == expected_rows(service)
+    assert subscriber.received == expected_rows(service)
 
 
 def test_credit_bounds_bytes_too() -> None:
@@ -460,4 +462,4 @@ def test_credit_bounds_bytes_too() -> None:
     assert len(subscriber.frames) == 1
     subscriber.grant(0, 10_000)
     subscriber.write_all()
-    assert subscriber.got == expected_rows(service)
+    assert subscriber.received == expected_rows(service)

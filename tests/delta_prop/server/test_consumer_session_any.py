@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delta_prop.server import consumer_session as module
-from delta_prop_broker.log.files import sendfile as stretches
+from delta_prop_broker.log.files import sendfile
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import Delta, Priority, Source, create, delete, opaque
 from delta_prop_wire.errors import Refused
@@ -32,14 +32,14 @@ from tests.delta_prop.server.session_fakes import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-NAMES = ("a", "b", "c")
+NAMESPACES = ("a", "b", "c")
 TOPICS = [Topic.parse(text) for text in ("*", "*", "v:k1", "ns:a", "ns:b", "op:create", "op:delete", "c:x")]
 FILTERS = (None, None, Filter(sources=(Source.LOCAL,)), Filter(priorities=(Priority.HIGH, Priority.NORMAL)))
 
 
 @pytest.fixture(autouse=True)
 def _small_sendfile_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RangeBounds", partial(stretches.RangeBounds, bytes_min=2_000))
+    monkeypatch.setattr(module, "RangeBounds", partial(sendfile.RangeBounds, bytes_min=2_000))
 
 
 @dataclass
@@ -53,25 +53,25 @@ class SubscriberRun:
     unfiltered: bool
     subscriber: FakeSubscriber = field(init=False)
     earlier: list[tuple[int, int, bytes]] = field(default_factory=list)
-    begin: int = 0
-    numbers: int = 0
+    first_offset: int = 0
+    last_number: int = 0
     open: dict[int, Subscription] = field(default_factory=dict)
     subscriptions: list[tuple[int, list[Subscription]]] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.begin = self.connect(Start(StartAt.LATEST))
+        self.first_offset = self.connect(Start(StartAt.LATEST))
 
-    # --- moves
+    # --- steps
 
     def append(self) -> None:
         rng, service = self.rng, self.service
-        one_name = rng.choice([*NAMES, None, None])
+        namespace = rng.choice([*NAMESPACES, None, None])
         deltas = [
             Delta(
                 f"k{rng.randrange(4)}",
                 rng.choice([create([1.0]), delete(), opaque(b"x" * rng.choice([1, 300]))]),
-                one_name or rng.choice(NAMES),
+                namespace or rng.choice(NAMESPACES),
                 topics=("x",) if rng.random() < 0.1 else (),
             )
             for _ in range(rng.choice([1, 1, 2, 5, 12]))
@@ -106,56 +106,58 @@ class SubscriberRun:
             self.note_subscriptions(self.subscriber.session.processed)
 
     def reconnect(self) -> None:
-        at = self.subscriber.session.processed
+        offset = self.subscriber.session.processed
         self.subscriber.session.close()
-        self.resume(at, self.service.log.epoch)
+        self.resume(offset, self.service.log.epoch)
 
     def recover(self) -> None:
         if self.service.disk is None:
             return
-        epoch, at = self.service.log.epoch, self.subscriber.session.processed
+        epoch, offset = self.service.log.epoch, self.subscriber.session.processed
         self.service.fail_and_recover()
         assert self.subscriber.notified
         self.subscriber.wake_at = None
         with pytest.raises(Refused) as caught:
             self.subscriber.write()
         assert caught.value.code is ErrorCode.SHUTTING_DOWN
-        self.resume(at, epoch)
+        self.resume(offset, epoch)
 
     # --- helpers
 
-    def resume(self, at: int, epoch: int) -> None:
-        self.earlier += self.subscriber.got
-        self.connect(Start(StartAt.CURSOR, Cursor(LOG_ID, epoch, at)))
+    def resume(self, offset: int, epoch: int) -> None:
+        self.earlier += self.subscriber.received
+        self.connect(Start(StartAt.CURSOR, Cursor(LOG_ID, epoch, offset)))
 
     def connect(self, start: Start) -> int:
         self.open = {}
         scope = self.scope
         self.subscriber = FakeSubscriber(
             self.service,
-            may_read=None if scope is None else scope.__contains__,
+            can_read=None if scope is None else scope.__contains__,
             bytes_max=self.rng.choice([1, 500, 30_000]),
         )
         credit = self.rng.choice([None, None, Credit(5, 3_000), Credit(0, 0)])
         wait_ms_max = self.rng.choice([0, 10])
         first = replace(self.subscription(), start=start, credit=credit, wait_ms_max=wait_ms_max)
-        at = self.subscriber.subscribe(first)
-        self.note_subscriptions(at)
-        return at
+        offset = self.subscriber.subscribe(first)
+        self.note_subscriptions(offset)
+        return offset
 
     def subscription(self) -> Subscription:
-        self.numbers += 1
+        self.last_number += 1
         topics = tuple({self.rng.choice(TOPICS) for _ in range(self.rng.choice([1, 1, 2]))})
         filter_ = self.rng.choice(FILTERS)
         if self.unfiltered:
             topics, filter_ = (ALL,), None
-        self.open[self.numbers] = Subscription(self.numbers, topics, filter=filter_, deltas=self.as_deltas)
-        return self.open[self.numbers]
+        self.open[self.last_number] = Subscription(
+            self.last_number, topics, filter=filter_, deltas=self.as_deltas
+        )
+        return self.open[self.last_number]
 
-    def note_subscriptions(self, at: int) -> None:
-        """Record that from this offset on the open subscriptions apply."""
-        self.subscriptions = [one for one in self.subscriptions if one[0] < at]
-        self.subscriptions.append((at, list(self.open.values())))
+    def note_subscriptions(self, offset: int) -> None:
+        """Record that the open subscriptions apply from `offset` on."""
+        self.subscriptions = [entry for entry in self.subscriptions if entry[0] < offset]
+        self.subscriptions.append((offset, list(self.open.values())))
 
     def end(self) -> None:
         self.commit()
@@ -166,11 +168,13 @@ class SubscriberRun:
         for logged in self.service.appended:
             for row in range(0 if logged.batch.is_control else logged.count):
                 offset = logged.offset + row
-                if offset >= self.begin and self.wants(offset, logged.batch.delta(row, logged.source)):
+                if offset >= self.first_offset and self.is_expected(
+                    offset, logged.batch.delta(row, logged.source)
+                ):
                     yield expected_row(logged, row)
 
-    def wants(self, offset: int, delta: Delta) -> bool:
-        _, subscriptions = [one for one in self.subscriptions if one[0] <= offset][-1]
+    def is_expected(self, offset: int, delta: Delta) -> bool:
+        _, subscriptions = [entry for entry in self.subscriptions if entry[0] <= offset][-1]
         return (self.scope is None or delta.namespace in self.scope) and any(
             any(topic.matches(delta) for topic in one.topics)
             and (one.filter is None or not one.filter.sources or delta.source in one.filter.sources)
@@ -179,7 +183,7 @@ class SubscriberRun:
         )
 
 
-MOVES = {
+STEP_WEIGHTS = {
     "append": 12,
     "append_noop": 1,
     "commit": 5,
@@ -193,24 +197,26 @@ MOVES = {
 }
 
 
-@pytest.mark.parametrize("place", ["in memory", "on disk"])
+@pytest.mark.parametrize("storage", ["in memory", "on disk"])
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 1 << 32), as_deltas=st.sampled_from([False, False, True]))
-def test_each_matching_delta_comes_once_in_order_once_visible(place: str, seed: int, as_deltas: bool) -> None:
+def test_each_matching_delta_comes_once_in_order_once_visible(
+    storage: str, seed: int, as_deltas: bool
+) -> None:
     rng = random.Random(seed)
     small = replace(SETTINGS, subscriber_bytes_max=rng.choice([1, 1_000, 20_000]))
     log_settings = replace(LARGE_LOG, segment_bytes_max=10_000)
     service = FakeService.in_memory(settings=small)
-    if place == "on disk":
+    if storage == "on disk":
         service = FakeService.on_disk(log_settings, settings=small)
     for _ in range(rng.choice([0, 10])):
         service.rows(2)
         service.commit()
     unfiltered = rng.random() < 0.4
-    scope = frozenset(rng.sample(NAMES, 2)) if rng.random() < 0.3 and not unfiltered else None
+    scope = frozenset(rng.sample(NAMESPACES, 2)) if rng.random() < 0.3 and not unfiltered else None
     run = SubscriberRun(rng, service, scope, as_deltas, unfiltered)
-    for move in rng.choices(list(MOVES), list(MOVES.values()), k=rng.choice([20, 150])):
-        getattr(run, move)()
+    for step in rng.choices(list(STEP_WEIGHTS), list(STEP_WEIGHTS.values()), k=rng.choice([20, 150])):
+        getattr(run, step)()
     run.end()
-    assert run.earlier + run.subscriber.got == list(run.expected())
+    assert run.earlier + run.subscriber.received == list(run.expected())
     assert run.subscriber.session.processed == service.log.high_watermark == service.log.next_offset

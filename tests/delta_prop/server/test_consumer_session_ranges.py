@@ -11,7 +11,7 @@ import pytest
 from delta_prop.server import consumer_session as module
 from delta_prop.server.settings import ServerSettings
 from delta_prop_broker.log.durable import DurableLog
-from delta_prop_broker.log.files import sendfile as stretches
+from delta_prop_broker.log.files import sendfile
 from delta_prop_wire.delta import Source
 from delta_prop_wire.errors import ProtocolError
 from delta_prop_wire.frames import Credit, Filter, Start, StartAt
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def _small_sendfile_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stretches, "BYTES_MIN", 8_000)
-    monkeypatch.setattr(module, "RangeBounds", partial(stretches.RangeBounds, bytes_min=8_000))
+    monkeypatch.setattr(sendfile, "BYTES_MIN", 8_000)
+    monkeypatch.setattr(module, "RangeBounds", partial(sendfile.RangeBounds, bytes_min=8_000))
 
 
 def test_unfiltered_lagging_subscriber_gets_file_ranges() -> None:
@@ -45,14 +45,14 @@ def test_unfiltered_lagging_subscriber_gets_file_ranges() -> None:
     subscriber = FakeSubscriber(service)
     subscriber.subscribe(subscription(start=EARLIEST))
     subscriber.write_all()
-    assert subscriber.got == expected_rows(service)
+    assert subscriber.received == expected_rows(service)
     assert subscriber.kinds[0] == "parts", "the first rows should be read and checked"
     assert subscriber.kinds.count("range") >= 3
     assert sum(1 for kind in subscriber.kinds if kind == "parts") < 20
     service.rows(1)
     service.commit()
     subscriber.write_all()
-    assert subscriber.got == expected_rows(service)
+    assert subscriber.received == expected_rows(service)
     assert subscriber.session._sendfile_reader is not None
     assert subscriber.session._sendfile_reader._opened is None, (
         "a subscriber that keeps up should hold no file"
@@ -73,7 +73,7 @@ def test_range_size_follows_the_send_timeout() -> None:
         subscriber = FakeSubscriber(service)
         subscriber.subscribe(subscription(start=EARLIEST))
         subscriber.write_all()
-        assert subscriber.got == expected_rows(service)
+        assert subscriber.received == expected_rows(service)
         assert subscriber.kinds[-1] == "range"
         assert subscriber.session._sendfile_reader is not None
         assert subscriber.session._sendfile_reader._opened is None, "an idle subscriber should hold no file"
@@ -91,7 +91,7 @@ def test_credit_bounds_file_ranges() -> None:
         subscriber.write_all()
     subscriber.grant(400, 40_000)
     subscriber.write_all()
-    assert subscriber.got == expected_rows(service)
+    assert subscriber.received == expected_rows(service)
     assert "range" in subscriber.kinds
 
 
@@ -108,10 +108,10 @@ def test_restricted_subscriber_never_gets_file_ranges(
     request_: Subscription, scope: frozenset[str] | None
 ) -> None:
     service = multi_segment_service()
-    subscriber = FakeSubscriber(service, may_read=None if scope is None else scope.__contains__)
+    subscriber = FakeSubscriber(service, can_read=None if scope is None else scope.__contains__)
     subscriber.subscribe(request_)
     subscriber.write_all()
-    assert subscriber.got == expected_rows(service)
+    assert subscriber.received == expected_rows(service)
     assert "range" not in subscriber.kinds
 
 
@@ -130,18 +130,18 @@ def test_stored_compressed_frames_go_to_capable_subscribers() -> None:
         subscriber = FakeSubscriber(service, codecs=codecs, bytes_max=100_000)
         subscriber.subscribe(subscription(start=EARLIEST))
         subscriber.write_all()
-        assert subscriber.got == expected_rows(service)
+        assert subscriber.received == expected_rows(service)
         sizes[codecs] = subscriber.bytes
-    plain, compressed, other = sizes.values()
-    assert plain == other > 3 * compressed
+    uncompressed, compressed, other = sizes.values()
+    assert uncompressed == other > 3 * compressed
 
 
 def test_corruption_is_reported_by_the_next_connection() -> None:
     service = multi_segment_service()
     assert service.disk is not None
     segment = service.log._segments.all[0]  # type: ignore[union-attr]
-    at = segment.size // 2
-    service.disk.flip(segment.path, at=at)
+    position = segment.size // 2
+    service.disk.flip(segment.path, at=position)
     subscriber = FakeSubscriber(service)
     subscriber.subscribe(subscription(start=EARLIEST))
     with pytest.raises(ProtocolError):  # the corruption is in a range, so the client detects it
@@ -149,13 +149,13 @@ def test_corruption_is_reported_by_the_next_connection() -> None:
     subscriber.session.close()
     second = FakeSubscriber(service)
     service.settings = ServerSettings()
-    reading = FakeSubscriber(service)
+    filtered = FakeSubscriber(service)
     second.subscribe(subscription(start=Start(StartAt.OFFSET, subscriber.offsets()[-1] + 1)))
     refusal = refusal_of(second.write_all)
-    assert second.got == []
-    reading.subscribe(subscription(1, "ns:rows", start=EARLIEST))
-    assert refusal_of(reading.write_all).message == refusal.message
-    assert reading.got == subscriber.got, "all rows before the corruption should be sent"
+    assert second.received == []
+    filtered.subscribe(subscription(1, "ns:rows", start=EARLIEST))
+    assert refusal_of(filtered.write_all).message == refusal.message
+    assert filtered.received == subscriber.received, "all rows before the corruption should be sent"
     assert refusal.code is ErrorCode.PROCESSING_FAILED
     assert segment.path in refusal.message
     assert not service.sinks.sessions

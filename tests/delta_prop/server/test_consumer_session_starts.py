@@ -1,4 +1,4 @@
-"""Start and end of a consumer session, and the next start of its group."""
+"""The start and the end of a consumer session, and the offset at which its group resumes."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def test_each_start_begins_at_its_offset() -> None:
     service = trimmed_service()
     log = service.log
     times = [
-        int.from_bytes(one.head[32:40], "little")
-        for one in service.appended
-        if one.offset >= log.start_offset
+        int.from_bytes(logged.head[32:40], "little")
+        for logged in service.appended
+        if logged.offset >= log.start_offset
     ]
-    for start, begin in (
+    for start, first_offset in (
         (EARLIEST, log.start_offset),
         (LATEST, 120),
         (Start(StartAt.OFFSET, 70), 70),
@@ -56,9 +56,9 @@ def test_each_start_begins_at_its_offset() -> None:
         (Start(StartAt.CURSOR, Cursor(LOG_ID, log.epoch, 71)), 71),
     ):
         subscriber = FakeSubscriber(service)
-        assert subscriber.subscribe(subscription(start=start)) == begin
+        assert subscriber.subscribe(subscription(start=start)) == first_offset
         subscriber.write_all()
-        assert subscriber.got == expected_rows(service, begin)
+        assert subscriber.received == expected_rows(service, first_offset)
 
 
 @pytest.mark.parametrize(
@@ -120,10 +120,10 @@ def test_subscriber_below_log_start_gets_cursor_too_old() -> None:
     refusal = refusal_of(subscriber.write_all)
     assert refusal.code is ErrorCode.CURSOR_TOO_OLD
     assert refusal.details["start_offset"] == service.log.start_offset
-    assert subscriber.got == expected_rows(service)[: len(subscriber.got)], (
+    assert subscriber.received == expected_rows(service)[: len(subscriber.received)], (
         "the queued rows should come before the refusal"
     )
-    assert subscriber.got
+    assert subscriber.received
     assert not service.sinks.sessions
 
 
@@ -132,14 +132,14 @@ def test_lagging_subscriber_is_warned_before_its_rows_expire() -> None:
     service.log._deltas_max = 100  # type: ignore[union-attr]
     subscriber = FakeSubscriber(service)
     subscriber.subscribe(subscription())
-    seen = []
+    levels = []
     for _ in range(110):
         service.rows(1)
         warning = subscriber.session.warning
-        seen.append(warning and warning.level)
-    assert seen[:79] == [None] * 79
-    assert seen[79:94] == [PressureLevel.WARN] * 15
-    assert set(seen[94:100]) == {PressureLevel.THROTTLE}
+        levels.append(warning and warning.level)
+    assert levels[:79] == [None] * 79
+    assert levels[79:94] == [PressureLevel.WARN] * 15
+    assert set(levels[94:100]) == {PressureLevel.THROTTLE}
     warning = subscriber.session.warning
     assert warning is not None
     assert (warning.depth, warning.capacity) == (110, 100)
@@ -156,10 +156,10 @@ def test_failed_read_is_retried(caplog: pytest.LogCaptureFixture) -> None:
     subscriber.subscribe(subscription(start=EARLIEST))
     service.disk.fail(lambda call: call.name == "read", times=3)
     subscriber.write()
-    assert subscriber.got == []
+    assert subscriber.received == []
     assert subscriber.session.wait_s(service.now) == pytest.approx(module.READ_RETRY_S)
     subscriber.write_all()
-    assert subscriber.got == expected_rows(service)
+    assert subscriber.received == expected_rows(service)
     assert len(caplog.records) == 1, "the failure should be logged once"
 
 
@@ -188,7 +188,7 @@ def test_log_recovery_ends_session_and_cursor_stays_valid() -> None:
     service.rows(1)
     service.commit()
     resumed.write_all()
-    assert subscriber.got + resumed.got == expected_rows(service)
+    assert subscriber.received + resumed.received == expected_rows(service)
 
 
 def test_cursor_beyond_a_lost_unsynced_tail_is_refused() -> None:
@@ -267,7 +267,7 @@ def test_invalid_commits_are_refused() -> None:
         (Cursor(LOG_ID, 2, 1), "the cursor is of epoch 2 up to offset 1: ahead"),
         (Cursor(LOG_ID, 1, 3), "ahead: the log ends at offset 2"),
     ):
-        refusal = refusal_of(lambda one=cursor: member.session.commit(one))  # type: ignore[misc]
+        refusal = refusal_of(lambda cursor=cursor: member.session.commit(cursor))  # type: ignore[misc]
         assert refusal.code is ErrorCode.BAD_REQUEST
         assert message in refusal.message
     assert service.groups.statistics()["g"].next_offset == 0, "a refused commit moves nothing"
@@ -281,10 +281,10 @@ def test_group_below_log_start_gets_cursor_too_old() -> None:
     subscriber = FakeSubscriber(service)
     assert subscriber.subscribe(subscription(start=EARLIEST, group="g")) == service.log.start_offset
     service.groups.commit("g", 3, subscriber.session)
-    waiting = FakeSubscriber(service)
-    waiting.subscribe(group)
+    standby = FakeSubscriber(service)
+    standby.subscribe(group)
     subscriber.session.close()
-    assert refusal_of(waiting.write).code is ErrorCode.CURSOR_TOO_OLD
+    assert refusal_of(standby.write).code is ErrorCode.CURSOR_TOO_OLD
     refusal = refusal_of(lambda: FakeSubscriber(service).session.subscribe(group))
     assert refusal.code is ErrorCode.CURSOR_TOO_OLD
     assert not service.groups.statistics()["g"].has_member

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from delta_prop.server.service import Address, Service
 
 
-def in_virtual_time(
-    story: Callable[[Propagator, Service, Address, VirtualNetwork], Awaitable[None]], **settings: Any
+def run_in_virtual_time(
+    scenario: Callable[[Propagator, Service, Address, VirtualNetwork], Awaitable[None]], **settings: Any
 ) -> None:
     async def run() -> None:
         network = VirtualNetwork(1)
@@ -42,34 +42,34 @@ def in_virtual_time(
             Propagator(world=virtual_world(1, network=network)) as p,
             serving(p, ServerSettings(port=0, **settings)) as (service, address),
         ):
-            await story(p, service, address, network)
+            await scenario(p, service, address, network)
 
     run_virtual(run)
 
 
 def test_heartbeats_keep_a_client_and_silence_ends_it() -> None:
-    async def story(p: Propagator, service: Service, address: Address, network: VirtualNetwork) -> None:
+    async def scenario(p: Propagator, service: Service, address: Address, network: VirtualNetwork) -> None:
         async with connected(address, network) as alive, connected(address, network) as silent:
             await alive.hello()
             await silent.hello()
-            beats = 0
+            heartbeats = 0
             for number in range(12):
                 await alive.send(Heartbeat(number, sent_us=number))
                 await anyio.sleep(5)
-                beat = await alive.until(Heartbeat)
-                beats += 1
-                assert beat.echo_us is not None
-            assert beats == 12
+                heartbeat = await alive.until(Heartbeat)
+                heartbeats += 1
+                assert heartbeat.echo_us is not None
+            assert heartbeats == 12
             assert len(service.connections()) == 1
             while (frame := await silent.next()) is not None:
                 assert isinstance(frame, Heartbeat)
             assert silent.ended
 
-    in_virtual_time(story)
+    run_in_virtual_time(scenario)
 
 
 def test_connection_without_hello_is_ended() -> None:
-    async def story(p: Propagator, service: Service, address: Address, network: VirtualNetwork) -> None:
+    async def scenario(p: Propagator, service: Service, address: Address, network: VirtualNetwork) -> None:
         began = anyio.current_time()
         async with connected(address, network) as client:
             with anyio.fail_after(60):
@@ -83,15 +83,17 @@ def test_connection_without_hello_is_ended() -> None:
         await anyio.sleep(1)
         assert service.connections() == []
 
-    in_virtual_time(story)
+    run_in_virtual_time(scenario)
 
 
-@pytest.mark.parametrize("greeted", [False, True])
-def test_slow_partial_frame_ends_the_connection(greeted: bool) -> None:
-    async def story(p: Propagator, service: Service, address: Address, network: VirtualNetwork) -> None:
+@pytest.mark.parametrize("after_hello", [False, True])
+def test_slow_partial_frame_ends_the_connection(after_hello: bool) -> None:
+    async def scenario(p: Propagator, service: Service, address: Address, network: VirtualNetwork) -> None:
         async with connected(address, network) as client:
-            raw = encode(opaque_batch(1, 50)) if greeted else encode(Subscribe(1, Hello(client="x" * 200)))
-            if greeted:
+            raw = (
+                encode(opaque_batch(1, 50)) if after_hello else encode(Subscribe(1, Hello(client="x" * 200)))
+            )
+            if after_hello:
                 await client.hello(ORIGIN)
             began = anyio.current_time()
             try:
@@ -103,24 +105,24 @@ def test_slow_partial_frame_ends_the_connection(greeted: bool) -> None:
             assert anyio.current_time() - began < 20
         assert p.statistics().accepted == 0
 
-    in_virtual_time(story)
+    run_in_virtual_time(scenario)
 
 
 def test_large_frame_over_a_slow_link_is_accepted() -> None:
-    async def story(p: Propagator, service: Service, address: Address, network: VirtualNetwork) -> None:
+    async def scenario(p: Propagator, service: Service, address: Address, network: VirtualNetwork) -> None:
         async with connected(address, network) as client:
             await client.hello(ORIGIN)
             raw = encode(opaque_batch(1, 20_000))
-            for at in range(0, len(raw), 20_000):
-                await client.stream.send([raw[at : at + 20_000]])
+            for start in range(0, len(raw), 20_000):
+                await client.stream.send([raw[start : start + 20_000]])
                 await anyio.sleep(1)
             assert (await client.until_acked(20_000)).sequence == 20_000
 
-    in_virtual_time(story)
+    run_in_virtual_time(scenario)
 
 
 def test_large_frames_share_the_receive_budget() -> None:
-    async def story(p: Propagator, service: Service, address: Address, network: VirtualNetwork) -> None:
+    async def scenario(p: Propagator, service: Service, address: Address, network: VirtualNetwork) -> None:
         async def publish(number: int) -> None:
             origin = ORIGIN + (number << 20)
             row = Delta("large", opaque(bytes(700_000)), "rows")
@@ -128,8 +130,8 @@ def test_large_frames_share_the_receive_budget() -> None:
             raw = encode(BatchFrame(1, batch, ack_wanted=True))
             async with connected(address, network) as client:
                 await client.hello(origin)
-                for at in range(0, len(raw), 100_000):
-                    await client.stream.send([raw[at : at + 100_000]])
+                for start in range(0, len(raw), 100_000):
+                    await client.stream.send([raw[start : start + 100_000]])
                     await anyio.sleep(2)
                 assert (await client.until_acked(1)).sequence == 1
 
@@ -138,21 +140,21 @@ def test_large_frames_share_the_receive_budget() -> None:
                 tasks.start_soon(publish, number)
         assert p.statistics().accepted == 6
 
-    in_virtual_time(story, receiving_bytes_max=2_100_000, frame_bytes_max=2_000_000)
+    run_in_virtual_time(scenario, receiving_bytes_max=2_100_000, frame_bytes_max=2_000_000)
 
 
 def test_half_closed_client_gets_its_answers_first() -> None:
-    async def story(p: Propagator, service: Service, address: Address, network: VirtualNetwork) -> None:
+    async def scenario(p: Propagator, service: Service, address: Address, network: VirtualNetwork) -> None:
         async with connected(address, network) as client:
             await client.hello(ORIGIN)
             await client.send(*(opaque_batch(1 + n, 1) for n in range(100)))
             assert (await client.until_acked(100)).sequence == 100
 
-    in_virtual_time(story)
+    run_in_virtual_time(scenario)
 
 
 def test_stop_from_a_subscriber_pauses_delivery() -> None:
-    async def story(p: Propagator, service: Service, address: Address, network: VirtualNetwork) -> None:
+    async def scenario(p: Propagator, service: Service, address: Address, network: VirtualNetwork) -> None:
         async with connected(address, network) as client:
             await client.hello()
             await client.subscribe()
@@ -163,22 +165,22 @@ def test_stop_from_a_subscriber_pauses_delivery() -> None:
             await client.until(BatchFrame)
             assert 2.5 < anyio.current_time() - began < 3.5
 
-    in_virtual_time(story)
+    run_in_virtual_time(scenario)
 
 
 def test_progress_is_reported_when_nothing_matches() -> None:
-    async def story(p: Propagator, service: Service, address: Address, network: VirtualNetwork) -> None:
+    async def scenario(p: Propagator, service: Service, address: Address, network: VirtualNetwork) -> None:
         async with connected(address, network) as client:
             await client.hello()
             await client.subscribe("ns:nobody")
             await p.publish(Delta("a", opaque(b"1")), Delta("b", opaque(b"1")))
             assert (await client.until(Ack)).processed == 2
 
-    in_virtual_time(story)
+    run_in_virtual_time(scenario)
 
 
 def test_connection_above_the_maximum_is_refused() -> None:
-    async def story(p: Propagator, service: Service, address: Address, network: VirtualNetwork) -> None:
+    async def scenario(p: Propagator, service: Service, address: Address, network: VirtualNetwork) -> None:
         async with connected(address, network) as first:
             await first.hello()
             async with connected(address, network) as second:
@@ -187,4 +189,4 @@ def test_connection_above_the_maximum_is_refused() -> None:
                 assert nack.code is ErrorCode.RATE_LIMITED
                 assert await second.next() is None
 
-    in_virtual_time(story, connections_max=1, connections_per_host_max=1)
+    run_in_virtual_time(scenario, connections_max=1, connections_per_host_max=1)

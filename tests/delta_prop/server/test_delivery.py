@@ -30,20 +30,20 @@ LOG = LogSettings(tail_bytes_max=1, compact=False, reserve_bytes=0, free_bytes_m
 GROUP = Start(StartAt.GROUP)
 
 
-async def publish_batches(p: Propagator, batches: int, rows: int = 10) -> None:
-    for number in range(batches):
+async def publish_batches(p: Propagator, batch_count: int, rows_per_batch: int = 10) -> None:
+    for number in range(batch_count):
         data = bytes([number % 251]) * 300
-        receipt = p.offer(*(Delta(f"v{row}", opaque(data), "rows") for row in range(rows)))
+        receipt = p.offer(*(Delta(f"v{row}", opaque(data), "rows") for row in range(rows_per_batch)))
     await receipt.wait()
 
 
-async def offsets(client: Raw, count: int) -> list[int]:
-    """Return the offsets of the next rows."""
-    found: list[int] = []
-    while len(found) < count:
+async def receive_offsets(client: Raw, count: int) -> list[int]:
+    """Receive frames until there are `count` rows; return the offsets of the rows."""
+    offsets: list[int] = []
+    while len(offsets) < count:
         frame = await client.until(BatchFrame)
-        found += range(frame.sequence, frame.sequence + frame.batch.count)
-    return found
+        offsets += range(frame.sequence, frame.sequence + frame.batch.count)
+    return offsets
 
 
 async def ack_processed(client: Raw, offset: int) -> None:
@@ -58,10 +58,10 @@ async def test_late_subscriber_gets_file_ranges_then_new_rows(
     ranges: list[FileRange] = []
 
     def record_ranges(self: ConsumerSession, now: float, bytes_max: int, **more: Any) -> SendChunk | None:
-        sending = take(self, now, bytes_max, **more)
-        if sending is not None and isinstance(sending.parts, FileRange):
-            ranges.append(sending.parts)
-        return sending
+        chunk = take(self, now, bytes_max, **more)
+        if chunk is not None and isinstance(chunk.parts, FileRange):
+            ranges.append(chunk.parts)
+        return chunk
 
     take = ConsumerSession.take
     monkeypatch.setattr(ConsumerSession, "take", record_ranges)
@@ -70,20 +70,20 @@ async def test_late_subscriber_gets_file_ranges_then_new_rows(
         async with serving(p) as (_, address), connected(address) as client:
             await client.hello()
             await client.subscribe()
-            assert await offsets(client, 3_000) == list(range(3_000))
-            assert sum(one.size for one in ranges) > 400_000
+            assert await receive_offsets(client, 3_000) == list(range(3_000))
+            assert sum(file_range.size for file_range in ranges) > 400_000
             await publish_batches(p, 3)
-            assert await offsets(client, 30) == list(range(3_000, 3_030))
+            assert await receive_offsets(client, 30) == list(range(3_000, 3_030))
 
 
 async def test_group_takeover_loses_nothing(tmp_path: Path) -> None:
     async with Propagator(data=tmp_path, log=LOG) as p, serving(p) as (_, address):
-        await publish_batches(p, 20, rows=2)
+        await publish_batches(p, 20, rows_per_batch=2)
         async with connected(address) as first, connected(address) as second:
             for client in (first, second):
                 await client.hello()
             await first.subscribe(start=GROUP, group="g", credit=Credit(5, 1 << 30))
-            assert await offsets(first, 6) == list(range(6))
+            assert await receive_offsets(first, 6) == list(range(6))
             await ack_processed(first, 4)
             answer = await second.subscribe(start=GROUP, group="g")
             assert answer.subscribed is not None
@@ -98,27 +98,27 @@ async def test_group_takeover_loses_nothing(tmp_path: Path) -> None:
                     answer.subscribed, start=answer.subscribed.start._replace(next_offset=5), standby=False
                 ),
             )
-            assert await offsets(second, 35) == list(range(5, 40))
+            assert await receive_offsets(second, 35) == list(range(5, 40))
 
 
 async def test_group_cursor_survives_a_restart(tmp_path: Path) -> None:
-    for begin in (0, 10):
+    for first_offset in (0, 10):
         async with Propagator(data=tmp_path, log=LOG) as p:
-            if not begin:
+            if not first_offset:
                 await publish_batches(p, 2)
             async with serving(p) as (_, address), connected(address) as client:
                 await client.hello()
                 granted = (await client.subscribe(start=GROUP, group="g")).subscribed
                 assert granted is not None
-                assert granted.start.next_offset == begin
-                await offsets(client, 20 - begin)
+                assert granted.start.next_offset == first_offset
+                await receive_offsets(client, 20 - first_offset)
                 await ack_processed(client, 10)
 
 
 async def test_single_delta_frames_carry_lamport_numbers() -> None:
     async with Propagator() as p, serving(p) as (_, address), connected(address) as client:
-        await publish_batches(p, 2, rows=3)
+        await publish_batches(p, 2, rows_per_batch=3)
         await client.hello()
         await client.subscribe("ns:rows", deltas=True)
-        found = [await client.until(DeltaFrame) for _ in range(6)]
-        assert [(one.sequence, one.lamport) for one in found] == [(row, row + 1) for row in range(6)]
+        frames = [await client.until(DeltaFrame) for _ in range(6)]
+        assert [(frame.sequence, frame.lamport) for frame in frames] == [(row, row + 1) for row in range(6)]

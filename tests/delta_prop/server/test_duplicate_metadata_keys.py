@@ -48,13 +48,13 @@ async def test_batch_with_duplicate_key_is_refused_with_its_row(packed: bytes) -
         assert (p.statistics().accepted, p.statistics().noops) == (3, 3)
 
 
-async def test_one_bad_frame_among_many_is_refused_singly() -> None:
-    """No fast path for many frames or for known row templates accepts the frame."""
+async def test_only_the_invalid_frame_among_many_is_refused() -> None:
+    """The fast paths for many frames and for known row templates refuse the frame, too."""
     async with Propagator() as p, serving(p) as (_, address), connected(address) as client:
         await client.hello(ORIGIN)
-        some = [Delta("v0", create([0.0]), "n")]
+        deltas = [Delta("v0", create([0.0]), "n")]
         frames = [
-            BatchFrame(base, with_metadata(packed, deltas=some, origin=ORIGIN, base=base))
+            BatchFrame(base, with_metadata(packed, deltas=deltas, origin=ORIGIN, base=base))
             for base in range(1, 41)
             for packed in [{0: FLAT} if base == 30 else {}]
         ]
@@ -79,8 +79,8 @@ async def test_forwarded_duplicate_key_is_accepted_and_last_value_wins(tmp_path:
                 await client.hello()
                 await client.subscribe("ns:n", deltas=deltas)
                 frame = await client.until(DeltaFrame if deltas else BatchFrame)
-                found = frame.delta.metadata if deltas else frame.batch.metadata(0)
-                assert found == {"a": 2, "b": 3}
+                metadata = frame.delta.metadata if deltas else frame.batch.metadata(0)
+                assert metadata == {"a": 2, "b": 3}
         row = await storage.get("n", "v0")
         assert row is not None
         assert row.metadata == {"a": 2, "b": 3}

@@ -1,6 +1,7 @@
 """Requests resent over connections that break have one effect, and always get the first offset.
 
-With single frames and with the client's producer, through a proxy that cuts, splits, delays and stalls.
+Checked with single frames and with the client's producer, through a proxy that cuts, splits, delays and
+stalls the bytes.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ if TYPE_CHECKING:
     from delta_prop.receipt import Receipt
 
 pytestmark = pytest.mark.anyio
-SINGLES = make_origin(78, 2)
+SINGLES_ORIGIN = make_origin(78, 2)
 RESENDS_MAX = 20
-ROUGH_CONNECTIONS = 60
+FAULTY_CONNECTIONS = 60
 """After this many connections the proxy injects no faults, so that the test ends."""
 ANSWER_S_MAX = 0.25
 
@@ -61,19 +62,19 @@ def anyio_backend() -> str:
 
 @dataclass
 class Request:
-    """A frame of `rows` rows that is sent `wanted` times."""
+    """A frame of `row_count` rows that is sent at least `sends_min` times."""
 
     make: Callable[[int], BatchFrame | DeltaFrame]
-    rows: int
-    wanted: int
-    sent: int = 0
+    row_count: int
+    sends_min: int
+    sends: int = 0
     offsets: dict[int, int] = field(default_factory=dict)  # by row, as first acknowledged
     first_acks: Counter[int] = field(default_factory=Counter)
     code: ErrorCode | None = None  # the code of a refusal, which later answers have to repeat
 
     @property
-    def open(self) -> bool:
-        return self.sent < self.wanted or (self.code is None and len(self.offsets) < self.rows)
+    def is_open(self) -> bool:
+        return self.sends < self.sends_min or (self.code is None and len(self.offsets) < self.row_count)
 
     def record_refusal(self, code: ErrorCode) -> None:
         assert not self.offsets
@@ -87,18 +88,18 @@ class Request:
         assert self.first_acks[row] <= 1, "only one answer should report the row as new"
 
 
-def requests(rng: random.Random, epochs: dict[int, int], count: int) -> list[Request]:
+def draw_requests(rng: random.Random, epochs: dict[int, int], count: int) -> list[Request]:
     """Return batches of one origin, single deltas of another one, and deltas that have an id only.
 
-    Some repeat an earlier delta under its id, some have other content under its id.
+    Some deltas repeat an earlier delta with its id, some have an earlier id and other content.
     """
-    made: list[Request] = []
+    drawn: list[Request] = []
     next_counter = dict.fromkeys(epochs, 1)
     identified: list[Delta] = []
     for number in range(count):
         kind = rng.choice(("batch", "batch with ids", "dot", "dot and id", "id", "refused"))
         rows = rng.randint(1, 4) if kind.startswith("batch") else 1
-        origin = ORIGIN if kind.startswith("batch") else SINGLES
+        origin = ORIGIN if kind.startswith("batch") else SINGLES_ORIGIN
         base = next_counter[origin]
         deltas = []
         for row in range(rows):
@@ -107,19 +108,19 @@ def requests(rng: random.Random, epochs: dict[int, int], count: int) -> list[Req
                 operation = sparse_add([1], [1.0])  # the vector does not exist
             delta = Delta(f"{number}-{row}", operation)
             if kind.endswith(("id", "ids")):
-                before = rng.choice(identified) if identified and rng.random() < 0.3 else None
-                if before is None:
+                earlier = rng.choice(identified) if identified and rng.random() < 0.3 else None
+                if earlier is None:
                     delta = replace(delta, id=rng.randbytes(16))
                 else:
-                    delta = before if rng.random() < 0.7 else replace(delta, id=before.id)
+                    delta = earlier if rng.random() < 0.7 else replace(delta, id=earlier.id)
                 identified.append(delta)
             dot = Dot(origin, base + row) if kind in ("dot", "dot and id", "refused") else None
             deltas.append(replace(delta, dot=dot))
         if kind != "id":
             next_counter[origin] += rows
         make = frame_of(deltas, kind, origin, base, epochs[origin])
-        made.append(Request(make, rows, rng.randint(1, RESENDS_MAX)))
-    return made
+        drawn.append(Request(make, rows, rng.randint(1, RESENDS_MAX)))
+    return drawn
 
 
 def frame_of(
@@ -140,8 +141,8 @@ class Sender:
         self._rng = rng
 
     async def send_all(self, epochs: dict[int, int], all_requests: list[Request]) -> None:
-        while any(one.open for one in all_requests):
-            if self.connections > ROUGH_CONNECTIONS:
+        while any(request.is_open for request in all_requests):
+            if self.connections > FAULTY_CONNECTIONS:
                 self._proxy.draw_faults = no_faults
             grants = await self._session(epochs, all_requests)
             assert not grants or grants == epochs, "a duplicate hello should get the same epoch"
@@ -171,37 +172,37 @@ class Sender:
     async def _send_open(self, client: Raw, all_requests: list[Request]) -> list[tuple[Request, int]]:
         """Send the open requests; return the sent rows by their sequence."""
         rows: list[tuple[Request, int]] = []
-        sent: list[Request] = []
-        for one in all_requests:
-            if not one.open:
+        sent_requests: list[Request] = []
+        for candidate in all_requests:
+            if not candidate.is_open:
                 continue
-            extra = self._rng.sample(sent, 1) if sent and self._rng.random() < 0.3 else []
-            for request in (one, *extra):
+            extra = self._rng.sample(sent_requests, 1) if sent_requests and self._rng.random() < 0.3 else []
+            for request in (candidate, *extra):
                 await client.send(request.make(len(rows) + 1))
-                rows += [(request, row) for row in range(request.rows)]
-                request.sent += 1
+                rows += [(request, row) for row in range(request.row_count)]
+                request.sends += 1
                 self.frames += 1
-            sent.append(one)
+            sent_requests.append(candidate)
         return rows
 
 
 async def receive_answers(client: Raw, rows: list[tuple[Request, int]], grants: dict[int, int]) -> None:
     """Read answers until all rows are answered or the connection is closed."""
-    up_to = 0
-    while (up_to < len(rows) or not grants) and (frame := await client.next()) is not None:
+    last_sequence = 0
+    while (last_sequence < len(rows) or not grants) and (frame := await client.next()) is not None:
         if isinstance(frame, Nack):
             rows[frame.sequence - 1][0].record_refusal(frame.code)
             continue
         assert isinstance(frame, Ack), frame
         if frame.welcome is not None:
-            grants.update({one.origin: one.epoch for one in frame.welcome.origins})
+            grants.update({grant.origin: grant.epoch for grant in frame.welcome.origins})
         for ack_range in frame.ranges:
             for sequence in range(ack_range.first, ack_range.last + 1):
                 request, row = rows[sequence - 1]
                 request.record_ack(
                     row, ack_range.offset + sequence - ack_range.first, duplicate=ack_range.duplicate
                 )
-        up_to = max(up_to, frame.sequence)
+        last_sequence = max(last_sequence, frame.sequence)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -215,27 +216,27 @@ async def test_each_delta_has_one_effect_and_one_offset(seed: int, full: bool) -
     ):
         sender = Sender(proxy, rng)
         async with connected(address) as first:
-            welcome = (await first.hello(ORIGIN, SINGLES)).welcome
+            welcome = (await first.hello(ORIGIN, SINGLES_ORIGIN)).welcome
             assert welcome is not None
-            epochs = {one.origin: one.epoch for one in welcome.origins}
-        all_requests = requests(rng, epochs, 400 if full else 60)
+            epochs = {request.origin: request.epoch for request in welcome.origins}
+        all_requests = draw_requests(rng, epochs, 400 if full else 60)
         await sender.send_all(epochs, all_requests)
         logged = {
-            one.offset + row: one.batch.keys[row]
-            for one in read_all(p.internals().log)
-            if not one.batch.is_control
-            for row in range(one.count)
+            request.offset + row: request.batch.keys[row]
+            for request in read_all(p.internals().log)
+            if not request.batch.is_control
+            for row in range(request.count)
         }
-    acked_offsets = {offset for one in all_requests for offset in one.offsets.values()}
+    acked_offsets = {offset for request in all_requests for offset in request.offsets.values()}
     print(
         f"seed {seed}: {len(all_requests)} requests in {sender.frames} frames over {sender.connections} "
-        f"connections ({proxy.struck['reset']} reset, {proxy.struck['stall']} stalled): {len(logged)} effects"
+        f"connections ({proxy.counts['reset']} reset, {proxy.counts['stall']} stalled): {len(logged)} effects"
     )
-    assert {one.code for one in all_requests} == {None, ErrorCode.INVALID_DELTA, ErrorCode.ID_REUSED}
+    assert {request.code for request in all_requests} == {None, ErrorCode.INVALID_DELTA, ErrorCode.ID_REUSED}
     assert acked_offsets == logged.keys()
     assert len(set(logged.values())) == len(logged), "each delta should be in the log once"
-    assert max(one.sent for one in all_requests) >= RESENDS_MAX
-    assert proxy.struck["reset"] > 5
+    assert max(request.sends for request in all_requests) >= RESENDS_MAX
+    assert proxy.counts["reset"] > 5
 
 
 async def test_duplicate_subscribes_and_unsubscribes_have_one_effect() -> None:
@@ -248,10 +249,10 @@ async def test_duplicate_subscribes_and_unsubscribes_have_one_effect() -> None:
     ):
         for number in range(60):
             await p.publish(Delta(f"v{number}", opaque(b"x" * 50)))
-        got: list[str] = []
+        keys: list[str] = []
         log = p.internals().log
         start, connections = EARLIEST, 0
-        while len(got) < 60:
+        while len(keys) < 60:
             connections += 1
             request = Subscription(1, (Topic.parse("*"),), start)
             with suppress(ConnectionError, OSError), anyio.move_on_after(ANSWER_S_MAX):
@@ -261,17 +262,17 @@ async def test_duplicate_subscribes_and_unsubscribes_have_one_effect() -> None:
                         await client.send(Subscribe(sequence, request))
                     while (frame := await client.next()) is not None:
                         if isinstance(frame, BatchFrame):
-                            assert frame.sequence == len(got)
-                            got += frame.batch.keys
-                            start = Start(StartAt.CURSOR, Cursor(log.log_id, log.epoch, len(got)))
+                            assert frame.sequence == len(keys)
+                            keys += frame.batch.keys
+                            start = Start(StartAt.CURSOR, Cursor(log.log_id, log.epoch, len(keys)))
                         elif isinstance(frame, Ack) and frame.subscribed is not None:
                             assert frame.correlation_id == 2, "a duplicate request should not be granted"
-                            assert frame.subscribed.start.next_offset == len(got)
+                            assert frame.subscribed.start.next_offset == len(keys)
                         elif isinstance(frame, Nack):
                             assert (frame.code, frame.correlation_id != 2) == (ErrorCode.BAD_REQUEST, True)
-                        if len(got) == 60:
+                        if len(keys) == 60:
                             break
-        assert got == [f"v{number}" for number in range(60)]
+        assert keys == [f"v{number}" for number in range(60)]
         assert connections > 3
         async with connected(address) as client:
             await client.hello()
@@ -290,33 +291,40 @@ async def test_duplicate_subscribes_and_unsubscribes_have_one_effect() -> None:
 
 
 async def test_producer_restarts_get_the_first_offsets(full: bool) -> None:
-    lives, count = (20, 300) if full else (8, 60)
+    run_count, count = (20, 300) if full else (8, 60)
     draw_faults = random_faults(9, cut_bytes_mean=15_000, delay_s_max=0.004, piece_bytes_max=2_000)
-    first: dict[int, int] = {}
+    first_offsets: dict[int, int] = {}
     async with (
         Propagator() as p,
         serving(p) as (_, address),
         proxy_to((address.host, address.port), draw_faults=draw_faults, seed=9) as proxy,
     ):
-        for life in range(lives):
+        for run in range(run_count):
             outcomes: dict[int, PublishAck] = {}
 
             def store_outcome(counter: int) -> Callable[[Receipt], None]:
-                return lambda done: outcomes.__setitem__(counter, done.result())  # noqa: B023 - called in this life
+                return lambda receipt: outcomes.__setitem__(counter, receipt.result())  # noqa: B023 - called in this run
 
-            async with Producer("{}:{}".format(*proxy.address), name="again") as producer:
-                for counter in range(1, count * (life + 1) // lives + 1):
+            async with Producer("{}:{}".format(*proxy.address), name="resender") as producer:
+                for counter in range(1, count * (run + 1) // run_count + 1):
                     delta = Delta(f"v{counter}", opaque(b"%d" % counter))
                     producer.offer_numbered(counter, delta, store_outcome(counter))
                 await producer.flush()
             for counter, ack in outcomes.items():
                 offset = ack.duplicates.get(0, ack.offset)
                 assert offset is not None
-                assert first.setdefault(counter, offset) == offset
+                assert first_offsets.setdefault(counter, offset) == offset
         (log,) = (p.internals().log,)
-        logged = [key for one in read_all(log) if not one.batch.is_control for key in one.batch.keys]
-    print(f"{lives} runs, {proxy.struck['connection']} connections, {len(logged)} effects")
+        logged = [
+            key
+            for logged_batch in read_all(log)
+            if not logged_batch.batch.is_control
+            for key in logged_batch.batch.keys
+        ]
+    print(f"{run_count} runs, {proxy.counts['connection']} connections, {len(logged)} effects")
     assert logged == [f"v{counter}" for counter in range(1, count + 1)]
-    assert {logged[offset]: offset for offset in first.values()} == {f"v{c}": o for c, o in first.items()}
-    assert len(first) == count
-    assert proxy.struck["reset"]
+    assert {logged[offset]: offset for offset in first_offsets.values()} == {
+        f"v{c}": o for c, o in first_offsets.items()
+    }
+    assert len(first_offsets) == count
+    assert proxy.counts["reset"]

@@ -32,14 +32,14 @@ async def test_refused_first_hello_ends_only_its_connection() -> None:
     async with Propagator() as p, serving(p, QUICK) as (_, address), connected(address) as honest:
         await honest.hello()
         for _ in range(2):
-            async with connected(address) as one:
-                await one.hello(ORIGIN)
-        async with connected(address) as late:
-            await late.send(Subscribe(1, Hello(origins=(OriginClaim(ORIGIN, 1),))))
-            nack = await late.next()
+            async with connected(address) as client:
+                await client.hello(ORIGIN)
+        async with connected(address) as stale:
+            await stale.send(Subscribe(1, Hello(origins=(OriginClaim(ORIGIN, 1),))))
+            nack = await stale.next()
             assert isinstance(nack, Nack)
             assert (nack.code, nack.correlation_id) == (ErrorCode.FENCED, 1)
-            assert await late.next() is None
+            assert await stale.next() is None
             await anyio.sleep(1)  # heartbeats are due, but not on closed connections
         assert isinstance(await honest.next(), Heartbeat)
         await honest.send(Heartbeat(1))
@@ -86,12 +86,12 @@ async def test_unsubscribe_ends_at_once_or_after_the_drain(drain: bool) -> None:
 async def test_frames_before_garbage_count_and_garbage_is_refused(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with Propagator() as p, serving(p, QUICK) as (_, address), connected(address) as one:
-        await one.hello(ORIGIN)
-        await one.stream.send([encode(opaque_batch(1, 3)) + b"GET / HTTP/1.1\r\n\r\n"])
-        nack = await one.until(Nack)
+    async with Propagator() as p, serving(p, QUICK) as (_, address), connected(address) as client:
+        await client.hello(ORIGIN)
+        await client.stream.send([encode(opaque_batch(1, 3)) + b"GET / HTTP/1.1\r\n\r\n"])
+        nack = await client.until(Nack)
         assert (nack.sequence, nack.code, nack.correlation_id) == (0, ErrorCode.BAD_FRAME, None)
-        while (rest := await one.next()) is not None:
+        while (rest := await client.next()) is not None:
             assert isinstance(rest, Ack)
         assert p.statistics().accepted == 3
         async with connected(address) as second:

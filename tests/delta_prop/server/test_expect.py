@@ -43,12 +43,12 @@ async def test_rows_of_a_batch_are_checked_one_by_one() -> None:
 async def test_concurrent_create_if_absent_succeeds_once(as_batch: bool) -> None:
     async with Propagator() as p, serving(p) as (_, address), connected(address) as client:
         await client.hello(ORIGIN)
-        deltas = [Delta("v", CREATE, expect=ABSENT, dot=Dot(ORIGIN, at)) for at in range(1, 21)]
+        deltas = [Delta("v", CREATE, expect=ABSENT, dot=Dot(ORIGIN, counter)) for counter in range(1, 21)]
         deltas.append(Delta("v", delete(), dot=Dot(ORIGIN, 21)))
         deltas.append(Delta("v", CREATE, expect=ABSENT, dot=Dot(ORIGIN, 22)))
         frames = [
-            frame(at, one) if as_batch else DeltaFrame(at, one, ack_wanted=True)
-            for at, one in enumerate(deltas, 1)
+            frame(counter, delta) if as_batch else DeltaFrame(counter, delta, ack_wanted=True)
+            for counter, delta in enumerate(deltas, 1)
         ]
         await client.send(*frames)
         codes = [(await client.until(Nack)).code for _ in range(19)]

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 
 FLIPS = 400
 OTHER = make_origin(78, 2)
-SENT = [
+FRAMES = [
     encode(frame)
     for frame in SAMPLES.values()
     if not isinstance(frame, DeltaFrame | BatchFrame)
@@ -33,7 +33,7 @@ def anyio_backend() -> str:
 
 
 async def test_flipped_bit_has_no_effect_beyond_its_connection(full: bool) -> None:
-    flips = [(raw, bit) for raw in SENT for bit in range(8 * len(raw))]
+    flips = [(raw, bit) for raw in FRAMES for bit in range(8 * len(raw))]
     if not full:
         flips = random.Random(17).sample(flips, FLIPS)
     print(f"{len(flips)} flipped bits")
@@ -44,9 +44,9 @@ async def test_flipped_bit_has_no_effect_beyond_its_connection(full: bool) -> No
                 await honest.send(Heartbeat(number))
             flipped = bytearray(raw)
             flipped[bit // 8] ^= 1 << bit % 8
-            async with connected(address) as one:
-                await one.hello(ORIGIN)
-                await one.stream.send([flipped])
+            async with connected(address) as client:
+                await client.hello(ORIGIN)
+                await client.stream.send([flipped])
         with anyio.fail_after(60):
             while len(service._handlers) > 1:  # noqa: ASYNC110
                 await anyio.sleep(0.01)
@@ -56,13 +56,13 @@ async def test_flipped_bit_has_no_effect_beyond_its_connection(full: bool) -> No
 
 
 def test_unflipped_samples_cover_the_data_frames() -> None:
-    kinds = {FrameType(raw[2]) for raw in SENT}
+    kinds = {FrameType(raw[2]) for raw in FRAMES}
     assert {FrameType.DELTA, FrameType.BATCH, FrameType.SUBSCRIBE, FrameType.ACK} <= kinds
 
 
 async def test_unflipped_batch_is_logged() -> None:
-    async with Propagator() as p, serving(p) as (_, address), connected(address) as one:
-        await one.hello(ORIGIN)
-        await one.send(opaque_batch(1, origin=ORIGIN))
-        await one.until(Ack)
+    async with Propagator() as p, serving(p) as (_, address), connected(address) as client:
+        await client.hello(ORIGIN)
+        await client.send(opaque_batch(1, origin=ORIGIN))
+        await client.until(Ack)
         assert p.statistics().accepted == 1

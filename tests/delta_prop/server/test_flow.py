@@ -35,7 +35,7 @@ async def test_producer_backpressure_goes_to_producers_only() -> None:
         await producer.hello(ORIGIN)
         await subscriber.hello()
         await subscriber.subscribe()
-        for peer in service._handlers.values():
-            peer.send_pressure(Backpressure(1, PressureLevel.WARN))
+        for handler in service._handlers.values():
+            handler.send_pressure(Backpressure(1, PressureLevel.WARN))
         assert await producer.next() == Backpressure(1, PressureLevel.WARN)
         assert isinstance(await subscriber.next(), Heartbeat)

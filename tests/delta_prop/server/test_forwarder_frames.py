@@ -53,7 +53,7 @@ async def test_forwarder_hello_gets_all_watermarks_in_pages() -> None:
             assert second.welcome is not None
             assert (first.more, second.more) == (True, False)
             watermarks = {
-                one.origin: one.watermark for one in (*first.welcome.origins, *second.welcome.origins)
+                grant.origin: grant.watermark for grant in (*first.welcome.origins, *second.welcome.origins)
             }
             assert {origin: watermarks[origin] for origin in origins} == dict.fromkeys(origins, 2)
             assert second.credit is not None
@@ -135,7 +135,7 @@ async def test_forwarder_may_number_its_first_row_zero(rows: int) -> None:
         assert p.statistics().accepted == rows + 1
 
 
-async def test_forwarder_row_zero_refused_is_named_by_frame() -> None:
+async def test_refusal_of_sequence_zero_names_the_frame() -> None:
     async with Propagator() as p, serving(p) as (_, address), connected(address) as forwarder:
         await forwarder.hello(source=Source.REPLICA)
         first = opaque_batch(1, 3).batch
@@ -151,11 +151,11 @@ async def test_forwarder_row_zero_refused_is_named_by_frame() -> None:
 @pytest.mark.parametrize("second", [1, 2, 3])
 async def test_sequence_that_does_not_rise_ends_the_connection(source: Source, second: int) -> None:
     async with Propagator() as p, serving(p) as (_, address), connected(address) as client:
-        forwards = source is Source.REPLICA
-        await client.hello(*(() if forwards else (ORIGIN,)), source=source)
+        is_forwarder = source is Source.REPLICA
+        await client.hello(*(() if is_forwarder else (ORIGIN,)), source=source)
         for sequence, base in ((1, 1), (second, 4)):
             frame = replace(opaque_batch(base, 3), sequence=sequence)
-            await client.send(as_forwarded(frame, 100 + base) if forwards else frame)
+            await client.send(as_forwarded(frame, 100 + base) if is_forwarder else frame)
         nack = await client.until(Nack)
         assert (nack.sequence, nack.code) == (second, ErrorCode.BAD_FRAME)
         assert "not above 3" in nack.text

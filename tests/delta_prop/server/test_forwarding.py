@@ -1,6 +1,6 @@
 """Services that forward to one another, in pairs and cycles, converge and then send nothing.
 
-Checked also with network cuts, a target that lost its log, missing rights, rate limits, and a link to itself.
+Also checked: network cuts, a target that lost its log, missing permissions, rate limits, a link to itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from delta_prop.server.service import Service
 from delta_prop.server.settings import ServerSettings
 from delta_prop.sinks import ForwardSink, IndexSink, ResidentVectors
 from delta_prop.testing import VirtualNetwork, run_virtual, virtual_world
-from tests.delta_prop.server.tokens import File, table
+from tests.delta_prop.server.tokens import TokenFile, table
 from tests.full_log import read_all
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Node:
         name: str,
         network: VirtualNetwork,
         *,
-        tokens: File | None = None,
+        tokens: TokenFile | None = None,
         settings: Settings | None = None,
     ) -> None:
         self.host = f"10.0.0.{name}"
@@ -66,7 +66,7 @@ class Node:
         return self.p.statistics().sinks[f"to-{other.host}"]
 
     async def write(self, count: int, name: str = "v") -> None:
-        """Publish this many deltas."""
+        """Publish `count` deltas."""
         for number in range(count):
             await self.p.publish(Delta(f"{name}{number % 5}", opaque(b"%d" % number), "rows"))
 
@@ -90,7 +90,7 @@ async def wait_converged(nodes: Sequence[Node], seconds: float = 60.0) -> None:
 
 def has_converged(nodes: Sequence[Node]) -> bool:
     same = len({tuple(node.deltas()) for node in nodes}) == 1
-    return same and not any(one.lag for node in nodes for one in node.p.statistics().sinks.values())
+    return same and not any(sink.lag for node in nodes for sink in node.p.statistics().sinks.values())
 
 
 def test_pair_converges_then_sends_nothing() -> None:
@@ -123,9 +123,9 @@ def test_pair_converges_then_sends_nothing() -> None:
                 assert state is not None
                 assert state.vector is not None
                 assert state.vector[0] == 1 + 20 + 200
-            sent = [link.statistics().sent for node in nodes for link in node.links]
+            sent_counts = [link.statistics().sent for node in nodes for link in node.links]
             await anyio.sleep(60)
-            assert [link.statistics().sent for node in nodes for link in node.links] == sent
+            assert [link.statistics().sent for node in nodes for link in node.links] == sent_counts
 
     run_virtual(main)
 
@@ -144,9 +144,9 @@ def test_forwarding_in_a_cycle_terminates() -> None:
                     await node.p.publish(Delta(f"v{number % 5}", opaque(b"%d" % number), "rows"))
             await wait_converged(nodes)
             assert len(nodes[0].deltas()) == 90
-            sent = [link.statistics().sent for node in nodes for link in node.links]
+            sent_counts = [link.statistics().sent for node in nodes for link in node.links]
             await anyio.sleep(60)
-            assert [link.statistics().sent for node in nodes for link in node.links] == sent
+            assert [link.statistics().sent for node in nodes for link in node.links] == sent_counts
 
     run_virtual(main)
 
@@ -176,8 +176,8 @@ def test_target_that_lost_its_log_is_resent_everything() -> None:
         async with AsyncExitStack() as exits:
             a, b = (Node(name, network) for name in ("1", "2"))
             await a.open(exits)
-            async with AsyncExitStack() as life:
-                await b.open(life)
+            async with AsyncExitStack() as first_run:
+                await b.open(first_run)
                 await a.forward_to(b)
                 await a.write(20)
                 await wait_converged((a, b))
@@ -197,8 +197,8 @@ def test_forwarding_stops_when_needed_rows_left_the_log() -> None:
         async with AsyncExitStack() as exits:
             a, b = Node("1", network, settings=Settings(log_deltas_max=10)), Node("2", network)
             await a.open(exits)
-            async with AsyncExitStack() as life:
-                await b.open(life)
+            async with AsyncExitStack() as first_run:
+                await b.open(first_run)
                 await a.forward_to(b)
                 for _ in range(4):
                     await a.write(5)
@@ -216,10 +216,10 @@ def test_forwarding_stops_when_needed_rows_left_the_log() -> None:
     run_virtual(main)
 
 
-def test_forwarding_stops_without_the_right_and_resumes_with_it() -> None:
+def test_forwarding_stops_without_permission_and_resumes_with_it() -> None:
     async def main() -> None:
         network = VirtualNetwork(8)
-        file = File(table("other", "t" * 32, publish=True, subscribe=True, namespaces='["*"]'))
+        file = TokenFile(table("other", "t" * 32, publish=True, subscribe=True, namespaces='["*"]'))
         async with AsyncExitStack() as exits:
             a, b = Node("1", network), Node("2", network, tokens=file)
             for node in (a, b):
@@ -233,7 +233,7 @@ def test_forwarding_stops_without_the_right_and_resumes_with_it() -> None:
             assert "the other service refuses" in statistics.reason
             assert b.service.counters is not None
             assert b.service.counters.connections < 40
-            file.holds = table(
+            file.content = table(
                 "other", "t" * 32, publish=True, subscribe=True, forward=True, namespaces='["*"]'
             )
             await anyio.sleep(60)
@@ -263,10 +263,10 @@ def test_rate_limited_rows_are_resent() -> None:
 
     async def main() -> None:
         network = VirtualNetwork(10)
-        rights = {"publish": True, "forward": True, "namespaces": '["*"]', "rate": 20, "burst": 5}
+        permissions = {"publish": True, "forward": True, "namespaces": '["*"]', "rate": 20, "burst": 5}
         async with AsyncExitStack() as exits:
             a = Node("1", network)
-            b = Node("2", network, tokens=File(table("other", "t" * 32, **rights)))
+            b = Node("2", network, tokens=TokenFile(table("other", "t" * 32, **permissions)))
             for node in (a, b):
                 await node.open(exits)
             await a.forward_to(b, token="t" * 32)

@@ -1,7 +1,7 @@
 """A delta gets the same result as a Delta frame, as a batch of one row, and as a row among others.
 
-Equal are the answer (code, row, field), its consequence (the connection stays open or not), the log, and the
-state of the service.
+The answer (code, row, field), its effect on the connection (open or closed), the log, and the state of the
+service are the same in all three forms.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def nested_lists(depth: int) -> bytes:
     return b"\x81\xa1a" + b"\x91" * (depth - 1) + b"\xc0"
 
 
-def text_of(size: int) -> bytes:
+def map_of_size(size: int) -> bytes:
     """Return a map of this many bytes."""
     return b"\x81\xa1a\xdb" + struct.pack(">I", size - 8) + b"x" * (size - 8)
 
@@ -116,7 +116,7 @@ WITHIN: dict[str, dict[str, Any]] = {
     "an offset": op(Kind.OFFSET, pack_floats(-2)),
     "a deletion": op(Kind.DELETE),
     "the greatest number": op(Kind.DENSE, pack_floats(3.4028234e38, -0.0)),
-    "metadata of 65,536 bytes": metadata(text_of(METADATA_BYTES_MAX)),
+    "metadata of 65,536 bytes": metadata(map_of_size(METADATA_BYTES_MAX)),
     "metadata in a non-minimal encoding": metadata(b"\xde\0\1\xd9\1a\xcf\0\0\0\0\0\0\0\1"),
     "metadata 32 deep": metadata(nested_lists(METADATA_DEPTH_MAX)),
     "empty metadata": on_metadata(b"\x80"),
@@ -167,7 +167,7 @@ BEYOND: dict[str, tuple[str, dict[str, Any]]] = {
     "name of a transform with a zero": ("name", op(Kind.TRANSFORM, data=b"\0")),
     "unknown transform": ("op", op(Kind.TRANSFORM, data=b"t" * 255)),
     "missing metadata": ("metadata", op(Kind.METADATA)),
-    "metadata of 65,537 bytes": ("metadata", metadata(text_of(METADATA_BYTES_MAX + 1))),
+    "metadata of 65,537 bytes": ("metadata", metadata(map_of_size(METADATA_BYTES_MAX + 1))),
     "metadata of 1 MiB, of a million items": (
         "metadata",
         metadata(b"\x81\xa1a\xdd\0\x10\0\0" + b"\xc0" * (1 << 20)),
@@ -236,31 +236,31 @@ UNENCODABLE: dict[str, tuple[str, dict[str, Any]]] = {
 
 def same_answer(delta_fields: DeltaFields) -> Answer:
     """Send the delta in all forms, compare the results, and return the answer to the Delta frame."""
-    one, two, three = Server(), Server(), Server()
-    answer = one.take(as_delta(delta_fields, NEXT))
-    assert two.take(as_batch([delta_fields], NEXT)) == answer
-    assert two.state() == one.state()
+    frame_server, batch_server, rows_server = Server(), Server(), Server()
+    answer = frame_server.handle(as_delta(delta_fields, NEXT))
+    assert batch_server.handle(as_batch([delta_fields], NEXT)) == answer
+    assert batch_server.state() == frame_server.state()
     if [*delta_fields.clock] == sorted(delta_fields.clock):
-        assert two.logged() == one.logged()
+        assert batch_server.logged() == frame_server.logged()
     else:  # an encoder sorts the clock, so the refused body has another checksum
-        assert two.rows() == one.rows()
+        assert batch_server.rows() == frame_server.rows()
     batch_rows = [
         with_id(valid_fields(0), delta_fields),
         delta_fields,
         with_id(valid_fields(1), delta_fields),
     ]
-    among = three.take(as_batch(batch_rows, NEXT))
+    among = rows_server.handle(as_batch(batch_rows, NEXT))
     assert among == (answer if answer.row is None else replace(answer, row=1))
     if answer == Answer():
-        offset, dot, delta = three.rows()[1]
-        assert one.rows() == [
-            (offset - 1, (dot.origin, dot.counter - 1), replace(delta, dot=one.rows()[0][1]))
+        offset, dot, delta = rows_server.rows()[1]
+        assert frame_server.rows() == [
+            (offset - 1, (dot.origin, dot.counter - 1), replace(delta, dot=frame_server.rows()[0][1]))
         ]
     elif answer.open and not answer.waits:
-        assert [code for _, _, code in three.rows()] == [answer.code or 0] * 3
+        assert [code for _, _, code in rows_server.rows()] == [answer.code or 0] * 3
     else:
-        assert three.rows() == []
-    for server in (one, two, three):
+        assert rows_server.rows() == []
+    for server in (frame_server, batch_server, rows_server):
         if answer.waits:
             assert server.result_after_timeout() == Answer(ErrorCode.DEP_TIMEOUT)
         assert server.accepts_more() == answer.open
@@ -269,10 +269,10 @@ def same_answer(delta_fields: DeltaFields) -> Answer:
 
 @pytest.mark.parametrize("name", WITHIN)
 def test_delta_at_its_bound_is_accepted_in_each_form(name: str) -> None:
-    wanted = Answer(waits=name == WAITING)
+    expected = Answer(waits=name == WAITING)
     if name == CONFLICTING:
-        wanted = Answer(ErrorCode.CONFLICT, "expect", 0)
-    assert same_answer(DeltaFields(**WITHIN[name])) == wanted
+        expected = Answer(ErrorCode.CONFLICT, "expect", 0)
+    assert same_answer(DeltaFields(**WITHIN[name])) == expected
 
 
 @pytest.mark.parametrize("name", BEYOND)
@@ -295,38 +295,38 @@ def test_malformed_delta_ends_the_connection_in_each_form(name: str) -> None:
     ],
 )
 def test_counters_have_the_same_bounds_in_each_form(counter: int, answer: Answer) -> None:
-    assert Server().take(as_delta(DeltaFields(), counter, sequence=9)) == answer
-    assert Server().take(as_batch([DeltaFields()], counter, sequence=9)) == answer
+    assert Server().handle(as_delta(DeltaFields(), counter, sequence=9)) == answer
+    assert Server().handle(as_batch([DeltaFields()], counter, sequence=9)) == answer
     if counter:
-        assert Server().take(as_batch([DeltaFields(), DeltaFields()], counter - 1, sequence=9)) == answer
+        assert Server().handle(as_batch([DeltaFields(), DeltaFields()], counter - 1, sequence=9)) == answer
 
 
 def test_log_only_batches_end_the_connection() -> None:
-    cut = encode_batch([Delta("v", delete(), "n")], origin=ORIGIN, base=NEXT, row_offsets=[NEXT])
+    sliced = encode_batch([Delta("v", delete(), "n")], origin=ORIGIN, base=NEXT, row_offsets=[NEXT])
     state = apply(VectorState(), create([1.0]), None, (1, 1, 1))
     states = encode_states([StateRow("n", "v", state, 3)])
-    for batch in (cut, states):
-        assert Server().take(encode(BatchFrame(NEXT, batch))) == Answer(BAD, open=False)
+    for batch in (sliced, states):
+        assert Server().handle(encode(BatchFrame(NEXT, batch))) == Answer(BAD, open=False)
 
 
 @pytest.mark.parametrize("name", UNENCODABLE)
 def test_delta_that_no_batch_can_encode_is_invalid(name: str) -> None:
     field, changes = UNENCODABLE[name]
     server = Server()
-    assert server.take(as_delta(DeltaFields(**changes), NEXT)) == Answer(INVALID, field, 0)
+    assert server.handle(as_delta(DeltaFields(**changes), NEXT)) == Answer(INVALID, field, 0)
     assert [code for _, _, code in server.rows()] == [INVALID]
     assert server.accepts_more()
 
 
 @pytest.mark.parametrize("name", [name for name in (*WITHIN, *BEYOND) if name != WAITING])
 def test_delta_without_a_dot_gets_the_same_answer(name: str) -> None:
-    """The clock's dependencies are not awaited: an origin of the server's own has another clock."""
+    """Without a dot, the server uses an origin of its own, so it does not wait for the delta's clock."""
     delta_fields = DeltaFields(**EDGES[name])
-    one, two = Server(), Server()
-    answer = one.take(as_delta(delta_fields, NEXT))
-    assert two.take(as_delta(delta_fields, NEXT, origin=None)) == answer
+    with_dot, without_dot = Server(), Server()
+    answer = with_dot.handle(as_delta(delta_fields, NEXT))
+    assert without_dot.handle(as_delta(delta_fields, NEXT, origin=None)) == answer
     if answer.code is not None:
-        assert two.rows() == [], "a delta without a dot should leave no no-op record"
+        assert without_dot.rows() == [], "a delta without a dot should leave no no-op record"
 
 
 PAGE = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text(encoding="utf-8")
@@ -410,22 +410,22 @@ EXAMPLES: dict[str, tuple[list[str], list[str]]] = {
         ["1,025 clock entries", "an unsorted clock", "a duplicate origin in a clock"],
     ),
 }
-"""Cases by the start of a row in the page's table of limits: those within it and those beyond."""
+"""By the first words of a row in the page's table of limits: cases within the limit, and cases beyond it."""
 
 
 def test_page_names_each_limit_with_its_code_and_field() -> None:
     limits = PAGE[PAGE.index("### Of a delta") : PAGE.index("**Which of two rules wins**")]
     rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([A-Z_]+) \| ([^|]+) \|$", limits, re.MULTILINE)
     assert len(rows) == len(EXAMPLES)
-    named = set()
-    for (what, _, code, fields), (start, (within, beyond)) in zip(rows, EXAMPLES.items(), strict=True):
-        assert what.startswith(start)
+    documented = set()
+    for (limit, _, code, fields), (start, (within, beyond)) in zip(rows, EXAMPLES.items(), strict=True):
+        assert limit.startswith(start)
         assert {*within} <= {*WITHIN}
         for name in beyond:
-            named.add(name)
+            documented.add(name)
             assert code == INVALID.name
             assert fields.startswith("that of") or f"`{BEYOND[name][0]}`" in fields, name
-    assert {*BEYOND} - named == {
+    assert {*BEYOND} - documented == {
         "name of a transform not in UTF-8",
         "unknown transform",
         "missing metadata",
@@ -460,16 +460,16 @@ def test_first_invalid_field_is_named(first: int) -> None:
 def test_first_invalid_row_is_named_whatever_its_field() -> None:
     server = Server()
     rows = [valid_fields(0), DeltaFields(topics=(b"",), clock=((1, 0),)), DeltaFields(vector_id=b"")]
-    assert server.take(as_batch(rows, NEXT)) == Answer(INVALID, "topics", 1)
+    assert server.handle(as_batch(rows, NEXT)) == Answer(INVALID, "topics", 1)
 
 
 def test_bounds_of_all_rows_precede_checks_against_the_service() -> None:
     unknown = DeltaFields(**BEYOND["unknown transform"][1])
-    assert Server().take(as_batch([unknown, DeltaFields(topics=(b"",))], NEXT)) == Answer(
+    assert Server().handle(as_batch([unknown, DeltaFields(topics=(b"",))], NEXT)) == Answer(
         INVALID, "topics", 1
     )
     conflict = DeltaFields(vector_id=b"v", expect=(0, 0))
-    assert Server().take(as_batch([conflict, unknown], NEXT)) == Answer(INVALID, "op", 1)
+    assert Server().handle(as_batch([conflict, unknown], NEXT)) == Answer(INVALID, "op", 1)
 
 
 SCOPED = Permissions("scoped", publish=True, namespaces=("n",), kinds_mask=1 << Kind.CREATE)
@@ -484,38 +484,40 @@ def as_single_batch(
 
 
 @pytest.mark.parametrize("form", [as_delta, as_single_batch])
-def test_check_order_is_structure_rate_rights_clock_bounds(form: Callable[[DeltaFields, int], bytes]) -> None:
+def test_check_order_is_structure_rate_permission_clock_bounds(
+    form: Callable[[DeltaFields, int], bytes],
+) -> None:
     unauthorized = Answer(ErrorCode.UNAUTHORIZED, open=False)
-    slow = Server(SLOW)
-    assert slow.take(form(DeltaFields(), NEXT)) == Answer()
-    assert slow.take(form(OUTSIDE, NEXT + 1)) == Answer(ErrorCode.RATE_LIMITED)
-    assert slow.take(form(replace(OUTSIDE, metadata=b"\x81"), NEXT + 2)) == Answer(BAD, open=False)
-    assert Server(SCOPED).take(form(OUTSIDE, NEXT)) == unauthorized
-    assert Server(SCOPED).take(form(replace(INSIDE, op=int(Kind.DENSE)), NEXT)) == unauthorized
-    assert Server(SCOPED).take(form(INSIDE, NEXT)) == Answer(INVALID, "vector_id", 0)
-    few = ServerSettings(clock_entries_max=1)
-    long = replace(INSIDE, clock=((ORIGIN, 1), (SECOND, 1)))
-    assert Server(settings=few).take(form(long, NEXT)) == Answer(INVALID, "clock")
+    rate_limited = Server(SLOW)
+    assert rate_limited.handle(form(DeltaFields(), NEXT)) == Answer()
+    assert rate_limited.handle(form(OUTSIDE, NEXT + 1)) == Answer(ErrorCode.RATE_LIMITED)
+    assert rate_limited.handle(form(replace(OUTSIDE, metadata=b"\x81"), NEXT + 2)) == Answer(BAD, open=False)
+    assert Server(SCOPED).handle(form(OUTSIDE, NEXT)) == unauthorized
+    assert Server(SCOPED).handle(form(replace(INSIDE, op=int(Kind.DENSE)), NEXT)) == unauthorized
+    assert Server(SCOPED).handle(form(INSIDE, NEXT)) == Answer(INVALID, "vector_id", 0)
+    one_entry = ServerSettings(clock_entries_max=1)
+    two_entries = replace(INSIDE, clock=((ORIGIN, 1), (SECOND, 1)))
+    assert Server(settings=one_entry).handle(form(two_entries, NEXT)) == Answer(INVALID, "clock")
     waiting = replace(
         INSIDE, clock=((ORIGIN, 9), (SECOND, 9))
     )  # refused before the service waits for the clock
-    assert Server(settings=few).take(form(waiting, NEXT)) == Answer(INVALID, "clock")
-    assert Server(SCOPED, few).take(form(replace(long, namespace=b"m"), NEXT)) == unauthorized
+    assert Server(settings=one_entry).handle(form(waiting, NEXT)) == Answer(INVALID, "clock")
+    assert Server(SCOPED, one_entry).handle(form(replace(two_entries, namespace=b"m"), NEXT)) == unauthorized
 
 
-def test_rate_is_checked_before_the_claim_and_rights_after_it() -> None:
+def test_rate_is_checked_before_the_claim_and_permission_after_it() -> None:
     for form in (as_delta, as_single_batch):
-        slow = Server(SLOW)
-        assert slow.take(form(DeltaFields(), NEXT)) == Answer()
+        rate_limited = Server(SLOW)
+        assert rate_limited.handle(form(DeltaFields(), NEXT)) == Answer()
         unclaimed = form(OUTSIDE, NEXT, origin=UNCLAIMED, sequence=NEXT + 1)
-        assert slow.take(unclaimed) == Answer(ErrorCode.RATE_LIMITED)
+        assert rate_limited.handle(unclaimed) == Answer(ErrorCode.RATE_LIMITED)
         unclaimed = form(OUTSIDE, NEXT, origin=UNCLAIMED)
-        assert Server(SCOPED).take(unclaimed) == Answer(ErrorCode.UNKNOWN_ORIGIN)
+        assert Server(SCOPED).handle(unclaimed) == Answer(ErrorCode.UNKNOWN_ORIGIN)
 
 
 def test_used_dot_is_refused_before_bounds() -> None:
     for raw in (as_delta(INSIDE, 1), as_batch([INSIDE], 1)):
-        assert Server().take(raw) == Answer(ErrorCode.DOT_REUSED)
+        assert Server().handle(raw) == Answer(ErrorCode.DOT_REUSED)
 
 
 @pytest.mark.parametrize("name", [name for name in BEYOND if name != "an unsorted clock"])
@@ -523,22 +525,22 @@ def test_duplicate_in_the_other_form_gets_the_first_answer(name: str) -> None:
     delta_fields = DeltaFields(**BEYOND[name][1])
     for first, second in ((as_delta, as_single_batch), (as_single_batch, as_delta)):
         server = Server()
-        assert server.take(first(delta_fields, NEXT)).code is INVALID
-        assert server.take(second(delta_fields, NEXT, sequence=NEXT + 1)).code is INVALID
+        assert server.handle(first(delta_fields, NEXT)).code is INVALID
+        assert server.handle(second(delta_fields, NEXT, sequence=NEXT + 1)).code is INVALID
         assert server.accepts_more()
 
 
 def test_outcome_query_with_unreadable_metadata_is_answered() -> None:
     server = Server()
-    assert server.take(as_batch([DeltaFields(metadata=b"\x80")], NEXT)) == Answer()
+    assert server.handle(as_batch([DeltaFields(metadata=b"\x80")], NEXT)) == Answer()
     outcome_query = as_batch([DeltaFields(metadata=b"\x81\x01\xc0")], NEXT, epoch=0, sequence=NEXT + 1)
-    assert server.take(outcome_query) == Answer(ErrorCode.DOT_REUSED)
+    assert server.handle(outcome_query) == Answer(ErrorCode.DOT_REUSED)
     assert server.accepts_more()
 
 
 # --- successive rows
 
-FACT_OPERATIONS = [
+OPERATIONS = [
     op(12, data=b"x"),
     op(63),
     op(Kind.CREATE, pack_floats(1, 2)),
@@ -551,10 +553,10 @@ FACT_OPERATIONS = [
     op(Kind.OFFSET, pack_floats(2)),
     on_metadata(b"\x80"),
 ]
-"""Operations that need a fact, create one, delete one, or only make it known."""
-FOLLOWING = st.lists(
+"""Operations that need a vector, create one, delete one, or only make its id known."""
+SUCCESSIVE_ROWS = st.lists(
     st.tuples(
-        st.sampled_from(FACT_OPERATIONS),
+        st.sampled_from(OPERATIONS),
         st.sampled_from([b"new", b"new", b"v"]),
         st.sampled_from([b"n", b"m"]),
         st.none() | st.just((0, 0)) | st.integers(1, 3),
@@ -564,24 +566,24 @@ FOLLOWING = st.lists(
 )
 
 
-@given(FOLLOWING)
+@given(SUCCESSIVE_ROWS)
 def test_rows_of_a_batch_are_checked_like_successive_deltas(rows: list[Any]) -> None:
     delta_fields = [
         DeltaFields(
             **operation,
             vector_id=name,
-            namespace=space,
-            expect=(ORIGIN, max(NEXT + at - expect, 1)) if isinstance(expect, int) else expect,
+            namespace=namespace,
+            expect=(ORIGIN, max(NEXT + index - expect, 1)) if isinstance(expect, int) else expect,
         )
-        for at, (operation, name, space, expect) in enumerate(rows)
+        for index, (operation, name, namespace, expect) in enumerate(rows)
     ]
     one_by_one, together = Server(), Server()
-    for at, one in enumerate(delta_fields):
-        answer = one_by_one.take(as_delta(one, NEXT + at))
+    for index, fields in enumerate(delta_fields):
+        answer = one_by_one.handle(as_delta(fields, NEXT + index))
         if answer != Answer():
-            assert together.take(as_batch(delta_fields, NEXT)) == replace(answer, row=at)
+            assert together.handle(as_batch(delta_fields, NEXT)) == replace(answer, row=index)
             return
-    assert together.take(as_batch(delta_fields, NEXT)) == Answer()
+    assert together.handle(as_batch(delta_fields, NEXT)) == Answer()
     assert together.state() == one_by_one.state()
     assert together.rows() == one_by_one.rows()
 
@@ -607,8 +609,8 @@ CORRUPTED = st.tuples(PACKED, st.integers(0, 20), st.binary(max_size=2)).map(
     lambda drawn: drawn[0][: drawn[1]] + drawn[2] + drawn[0][drawn[1] + 1 :]
 )
 PATCHES = (PACKED | CORRUPTED).filter(lambda packed: packed not in (b"", b"\xc0"))
-"""Metadata, except values that omit the patch in one form: nil in a map, no bytes in a column."""
-FREE = st.fixed_dictionaries(
+"""Metadata, without the two values that mean "no patch" in one form: nil in a map, no bytes in a column."""
+RANDOM_FIELDS = st.fixed_dictionaries(
     {},
     optional={
         "vector_id": NAMES,
@@ -629,10 +631,10 @@ FREE = st.fixed_dictionaries(
 
 
 @settings(max_examples=10 * settings().max_examples)
-@given(st.lists(st.sampled_from([*EDGES]) | FREE, min_size=1, max_size=4))
+@given(st.lists(st.sampled_from([*EDGES]) | RANDOM_FIELDS, min_size=1, max_size=4))
 def test_any_delta_gets_the_same_answer_in_all_forms(changes: list[str | dict[str, Any]]) -> None:
     delta_fields = DeltaFields()
-    for some in changes:
-        delta_fields = replace(delta_fields, **(EDGES[some] if isinstance(some, str) else some))
+    for change in changes:
+        delta_fields = replace(delta_fields, **(EDGES[change] if isinstance(change, str) else change))
     assume(len(as_delta(delta_fields, NEXT)) <= HEADER_BYTES + DELTA_PAYLOAD_BYTES_MAX)
     same_answer(delta_fields)

@@ -41,21 +41,21 @@ class FakeMember:
     fenced: list[Refused] = field(default_factory=list)
     took_over: list[GroupAssignment] = field(default_factory=list)
 
-    def fence(self, refusal_of: Refused) -> None:
-        self.fenced.append(refusal_of)
+    def fence(self, refusal: Refused) -> None:
+        self.fenced.append(refusal)
 
     def take_over(self, joined: GroupAssignment) -> None:
         self.took_over.append(joined)
 
 
 def join(
-    groups: Groups, name: str, member: FakeMember, begin: int = 0, identity: bytes | None = None
+    groups: Groups, name: str, member: FakeMember, start: int = 0, member_id: bytes | None = None
 ) -> GroupAssignment:
-    return groups.join(name, member, lambda: begin, member_id=identity)
+    return groups.join(name, member, lambda: start, member_id=member_id)
 
 
-def join_active(groups: Groups, name: str, member: FakeMember, begin: int = 0) -> int:
-    joined = join(groups, name, member, begin)
+def join_active(groups: Groups, name: str, member: FakeMember, start: int = 0) -> int:
+    joined = join(groups, name, member, start)
     assert not joined.is_standby
     return joined.offset
 
@@ -136,17 +136,17 @@ def test_reconnecting_client_reclaims_its_membership_at_once() -> None:
     async def main() -> None:
         disk, old, other, new = SimDisk(), FakeMember(), FakeMember(), FakeMember()
         async with run_groups(disk, log_with_rows(disk)) as groups:
-            join(groups, "g", old, identity=b"a")
+            join(groups, "g", old, member_id=b"a")
             groups.commit("g", 30, old)
-            assert join(groups, "g", other, identity=b"b").is_standby
-            assert join(groups, "g", new, identity=b"a") == GroupAssignment(30, 0)
-            assert [one.code for one in old.fenced] == [ErrorCode.FENCED]
+            assert join(groups, "g", other, member_id=b"b").is_standby
+            assert join(groups, "g", new, member_id=b"a") == GroupAssignment(30, 0)
+            assert [refusal.code for refusal in old.fenced] == [ErrorCode.FENCED]
             groups.commit("g", 99, old)
             groups.leave("g", old)
             assert groups.statistics() == {"g": GroupStatistics(30, True, 1)}
             rejoined = FakeMember()
-            assert join(groups, "g", rejoined, identity=b"b").is_standby
-            assert [one.code for one in other.fenced] == [ErrorCode.FENCED]
+            assert join(groups, "g", rejoined, member_id=b"b").is_standby
+            assert [refusal.code for refusal in other.fenced] == [ErrorCode.FENCED]
             groups.leave("g", other)
             groups.leave("g", new)
             assert rejoined.took_over == [GroupAssignment(30, 0)]
@@ -159,12 +159,12 @@ def test_start_applies_to_new_groups_only_and_is_stored() -> None:
         disk = SimDisk()
         log = log_with_rows(disk)
         async with run_groups(disk, log) as groups:
-            assert join_active(groups, "g", FakeMember(), begin=40) == 40
+            assert join_active(groups, "g", FakeMember(), start=40) == 40
         assert read_group(disk, "g", LOG_ID) == 40, (
             "the start should be stored although nothing was committed"
         )
         async with run_groups(disk, log) as groups:
-            assert join_active(groups, "g", FakeMember(), begin=7) == 40
+            assert join_active(groups, "g", FakeMember(), start=7) == 40
 
     run_virtual(main)
 
@@ -212,7 +212,7 @@ def test_member_stands_by_while_another_process_reads() -> None:
                 GroupCursor(disk, "g", LOG_ID)
             groups.leave("g", reader)
             command = GroupCursor(disk, "h", LOG_ID)
-            assert join(groups, "h", reader, begin=4) == GroupAssignment(4, 0, is_standby=True)
+            assert join(groups, "h", reader, start=4) == GroupAssignment(4, 0, is_standby=True)
             groups.leave("h", reader)
             await anyio.sleep(5)
             assert groups.statistics() == {}

@@ -1,4 +1,4 @@
-"""The HTTP port: responses, access rights, limits, and malformed or slow clients."""
+"""The HTTP port: responses, permissions, limits, and malformed or slow clients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from delta_prop.server.counters import Counters
 from delta_prop.server.http import CONNECTIONS_MAX, HEAD_BYTES_MAX, HttpPort
 from delta_prop.testing import VirtualNetwork, run_virtual, virtual_world
 from delta_prop.testing.network_path import NetworkConditions
-from tests.delta_prop.server.tokens import File, table
+from tests.delta_prop.server.tokens import TokenFile, table
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -67,7 +67,7 @@ class FakeStatusView:
         return []
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     status: int
     headers: dict[str, str]
     body: bytes
@@ -88,7 +88,7 @@ class Client:
     async def send(self, raw: bytes) -> None:
         await self.stream.send([raw])
 
-    async def more(self) -> bool:
+    async def receive_more(self) -> bool:
         buffer = bytearray(4096)
         try:
             count = await self.stream.receive_into(memoryview(buffer))
@@ -97,20 +97,20 @@ class Client:
         self.bytes += buffer[:count]
         return count > 0
 
-    async def answer(self, *, body: bool = True) -> Answer:
+    async def response(self, *, body: bool = True) -> Response:
         while b"\r\n\r\n" not in self.bytes:
-            assert await self.more(), self.bytes
+            assert await self.receive_more(), self.bytes
         head, _, self.bytes = self.bytes.partition(b"\r\n\r\n")
         first, *lines = head.decode().split("\r\n")
         headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
         size = int(headers["content-length"]) if body else 0
         while len(self.bytes) < size:
-            assert await self.more()
+            assert await self.receive_more()
         content, self.bytes = self.bytes[:size], self.bytes[size:]
-        return Answer(int(first.split()[1]), headers, content)
+        return Response(int(first.split()[1]), headers, content)
 
     async def is_closed(self) -> bool:
-        return not await self.more()
+        return not await self.receive_more()
 
 
 class HttpSite:
@@ -124,14 +124,14 @@ class HttpSite:
     async def client(self, host: str = "10.0.0.1") -> Client:
         return Client(await self.network.at(host).connect("127.0.0.1", PORT))
 
-    async def ask(self, method: str, path: str, **headers: str) -> Answer:
+    async def request(self, method: str, path: str, **headers: str) -> Response:
         client = await self.client()
         lines = [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
         head = "\r\n".join([f"{method} {path} HTTP/1.1", "Host: here", *lines, "", ""])
         await client.send(head.encode("latin-1"))
-        answer = await client.answer(body=method != "HEAD")
+        response = await client.response(body=method != "HEAD")
         await client.stream.aclose()
-        return answer
+        return response
 
 
 def serve_http(
@@ -145,7 +145,7 @@ def serve_http(
     async def run() -> None:
         network = VirtualNetwork(conditions=conditions)
         site, world = HttpSite(network), virtual_world()
-        access = Access(world, None if tokens is None else File(tokens))
+        access = Access(world, None if tokens is None else TokenFile(tokens))
         port = HttpPort(network, world, site.view, access=access, port=PORT, connections_max=connections_max)
         site.port = port
         async with anyio.create_task_group() as tasks:
@@ -160,13 +160,13 @@ def serve_http(
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_each_path_answers(backend: Literal["asyncio", "trio"]) -> None:
+def test_each_path_responds(backend: Literal["asyncio", "trio"]) -> None:
     async def main(site: HttpSite) -> None:
-        assert (await site.ask("GET", "/healthz")).json == {"alive": True}
-        assert (await site.ask("GET", "/readyz")).json == {"ready": True}
-        assert (await site.ask("GET", "/api/status")).json == {"log_id": "00ff"}
-        assert (await site.ask("GET", "/api/sinks?x=1")).json == [{"name": "storage", "lag": 3}]
-        metrics = await site.ask("GET", "/metrics")
+        assert (await site.request("GET", "/healthz")).json == {"alive": True}
+        assert (await site.request("GET", "/readyz")).json == {"ready": True}
+        assert (await site.request("GET", "/api/status")).json == {"log_id": "00ff"}
+        assert (await site.request("GET", "/api/sinks?x=1")).json == [{"name": "storage", "lag": 3}]
+        metrics = await site.request("GET", "/metrics")
         assert metrics.status == 200
         assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
         assert b"\ndelta_prop_ready 1.0\n" in metrics.body
@@ -178,9 +178,9 @@ def test_each_path_answers(backend: Literal["asyncio", "trio"]) -> None:
 
 def test_open_metrics_on_request() -> None:
     async def main(site: HttpSite) -> None:
-        answer = await site.ask("GET", "/metrics", Accept="application/openmetrics-text; version=1.0.0")
-        assert answer.headers["content-type"].startswith("application/openmetrics-text")
-        assert answer.body.endswith(b"# EOF\n")
+        response = await site.request("GET", "/metrics", Accept="application/openmetrics-text; version=1.0.0")
+        assert response.headers["content-type"].startswith("application/openmetrics-text")
+        assert response.body.endswith(b"# EOF\n")
 
     serve_http(main)
 
@@ -188,25 +188,25 @@ def test_open_metrics_on_request() -> None:
 def test_unready_server_gives_its_reason_and_stays_healthy() -> None:
     async def main(site: HttpSite) -> None:
         site.view.reason = "it is starting"
-        answer = await site.ask("GET", "/readyz")
-        assert (answer.status, answer.json) == (503, {"ready": False, "reason": "it is starting"})
-        assert (await site.ask("GET", "/healthz")).status == 200
-        assert b"\ndelta_prop_ready 0.0\n" in (await site.ask("GET", "/metrics")).body
+        response = await site.request("GET", "/readyz")
+        assert (response.status, response.json) == (503, {"ready": False, "reason": "it is starting"})
+        assert (await site.request("GET", "/healthz")).status == 200
+        assert b"\ndelta_prop_ready 0.0\n" in (await site.request("GET", "/metrics")).body
 
     serve_http(main)
 
 
 def test_head_returns_the_size_without_a_body() -> None:
     async def main(site: HttpSite) -> None:
-        full = await site.ask("GET", "/readyz")
+        full = await site.request("GET", "/readyz")
         client = await site.client()
         await client.send(b"HEAD /readyz HTTP/1.1\r\nHost: x\r\n\r\n" * 2)
         for _ in range(2):
-            answer = await client.answer(body=False)
-            assert answer.headers["content-length"] == str(len(full.body))
+            response = await client.response(body=False)
+            assert response.headers["content-length"] == str(len(full.body))
         assert client.bytes == b""
         await client.send(b"HELLO\r\n\r\n")
-        assert (await client.answer()).json["code"] == "BAD_REQUEST", (
+        assert (await client.response()).json["code"] == "BAD_REQUEST", (
             "the error response to another method should have a body"
         )
 
@@ -218,16 +218,16 @@ def test_connection_serves_several_requests() -> None:
         client = await site.client()
         for _ in range(3):
             await client.send(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert (await client.answer()).status == 200
+            assert (await client.response()).status == 200
             await anyio.sleep(9)
         await client.send(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\nGET /nowhere HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert [(await client.answer()).status for _ in range(2)] == [200, 404]
+        assert [(await client.response()).status for _ in range(2)] == [200, 404]
         await client.send(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        assert (await client.answer()).headers["connection"] == "close"
+        assert (await client.response()).headers["connection"] == "close"
         assert await client.is_closed()
         old = await site.client()
         await old.send(b"GET /healthz HTTP/1.0\r\n\r\n")
-        assert (await old.answer()).status == 200
+        assert (await old.response()).status == 200
         assert await old.is_closed()
 
     serve_http(main)
@@ -239,29 +239,29 @@ def test_connection_serves_several_requests() -> None:
 @pytest.mark.parametrize("path", ["/metrics", "/api/status", "/api/sinks"])
 def test_with_tokens_all_but_health_needs_admin(path: str, caplog: pytest.LogCaptureFixture) -> None:
     async def main(site: HttpSite) -> None:
-        assert (await site.ask("GET", path, Authorization="Bearer t-admin")).status == 200
-        assert (await site.ask("GET", path, Authorization="bearer  t-admin ")).status == 200
-        assert (await site.ask("GET", "/healthz")).status == 200
-        assert (await site.ask("GET", "/readyz")).status == 200
-        wrong = ["Bearer t-read", "Bearer wrong", "Basic dDp0", "t-admin", "Bearer", "Bearer \xff"]
-        answers = [await site.ask("GET", path, Authorization=one) for one in wrong]
-        answers.append(await site.ask("GET", path))
+        assert (await site.request("GET", path, Authorization="Bearer t-admin")).status == 200
+        assert (await site.request("GET", path, Authorization="bearer  t-admin ")).status == 200
+        assert (await site.request("GET", "/healthz")).status == 200
+        assert (await site.request("GET", "/readyz")).status == 200
+        wrong_headers = ["Bearer t-read", "Bearer wrong", "Basic dDp0", "t-admin", "Bearer", "Bearer \xff"]
+        responses = [await site.request("GET", path, Authorization=header) for header in wrong_headers]
+        responses.append(await site.request("GET", path))
         client = await site.client()
-        twice = b"Authorization: Bearer t-admin\r\n" * 2
-        await client.send(b"GET " + path.encode() + b" HTTP/1.1\r\nHost: x\r\n" + twice + b"\r\n")
-        answers.append(await client.answer())
-        assert {(one.status, one.body) for one in answers} == {(401, answers[0].body)}
-        assert answers[0].json["code"] == "UNAUTHORIZED"
-        assert answers[0].json["error"].endswith("in the header `Authorization: Bearer TOKEN`")
-        assert answers[0].headers["www-authenticate"].startswith("Bearer")
-        assert (await site.ask("HEAD", path)).status == 401
+        duplicate_header = b"Authorization: Bearer t-admin\r\n" * 2
+        await client.send(b"GET " + path.encode() + b" HTTP/1.1\r\nHost: x\r\n" + duplicate_header + b"\r\n")
+        responses.append(await client.response())
+        assert {(response.status, response.body) for response in responses} == {(401, responses[0].body)}
+        assert responses[0].json["code"] == "UNAUTHORIZED"
+        assert responses[0].json["error"].endswith("in the header `Authorization: Bearer TOKEN`")
+        assert responses[0].headers["www-authenticate"].startswith("Bearer")
+        assert (await site.request("HEAD", path)).status == 401
 
     caplog.set_level(logging.WARNING, "delta_prop.audit")
     serve_http(main, tokens=TOKENS)
-    facts = [vars(record) for record in caplog.records]
-    assert len(facts) == 9
-    assert facts[0]["peer"].startswith("10.0.0.1:")
-    audited = [(one["token"], one["frame"], one["code"], one["what"]) for one in facts]
+    records = [vars(record) for record in caplog.records]
+    assert len(records) == 9
+    assert records[0]["peer"].startswith("10.0.0.1:")
+    audited = [(line["token"], line["frame"], line["code"], line["what"]) for line in records]
     assert audited[0] == ("r", f"GET {path}", "UNAUTHORIZED", "the token lacks the right admin")
     assert audited[1] == ("-", f"GET {path}", "UNAUTHORIZED", "the token is unknown")
     assert audited[-1] == ("-", f"HEAD {path}", "UNAUTHORIZED", "no token was given")
@@ -272,14 +272,14 @@ def test_with_tokens_all_but_health_needs_admin(path: str, caplog: pytest.LogCap
 
 def test_client_errors_are_json() -> None:
     async def main(site: HttpSite) -> None:
-        nowhere = await site.ask("GET", "/metric")
+        nowhere = await site.request("GET", "/metric")
         assert nowhere.status == 404
         assert nowhere.json["code"] == "NOT_FOUND"
         assert "/api/status" in nowhere.json["error"]
-        assert (await site.ask("GET", "http://x/healthz")).status == 404
+        assert (await site.request("GET", "http://x/healthz")).status == 404
         for method in ("POST", "DELETE", "OPTIONS"):
-            changed = await site.ask(method, "/api/sinks", Content_Length="0")
-            assert (changed.status, changed.headers["allow"]) == (405, "GET, HEAD")
+            refused = await site.request(method, "/api/sinks", Content_Length="0")
+            assert (refused.status, refused.headers["allow"]) == (405, "GET, HEAD")
 
     serve_http(main)
 
@@ -299,37 +299,37 @@ def test_client_errors_are_json() -> None:
         (b"POST /healthz HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n", 413),
     ],
 )
-def test_malformed_request_gets_one_answer_then_close(raw: bytes, status: int) -> None:
+def test_malformed_request_gets_one_response_then_close(raw: bytes, status: int) -> None:
     async def main(site: HttpSite) -> None:
         client = await site.client()
         await client.send(raw)
-        answer = await client.answer()
-        assert answer.status == status
-        assert answer.headers["connection"] == "close"
-        assert answer.json["error"]
+        response = await client.response()
+        assert response.status == status
+        assert response.headers["connection"] == "close"
+        assert response.json["error"]
         assert await client.is_closed()
-        assert (await site.ask("GET", "/healthz")).status == 200
+        assert (await site.request("GET", "/healthz")).status == 200
 
     serve_http(main)
 
 
 def test_silent_client_is_closed_and_partial_request_gets_408() -> None:
     async def main(site: HttpSite) -> None:
-        silent, half, closed = await site.client(), await site.client(), await site.client()
-        await half.send(b"GET /healthz HT")
+        silent, partial, closed = await site.client(), await site.client(), await site.client()
+        await partial.send(b"GET /healthz HT")
         await closed.send(b"GET /he")
         await closed.stream.aclose()
         began = anyio.current_time()
         assert await silent.is_closed()
         assert anyio.current_time() - began == pytest.approx(10, abs=0.01)
-        answer = await half.answer()
-        assert (answer.status, answer.json["code"]) == (408, "REQUEST_TIMEOUT")
-        assert await half.is_closed()
+        response = await partial.response()
+        assert (response.status, response.json["code"]) == (408, "REQUEST_TIMEOUT")
+        assert await partial.is_closed()
 
     serve_http(main)
 
 
-def test_request_at_one_byte_per_second_is_closed() -> None:
+def test_connection_that_sends_one_byte_per_second_is_closed() -> None:
     async def main(site: HttpSite) -> None:
         client = await site.client()
         for letter in b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n":
@@ -339,7 +339,7 @@ def test_request_at_one_byte_per_second_is_closed() -> None:
                 break
             await anyio.sleep(1)
         else:
-            pytest.fail("the connection of the slow request should be closed")
+            pytest.fail("the slow connection should be closed")
         assert 10 < anyio.current_time() < 13
 
     serve_http(main)
@@ -360,7 +360,7 @@ def test_client_that_reads_nothing_is_closed() -> None:
 def test_flood_of_wrong_tokens_is_summarized(caplog: pytest.LogCaptureFixture) -> None:
     async def main(site: HttpSite) -> None:
         for _ in range(30):
-            await site.ask("GET", "/metrics", Authorization="Bearer wrong")
+            await site.request("GET", "/metrics", Authorization="Bearer wrong")
         assert len(caplog.records) == 10
         await anyio.sleep(12)
         assert getattr(caplog.records[-1], "count", None) == 20
@@ -373,25 +373,25 @@ def test_connections_of_one_host_do_not_block_others() -> None:
     async def main(site: HttpSite) -> None:
         crowd = [await site.client("10.0.0.9") for _ in range(8)]
         await anyio.sleep(0.1)
-        assert [await one.is_closed() for one in crowd[4:]] == [True] * 4
-        assert (await site.ask("GET", "/healthz")).status == 200
+        assert [await client.is_closed() for client in crowd[4:]] == [True] * 4
+        assert (await site.request("GET", "/healthz")).status == 200
         others = [await site.client(f"10.0.1.{i}") for i in range(5)]
         await anyio.sleep(0.1)
         assert await others[-1].is_closed()
         await anyio.sleep(10)
-        assert (await site.ask("GET", "/healthz")).status == 200
+        assert (await site.request("GET", "/healthz")).status == 200
 
     serve_http(main, connections_max=8)
 
 
-def test_failing_status_view_is_a_500_answer(caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_status_view_gives_a_500_response(caplog: pytest.LogCaptureFixture) -> None:
     async def main(site: HttpSite) -> None:
         site.view.fails = True
-        answer = await site.ask("GET", "/api/status")
-        assert (answer.status, answer.json["code"]) == (500, "INTERNAL_SERVER_ERROR")
-        assert "ZeroDivision" not in answer.json["error"]
+        response = await site.request("GET", "/api/status")
+        assert (response.status, response.json["code"]) == (500, "INTERNAL_SERVER_ERROR")
+        assert "ZeroDivision" not in response.json["error"]
         site.view.fails = False
-        assert (await site.ask("GET", "/api/status")).status == 200
+        assert (await site.request("GET", "/api/status")).status == 200
 
     serve_http(main)
     assert "/api/status failed" in caplog.text
@@ -404,7 +404,7 @@ def test_requests_survive_resets_and_small_chunks() -> None:
         await client.send(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
         site.network.reset()
         for _ in range(3):
-            assert (await site.ask("GET", "/healthz")).status == 200
+            assert (await site.request("GET", "/healthz")).status == 200
 
     serve_http(main, conditions=NetworkConditions(chunk_bytes_max=3))
 
@@ -419,7 +419,7 @@ def test_arbitrary_bytes_end_only_their_connection(parts: list[bytes]) -> None:
         except ConnectionError:
             pass
         await anyio.sleep(11)
-        assert (await site.ask("GET", "/healthz")).status == 200
+        assert (await site.request("GET", "/healthz")).status == 200
 
     serve_http(main)
 
@@ -435,7 +435,7 @@ def test_https_with_a_certificate() -> None:
                 await network.connect("127.0.0.1", PORT)
             client = Client(await network.connect("127.0.0.1", PORT, tls=Tls()))
             await client.send(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert (await client.answer()).status == 200
+            assert (await client.response()).status == 200
             tasks.cancel_scope.cancel()
 
     run_virtual(run)

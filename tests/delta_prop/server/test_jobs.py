@@ -32,7 +32,7 @@ def test_job_rows_are_logged_only_after_commit() -> None:
         status = decide(site.address, JOB, Decision.COMMIT, parts)
         assert (status.state, status.deltas) == (JobState.COMMITTED, 75)
         assert wait_published(site.address) == JobStatus(JobState.PUBLISHED, 75, published=75)
-        assert site.keys() == [one.vector_id for part in range(3) for one in rows(part, 25)]
+        assert site.keys() == [delta.vector_id for part in range(3) for delta in rows(part, 25)]
         assert site.jobs.counts.staged_bytes == 0
 
 
@@ -42,7 +42,7 @@ def test_committed_attempt_counts_and_others_do_not() -> None:
         second = stage(site.address, 0, 2, rows(0, 12))
         decide(site.address, JOB, Decision.COMMIT, [second])
         wait_published(site.address)
-        assert site.keys() == [one.vector_id for one in rows(0, 12)]
+        assert site.keys() == [delta.vector_id for delta in rows(0, 12)]
 
 
 def test_aborted_job_leaves_nothing() -> None:
@@ -62,19 +62,19 @@ def test_aborted_job_leaves_nothing() -> None:
 
 def test_aborted_job_can_be_rerun_under_its_name() -> None:
     with serve_jobs(SimDisk()) as site:
-        with SyncProducer(site.address, name="late", job=JobPart(JOB, 0, 1), settings=QUICK) as late:
-            late.offer_block(block_of(rows(0, 8)))
-            late.flush()
+        with SyncProducer(site.address, name="stale", job=JobPart(JOB, 0, 1), settings=QUICK) as stale:
+            stale.offer_block(block_of(rows(0, 8)))
+            stale.flush()
             decide(site.address, JOB, Decision.ABORT)
             second = stage(site.address, 0, 2, rows(0, 5))
-            receipt = late.offer_block(block_of(rows(0, 8, 8)))
+            receipt = stale.offer_block(block_of(rows(0, 8, 8)))
             with pytest.raises(Refused, match="aborted"):
                 receipt.result()
         with pytest.raises(Refused, match="UNKNOWN_JOB"):  # the dropped attempt
             decide(site.address, JOB, Decision.COMMIT, [StagedPart(0, 1, 8)])
         decide(site.address, JOB, Decision.COMMIT, [second])
         assert wait_published(site.address) == JobStatus(JobState.PUBLISHED, 5, published=5)
-        assert site.keys() == [one.vector_id for one in rows(0, 5)]
+        assert site.keys() == [delta.vector_id for delta in rows(0, 5)]
         with pytest.raises(Refused, match="JOB_DECIDED"):
             decide(site.address, JOB, Decision.ABORT)
         with pytest.raises(Refused, match="JOB_DECIDED"):
@@ -105,10 +105,10 @@ def test_commit_with_partial_checksums_may_be_retried() -> None:
             position = site.jobs._jobs[JOB].attempts[number, 1].synced_position
             assert position is not None
             parts.append(part._replace(checksum=position.content_checksum))
-        some = [parts[0], parts[1]._replace(checksum=0)]
-        decide(site.address, JOB, Decision.COMMIT, some)
+        mixed_parts = [parts[0], parts[1]._replace(checksum=0)]
+        decide(site.address, JOB, Decision.COMMIT, mixed_parts)
         final = wait_published(site.address)
-        for retried in (some, parts, [part._replace(checksum=0) for part in parts]):
+        for retried in (mixed_parts, parts, [part._replace(checksum=0) for part in parts]):
             assert decide(site.address, JOB, Decision.COMMIT, retried) == final
         with pytest.raises(Refused, match="JOB_DECIDED"):
             decide(site.address, JOB, Decision.COMMIT, [parts[0], parts[1]._replace(checksum=7)])
@@ -158,7 +158,7 @@ def test_refused_rows_are_counted_and_the_rest_stay_in_order() -> None:
     deltas = rows(0, 40)
     for row in (3, 4, 11, 25):
         deltas[row] = invalid_delta(0, row)
-    valid = [one.vector_id for one in deltas if not one.vector_id.startswith("none")]
+    valid = [delta.vector_id for delta in deltas if not delta.vector_id.startswith("none")]
     with serve_jobs(SimDisk()) as site:
         decide(site.address, JOB, Decision.COMMIT, [stage(site.address, 0, 1, deltas)])
         assert without_rows(wait_published(site.address)) == JobStatus(
@@ -175,7 +175,7 @@ def test_rows_published_earlier_count_as_duplicates() -> None:
             producer.flush()
         decide(site.address, JOB, Decision.COMMIT, [stage(site.address, 0, 1, rows(0, 30))])
         assert wait_published(site.address) == JobStatus(JobState.PUBLISHED, 30, published=17, duplicates=13)
-        assert site.keys() == [one.vector_id for one in rows(0, 30)]
+        assert site.keys() == [delta.vector_id for delta in rows(0, 30)]
 
 
 def test_attempt_cannot_be_reused_by_another_task() -> None:

@@ -34,7 +34,7 @@ from tests.delta_prop.server.jobs_virtual import (
     frame,
     origin_of,
     part_paths,
-    run_story,
+    run_scenario,
     stage_first_rows,
     staged_hello,
 )
@@ -44,7 +44,7 @@ def test_full_disk_refuses_staging_until_space_is_free() -> None:
     disk = SimDisk()
     big = [Delta(f"v{row}", opaque(bytes(40_000))) for row in range(4)]
 
-    async def story(site: Site) -> None:
+    async def scenario(site: Site) -> None:
         disk.capacity_bytes = disk.used_bytes + 100_000
         async with site.connected() as raw:
             await staged_hello(raw, 0, 1)
@@ -57,20 +57,20 @@ def test_full_disk_refuses_staging_until_space_is_free() -> None:
             disk.capacity_bytes = None
             await anyio.sleep(1)
             await raw.send(frame(0, big[2:], 3, 9))
-            while not isinstance(found := await raw.next(), Ack) or found.sequence < 10:
-                if isinstance(found, Nack):  # the service has not retried the disk yet
+            while not isinstance(answer := await raw.next(), Ack) or answer.sequence < 10:
+                if isinstance(answer, Nack):  # the service has not retried the disk yet
                     await anyio.sleep(1)
                     await raw.send(frame(0, big[2:], 3, 11))
         await site.decide(Decision.COMMIT, [StagedPart(0, 1, 4)])
         assert (await site.wait_published()).published == 4
 
-    run_story(disk, story, log=NO_RESERVE)
+    run_scenario(disk, scenario, log=NO_RESERVE)
 
 
 def test_disk_failure_at_commit_decides_nothing() -> None:
     disk = SimDisk()
 
-    async def story(site: Site) -> None:
+    async def scenario(site: Site) -> None:
         part = await site.stage(0, 1, rows(0, 4))
         for name in ("open", "write", "sync", "rename"):
             disk.fail(lambda call, name=name: call.name == name and "job" in call.path, errno.EIO)
@@ -81,14 +81,14 @@ def test_disk_failure_at_commit_decides_nothing() -> None:
         await site.decide(Decision.COMMIT, [part])
         assert (await site.wait_published()).published == 4
 
-    run_story(disk, story, log=NO_RESERVE)
+    run_scenario(disk, scenario, log=NO_RESERVE)
 
 
 @pytest.mark.parametrize("name", ["write", "sync"])
 def test_disk_failure_while_staging_loses_nothing(name: str) -> None:
     disk = SimDisk()
 
-    async def story(site: Site) -> None:
+    async def scenario(site: Site) -> None:
         async with site.connected() as raw:
             await stage_first_rows(site, raw)
             disk.fail(lambda call: call.name == name and call.path.endswith(".part"), errno.EIO)
@@ -98,9 +98,9 @@ def test_disk_failure_while_staging_loses_nothing(name: str) -> None:
             await raw.until_acked(12)
         await site.decide(Decision.COMMIT, [StagedPart(0, 1, 8)])
         await site.wait_published()
-        assert keys_in(site.propagator) == [one.vector_id for one in rows(0, 8)]
+        assert keys_in(site.propagator) == [delta.vector_id for delta in rows(0, 8)]
 
-    run_story(disk, story)
+    run_scenario(disk, scenario)
 
 
 @pytest.mark.parametrize("times", [1, 7])
@@ -108,34 +108,34 @@ def test_log_failure_while_publishing_loses_nothing(times: int) -> None:
     disk = SimDisk()
     deltas = rows(0, 200)
     deltas[150] = invalid_delta(0, 150)
-    valid = [one.vector_id for one in deltas if one is not deltas[150]]
+    valid = [delta.vector_id for delta in deltas if delta is not deltas[150]]
 
-    async def story(site: Site) -> None:
+    async def scenario(site: Site) -> None:
         part = await site.stage(0, 1, deltas)
-        seen = 0
+        log_writes = 0
 
-        def is_hit(call: object) -> bool:
-            nonlocal seen
+        def is_later_log_write(call: object) -> bool:
+            nonlocal log_writes
             if call.name in ("write", "sync") and call.path.startswith("streams"):  # type: ignore[attr-defined]
-                seen += 1
-                return seen > 1
+                log_writes += 1
+                return log_writes > 1
             return False
 
         await site.decide(Decision.COMMIT, [part])
-        disk.fail(is_hit, errno.EIO, times=times)
+        disk.fail(is_later_log_write, errno.EIO, times=times)
         status = await site.wait_published()
         assert site.propagator.internals().pipeline.recoveries
         assert without_rows(status) == JobStatus(JobState.PUBLISHED, 200, published=199, refused=1)
         assert keys_in(site.propagator) == valid
         assert (site.jobs.counts.published, site.jobs.counts.refused) == (199, 1)
 
-    run_story(disk, story, log=NO_RESERVE)
+    run_scenario(disk, scenario, log=NO_RESERVE)
 
 
 def test_publishing_waits_while_the_log_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_publishing, "UNACKED_BYTES_MAX", 1)
 
-    async def story(site: Site) -> None:
+    async def scenario(site: Site) -> None:
         part = await site.stage(0, 1, rows(0, 40))
         pipeline = site.propagator.internals().pipeline
         offer, refused = pipeline.offer, 0
@@ -153,13 +153,13 @@ def test_publishing_waits_while_the_log_is_full(monkeypatch: pytest.MonkeyPatch)
         await site.decide(Decision.COMMIT, [part])
         assert await site.wait_published() == JobStatus(JobState.PUBLISHED, 40, published=40)
         assert anyio.current_time() - began >= 1.0
-        assert keys_in(site.propagator) == [one.vector_id for one in rows(0, 40)]
+        assert keys_in(site.propagator) == [delta.vector_id for delta in rows(0, 40)]
 
-    run_story(SimDisk(), story)
+    run_scenario(SimDisk(), scenario)
 
 
 def test_publishing_continues_after_its_origin_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(site: Site) -> None:
+    async def scenario(site: Site) -> None:
         part = await site.stage(0, 1, rows(0, 40))
         pipeline, offers = site.propagator.internals().pipeline, 0
         offer = pipeline.offer
@@ -175,19 +175,19 @@ def test_publishing_continues_after_its_origin_is_claimed(monkeypatch: pytest.Mo
         await site.decide(Decision.COMMIT, [part])
         with anyio.fail_after(5):
             assert await site.wait_published() == JobStatus(JobState.PUBLISHED, 40, published=40)
-        assert keys_in(site.propagator) == [one.vector_id for one in rows(0, 40)]
+        assert keys_in(site.propagator) == [delta.vector_id for delta in rows(0, 40)]
 
-    run_story(SimDisk(), story)
+    run_scenario(SimDisk(), scenario)
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("power", [True, False])
-def test_unsynced_rows_in_the_log_do_not_count_as_published(power: bool, seed: int) -> None:
-    """Part of the rows are logged but not synced when the publisher restarts, and are then lost."""
+@pytest.mark.parametrize("power_loss", [True, False])
+def test_unsynced_rows_in_the_log_do_not_count_as_published(power_loss: bool, seed: int) -> None:
+    """When the publisher restarts, some of the rows are logged but not synced; these rows are then lost."""
     disk = SimDisk(seed)
-    wanted = [one.vector_id for one in rows(0, 40)]
+    expected_keys = [delta.vector_id for delta in rows(0, 40)]
 
-    async def story(site: Site) -> None:
+    async def scenario(site: Site) -> None:
         part = await site.stage(0, 1, rows(0, 40))
         pipeline, offers = site.propagator.internals().pipeline, 0
         offer = pipeline.offer
@@ -201,34 +201,34 @@ def test_unsynced_rows_in_the_log_do_not_count_as_published(power: bool, seed: i
             return offer(work, now)
 
         pipeline.offer = refuse_one  # type: ignore[method-assign]
-        if not power:
+        if not power_loss:
             disk.fail(lambda call: call.name == "sync" and call.path.startswith("streams"), errno.EIO)
         await site.decide(Decision.COMMIT, [part])
         while (await site.decide(Decision.QUERY)).state is not JobState.PUBLISHED:  # noqa: ASYNC110
             await anyio.sleep(0.001)
-        if power:
+        if power_loss:
             disk.crash_at(disk.calls + 1, "before")
         else:
             assert pipeline.recoveries
-            assert keys_in(site.propagator) == wanted
+            assert keys_in(site.propagator) == expected_keys
 
-    async def later(site: Site) -> None:
+    async def check_after_crash(site: Site) -> None:
         assert (await site.decide(Decision.QUERY)).published == 40
-        assert keys_in(site.propagator) == wanted
+        assert keys_in(site.propagator) == expected_keys
 
     try:
-        run_story(disk, story, seed=seed, log=NO_RESERVE, thread_delay_s_max=0.1)
+        run_scenario(disk, scenario, seed=seed, log=NO_RESERVE, thread_delay_s_max=0.1)
     except BaseException:
         if not disk.is_off:
             raise
-    if power:
-        run_story(disk.crash(seed), later, log=NO_RESERVE)
+    if power_loss:
+        run_scenario(disk.crash(seed), check_after_crash, log=NO_RESERVE)
 
 
 def test_unreadable_part_does_not_block_other_jobs() -> None:
     disk = SimDisk()
 
-    async def story(site: Site) -> None:
+    async def scenario(site: Site) -> None:
         first = await site.stage(0, 1, rows(0, 5))
         async with site.connected() as raw:
             origin = origin_of(0, "second")
@@ -238,7 +238,7 @@ def test_unreadable_part_does_not_block_other_jobs() -> None:
             batch = block_of(rows(1, 5)).encode(origin=origin, base=1, epoch=0)
             await raw.send(BatchFrame(1, batch, ack_wanted=True))
             await raw.until_acked(5)
-        path = next(one for one in part_paths(disk) if stem_of(JOB) in one)
+        path = next(part_path for part_path in part_paths(disk) if stem_of(JOB) in part_path)
         disk.fail(lambda call: call.path == path and call.name == "read", errno.EIO, times=None)
         await site.decide(Decision.COMMIT, [first])
         await site.decide(Decision.COMMIT, [StagedPart(0, 1, 5)], job="second")
@@ -248,7 +248,7 @@ def test_unreadable_part_does_not_block_other_jobs() -> None:
         disk.heal()
         assert (await site.wait_published()).published == 5
 
-    run_story(disk, story)
+    run_scenario(disk, scenario)
 
 
 @pytest.mark.parametrize("removed", [True, False])
@@ -257,7 +257,7 @@ def test_lost_committed_part_is_reported_and_the_next_published(
 ) -> None:
     disk = SimDisk()
 
-    async def story(site: Site) -> None:
+    async def scenario(site: Site) -> None:
         parts = [await site.stage(number, 1, rows(number, 20)) for number in range(2)]
         (path, _) = sorted(part_paths(disk))
         if removed:
@@ -268,7 +268,7 @@ def test_lost_committed_part_is_reported_and_the_next_published(
         status = await site.wait_published()
         assert status.published + status.refused == 40
         assert status.refused == 20 if removed else 4 <= status.refused < 20
-        assert keys_in(site.propagator)[-20:] == [one.vector_id for one in rows(1, 20)]
+        assert keys_in(site.propagator)[-20:] == [delta.vector_id for delta in rows(1, 20)]
         (refused_row,) = status.refused_rows
         assert (refused_row.part, refused_row.row, refused_row.vector_id) == (0, 20 - status.refused, "")
         assert str(refused_row).endswith(
@@ -276,5 +276,5 @@ def test_lost_committed_part_is_reported_and_the_next_published(
             f"{status.refused} rows, from this one on, is published"
         )
 
-    run_story(disk, story)
+    run_scenario(disk, scenario)
     assert "cannot be published" in caplog.text

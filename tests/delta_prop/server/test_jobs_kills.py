@@ -35,20 +35,22 @@ if TYPE_CHECKING:
 PARTS = 3
 ROWS = 3_000
 BLOCK_ROWS = 60
-FAULTS = (17, 2_000, 2_999)
+INVALID_ROWS = (17, 2_000, 2_999)
 PATIENT = ClientSettings(open_timeout_s=60.0)
 
 
 def deltas_of(part: int) -> list[object]:
     deltas = rows(part, ROWS)
-    for number in FAULTS if part == 1 else ():
+    for number in INVALID_ROWS if part == 1 else ():
         deltas[number] = invalid_delta(part, number)
     return deltas  # type: ignore[return-value]
 
 
-WANTED = [one.vector_id for part in range(PARTS) for one in rows(part, ROWS)]
-FAULTY = {f"1-{number}" for number in FAULTS}
-ENDED = JobStatus(JobState.PUBLISHED, PARTS * ROWS, published=PARTS * ROWS - len(FAULTS), refused=len(FAULTS))
+EXPECTED_KEYS = [delta.vector_id for part in range(PARTS) for delta in rows(part, ROWS)]
+INVALID_KEYS = {f"1-{number}" for number in INVALID_ROWS}
+FINAL_STATUS = JobStatus(
+    JobState.PUBLISHED, PARTS * ROWS, published=PARTS * ROWS - len(INVALID_ROWS), refused=len(INVALID_ROWS)
+)
 
 
 class RestartingServer:
@@ -75,18 +77,18 @@ class RestartingServer:
 def keys_of(data: Path) -> list[str]:
     """Return the vector ids in a stopped server's log."""
     with open_readonly_log(str(data)) as (_, log, _):
-        return [key for one in read_all(log) if not one.batch.is_control for key in one.batch.keys]
+        return [key for logged in read_all(log) if not logged.batch.is_control for key in logged.batch.keys]
 
 
 def stage_with_kill(
     restarting: RestartingServer, part: int, attempt: int, kill_after: int | None
 ) -> StagedPart:
-    """Stage a part; the server is killed after this many blocks, and the task continues."""
+    """Stage a part; the server is killed after block `kill_after`, and the task continues."""
     deltas = deltas_of(part)
-    where = JobPart(JOB, part, attempt)
-    with SyncProducer(restarting.address, name=f"{JOB}/{part}", job=where, settings=PATIENT) as producer:
-        for number, begin in enumerate(range(0, ROWS, BLOCK_ROWS)):
-            producer.offer_block(block_of(deltas[begin : begin + BLOCK_ROWS]))  # type: ignore[arg-type]
+    job_part = JobPart(JOB, part, attempt)
+    with SyncProducer(restarting.address, name=f"{JOB}/{part}", job=job_part, settings=PATIENT) as producer:
+        for number, start in enumerate(range(0, ROWS, BLOCK_ROWS)):
+            producer.offer_block(block_of(deltas[start : start + BLOCK_ROWS]))  # type: ignore[arg-type]
             if number == kill_after:
                 restarting.kill()
         producer.flush()
@@ -103,19 +105,21 @@ def test_server_killed_at_each_job_step_publishes_once(tmp_path: Path, full: boo
         restarting.kill()  # before the decision
         assert decide(restarting.address, JOB, Decision.COMMIT, parts, timeout_s=60).deltas == PARTS * ROWS
         restarting.kill()  # before or during the publishing of the first row
-        amid = 0
+        kills_amid_publishing = 0
         for _ in range(20 if full else 1):
             status = query(restarting)
             if status.state is JobState.PUBLISHED:
                 break
-            amid += 0 < status.published < PARTS * ROWS
+            kills_amid_publishing += 0 < status.published < PARTS * ROWS
             time.sleep(rng.uniform(0, 0.02))
             restarting.kill()
-        assert without_rows(final := wait_published(restarting.address, s_max=60)) == ENDED
-        assert [(one.part, one.row) for one in final.refused_rows] == [(1, number) for number in FAULTS]
+        assert without_rows(final := wait_published(restarting.address, timeout_s=60)) == FINAL_STATUS
+        assert [(refused.part, refused.row) for refused in final.refused_rows] == [
+            (1, number) for number in INVALID_ROWS
+        ]
         assert decide(restarting.address, JOB, Decision.COMMIT, parts, timeout_s=60) == final
-    assert keys_of(restarting.data) == [key for key in WANTED if key not in FAULTY]
-    print(f"{restarting.kills} kills, {amid} of them while publishing")
+    assert keys_of(restarting.data) == [key for key in EXPECTED_KEYS if key not in INVALID_KEYS]
+    print(f"{restarting.kills} kills, {kills_amid_publishing} of them while publishing")
 
 
 def query(restarting: RestartingServer) -> JobStatus:
@@ -123,7 +127,7 @@ def query(restarting: RestartingServer) -> JobStatus:
 
 
 def test_concurrent_attempts_and_dead_driver_publish_once(tmp_path: Path) -> None:
-    """One attempt of each part is killed while sending, two run at once; the first driver ends undecided."""
+    """Of each part, one attempt is killed, and two run at once; the first driver ends without a decision."""
     with served(tmp_path / "data") as server:
         address = f"127.0.0.1:{server.port}"
         for part in range(2):
@@ -133,13 +137,13 @@ def test_concurrent_attempts_and_dead_driver_publish_once(tmp_path: Path) -> Non
         def run(part: int, attempt: int) -> None:
             results[part, attempt] = stage(address, part, attempt, rows(part, ROWS), block_rows=50)
 
-        tasks = [
+        threads = [
             threading.Thread(target=run, args=(part, attempt)) for part in range(2) for attempt in (1, 2)
         ]
-        for one in tasks:
-            one.start()
-        for one in tasks:
-            one.join()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
         assert decide(address, JOB, Decision.QUERY).state is JobState.STAGING
         # Here the driver ended. The complete job is run a second time, and commits.
         rerun = [stage(address, part, 100 + part, rows(part, ROWS), block_rows=50) for part in range(2)]
@@ -151,7 +155,7 @@ def test_concurrent_attempts_and_dead_driver_publish_once(tmp_path: Path) -> Non
         assert (
             decide(address, JOB, Decision.COMMIT, [results[part, 2] for part in range(2)]).deltas == 2 * ROWS
         )
-    assert keys_of(tmp_path / "data") == [one.vector_id for part in range(2) for one in rows(part, ROWS)]
+    assert keys_of(tmp_path / "data") == [delta.vector_id for part in range(2) for delta in rows(part, ROWS)]
     assert not list((tmp_path / "data" / "jobs").glob("*.part"))
 
 

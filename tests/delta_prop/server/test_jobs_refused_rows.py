@@ -1,4 +1,4 @@
-"""A job with refused and already published rows: the effects of its rows, and the report of refused ones."""
+"""A job with refused and already published rows: the effect of each row, the report of refused rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.delta_prop.server.jobs_virtual import (
     Site,
     frame,
     origin_of,
-    run_story,
+    run_scenario,
     serve_virtual,
     staged_hello,
 )
@@ -42,22 +42,29 @@ FIRST = Delta("first", opaque(b"x"), NAMESPACE)
 """With this delta the service knows the namespace, so it refuses deltas of missing vectors."""
 
 
-async def publish_first_rows(site: Site, count: int, before: int) -> None:
-    """Publish the first rows of part 0, as if an earlier run of the job had done so."""
+async def publish_first_rows(site: Site, count: int, published_count: int) -> None:
+    """Publish the first `published_count` rows of part 0, as an earlier run of the job would have."""
     await site.propagator.publish(FIRST)
-    if before:
+    if published_count:
         async with site.connected() as raw:
             (grant,) = (await raw.hello(origin_of(0))).welcome.origins  # type: ignore[union-attr]
-            batch = block_of(rows(0, count)[:before]).encode(origin=origin_of(0), base=1, epoch=grant.epoch)
+            batch = block_of(rows(0, count)[:published_count]).encode(
+                origin=origin_of(0), base=1, epoch=grant.epoch
+            )
             await raw.send(BatchFrame(1, batch, ack_wanted=True))
-            await raw.until_acked(before)
+            await raw.until_acked(published_count)
 
 
-async def run_job(count: int, faults: set[int], before: int, block_rows: int) -> tuple[JobStatus, list[str]]:
+async def run_job(
+    count: int, invalid_rows: set[int], published_count: int, block_rows: int
+) -> tuple[JobStatus, list[str]]:
     """Run a job of one part whose first rows are already published."""
     async with serve_virtual(SimDisk()) as site:
-        await publish_first_rows(site, count, before)
-        deltas = [invalid_delta(0, row) if row in faults else one for row, one in enumerate(rows(0, count))]
+        await publish_first_rows(site, count, published_count)
+        deltas = [
+            invalid_delta(0, row) if row in invalid_rows else delta
+            for row, delta in enumerate(rows(0, count))
+        ]
         await site.decide(Decision.COMMIT, [await site.stage(0, 1, deltas, block_rows=block_rows)])
         return await site.wait_published(), keys_in(site.propagator)
 
@@ -65,9 +72,11 @@ async def run_job(count: int, faults: set[int], before: int, block_rows: int) ->
 @st.composite
 def job_cases(draw: st.DrawFn) -> tuple[int, set[int], int, int]:
     count, block_rows = draw(st.integers(1, 40)), draw(st.integers(1, 13))
-    before = draw(st.integers(0, count))
-    faults = draw(st.sets(st.integers(before, count - 1))) if before < count else set[int]()
-    return count, faults, before, block_rows
+    published_count = draw(st.integers(0, count))
+    invalid_rows = (
+        draw(st.sets(st.integers(published_count, count - 1))) if published_count < count else set[int]()
+    )
+    return count, invalid_rows, published_count, block_rows
 
 
 @settings(max_examples=25, deadline=None)
@@ -76,36 +85,39 @@ def job_cases(draw: st.DrawFn) -> tuple[int, set[int], int, int]:
 @example((30, set(range(3, 28)), 0, 13))
 def test_each_row_has_one_effect_or_is_reported(job: tuple[int, set[int], int, int]) -> None:
     """One batch may have published rows, refused rows, and new rows."""
-    count, faults, before, block_rows = job
-    status, keys = run_virtual(run_job, count, faults, before, block_rows)
-    new = count - before - len(faults)
-    assert without_rows(status) == JobStatus(JobState.PUBLISHED, count, new, before, len(faults))
-    assert keys == ["first", *(f"0-{row}" for row in range(count) if row not in faults)]
-    expected = sorted(faults)[:10]
-    assert [one[:3] for one in status.refused_rows] == [(0, row, f"none-0-{row}") for row in expected]
-    assert {one.code for one in status.refused_rows} <= {ErrorCode.INVALID_DELTA}
+    count, invalid_rows, published_count, block_rows = job
+    status, keys = run_virtual(run_job, count, invalid_rows, published_count, block_rows)
+    new = count - published_count - len(invalid_rows)
+    assert without_rows(status) == JobStatus(
+        JobState.PUBLISHED, count, new, published_count, len(invalid_rows)
+    )
+    assert keys == ["first", *(f"0-{row}" for row in range(count) if row not in invalid_rows)]
+    expected = sorted(invalid_rows)[:10]
+    assert [refused[:3] for refused in status.refused_rows] == [(0, row, f"none-0-{row}") for row in expected]
+    assert {refused.code for refused in status.refused_rows} <= {ErrorCode.INVALID_DELTA}
     assert all(
-        one.text.startswith(f"vector_id: '{one.vector_id}' in namespace") for one in status.refused_rows
+        refused.text.startswith(f"vector_id: '{refused.vector_id}' in namespace")
+        for refused in status.refused_rows
     )
 
 
 def test_refused_rows_survive_a_restart() -> None:
-    disk, found = SimDisk(), list[JobStatus]()
+    disk, statuses = SimDisk(), list[JobStatus]()
 
-    async def story(site: Site) -> None:
+    async def scenario(site: Site) -> None:
         deltas = [*rows(0, 5), invalid_delta(0, 5)]
         await site.decide(Decision.COMMIT, [await site.stage(0, 1, deltas)])
-        found.append(await site.wait_published())
+        statuses.append(await site.wait_published())
 
-    async def later(site: Site) -> None:
-        assert await site.decide(Decision.QUERY) == found[0]
+    async def check_after_restart(site: Site) -> None:
+        assert await site.decide(Decision.QUERY) == statuses[0]
         (listed,) = site.jobs.to_json()
         (row,) = listed["refused_rows"]
         assert (row["row"], row["code"]) == (5, "INVALID_DELTA")
         assert row["text"].startswith("vector_id: 'none-0-5'")
 
-    run_story(disk, story)
-    run_story(disk, later)
+    run_scenario(disk, scenario)
+    run_scenario(disk, check_after_restart)
 
 
 def test_job_list_names_rows_of_the_latest_jobs_within_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,29 +129,33 @@ def test_job_list_names_rows_of_the_latest_jobs_within_bound(monkeypatch: pytest
             await site.wait_published(name)
         (row,) = site.jobs.to_json()[3]["refused_rows"]
         size = server_jobs.ROW_OVERHEAD_BYTES + len(row["vector_id"]) + len(row["text"])
-        for bound, named in ((4 * size, [1, 1, 1, 1]), (2 * size, [0, 0, 1, 1]), (size - 1, [0, 0, 0, 0])):
+        for bound, listed_counts in (
+            (4 * size, [1, 1, 1, 1]),
+            (2 * size, [0, 0, 1, 1]),
+            (size - 1, [0, 0, 0, 0]),
+        ):
             monkeypatch.setattr(server_jobs, "LISTED_ROWS_BYTES_MAX", bound)
             listed = site.jobs.to_json()
-            assert [one["job"] for one in listed] == [f"job-{part}" for part in range(4)]
-            assert [(one["refused"], len(one["refused_rows"])) for one in listed] == [
-                (1, one) for one in named
+            assert [entry["job"] for entry in listed] == [f"job-{part}" for part in range(4)]
+            assert [(entry["refused"], len(entry["refused_rows"])) for entry in listed] == [
+                (1, entry) for entry in listed_counts
             ]
 
-    run_story(SimDisk(), main)
+    run_scenario(SimDisk(), main)
 
 
 def test_rows_refused_before_a_wait_are_reported_with_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """The queue fills while rows of a refused batch are retried: rows before that point are not resent."""
-    faults = {2, 3, 6}
-    deltas = [invalid_delta(0, row) if row in faults else one for row, one in enumerate(rows(0, 8))]
+    invalid_rows = {2, 3, 6}
+    deltas = [invalid_delta(0, row) if row in invalid_rows else item for row, item in enumerate(rows(0, 8))]
 
-    async def story(site: Site) -> None:
+    async def scenario(site: Site) -> None:
         await site.propagator.publish(FIRST)
         part = await site.stage(0, 1, deltas, block_rows=8)
         pipeline, offers = site.propagator.internals().pipeline, 0
         offer = pipeline.offer
 
-        def refuse_some(work: object, now: float) -> object:
+        def refuse_some_offers(work: object, now: float) -> object:
             nonlocal offers
             offers += 1
             if offers in (4, 7, 8):
@@ -147,13 +163,13 @@ def test_rows_refused_before_a_wait_are_reported_with_reason(monkeypatch: pytest
                 return work.receipt  # type: ignore[attr-defined]
             return offer(work, now)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(pipeline, "offer", refuse_some)
+        monkeypatch.setattr(pipeline, "offer", refuse_some_offers)
         await site.decide(Decision.COMMIT, [part])
         status = await site.wait_published()
-        assert [one.row for one in status.refused_rows] == sorted(faults)
-        assert all("is unknown or deleted" in one.text for one in status.refused_rows)
+        assert [item.row for item in status.refused_rows] == sorted(invalid_rows)
+        assert all("is unknown or deleted" in item.text for item in status.refused_rows)
 
-    run_story(SimDisk(), story)
+    run_scenario(SimDisk(), scenario)
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3, 4, 5])
@@ -161,27 +177,27 @@ def test_log_failure_before_a_refusal_retries_the_rows(nth: int) -> None:
     disk = SimDisk(3)  # with this seed, some unsynced rows survive
     deltas = [*rows(0, 3), invalid_delta(0, 3), invalid_delta(0, 4), *rows(0, 1, 5)]
 
-    async def story(site: Site) -> None:
+    async def scenario(site: Site) -> None:
         await site.propagator.publish(FIRST)
         part = await site.stage(0, 1, deltas, block_rows=6)
-        seen = 0
+        sync_count = 0
 
-        def is_hit(call: object) -> bool:
-            nonlocal seen
-            seen += call.name == "sync" and call.path.startswith("streams")  # type: ignore[attr-defined]
-            return seen == nth
+        def is_nth_sync(call: object) -> bool:
+            nonlocal sync_count
+            sync_count += call.name == "sync" and call.path.startswith("streams")  # type: ignore[attr-defined]
+            return sync_count == nth
 
         await site.decide(Decision.COMMIT, [part])
-        disk.fail(is_hit, errno.EIO)
+        disk.fail(is_nth_sync, errno.EIO)
         with anyio.fail_after(60):
             status = await site.wait_published()
         assert site.propagator.internals().pipeline.recoveries
         assert without_rows(status) == JobStatus(JobState.PUBLISHED, 6, published=4, refused=2)
-        assert [(one.row, one.code) for one in status.refused_rows] == [
+        assert [(refused.row, refused.code) for refused in status.refused_rows] == [
             (row, ErrorCode.INVALID_DELTA) for row in (3, 4)
         ]
 
-    run_story(disk, story, log=NO_RESERVE)
+    run_scenario(disk, scenario, log=NO_RESERVE)
 
 
 def test_part_is_bound_to_its_origin_and_stream() -> None:

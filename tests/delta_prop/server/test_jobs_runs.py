@@ -1,4 +1,4 @@
-"""Two drivers of one job name, in virtual time: a failed driver drops only what its own run has staged."""
+"""Two drivers of one job name, in virtual time: a failed driver drops only the parts of its own run."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.delta_prop.server.jobs_virtual import (
     frame,
     part_paths,
     refusal_code,
-    run_story,
+    run_scenario,
     staged_hello,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-ONE, OTHER = 0xFFFF_FFFF, 7
+RUN, OTHER_RUN = 0xFFFF_FFFF, 7
 DAY_S = 60.0
 
 
@@ -44,29 +44,29 @@ async def check_committed(site: Site, parts: Sequence[StagedPart]) -> None:
     deltas = sum(part.deltas for part in parts)
     await site.decide(Decision.COMMIT, parts)
     assert await site.wait_published() == JobStatus(JobState.PUBLISHED, deltas, published=deltas)
-    wanted = [one.vector_id for part in parts for one in rows(part.part, part.deltas)]
-    assert keys_in(site.propagator) == wanted
+    expected_keys = [delta.vector_id for part in parts for delta in rows(part.part, part.deltas)]
+    assert keys_in(site.propagator) == expected_keys
 
 
 def test_attempt_contains_its_run() -> None:
-    assert attempt_of(ONE, (5 << 32) + 9) == (ONE << 32) + 9 < 1 << 64
-    assert job_run_of(attempt_of(ONE, 9)) == ONE
+    assert attempt_of(RUN, (5 << 32) + 9) == (RUN << 32) + 9 < 1 << 64
+    assert job_run_of(attempt_of(RUN, 9)) == RUN
     assert job_run_of(9) == 0
 
 
 def test_abort_of_one_run_leaves_parts_of_another() -> None:
     disk = SimDisk()
 
-    async def story(site: Site) -> None:
-        await stage(site, ONE, 3)
-        parts = await stage(site, OTHER, 5)
-        async with site.connected() as late:
-            await staged_hello(late, 0, attempt_of(ONE, 9))
-            await late.send(frame(0, rows(0, 4), 1))
-            await late.until_acked(4)
-            assert await abort(site, ONE) is JobState.ABORTED
-            await late.send(frame(0, rows(0, 4, 4), 5))
-            assert (await late.until(Nack)).code is ErrorCode.UNKNOWN_JOB
+    async def scenario(site: Site) -> None:
+        await stage(site, RUN, 3)
+        parts = await stage(site, OTHER_RUN, 5)
+        async with site.connected() as late_task:
+            await staged_hello(late_task, 0, attempt_of(RUN, 9))
+            await late_task.send(frame(0, rows(0, 4), 1))
+            await late_task.until_acked(4)
+            assert await abort(site, RUN) is JobState.ABORTED
+            await late_task.send(frame(0, rows(0, 4, 4), 5))
+            assert (await late_task.until(Nack)).code is ErrorCode.UNKNOWN_JOB
         assert await site.decide(Decision.QUERY) == JobStatus(JobState.STAGING, 10)
         size = sum(len(disk.peek(path)) for path in part_paths(disk))
         assert (len(part_paths(disk)), site.jobs.counts.staged_bytes, site.jobs._attempt_count) == (
@@ -77,112 +77,112 @@ def test_abort_of_one_run_leaves_parts_of_another() -> None:
         await check_committed(site, parts)
         assert site.jobs.counts.staged_bytes == site.jobs._attempt_count == 0
 
-    run_story(disk, story)
+    run_scenario(disk, scenario)
 
 
 def test_abort_after_a_restart_drops_each_run() -> None:
     disk = SimDisk()
 
-    async def story(site: Site) -> None:
-        await stage(site, ONE, 3)
-        await stage(site, OTHER, 5)
+    async def scenario(site: Site) -> None:
+        await stage(site, RUN, 3)
+        await stage(site, OTHER_RUN, 5)
 
-    async def later(site: Site) -> None:
-        await abort(site, ONE)
+    async def check_after_restart(site: Site) -> None:
+        await abort(site, RUN)
         assert (await site.decide(Decision.QUERY)).deltas == 10
-        assert await abort(site, ONE) is JobState.ABORTED
-        await abort(site, OTHER)
+        assert await abort(site, RUN) is JobState.ABORTED
+        await abort(site, OTHER_RUN)
         assert await refusal_code(site.decide(Decision.QUERY)) is ErrorCode.UNKNOWN_JOB
         assert part_paths(disk) == []
         assert (site.jobs.counts.active, site.jobs.counts.staged_bytes, site.jobs._attempt_count) == (0, 0, 0)
 
-    run_story(disk, story)
-    run_story(disk, later)
+    run_scenario(disk, scenario)
+    run_scenario(disk, check_after_restart)
 
 
 def test_open_task_of_another_run_continues_after_abort() -> None:
-    async def story(site: Site) -> None:
-        await stage(site, ONE, 3)
+    async def scenario(site: Site) -> None:
+        await stage(site, RUN, 3)
         async with site.connected() as raw:
-            await staged_hello(raw, 0, attempt_of(OTHER, 0))
-            await abort(site, ONE)
+            await staged_hello(raw, 0, attempt_of(OTHER_RUN, 0))
+            await abort(site, RUN)
             await raw.send(frame(0, rows(0, 4), 1))
             await raw.until_acked(4)
-        await check_committed(site, [StagedPart(0, attempt_of(OTHER, 0), 4)])
+        await check_committed(site, [StagedPart(0, attempt_of(OTHER_RUN, 0), 4)])
 
-    run_story(SimDisk(), story)
+    run_scenario(SimDisk(), scenario)
 
 
 def test_late_parts_of_a_dropped_run_expire() -> None:
     disk = SimDisk()
 
-    async def story(site: Site) -> None:
-        await stage(site, ONE, 3)
-        await abort(site, ONE)
-        await site.stage(1, attempt_of(ONE, 8), rows(1, 3))
+    async def scenario(site: Site) -> None:
+        await stage(site, RUN, 3)
+        await abort(site, RUN)
+        await site.stage(1, attempt_of(RUN, 8), rows(1, 3))
         assert len(part_paths(disk)) == 1
-        await check_committed(site, await stage(site, OTHER, 5))
+        await check_committed(site, await stage(site, OTHER_RUN, 5))
         assert part_paths(disk) == []  # the decision removed the late part
-        await site.stage(0, attempt_of(ONE, 8), rows(0, 3), job="other")
+        await site.stage(0, attempt_of(RUN, 8), rows(0, 3), job="other")
         await anyio.sleep(0.9 * DAY_S)
-        assert len(part_paths(disk)) == 1, "it expires after a day"
+        assert len(part_paths(disk)) == 1, "the part should stay for a day"
         await anyio.sleep(0.4 * DAY_S)
         assert part_paths(disk) == []
 
-    run_story(disk, story, job_decision_timeout_s=DAY_S)
+    run_scenario(disk, scenario, job_decision_timeout_s=DAY_S)
 
 
 def test_abort_of_an_unknown_run_succeeds_silently(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(site: Site) -> None:
-        assert await abort(site, ONE) is JobState.ABORTED
-        assert not [one for one in caplog.records if one.levelno >= logging.WARNING]
+    async def scenario(site: Site) -> None:
+        assert await abort(site, RUN) is JobState.ABORTED
+        assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
         assert (
             await refusal_code(site.decide(Decision.ABORT)) is ErrorCode.UNKNOWN_JOB
         )  # an abort without a run is refused
-        parts = await stage(site, OTHER, 5)
-        assert await abort(site, ONE) is JobState.ABORTED
+        parts = await stage(site, OTHER_RUN, 5)
+        assert await abort(site, RUN) is JobState.ABORTED
         await check_committed(site, parts)
-        for run in (ONE, OTHER):
+        for run in (RUN, OTHER_RUN):
             assert await refusal_code(site.decide(Decision.ABORT, run=run)) is ErrorCode.JOB_DECIDED
 
-    run_story(SimDisk(), story)
+    run_scenario(SimDisk(), scenario)
 
 
-@pytest.mark.parametrize("of_all", [False, True])
-def test_unanswered_decision_is_dropped_with_its_run(of_all: bool) -> None:
-    """The disk fails after storing the decision's name, so the driver got an error for a stored decision."""
+@pytest.mark.parametrize("is_only_run", [False, True])
+def test_unanswered_decision_is_dropped_with_its_run(is_only_run: bool) -> None:
+    """The disk fails after the decision is stored, so the driver gets an error for a decided job."""
     disk = SimDisk()
     others: list[StagedPart] = []
 
-    async def story(site: Site) -> None:
-        others.extend([] if of_all else await stage(site, OTHER, 5))
-        parts = await stage(site, ONE, 3)
+    async def scenario(site: Site) -> None:
+        others.extend([] if is_only_run else await stage(site, OTHER_RUN, 5))
+        parts = await stage(site, RUN, 3)
         disk.fail(lambda call: call.name == "sync_directory" and call.path == "jobs", errno.EIO)
         assert await refusal_code(site.decide(Decision.COMMIT, parts)) is ErrorCode.LOG_FAILED
         assert any(path.endswith(".job") for path in disk.paths())
-        await abort(site, ONE)
+        await abort(site, RUN)
 
-    async def later(site: Site) -> None:
-        if of_all:
+    async def check_after_restart(site: Site) -> None:
+        if is_only_run:
             assert await refusal_code(site.decide(Decision.QUERY)) is ErrorCode.UNKNOWN_JOB
         else:
             await check_committed(site, others)
 
-    run_story(disk, story, log=NO_RESERVE)
-    run_story(disk, later, log=NO_RESERVE)
+    run_scenario(disk, scenario, log=NO_RESERVE)
+    run_scenario(disk, check_after_restart, log=NO_RESERVE)
 
 
 def test_disk_failure_during_abort_drops_nothing() -> None:
     disk = SimDisk()
 
-    async def story(site: Site) -> None:
-        await stage(site, ONE, 3)
-        parts = await stage(site, OTHER, 5)
+    async def scenario(site: Site) -> None:
+        await stage(site, RUN, 3)
+        parts = await stage(site, OTHER_RUN, 5)
         disk.fail(lambda call: call.name == "remove" and call.path.endswith(".part"), errno.EIO)
-        assert await refusal_code(site.decide(Decision.ABORT, run=ONE)) is ErrorCode.LOG_FAILED
+        assert await refusal_code(site.decide(Decision.ABORT, run=RUN)) is ErrorCode.LOG_FAILED
         assert (await site.decide(Decision.QUERY)).deltas == 16
-        await abort(site, ONE)
+        await abort(site, RUN)
         assert (await site.decide(Decision.QUERY, job=JOB)).deltas == 10
         await check_committed(site, parts)
 
-    run_story(disk, story)
+    run_scenario(disk, scenario)

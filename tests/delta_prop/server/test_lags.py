@@ -25,7 +25,7 @@ SERVER = "server:7373"
 
 
 class Site:
-    """A server, and the world of its clients."""
+    """A server, its status and metrics, and the world of its clients."""
 
     def __init__(self, *, durable: bool) -> None:
         network = VirtualNetwork(1, host="server")
@@ -73,7 +73,7 @@ def test_sink_lag_is_the_age_of_its_oldest_unapplied_delta(durable: bool) -> Non
                 'sink="slow"}': pytest.approx(30, abs=0.2),
                 'sink="quick"}': 0,
             }
-            sink_lags = {one["name"]: one["lag_s"] for one in site.server_status.sinks()}
+            sink_lags = {sink["name"]: sink["lag_s"] for sink in site.server_status.sinks()}
             assert sink_lags == {"slow": pytest.approx(30, abs=0.2), "quick": 0}
             gate.opened.set()
             await anyio.sleep(1)
@@ -95,7 +95,7 @@ def test_lag_of_subscriber_and_group_with_and_without_member(durable: bool) -> N
                     SERVER, "*", group="indexer", start="earliest", credit=(4, 1 << 20), world=site.clients
                 ),
             ):
-                for number in range(6):  # the subscriber reads none, so there is no credit for the fifth
+                for number in range(6):  # the subscriber reads nothing, so the fifth delta exceeds its credit
                     await producer.publish(make_delta(str(number)))
                     await anyio.sleep(1)
                 await anyio.sleep(40)

@@ -1,4 +1,4 @@
-"""Token buckets stay within rate and burst and report the right wait; connections are counted exactly."""
+"""Token buckets stay within rate and burst and report the exact wait; open connections are counted."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def test_bucket_never_exceeds_rate_and_burst_or_one_batch(
             taken.append((now, count))
     for first in range(len(taken)):
         total = 0
-        for at, count in taken[first:]:
+        for end_s, count in taken[first:]:
             total += count
-            most = max(burst, *(one for when, one in taken[first:] if when <= at))
-            assert total <= rate * (at - taken[first][0]) + most + 0.01
+            largest = max(burst, *(size for time_s, size in taken[first:] if time_s <= end_s))
+            assert total <= rate * (end_s - taken[first][0]) + largest + 0.01
 
 
 @given(st.floats(0.1, 1000), st.integers(1, 200), st.lists(st.integers(1, 300), min_size=1, max_size=10))
@@ -111,18 +111,18 @@ def test_infinite_rate_refuses_nothing() -> None:
 
 def test_vector_rate_is_shared_or_set_by_the_token() -> None:
     rates = RateLimiter(vector_rate=2.0)
-    one, two, own = Permissions("a"), Permissions("b"), Permissions("c", vector_rate=1.0)
-    assert refusal_of(rates, one, ["x", "y"]) is None
-    assert refusal_of(rates, two, ["x", "y"]) is None
-    refusal = refusal_of(rates, one, ["z", "z", "x"])
+    first, second, own = Permissions("a"), Permissions("b"), Permissions("c", vector_rate=1.0)
+    assert refusal_of(rates, first, ["x", "y"]) is None
+    assert refusal_of(rates, second, ["x", "y"]) is None
+    refusal = refusal_of(rates, first, ["z", "z", "x"])
     assert refusal is not None
     assert refusal.retry_after_ms == 500
     assert refusal.row == 2
     assert "vector 'x' of namespace 'docs' may change 2 times/s" in refusal.message
-    assert refusal_of(rates, one, ["z", "z"]) is None, "a refusal should take no tokens of any vector"
+    assert refusal_of(rates, first, ["z", "z"]) is None, "a refusal should take no tokens of any vector"
     assert refusal_of(rates, own, ["x"]) is None
     assert refusal_of(rates, own, ["x"]) is not None
-    assert refusal_of(rates, one, ["x"], now=0.5) is None
+    assert refusal_of(rates, first, ["x"], now=0.5) is None
     free = Permissions("d", vector_rate=0.0)
     assert all(refusal_of(rates, free, ["x"] * 9) is None for _ in range(3))
 
@@ -161,24 +161,24 @@ def test_retry_after_is_at_most_an_hour() -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from(["10.0.0.1", "10.0.0.2", "10.0.0.3"])), max_size=60))
-def test_connection_limiter_matches_a_list(moves: list[tuple[bool, str]]) -> None:
-    connections, naive = ConnectionLimiter(5, 2), list[str]()
-    for is_entry, host in moves:
+def test_connection_limiter_matches_a_list(steps: list[tuple[bool, str]]) -> None:
+    connections, open_hosts = ConnectionLimiter(5, 2), list[str]()
+    for is_entry, host in steps:
         if is_entry:
-            fits = len(naive) < 5 and naive.count(host) < 2
+            fits = len(open_hosts) < 5 and open_hosts.count(host) < 2
             if fits:
                 connections.enter(host)
-                naive.append(host)
+                open_hosts.append(host)
             else:
                 with pytest.raises(Refused) as caught:
                     connections.enter(host)
                 assert caught.value.code is ErrorCode.RATE_LIMITED
                 assert caught.value.retry_after_ms == 1000
-        elif host in naive:
+        elif host in open_hosts:
             connections.leave(host)
-            naive.remove(host)
-        assert connections.open == len(naive)
-        assert len(connections._by_host) == len(set(naive)), "a closed connection should leave no entry"
+            open_hosts.remove(host)
+        assert connections.open == len(open_hosts)
+        assert len(connections._by_host) == len(set(open_hosts)), "a closed connection should leave no entry"
 
 
 def test_refused_connections_are_counted_and_name_the_bound() -> None:

@@ -1,7 +1,7 @@
 """The cost of merging the deltas of two services that wrote to the same few vectors during a network cut.
 
 In real time, over sockets, with a log on disk, storage, an index and a cache. Each round merges few deltas
-and ten times as many; if a median exceeds its bound, more rounds are run, and all count. With the full
+and ten times as many; if a median exceeds its bound, more rounds are run, and all rounds count. With the full
 amounts, Python's garbage collector would take half a second now and then, so it is off.
 """
 
@@ -35,7 +35,7 @@ VECTORS, DIMENSION = 10, 16
 ROUNDS_MIN, ROUNDS_MAX = 3, 7
 CONVERGED_S_MAX = 5.0
 WAIT_S_MAX, WAIT_SHARE_MAX = 0.1, 0.1
-"""The longest wait: this many seconds, or on a slower machine this share of its merge's CPU time."""
+"""Bounds of the longest wait: seconds, or (on a slower machine) a share of the CPU time of the merge."""
 CPU_GROWTH_MAX = 12.0
 SAMPLE_S = 0.002
 
@@ -49,7 +49,7 @@ class Merge:
     that were folded to insert out-of-order deltas.
     """
 
-    deltas: int
+    delta_count: int
     seconds: float
     cpu_s: float
     wait_s: float
@@ -57,7 +57,7 @@ class Merge:
 
 
 class Side:
-    """One service."""
+    """One of the two services."""
 
     def __init__(self, folder: Path, number: int) -> None:
         self.storage = StorageSink(folder / f"{number}.db")
@@ -89,10 +89,10 @@ class Side:
             if number % 200 == 199 or number == count - 1:
                 await receipt
 
-    def has(self, deltas: int) -> bool:
-        """True if the log and all sinks have this many deltas."""
+    def has_all(self, delta_count: int) -> bool:
+        """True if the log and all sinks have exactly `delta_count` deltas."""
         statistics = self.p.statistics()
-        return statistics.log.next_offset == deltas and not any(
+        return statistics.log.next_offset == delta_count and not any(
             sink.lag for sink in statistics.sinks.values()
         )
 
@@ -110,13 +110,13 @@ def operation_of(number: int) -> Operation:
     )[number // VECTORS % 4]
 
 
-def expected(side: Side) -> dict[str, Any]:
+def expected_states(side: Side) -> dict[str, Any]:
     """Return the fold of all deltas in the log, in canonical order."""
     rows: dict[str, list[Any]] = {}
     for logged in read_all(side.p.internals().log):
         for row, name in enumerate(logged.batch.keys):
             rows.setdefault(name, []).append((logged.key(row), logged.batch.operation(row), None))
-    folded = {name: fold(some) for name, some in rows.items()}
+    folded = {name: fold(operations) for name, operations in rows.items()}
     return {name: (state.content, state.key, state.ignored) for name, state in folded.items()}
 
 
@@ -134,7 +134,7 @@ class LoopWatch:
 
 
 async def run_merge(folder: Path, count: int) -> Merge:
-    """Write this many deltas on both sides of a cut, heal it, and wait until both sides have all."""
+    """Write `count` deltas on each side of a cut, heal the cut, and wait until both sides have all deltas."""
     async with AsyncExitStack() as exits:
         sides = [Side(folder, number) for number in range(2)]
         for side in sides:
@@ -142,7 +142,7 @@ async def run_merge(folder: Path, count: int) -> Merge:
         here, there = sides
         proxies = [await here.forward_to(there, exits), await there.forward_to(here, exits)]
         await here.p.publish(*(Delta(f"v{number}", create([1.0] * DIMENSION)) for number in range(VECTORS)))
-        await until_all_have(sides, VECTORS)
+        await wait_until_all_have(sides, VECTORS)
         for proxy in proxies:
             proxy.refusing = True
             proxy.cut()
@@ -158,20 +158,20 @@ async def run_merge(folder: Path, count: int) -> Merge:
             while [side.link.statistics().sent for side in sides] == before:  # noqa: ASYNC110
                 await anyio.sleep(SAMPLE_S)
             watch.wait_s, began, cpu = 0.0, time.monotonic(), time.process_time()
-            await until_all_have(sides, VECTORS + 2 * count)
+            await wait_until_all_have(sides, VECTORS + 2 * count)
             seconds, cpu_s = time.monotonic() - began, time.process_time() - cpu
             tasks.cancel_scope.cancel()
-        assert here.states() == there.states() == expected(here)
+        assert here.states() == there.states() == expected_states(here)
         statistics = [side.storage.resident.statistics() for side in sides]
-        assert sum(one.out_of_order for one in statistics) > count, (
+        assert sum(sink.out_of_order for sink in statistics) > count, (
             "nearly all forwarded deltas should be out of order"
         )
-        return Merge(count, seconds, cpu_s, watch.wait_s, sum(one.refolded for one in statistics))
+        return Merge(count, seconds, cpu_s, watch.wait_s, sum(sink.refolded for sink in statistics))
 
 
-async def until_all_have(sides: list[Side], deltas: int) -> None:
+async def wait_until_all_have(sides: list[Side], delta_count: int) -> None:
     with anyio.fail_after(300):
-        while not all(side.has(deltas) for side in sides):  # noqa: ASYNC110 - there is no event for it
+        while not all(side.has_all(delta_count) for side in sides):  # noqa: ASYNC110 - there is no event for it
             await anyio.sleep(0.01)
 
 
@@ -196,11 +196,11 @@ def test_merging_hot_vectors_after_a_cut_is_linear_and_smooth(tmp_path: Path, fu
         gc.enable()
         gc.unfreeze()
     for pair in rounds:
-        for one in pair:
+        for merge in pair:
             print(
-                f"{one.deltas} deltas on {VECTORS} vectors on each side: {one.seconds:.2f} s, "
-                f"CPU {one.cpu_s:.2f} s, longest wait {one.wait_s * 1000:.0f} ms, "
-                f"{one.refolded / one.deltas / 2:.1f} deltas folded for each"
+                f"{merge.delta_count} deltas on {VECTORS} vectors on each side: {merge.seconds:.2f} s, "
+                f"CPU {merge.cpu_s:.2f} s, longest wait {merge.wait_s * 1000:.0f} ms, "
+                f"{merge.refolded / merge.delta_count / 2:.1f} deltas folded for each"
             )
     print(f"CPU {growth(rounds):.1f} times for ten times the deltas")
     assert all(check_limits(rounds).values()), check_limits(rounds)
@@ -211,10 +211,10 @@ def growth(rounds: list[tuple[Merge, Merge]]) -> float:
 
 
 def check_limits(rounds: list[tuple[Merge, Merge]]) -> dict[str, bool]:
-    """Return whether each limit is met, by medians of the rounds."""
+    """Return for each limit True if the median of the rounds meets it."""
     return {
         "converged": median(many.cpu_s for _, many in rounds)
-        <= CONVERGED_S_MAX * rounds[0][1].deltas / 4_000,
+        <= CONVERGED_S_MAX * rounds[0][1].delta_count / 4_000,
         "waits": median(many.wait_s / max(WAIT_S_MAX, WAIT_SHARE_MAX * many.cpu_s) for _, many in rounds)
         <= 1,
         "growth": growth(rounds) <= CPU_GROWTH_MAX,

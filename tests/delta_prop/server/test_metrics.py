@@ -1,4 +1,4 @@
-"""Metrics: each row of the table finds its number, the page lists every name, and no metric is global."""
+"""Metrics: each row of a table finds its value, the page lists every name, and no metric is global."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
 
 
 def numbered(kind: type, **known: Any) -> Any:
-    """Return a dataclass with a different number in each field."""
+    """Return a dataclass with the `known` values, and a different number in each other field."""
     names = [field.name for field in dataclasses.fields(kind)]
     assert known.keys() <= {*names}
     return kind(**{name: known.get(name, 100 + index) for index, name in enumerate(names)})
@@ -105,9 +105,9 @@ def parse_samples(text: bytes) -> dict[tuple[str, tuple[str, ...]], float]:
     }
 
 
-def test_every_table_row_finds_its_number() -> None:
+def test_every_table_row_finds_its_value() -> None:
     view = FullStatusView()
-    found = parse_samples(Metrics(view).scrape().text("")[0])
+    samples = parse_samples(Metrics(view).scrape().text("")[0])
     sink = view.full_statistics.sinks["storage"]
     subjects = {
         "": view.full_statistics,
@@ -127,26 +127,26 @@ def test_every_table_row_finds_its_number() -> None:
             value: Any = subjects[subject]
             for name in row.path.split("."):
                 value = getattr(value, name)
-            assert found[row.name, labels[subject]] == float(value), row.name
+            assert samples[row.name, labels[subject]] == float(value), row.name
     for row in metrics.SERVER:
-        assert found[row.name, ()] == float(getattr(view.full_counters, row.path)), row.name
+        assert samples[row.name, ()] == float(getattr(view.full_counters, row.path)), row.name
     for row in metrics.JOBS:
-        assert found[row.name, ()] == float(getattr(view.full_counters.jobs, row.path)), row.name
-    assert found["nacks_total", ("RATE_LIMITED",)] == 2
-    assert [found[name, ()] for name in ("connections", "subscribers", "subscribers_catching_up")] == [
+        assert samples[row.name, ()] == float(getattr(view.full_counters.jobs, row.path)), row.name
+    assert samples["nacks_total", ("RATE_LIMITED",)] == 2
+    assert [samples[name, ()] for name in ("connections", "subscribers", "subscribers_catching_up")] == [
         3,
         2,
         1,
     ]
-    assert found["sink_state", ("storage", "idle")] == 1
-    assert found["sink_breaker_open", ("storage",)] == 1
-    assert found["pressure_deltas_per_second", ()] == 1234.5
-    assert found["sink_rebuild_rows_max", ("storage",)] == 700
-    assert [found[f"subscriber_lag_{unit}", ("c", "2")] for unit in ("deltas", "seconds")] == [5, 2.5]
-    assert ("subscriber_lag_deltas", ("c", "0")) not in found
-    assert [found[f"group_lag_{unit}", ("g",)] for unit in ("deltas", "seconds")] == [7, 3.5]
-    assert ("group_lag_deltas", ("begins",)) not in found
-    assert [found["full_seconds", (what,)] for what in ("disk", "log", "queue")] == [57.5, 0, 0]
+    assert samples["sink_state", ("storage", "idle")] == 1
+    assert samples["sink_breaker_open", ("storage",)] == 1
+    assert samples["pressure_deltas_per_second", ()] == 1234.5
+    assert samples["sink_rebuild_rows_max", ("storage",)] == 700
+    assert [samples[f"subscriber_lag_{unit}", ("c", "2")] for unit in ("deltas", "seconds")] == [5, 2.5]
+    assert ("subscriber_lag_deltas", ("c", "0")) not in samples
+    assert [samples[f"group_lag_{unit}", ("g",)] for unit in ("deltas", "seconds")] == [7, 3.5]
+    assert ("group_lag_deltas", ("begins",)) not in samples
+    assert [samples["full_seconds", (resource,)] for resource in ("disk", "log", "queue")] == [57.5, 0, 0]
 
 
 def test_page_lists_exactly_the_metrics_with_their_types() -> None:
@@ -156,8 +156,8 @@ def test_page_lists_exactly_the_metrics_with_their_types() -> None:
     for names, type_ in re.findall(r"^\| (.+?) \| (gauge|counter) \|", PAGE, re.MULTILINE):
         documented |= dict.fromkeys(re.findall(r"`delta_prop_([a-z_]+)[{`]", names), type_)
     assert documented == types
-    everywhere = set(re.findall(r"`delta_prop_([a-z_]+)[{`]", PAGE))
-    assert everywhere == set(types), "the page should name only existing metrics"
+    mentioned = set(re.findall(r"`delta_prop_([a-z_]+)[{`]", PAGE))
+    assert mentioned == set(types), "the page should name only existing metrics"
     states = next(line for line in PAGE.splitlines() if "sink_state{" in line)
     assert [state.value for state in FeedState if state.value not in states] == []
 
@@ -176,16 +176,16 @@ def test_metric_names_follow_the_rules() -> None:
 
 
 def test_missing_value_has_no_sample() -> None:
-    nothing = parse_samples(Metrics(ServerStatus(version="1")).scrape().text("")[0])
-    assert nothing == {("ready", ()): 0.0}
+    samples = parse_samples(Metrics(ServerStatus(version="1")).scrape().text("")[0])
+    assert samples == {("ready", ()): 0.0}
 
     async def main(propagator: RecordedPropagator) -> None:
-        overview = ServerStatus(version="1")
-        overview.propagator = propagator
-        text = Metrics(overview)
+        server_status = ServerStatus(version="1")
+        server_status.propagator = propagator
+        server_metrics = Metrics(server_status)
         await propagator.publish(make_delta("a"))
         await propagator.settle()
-        found = parse_samples(text.scrape().text("")[0])
+        found = parse_samples(server_metrics.scrape().text("")[0])
         assert found["accepted_deltas_total", ()] == 1
         assert found["sink_applied_deltas_total", ("recorder",)] == 1
         assert found["log_next_offset", ()] == 1
@@ -193,7 +193,7 @@ def test_missing_value_has_no_sample() -> None:
         assert ("sink_rebuild_rows", ("recorder",)) not in found
         assert ("connections_total", ()) not in found
         await propagator.publish(make_delta("b"))
-        assert parse_samples(text.scrape().text("")[0])["accepted_deltas_total", ()] == 2
+        assert parse_samples(server_metrics.scrape().text("")[0])["accepted_deltas_total", ()] == 2
 
     run_propagator(main)
 

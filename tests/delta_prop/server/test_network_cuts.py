@@ -82,20 +82,23 @@ class Cluster:
         )
 
     def sent_counts(self) -> list[int]:
-        """Return the number of deltas sent so far over each link."""
+        """Return for each link the number of deltas sent so far."""
         return [link.statistics().sent for link in self.links]
 
 
 async def check(services: list[Service]) -> None:
-    truth = fold_accepted(services)
-    assert len(truth) >= 3
+    expected_states = fold_accepted(services)
+    assert len(expected_states) >= 3
     for service in services:
         dots = service.dots()
         assert len(dots) == len(set(dots))  # each delta once
         assert service.p.statistics().pending.pending_runs == 0
-        for sink, content in (await service.contents(set(truth))).items():
-            wanted = {name: summarize_state(state, counts=sink != "cache") for name, state in truth.items()}
-            assert content == wanted, (service.number, sink)
+        for sink, content in (await service.contents(set(expected_states))).items():
+            expected = {
+                name: summarize_state(state, counts=sink != "cache")
+                for name, state in expected_states.items()
+            }
+            assert content == expected, (service.number, sink)
 
 
 @pytest.mark.parametrize(("links", "durable"), [(PAIR, True), (CYCLE, False)], ids=["pair", "cycle"])
@@ -113,7 +116,7 @@ async def test_services_converge_after_a_cut_then_send_nothing(
     async with AsyncExitStack() as exits:
         await cluster.open(exits, links)
         for service in services:
-            await service.p.publish(service.new_odd_delta())
+            await service.p.publish(service.new_delta_of_own_dimension())
         await cluster.wait_converged()
         for _ in range(2):
             cluster.cut()
@@ -125,12 +128,13 @@ async def test_services_converge_after_a_cut_then_send_nothing(
         await check(services)
         assert any(batch.known_ids for service in services for batch in service.batches())
         before, bytes_before = cluster.sent_counts(), [sum(proxy.bytes.values()) for proxy in cluster.proxies]
-        taken = [server.counters.deltas_in for server in cluster.servers if server.counters is not None]
+        received = [server.counters.deltas_in for server in cluster.servers if server.counters is not None]
         await anyio.sleep(3 * HEARTBEAT_S + 0.5)
         assert cluster.sent_counts() == before
-        assert [server.counters.deltas_in for server in cluster.servers if server.counters] == taken
+        assert [server.counters.deltas_in for server in cluster.servers if server.counters] == received
         heartbeats = [
-            sum(proxy.bytes.values()) - was for proxy, was in zip(cluster.proxies, bytes_before, strict=True)
+            sum(proxy.bytes.values()) - size_before
+            for proxy, size_before in zip(cluster.proxies, bytes_before, strict=True)
         ]
         assert all(0 < size < 4_000 for size in heartbeats)
         print(len(services[0].dots()), "dots,", before, "sent")

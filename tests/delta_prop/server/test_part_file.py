@@ -1,4 +1,4 @@
-"""Files of parts and decisions against a model list, on a disk that crashes, tears writes, and fails."""
+"""Files of parts and decisions, compared with a list, on a disk that crashes, tears writes, and fails."""
 
 from __future__ import annotations
 
@@ -48,47 +48,47 @@ def attempt(part: int = 0, number: int = 1) -> Attempt:
     return Attempt(part, number, path_of(stem_of(JOB), part, number), head)
 
 
-def write_part(files: JobFiles, one: Attempt, batches: list[Batch]) -> bool:
-    """Write batches as the jobs do; return True if they are acknowledged."""
-    for each in batches:
-        one.add(each, Receipt())
-    work = [(one, one.take_pending())]
+def write_part(files: JobFiles, staged: Attempt, batches: list[Batch]) -> bool:
+    """Write batches as `Jobs` does; return True if they are acknowledged."""
+    for new_batch in batches:
+        staged.add(new_batch, Receipt())
+    work = [(staged, staged.take_pending())]
     (outcome,) = write_parts(files, work).outcomes
     if isinstance(outcome, PartPosition):
-        one.on_written(work[0][1], outcome)
+        staged.on_written(work[0][1], outcome)
         return True
-    one.on_failed(work[0][1], no_capacity("refused by the test"))
+    staged.on_failed(work[0][1], no_capacity("refused by the test"))
     return False
 
 
-def read_bodies(disk: SimDisk, one: Attempt) -> list[bytes]:
-    """Return the bodies that a start reads."""
-    found = JobFiles(disk).read_staged([])
-    if not found:
+def read_bodies(disk: SimDisk, staged: Attempt) -> list[bytes]:
+    """Return the batches that a restarted server reads from the part."""
+    parts = JobFiles(disk).read_staged([])
+    if not parts:
         return []
-    ((head, end),) = found
-    assert head == one.head
-    file = disk.open(one.path)
-    begun = read_head(file)
-    assert begun is not None
-    bodies = list(read_frames(file, begun[1]))
+    ((head, end),) = parts
+    assert head == staged.head
+    file = disk.open(staged.path)
+    head_end = read_head(file)
+    assert head_end is not None
+    bodies = list(read_frames(file, head_end[1]))
     assert file.size() == end.byte_offset, "the torn tail should be truncated"
-    assert end == (bodies[-1].end if bodies else begun[1])
-    return [bytes(each.batch.raw) for each in bodies]
+    assert end == (bodies[-1].end if bodies else head_end[1])
+    return [bytes(body.batch.raw) for body in bodies]
 
 
 @given(
     groups=st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=3), max_size=6),
     crash=st.integers(1, 60),
     seed=st.integers(0, 1000),
-    power=st.booleans(),
+    power_loss=st.booleans(),
 )
 def test_acknowledged_batches_survive_any_crash(
-    groups: list[list[int]], crash: int, seed: int, power: bool
+    groups: list[list[int]], crash: int, seed: int, power_loss: bool
 ) -> None:
-    disk, one = SimDisk(seed), attempt()
+    disk, staged = SimDisk(seed), attempt()
     disk.crash_at(crash)
-    sent: list[bytes] = []
+    written: list[bytes] = []
     acknowledged = 0
     base = 1
     try:
@@ -98,14 +98,14 @@ def test_acknowledged_batches_survive_any_crash(
             for count in group:
                 batches.append(batch(base, count))
                 base += count
-            sent += [bytes(each.raw) for each in batches]
-            assert write_part(files, one, batches)
-            acknowledged = len(sent)
+            written += [bytes(new_batch.raw) for new_batch in batches]
+            assert write_part(files, staged, batches)
+            acknowledged = len(written)
     except SimCrash:
         pass
-    found = read_bodies(disk.crash(seed) if power else disk.kill(), one)
-    assert found == sent[: len(found)]
-    assert len(found) >= acknowledged
+    bodies = read_bodies(disk.crash(seed) if power_loss else disk.kill(), staged)
+    assert bodies == written[: len(bodies)]
+    assert len(bodies) >= acknowledged
 
 
 @given(
@@ -113,44 +113,44 @@ def test_acknowledged_batches_survive_any_crash(
     seed=st.integers(0, 1000),
 )
 def test_writing_continues_after_failed_calls(failing: list[tuple[str, bool]], seed: int) -> None:
-    disk, one, acked_bodies = SimDisk(seed), attempt(), list[bytes]()
+    disk, staged, acked_bodies = SimDisk(seed), attempt(), list[bytes]()
     files = JobFiles(disk)
     for name, fails in [*failing, ("", False)]:
         if fails:
             disk.fail(lambda call, name=name: call.name == name and call.path.startswith("jobs"), 5)
-        new = batch(one.taken_counter + 1, 3 if fails else 2)  # the failed batch was longer
-        if write_part(files, one, [new]):
+        new = batch(staged.taken_counter + 1, 3 if fails else 2)  # the failed batch was longer
+        if write_part(files, staged, [new]):
             acked_bodies.append(bytes(new.raw))
         disk.heal()
-    assert one.synced_position is not None
-    assert len(disk.peek(one.path)) == one.synced_position.byte_offset
-    assert read_bodies(disk.crash(seed), one) == acked_bodies
+    assert staged.synced_position is not None
+    assert len(disk.peek(staged.path)) == staged.synced_position.byte_offset
+    assert read_bodies(disk.crash(seed), staged) == acked_bodies
     assert acked_bodies
 
 
-@given(at=st.integers(0, 10_000), bit=st.integers(0, 7))
-def test_flipped_bit_shortens_the_part_and_never_alters_it(at: int, bit: int) -> None:
-    disk, one = SimDisk(1), attempt()
+@given(position=st.integers(0, 10_000), bit=st.integers(0, 7))
+def test_flipped_bit_shortens_the_part_and_never_alters_it(position: int, bit: int) -> None:
+    disk, staged = SimDisk(1), attempt()
     batches = [batch(1, 3), batch(4, 2), batch(6, 1)]
-    write_part(JobFiles(disk), one, batches)
-    size = len(disk.peek(one.path))
-    disk.flip(one.path, at % size, bit)
-    found = read_bodies(disk, one)
-    assert len(found) < len(batches)
-    assert found == [bytes(each.raw) for each in batches[: len(found)]]
+    write_part(JobFiles(disk), staged, batches)
+    size = len(disk.peek(staged.path))
+    disk.flip(staged.path, position % size, bit)
+    bodies = read_bodies(disk, staged)
+    assert len(bodies) < len(batches)
+    assert bodies == [bytes(new_batch.raw) for new_batch in batches[: len(bodies)]]
 
 
 def test_checksum_depends_on_the_batches() -> None:
-    marks = set()
+    positions = set()
     for counts in ([3, 2], [3, 2], [2, 3], [5]):
-        disk, one, base = SimDisk(1), attempt(), 1
+        disk, staged, base = SimDisk(1), attempt(), 1
         batches = []
         for count in counts:
             batches.append(batch(base, count))
             base += count
-        write_part(JobFiles(disk), one, batches)
-        marks.add(one.synced_position)
-    assert len(marks) == 3
+        write_part(JobFiles(disk), staged, batches)
+        positions.add(staged.synced_position)
+    assert len(positions) == 3
 
 
 # --- decisions
@@ -207,12 +207,12 @@ def test_stored_refused_rows_are_bounded() -> None:
     for row in range(12):
         progress = progress.with_refused(RefusedRow(0, row, "ä" * 200, ErrorCode.INVALID_DELTA, "ö" * 200), 2)
     assert progress.refused == 24
-    assert [one.row for one in progress.refused_rows] == list(range(10))
-    assert {(one.vector_id, one.text) for one in progress.refused_rows} == {("ä" * 64, "ö" * 150)}
+    assert [staged.row for staged in progress.refused_rows] == list(range(10))
+    assert {(staged.vector_id, staged.text) for staged in progress.refused_rows} == {("ä" * 64, "ö" * 150)}
 
 
 @given(st.integers(1, 12), st.booleans(), st.integers(0, 100))
-def test_crash_leaves_the_old_or_the_new_decision(crash: int, power: bool, seed: int) -> None:
+def test_crash_leaves_the_old_or_the_new_decision(crash: int, power_loss: bool, seed: int) -> None:
     first = JobDecision(
         JOB, "", JobState.COMMITTED, 1, digest_parts(()), 5, (CommittedPart(0, 1, 5, 9, 9, 0),)
     )
@@ -222,19 +222,19 @@ def test_crash_leaves_the_old_or_the_new_decision(crash: int, power: bool, seed:
     disk.crash_at(disk.calls + crash)
     try:
         JobFiles(disk).write_decision(second)
-        done = True
+        is_written = True
     except SimCrash:
-        done = False
-    (found,), corrupted = JobFiles(disk.crash(seed) if power else disk.kill()).read_decisions()
+        is_written = False
+    (found,), corrupted = JobFiles(disk.crash(seed) if power_loss else disk.kill()).read_decisions()
     assert not corrupted
-    assert found in ((second,) if done else (first, second))
+    assert found in ((second,) if is_written else (first, second))
 
 
 def test_corrupted_decision_is_reported_and_its_parts_stay() -> None:
-    disk, one, other = SimDisk(1), attempt(), attempt(1)
+    disk, staged, other = SimDisk(1), attempt(), attempt(1)
     files = JobFiles(disk)
-    for each in (one, other):
-        write_part(files, each, [batch(1, 3)])
+    for part_attempt in (staged, other):
+        write_part(files, part_attempt, [batch(1, 3)])
     part = CommittedPart(0, 1, 3, 9, 9, 0)
     files.write_decision(JobDecision(JOB, "", JobState.COMMITTED, 1, digest_parts(()), 3, (part,)))
     path = f"jobs/{stem_of(JOB)}.job"
@@ -245,14 +245,14 @@ def test_corrupted_decision_is_reported_and_its_parts_stay() -> None:
     with pytest.raises(JobCorrupted):
         read_decision(disk, path)
     assert files.read_staged(decided, corrupted) == []
-    assert {one.path, other.path} <= set(disk.paths())
+    assert {staged.path, other.path} <= set(disk.paths())
 
 
 def test_files_that_no_decision_needs_are_removed() -> None:
     disk = SimDisk(1)
     files = JobFiles(disk)
-    for each in (attempt(0, 1), attempt(0, 2), attempt(1, 1)):
-        write_part(files, each, [batch(1, 3)])
+    for part_attempt in (attempt(0, 1), attempt(0, 2), attempt(1, 1)):
+        write_part(files, part_attempt, [batch(1, 3)])
     files.write_decision(
         JobDecision(JOB, "", JobState.COMMITTED, 1, digest_parts(()), 3, (CommittedPart(0, 2, 3, 9, 9, 0),))
     )

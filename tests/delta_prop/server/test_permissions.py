@@ -1,4 +1,4 @@
-"""Permissions: rights that are not granted are denied, and every denial has the same text."""
+"""Permissions: an action that is not granted is denied, and every denial has the same text."""
 
 from __future__ import annotations
 
@@ -19,26 +19,28 @@ NAMES = st.text("ab*", max_size=4)
 @given(NAMES, st.lists(NAMES.filter(lambda name: "*" not in name[:-1]), max_size=4))
 def test_namespace_matches_a_name_or_a_prefix(name: str, patterns: list[str]) -> None:
     permissions = Permissions("a", publish=True, namespaces=tuple(patterns))
-    naive = any(name.startswith(one[:-1]) if one.endswith("*") else name == one for one in patterns)
+    naive = any(
+        name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern for pattern in patterns
+    )
     assert permissions.can_publish(name) is naive
     assert not permissions.can_read(name)
 
 
-def test_publish_and_read_are_separate_rights() -> None:
-    reads = Permissions("a", subscribe=True, namespaces=("docs",))
-    assert reads.can_read("docs")
-    assert not reads.can_read("docs2")
-    assert not reads.can_publish("docs")
-    assert reads.read_filter is not None
-    assert reads.read_filter("docs")
-    assert not reads.read_filter("other")
+def test_publish_and_read_are_separate_permissions() -> None:
+    reader = Permissions("a", subscribe=True, namespaces=("docs",))
+    assert reader.can_read("docs")
+    assert not reader.can_read("docs2")
+    assert not reader.can_publish("docs")
+    assert reader.read_filter is not None
+    assert reader.read_filter("docs")
+    assert not reader.read_filter("other")
     assert ALL_PERMISSIONS.read_filter is None
-    nothing = Permissions("a", namespaces=None).read_filter
-    assert nothing is not None
-    assert not nothing("docs")
+    no_filter = Permissions("a", namespaces=None).read_filter
+    assert no_filter is not None
+    assert not no_filter("docs")
 
 
-def denial_cause(permissions: Permissions, what: str) -> str | None:
+def denial_cause(permissions: Permissions, action: str) -> str | None:
     """Do one action; return the internal cause of its denial, or None if it is allowed."""
     actions = {
         "origins": lambda: permissions.check_origins(Source.LOCAL),
@@ -52,7 +54,7 @@ def denial_cause(permissions: Permissions, what: str) -> str | None:
         "admin": permissions.check_admin,
     }
     try:
-        actions[what]()
+        actions[action]()
     except Unauthorized as refused:
         frame = Nack.of(7, refused)
         assert frame == Nack(7, ErrorCode.UNAUTHORIZED, UNAUTHORIZED_TEXT)  # no further detail
@@ -61,14 +63,14 @@ def denial_cause(permissions: Permissions, what: str) -> str | None:
 
 
 DOCS = ("docs",)
-PUBLISHES = Permissions("a", publish=True, namespaces=DOCS, kinds_mask=1 << Kind.CREATE)
-FORWARDS = Permissions("a", publish=True, forward=True, namespaces=None)
-READS = Permissions("a", subscribe=True, namespaces=DOCS)
+PUBLISHER = Permissions("a", publish=True, namespaces=DOCS, kinds_mask=1 << Kind.CREATE)
+FORWARDER = Permissions("a", publish=True, forward=True, namespaces=None)
+READER = Permissions("a", subscribe=True, namespaces=DOCS)
 ADMIN = Permissions("a", admin=True, namespaces=None)
 
 
 @pytest.mark.parametrize(
-    ("what", "allowed"),
+    ("action", "allowed"),
     [
         ("origins", {"publishes", "forwards"}),
         ("replica", {"forwards"}),
@@ -81,16 +83,16 @@ ADMIN = Permissions("a", admin=True, namespaces=None)
         ("admin", {"admin"}),
     ],
 )
-def test_each_action_needs_exactly_its_right(what: str, allowed: set[str]) -> None:
-    grants = {"publishes": PUBLISHES, "forwards": FORWARDS, "reads": READS, "admin": ADMIN}
+def test_each_action_needs_exactly_its_permission(action: str, allowed: set[str]) -> None:
+    grants = {"publishes": PUBLISHER, "forwards": FORWARDER, "reads": READER, "admin": ADMIN}
     assert {
-        name for name, permissions in grants.items() if denial_cause(permissions, what) is None
+        name for name, permissions in grants.items() if denial_cause(permissions, action) is None
     } == allowed
-    assert denial_cause(ALL_PERMISSIONS, what) is None
-    assert denial_cause(Permissions("a", namespaces=None), what)
+    assert denial_cause(ALL_PERMISSIONS, action) is None
+    assert denial_cause(Permissions("a", namespaces=None), action)
 
 
 def test_denial_cause_names_the_fault() -> None:
-    assert denial_cause(PUBLISHES, "publish elsewhere") == "the token may not publish to namespace 'secret'"
-    assert denial_cause(PUBLISHES, "delete") == "the token may not publish operation 'delete'"
-    assert denial_cause(READS, "read elsewhere") == "the token may not read namespace 'secret'"
+    assert denial_cause(PUBLISHER, "publish elsewhere") == "the token may not publish to namespace 'secret'"
+    assert denial_cause(PUBLISHER, "delete") == "the token may not publish operation 'delete'"
+    assert denial_cause(READER, "read elsewhere") == "the token may not read namespace 'secret'"

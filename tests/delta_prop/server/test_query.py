@@ -1,4 +1,6 @@
-"""Queries over the wire: facts, offsets, `describe`, unknown requests, and frames of a later version."""
+"""Requests over the wire: `get`, `find_offsets`, `describe`, unknown requests, and frames of a later
+version.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> object:
     return request.param
 
 
-async def ask(raw: Raw, number: int, request: Any) -> Ack | Nack:
+async def send_request(raw: Raw, number: int, request: Any) -> Ack | Nack:
     await raw.send(Subscribe(number, request))
     while True:
         frame = await raw.next()
@@ -62,20 +64,24 @@ async def test_get_returns_facts_with_the_dot_for_expect(tmp_path: Path) -> None
     vector = np.arange(20_000, dtype=np.float32)
     async with Propagator() as p, serving(p) as (_, address):
         await p.attach(StorageSink(tmp_path / "v.db"))
-        made = await p.publish(Delta("doc-1", create(vector), "docs", metadata={"title": "fox"}))
+        created = await p.publish(Delta("doc-1", create(vector), "docs", metadata={"title": "fox"}))
         await p.publish(Delta("r:1", opaque(b"x" * 100_000), "r"))
         await p.publish(Delta("r:2", opaque(b""), "r"))
         await p.publish(Delta("r:2", delete(), "r"))
         address_text = f"{address.host}:{address.port}"
-        one, two, three, four = [
+        vector_fact, opaque_fact, deleted_fact, absent_fact = [
             await anyio.to_thread.run_sync(facts.get, address_text, *names)
             for names in (("doc-1", "docs"), ("r:1",), ("r:2", None), ("r:3",))
         ]
-    assert (one.state, one.dot, one.metadata_map) == (FactState.VECTOR, made.dot, {"title": "fox"})
-    assert (one.vector == vector).all()
-    assert (two.state, two.data) == (FactState.OPAQUE, b"x" * 100_000)
-    assert (three.state, three.data) == (FactState.DELETED, b"")
-    assert (four.state, four.dot, four.offset) == (FactState.ABSENT, None, 4)
+    assert (vector_fact.state, vector_fact.dot, vector_fact.metadata_map) == (
+        FactState.VECTOR,
+        created.dot,
+        {"title": "fox"},
+    )
+    assert (vector_fact.vector == vector).all()
+    assert (opaque_fact.state, opaque_fact.data) == (FactState.OPAQUE, b"x" * 100_000)
+    assert (deleted_fact.state, deleted_fact.data) == (FactState.DELETED, b"")
+    assert (absent_fact.state, absent_fact.dot, absent_fact.offset) == (FactState.ABSENT, None, 4)
 
 
 async def test_refused_writer_reads_the_fact_and_retries(tmp_path: Path) -> None:
@@ -94,10 +100,10 @@ async def test_refused_writer_reads_the_fact_and_retries(tmp_path: Path) -> None
 async def test_get_without_a_state_sink_is_refused() -> None:
     async with Propagator() as p, serving(p) as (_, address), connected(address) as raw:
         await raw.hello()
-        answer = await ask(raw, 2, Get("a"))
+        answer = await send_request(raw, 2, Get("a"))
         assert isinstance(answer, Nack)
         assert (answer.code, answer.sequence) == (ErrorCode.BAD_REQUEST, 0)
-        assert isinstance(await ask(raw, 3, Describe()), Ack)
+        assert isinstance(await send_request(raw, 3, Describe()), Ack)
 
 
 async def test_find_offsets_and_describe(tmp_path: Path) -> None:
@@ -107,13 +113,13 @@ async def test_find_offsets_and_describe(tmp_path: Path) -> None:
         between = time.time_ns() // 1000
         await p.publish(Delta("a", opaque(b"2")))
         address_text = f"{address.host}:{address.port}"
-        found = await anyio.to_thread.run_sync(facts.find_offsets, address_text, [0, between, 1 << 62])
-        assert found.offsets == (0, 1, 2)
+        response = await anyio.to_thread.run_sync(facts.find_offsets, address_text, [0, between, 1 << 62])
+        assert response.offsets == (0, 1, 2)
         description = await anyio.to_thread.run_sync(facts.describe, address_text)
         (stream,) = description.streams
         ((partition, start, log),) = stream.partitions
         assert (stream.name, stream.stream, partition, start) == ("default", 0, 0, 0)
-        assert (log, description.requests["get"]) == (found.log, 1)
+        assert (log, description.requests["get"]) == (response.log, 1)
 
 
 async def test_requests_may_be_pipelined_after_hello(tmp_path: Path) -> None:
@@ -125,7 +131,7 @@ async def test_requests_may_be_pipelined_after_hello(tmp_path: Path) -> None:
             Heartbeat(1, sent_us=7),
         )
         answers = [await raw.next() for _ in range(4)]
-        assert [getattr(one, "correlation_id", None) for one in answers] == [1, 2, 3, None]
+        assert [getattr(answer, "correlation_id", None) for answer in answers] == [1, 2, 3, None]
         assert isinstance(answers[3], Heartbeat)
         assert answers[3].echo_us == 7
         await raw.send(opaque_batch(1))
@@ -143,7 +149,7 @@ async def test_unknown_request_or_version_keeps_the_connection() -> None:
             nack = await raw.until(Nack)
             assert (nack.correlation_id, nack.code) == (number, code)
         await raw.send(Nack(0, ErrorCode(999), "later"))
-        assert isinstance(await ask(raw, 9, Describe()), Ack)
+        assert isinstance(await send_request(raw, 9, Describe()), Ack)
 
 
 async def test_hello_of_a_later_version_is_refused_with_the_known_one() -> None:
@@ -183,7 +189,7 @@ async def test_frame_for_another_partition_is_refused_and_uses_no_dot() -> None:
 async def test_subscription_may_name_its_partition() -> None:
     async with Propagator() as p, serving(p) as (_, address), connected(address) as raw:
         await raw.hello()
-        for number, (more, code) in enumerate(
+        for number, (fields, code) in enumerate(
             [
                 ({"stream": 7}, ErrorCode.UNKNOWN_STREAM),
                 ({"partitions": (PartitionStart(1),)}, ErrorCode.WRONG_PARTITION),
@@ -191,18 +197,18 @@ async def test_subscription_may_name_its_partition() -> None:
             ],
             2,
         ):
-            nack = await ask(raw, number, Subscription(1, (ALL,), **more))  # type: ignore[arg-type]
+            nack = await send_request(raw, number, Subscription(1, (ALL,), **fields))  # type: ignore[arg-type]
             assert isinstance(nack, Nack)
             assert nack.code is code
         for _ in range(3):
             await p.publish(Delta("a", opaque(b"1")))
-        one = PartitionStart(0, Start(StartAt.OFFSET, 1), Credit(1, 1 << 20))
-        ack = await ask(raw, 9, Subscription(1, (ALL,), partitions=(one,)))
+        partition = PartitionStart(0, Start(StartAt.OFFSET, 1), Credit(1, 1 << 20))
+        ack = await send_request(raw, 9, Subscription(1, (ALL,), partitions=(partition,)))
         assert isinstance(ack, Ack)
         assert ack.subscribed is not None
         assert ack.subscribed.start.next_offset == 1
         assert (await raw.until(BatchFrame)).sequence == 1
-        nack = await ask(raw, 10, FindOffsets((Start(StartAt.EARLIEST),), partition=2))
+        nack = await send_request(raw, 10, FindOffsets((Start(StartAt.EARLIEST),), partition=2))
         assert isinstance(nack, Nack)
         assert nack.code is ErrorCode.WRONG_PARTITION
 
@@ -213,10 +219,10 @@ async def test_fact_with_a_quarantined_delta_is_refused(tmp_path: Path) -> None:
         await p.publish(Delta("a", opaque(b"1")), Delta("b", opaque(b"1")))
         await p.publish(Delta("a", Operation(12, data=b"later")))
         await raw.hello()
-        answer = await ask(raw, 2, Get("a", "default"))
+        answer = await send_request(raw, 2, Get("a", "default"))
         assert isinstance(answer, Nack)
         assert (answer.code, answer.details) == (ErrorCode.PROCESSING_FAILED, {"offset": 2})
-        assert isinstance(await ask(raw, 3, Get("b", "default")), Ack)
+        assert isinstance(await send_request(raw, 3, Get("b", "default")), Ack)
 
 
 @pytest.mark.parametrize("key", ["", "\ud800", "x" * 513])

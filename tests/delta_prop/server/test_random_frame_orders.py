@@ -1,7 +1,7 @@
 """Valid frames in random order, from clients that follow no rule, end at most their own connection.
 
-Drawn from a seed, in virtual time. Checks: no internal error, one answer per request, the server obeys the
-protocol and its credit, other clients are not affected, and nothing is left at the end.
+The frames are drawn from a seed, and time is virtual. Checked: the server has no internal error, answers each
+request once, obeys the protocol and its credit, serves other clients, and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class RandomClient:
         self._rng = rng
         self._log_id = log_id
         self._sequence = 1
-        self._next = 1
-        self.asked: set[int] = set()
+        self._next_counter = 1
+        self.requested: set[int] = set()
         self.answered: Counter[int] = Counter()
         self.unanswered: set[int] = set()
         """Requests that need an answer, unless the connection ends."""
@@ -102,13 +102,13 @@ class RandomClient:
     async def _send(self, *frames: Frame) -> None:
         parts: list[bytes] = []
         for frame in frames:
-            if self._rules and isinstance(frame, Ack) and self.asked - self.answered.keys():
-                continue  # the two sides would count its credit for different subscriptions
+            if self._rules and isinstance(frame, Ack) and self.requested - self.answered.keys():
+                continue  # the client and the server would count its credit for different subscriptions
             with suppress(UsageError):
                 parts.append(encode(frame) if self._rules is None else self._rules.send(frame))
                 self.sent[type(frame).__name__] += 1
                 if isinstance(frame, Subscribe | Unsubscribe):
-                    self.asked.add(frame.sequence)
+                    self.requested.add(frame.sequence)
                     if not (isinstance(frame, Unsubscribe) and frame.drain):
                         self.unanswered.add(frame.sequence)
         await self._stream.send(parts)
@@ -129,7 +129,7 @@ class RandomClient:
         elif isinstance(frame, DeltaFrame):
             self._check_offsets([frame.sequence])
         elif isinstance(frame, Ack | Nack) and frame.correlation_id is not None:
-            self.answered[frame.correlation_id] += not _goes_on(frame)
+            self.answered[frame.correlation_id] += not _has_more_pages(frame)
             if isinstance(frame, Ack) and frame.subscribed is not None:
                 self._offset_min = frame.subscribed.start.next_offset
         if isinstance(frame, Nack):
@@ -144,7 +144,7 @@ class RandomClient:
     # --- random frames
 
     def _random_frame(self) -> Frame:
-        draw = self._rng.choices(
+        make_frame = self._rng.choices(
             (
                 self._batch,
                 self._delta,
@@ -156,7 +156,7 @@ class RandomClient:
             ),
             (3, 2, 1, 4, 2, 4, 2),
         )[0]
-        return draw()
+        return make_frame()
 
     def _request(self) -> int:
         self._sequence += 1
@@ -241,7 +241,9 @@ class RandomClient:
 
     def _batch(self) -> BatchFrame:
         rng = self._rng
-        base = rng.choice((self._next, self._next, self._next, 1, self._next + 3))
+        base = rng.choice(
+            (self._next_counter, self._next_counter, self._next_counter, 1, self._next_counter + 3)
+        )
         rows = rng.choice((1, 2, 40))
         frame = opaque_batch(
             base,
@@ -250,38 +252,40 @@ class RandomClient:
             origin=rng.choice((self.origin, self.origin, self.origin + 1)),
             level=rng.choice((AckLevel.MEMORY, AckLevel.MEMORY, AckLevel.QUORUM)),
         )
-        self._next = base + rows
+        self._next_counter = base + rows
         return frame
 
     def _delta(self) -> DeltaFrame:
         rng = self._rng
-        dot = rng.choice((None, Dot(self.origin, self._next), Dot(self.origin, 1)))
+        dot = rng.choice((None, Dot(self.origin, self._next_counter), Dot(self.origin, 1)))
         operation = rng.choice((opaque(b"x"), sparse_add([1], [1.0])))
-        name = rng.choice((None, b"the same id, ever"[:16]))
+        id_ = rng.choice((None, b"the same id, ever"[:16]))
         level = rng.choice((None, *AckLevel))
-        delta = Delta("v1", operation, rng.choice(("rows", "other")), id=name, dot=dot)
-        return DeltaFrame(rng.choice((self._next, 5, 5 if self._rules else 0)), delta, True, ack_level=level)
+        delta = Delta("v1", operation, rng.choice(("rows", "other")), id=id_, dot=dot)
+        return DeltaFrame(
+            rng.choice((self._next_counter, 5, 5 if self._rules else 0)), delta, True, ack_level=level
+        )
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_random_frame_orders_end_only_their_connection(
     backend: Any, full: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sent: Counter[str] = Counter()
+    frame_counts: Counter[str] = Counter()
     codes: Counter[ErrorCode] = Counter()
     for seed in range(200 if full else 2 if backend == "asyncio" else 1):
-        run_virtual(lambda seed=seed: run_clients(seed, sent, codes), backend=backend)
-        bad = [one for one in caplog.records if one.levelno >= logging.ERROR]
-        assert not bad, f"seed {seed}: {bad[0].getMessage()} {bad[0].exc_text}"
+        run_virtual(lambda seed=seed: run_clients(seed, frame_counts, codes), backend=backend)
+        errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
+        assert not errors, f"seed {seed}: {errors[0].getMessage()} {errors[0].exc_text}"
         caplog.clear()
-    print(dict(sent), {code.name: count for code, count in codes.items()})
-    assert len(sent) == 8
+    print(dict(frame_counts), {code.name: count for code, count in codes.items()})
+    assert len(frame_counts) == 8
     assert len(codes) >= (
         6 if backend == "asyncio" else 4
     )  # trio has one seed, and schedules tasks in its own order
 
 
-async def run_clients(seed: int, sent: Counter[str], codes: Counter[ErrorCode]) -> None:
+async def run_clients(seed: int, frame_counts: Counter[str], codes: Counter[ErrorCode]) -> None:
     rng = random.Random(f"odd {seed}")
     conditions = NetworkConditions(
         latency_s=0.001, jitter_s_max=0.01, chunk_bytes_max=rng.choice((7, 300, 60_000))
@@ -293,7 +297,7 @@ async def run_clients(seed: int, sent: Counter[str], codes: Counter[ErrorCode]) 
     ):
         clients: list[RandomClient] = []
 
-        async def one(number: int) -> None:
+        async def run_client(number: int) -> None:
             async with connected(address, network) as raw:
                 client_rng = random.Random(f"{seed} {number}")
                 client = RandomClient(raw.stream, client_rng, p.internals().log.log_id)
@@ -302,17 +306,17 @@ async def run_clients(seed: int, sent: Counter[str], codes: Counter[ErrorCode]) 
 
         async with anyio.create_task_group() as tasks:
             for number in range(5):
-                tasks.start_soon(one, number)
+                tasks.start_soon(run_client, number)
             await check_honest_clients(address, network, p)
         for client in clients:
-            sent.update(client.sent)
+            frame_counts.update(client.sent)
             codes.update(client.codes)
             assert all(count == 1 for count in client.answered.values()), f"seed {seed}: {client.answered}"
-            assert client.answered.keys() <= client.asked
+            assert client.answered.keys() <= client.requested
         await check_nothing_left(service, p)
 
 
-def _goes_on(frame: Ack | Nack) -> bool:
+def _has_more_pages(frame: Ack | Nack) -> bool:
     return isinstance(frame, Ack) and frame.welcome is not None and frame.more
 
 
@@ -336,7 +340,7 @@ async def check_nothing_left(service: Service, p: Propagator) -> None:
     """Check that the disconnected clients leave nothing."""
     await anyio.sleep(20)
     assert service.connections() == []
-    hub = service._context
-    assert hub is not None
-    assert hub.receive_budget.free_bytes == service.settings.receiving_bytes_max
-    assert not any(one.has_member for one in hub.groups.statistics().values())
+    context = service._context
+    assert context is not None
+    assert context.receive_budget.free_bytes == service.settings.receiving_bytes_max
+    assert not any(group.has_member for group in context.groups.statistics().values())

@@ -1,4 +1,4 @@
-"""A token for one namespace reads only rows of this namespace, by every subscription and from every log."""
+"""A token reads only rows of its namespaces, with every subscription, and from a log of either kind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.frames import BatchFrame, DeltaFrame
 from delta_prop_wire.slicing import rows_of
 from tests.delta_prop.server.raw import ORIGIN, Raw, connected, serving
-from tests.delta_prop.server.tokens import File, table
+from tests.delta_prop.server.tokens import TokenFile, table
 from tests.full_log import read_all
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ TOPICS = {
     "everything": ["*"],
     "an operation": ["op:opaque", "op:sparse_add"],
     "vectors of all namespaces": [f"v:same-{number}" for number in range(3)],
-    "all of it twice": ["*", "ns:docs", "v:same-0", "c:tag"],
+    "everything twice": ["*", "ns:docs", "v:same-0", "c:tag"],
 }
 
 
@@ -43,47 +43,47 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-def batches(rng: random.Random, level: AckLevel) -> list[BatchFrame]:
+def draw_batches(rng: random.Random, level: AckLevel) -> list[BatchFrame]:
     """Return batches of mixed namespaces or a single one; vector ids repeat, and some are refused."""
-    made = []
+    frames = []
     for number in range(BATCHES):
-        names = NAMESPACES if rng.random() < 0.7 else [rng.choice(NAMESPACES)]
+        namespaces = NAMESPACES if rng.random() < 0.7 else [rng.choice(NAMESPACES)]
         rows = [
-            Delta(f"same-{rng.randrange(3)}", opaque(b"x" * 90), rng.choice(names), topics=("tag",))
+            Delta(f"same-{rng.randrange(3)}", opaque(b"x" * 90), rng.choice(namespaces), topics=("tag",))
             for _ in range(ROWS)
         ]
         if rng.random() < 0.1:  # a refused batch is a control row in the log, which no subscriber gets
             rows[rng.randrange(ROWS)] = Delta("unknown", sparse_add([1], [1.0]), "docs")
         base = 1 + number * ROWS
-        made.append(
+        frames.append(
             BatchFrame(
                 base, encode_batch(rows, origin=ORIGIN, base=base, epoch=1, ack_level=level), ack_wanted=True
             )
         )
-    return made
+    return frames
 
 
-async def read(client: Raw, count: int) -> list[tuple[int, Delta]]:
-    """Return this many deltas, from frames of any type."""
-    found: list[tuple[int, Delta]] = []
-    while len(found) < count:
+async def read_deltas(client: Raw, count: int) -> list[tuple[int, Delta]]:
+    """Return the next `count` deltas, from frames of any type."""
+    rows: list[tuple[int, Delta]] = []
+    while len(rows) < count:
         frame = await client.next()
         assert frame is not None
         if isinstance(frame, BatchFrame):
-            found += [(offset, delta) for offset, _, delta in rows_of(frame)]
+            rows += [(offset, delta) for offset, _, delta in rows_of(frame)]
             assert set(frame.batch.namespace_names) <= READABLE, (
                 "the frame should name readable namespaces only"
             )
         elif isinstance(frame, DeltaFrame):
-            found.append((frame.sequence, frame.delta))
-    return found
+            rows.append((frame.sequence, frame.delta))
+    return rows
 
 
 @pytest.mark.parametrize("form", ["batches", "deltas"])
 @pytest.mark.parametrize("log", ["memory", "files"])
 async def test_scoped_token_reads_only_its_namespaces(log: str, form: str, tmp_path: Path) -> None:
     world, more = real_world(), {"data": tmp_path / "data"} if log == "files" else {}
-    access = Access(world, File(TOKENS))
+    access = Access(world, TokenFile(TOKENS))
     async with (
         Propagator(**more) as p,
         serving(p, ServerSettings(port=0), access=access) as (_, address),
@@ -94,27 +94,27 @@ async def test_scoped_token_reads_only_its_namespaces(log: str, form: str, tmp_p
         await producer.hello(ORIGIN, token="s-writer")
         # At this level, an acknowledged batch is visible; at a lower level, it might not be readable yet.
         level = p.internals().log.ack_level
-        await producer.send(*batches(random.Random(5), level))
+        await producer.send(*draw_batches(random.Random(5), level))
         await producer.until_acked(BATCHES * ROWS)
         expected = {
-            one.offset + row: delta
-            for one in read_all(p.internals().log)
-            if not one.batch.is_control
-            for row in range(one.count)
-            if (delta := one.batch.delta(row)).namespace in READABLE
+            logged.offset + row: delta
+            for logged in read_all(p.internals().log)
+            if not logged.batch.is_control
+            for row in range(logged.count)
+            if (delta := logged.batch.delta(row)).namespace in READABLE
         }
         assert 100 < len(expected) < BATCHES * ROWS / 2
-        check(await read(live, len(expected)), expected)
+        check(await read_deltas(live, len(expected)), expected)
         for topics in TOPICS.values():
             async with connected(address) as late:
                 await subscribe(late, topics, deltas=form == "deltas")
-                check(await read(late, len(expected)), expected)
+                check(await read_deltas(late, len(expected)), expected)
 
 
-def check(found: list[tuple[int, Delta]], expected: dict[int, Delta]) -> None:
-    assert [offset for offset, _ in found] == sorted(expected)
-    assert {delta.namespace for _, delta in found} == READABLE
-    assert all(delta.vector_id == expected[offset].vector_id for offset, delta in found)
+def check(received: list[tuple[int, Delta]], expected: dict[int, Delta]) -> None:
+    assert [offset for offset, _ in received] == sorted(expected)
+    assert {delta.namespace for _, delta in received} == READABLE
+    assert all(delta.vector_id == expected[offset].vector_id for offset, delta in received)
 
 
 async def subscribe(client: Raw, topics: list[str], **more: Any) -> None:

@@ -21,17 +21,17 @@ def test_single_batch_fast_path_equals_the_general_path(counts: list[int], credi
     fast, general = SendQueue(), SendQueue()
     windows = CreditWindow(credit), CreditWindow(credit)
     offset = 7
-    for rows in counts:
-        logged = LoggedBatch(rows_batch(rows, offset), offset, 3, Source.LOCAL)
+    for row_count in counts:
+        logged = LoggedBatch(rows_batch(row_count, offset), offset, 3, Source.LOCAL)
         offset = logged.next_offset
         fast.put(logged, None)
         general.put(logged, None)
-    sent = fast.take_single(windows[0])
-    if sent is None:
+    chunk = fast.take_single(windows[0])
+    if chunk is None:
         assert len(counts) != 1 or not windows[0].is_open
         assert len(fast.waiting) == len(counts)
     else:
-        assert sent == general.take(windows[1], 1_000_000, as_deltas=False)
-    left = [(queue.delta_count, queue.bytes, len(queue.waiting)) for queue in (fast, general)]
-    assert left[0] == left[1]
+        assert chunk == general.take(windows[1], 1_000_000, as_deltas=False)
+    remaining = [(queue.delta_count, queue.bytes, len(queue.waiting)) for queue in (fast, general)]
+    assert remaining[0] == remaining[1]
     assert windows[0].remaining == windows[1].remaining

@@ -61,10 +61,10 @@ async def test_duplicate_batch_is_acked_with_its_first_offset() -> None:
         await producer.hello(ORIGIN)
         for sequence in (1, 3, 5):
             await producer.send(replace(opaque_batch(1, 2), sequence=sequence))
-        seen: list[AckRange] = []
-        while len(seen) < 3:
-            seen += (await producer.until(Ack)).ranges
-        assert seen == [AckRange(1, 2, 0), AckRange(3, 4, 0, True), AckRange(5, 6, 0, True)]
+        ranges: list[AckRange] = []
+        while len(ranges) < 3:
+            ranges += (await producer.until(Ack)).ranges
+        assert ranges == [AckRange(1, 2, 0), AckRange(3, 4, 0, True), AckRange(5, 6, 0, True)]
         assert p.statistics().accepted == 2
 
 
@@ -83,8 +83,8 @@ async def test_single_delta_gets_a_dot() -> None:
 async def test_invalid_delta_with_a_dot_consumes_the_dot() -> None:
     async with Propagator() as p, serving(p) as (_, address), connected(address) as producer:
         await producer.hello(ORIGIN)
-        bad = Delta("a" * 600, opaque(b"x"), dot=opaque_batch(1).batch.dot(0))
-        await producer.send(DeltaFrame(1, bad, True), opaque_batch(2))
+        invalid = Delta("a" * 600, opaque(b"x"), dot=opaque_batch(1).batch.dot(0))
+        await producer.send(DeltaFrame(1, invalid, True), opaque_batch(2))
         assert (await producer.until(Nack)).code is ErrorCode.INVALID_DELTA
         assert (await producer.until_acked(2)).sequence == 2
         assert p.statistics().noops == 1
@@ -139,8 +139,8 @@ async def test_acked_batch_returns_its_credit() -> None:
         assert left is not None
         frame = opaque_batch(1, 10)
         await producer.send(frame)
-        back = (await producer.until(Ack)).credit
-        assert back == Credit(10, frame.batch.size)
+        returned_credit = (await producer.until(Ack)).credit
+        assert returned_credit == Credit(10, frame.batch.size)
 
 
 async def test_unsubscribe_reports_processed_and_frees_the_number() -> None:
@@ -173,8 +173,8 @@ async def test_shutdown_notifies_clients_and_loses_nothing() -> None:
             await producer.until(Ack)
             service.stop()
             answers, delivered = await read_until_closed(producer), await read_until_closed(subscriber)
-        acknowledged = max((one.sequence for one in answers if isinstance(one, Ack)), default=0)
-        rows = sum(one.batch.count for one in delivered if isinstance(one, BatchFrame))
+        acknowledged = max((frame.sequence for frame in answers if isinstance(frame, Ack)), default=0)
+        rows = sum(frame.batch.count for frame in delivered if isinstance(frame, BatchFrame))
         assert rows >= acknowledged
         for frames in (answers, delivered):
             last = frames[-1]

@@ -29,17 +29,17 @@ PRODUCERS = 2
 LANES = 32
 WAIT_S_MAX = 60.0
 LOAD_S_MAX = 0.3
-UNHEARD_S_MAX = 0.1
+UNACKED_S_MAX = 0.1
 PATIENT = ClientSettings(publish_timeout_s=WAIT_S_MAX)
 
 
-class Delivery:
+class ReceivedRows:
     """Vector ids that subscribers received, by offset; no offset repeats."""
 
     def __init__(self) -> None:
         self.keys: dict[int, str] = {}
         self.rows = 0
-        self.epochs: set[int] = set()  # epochs of the log: each kill begins another one
+        self.epochs: set[int] = set()  # epochs of the log: each kill starts a new one
 
     async def follow(self, address: str) -> None:
         """Read from the start of the log."""
@@ -70,7 +70,7 @@ class Load:
 
     def __init__(self) -> None:
         self.offsets: dict[str, int] = {}
-        self.enough = False
+        self.is_done = False
         self.reconnects = self.resent = self.lost = 0
 
     async def publish(self, address: str, name: str) -> None:
@@ -84,7 +84,7 @@ class Load:
 
     async def _lane(self, producer: Producer, name: str) -> None:
         number = 0
-        while not self.enough:
+        while not self.is_done:
             keys = [f"{name}-{number}-{row}" for row in range(1 + number % 5)]
             ack = await producer.publish(*(Delta(key, opaque(b"x" * 100)) for key in keys))
             self._note(keys, ack)
@@ -106,16 +106,16 @@ async def test_acknowledged_deltas_are_delivered_exactly_once(tmp_path: Path, fu
     kills = 20 if full else 2
     levels = ["logged"] * (kills // 2) + ["durable"] * (
         kills - kills // 2 + 1
-    )  # kill -9 leaves the system running
+    )  # kill -9 ends only the process, so written rows survive
     rng = random.Random("kills")
-    load, follower, resumed = Load(), Delivery(), Delivery()
-    with ExitStack() as life:
+    load, follower, resumed = Load(), ReceivedRows(), ReceivedRows()
+    with ExitStack() as servers:
 
         async def start(port: int) -> Served:
             level = levels.pop(0)
 
             def enter() -> Served:
-                return life.enter_context(served(tmp_path / "data", "--read-level", level, port=port))
+                return servers.enter_context(served(tmp_path / "data", "--read-level", level, port=port))
 
             return await anyio.to_thread.run_sync(enter)
 
@@ -134,13 +134,13 @@ async def test_acknowledged_deltas_are_delivered_exactly_once(tmp_path: Path, fu
                     await wait_for_more_acks(load)
                     await anyio.sleep(rng.uniform(0, LOAD_S_MAX))
                     proxy.stall("back")  # from here on, acknowledgements do not reach the producer
-                    await anyio.sleep(rng.uniform(0, UNHEARD_S_MAX))
+                    await anyio.sleep(rng.uniform(0, UNACKED_S_MAX))
                     server.kill()
                     proxy.cut()
                     proxy.resume("back")
                     server = await start(server.port)
                 await wait_for_more_acks(load)
-                load.enough = True
+                load.is_done = True
             await wait_until(lambda: min(len(follower.keys), len(resumed.keys)) >= len(load.offsets))
             await anyio.sleep(0.1)  # no further row may arrive
             readers.cancel_scope.cancel()
@@ -160,14 +160,14 @@ async def test_acknowledged_deltas_are_delivered_exactly_once(tmp_path: Path, fu
 
 async def wait_for_more_acks(load: Load) -> None:
     """Wait until 500 more deltas are acknowledged, so that clients have reconnected."""
-    enough = len(load.offsets) + 500
-    await wait_until(lambda: len(load.offsets) >= enough)
+    target = len(load.offsets) + 500
+    await wait_until(lambda: len(load.offsets) >= target)
 
 
-async def wait_until(reached: Callable[[], bool]) -> None:
+async def wait_until(condition: Callable[[], bool]) -> None:
     """Wait until the condition holds, with a timeout."""
     with anyio.fail_after(WAIT_S_MAX):
         while True:
-            if reached():
+            if condition():
                 return
             await anyio.sleep(0.01)

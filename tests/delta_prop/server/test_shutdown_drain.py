@@ -1,4 +1,4 @@
-"""A server that shuts down first delivers what is in its log, to its subscribers and to its sinks."""
+"""A server that shuts down first delivers the rest of its log to its subscribers and its sinks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RUNS = 3
 
 
 async def read_to_the_end(reader: Raw, *, grants: int = 0) -> tuple[list[int], Nack]:
-    """Return all rows' offsets and the final refusal. `grants`: deltas of credit returned per frame."""
+    """Return the offsets of all rows and the final refusal. `grants`: deltas of credit for each frame."""
     offsets: list[int] = []
     while not isinstance(frame := await reader.next(), Nack):
         assert frame is not None, "the connection should end with a refusal"
@@ -130,14 +130,16 @@ def test_slow_reader_gets_everything_in_socket_buffers() -> None:
                 )
             await producer.until_acked(count * rows)
             service.stop()
-            read = 0
+            row_count = 0
             while not isinstance(frame := await reader.next(), Nack):
-                assert frame is not None, f"the connection should end with a refusal, not after {read} rows"
+                assert frame is not None, (
+                    f"the connection should end with a refusal, not after {row_count} rows"
+                )
                 if isinstance(frame, BatchFrame):
-                    read += frame.batch.count
+                    row_count += frame.batch.count
                     await anyio.sleep(0.1)  # 2.5 s in all
-                    await reader.send(Ack(processed=read))  # on a closed socket this would lose the rest
-            assert read == count * rows
+                    await reader.send(Ack(processed=row_count))  # on a closed socket this would lose the rest
+            assert row_count == count * rows
 
     anyio.run(run)
 
@@ -147,26 +149,28 @@ def test_sigterm_delivers_everything_logged(tmp_path: Path) -> None:
         data, lines = tmp_path / f"data {number}", tmp_path / f"{number}.jsonl"
         config = tmp_path / f"{number}.toml"
         config.write_text(f'[[sinks]]\nkind = "jsonlines"\npath = "{lines}"\n')
-        read = anyio.run(_read_during_shutdown, data, config)
+        offsets = anyio.run(_read_during_shutdown, data, config)
         status = subprocess.run(
             [sys.executable, "-m", "delta_prop", "status", "--data", str(data), "--json"],
             check=True,
             capture_output=True,
         )
         end = json.loads(status.stdout)["next_offset"]
-        print(f"run {number}: {end} rows logged, {len(read)} read, {lines.read_text().count(chr(10))} lines")
+        print(
+            f"run {number}: {end} rows logged, {len(offsets)} read, {lines.read_text().count(chr(10))} lines"
+        )
         assert end > 100
-        assert read == list(range(end))
+        assert offsets == list(range(end))
         assert lines.read_text().count("\n") == end
 
 
 async def _read_during_shutdown(data: Path, config: Path) -> list[int]:
     """Return the offsets that a subscriber got from a server that is shut down while a producer floods it."""
-    read: list[int] = []
+    offsets_read: list[int] = []
 
     async def follow(subscriber: Subscriber) -> None:
         async for offset, _, _ in subscriber:
-            read.append(offset)
+            offsets_read.append(offset)
 
     async def flood(producer: Producer) -> None:
         number = 0
@@ -181,21 +185,21 @@ async def _read_during_shutdown(data: Path, config: Path) -> list[int]:
 
     with served(data, "--config", str(config)) as server:
         address = f"127.0.0.1:{server.port}"
-        producing = Producer(address, name="flood", settings=ClientSettings(close_timeout_s=0.1))
+        client = Producer(address, name="flood", settings=ClientSettings(close_timeout_s=0.1))
         with suppress(Refused):  # some deltas are refused at the shutdown
             async with (
                 Subscriber(address, "*", start="earliest") as subscriber,
-                producing as producer,
+                client as producer,
                 anyio.create_task_group() as tasks,
             ):
                 tasks.start_soon(follow, subscriber)
                 tasks.start_soon(flood, producer)
                 with anyio.fail_after(30):
-                    while len(read) < 500:  # noqa: ASYNC110 - polled until a deadline
+                    while len(offsets_read) < 500:  # noqa: ASYNC110 - polled until a deadline
                         await anyio.sleep(0.01)
                     server.process.send_signal(signal.SIGTERM)
                     assert await anyio.to_thread.run_sync(server.process.wait) == 0
-                    while len(read) < subscriber.received:  # noqa: ASYNC110 - received rows are still queued
+                    while len(offsets_read) < subscriber.received:  # noqa: ASYNC110 - received rows are still queued
                         await anyio.sleep(0.01)
                 tasks.cancel_scope.cancel()
-    return read
+    return offsets_read

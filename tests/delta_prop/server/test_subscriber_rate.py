@@ -27,12 +27,14 @@ if TYPE_CHECKING:
 
     from tests.delta_prop.server.raw import Raw
 
-AT_ONCE_S = 0.25
-"""The largest burst, in seconds of the rate."""
+BURST_S = 0.25
+"""The largest burst, as seconds at the full rate."""
 
 
-def in_virtual_time(story: Callable[[Propagator, Raw], Awaitable[None]], *, data: str | None = None) -> None:
-    """Run a story with a service, in memory or on disk, and a client after its hello."""
+def run_in_virtual_time(
+    scenario: Callable[[Propagator, Raw], Awaitable[None]], *, data: str | None = None
+) -> None:
+    """Run a scenario with a service, in memory or on disk, and a client after its hello."""
 
     async def run() -> None:
         network = VirtualNetwork(1)
@@ -43,20 +45,20 @@ def in_virtual_time(story: Callable[[Propagator, Raw], Awaitable[None]], *, data
             connected(address, network) as client,
         ):
             await client.hello()
-            await story(p, client)
+            await scenario(p, client)
 
     run_virtual(run)
 
 
 async def publish(p: Propagator, rows: int, namespaces: tuple[str, ...] = ("a",)) -> None:
     deltas = [Delta(f"v{row}", opaque(b"%d" % row), namespaces[row % len(namespaces)]) for row in range(rows)]
-    for begin in range(0, rows, 2_000):
-        await p.publish(*deltas[begin : begin + 2_000])
+    for start in range(0, rows, 2_000):
+        await p.publish(*deltas[start : start + 2_000])
 
 
-async def arrivals(client: Raw, rows: int) -> list[tuple[float, int]]:
-    """Return each frame's time and number of rows; check that all rows came once, in order."""
-    found: list[tuple[float, int]] = []
+async def receive_rows(client: Raw, rows: int) -> list[tuple[float, int]]:
+    """Return the time of each frame and its number of rows; check that all rows arrive once, in order."""
+    arrived: list[tuple[float, int]] = []
     offsets: list[int] = []
     while len(offsets) < rows:
         frame = await client.next()
@@ -73,66 +75,66 @@ async def arrivals(client: Raw, rows: int) -> list[tuple[float, int]]:
         else:
             assert frame is not None
             continue
-        found.append((anyio.current_time(), len(new)))
+        arrived.append((anyio.current_time(), len(new)))
         offsets += new
     assert offsets == sorted(set(offsets))
-    return found
+    return arrived
 
 
-def check_even_rate(came: list[tuple[float, int]], rate: float, began: float) -> None:
+def check_even_rate(arrived: list[tuple[float, int]], rate: float, began: float) -> None:
     """Check that the rate is never exceeded, and that it is reached."""
-    for start, _ in came:
-        at_once = sum(rows for at, rows in came if start <= at < start + 0.01)
-        assert at_once <= rate * (AT_ONCE_S + 0.01)
-    total = sum(rows for _, rows in came)
-    assert total / rate * 0.9 - AT_ONCE_S <= came[-1][0] - began <= total / rate * 1.1
+    for start, _ in arrived:
+        burst = sum(rows for time_s, rows in arrived if start <= time_s < start + 0.01)
+        assert burst <= rate * (BURST_S + 0.01)
+    total = sum(rows for _, rows in arrived)
+    assert total / rate * 0.9 - BURST_S <= arrived[-1][0] - began <= total / rate * 1.1
 
 
 @pytest.mark.parametrize("data", [None, "x"])
 @pytest.mark.parametrize("timing", ["catching up", "pushed"])
-@pytest.mark.parametrize("shape", ["batches", "deltas", "narrowed"])
-def test_deliveries_under_a_rate_are_even(data: str | None, timing: str, shape: str) -> None:
-    async def story(p: Propagator, client: Raw) -> None:
+@pytest.mark.parametrize("frame_kind", ["batches", "deltas", "narrowed"])
+def test_deliveries_under_a_rate_are_even(data: str | None, timing: str, frame_kind: str) -> None:
+    async def scenario(p: Propagator, client: Raw) -> None:
         rate, rows = 500.0, 3_000
-        topics = ("ns:a",) if shape == "narrowed" else ()
-        row_namespaces = ("a", "b") if shape == "narrowed" else ("a",)
+        topics = ("ns:a",) if frame_kind == "narrowed" else ()
+        row_namespaces = ("a", "b") if frame_kind == "narrowed" else ("a",)
         if timing == "catching up":
             await publish(p, rows, row_namespaces)
         await client.send(Backpressure(1, PressureLevel.WARN, rate=rate))
         began = anyio.current_time()
-        await client.subscribe(*topics, deltas=shape == "deltas")
+        await client.subscribe(*topics, deltas=frame_kind == "deltas")
         if timing == "pushed":
             await publish(p, rows, row_namespaces)
-        came = await arrivals(client, rows // len(row_namespaces))
-        check_even_rate(came, rate, began)
+        arrived = await receive_rows(client, rows // len(row_namespaces))
+        check_even_rate(arrived, rate, began)
 
-    in_virtual_time(story, data=data)
+    run_in_virtual_time(scenario, data=data)
 
 
 def test_low_rate_delivers_row_by_row() -> None:
-    async def story(p: Propagator, client: Raw) -> None:
+    async def scenario(p: Propagator, client: Raw) -> None:
         await publish(p, 6)
         await client.send(Backpressure(1, PressureLevel.THROTTLE, rate=2.0))
         await client.subscribe()
-        came = await arrivals(client, 6)
-        assert [rows for _, rows in came] == [1] * 6
-        assert came[-1][0] - came[0][0] == pytest.approx(2.5, abs=0.1)
+        arrived = await receive_rows(client, 6)
+        assert [rows for _, rows in arrived] == [1] * 6
+        assert arrived[-1][0] - arrived[0][0] == pytest.approx(2.5, abs=0.1)
 
-    in_virtual_time(story)
+    run_in_virtual_time(scenario)
 
 
 def test_ok_lifts_the_rate() -> None:
-    async def story(p: Propagator, client: Raw) -> None:
+    async def scenario(p: Propagator, client: Raw) -> None:
         await publish(p, 2_000)
         await client.send(Backpressure(1, PressureLevel.WARN, rate=1.0))
         await client.subscribe()
-        await arrivals(client, 1)
+        await receive_rows(client, 1)
         await client.send(Backpressure(2, PressureLevel.OK, rate=1.0))
         began = anyio.current_time()
-        await arrivals(client, 1_999)
+        await receive_rows(client, 1_999)
         assert anyio.current_time() - began < 1
 
-    in_virtual_time(story)
+    run_in_virtual_time(scenario)
 
 
 def test_file_ranges_respect_the_rate() -> None:
@@ -144,7 +146,7 @@ def test_file_ranges_respect_the_rate() -> None:
         subscriber = FakeSubscriber(service, rows_max=rows_max)
         subscriber.subscribe(subscription(start=EARLIEST))
         subscriber.write_all()
-        assert subscriber.got == expected_rows(service)
+        assert subscriber.received == expected_rows(service)
         assert set(subscriber.kinds) == kinds
 
 
@@ -153,46 +155,48 @@ def test_batches_within_the_row_limit_are_not_sliced() -> None:
     subscriber = FakeSubscriber(service, rows_max=5)  # each batch has two rows
     subscriber.subscribe(subscription(start=EARLIEST))
     subscriber.write_all()
-    assert subscriber.got == expected_rows(service)
-    assert all(isinstance(one, BatchFrame) and one.batch.row_offsets is None for one in subscriber.frames)
+    assert subscriber.received == expected_rows(service)
+    assert all(
+        isinstance(frame, BatchFrame) and frame.batch.row_offsets is None for frame in subscriber.frames
+    )
 
 
 # --- stop
 
 
-def first_after(*advice: tuple[float, Backpressure]) -> float:
-    """Return the seconds from the first advice until a delta published after it arrives."""
-    took: list[float] = []
+def seconds_until_delivery(*advice: tuple[float, Backpressure]) -> float:
+    """Return the seconds from the first advice until the arrival of a delta that is published after it."""
+    delays_s: list[float] = []
 
-    async def story(p: Propagator, client: Raw) -> None:
+    async def scenario(p: Propagator, client: Raw) -> None:
         await client.subscribe()
         began = anyio.current_time()
         await client.send(advice[0][1])
         await anyio.sleep(0.05)
         await publish(p, 1)
 
-        async def say() -> None:
-            for at, frame in advice[1:]:
-                await anyio.sleep(began + at - anyio.current_time())
+        async def send_advice() -> None:
+            for time_s, frame in advice[1:]:
+                await anyio.sleep(began + time_s - anyio.current_time())
                 await client.send(frame)
 
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(say)
-            tasks.start_soon(beat, client)
+            tasks.start_soon(send_advice)
+            tasks.start_soon(send_heartbeats, client)
             with anyio.fail_after(100):
-                while not took:
+                while not delays_s:
                     try:
                         await client.until(BatchFrame)
-                        took.append(anyio.current_time() - began)
+                        delays_s.append(anyio.current_time() - began)
                     except TimeoutError:
                         pass
             tasks.cancel_scope.cancel()
 
-    in_virtual_time(story)
-    return took[0]
+    run_in_virtual_time(scenario)
+    return delays_s[0]
 
 
-async def beat(client: Raw) -> None:
+async def send_heartbeats(client: Raw) -> None:
     while True:
         await anyio.sleep(5)
         await client.send(Heartbeat(1))
@@ -217,4 +221,4 @@ def stop(**more: Any) -> Backpressure:
 def test_stop_holds_until_another_level_or_its_timeout(
     advice: list[tuple[float, Backpressure]], seconds: float
 ) -> None:
-    assert first_after(*advice) == pytest.approx(seconds, abs=0.4)
+    assert seconds_until_delivery(*advice) == pytest.approx(seconds, abs=0.4)

@@ -20,7 +20,7 @@ from delta_prop_wire.frames import Filter, Subscription
 from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.topics import Topic
 
-NAMES = ("a", "b", "c")
+NAMESPACES = ("a", "b", "c")
 TOPICS = [
     Topic.parse(text)
     for text in ("*", "v:k1", "v:k2", "ns:a", "ns:b", "op:create", "op:scale", "op:opaque", "c:x", "c:y")
@@ -30,7 +30,7 @@ deltas = st.builds(
     Delta,
     st.sampled_from(["k1", "k2", "k3", "k4"]),
     st.sampled_from([create([1.0]), scale(2.0), delete(), opaque(b"x")]),
-    namespace=st.sampled_from(NAMES),
+    namespace=st.sampled_from(NAMESPACES),
     topics=st.sampled_from([(), (), ("x",), ("x", "y")]),
 )
 filters = st.none() | st.builds(
@@ -43,15 +43,15 @@ requests = st.lists(
     min_size=1,
     max_size=4,
 )
-scopes = st.none() | st.sets(st.sampled_from(NAMES))
+scopes = st.none() | st.sets(st.sampled_from(NAMESPACES))
 
 
 @st.composite
 def batches(draw: st.DrawFn) -> LoggedBatch:
-    one_name = draw(st.none() | st.sampled_from(NAMES))
+    namespace = draw(st.none() | st.sampled_from(NAMESPACES))
     rows = draw(st.lists(deltas, min_size=1, max_size=8))
-    if one_name is not None:
-        rows = [Delta(row.vector_id, row.operation, one_name, topics=row.topics) for row in rows]
+    if namespace is not None:
+        rows = [Delta(row.vector_id, row.operation, namespace, topics=row.topics) for row in rows]
     batch = encode_batch(rows, origin=16, base=1, priority=draw(st.sampled_from(list(Priority))))
     return LoggedBatch(batch, 100, 7, draw(st.sampled_from(list(Source))))
 
@@ -59,19 +59,19 @@ def batches(draw: st.DrawFn) -> LoggedBatch:
 def naive_rows(
     logged: LoggedBatch, requested: list[tuple[list[Topic], Filter | None]], scope: set[str] | None
 ) -> list[int]:
-    """Search row by row, subscription by subscription."""
-    found = []
+    """Return the selected rows, found row by row and subscription by subscription."""
+    selected = []
     for row in range(logged.count):
         delta = logged.batch.delta(row, logged.source)
-        wanted = any(
+        is_wanted = any(
             any(topic.matches(delta) for topic in topics)
-            and (one is None or not one.sources or delta.source in one.sources)
-            and (one is None or not one.priorities or delta.priority in one.priorities)
-            for topics, one in requested
+            and (filter_ is None or not filter_.sources or delta.source in filter_.sources)
+            and (filter_ is None or not filter_.priorities or delta.priority in filter_.priorities)
+            for topics, filter_ in requested
         )
-        if wanted and (scope is None or delta.namespace in scope):
-            found.append(row)
-    return found
+        if is_wanted and (scope is None or delta.namespace in scope):
+            selected.append(row)
+    return selected
 
 
 def as_list(rows: object, logged: LoggedBatch) -> list[int]:
@@ -85,7 +85,7 @@ def as_list(rows: object, logged: LoggedBatch) -> list[int]:
 
 
 def subscription(number: int, *topics: Topic | str, filter_: Filter | None = None) -> Subscription:
-    parsed = tuple(Topic.parse(one) if isinstance(one, str) else one for one in topics)
+    parsed = tuple(Topic.parse(topic) if isinstance(topic, str) else topic for topic in topics)
     return Subscription(number, parsed, filter=filter_)
 
 
@@ -97,76 +97,78 @@ def test_selected_rows_match_the_naive_search(
     logged: list[LoggedBatch],
     data: st.DataObject,
 ) -> None:
-    wanted = SubscriptionSet(None if scope is None else scope.__contains__)
-    for number, (topics, one) in zip(count(5), requested, strict=False):
-        wanted.add(subscription(number, *topics, filter_=one))
+    subscriptions = SubscriptionSet(None if scope is None else scope.__contains__)
+    for number, (topics, filter_) in zip(count(5), requested, strict=False):
+        subscriptions.add(subscription(number, *topics, filter_=filter_))
     removed = data.draw(st.none() | st.integers(0, len(requested) - 1))
     if removed is not None:
         for batch in logged:
-            wanted.rows(batch)  # cached results are invalid after a change
-        wanted.remove(5 + removed)
+            subscriptions.rows(batch)  # cached results are invalid after a change
+        subscriptions.remove(5 + removed)
         requested = requested[:removed] + requested[removed + 1 :]
     table: RoutingTable[str] = RoutingTable()
-    table.subscribe("all of them", wanted.topics)
+    table.subscribe("all of them", subscriptions.topics)
     for batch in logged:
         expected = naive_rows(batch, requested, scope)
-        assert as_list(wanted.rows(batch), batch) == expected
+        assert as_list(subscriptions.rows(batch), batch) == expected
         routed = dict(table.plan(batch.batch))
         if "all of them" in routed:
-            assert as_list(wanted.narrow(batch, routed["all of them"]), batch) == expected
+            assert as_list(subscriptions.narrow(batch, routed["all of them"]), batch) == expected
         else:
             assert not expected
-        if wanted.wants_all:
+        if subscriptions.wants_all:
             assert expected == list(range(batch.count))
 
 
 def test_wants_all_only_without_filter_or_scope() -> None:
     def wants_all(*requested: Subscription, scope: set[str] | None = None) -> bool:
-        wanted = SubscriptionSet(None if scope is None else scope.__contains__)
-        for one in requested:
-            wanted.add(one)
-        return wanted.wants_all
+        subscriptions = SubscriptionSet(None if scope is None else scope.__contains__)
+        for request in requested:
+            subscriptions.add(request)
+        return subscriptions.wants_all
 
-    few = Filter(sources=(Source.LOCAL,))
+    local_only = Filter(sources=(Source.LOCAL,))
     assert wants_all(subscription(1, "*"))
-    assert wants_all(subscription(1, "ns:a", filter_=few), subscription(2, "*", filter_=Filter()))
+    assert wants_all(subscription(1, "ns:a", filter_=local_only), subscription(2, "*", filter_=Filter()))
     assert not wants_all(subscription(1, "ns:a", "op:create"))
-    assert not wants_all(subscription(1, "*", filter_=few))
+    assert not wants_all(subscription(1, "*", filter_=local_only))
     assert not wants_all(subscription(1, "*"), scope={"a", "b", "c"})
     assert not wants_all()
 
 
 def test_control_rows_are_never_selected() -> None:
-    wanted = SubscriptionSet()
-    wanted.add(subscription(1, "*"))
+    subscriptions = SubscriptionSet()
+    subscriptions.add(subscription(1, "*"))
     noop = encode_noop(code=ErrorCode.INVALID_DELTA, origin=16, base=1, count=3)
-    assert isinstance(wanted.rows(LoggedBatch(noop, 0, 1, Source.LOCAL)), NoRows)
+    assert isinstance(subscriptions.rows(LoggedBatch(noop, 0, 1, Source.LOCAL)), NoRows)
 
 
 def test_refused_request_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SUBSCRIPTIONS_MAX", 2)
     monkeypatch.setattr(module, "TOPICS_MAX", 3)
-    wanted = SubscriptionSet()
-    wanted.add(subscription(1, "ns:a", "ns:b"))
+    subscriptions = SubscriptionSet()
+    subscriptions.add(subscription(1, "ns:a", "ns:b"))
 
     def refusal_message(call: object) -> str:
         assert callable(call)
         with pytest.raises(Refused) as caught:
             call()
         assert caught.value.code is ErrorCode.BAD_REQUEST
-        assert len(wanted) == 1
-        assert wanted.topics == (Topic.parse("ns:a"), Topic.parse("ns:b"))
+        assert len(subscriptions) == 1
+        assert subscriptions.topics == (Topic.parse("ns:a"), Topic.parse("ns:b"))
         return caught.value.message
 
-    assert "subscription 1: already open" in refusal_message(lambda: wanted.add(subscription(1, "*")))
-    assert "2 subscriptions of 4 topics" in refusal_message(lambda: wanted.add(subscription(2, "v:1", "v:2")))
-    assert "subscription 7: not open on this connection: name one of [1]" in refusal_message(
-        lambda: wanted.remove(7)
+    assert "subscription 1: already open" in refusal_message(lambda: subscriptions.add(subscription(1, "*")))
+    assert "2 subscriptions of 4 topics" in refusal_message(
+        lambda: subscriptions.add(subscription(2, "v:1", "v:2"))
     )
-    wanted.add(subscription(2, "ns:b", "v:1"))
-    wanted.remove(1)
-    wanted.add(subscription(3, "v:1"))
+    assert "subscription 7: not open on this connection: name one of [1]" in refusal_message(
+        lambda: subscriptions.remove(7)
+    )
+    subscriptions.add(subscription(2, "ns:b", "v:1"))
+    subscriptions.remove(1)
+    subscriptions.add(subscription(3, "v:1"))
     with pytest.raises(Refused, match="3 subscriptions"):
-        wanted.add(subscription(4, "v:1"))
-    wanted.clear()
-    assert (len(wanted), wanted.topics) == (0, ())
+        subscriptions.add(subscription(4, "v:1"))
+    subscriptions.clear()
+    assert (len(subscriptions), subscriptions.topics) == (0, ())

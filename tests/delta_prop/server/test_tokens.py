@@ -12,11 +12,11 @@ from delta_prop_wire.delta import Kind
 from delta_prop_wire.errors import UsageError
 from tests.delta_prop.server.tokens import table
 
-USUAL = TokenDefaults(rate=1000.0, burst=100)
+DEFAULTS = TokenDefaults(rate=1000.0, burst=100)
 
 
 def parse_permissions(text: str) -> Permissions:
-    (token,) = parse_tokens(text, USUAL)
+    (token,) = parse_tokens(text, DEFAULTS)
     return token.permissions
 
 
@@ -33,7 +33,7 @@ def test_token_table_becomes_permissions() -> None:
         vector_rate=2.5,
         expires="2027-01-01T00:00:00Z",
     )
-    (token,) = parse_tokens(text, USUAL)
+    (token,) = parse_tokens(text, DEFAULTS)
     assert token.digest == digest_of("secret")
     assert token.permissions == Permissions(
         "ci",
@@ -50,7 +50,7 @@ def test_token_table_becomes_permissions() -> None:
     assert token.digest.hex() not in repr(token)
 
 
-def test_missing_keys_deny_rights_and_take_defaults() -> None:
+def test_missing_keys_deny_permission_and_take_defaults() -> None:
     assert parse_permissions(table("a", "t", admin=True)) == Permissions(
         "a", admin=True, rate=1000.0, burst=100
     )
@@ -121,7 +121,7 @@ def test_default_burst_is_a_tenth_of_a_second(rate: str, burst: int) -> None:
 )
 def test_error_names_the_key_and_reveals_no_secret(text: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        parse_tokens(text, USUAL)
+        parse_tokens(text, DEFAULTS)
     assert message in str(caught.value)
     assert "hunter2" not in str(caught.value)
 
@@ -129,21 +129,21 @@ def test_error_names_the_key_and_reveals_no_secret(text: str, message: str) -> N
 def test_number_of_tokens_is_bounded() -> None:
     text = "".join(table(f"t{i}", f"secret-{i}", admin=True) for i in range(TOKENS_MAX + 1))
     with pytest.raises(UsageError, match=f"{TOKENS_MAX + 1} tables"):
-        parse_tokens(text, USUAL)
+        parse_tokens(text, DEFAULTS)
     assert parse_permissions(table("a", "t", admin=True, vector_rate=0, rate="inf")).rate == inf
 
 
 def test_token_may_have_two_secrets_during_rotation() -> None:
-    hashes = ", ".join(f'"{digest_of(one).hex()}"' for one in ("old", "new"))
-    old, new = parse_tokens(f'[[token]]\nname = "a"\nadmin = true\nsha256 = [{hashes}]', USUAL)
+    hashes = ", ".join(f'"{digest_of(secret).hex()}"' for secret in ("old", "new"))
+    old, new = parse_tokens(f'[[token]]\nname = "a"\nadmin = true\nsha256 = [{hashes}]', DEFAULTS)
     assert (old.digest, new.digest) == (digest_of("old"), digest_of("new"))
     assert old.permissions == new.permissions
     assert old.permissions is not new.permissions, "each connection should end with the secret that it used"
 
 
 def test_make_token_uses_all_random_bytes() -> None:
-    one = make_token(bytes(range(32)))
-    assert one.startswith("dp_")
-    assert one.isascii()
-    assert len(one) == 46
-    assert make_token(bytes(31) + b"\1") != make_token(bytes(32)) != one
+    token = make_token(bytes(range(32)))
+    assert token.startswith("dp_")
+    assert token.isascii()
+    assert len(token) == 46
+    assert make_token(bytes(31) + b"\1") != make_token(bytes(32)) != token

@@ -20,15 +20,15 @@ def anyio_backend(request: pytest.FixtureRequest) -> object:
     return request.param
 
 
-@pytest.mark.parametrize("before", [0, 2])
-async def test_batch_with_a_transform_is_refused_with_its_row(before: int) -> None:
-    rows = [*(Delta(f"v{row}", create([1.0])) for row in range(before)), Delta("v", transform("double"))]
+@pytest.mark.parametrize("rows_before", [0, 2])
+async def test_batch_with_a_transform_is_refused_with_its_row(rows_before: int) -> None:
+    rows = [*(Delta(f"v{row}", create([1.0])) for row in range(rows_before)), Delta("v", transform("double"))]
     async with Propagator() as p, serving(p) as (_, address), connected(address) as client:
         await client.hello(ORIGIN)
         batch = encode_batch(rows, origin=ORIGIN, base=1, epoch=1)
         await client.send(BatchFrame(1, batch, ack_wanted=True), opaque_batch(len(rows) + 1))
         nack = await client.until(Nack)
-        assert (nack.code, nack.field, nack.row) == (ErrorCode.INVALID_DELTA, "op", before)
+        assert (nack.code, nack.field, nack.row) == (ErrorCode.INVALID_DELTA, "op", rows_before)
         await client.until_acked(len(rows) + 1)
         assert (p.statistics().accepted, p.statistics().noops) == (1, len(rows))
 

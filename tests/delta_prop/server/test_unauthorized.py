@@ -1,6 +1,5 @@
-"""Every type of frame from every client without the right: one answer, one audit line, a closed connection.
-
-The details are in the audit only. Frames that need no right, such as heartbeats, are not refused.
+"""Every type of frame from every client without permission: one answer, one audit line, a closed connection.
+The details are in the audit only. Frames that need no permission, such as heartbeats, are not refused.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.topics import Topic
 from tests.delta_prop.networks import files
 from tests.delta_prop.server.raw import EARLIEST, ORIGIN, Raw, connected, serving
-from tests.delta_prop.server.tokens import File, table
+from tests.delta_prop.server.tokens import TokenFile, table
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -131,7 +130,12 @@ class TokenServer:
     """A server with tokens, and the checks of its refusals."""
 
     def __init__(
-        self, p: Propagator, address: Address, network: Network, file: File, audit: pytest.LogCaptureFixture
+        self,
+        p: Propagator,
+        address: Address,
+        network: Network,
+        file: TokenFile,
+        audit: pytest.LogCaptureFixture,
     ) -> None:
         self.p = p
         self.address = address
@@ -141,15 +145,15 @@ class TokenServer:
 
     def audited(self) -> list[tuple[str, str, str]]:
         """Return token, code and cause of each refusal since the last call."""
-        records = [one for one in self._audit.records if one.name == "delta_prop.audit"]
-        found = [(vars(one)["token"], vars(one)["code"], vars(one)["what"]) for one in records]
-        for one in records:
-            facts = {
-                key: value for key, value in vars(one).items() if key != "pathname"
+        records = [record for record in self._audit.records if record.name == "delta_prop.audit"]
+        refusals = [(vars(record)["token"], vars(record)["code"], vars(record)["what"]) for record in records]
+        for record in records:
+            fields = {
+                key: value for key, value in vars(record).items() if key != "pathname"
             }  # the path of this checkout may match by chance
-            assert "s-" not in str(facts), "no secret should be written"
+            assert "s-" not in str(fields), "no secret should be written"
         self._audit.clear()
-        return found
+        return refusals
 
     async def check_refused(self, client: Raw, token: str, cause: str) -> None:
         """Check that the client gets one refusal and then the end of the connection."""
@@ -157,7 +161,7 @@ class TokenServer:
         while (frame := await client.next()) is not None:
             last = frame
             frames.append(frame)
-        nacks = [one for one in frames if isinstance(one, Nack)]
+        nacks = [received for received in frames if isinstance(received, Nack)]
         assert len(nacks) == 1
         (nack,) = nacks
         assert nack is last or (isinstance(last, Ack) and last.sequence in (1, 2)), (
@@ -165,28 +169,30 @@ class TokenServer:
         )
         assert (nack.code, nack.text) == (ErrorCode.UNAUTHORIZED, UNAUTHORIZED_TEXT)
         assert (nack.retry_after_ms, nack.row, nack.field, nack.details) == (None, None, None, {})
-        assert not any(isinstance(one, BatchFrame | DeltaFrame) for one in frames)
-        assert not any(one.ranges or one.subscribed for one in frames if isinstance(one, Ack))
-        ((name, code, what),) = self.audited()
+        assert not any(isinstance(received, BatchFrame | DeltaFrame) for received in frames)
+        assert not any(
+            received.ranges or received.subscribed for received in frames if isinstance(received, Ack)
+        )
+        ((name, code, text),) = self.audited()
         assert (name, code) == (token, "UNAUTHORIZED")
-        assert cause in what
+        assert cause in text
         assert self.p.statistics().accepted == 1, "a refused frame should have no effect"
 
 
-def run_story(story: Callable[[TokenServer], Awaitable[None]], audit: pytest.LogCaptureFixture) -> None:
-    """Run a story on a server whose log holds one delta for readers."""
+def run_scenario(scenario: Callable[[TokenServer], Awaitable[None]], audit: pytest.LogCaptureFixture) -> None:
+    """Run a scenario on a server whose log holds one delta for readers."""
     audit.set_level(logging.WARNING, "delta_prop.audit")
 
     async def run() -> None:
         network = VirtualNetwork(1)
-        world, file = virtual_world(1, network=network), File("".join(TOKENS))
+        world, file = virtual_world(1, network=network), TokenFile("".join(TOKENS))
         settings = ServerSettings(port=0)
         async with (
             Propagator(world=world) as p,
             serving(p, settings, access=Access(world, file)) as (_, address),
         ):
             await p.publish(Delta("first", opaque(b"1"), "docs"))
-            await story(TokenServer(p, address, network, file, audit))
+            await scenario(TokenServer(p, address, network, file, audit))
 
     run_virtual(run)
 
@@ -198,79 +204,79 @@ def run_story(story: Callable[[TokenServer], Awaitable[None]], audit: pytest.Log
 def test_hello_with_an_invalid_token_is_refused(
     frame: str, case: str, token: str | None, cause: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story(server: TokenServer) -> None:
+    async def scenario(server: TokenServer) -> None:
         async with connected(server.address, server.network) as client:
             await client.send(hello(token=token), FRAMES[frame])
             await server.check_refused(client, "-", cause)
 
-    run_story(story, caplog)
+    run_scenario(scenario, caplog)
 
 
 @pytest.mark.parametrize("frame", [name for name in FRAMES if not name.startswith("hello")])
 def test_frame_without_hello_is_refused(frame: str, caplog: pytest.LogCaptureFixture) -> None:
-    async def story(server: TokenServer) -> None:
+    async def scenario(server: TokenServer) -> None:
         async with connected(server.address, server.network) as client:
             await client.send(FRAMES[frame])
             await server.check_refused(client, "-", "")
 
-    run_story(story, caplog)
+    run_scenario(scenario, caplog)
 
 
 @pytest.mark.parametrize("case", SCOPES)
 def test_frame_beyond_the_scope_is_refused(case: str, caplog: pytest.LogCaptureFixture) -> None:
     frame, token, cause = SCOPES[case]
 
-    async def story(server: TokenServer) -> None:
+    async def scenario(server: TokenServer) -> None:
         async with connected(server.address, server.network) as client:
             await client.hello(*([ORIGIN] if token == "writer" else []), token=f"s-{token}")
             await client.send(frame, Heartbeat(1))
             await server.check_refused(client, token, cause)
 
-    run_story(story, caplog)
+    run_scenario(scenario, caplog)
 
 
-@pytest.mark.parametrize("end", ["expired", "revoked", "changed"])
+@pytest.mark.parametrize("change", ["expired", "revoked", "changed"])
 @pytest.mark.parametrize("frame", ["", *FRAMES])
 def test_connection_of_an_ended_token_is_closed(
-    frame: str, end: str, caplog: pytest.LogCaptureFixture
+    frame: str, change: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story(server: TokenServer) -> None:
-        token = "brief" if end == "expired" else "both"
+    async def scenario(server: TokenServer) -> None:
+        token = "brief" if change == "expired" else "both"
         async with connected(server.address, server.network) as client:
             await client.hello(ORIGIN, token=f"s-{token}")
-            if end != "expired":
+            if change != "expired":
                 narrower = table("both", "s-both", admin=True)
-                server.file.holds = "".join(TOKENS[:-1]) + (narrower if end == "changed" else "")
+                server.file.content = "".join(TOKENS[:-1]) + (narrower if change == "changed" else "")
             await anyio.sleep(10.6)
-            if frame:  # too late: the server does not read it
+            if frame:  # the server closes the connection, and does not read this frame
                 with suppress(ConnectionError):
                     await client.send(FRAMES[frame])
             await server.check_refused(client, token, "has expired or was revoked")
 
-    run_story(story, caplog)
+    run_scenario(scenario, caplog)
 
 
 def test_revoked_token_ends_only_its_own_connections(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(server: TokenServer) -> None:
+    async def scenario(server: TokenServer) -> None:
         async with (
-            connected(server.address, server.network) as one,
+            connected(server.address, server.network) as revoked,
             connected(server.address, server.network) as other,
         ):
-            await one.hello(token="s-both")
+            await revoked.hello(token="s-both")
             await other.hello(token="s-reader")
-            server.file.holds = "".join(TOKENS[:-1])
-            await server.check_refused(one, "both", "has expired or was revoked")
+            server.file.content = "".join(TOKENS[:-1])
+            await server.check_refused(revoked, "both", "has expired or was revoked")
             await other.send(FRAMES["hello"])
             assert (await other.until(Ack)).correlation_id == 9
 
-    run_story(story, caplog)
+    run_scenario(scenario, caplog)
 
 
 @pytest.mark.parametrize("token", ["writer", "reader", "operator", "both"])
-def test_frames_without_rights_are_accepted_from_every_token(
+def test_frames_that_need_no_permission_are_accepted_from_every_token(
     token: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story(server: TokenServer) -> None:
+    async def scenario(server: TokenServer) -> None:
         async with connected(server.address, server.network) as client:
             await client.hello(token=f"s-{token}")
             await client.send(*(FRAMES[name] for name in ("hello", "nack", "backpressure", "heartbeat")))
@@ -278,7 +284,7 @@ def test_frames_without_rights_are_accepted_from_every_token(
             assert (await client.until(Heartbeat)).echo_us is None
             assert server.audited() == []
 
-    run_story(story, caplog)
+    run_scenario(scenario, caplog)
 
 
 @pytest.mark.anyio
@@ -286,22 +292,22 @@ def test_frames_without_rights_are_accepted_from_every_token(
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_refusals_over_tls(mutual: bool, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "delta_prop.audit")
-    made, world, file = files(), real_world(), File("".join(TOKENS))
+    certificates, world, file = files(), real_world(), TokenFile("".join(TOKENS))
     network = world.network
     assert network is not None
-    at_server = Tls(made.server, made.server_key, made.authority if mutual else None)
-    own = (made.client, made.client_key) if mutual else (None, None)
-    at_client = Tls(*own, authorities=made.authority)
+    server_tls = Tls(certificates.server, certificates.server_key, certificates.authority if mutual else None)
+    client_files = (certificates.client, certificates.client_key) if mutual else (None, None)
+    client_tls = Tls(*client_files, authorities=certificates.authority)
 
     async with (
         Propagator(world=world) as p,
-        serving(p, ServerSettings(port=0), access=Access(world, file), tls=at_server) as (_, address),
+        serving(p, ServerSettings(port=0), access=Access(world, file), tls=server_tls) as (_, address),
     ):
         await p.publish(Delta("first", opaque(b"1"), "docs"))
         server = TokenServer(p, address, network, file, caplog)
 
         async def check_refused(token: str | None, frame: Frame, name: str, cause: str) -> None:
-            stream = await network.connect(address.host, address.port, tls=at_client)
+            stream = await network.connect(address.host, address.port, tls=client_tls)
             client = Raw(stream)
             await client.send(hello(token=token), frame)
             await server.check_refused(client, name, cause)
@@ -312,22 +318,24 @@ async def test_refusals_over_tls(mutual: bool, caplog: pytest.LogCaptureFixture)
         for frame, name, cause in (SCOPES["batch by a reader"], SCOPES["topic of another namespace"]):
             await check_refused(f"s-{name}", frame, name, cause)
         if mutual:  # without a certificate, even a valid token is refused
-            bare = Tls(authorities=made.authority)
-            heard: list[Frame] = []
+            without_certificate = Tls(authorities=certificates.authority)
+            received: list[Frame] = []
             with suppress(ConnectionError, Misconfigured):
-                async with aclosing(await network.connect(address.host, address.port, tls=bare)) as stream:
+                async with aclosing(
+                    await network.connect(address.host, address.port, tls=without_certificate)
+                ) as stream:
                     client = Raw(stream)
                     await client.send(hello(token="s-both"))
                     while (frame := await client.next()) is not None:
-                        heard.append(frame)
-            assert heard == []
+                        received.append(frame)
+            assert received == []
             assert server.audited() == []
 
 
-def test_hello_without_the_forward_right_is_refused(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(server: TokenServer) -> None:
+def test_hello_without_forward_permission_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(server: TokenServer) -> None:
         async with connected(server.address, server.network) as client:
             await client.send(hello(source=Source.REPLICA, token="s-writer"), Heartbeat(1))
             await server.check_refused(client, "writer", "may not forward")
 
-    run_story(story, caplog)
+    run_scenario(scenario, caplog)

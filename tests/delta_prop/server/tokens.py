@@ -1,4 +1,4 @@
-"""Token files for tests: a line per token, a file with changeable content, a world with a settable clock."""
+"""Token files for tests: a token as TOML, a file with changeable content, a world with a settable clock."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def table(name: str, token: str, **more: Any) -> str:
     return "\n".join(lines) + "\n"
 
 
-class File:
-    """A token file for `Access`; an exception as content is raised."""
+class TokenFile:
+    """A token file for `Access`; reading it raises `content` if that is an exception."""
 
     def __init__(self, text: str) -> None:
-        self.holds: str | bytes | Exception = text
+        self.content: str | bytes | Exception = text
         self.reads = 0
 
     def __call__(self) -> bytes:
         self.reads += 1
-        if isinstance(self.holds, Exception):
-            raise self.holds
-        return self.holds if isinstance(self.holds, bytes) else self.holds.encode()
+        if isinstance(self.content, Exception):
+            raise self.content
+        return self.content if isinstance(self.content, bytes) else self.content.encode()
 
 
 class SetClock:

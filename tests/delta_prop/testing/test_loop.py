@@ -21,7 +21,7 @@ from delta_prop_wire.errors import UsageError
 
 BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
 
-TRACE = """
+TRACE_SCRIPT = """
 import anyio
 from delta_prop.testing import run_virtual
 
@@ -57,15 +57,15 @@ def test_hours_of_sleep_take_milliseconds(backend: str) -> None:
                 await anyio.sleep(10)
         return anyio.current_time()
 
-    begin = time.process_time()
+    started = time.process_time()
     assert run_virtual(main, backend=backend) == 3600
-    assert time.process_time() - begin < 2
+    assert time.process_time() - started < 2
 
 
 def test_runs_are_identical_in_every_process() -> None:
     traces = [
         subprocess.run(
-            [sys.executable, "-c", TRACE],
+            [sys.executable, "-c", TRACE_SCRIPT],
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
             capture_output=True,
             text=True,
@@ -186,24 +186,24 @@ def test_waiting_for_a_thread_raises_stuck(seconds: float) -> None:
 @BACKENDS
 def test_timeouts_and_cancellation_happen_on_time(backend: str) -> None:
     async def main() -> list[tuple[str, float]]:
-        seen: list[tuple[str, float]] = []
+        events: list[tuple[str, float]] = []
 
-        async def cleaned_up() -> None:
+        async def wait_with_cleanup() -> None:
             try:
                 await anyio.sleep(100)
             finally:
                 with anyio.move_on_after(3, shield=True):
                     await anyio.sleep(50)
-                seen.append(("clean", anyio.current_time()))
+                events.append(("clean", anyio.current_time()))
 
         with anyio.move_on_after(7):
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(cleaned_up)
-        seen.append(("left", anyio.current_time()))
+                tasks.start_soon(wait_with_cleanup)
+        events.append(("left", anyio.current_time()))
         with pytest.raises(TimeoutError), anyio.fail_after(0.25):
             await anyio.sleep(1)
-        seen.append(("failed", anyio.current_time()))
-        return seen
+        events.append(("failed", anyio.current_time()))
+        return events
 
     assert run_virtual(main, backend=backend) == [("clean", 10), ("left", 10), ("failed", 10.25)]
 
@@ -238,11 +238,11 @@ async def _tick_forever() -> None:
 
 
 def test_on_turn_sees_each_turn_and_can_end_the_run() -> None:
-    seen: list[float] = []
+    times: list[float] = []
 
     def on_turn(now: float, runnable: int) -> None:
         assert runnable >= 0
-        seen.append(now)
+        times.append(now)
         if now >= 2:
             raise ZeroDivisionError
 
@@ -252,8 +252,8 @@ def test_on_turn_sees_each_turn_and_can_end_the_run() -> None:
 
     with pytest.raises(ZeroDivisionError):
         run_virtual(main, on_turn=on_turn)
-    assert sorted(set(seen)) == [0, 1, 2]
-    assert seen.count(2) == 1
+    assert sorted(set(times)) == [0, 1, 2]
+    assert times.count(2) == 1
     with pytest.raises(UsageError, match="asyncio"):
         run_virtual(main, on_turn=on_turn, backend="trio")
 
@@ -268,9 +268,9 @@ def test_cancelled_timers_do_not_pile_up() -> None:
         for _ in range(5_000):
             with anyio.move_on_after(500):
                 await anyio.sleep(0.001)
-        most = len(loop._scheduled)
+        timer_count = len(loop._scheduled)
         await anyio.sleep_until(100)
-        return most
+        return timer_count
 
     assert run_virtual(main) < 250
     assert called == list(range(50))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from delta_prop.ports import Stream
 
 A, B = "10.0.0.1", "10.0.0.2"
-SECOND = NetworkConditions(latency_s=1.0)
+ONE_SECOND_LATENCY = NetworkConditions(latency_s=1.0)
 
 
 def in_virtual_time(main: Callable[[], Awaitable[None]]) -> Callable[[], None]:
@@ -36,7 +36,7 @@ def in_virtual_time(main: Callable[[], Awaitable[None]]) -> Callable[[], None]:
 
 @asynccontextmanager
 async def connect_pair(network: VirtualNetwork) -> AsyncIterator[tuple[Stream, Stream]]:
-    """A stream from A to B: A's end and B's end."""
+    """Connect A to B; yield the stream at A and the stream at B."""
     listener = await network.at(B).listen("", 700)
     client = await network.at(A).connect(B, 700)
     yield client, await listener.accept()
@@ -44,15 +44,15 @@ async def connect_pair(network: VirtualNetwork) -> AsyncIterator[tuple[Stream, S
 
 @in_virtual_time
 async def test_bytes_arrive_after_the_latency() -> None:
-    network = VirtualNetwork(conditions=SECOND)
-    begin = anyio.current_time()
+    network = VirtualNetwork(conditions=ONE_SECOND_LATENCY)
+    started = anyio.current_time()
     async with connect_pair(network) as (client, server):
-        assert anyio.current_time() - begin == 2
+        assert anyio.current_time() - started == 2
         assert (client.peer, server.peer_host) == (f"{B}:700", A)
         await client.send([b"x"])
-        assert anyio.current_time() - begin == 2
+        assert anyio.current_time() - started == 2
         await receive(server, 1)
-        assert anyio.current_time() - begin == 3
+        assert anyio.current_time() - started == 3
 
 
 @in_virtual_time
@@ -60,16 +60,16 @@ async def test_low_bandwidth_delays_large_sends() -> None:
     network = VirtualNetwork()
     network.set_path(A, B, NetworkConditions(latency_s=1.0, bytes_per_s=1000, buffer_bytes=500))
     async with connect_pair(network) as (client, server), anyio.create_task_group() as tasks:
-        begin = anyio.current_time()
+        started = anyio.current_time()
         assert client.send_now([bytes(2000)]) == 500
         assert client.send_now([b"x"]) == 0
         tasks.start_soon(client.send, [bytes(1500)])
         await receive(server, 2000)
-        assert anyio.current_time() - begin == pytest.approx(4 * 1.5)  # one buffer per round trip
+        assert anyio.current_time() - started == pytest.approx(4 * 1.5)  # one buffer per round trip
         await server.send([bytes(60_000)])  # the other direction is unlimited
-        begin = anyio.current_time()
+        started = anyio.current_time()
         await receive(client, 60_000)
-        assert anyio.current_time() - begin < 0.001
+        assert anyio.current_time() - started < 0.001
 
 
 def test_jitter_keeps_the_order_and_depends_on_the_seed() -> None:
@@ -77,16 +77,16 @@ def test_jitter_keeps_the_order_and_depends_on_the_seed() -> None:
         conditions = NetworkConditions(jitter_s_max=1.0, chunk_bytes_max=5)
         network = VirtualNetwork(seed, conditions)
         async with connect_pair(network) as (client, server):
-            body, found, times = bytes(range(200)), b"", []
+            body, received, times = bytes(range(200)), b"", []
             await client.send([body[:150]])
             await anyio.sleep(0.7)
             network.cut(A, B)  # part of the body has arrived
             await client.send([body[150:]])
             network.heal(A, B)
-            while len(found) < len(body):
-                found += await receive(server, 1)
+            while len(received) < len(body):
+                received += await receive(server, 1)
                 times.append(anyio.current_time())
-            assert found == body
+            assert received == body
             return times
 
     assert run_virtual(main, 1) == run_virtual(main, 1) != run_virtual(main, 2)
@@ -106,7 +106,7 @@ async def test_chunk_sizes_are_drawn() -> None:
 
 @in_virtual_time
 async def test_cut_stops_one_direction_until_healed() -> None:
-    network = VirtualNetwork(conditions=SECOND)
+    network = VirtualNetwork(conditions=ONE_SECOND_LATENCY)
     async with connect_pair(network) as (client, server):
         await client.send([b"under way "])
         network.cut(A, B)
@@ -119,15 +119,15 @@ async def test_cut_stops_one_direction_until_healed() -> None:
         with pytest.raises(TimeoutError, match="did not answer within 5 s"):
             await network.at(A).connect(B, 700, timeout_s=5)
         network.heal(A, B)
-        begin = anyio.current_time()
+        started = anyio.current_time()
         assert await receive(server, 16) == b"under way behind"
-        assert anyio.current_time() - begin == 1
+        assert anyio.current_time() - started == 1
         assert (network.struck["cut"], network.struck["held up"]) == (1, 2)
 
 
 @in_virtual_time
 async def test_connecting_waits_for_a_cut_to_heal() -> None:
-    network = VirtualNetwork(conditions=SECOND)
+    network = VirtualNetwork(conditions=ONE_SECOND_LATENCY)
     await network.at(B).listen(B, 700)
     network.cut(B, A)
     async with anyio.create_task_group() as tasks:
@@ -139,7 +139,7 @@ async def test_connecting_waits_for_a_cut_to_heal() -> None:
 
 @in_virtual_time
 async def test_reset_fails_both_ends_and_loses_bytes_in_flight() -> None:
-    network = VirtualNetwork(conditions=SECOND)
+    network = VirtualNetwork(conditions=ONE_SECOND_LATENCY)
     async with connect_pair(network) as (client, server):
         await client.send([b"lost"])
         network.reset(B)
@@ -182,10 +182,10 @@ async def test_crashed_host_leaves_peers_half_open_until_restored() -> None:
         with pytest.raises(TimeoutError):
             await network.at(A).connect(B, 700)
         network.restore(B)
-        begin = anyio.current_time()
+        started = anyio.current_time()
         with pytest.raises(ConnectionError, match="reset"):
             await client.receive_into(memoryview(bytearray(9)))
-        assert anyio.current_time() - begin == 2
+        assert anyio.current_time() - started == 2
 
 
 @in_virtual_time
@@ -214,13 +214,13 @@ async def test_connections_reset_after_a_drawn_byte_count() -> None:
 async def test_close_waits_for_the_peer_but_not_forever() -> None:
     network = VirtualNetwork()
     async with connect_pair(network) as (client, server):
-        begin = anyio.current_time()
+        started = anyio.current_time()
         await client.aclose()
-        assert anyio.current_time() - begin == pytest.approx(1)
+        assert anyio.current_time() - started == pytest.approx(1)
         assert len(network.connections) == 1
         assert await receive_all(server) == b""
         await server.aclose()
-        assert anyio.current_time() - begin == pytest.approx(1)
+        assert anyio.current_time() - started == pytest.approx(1)
         assert network.connections == []
 
 
@@ -228,17 +228,17 @@ async def test_close_waits_for_the_peer_but_not_forever() -> None:
 async def test_closing_stream_accepts_a_bounded_number_of_bytes() -> None:
     async with connect_pair(VirtualNetwork()) as (client, server), anyio.create_task_group() as tasks:
         tasks.start_soon(server.aclose)
-        begin = anyio.current_time()
+        started = anyio.current_time()
         await client.send([bytes(1_000_000)])
-        assert anyio.current_time() - begin < 0.1
+        assert anyio.current_time() - started < 0.1
         with pytest.raises(ConnectionError):
             await client.send([bytes(10_000_000)])
-        assert anyio.current_time() - begin < 0.1
+        assert anyio.current_time() - started < 0.1
 
 
 @in_virtual_time
 async def test_cut_during_connect_stops_the_data() -> None:
-    network = VirtualNetwork(conditions=SECOND)
+    network = VirtualNetwork(conditions=ONE_SECOND_LATENCY)
     async with anyio.create_task_group() as tasks:
 
         async def cut() -> None:
@@ -273,9 +273,9 @@ async def test_tls_is_required_on_both_sides() -> None:
     with pytest.raises(Misconfigured, match="speaks TLS"):
         await network.connect(*listener.address)
     await network.connect(*listener.address, tls=Tls())
-    for ask in (network.listen, network.connect):
+    for call in (network.listen, network.connect):
         with pytest.raises(UsageError, match="port 70000"):
-            await ask("", 70_000)
+            await call("", 70_000)
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ def test_delivered_deltas_are_recorded() -> None:
             '{"vector_id": "v", "op": "create", "vector": [1, 2]}\n\n{"vector_id": "v", "op": "delete"}'
         )
         await p.settle()
-        assert [one.offset for one in published] == [0, 1]
+        assert [ack.offset for ack in published] == [0, 1]
         assert p.recorder.vector_ids == ["v", "v"]
-        assert [one.offset for one in p.recorder.received] == [0, 1]
+        assert [delta.offset for delta in p.recorder.received] == [0, 1]
         assert p.recorder.deltas[0].dot == published[0].dot
 
     run_propagator(main)

@@ -11,9 +11,9 @@ from delta_prop.testing.world import EPOCH_US
 def test_clock_follows_the_loop() -> None:
     async def main() -> None:
         clock = virtual_world().clock
-        begin, wall = clock.now(), clock.wall_us()
+        started, wall = clock.now(), clock.wall_us()
         await anyio.sleep(90)
-        assert clock.now() - begin == 90
+        assert clock.now() - started == 90
         assert wall == EPOCH_US
         assert clock.wall_us() - wall == 90_000_000
 
@@ -54,10 +54,10 @@ def test_thread_calls_are_serial_and_delayed() -> None:
 def test_cancelled_caller_waits_for_its_thread_call() -> None:
     async def main() -> None:
         threads = virtual_world(3, thread_delay_s_max=1000.0).new_threads()
-        done: list[str] = []
+        results: list[str] = []
         with anyio.move_on_after(0.001):
-            done.append(await threads.run(lambda: done.append("effect") or "result"))
-        assert done[0] == "effect"
+            results.append(await threads.run(lambda: results.append("effect") or "result"))
+        assert results[0] == "effect"
         assert anyio.current_time() > 1
 
     run_virtual(main)
