@@ -34,7 +34,7 @@ settings.register_profile(
 settings.register_profile("full", max_examples=1_000, deadline=None, print_blob=True)
 
 
-PRINTED = "told"
+PRINTED = "print_at_end"
 """The property of a report whose value is printed at the end."""
 SPARK = "delta_prop/spark/"
 """The folder of tests that start Spark."""
@@ -61,8 +61,8 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("full" if config.getoption("--full") else "normal")
     config.addinivalue_line("markers", "alone: judges time; runs while no other test does")
     config.addinivalue_line("markers", "spark: starts Spark, so it runs only where there is Java")
-    if config.getoption("--spark") and (lacking := find_missing()) is not None:
-        raise pytest.UsageError(lacking)
+    if config.getoption("--spark") and (missing := find_missing()) is not None:
+        raise pytest.UsageError(missing)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -71,10 +71,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--spark"):
         items[:] = with_spark
         return
-    lacking = find_missing() if with_spark else None
-    if lacking is not None:
+    missing = find_missing() if with_spark else None
+    if missing is not None:
         for item in with_spark:
-            item.add_marker(pytest.mark.skip(reason=lacking))
+            item.add_marker(pytest.mark.skip(reason=missing))
     items.sort(key=lambda item: (_runs_exclusively(item), SPARK not in item.nodeid))
 
 
@@ -99,8 +99,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
                 terminalreporter.write_line(value)
     skipped = terminalreporter.stats.get("skipped", [])
     count = sum("spark" in getattr(report, "keywords", ()) for report in skipped)
-    if count and (lacking := find_missing()) is not None:
-        terminalreporter.write_line(f"{count} tests with Spark did not run: {lacking}")
+    if count and (missing := find_missing()) is not None:
+        terminalreporter.write_line(f"{count} tests with Spark did not run: {missing}")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -128,11 +128,11 @@ def full(pytestconfig: pytest.Config) -> bool:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """A Spark session, started once for all tests that request it. They are marked `spark`."""
+    """A Spark session, started once for all tests that request it; these tests are marked `spark`."""
     from delta_prop.spark.sessions import session
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Spark's own code warns on newer versions of Python
-        found = session("tests")
-        yield found
-        found.stop()
+        spark_session = session("tests")
+        yield spark_session
+        spark_session.stop()

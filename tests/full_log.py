@@ -1,4 +1,4 @@
-"""Reading of a full log: one `read` may return less, e.g. only up to the first batch in memory."""
+"""Read a whole log: one `read` may return less, e.g. only up to the first batch in memory."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 def read_all(log: Log) -> list[LoggedBatch]:
     """Return every batch up to the high watermark, in order."""
-    found: list[LoggedBatch] = []
+    batches: list[LoggedBatch] = []
     offset = log.start_offset
     while offset < log.high_watermark:
-        found += log.read(offset, rows_max=1_000_000, bytes_max=1 << 30)
-        offset = found[-1].offset + found[-1].count
-    return found
+        batches += log.read(offset, rows_max=1_000_000, bytes_max=1 << 30)
+        offset = batches[-1].offset + batches[-1].count
+    return batches

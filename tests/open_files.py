@@ -1,4 +1,4 @@
-"""The files that this process has open, as far as the system reports them."""
+"""Helper that lists the files that this process has open, as far as the system reports them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DESCRIPTORS = "/proc/self/fd"
 
 
 def open_below(folder: Path) -> list[str]:
-    """Return the open files in a folder, removed ones included; none if the system does not report them."""
+    """Return the open files in a folder, including removed files; none if the system does not report them."""
     found = []
     for number in os.listdir(_DESCRIPTORS) if os.path.isdir(_DESCRIPTORS) else ():
         with suppress(OSError):  # the file was closed meanwhile

@@ -8,11 +8,11 @@ from pathlib import Path
 PAGE = Path(__file__).parents[1] / "docs" / "operating.md"
 
 
-def sample(first: str) -> list[str]:
-    """Return the lines of the block whose first command begins with `first`."""
+def sample(command: str) -> list[str]:
+    """Return the lines of the block whose first command begins with `command`."""
     blocks = re.findall(r"```console\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    (found,) = [block.splitlines() for block in blocks if block.startswith(f"$ {first}")]
-    return found
+    (lines,) = [block.splitlines() for block in blocks if block.startswith(f"$ {command}")]
+    return lines
 
 
 def printed_in(block: list[str]) -> list[str]:

@@ -35,7 +35,7 @@ DOCSTRING = '"""A planted file. It does nothing."""\n'
 
 
 def test_checkout_has_no_violation() -> None:
-    assert [str(one) for one in violations(ROOT)] == []
+    assert [str(violation) for violation in violations(ROOT)] == []
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="the tree was copied without its history")
@@ -54,7 +54,7 @@ def test_forbidden_import_in_real_tree_is_found(tmp_path: Path) -> None:
     assert violations(tmp_path) == []
     spec = tmp_path / "wire/delta_prop_wire/spec.py"
     spec.write_text(spec.read_text() + "\nimport delta_prop_broker\nimport time\n")
-    found = [(one.path, one.rule) for one in violations(tmp_path)]
+    found = [(violation.path, violation.rule) for violation in violations(tmp_path)]
     assert set(found) == {("wire/delta_prop_wire/spec.py", rule) for rule in ("arrow", "purity", "port")}
 
 
@@ -111,11 +111,14 @@ def test_forbidden_import_in_real_tree_is_found(tmp_path: Path) -> None:
     ],
 )
 def test_planted_violation_is_found(tmp_path: Path, relative_path: str, text: str, rule: str) -> None:
-    assert {one.rule for one in violations_of_file(tmp_path, relative_path, DOCSTRING + text)} >= {rule}
+    found = violations_of_file(tmp_path, relative_path, DOCSTRING + text)
+    assert {violation.rule for violation in found} >= {rule}
 
 
 def test_file_without_docstring_is_found(tmp_path: Path) -> None:
-    assert [one.rule for one in violations_of_file(tmp_path, "tests/a.py", "x = 1\n")] == ["docstring"]
+    assert [violation.rule for violation in violations_of_file(tmp_path, "tests/a.py", "x = 1\n")] == [
+        "docstring"
+    ]
 
 
 @pytest.mark.parametrize(

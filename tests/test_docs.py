@@ -32,21 +32,23 @@ def test_links_point_to_existing_targets(page: Path) -> None:
         if target.startswith(("http:", "https:")):
             continue
         file_name, _, anchor = target.partition("#")
-        other = (page.parent / file_name).resolve() if file_name else page
-        assert other.exists(), f"{page.name}: {target}"
-        if anchor and other.suffix == ".md":
-            assert anchor in anchors(other), f"{page.name}: {target}"
+        target_path = (page.parent / file_name).resolve() if file_name else page
+        assert target_path.exists(), f"{page.name}: {target}"
+        if anchor and target_path.suffix == ".md":
+            assert anchor in anchors(target_path), f"{page.name}: {target}"
 
 
 def programs(page: Path) -> list[tuple[str, str]]:
     """Return the programs of a page that are followed by their output."""
-    found = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", page.read_text(), re.DOTALL)
-    assert found
-    return found
+    programs_with_output = re.findall(
+        r"```python\n(.*?)```\n\n```text\n(.*?)```", page.read_text(), re.DOTALL
+    )
+    assert programs_with_output
+    return programs_with_output
 
 
 def check_program(program: str, printed: str, directory: Path) -> None:
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", program],
         check=False,
         capture_output=True,
@@ -54,8 +56,8 @@ def check_program(program: str, printed: str, directory: Path) -> None:
         cwd=directory,
         timeout=180,
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == printed
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout == printed
 
 
 def test_readme_programs_print_shown_output(tmp_path: Path) -> None:
@@ -82,12 +84,12 @@ def test_every_client_setting_is_described() -> None:
 
 
 def test_reference_lists_every_run_verb() -> None:
-    shown = set(re.findall(r"\./run ([a-z-]+)", (ROOT / "docs" / "reference.md").read_text()))
+    reference = set(re.findall(r"\./run ([a-z-]+)", (ROOT / "docs" / "reference.md").read_text()))
     readme = set(re.findall(r"\./run ([a-z-]+)", (ROOT / "README.md").read_text()))
-    done = subprocess.run([ROOT / "run", "help"], capture_output=True, text=True, check=True)
-    known = set(re.findall(r"^  ([a-z-]+)", done.stdout, re.MULTILINE))
-    assert shown == known
-    assert {"demo", "test"} <= readme <= known
+    completed = subprocess.run([ROOT / "run", "help"], capture_output=True, text=True, check=True)
+    help_verbs = set(re.findall(r"^  ([a-z-]+)", completed.stdout, re.MULTILINE))
+    assert reference == help_verbs
+    assert {"demo", "test"} <= readme <= help_verbs
 
 
 @pytest.mark.parametrize("page", ["errors.md", "protocol.md"])

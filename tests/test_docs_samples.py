@@ -39,7 +39,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))} | {
     "README.md": (ROOT / "README.md").read_text()
 }
-FAILS = {"delta-prop serve --data facts": 1}  # the sample shows that an earlier format is refused
+FAILING_COMMANDS = {"delta-prop serve --data facts": 1}  # the sample shows that an earlier format is refused
 
 
 def blocks(page: str) -> list[list[str]]:
@@ -47,7 +47,7 @@ def blocks(page: str) -> list[list[str]]:
     return [text.splitlines() for text in re.findall(r"```console\n(.*?)```", PAGES[page], re.DOTALL)]
 
 
-ELSEWHERE = {
+TESTED_ELSEWHERE = {
     "$ delta-prop audit --data facts --storage vectors.db": "tests/delta_prop/commands/test_audit.py",
     "$ curl -s localhost:7374/readyz": "tests/delta_prop/durable/test_full.py",
     "$ delta-prop publish changes.jsonl --to localhost:7373": "tests/delta_prop/commands/test_no_progress.py",
@@ -59,20 +59,22 @@ ELSEWHERE = {
     "$ delta-prop sinks rebuild storage --data facts": "tests/delta_prop/commands/test_runbook.py",
 }
 """Blocks, by first line, that need more than a folder, such as a full disk, and the test that runs them."""
-BLOCKS = [block for block in blocks("operating.md") if block[0] not in ELSEWHERE]
+BLOCKS = [block for block in blocks("operating.md") if block[0] not in TESTED_ELSEWHERE]
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make the data directory and configuration of the samples."""
+    """Make the data directory and the configuration of the samples; return their folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DELTA_PROP_TOKEN", raising=False)
 
     async def fill() -> None:
         async with Propagator(data="facts") as p:
             await p.attach(CallbackSink(lambda *_: None, name="audit"))
-            seen = await p.publish(*(Delta(f"doc-{at}", create([float(at)]), "docs") for at in range(5)))
-            await p.wait_visible(seen)
+            ack = await p.publish(
+                *(Delta(f"doc-{number}", create([float(number)]), "docs") for number in range(5))
+            )
+            await p.wait_visible(ack)
 
     anyio.run(fill)
     (toml,) = re.findall(r"```toml\n(.*?)```", PAGES["operating.md"], re.DOTALL)
@@ -84,11 +86,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> Iterator[ServerAddresses]:
-    """Serve a directory with some deltas and a job that is not decided."""
-    with served(tmp_path / "served") as found:
-        stage(found.to, 0, 1, [Delta("a", create([1.0]))], job="nightly")
-        yield found
+def addresses(tmp_path: Path) -> Iterator[ServerAddresses]:
+    """Serve a directory that holds a job with one staged delta, which is not decided."""
+    with served(tmp_path / "served") as server_addresses:
+        stage(server_addresses.to, 0, 1, [Delta("a", create([1.0]))], job="nightly")
+        yield server_addresses
 
 
 def mask_numbers(line: str) -> str:
@@ -99,7 +101,7 @@ def mask_numbers(line: str) -> str:
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block[0][2:40])
 def test_operating_page_samples_print_shown_output(
-    block: list[str], folder: Path, places: ServerAddresses, capfd: pytest.CaptureFixture[str]
+    block: list[str], folder: Path, addresses: ServerAddresses, capfd: pytest.CaptureFixture[str]
 ) -> None:
     if any("log migrate" in line for line in block):
         shutil.rmtree("facts")
@@ -110,29 +112,34 @@ def test_operating_page_samples_print_shown_output(
         if not line.startswith("$ "):
             continue
         printed.append(line)
-        text = line[2:].replace("localhost:7374", places.http_address).replace("localhost:7373", places.to)
+        text = (
+            line[2:].replace("localhost:7374", addresses.http_address).replace("localhost:7373", addresses.to)
+        )
         arguments = shlex.split(text.replace("--for 10m", "--for 1s"))[1:]
         if arguments[0] == "serve" and "log migrate" not in str(block):
             printed.append(first_line(arguments))
             continue
-        assert main(arguments) == FAILS.get(line[2:], 0), (line, capfd.readouterr())
+        assert main(arguments) == FAILING_COMMANDS.get(line[2:], 0), (line, capfd.readouterr())
         shown = capfd.readouterr()
-        if any(not one.startswith("$ ") for one in line_below(block, line)):
+        if any(not output.startswith("$ ") for output in line_below(block, line)):
             printed += [*shown.err.splitlines(), *shown.out.splitlines()]
     assert list(map(mask_numbers, printed)) == list(map(mask_numbers, block))
 
 
 def line_below(block: list[str], command: str) -> list[str]:
-    """Return the line below a command."""
-    below = block[block.index(command) + 1 :]
-    return below[:1]
+    """Return the line below a command, as a list; an empty list after the last line."""
+    rest = block[block.index(command) + 1 :]
+    return rest[:1]
 
 
 def first_line(arguments: list[str]) -> str:
-    """Return a server's first line; then end it."""
-    free = [*arguments, "--port", "0", "--http-port", "0"]
+    """Start a server, end it after its first line of output, and return this line."""
+    with_free_ports = [*arguments, "--port", "0", "--http-port", "0"]
     server = subprocess.Popen(
-        [sys.executable, "-m", "delta_prop", *free], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "delta_prop", *with_free_ports],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
         assert server.stdout is not None
@@ -144,8 +151,8 @@ def first_line(arguments: list[str]) -> str:
 
 def test_every_block_is_run_here_or_listed_elsewhere() -> None:
     assert all(block[0].startswith("$ delta-prop ") for block in BLOCKS)
-    assert len(BLOCKS) + len(ELSEWHERE) == len(blocks("operating.md"))
-    assert all((ROOT / test).exists() for test in ELSEWHERE.values())
+    assert len(BLOCKS) + len(TESTED_ELSEWHERE) == len(blocks("operating.md"))
+    assert all((ROOT / test).exists() for test in TESTED_ELSEWHERE.values())
 
 
 # --- names on pages
@@ -170,15 +177,17 @@ def test_named_command_exists(page: str, command: str) -> None:
         words.append(word)
     parser = make_parser()
     for word in words:
-        below = [one.choices for one in parser._actions if hasattr(one, "choices") and one.choices]
-        verbs = next((one for one in below if isinstance(one, dict)), None)
+        choices = [
+            action.choices for action in parser._actions if hasattr(action, "choices") and action.choices
+        ]
+        verbs = next((by_name for by_name in choices if isinstance(by_name, dict)), None)
         if verbs is None:  # an argument, such as a name
             return
         assert word in verbs, command
         parser = verbs[word]
 
 
-HOLDERS = (delta_prop, Propagator, Producer, Subscriber, facts, Refused, delta_prop.Receipt)
+OWNERS = (delta_prop, Propagator, Producer, Subscriber, facts, Refused, delta_prop.Receipt)
 
 
 def test_calls_named_on_errors_page_exist() -> None:
@@ -189,4 +198,4 @@ def test_calls_named_on_errors_page_exist() -> None:
     assert {"attach", "restart", "resume", "replay", "drop", "publish"} <= calls
     for call in sorted(calls):
         name = call.rpartition(".")[2]
-        assert any(hasattr(one, name) for one in HOLDERS), call
+        assert any(hasattr(owner, name) for owner in OWNERS), call

@@ -50,9 +50,11 @@ NOT_SENT = {"NOT_LEADER", "NO_QUORUM", "STALE_GENERATION", "STREAM_MOVED", "QUOT
 
 
 def format_example(error: Refused | ProtocolError) -> str:
-    """Return the text of an error, then one line per fact."""
-    facts = ("retry_after_ms", "row", "field", "details") if isinstance(error, Refused) else ()
-    shown = [f"{name}: {getattr(error, name)!r}" for name in facts if getattr(error, name) not in (None, {})]
+    """Return the text of an error, then one line per attribute that is set."""
+    attributes = ("retry_after_ms", "row", "field", "details") if isinstance(error, Refused) else ()
+    shown = [
+        f"{name}: {getattr(error, name)!r}" for name in attributes if getattr(error, name) not in (None, {})
+    ]
     return "\n".join([str(error), *shown]) + "\n"
 
 
@@ -63,15 +65,15 @@ def error_raised_by(call: Callable[[], object]) -> Refused | ProtocolError:
     return caught.value
 
 
-def embedded_refusal(last: Delta) -> Refused | ProtocolError:
-    """Return how a propagator refuses a delta after two others."""
+def embedded_refusal(refused_delta: Delta) -> Refused | ProtocolError:
+    """Return the error with which a propagator refuses a delta that follows two others."""
 
     async def run() -> None:
         async with Propagator() as p:
             producer = p.producer("orders")
             await producer.publish(Delta("doc-1", create([0.1, 0.9, 0.0]), namespace="docs"))
             await producer.publish(Delta("doc-1", sparse([2], [0.4]), namespace="docs", id=ID))
-            await producer.publish(last)
+            await producer.publish(refused_delta)
 
     return error_raised_by(partial(anyio.run, run))
 
@@ -99,13 +101,13 @@ def too_many_connections() -> None:
         limiter.enter("10.0.0.9")
 
 
-def old_start() -> None:
+def read_before_start() -> None:
     check_in_log(3, cast("Log", SimpleNamespace(start_offset=30)))
 
 
-def pending_refusal(refuse: Callable[..., Refused], *facts: object) -> Refused:
-    lacking = missing.MissingDependencies((missing.DotRange(ORIGIN, 4, 7),), ())
-    return refuse(lacking, *facts)
+def pending_refusal(refuse: Callable[..., Refused], *arguments: object) -> Refused:
+    dependencies = missing.MissingDependencies((missing.DotRange(ORIGIN, 4, 7),), ())
+    return refuse(dependencies, *arguments)
 
 
 def wrong_topic() -> Topic:
@@ -124,7 +126,7 @@ EXAMPLES: dict[str, Callable[[], object]] = {
     "RATE_LIMITED": too_many_connections,
     "DEP_TIMEOUT": partial(pending_refusal, missing.timed_out, 30.0, None),
     "FENCED": partial(fenced_by, ORIGIN, 6, 7),
-    "CURSOR_TOO_OLD": old_start,
+    "CURSOR_TOO_OLD": read_before_start,
     "PROCESSING_FAILED": partial(sink_paused, "storage", 1200),
     "INVALID_DELTA": partial(embedded_refusal, Delta("doc-1", create([0.1, 0.9]), namespace="docs")),
     "SHUTTING_DOWN": server_closing,

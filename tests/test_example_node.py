@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 WAIT_S_MAX = 180.0
-"""Only ends tests that hang."""
+"""A limit that only a hanging test reaches, in seconds."""
 NODE = Path(__file__).parent.parent / "examples" / "node"
 GOLDEN = NODE.parent.parent / "docs" / "protocol-golden.json"
 FOLDS = GOLDEN.with_name("protocol-golden-folds.json")
@@ -74,16 +74,16 @@ def node(*arguments: str | int, text: str | None = None) -> subprocess.Completed
     )
 
 
-def lines(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+def lines(completed: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    assert completed.returncode == 0, completed.stderr
+    return [json.loads(line) for line in completed.stdout.splitlines()]
 
 
 def test_golden_frames_round_trip_to_equal_bytes(tmp_path: Path) -> None:
-    done = node("golden.mjs", GOLDEN)
+    completed = node("golden.mjs", GOLDEN)
     count = len(json.loads(GOLDEN.read_text())["frames"])
-    assert done.stdout == f"{count} of {count} golden frames read and written\n", done.stderr
-    altered = tmp_path / "bent.json"
+    assert completed.stdout == f"{count} of {count} golden frames read and written\n", completed.stderr
+    altered = tmp_path / "altered.json"
     altered.write_text(GOLDEN.read_text().replace('"lamport": 900', '"lamport": 901', 1))
     assert node("golden.mjs", altered).returncode == 1
     altered.write_text(GOLDEN.read_text().replace(STAMPED, STAMPED[:-1] + "1", 1))
@@ -91,17 +91,20 @@ def test_golden_frames_round_trip_to_equal_bytes(tmp_path: Path) -> None:
 
 
 def test_golden_histories_fold_to_equal_bytes(tmp_path: Path) -> None:
-    done = node("golden_folds.mjs", FOLDS)
-    assert done.stdout == "200 of 200 golden histories folded\n", done.stderr
-    altered = tmp_path / "bent.json"
+    completed = node("golden_folds.mjs", FOLDS)
+    assert completed.stdout == "200 of 200 golden histories folded\n", completed.stderr
+    altered = tmp_path / "altered.json"
     for original, other in (
         ('"ignored": 1', '"ignored": 2'),
         ('"values": "00009040', '"values": "00009140'),
         ('"refused"', '"odd"'),
     ):
         altered.write_text(FOLDS.read_text().replace(original, other, 1))
-        done = node("golden_folds.mjs", altered)
-        assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "199 of 200 golden histories folded")
+        completed = node("golden_folds.mjs", altered)
+        assert (completed.returncode, completed.stdout.splitlines()[-1]) == (
+            1,
+            "199 of 200 golden histories folded",
+        )
 
 
 # --- a real server, over connections that are cut
@@ -116,20 +119,20 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @contextmanager
-def cut_wire(port: int, budgets: Sequence[tuple[int, int]]) -> Iterator[int]:
-    """Yield a port that forwards to `port`; the first connections are cut after so many bytes up or down."""
-    ends: list[socket.socket] = []
+def cutting_proxy(port: int, budgets: Sequence[tuple[int, int]]) -> Iterator[int]:
+    """Yield a port that forwards to `port`, and cuts early connections after `budgets` bytes, up and down."""
+    sockets: list[socket.socket] = []
 
-    def carry(source: socket.socket, target: socket.socket, left: float) -> None:
+    def carry(source: socket.socket, target: socket.socket, bytes_left: float) -> None:
         try:
-            while left > 0 and (data := source.recv(65_536)):
-                target.sendall(data[: int(min(left, len(data)))])
-                left -= len(data)
+            while bytes_left > 0 and (data := source.recv(65_536)):
+                target.sendall(data[: int(min(bytes_left, len(data)))])
+                bytes_left -= len(data)
         except OSError:
             pass
-        for one in (source, target):
+        for end in (source, target):
             with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                end.shutdown(socket.SHUT_RDWR)
 
     def accept() -> None:
         for number in range(100):
@@ -137,9 +140,9 @@ def cut_wire(port: int, budgets: Sequence[tuple[int, int]]) -> Iterator[int]:
                 client, _ = listener.accept()
             except OSError:
                 return
-            ends.append(client)  # closed at the end even if the upstream connection fails
+            sockets.append(client)  # closed at the end even if the upstream connection fails
             upstream = socket.create_connection(("127.0.0.1", port))
-            ends.append(upstream)
+            sockets.append(upstream)
             up, down = budgets[number] if number < len(budgets) else (1e9, 1e9)
             for arguments in ((client, upstream, up), (upstream, client, down)):
                 threads.append(threading.Thread(target=carry, args=arguments))
@@ -154,12 +157,12 @@ def cut_wire(port: int, budgets: Sequence[tuple[int, int]]) -> Iterator[int]:
             listener.shutdown(socket.SHUT_RDWR)
             for thread in threads:
                 thread.join(WAIT_S_MAX)
-            for one in ends:
-                one.close()
+            for end in sockets:
+                end.close()
 
 
 def facts(namespace: str, count: int) -> list[dict[str, Any]]:
-    made = []
+    rows = []
     for n in range(count):
         fact: dict[str, Any] = {"vector_id": f"doc-{n}", "namespace": namespace}
         kinds: list[dict[str, Any]] = [
@@ -168,8 +171,8 @@ def facts(namespace: str, count: int) -> list[dict[str, Any]]:
             {"op": "create", "values": [1, n], "topics": ["news"], "metadata": {"n": n, "gone": None}},
             {"op": "delete"},
         ]
-        made.append(fact | kinds[n % 4])
-    return made
+        rows.append(fact | kinds[n % 4])
+    return rows
 
 
 @pytest.mark.parametrize(("form", "origin"), [("batch", 0x1002), ("delta", 0x2002)])
@@ -180,7 +183,7 @@ def test_each_line_arrives_once_through_connection_cuts(
     file = tmp_path / "facts.jsonl"
     file.write_text("".join(json.dumps(fact) + "\n" for fact in sent))
     publish = ("publish.mjs", "--origin", origin, "--batch", 10, "--form", form, file)
-    with cut_wire(server.port, [(3_000, 9_999_999), (9_999_999, 250), (9_000, 200)]) as port:
+    with cutting_proxy(server.port, [(3_000, 9_999_999), (9_999_999, 250), (9_000, 200)]) as port:
         published = node(*publish, "--port", port)
     assert [line["counter"] for line in lines(published)][:2] == [1, 11]
     counts = json.loads(published.stderr)
@@ -198,7 +201,7 @@ def test_each_line_arrives_once_through_connection_cuts(
         "--credit",
         30,
     )
-    with cut_wire(server.port, [(9_999_999, 2_000), (9_999_999, 3_001), (9_999_999, 100)]) as port:
+    with cutting_proxy(server.port, [(9_999_999, 2_000), (9_999_999, 3_001), (9_999_999, 100)]) as port:
         first = node("subscribe.mjs", "--port", port, *subscription, "--count", 85)
     received = lines(first) + lines(
         node("subscribe.mjs", "--port", server.port, *subscription, "--count", 115)
@@ -236,8 +239,12 @@ def test_duplicate_metadata_key_stops_no_subscriber(server: Served) -> None:
           if (++count === 3) break;
         }
     """
-    done = node("--input-type=module", "--eval", script.replace("PORT", str(server.port)))
-    assert [(line["vectorId"], line["x"]) for line in lines(done)] == [("v0", None), ("v1", 2), ("v2", None)]
+    completed = node("--input-type=module", "--eval", script.replace("PORT", str(server.port)))
+    assert [(line["vectorId"], line["x"]) for line in lines(completed)] == [
+        ("v0", None),
+        ("v1", 2),
+        ("v2", None),
+    ]
 
 
 @pytest.mark.parametrize("deltas", ["false", "true"])
@@ -249,9 +256,9 @@ def test_subscribed_deltas_fold_to_states_of_algebra(server: Served, deltas: str
     ]
     namespace, origin = f"fold-{deltas}", 0x5002 if deltas == "true" else 0x6002
     rows = [
-        (Delta(f"v{cut}", one, namespace), pack({"n": at, "o": {"a": at}}) if at % 3 == 0 else None)
-        for cut in range(1, len(changes) + 1)
-        for at, one in enumerate(changes[:cut])
+        (Delta(f"v{count}", change, namespace), pack({"n": n, "o": {"a": n}}) if n % 3 == 0 else None)
+        for count in range(1, len(changes) + 1)
+        for n, change in enumerate(changes[:count])
     ]
     batches = [
         encode_batch([delta], origin=origin, base=base)
@@ -264,12 +271,12 @@ def test_subscribed_deltas_fold_to_states_of_algebra(server: Served, deltas: str
         async with connected(Address("127.0.0.1", server.port)) as forwarder:
             await forwarder.hello(source=Source.REPLICA)
             frames = [
-                BatchFrame(at, batch, Stamp(20_000 + at, Source.REPLICA), ack_wanted=True)
-                for at, batch in enumerate(batches, start=1)
+                BatchFrame(sequence, batch, Stamp(20_000 + sequence, Source.REPLICA), ack_wanted=True)
+                for sequence, batch in enumerate(batches, start=1)
             ]
-            for begin in range(0, len(frames), 50):  # the server's credit is 100
-                await forwarder.send(*frames[begin : begin + 50])
-                await forwarder.until_acked(min(begin + 50, len(frames)))
+            for start in range(0, len(frames), 50):  # the server's credit is 100
+                await forwarder.send(*frames[start : start + 50])
+                await forwarder.until_acked(min(start + 50, len(frames)))
 
     anyio.run(forward)
     script = """
@@ -293,21 +300,21 @@ def test_subscribed_deltas_fold_to_states_of_algebra(server: Served, deltas: str
     """
     for word, value in (("PORT", server.port), ("DELTAS", deltas), ("COUNT", len(rows))):
         script = script.replace(word, str(value))
-    done = node("--input-type=module", "--eval", script)
-    wanted: dict[str, VectorState] = {}
-    for at, batch in enumerate(batches, start=1):
-        before = wanted.get(batch.keys[0], VectorState())
-        wanted[batch.keys[0]] = apply(
-            before, batch.operation(0), batch.metadata(0), (20_000 + at, origin, at)
+    completed = node("--input-type=module", "--eval", script)
+    expected: dict[str, VectorState] = {}
+    for counter, batch in enumerate(batches, start=1):
+        before = expected.get(batch.keys[0], VectorState())
+        expected[batch.keys[0]] = apply(
+            before, batch.operation(0), batch.metadata(0), (20_000 + counter, origin, counter)
         )
-    assert lines(done) == [[vector_id, *content_of(state)] for vector_id, state in wanted.items()]
+    assert lines(completed) == [[vector_id, *content_of(state)] for vector_id, state in expected.items()]
 
 
 def content_of(state: VectorState) -> list[Any]:
     alive, vector, data, metadata = state.content
     assert state.key is not None
     kind = Kind.DELETE if not alive else Kind.CREATE if vector is not None else Kind.OPAQUE
-    numbers, raw = (None if one is None else one.hex() for one in (vector, data))
+    numbers, raw = (None if value is None else value.hex() for value in (vector, data))
     return [int(kind), numbers, raw, metadata.hex(), state.key[0], state.key[2], state.ignored]
 
 
@@ -323,15 +330,17 @@ def test_final_refusal_affects_only_its_delta(server: Served) -> None:
         console.log(JSON.stringify({ codes, counter: Number(results[2].value.counter) }));
         producer.close();
     """
-    done = node("--input-type=module", "--eval", script.replace("PORT", str(server.port)))
-    assert lines(done) == [{"codes": [[None] * 3, ["INVALID_DELTA", "vector", 0], [None] * 3], "counter": 3}]
+    completed = node("--input-type=module", "--eval", script.replace("PORT", str(server.port)))
+    assert lines(completed) == [
+        {"codes": [[None] * 3, ["INVALID_DELTA", "vector", 0], [None] * 3], "counter": 3}
+    ]
 
 
 # --- a scripted peer that sees each frame of the client and its time
 
 
 def pack(value: Any) -> bytes:
-    """Return as much of msgpack as the peer's answers need."""
+    """Encode a value in the part of msgpack that the peer's answers need."""
     if isinstance(value, dict):
         return bytes([0x80 | len(value)]) + b"".join(pack(key) + pack(item) for key, item in value.items())
     if isinstance(value, list):
@@ -344,7 +353,7 @@ def pack(value: Any) -> bytes:
 
 
 class Peer:
-    """A scripted server's side of one connection."""
+    """The side of a scripted server in one connection."""
 
     def __init__(self, listener: socket.socket, welcome: dict[str, Any], credit: list[int]) -> None:
         self._socket, _ = listener.accept()
@@ -423,25 +432,26 @@ def test_producer_obeys_credit_backpressure_and_heartbeats() -> None:
             assert peer.is_silent(0.2), "the credit is used up"
             peer.answer(2, {"ranges": [[1, 3, 0, 0]], "credit": [2, 1_000]}, 3)
             assert [peer.frame()[:2] for _ in range(2)] == [(1, 4), (1, 5)]
-            asked_at = time.monotonic()  # before the send, so a busy machine can only lengthen the time
+            # Taken before the answer, so a busy machine can only lengthen the time.
+            sent_at = time.monotonic()
             peer.answer(4, {"level": 3, "retry_after_ms": 300}, 1)
             peer.answer(2, {"credit": [1, 1_000_000]}, 3)
             assert peer.frame()[:2] == (1, 6)
-            assert time.monotonic() - asked_at > 0.25, "no frame before the delay of Backpressure has passed"
+            assert time.monotonic() - sent_at > 0.25, "no frame before the delay of Backpressure has passed"
 
-            asked_at = time.monotonic()
+            sent_at = time.monotonic()
             peer.answer(4, {"level": 2, "rate": 10}, 2)
             peer.answer(2, {"credit": [3, 1_000_000]}, 3)
             assert peer.frame()[:2] == (1, 7)
             assert [peer.frame()[:2] for _ in range(2)] == [(1, 8), (1, 9)]
-            assert time.monotonic() - asked_at > 0.15, "at most ten frames per second"
+            assert time.monotonic() - sent_at > 0.15, "at most ten frames per second"
 
-            asked_at = time.monotonic()
+            sent_at = time.monotonic()
             peer.answer(3, {"code": 8, "text": "full", "retry_after_ms": 150}, 8)
             peer.answer(4, {"level": 0}, 3)
             peer.answer(2, {"credit": [9, 1_000_000]}, 3)
             resent = [peer.frame() for _ in range(4)]
-            assert time.monotonic() - asked_at > 0.1, "no frame before the delay of the refusal has passed"
+            assert time.monotonic() - sent_at > 0.1, "no frame before the delay of the refusal has passed"
             assert [sequence for _, sequence, _ in resent] == [10, 11, 12, 13]
             base = 88 - 16  # position of a batch's first counter, without the header
             counters = [struct.unpack_from("<Q", payload, base)[0] for _, _, payload in resent]
@@ -502,7 +512,7 @@ def test_duplicate_without_offset_is_not_acknowledged() -> None:
         try:
             assert [peer.frame()[1] for _ in range(4)] == [1, 2, 4, 5]
             peer.answer(2, {"ranges": [[1, 1, 7, 1], [2, 2, no_offset, 1], [3, 3, 9, 1]]}, 3)
-            peer.answer(3, {"code": 28, "text": "let go of"}, 4)
+            peer.answer(3, {"code": 28, "text": "the outcome is unknown"}, 4)
             peer.answer(2, {"ranges": [[5, 5, 10, 0]]}, 5)
             assert process.stdout is not None
             outcomes = json.loads(process.stdout.readline())

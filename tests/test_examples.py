@@ -63,34 +63,34 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("name", PRINTED)
 def test_example_prints_expected_output(name: str) -> None:
-    done = run(str(EXAMPLES / f"{name}.py"))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == PRINTED[name]
+    completed = run(str(EXAMPLES / f"{name}.py"))
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.splitlines() == PRINTED[name]
 
 
 def test_fixture_example_passes() -> None:
-    done = run("-m", "pytest", "-p", "no:cacheprovider", str(EXAMPLES / "test_with_fixture.py"))
-    assert done.returncode == 0, done.stdout
-    assert "2 passed" in done.stdout
+    completed = run("-m", "pytest", "-p", "no:cacheprovider", str(EXAMPLES / "test_with_fixture.py"))
+    assert completed.returncode == 0, completed.stdout
+    assert "2 passed" in completed.stdout
 
 
 def test_every_example_is_tested() -> None:
-    others = {"asgi_service", "web_worker", "test_with_fixture"}
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*PRINTED, *others}
+    tested_otherwise = {"asgi_service", "web_worker", "test_with_fixture"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*PRINTED, *tested_otherwise}
 
 
 # --- the service, called as an ASGI server calls it
 
 
 class Server:
-    """Calls an ASGI application as a server does, with as little as it needs."""
+    """A minimal ASGI server: calls an application as a real server does."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
         self._to_app, self._messages = anyio.create_memory_object_stream[dict[str, str]](2)
         self._answers, self._from_app = anyio.create_memory_object_stream[dict[str, str]](2)
 
-    async def live(self) -> None:
+    async def run_lifespan(self) -> None:
         with self._to_app, self._messages, self._answers, self._from_app:
             await self.app({"type": "lifespan"}, self._messages.receive, self._answers.send)
 
@@ -100,17 +100,17 @@ class Server:
 
     async def request(self, method: str, path: str, body: bytes = b"", query: str = "") -> tuple[int, Any]:
         parts = [body[:10], body[10:]]
-        sent: list[dict[str, Any]] = []
+        messages: list[dict[str, Any]] = []
 
         async def receive() -> dict[str, Any]:
             return {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts)}
 
         async def send(message: dict[str, Any]) -> None:
-            sent.append(message)
+            messages.append(message)
 
         scope = {"type": "http", "method": method, "path": path, "query_string": query.encode()}
         await self.app(scope, receive, send)
-        return sent[0]["status"], json.loads(sent[1]["body"])
+        return messages[0]["status"], json.loads(messages[1]["body"])
 
 
 def example(name: str) -> Any:
@@ -130,7 +130,7 @@ def test_asgi_service_finds_posted_vectors(backend: str) -> None:
     async def main() -> None:
         server = Server(module.app)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(server.live)
+            tasks.start_soon(server.run_lifespan)
             await server.send_event("startup")
             for number, vector in enumerate(([1, 0], [0, 1], [1, 1])):
                 line = json.dumps({"vector_id": f"v{number}", "op": "create", "vector": vector})
@@ -172,15 +172,15 @@ async def _check_two_workers() -> None:
     line = json.dumps({"vector_id": "apple", "op": "create", "vector": [1, 0]}).encode()
     async with anyio.create_task_group() as tasks:
         for worker in (first, second):
-            tasks.start_soon(worker.live)
+            tasks.start_soon(worker.run_lifespan)
             await worker.send_event("startup")
         assert await first.request("POST", "/facts", line) == (200, {"offset": 0, "worker": "web-0"})
-        found = await second.request("GET", "/facts/apple")
-        assert found == (200, {"vector": [1.0, 0.0], "worker": "web-1"})
+        response = await second.request("GET", "/facts/apple")
+        assert response == (200, {"vector": [1.0, 0.0], "worker": "web-1"})
         assert (await second.request("GET", "/facts/pear"))[0] == 404
         assert (await second.request("POST", "/facts", b'{"vector_id": "v", "op": "scale"}'))[0] == 422
         await first.send_event("shutdown")
-        tasks.start_soon(third.live)  # takes the free lock and continues under its own name
+        tasks.start_soon(third.run_lifespan)  # takes the free lock and continues under its own name
         await third.send_event("startup")
         second_line = line.replace(b"create", b"dense")
         assert await third.request("POST", "/facts", second_line) == (200, {"offset": 1, "worker": "web-0"})

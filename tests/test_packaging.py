@@ -1,6 +1,6 @@
 """The wheel in a new environment, and the modules that importing the product loads.
 
-It is built and installed without a network, with the environment's own tools.
+The tests build and install the wheel without a network, with the tools of this environment.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PACKAGES = {
     "delta_prop_sinks",
     "delta_prop_wire",
 }
-# Packages of extras, present or planned, and GPL packages that must never become dependencies.
+# Packages of extras, present or planned, and GPL packages, which must never become dependencies.
 HEAVY = {"aiostream", "lz4", "pyspark", "sqlalchemy", "textual", "trio", "usearch", "uvloop", "zstandard"}
 
 
@@ -49,8 +49,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_wheel_holds_only_the_typed_packages(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    tops = {name.partition("/")[0] for name in names}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {*PACKAGES, "pyspark_delta_prop.py"}
+    top_names = {name.partition("/")[0] for name in names}
+    assert {name for name in top_names if not name.endswith(".dist-info")} == {
+        *PACKAGES,
+        "pyspark_delta_prop.py",
+    }
     assert {name.partition("/")[0] for name in names if name.endswith("/py.typed")} == PACKAGES
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
@@ -81,8 +84,8 @@ def test_spark_finds_data_source_of_installed_wheel(wheel: Path, tmp_path: Path)
         found = pyspark_delta_prop.DefaultSource
         print(json.dumps([found.name(), issubclass(found, DataSource), pyspark_delta_prop.__file__]))
     """
-    name, fits, file = json.loads(run_python(python, program, tmp_path))
-    assert (name, fits) == ("delta_prop", True)
+    name, is_data_source, file = json.loads(run_python(python, program, tmp_path))
+    assert (name, is_data_source) == ("delta_prop", True)
     assert Path(file).is_relative_to(site)
 
 
@@ -103,16 +106,18 @@ def test_import_loads_no_extra_and_no_gpl_module(tmp_path: Path) -> None:
 
 
 def test_no_transitive_dependency_is_under_gpl() -> None:
-    waiting, seen = [Requirement(one).name for one in PROJECT["dependencies"]], set[str]()
-    while waiting:
-        name = canonical_name(waiting.pop())
-        if name not in seen:
-            seen.add(name)
+    to_visit, visited = [Requirement(line).name for line in PROJECT["dependencies"]], set[str]()
+    while to_visit:
+        name = canonical_name(to_visit.pop())
+        if name not in visited:
+            visited.add(name)
             needed = map(Requirement, metadata.requires(name) or [])
-            waiting += [
-                one.name for one in needed if one.marker is None or one.marker.evaluate({"extra": ""})
+            to_visit += [
+                requirement.name
+                for requirement in needed
+                if requirement.marker is None or requirement.marker.evaluate({"extra": ""})
             ]
-    assert {name for name in seen if is_gpl(metadata.metadata(name))} == set()
+    assert {name for name in visited if is_gpl(metadata.metadata(name))} == set()
 
 
 @pytest.mark.parametrize(
@@ -127,9 +132,9 @@ def test_no_transitive_dependency_is_under_gpl() -> None:
     ],
 )
 def test_is_gpl_distinguishes_gpl_from_lgpl(field: str, text: str, expected: bool) -> None:
-    described = Message()
-    described[field] = text
-    assert is_gpl(described) is expected
+    package = Message()
+    package[field] = text
+    assert is_gpl(package) is expected
 
 
 def test_wheel_declares_exactly_our_extras(wheel: Path) -> None:
@@ -177,21 +182,25 @@ def install_wheel(wheel: Path, site: Path, python: Path) -> None:
 def run_python(python: Path, program: str, cwd: Path) -> str:
     """Return a program's output, from an interpreter that sees neither the current folder nor PYTHONPATH."""
     lines = "\n".join(line[8:] for line in program.strip("\n").splitlines())
-    done = subprocess.run([python, "-I", "-c", lines], cwd=cwd, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    completed = subprocess.run(
+        [python, "-I", "-c", lines], cwd=cwd, capture_output=True, text=True, check=False
+    )
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout
 
 
 def extra_modules() -> set[str]:
     """Return the import names of every package of an extra."""
-    every = [Requirement(one) for group in PROJECT["optional-dependencies"].values() for one in group]
-    return {one.name.replace("-", "_") for one in every}
+    requirements = [
+        Requirement(line) for group in PROJECT["optional-dependencies"].values() for line in group
+    ]
+    return {requirement.name.replace("-", "_") for requirement in requirements}
 
 
-def is_gpl(described: metadata.PackageMetadata | Message) -> bool:
+def is_gpl(package: metadata.PackageMetadata | Message) -> bool:
     """True if a package's metadata states the GPL or the AGPL, not the LGPL."""
     fields = ("License-Expression", "License", "Classifier")
     declared = " ".join(
-        line for field in fields for text in described.get_all(field) or [] for line in text.splitlines()[:1]
+        line for field in fields for text in package.get_all(field) or [] for line in text.splitlines()[:1]
     )
     return re.search(r"(?<!L)GPL|GNU (Affero )?General Public", declared) is not None

@@ -1,4 +1,4 @@
-"""./run and tools/set_up.py: one set-up, a quick second start, and one-line errors that name the fix.
+"""./run and tools/set_up.py: one set-up, a quick second start, and errors of one line that name the fix.
 
 The script runs in a copy of the checkout with a stand-in for Python, so nothing is installed.
 """
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 LOCKS = {name: (ROOT / name).read_text() for name in ("requirements.lock", "requirements-spark.lock")}
 
 STAND_IN = """#!/bin/sh
-# Plays a new Python: answers the question for its version, and "sets up" by writing the stamp.
+# Acts as a newly installed Python: succeeds if asked for its version, and "sets up" by writing the stamp.
 [ "$1" = -c ] && exit 0
 echo set-up >> "$HERE/calls"
 [ ! -e "$HERE/broken" ] || exit 1
@@ -79,8 +79,8 @@ def checkout(tmp_path: Path) -> Checkout:
 
 def test_run_sets_up_once_and_prints_nothing_itself(checkout: Checkout) -> None:
     for _ in range(2):
-        done = checkout.run("python", "a", "b c")
-        assert (done.returncode, done.stdout, done.stderr) == (0, "ran a b c\n", "")
+        completed = checkout.run("python", "a", "b c")
+        assert (completed.returncode, completed.stdout, completed.stderr) == (0, "ran a b c\n", "")
     assert checkout.set_ups == 1
 
 
@@ -119,26 +119,30 @@ def test_failed_set_up_is_retried(checkout: Checkout) -> None:
     assert checkout.set_ups == 2
 
 
-@pytest.mark.parametrize("given", [["x"], ["-1"], [""], [], ["1.5"]])
-def test_invalid_first_seed_is_reported_before_installing(checkout: Checkout, given: list[str]) -> None:
-    done = checkout.run("test", "tests/wire", "--first-seed", *given)
-    assert (done.returncode, done.stdout, checkout.set_ups) == (2, "", 0)
-    assert done.stderr.count("\n") == 1
-    assert "give a whole number" in done.stderr
-    assert checkout.run("test", f"--first-seed={given[0] if given else ''}").returncode == 2
+@pytest.mark.parametrize("seed_arguments", [["x"], ["-1"], [""], [], ["1.5"]])
+def test_invalid_first_seed_is_reported_before_installing(
+    checkout: Checkout, seed_arguments: list[str]
+) -> None:
+    completed = checkout.run("test", "tests/wire", "--first-seed", *seed_arguments)
+    assert (completed.returncode, completed.stdout, checkout.set_ups) == (2, "", 0)
+    assert completed.stderr.count("\n") == 1
+    assert "give a whole number" in completed.stderr
+    assert checkout.run("test", f"--first-seed={seed_arguments[0] if seed_arguments else ''}").returncode == 2
     assert checkout.run("test", "--first-seed", "17", "-x").returncode == 0
 
 
-@pytest.mark.parametrize(("release", "wanted"), [("17.0.15", 1), ("21", 1), ("11.0.2", 0), ("1.8.0_392", 0)])
+@pytest.mark.parametrize(
+    ("release", "spark_set_ups"), [("17.0.15", 1), ("21", 1), ("11.0.2", 0), ("1.8.0_392", 0)]
+)
 def test_spark_is_installed_once_for_tests_if_java_suits(
-    checkout: Checkout, release: str, wanted: int
+    checkout: Checkout, release: str, spark_set_ups: int
 ) -> None:
     version = f"#!/bin/sh\necho 'openjdk version \"{release}\" 2025-04-15' >&2\n"
     checkout.add_command("java", version)
     for verb in ("python", "test", "bench"):
         assert checkout.run(verb).returncode == 0
-    assert checkout.set_ups == 1 + wanted
-    assert (checkout.root / "additions").exists() == bool(wanted)
+    assert checkout.set_ups == 1 + spark_set_ups
+    assert (checkout.root / "additions").exists() == bool(spark_set_ups)
 
 
 @pytest.mark.parametrize(
@@ -156,13 +160,13 @@ def test_failed_spark_install_is_reported_and_tests_run(checkout: Checkout) -> N
     checkout.add_command("java", "#!/bin/sh\necho 'openjdk version \"17.0.1\"' >&2\n")
     checkout.run("python")
     (checkout.root / "broken").touch()
-    done = checkout.run("test", "x")
-    assert (done.returncode, done.stderr) == (0, "./run: continuing without Spark\n")
-    assert done.stdout == "ran -m pytest -n auto --maxprocesses 8 x\n"
+    completed = checkout.run("test", "x")
+    assert (completed.returncode, completed.stderr) == (0, "./run: continuing without Spark\n")
+    assert completed.stdout == "ran -m pytest -n auto --maxprocesses 8 x\n"
 
 
 @pytest.mark.parametrize(
-    ("system", "managers", "too_old", "cure"),
+    ("system", "managers", "too_old", "fix"),
     [
         ("Linux", ["apt-get"], False, "sudo apt-get install -y python3 python3-venv"),
         ("Linux", ["apt-get"], True, "curl -LsSf https://astral.sh/uv/install.sh | sh"),
@@ -173,17 +177,17 @@ def test_failed_spark_install_is_reported_and_tests_run(checkout: Checkout) -> N
         ("Darwin", [], True, "curl -LsSf https://astral.sh/uv/install.sh | sh"),
     ],
 )
-def test_missing_python_is_reported_with_one_line_cure(
-    tmp_path: Path, system: str, managers: list[str], too_old: bool, cure: str
+def test_missing_python_is_reported_with_one_line_fix(
+    tmp_path: Path, system: str, managers: list[str], too_old: bool, fix: str
 ) -> None:
     checkout = Checkout(tmp_path)
     (checkout.commands / "uname").unlink()
     checkout.add_command("uname", f"#!/bin/sh\necho {system}\n")
     for name in managers + ["python3"] * too_old:
         checkout.add_command(name, "#!/bin/sh\nexit 1\n")
-    done = checkout.run("demo")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"./run: Python >= 3.11: not found: install it with: {cure}\n"
+    completed = checkout.run("demo")
+    assert (completed.returncode, completed.stdout) == (2, "")
+    assert completed.stderr == f"./run: Python >= 3.11: not found: install it with: {fix}\n"
 
 
 def test_help_names_every_verb_and_unknown_verb_is_refused(checkout: Checkout) -> None:
@@ -191,17 +195,20 @@ def test_help_names_every_verb_and_unknown_verb_is_refused(checkout: Checkout) -
     assert {"demo", "test", "check", "bench", "delta-prop"} <= set(verbs)
     shown = checkout.run("help").stdout
     assert all(f"\n  {verb} " in shown for verb in verbs)
-    done = checkout.run("frobnicate")
-    assert (done.returncode, done.stderr) == (2, "./run: verb 'frobnicate': unknown: see ./run help\n")
+    completed = checkout.run("frobnicate")
+    assert (completed.returncode, completed.stderr) == (
+        2,
+        "./run: verb 'frobnicate': unknown: see ./run help\n",
+    )
     assert checkout.set_ups == 0
 
 
 def test_unknown_benchmark_error_lists_known_ones() -> None:
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "benchmarks", "nothing"], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 2
-    assert re.fullmatch(r"\./run bench: no benchmark 'nothing'; there are: [a-z0-9_, ]+\n", done.stderr)
+    assert completed.returncode == 2
+    assert re.fullmatch(r"\./run bench: no benchmark 'nothing'; there are: [a-z0-9_, ]+\n", completed.stderr)
 
 
 def test_ci_runs_both_parts_and_fails_with_either(tmp_path: Path) -> None:
@@ -211,8 +218,8 @@ def test_ci_runs_both_parts_and_fails_with_either(tmp_path: Path) -> None:
     for failing, expected in (("check", 1), ("test", 1), ("neither", 0)):
         script.write_text(f'#!/bin/sh\necho "$1"\n[ "$1" != {failing} ]\n')
         script.chmod(0o755)
-        done = subprocess.run([tmp_path / ".ci" / "run"], capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stdout) == (expected, "check\ntest\n")
+        completed = subprocess.run([tmp_path / ".ci" / "run"], capture_output=True, text=True, check=False)
+        assert (completed.returncode, completed.stdout) == (expected, "check\ntest\n")
 
 
 @pytest.mark.parametrize("name", LOCKS)
@@ -232,9 +239,9 @@ def test_spark_lock_shares_no_package_with_base_lock() -> None:
 def test_locks_satisfy_project_requirements() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     groups = [*project["project"]["optional-dependencies"].values(), *project["dependency-groups"].values()]
-    asked = [*project["project"]["dependencies"], *(one for group in groups for one in group)]
+    requirements = [*project["project"]["dependencies"], *(line for group in groups for line in group)]
     blocks = set_up.locked_blocks("".join(LOCKS.values()))
-    for requirement in (Requirement(one) for one in asked if isinstance(one, str)):
+    for requirement in (Requirement(line) for line in requirements if isinstance(line, str)):
         versions = re.findall(r"(?m)^[\w.-]+==(\S+)", blocks[canonicalize_name(requirement.name)])
         assert versions
         assert all(requirement.specifier.contains(version) for version in versions), requirement
@@ -281,7 +288,7 @@ def test_failed_update_in_place_leaves_no_stamp(tmp_path: Path, monkeypatch: pyt
 
     def fail(self: set_up.SetUp, command: list[str], environ: dict[str, str]) -> None:
         steps.append(command)
-        raise set_up.SetUpError("the network is away")
+        raise set_up.SetUpError("the network is down")
 
     monkeypatch.setattr(set_up.SetUp, "_call", fail)
     monkeypatch.setattr(shutil, "which", lambda name: None)
@@ -303,22 +310,22 @@ def test_adding_spark_is_reported_before_installing(
 
 
 def test_registry_named_by_user_is_used(tmp_path: Path) -> None:
-    given = {
+    environ = {
         "PIP_INDEX_URL": "file:///mirror",
         "PIP_FIND_LINKS": f"{tmp_path} {tmp_path / 'gone'} file:///wheels",
         "PIP_TARGET": "/elsewhere",
         "PYTHONPATH": "/elsewhere",
     }
-    for_pip = set_up.pip_environ(given)
+    for_pip = set_up.pip_environ(environ)
     assert {for_pip["PIP_INDEX_URL"], for_pip["PIP_FIND_LINKS"]} == {
-        given["PIP_INDEX_URL"],
-        given["PIP_FIND_LINKS"],
+        environ["PIP_INDEX_URL"],
+        environ["PIP_FIND_LINKS"],
     }
     assert not {"PIP_TARGET", "PYTHONPATH"} & set(for_pip)
-    for_uv = set_up.uv_environ(given)
+    for_uv = set_up.uv_environ(environ)
     assert for_uv["UV_INDEX_URL"] == "file:///mirror"
     assert for_uv["UV_FIND_LINKS"] == f"{tmp_path},file:///wheels"
-    assert set_up.uv_environ({**given, "UV_INDEX_URL": "file:///own"})["UV_INDEX_URL"] == "file:///own"
+    assert set_up.uv_environ({**environ, "UV_INDEX_URL": "file:///own"})["UV_INDEX_URL"] == "file:///own"
 
 
 def test_failure_reason_is_most_specific_line() -> None:
@@ -353,9 +360,9 @@ def test_quickest_python_on_path_is_chosen(tmp_path: Path, others: dict[str, str
 
 
 def test_unusable_python_is_replaced_by_another(tmp_path: Path) -> None:
-    (tmp_path / "python3").write_text("#!/bin/sh\necho 0.03 whole\n")
+    (tmp_path / "python3").write_text("#!/bin/sh\necho 0.03 usable\n")
     (tmp_path / "python3").chmod(0o755)
-    assert set_up.quickest_python("/bin/false", {"PATH": str(tmp_path)}) == "whole"
+    assert set_up.quickest_python("/bin/false", {"PATH": str(tmp_path)}) == "usable"
     assert set_up.quickest_python("/bin/false", {"PATH": ""}) == "/bin/false"
     assert set_up.quickest_python("/bin/false", {"PATH": str(tmp_path), "PYTHON": "false"}) == "/bin/false"
 
@@ -367,23 +374,23 @@ def test_real_python_is_probed() -> None:
 def test_named_python_is_used(checkout: Checkout) -> None:
     checkout.add_command("mine", STAND_IN)
     checkout.add_command("python3", "#!/bin/sh\nexit 1\n")
-    done = subprocess.run(
+    completed = subprocess.run(
         [checkout.root / "run", "python", "a"],
         env={"PATH": str(checkout.commands), "HERE": str(checkout.root), "PYTHON": "mine"},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (0, "ran a\n")
+    assert (completed.returncode, completed.stdout) == (0, "ran a\n")
 
 
 def test_invalid_named_python_is_reported(checkout: Checkout) -> None:
-    done = subprocess.run(
+    completed = subprocess.run(
         [checkout.root / "run", "demo"],
         env={"PATH": str(checkout.commands), "HERE": str(checkout.root), "PYTHON": "gone"},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "./run: PYTHON=gone: not a Python >= 3.11: name another one, or unset PYTHON\n"
+    assert (completed.returncode, completed.stdout) == (2, "")
+    assert completed.stderr == "./run: PYTHON=gone: not a Python >= 3.11: name another one, or unset PYTHON\n"

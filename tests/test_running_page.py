@@ -1,7 +1,7 @@
 """The page on running a service: its commands, the systemd unit and the container file work as described.
 
-Commands that need root, a service manager, Docker or a web server are only parsed: their syntax is checked,
-and that the files they name exist. What they would start is started here, from the same files.
+Commands that need root, a service manager, Docker or a web server are not run: the tests check their syntax,
+and that the files that they name exist. The tests start the same server themselves, from the same files.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ START_S_MAX = 60.0
 
 @dataclass
 class Machine:
-    """Stands for the machine of the page: its folders are below the test's, its ports are free ones."""
+    """The machine that the page describes, with its folders in the test's folder, and with free ports."""
 
     root: Path
     ports: tuple[int, int] = field(default_factory=free_ports)
@@ -70,15 +70,15 @@ class Machine:
 
     def localize(self, text: str) -> str:
         """Return a text with the paths and ports of this machine."""
-        return re.sub("|".join(self.replacements), lambda found: self.replacements[found[0]], text)
+        return re.sub("|".join(self.replacements), lambda match: self.replacements[match[0]], text)
 
     def localize_command(self, command: str) -> str:
         """Return a command with the paths and ports of this machine, quoted, as paths may contain spaces."""
-        return re.sub("|".join(self.replacements), lambda found: quote(self.replacements[found[0]]), command)
+        return re.sub("|".join(self.replacements), lambda match: quote(self.replacements[match[0]]), command)
 
     @property
     def env(self) -> dict[str, str]:
-        """The environment of commands: pip uses local files only, the server this machine's ports."""
+        """The environment of commands: pip uses local files only; the server uses this machine's ports."""
         return {
             "PATH": f"{self.tools}:{os.environ['PATH']}",
             "HOME": str(self.root),
@@ -92,7 +92,7 @@ class Machine:
 
     def run(self, command: str, text: str = "") -> list[str]:
         """Run a command; return stdout and stderr."""
-        done = subprocess.run(
+        completed = subprocess.run(
             ["bash", "-c", self.localize_command(command)],
             cwd=self.root / "work",
             env=self.env,
@@ -104,7 +104,7 @@ class Machine:
             timeout=300,
         )
         self._lend_dependencies()
-        return done.stdout.splitlines()
+        return completed.stdout.splitlines()
 
     def _lend_dependencies(self) -> None:
         """Let a new environment see the packages of this one, as pip has no network here."""
@@ -216,7 +216,7 @@ def test_commands_not_run_have_valid_syntax_and_paths() -> None:
 
 
 def unit() -> dict[str, dict[str, str]]:
-    """Return the unit by sections; each key is there once."""
+    """Return the unit's keys and values by section; no key occurs twice."""
     sections: dict[str, dict[str, str]] = {}
     for line in UNIT.read_text().splitlines():
         if line.startswith("["):
@@ -246,12 +246,12 @@ def test_systemd_verify_accepts_only_valid_unit(tmp_path: Path, is_broken: bool)
     text = UNIT.read_text().replace("/opt/delta-prop/bin/delta-prop", "/bin/true")  # the program must exist
     file = tmp_path / UNIT.name
     file.write_text(text.replace("RestartSec=", "RestartSecs=") if is_broken else text)
-    done = subprocess.run(
+    completed = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", str(file)], capture_output=True, text=True, check=False
     )
-    complaints = [line for line in done.stderr.splitlines() if UNIT.name in line]
-    assert bool(complaints) is is_broken, done.stderr
-    assert is_broken or done.returncode == 0, done.stderr
+    findings = [line for line in completed.stderr.splitlines() if UNIT.name in line]
+    assert bool(findings) is is_broken, completed.stderr
+    assert is_broken or completed.returncode == 0, completed.stderr
 
 
 # --- the container file
@@ -275,8 +275,8 @@ def test_hadolint_accepts_only_valid_container_file(tmp_path: Path, is_broken: b
     file = tmp_path / CONTAINER.name
     text = CONTAINER.read_text()
     file.write_text(text.replace("python:3.13-slim", "python:latest") if is_broken else text)
-    done = subprocess.run([linter, str(file)], capture_output=True, text=True, check=False)
-    assert (done.returncode != 0) is is_broken, done.stdout + done.stderr
+    completed = subprocess.run([linter, str(file)], capture_output=True, text=True, check=False)
+    assert (completed.returncode != 0) is is_broken, completed.stdout + completed.stderr
 
 
 def test_container_files_suffice_to_build_and_serve(tmp_path: Path) -> None:
@@ -296,8 +296,9 @@ def test_container_files_suffice_to_build_and_serve(tmp_path: Path) -> None:
     subprocess.run(["sh", "-c", pins], cwd=checkout, check=True)
     pinned = [Requirement(line) for line in (checkout / "constraints.txt").read_text().splitlines()]
     assert len(pinned) == len(re.findall(r"(?m)^\S+==", (ROOT / "requirements.lock").read_text()))
-    (wanted,) = (Requirement(f"delta-prop{one[1:]}") for one in shlex.split(install) if one.startswith(".["))
-    assert wanted.extras == {"fast", "compress", "hnsw"}
+    words = shlex.split(install)
+    (requirement,) = (Requirement(f"delta-prop{word[1:]}") for word in words if word.startswith(".["))
+    assert requirement.extras == {"fast", "compress", "hnsw"}
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path / "dist")]
     subprocess.run(command, cwd=checkout, check=True, capture_output=True)
     site, python = fresh_environment(tmp_path)
@@ -323,15 +324,17 @@ def serve_like_container(folder: Path, python: Path) -> None:
         "/data": str(data),
         "0.0.0.0": "127.0.0.1",
     }  # the test listens on the loopback interface only
-    words = [re.sub("^/data|^0.0.0.0$", lambda at: replacements[at[0]], word) for word in words[1:]]
+    words = [re.sub("^/data|^0.0.0.0$", lambda match: replacements[match[0]], word) for word in words[1:]]
     with machine.serving(shlex.join([delta_prop, *map(machine.localize, words)])):
         health = [
             machine.localize(word) for word in exec_form(instruction["HEALTHCHECK"].partition("CMD")[2])
         ]
         assert health[0] == "python"
         subprocess.run([str(python), *health[1:]], check=True, timeout=START_S_MAX)
-    done = subprocess.run([str(python), *health[1:]], check=False, capture_output=True, timeout=START_S_MAX)
-    assert done.returncode != 0
+    completed = subprocess.run(
+        [str(python), *health[1:]], check=False, capture_output=True, timeout=START_S_MAX
+    )
+    assert completed.returncode != 0
 
 
 # --- formats
@@ -342,10 +345,10 @@ def test_later_format_is_refused_with_shown_error(tmp_path: Path) -> None:
     data.mkdir()
     (data / "format").write_text('{"format": 3, "made_by": "a later version"}')
     command = [sys.executable, "-m", "delta_prop", "log", "verify", "--data", str(data)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
     (shown,) = (block for language, block in BLOCKS if language == "text" and "format 3" in block)
-    assert done.returncode == 1
-    assert matches_shown(done.stderr.strip(), shown.strip()), done.stderr
+    assert completed.returncode == 1
+    assert matches_shown(completed.stderr.strip(), shown.strip()), completed.stderr
     assert [path.name for path in data.iterdir()] == ["format"]
     for number in (
         f"format {FORMAT}, in the file `format`",

@@ -26,11 +26,11 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def appears_in(block: str, lines: list[str]) -> bool:
-    """True if these lines are in a file, in this order without a gap, at any indentation."""
-    wanted = textwrap.dedent(block).splitlines()
+    """True if a file has the lines of a block, in this order, without a gap, at any indentation."""
+    block_lines = textwrap.dedent(block).splitlines()
     return any(
-        textwrap.dedent("\n".join(lines[at : at + len(wanted)])).splitlines() == wanted
-        for at in range(len(lines))
+        textwrap.dedent("\n".join(lines[start : start + len(block_lines)])).splitlines() == block_lines
+        for start in range(len(lines))
     )
 
 
@@ -40,10 +40,10 @@ def test_sinks_page_programs_print_shown_output(tmp_path: Path) -> None:
 
 
 def test_other_code_of_page_is_in_example_or_its_test() -> None:
-    run = {program for program, _ in programs(SINKS)}
+    shown_programs = {program for program, _ in programs(SINKS)}
     files = [EXAMPLE, ROOT / "tests" / "sinks" / "test_table_sink.py"]
     lines = [file.read_text().splitlines() for file in files]
-    shown = [block for block in blocks(SINKS, "python") if block not in run]
+    shown = [block for block in blocks(SINKS, "python") if block not in shown_programs]
     assert len(shown) >= 5
     for block in shown:
         assert any(appears_in(block, file) for file in lines), block
@@ -64,12 +64,12 @@ def test_sink_examples_import_only_public_names() -> None:
             for name in node.names
         ]
         assert imported
-        assert [one for one in imported if one[1] not in public.get(one[0], ())] == []
+        assert [(module, name) for module, name in imported if name not in public.get(module, ())] == []
 
 
 def test_contract_fits_on_one_screen() -> None:
-    first = SINKS.read_text().partition("\n## The smallest")[0]
-    rows = [" ".join(cell.strip() for cell in line.split("|")) for line in first.splitlines()]
+    contract = SINKS.read_text().partition("\n## The smallest")[0]
+    rows = [" ".join(cell.strip() for cell in line.split("|")) for line in contract.splitlines()]
     wrapped = [part for row in rows for part in textwrap.wrap(row, SCREEN_COLUMNS) or [""]]
     assert len(wrapped) <= SCREEN_LINES
     docstring = inspect.getdoc(Sink)

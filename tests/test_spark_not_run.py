@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-CURE = "Spark needs Java 17 or later, but JAVA_HOME=/nowhere holds no bin/java: "
+FIX = "Spark needs Java 17 or later, but JAVA_HOME=/nowhere holds no bin/java: "
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -25,14 +25,14 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_spark_tests_without_java_are_skipped_with_cure() -> None:
-    done = run()
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"2 tests with Spark did not run: {CURE}" in done.stdout
-    assert "2 skipped" in done.stdout
+def test_spark_tests_without_java_are_skipped_with_fix() -> None:
+    completed = run()
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert f"2 tests with Spark did not run: {FIX}" in completed.stdout
+    assert "2 skipped" in completed.stdout
 
 
 def test_spark_option_without_java_fails() -> None:
-    done = run("--spark")
-    assert done.returncode != 0
-    assert CURE in done.stdout + done.stderr
+    completed = run("--spark")
+    assert completed.returncode != 0
+    assert FIX in completed.stdout + completed.stderr

@@ -16,7 +16,7 @@ from benchmarks._arguments import select_names
 ROOT = Path(__file__).parents[2]
 NAMES = bench.benchmark_names(ROOT / "benchmarks")
 MISSING = ("--json", "/nonexistent/x.json")
-WRITING = [name for name in NAMES if name not in ("compare", "controllers", "report")]
+WRITING_BENCHMARKS = [name for name in NAMES if name not in ("compare", "controllers", "report")]
 SCENES = [scene.name for scene in pipeline.SCENES]
 
 
@@ -25,16 +25,16 @@ def refusal_line(
 ) -> str:
     """Return the line with which a benchmark refuses its arguments."""
     monkeypatch.setattr(sys, "argv", ["bench", *arguments])
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         import_module(f"benchmarks.{name}").main()
     printed = capsys.readouterr()
-    assert (ended.value.code, printed.out) == (2, "")
+    assert (exit_info.value.code, printed.out) == (2, "")
     (line,) = printed.err.splitlines()
     assert line.startswith(f"./run bench {name}: ")
     return line
 
 
-@pytest.mark.parametrize("name", WRITING)
+@pytest.mark.parametrize("name", WRITING_BENCHMARKS)
 def test_unwritable_file_is_refused_at_start(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -101,7 +101,7 @@ def test_directory_as_output_file_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("pattern", "found"),
+    ("pattern", "expected"),
     [
         ("", SCENES),
         ("batch 1", ["batch 1"]),
@@ -111,12 +111,12 @@ def test_directory_as_output_file_is_refused(
         ("geo,batch 1,", None),
     ],
 )
-def test_exact_name_wins_over_parts(pattern: str, found: list[str] | None) -> None:
-    if found is None:
+def test_exact_name_wins_over_partial_matches(pattern: str, expected: list[str] | None) -> None:
+    if expected is None:
         with pytest.raises(Exception, match="no name contains ''"):
             select_names(SCENES)(pattern)
     else:
-        assert select_names(SCENES)(pattern) == found
+        assert select_names(SCENES)(pattern) == expected
 
 
 def test_name_with_comma_can_be_selected() -> None:
@@ -130,9 +130,9 @@ def test_help_explains_exit_status(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["bench", "--help"])
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         import_module(f"benchmarks.{name}").main()
-    assert ended.value.code == 0
+    assert exit_info.value.code == 0
     help_text = " ".join(capsys.readouterr().out.split())
     assert help_text.startswith(f"usage: ./run bench {name} ")
     assert "exit status: 0; 1: " in help_text
@@ -148,20 +148,23 @@ def test_every_reported_benchmark_accepts_quick(
 
 
 def test_quick_restart_uses_small_amounts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    built = []
+    built_options = []
 
     class Stop(Exception):
         pass
 
     def fake_build(options: object) -> float:
-        built.append(options)
+        built_options.append(options)
         raise Stop
 
     monkeypatch.setattr(restart, "build_directory", fake_build)
-    for more in ([], ["--vectors", "5000"]):
+    for extra_arguments in ([], ["--vectors", "5000"]):
         with pytest.raises(Stop):
-            restart.main(["--quick", "--keep", str(tmp_path), *more])
-    assert [(one.vectors, one.changes) for one in built] == [(100_000, 10_000), (5_000, 5_000)]  # type: ignore[attr-defined]
+            restart.main(["--quick", "--keep", str(tmp_path), *extra_arguments])
+    assert [(options.vectors, options.changes) for options in built_options] == [
+        (100_000, 10_000),
+        (5_000, 5_000),
+    ]  # type: ignore[attr-defined]
 
 
 # --- ./run bench
@@ -173,29 +176,29 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_help_lists_benchmarks_with_first_docstring_line() -> None:
-    done = run("--help")
-    assert (done.returncode, done.stderr) == (0, "")
+    help_run = run("--help")
+    assert (help_run.returncode, help_run.stderr) == (0, "")
     for name in NAMES:
-        first = (import_module(f"benchmarks.{name}").__doc__ or "").splitlines()[0]
-        assert f"  {name:12} {first}\n" in done.stdout
+        first_line = (import_module(f"benchmarks.{name}").__doc__ or "").splitlines()[0]
+        assert f"  {name:12} {first_line}\n" in help_run.stdout
     without_arguments = run()
     assert (without_arguments.returncode, without_arguments.stdout, without_arguments.stderr) == (
         2,
         "",
-        done.stdout,
+        help_run.stdout,
     )
 
 
 def test_benchmark_runs_under_its_importable_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    seen = []
+    calls = []
     scale = import_module("benchmarks.scale")
     monkeypatch.setattr(bench.signal, "signal", lambda *_: None)  # the tests keep their own handlers
-    monkeypatch.setattr(scale, "main", lambda: seen.append((scale._BarrierPeer.__module__, sys.argv)) or 3)
+    monkeypatch.setattr(scale, "main", lambda: calls.append((scale._BarrierPeer.__module__, sys.argv)) or 3)
     monkeypatch.setattr(sys, "argv", [])
     assert bench.main(["scale", "--quick"]) == 3
-    assert seen == [("benchmarks.scale", ["./run bench scale", "--quick"])]
+    assert calls == [("benchmarks.scale", ["./run bench scale", "--quick"])]
 
 
 def test_interruption_is_reported_in_one_line(

@@ -1,4 +1,4 @@
-"""The check behind `bench crash --disk-faults` passes true answers and finds each kind of wrong answer."""
+"""The check behind `bench crash --disk-faults` passes correct answers and finds each kind of wrong answer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DOT = Dot(ORIGIN, 9)
 
 
 class Scene:
-    """A log of ten rows, and callers that each got a true answer of another kind."""
+    """A log of ten rows, and callers that got correct answers, each of a different kind."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -78,7 +78,7 @@ def outcome_unknown(dot: Dot | None = DOT) -> Refused:
     return Refused(ErrorCode.OUTCOME_UNKNOWN, "it may have happened", details=details)
 
 
-def test_true_answers_pass() -> None:
+def test_correct_answers_pass() -> None:
     scene = Scene()
     assert scene.verdict().examples == []
     counts = count_answers(scene.answers)
@@ -86,11 +86,11 @@ def test_true_answers_pass() -> None:
     assert (counts["unknown"], counts["queried"], counts["welcomes"]) == (1, 1, 3)
 
 
-def lose(scene: Scene) -> None:
+def lose_delta(scene: Scene) -> None:
     del scene.log_index.offsets["k1"]
 
 
-def move(scene: Scene) -> None:
+def move_delta(scene: Scene) -> None:
     scene.log_index.offsets["k4"] = [40]
 
 
@@ -98,7 +98,7 @@ def forget_offset(scene: Scene) -> None:
     scene.answers.note_acknowledged(scene.answers.call("one", ["k8"], DURABLE), [None], duplicate=True)
 
 
-def log_twice(scene: Scene) -> None:
+def log_delta_twice(scene: Scene) -> None:
     scene.log_index.offsets["k0"].append(11)
 
 
@@ -130,7 +130,7 @@ def deny_stored_dot(scene: Scene) -> None:
     scene.uncertain.queried_offsets.append(-1)
 
 
-def find_wrong_offset(scene: Scene) -> None:
+def report_wrong_offset(scene: Scene) -> None:
     scene.uncertain.queried_offsets.append(7)
 
 
@@ -149,7 +149,7 @@ def answer_late(scene: Scene) -> None:
     scene.answers.note_published(call, publish_ack(8, 1))
 
 
-def answer_never(scene: Scene) -> None:
+def leave_unanswered(scene: Scene) -> None:
     scene.answers.call("one", ["k8"], DURABLE)
 
 
@@ -160,10 +160,10 @@ def report_corruption(scene: Scene) -> None:
 @pytest.mark.parametrize(
     ("plant_fault", "kind"),
     [
-        (lose, "lost"),
-        (move, "moved"),
+        (lose_delta, "lost"),
+        (move_delta, "moved"),
         (forget_offset, "nowhere"),
-        (log_twice, "twice"),
+        (log_delta_twice, "twice"),
         (store_refused_delta, "happened"),
         (refuse_wrongly, "happened"),
         (raise_unexpected_error, "happened"),
@@ -171,11 +171,11 @@ def report_corruption(scene: Scene) -> None:
         (report_unknown_without_deadline, "vague"),
         (report_unknown_without_dot, "nameless"),
         (deny_stored_dot, "outcome"),
-        (find_wrong_offset, "outcome"),
+        (report_wrong_offset, "outcome"),
         (lower_watermark, "counted"),
         (count_lost_delta, "counted"),
         (answer_late, "late"),
-        (answer_never, "unanswered"),
+        (leave_unanswered, "unanswered"),
         (report_corruption, "corruption"),
     ],
 )
@@ -186,7 +186,7 @@ def test_each_wrong_answer_is_found_and_named(plant_fault: Callable[[Scene], Non
     assert kind in KINDS
 
 
-def test_unknown_outcome_at_deadline_is_wrong_if_log_was_back() -> None:
+def test_unknown_outcome_at_deadline_is_wrong_if_log_had_recovered() -> None:
     scene = Scene()
     call = scene.answers.call("one", ["k8"], DURABLE, 10.0)
     scene.now += 10.0
@@ -205,7 +205,7 @@ def test_unknown_outcome_is_allowed_if_log_closed_undecided() -> None:
     assert scene.verdict(Failures(undecided=True)).examples == []
 
 
-def test_delta_below_spared_level_may_be_lost() -> None:
+def test_delta_below_surviving_level_may_be_lost() -> None:
     scene = Scene()
     call = scene.answers.call("logged", ["lost"], AckLevel.LOGGED)
     scene.answers.note_published(call, publish_ack(10, 1))

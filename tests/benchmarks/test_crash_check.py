@@ -42,7 +42,7 @@ LINES = 3 * KEYS
 
 
 def correct_log() -> tuple[Log, History]:
-    """Return the log of two producers, alternating line by line; all but the last of each is acknowledged."""
+    """Return the log of two producers, which alternate; all but the last line of each are acknowledged."""
     log, history = Log(), History()
     for line in range(1, LINES + 1):
         for name in NAMES:
@@ -57,10 +57,7 @@ def acknowledge(
     history: History, name: str, line: int, offset: int | None, duplicate: bool = False
 ) -> Verdict:
     verdict = Verdict()
-    at = "null" if offset is None else offset
-    record = (
-        f'{{"producer": "{name}", "line": {line}, "offset": {at}, "duplicate": {str(duplicate).lower()}}}'
-    )
+    record = json.dumps({"producer": name, "line": line, "offset": offset, "duplicate": duplicate})
     history.note([record + "\n", '{"producer": "p0", "li'], verdict)
     return verdict
 
@@ -160,9 +157,9 @@ def write_log(folder: Path, rounds: int = 4) -> None:
     settings = LogSettings(segment_bytes_max=4096)
     log, _ = DurableLog.open(LocalDisk(folder), settings=settings, draw=bytes, clock=Clock())
     lines = LINES // rounds
-    for at in range(rounds):
+    for round_number in range(rounds):
         for name in NAMES:
-            base = at * lines + 1
+            base = round_number * lines + 1
             deltas = [make_delta(name, line) for line in range(base, base + lines)]
             batch = encode_batch(deltas, origin=origin_of(name), base=base)
             log.append(batch, lamport=log.next_offset + 1, source=Source.LOCAL)
@@ -193,7 +190,7 @@ def test_truncated_file_is_found(tmp_path: Path) -> None:
 
 
 def compacted_log(folder: Path) -> tuple[Log, History]:
-    """Return the log of `write_log`, its older rows in a snapshot; every line was acknowledged."""
+    """Return a compacted log with a snapshot, and a history in which every line was acknowledged."""
     write_log(folder)
     history = History()
     for row in read_log(folder).rows:
@@ -235,9 +232,9 @@ def table_of(log: Log, cursor: int, ahead: int = 0) -> Table:
     """Return the table as of a cursor, with `ahead` later rows applied already."""
     vectors = {}
     for key in {row.delta.vector_id for row in log.rows}:
-        steps = [row for row in log.rows if row.delta.vector_id == key and row.offset < cursor + ahead]
-        if steps:
-            vectors[key] = steps[-1].offset, fold(steps, steps[-1].offset)
+        rows = [row for row in log.rows if row.delta.vector_id == key and row.offset < cursor + ahead]
+        if rows:
+            vectors[key] = rows[-1].offset, fold(rows, rows[-1].offset)
     return Table(cursor, vectors)
 
 
@@ -251,8 +248,8 @@ def test_table_equal_to_fold_passes(cursor: int, ahead: int) -> None:
 def test_delta_applied_twice_or_never_is_found() -> None:
     log, _ = correct_log()
     first, second, third = (row for row in log.rows if row.delta.vector_id == "p0/3")
-    for steps in ([first, second, second, third], [first, third]):
-        wrong = fold(steps, third.offset)
+    for applied_rows in ([first, second, second, third], [first, third]):
+        wrong = fold(applied_rows, third.offset)
         table = table_of(log, 2 * LINES)
         vectors = dict(table.vectors)
         offset, value = vectors["p0/3"]
@@ -267,8 +264,8 @@ def test_cursor_and_data_mismatch_is_found() -> None:
     assert check_table(Table(60, table.vectors), log).counts["table"] > 0
     assert check_table(Table(2 * LINES + 1, table_of(log, 2 * LINES).vectors), log).counts == {"table": 1}
     assert check_table(table, log, finished=True).counts == {"table": 1}
-    stranger = {**table.vectors, "other": (0, np.zeros(DIMENSION, np.float32))}
-    assert check_table(Table(30, stranger), log).counts == {"table": 1}
+    with_foreign_key = {**table.vectors, "other": (0, np.zeros(DIMENSION, np.float32))}
+    assert check_table(Table(30, with_foreign_key), log).counts == {"table": 1}
 
 
 # --- real processes
@@ -294,7 +291,7 @@ def test_premature_acknowledgement_is_found(tmp_path: Path) -> None:
     assert kinds(run.judge(read_log(run.directory / "log"))) == {"lost"}
 
 
-def test_unmountable_images_are_reported_and_not_a_pass(
+def test_unmountable_images_are_reported_as_not_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
@@ -320,7 +317,7 @@ def test_power_cuts_without_losses_fail_the_run(counts: dict[str, int], status: 
     totals = Totals(rounds=3, acks=10)
     for kind, count in counts.items():
         for _ in range(count):
-            totals.verdict.add(kind, "told")
+            totals.verdict.add(kind, "an example")
     assert powercut._report_logged("ext4", totals) == status
 
 

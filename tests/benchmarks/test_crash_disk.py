@@ -1,4 +1,4 @@
-"""Injected faults of a real disk: requested calls fail, missing means are reported, nothing stays mounted."""
+"""Injected faults of a real disk: requested calls fail, missing tools are reported, nothing stays mounted."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ def library(tmp_path: Path) -> Path:
 
 
 def results_with_faults(library: Path, folder: Path, *rules: Rule) -> tuple[list[int | None], int]:
-    """Return the errors of a process of four writes, two syncs, a rename, and a write elsewhere."""
-    below, elsewhere = folder / "data", folder / "elsewhere"
+    """Run four writes, two syncs, a rename, and a write elsewhere; return results and failures."""
+    data, elsewhere = folder / "data", folder / "elsewhere"
     elsewhere.mkdir(exist_ok=True)
-    failing = FailingCalls(library, folder / "faults", below)
-    command = [sys.executable, "-c", CHILD, str(below), str(elsewhere)]
+    failing = FailingCalls(library, folder / "faults", data)
+    command = [sys.executable, "-c", CHILD, str(data), str(elsewhere)]
     process = subprocess.Popen(
         command, env=os.environ | failing.env, stdin=-1, stdout=-1, text=True, cwd=ROOT
     )
@@ -87,30 +87,33 @@ def results_with_faults(library: Path, folder: Path, *rules: Rule) -> tuple[list
         failing.arm((rules[0], rules[1] if len(rules) > 1 else NO_RULE))
         process.stdin.write("go\n")
         process.stdin.close()
-        found = json.loads(process.stdout.read().replace("None", "null"))
-    struck = failing.failed_calls
+        results = json.loads(process.stdout.read().replace("None", "null"))
+    failed_call_count = failing.failed_calls
     failing.close()
-    return found, struck
+    return results, failed_call_count
 
 
 def test_only_requested_calls_fail(library: Path, tmp_path: Path) -> None:
     eio, full = errno.EIO, errno.ENOSPC
-    unharmed = [100, 100, 100, 100, None, None, None, 100]
+    without_faults = [100, 100, 100, 100, None, None, None, 100]
     assert results_with_faults(library, tmp_path, Rule(WRITES, 1, 2, full)) == (
-        [100, full, full, *unharmed[3:]],
+        [100, full, full, *without_faults[3:]],
         2,
     )
     assert results_with_faults(library, tmp_path, Rule(SYNCS, 1, ALWAYS, eio)) == (
-        [*unharmed[:5], eio, None, 100],
+        [*without_faults[:5], eio, None, 100],
         1,
     )
-    assert results_with_faults(library, tmp_path, Rule(NAMES, 0, 1, eio)) == ([*unharmed[:6], eio, 100], 1)
-    short, then = Rule(WRITES, 1, 1, 0), Rule(WRITES | SYNCS, 1, 2, eio)
-    assert results_with_faults(library, tmp_path, short, then) == (
+    assert results_with_faults(library, tmp_path, Rule(NAMES, 0, 1, eio)) == (
+        [*without_faults[:6], eio, 100],
+        1,
+    )
+    short_write, errors = Rule(WRITES, 1, 1, 0), Rule(WRITES | SYNCS, 1, 2, eio)
+    assert results_with_faults(library, tmp_path, short_write, errors) == (
         [100, 50, 100, eio, eio, None, None, 100],
         3,
     )
-    assert results_with_faults(library, tmp_path, NO_RULE) == (unharmed, 0)
+    assert results_with_faults(library, tmp_path, NO_RULE) == (without_faults, 0)
 
 
 def test_missing_compiler_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +126,7 @@ def test_missing_compiler_is_reported(tmp_path: Path, monkeypatch: pytest.Monkey
         build(tmp_path)
 
 
-def test_unavailable_faults_are_reported_and_not_a_pass(
+def test_unavailable_faults_are_reported_as_not_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CC", "/nowhere/cc")
@@ -138,9 +141,9 @@ def test_unavailable_faults_are_reported_and_not_a_pass(
 
 
 def test_kills_option_with_disk_faults_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         crash.main(["--disk-faults", "--plant", "cut-log"])
-    assert ended.value.code == 2
+    assert exit_info.value.code == 2
     assert "--plant works with kills only" in capsys.readouterr().err
 
 
@@ -178,8 +181,8 @@ def image(tmp_path: Path) -> Iterator[Path]:
         check_usable("ext4")
     except UnusableError as reason:
         pytest.skip(f"NOT RUN: {reason}")
-    with mount_image("ext4", tmp_path, 16 * 1024 * 1024) as made:
-        yield made.mount
+    with mount_image("ext4", tmp_path, 16 * 1024 * 1024) as mounted:
+        yield mounted.mount
 
 
 def test_ballast_fills_disk_and_frees_it(image: Path) -> None:
@@ -195,7 +198,7 @@ def test_ballast_fills_disk_and_frees_it(image: Path) -> None:
 
 
 @pytest.mark.alone
-def test_one_round_ends_with_true_answers(library: Path, tmp_path: Path) -> None:
+def test_one_round_ends_with_correct_answers(library: Path, tmp_path: Path) -> None:
     totals, rng = Totals(), random.Random(1)
     setup = DiskSetup(tmp_path / "data", tmp_path, library, ["sync"])
     while (

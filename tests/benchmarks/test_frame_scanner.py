@@ -1,4 +1,4 @@
-"""The bulk reader's FrameScanner counts every row, wherever the stream is cut, and reports a gap."""
+"""The bulk reader's FrameScanner counts every row, wherever the stream is split, and reports a gap."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def frame(offset: int, counter: int, rows: int) -> bytes:
     return encode(BatchFrame(offset, encode_batch(deltas, origin=1, base=counter)))
 
 
-@pytest.mark.parametrize("cut", [1, 7, 16, 33, 100, 1_000])
-def test_scanner_counts_rows_wherever_stream_is_cut(cut: int) -> None:
+@pytest.mark.parametrize("chunk_bytes", [1, 7, 16, 33, 100, 1_000])
+def test_scanner_counts_rows_wherever_stream_is_split(chunk_bytes: int) -> None:
     stream = frame(50, 1, 3) + encode(Heartbeat(1, sent_us=5)) + frame(53, 4, 1) + frame(54, 5, 10)
     scanner = FrameScanner(50)
-    for at in range(0, len(stream), cut):
-        scanner.take(memoryview(stream)[at : at + cut])
+    for start in range(0, len(stream), chunk_bytes):
+        scanner.take(memoryview(stream)[start : start + chunk_bytes])
         assert scanner.rows <= 14
     assert scanner.rows == 14
     assert not scanner.is_unfinished

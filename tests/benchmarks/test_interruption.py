@@ -27,21 +27,21 @@ WAIT_S = 60.0
 @pytest.fixture(autouse=True)
 def _restored_interrupt_handler() -> Iterator[None]:
     """Restore the handler of Ctrl-C, which background processes ignore."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
-    signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGINT, previous)
 
 
 def wait_until(condition: Callable[[], object]) -> None:
-    began = time.monotonic()
+    started_at = time.monotonic()
     while not condition():
-        assert time.monotonic() < began + WAIT_S
+        assert time.monotonic() < started_at + WAIT_S
         time.sleep(0.02)
 
 
 def group_processes(group: int) -> list[str]:
     """Return the running processes of a group."""
-    found = []
+    running = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             text = path.read_text()
@@ -49,8 +49,8 @@ def group_processes(group: int) -> list[str]:
             continue
         state, _, process_group = text.rpartition(")")[2].split()[:3]
         if int(process_group) == group and state not in "ZX":
-            found.append(text)
-    return found
+            running.append(text)
+    return running
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_signalled_benchmark_leaves_no_process_or_file(
         end(process)
 
 
-def test_child_process_ignores_interrupt_and_ends_in_order() -> None:
+def test_child_process_ignores_interrupt_and_exits_cleanly() -> None:
     service = Service(Holdings("few", vectors=1_000))
     try:
         process = service._process
@@ -102,22 +102,22 @@ def test_child_process_ignores_interrupt_and_ends_in_order() -> None:
 
 
 def test_interrupt_is_deferred_until_process_is_known() -> None:
-    known = []
+    known_processes = []
 
     def start() -> None:
         with ignore_interrupts():
             interrupt(None)
-            known.append("process")
+            known_processes.append("process")
 
     with pytest.raises(KeyboardInterrupt):
         start()
-    assert known
+    assert known_processes
     with ignore_interrupts():
         """The deferred interrupt is raised only once."""
 
 
-def test_interrupt_taken_by_other_thread_is_deferred() -> None:
-    known = []
+def test_interrupt_handled_by_other_thread_is_deferred() -> None:
+    known_processes = []
 
     def start() -> None:
         with ignore_interrupts():
@@ -128,11 +128,11 @@ def test_interrupt_taken_by_other_thread_is_deferred() -> None:
             os.kill(os.getpid(), signal.SIGINT)
             other.start()
             other.join()
-            known.append("process")
+            known_processes.append("process")
 
     with pytest.raises(KeyboardInterrupt):
         start()
-    assert known
+    assert known_processes
 
 
 def test_interrupt_stays_blocked_only_in_started_child() -> None:

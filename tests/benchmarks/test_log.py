@@ -16,9 +16,9 @@ ROUND = Round(
 def test_ratios_use_figures_of_same_round() -> None:
     slow = replace(ROUND, disk=50.0, publish=10.0, ack_us=2_000.0)
     results = log.report({FULL: [ROUND, slow, slow], SPARSE: [ROUND]})
-    found = {goal["what"]: (goal["found"]["median"], goal["verdict"]) for goal in results.goals}
-    assert found["log: publish, 4 MiB in flight, whole vectors, beside the disk"] == (0.2, "short")
-    assert found["log: ack p50, one in flight, whole vectors, beside fdatasync"] == (4.0, "short")
-    assert found["log: a subscriber catches up, whole vectors, beside publish"] == (20.0, "reached")
-    assert [verdict for what, (_, verdict) in found.items() if SPARSE in what] == ["reached"] * 3
+    by_goal = {goal["what"]: (goal["found"]["median"], goal["verdict"]) for goal in results.goals}
+    assert by_goal["log: publish, 4 MiB in flight, whole vectors, beside the disk"] == (0.2, "short")
+    assert by_goal["log: ack p50, one in flight, whole vectors, beside fdatasync"] == (4.0, "short")
+    assert by_goal["log: a subscriber catches up, whole vectors, beside publish"] == (20.0, "reached")
+    assert [verdict for what, (_, verdict) in by_goal.items() if SPARSE in what] == ["reached"] * 3
     assert "24 a frame of 13,000 bytes" in results.text()

@@ -1,4 +1,4 @@
-"""The comparison with other servers: its clients read streams cut anywhere, its ratios are correct."""
+"""The comparison with other servers: clients read streams wherever these are split; ratios are correct."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from benchmarks._peers_contract import Consumer
 
 PAYLOADS = [bytes((number,)) * 8 + b"\r\n$8\r\n*2\r\nMSG ::" for number in range(5)]
-STAMPS = b"".join(one[:8] for one in PAYLOADS)
+STAMPS = b"".join(payload[:8] for payload in PAYLOADS)
 SIZE = len(PAYLOADS[0])
 
 
@@ -81,25 +81,30 @@ def ours(wire: Wire) -> Consumer:
 
 
 def nats_stream() -> bytes:
-    messages = [b"MSG t 1 $JS.ACK.%d %d\r\n%b\r\n" % (i, len(one), one) for i, one in enumerate(PAYLOADS)]
+    messages = [
+        b"MSG t 1 $JS.ACK.%d %d\r\n%b\r\n" % (i, len(payload), payload) for i, payload in enumerate(PAYLOADS)
+    ]
     return b"PING\r\n" + b"".join(messages[:3]) + b"PONG\r\n" + b"".join(messages[3:])
 
 
 def redis_stream() -> bytes:
-    def answer(ones: list[bytes]) -> bytes:
+    def answer(payloads: list[bytes]) -> bytes:
         entries = b"".join(
-            b"*2\r\n$4\r\n1-%02d\r\n*2\r\n$1\r\nd\r\n$%d\r\n%b\r\n" % (i, len(one), one)
-            for i, one in enumerate(ones)
+            b"*2\r\n$4\r\n1-%02d\r\n*2\r\n$1\r\nd\r\n$%d\r\n%b\r\n" % (i, len(payload), payload)
+            for i, payload in enumerate(payloads)
         )
-        return b"*1\r\n*2\r\n$1\r\nt\r\n*%d\r\n%b" % (len(ones), entries)
+        return b"*1\r\n*2\r\n$1\r\nt\r\n*%d\r\n%b" % (len(payloads), entries)
 
     return b"*-1\r\n" + answer(PAYLOADS[:2]) + b":2\r\n" + answer(PAYLOADS[2:])
 
 
 def our_stream() -> bytes:
-    first, rest = ([Delta("k", opaque(one)) for one in some] for some in (PAYLOADS[:1], PAYLOADS[1:]))
+    first, rest = (
+        [Delta("k", opaque(payload)) for payload in payloads] for payloads in (PAYLOADS[:1], PAYLOADS[1:])
+    )
     frames = [
-        BatchFrame(at, encode_batch(some, origin=1, base=at + 1)) for at, some in ((0, first), (1, rest))
+        BatchFrame(offset, encode_batch(deltas, origin=1, base=offset + 1))
+        for offset, deltas in ((0, first), (1, rest))
     ]
     return (
         encode(frames[0]) + encode(Heartbeat(1, sent_us=5)) + encode(Ack(0, processed=1)) + encode(frames[1])
@@ -114,16 +119,16 @@ def our_stream() -> bytes:
         (ours, our_stream(), encode(Ack(0, cursor=Cursor(bytes(16), 1, 5)))),
     ],
 )
-def test_consumer_reads_payloads_wherever_stream_is_cut(
+def test_consumer_reads_payloads_wherever_stream_is_split(
     client: Callable[[Wire], Consumer], stream: bytes, answer: bytes, pair: tuple[socket.socket, Wire]
 ) -> None:
     server, wire = pair
     for step in (len(stream), 1, 7, 50):
-        consumer, found = client(wire), b""
-        for at in range(0, len(stream), step):
-            server.sendall(stream[at : at + step])
-            found += consumer.receive()
-        assert found == STAMPS
+        consumer, stamps = client(wire), b""
+        for start in range(0, len(stream), step):
+            server.sendall(stream[start : start + step])
+            stamps += consumer.receive()
+        assert stamps == STAMPS
         assert not wire.unread
         reply = server.recv(1 << 16)
         if step == len(stream) and client is not redis:
@@ -149,7 +154,7 @@ def test_our_raw_frames_are_valid_and_hold_given_fields() -> None:
 
 
 def test_our_consumer_reports_gap_and_wrong_row_size() -> None:
-    batch = encode_batch([Delta("k", opaque(one)) for one in PAYLOADS], origin=1, base=6)
+    batch = encode_batch([Delta("k", opaque(payload)) for payload in PAYLOADS], origin=1, base=6)
     assert stamps_of(batch, SIZE, 6) == STAMPS
     for size, counter in ((SIZE, 7), (SIZE, 5), (SIZE - 8, 6)):
         with pytest.raises(RuntimeError, match=f"from 6, expected {counter} and rows of {size} B"):
@@ -165,19 +170,19 @@ def test_server_error_is_raised(module: ModuleType) -> None:
 
 def test_single_calls_respect_window_and_raise_failures() -> None:
     async def play() -> None:
-        open_calls, most = 0, 0
+        open_calls, open_calls_max = 0, 0
 
         async def call(payload: bytes) -> None:
-            nonlocal open_calls, most
+            nonlocal open_calls, open_calls_max
             open_calls += 1
-            most = max(most, open_calls)
+            open_calls_max = max(open_calls_max, open_calls)
             await asyncio.sleep(0)
             open_calls -= 1
 
         count, ended, took = await publish_singly(call, b"body", seconds=0.01, window=3)
         assert count == len(took) > 3
         assert ended
-        assert (open_calls, most) == (0, 3)
+        assert (open_calls, open_calls_max) == (0, 3)
 
         async def fail(payload: bytes) -> None:
             raise RuntimeError("no")
@@ -208,7 +213,7 @@ def test_raw_connection_counts_answers_after_greeting() -> None:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         async with raw_calls(
-            port, lambda one: one + b" ", lambda received: received.count(b"{"), hello=b"HELLO"
+            port, lambda payload: payload + b" ", lambda received: received.count(b"{"), hello=b"HELLO"
         ) as call:
             await asyncio.wait_for(asyncio.gather(call(b"one"), call(b"two")), 5)
         await asyncio.wait_for(ended.wait(), 5)
@@ -236,7 +241,7 @@ def rounds(**figures: tuple[float, float]) -> Rounds:
 
 
 def ratios(found: Rounds, limits: Limits | None = None) -> dict[str, list[float]]:
-    return {goal.what: some for goal, some in judge(found, limits or {}, 1_000_000).items()}
+    return {goal.what: values for goal, values in judge(found, limits or {}, 1_000_000).items()}
 
 
 def test_ratio_uses_rounds_of_both_peers() -> None:
@@ -254,9 +259,9 @@ def test_ratio_uses_rounds_of_both_peers() -> None:
 
 def test_compared_peers_play_each_goal_scene() -> None:
     assert peers_for(FLOW) == {"ours", "jetstream", "redis", "ours-durable", "redis-always"}
-    assert {scene.name for scene in SCENES} == {one.scene.name for one in COMPARISONS}
+    assert {scene.name for scene in SCENES} == {comparison.scene.name for comparison in COMPARISONS}
     peers_and_limits = {*peers.PEERS, *LIMITS, ""}
-    assert {one.theirs for one in COMPARISONS} <= peers_and_limits
+    assert {comparison.theirs for comparison in COMPARISONS} <= peers_and_limits
 
 
 def report_rounds(found: Rounds, limits: Limits | None = None) -> Results:

@@ -32,9 +32,9 @@ def test_each_call_records_ack_and_visible_times(size: int) -> None:
                 closed = await bench.closed_loop(size, level, in_flight=3, seconds=0.01)
                 paced = await bench.open_loop(size, level, rate=1e6, calls=5, in_flight=2)
                 assert paced.deltas == 5 * size
-                for one in (closed, paced):
-                    assert len(one.acknowledged) == len(one.visible) == one.deltas // size
-                    assert min(one.visible) > 0
+                for result in (closed, paced):
+                    assert len(result.acknowledged) == len(result.visible) == result.deltas // size
+                    assert min(result.visible) > 0
                 after = bench.propagator.statistics().log.next_offset
                 assert after - before == closed.deltas + paced.deltas
 

@@ -50,7 +50,7 @@ def test_goal_is_judged_by_its_median(rates: list[float] | None, verdict: str) -
 
 def test_less_is_better_if_goal_says_so() -> None:
     results = Results("b", calibration_ns=1.0)
-    assert [results.goal(SLOW, [one]) for one in (0.8, 1.0, 2.9, 3.1)] == [
+    assert [results.goal(SLOW, [p99]) for p99 in (0.8, 1.0, 2.9, 3.1)] == [
         "far beyond",
         "reached",
         "short",
@@ -80,7 +80,9 @@ def test_partial_results_of_benchmark_are_merged(tmp_path: Path) -> None:
 def test_change_is_reported_only_beyond_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     old = save_results(tmp_path / "old.json", "peers", [90.0, 100.0, 110.0], [10.0, 11.0, 12.0])
     new = save_results(tmp_path / "new.json", "peers", [105.0, 120.0, 130.0], [8.0, 9.0, 9.5])
-    found = {one.name: (round(one.ratio, 2), one.verdict) for one in changes(read([old]), read([new]))}
+    found = {
+        change.name: (round(change.ratio, 2), change.verdict) for change in changes(read([old]), read([new]))
+    }
     assert found == {"publish: ours": (1.2, ""), "p99": (1.22, "better")}
     assert compare.main([str(old), str(new)]) == 0
     assert "2 figures in both, 1 of them within the noise" in capsys.readouterr().out
@@ -94,7 +96,7 @@ def test_change_is_reported_only_beyond_noise(tmp_path: Path, capsys: pytest.Cap
 def test_page_shows_goals_shortfalls_and_reasons(tmp_path: Path) -> None:
     save_results(tmp_path / "p.json", "peers", [4.0], [0.5])
     save_results(tmp_path / "s.json", "sustained", [6.0], [0.9])
-    shorts = [
+    shortfalls = [
         {
             "title": "The rate",
             "rows": ["1", "2"],
@@ -104,7 +106,7 @@ def test_page_shows_goals_shortfalls_and_reasons(tmp_path: Path) -> None:
         },
         {"title": "Latency", "rows": ["1"], "what": "latency", "limit": ["not this"], "tried": []},
     ]
-    report.write(read([tmp_path]), tmp_path / "performance.md", shorts)
+    report.write(read([tmp_path]), tmp_path / "performance.md", shortfalls)
     page = (tmp_path / "performance.md").read_text()
     assert "| goals | 4: 3 reached, 1 of these far beyond; 1 [short](#short); 0 not measured |" in page
     assert "| 1 | rate: ours / theirs | ≥ 5 × | ≥ 10 × | 4 (4-4) | [short](#the-rate) |" in page
@@ -148,7 +150,7 @@ def test_failed_run_sets_exit_status(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_bars_begin_at_one_on_a_logarithmic_axis() -> None:
     text = bars("t <", [Bar("low", 0.1, "0.1"), Bar("high", 100.0, "100")], (0.1, 1, 10), logarithmic=True)
     root = ET.fromstring(text)
-    low, high = (one for one in root.iter() if (one.get("class") or "").startswith("bar"))
+    low, high = (element for element in root.iter() if (element.get("class") or "").startswith("bar"))
     assert float(low.get("x") or 0) + float(low.get("width") or 0) == pytest.approx(
         float(high.get("x") or 0), abs=0.1
     )
@@ -239,7 +241,11 @@ def test_foreign_file_is_refused(text: str, tmp_path: Path, capsys: pytest.Captu
 
 
 def test_runs_of_two_benchmarks_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one, other = (save_results(tmp_path / f"{name}.json", name, [4.0], [0.5]) for name in ("peers", "scale"))
-    check_refused(compare, [str(one), str(other)], f"{one} is of peers, {other} of scale", capsys)
-    assert compare.main([str(tmp_path), str(one)]) == 0
+    of_peers, of_scale = (
+        save_results(tmp_path / f"{name}.json", name, [4.0], [0.5]) for name in ("peers", "scale")
+    )
+    check_refused(
+        compare, [str(of_peers), str(of_scale)], f"{of_peers} is of peers, {of_scale} of scale", capsys
+    )
+    assert compare.main([str(tmp_path), str(of_peers)]) == 0
     assert capsys.readouterr().err == f"scale is skipped: only {tmp_path} has it\n"

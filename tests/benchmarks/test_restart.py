@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def options(tmp_path: Path) -> RunOptions:
-    found = RunOptions(str(tmp_path), "vectors", vectors=3_500, origins=8, changes=1_000)
-    anyio.run(build, found)
-    return found
+    run_options = RunOptions(str(tmp_path), "vectors", vectors=3_500, origins=8, changes=1_000)
+    anyio.run(build, run_options)
+    return run_options
 
 
 def run_service(
@@ -45,7 +45,7 @@ def test_start_is_measured_and_its_search_checked(
     second = run_service(replace(options, starts_before=1), monkeypatch, capsys)
     assert second["right"], "the check knows the changes of the first run"
     real = _restart_service.nearest
-    monkeypatch.setattr(_restart_service, "nearest", lambda *given: [*real(*given)[1:], "another"])
+    monkeypatch.setattr(_restart_service, "nearest", lambda *arguments: [*real(*arguments)[1:], "another"])
     assert not run_service(replace(options, starts_before=2), monkeypatch, capsys)["right"]
 
 
@@ -74,11 +74,11 @@ def test_missed_target_and_wrong_search_are_reported(capsys: pytest.CaptureFixtu
             "accepted_after_open_s": 0.1,
         },
     }
-    given = restart.parser().parse_args(["--vectors", "10"])
+    arguments = restart.parser().parse_args(["--vectors", "10"])
 
     def failed(**changed: object) -> bool:
         kinds = {restart.CLOSED: [good], restart.KILLED: [{**good, **changed}]}
-        results = restart.report({"vectors": kinds, "plain": kinds}, given)
+        results = restart.report({"vectors": kinds, "plain": kinds}, arguments)
         print(results.text())
         return results.has_failed
 
@@ -90,7 +90,7 @@ def test_missed_target_and_wrong_search_are_reported(capsys: pytest.CaptureFixtu
     assert "searched after 30.1 s, target 30 s" in capsys.readouterr().out
     assert not failed(accepted_s=1.9)
     assert failed(accepted_s=2.1)
-    given.quick = True
+    arguments.quick = True
     assert not failed(accepted_s=5.1)
     assert failed(accepted_s=6.1), "the start takes more than three times the time of the plain log"
     assert failed(right=False)

@@ -1,4 +1,4 @@
-"""The long run: growth after the warm-up, latency relative to short runs, bounded samples."""
+"""The long run: growth is judged after the warm-up, latency against short runs; sampling loses no counts."""
 
 from __future__ import annotations
 
@@ -22,22 +22,24 @@ def measurement(p99_us: float, lost: int = 0) -> Measurement:
 
 
 def test_growth_is_measured_after_warm_up() -> None:
-    filling = [(float(at), 100.0 + 10 * at) for at in range(20)]
-    assert growth([*filling, *((float(at), 300.0) for at in range(20, 60))]) == pytest.approx((1.0, 0.0))
-    ratio, a_minute = growth([(float(at), 100.0 + at) for at in range(60)])
-    assert a_minute == pytest.approx(60.0)
+    filling = [(float(second), 100.0 + 10 * second) for second in range(20)]
+    assert growth([*filling, *((float(second), 300.0) for second in range(20, 60))]) == pytest.approx(
+        (1.0, 0.0)
+    )
+    ratio, per_minute = growth([(float(second), 100.0 + second) for second in range(60)])
+    assert per_minute == pytest.approx(60.0)
     assert 1.2 < ratio < 1.3
 
 
-def test_growth_or_latency_falls_short_and_loss_fails() -> None:
-    flat, rising = ([(float(at), 100.0 + at * slope) for at in range(60)] for slope in (0.0, 1.0))
-    shorts = [measurement(one) for one in (9.0, 10.0, 11.0)]
-    fine = sustained.report(shorts, shorts, measurement(14.0), flat, 60.0)
+def test_growth_and_latency_miss_goals_but_only_loss_fails() -> None:
+    flat, rising = ([(float(second), 100.0 + second * slope) for second in range(60)] for slope in (0.0, 1.0))
+    short_runs = [measurement(p99_us) for p99_us in (9.0, 10.0, 11.0)]
+    fine = sustained.report(short_runs, short_runs, measurement(14.0), flat, 60.0)
     assert [goal["verdict"] for goal in fine.goals] == ["reached", "far beyond"]
-    late = sustained.report(shorts, shorts, measurement(40.0), rising, 60.0)
-    assert [goal["verdict"] for goal in late.goals] == ["short", "short"]
-    assert not late.has_failed
-    assert sustained.report(shorts, shorts, measurement(14.0, lost=1), flat, 60.0).has_failed
+    missed = sustained.report(short_runs, short_runs, measurement(40.0), rising, 60.0)
+    assert [goal["verdict"] for goal in missed.goals] == ["short", "short"]
+    assert not missed.has_failed
+    assert sustained.report(short_runs, short_runs, measurement(14.0, lost=1), flat, 60.0).has_failed
 
 
 def test_long_run_samples_times_and_counts_all() -> None:
@@ -65,5 +67,5 @@ def test_long_run_samples_times_and_counts_all() -> None:
     assert _receive_all(backwards, target, sampled=100)["twice"] == 2
 
 
-def test_private_memory_is_of_given_process() -> None:
+def test_private_memory_is_that_of_the_given_process() -> None:
     assert 5 < private_mb(os.getpid()) < 5_000

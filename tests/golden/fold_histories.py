@@ -1,6 +1,6 @@
 """The 200 histories of the golden folds: each rule of the fold alone, then random mixtures.
 
-Values only. A history's name says what it tests; the last histories are drawn from seeds.
+The module holds only values. A history's name says what it tests; the last histories are drawn from seeds.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def number_changes(changes: Sequence[Change]) -> list[Change]:
 
 def histories() -> Iterator[tuple[str, list[Change]]]:
     """Yield all histories with their names, the same each time."""
-    parts = (
+    groups = (
         _each_operation_on_each_state,
         _rounding,
         _ends_of_the_range,
@@ -96,8 +96,8 @@ def histories() -> Iterator[tuple[str, list[Change]]]:
         _refused,
     )
     number = count()
-    for part in parts:
-        for name, changes in part():
+    for group in groups:
+        for name, changes in group():
             yield name, _with_own_ids(number_changes(changes), next(number))
     for seed in range(HISTORIES - next(number)):
         yield f"mixed {seed}", _with_own_ids(number_changes(_draw_history(Random(seed))), HISTORIES + seed)
@@ -145,9 +145,9 @@ def _each_operation_on_each_state() -> Iterator[Named]:
     for kind_name, operation in operations.items():
         for state_name, before in states.items():
             yield f"{kind_name} on {state_name}", [*before, change(operation, patch)]
-    full = (create([7.0]), dense([7.0]), opaque(b""))
-    for first in full:
-        for second in full:
+    creations = (create([7.0]), dense([7.0]), opaque(b""))
+    for first in creations:
+        for second in creations:
             name = f"{Kind(first.kind).name.lower()}, delete, {Kind(second.kind).name.lower()}"
             yield (
                 name,
@@ -311,12 +311,12 @@ def _dimensions() -> Iterator[Named]:
         ),
     )
     rows = [change(create([n / 10, -n]), vector_id=f"v{n}") for n in range(6)]
-    scaled = [replace(one, operation=scale(0.7)) for one in rows]
-    added = [replace(one, operation=sparse_add([0, 1], [0.1, n])) for n, one in enumerate(rows)]
+    scaled = [replace(row, operation=scale(0.7)) for row in rows]
+    added = [replace(row, operation=sparse_add([0, 1], [0.1, n])) for n, row in enumerate(rows)]
     yield "many facts", [*rows, *scaled, *added]
-    rows = [replace(one, operation=create([n * 3e37, -MAX])) for n, one in enumerate(rows)]
-    scaled = [replace(one, operation=scale(n - 2.5)) for n, one in enumerate(rows)]
-    added = [replace(one, operation=sparse_add([0, 0, 1], [3e38, -3e38, -1e38])) for one in rows]
+    rows = [replace(row, operation=create([n * 3e37, -MAX])) for n, row in enumerate(rows)]
+    scaled = [replace(row, operation=scale(n - 2.5)) for n, row in enumerate(rows)]
+    added = [replace(row, operation=sparse_add([0, 0, 1], [3e38, -3e38, -1e38])) for row in rows]
     yield "many facts at the ends of the range", [*rows, *added, *scaled]
 
 
@@ -428,8 +428,8 @@ def _odd_metadata() -> Iterator[Named]:
 # --- order and duplicate ids
 
 
-def _at(one: Change, lamport: int, origin: int = ORIGIN, counter: int = 0) -> Change:
-    return replace(one, lamport=lamport, origin=origin, counter=counter)
+def _at(change: Change, lamport: int, origin: int = ORIGIN, counter: int = 0) -> Change:
+    return replace(change, lamport=lamport, origin=origin, counter=counter)
 
 
 def _order() -> Iterator[Named]:
@@ -507,7 +507,7 @@ def _duplicate_ids() -> Iterator[Named]:
             _at(change(delete(), id=ONE), 4, OTHER),
         ],
     )
-    other = [replace(one, vector_id="w") for one in (start, add)]
+    other = [replace(delta, vector_id="w") for delta in (start, add)]
     yield (
         "one id on two facts",
         [_at(start, 1), _at(add, 3), _at(other[0], 2, OTHER), _at(other[1], 4, OTHER)],
@@ -556,7 +556,7 @@ _ORIGINS = (ORIGIN, ORIGIN, OTHER, THIRD)
 
 
 def _draw_float(rng: Random) -> float:
-    """Draw any finite number, those at the ends and near 1 more often."""
+    """Draw any finite number, more often one at the ends of the range or near 1."""
     choice = rng.randrange(4)
     if choice == 0:
         word = rng.choice(_SPECIAL)
@@ -577,13 +577,13 @@ def _draw_json(rng: Random, depth: int) -> Any:
 
 
 def _draw_operation(rng: Random, dimension: int) -> Operation:
-    places = [rng.randrange(dimension + (not rng.randrange(8))) for _ in range(rng.randrange(1, 5))]
-    values = [_draw_float(rng) for _ in places]
+    indices = [rng.randrange(dimension + (not rng.randrange(8))) for _ in range(rng.randrange(1, 5))]
+    values = [_draw_float(rng) for _ in indices]
     vector = [_draw_float(rng) for _ in range(dimension)]
     return rng.choice((
         create(vector), dense(vector),
-        sparse(places, values), sparse(places, values),
-        sparse_add(places, values), sparse_add(places, values),
+        sparse(indices, values), sparse(indices, values),
+        sparse_add(indices, values), sparse_add(indices, values),
         scale(values[0]), scale(values[0]), offset(values[0]), offset(values[0]),
         delete(), opaque(rng.getrandbits(16).to_bytes(2, "big")), metadata_only(), metadata_only(),
         transform("t"), Operation(rng.randrange(10, 64), data=b"?"),
@@ -596,20 +596,20 @@ def _draw_history(rng: Random) -> list[Change]:
     changes = [change(create([_draw_float(rng) for _ in range(dimension)]), {"a": 0})]
     for number in range(2, rng.randrange(8, 15)):
         operation = _draw_operation(rng, dimension)
-        needs, known = (
+        needs_patch, may_have_id = (
             operation.kind == Kind.METADATA,
             operation.kind < 10 and operation.kind != Kind.TRANSFORM,
         )
         patch = (
             {rng.choice("abcde"): _draw_json(rng, 2) for _ in range(2)}
-            if needs or not rng.randrange(3)
+            if needs_patch or not rng.randrange(3)
             else None
         )
         changes.append(
             change(
                 operation,
                 patch,
-                id=bytes([rng.randrange(3)]) if known and not rng.randrange(6) else None,
+                id=bytes([rng.randrange(3)]) if may_have_id and not rng.randrange(6) else None,
                 vector_id=rng.choice("vvvw"),
                 lamport=max(1, 2 * number - (rng.randrange(9) if not rng.randrange(3) else 0)),
                 origin=rng.choice(_ORIGINS),

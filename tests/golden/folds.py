@@ -61,7 +61,7 @@ def states_of(changes: Iterable[Change]) -> dict[str, VectorState]:
 
 
 def later_copies(ids: dict[Key, bytes]) -> set[Key]:
-    """Return the keys of deltas whose id an earlier one has, in canonical order."""
+    """Return the keys of deltas that repeat the id of a delta earlier in canonical order."""
     earlier_ids: set[bytes] = set()
     copies = set()
     for key in sorted(ids):
@@ -82,7 +82,7 @@ def refused_field(change: Change) -> str | None:
 
 
 def format_delta(change: Change) -> dict[str, Any]:
-    """Format a change as the file has it."""
+    """Return a change in the format of the file."""
     operation = change.operation
     formatted: dict[str, Any] = {
         "lamport": str(change.lamport),
@@ -113,7 +113,7 @@ def _format_operation(operation: Operation) -> dict[str, str]:
 
 
 def format_state(state: VectorState) -> dict[str, Any]:
-    """Format a state as the file has it."""
+    """Return a state in the format of the file."""
     assert state.key is not None, "the state of a fact names its last delta"
     alive, vector, data, metadata = state.content
     kind = Kind.DELETE if not alive else Kind.CREATE if vector is not None else Kind.OPAQUE

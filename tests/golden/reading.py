@@ -25,13 +25,13 @@ from tests.golden.story import (
     ADDS,
     AUDIT,
     EDITOR,
-    FAR,
     FRAMES,
     IDENTIFIED,
     IDS,
     IMPORTER,
+    OTHER_SERVICE,
     REFUSED,
-    TELLER,
+    RESENDER,
     outcome,
 )
 
@@ -110,8 +110,8 @@ def read_snapshot(log: DurableLog) -> dict[str, Any] | None:
             "offset": snapshot.offset,
             "rows": [row for logged in snapshot.frames() for row in rows_to_json(logged)],
             "origins": {
-                f"{origin:016x}": [mark.epoch, mark.counter, [str(dot) for dot in mark.clock]]
-                for origin, mark in sorted(snapshot.watermarks.items())
+                f"{origin:016x}": [watermark.epoch, watermark.counter, [str(dot) for dot in watermark.clock]]
+                for origin, watermark in sorted(snapshot.watermarks.items())
             },
         }
     finally:
@@ -119,7 +119,7 @@ def read_snapshot(log: DurableLog) -> dict[str, Any] | None:
 
 
 async def query_service(p: Propagator) -> dict[str, Any]:
-    """Return a restarted service's answers; resent deltas change nothing."""
+    """Return the answers of a restarted service. Deltas that are sent again change nothing."""
     assert p.recovery is not None
     answers: dict[str, Any] = {
         "notes": p.recovery.notes,
@@ -132,7 +132,7 @@ async def query_service(p: Propagator) -> dict[str, Any]:
         name: acknowledgement.duplicates[0] if acknowledgement.duplicate else None
         for name, acknowledgement in zip(IDS, second_results, strict=True)
     }
-    answers |= await _query_refusals(p) if p._pipeline.orderer.watermarks.get(TELLER) else {}
+    answers |= await _query_refusals(p) if p._pipeline.orderer.watermarks.get(RESENDER) else {}
     names = [("docs", f"doc-{number}") for number in range(10)]
     names += [("ids", "one"), ("ids", "two"), ("adds", "sum"), ("行", "行-1")]
     heads = {f"{namespace} {name}": p.head(name, namespace) for namespace, name in names}
@@ -144,8 +144,8 @@ async def query_service(p: Propagator) -> dict[str, Any]:
 
 
 async def _query_refusals(p: Propagator) -> dict[str, Any]:
-    """Return outcomes of frames that left control rows, by their dots and by resending them."""
-    dots = [(TELLER, counter) for counter in range(1, 8)] + [(FAR, 1), (FAR, 2)]
+    """Return the outcomes of the frames that left control rows: looked up by their dots, and by resending."""
+    dots = [(RESENDER, counter) for counter in range(1, 8)] + [(OTHER_SERVICE, 1), (OTHER_SERVICE, 2)]
     outcomes = {f"{origin:x}:{counter}": p._pipeline.outcome(origin, counter) for origin, counter in dots}
     answers: dict[str, Any] = {
         "dots": {

@@ -63,12 +63,12 @@ IDENTIFIED = (
     Delta("three", create([3.0]), "ids", id=IDS["last"]),
 )
 EPOCH = 4097  # the first epoch granted after the first opening
-TELLER, FAR = make_origin(7, Priority.NORMAL), make_origin(77, Priority.NORMAL)
+RESENDER, OTHER_SERVICE = make_origin(7, Priority.NORMAL), make_origin(77, Priority.NORMAL)
 """Origins of a producer whose frames are resent unchanged, and of another service."""
 
 
 def _frame(base: int, *deltas: Delta) -> Batch:
-    return encode_batch(deltas, origin=TELLER, base=base, epoch=EPOCH)
+    return encode_batch(deltas, origin=RESENDER, base=base, epoch=EPOCH)
 
 
 def _delta_with_own_id(vector_id: str, operation: Operation) -> Delta:
@@ -81,10 +81,10 @@ FRAMES = {
     "refused": _frame(5, Delta("doc-0", scale(2.0), "docs"), Delta("nobody", scale(2.0), "docs")),
     "refused with an id": _frame(7, _delta_with_own_id("nobody", scale(2.0))),
 }
-"""Frames each of which leaves control rows in the log."""
+"""Frames, each of which leaves control rows in the log."""
 REFUSED = _delta_with_own_id("nobody-else", scale(2.0))
-"""Refused without a dot, so that only a checkpoint has its id."""
-NOOP = encode_noop(origin=FAR, base=1, count=2, code=ErrorCode.CONFLICT, refused_crc=7)
+"""A delta that is refused without a dot, so that only a checkpoint has its id."""
+NOOP = encode_noop(origin=OTHER_SERVICE, base=1, count=2, code=ErrorCode.CONFLICT, refused_crc=7)
 """A no-op of another service's refusal."""
 
 
@@ -92,7 +92,11 @@ async def outcome(p: Propagator, batch: Batch) -> list[int | None] | str:
     """Resend a frame; return its rows' offsets or its error code."""
     receipt = await resend_batch(p, batch, Sender("teller"))
     refusal = receipt.refusal()
-    return refusal.code.name if refusal is not None else [one.offset for one in receipt.result().places()]
+    return (
+        refusal.code.name
+        if refusal is not None
+        else [position.offset for position in receipt.result().places()]
+    )
 
 
 def write_directory() -> SimDisk:
@@ -166,7 +170,7 @@ async def _publish_second_session(p: Propagator) -> None:
     await p.publish(IDENTIFIED[1])
     p._pipeline.hello(7, "teller", p._now())
     outcomes = [await outcome(p, frame) for frame in FRAMES.values()]
-    assert [one for one in outcomes if isinstance(one, str)] == ["INVALID_DELTA"] * 2, outcomes
+    assert [code for code in outcomes if isinstance(code, str)] == ["INVALID_DELTA"] * 2, outcomes
     receipt = p._pipeline.offer(
         SequencedBatch(NOOP, Sender("far", Source.REPLICA), Receipt(), lamport=500), p._now()
     )

@@ -1,4 +1,4 @@
-"""Directories that earlier versions wrote are read unchanged, and services continue them.
+"""Directories that earlier versions wrote are read without a change, and a service can continue them.
 
 Each is a packed directory with its content as JSON; `make.py` describes how to add one. A directory of an
 earlier format is migrated first.
@@ -33,17 +33,17 @@ EACH_DIRECTORY = pytest.mark.parametrize("packed", GOLDEN, ids=lambda path: path
 
 
 def read_expected(packed: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(
+    expected: dict[str, Any] = json.loads(
         packed.with_name(packed.name.removesuffix(".tar.gz") + ".json").read_text(encoding="utf-8")
     )
-    return found
+    return expected
 
 
 def current_files(packed: Path) -> dict[str, bytes]:
     """Return the files in the current format."""
-    found = read_format(disk_of(files := unpack(packed)))
-    assert found is not None
-    return migrate_files(files) if found.number < FORMAT else files
+    directory_format = read_format(disk_of(files := unpack(packed)))
+    assert directory_format is not None
+    return migrate_files(files) if directory_format.number < FORMAT else files
 
 
 def unpack_to(packed: Path, root: Path) -> dict[Path, bytes]:
@@ -112,7 +112,7 @@ def test_sinks_and_producers_resume_in_golden_directory(packed: Path) -> None:
             await p.attach(CallbackSink(lambda offset, _: delivered.append(offset), name=AUDIT))
             await p.attach(RejectingSink(Store(keeps_cursor=False), set()), topics="ns:adds")
             held = expected["kept"]["quarantines"][ADDS]["held"]
-            assert [one.offset for one in p.quarantine(ADDS)] == [int(offset) for offset in held]
+            assert [row.offset for row in p.quarantine(ADDS)] == [int(offset) for offset in held]
             importer = p.producer(IMPORTER)
             published = await importer.publish(Delta("doc-3", create([0.5] * 320), "docs"))
             assert published.offset == end
@@ -129,10 +129,10 @@ def test_sinks_and_producers_resume_in_golden_directory(packed: Path) -> None:
 
 @EACH_DIRECTORY
 @pytest.mark.parametrize(
-    ("arguments", "shown"),
+    ("arguments", "expected_output"),
     [
         (["log", "verify"], "intact"),
-        (["log", "show"], "redaktor"),
+        (["log", "show"], "doc-9"),
         (["status"], "intact"),
         (["sinks"], AUDIT),
         (["quarantine", "list"], "7 is bad"),
@@ -141,9 +141,13 @@ def test_sinks_and_producers_resume_in_golden_directory(packed: Path) -> None:
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_commands_read_golden_directory(
-    packed: Path, arguments: list[str], shown: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    packed: Path,
+    arguments: list[str],
+    expected_output: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     files = unpack_to(packed, tmp_path)
     assert main([*arguments, "--data", str(tmp_path)]) == 0
-    assert shown.replace("redaktor", "doc-9") in capsys.readouterr().out
+    assert expected_output in capsys.readouterr().out
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files

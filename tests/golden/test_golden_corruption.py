@@ -1,4 +1,4 @@
-"""A flipped bit in any file of a directory is refused, reported and repaired, or without effect.
+"""A flipped bit in any file of a directory is refused, or reported and repaired, or has no effect.
 
 No answer is wrong, and no log is shorter. Each kind of file has its own tests that flip every bit; here one
 directory has every kind, and the complete service reads it.

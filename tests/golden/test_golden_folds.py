@@ -130,10 +130,10 @@ def group_changes(changes: Sequence[Change], *, uniform: bool = False) -> list[l
     `uniform`: of one kind; large enough groups are folded as a block.
     """
     groups = [[changes[0]]] if changes else []
-    for before, entry in pairwise(changes):
-        follows = (before.lamport + 1, before.origin, before.counter + 1) == entry.key
-        fits = not uniform or before.operation.kind == entry.operation.kind
-        if follows and fits and (before.id is None) == (entry.id is None):
+    for previous, entry in pairwise(changes):
+        follows = (previous.lamport + 1, previous.origin, previous.counter + 1) == entry.key
+        fits = not uniform or previous.operation.kind == entry.operation.kind
+        if follows and fits and (previous.id is None) == (entry.id is None):
             groups[-1].append(entry)
         else:
             groups.append([entry])
@@ -172,8 +172,8 @@ async def apply_changes(
 
 
 def key_at(batches: Sequence[LoggedBatch], offset: int) -> Any:
-    (found,) = (logged for logged in batches if logged.offset <= offset < logged.next_offset)
-    return found.key(offset - found.offset)
+    (batch,) = (logged for logged in batches if logged.offset <= offset < logged.next_offset)
+    return batch.key(offset - batch.offset)
 
 
 def rows_after(delivery: Delivery, offset: int) -> Delivery | None:
@@ -186,7 +186,7 @@ def rows_after(delivery: Delivery, offset: int) -> Delivery | None:
 def check_states(name: str, found: dict[str, VectorState], rejected: set[Any]) -> None:
     """Compare a sink's states with the golden ones.
 
-    A sink rejects unknown kinds: it ignores their counts and keys.
+    A sink rejects unknown kinds, so their keys and counts are left out of the expected states.
     """
     rejected_keys = {entry.key for entry in CHANGES[name]} & rejected
     assert rejected_keys == {

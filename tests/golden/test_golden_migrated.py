@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 OLD = HERE / "0.1.0-controls.tar.gz"
-LINE = (
+REFUSAL_LINE = (
     f"delta-prop: 'my facts' has format 1: this version reads only format {FORMAT}: run "
     "`delta-prop log migrate 'my facts'`; nothing was changed\n"
 )
@@ -64,7 +64,7 @@ def test_verbs_refuse_old_format_in_one_line_and_change_nothing(
     files = write_files(unpack(OLD), tmp_path / "my facts")
     assert main([*arguments, "--data", "my facts"]) == 1
     shown = capfd.readouterr()
-    assert (shown.out, shown.err) == ("", LINE)
+    assert (shown.out, shown.err) == ("", REFUSAL_LINE)
     assert read_tree(tmp_path / "my facts") == files
 
 
@@ -181,7 +181,7 @@ def test_staged_job_is_published_after_migration() -> None:
 
 
 def tear_log(files: dict[str, bytes]) -> dict[str, bytes]:
-    """Return the files as after a crash of the earlier version: no recovery point, half a last frame."""
+    """Return the files as a crash leaves them: without a recovery point, and with a torn frame at the end."""
     last = max(path for path in files if path.endswith(".log"))
     return {path: raw for path, raw in files.items() if not path.endswith("/mark")} | {
         last: files[last] + files[last][:100]
@@ -192,7 +192,7 @@ def test_migration_recovers_unclosed_directory_first() -> None:
     disk = disk_of(tear_log(unpack(OLD)))
     migrate_disk(disk)
     found, expected = json.loads(json.dumps(read_content(disk))), read_expected(OLD)["kept"]
-    assert [one[0] for one in found.pop("epochs")] == [1, 2, 3]
+    assert [epoch[0] for epoch in found.pop("epochs")] == [1, 2, 3]
     for name, cursor in found["cursors"].items():  # a later version may add fields
         found["cursors"][name] = {part: cursor[part] for part in expected["cursors"][name]}
     for part in found:

@@ -1,4 +1,4 @@
-"""A simulated machine: its processes die like real ones, and have no effect afterwards."""
+"""A simulated machine: its processes end like real ones, and have no effect after their end."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
     from delta_prop.ports import World
 
-STILL = ThreadFaults(delay_s_max=0)
+NO_DELAYS = ThreadFaults(delay_s_max=0)
 
 
 def make_machine(name: str = "m", *, network: VirtualNetwork | None = None, seed: int = 1) -> Machine:
     return Machine(
-        name, Seed(seed), network or VirtualNetwork(seed), Trace(), clock=ClockFaults(), threads=STILL
+        name, Seed(seed), network or VirtualNetwork(seed), Trace(), clock=ClockFaults(), threads=NO_DELAYS
     )
 
 
@@ -105,8 +105,8 @@ def test_only_wall_clock_jumps_and_drifts() -> None:
         ClockFaults(drift=2)
 
 
-@pytest.mark.parametrize(("early", "seen_at"), [(1.0, 0.0), (0.0, 4.0)])
-def test_thread_runs_calls_one_at_a_time_early_or_late(early: float, seen_at: float) -> None:
+@pytest.mark.parametrize(("early", "first_effect_at"), [(1.0, 0.0), (0.0, 4.0)])
+def test_thread_runs_calls_one_at_a_time_early_or_late(early: float, first_effect_at: float) -> None:
     async def main() -> None:
         machine = make_machine()
         faults = ThreadFaults(delay_s_max=0, early=early, stalls=1.0, stall_s=4.0)
@@ -115,7 +115,7 @@ def test_thread_runs_calls_one_at_a_time_early_or_late(early: float, seen_at: fl
         async with anyio.create_task_group() as tasks:
             for _ in range(2):
                 tasks.start_soon(thread.run, lambda: effects.append(anyio.current_time()))
-        assert effects == [seen_at, seen_at + 4.0]
+        assert effects == [first_effect_at, first_effect_at + 4.0]
         assert anyio.current_time() == 8.0
         assert machine.struck["thread stalled"] == 2
 
@@ -135,10 +135,10 @@ def test_killed_process_leaves_page_cache_without_cleanup() -> None:
         async with anyio.create_task_group() as tasks:
             endings: list[Ending] = []
 
-            async def live() -> None:
+            async def run_process() -> None:
                 endings.append(await machine.run(process))
 
-            tasks.start_soon(live)
+            tasks.start_soon(run_process)
             await anyio.sleep(1)
             process = machine.process
             machine.kill()
@@ -220,7 +220,7 @@ def test_killed_process_gets_no_stream_and_no_listener() -> None:
             await world.network.listen("there", 7)
             await anyio.sleep(60)
 
-        async def haunt(world: World) -> None:
+        async def use_network_after_kill(world: World) -> None:
             assert world.network is not None
             try:
                 await anyio.sleep(60)
@@ -234,7 +234,7 @@ def test_killed_process_gets_no_stream_and_no_listener() -> None:
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(there.run, serve)
-            tasks.start_soon(here.run, haunt)
+            tasks.start_soon(here.run, use_network_after_kill)
             await anyio.sleep(1)
             here.kill()
             await anyio.sleep(1)

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     import pytest
 
 RUN_S, RUN_SEEDS_MIN = 40.0, 100
-"""Seconds for which a normal run tries new seeds, and the minimum number of seeds."""
+"""How long a normal run tries new seeds, in seconds, and the minimum number of seeds."""
 VACUOUS_SHARE_MAX = 0.02
-"""Maximum share of seeds none of whose strikes found a target: such runs prove nothing."""
+"""Maximum share of seeds whose strikes all missed their targets: these runs prove nothing."""
 FULL_SEEDS = 2_000
 RARE = {"read error"}  # services seldom read the disk, as their newest batches are in memory
-MOST = 0.6
+KINDS_SHARE_MIN = 0.6
 """Minimum share of the kinds of strikes that the few seeds of a normal run cover."""
 
 
@@ -29,16 +29,16 @@ def test_fresh_seeds_find_no_violation(
 ) -> None:
     first: int = pytestconfig.getoption("--first-seed")
     summary, end = Summary(), monotonic() + RUN_S
-    for part in sweep(first, FULL_SEEDS, cores()):
-        summary.add_all(part)
+    for results in sweep(first, FULL_SEEDS, cores()):
+        summary.add_all(results)
         if not full and monotonic() > end and summary.seeds >= RUN_SEEDS_MIN:
             break
     print_at_end(f"{summary.seeds:,} chaos seeds from {first} on, {summary.deltas:,} deltas acknowledged")
-    assert [one for one in summary.findings if one.check != "vacuous"] == []
+    assert [finding for finding in summary.findings if finding.check != "vacuous"] == []
     assert len(summary.findings) <= VACUOUS_SHARE_MAX * summary.seeds, summary.findings
     struck = summary.struck
     missing = {kind for kind in STRIKES if not struck[f"strike: {kind}"]}
-    assert missing <= RARE if full else len(missing) < (1 - MOST) * len(STRIKES)
+    assert missing <= RARE if full else len(missing) < (1 - KINDS_SHARE_MIN) * len(STRIKES)
     for what in ("disk: sectors lost", "network: bytes lost by a reset", "machine: power cut"):
         assert struck[what] > 0, what
     assert summary.deltas > 50 * summary.seeds

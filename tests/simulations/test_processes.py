@@ -21,7 +21,7 @@ from delta_prop_simulations.processes import in_processes
 for worker in in_processes([os.getpid, *[partial(time.sleep, 600.0)] * 4], 2):
     print(worker, flush=True)
 """
-SQUARES = [partial(pow, one, 2) for one in range(5)]
+SQUARES = [partial(pow, number, 2) for number in range(5)]
 
 
 def test_single_job_runs_in_this_process_in_order() -> None:
@@ -29,7 +29,7 @@ def test_single_job_runs_in_this_process_in_order() -> None:
     assert list(in_processes([os.getpid], 1)) == [os.getpid()]
 
 
-def test_each_work_is_done_once_in_other_processes() -> None:
+def test_each_item_is_done_once_in_other_processes() -> None:
     results = list(in_processes(iter([*SQUARES, os.getpid]), 2))
     assert sorted(results)[:5] == [0, 1, 4, 9, 16]
     assert len(results) == 6
@@ -38,11 +38,11 @@ def test_each_work_is_done_once_in_other_processes() -> None:
 
 
 def test_closing_results_ends_running_work() -> None:
-    works = in_processes([os.getpid, partial(time.sleep, 60.0)], 2)
-    began = time.monotonic()
-    worker = next(works)
-    works.close()  # type: ignore[attr-defined]
-    assert time.monotonic() - began < 30
+    results = in_processes([os.getpid, partial(time.sleep, 60.0)], 2)
+    started_at = time.monotonic()
+    worker = next(results)
+    results.close()  # type: ignore[attr-defined]
+    assert time.monotonic() - started_at < 30
     with pytest.raises(ProcessLookupError):
         os.kill(worker, 0)
 

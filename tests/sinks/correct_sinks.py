@@ -98,15 +98,15 @@ class Plain:
 
 
 class Target:
-    """Storage that outlives its sinks, as a file does. `fail(n)`: fail from operation n on."""
+    """Storage that outlives its sinks, as a file does. `fail(n)`: its operations fail from the n-th on."""
 
     def __init__(self) -> None:
         self.states: dict[Ref, VectorState] = {}
-        self.last: dict[Ref, int] = {}
+        self.last_offsets: dict[Ref, int] = {}
         self.next_offset = self.lamport = 0
         self.users = 0
         self.rebuilding = False
-        self.next: dict[Ref, VectorState] = {}
+        self.next_states: dict[Ref, VectorState] = {}
         self._left: int | None = None
 
     def fail(self, operations: int | None) -> None:
@@ -120,7 +120,7 @@ class Target:
 
     def take(self, ref: Ref, offset: int) -> None:
         self.operate()
-        self.last[ref] = max(offset, self.last.get(ref, 0))
+        self.last_offsets[ref] = max(offset, self.last_offsets.get(ref, 0))
 
     def write(self, states: dict[Ref, VectorState], next_offset: int, lamport: int) -> None:
         self.operate()
@@ -129,16 +129,16 @@ class Target:
 
     def begin_rebuild(self) -> None:
         self.operate()
-        self.rebuilding, self.next = True, {}
+        self.rebuilding, self.next_states = True, {}
 
     def load_states(self, rows: Sequence[StateRow]) -> None:
         self.operate()
-        self.next.update({row[:2]: row.state for row in rows})
+        self.next_states.update({row[:2]: row.state for row in rows})
 
     def end_rebuild(self, offset: int, lamport: int) -> None:
         self.operate()
         if self.rebuilding:
-            self.rebuilding, self.states = False, self.next
+            self.rebuilding, self.states = False, self.next_states
             self.next_offset, self.lamport = offset, lamport
 
 
@@ -229,7 +229,7 @@ class Store(Plain):
         self.calls += 1
         if self.failure is not None:
             await self.flush_or_raise()
-        late = any(delivery.redelivered for delivery in deliveries)
+        has_redelivered = any(delivery.redelivered for delivery in deliveries)
         try:
             for delivery in deliveries:
                 await anyio.lowlevel.checkpoint()
@@ -238,10 +238,10 @@ class Store(Plain):
                 if len(self.pending) >= FLUSH_ROWS:
                     await self.flush_or_raise()
         except RejectDelta:
-            if late:
+            if has_redelivered:
                 await self.flush_or_raise()
             raise
-        if late:  # redelivered rows are not delivered a second time
+        if has_redelivered:  # redelivered rows are not delivered a second time
             await self.flush_or_raise()
 
     async def take_full_delivery(self, delivery: Delivery) -> None:

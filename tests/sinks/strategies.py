@@ -88,7 +88,7 @@ def uniform(draw: st.DrawFn) -> list[Delta]:
 
 
 batches = st.one_of(st.lists(deltas, min_size=1, max_size=4), uniform())
-wide = st.lists(numbers, min_size=DIMENSION + 1, max_size=DIMENSION + 1)
+wider_vectors = st.lists(numbers, min_size=DIMENSION + 1, max_size=DIMENSION + 1)
 IDS = [bytes([number]) * 16 for number in range(9)]
 
 
@@ -100,12 +100,14 @@ def logs(draw: st.DrawFn, *, forwarded: bool = True) -> FakeLog:
         if forwarded and draw(st.booleans()):
             rows = _with_ids(draw, content)
             if draw(st.integers(0, 3)) == 0:
-                rows[0] = replace(rows[0], operation=draw(wide.map(create) | wide.map(dense)))
+                rows[0] = replace(
+                    rows[0], operation=draw(wider_vectors.map(create) | wider_vectors.map(dense))
+                )
             log.forward(_remote(log, draw(st.sampled_from(REMOTE)), rows), draw(st.integers(1, 60)))
         else:
             rows = _with_ids(draw, content) if forwarded else content
-            known = any(row.id in log.ids for row in rows)  # then the service logs them as no-ops
-            log.append(*(content if known else rows))
+            has_known_id = any(row.id in log.ids for row in rows)  # then the service logs them as no-ops
+            log.append(*(content if has_known_id else rows))
     return log
 
 
@@ -113,7 +115,7 @@ def _with_ids(draw: st.DrawFn, rows: list[Delta]) -> list[Delta]:
     if draw(st.booleans()):
         return list(rows)
     ids = draw(st.permutations(IDS))
-    return [replace(row, id=one) for row, one in zip(rows, ids, strict=False)]
+    return [replace(row, id=id_) for row, id_ in zip(rows, ids, strict=False)]
 
 
 def _remote(log: FakeLog, origin: int, content: list[Delta]) -> Batch:

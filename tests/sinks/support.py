@@ -1,4 +1,4 @@
-"""Fakes for tests of sinks: a log in a list, a clock that stands still, threads that call inline.
+"""Fakes for tests of sinks: a log in a list, a clock that a test sets, threads that call functions directly.
 
 The oracle is the algebra's own fold of everything in the log; it uses no code of a sink.
 """
@@ -54,7 +54,7 @@ class InlineThreads:
 
 
 class FakeLog:
-    """Appends as the service does: contiguous offsets, local Lamport numbers above all seen ones."""
+    """Appends as the service does: contiguous offsets, local Lamport numbers above all earlier ones."""
 
     topics = frozenset("*")
 
@@ -110,8 +110,10 @@ class FakeLog:
     ) -> LoggedBatch:
         lamport = self.lamport + 1 if lamport is None else lamport
         ids = batch.ids or []
-        known = sum(one in self.ids for one in ids)
-        known_ids = KnownIds.NONE if not known else KnownIds.ALL if known == len(ids) else KnownIds.SOME
+        known_count = sum(id_ in self.ids for id_ in ids)
+        known_ids = (
+            KnownIds.NONE if not known_count else KnownIds.ALL if known_count == len(ids) else KnownIds.SOME
+        )
         self.ids.update(ids)
         logged = LoggedBatch(batch, self.next_offset, lamport, source, known_ids=known_ids)
         self.lamport = max(self.lamport, lamport + batch.count - 1)
@@ -127,7 +129,7 @@ class FakeLog:
 
 
 def apply_all(resident: ResidentVectors, deliveries: Sequence[Delivery], log: FakeLog) -> int:
-    """Have deliveries folded, including the late rows, which wait for the log; return the number of rows."""
+    """Have deliveries folded, including late rows, which need the log; return the number of rows."""
     return anyio.run(resident.apply, deliveries, log)
 
 
@@ -152,23 +154,23 @@ def oracle(batches: Sequence[LoggedBatch]) -> dict[tuple[str, str], VectorState]
 
 
 def _later_duplicates(ids: dict[Any, bytes]) -> set[Any]:
-    seen: set[bytes] = set()
+    earlier_ids: set[bytes] = set()
     duplicates = set()
     for key in sorted(ids):
-        if ids[key] in seen:
+        if ids[key] in earlier_ids:
             duplicates.add(key)
-        seen.add(ids[key])
+        earlier_ids.add(ids[key])
     return duplicates
 
 
 def states_at(log: FakeLog, end: int) -> list[StateRow]:
     """Return every vector's state as of an offset between two batches, as `load_states` gets them."""
-    below = [logged for logged in log.batches if logged.next_offset <= end]
-    last: dict[tuple[str, str], int] = {}
-    for logged in below:
+    batches = [logged for logged in log.batches if logged.next_offset <= end]
+    last_offsets: dict[tuple[str, str], int] = {}
+    for logged in batches:
         for row, key in enumerate(logged.batch.keys):
-            last[logged.batch.namespaces[row], key] = logged.offset + row
-    return [StateRow(*ref, state, last[ref]) for ref, state in sorted(oracle(below).items())]
+            last_offsets[logged.batch.namespaces[row], key] = logged.offset + row
+    return [StateRow(*ref, state, last_offsets[ref]) for ref, state in sorted(oracle(batches).items())]
 
 
 def check_state(

@@ -46,8 +46,8 @@ def test_apply_now_and_apply_give_the_same_fold(log: FakeLog, use_apply_now: lis
                 tasks.start_soon(storage.background)
                 await anyio.lowlevel.checkpoint()
                 for position, delivery in enumerate(log.deliveries()):
-                    for turn, sink in enumerate(sinks):
-                        if not (use_apply_now[(position + turn) % 30] and sink.apply_now([delivery])):
+                    for sink_number, sink in enumerate(sinks):
+                        if not (use_apply_now[(position + sink_number) % 30] and sink.apply_now([delivery])):
                             await sink.apply([delivery])
                 tasks.cancel_scope.cancel()
             found = {(space, name): state for space, name, state in storage.resident.rows()}
@@ -84,20 +84,20 @@ def test_storage_that_must_wait_declines_apply_now() -> None:
     anyio.run(main)
 
 
-class Slow(CacheSink):
+class OverridesApply(CacheSink):
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
         await anyio.lowlevel.checkpoint()
 
 
-class Quick(Slow):
+class OverridesBoth(OverridesApply):
     def apply_now(self, deliveries: Sequence[Delivery]) -> bool:
         return True
 
 
 def test_has_apply_now_honours_overridden_apply() -> None:
     assert has_apply_now(CacheSink())
-    assert not has_apply_now(Slow())
-    assert has_apply_now(Quick())
+    assert not has_apply_now(OverridesApply())
+    assert has_apply_now(OverridesBoth())
     assert not has_apply_now(CallbackSink(print))
     patched: Any = CacheSink()
     patched.apply = None
@@ -109,16 +109,16 @@ class Failing(CacheSink):
 
     def __init__(self) -> None:
         super().__init__()
-        self.at_once = self.later = 0
+        self.apply_now_calls = self.apply_calls = 0
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        self.later += 1
+        self.apply_calls += 1
         for delivery in deliveries:
             if delivery.first_offset == 2:
                 raise RejectDelta(2, "never")
 
     def apply_now(self, deliveries: Sequence[Delivery]) -> bool:
-        self.at_once += 1
+        self.apply_now_calls += 1
         if deliveries[0].first_offset == 2:
             raise ValueError("it goes wrong here")
         return deliveries[0].first_offset != 1
@@ -132,7 +132,10 @@ def test_failure_in_apply_now_is_retried_with_apply() -> None:
             await p.settle()
         statistics = p.statistics().sinks["failing"]
         assert (statistics.applied_offset, statistics.applied_deltas, statistics.rejected) == (4, 3, 1)
-        assert (sink.at_once, sink.later) == (3, 3)  # after a rejection each delta goes through apply()
+        assert (sink.apply_now_calls, sink.apply_calls) == (
+            3,
+            3,
+        )  # after a rejection each delta goes through apply()
 
     run_propagator(main)
 

@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 
 @given(log=logs(), data=st.data(), mode=st.sampled_from(["refresh", "invalidate"]))
 def test_every_hit_equals_the_fold(log: FakeLog, data: st.DataObject, mode: Any) -> None:
-    """The loader is ahead of the cache: it knows the complete log from the start."""
-    ahead = oracle(log.batches)
+    """The loader returns states of the complete log from the start, so it is ahead of the cache."""
+    final_states = oracle(log.batches)
 
     async def loader(namespace: str, vector_id: str) -> VectorState | None:
-        return ahead.get((namespace, vector_id))
+        return final_states.get((namespace, vector_id))
 
     async def main() -> None:
         cache = CacheSink(mode=mode, loader=loader, entries_max=data.draw(st.integers(1, 6)))
         await cache.open(log)
-        at = 0
-        while at < len(log.batches):
+        position = 0
+        while position < len(log.batches):
             for vector_id in data.draw(st.sets(st.sampled_from("abc"))):
                 await cache.get("default", vector_id)
-            start = data.draw(st.integers(0, at))
-            at = data.draw(st.integers(at + 1, len(log.batches)))
-            await cache.apply([Delivery(logged) for logged in log.batches[start:at]])
-        for ref, state in ahead.items():
+            start = data.draw(st.integers(0, position))
+            position = data.draw(st.integers(position + 1, len(log.batches)))
+            await cache.apply([Delivery(logged) for logged in log.batches[start:position]])
+        for ref, state in final_states.items():
             found = cache.peek(*ref)
             if found is not None:
                 check_state(found, state, counts=False, context=ref)
@@ -48,8 +48,8 @@ def test_every_hit_equals_the_fold(log: FakeLog, data: st.DataObject, mode: Any)
     anyio.run(main)
 
 
-def set_last_by(logged: LoggedBatch) -> set[tuple[str, str]]:
-    """The vectors whose last local delta in this batch is a create or delete that has an effect."""
+def defined_by(logged: LoggedBatch) -> set[tuple[str, str]]:
+    """Return the vectors whose last local delta in this batch is a create or delete that has an effect."""
     batch = logged.batch
     if logged.source is Source.REPLICA or logged.known_ids is not KnownIds.NONE:
         return set()
@@ -64,7 +64,7 @@ def test_cached_state_without_loader_equals_the_fold(log: FakeLog) -> None:
         await cache.open(log)
         for position, logged in enumerate(log.batches):
             await cache.apply([Delivery(logged)])
-            defined = set_last_by(logged)
+            defined = defined_by(logged)
             for ref, state in oracle(log.batches[: position + 1]).items():
                 found = cache.peek(*ref)
                 assert found is not None or ref not in defined, "a create or delete defines the state"
@@ -74,7 +74,7 @@ def test_cached_state_without_loader_equals_the_fold(log: FakeLog) -> None:
     anyio.run(main)
 
 
-def test_redelivered_blocks_have_one_effect() -> None:
+def test_redelivered_batches_have_one_effect() -> None:
     async def main() -> None:
         log = FakeLog()
         names = [f"v{i}" for i in range(12)]
@@ -97,7 +97,7 @@ def next_change(log: FakeLog, number: float) -> list[Delivery]:
     return [Delivery(log.append(Delta("a", sparse([0], [number]))))]
 
 
-def test_redelivered_waiting_rows_have_one_effect() -> None:
+def test_redelivered_unfolded_rows_have_one_effect() -> None:
     async def main() -> None:
         log, cache = FakeLog(), CacheSink()
         await cache.open(log)
@@ -156,7 +156,7 @@ def test_rows_applied_during_a_load_are_not_lost() -> None:
     anyio.run(main)
 
 
-def test_closing_drops_waiting_rows() -> None:
+def test_closing_drops_unfolded_rows() -> None:
     async def main() -> None:
         log, cache = FakeLog(), CacheSink()
         await cache.open(log)
@@ -169,7 +169,7 @@ def test_closing_drops_waiting_rows() -> None:
     anyio.run(main)
 
 
-def test_block_applied_during_a_load_is_not_lost() -> None:
+def test_batch_applied_during_a_load_is_not_lost() -> None:
     async def main() -> None:
         log = FakeLog()
         names = [f"v{i}" for i in range(12)]
@@ -177,11 +177,11 @@ def test_block_applied_during_a_load_is_not_lost() -> None:
         cache = CacheSink()
 
         async def loader(namespace: str, vector_id: str) -> VectorState | None:
-            answer = oracle(log.batches)[namespace, vector_id]
+            state = oracle(log.batches)[namespace, vector_id]
             if len(log.batches) == 1:
                 log.append(*(Delta(name, sparse_add([0], [1])) for name in names))
                 await cache.apply(log.deliveries(12))
-            return answer
+            return state
 
         cache._loader = loader
         await cache.open(log)
@@ -200,24 +200,24 @@ def test_load_overtaken_by_a_delta_is_retried() -> None:
         calls = []
 
         async def loader(namespace: str, vector_id: str) -> VectorState | None:
-            answer = oracle(log.batches)[namespace, vector_id]
-            calls.append(answer)
+            state = oracle(log.batches)[namespace, vector_id]
+            calls.append(state)
             if len(calls) == 1:
                 entered.set()
                 await go.wait()
-            return answer
+            return state
 
         cache = CacheSink(loader=loader)
         await cache.open(log)
         await cache.apply(log.deliveries())
         answers: list[VectorState | None] = []
 
-        async def ask() -> None:
+        async def read() -> None:
             answers.append(await cache.get("default", "a"))
 
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(ask)
-            tasks.start_soon(ask)
+            tasks.start_soon(read)
+            tasks.start_soon(read)
             await entered.wait()
             log.append(Delta("a", sparse_add([0], [5])))
             await cache.apply(log.deliveries(1))
@@ -234,19 +234,19 @@ def test_state_of_lagging_source_is_not_cached() -> None:
         log = FakeLog()
         log.append(Delta("a", dense([1])))
         log.append(Delta("a", dense([2])))
-        reached = 1
+        loader_offset = 1
 
         async def loader(*ref: str) -> VectorState | None:
-            return oracle(log.batches[:reached])[ref[0], ref[1]]
+            return oracle(log.batches[:loader_offset])[ref[0], ref[1]]
 
-        cache = CacheSink(loader=loader, loader_offset=lambda: reached)
+        cache = CacheSink(loader=loader, loader_offset=lambda: loader_offset)
         await cache.open(log)
         await cache.apply(log.deliveries())
         lagging = await cache.get("default", "a")
         assert lagging is not None
         assert lagging.content == fold([((1, 0, 0), dense([1]), None)]).content
         assert cache.peek("default", "a") is None
-        reached = 2
+        loader_offset = 2
         check_state(await cache.get("default", "a"), oracle(log.batches)["default", "a"])
         assert cache.peek("default", "a") is not None
 

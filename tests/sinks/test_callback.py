@@ -33,10 +33,10 @@ def log_of_three() -> FakeLog:
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_function_gets_each_delta_in_order_with_offset(asynchronous: bool) -> None:
-    seen: list[tuple[int, str]] = []
+    received: list[tuple[int, str]] = []
 
     def plain(offset: int, delta: Delta) -> None:
-        seen.append((offset, delta.vector_id))
+        received.append((offset, delta.vector_id))
 
     async def coroutine(offset: int, delta: Delta) -> None:
         await anyio.lowlevel.checkpoint()
@@ -51,15 +51,15 @@ def test_function_gets_each_delta_in_order_with_offset(asynchronous: bool) -> No
         await sink.aclose()
 
     anyio.run(main)
-    assert seen == [(0, "a"), (1, "b"), (2, "c"), (1, "b")]
+    assert received == [(0, "a"), (1, "b"), (2, "c"), (1, "b")]
 
 
 def test_function_gets_one_delivery_at_a_time() -> None:
-    seen: list[Any] = []
-    sink = CallbackSink(seen.append, per="delivery")
+    received: list[Any] = []
+    sink = CallbackSink(received.append, per="delivery")
     deliveries = log_of_three().deliveries()
     anyio.run(sink.apply, deliveries)
-    assert seen == deliveries
+    assert received == deliveries
 
 
 def test_failures_report_done_offset() -> None:
@@ -111,19 +111,19 @@ def test_fitting_or_unknown_signature_is_accepted(function: Any) -> None:
 
 
 def test_only_plain_functions_run_in_their_own_thread() -> None:
-    seen: dict[str, list[int]] = {}
+    received: dict[str, list[int]] = {}
 
     def recorder(name: str) -> Callable[..., None]:
         def note(*_: object) -> None:
-            seen.setdefault(name, []).append(threading.get_ident())
+            received.setdefault(name, []).append(threading.get_ident())
 
         return note
 
-    class Waits:
+    class AsyncCallable:
         async def __call__(self, *_: object) -> None:
             recorder("object")()
 
-    async def waits(_tag: str, *_: object) -> None:
+    async def record_awaited(_tag: str, *_: object) -> None:
         recorder("partial")()
 
     async def main() -> None:
@@ -131,8 +131,8 @@ def test_only_plain_functions_run_in_their_own_thread() -> None:
             await p.attach(CallbackSink(recorder("plain"), name="plain"))
             await p.attach(CallbackSink(recorder("other"), name="other", per="delivery"))
             await p.attach(CallbackSink(recorder("nonblocking"), name="nonblocking", nonblocking=True))
-            await p.attach(CallbackSink(Waits(), name="object"))
-            await p.attach(CallbackSink(partial(waits, "tag"), name="partial"))
+            await p.attach(CallbackSink(AsyncCallable(), name="object"))
+            await p.attach(CallbackSink(partial(record_awaited, "tag"), name="partial"))
             await p.wait_visible(await p.publish(*(Delta(f"v{n}", create([1])) for n in range(250))))
             await p.detach("plain")
             assert threads() == before + 1  # the thread of the sink "other"
@@ -140,26 +140,26 @@ def test_only_plain_functions_run_in_their_own_thread() -> None:
     loop_thread, before = threading.get_ident(), threads()
     anyio.run(main)
     assert threads() == before
-    thread_ids = {name: set(idents) for name, idents in seen.items()}
+    thread_ids = {name: set(idents) for name, idents in received.items()}
     assert thread_ids["nonblocking"] == thread_ids["object"] == thread_ids["partial"] == {loop_thread}
     assert len(thread_ids["plain"]) == len(thread_ids["other"]) == 1
     assert len(thread_ids["plain"] | thread_ids["other"] | {loop_thread}) == 3
-    assert len(seen["plain"]) == 250
+    assert len(received["plain"]) == 250
 
 
 def threads() -> int:
-    return sum(one.name == "delta-prop own" for one in threading.enumerate())
+    return sum(thread.name == "delta-prop own" for thread in threading.enumerate())
 
 
 def test_awaitable_of_plain_function_is_awaited_by_loop() -> None:
     thread_ids: list[int] = []
 
-    async def waits() -> None:
+    async def record_awaited() -> None:
         thread_ids.append(threading.get_ident())
 
     async def main() -> None:
         async with Propagator() as p:
-            await p.attach(CallbackSink(lambda *_: waits()))
+            await p.attach(CallbackSink(lambda *_: record_awaited()))
             await p.wait_visible(await p.publish(*(Delta(f"v{n}", create([1])) for n in range(150))))
 
     anyio.run(main)
@@ -169,12 +169,12 @@ def test_awaitable_of_plain_function_is_awaited_by_loop() -> None:
 def test_cancelled_call_waits_for_the_running_function() -> None:
     calls: list[int] = []
 
-    def blocks(offset: int, _: Delta) -> None:
+    def block_briefly(offset: int, _: Delta) -> None:
         calls.append(offset)
         time.sleep(0.05)
 
     async def main() -> None:
-        sink = CallbackSink(blocks)
+        sink = CallbackSink(block_briefly)
         async with real_world().own_thread() as thread:
             log = log_of_three()
             log.clock = real_world().clock  # type: ignore[assignment]
@@ -191,24 +191,24 @@ def test_cancelled_call_waits_for_the_running_function() -> None:
 
 
 def test_closing_does_not_wait_for_hanging_function() -> None:
-    go, entered = threading.Event(), threading.Event()
+    release, entered = threading.Event(), threading.Event()
 
-    def stuck(*_: object) -> None:
+    def hang(*_: object) -> None:
         entered.set()
-        go.wait(60)
+        release.wait(60)
 
     async def main() -> None:
-        sink = CallbackSink(stuck)
-        began = time.monotonic()
+        sink = CallbackSink(hang)
+        started_at = time.monotonic()
         async with Propagator(Settings(close_timeout_s=0.5)) as p:
             await p.attach(sink)
             await p.publish(Delta("v", create([1])))
             await anyio.to_thread.run_sync(entered.wait)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - started_at < 10
         async with Propagator() as p:
             with pytest.raises(UsageError, match="'callback': a call of its function, made before"):
                 await p.attach(sink)
-            go.set()
+            release.set()
             while sink.statistics().running:  # noqa: ASYNC110 - no event signals the end of the thread
                 await anyio.sleep(0.01)
             await p.attach(sink)
@@ -216,7 +216,7 @@ def test_closing_does_not_wait_for_hanging_function() -> None:
     try:
         anyio.run(main)
     finally:
-        go.set()
+        release.set()
 
 
 def test_retryable_failure_gets_missing_done_offset() -> None:
@@ -226,16 +226,16 @@ def test_retryable_failure_gets_missing_done_offset() -> None:
         if offset == busy_at[0]:
             raise shared_error
 
-    def earlier(offset: int, _: Delta) -> None:
+    def fail_earlier(offset: int, _: Delta) -> None:
         if offset == 2:
             raise TryAgain("what was buffered is lost", done_offset=1)
 
     deliveries = log_of_three().deliveries()
-    for at in (2, 1):
-        busy_at = [at]
+    for failing_offset in (2, 1):
+        busy_at = [failing_offset]
         with pytest.raises(TryAgain, match="busy") as caught:
             anyio.run(CallbackSink(busy).apply, deliveries)
-        assert caught.value.done_offset == at
+        assert caught.value.done_offset == failing_offset
     with pytest.raises(TryAgain, match="buffered") as caught:
-        anyio.run(CallbackSink(earlier).apply, deliveries)
+        anyio.run(CallbackSink(fail_earlier).apply, deliveries)
     assert caught.value.done_offset == 1

@@ -29,35 +29,35 @@ def _colliding_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make_table(count: int, *, cold: bool) -> VectorTable:
-    made, keys = VectorTable("n"), KEYS[:count]
-    heads, forms = np.ones((count, 4), np.int64), np.ones(count, np.uint8)
-    made.extend(keys, heads, forms, np.ones((count, 2), np.float32), cold=cold)
+    table, keys = VectorTable("n"), KEYS[:count]
+    heads, row_forms = np.ones((count, 4), np.int64), np.ones(count, np.uint8)
+    table.extend(keys, heads, row_forms, np.ones((count, 2), np.float32), cold=cold)
     if cold:
-        made.index_ids(hashes_of(keys))
-        assert isinstance(made.slots, ColdSlots)
-    return made
+        table.index_ids(hashes_of(keys))
+        assert isinstance(table.slots, ColdSlots)
+    return table
 
 
-def call_table(one: VectorTable, what: str, keys: list[str]) -> object:
+def call_table(table: VectorTable, what: str, keys: list[str]) -> object:
     key = keys[0]
     if what == "slot":
-        return one.slot_of(key)
+        return table.slot_of(key)
     if what == "many":
-        return one.slots_of(keys).tolist()
+        return table.slots_of(keys).tolist()
     if what == "known":
-        return one.find_slots(keys).tolist()
+        return table.find_slots(keys).tolist()
     if what == "release":
-        return one.release(one.slots[key]) if key in one.slots else None
+        return table.release(table.slots[key]) if key in table.slots else None
     if what == "item":
         try:
-            return one.slots[key]
+            return table.slots[key]
         except KeyError:
             return "not there"
     if what == "items":
-        return sorted(one.slots.items()), sorted(one.slots), sorted(one.slots.values())
+        return sorted(table.slots.items()), sorted(table.slots), sorted(table.slots.values())
     if what == "len":
-        return len(one.slots), bool(one.slots), one.size
-    return one.slots.get(key) if what == "get" else key in one.slots
+        return len(table.slots), bool(table.slots), table.size
+    return table.slots.get(key) if what == "get" else key in table.slots
 
 
 @given(st.integers(1, 10), CALLS)
@@ -71,20 +71,20 @@ def test_duplicate_id_is_refused() -> None:
     ids: list[str | None] = ["v1", "v4", "v2", "v1"]
     with pytest.raises(ValueError, match="occurs twice"):
         ColdSlots.from_hashes(ids, hashes_of(["v1", "v4", "v2", "v1"]))
-    apart = ["v1", "v4", "v7", "v1"]  # all four collide, and the two equal ids are not adjacent
+    not_adjacent = ["v1", "v4", "v7", "v1"]  # all four collide, and the two equal ids are not adjacent
     with pytest.raises(ValueError, match="occurs twice"):
-        ColdSlots.from_hashes(list(apart), hashes_of(apart))
-    twice = VectorTable("n")
-    twice.extend(["v1", "v1"], np.ones((2, 4), np.int64), np.ones(2, np.uint8), None, cold=True)
+        ColdSlots.from_hashes(list(not_adjacent), hashes_of(not_adjacent))
+    with_duplicate = VectorTable("n")
+    with_duplicate.extend(["v1", "v1"], np.ones((2, 4), np.int64), np.ones(2, np.uint8), None, cold=True)
     with pytest.raises(ValueError, match="twice"):
-        twice.index_ids(hashes_of(["v1", "v1"]))
+        with_duplicate.index_ids(hashes_of(["v1", "v1"]))
 
 
 def test_too_many_colliding_ids_get_a_dictionary() -> None:
     keys = [f"v{3 * number}" for number in range(100, 102 + COLLISIONS_MAX)]
     assert len(set(hashes_of(keys).tolist())) == 1
-    made = VectorTable("n")
-    made.extend(keys, np.ones((len(keys), 4), np.int64), np.ones(len(keys), np.uint8), None, cold=True)
-    made.index_ids(hashes_of(keys))
-    assert type(made.slots) is dict
-    assert made.slots[keys[-1]] == len(keys) - 1
+    table = VectorTable("n")
+    table.extend(keys, np.ones((len(keys), 4), np.int64), np.ones(len(keys), np.uint8), None, cold=True)
+    table.index_ids(hashes_of(keys))
+    assert type(table.slots) is dict
+    assert table.slots[keys[-1]] == len(keys) - 1

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 Backend = Literal["asyncio", "trio"]
 
 
-def conforms(
+def check_conforms(
     make: Callable[[], Any], probe: Any = None, *, backend: Backend = "asyncio", **more: Any
 ) -> None:
     async def main() -> None:
@@ -77,7 +77,7 @@ def test_storage(tmp_path: Path, mode: Any, bytes_max: int, backend: Backend) ->
         resident = ResidentVectors(resident_bytes_max=bytes_max)
         return StorageSink(tmp_path / "v.db", mode=mode, resident=resident, rows_unflushed_max=5)
 
-    conforms(make, backend=backend)
+    check_conforms(make, backend=backend)
 
 
 class Pair:
@@ -141,26 +141,26 @@ async def index_content(sink: Any) -> object:
 
 
 class FoldedVectors:
-    """The reference model of the vectors: the algebra alone; it refolds only vectors with new rows."""
+    """A model of the vectors that uses only the algebra; it refolds only the vectors that have new rows."""
 
     def __init__(self) -> None:
-        self.known: dict[tuple[str, str], tuple[int, object]] = {}
+        self.folded: dict[tuple[str, str], tuple[int, object]] = {}
 
     def __call__(self, rows: Sequence[Applied]) -> object:
         vectors: dict[tuple[str, str], list[Applied]] = {}
         for row in rows:
             vectors.setdefault((row.delta.namespace, row.delta.vector_id), []).append(row)
-        return {ref: self._content(ref, some) for ref, some in vectors.items()}
+        return {ref: self._content(ref, rows_of_vector) for ref, rows_of_vector in vectors.items()}
 
     def _content(self, ref: tuple[str, str], rows: list[Applied]) -> object:
-        last = self.known.get(ref)
+        last = self.folded.get(ref)
         if last is None or last[0] != len(rows):
             ids, duplicates = dict[bytes, Any](), set()
             for row in sorted(rows, key=lambda row: row.key):
                 if row.delta.id is not None and ids.setdefault(row.delta.id, row.key) != row.key:
                     duplicates.add(row.key)
             changes = ((row.key, row.delta.operation, row.delta.metadata) for row in rows)
-            last = self.known[ref] = len(rows), fold(changes, without_effect=duplicates).content
+            last = self.folded[ref] = len(rows), fold(changes, without_effect=duplicates).content
         return last[1]
 
 
@@ -170,18 +170,18 @@ def test_storage_and_index_of_the_same_vectors(tmp_path: Path, with_graph: bool)
         pytest.importorskip("usearch")
         more["hnsw"] = Hnsw(graph_rows_min=4, unindexed_rows_max=300, save_s=1.0)
         more["path"] = tmp_path / "v.graph"
-    conforms(lambda: Pair(tmp_path / "v.db", **more), index_content, expected=FoldedVectors())
+    check_conforms(lambda: Pair(tmp_path / "v.db", **more), index_content, expected=FoldedVectors())
 
 
 def test_index(with_graph: bool) -> None:
     if with_graph:
         pytest.importorskip("usearch")
     graph = Hnsw(graph_rows_min=4, unindexed_rows_max=64) if with_graph else False
-    conforms(lambda: IndexSink(hnsw=graph), index_content, expected=FoldedVectors())
+    check_conforms(lambda: IndexSink(hnsw=graph), index_content, expected=FoldedVectors())
 
 
 def test_cache(mode: Any, entries_max: int) -> None:
-    conforms(lambda: CacheSink(entries_max=entries_max, mode=mode), forgets=True)
+    check_conforms(lambda: CacheSink(entries_max=entries_max, mode=mode), forgets=True)
 
 
 def test_cache_in_front_of_a_source() -> None:
@@ -209,7 +209,7 @@ def test_cache_in_front_of_a_source() -> None:
     async def load(namespace: str, vector_id: str) -> VectorState | None:
         return plain.get(namespace, vector_id)
 
-    conforms(lambda: Cache(entries_max=8, loader=load))
+    check_conforms(lambda: Cache(entries_max=8, loader=load))
 
 
 async def offsets(sink: JsonLinesSink) -> object:
@@ -217,10 +217,12 @@ async def offsets(sink: JsonLinesSink) -> object:
 
 
 def test_jsonlines(tmp_path: Path, fsync: bool) -> None:
-    def once_each(rows: Sequence[Applied]) -> object:
+    def each_offset_once(rows: Sequence[Applied]) -> object:
         return [row.offset for row in rows]
 
-    conforms(lambda: JsonLinesSink(tmp_path / "out.jsonl", fsync=fsync), offsets, expected=once_each)
+    check_conforms(
+        lambda: JsonLinesSink(tmp_path / "out.jsonl", fsync=fsync), offsets, expected=each_offset_once
+    )
 
 
 @pytest.mark.parametrize("per", ["delta", "delivery"])
@@ -228,9 +230,9 @@ def test_callback(per: Any) -> None:
     target = Target()
 
     async def probe(sink: CallbackSink) -> object:
-        return dict(target.last)
+        return dict(target.last_offsets)
 
-    def each_vectors_last(rows: Sequence[Applied]) -> object:
+    def last_offset_of_each_vector(rows: Sequence[Applied]) -> object:
         return {(row.delta.namespace, row.delta.vector_id): row.offset for row in rows}
 
     def take(offset: int, delta: Delta) -> None:
@@ -243,10 +245,10 @@ def test_callback(per: Any) -> None:
         for row in range(batch.count) if delivery.rows is None else delivery.rows.tolist():
             take(delivery.first_offset + row, batch.delta(row))
 
-    conforms(
+    check_conforms(
         lambda: CallbackSink(take if per == "delta" else take_delivery, per=per),
         probe,
-        expected=each_vectors_last,
+        expected=last_offset_of_each_vector,
         failing=target.fail,
     )
 

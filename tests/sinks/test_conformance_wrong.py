@@ -33,8 +33,8 @@ def complaint_about(kind: type[Plain], backend: Literal["asyncio", "trio"] = "as
 
     try:
         run_virtual(main, backend=backend)
-    except ContractViolation as breach:
-        return str(breach)
+    except ContractViolation as violation:
+        return str(violation)
     return ""
 
 
@@ -43,17 +43,17 @@ def test_correct_sinks_conform(full: bool) -> None:
         assert not complaint_about(kind), kind
 
 
-@pytest.mark.parametrize(("kind", "part", "seen"), WRONG, ids=[kind.__name__ for kind, _, _ in WRONG])
-def test_contract_violation_is_found(kind: type[Plain], part: str, seen: str) -> None:
-    found = complaint_about(kind)
-    assert found.startswith(f"{part}: ")
-    assert seen in found
-    assert found.endswith(f". The contract: {RULES[part]}.")
-    assert "\n" not in found
+@pytest.mark.parametrize(("kind", "rule", "observation"), WRONG, ids=[kind.__name__ for kind, _, _ in WRONG])
+def test_contract_violation_is_found(kind: type[Plain], rule: str, observation: str) -> None:
+    complaint = complaint_about(kind)
+    assert complaint.startswith(f"{rule}: ")
+    assert observation in complaint
+    assert complaint.endswith(f". The contract: {RULES[rule]}.")
+    assert "\n" not in complaint
 
 
 def test_every_rule_has_a_sink_that_breaks_it() -> None:
-    assert {part for _, part, _ in WRONG} == set(RULES)
+    assert {rule for _, rule, _ in WRONG} == set(RULES)
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
@@ -95,15 +95,15 @@ def test_invalid_arguments_are_refused(given: dict[str, Any], message: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("made", "message"),
+    ("object_type", "message"),
     [
         (None, r"open: make\(\) gave a NoneType, which has no open\(\)\."),
         (Delta, r"open: make\(\) gave a Delta, which has no open\(\)\."),
     ],
 )
-def test_object_that_is_not_a_sink_is_reported(made: Any, message: str) -> None:
+def test_object_that_is_not_a_sink_is_reported(object_type: Any, message: str) -> None:
     with pytest.raises(ContractViolation, match=message):
-        run_virtual(check_sink, lambda: made and made("a", delete()))
+        run_virtual(check_sink, lambda: object_type and object_type("a", delete()))
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
@@ -116,13 +116,13 @@ def test_hanging_sink_is_reported_in_real_time(backend: Any) -> None:
 
 
 def test_duplicates_seen_by_probe_are_found() -> None:
-    async def seen(sink: CallbackSink) -> object:
+    async def probe(sink: CallbackSink) -> object:
         return sink.statistics().calls
 
     with pytest.raises(
         ContractViolation, match="redelivery: after every delivery was redelivered, readers saw"
     ):
-        run_virtual(check_sink, lambda: CallbackSink(lambda offset, delta: None), seen)
+        run_virtual(check_sink, lambda: CallbackSink(lambda offset, delta: None), probe)
 
 
 def test_probe_with_expected_content_finds_missing_row() -> None:
@@ -132,11 +132,13 @@ def test_probe_with_expected_content_finds_missing_row() -> None:
         if offset != 5:
             applied_offsets.add(offset)
 
-    async def seen(sink: CallbackSink) -> object:
+    async def probe(sink: CallbackSink) -> object:
         return sorted(applied_offsets)
 
     async def main() -> None:
-        await check_sink(lambda: CallbackSink(take), seen, expected=lambda rows: [row.offset for row in rows])
+        await check_sink(
+            lambda: CallbackSink(take), probe, expected=lambda rows: [row.offset for row in rows]
+        )
 
     with pytest.raises(
         ContractViolation, match=r"order: .* 13 entries instead of 14, first differing at 5: \[6, "

@@ -1,4 +1,4 @@
-"""Of the deltas with one id under several dots, exactly one has an effect, in any order of arrival.
+"""If several deltas have one id under different dots, exactly one has an effect, in any order of arrival.
 
 Tests that write files are slow, so they draw fewer histories.
 """
@@ -77,12 +77,12 @@ def states(resident: ResidentVectors) -> dict[Any, Any]:
 def test_any_order_with_duplicates_equals_the_fold(log: FakeLog, chains: int, data: st.DataObject) -> None:
     resident = ResidentVectors(chain_bytes_max=chains)
     resident.enter(log)
-    at = 0
-    while at < len(log.batches):
-        start = data.draw(st.integers(0, at))
-        at = data.draw(st.integers(at + 1, len(log.batches)))
-        apply_all(resident, [Delivery(logged) for logged in log.batches[start:at]], log)
-        check(states(resident), log.batches[:at])
+    end = 0
+    while end < len(log.batches):
+        start = data.draw(st.integers(0, end))
+        end = data.draw(st.integers(end + 1, len(log.batches)))
+        apply_all(resident, [Delivery(logged) for logged in log.batches[start:end]], log)
+        check(states(resident), log.batches[:end])
 
 
 @given(log=histories(), order=st.randoms(use_true_random=False))
@@ -92,10 +92,10 @@ def test_services_with_same_deltas_have_same_state(log: FakeLog, order: Any) -> 
     order.shuffle(shuffled)
     for logged in shuffled:
         other.forward(logged.batch, logged.lamport)
-    elsewhere = ResidentVectors(chain_bytes_max=order.choice([0, 1 << 20]))
-    elsewhere.enter(other)
-    apply_all(elsewhere, other.deliveries(), other)
-    check(states(elsewhere), log.batches)
+    other_resident = ResidentVectors(chain_bytes_max=order.choice([0, 1 << 20]))
+    other_resident.enter(other)
+    apply_all(other_resident, other.deliveries(), other)
+    check(states(other_resident), log.batches)
 
 
 @settings(max_examples=20)
@@ -111,10 +111,10 @@ def test_cache_loading_from_storage_equals_the_fold(log: FakeLog, data: st.DataO
 
         cache = CacheSink(loader=load, loader_offset=lambda: resident.next_offset)
         await cache.open(log)
-        for at, logged in enumerate(log.batches):
+        for position, logged in enumerate(log.batches):
             await resident.apply([Delivery(logged)], log)
             await cache.apply([Delivery(logged)])
-            expected = oracle(log.batches[: at + 1])
+            expected = oracle(log.batches[: position + 1])
             if data.draw(st.booleans()):
                 for ref in expected:
                     check_state(await cache.get(*ref), expected[ref], counts=False, context=ref)
@@ -202,16 +202,16 @@ def test_same_id_on_another_vector_is_not_duplicate() -> None:
 def test_storage_and_index_equal_the_fold_after_restart(
     log: FakeLog, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    path: Path = tmp_path_factory.mktemp("twins") / "v.db"
+    path: Path = tmp_path_factory.mktemp("duplicates") / "v.db"
 
     async def main() -> None:
         half = len(log.batches) // 2
-        for part in (log.batches[:half], log.batches[half:]):
+        for batches in (log.batches[:half], log.batches[half:]):
             storage = StorageSink(path, mode="through")
             index = IndexSink(resident=storage.resident)
             await storage.open(log)
             await index.open(log)
-            for logged in part:
+            for logged in batches:
                 await storage.apply([Delivery(logged)])
                 await index.apply([Delivery(logged)])
             await index.aclose()

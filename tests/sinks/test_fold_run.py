@@ -1,4 +1,4 @@
-"""FoldRun: small batches folded together equal batches folded one by one, with duplicates and rejections."""
+"""FoldRun: small batches folded together give the same as batches folded one by one, bit for bit."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ PARTS = st.lists(
 
 def log_of(parts: list[tuple[str, list[int], str]]) -> FakeLog:
     log, forwarded = FakeLog(), 0
-    for number, (kind, keys, how) in enumerate(parts, 1):
+    for number, (kind, keys, variant) in enumerate(parts, 1):
         operation = OPERATIONS[kind](float(number))
         deltas = [
             Delta(
                 f"v{key}",
                 operation,
-                namespace="other" if how == "other" else "default",
-                metadata={"n": number} if how == "metadata" else None,
+                namespace="other" if variant == "other" else "default",
+                metadata={"n": number} if variant == "metadata" else None,
             )
             for key in keys
         ]
-        if how == "replica":
+        if variant == "replica":
             log.forward(encode_batch(deltas, origin=99, base=forwarded + 1), lamport=max(log.lamport - 3, 1))
             forwarded += len(deltas)
         else:
@@ -67,7 +67,9 @@ def log_of(parts: list[tuple[str, list[int], str]]) -> FakeLog:
 
 
 @given(PARTS, st.integers(0, 10))
-def test_runs_equal_the_fold(parts: list[tuple[str, list[int], str]], redelivered: int) -> None:
+def test_folding_in_runs_equals_folding_one_by_one(
+    parts: list[tuple[str, list[int], str]], redelivered: int
+) -> None:
     log = log_of(parts)
     resident = ResidentVectors()
     resident.enter(log)
@@ -85,15 +87,16 @@ def test_runs_equal_the_fold(parts: list[tuple[str, list[int], str]], redelivere
 def test_runs_fold_only_selected_rows(parts: list[tuple[str, list[int], str]]) -> None:
     log = log_of(parts)
     selected = [
-        Delivery(one.logged, np.arange(one.count)[one.first_offset % 2 :: 2]) for one in log.deliveries()
+        Delivery(delivery.logged, np.arange(delivery.count)[delivery.first_offset % 2 :: 2])
+        for delivery in log.deliveries()
     ]
-    selected = [one for one in selected if one.count]
+    selected = [delivery for delivery in selected if delivery.count]
     together, single = ResidentVectors(), ResidentVectors()
     for resident in (together, single):
         resident.enter(log)
     apply_all(together, selected, log)
-    for one in selected:
-        apply_all(single, [one], log)
+    for delivery in selected:
+        apply_all(single, [delivery], log)
     expected = {(namespace, vector_id): state for namespace, vector_id, state in single.rows()}
     found = {(namespace, vector_id): state for namespace, vector_id, state in together.rows()}
     assert found.keys() == expected.keys()
@@ -109,7 +112,7 @@ def make_resident(**settings: int) -> tuple[FakeLog, ResidentVectors]:
     return log, resident
 
 
-def waiting_rows(resident: ResidentVectors) -> int:
+def buffered_rows(resident: ResidentVectors) -> int:
     return resident._fold_buffer.rows
 
 
@@ -117,11 +120,11 @@ def append_number(log: FakeLog, key: int, number: float) -> list[Delivery]:
     return [Delivery(log.append(Delta(f"v{key}", sparse([0], [number]))))]
 
 
-def test_rows_wait_until_bound_or_read() -> None:
+def test_rows_are_buffered_until_bound_or_read() -> None:
     log, resident = make_resident()
     for number in range(1, ROWS_MAX + 10):
         apply_all(resident, append_number(log, number % 20, float(number)), log)
-        assert waiting_rows(resident) == number % ROWS_MAX
+        assert buffered_rows(resident) == number % ROWS_MAX
         assert resident.next_offset == log.next_offset
         assert resident.lamport == log.lamport
     apply_all(resident, append_number(log, 3, 4321.0), log)
@@ -129,12 +132,12 @@ def test_rows_wait_until_bound_or_read() -> None:
     assert state is not None
     assert state.vector is not None
     assert state.vector[0] == 4321.0
-    assert waiting_rows(resident) == 0
+    assert buffered_rows(resident) == 0
 
 
 ORDINARY = encode_batch([Delta("v1", sparse([0], [1.0]))], origin=7, base=1)
 NOT_BUFFERABLE: dict[str, Delivery] = {
-    "late": Delivery(LoggedBatch(ORDINARY, 0, 1, Source.LOCAL), redelivered=True),
+    "redelivered": Delivery(LoggedBatch(ORDINARY, 0, 1, Source.LOCAL), redelivered=True),
     "forwarded": Delivery(LoggedBatch(ORDINARY, 0, 1, Source.REPLICA)),
     "duplicate id": Delivery(LoggedBatch(ORDINARY, 0, 1, Source.LOCAL, known_ids=KnownIds.ALL)),
     "with metadata": Delivery(
@@ -207,7 +210,7 @@ def test_heads_of_run_equal_those_of_its_rows(rows: list[tuple[int, int, int, in
         run.deliveries.append(Delivery(LoggedBatch(batch, offset, lamport, Source.LOCAL)))
         run.count += 1
     assert run.heads.tolist() == [
-        row for one in run.deliveries for row in heads_of(one.logged, None).tolist()
+        row for delivery in run.deliveries for row in heads_of(delivery.logged, None).tolist()
     ]
 
 
@@ -230,10 +233,10 @@ def test_run_equals_its_batches_concatenated(
     width = max(width, 1) if make is dense else width
     table, buffer = VectorTable("default"), module.FoldBuffer(module.SETTING_KINDS)
     offset, bases = 0, {5: 1, 1 << 63: 1}
-    for number, (origin, gap, rich, rows) in enumerate(parts):
+    for number, (origin, gap, has_expect, rows) in enumerate(parts):
         values = [number + 0.5] * width
         operation = sparse(range(number, number + width), values) if make is sparse else dense(values)
-        delta = Delta("v", operation, expect=Dot(5, 1) if rich else None)
+        delta = Delta("v", operation, expect=Dot(5, 1) if has_expect else None)
         batch = encode_batch([delta] * rows, origin=origin, base=bases[origin])
         offset, bases[origin] = offset + gap, bases[origin] + rows
         delivery = Delivery(LoggedBatch(batch, offset, offset + 1, Source.LOCAL))
@@ -241,12 +244,14 @@ def test_run_equals_its_batches_concatenated(
         if not buffer.extend(delivery):
             assert buffer.add(delivery, table, rows)
     (run,) = buffer._runs.values()
-    batches = [one.logged for one in run.deliveries]
+    batches = [delivery.logged for delivery in run.deliveries]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(table_module, "_STEPS_MAX", steps_max)
-        assert run.heads.tolist() == [row for one in batches for row in heads_of(one, None).tolist()]
-    assert run.values.reshape(-1).tolist() == [n for one in batches for n in one.batch.values.tolist()]
-    indices = [n for one in batches for n in one.batch.indices.tolist()]
+        assert run.heads.tolist() == [row for logged in batches for row in heads_of(logged, None).tolist()]
+    assert run.values.reshape(-1).tolist() == [
+        number for logged in batches for number in logged.batch.values.tolist()
+    ]
+    indices = [index for logged in batches for index in logged.batch.indices.tolist()]
     if make is sparse:
         assert run.indices.reshape(-1).tolist() == indices
         assert run.index_highest == max(indices, default=0 if len(batches) > 1 else -1)
@@ -259,11 +264,11 @@ def test_buffered_bytes_are_bounded() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "BYTES_MAX", 3 * size)
         log, resident = make_resident()
-        found = []
+        row_counts = []
         for key in range(6):
             apply_all(resident, append_number(log, key, 1.0), log)
-            found.append(waiting_rows(resident))
-    assert found == [1, 2, 0, 1, 2, 0]
+            row_counts.append(buffered_rows(resident))
+    assert row_counts == [1, 2, 0, 1, 2, 0]
 
 
 READERS: dict[str, Callable[[ResidentVectors], object]] = {
@@ -279,19 +284,19 @@ READERS: dict[str, Callable[[ResidentVectors], object]] = {
 
 
 @pytest.mark.parametrize("reader", sorted(READERS))
-def test_every_reader_folds_waiting_rows(reader: str) -> None:
+def test_every_reader_folds_buffered_rows(reader: str) -> None:
     log, resident = make_resident()
     apply_all(resident, append_number(log, 1, 7.0), log)
-    assert waiting_rows(resident) == 1
+    assert buffered_rows(resident) == 1
     READERS[reader](resident)
-    assert waiting_rows(resident) == 0
+    assert buffered_rows(resident) == 0
     state = resident.state("default", "v1")
     assert state is not None
     assert state.vector is not None
     assert state.vector[0] == 7.0
 
 
-def test_unbufferable_row_is_folded_after_waiting_rows() -> None:
+def test_unbufferable_row_is_folded_after_buffered_rows() -> None:
     log, resident = make_resident()
     for delta in (
         Delta("v1", sparse([0], [7.0])),
@@ -309,18 +314,18 @@ def test_unbufferable_row_is_folded_after_waiting_rows() -> None:
         check_state(resident.state(namespace, vector_id), state, context=vector_id)
 
 
-def test_no_row_waits_after_late_or_duplicate_rows() -> None:
+def test_no_row_is_buffered_after_late_or_duplicate_rows() -> None:
     log, resident = make_resident()
     apply_all(resident, append_number(log, 1, 1.0), log)
     assert apply_all(resident, log.deliveries(), log) == 0  # only duplicates
     log.forward(encode_batch([Delta("v1", sparse([0], [2.0]))], origin=99, base=1), lamport=log.lamport + 5)
     apply_all(resident, log.deliveries(log.next_offset - 1), log)
     apply_all(resident, append_number(log, 1, 3.0), log)
-    assert waiting_rows(resident) == 0  # the sink stores chains from here on
+    assert buffered_rows(resident) == 0  # from here on the sink keeps each vector's deltas, in chains
     assert resident.statistics().folded == log.next_offset
 
 
-def test_no_row_waits_when_capacity_is_used_up() -> None:
+def test_no_row_is_buffered_when_capacity_is_used_up() -> None:
     _, resident = make_resident()
     capacity = resident.size + 1
     log, resident = make_resident(resident_bytes_max=capacity)
@@ -331,7 +336,7 @@ def test_no_row_waits_when_capacity_is_used_up() -> None:
                 apply_all(resident, deliveries, log)
             break
         apply_all(resident, deliveries, log)
-        assert waiting_rows(resident) == 0  # no capacity is left for a waiting row
+        assert buffered_rows(resident) == 0  # no capacity is left for a buffered row
     assert key == 21
 
 
@@ -354,7 +359,7 @@ def fail_with_memory_error(*_: object) -> bool:
 
 @settings(max_examples=50, deadline=None)
 @given(log=logs(), reads=st.lists(st.booleans(), min_size=40, max_size=40), bound=st.integers(1, 9))
-def test_reads_and_folds_at_any_time_equal_the_fold(log: FakeLog, reads: list[bool], bound: int) -> None:
+def test_reads_between_folds_see_the_folded_state(log: FakeLog, reads: list[bool], bound: int) -> None:
     resident, cache = ResidentVectors(), CacheSink()
     resident.enter(log)
     anyio.run(cache.open, log)
@@ -372,7 +377,7 @@ def test_reads_and_folds_at_any_time_equal_the_fold(log: FakeLog, reads: list[bo
                     check_state(cached, state, counts=False, context=ref)
 
 
-def test_vectors_of_other_dimension_equal_the_fold() -> None:
+def test_vectors_that_change_dimension_are_folded_like_the_oracle() -> None:
     log = FakeLog()
     log.append(Delta("a", create([1, 2])), Delta("b", create([3, 4])))
     log.append(Delta("a", dense([5, 6])), Delta("c", create([7, 8])))

@@ -1,4 +1,4 @@
-"""ForwardSink keeps the contract, with a fake link to another service that is a list of batches."""
+"""ForwardSink keeps the contract, over a fake link to another service, which records its batches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class OtherService:
-    """The other service: its batches by their first dot, and its next answer."""
+    """The other service: holds its batches by their first dot, and its next answer."""
 
     def __init__(self) -> None:
         self.batches: dict[tuple[int, int], bytes] = {}
@@ -69,10 +69,10 @@ def forward_sink(service: OtherService) -> ForwardSink:
 def test_forward_sink_follows_the_contract() -> None:
     service = OtherService()
 
-    async def seen(_: Any) -> object:
+    async def probe(_: Any) -> object:
         return sorted(service.batches.items())
 
-    run_virtual(lambda: check_sink(lambda: forward_sink(service), seen))
+    run_virtual(lambda: check_sink(lambda: forward_sink(service), probe))
 
 
 def filled_log() -> FakeLog:
@@ -96,7 +96,7 @@ def test_each_batch_is_forwarded_unchanged_and_in_order() -> None:
     service, log = OtherService(), filled_log()
     run_virtual(deliver(service))
     assert list(service.batches) == [(HERE, 1), (HERE, 3)]
-    assert list(service.batches.values()) == [bytes(one.batch.body) for one in log.batches]
+    assert list(service.batches.values()) == [bytes(logged.batch.body) for logged in log.batches]
 
 
 def test_retryable_refusal_resumes_at_refused_batch() -> None:

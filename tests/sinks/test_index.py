@@ -26,11 +26,11 @@ def score(metric: str, query: Any, vector: Any, median: float) -> float:
     q, v = np.asarray(query, np.float64), np.asarray(vector, np.float64)
     if metric == "l2":
         return -float(np.sqrt(((q - v) ** 2).sum()))
-    length = float(np.sqrt((v * v).sum()))
+    norm = float(np.sqrt((v * v).sum()))
     divisor = {
         "dot": 1.0,
-        "cosine": length * float(np.sqrt((q * q).sum())),
-        "pivot": 0.5 * median + 0.5 * length,
+        "cosine": norm * float(np.sqrt((q * q).sum())),
+        "pivot": 0.5 * median + 0.5 * norm,
     }[metric]
     return float((q * v).sum()) / (divisor or 1.0)
 
@@ -43,11 +43,11 @@ def expected(log: FakeLog, query: Any, k: int, metric: str) -> list[tuple[str, f
     return [(key, -value) for value, key in sorted(scored)[:k]]
 
 
-small = st.integers(-2, 2).map(float)  # many ties
+small_number = st.integers(-2, 2).map(float)  # many ties
 changes = st.one_of(
-    st.lists(small, min_size=3, max_size=3).map(create),
+    st.lists(small_number, min_size=3, max_size=3).map(create),
     st.just(delete()),
-    st.builds(lambda value: sparse([1], [value]), small),
+    st.builds(lambda value: sparse([1], [value]), small_number),
     st.sampled_from([0.0, 2.0]).map(scale),
     st.just(opaque(b"not a vector")),
 )
@@ -55,7 +55,7 @@ changes = st.one_of(
 
 @given(
     content=st.lists(st.tuples(st.sampled_from("abcdefgh"), changes), min_size=1, max_size=30),
-    query=st.lists(small, min_size=3, max_size=3),
+    query=st.lists(small_number, min_size=3, max_size=3),
     k=st.integers(1, 9),
     metric=st.sampled_from(["cosine", "dot", "l2", "pivot"]),
 )
@@ -70,9 +70,9 @@ def test_search_equals_plain_loop_after_every_delta(content: Any, query: Any, k:
             log.append(Delta(key, operation))
             await index.apply(log.deliveries()[-1:])
             hits = index.search(query, k, metric=metric)
-            wanted = expected(log, query, k, metric)
-            assert [hit.vector_id for hit in hits] == [key for key, _ in wanted]
-            assert [hit.score for hit in hits] == pytest.approx([value for _, value in wanted])
+            expected_hits = expected(log, query, k, metric)
+            assert [hit.vector_id for hit in hits] == [key for key, _ in expected_hits]
+            assert [hit.score for hit in hits] == pytest.approx([value for _, value in expected_hits])
 
     anyio.run(main)
 
@@ -112,9 +112,9 @@ def test_hits_carry_dot_and_ignore_order_of_arrival() -> None:
 
     async def main() -> None:
         names = [f"v{i}" for i in range(20)]
-        forth, back = await hits_for(names), await hits_for(names[::-1])
-        assert forth == back
-        assert [name for name, _ in forth] == ["v0", "v1", "v10"]
+        in_order, reversed_order = await hits_for(names), await hits_for(names[::-1])
+        assert in_order == reversed_order
+        assert [name for name, _ in in_order] == ["v0", "v1", "v10"]
 
     anyio.run(main)
 
@@ -153,17 +153,17 @@ def test_storage_and_index_share_one_copy(tmp_path: Path) -> None:
             await index.open(log)
         await storage.open(log)
         assert (await index.open(log)).cursor.next_offset == 0
-        for at in range(30):
-            log.append(Delta(f"v{at % 7}", create([at, 1])), Delta("v0", sparse([1], [at])))
+        for number in range(30):
+            log.append(Delta(f"v{number % 7}", create([number, 1])), Delta("v0", sparse([1], [number])))
             sinks: list[Sink] = [storage, index]
-            await sinks[at % 2 - 1].apply(log.deliveries()[-1:])
-            if at % 3 == 2:
+            await sinks[number % 2 - 1].apply(log.deliveries()[-1:])
+            if number % 3 == 2:
                 await storage.flush()  # does not touch the changed rows noted for the index
             found = {hit.vector_id: hit.score for hit in index.search([3, 1], 10)}
             for (_, vector_id), state in oracle(log.batches).items():
                 assert found[vector_id] == pytest.approx(score("cosine", [3, 1], state.vector, 0))
-            if at % 5 == 4:
-                await sinks[at % 2].apply(log.deliveries())
+            if number % 5 == 4:
+                await sinks[number % 2].apply(log.deliveries())
         await storage.apply(log.deliveries())
         await index.apply(log.deliveries())
         for ref, state in oracle(log.batches).items():
@@ -187,7 +187,7 @@ def test_index_over_evicted_rows_stops(tmp_path: Path) -> None:
         resident = ResidentVectors(resident_bytes_max=5_000)
         storage = StorageSink(tmp_path / "v.db", resident=resident)
         await storage.open(log)
-        log.append(*(Delta(f"v{at}", create([1, 2, 3, 4])) for at in range(50)))
+        log.append(*(Delta(f"v{number}", create([1, 2, 3, 4])) for number in range(50)))
         await storage.apply(log.deliveries())
         with pytest.raises(StopSink, match="resident_bytes_max 5000 is too small for all vectors"):
             await IndexSink(resident=resident).open(log)

@@ -1,7 +1,7 @@
 """The HNSW index: applied rows are found at once, unindexed rows are bounded, graphs survive a restart.
 
-The lowest size of a graph is lowered, so graphs are small. Background work runs by hand or in a task, in
-virtual time.
+The tests lower the minimum size of a graph, so graphs are small. Background work runs in virtual time, in a
+task or step by step.
 """
 
 from __future__ import annotations
@@ -42,10 +42,8 @@ def clustered(count: int, seed: int = 1, dimension: int = DIMENSION) -> NDArray[
     """Return vectors around a few dozen centres, like embeddings, unlike pure noise."""
     random = np.random.default_rng(seed)
     centres = np.random.default_rng(0).standard_normal((40, dimension))
-    found = centres[random.integers(0, len(centres), count)] + 0.4 * random.standard_normal(
-        (count, dimension)
-    )
-    return found.astype(np.float32)
+    rows = centres[random.integers(0, len(centres), count)] + 0.4 * random.standard_normal((count, dimension))
+    return rows.astype(np.float32)
 
 
 class Log(FakeLog):
@@ -84,7 +82,7 @@ def recall(index: IndexSink, queries: NDArray[np.float32], k: int = 10, metric: 
     builder, index._builder = index._builder, None
     exact = [{hit.vector_id for hit in index.search(query, k, metric=metric)} for query in queries]
     index._builder = builder
-    return float(np.mean([len(some & all_) / len(all_) for some, all_ in zip(found, exact, strict=True)]))
+    return float(np.mean([len(hits & best) / len(best) for hits, best in zip(found, exact, strict=True)]))
 
 
 def names(count: int) -> list[str]:
@@ -153,9 +151,9 @@ def test_row_just_applied_is_found_first(content: list[tuple[int, tuple[str, int
         log, index = await make_index(60, settings)
         builder = index._builder
         assert builder is not None
-        for at, (number, (kind, seed)) in enumerate(content):
+        for step, (number, (kind, seed)) in enumerate(content):
             key = f"v{number}"
-            row = clustered(1, 100 * seed + at)[0]  # all rows differ
+            row = clustered(1, 100 * seed + step)[0]  # all rows differ
             if kind == "link":
                 await builder._step(log.threads)
                 continue
@@ -190,10 +188,10 @@ def test_apply_raises_when_indexing_does_not_keep_up() -> None:
         log.write(names(1000), clustered(1000))
         with pytest.raises(
             TryAgain, match=r"unindexed_rows_max 400: deltas arrive faster than rows are indexed"
-        ) as failed:
+        ) as caught:
             await index.apply(log.deliveries())
         assert anyio.current_time() == SMALL.capacity_timeout_s
-        assert failed.value.done_offset == 400
+        assert caught.value.done_offset == 400
         assert index.backlog().rows == index.backlog().rows_max == 400
         assert index.search(clustered(1000)[399], 1)[0].vector_id == "v399"
         async with indexing_in_background(index):
@@ -218,14 +216,14 @@ def test_rows_unindexed_at_start_do_not_block_new_ones() -> None:
         assert (backlog.rows, backlog.rows_max, backlog.before) == (3000, 3400, 3000)
         assert index.search(clustered(3000)[2999], 1)[0].vector_id == "v2999"
         assert index.statistics().hnsw.searches_exact == 1  # type: ignore[union-attr]
-        builder, before = index._builder, backlog.before
+        builder, earlier = index._builder, backlog.before
         assert builder is not None
         while index.backlog().rows:
             await builder._step(log.threads)
             now = index.backlog()
-            assert now.before < before  # the share of new rows never shrinks
+            assert now.before < earlier  # the share of new rows never shrinks
             assert now.rows_max - now.before == 400
-            before = now.before
+            earlier = now.before
         assert index.backlog() == Backlog(0, 400)
 
     run_virtual(main)
@@ -283,13 +281,13 @@ def test_only_large_moves_need_reindexing() -> None:
         random = np.random.default_rng(4)
         rows = clustered(2000)
         for _ in range(5):
-            for at in range(0, 2000, 100):
+            for start in range(0, 2000, 100):
                 # Move in any direction, by about a third of the allowed drift.
                 steps = random.standard_normal((100, DIMENSION)).astype(np.float32)
-                lengths = np.linalg.norm(rows[at : at + 100], axis=1, keepdims=True)
+                lengths = np.linalg.norm(rows[start : start + 100], axis=1, keepdims=True)
                 steps *= lengths * np.float32(hnsw_rows.drift_max / 3 / np.sqrt(5 * DIMENSION))
-                rows[at : at + 100] += steps
-                log.write(names(2000)[at : at + 100], rows[at : at + 100])
+                rows[start : start + 100] += steps
+                log.write(names(2000)[start : start + 100], rows[start : start + 100])
                 await index.apply([log.deliveries()[-1]])
         assert graph_statistics(index).unindexed_rows <= 20
         assert recall(index, clustered(50, seed=5)) >= 0.95
@@ -312,15 +310,15 @@ def test_many_tombstones_build_new_graph_during_searches() -> None:
         assert graph_statistics(index).rebuilds == 0
         for turn in range(2):
             rows = clustered(3000, seed=10 + turn)
-            for at in range(0, 3000, 250):
-                log.write(names(3000)[at : at + 250], rows[at : at + 250])
+            for start in range(0, 3000, 250):
+                log.write(names(3000)[start : start + 250], rows[start : start + 250])
                 await index.apply([log.deliveries()[-1]])
                 async with indexing_in_background(index):
                     await anyio.sleep(0.01)
-                    both = index._builder.rows_by_namespace["default"].young is not None  # type: ignore[union-attr]
-                if both:
-                    assert index.search(rows[at], 1)[0].vector_id == f"v{at}"
-                assert recall(index, clustered(10, seed=at)) >= 0.9
+                    has_two_graphs = index._builder.rows_by_namespace["default"].young is not None  # type: ignore[union-attr]
+                if has_two_graphs:
+                    assert index.search(rows[start], 1)[0].vector_id == f"v{start}"
+                assert recall(index, clustered(10, seed=start)) >= 0.9
         async with indexing_in_background(index):
             await wait_until_indexed(index)
             log.append(*(Delta(name, delete()) for name in names(3000)[:2500]))
@@ -344,11 +342,11 @@ def test_row_changed_during_indexing_stays_unindexed() -> None:
     async def main() -> None:
         log, index = await make_index(300)
         hnsw_rows = index._builder.rows_by_namespace["default"]  # type: ignore[union-attr]
-        for far, unindexed in ((True, 1), (False, 0)):
+        for is_far, unindexed in ((True, 1), (False, 0)):
             await apply_new(log, index, Delta("v7", dense(clustered(1, seed=21)[0])))
             chunk = hnsw_rows.next_chunk()
             assert chunk is not None
-            row = clustered(1, seed=22)[0] if far else clustered(1, seed=21)[0]
+            row = clustered(1, seed=22)[0] if is_far else clustered(1, seed=21)[0]
             await apply_new(log, index, Delta("v7", dense(row)))
             chunk.add_nodes()
             hnsw_rows.install(chunk)
@@ -370,13 +368,13 @@ def test_recent_rows_are_found_even_if_graph_misses_them(monkeypatch: pytest.Mon
         log, index = await make_index(300)
         hnsw_rows = index._builder.rows_by_namespace["default"]  # type: ignore[union-attr]
         rows = clustered(300)
-        changed = [f"v{at}" for at in range(0, 300, 7)]
+        changed = [f"v{number}" for number in range(0, 300, 7)]
         log.write(changed, rows[::7] * np.float32(1.001))  # the same direction: they stay indexed
         await index.apply([log.deliveries()[-1]])
         assert hnsw_rows.unindexed_rows == 0
         monkeypatch.setattr(hnsw_rows, "nearest_slots", lambda *_: np.zeros(0, np.intp))
-        for at, key in zip(range(0, 300, 7), changed, strict=True):
-            assert index.search(rows[at], 1)[0].vector_id == key
+        for number, key in zip(range(0, 300, 7), changed, strict=True):
+            assert index.search(rows[number], 1)[0].vector_id == key
         assert index._builder.searches_exact == 0  # type: ignore[union-attr]
 
     run_virtual(main)
@@ -423,7 +421,7 @@ def test_old_and_new_graph_are_searched_together() -> None:
             assert await builder._step(log.threads)
         assert hnsw_rows.base.live > 2000
         before = graph_statistics(index).searches_in_graph
-        missed = sum(index.search(rows[at], 1)[0].vector_id != f"v{at}" for at in range(0, 6000, 20))
+        missed = sum(index.search(rows[row], 1)[0].vector_id != f"v{row}" for row in range(0, 6000, 20))
         assert missed <= 3
         assert graph_statistics(index).searches_in_graph > before
         assert recall(index, clustered(30, seed=3)) >= 0.95
@@ -437,7 +435,7 @@ def test_each_large_namespace_has_its_own_graph() -> None:
         async with indexing_in_background(index):
             log.write(names(200), clustered(200, seed=2, dimension=8), namespace="other")
             log.write(names(40), clustered(40, seed=3), namespace="small")
-            log.append(*(Delta(f"fact{at}", opaque(b"x"), namespace="facts") for at in range(200)))
+            log.append(*(Delta(f"fact{number}", opaque(b"x"), namespace="facts") for number in range(200)))
             await index.apply(log.deliveries(300))
             await wait_until_indexed(index)
         assert graph_statistics(index).graphs == 2
@@ -540,9 +538,9 @@ def test_restart_indexes_only_changed_rows(tmp_path: Path) -> None:
     async def main() -> None:
         log = await save_index(tmp_path)
         async with Service(tmp_path, log) as service:
-            found = graph_statistics(service.index)
-            assert (found.file, found.indexed_rows, found.unindexed_rows) == ("loaded", 1000, 0)
-            assert found.saved_offset == 1000
+            graphs = graph_statistics(service.index)
+            assert (graphs.file, graphs.indexed_rows, graphs.unindexed_rows) == ("loaded", 1000, 0)
+            assert graphs.saved_offset == 1000
             assert recall(service.index, clustered(30, seed=5)) >= 0.95
             assert graph_statistics(service.index).searches_exact == 0
 
@@ -552,14 +550,14 @@ def test_restart_indexes_only_changed_rows(tmp_path: Path) -> None:
         await storage.open(log)
         log.write(names(20), clustered(20, seed=8))
         log.append(
-            *(Delta(f"v{at}", delete()) for at in range(20, 30)), Delta("new", create(clustered(1, 3)[0]))
+            *(Delta(f"v{row}", delete()) for row in range(20, 30)), Delta("new", create(clustered(1, 3)[0]))
         )
-        log.append(*(Delta(f"v{at}", scale(2.0)) for at in range(30, 60)))  # the same direction
+        log.append(*(Delta(f"v{row}", scale(2.0)) for row in range(30, 60)))  # the same direction
         await storage.apply(log.deliveries())
         await storage.aclose()
         async with Service(tmp_path, log) as service:
-            found = graph_statistics(service.index)
-            assert (found.file, found.indexed_rows, found.unindexed_rows) == ("loaded", 970, 21)
+            graphs = graph_statistics(service.index)
+            assert (graphs.file, graphs.indexed_rows, graphs.unindexed_rows) == ("loaded", 970, 21)
             assert service.index.search(clustered(20, 8)[5], 1)[0].vector_id == "v5"
             assert service.index.search(clustered(1, 3)[0], 1)[0].vector_id == "new"
             async with indexing_in_background(service.index):
@@ -570,7 +568,7 @@ def test_restart_indexes_only_changed_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("corrupt", "why"),
+    ("corrupt", "reason"),
     [
         (lambda content: content[:-100], "is torn"),
         (lambda content: content[:100], "is torn"),
@@ -580,16 +578,16 @@ def test_restart_indexes_only_changed_rows(tmp_path: Path) -> None:
     ],
     ids=["truncated", "short", "one bit", "foreign", "empty"],
 )
-def test_corrupted_file_is_reported_and_not_used(corrupt: Any, why: str, tmp_path: Path) -> None:
+def test_corrupted_file_is_reported_and_not_used(corrupt: Any, reason: str, tmp_path: Path) -> None:
     async def main() -> None:
         log = await save_index(tmp_path, 300)
         path = tmp_path / "vectors.graph"
         path.write_bytes(corrupt(path.read_bytes()))
         async with Service(tmp_path, log) as service:
-            found = graph_statistics(service.index)
-            assert found.file.startswith("not used; all rows are indexed from the start: ")
-            assert why in found.file
-            assert (found.indexed_rows, found.unindexed_rows) == (0, 300)
+            graphs = graph_statistics(service.index)
+            assert graphs.file.startswith("not used; all rows are indexed from the start: ")
+            assert reason in graphs.file
+            assert (graphs.indexed_rows, graphs.unindexed_rows) == (0, 300)
             async with indexing_in_background(service.index):
                 await wait_until_indexed(service.index)
         async with Service(tmp_path, log) as service:

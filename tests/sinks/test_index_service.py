@@ -26,10 +26,8 @@ SETTINGS = Hnsw(graph_rows_min=500, unindexed_rows_max=1500)
 
 def clustered(count: int, random: Any) -> NDArray[np.float32]:
     centres = np.random.default_rng(0).standard_normal((100, DIMENSION))
-    found = centres[random.integers(0, len(centres), count)] + 0.4 * random.standard_normal(
-        (count, DIMENSION)
-    )
-    return found.astype(np.float32)
+    rows = centres[random.integers(0, len(centres), count)] + 0.4 * random.standard_normal((count, DIMENSION))
+    return rows.astype(np.float32)
 
 
 def names(slots: NDArray[np.intp]) -> list[str]:
@@ -45,11 +43,11 @@ def exact(index: IndexSink, query: NDArray[np.float32]) -> set[str]:
 
 
 async def publish(propagator: Propagator, rows: NDArray[np.float32], slots: NDArray[np.intp]) -> Any:
-    done = None
-    for at in range(0, len(slots), 500):
-        part = slots[at : at + 500]
-        done = await propagator.publish_many(names(part), rows[part], kind=Kind.DENSE)
-    return done
+    last_ack = None
+    for start in range(0, len(slots), 500):
+        part = slots[start : start + 500]
+        last_ack = await propagator.publish_many(names(part), rows[part], kind=Kind.DENSE)
+    return last_ack
 
 
 @pytest.mark.alone
@@ -60,27 +58,27 @@ def test_updates_are_found_at_once_while_rows_are_indexed(full: bool) -> None:
         random = np.random.default_rng(1)
         rows, index = clustered(count, random), IndexSink(hnsw=SETTINGS)
         checked = updates = 0
-        found: list[float] = []
+        recalled: list[float] = []
         async with Propagator() as propagator:
             await propagator.attach(index)
-            done = await publish(propagator, rows, np.arange(count))
-            await propagator.wait_visible(done, timeout_s=60)
+            last_ack = await publish(propagator, rows, np.arange(count))
+            await propagator.wait_visible(last_ack, timeout_s=60)
 
-            def enough() -> bool:
+            def has_done_enough() -> bool:
                 linked = index.statistics().hnsw
                 assert linked is not None
                 return updates >= UPDATES_MIN and linked.added_rows >= count / 2
 
             end = time.monotonic() + seconds
-            while time.monotonic() < end or not enough():  # a busy machine takes longer
+            while time.monotonic() < end or not has_done_enough():  # a busy machine takes longer
                 slots = random.choice(count, BATCH, replace=False)
                 moved = slots[: BATCH // 2]
                 rows[moved] = clustered(len(moved), random)
                 rows[slots[BATCH // 2 :]] *= np.float32(1) + np.float32(0.01) * random.standard_normal(
                     (BATCH // 2, DIMENSION), np.float32
                 )
-                done = await publish(propagator, rows, slots)
-                await propagator.wait_visible(done, timeout_s=60)
+                last_ack = await publish(propagator, rows, slots)
+                await propagator.wait_visible(last_ack, timeout_s=60)
                 for slot in slots[:: BATCH // 5].tolist():
                     hit = index.search(rows[slot], 1)[0]
                     assert (hit.vector_id, hit.dot.counter > 0) == (f"v{slot}", True)
@@ -88,14 +86,14 @@ def test_updates_are_found_at_once_while_rows_are_indexed(full: bool) -> None:
                 updates += BATCH
                 if updates % (20 * BATCH) == 0:
                     query = clustered(1, random)[0]
-                    found.append(
+                    recalled.append(
                         len(exact(index, query) & {hit.vector_id for hit in index.search(query, 10)})
                     )
             linked = index.statistics().hnsw
             assert linked is not None
         print(f"{count} vectors, {updates} updates, {checked} searches checked, {linked}")
         assert checked > 20
-        assert np.mean(found) / 10 >= 0.95
+        assert np.mean(recalled) / 10 >= 0.95
         assert 0 < linked.unindexed_rows_highest <= SETTINGS.unindexed_rows_max
         assert linked.added_rows >= count / 2
         assert linked.searches_in_graph > 0

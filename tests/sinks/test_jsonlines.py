@@ -34,7 +34,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def test_every_kind_is_written_in_its_form(tmp_path: Path) -> None:
+def test_every_kind_is_written_with_its_fields(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
 
     async def main() -> None:
@@ -83,21 +83,21 @@ def test_every_kind_is_written_in_its_form(tmp_path: Path) -> None:
     assert written[7]["op"] == "delete"
 
 
-@pytest.mark.parametrize("cut", [1, 7, 150])
-def test_torn_line_is_truncated_and_written_once(tmp_path: Path, cut: int) -> None:
+@pytest.mark.parametrize("cut_bytes", [1, 7, 150])
+def test_torn_line_is_truncated_and_written_once(tmp_path: Path, cut_bytes: int) -> None:
     path = tmp_path / "out.jsonl"
 
     async def main() -> None:
         log = FakeLog()
-        for at in range(5):
-            log.append(Delta("a", create([at])), Delta("b", create([at])))
+        for number in range(5):
+            log.append(Delta("a", create([number])), Delta("b", create([number])))
         sink = JsonLinesSink(path, fsync=True)
         await sink.open(log)
         await sink.apply(log.deliveries())
         assert log.commits == [10]
         await sink.aclose()
         with path.open("r+b") as file:
-            file.truncate(file.seek(0, 2) - cut)
+            file.truncate(file.seek(0, 2) - cut_bytes)
         reopened = JsonLinesSink(path)
         point = await reopened.open(log)
         assert point.cursor.next_offset == point.lamport == 9
@@ -129,7 +129,7 @@ def test_lines_of_another_log_are_appended(tmp_path: Path) -> None:
 def test_failing_disk_leaves_no_partial_line(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
 
-    class Full:
+    class FullFile:
         def __init__(self, real: Any) -> None:
             self.real, self.truncate, self.fileno = real, real.truncate, real.fileno
 
@@ -143,7 +143,7 @@ def test_failing_disk_leaves_no_partial_line(tmp_path: Path) -> None:
         sink = JsonLinesSink(path)
         await sink.open(log)
         real = sink._file
-        sink._file = Full(real)  # type: ignore[assignment]
+        sink._file = FullFile(real)  # type: ignore[assignment]
         with pytest.raises(TryAgain, match=r"out\.jsonl cannot be written: No space left"):
             await sink.apply(log.deliveries())
         sink._file = real
@@ -164,7 +164,7 @@ def test_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     assert path.read_text() == "hello\n"
 
 
-def late_delivery(logged: Any, *rows: int) -> Delivery:
+def redelivery(logged: Any, *rows: int) -> Delivery:
     return Delivery(logged, np.array(rows, np.intp), redelivered=True)
 
 
@@ -178,13 +178,13 @@ def test_redelivered_rows_are_written_once_where_they_arrive(tmp_path: Path) -> 
         sink = JsonLinesSink(path)
         await sink.open(log)
         await sink.apply([Delivery(first, np.array([1], np.intp)), Delivery(log.batches[1])])
-        await sink.apply([late_delivery(first, 0)])
-        await sink.apply([late_delivery(first, 0)])
+        await sink.apply([redelivery(first, 0)])
+        await sink.apply([redelivery(first, 0)])
         await sink.aclose()
 
         reopened = JsonLinesSink(path)
         assert (await reopened.open(log)).cursor.next_offset == 4
-        await reopened.apply([late_delivery(first, 0, 2)])
+        await reopened.apply([redelivery(first, 0, 2)])
         await reopened.apply(log.deliveries())
         log.append(Delta("c", scale(3)))
         await reopened.apply(log.deliveries(3))
@@ -197,17 +197,17 @@ def test_redelivered_rows_are_written_once_where_they_arrive(tmp_path: Path) -> 
     assert written == [(1, None, "2"), (3, None, "4"), (0, True, "4"), (2, True, "4"), (4, None, "5")]
 
 
-def test_late_line_ahead_of_cursor_skips_no_rows(tmp_path: Path) -> None:
+def test_redelivered_line_ahead_of_cursor_skips_no_rows(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
 
     async def main() -> None:
         log = FakeLog()
-        for at in range(4):
-            log.append(Delta("abcd"[at], create([at])))
+        for number in range(4):
+            log.append(Delta("abcd"[number], create([number])))
         sink = JsonLinesSink(path)
         await sink.open(log)
         await sink.apply([Delivery(log.batches[0])])
-        await sink.apply([late_delivery(log.batches[2], 0)])
+        await sink.apply([redelivery(log.batches[2], 0)])
         await sink.aclose()
         reopened = JsonLinesSink(path)
         assert (await reopened.open(log)).cursor.next_offset == 1
@@ -230,20 +230,20 @@ def test_line_of_another_log_is_not_a_duplicate(tmp_path: Path) -> None:
             sink = JsonLinesSink(path)
             await sink.open(log)
             await sink.apply([Delivery(first, np.array([1], np.intp))])
-            await sink.apply([late_delivery(first, 0)])
+            await sink.apply([redelivery(first, 0)])
             await sink.aclose()
 
     anyio.run(main)
     assert [line["offset"] for line in lines(path)] == [1, 0, 1, 0]
 
 
-def test_highest_lamport_timestamp_survives_lower_ones(tmp_path: Path) -> None:
+def test_highest_lamport_number_survives_lower_ones(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
 
     async def main() -> None:
         log = FakeLog()
-        for at, lamport in enumerate((900, 20)):
-            log.forward(encode_batch([Delta("ab"[at], create([1]))], origin=7, base=at + 1), lamport)
+        for number, lamport in enumerate((900, 20)):
+            log.forward(encode_batch([Delta("ab"[number], create([1]))], origin=7, base=number + 1), lamport)
         sink = JsonLinesSink(path)
         await sink.open(log)
         await sink.apply(log.deliveries())

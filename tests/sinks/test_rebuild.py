@@ -1,4 +1,4 @@
-"""Sinks rebuilt from states hold exactly the fold; rows that they held before are removed."""
+"""Sinks that are rebuilt from states hold exactly the fold; earlier rows are removed."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def fill_log(log: FakeLog, rounds: int = 3) -> FakeLog:
     return log
 
 
-async def rebuild(sink: Any, log: FakeLog, end: int, *, pieces: int = 4) -> None:
+async def rebuild(sink: Any, log: FakeLog, end: int, *, rows_per_call: int = 4) -> None:
     assert isinstance(sink, Rebuildable)
     states = states_at(log, end)
     await sink.begin_rebuild(end)
-    for at in range(0, len(states), pieces):
-        await sink.load_states(states[at : at + pieces])
-        await sink.load_states(states[at : at + pieces])  # a failed call is retried
+    for start in range(0, len(states), rows_per_call):
+        await sink.load_states(states[start : start + rows_per_call])
+        await sink.load_states(states[start : start + rows_per_call])  # a failed call is retried
     lamport = max((row.state.key[0] for row in states if row.state.key), default=0)
     await sink.end_rebuild(end, lamport)
 
@@ -169,15 +169,15 @@ def test_index_with_own_vectors_is_rebuilt(hnsw: Any) -> None:
     async def main() -> None:
         log, fresh = fill_log(FakeLog()), IndexSink(hnsw=hnsw)
         index = IndexSink(hnsw=hnsw)
-        for one in (index, fresh):
-            await one.open(log)
+        for sink in (index, fresh):
+            await sink.open(log)
         middle = log.batches[1].next_offset
         await index.apply(log.deliveries())
         await rebuild(index, log, middle)
-        await fresh.apply([one for one in log.deliveries() if one.next_offset <= middle])
+        await fresh.apply([delivery for delivery in log.deliveries() if delivery.next_offset <= middle])
         check_same_hits(index, fresh)
-        for one in (index, fresh):
-            await one.apply(log.deliveries(middle))
+        for sink in (index, fresh):
+            await sink.apply(log.deliveries(middle))
         check_same_hits(index, fresh)
         await index.begin_rebuild(middle)
         await index.aclose()
@@ -186,8 +186,8 @@ def test_index_with_own_vectors_is_rebuilt(hnsw: Any) -> None:
         await index.begin_rebuild(middle)
         with pytest.raises(StopSink, match="resident_bytes_max"):
             await index.load_states(states_at(log, middle))
-        for one in (index, fresh):
-            await one.aclose()
+        for sink in (index, fresh):
+            await sink.aclose()
 
     run_virtual(main)
 
@@ -206,9 +206,9 @@ def test_index_sharing_vectors_waits_for_storage(tmp_path: Path) -> None:
         storage = StorageSink(tmp_path / "v.db", resident=resident)
         hnsw = Hnsw(graph_rows_min=4, unindexed_rows_max=64)
         index = IndexSink(resident=resident, hnsw=hnsw)
-        ours, theirs = Context(log), Context(log)
-        await storage.open(ours)
-        await index.open(theirs)
+        storage_context, index_context = Context(log), Context(log)
+        await storage.open(storage_context)
+        await index.open(index_context)
         await storage.apply(log.deliveries())
         await index.apply(log.deliveries())
         before = index.search([1, 2, 3, 4], 10)
@@ -216,11 +216,11 @@ def test_index_sharing_vectors_waits_for_storage(tmp_path: Path) -> None:
         await storage.load_states(states_at(log, middle))
         log.append(Delta("v1", sparse_add([0], [100])))
         newest = log.deliveries(log.batches[-2].next_offset)
-        done: list[str] = []
+        delivered: list[str] = []
 
         async def deliver() -> None:
             await index.apply(newest)
-            done.append("index")
+            delivered.append("index")
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(deliver)
@@ -228,9 +228,9 @@ def test_index_sharing_vectors_waits_for_storage(tmp_path: Path) -> None:
             assert index.search([1, 2, 3, 4], 10) == before  # the old hits, until the rebuild is complete
             await storage.end_rebuild(middle, 20)
             await anyio.sleep(1)
-            assert not done  # the rows in between were not redelivered yet
+            assert not delivered  # the rows in between were not redelivered yet
             await storage.apply(log.deliveries(middle))
-        assert done
+        assert delivered
         await check(storage.get, log)
         fresh = IndexSink()
         await fresh.open(log)
@@ -248,14 +248,14 @@ def test_index_sharing_vectors_waits_for_storage(tmp_path: Path) -> None:
     run_virtual(main)
 
 
-@pytest.mark.parametrize("ends", [True, False])
-def test_index_opened_during_storage_rebuild_waits(tmp_path: Path, ends: bool) -> None:
+@pytest.mark.parametrize("rebuild_ends", [True, False])
+def test_index_opened_during_storage_rebuild_waits(tmp_path: Path, rebuild_ends: bool) -> None:
     async def main() -> None:
         log, resident = fill_log(FakeLog()), ResidentVectors()
         end = log.batches[-1].next_offset
         storage, index = StorageSink(tmp_path / "v.db", resident=resident), IndexSink(resident=resident)
-        ours, theirs, states = Context(log), Context(log), states_at(log, end)
-        await storage.open(ours)
+        storage_context, index_context, states = Context(log), Context(log), states_at(log, end)
+        await storage.open(storage_context)
         await storage.apply(log.deliveries())
         await storage.begin_rebuild(end)
         await storage.load_states(states)
@@ -273,12 +273,12 @@ def test_index_opened_during_storage_rebuild_waits(tmp_path: Path, ends: bool) -
             await anyio.sleep(1)
             assert resident.rebuilding
             assert not resident.complete
-            if not ends:
+            if not rebuild_ends:
                 with pytest.raises(TryAgain, match="wait until that sink has finished and reached 0"):
-                    await index.open(theirs)
+                    await index.open(index_context)
                 release.set()
                 return
-            tasks.start_soon(index.open, theirs)
+            tasks.start_soon(index.open, index_context)
             await anyio.sleep(1)
             release.set()
         assert resident.pinned
@@ -353,7 +353,7 @@ def test_rebuilt_cache_keeps_within_its_bounds(bounds: dict[str, int]) -> None:
         cache = CacheSink(**bounds)
         await cache.open(log)
 
-        def correct_keys(end: int) -> set[str]:
+        def check_cached_keys(end: int) -> set[str]:
             """Check the bounds and each cached state; return the vectors that are cached."""
             counts, states = cache.statistics(), states_at(log, end)
             assert counts.entries <= cache.entries_max
@@ -365,11 +365,11 @@ def test_rebuilt_cache_keeps_within_its_bounds(bounds: dict[str, int]) -> None:
             return {row.vector_id for row, state in found if state is not None}
 
         await rebuild(cache, log, middle)
-        assert correct_keys(middle) == {"w6", "w7", "w8", "w9"}, "the states loaded last"
+        assert check_cached_keys(middle) == {"w6", "w7", "w8", "w9"}, "the states loaded last"
         evicted = cache.statistics().evicted
         assert evicted
         await cache.apply(log.deliveries(middle))
-        assert correct_keys(log.next_offset) >= {"v3", "v4", "v5", "gone-0"}, "the vectors created last"
+        assert check_cached_keys(log.next_offset) >= {"v3", "v4", "v5", "gone-0"}, "the vectors created last"
         assert cache.statistics().evicted > evicted
 
     run_virtual(main)

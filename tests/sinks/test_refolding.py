@@ -105,10 +105,10 @@ def append_concurrent_rows(log: FakeLog, random: Random, *, ids: bool) -> None:
         clocks[origin] += len(rows) + random.randrange(4)
 
 
-def merged_log(seed: int, *, ids: bool = False, cuts: int = 2) -> FakeLog:
+def merged_log(seed: int, *, ids: bool = False, network_cuts: int = 2) -> FakeLog:
     log, random = FakeLog(), Random(seed)
     log.append(*(Delta(name, create([1, 2, 3])) for name in VECTORS))
-    for _ in range(cuts):
+    for _ in range(network_cuts):
         append_concurrent_rows(log, random, ids=ids)
     return log
 
@@ -126,10 +126,10 @@ def check(resident: ResidentVectors, expected: dict[Any, VectorState]) -> None:
 
 def split_into_calls(log: FakeLog, random: Random, start: int = 0) -> list[list[Delivery]]:
     """Split the log's deliveries into calls of any size, some of which begin with redelivered batches."""
-    calls, at = [], start
-    while at < len(log.batches):
-        begin, at = max(start, at - random.choice((0, 0, 3))), at + random.choice((1, 2, 5, 40))
-        calls.append([Delivery(logged) for logged in log.batches[begin:at]])
+    calls, end = [], start
+    while end < len(log.batches):
+        first, end = max(start, end - random.choice((0, 0, 3))), end + random.choice((1, 2, 5, 40))
+        calls.append([Delivery(logged) for logged in log.batches[first:end]])
     return calls
 
 
@@ -163,8 +163,8 @@ def fold_onto_states(
     for ref, changes in rows.items():
         base = states.get(ref, VectorState())
         older = [key for key in changes if base.key is not None and key < base.key]
-        onto = with_ignored(base, len(older), base.key)
-        found[ref] = fold([changes[key] for key in changes.keys() - set(older)], onto)
+        folded_base = with_ignored(base, len(older), base.key)
+        found[ref] = fold([changes[key] for key in changes.keys() - set(older)], folded_base)
     return found
 
 
@@ -177,7 +177,7 @@ def load_snapshot(resident: ResidentVectors, log: FakeLog, offset: int) -> None:
 
 
 def replace_prefix_by_states(log: FakeLog, offset: int) -> None:
-    """Replace the log's history below an offset by states alone."""
+    """Replace the log's history below an offset by the states as of that offset."""
     rows, full_history = states_at(log, offset), log.history
     frame, log.log_start = LoggedBatch(encode_states(rows), 0, 0, Source.LOCAL), offset
 
@@ -291,14 +291,16 @@ def test_storage_killed_during_merge_resumes_from_its_file(
     log.batches, log.next_offset, log.lamport = source.batches, source.next_offset, source.lamport
     path: Path = tmp_path_factory.mktemp("merges") / "v.db"
 
-    async def run_life(start: int, *, is_killed: bool) -> int:
+    async def run_process(start: int, *, is_killed: bool) -> int:
         storage = StorageSink(path, flush_s=0.001)
         point = await storage.open(log)
         cursor = point.cursor.next_offset
         assert cursor >= start
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(storage.background)
-            position = next((at for at, one in enumerate(log.batches) if one.next_offset > cursor), None)
+            position = next(
+                (number for number, logged in enumerate(log.batches) if logged.next_offset > cursor), None
+            )
             for call in split_into_calls(log, random, len(log.batches) if position is None else position):
                 if is_killed and random.random() < 0.3:
                     await call_and_cancel_at(random.randint(1, 9), lambda call=call: storage.apply(call))  # type: ignore[misc]
@@ -314,8 +316,8 @@ def test_storage_killed_during_merge_resumes_from_its_file(
     async def main() -> None:
         start = 0
         for _ in range(4):
-            start = await run_life(start, is_killed=True)
-        await run_life(start, is_killed=False)
+            start = await run_process(start, is_killed=True)
+        await run_process(start, is_killed=False)
 
     run_virtual(main)
 
@@ -378,8 +380,8 @@ def test_late_rows_before_a_rejected_row_are_applied() -> None:
     assert resident.next_offset == 2, "the call has not succeeded"
 
 
-@pytest.mark.parametrize("wait", range(1, 5))
-def test_rows_of_cancelled_call_are_in_no_later_fold(wait: int) -> None:
+@pytest.mark.parametrize("await_number", range(1, 5))
+def test_rows_of_cancelled_call_are_in_no_later_fold(await_number: int) -> None:
     log = FakeLog()
     resident = make_resident(log)
     apply_all(
@@ -391,7 +393,7 @@ def test_rows_of_cancelled_call_are_in_no_later_fold(wait: int) -> None:
     log.clock.step = 0.005
 
     async def main() -> None:
-        done = await call_and_cancel_at(wait, lambda: resident.apply([lost], log))
+        done = await call_and_cancel_at(await_number, lambda: resident.apply([lost], log))
         if not done.returned:
             log.batches.remove(lost.logged)  # it is not redelivered: its sink resumes elsewhere
 
@@ -416,8 +418,8 @@ def test_fold_stops_when_its_vectors_are_rebuilt() -> None:
     log.clock.step = 0.005
 
     async def rebuild() -> None:
-        other = object()
-        resident.begin_rebuild(other)  # type: ignore[arg-type]
+        other_sink = object()
+        resident.begin_rebuild(other_sink)  # type: ignore[arg-type]
         resident.clear()
         resident.load_states(rows)
         resident.end_rebuild(log, end, log.lamport)
@@ -450,13 +452,13 @@ def test_apply_now_declines_while_a_fold_is_suspended() -> None:
     log.clock.step = 0.005
     results: list[object] = []
 
-    async def other() -> None:
+    async def deliver_following() -> None:
         results.append(resident.apply_now([following], log))
         results.append(await resident.apply([following], log))
 
     async def main() -> None:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(other)
+            tasks.start_soon(deliver_following)
             results.append(await resident.apply(call, log))
 
     run_virtual(main)
@@ -502,40 +504,40 @@ def test_rows_below_a_state_count_in_every_savepoint() -> None:
 # --- amount of work
 
 
-def partitioned_log(count: int, vectors: int) -> FakeLog:
+def partitioned_log(count: int, vector_count: int) -> FakeLog:
     """Return a log of as many local as forwarded deltas, one per batch, of kinds that do not commute."""
     log = FakeLog()
-    names = [f"v{number}" for number in range(vectors)]
+    names = [f"v{number}" for number in range(vector_count)]
     log.append(*(Delta(name, create([1, 2, 3])) for name in names))
     start = log.lamport + 1
     changes = (sparse_add([0], [1]), sparse([1, 0], [3, 2]), scale(-1), sparse_add([2, 1], [1, 1]))
     for number in range(count):
-        log.append(Delta(names[number % vectors], changes[number // vectors % 4]))
+        log.append(Delta(names[number % vector_count], changes[number // vector_count % 4]))
     for number in range(count):
-        delta = Delta(names[number % vectors], changes[number // vectors % 4])
+        delta = Delta(names[number % vector_count], changes[number // vector_count % 4])
         log.forward(encode_batch([delta], origin=REMOTE_ORIGINS[0], base=number + 1), start + number)
     return log
 
 
-@pytest.mark.parametrize("calls", [5, 20])
-def test_merge_reads_log_once_and_refolds_once_per_call(calls: int) -> None:
-    count, vectors = 1_000, 10
-    log = partitioned_log(count, vectors)
+@pytest.mark.parametrize("call_count", [5, 20])
+def test_merge_reads_log_once_and_refolds_once_per_call(call_count: int) -> None:
+    count, vector_count = 1_000, 10
+    log = partitioned_log(count, vector_count)
     resident = ResidentVectors()
     resident.enter(log)
     apply_all(resident, [Delivery(logged) for logged in log.batches[: count + 1]], log)
-    size = count // calls
-    for begin in range(count + 1, 2 * count + 1, size):
-        apply_all(resident, [Delivery(logged) for logged in log.batches[begin : begin + size]], log)
+    size = count // call_count
+    for start in range(count + 1, 2 * count + 1, size):
+        apply_all(resident, [Delivery(logged) for logged in log.batches[start : start + size]], log)
     check(resident, oracle(log.batches))
     statistics = resident.statistics()
-    print(f"{statistics.refolded / count:.1f} deltas folded per late delta, in {calls} calls")
+    print(f"{statistics.refolded / count:.1f} deltas folded per late delta, in {call_count} calls")
     assert (statistics.log_passes, statistics.refolded_from_log, statistics.out_of_order) == (
         1,
-        vectors,
+        vector_count,
         count,
     )
-    assert statistics.refolded <= 2 * (count + calls * count)
+    assert statistics.refolded <= 2 * (count + call_count * count)
 
 
 def test_large_histories_are_read_in_several_passes() -> None:
@@ -605,9 +607,9 @@ def test_savepoints_are_few_and_close_to_a_change(count: int, data: st.DataObjec
         if len(chain.entries) >= chain.savepoint_at:
             chain.add_savepoint(len(chain.entries), ChainBase())
     for _ in range(data.draw(st.integers(1, 5))):
-        at = data.draw(st.integers(0, 10 * count))
+        lamport = data.draw(st.integers(0, 10 * count))
         with suppress(AssertionError):
-            entry = Entry((at, 0, 1), LoggedBatch(batch, count + at, at, Source.REPLICA), 0)
+            entry = Entry((lamport, 0, 1), LoggedBatch(batch, count + lamport, lamport, Source.REPLICA), 0)
             assert chain.can_insert(entry)
             chain.insert(entry)
         end, changed = len(chain.entries), chain.first_changed

@@ -50,11 +50,11 @@ def check(resident: ResidentVectors, batches: Sequence[LoggedBatch]) -> None:
 @given(log=logs(), data=st.data())
 def test_any_history_with_duplicates_equals_the_fold(log: FakeLog, data: st.DataObject) -> None:
     resident = make_resident(log)
-    at = 0
-    while at < len(log.batches):
-        start = data.draw(st.integers(0, at))
-        at = data.draw(st.integers(at + 1, len(log.batches)))
-        apply_all(resident, [Delivery(logged) for logged in log.batches[start:at]], log)
+    end = 0
+    while end < len(log.batches):
+        start = data.draw(st.integers(0, end))
+        end = data.draw(st.integers(end + 1, len(log.batches)))
+        apply_all(resident, [Delivery(logged) for logged in log.batches[start:end]], log)
     check(resident, log.batches)
     assert resident.lamport == log.lamport
 
@@ -64,10 +64,10 @@ def test_any_selection_of_rows_equals_the_fold(log: FakeLog, data: st.DataObject
     resident = make_resident(log)
     for logged in log.batches:
         first = data.draw(st.sets(st.integers(0, logged.count - 1)))
-        # Rows applied by a sink with other topics are duplicates for the next; vectors are never split.
+        # Rows that a sink with other topics applied are duplicates for the next sink; no vector is split.
         names = {logged.batch.keys[row] for row in first}
-        for wanted in (True, False):
-            rows = [row for row, key in enumerate(logged.batch.keys) if (key in names) is wanted]
+        for in_first_part in (True, False):
+            rows = [row for row, key in enumerate(logged.batch.keys) if (key in names) is in_first_part]
             if not rows:  # a delivery without rows does not exist
                 continue
             apply_all(resident, [Delivery(logged, np.array(rows, np.intp))], log)
@@ -99,11 +99,11 @@ def test_blocks_stay_within_float32_like_rows(operation: Operation) -> None:
 @given(log=logs(), paces=st.lists(st.tuples(st.booleans(), st.integers(1, 4)), max_size=12))
 def test_two_sinks_at_different_paces_fold_once(log: FakeLog, paces: list[tuple[bool, int]]) -> None:
     resident = make_resident(log)
-    at = {True: 0, False: 0}
-    for which, step in [*paces, (True, 99), (False, 99)]:
-        part = log.batches[at[which] : at[which] + step]
-        apply_all(resident, [Delivery(logged) for logged in part], log)
-        at[which] += len(part)
+    positions = {True: 0, False: 0}
+    for sink, step in [*paces, (True, 99), (False, 99)]:
+        batches = log.batches[positions[sink] : positions[sink] + step]
+        apply_all(resident, [Delivery(logged) for logged in batches], log)
+        positions[sink] += len(batches)
     check(resident, log.batches)
     statistics = resident.statistics()
     assert statistics.folded == log.next_offset
@@ -119,10 +119,10 @@ def test_services_with_same_deltas_have_same_state(log: FakeLog, order: Any) -> 
     order.shuffle(shuffled)
     for logged in shuffled:
         other.forward(logged.batch, logged.lamport)
-    elsewhere = make_resident(other, chain_bytes_max=order.choice([0, 5_000, 1 << 20]))
-    apply_all(elsewhere, other.deliveries(), other)
+    other_resident = make_resident(other, chain_bytes_max=order.choice([0, 5_000, 1 << 20]))
+    apply_all(other_resident, other.deliveries(), other)
     check(resident, log.batches)
-    check(elsewhere, log.batches)
+    check(other_resident, log.batches)
 
 
 def remote(log: FakeLog, lamport: int, *deltas: Delta, counter: int | None = None) -> LoggedBatch:
@@ -169,9 +169,9 @@ def test_late_delta_below_log_start_stops_unless_reset_later() -> None:
     late = remote(log, 3, Delta("b", sparse_add([0], [7])))
     apply_all(resident, [Delivery(late)], log)
     check(resident, log.batches)
-    stuck = remote(log, 3, Delta("a", sparse([0], [7])))
+    too_late = remote(log, 3, Delta("a", sparse([0], [7])))
     with pytest.raises(StopSink, match=r"needs snapshot: the delta at offset 6 .* vector 'a'"):
-        apply_all(resident, [Delivery(stuck)], log)
+        apply_all(resident, [Delivery(too_late)], log)
 
 
 def replace_prefix_by_states(log: FakeLog, end: int) -> None:

@@ -28,7 +28,7 @@ from tests.sinks.support import FakeLog, check_state, oracle
 ROOT = Path(__file__).parents[2]
 
 
-def append_some_deltas(log: FakeLog) -> None:
+def append_sample_deltas(log: FakeLog) -> None:
     log.append(
         Delta("a", create([1, 2, 3]), metadata={"title": "A", "tags": ["x"]}),
         Delta("b", create([4, 5, 6])),
@@ -53,7 +53,7 @@ async def check_rows(sink: StorageSink, log: FakeLog) -> None:
 def test_rows_equal_the_fold_and_survive_restart(tmp_path: Path, mode: str) -> None:
     async def main() -> None:
         log = FakeLog()
-        append_some_deltas(log)
+        append_sample_deltas(log)
         sink = StorageSink(tmp_path / "vectors.db", mode=mode)  # type: ignore[arg-type]
         point = await sink.open(log)
         assert point.cursor == (log.log_id, 1, 0)
@@ -83,19 +83,21 @@ def test_crash_between_commits_resumes_exactly(tmp_path: Path) -> None:
     async def main() -> None:
         log = FakeLog()
         log.append(Delta("a", create([1, 1])), Delta("b", create([0, 0])))
-        done = 0
-        for round_ in range(12):
+        resumed_offset = 0
+        for round_number in range(12):
             sink = StorageSink(tmp_path / "vectors.db")
             point = await sink.open(log)
-            assert point.cursor.next_offset == done
-            log.append(Delta("a", sparse_add([0, 1], [1, round_])), Delta("b", sparse_add([0], [round_])))
-            await sink.apply(log.deliveries(done))
-            if round_ % 3 != 2:
+            assert point.cursor.next_offset == resumed_offset
+            log.append(
+                Delta("a", sparse_add([0, 1], [1, round_number])), Delta("b", sparse_add([0], [round_number]))
+            )
+            await sink.apply(log.deliveries(resumed_offset))
+            if round_number % 3 != 2:
                 await sink.flush()
-                done = log.next_offset
+                resumed_offset = log.next_offset
                 log.append(Delta("b", sparse_add([1], [0.5])))
-                await sink.apply(log.deliveries(done))
-            await check_rows(sink, log) if round_ == 11 else crash(sink)
+                await sink.apply(log.deliveries(resumed_offset))
+            await check_rows(sink, log) if round_number == 11 else crash(sink)
         await sink.aclose()
 
     anyio.run(main)
@@ -104,8 +106,8 @@ def test_crash_between_commits_resumes_exactly(tmp_path: Path) -> None:
 def make_log(count: int) -> FakeLog:
     log = FakeLog()
     log.append(*(Delta(f"v{i}", create([i, i])) for i in range(7)))
-    for at in range(count):
-        log.append(Delta(f"v{at % 7}", sparse_add([at % 2], [at])))
+    for number in range(count):
+        log.append(Delta(f"v{number % 7}", sparse_add([number % 2], [number])))
     return log
 
 
@@ -114,9 +116,9 @@ async def write_until_killed(path: str) -> None:
     log = make_log(3_000)
     sink = StorageSink(path)
     await sink.open(log)
-    for at, delivery in enumerate(log.deliveries()):
+    for number, delivery in enumerate(log.deliveries()):
         await sink.apply([delivery])
-        if at % 3 == 0:
+        if number % 3 == 0:
             await sink.flush()
             print(sink.statistics().committed_offset, flush=True)
 
@@ -134,9 +136,9 @@ def test_committed_rows_survive_kill_9(tmp_path: Path) -> None:
     async def main() -> None:
         sink = StorageSink(path)
         log = make_log(3_000)
-        done = (await sink.open(log)).cursor.next_offset
-        assert done >= printed_offset
-        log.batches = [logged for logged in log.batches if logged.next_offset <= done]
+        cursor = (await sink.open(log)).cursor.next_offset
+        assert cursor >= printed_offset
+        log.batches = [logged for logged in log.batches if logged.next_offset <= cursor]
         await check_rows(sink, log)
         assert sink._file._writer.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
         await sink.aclose()
@@ -149,8 +151,8 @@ def test_write_ahead_log_is_bounded(tmp_path: Path) -> None:
         log = FakeLog()
         sink = StorageSink(tmp_path / "vectors.db", wal_bytes_max=200_000)
         await sink.open(log)
-        for at in range(40):
-            log.append(*(Delta(f"v{at}-{i}", create([at] * 1000)) for i in range(10)))
+        for number in range(40):
+            log.append(*(Delta(f"v{number}-{i}", create([number] * 1000)) for i in range(10)))
             await sink.apply(log.deliveries()[-1:])
             await sink.flush()
             assert sink.statistics().wal_bytes < 300_000
@@ -166,7 +168,7 @@ def test_failed_commit_loses_nothing_and_is_reported(tmp_path: Path, monkeypatch
         await sink.open(log)
         log.append(Delta("a", create([1, 2])))
         await sink.apply(log.deliveries())
-        real = sink._file._transact
+        original = sink._file._transact
 
         def full(*_: object) -> None:
             raise sqlite3.OperationalError("database or disk is full")
@@ -177,7 +179,7 @@ def test_failed_commit_loses_nothing_and_is_reported(tmp_path: Path, monkeypatch
         assert (sink.statistics().dirty_rows, sink.statistics().committed_offset, log.commits) == (1, 0, [])
         with pytest.raises(TryAgain):
             await sink.apply(log.deliveries())
-        monkeypatch.setattr(sink._file, "_transact", real)
+        monkeypatch.setattr(sink._file, "_transact", original)
         await sink.flush()
         assert (sink.statistics().dirty_rows, log.commits) == (0, [log.next_offset])
         await sink.apply(log.deliveries())
@@ -220,7 +222,7 @@ def test_commit_failing_halfway_leaves_nothing(tmp_path: Path) -> None:
 def test_background_flushes_by_itself(tmp_path: Path, backend: str) -> None:
     async def main() -> None:
         log = FakeLog()
-        append_some_deltas(log)
+        append_sample_deltas(log)
         committed = anyio.Event()
         log.committed = lambda next_offset: committed.set()  # type: ignore[method-assign]
         sink = StorageSink(tmp_path / "vectors.db", flush_s=0.001)
@@ -246,21 +248,21 @@ def test_background_retries_and_truncates_wal_when_idle(
         log = FakeLog()
         sink = StorageSink(tmp_path / "vectors.db", flush_s=0.01)
         await sink.open(log)
-        real = sink._file._transact
+        original = sink._file._transact
 
         def flaky(*arguments: Any) -> int:
             nonlocal failures
             failures -= 1
             if failures >= 0:
                 raise sqlite3.OperationalError("database or disk is full")
-            return real(*arguments)
+            return original(*arguments)
 
         monkeypatch.setattr(sink._file, "_transact", flaky)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(sink.background)
             await anyio.wait_all_tasks_blocked()
             for _ in range(2):
-                append_some_deltas(log)
+                append_sample_deltas(log)
                 await sink.apply(log.deliveries(sink.statistics().applied_offset))
                 await anyio.sleep(0.5)  # virtual: three failures, a commit
                 assert sink.statistics().committed_offset == log.next_offset
@@ -279,8 +281,8 @@ def test_many_namespaces_share_a_transaction(tmp_path: Path) -> None:
     async def main() -> None:
         log = FakeLog()
         log.append(*(Delta("a", create([i]), namespace=f"n{i}") for i in range(500)))
-        for at in (0, 50):
-            large = (Delta(f"b{at + i}", create([i] * 60_000), namespace="large") for i in range(50))
+        for start in (0, 50):
+            large = (Delta(f"b{start + i}", create([i] * 60_000), namespace="large") for i in range(50))
             log.append(*large)
         sink = StorageSink(tmp_path / "vectors.db")
         await sink.open(log)
@@ -302,11 +304,11 @@ def test_rows_that_do_not_fit_are_evicted_and_read_back(tmp_path: Path) -> None:
         resident = ResidentVectors(resident_bytes_max=20_000)
         sink = StorageSink(tmp_path / "vectors.db", resident=resident)
         await sink.open(log)
-        for round_ in range(6):
+        for round_number in range(6):
             start = log.next_offset
-            for at in range(0, 200, 20):
-                names = [f"v{(at + i) * 7 % 200}" for i in range(20)]
-                log.append(*(_change(name, round_) for name in names))
+            for first in range(0, 200, 20):
+                names = [f"v{(first + i) * 7 % 200}" for i in range(20)]
+                log.append(*(_change(name, round_number) for name in names))
             for delivery in log.deliveries(start):
                 await sink.apply([delivery])
                 assert resident.size <= 20_000
@@ -324,24 +326,24 @@ def test_rows_that_do_not_fit_are_evicted_and_read_back(tmp_path: Path) -> None:
     anyio.run(main)
 
 
-def test_closing_past_deadline_reports_what_is_left(tmp_path: Path) -> None:
+def test_closing_past_deadline_reports_unwritten_rows(tmp_path: Path) -> None:
     async def main() -> None:
         log = FakeLog()
-        for at in (0, 50):
-            log.append(*(Delta(f"v{at + i}", create([i] * 60_000)) for i in range(50)))
+        for first in (0, 50):
+            log.append(*(Delta(f"v{first + i}", create([i] * 60_000)) for i in range(50)))
         sink = StorageSink(tmp_path / "vectors.db", close_s=0.05)
         await sink.open(log)
         await sink.apply(log.deliveries())
-        real = log.threads.run
+        original = log.threads.run
 
         async def slow(function: Any) -> Any:
             await anyio.sleep(0.1)
-            return await real(function)
+            return await original(function)
 
         log.threads.run = slow  # type: ignore[method-assign]
         with pytest.raises(TryAgain, match=r"closed after 0\.05 s, at offset 0 of 100"):
             await sink.aclose()
-        log.threads.run = real  # type: ignore[method-assign]
+        log.threads.run = original  # type: ignore[method-assign]
         reopened = StorageSink(tmp_path / "vectors.db")
         assert (await reopened.open(log)).cursor.next_offset == 0
         await reopened.apply(log.deliveries())
@@ -361,13 +363,13 @@ def test_row_stays_in_memory_until_its_commit_has_returned(tmp_path: Path) -> No
         log.append(*(Delta(f"w{i}", create([1, 2, 3, 4])) for i in range(15)))
         first, second = log.deliveries()
         await sink.apply([first])
-        writing, go = anyio.Event(), anyio.Event()
-        real = log.threads.run
+        writing, release = anyio.Event(), anyio.Event()
+        original = log.threads.run
 
         async def slow(function: Any) -> Any:
-            log.threads.run = real  # type: ignore[method-assign]
+            log.threads.run = original  # type: ignore[method-assign]
             writing.set()
-            await go.wait()
+            await release.wait()
             return function()
 
         async with anyio.create_task_group() as tasks:
@@ -376,7 +378,7 @@ def test_row_stays_in_memory_until_its_commit_has_returned(tmp_path: Path) -> No
             await writing.wait()
             await resident.apply([second], log)
             size, evicted = resident.size, resident.evict()
-            go.set()
+            release.set()
         assert size > 6_000
         assert evicted == 0  # all rows are dirty or being written
         assert resident.evict() > 0
@@ -386,32 +388,34 @@ def test_row_stays_in_memory_until_its_commit_has_returned(tmp_path: Path) -> No
     anyio.run(main)
 
 
-def _change(name: str, round_: int) -> Delta:
-    return Delta(name, create([1, 2, 3, 4]) if round_ == 0 else sparse_add([round_ % 4], [round_]))
+def _change(name: str, round_number: int) -> Delta:
+    return Delta(
+        name, create([1, 2, 3, 4]) if round_number == 0 else sparse_add([round_number % 4], [round_number])
+    )
 
 
 @settings(max_examples=settings().max_examples // 3)  # each example opens and syncs files
 @given(log=logs(), data=st.data())
 def test_any_history_crash_and_memory_equals_the_fold(log: FakeLog, data: st.DataObject) -> None:
-    """Late rows included: rows that memory has evicted are folded again from the log."""
+    """The history includes late rows; those of evicted vectors are folded again from the log."""
 
     async def main(folder: str) -> None:
         size = data.draw(st.sampled_from([2_000, 1 << 30]))
         mode: Any = data.draw(st.sampled_from(["behind", "through"]))
-        at, sink = 0, None
-        while at < len(log.batches):
+        position, sink = 0, None
+        while position < len(log.batches):
             if sink is None:
                 sink = StorageSink(
                     f"{folder}/v.db", resident=ResidentVectors(resident_bytes_max=size), mode=mode
                 )
-                done = (await sink.open(log)).cursor.next_offset
-                at = next(i for i, logged in enumerate(log.batches) if logged.next_offset > done)
+                cursor = (await sink.open(log)).cursor.next_offset
+                position = next(i for i, logged in enumerate(log.batches) if logged.next_offset > cursor)
             step = data.draw(st.integers(1, 3))
-            await sink.apply([Delivery(logged) for logged in log.batches[at : at + step]])
-            at += step
+            await sink.apply([Delivery(logged) for logged in log.batches[position : position + step]])
+            position += step
             if data.draw(st.booleans()):
                 await sink.flush()
-            if at < len(log.batches) and data.draw(st.booleans()):
+            if position < len(log.batches) and data.draw(st.booleans()):
                 crash(sink)
                 sink = None
         assert sink is not None
@@ -425,7 +429,7 @@ def test_any_history_crash_and_memory_equals_the_fold(log: FakeLog, data: st.Dat
 def test_new_log_keeps_rows_and_ignores_old_offsets(tmp_path: Path) -> None:
     async def main() -> None:
         old = FakeLog()
-        append_some_deltas(old)
+        append_sample_deltas(old)
         sink = StorageSink(tmp_path / "vectors.db")
         await sink.open(old)
         await sink.apply(old.deliveries())
@@ -454,21 +458,21 @@ def test_file_stays_open_during_call_of_cancelled_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C while a sink is attached does this: the event loop cancels the task despite its shields."""
-    entered, go_on, order = threading.Event(), threading.Event(), list[str]()
+    entered, release, order = threading.Event(), threading.Event(), list[str]()
     check, disconnect = StorageFile._check, StorageFile._disconnect
 
     def slow(file: StorageFile) -> None:
         entered.set()
-        go_on.wait(60)
+        release.wait(60)
         check(file)
         order.append("opened")
 
-    def note(file: StorageFile) -> None:
+    def record_disconnect(file: StorageFile) -> None:
         order.append("closed")
         disconnect(file)
 
     monkeypatch.setattr(StorageFile, "_check", slow)
-    monkeypatch.setattr(StorageFile, "_disconnect", note)
+    monkeypatch.setattr(StorageFile, "_disconnect", record_disconnect)
 
     async def main() -> None:
         log = FakeLog()
@@ -480,7 +484,7 @@ def test_file_stays_open_during_call_of_cancelled_task(
         with suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(opening), 0.1)
         assert order == []
-        go_on.set()
+        release.set()
         with pytest.raises(asyncio.CancelledError):
             await opening
         assert order == ["opened", "closed"]
@@ -554,7 +558,7 @@ def test_invalid_arguments_are_refused(tmp_path: Path) -> None:
 def test_file_can_be_read_with_sql(tmp_path: Path) -> None:
     async def main() -> None:
         log = FakeLog()
-        append_some_deltas(log)
+        append_sample_deltas(log)
         sink = StorageSink(tmp_path / "v.db")
         await sink.open(log)
         await sink.apply(log.deliveries())

@@ -34,11 +34,11 @@ def images(path: Path) -> list[Path]:
 
 
 def image_of(path: Path) -> Path:
-    (found,) = images(path)
-    return found
+    (image,) = images(path)
+    return image
 
 
-def append_some_deltas(log: FakeLog) -> None:
+def append_sample_deltas(log: FakeLog) -> None:
     log.append(*[Delta(f"row-{number}", create([number, 1, 2])) for number in range(20)])
     log.append(
         Delta("a", create([1, 2, 3]), metadata={"title": "A", "tags": ["x", None]}),
@@ -51,7 +51,7 @@ def append_some_deltas(log: FakeLog) -> None:
 
 async def write_with_image(path: Path, log: FakeLog) -> None:
     """Write a storage file with an image."""
-    append_some_deltas(log)
+    append_sample_deltas(log)
     sink = StorageSink(path, image_rows_min=1)
     await sink.open(log)
     await sink.apply(log.deliveries())
@@ -63,7 +63,7 @@ async def write_with_image(path: Path, log: FakeLog) -> None:
 async def check_opened(
     path: Path, log: FakeLog, image: str, current_log: FakeLog | None = None
 ) -> StorageSink:
-    """Open without writing an image; check that the rows equal the log's fold."""
+    """Open a sink that writes no image; check that its rows equal the log's fold."""
     sink = StorageSink(path, image_rows_min=NEVER)
     await sink.open(current_log or log)
     assert sink.statistics().image.startswith(image)
@@ -100,15 +100,15 @@ def test_rows_written_later_override_the_image(tmp_path: Path) -> None:
         await write_with_image(path, log)
         sink = StorageSink(path, image_rows_min=NEVER)
         await sink.open(log)
-        reached = log.next_offset
+        applied_offset = log.next_offset
         log.append(Delta("row-5", sparse_add([0], [1])), Delta("row-6", delete()), Delta("z", opaque(b"z")))
-        await sink.apply(log.deliveries(reached))
+        await sink.apply(log.deliveries(applied_offset))
         await sink.flush()
         # Then a forwarded row that sorts before stored ones: its vector is refolded.
         other = encode_batch([Delta("row-7", scale(2.0))], origin=99, base=1)
-        reached = log.next_offset
+        applied_offset = log.next_offset
         log.forward(other, lamport=2)
-        await sink.apply(log.deliveries(reached))
+        await sink.apply(log.deliveries(applied_offset))
         await sink.flush()
         sink._file.close()  # leaves the file as kill -9 does
         await (await check_opened(path, log, "loaded, with 4 rows")).aclose()
@@ -137,7 +137,7 @@ def test_rows_changed_during_image_write_survive_crash(
         log, path, changes = FakeLog(), tmp_path / "v.db", 0
         sink = StorageSink(path, image_rows_min=1)
         await sink.open(log)
-        append_some_deltas(log)
+        append_sample_deltas(log)
         await sink.apply(log.deliveries())
         await sink.flush()
         thread = InterruptedThread()
@@ -145,13 +145,13 @@ def test_rows_changed_during_image_write_survive_crash(
         async def change() -> None:
             nonlocal changes
             changes += 1
-            reached = log.next_offset
+            applied_offset = log.next_offset
             log.append(
                 Delta(f"row-{changes % 20}", sparse_add([1], [changes])),
                 Delta(f"row-{19 - changes % 20}", sparse_add([2], [changes])),
                 *[Delta(f"more-{changes}-{number}", create([1, 2, changes])) for number in range(20)],
             )
-            await sink.apply(log.deliveries(reached))
+            await sink.apply(log.deliveries(applied_offset))
 
         thread.between = change
         await sink._image_manager.write(thread, log.log_id)
@@ -173,7 +173,7 @@ def test_rebuild_discards_an_older_image(tmp_path: Path) -> None:
         await sink.open(log)
         await sink._image_manager.write(
             log.threads, log.log_id
-        )  # begun before the rebuild, to be named after it
+        )  # this write begins before the rebuild, and a flush would name its image after it
         await sink.begin_rebuild(log.next_offset)
         state = oracle(log.batches)["default", "a"]
         await sink.load_states([StateRow("default", "a", state, log.next_offset - 1)])
@@ -209,7 +209,7 @@ def test_reused_slot_aborts_the_image(tmp_path: Path) -> None:
         log, path = FakeLog(), tmp_path / "v.db"
         sink = StorageSink(path, image_rows_min=1)
         await sink.open(log)
-        append_some_deltas(log)
+        append_sample_deltas(log)
         await sink.apply(log.deliveries())
         thread = InterruptedThread()
 
@@ -227,14 +227,14 @@ def test_reused_slot_aborts_the_image(tmp_path: Path) -> None:
     anyio.run(main)
 
 
-@pytest.mark.parametrize("at", [3, 20, 200, 700, -400, -30, -1])
-def test_corrupted_image_is_reported_and_not_used(tmp_path: Path, at: int) -> None:
+@pytest.mark.parametrize("position", [3, 20, 200, 700, -400, -30, -1])
+def test_corrupted_image_is_reported_and_not_used(tmp_path: Path, position: int) -> None:
     async def main() -> None:
         log, path = FakeLog(), tmp_path / "v.db"
         await write_with_image(path, log)
         image = image_of(path)
         content = bytearray(image.read_bytes())
-        content[at] ^= 0x10
+        content[position] ^= 0x10
         image.write_bytes(content)
         await (await check_opened(path, log, "not used; all rows were read one by one")).aclose()
 
@@ -326,7 +326,7 @@ def test_image_exceeding_memory_is_not_used(tmp_path: Path) -> None:
 def test_close_succeeds_if_image_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         log, path = FakeLog(), tmp_path / "v.db"
-        append_some_deltas(log)
+        append_sample_deltas(log)
         sink = StorageSink(path, image_rows_min=1)
         await sink.open(log)
         await sink.apply(log.deliveries())
@@ -347,7 +347,7 @@ def test_close_succeeds_if_image_cannot_be_written(tmp_path: Path, monkeypatch: 
 def test_image_is_written_in_background_after_changes(tmp_path: Path) -> None:
     async def main() -> None:
         log, path = FakeLog(), tmp_path / "v.db"
-        append_some_deltas(log)
+        append_sample_deltas(log)
         sink = StorageSink(path, image_rows_min=20, flush_s=0.001)
         await sink.open(log)
         with anyio.fail_after(60):
@@ -367,7 +367,7 @@ def test_image_is_written_in_background_after_changes(tmp_path: Path) -> None:
 def test_file_of_previous_format_is_usable(tmp_path: Path) -> None:
     async def main() -> None:
         log, path = FakeLog(), tmp_path / "v.db"
-        append_some_deltas(log)
+        append_sample_deltas(log)
         sink = StorageSink(path)
         await sink.open(log)
         await sink.apply(log.deliveries())
@@ -378,9 +378,9 @@ def test_file_of_previous_format_is_usable(tmp_path: Path) -> None:
             )
         connection.close()
         sink = await check_opened(path, log, "none")
-        reached = log.next_offset
+        applied_offset = log.next_offset
         log.append(Delta("a", sparse_add([0], [1])))
-        await sink.apply(log.deliveries(reached))
+        await sink.apply(log.deliveries(applied_offset))
         await sink.aclose()
         await (await check_opened(path, log, "none")).aclose()
         sink = StorageSink(path, image_rows_min=1)
@@ -394,7 +394,7 @@ def test_file_of_previous_format_is_usable(tmp_path: Path) -> None:
 
 
 def test_many_rows_in_one_delivery_find_their_slots(tmp_path: Path) -> None:
-    """New vectors, known ones and one that is there twice, in one block."""
+    """One batch has new vectors, known vectors, and some vectors twice."""
 
     async def main() -> None:
         log = FakeLog()

@@ -33,16 +33,16 @@ def make_log() -> FakeLog:
 async def kill_during_flush(
     sink: StorageSink, log: FakeLog, transactions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kill the sink after so many transactions of one row in its flush."""
+    """Kill the sink in a flush after `transactions` transactions of one row each."""
     monkeypatch.setattr(storage_rows, "ROWS_MAX", 1)
-    real, left = sink._file._transact, transactions
+    original, transactions_left = sink._file._transact, transactions
 
     def fail_after_limit(*arguments: Any) -> int:
-        nonlocal left
-        if not left:
+        nonlocal transactions_left
+        if not transactions_left:
             raise sqlite3.OperationalError("the process is gone")
-        left -= 1
-        return real(*arguments)
+        transactions_left -= 1
+        return original(*arguments)
 
     monkeypatch.setattr(sink._file, "_transact", fail_after_limit)
     with pytest.raises(TryAgain):
@@ -57,24 +57,24 @@ def test_flush_killed_between_transactions_duplicates_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transactions: int, flushed_before: bool
 ) -> None:
     async def main() -> None:
-        log, done = make_log(), 0
+        log, cursor = make_log(), 0
         sink = StorageSink(tmp_path / "v.db")
         await sink.open(log)
         await sink.apply(log.deliveries())
         if flushed_before:
             await sink.flush()
-            done = log.next_offset
+            cursor = log.next_offset
             log.append(*(Delta(f"v{i}", sparse_add([1], [1])) for i in range(VECTORS)))
-            await sink.apply(log.deliveries(done))
+            await sink.apply(log.deliveries(cursor))
         end = log.next_offset
         await kill_during_flush(sink, log, transactions, monkeypatch)
 
         reopened = StorageSink(tmp_path / "v.db")
         point = await reopened.open(log)
-        assert (point.cursor.next_offset, point.reach) == (done, end)
+        assert (point.cursor.next_offset, point.reach) == (cursor, end)
         assert point.lamport == log.lamport, "rows of the file have Lamport numbers up to this one"
         log.append(Delta("v0", sparse_add([0], [5])))
-        await reopened.apply(log.deliveries(done))
+        await reopened.apply(log.deliveries(cursor))
         await check_rows(reopened, log)
         await reopened.aclose()
 

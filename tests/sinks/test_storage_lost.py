@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-CURE = "detach the sink, replace the file by a copy or delete it and its -wal file, and attach the sink"
+FIX = "detach the sink, replace the file by a copy or delete it and its -wal file, and attach the sink"
 
 
 def delete(path: Path) -> None:
@@ -29,11 +29,11 @@ def replace(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lose", "how"),
+    ("make_file_lost", "reason"),
     [(delete, r"was deleted \(No such file or directory\)"), (replace, "was replaced while in use")],
 )
 def test_file_lost_while_in_use_stops_the_sink(
-    tmp_path: Path, lose: Callable[[Path], None], how: str
+    tmp_path: Path, make_file_lost: Callable[[Path], None], reason: str
 ) -> None:
     path = tmp_path / "v.db"
 
@@ -43,14 +43,14 @@ def test_file_lost_while_in_use_stops_the_sink(
         sink = StorageSink(path, mode="through")
         await sink.open(log)
         await sink.apply(log.deliveries())
-        lose(path)
-        reached = log.next_offset
+        make_file_lost(path)
+        applied_offset = log.next_offset
         log.append(Delta("b", create([1])))
         for _ in range(2):
-            with pytest.raises(StopSink, match=f"v.db {how}: {CURE}"):
-                await sink.apply(log.deliveries(reached))
-        assert log.commits == [reached]
-        with pytest.raises(TryAgain, match=how):
+            with pytest.raises(StopSink, match=f"v.db {reason}: {FIX}"):
+                await sink.apply(log.deliveries(applied_offset))
+        assert log.commits == [applied_offset]
+        with pytest.raises(TryAgain, match=reason):
             await sink.aclose()
         path.unlink(missing_ok=True)
         reopened = StorageSink(path)
@@ -86,7 +86,7 @@ def test_loss_found_in_background_is_raised_by_apply(tmp_path: Path) -> None:
 
 
 def make_sink(path: Path, log: FakeLog, **options: Any) -> StorageSink:
-    log.append(*(Delta(f"row-{at:03}", create(row)) for at, row in enumerate(vectors(400, 64))))
+    log.append(*(Delta(f"row-{number:03}", create(row)) for number, row in enumerate(vectors(400, 64))))
     return StorageSink(path, **options)
 
 
@@ -109,7 +109,7 @@ def test_corruption_after_valid_header_is_reported_at_open(tmp_path: Path) -> No
         corrupt(path)
         for _ in range(2):  # a failed open releases the file
             with pytest.raises(
-                StopSink, match=rf"v.db is corrupted \(database disk image is malformed\): {CURE}"
+                StopSink, match=rf"v.db is corrupted \(database disk image is malformed\): {FIX}"
             ):
                 await StorageSink(path).open(log)
 
@@ -130,10 +130,10 @@ def test_corruption_found_reading_rows_back_stops_sink(tmp_path: Path) -> None:
             file.seek(20_480)
             file.write(b"\x99" * (path.stat().st_size - 20_480))
         sink._file._reader.execute("PRAGMA shrink_memory")  # makes the reader fetch the pages from the file
-        reached = log.next_offset
+        applied_offset = log.next_offset
         log.append(Delta("row-000", sparse_add([0], [1])))
         with pytest.raises(StopSink, match="is corrupted"):
-            await sink.apply(log.deliveries(reached))
+            await sink.apply(log.deliveries(applied_offset))
         with pytest.raises(StopSink, match="is corrupted"):
             await sink.get("default", "row-001")
         await sink.aclose()

@@ -1,4 +1,4 @@
-"""The table of docs/sinks.md keeps the contract, and the kit finds each defect planted in it."""
+"""The table sink of docs/sinks.md keeps the contract, and the kit finds each defect planted in it."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 class Disk:
-    """SQLite connections that fail from the n-th transaction on, as on a full disk."""
+    """Opens SQLite connections, and fails from the n-th on, as a full disk does."""
 
     def __init__(self) -> None:
-        self.left: int | None = None
+        self.transactions_left: int | None = None
 
     def fail(self, transactions: int | None) -> None:
-        self.left = transactions
+        self.transactions_left = transactions
 
     def connect(self, path: Path) -> sqlite3.Connection:
-        if self.left is not None:
-            self.left -= 1
-            if self.left <= 0:
+        if self.transactions_left is not None:
+            self.transactions_left -= 1
+            if self.transactions_left <= 0:
                 raise sqlite3.OperationalError("database or disk is full")
         return sqlite3.connect(path)
 
@@ -55,8 +55,8 @@ def complaint_about(example: Any, folder: Path, backend: Any = "asyncio") -> str
     make = partial(example.ProductTable, folder / "products.db")
     try:
         run_virtual(partial(check_sink, make, failing=disk.fail, pause_s=2.0), backend=backend)
-    except ContractViolation as breach:
-        return str(breach)
+    except ContractViolation as violation:
+        return str(violation)
     return ""
 
 
@@ -87,7 +87,7 @@ def never_refold(example: Any) -> None:
     example.must_fold_again = lambda logged, row, key: False
 
 
-def move_cursor_for_late_rows(example: Any) -> None:
+def move_cursor_for_redelivered_rows(example: Any) -> None:
     fold_rows = example.fold_rows
 
     def fold_as_new(delivery: Any, states: Any, to_refold: Any) -> Any:
@@ -148,19 +148,19 @@ def reject_too_early(example: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("break_table", "parts"),
+    ("plant_defect", "rules"),
     [
         (write_rows_and_cursor_separately, {"committed"}),
         (never_refold, {"forwarded"}),
-        (move_cursor_for_late_rows, {"released", "committed"}),
+        (move_cursor_for_redelivered_rows, {"released", "committed"}),
         (fold_duplicates, {"redelivery"}),
         (commit_before_writing, {"committed"}),
         (forget_rebuilds, {"rebuild"}),
         (reject_too_early, {"failure"}),
     ],
-    ids=lambda one: getattr(one, "__name__", ""),
+    ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_broken_table_is_found(break_table: Any, parts: set[str], example: Any, tmp_path: Path) -> None:
-    break_table(example)
-    found = complaint_about(example, tmp_path)
-    assert found.partition(":")[0] in parts, found
+def test_broken_table_is_found(plant_defect: Any, rules: set[str], example: Any, tmp_path: Path) -> None:
+    plant_defect(example)
+    complaint = complaint_about(example, tmp_path)
+    assert complaint.partition(":")[0] in rules, complaint

@@ -27,8 +27,8 @@ class FoldsForwardedRowsOnTop(Plain):
         ref = (batch.namespaces[row], batch.keys[row])
         if offset > self.offsets.get(ref, -1):
             self.offsets[ref] = offset
-            before, key = self.states.get(ref, VectorState()), delivery.logged.key(row)
-            self.states[ref] = apply(before, batch.operation(row), batch.metadata(row), key)
+            state, key = self.states.get(ref, VectorState()), delivery.logged.key(row)
+            self.states[ref] = apply(state, batch.operation(row), batch.metadata(row), key)
 
 
 class TakesForwardedRowsForDuplicates(Plain):
@@ -41,7 +41,7 @@ class TakesForwardedRowsForDuplicates(Plain):
 
 
 class BreaksTiesByArrival(Plain):
-    """Of rows with the same Lamport number, takes the one that arrived last as the last one."""
+    """Orders rows with the same Lamport number by their arrival."""
 
     def take_row(self, delivery: Delivery, row: int) -> None:
         batch, key = delivery.batch, delivery.logged.key(row)

@@ -19,7 +19,7 @@ class KeepsWhatItHad(Store):
     """Adds the states to the rows that it holds instead of replacing these."""
 
     async def end_rebuild(self, offset: int, lamport: int) -> None:
-        self.target.next = self.target.states | self.target.next
+        self.target.next_states = self.target.states | self.target.next_states
         await super().end_rebuild(offset, lamport)
 
 
@@ -28,7 +28,9 @@ class TakesOnlyNewerStates(Store):
 
     async def load_states(self, rows: Sequence[StateRow]) -> None:
         await super().load_states([row for row in rows if row[:2] not in self.states])
-        self.target.next.update({row[:2]: self.states[row[:2]] for row in rows if row[:2] in self.states})
+        self.target.next_states.update(
+            {row[:2]: self.states[row[:2]] for row in rows if row[:2] in self.states}
+        )
 
 
 class HidesAnUnfinishedRebuild(Store):
@@ -38,15 +40,17 @@ class HidesAnUnfinishedRebuild(Store):
 
 
 class AddsStatesUp(Store):
-    """Counts a state twice when it gets the state twice."""
+    """Marks a state that it gets a second time."""
 
     async def load_states(self, rows: Sequence[StateRow]) -> None:
         second_rows = [
             row._replace(state=replace(row.state, metadata={"again": True}))
             for row in rows
-            if row[:2] in self.target.next
+            if row[:2] in self.target.next_states
         ]
-        await super().load_states([row for row in rows if row[:2] not in self.target.next] + second_rows)
+        await super().load_states(
+            [row for row in rows if row[:2] not in self.target.next_states] + second_rows
+        )
 
 
 class KeepsItsOldCursor(Store):

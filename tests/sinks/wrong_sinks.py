@@ -59,7 +59,7 @@ class FoldsDuplicates(Plain):
 
 
 class DetectsDuplicatesOfTheLastRowOnly(Plain):
-    """Sees a duplicate only of the last row of its vector, and folds earlier ones again."""
+    """Detects only duplicates of a vector's last row, and folds those of earlier rows again."""
 
     def is_duplicate(self, state: VectorState, key: tuple[int, int, int]) -> bool:
         return state.key == key
@@ -74,7 +74,7 @@ class RefoldsRowsAfterAFailure(Plain):
         for delivery in deliveries:
             await anyio.lowlevel.checkpoint()
             self.take(delivery)
-        self.next_offset = max(self.next_offset, *(one.next_offset for one in deliveries))
+        self.next_offset = max(self.next_offset, *(delivery.next_offset for delivery in deliveries))
 
     def take_row(self, delivery: Delivery, row: int) -> None:
         if delivery.first_offset + row >= self.next_offset or delivery.redelivered:
@@ -165,7 +165,7 @@ class ForgetsTheRestOfABatch(Plain):
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
         await super().apply(deliveries)
-        self.next_offset = max(self.next_offset, *(one.logged.next_offset for one in deliveries))
+        self.next_offset = max(self.next_offset, *(delivery.logged.next_offset for delivery in deliveries))
 
 
 class ReturnsBeforeItHasWritten(Through):
@@ -195,15 +195,15 @@ class RejectsWithoutThePrefix(Store):
         await super().apply(deliveries)
 
 
-class SaysTooMuchIsDone(Store):
+class ReportsTooMuchAsDone(Store):
     """After a failed flush, forgets the rows but reports them as done."""
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        before = dict(self.states)
+        earlier = dict(self.states)
         try:
             await super().apply(deliveries)
         except TryAgain as failure:
-            self.states = before
+            self.states = earlier
             raise TryAgain(failure.reason, done_offset=deliveries[-1].next_offset) from failure
 
 
@@ -308,10 +308,10 @@ class AnswersItsBacklogLater(Store):
         return Backlog(0, 1)
 
 
-# --- late rows
+# --- released and redelivered rows
 
 
-class DropsLateRows(Plain):
+class DropsRedeliveredRows(Plain):
     def take_row(self, delivery: Delivery, row: int) -> None:
         if not delivery.redelivered:
             super().take_row(delivery, row)
@@ -323,33 +323,33 @@ class DetectsDuplicatesByOneOffset(Store):
             super().take_row(delivery, row)
 
 
-class FoldsLateDuplicates(Plain):
+class FoldsRedeliveredDuplicates(Plain):
     def take_row(self, delivery: Delivery, row: int) -> None:
-        self.late = delivery.redelivered
+        self.is_redelivered = delivery.redelivered
         super().take_row(delivery, row)
 
     def is_duplicate(self, state: VectorState, key: tuple[int, int, int]) -> bool:
-        return super().is_duplicate(state, key) and not self.late
+        return super().is_duplicate(state, key) and not self.is_redelivered
 
 
-class MovesItsCursorBackForLateRows(Store):
+class MovesItsCursorBackForRedeliveredRows(Store):
     def advance_past(self, delivery: Delivery) -> None:
         self.next_offset = delivery.next_offset
 
 
-class MovesItsCursorOnForLateRows(Prompt):
+class MovesItsCursorOnForRedeliveredRows(Prompt):
     def cursor_after(self, delivery: Delivery) -> int:
         return max(self.next_offset, delivery.next_offset)
 
 
-class SkipsRowsAfterLateOnes(MovesItsCursorOnForLateRows):
+class SkipsRowsAfterRedeliveredOnes(MovesItsCursorOnForRedeliveredRows):
     """As its base class, but reports no offset while it is open."""
 
     def report(self) -> None:
         pass
 
 
-class GoesBackToLateRows(Prompt):
+class GoesBackToRedeliveredRows(Prompt):
     """Moves its cursor back to the end of redelivered rows; reports no offset."""
 
     def cursor_after(self, delivery: Delivery) -> int:
@@ -363,8 +363,8 @@ class GoesBackToLateRows(Prompt):
         pass
 
 
-class WritesLateRowsWithLaterOnes(Prompt):
-    """Writes late rows only with the next ones that are not late."""
+class WritesRedeliveredRowsWithLaterOnes(Prompt):
+    """Writes redelivered rows only together with the next rows that are not redelivered."""
 
     def write(self, deliveries: Sequence[Delivery]) -> None:
         if deliveries[-1].redelivered:
@@ -417,7 +417,7 @@ class LeavesAFileOpen(Plain):
             self.file.close()
 
 
-# --- name, statistics, waiting
+# --- name, statistics, waits
 
 
 class Nameless(Plain):
@@ -460,7 +460,7 @@ class CountsInSharedNumbers(Plain):
 
 class FailsInStatistics(Plain):
     def statistics(self) -> Any:
-        return self.of_nothing  # type: ignore[attr-defined]
+        return self.missing_attribute  # type: ignore[attr-defined]
 
 
 class CannotBeClosed(Plain):
@@ -475,7 +475,7 @@ class HangsInsideAShield(Plain):
 
 class HangsOnDeletes(Plain):
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        if any(one.batch.kinds_mask & 1 << 7 for one in deliveries):
+        if any(delivery.batch.kinds_mask & 1 << 7 for delivery in deliveries):
             await anyio.sleep_forever()
         await super().apply(deliveries)
 
@@ -559,7 +559,11 @@ WRONG: tuple[tuple[type[Plain], str, str], ...] = (
     ),
     (RejectsAnUnknownOffset, "failure", "which is not a delivered row"),
     (RejectsWithoutThePrefix, "failure", "after deltas of a wrong dimension and of an unknown kind, get("),
-    (SaysTooMuchIsDone, "failure", "after call 1 of the thread port failed and apply() was repeated, get("),
+    (
+        ReportsTooMuchAsDone,
+        "failure",
+        "after call 1 of the thread port failed and apply() was repeated, get(",
+    ),
     (ReportsAnUnknownDoneOffset, "failure", "apply() raised TryAgain with done_offset 1000"),
     (SwallowsAFailure, "failure", "after failures of the thread port and a restart, get("),
     (RaisesAForeignError, "failure", "apply() raised OSError(5, "),
@@ -572,25 +576,37 @@ WRONG: tuple[tuple[type[Plain], str, str], ...] = (
     (HasAnUnboundedBacklog, "backlog", "rows of at most 5"),
     (AnswersItsBacklogLater, "backlog", "backlog() returned <coroutine object"),
     (
-        DropsLateRows,
+        DropsRedeliveredRows,
         "released",
         "after one row was released from quarantine, get('default', 'late-0') returned the vector [0.0",
     ),
     (DetectsDuplicatesByOneOffset, "released", "released from quarantine, get('default', 'fit-2')"),
-    (FoldsLateDuplicates, "released", "after released rows were redelivered, get('default', 'late-"),
-    (MovesItsCursorBackForLateRows, "committed", "open() directly after released rows returned the cursor"),
-    (MovesItsCursorOnForLateRows, "committed", " but only rows below "),
     (
-        SkipsRowsAfterLateOnes,
+        FoldsRedeliveredDuplicates,
+        "released",
+        "after released rows were redelivered, get('default', 'late-",
+    ),
+    (
+        MovesItsCursorBackForRedeliveredRows,
+        "committed",
+        "open() directly after released rows returned the cursor",
+    ),
+    (MovesItsCursorOnForRedeliveredRows, "committed", " but only rows below "),
+    (
+        SkipsRowsAfterRedeliveredOnes,
         "resume",
         "open() after the first part of a batch and a redelivered row of it and a ",
     ),
     (
-        GoesBackToLateRows,
+        GoesBackToRedeliveredRows,
         "resume",
         "open() after a crash after the other redelivered rows returned the cursor ",
     ),
-    (WritesLateRowsWithLaterOnes, "released", "after released rows and a restart, get('default', 'block-"),
+    (
+        WritesRedeliveredRowsWithLaterOnes,
+        "released",
+        "after released rows and a restart, get('default', 'block-",
+    ),
     (HangsWhenClosed, "close", "aclose() had not ended after 5 s"),
     (
         HangsWhenTheThreadFails,

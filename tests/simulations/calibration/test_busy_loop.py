@@ -1,4 +1,4 @@
-"""Virtual time in which computing takes time: it delays every task of the event loop, and no thread."""
+"""Virtual time in which computing takes time: it delays every task of the event loop, but no thread."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 
-def run_and_return_end(main: Callable[[BusyTime], Awaitable[None]], late_s: float = 0.0) -> float:
+def run_and_return_end(main: Callable[[BusyTime], Awaitable[None]], timer_delay_s: float = 0.0) -> float:
     """Run a function; return the time at which it ended."""
-    time = BusyTime(lambda: late_s)
+    time = BusyTime(lambda: timer_delay_s)
 
     async def run() -> float:
         await main(time)
@@ -73,11 +73,11 @@ def test_thread_and_loop_slow_each_other_down() -> None:
 
 
 def test_drawn_lateness_affects_timers_but_not_threads() -> None:
-    async def sleeps(time: BusyTime) -> None:
+    async def sleep(time: BusyTime) -> None:
         await anyio.sleep(1.0)
 
-    async def calls(time: BusyTime) -> None:
+    async def call_thread(time: BusyTime) -> None:
         await time.wait_outside_loop(1.0)
 
-    assert run_and_return_end(sleeps, late_s=0.25) == pytest.approx(1.25)
-    assert run_and_return_end(calls, late_s=0.25) == pytest.approx(1.0)
+    assert run_and_return_end(sleep, timer_delay_s=0.25) == pytest.approx(1.25)
+    assert run_and_return_end(call_thread, timer_delay_s=0.25) == pytest.approx(1.0)

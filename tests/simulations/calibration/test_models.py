@@ -1,4 +1,4 @@
-"""Models of the set-ups, with distributions so simple that the result is known; comparison of rounds."""
+"""Models of the set-ups, with distributions that make the result predictable; comparison of rounds."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def predict(
     return time.run(main, 1)
 
 
-def send_flat_out(rig: Rig, seconds: float, ahead_max: int) -> Awaitable[None]:
-    return rig.source.send_closed_loop(seconds, ahead_max)
+def send_flat_out(rig: Rig, seconds: float, unapplied_max: int) -> Awaitable[None]:
+    return rig.source.send_closed_loop(seconds, unapplied_max)
 
 
 def test_sink_of_one_ms_per_delta_applies_thousand_per_s() -> None:
@@ -62,8 +62,10 @@ def test_sink_of_one_ms_per_delta_applies_thousand_per_s() -> None:
         TRUNCATING: ZERO,
         storage.WAL_BYTES: ZERO,
     }
-    seen = predict(storage.SET_UP, distributions, partial(send_flat_out, seconds=2.0, ahead_max=100))
-    assert seen.rate == pytest.approx(1_000, rel=0.05)
+    observation = predict(
+        storage.SET_UP, distributions, partial(send_flat_out, seconds=2.0, unapplied_max=100)
+    )
+    assert observation.rate == pytest.approx(1_000, rel=0.05)
 
 
 def test_truncating_large_wal_adds_to_call_time(
@@ -73,9 +75,11 @@ def test_truncating_large_wal_adds_to_call_time(
     truncating = Distribution.of({storage.TRUNCATING_DELTAS: [0.6]})
     distributions = {"send": per_delta(1e-7), "loop": ZERO, "thread": per_delta(1e-3), TRUNCATING: truncating}
     distributions[storage.WAL_BYTES] = per_delta(1.0)
-    seen = predict(storage.SET_UP, distributions, partial(send_flat_out, seconds=7.0, ahead_max=4_000))
+    observation = predict(
+        storage.SET_UP, distributions, partial(send_flat_out, seconds=7.0, unapplied_max=4_000)
+    )
     # A call applies 1,000 deltas in 1 s and truncates; 0.3 s of the 0.6 s are the call's usual time.
-    assert seen.rate == pytest.approx(1_000 / 1.3, rel=0.1)
+    assert observation.rate == pytest.approx(1_000 / 1.3, rel=0.1)
 
 
 def test_wal_checkpointed_in_time_is_not_truncated() -> None:
@@ -94,8 +98,10 @@ def test_loop_busy_with_publishing_limits_the_rate() -> None:
         TRUNCATING: ZERO,
         storage.WAL_BYTES: ZERO,
     }
-    seen = predict(storage.SET_UP, distributions, partial(send_flat_out, seconds=2.0, ahead_max=100))
-    assert seen.rate == pytest.approx(1_000, rel=0.05)
+    observation = predict(
+        storage.SET_UP, distributions, partial(send_flat_out, seconds=2.0, unapplied_max=100)
+    )
+    assert observation.rate == pytest.approx(1_000, rel=0.05)
 
 
 def test_lag_in_idle_open_loop_equals_call_time() -> None:
@@ -113,23 +119,25 @@ def test_lag_in_idle_open_loop_equals_call_time() -> None:
         await rig.source.send_open_loop(iter([0.1] * 30), 2.0)
         await anyio.sleep(0.1)
 
-    seen = predict(storage.SET_UP, distributions, drive)
-    assert len(seen.lags_s) >= 18
-    assert seen.lag_s(0.5) == pytest.approx(storage.DELTAS_PER_PUBLISH * 2e-4, rel=0.01)
+    observation = predict(storage.SET_UP, distributions, drive)
+    assert len(observation.lags_s) >= 18
+    assert observation.lag_s(0.5) == pytest.approx(storage.DELTAS_PER_PUBLISH * 2e-4, rel=0.01)
 
 
 def test_index_at_its_bound_is_limited_by_graph_building() -> None:
     distributions = {"send": ZERO, "call": per_delta(1e-6), "thread": Distribution.of({index.CHUNK: [0.25]})}
-    seen = predict(
-        index.SET_UP, distributions, partial(send_flat_out, seconds=3.0, ahead_max=4_000), settle_s=2.0
+    observation = predict(
+        index.SET_UP, distributions, partial(send_flat_out, seconds=3.0, unapplied_max=4_000), settle_s=2.0
     )
-    assert seen.rate == pytest.approx(index.CHUNK / 0.25, rel=0.1)
+    assert observation.rate == pytest.approx(index.CHUNK / 0.25, rel=0.1)
 
 
 def test_subscriber_rate_equals_its_read_rate() -> None:
     distributions = {"send": ZERO, "call": ZERO}
-    seen = predict(subscriber.SET_UP, distributions, partial(send_flat_out, seconds=1.0, ahead_max=500))
-    assert seen.rate == pytest.approx(subscriber.RATE_PER_S, rel=0.1)
+    observation = predict(
+        subscriber.SET_UP, distributions, partial(send_flat_out, seconds=1.0, unapplied_max=500)
+    )
+    assert observation.rate == pytest.approx(subscriber.RATE_PER_S, rel=0.1)
 
 
 def test_contention_is_derived_from_slowdown_of_both() -> None:
@@ -140,9 +148,9 @@ def test_contention_is_derived_from_slowdown_of_both() -> None:
         "send alone": Distribution.of({100: [0.001]}),
         "send beside": Distribution.of({100: [0.002]}),
     }
-    (found,) = contention_of(distributions).values()
-    assert found.loop_slower == pytest.approx(2.0)
-    assert found.thread_loses_s == pytest.approx(0.030 / 0.020)
+    (contention,) = contention_of(distributions).values()
+    assert contention.loop_slower == pytest.approx(2.0)
+    assert contention.thread_loses_s == pytest.approx(0.030 / 0.020)
     assert contention_of({}) == {}
 
 
@@ -159,10 +167,10 @@ def test_stopwatch_measures_lag_from_offset_to_application() -> None:
     now = 4.0
     watch.note_applied(30)
     watch.note_offset(30)  # has no effect: the row is applied already
-    seen = watch.end()
-    assert seen.lags_s == [2.0, 3.0]
-    assert (seen.deltas, seen.seconds) == (30, 3.0)
-    assert seen.lag_s(0.5) == 3.0
+    observation = watch.end()
+    assert observation.lags_s == [2.0, 3.0]
+    assert (observation.deltas, observation.seconds) == (30, 3.0)
+    assert observation.lag_s(0.5) == 3.0
 
 
 def rounds(ratios: list[tuple[float, float, float]]) -> list[Round]:
@@ -173,18 +181,18 @@ def rounds(ratios: list[tuple[float, float, float]]) -> list[Round]:
 
 
 def test_prediction_is_judged_by_median_of_rounds() -> None:
-    found = compare("storage", "a store", rounds([(1.19, 0.81, 1.49), (9, 9, 9), (1.19, 0.81, 1.49)]))
-    assert found.is_good
-    assert [round(one.ratio, 2) for one in found.figures] == [1.19, 0.81, 1.49]
-    assert found.figures[0].ratio_high == pytest.approx(9)
+    comparison = compare("storage", "a store", rounds([(1.19, 0.81, 1.49), (9, 9, 9), (1.19, 0.81, 1.49)]))
+    assert comparison.is_good
+    assert [round(figure.ratio, 2) for figure in comparison.figures] == [1.19, 0.81, 1.49]
+    assert comparison.figures[0].ratio_high == pytest.approx(9)
 
 
-@pytest.mark.parametrize("off", [(1.21, 1, 1), (0.79, 1, 1), (1, 1.21, 1), (1, 1, 1.51), (1, 1, 0.66)])
-def test_prediction_off_in_one_figure_is_off(off: tuple[float, float, float]) -> None:
-    found = compare("storage", "a store", rounds([off]))
-    assert not found.is_good
+@pytest.mark.parametrize("factors", [(1.21, 1, 1), (0.79, 1, 1), (1, 1.21, 1), (1, 1, 1.51), (1, 1, 0.66)])
+def test_prediction_off_in_one_figure_is_not_good(factors: tuple[float, float, float]) -> None:
+    comparison = compare("storage", "a store", rounds([factors]))
+    assert not comparison.is_good
     machine = {"processors": "2 × one", "system": "here", "python": "3.11"}
-    text = table([found], machine)
+    text = table([comparison], machine)
     assert text.count("| off |") == 1
     assert text.count("| good |") == 2
     assert "storage: a store. 1 rounds, 50 lags, lags at 400 deltas/s" in text

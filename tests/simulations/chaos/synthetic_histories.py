@@ -1,4 +1,4 @@
-"""Synthetic histories: what a service, a client or a sink could have done, correctly or wrongly."""
+"""Synthetic histories of a service, a client or a sink, some of them with a violation."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ A, B = 16, 32
 DURABLE, LOGGED, MEMORY = AckLevel.DURABLE, AckLevel.LOGGED, AckLevel.MEMORY
 
 
-def one(token: str, key: str = "v", namespace: str = "docs", **more: Any) -> Delta:
+def delta_of(token: str, key: str = "v", namespace: str = "docs", **fields: Any) -> Delta:
     """Return a delta that is identified by its token."""
-    return Delta(key, create([1.0, 2.0]), namespace, metadata={TOKEN: token}, **more)
+    return Delta(key, create([1.0, 2.0]), namespace, metadata={TOKEN: token}, **fields)
 
 
 def batch(
@@ -39,46 +39,46 @@ def batch(
 
 
 def log_of(*batches: Any, node: str = "n", lost: Any = (), survives: AckLevel = DURABLE) -> LogHistory:
-    """Return a log that holds these batches in order, and has lost the batches `lost` after them."""
-    made = LogHistory(node, b"l" * 16, DURABLE, DURABLE)
-    made.batches = _assign_offsets(batches, 0, 1)
+    """Return a log that holds these batches in order, and that has lost the batches `lost` after these."""
+    log = LogHistory(node, b"l" * 16, DURABLE, DURABLE)
+    log.batches = _assign_offsets(batches, 0, 1)
     if lost:
-        made.lost_tails.append(LostTail(_assign_offsets(lost, made.next_offset, 50), survives))
-    return made
+        log.lost_tails.append(LostTail(_assign_offsets(lost, log.next_offset, 50), survives))
+    return log
 
 
 def _assign_offsets(batches: Any, offset: int, lamport: int) -> list[LoggedBatch]:
-    found = []
+    logged = []
     for body, source, given_lamport in batches:
         number = lamport if given_lamport is None else given_lamport
-        found.append(LoggedBatch(body, offset, number, source))
+        logged.append(LoggedBatch(body, offset, number, source))
         offset += body.count
         lamport = max(lamport, number + body.count)
-    return found
+    return logged
 
 
 def acknowledged_client(
-    *acks: tuple[AckLevel, int | None, bool], token: str = "t1", asked: AckLevel | None = None
+    *acks: tuple[AckLevel, int | None, bool], token: str = "t1", requested_level: AckLevel | None = None
 ) -> ClientHistory:
     """Return the history of a client that sent one delta and got these acknowledgements."""
     history = ClientHistory()
-    history.note_sent(token, "n", "w", ("docs", "v"), asked)
+    history.note_sent(token, "n", "w", ("docs", "v"), requested_level)
     for level, offset, duplicate in acks:
         history.note_acknowledged(token, Ack(level, offset, duplicate))
     return history
 
 
-def refused_client(code: ErrorCode, token: str = "t1", *, doubtful: bool = False) -> ClientHistory:
-    """Return the history of a client whose delta was refused; `doubtful`: after an unknown outcome."""
+def refused_client(code: ErrorCode, token: str = "t1", *, after_unknown: bool = False) -> ClientHistory:
+    """Return the history of a client whose delta was refused. `after_unknown`: after an unknown outcome."""
     history = acknowledged_client(token=token)
-    if doubtful:
+    if after_unknown:
         history.note_unknown(token)
     history.note_refused(token, code)
     return history
 
 
 def summing_client(acknowledged: int, unknown: int) -> ClientHistory:
-    """Return the history of a writer that added this many ones, and perhaps the unknown ones."""
+    """Return the history of a writer of sums, with the given numbers of acknowledged and unknown outcomes."""
     history = ClientHistory()
     for number in range(1 + acknowledged + unknown):
         token = f"{SUM}w" if number == 0 else f"{SUM}w-{number}"
@@ -91,7 +91,7 @@ def summing_client(acknowledged: int, unknown: int) -> ClientHistory:
 
 
 def log_of_sums(count: int) -> LogHistory:
-    """Return a log in which `count` ones were added."""
+    """Return a log in which 1 was added `count` times."""
     key = f"{SUM}w"
     added = [Delta(key, sparse_add([0], [1.0]), "docs") for _ in range(count)]
     return log_of(batch(1, Delta(key, create([0.0, 0.0]), "docs"), *added))

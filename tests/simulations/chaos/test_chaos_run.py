@@ -23,10 +23,10 @@ def test_same_seed_gives_same_trace_for_any_hash_seed() -> None:
     traces = []
     for hash_seed in ("1", "2"):
         environment = {"PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": hash_seed}
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, check=True, timeout=60
         )
-        traces.append(done.stdout.decode().split())
+        traces.append(completed.stdout.decode().split())
     assert traces[0] == traces[1]
     assert len(set(traces[0])) == 2
     assert run(draw(3)).trace == traces[0][0]
@@ -47,10 +47,10 @@ def test_run_without_strikes_finds_nothing() -> None:
 
 def test_run_without_deltas_or_hit_faults_is_vacuous() -> None:
     plan = calm_plan()
-    nobody = StrikePlan(10.0, "reset", "nobody")
-    silent = tuple(replace(writer, deltas=0) for writer in plan.writers)
-    assert run(replace(plan, writers=silent)).vacuous == "no delta was acknowledged"
-    assert "no fault found a target" in str(run(replace(plan, strikes=(nobody,))).vacuous)
+    strike_without_target = StrikePlan(10.0, "reset", "nobody")
+    silent_writers = tuple(replace(writer, deltas=0) for writer in plan.writers)
+    assert run(replace(plan, writers=silent_writers)).vacuous == "no delta was acknowledged"
+    assert "no fault found a target" in str(run(replace(plan, strikes=(strike_without_target,))).vacuous)
 
 
 def test_service_crash_and_hang_are_violations(monkeypatch) -> None:

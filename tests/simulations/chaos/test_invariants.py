@@ -137,7 +137,7 @@ def test_healthy_service_passes_at_each_step_and_at_rest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("break_it", "check"),
+    ("break_invariant", "check"),
     [
         (lambda p, feed: setattr(feed, "_applied", 99), "cursor"),
         (lambda p, feed: setattr(feed, "_committed", 99), "cursor"),
@@ -153,7 +153,7 @@ def test_healthy_service_passes_at_each_step_and_at_rest() -> None:
         (lambda p, feed: setattr(p.internals().log, "synced", 7), "marks"),
     ],
 )
-def test_step_that_breaks_a_promise_is_found(break_it: Any, check: str) -> None:
+def test_step_that_violates_an_invariant_is_found(break_invariant: Any, check: str) -> None:
     async def scenario(p: Propagator, oracle: Oracle, sink: ModelSink) -> None:
         internals = p.internals()
         steps = StepChecker("n", internals, LogHistory("n", internals.log.log_id, DURABLE, DURABLE))
@@ -164,7 +164,7 @@ def test_step_that_breaks_a_promise_is_found(break_it: Any, check: str) -> None:
             name: getattr(feed, name) for name in ("_applied", "_committed", "_in_call_end", "_called_at")
         }
         depths = internals.pipeline.queue.depth, internals.pipeline.orderer._pending.delta_count
-        break_it(p, feed)
+        break_invariant(p, feed)
         try:
             found = [check_violated(lambda: steps.check(None)) for _ in range(invariants.BOUNDS_EVERY)]
             assert set(found) - {None} == {check}
@@ -185,10 +185,10 @@ def test_log_differing_from_appended_batches_is_found() -> None:
         await writer.run_embedded(p)
         await anyio.sleep(5)
         log_history = oracle.histories["n"]
-        one, other = log_history.batches[3:5]
+        first, second = log_history.batches[3:5]
         log_history.batches[3:5] = [
-            LoggedBatch(other.batch, one.offset, other.lamport, other.source, other.head),
-            LoggedBatch(one.batch, other.offset, one.lamport, one.source, one.head),
+            LoggedBatch(second.batch, first.offset, second.lamport, second.source, second.head),
+            LoggedBatch(first.batch, second.offset, first.lamport, first.source, first.head),
         ]
         with pytest.raises(Violation, match="corruption"):
             await oracle.check_at_rest([node], history, [])

@@ -40,14 +40,14 @@ def test_table_shows_seed_and_violation_or_not_found() -> None:
     lines = table(
         [
             Hunt(None, 500, 0),
-            Hunt("ack-one-off", 3, 2, 2, "answer", "offset 7 was told as 8"),
+            Hunt("ack-one-off", 3, 2, 2, "answer", "offset 7 was reported as 8"),
             Hunt("feed-not-notified", 500, 480),
             Hunt("group-not-fenced", 500, 0),
         ]
     )
     assert [line.split("  ")[-1].strip() for line in lines[1:]] == [
         "0 of 500 seeds break a promise",
-        "seed 2: offset 7 was told as 8",
+        "seed 2: offset 7 was reported as 8",
         "not found; 480 seeds ran its code",
         "never reached",
     ]
@@ -66,7 +66,7 @@ def test_command_prints_hunts_and_fails_if_mutant_not_found(
 ) -> None:
     assert dispatch("mutants", ["ack-one-off", "--seeds", "0", "--jobs", "1", "--json"]) == 1
     hunts = json.loads(capsys.readouterr().out)
-    assert [one["mutant"] for one in hunts] == [None, "ack-one-off"]
+    assert [hunt_record["mutant"] for hunt_record in hunts] == [None, "ack-one-off"]
     assert hunts[1]["tried"] == 0
     assert dispatch("mutants", ["--list"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(MUTANTS)

@@ -13,8 +13,8 @@ from delta_prop_simulations.chaos.mutants.mutant import CallCounter, Mutant, edi
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_each_mutant_matches_its_code(name: str) -> None:
-    for one in MUTANTS[name].edits:
-        mutated, original = mutate(one, name), one.function.__code__
+    for code_edit in MUTANTS[name].edits:
+        mutated, original = mutate(code_edit, name), code_edit.function.__code__
         assert mutated.co_code != original.co_code
         assert mutated.co_varnames[: mutated.co_argcount] == original.co_varnames[: original.co_argcount]
         assert mutated.co_flags == original.co_flags
@@ -62,7 +62,7 @@ def test_mutated_code_runs_only_while_mutant_is_applied() -> None:
         assert strikes.count == 2
     assert (bound_method(), subject.seven) == (4, 7)
     assert strikes.count == 2
-    assert not any(isinstance(one, CallCounter) for one in globals().values())
+    assert not any(isinstance(value, CallCounter) for value in globals().values())
 
 
 def test_mutated_getter_is_restored_after_an_error() -> None:
@@ -72,8 +72,8 @@ def test_mutated_getter_is_restored_after_an_error() -> None:
     assert _Subject().seven == 7
 
 
-@pytest.mark.parametrize("was", ["nowhere", "s"])
-def test_mutant_with_no_unique_match_is_refused(was: str) -> None:
-    one = edit(_Subject.base, (was, "something else"))
+@pytest.mark.parametrize("old_text", ["nowhere", "s"])
+def test_mutant_with_no_unique_match_is_refused(old_text: str) -> None:
+    code_edit = edit(_Subject.base, (old_text, "something else"))
     with pytest.raises(LookupError, match="update the mutant"):
-        mutate(one, "stale")
+        mutate(code_edit, "stale")

@@ -38,18 +38,18 @@ from tests.simulations.chaos.synthetic_histories import (
     B,
     acknowledged_client,
     batch,
+    delta_of,
     log_of,
     log_of_sums,
-    one,
     refused_client,
     summing_client,
 )
 
 Check = Callable[[], object]
-RIGHT, WRONG = True, False
+CORRECT, WRONG = True, False
 FIRST = Dot(A, 1)
 REPLICA = Source.REPLICA
-ONE = one("t1")
+ONE = delta_of("t1")
 
 
 def check_causality(*batches: Any) -> Check:
@@ -94,26 +94,26 @@ def check_stored(
     return check
 
 
-def check_drifting(*nodes: Any) -> Check:
-    return lambda: check_drift([log_of(*batches, node=f"n{at}") for at, batches in enumerate(nodes)])
+def check_drifting(*logs: Any) -> Check:
+    return lambda: check_drift([log_of(*batches, node=f"n{number}") for number, batches in enumerate(logs)])
 
 
-def check_folded(log: LogHistory, **more: Any) -> Check:
+def check_folded(log: LogHistory, **options: Any) -> Check:
     """Check a sink that holds the fold of all rows, or of the first `rows`."""
 
     def check() -> None:
         rows = [(logged, row) for _, logged, row in log.rows()]
-        states = fold_canonically(rows[: more.get("rows", len(rows))])
-        states.pop(more.pop("gone", None), None)
-        more.pop("rows", None)
-        arguments = {"topics": "*", "end": 99, **more}
-        wanted = ExpectedRows(**arguments)
-        deliveries.check_states(deliveries.fold_rows(log, wanted, states_of(log)), states, wanted, "s")
+        states = fold_canonically(rows[: options.get("rows", len(rows))])
+        states.pop(options.pop("removed", None), None)
+        options.pop("rows", None)
+        arguments = {"topics": "*", "end": 99, **options}
+        expected = ExpectedRows(**arguments)
+        deliveries.check_states(deliveries.fold_rows(log, expected, states_of(log)), states, expected, "s")
 
     return check
 
 
-def check_rows_held(log: LogHistory, *offsets: int, **more: Any) -> Check:
+def check_rows_held(log: LogHistory, *offsets: int, **options: Any) -> Check:
     """Check a sink that holds the rows at these offsets."""
 
     def check() -> None:
@@ -122,7 +122,7 @@ def check_rows_held(log: LogHistory, *offsets: int, **more: Any) -> Check:
             if offset in offsets:
                 ref = (logged.batch.namespaces[row], logged.batch.keys[row])
                 model.present.facts(ref).add(Fact.of(logged, row))
-        deliveries.check_rows(log, ExpectedRows("*", 99, more.get("excluded", ())), model)
+        deliveries.check_rows(log, ExpectedRows("*", 99, options.get("excluded", ())), model)
 
     return check
 
@@ -137,14 +137,16 @@ def check_delivered(log: LogHistory, *rows: tuple[int, Dot]) -> Check:
 
 
 def check_reads(log: LogHistory, *readings: Any, topics: str = "*", group: bool = False) -> Check:
-    """Check readings, each of (rows, first, saved_rows, begin, is_from_start)."""
+    """Check readings, each of (rows, first, saved_rows, start, is_from_start)."""
 
     def check() -> None:
         reader = Reader("r", node="n", topics=topics, group=group)
-        for rows, first, saved_rows, begin, is_from_start in readings:
-            cursor = None if begin is None else Cursor(log.log_id, 1, begin)
-            named = [(at, Dot(A, at + 1)) if isinstance(at, int) else at for at in rows]
-            reader.sessions.append(ReadSession(cursor, is_from_start, log.log_id, first, saved_rows, named))
+        for rows, first, saved_rows, start, is_from_start in readings:
+            cursor = None if start is None else Cursor(log.log_id, 1, start)
+            with_dots = [(row, Dot(A, row + 1)) if isinstance(row, int) else row for row in rows]
+            reader.sessions.append(
+                ReadSession(cursor, is_from_start, log.log_id, first, saved_rows, with_dots)
+            )
         deliveries.check_reader(log, reader)
 
     return check
@@ -163,8 +165,8 @@ class QuarantinedRow:
 
 
 def check_overtaking(log: LogHistory, *quarantined: Any, end: int = 99) -> Check:
-    wanted = ExpectedRows("*", end, {one.offset for one in quarantined})
-    return lambda: deliveries.check_not_overtaken(log, wanted, quarantined, "n")
+    expected = ExpectedRows("*", end, {row.offset for row in quarantined})
+    return lambda: deliveries.check_not_overtaken(log, expected, quarantined, "n")
 
 
 def check_quarantined(*rows: Any) -> Check:
@@ -175,76 +177,96 @@ POISON = Delta("v", create([1.0]), metadata={"poison": "all"})
 OTHERS = Delta("v", create([1.0]), metadata={"poison": "other"})
 LATER = Delta("v", scale(2.0))
 NAMES = Delta("w", create([1.0]), parents=(Dot(A, 1),))
-TWO = log_of(batch(1, ONE), batch(2, one("t2")))
-ONE_MORE = log_of(batch(1, ONE), batch(2, one("t2")), batch(3, one("t3"))).batches[-1]
-WITH_DELETED = log_of(batch(1, ONE, one("t2", key="x"), Delta("x", delete(), "docs")))
-FIVE = log_of(*(batch(at, one(f"t{at}", key=f"k{at}")) for at in range(1, 6)))
+TWO = log_of(batch(1, ONE), batch(2, delta_of("t2")))
+ONE_MORE = log_of(batch(1, ONE), batch(2, delta_of("t2")), batch(3, delta_of("t3"))).batches[-1]
+WITH_DELETED = log_of(batch(1, ONE, delta_of("t2", key="x"), Delta("x", delete(), "docs")))
+FIVE = log_of(*(batch(number, delta_of(f"t{number}", key=f"k{number}")) for number in range(1, 6)))
 
 HISTORIES: list[tuple[str, bool, Check]] = [
     # expected heads
-    ("expected", RIGHT, check_expectations(batch(1, ONE), batch(1, one("t2", expect=Dot(A, 1)), origin=B))),
+    (
+        "expected",
+        CORRECT,
+        check_expectations(batch(1, ONE), batch(1, delta_of("t2", expect=Dot(A, 1)), origin=B)),
+    ),
     (
         "expected",
         WRONG,
-        check_expectations(batch(1, ONE, ONE), batch(1, one("t2", expect=Dot(A, 1)), origin=B)),
+        check_expectations(batch(1, ONE, ONE), batch(1, delta_of("t2", expect=Dot(A, 1)), origin=B)),
     ),
-    ("expected", WRONG, check_expectations(batch(1, one("t2", expect=Dot(B, 1))))),
-    ("expected", RIGHT, check_expectations(batch(1, one("t2", expect=Dot(B, 1)), source=REPLICA))),
+    ("expected", WRONG, check_expectations(batch(1, delta_of("t2", expect=Dot(B, 1))))),
+    ("expected", CORRECT, check_expectations(batch(1, delta_of("t2", expect=Dot(B, 1)), source=REPLICA))),
     (
         "expected",
-        RIGHT,
-        check_expectations(batch(1, ONE, one("t2", expect=Dot(A, 1)), one("t3", expect=Dot(A, 2)))),
+        CORRECT,
+        check_expectations(batch(1, ONE, delta_of("t2", expect=Dot(A, 1)), delta_of("t3", expect=Dot(A, 2)))),
     ),
-    ("expected", WRONG, check_expectations(batch(1, ONE), batch(2, *[one("t2", expect=Dot(A, 1))] * 2))),
+    ("expected", WRONG, check_expectations(batch(1, ONE), batch(2, *[delta_of("t2", expect=Dot(A, 1))] * 2))),
     (
         "expected",
-        RIGHT,
+        CORRECT,
         check_expectations(
-            batch(1, one("t1", expect=ABSENT), Delta("v", delete(), "docs"), one("t2", expect=ABSENT))
+            batch(
+                1, delta_of("t1", expect=ABSENT), Delta("v", delete(), "docs"), delta_of("t2", expect=ABSENT)
+            )
         ),
     ),
-    ("expected", WRONG, check_expectations(batch(1, ONE), batch(2, one("t2", expect=ABSENT)))),
-    ("expected", WRONG, check_expectations(batch(1, *[one("t1", expect=ABSENT)] * 2))),
+    ("expected", WRONG, check_expectations(batch(1, ONE), batch(2, delta_of("t2", expect=ABSENT)))),
+    ("expected", WRONG, check_expectations(batch(1, *[delta_of("t1", expect=ABSENT)] * 2))),
     # own counters, clocks, parents, Lamport numbers
     (
         "causal",
-        RIGHT,
+        CORRECT,
         check_causality(batch(1, ONE), batch(2, ONE), batch(1, ONE, origin=B, clock=[Dot(A, 2)])),
     ),
     ("twice", WRONG, check_causality(batch(1, ONE, ONE), batch(2, ONE))),
-    ("twice", RIGHT, check_causality(batch(1, ONE, ONE), batch(3, ONE))),
+    ("twice", CORRECT, check_causality(batch(1, ONE, ONE), batch(3, ONE))),
     ("causal", WRONG, check_causality(batch(1, ONE), batch(3, ONE))),
     (
         "causal",
         WRONG,
         check_causality(batch(1, ONE), batch(1, ONE, origin=B, clock=[Dot(A, 2)]), batch(2, ONE)),
     ),
-    ("causal", RIGHT, check_causality(batch(1, ONE), batch(1, one("t2", parents=(Dot(A, 1),)), origin=B))),
-    ("causal", WRONG, check_causality(batch(1, ONE), batch(1, one("t2", parents=(Dot(A, 2),)), origin=B))),
     (
         "causal",
-        RIGHT,
-        check_causality(batch(1, one("t1", id=b"i" * 16)), batch(2, one("t2", parents=(b"i" * 16,)))),
+        CORRECT,
+        check_causality(batch(1, ONE), batch(1, delta_of("t2", parents=(Dot(A, 1),)), origin=B)),
     ),
     (
         "causal",
         WRONG,
-        check_causality(batch(1, one("t1", id=b"i" * 16)), batch(2, one("t2", parents=(b"j" * 16,)))),
+        check_causality(batch(1, ONE), batch(1, delta_of("t2", parents=(Dot(A, 2),)), origin=B)),
+    ),
+    (
+        "causal",
+        CORRECT,
+        check_causality(
+            batch(1, delta_of("t1", id=b"i" * 16)), batch(2, delta_of("t2", parents=(b"i" * 16,)))
+        ),
+    ),
+    (
+        "causal",
+        WRONG,
+        check_causality(
+            batch(1, delta_of("t1", id=b"i" * 16)), batch(2, delta_of("t2", parents=(b"j" * 16,)))
+        ),
     ),
     ("causal", WRONG, check_causality(batch(1, ONE, lamport=9), batch(2, ONE, lamport=9))),
     (
         "causal",
-        RIGHT,
+        CORRECT,
         check_causality(batch(1, ONE, lamport=9), batch(1, ONE, origin=B, lamport=3, source=REPLICA)),
     ),
     # outcomes that clients got
-    ("answer", RIGHT, check_answers(TWO, acknowledged_client((DURABLE, 0, False)))),
-    ("lost", WRONG, check_answers(log_of(batch(1, one("t2"))), acknowledged_client((MEMORY, 0, False)))),
+    ("answer", CORRECT, check_answers(TWO, acknowledged_client((DURABLE, 0, False)))),
+    ("lost", WRONG, check_answers(log_of(batch(1, delta_of("t2"))), acknowledged_client((MEMORY, 0, False)))),
     ("lost", WRONG, check_answers(log_of(lost=[batch(1, ONE)]), acknowledged_client((DURABLE, 0, False)))),
     (
         "lost",
-        RIGHT,
-        check_answers(log_of(lost=[batch(1, ONE)]), acknowledged_client((LOGGED, 0, False), asked=LOGGED)),
+        CORRECT,
+        check_answers(
+            log_of(lost=[batch(1, ONE)]), acknowledged_client((LOGGED, 0, False), requested_level=LOGGED)
+        ),
     ),
     (
         "lost",
@@ -253,16 +275,16 @@ HISTORIES: list[tuple[str, bool, Check]] = [
     ),
     (
         "lost",
-        RIGHT,
+        CORRECT,
         check_answers(
             log_of(lost=[batch(1, ONE)], survives=LOGGED),
-            acknowledged_client((MEMORY, 0, False), asked=MEMORY),
+            acknowledged_client((MEMORY, 0, False), requested_level=MEMORY),
         ),
     ),
     ("answer", WRONG, check_answers(TWO, acknowledged_client((DURABLE, 1, False)))),
     ("answer", WRONG, check_answers(TWO, acknowledged_client((LOGGED, 0, False)))),
-    ("answer", RIGHT, check_answers(TWO, acknowledged_client((LOGGED, 0, False), asked=LOGGED))),
-    ("repeat", RIGHT, check_answers(TWO, acknowledged_client((DURABLE, 0, False), (DURABLE, 0, True)))),
+    ("answer", CORRECT, check_answers(TWO, acknowledged_client((LOGGED, 0, False), requested_level=LOGGED))),
+    ("repeat", CORRECT, check_answers(TWO, acknowledged_client((DURABLE, 0, False), (DURABLE, 0, True)))),
     ("repeat", WRONG, check_answers(TWO, acknowledged_client((DURABLE, None, True)))),
     ("repeat", WRONG, check_answers(TWO, acknowledged_client((DURABLE, 0, False), (DURABLE, 1, True)))),
     (
@@ -271,14 +293,18 @@ HISTORIES: list[tuple[str, bool, Check]] = [
         check_answers(log_of(batch(1, ONE), batch(2, ONE)), acknowledged_client((DURABLE, 0, False))),
     ),
     ("twice", WRONG, check_answers(log_of(batch(1, ONE), batch(2, ONE)), acknowledged_client())),
-    ("twice", RIGHT, check_answers(TWO, acknowledged_client((DURABLE, 0, False)))),
+    ("twice", CORRECT, check_answers(TWO, acknowledged_client((DURABLE, 0, False)))),
     ("refused", WRONG, check_answers(TWO, refused_client(ErrorCode.CONFLICT))),
-    ("refused", RIGHT, check_answers(TWO, refused_client(ErrorCode.CONFLICT, doubtful=True))),
-    ("refused", RIGHT, check_answers(TWO, refused_client(ErrorCode.CONFLICT, token="t3"))),
+    ("refused", CORRECT, check_answers(TWO, refused_client(ErrorCode.CONFLICT, after_unknown=True))),
+    ("refused", CORRECT, check_answers(TWO, refused_client(ErrorCode.CONFLICT, token="t3"))),
     # the log itself
-    ("corruption", RIGHT, check_stored(TWO, *TWO.batches)),
-    ("corruption", WRONG, check_stored(TWO, *log_of(batch(1, ONE), batch(2, one("t3"))).batches)),
-    ("corruption", WRONG, check_stored(TWO, *log_of(batch(1, ONE), batch(2, one("t2"), lamport=9)).batches)),
+    ("corruption", CORRECT, check_stored(TWO, *TWO.batches)),
+    ("corruption", WRONG, check_stored(TWO, *log_of(batch(1, ONE), batch(2, delta_of("t3"))).batches)),
+    (
+        "corruption",
+        WRONG,
+        check_stored(TWO, *log_of(batch(1, ONE), batch(2, delta_of("t2"), lamport=9)).batches),
+    ),
     ("corruption", WRONG, check_stored(TWO, TWO.batches[0])),
     ("corruption", WRONG, check_stored(TWO, *TWO.batches, ONE_MORE)),
     ("corruption", WRONG, check_stored(TWO, *TWO.batches, unreadable=1)),
@@ -286,7 +312,7 @@ HISTORIES: list[tuple[str, bool, Check]] = [
     # counters
     (
         "counter",
-        RIGHT,
+        CORRECT,
         lambda: check_sums(log_of_sums(4), summing_client(3, 2), states_of(log_of_sums(4)), "n"),
     ),
     (
@@ -301,44 +327,44 @@ HISTORIES: list[tuple[str, bool, Check]] = [
     ),
     ("counter", WRONG, lambda: check_sums(log_of_sums(6), summing_client(3, 2), {}, "n")),
     # several services
-    ("drift", RIGHT, check_drifting([batch(1, ONE)], [batch(1, ONE, source=REPLICA)])),
+    ("drift", CORRECT, check_drifting([batch(1, ONE)], [batch(1, ONE, source=REPLICA)])),
     ("drift", WRONG, check_drifting([batch(1, ONE)], [batch(1, ONE, lamport=7)])),
-    ("drift", WRONG, check_drifting([batch(1, ONE)], [batch(1, one("t9"))])),
-    ("drift", RIGHT, check_drifting([batch(1, ONE)], [batch(2, one("t9"))])),
+    ("drift", WRONG, check_drifting([batch(1, ONE)], [batch(1, delta_of("t9"))])),
+    ("drift", CORRECT, check_drifting([batch(1, ONE)], [batch(2, delta_of("t9"))])),
     # fold of a sink
-    ("state", RIGHT, check_folded(TWO)),
+    ("state", CORRECT, check_folded(TWO)),
     ("state", WRONG, check_folded(TWO, rows=1)),
-    ("state", RIGHT, check_folded(TWO, rows=1, end=1)),
-    ("state", RIGHT, check_folded(TWO, rows=1, excluded={1})),
-    ("state", RIGHT, check_folded(TWO, rows=1, excused={("docs", "v")})),
+    ("state", CORRECT, check_folded(TWO, rows=1, end=1)),
+    ("state", CORRECT, check_folded(TWO, rows=1, excluded={1})),
+    ("state", CORRECT, check_folded(TWO, rows=1, excused={("docs", "v")})),
     ("state", WRONG, check_folded(FIVE, topics="v:k1")),
-    ("state", RIGHT, check_folded(FIVE, topics="ns:docs")),
-    ("state", RIGHT, check_folded(WITH_DELETED, gone=("docs", "x"), from_states=True)),
-    ("state", WRONG, check_folded(WITH_DELETED, gone=("docs", "x"))),
-    ("state", WRONG, check_folded(WITH_DELETED, gone=("docs", "v"), from_states=True)),
-    ("gap", RIGHT, check_rows_held(TWO, 0, 1)),
+    ("state", CORRECT, check_folded(FIVE, topics="ns:docs")),
+    ("state", CORRECT, check_folded(WITH_DELETED, removed=("docs", "x"), from_states=True)),
+    ("state", WRONG, check_folded(WITH_DELETED, removed=("docs", "x"))),
+    ("state", WRONG, check_folded(WITH_DELETED, removed=("docs", "v"), from_states=True)),
+    ("gap", CORRECT, check_rows_held(TWO, 0, 1)),
     ("gap", WRONG, check_rows_held(TWO, 1)),
-    ("gap", RIGHT, check_rows_held(TWO, 1, excluded={0})),
-    ("foreign", RIGHT, check_delivered(TWO, (0, Dot(A, 1)), (1, Dot(A, 2)))),
+    ("gap", CORRECT, check_rows_held(TWO, 1, excluded={0})),
+    ("foreign", CORRECT, check_delivered(TWO, (0, Dot(A, 1)), (1, Dot(A, 2)))),
     ("foreign", WRONG, check_delivered(TWO, (0, Dot(A, 2)))),
     ("foreign", WRONG, check_delivered(TWO, (2, Dot(A, 3)))),
     ("foreign", WRONG, check_delivered(log_of(lost=[batch(1, ONE)]), (0, Dot(A, 1)))),
     # quarantines
     (
         "quarantine",
-        RIGHT,
+        CORRECT,
         check_quarantined(QuarantinedRow(1, POISON), QuarantinedRow(2, LATER), QuarantinedRow(3, NAMES)),
     ),
     ("quarantine", WRONG, check_quarantined(QuarantinedRow(1, LATER), QuarantinedRow(2, POISON))),
     ("quarantine", WRONG, check_quarantined(QuarantinedRow(1, OTHERS))),
     ("quarantine", WRONG, check_quarantined(QuarantinedRow(1, POISON, Dot(B, 1)), QuarantinedRow(3, NAMES))),
-    ("quarantine", RIGHT, check_overtaking(TWO, QuarantinedRow(0, ONE), QuarantinedRow(1, ONE))),
-    ("quarantine", RIGHT, check_overtaking(TWO, QuarantinedRow(1, ONE))),
-    ("quarantine", RIGHT, check_overtaking(FIVE, QuarantinedRow(0, one("t1", key="k1")))),
+    ("quarantine", CORRECT, check_overtaking(TWO, QuarantinedRow(0, ONE), QuarantinedRow(1, ONE))),
+    ("quarantine", CORRECT, check_overtaking(TWO, QuarantinedRow(1, ONE))),
+    ("quarantine", CORRECT, check_overtaking(FIVE, QuarantinedRow(0, delta_of("t1", key="k1")))),
     ("quarantine", WRONG, check_overtaking(TWO, QuarantinedRow(0, ONE))),
-    ("quarantine", RIGHT, check_overtaking(TWO, QuarantinedRow(0, ONE), end=1)),
+    ("quarantine", CORRECT, check_overtaking(TWO, QuarantinedRow(0, ONE), end=1)),
     # readers
-    ("subscriber", RIGHT, check_reads(FIVE, ([0, 1, 2], 0, 3, None, True), ([3, 4], 3, 5, 3, False))),
+    ("subscriber", CORRECT, check_reads(FIVE, ([0, 1, 2], 0, 3, None, True), ([3, 4], 3, 5, 3, False))),
     ("subscriber", WRONG, check_reads(FIVE, ([0, 2, 1], 0, 3, None, True))),
     ("subscriber", WRONG, check_reads(FIVE, ([0, 0, 1], 0, 2, None, True))),
     ("subscriber", WRONG, check_reads(FIVE, ([0, 2], 0, 3, None, True))),
@@ -346,7 +372,7 @@ HISTORIES: list[tuple[str, bool, Check]] = [
     ("subscriber", WRONG, check_reads(FIVE, ([0, 1, 2], 0, 3, None, True), ([4], 4, 5, 3, False))),
     (
         "subscriber",
-        RIGHT,
+        CORRECT,
         check_reads(FIVE, ([0, 1, 2], 0, 3, None, True), ([2, 3], 2, 4, None, False), group=True),
     ),
     (
@@ -356,12 +382,12 @@ HISTORIES: list[tuple[str, bool, Check]] = [
     ),
     (
         "subscriber",
-        RIGHT,
+        CORRECT,
         check_reads(FIVE, ([0, 1, 2], 0, 3, None, True), ([4], 4, 5, None, True), group=True),
     ),
-    ("subscriber", RIGHT, check_reads(FIVE, ([1], 0, 5, None, True), topics="v:k2")),
+    ("subscriber", CORRECT, check_reads(FIVE, ([1], 0, 5, None, True), topics="v:k2")),
     ("subscriber", WRONG, check_reads(FIVE, ([], 0, 5, None, True), topics="v:k2")),
-    ("foreign", RIGHT, check_reads(FIVE, ([(0, Dot(A, 1))], 0, 1, None, True))),
+    ("foreign", CORRECT, check_reads(FIVE, ([(0, Dot(A, 1))], 0, 1, None, True))),
     ("foreign", WRONG, check_reads(FIVE, ([(0, Dot(B, 1))], 0, 1, None, True))),
 ]
 
@@ -370,10 +396,10 @@ def states_of(log: LogHistory) -> Any:
     return fold_canonically((logged, row) for _, logged, row in log.rows())
 
 
-@pytest.mark.parametrize("at", range(len(HISTORIES)))
-def test_wrong_history_is_found_and_right_one_passes(at: int) -> None:
-    check, is_right, run_check = HISTORIES[at]
-    if is_right:
+@pytest.mark.parametrize("number", range(len(HISTORIES)))
+def test_wrong_history_is_found_and_correct_history_passes(number: int) -> None:
+    check, is_correct, run_check = HISTORIES[number]
+    if is_correct:
         run_check()
     else:
         with pytest.raises(Violation) as caught:
@@ -381,26 +407,32 @@ def test_wrong_history_is_found_and_right_one_passes(at: int) -> None:
         assert caught.value.check == check
 
 
-def test_every_check_at_rest_has_a_wrong_and_a_right_history() -> None:
-    right, wrong = (
-        {(check, run_check.__qualname__) for check, is_right, run_check in HISTORIES if is_right is which}
-        for which in (RIGHT, WRONG)
+def test_every_check_at_rest_has_a_wrong_and_a_correct_history() -> None:
+    correct, wrong = (
+        {
+            (check, run_check.__qualname__)
+            for check, is_correct, run_check in HISTORIES
+            if is_correct is expected
+        }
+        for expected in (CORRECT, WRONG)
     )
-    assert right == wrong, "whatever finds a wrong history passes a right one"
-    elsewhere = {"bounds", "marks", "early", "cursor", "credit"}  # in test_invariants
-    elsewhere |= {"order", "work"}  # in test_sinks and test_work
-    of_the_run = {"progress", "hang", "crash"}  # raised by the run itself
-    assert {check for check, _ in wrong} | elsewhere | of_the_run == set(CHECKS)
+    assert correct == wrong, "each check that finds a wrong history passes a correct one"
+    tested_elsewhere = {"bounds", "marks", "early", "cursor", "credit"}  # in test_invariants
+    tested_elsewhere |= {"order", "work"}  # in test_sinks and test_work
+    raised_by_the_run = {"progress", "hang", "crash"}  # raised by the run itself
+    assert {check for check, _ in wrong} | tested_elsewhere | raised_by_the_run == set(CHECKS)
 
 
 def test_first_of_duplicate_ids_on_a_vector_has_effect() -> None:
-    duplicates = [one("a", id=b"i" * 16), one("b", id=b"i" * 16)]
+    duplicates = [delta_of("a", id=b"i" * 16), delta_of("b", id=b"i" * 16)]
     log = log_of(batch(1, duplicates[0]), batch(1, duplicates[1], origin=B))
     (state,) = states_of(log).values()
     assert (dict(state.metadata), state.ignored) == ({"t": "a"}, 1)
 
 
 def test_late_foreign_row_is_excused_after_loaded_states() -> None:
-    early = batch(1, one("b", "x"), origin=B, lamport=2, source=REPLICA)
-    assert deliveries.excused_vectors(log_of(batch(1, one("a", "x"), lamport=5), early)) == {("docs", "x")}
+    early = batch(1, delta_of("b", "x"), origin=B, lamport=2, source=REPLICA)
+    assert deliveries.excused_vectors(log_of(batch(1, delta_of("a", "x"), lamport=5), early)) == {
+        ("docs", "x")
+    }
     assert deliveries.excused_vectors(TWO) == set()

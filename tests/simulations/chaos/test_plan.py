@@ -24,7 +24,7 @@ def test_plan_depends_on_seed_and_round_trips_through_json() -> None:
     assert draw(1) != draw(2)
 
 
-def test_many_plans_cover_every_kind_and_each_only_some() -> None:
+def test_plans_cover_every_kind_only_together() -> None:
     plans = [draw(number) for number in range(MANY)]
     kinds = Counter(strike.kind for plan in plans for strike in plan.strikes)
     assert kinds.keys() == STRIKES.keys()
@@ -68,9 +68,9 @@ def test_invalid_plan_value_is_refused_with_its_path(
     path: tuple[str | int, ...], value: object, message: str
 ) -> None:
     data: Any = json.loads(draw(3).to_json())
-    part = data
+    container = data
     for key in path[:-1]:
-        part = part[key]
-    part[path[-1]] = value
+        container = container[key]
+    container[path[-1]] = value
     with pytest.raises(UsageError, match=message):
         check_plan(Plan.from_json(json.dumps(data)))

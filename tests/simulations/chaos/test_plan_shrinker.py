@@ -27,8 +27,8 @@ def fake_run(plan: Plan) -> Outcome:
     """Return the outcome of a service that loses a delta if a strike kills it while there are writers."""
     has_kill = any(strike.kind == "kill" for strike in plan.strikes) and plan.writers
     other = Violation("state", "another promise") if len(plan.strikes) == 2 else None
-    found = LOST if has_kill else other
-    return Outcome(plan.seed, found, None, {}, "", 1, 1.0)  # type: ignore[arg-type]
+    violation = LOST if has_kill else other
+    return Outcome(plan.seed, violation, None, {}, "", 1, 1.0)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -36,7 +36,9 @@ def plan_with_kill(monkeypatch: pytest.MonkeyPatch) -> Plan:
     monkeypatch.setattr(shrinker_module, "run", fake_run)
     monkeypatch.setattr(command, "run_plan", fake_run)
     plans = (draw(seed) for seed in range(200))
-    return next(plan for plan in plans if any(one.kind == "kill" for one in plan.strikes) and plan.readers)
+    return next(
+        plan for plan in plans if any(strike.kind == "kill" for strike in plan.strikes) and plan.readers
+    )
 
 
 def test_shrunk_plan_keeps_only_what_breaks_the_promise(plan_with_kill: Plan) -> None:
@@ -48,7 +50,7 @@ def test_shrunk_plan_keeps_only_what_breaks_the_promise(plan_with_kill: Plan) ->
     assert len(plan.to_json()) < len(plan_with_kill.to_json()) / 3
 
 
-def test_other_promise_or_error_is_not_same_violation() -> None:
+def test_other_promise_or_error_is_another_violation() -> None:
     assert is_same_violation(LOST, Violation("lost", "writer-1's delta 9"))
     assert not is_same_violation(LOST, Violation("state", LOST.what))
     crash = Violation("crash", "node-0, life 2: LogCorrupted: corruption in a file")

@@ -26,7 +26,7 @@ def test_plan_of_fixed_bug_finds_no_violation(name: str) -> None:
     assert outcome.deltas
 
 
-@pytest.mark.parametrize("reverted", REVERTED_FIXES, ids=[one.name for one in REVERTED_FIXES])
+@pytest.mark.parametrize("reverted", REVERTED_FIXES, ids=[fix.name for fix in REVERTED_FIXES])
 def test_reverted_fix_is_found_by_its_plan(reverted: Mutant) -> None:
     plan = plan_of(reverted.name)
     for seed in (plan.seed, *range(SEEDS_MAX)):
@@ -38,6 +38,6 @@ def test_reverted_fix_is_found_by_its_plan(reverted: Mutant) -> None:
 
 
 def test_each_bug_has_a_description_and_a_fix() -> None:
-    reverted = {one.name for one in REVERTED_FIXES}
+    reverted = {fix.name for fix in REVERTED_FIXES}
     assert reverted | COVERED_BY_LATER_FIXES == set(DESCRIPTIONS)
     assert not reverted & COVERED_BY_LATER_FIXES

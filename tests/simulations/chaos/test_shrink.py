@@ -12,13 +12,13 @@ from delta_prop_simulations.chaos.shrink import shrink, size_of
 PLAN: dict[str, Any] = {
     "seed": 4711,
     "nodes": [{"name": "a", "log": {"bytes_max": 4096, "compact": True}}, {"name": "b", "log": None}],
-    "strikes": [{"at_s": float(at), "kind": "kill" if at == 7 else "cut"} for at in range(20)],
+    "strikes": [{"at_s": float(second), "kind": "kill" if second == 7 else "cut"} for second in range(20)],
     "duration_s": 64.0,
 }
 
 
 def kinds(plan: Any) -> list[Any]:
-    return [one.get("kind") for one in plan.get("strikes", ())]
+    return [strike.get("kind") for strike in plan.get("strikes", ())]
 
 
 def test_shrinking_keeps_only_what_the_failure_needs() -> None:
@@ -29,26 +29,28 @@ def test_shrinking_keeps_only_what_the_failure_needs() -> None:
 
 def test_two_items_needed_together_both_remain() -> None:
     plan = {"seed": 1, "strikes": list(range(40))}
-    shrunk = shrink(plan, lambda one: {3, 31} <= set(one.get("strikes", ())))
+    shrunk = shrink(plan, lambda candidate: {3, 31} <= set(candidate.get("strikes", ())))
     assert shrunk.data == {"seed": 1, "strikes": [3, 31]}
 
 
 def test_numbers_shrink_while_the_plan_still_fails() -> None:
-    shrunk = shrink({"deltas": 400, "gap_s": 8.0, "on": True}, lambda one: one.get("deltas", 0) >= 30)
+    shrunk = shrink(
+        {"deltas": 400, "gap_s": 8.0, "on": True}, lambda candidate: candidate.get("deltas", 0) >= 30
+    )
     assert shrunk.data == {"deltas": 50}
 
 
-def test_invalid_candidates_are_neither_counted_nor_taken() -> None:
-    asked = []
+def test_invalid_candidates_are_neither_counted_nor_used() -> None:
+    candidates = []
 
-    def fails(one: Any) -> bool | None:
-        asked.append(one)
-        return None if "name" not in one else True
+    def fails(candidate: Any) -> bool | None:
+        candidates.append(candidate)
+        return None if "name" not in candidate else True
 
     shrunk = shrink({"name": "a", "size": 3}, fails)
     assert shrunk.data == {"name": "a"}
     assert shrunk.runs == 1
-    assert len(asked) > shrunk.runs
+    assert len(candidates) > shrunk.runs
 
 
 def test_shrinking_stops_after_maximum_runs() -> None:

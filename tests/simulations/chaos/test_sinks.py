@@ -36,7 +36,7 @@ class Process:
 
 
 class CommitsLate(Random):
-    """Randomness with which a sink commits as late as it may."""
+    """Random numbers that make a sink commit as late as it may."""
 
     def random(self) -> float:
         return 0.99
@@ -79,19 +79,19 @@ def run_failing(kind: Any, seed: int) -> Counter[str]:
     async def main() -> None:
         async with Propagator(SETTINGS, world=virtual_world(seed)) as p:
             await p.attach(model.for_process(Process()))
-            for at in range(60):
-                poison = {"poison": "model"} if at == 30 else None
-                operation = sparse_add([0], [1.0]) if at >= 3 else create([0.0])
-                await p.publish(Delta("abc"[at % 3], operation, metadata=poison))
+            for number in range(60):
+                poison = {"poison": "model"} if number == 30 else None
+                operation = sparse_add([0], [1.0]) if number >= 3 else create([0.0])
+                await p.publish(Delta("abc"[number % 3], operation, metadata=poison))
                 await anyio.sleep(0.05)
             model.heal()
             await anyio.sleep(20)
-            assert [one.offset for one in p.quarantine("model")] == [30, *range(33, 60, 3)]
+            assert [row.offset for row in p.quarantine("model")] == [30, *range(33, 60, 3)]
 
     run_virtual(main, seed=seed)
     assert not model.violations
-    assert sorted(one.offset for one in model.delivered if one.is_new) == [
-        at for at in range(60) if at < 30 or at % 3
+    assert sorted(row.offset for row in model.delivered if row.is_new) == [
+        number for number in range(60) if number < 30 or number % 3
     ]
     numbers = {ref[1]: state.vector for ref, state in model.states().items()}
     assert {name: float(vector[0]) for name, vector in numbers.items() if vector is not None} == {
@@ -136,7 +136,7 @@ def test_sink_reports_rows_delivered_twice(calls: Sequence[tuple[int, str]], che
             await sink.apply([Delivery(logged(offset, keys))])
 
     run_virtual(main)
-    assert [one.check for one in model.violations[:1]] == ([] if check is None else [check])
+    assert [violation.check for violation in model.violations[:1]] == ([] if check is None else [check])
 
 
 def test_sink_reports_reordered_rows_and_concurrent_calls() -> None:
@@ -153,7 +153,7 @@ def test_sink_reports_reordered_rows_and_concurrent_calls() -> None:
             tasks.start_soon(sink.apply, [Delivery(logged(7, "b"))])
 
     run_virtual(main)
-    assert [one.check for one in model.violations[:2]] == ["order", "order"]
+    assert [violation.check for violation in model.violations[:2]] == ["order", "order"]
     assert "after offset 5" in model.violations[0].what
     assert "during another call" in model.violations[1].what
 
@@ -200,7 +200,9 @@ def test_rows_before_rejected_delta_are_applied() -> None:
 def test_state_and_later_deltas_fold_in_canonical_order() -> None:
     facts = Facts()
     facts.begin(VectorState(True, create([1.0]).values, key=(10, 16, 1)), 3)
-    duplicate, below, above = (Fact.of(logged(*one), 0) for one in ((3, "a"), (4, "a", 32, 2), (5, "a")))
+    duplicate, below, above = (
+        Fact.of(logged(*arguments), 0) for arguments in ((3, "a"), (4, "a", 32, 2), (5, "a"))
+    )
     assert facts.has(duplicate)
     assert facts.is_before_base(below)
     facts.add(below)

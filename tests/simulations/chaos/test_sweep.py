@@ -64,8 +64,8 @@ def test_terminal_shows_progress_before_first_result(what, progress, monkeypatch
 
     monkeypatch.setattr(command, "sweep", interrupt)
     monkeypatch.setattr(mutants, "in_processes", interrupt)
-    named = ["ack-one-off"] if what == "mutants" else []
-    assert main(["simulate", what, *named, "--seeds", "4"]) == 130
+    mutant_names = ["ack-one-off"] if what == "mutants" else []
+    assert main(["simulate", what, *mutant_names, "--seeds", "4"]) == 130
     assert progress in capsys.readouterr().err
 
 
@@ -85,13 +85,13 @@ def test_single_seed_prints_end_of_trace_and_its_plan(fake_runs, capsys, tmp_pat
     assert main(["simulate", "sweep", "--show"]) == 2
 
 
-@pytest.mark.parametrize(("end", "status"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
+@pytest.mark.parametrize(("ending", "status"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
 def test_interrupted_sweep_prints_violations_found_so_far(
-    end, status, fake_runs, capsys, monkeypatch
+    ending, status, fake_runs, capsys, monkeypatch
 ) -> None:
     def interrupted(first: int, count: int, jobs: int):
         yield sweep_module.run_seeds(range(4, 6))
-        raise end
+        raise ending
 
     monkeypatch.setattr(command, "sweep", interrupted)
     assert main(["simulate", "sweep", "--jobs", "1"]) == status

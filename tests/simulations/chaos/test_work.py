@@ -10,7 +10,7 @@ import pytest
 from delta_prop.sinks import IndexSink
 from delta_prop_simulations.chaos.work import REFOLDS_MAX, CountedIndex
 from delta_prop_sinks.sink import Delivery
-from tests.simulations.chaos.synthetic_histories import B, batch, log_of, one
+from tests.simulations.chaos.synthetic_histories import B, batch, delta_of, log_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,37 +20,37 @@ if TYPE_CHECKING:
 ROWS = 4
 
 
-@pytest.mark.parametrize("now", [True, False])
+@pytest.mark.parametrize("by_apply_now", [True, False])
 @pytest.mark.parametrize(
-    ("folded", "is_allowed"), [(0, True), (REFOLDS_MAX * ROWS, True), (REFOLDS_MAX * ROWS + 1, False)]
+    ("folded_count", "is_allowed"), [(0, True), (REFOLDS_MAX * ROWS, True), (REFOLDS_MAX * ROWS + 1, False)]
 )
 def test_call_may_fold_each_delta_a_bounded_number_of_times(
-    monkeypatch: pytest.MonkeyPatch, folded: int, is_allowed: bool, now: bool
+    monkeypatch: pytest.MonkeyPatch, folded_count: int, is_allowed: bool, by_apply_now: bool
 ) -> None:
     log = log_of(
-        batch(1, *(one(f"t{at}") for at in range(ROWS - 1))),
-        batch(1, one("late"), one("other", key="w"), origin=B),
-        lost=[batch(9, one("lost", key="w"))],
+        batch(1, *(delta_of(f"t{number}") for number in range(ROWS - 1))),
+        batch(1, delta_of("late"), delta_of("other", key="w"), origin=B),
+        lost=[batch(9, delta_of("lost", key="w"))],
     )
-    complaints: list[Violation] = []
-    index = CountedIndex("i", log, complaints.append)
-    done = 7
+    violations: list[Violation] = []
+    index = CountedIndex("i", log, violations.append)
+    refolded_count = 7
 
     async def apply(_self: object, _deliveries: object) -> None:
-        nonlocal done
-        done += folded
+        nonlocal refolded_count
+        refolded_count += folded_count
 
     def apply_now(_self: object, _deliveries: object) -> bool:
-        nonlocal done
-        done += folded
+        nonlocal refolded_count
+        refolded_count += folded_count
         return True
 
     monkeypatch.setattr(IndexSink, "apply", apply)
     monkeypatch.setattr(IndexSink, "apply_now", apply_now)
-    monkeypatch.setattr(index, "_count_refolded", lambda: done)
+    monkeypatch.setattr(index, "_count_refolded", lambda: refolded_count)
     deliveries: Sequence[Any] = [Delivery(log.batches[0])]
-    if now:
+    if by_apply_now:
         assert index.apply_now(deliveries)
     else:
         anyio.run(index.apply, deliveries)
-    assert [one.check for one in complaints] == ([] if is_allowed else ["work"])
+    assert [violation.check for violation in violations] == ([] if is_allowed else ["work"])

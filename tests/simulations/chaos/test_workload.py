@@ -1,4 +1,4 @@
-"""Writers and readers across ends of processes and connections: the recorded history equals the log."""
+"""Writers and readers whose process or connection ends: the recorded history equals the log."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def writer(history: ClientHistory, seed: int, level: AckLevel | None = None) -> 
 
 def offsets_by_token(log_history: LogHistory) -> dict[str, int]:
     """Return the offset of each token."""
-    found = {}
+    offsets = {}
     for offset, logged, row in log_history.rows():
         token = token_of(logged.batch, row)
         if token is not None:
-            assert token not in found
-            found[token] = offset
-    return found
+            assert token not in offsets
+            offsets[token] = offset
+    return offsets
 
 
 def check_outcomes(log_history: LogHistory, history: ClientHistory) -> None:
@@ -53,46 +53,46 @@ def check_outcomes(log_history: LogHistory, history: ClientHistory) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_embedded_writers_continue_after_process_ends(seed: int) -> None:
     history, log_history = ClientHistory(), LogHistory("n")
-    one = writer(history, seed)
+    one_writer = writer(history, seed)
     disk = SimDisk(seed)
 
-    async def life(seed: int, before: str | None, limit_s: float) -> None:
+    async def run_process(seed: int, ended_before: str | None, limit_s: float) -> None:
         nonlocal disk
         world = virtual_world(seed, thread_delay_s_max=0.01, disk=disk)
         async with Propagator(data="x", log=LogSettings(), world=world) as p:
-            log_history.start(p.internals().log, before)
+            log_history.start(p.internals().log, ended_before)
             with anyio.move_on_after(limit_s) as scope:
-                await one.run_embedded(p)
+                await one_writer.run_embedded(p)
             if scope.cancelled_caught:
                 disk.is_off = True
                 disk = disk.kill()
 
-    lives = 0
-    while not one.is_done:
+    runs = 0
+    while not one_writer.is_done:
         try:
-            run_virtual(life, seed + lives, "killed" if lives else None, 0.1 if lives < 4 else 300.0)
+            run_virtual(run_process, seed + runs, "killed" if runs else None, 0.1 if runs < 4 else 300.0)
         except BaseException as error:  # raised by a process whose disk is switched off
             if not disk_is_off(error):
                 raise
-        lives += 1
-    assert lives >= 2
+        runs += 1
+    assert runs >= 2
     check_outcomes(log_history, history)
     assert history.counts["acknowledged"] > 10
 
 
 def disk_is_off(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
-        return all(disk_is_off(one) for one in error.exceptions)
+        return all(disk_is_off(inner) for inner in error.exceptions)
     return "off" in str(error) or type(error).__name__ == "SimCrash"
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_remote_clients_continue_after_broken_connections(seed: int) -> None:
     history, log_history = ClientHistory(), LogHistory("n")
-    one = writer(history, seed)
+    one_writer = writer(history, seed)
     readers = [
         Reader("all", node="n"),
-        Reader("some", node="n", topics="ns:b", group=True, batches=False),
+        Reader("filtered", node="n", topics="ns:b", group=True, batches=False),
     ]
 
     async def scenario(site: Site) -> None:
@@ -100,11 +100,11 @@ def test_remote_clients_continue_after_broken_connections(seed: int) -> None:
         async with anyio.create_task_group() as tasks:
             for reader in readers:
                 tasks.start_soon(reader.run, site.world, ADDRESS)
-            lives = 0
-            while not one.is_done:
-                lives += 1
-                with anyio.move_on_after(0.4 if lives < 5 else 100):
-                    await one.run_remote(site.world, ADDRESS)
+            runs = 0
+            while not one_writer.is_done:
+                runs += 1
+                with anyio.move_on_after(0.4 if runs < 5 else 100):
+                    await one_writer.run_remote(site.world, ADDRESS)
                 site.network.reset()
             await anyio.sleep(5)
             tasks.cancel_scope.cancel()
@@ -116,8 +116,8 @@ def test_remote_clients_continue_after_broken_connections(seed: int) -> None:
     check_read(readers[1], {offset for offset, batch, row in rows if batch.namespaces[row] == "b"})
 
 
-def check_read(reader: Reader, wanted: set[int]) -> None:
-    assert {offset for reading in reader.sessions for offset, _ in reading.rows} == wanted
+def check_read(reader: Reader, expected_offsets: set[int]) -> None:
+    assert {offset for reading in reader.sessions for offset, _ in reading.rows} == expected_offsets
     for reading in reader.sessions:
         offsets = [offset for offset, _ in reading.rows]
         assert offsets == sorted(set(offsets))

@@ -16,21 +16,21 @@ def latency(scale_s: float) -> Latency:
 
 
 def sink(name: str, number: int) -> SinkResult:
-    times = [float(at) for at in range(1, 61)]
-    lag = Series("lag", "s", times, [0.01 * (number + 1) * (1 + at % 7) for at in range(60)])
+    times = [float(second) for second in range(1, 61)]
+    lag = Series("lag", "s", times, [0.01 * (number + 1) * (1 + second % 7) for second in range(60)])
     return SinkResult(name, 60_000, number, 990.5, latency(0.01 * (number + 1)), [lag])
 
 
-def alternative(number: int, sinks: int) -> Alternative:
-    times = [float(at) for at in range(1, 61)]
-    values = [nan if at in (7, 8) else 1_000.0 + at for at in range(60)]
+def alternative(number: int, sink_count: int) -> Alternative:
+    times = [float(second) for second in range(1, 61)]
+    values = [nan if second in (7, 8) else 1_000.0 + second for second in range(60)]
     return Alternative(
         name=f"{NASTY} {number}",
         what="as it is" if number else NASTY,
-        sinks=[sink(f"sink-{one} {NASTY}", one) for one in range(sinks)],
+        sinks=[sink(f"sink-{index} {NASTY}", index) for index in range(sink_count)],
         series=[
             Series("throughput", "deltas/s", times, values),
-            Series("memory", "bytes", times, [1e6 * (at + 1) for at in range(60)]),
+            Series("memory", "bytes", times, [1e6 * (second + 1) for second in range(60)]),
             Series("nothing yet", "deltas", [], []),
         ],
         totals={
@@ -51,6 +51,6 @@ def alternative(number: int, sinks: int) -> Alternative:
     )
 
 
-def result(alternatives: int = 3, sinks: int = 2) -> Result:
-    made = [alternative(number, sinks) for number in range(alternatives)]
-    return Result(f"{NASTY} scenario", f"About {NASTY}.", 7, 60.0, made)
+def result(alternative_count: int = 3, sink_count: int = 2) -> Result:
+    alternatives = [alternative(number, sink_count) for number in range(alternative_count)]
+    return Result(f"{NASTY} scenario", f"About {NASTY}.", 7, 60.0, alternatives)

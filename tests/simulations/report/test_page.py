@@ -13,7 +13,7 @@ UNCLOSED_TAGS = {"meta", "path", "br"}
 
 
 class Page(HTMLParser):
-    """Checks that every opened tag is closed, and collects the text."""
+    """A parsed page: checks that every opened tag is closed, and collects the text."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,19 +48,19 @@ def parse(text: str) -> Page:
     return page
 
 
-@pytest.mark.parametrize("alternatives", [1, 2, 8])
-@pytest.mark.parametrize("sinks", [0, 1, 5])
-def test_page_shows_every_name_and_verdict_escaped(alternatives: int, sinks: int) -> None:
-    made = result(alternatives, sinks)
-    page = parse(html(made, "delta-prop simulate x --seed 7"))
-    for one in made.alternatives:
-        assert one.name in page.text
-        for each in one.sinks:
-            assert each.name in page.text
-        for verdict in one.verdicts:
+@pytest.mark.parametrize("alternative_count", [1, 2, 8])
+@pytest.mark.parametrize("sink_count", [0, 1, 5])
+def test_page_shows_every_name_and_verdict_escaped(alternative_count: int, sink_count: int) -> None:
+    sample = result(alternative_count, sink_count)
+    page = parse(html(sample, "delta-prop simulate x --seed 7"))
+    for alternative in sample.alternatives:
+        assert alternative.name in page.text
+        for sink in alternative.sinks:
+            assert sink.name in page.text
+        for verdict in alternative.verdicts:
             assert verdict.what in page.text
     assert "delta-prop simulate x --seed 7" in page.text
-    assert ("BROKEN" in page.text) == (alternatives > 1)
+    assert ("BROKEN" in page.text) == (alternative_count > 1)
     assert "b" not in page.tags
     assert NASTY in page.text
     assert "svg" in page.tags
@@ -77,9 +77,10 @@ def test_page_is_self_contained_and_deterministic() -> None:
 
 
 def test_page_of_long_run_has_bounded_size() -> None:
-    made = result(8, 5)
-    for one in made.alternatives:
-        for series in [*one.series, *(each for sink in one.sinks for each in sink.series)]:
-            series.times_s[:] = [at / 100 for at in range(6_000)]
-            series.values[:] = [float(at * 7919 % 1000) for at in range(6_000)]
-    assert len(html(made).encode()) < 1 << 20
+    sample = result(8, 5)
+    for alternative in sample.alternatives:
+        of_sinks = [series for sink in alternative.sinks for series in sink.series]
+        for series in [*alternative.series, *of_sinks]:
+            series.times_s[:] = [point / 100 for point in range(6_000)]
+            series.values[:] = [float(point * 7919 % 1000) for point in range(6_000)]
+    assert len(html(sample).encode()) < 1 << 20

@@ -13,7 +13,7 @@ from tests.simulations.report.results import NASTY
 def test_picture_names_its_lines() -> None:
     lines = tuple(Line(f"{NASTY} {number}", number, [0.0, 1.0], [0.0, 1.0]) for number in range(3))
     root = ElementTree.fromstring(picture(Plot("lag & more", linear(1.0, "s"), linear(1.0, "s"), lines)))
-    texts = ["".join(one.itertext()) for one in root.iter() if one.tag.endswith("text")]
+    texts = ["".join(element.itertext()) for element in root.iter() if element.tag.endswith("text")]
     assert texts[0] == "lag & more, s"
     assert {line.name for line in lines} <= set(texts)
     box = [int(number) for number in root.attrib["viewBox"].split()]

@@ -45,7 +45,7 @@ def test_logarithmic_axis_holds_every_value(values: list[float]) -> None:
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=2_000), st.integers(10, 300))
 def test_thinned_line_keeps_highest_and_lowest_point(ys: list[float], points_max: int) -> None:
-    xs = [float(at) for at in range(len(ys))]
+    xs = [float(index) for index in range(len(ys))]
     points = thin(xs, ys, points_max)
     assert len(points) <= max(points_max, 2)
     assert max(y for _, y in points) == max(ys)

@@ -24,20 +24,22 @@ noise = 0.3
 """
 
 
-def setup(text: str = TWO_SINKS, **given: float) -> Setup:
+def setup(text: str = TWO_SINKS, **overrides: float) -> Setup:
     """Return the scenario without alternatives."""
-    return read_setups(text, **given)[0]  # type: ignore[arg-type]
+    return read_setups(text, **overrides)[0]  # type: ignore[arg-type]
 
 
-def run_scenario(text: str = TWO_SINKS, *, needs: RunInputs | None = None, **given: float) -> Alternative:
-    return run(setup(text, **given), needs)
+def run_scenario(
+    text: str = TWO_SINKS, *, inputs: RunInputs | None = None, **overrides: float
+) -> Alternative:
+    return run(setup(text, **overrides), inputs)
 
 
 def sink(result: Alternative, name: str) -> SinkResult:
     """Return the result of one sink."""
-    return next(one for one in result.sinks if one.name == name)
+    return next(candidate for candidate in result.sinks if candidate.name == name)
 
 
 def verdict(result: Alternative, promise: str) -> bool | None:
     """Return the verdict on a promise: True if it was kept, None if it was not tested."""
-    return next(one.ok for one in result.verdicts if one.promise == promise)
+    return next(verdict.ok for verdict in result.verdicts if verdict.promise == promise)

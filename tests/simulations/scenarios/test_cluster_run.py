@@ -45,7 +45,7 @@ def run_text(text: str = TWO, *, checks: bool = False) -> Alternative:
 
 
 def verdict(result: Alternative, promise: str) -> bool | None:
-    (found,) = (one for one in result.verdicts if one.promise == promise)
+    (found,) = (verdict for verdict in result.verdicts if verdict.promise == promise)
     return found.ok
 
 
@@ -54,8 +54,8 @@ def shorten(text: str) -> str:
     return text.replace('duration = "6s"', 'duration = "2s"')
 
 
-def with_faults(*with_faults: str) -> str:
-    return TWO[: TWO.index("[[fault]]")] + "".join(f"[[fault]]\n{one}\n" for one in with_faults)
+def with_faults(*faults: str) -> str:
+    return TWO[: TWO.index("[[fault]]")] + "".join(f"[[fault]]\n{fault}\n" for fault in faults)
 
 
 def test_partitioned_and_killed_services_converge() -> None:
@@ -64,31 +64,31 @@ def test_partitioned_and_killed_services_converge() -> None:
     assert totals["acknowledged"] == totals["offered"] > 400
     assert (totals["service_starts"], totals["dropped"]) == (3, 0)
     assert 1.0 <= totals["service_down_s"] < 1.5
-    assert {one.promise: one.ok for one in result.verdicts if one.ok is not None} == dict.fromkeys(
-        ("P1", "P2", "P3", "P4", "P5", "P8"), True
-    )
-    sinks = {one.name: one for one in result.sinks}
+    assert {
+        verdict.promise: verdict.ok for verdict in result.verdicts if verdict.ok is not None
+    } == dict.fromkeys(("P1", "P2", "P3", "P4", "P5", "P8"), True)
+    sinks = {sink.name: sink for sink in result.sinks}
     assert sinks.keys() == {"east/index", "west/index", "west → east"}
-    assert {one.applied for one in sinks.values()} == {totals["offered"]}
+    assert {sink.applied for sink in sinks.values()} == {totals["offered"]}
     assert sinks["west → east"].lag.quantiles["max"] > 0.5  # while the service was down
     assert 0 < sinks["west → east"].within_1s_per_s * 6 < totals["offered"]
-    names = {one.name for one in result.series}
+    names = {series.name for series in result.series}
     assert {"east up", "east holds", "west lacks"} <= names
     assert "west up" not in names  # no fault hit this machine
 
 
 def test_same_seed_gives_the_same_run() -> None:
-    other = run_text(SHORT.replace("seed = 1", "seed = 2"))
-    assert run_text(SHORT).trace == run_text(SHORT).trace != other.trace
+    other_seed = run_text(SHORT.replace("seed = 1", "seed = 2"))
+    assert run_text(SHORT).trace == run_text(SHORT).trace != other_seed.trace
 
 
 def test_power_cut_after_ack_loses_no_durable_delta() -> None:
     power = 'from = "1s"\nfor = "500ms"\nwhat = "power_cut"\nmachine = "west"\nafter_ack = true'
     result = run_text(shorten(with_faults(power)) + READERS)
-    shown = {one.name: one for one in result.sinks}
-    assert shown["late"].applied == shown["staller"].applied == result.totals["offered"]
-    assert shown["staller"].lag.quantiles["max"] > 0.9
-    assert [one.ok for one in result.verdicts if one.promise in {"P1", "P2", "P3"}] == [True] * 3
+    sinks = {sink.name: sink for sink in result.sinks}
+    assert sinks["late"].applied == sinks["staller"].applied == result.totals["offered"]
+    assert sinks["staller"].lag.quantiles["max"] > 0.9
+    assert [verdict.ok for verdict in result.verdicts if verdict.promise in {"P1", "P2", "P3"}] == [True] * 3
     assert result.totals["client_reconnects"] > 0
 
 
@@ -96,7 +96,7 @@ def test_power_cut_may_lose_logged_deltas_and_reports_it() -> None:
     power = 'from = "1s"\nfor = "500ms"\nwhat = "power_cut"\nmachine = "west"\nafter_ack = true'
     text = (shorten(with_faults(power)) + READERS).replace("log = {}", 'log = {read_level = "logged"}')
     result = run_text(text.replace('machine = "west"\nrate', 'machine = "west"\nack_level = "logged"\nrate'))
-    (verdict_of_p1,) = (one for one in result.verdicts if one.promise == "P1")
+    (verdict_of_p1,) = (verdict for verdict in result.verdicts if verdict.promise == "P1")
     assert verdict_of_p1.ok is None
     assert "the log's read level, logged, permits this" in verdict_of_p1.what
     assert "late, a reader at west, was " in verdict_of_p1.what
@@ -123,8 +123,8 @@ def test_failing_full_and_slow_disks_lose_nothing() -> None:
 def test_lost_deltas_and_lost_rows_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     publish, count = Producer.publish, PersistentSink._count
 
-    async def misreport(self: Producer, *deltas: Delta, **more: object) -> PublishAck:
-        published = await publish(self, *deltas, **more)  # type: ignore[arg-type]
+    async def misreport(self: Producer, *deltas: Delta, **options: object) -> PublishAck:
+        published = await publish(self, *deltas, **options)  # type: ignore[arg-type]
         assert published.offset is not None
         return replace(published, offset=published.offset + 1)
 
@@ -134,39 +134,40 @@ def test_lost_deltas_and_lost_rows_are_found(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(Producer, "publish", misreport)
     monkeypatch.setattr(PersistentSink, "_count", forget_first)
-    (verdict_of_p1,) = (one for one in run_text(SHORT).verdicts if one.promise == "P1")
+    (verdict_of_p1,) = (verdict for verdict in run_text(SHORT).verdicts if verdict.promise == "P1")
     assert verdict_of_p1.ok is False
     assert "west lacks 1 acknowledged deltas" in verdict_of_p1.what
     assert "index at east has applied" in verdict_of_p1.what
 
 
-def rows_held(*rows: tuple[int, int, int, int]) -> agreement.LogRows:
+def log_rows(*rows: tuple[int, int, int, int]) -> agreement.LogRows:
     columns: list[NDArray[np.uint64]] = [np.array(column, np.uint64) for column in zip(*rows, strict=True)]
     return agreement.LogRows(*columns, np.zeros(len(rows), bool))
 
 
 def test_logs_are_compared_row_by_row() -> None:
-    mine = make_origin(producer_id_of("me"), 2)
-    one = rows_held((0, mine, 1, 1), (1, mine, 2, 2), (2, 9, 1, 2))
-    assert (agreement.count_duplicates(one), agreement.count_out_of_order(one), one.delta_count) == (0, 0, 3)
-    other = rows_held((0, 9, 1, 2), (1, mine, 1, 1), (2, mine, 2, 2))
-    assert np.array_equal(one.keys(), other.keys())
-    assert not np.array_equal(one.keys(), rows_held((0, 9, 1, 3), (1, mine, 1, 1), (2, mine, 2, 2)).keys())
-    assert agreement.count_out_of_order(rows_held((0, mine, 2, 2), (1, 9, 1, 3), (2, mine, 1, 1))) == 1
-    assert agreement.count_duplicates(rows_held((0, mine, 1, 1), (1, mine, 1, 4))) == 1
-    assert agreement.count_missing(one, [AckedRows("me", 0, 2)]) == 0
+    local = make_origin(producer_id_of("me"), 2)
+    first = log_rows((0, local, 1, 1), (1, local, 2, 2), (2, 9, 1, 2))
+    assert first.delta_count == 3
+    assert (agreement.count_duplicates(first), agreement.count_out_of_order(first)) == (0, 0)
+    second = log_rows((0, 9, 1, 2), (1, local, 1, 1), (2, local, 2, 2))
+    assert np.array_equal(first.keys(), second.keys())
+    assert not np.array_equal(first.keys(), log_rows((0, 9, 1, 3), (1, local, 1, 1), (2, local, 2, 2)).keys())
+    assert agreement.count_out_of_order(log_rows((0, local, 2, 2), (1, 9, 1, 3), (2, local, 1, 1))) == 1
+    assert agreement.count_duplicates(log_rows((0, local, 1, 1), (1, local, 1, 4))) == 1
+    assert agreement.count_missing(first, [AckedRows("me", 0, 2)]) == 0
     assert (
-        agreement.count_missing(one, [AckedRows("me", 1, 3)]) == 2
+        agreement.count_missing(first, [AckedRows("me", 1, 3)]) == 2
     )  # one row of another producer, one beyond the end
     assert (
         agreement.count_lost_deliveries(
-            one, [agreement.DeliveredDelta(0, mine, 1), agreement.DeliveredDelta(2, 9, 1)]
+            first, [agreement.DeliveredDelta(0, local, 1), agreement.DeliveredDelta(2, 9, 1)]
         )
         == 0
     )
     assert (
         agreement.count_lost_deliveries(
-            one, [agreement.DeliveredDelta(0, mine, 2), agreement.DeliveredDelta(3, 9, 2)]
+            first, [agreement.DeliveredDelta(0, local, 2), agreement.DeliveredDelta(3, 9, 2)]
         )
         == 2
     )

@@ -51,8 +51,8 @@ def test_shipped_scenarios_are_listed(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize("name", read_shipped())
 def test_shipped_scenario_has_description_and_keeps_promises(name: str) -> None:
     setups = read_setups(read_shipped()[name], duration=0.5)
-    assert all(one.about for one in setups)
+    assert all(setup.about for setup in setups)
     result = run(setups[0], RunInputs(checks=True))
     assert result.totals["offered"] > 0
     assert result.totals["steps_checked"] > 0
-    assert [one for one in result.verdicts if one.ok is False] == []
+    assert [verdict for verdict in result.verdicts if verdict.ok is False] == []

@@ -39,12 +39,12 @@ def rows(heading: str) -> dict[str, str]:
     table = PAGE.partition(f"{heading}\n")[2].partition("|---|---|---|\n")[2].partition("\n\n")[0]
     found = [re.match(r"\| `(\w+)` \| (.*?) \|", line) for line in table.splitlines()]
     assert found
-    return {one[1]: one[2] for one in found if one is not None}
+    return {match[1]: match[2] for match in found if match is not None}
 
 
-def default(one: Field[Any]) -> Any:
-    """Return a field's default as TOML has it, or MISSING."""
-    value = one.default if one.default_factory is MISSING else one.default_factory()
+def default(field: Field[Any]) -> Any:
+    """Return a field's default as a TOML value, or MISSING."""
+    value = field.default if field.default_factory is MISSING else field.default_factory()
     if is_dataclass(value) and not isinstance(value, type):
         return {key: part for key, part in asdict(value).items() if part != 0.0}
     if isinstance(value, Enum):
@@ -56,7 +56,7 @@ def default(one: Field[Any]) -> Any:
 def test_every_key_is_described_with_its_default(heading: str, kind: type) -> None:
     described = rows(heading)
     names = {field: key for key, field in EVENT_KEYS.items()} if kind is Event else {}
-    known = {names.get(one.name, one.name): default(one) for one in fields(kind)}
+    known = {names.get(field.name, field.name): default(field) for field in fields(kind)}
     if kind in (Scenario, Service):  # keys with a table of their own are described there
         known = {key: value for key, value in known.items() if not isinstance(value, list | dict)}
     assert described.keys() == known.keys()
@@ -69,7 +69,7 @@ def test_every_key_is_described_with_its_default(heading: str, kind: type) -> No
 
 def test_scenario_of_the_page_is_readable() -> None:
     text = PAGE.partition("```toml\n")[2].partition("```")[0]
-    assert [one.name for one in read_setups(text)] == [
+    assert [setup.name for setup in read_setups(text)] == [
         "producers do not wait",
         "the slow sink paces",
         "without the slow sink",

@@ -14,7 +14,7 @@ from tests.simulations.scenarios.small_scenarios import TWO_SINKS, setup
 @pytest.mark.parametrize(
     ("text", "seconds"), [("200ms", 0.2), ("90s", 90.0), ("1.5m", 90.0), ("1h", 3600.0), (3, 3.0), ("7", 7.0)]
 )
-def test_times_have_units(text: object, seconds: float) -> None:
+def test_durations_have_units(text: object, seconds: float) -> None:
     assert parse_duration(text, "duration") == pytest.approx(seconds)
 
 
@@ -35,14 +35,14 @@ def test_alternative_changes_only_named_keys() -> None:
         '"depth", "source.web.deltas.keys" = 7, "duration" = "9s"}\n'
         '[[alternative]]\nname = "without"\nwithout = ["sink.slow"]\n'
     )
-    base, other, without = (one.scenario for one in read_setups(text))
+    base, other, without = (each_setup.scenario for each_setup in read_setups(text))
     assert (base.sink[1].per_call_ms, other.sink[1].per_call_ms) == (5.0, 9.0)
     assert other.service.settings.rate_law == "depth"
     assert other.source[0].deltas.keys == 7
     assert other.duration == 9.0
     assert other.sink[0] == base.sink[0]
-    assert [one.name for one in without.sink] == ["quick"]
-    assert [one.scenario.duration for one in read_setups(text, duration=2.0)] == [2.0, 2.0, 2.0]
+    assert [sink.name for sink in without.sink] == ["quick"]
+    assert [each_setup.scenario.duration for each_setup in read_setups(text, duration=2.0)] == [2.0, 2.0, 2.0]
 
 
 MISTAKES = {
@@ -114,7 +114,7 @@ def test_log_on_disk_permits_durable_acks() -> None:
     assert setup(text).scenario.source[0].ack_level is AckLevel.DURABLE
 
 
-@pytest.mark.parametrize(("change", "message"), MISTAKES.items(), ids=lambda one: str(one)[:40])
+@pytest.mark.parametrize(("change", "message"), MISTAKES.items(), ids=lambda value: str(value)[:40])
 def test_mistake_is_refused_with_its_key_and_fix(change: tuple[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         read_setups(TWO_SINKS.replace(*change))

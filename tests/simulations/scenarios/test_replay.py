@@ -1,4 +1,4 @@
-"""Recorded traffic in a scenario: deltas that a real server got are offered at the recorded times."""
+"""Recorded traffic in a scenario: deltas that a real server received are offered at the recorded times."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def test_recorded_server_traffic_is_replayed(
     command = Command(tmp_path, capsys)
     with served(command.data) as command.addresses:
         command.publish(create_lines(120))
-        at = ["--from", command.addresses.to, "--start", "earliest", "--until", "latest"]
-        assert main(["trace", "record", *at, "--to", str(tmp_path / "real.trace")]) == 0
+        range_options = ["--from", command.addresses.to, "--start", "earliest", "--until", "latest"]
+        assert main(["trace", "record", *range_options, "--to", str(tmp_path / "real.trace")]) == 0
     capsys.readouterr()
     monkeypatch.chdir(tmp_path)
     arguments = ["--trace", "real.trace", "--duration", "1s", "--only", "half the speed", "--json"]

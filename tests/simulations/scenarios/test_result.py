@@ -1,4 +1,4 @@
-"""A result is unchanged by JSON."""
+"""A result is unchanged by a round trip through JSON."""
 
 from __future__ import annotations
 

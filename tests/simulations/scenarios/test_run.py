@@ -24,8 +24,8 @@ def test_every_offered_delta_is_applied_and_promises_hold() -> None:
     result = run_scenario()
     assert 2_400 < result.totals["offered"] < 3_600
     assert result.totals["acknowledged"] == result.totals["offered"]
-    assert [one.applied for one in result.sinks] == [result.totals["offered"]] * 2
-    assert not [one for one in result.verdicts if one.ok is False]
+    assert [each.applied for each in result.sinks] == [result.totals["offered"]] * 2
+    assert not [failed for failed in result.verdicts if failed.ok is False]
     assert verdict(result, "P1")
     assert verdict(result, "P2")
 
@@ -40,8 +40,8 @@ def test_sink_lag_equals_its_call_times() -> None:
 def test_series_share_one_time_grid() -> None:
     result = run_scenario(duration=1.0)
     series = [*result.series, *result.sinks[0].series]
-    assert all(len(one.times_s) == len(one.values) > 0 for one in series)
-    assert {round(at_s / 0.05, 6) % 1 for one in series for at_s in one.times_s} == {0.0}
+    assert all(len(line.times_s) == len(line.values) > 0 for line in series)
+    assert {round(at_s / 0.05, 6) % 1 for line in series for at_s in line.times_s} == {0.0}
 
 
 @pytest.mark.parametrize("what", ["fails", "pauses", "slows"])
@@ -95,21 +95,21 @@ def test_terminal_report_names_sink_with_invalidated_cursor() -> None:
 
 
 def test_checks_at_every_step_do_not_change_result() -> None:
-    plain, checked = run_scenario(duration=1.0), run_scenario(duration=1.0, needs=RunInputs(checks=True))
+    plain, checked = run_scenario(duration=1.0), run_scenario(duration=1.0, inputs=RunInputs(checks=True))
     assert checked.totals.pop("steps_checked") > 100
     assert replace(plain, cpu_s=0.0) == replace(checked, cpu_s=0.0)
 
 
 def test_violation_found_by_a_check_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = Violation("marks", "one went back")
+    violation = Violation("marks", "an offset went back")
 
     def fail(*_: object) -> None:
-        raise found
+        raise violation
 
     monkeypatch.setattr(StepChecker, "check", fail)
     with pytest.raises(Violation) as caught:
-        run_scenario(duration=1.0, needs=RunInputs(checks=True))
-    assert caught.value is found
+        run_scenario(duration=1.0, inputs=RunInputs(checks=True))
+    assert caught.value is violation
 
 
 def test_full_queue_of_pacing_sink_refuses_with_code() -> None:

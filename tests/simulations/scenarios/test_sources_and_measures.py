@@ -28,71 +28,71 @@ RANDOM = Seed(1).stream
 @pytest.mark.parametrize("pattern", ["constant", "poisson", "bursty", "diurnal"])
 def test_every_pattern_keeps_the_mean_rate_and_the_order(pattern: Any) -> None:
     spec = SourceSpec("web", pattern, 1000.0, 10, burst=Burst(1.0, 4.0), day=Day(50.0, 0.2))
-    found = list(arrivals(spec, RANDOM(pattern), 200.0))
-    assert sum(one.deltas for one in found) == pytest.approx(200_000, rel=0.03)
-    assert all(one.at_s <= other.at_s for one, other in pairwise(found))
-    assert found[-1].at_s < 200.0
+    arriving = list(arrivals(spec, RANDOM(pattern), 200.0))
+    assert sum(arrival.deltas for arrival in arriving) == pytest.approx(200_000, rel=0.03)
+    assert all(earlier.at_s <= later.at_s for earlier, later in pairwise(arriving))
+    assert arriving[-1].at_s < 200.0
 
 
 def test_bursts_pause_and_days_have_nights() -> None:
     spec = SourceSpec("web", "bursty", 1000.0, 10, burst=Burst(1.0, 4.0))
-    assert all(one.at_s % 5.0 <= 1.0 for one in arrivals(spec, RANDOM("b"), 100.0))
+    assert all(arrival.at_s % 5.0 <= 1.0 for arrival in arrivals(spec, RANDOM("b"), 100.0))
     day = replace(spec, pattern="diurnal", day=Day(100.0, 0.0))
-    halves = Counter(one.at_s % 100 < 50 for one in arrivals(day, RANDOM("d"), 200.0))
+    halves = Counter(arrival.at_s % 100 < 50 for arrival in arrivals(day, RANDOM("d"), 200.0))
     assert halves[True] > 3 * halves[False]
 
 
 def test_source_starts_and_stops_at_its_times() -> None:
     spec = SourceSpec("web", "constant", 10.0, 1, start=2.0, stop=4.0)
-    assert [one.at_s for one in arrivals(spec, RANDOM(""), 60.0)] == pytest.approx(
+    assert [arrival.at_s for arrival in arrivals(spec, RANDOM(""), 60.0)] == pytest.approx(
         [2 + i / 10 for i in range(20)]
     )
 
 
 def test_hot_keys_get_their_share() -> None:
     spec = SourceSpec("web", deltas=Deltas(keys=1000, hot=Hot(0.01, 0.5)))
-    maker = DeltaGenerator(spec, RANDOM("hot"), AckLevel.MEMORY)
-    rows = maker.make(Arrival(0.0, 1000))
-    assert isinstance(rows, Template)
-    hot = sum(int(delta.vector_id[1:]) < 10 for delta in rows.deltas)
+    generator = DeltaGenerator(spec, RANDOM("hot"), AckLevel.MEMORY)
+    template = generator.make(Arrival(0.0, 1000))
+    assert isinstance(template, Template)
+    hot = sum(int(delta.vector_id[1:]) < 10 for delta in template.deltas)
     assert 400 < hot < 600
 
 
 @pytest.mark.parametrize("kind", ["dense", "create", "opaque", "delete"])
 def test_template_equals_batch_encoded_directly(kind: str) -> None:
     spec = SourceSpec("web", deltas=Deltas(dimension=8, mix=Mix(**{kind: 1.0})), namespace="n")
-    rows = DeltaGenerator(spec, RANDOM("ready"), AckLevel.DURABLE).make(Arrival(0.0, 50))
-    assert isinstance(rows, Template)
+    template = DeltaGenerator(spec, RANDOM("ready"), AckLevel.DURABLE).make(Arrival(0.0, 50))
+    assert isinstance(template, Template)
     numbers = {"origin": 1 << 60, "base": 77, "hybrid_time": 123 << 16}
-    batch = rows.with_dots(**numbers)
-    assert batch.raw == encode_batch(rows.deltas, ack_level=AckLevel.DURABLE, **numbers).raw
+    batch = template.with_dots(**numbers)
+    assert batch.raw == encode_batch(template.deltas, ack_level=AckLevel.DURABLE, **numbers).raw
     assert batch.keys == parse_batch(batch.raw).keys
     assert (batch.namespace, batch.namespace_names, batch.count) == ("n", ("n",), 50)
 
 
 @pytest.mark.parametrize("distribution", ["constant", "normal", "lognormal", "exponential"])
 def test_distributions_have_the_configured_mean(distribution: Any) -> None:
-    drawn = ConfiguredDistribution(
+    configured = ConfiguredDistribution(
         SinkSpec("index", per_call_ms=2.0, per_delta_us=30.0, noise=0.3, distribution=distribution)
     )
-    random = RANDOM(distribution)
-    times = [drawn.draw(random, 100, 0) for _ in range(4000)]
+    rng = RANDOM(distribution)
+    times = [configured.draw(rng, 100, 0) for _ in range(4000)]
     assert sum(times) / len(times) == pytest.approx(0.005, rel=0.05)
     assert min(times) >= 0
 
 
 def test_capacity_limits_the_rate() -> None:
-    drawn = ConfiguredDistribution(SinkSpec("index", per_call_ms=0.1, capacity_per_s=1000.0))
-    assert drawn.draw(RANDOM(""), 100, 0) == pytest.approx(0.1)
+    configured = ConfiguredDistribution(SinkSpec("index", per_call_ms=0.1, capacity_per_s=1000.0))
+    assert configured.draw(RANDOM(""), 100, 0) == pytest.approx(0.1)
 
 
 @given(st.lists(st.floats(1e-5, 1e3), min_size=1, max_size=200), st.sampled_from([0.5, 0.9, 0.99, 1.0]))
-def test_quantiles_are_near_the_true_ones(times: list[float], share: float) -> None:
+def test_quantiles_are_near_the_exact_quantiles(times: list[float], share: float) -> None:
     histogram = Histogram()
     for seconds in times:
         histogram.add(seconds)
-    true = sorted(times)[max(-(-int(share * 1000) * len(times) // 1000) - 1, 0)]
-    assert histogram.quantile(share) == pytest.approx(true, rel=0.03)
+    exact = sorted(times)[max(-(-int(share * 1000) * len(times) // 1000) - 1, 0)]
+    assert histogram.quantile(share) == pytest.approx(exact, rel=0.03)
     assert sum(count for _, count in histogram.latency().buckets) == len(times)
 
 

@@ -61,7 +61,7 @@ def test_machines_links_and_faults_are_read() -> None:
         LinkSpec(("east", "west"), name="ocean", latency_ms=30.0, cut=(Cut(1.0, 2.0, "there"),)),
     )
     assert scenario.fault == (FaultSpec(0.5, "kill", "east"),)
-    assert [one.machine for one in scenario.source] == ["west"]
+    assert [source.machine for source in scenario.source] == ["west"]
 
 
 def test_reader_spec_is_read() -> None:
@@ -82,7 +82,7 @@ def test_alternative_changes_link_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "why"),
+    ("old", "new", "message"),
     [
         (
             'machine = "west"',
@@ -105,10 +105,10 @@ def test_alternative_changes_link_by_name() -> None:
         ("latency_ms = 30", "latency_ms = 0", "latency_ms = 0"),
     ],
 )
-def test_mistake_is_refused_with_its_key(old: str, new: str, why: str) -> None:
+def test_mistake_is_refused_with_its_key(old: str, new: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         read_setups(TWO.replace(old, new, 1))
-    assert why in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_machine_keys_without_machines_are_refused() -> None:
@@ -124,10 +124,10 @@ TABLES = (("machine", MachineSpec), ("link", LinkSpec), ("fault", FaultSpec), ("
 
 def test_page_describes_every_key() -> None:
     page = (Path(__file__).parents[3] / "docs" / "simulation.md").read_text()
-    written = {"begin": "from", "lasts": "for"}
+    key_of_field = {"begin": "from", "lasts": "for"}
     for table, kind in TABLES:
-        for one in fields(kind):
-            assert f"`{table}.{written.get(one.name, one.name)}`" in page
+        for field in fields(kind):
+            assert f"`{table}.{key_of_field.get(field.name, field.name)}`" in page
     assert all(f"`{what}`" in page for what in (*get_args(FaultKind), *get_args(CutDirection)))
     assert "`source.machine`" in page
     assert "`sink.machine`" in page
@@ -138,7 +138,7 @@ def test_scenario_of_the_page_is_readable() -> None:
     blocks = [part.partition("```")[0] for part in page.split("```toml")[1:]]
     (text,) = (block for block in blocks if "[[machine]]" in block)
     (setup,) = read_setups(f'name = "page"\n{text}')
-    assert [one.what for one in setup.scenario.fault] == ["power_cut"]
+    assert [fault.what for fault in setup.scenario.fault] == ["power_cut"]
 
 
 @pytest.mark.parametrize("name", ["geo_distributed", "link_cut", "crash_in_the_middle", "late_reader"])
