@@ -395,17 +395,20 @@ def group_calls(calls: Iterable[Call]) -> Iterator[list[Call]]:
     """
     group: list[Call] = []
     has_columns = False  # True once the group holds a column call
+    is_mixed = False  # True once the group holds single deltas of several keys; no column call may join then
     group_key: tuple[object, ...] = ()
     row_count = size = 0
     for call in calls:
         key, call_rows = batch_key(call), call.count
         is_single = isinstance(call, Draft)
         call_bytes = call.size if key[0] is None else call_rows * (8 * key[2] + DELTA_OVERHEAD_BYTES)
-        fits = key == group_key or (is_single and not has_columns and key[3:] == group_key[3:])
+        has_group_key = key == group_key and not is_mixed
+        fits = has_group_key or (is_single and not has_columns and key[3:] == group_key[3:])
         if group and not (fits and row_count + call_rows <= ROWS_MAX and size + call_bytes <= BYTES_MAX):
             yield group
-            group, has_columns, row_count, size = [], False, 0, 0
+            group, has_columns, is_mixed, row_count, size = [], False, False, 0, 0
         has_columns = has_columns or not is_single
+        is_mixed = is_mixed or (bool(group) and key != group_key)
         group_key = key
         group.append(call)
         row_count += call_rows

@@ -40,11 +40,11 @@ def logged_frames(*, large: int = 4, small: int = 2) -> list[LoggedBatch]:
         else:
             writer.append_batch(compressible_batch(6, writer.counter + 1))
         commit(log)
-    return [place.logged for place in log.frames()]
+    return [location.logged for location in log.frames()]
 
 
 def stored_form(logged: LoggedBatch, codec: Compression) -> bytes:
-    """Return the frame as a compressed segment holds it."""
+    """Return the bytes of the frame in a compressed segment."""
     packed = compress_frame(logged.head, logged.batch.body, codec)
     return logged.head + bytes(logged.batch.body) if packed is None else packed
 
@@ -60,35 +60,35 @@ def scan_frames(raw: bytes, base: int = 0) -> list[FrameLocation]:
 COMPRESSED = replace(SMALL, segment_bytes_max=4_500, bytes_max=60_000, retention_bytes=50_000, compress="lz4")
 
 
-def rewrite(log: DurableLog) -> SegmentCompression | None:
+def compress_next_segment(log: DurableLog) -> SegmentCompression | None:
     """Compress the next segment, as the service does; after a disk error the log stays usable."""
-    rewriting = log.take_compression()
-    if rewriting is None:
+    compression = log.take_compression()
+    if compression is None:
         return None
-    done = False
+    finished = False
     try:
-        while not done:
-            done = rewriting.step()
+        while not finished:
+            finished = compression.step()
     except LogCorrupted:
-        done = True
+        finished = True
         raise
     finally:
-        rewriting.close()
-        log.finish_compression(rewriting, retry=not done)
-    return rewriting
+        compression.close()
+        log.finish_compression(compression, retry=not finished)
+    return compression
 
 
 def compressed_log(
     codec: Compress = "lz4", *, batches: int = 9, settings: LogSettings = COMPRESSED
 ) -> tuple[SimDisk, Writer, int]:
-    """Return the disk of a log whose sealed segments are all compressed, and the log's size before that."""
+    """Return the disk and the writer of a log with all sealed segments compressed, and its size before."""
     disk = SimDisk()
     log, _ = open_log(disk, replace(settings, compress=codec))
     writer = Writer(log)
     for _ in range(batches):
         writer.append_batch(compressible_batch(6, writer.counter + 1))
         commit(log)
-    before = log.statistics().bytes
-    while rewrite(log) is not None:
+    uncompressed_bytes = log.statistics().bytes
+    while compress_next_segment(log) is not None:
         pass
-    return disk, writer, before
+    return disk, writer, uncompressed_bytes

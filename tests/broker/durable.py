@@ -35,20 +35,20 @@ EVERYTHING = {"rows_max": 1 << 20, "bytes_max": 1 << 30}
 SEGMENTS = DIRECTORY
 
 
-BEGIN_US = 1_700_000_000_000_000
+START_US = 1_700_000_000_000_000
 
 
 @dataclass
 class Clock:
-    """A clock that advances by a second per read; its wall time is ahead by `off_us`."""
+    """A clock that advances by `step_us` at each read; its wall time is ahead by `off_us`."""
 
-    us: int = BEGIN_US
+    us: int = START_US
     step_us: int = 1_000_000
     off_us: int = 0
 
     def now(self) -> float:
         self.us += self.step_us
-        return (self.us - BEGIN_US) / 1e6
+        return (self.us - START_US) / 1e6
 
     def wall_us(self) -> int:
         return self.us + self.off_us
@@ -131,14 +131,14 @@ def frame(logged: LoggedBatch) -> bytes:
 def contents(log: DurableLog, **bounds: int) -> dict[int, bytes]:
     """Return all visible frames by offset, read in order; check their offsets and their stamps."""
     found: dict[int, bytes] = {}
-    at = log.start_offset
-    while batches := log.read(at, **(bounds or EVERYTHING)):
+    offset = log.start_offset
+    while batches := log.read(offset, **(bounds or EVERYTHING)):
         for logged in batches:
-            assert logged.offset == at, "offsets must have no gap and no duplicate"
+            assert logged.offset == offset, "offsets must have no gap and no duplicate"
             stamp = unpack_stamp(logged.head[16:64], logged.head[:16])
             assert stamp is not None
             assert (stamp.lamport, stamp.source) == (logged.lamport, logged.source)
-            found[at] = frame(logged)
-            at = logged.next_offset
-    assert at == log.high_watermark
+            found[offset] = frame(logged)
+            offset = logged.next_offset
+    assert offset == log.high_watermark
     return found

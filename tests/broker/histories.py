@@ -64,7 +64,7 @@ def uniform_deltas(draw: st.DrawFn, kind: str) -> list[Delta]:
 
 @dataclass
 class Step:
-    """The next append and its origin; `back`: how far its Lamport number is below the next one.
+    """One append: its rows and its origin. `back`: how far its Lamport number is below the next one.
 
     `ids`: the ids of the rows; some may equal earlier ones.
     """
@@ -88,7 +88,7 @@ steps_with_ids = st.builds(replace, steps, ids=st.none() | st.permutations(range
 
 @dataclass
 class Writer:
-    """Appends steps; `batches` are all appended batches, in log order."""
+    """Appends steps, and records the appended batches in log order."""
 
     log: DurableLog
     lamport: int = 0
@@ -100,15 +100,20 @@ class Writer:
         counter = self.counters.get(step.origin, 0)
         batch = self._batch(step, counter + 1)
         lamport = max(self.lamport + 1 - step.back, 1)
-        known = sum(one in self.ids for one in batch.ids or ())
+        known_count = sum(id_ in self.ids for id_ in batch.ids or ())
         self.ids.update(batch.ids or ())
-        mark = KnownIds.NONE if not known else KnownIds.ALL if known == batch.count else KnownIds.SOME
-        self.batches.append(self.log.append(batch, lamport=lamport, source=Source.LOCAL, known_ids=mark))
+        if known_count:
+            flag = KnownIds.ALL if known_count == batch.count else KnownIds.SOME
+        else:
+            flag = KnownIds.NONE
+        self.batches.append(self.log.append(batch, lamport=lamport, source=Source.LOCAL, known_ids=flag))
         self.counters[step.origin] = counter + batch.count
         self.lamport = max(self.lamport, lamport + batch.count - 1)
 
     def _batch(self, step: Step, base: int) -> Batch:
-        clock = [d.Dot(other, seen) for other, seen in sorted(self.counters.items()) if other != step.origin]
+        clock = [
+            d.Dot(other, counter) for other, counter in sorted(self.counters.items()) if other != step.origin
+        ]
         if step.rows is None:
             return encode_noop(
                 origin=step.origin, base=base, count=2, code=ErrorCode.CONFLICT, clock=clock[:1]
@@ -116,7 +121,7 @@ class Writer:
         ids = None if step.ids is None else [bytes([number]) * 16 for number in step.ids]
         rows = step.rows
         if ids is not None:
-            rows = [replace(row, id=one) for row, one in zip(rows, ids, strict=False)]
+            rows = [replace(row, id=id_) for row, id_ in zip(rows, ids, strict=False)]
         return encode_batch(rows, origin=step.origin, base=base, clock=clock[:1])
 
 
@@ -124,29 +129,31 @@ class Writer:
 class Rows:
     """The changes of each vector, in log order."""
 
-    of: dict[Name, list[tuple[tuple[int, int, int], int, Operation, Any]]] = field(default_factory=dict)
+    changes: dict[Name, list[tuple[tuple[int, int, int], int, Operation, Any]]] = field(default_factory=dict)
     ids: dict[int, bytes] = field(default_factory=dict)  # by offset
 
     @classmethod
-    def below(cls, batches: list[LoggedBatch], end: int, begin: int = 0) -> Rows:
+    def below(cls, batches: list[LoggedBatch], end: int, start: int = 0) -> Rows:
         rows = cls()
         for name, change in changes(batches):
-            if begin <= change[1] < end:
-                rows.of.setdefault(name, []).append(change)
+            if start <= change[1] < end:
+                rows.changes.setdefault(name, []).append(change)
         for logged in batches:
-            for row, one in enumerate(logged.batch.ids or ()):
-                rows.ids[logged.offset + row] = one
+            for row, id_ in enumerate(logged.batch.ids or ()):
+                rows.ids[logged.offset + row] = id_
         return rows
 
     def fold(self) -> dict[Name, VectorState]:
         """Return each vector's state, folded in canonical order."""
         found = {}
-        for name, rows in self.of.items():
-            state, met = VectorState(), set()
+        for name, rows in self.changes.items():
+            state, seen_ids = VectorState(), set()
             for key, offset, operation, patch in sorted(rows, key=lambda row: row[0]):
-                one = self.ids.get(offset)
-                state = with_ignored(state, 1, key) if one in met else apply(state, operation, patch, key)
-                met |= set() if one is None else {one}
+                id_ = self.ids.get(offset)
+                is_duplicate = id_ in seen_ids
+                state = with_ignored(state, 1, key) if is_duplicate else apply(state, operation, patch, key)
+                if id_ is not None:
+                    seen_ids.add(id_)
             found[name] = state
         return found
 
@@ -159,6 +166,6 @@ def changes(batches: list[LoggedBatch]) -> Iterator[tuple[Name, Any]]:
             yield name, (logged.key(row), logged.offset + row, batch.operation(row), batch.metadata(row))
 
 
-def seen(state: VectorState) -> tuple[Any, ...]:
+def comparable(state: VectorState) -> tuple[Any, ...]:
     """Return a state in comparable form."""
     return (*state.content, state.ignored, state.key)

@@ -9,8 +9,8 @@ import pytest
 from delta_prop_broker.log.memory import TIME_MARKS_MAX, MemoryLog
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.delta import AckLevel, Source
-from tests.broker.compressed import rewrite
-from tests.broker.durable import BEGIN_US, LOG_ID, SMALL, Clock, Writer, batch_of, commit, open_log
+from tests.broker.compressed import compress_next_segment
+from tests.broker.durable import LOG_ID, SMALL, START_US, Clock, Writer, batch_of, commit, open_log
 
 ROWS = 3
 PAUSE_S = 30.0
@@ -29,13 +29,13 @@ def test_disk_log_row_is_as_old_as_its_batch(tail_bytes_max: int, codec: str) ->
         writer.append(ROWS)
         appended += [clock.us] * ROWS
         commit(log)
-    while rewrite(log) is not None:
+    while compress_next_segment(log) is not None:
         pass
     clock.wait(7.0)
     assert log.age_s(log.high_watermark) == log.age_s(log.high_watermark + 5) == 0.0
-    for offset, at_us in enumerate(appended):
-        assert log.append_time(offset) == at_us
-        assert log.age_s(offset) == pytest.approx((clock.us - at_us) / 1e6)
+    for offset, time_us in enumerate(appended):
+        assert log.append_time(offset) == time_us
+        assert log.age_s(offset) == pytest.approx((clock.us - time_us) / 1e6)
     log.close()
     reopened, _ = open_log(disk, settings, read_only=True)
     assert [reopened.append_time(offset) for offset in range(len(appended))] == appended
@@ -78,11 +78,11 @@ def test_memory_log_row_is_as_old_as_the_next_time_mark() -> None:
         log.mark_time()
     now[0] += 60.0
     assert log.age_s(log.next_offset) == 0.0
-    for offset, at in enumerate(appended):
+    for offset, appended_s in enumerate(appended):
         age_s = log.age_s(offset)
         assert age_s is not None
-        newest = offset > len(appended) - TIME_MARKS_MAX // 4
-        assert 0 <= now[0] - at - age_s <= (0.11 if newest else 120.0)
+        is_recent = offset > len(appended) - TIME_MARKS_MAX // 4
+        assert 0 <= now[0] - appended_s - age_s <= (0.11 if is_recent else 120.0)
     assert len(log._mark_ends) <= TIME_MARKS_MAX
 
 
@@ -104,4 +104,4 @@ def test_peek_leaves_log_time_unchanged() -> None:
     clock.wait(12.0)
     assert log.clock.peek() == before[0] + 12_000_000
     assert (log.clock.time_us, log.clock.seen_us) == before
-    assert log.clock.read() == log.clock.peek() >= BEGIN_US
+    assert log.clock.read() == log.clock.peek() >= START_US

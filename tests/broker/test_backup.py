@@ -1,4 +1,4 @@
-"""A backup of a log that is written to meanwhile is a complete log, or no log."""
+"""The backup of a log, even of one that changes during the copy, is a complete log of its own, or fails."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from delta_prop_broker.log.readonly.inspect import inspect
 from delta_prop_simulations.disk import CHANGING, SimCrash, SimDisk
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import UsageError
-from tests.broker.compressed import COMPRESSED, compressible_batch, rewrite
+from tests.broker.compressed import COMPRESSED, compress_next_segment, compressible_batch
 from tests.broker.durable import Writer, commit, contents, open_log
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ SETTINGS = replace(COMPRESSED, retention_bytes=20_000)
 
 
 def run_backup(
-    source: Disk, target: Disk, *, drawn: bytes = b"\x06\0", pauses: list[float] | None = None
+    source: Disk, target: Disk, *, random_bytes: bytes = b"\x06\0", pauses: list[float] | None = None
 ) -> BackupReport:
     return copy_log(
         source,
@@ -37,7 +37,7 @@ def run_backup(
         DIRECTORY,
         files=("cursors",),
         directories=("groups", "set-aside"),
-        draw=lambda size: drawn[:size],
+        draw=lambda size: random_bytes[:size],
         pause=(pauses if pauses is not None else []).append,
     )
 
@@ -63,7 +63,7 @@ class HookedDisk:
 
 
 class Service:
-    """A log that a test appends to, rolls, shortens and compresses."""
+    """A log that changes while it is copied; each method is one kind of change."""
 
     def __init__(self, batches: int = 12) -> None:
         self.disk = SimDisk()
@@ -85,12 +85,12 @@ class Service:
         """Drop rows that a snapshot covers."""
         self.write()
         self.log.retain()
-        self.disk.put(f"{DIRECTORY}/{self.log.start_offset:020}.snapshot", b"all before it")
+        self.disk.put(f"{DIRECTORY}/{self.log.start_offset:020}.snapshot", b"snapshot of the removed rows")
         commit(self.log)
 
     def compress(self) -> None:
         self.write()
-        rewrite(self.log)
+        compress_next_segment(self.log)
 
     def reopen(self) -> None:
         self.log.close()
@@ -111,7 +111,7 @@ def check_copy(target: SimDisk, service: Service, copy_report: BackupReport, *, 
     log, report = open_log(target, SETTINGS)
     assert report.clean
     found = contents(log)
-    assert found == {at: raw for at, raw in service.writer.appended.items() if at in found}
+    assert found == {offset: raw for offset, raw in service.writer.appended.items() if offset in found}
     assert (log.start_offset, log.next_offset) == (copy_report.start_offset, copy_report.next_offset)
     assert log.next_offset >= synced
     assert (log.log_id, log.epoch) == (service.log.log_id, copy_report.epoch)
@@ -119,7 +119,7 @@ def check_copy(target: SimDisk, service: Service, copy_report: BackupReport, *, 
     assert log.epoch_end(service.log.epoch) == copy_report.next_offset, (
         "a source's cursor beyond the copy must be ahead of it"
     )
-    assert not [one for one in inspect(target) if isinstance(one, LogCorrupted)]
+    assert not [found for found in inspect(target) if isinstance(found, LogCorrupted)]
     Writer(log, counter=log.next_offset).append(2)
     commit(log)
     return log
@@ -127,11 +127,11 @@ def check_copy(target: SimDisk, service: Service, copy_report: BackupReport, *, 
 
 def test_idle_log_is_copied_unchanged() -> None:
     service, target = Service(), SimDisk()
-    service.disk.put("cursors", b"how far sinks are")
-    service.disk.put("groups/a.cursor", b"how far a is")
+    service.disk.put("cursors", b"cursors of sinks")
+    service.disk.put("groups/a.cursor", b"cursor of a")
     service.disk.put("groups/a.cursor.lock", b"7")
-    service.disk.put("set-aside/s.journal", b"what waits")
-    service.disk.put(f"{DIRECTORY}/{7:020}.state", b"something of offset 7")
+    service.disk.put("set-aside/s.journal", b"quarantined deltas")
+    service.disk.put(f"{DIRECTORY}/{7:020}.state", b"state at offset 7")
     report = run_backup(service.disk, target)
     assert (report.start_offset, report.next_offset, report.epoch, report.retries) == (0, 72, 1 + 7, 0)
     assert (report.segments, report.files) == (6, 4)
@@ -148,18 +148,20 @@ def test_change_at_any_call_leaves_a_complete_copy(change: str, full: bool) -> N
     run_backup(HookedDisk(Service().disk, lambda: next(call_counter)), SimDisk())  # type: ignore[arg-type]
     calls, retries = next(call_counter), 0
     for number in range(0, calls, 1 if full else 2):
-        service, at = Service(), count()
+        service, call_counter = Service(), count()
         synced = service.log.synced
 
-        def hook(service: Service = service, at: count[int] = at, number: int = number) -> None:
-            if next(at) == number:
+        def hook(
+            service: Service = service, call_counter: count[int] = call_counter, number: int = number
+        ) -> None:
+            if next(call_counter) == number:
                 for _ in range(4):
                     getattr(service, change)()
 
         target = SimDisk()
         report = run_backup(HookedDisk(service.disk, hook), target)  # type: ignore[arg-type]
         retries += report.retries
-        assert next(at) > number
+        assert next(call_counter) > number
         check_copy(target, service, report, synced=synced)
         if change == "compact" and report.start_offset:
             assert f"{DIRECTORY}/{report.start_offset:020}.snapshot" in target.paths()
@@ -180,11 +182,13 @@ def test_segment_deleted_during_copy_is_reported_as_corruption(segments: int, fu
     calls, batches = 1, 1 if segments == 1 else 12
     number = failures = 0
     while number < calls:
-        service, at, pauses = Service(batches), count(), list[float]()
+        service, call_counter, pauses = Service(batches), count(), list[float]()
         assert len(service.log._segments.all) == segments
 
-        def hook(service: Service = service, at: count[int] = at, number: int = number) -> None:
-            if next(at) == number:
+        def hook(
+            service: Service = service, call_counter: count[int] = call_counter, number: int = number
+        ) -> None:
+            if next(call_counter) == number:
                 service.disk.remove(service.log._segments.all[0].path)
 
         error_found: LogCorrupted | None = None
@@ -196,7 +200,7 @@ def test_segment_deleted_during_copy_is_reported_as_corruption(segments: int, fu
             assert (error_found.path, error_found.offset) == (service.log._segments.all[0].path, 0)
             assert "the file is missing" in error_found.reason
         assert len(pauses) <= 1, "the copy may be retried once: the segment was listed before"
-        calls = next(at)
+        calls = next(call_counter)
         number += 1 if full else 2
     assert failures > 3
 
@@ -219,8 +223,11 @@ def test_copy_of_a_copy_starts_its_own_epoch() -> None:
     service = Service()
     first, second, third = SimDisk(), SimDisk(), SimDisk()
     run_backup(service.disk, first)
-    reports = [run_backup(first, second, drawn=b"\0\0"), run_backup(first, third, drawn=b"\xff\xff")]
-    assert [one.epoch for one in reports] == [8 + 1, 8 + 65_536]
+    reports = [
+        run_backup(first, second, random_bytes=b"\0\0"),
+        run_backup(first, third, random_bytes=b"\xff\xff"),
+    ]
+    assert [report.epoch for report in reports] == [8 + 1, 8 + 65_536]
     log, _ = open_log(second, SETTINGS)
     assert contents(log) == service.writer.appended
     assert [log.epoch_end(epoch) for epoch in (1, 8, 9)] == [72, 72, None]
@@ -253,6 +260,6 @@ def test_crash_during_copy_leaves_no_log_or_a_complete_one() -> None:
             continue
         with pytest.raises((LogCorrupted, UsageError)):
             open_log(found, SETTINGS, read_only=True)
-    print(f"{len(calls)} calls of a copy")
+    print(f"{len(calls)} disk calls of a copy")
     for seed in range(10):
         check_copy(complete.crash(seed), service, report, synced=36)

@@ -1,4 +1,4 @@
-"""Checkpoints beside the log shorten an opening; an invalid checkpoint is never used."""
+"""Checkpoints shorten the opening of a log; an invalid checkpoint is never used."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def write_checkpoint(log: DurableLog, position: Position | None = None, **sectio
     """Write a checkpoint of the log's end, or of `position`, with a file of its own; return its offset."""
     position = position or log.position()
     part = log.checkpoints.write_file(file_name(position.offset, "p"), [b"part of ", b"%d" % position.offset])
-    previous_file = [one for known in log.checkpoints.stored[:1] for one in known.files.values()][-1:]
+    named_files = [file for known in log.checkpoints.stored[:1] for file in known.files.values()]
     log.checkpoints.write(
-        position, log.synced, sections or {"told": b"%d" % position.offset}, [*previous_file, part]
+        position, log.synced, sections or {"state": b"%d" % position.offset}, [*named_files[-1:], part]
     )  # fmt: skip
     return position.offset
 
@@ -52,7 +52,7 @@ def checkpoints(disk: SimDisk, suffix: str = ".checkpoint") -> list[str]:
 
 
 def checkpoint_offsets(log: DurableLog) -> list[int]:
-    return [one.offset for one in log.checkpoints.stored]
+    return [checkpoint.offset for checkpoint in log.checkpoints.stored]
 
 
 def test_checkpoint_is_read_back_with_its_sections_and_files() -> None:
@@ -104,18 +104,18 @@ def test_truncated_index_equals_index_of_the_frames_before() -> None:
     assert position.index is not None
     append_batches(writer, 70)
     expected = SparseIndex(0)
-    for place in log.frames():
-        if place.logged.offset < position.offset:
-            index_frame(expected, place)
+    for location in log.frames():
+        if location.logged.offset < position.offset:
+            index_frame(expected, location)
     copy = position.index.copy_until(position.offset, position.size, position.crc, position.latest_time)
     assert (copy.end, copy.size, copy.last_crc) == (expected.end, expected.size, expected.last_crc)
     assert copy.last_entry() == expected.last_entry()
     assert copy.find_run(16, 100) == expected.find_run(16, 100)
-    for place in log.frames(position.offset):
-        index_frame(copy, place)
-        index_frame(expected, place)
+    for location in log.frames(position.offset):
+        index_frame(copy, location)
+        index_frame(expected, location)
     assert copy.pack()[:88] == expected.pack()[:88]
-    assert copy.find_run(16, 180) == (position.offset, 179), "a run begins where the copy ends"
+    assert copy.find_run(16, 180) == (position.offset, 179), "a run starts where the truncated index ends"
     assert expected.find_run(16, 180) == (0, 179)
 
 
@@ -129,7 +129,7 @@ def test_two_checkpoints_are_retained_with_their_files() -> None:
     assert checkpoint_offsets(log) == [written[3], written[2]]
     assert len(checkpoints(disk)) == 2
     assert len(checkpoints(disk, ".part")) == 3  # each checkpoint also names the previous file
-    disk.put(f"{SEGMENTS}/{file_name(7, 'x')}", b"of a checkpoint that never came to be")
+    disk.put(f"{SEGMENTS}/{file_name(7, 'x')}", b"of a checkpoint that was never completed")
     log.close()
     log, _ = open_log(disk)
     assert checkpoint_offsets(log) == [written[3], written[2]]
@@ -144,7 +144,7 @@ def test_flipped_bit_in_a_checkpoint_is_detected() -> None:
     newer = write_checkpoint(log)
     log.close()
     path = checkpoints(disk)[-1]
-    noticed = 0
+    detected = 0
     for at in range(0, len(disk.peek(path)), 3):
         flipped = disk.kill()
         flipped.flip(path, at, at % 8)
@@ -152,21 +152,21 @@ def test_flipped_bit_in_a_checkpoint_is_detected() -> None:
         if newer not in checkpoint_offsets(log):
             assert report.checkpoint == older
             assert any("not used" in note for note in report.notes)
-            noticed += 1
+            detected += 1
             continue
         checkpoint = log.checkpoints.stored[0]
         readable = 0
-        for read in (lambda one=checkpoint: one.section("told"), checkpoint.index):
+        for read in (lambda checkpoint=checkpoint: checkpoint.section("state"), checkpoint.index):
             with suppress(CheckpointCorrupted):
                 read()
                 readable += 1
         assert readable == 1
-        noticed += 1
-    assert noticed == len(range(0, len(disk.peek(path)), 3))
+        detected += 1
+    assert detected == len(range(0, len(disk.peek(path)), 3))
 
 
 def test_corrupted_or_missing_checkpoint_file_is_reported_on_read() -> None:
-    for corruption in ("flip", "remove", "cut"):
+    for corruption in ("flip", "remove", "truncate"):
         disk = SimDisk()
         log, _ = make_log(disk)
         write_checkpoint(log)
@@ -283,7 +283,7 @@ def check_reopened(disk: SimDisk, written: list[int]) -> RecoveryReport:
         assert checkpoint_offsets(log)[0] >= written[-1]
     for checkpoint in log.checkpoints.stored:
         assert checkpoint.offset <= log.next_offset
-        assert checkpoint.section("told") == b"%d" % checkpoint.offset
+        assert checkpoint.section("state") == b"%d" % checkpoint.offset
         for name in checkpoint.files:
             assert checkpoint.read_file(name).startswith(b"part of ")
     assert not [path for path in disk.paths() if path.endswith(".new")]

@@ -20,24 +20,26 @@ from delta_prop_wire.delta import Delta, KnownIds, Source, create, scale
 from delta_prop_wire.encode import encode_batch, encode_vectors
 from delta_prop_wire.state_rows import state_of
 from tests.broker.durable import LOG_ID, SMALL, commit, open_log
-from tests.broker.histories import Name, Rows, Step, Writer, seen, steps, steps_with_ids
+from tests.broker.histories import Name, Rows, Step, Writer, comparable, steps, steps_with_ids
 from tests.wire.duplicate_keys import DEEP, FLAT, NULLED, with_metadata
 
 TINY = replace(SMALL, segment_bytes_max=900, bytes_max=1 << 22, retention_bytes=1 << 22)
 
 
-def sealed_segments(log: DurableLog, begin: int = 0) -> list[SegmentRange]:
-    """Return the sealed segments from `begin` on."""
+def sealed_segments(log: DurableLog, start: int = 0) -> list[SegmentRange]:
+    """Return the sealed segments from offset `start` on."""
     return [
-        SegmentRange(one.path, one.base, one.end) for one in list(log._segments.all)[:-1] if one.base >= begin
+        SegmentRange(segment.path, segment.base, segment.end)
+        for segment in list(log._segments.all)[:-1]
+        if segment.base >= start
     ]
 
 
 def compact_segments(
-    disk: Disk, parts: list[SegmentRange], previous: int | None = None, *, run_bytes_max: int = 1 << 20
+    disk: Disk, segments: list[SegmentRange], previous: int | None = None, *, run_bytes_max: int = 1 << 20
 ) -> Snapshot:
     compaction = Compaction(
-        disk, DIRECTORY, log_id=LOG_ID, segments=parts, previous=previous, run_bytes_max=run_bytes_max
+        disk, DIRECTORY, log_id=LOG_ID, segments=segments, previous=previous, run_bytes_max=run_bytes_max
     )
     assert run_to_end(compaction)
     return open_snapshot(disk, DIRECTORY, compaction.offset)
@@ -57,13 +59,13 @@ def states(snapshot: Snapshot) -> dict[Name, tuple[VectorState, int]]:
 def check_rows(writer: Writer, snapshot: Snapshot, history: Rows) -> None:
     """Check that the snapshot equals the fold of the history, with the offset of each vector's last delta."""
     snapshot.verify()
-    found, wanted = states(snapshot), history.fold()
-    assert {name: seen(state) for name, (state, _) in found.items()} == {
-        name: seen(state) for name, state in wanted.items()
+    found, expected = states(snapshot), history.fold()
+    assert {name: comparable(state) for name, (state, _) in found.items()} == {
+        name: comparable(state) for name, state in expected.items()
     }
     assert list(found) == sorted(found, key=lambda name: sort_key(*name))
     for name, (state, offset) in found.items():
-        assert (state.key, offset) in [(key, at) for key, at, _, _ in history.of[name]]
+        assert (state.key, offset) in [(key, at) for key, at, _, _ in history.changes[name]]
         assert snapshot.find(*name) is not None
     counters = {
         batch.batch.origin: batch.batch.last for batch in writer.batches if batch.offset < snapshot.offset
@@ -87,9 +89,9 @@ def write_history(disk: Disk, history: list[Step]) -> tuple[DurableLog, Writer]:
 def test_snapshot_equals_the_fold_of_all_rows_before_it(history: list[Step], run_bytes_max: int) -> None:
     disk = SimDisk()
     log, writer = write_history(disk, history)
-    parts = sealed_segments(log)
-    if parts:
-        snapshot = compact_segments(disk, parts, run_bytes_max=run_bytes_max)
+    segments = sealed_segments(log)
+    if segments:
+        snapshot = compact_segments(disk, segments, run_bytes_max=run_bytes_max)
         check_rows(writer, snapshot, Rows.below(writer.batches, snapshot.offset))
         clocks: dict[int, dict[int, int]] = {}
         for logged in writer.batches:
@@ -104,43 +106,41 @@ def test_snapshot_equals_the_fold_of_all_rows_before_it(history: list[Step], run
 def test_chained_snapshots_equal_the_fold_of_all_rows(history: list[Step], data: st.DataObject) -> None:
     disk = SimDisk()
     log, writer = write_history(disk, [replace(step, back=0) for step in history])
-    left = sealed_segments(log)
+    remaining = sealed_segments(log)
     previous: int | None = None
     expected: dict[Name, VectorState] = {}
-    while left:
-        count = data.draw(st.integers(1, len(left)))
-        begin, taken = left[0].base, left[:count]
+    while remaining:
+        count = data.draw(st.integers(1, len(remaining)))
+        start, taken = remaining[0].base, remaining[:count]
         bound = data.draw(st.sampled_from([300, 1 << 20]))
         snapshot = compact_segments(disk, taken, previous, run_bytes_max=bound)
-        tail = Rows.below(writer.batches, snapshot.offset, begin)
+        tail = Rows.below(writer.batches, snapshot.offset, start)
         # A deleted vector is not in the snapshot unless a later delta changed it.
-        expected = {name: state for name, state in expected.items() if state.alive or name in tail.of}
-        for name, rows in tail.of.items():
+        expected = {name: state for name, state in expected.items() if state.alive or name in tail.changes}
+        for name, rows in tail.changes.items():
             for key, _, operation, patch in rows:
                 expected[name] = apply(expected.get(name, VectorState()), operation, patch, key)
         found = states(snapshot)
-        assert {name: seen(state) for name, (state, _) in found.items()} == {
-            name: seen(state) for name, state in expected.items()
+        assert {name: comparable(state) for name, (state, _) in found.items()} == {
+            name: comparable(state) for name, state in expected.items()
         }
         full_fold = Rows.below(writer.batches, snapshot.offset).fold()
         alive = {name: state.content for name, state in full_fold.items() if state.alive}
         assert {name: state.content for name, (state, _) in found.items() if state.alive} == alive
         snapshot.verify()
-        previous, left = snapshot.offset, left[count:]
+        previous, remaining = snapshot.offset, remaining[count:]
     assert len([name for name in disk.paths() if name.endswith(".snapshot")]) <= 1
 
 
 def test_out_of_order_delta_is_ignored_and_counted() -> None:
     disk = SimDisk()
     log, _ = open_log(disk, TINY)
-    one = {"namespace": "n", "dimension": 1}
-    del one["dimension"]
     for base, (lamport, value, origin) in enumerate([(5, 1.0, 1), (9, 2.0, 1), (7, 3.0, 2)], start=1):
         batch = encode_vectors(
             ["v"], np.full((1, 1), value, np.float32), namespace="n", origin=origin, base=base
         )
         log.append(batch, lamport=lamport, source=Source.REPLICA)
-        log._segments.last.size = 1 << 20  # the next batch begins a segment
+        log._segments.last.size = 1 << 20  # the next batch starts a segment
     log.append(batch, lamport=10, source=Source.LOCAL)
     commit(log)
     first, second, third = sealed_segments(log)
@@ -183,17 +183,17 @@ def test_duplicate_id_of_the_previous_snapshot_is_ignored_if_flagged(
 def test_duplicate_metadata_key_folds_to_its_last_value(packed: bytes) -> None:
     disk = SimDisk()
     log, _ = open_log(disk, TINY)
-    wanted: dict[str, VectorState] = {}
+    expected: dict[str, VectorState] = {}
     for base in range(1, 40):
         delta = Delta(f"v{base % 3}", create([float(base)]) if base % 2 else scale(2.0), "n")
         batch = with_metadata({0: packed}, deltas=[delta], base=base)
         log.append(batch, lamport=base, source=Source.REPLICA)
         commit(log)
-        before = wanted.get(delta.vector_id, VectorState())
-        wanted[delta.vector_id] = apply(before, batch.operation(0), batch.metadata(0), (base, 1, base))
+        before = expected.get(delta.vector_id, VectorState())
+        expected[delta.vector_id] = apply(before, batch.operation(0), batch.metadata(0), (base, 1, base))
         if log._segments.all[-1].base == base - 1:
-            held = dict(wanted)
-            held[delta.vector_id] = before  # the batch is the first of a segment that is not compacted
+            compacted = dict(expected)
+            compacted[delta.vector_id] = before  # the batch is the first of a segment that is not compacted
     snapshot = compact_segments(disk, sealed_segments(log))
-    found = {key: seen(state) for (_, key), (state, _) in states(snapshot).items()}
-    assert found == {key: seen(state) for key, state in held.items()}
+    found = {key: comparable(state) for (_, key), (state, _) in states(snapshot).items()}
+    assert found == {key: comparable(state) for key, state in compacted.items()}

@@ -64,16 +64,16 @@ class Service:
     def compact(self) -> None:
         compaction = self.log.take_compaction()
         if compaction is not None:
-            done = False
+            completed = False
             try:
-                done = run_to_end(compaction)
+                completed = run_to_end(compaction)
             finally:
-                self.log.finish_compaction(compaction, made=done)
-            self.compactions += done
+                self.log.finish_compaction(compaction, made=completed)
+            self.compactions += completed
         self.removed += self.log.retain()
         self.commit()
 
-    def live(self) -> None:
+    def run(self) -> None:
         self.open()
         for _ in range(4):
             self.append(20)
@@ -86,32 +86,32 @@ def check(disk: SimDisk, acked: int) -> None:
     log, _ = open_log(disk, COMPACT)
     assert log.next_offset >= acked
     states: dict[str, VectorState] = {}
-    begin = 0
+    offset = 0
     snapshot = log.snapshot()
     assert snapshot is not None or log.start_offset == 0
     if snapshot is not None:
         snapshot.verify()
-        begin = snapshot.offset
-        assert log.start_offset <= begin <= log.next_offset
+        offset = snapshot.offset
+        assert log.start_offset <= offset <= log.next_offset
         for logged in snapshot.frames():
             for row, key in enumerate(logged.batch.keys):
                 states[key] = state_of(logged.batch, row)
         snapshot.close()
-    while batches := log.read(begin, **EVERYTHING):
+    while batches := log.read(offset, **EVERYTHING):
         for logged in batches:
             for row, key in enumerate(logged.batch.keys):
                 operation, metadata = logged.batch.operation(row), logged.batch.metadata(row)
                 states[key] = apply(states.get(key, VectorState()), operation, metadata, logged.key(row))
-        begin = batches[-1].next_offset
-    wanted: dict[str, VectorState] = {}
+        offset = batches[-1].next_offset
+    expected: dict[str, VectorState] = {}
     for at in range(log.next_offset):
         delta = delta_at(at)
         key = delta.vector_id
-        wanted[key] = apply(
-            wanted.get(key, VectorState()), delta.operation, delta.metadata, (at + 1, 1, at + 1)
+        expected[key] = apply(
+            expected.get(key, VectorState()), delta.operation, delta.metadata, (at + 1, 1, at + 1)
         )
     assert {key: (*state.content, state.key) for key, state in states.items()} == {
-        key: (*state.content, state.key) for key, state in wanted.items()
+        key: (*state.content, state.key) for key, state in expected.items()
     }
     names = disk.list(DIRECTORY)
     assert len(snapshot_offsets(names)) <= 1
@@ -121,7 +121,7 @@ def check(disk: SimDisk, acked: int) -> None:
 
 def test_segments_covered_by_a_snapshot_are_removed() -> None:
     service = Service(SimDisk())
-    service.live()
+    service.run()
     assert service.compactions >= 2
     assert service.removed >= 8
     check(service.disk.crash(), service.acked)
@@ -134,10 +134,10 @@ def test_no_segment_is_removed_without_a_snapshot() -> None:
     assert service.log.statistics().bytes > COMPACT.retention_bytes
     service.clock.wait(COMPACT.retention_s)
     assert service.log.retain() == 0
-    with pytest.raises(Refused, match="a snapshot is being made of the oldest rows") as full:
+    with pytest.raises(Refused, match="a snapshot is being made of the oldest rows") as caught:
         service.append(1_000)
-    assert full.value.code is ErrorCode.LOG_FULL
-    assert full.value.retryable
+    assert caught.value.code is ErrorCode.LOG_FULL
+    assert caught.value.retryable
     service.compact()
     assert service.removed > 0
     service.append(2)
@@ -201,7 +201,7 @@ def test_aborted_compaction_leaves_no_files(previous: str) -> None:
 
 def test_crash_at_any_call_preserves_acknowledged_rows(full: bool) -> None:
     fault_free = Service(SimDisk())
-    fault_free.live()
+    fault_free.run()
     calls = fault_free.disk.calls
     found = {"snapshot": 0, "none": 0, "temporary": 0}
     for number in range(1, calls + 1, 1 if full else 17):
@@ -210,7 +210,7 @@ def test_crash_at_any_call_preserves_acknowledged_rows(full: bool) -> None:
             disk.crash_at(number)
             service = Service(disk)
             with pytest.raises(SimCrash):
-                service.live()
+                service.run()
             disk.heal()
             after = disk.crash(seed)
             names = after.list(DIRECTORY)
@@ -228,7 +228,7 @@ def test_disk_error_during_compaction_preserves_the_log(full: bool) -> None:
     fault_free.append(60)
     first = fault_free.disk.calls
     fault_free.compact()
-    struck = 0
+    failures = 0
     for number in range(first + 1, fault_free.disk.calls, 1 if full else 7):
         service = Service(SimDisk())
         service.open()
@@ -237,15 +237,15 @@ def test_disk_error_during_compaction_preserves_the_log(full: bool) -> None:
         try:
             service.compact()
         except OSError:
-            struck += 1
+            failures += 1
         service.disk.heal()
         check(service.disk.kill(), service.acked)
-    assert struck > 3
+    assert failures > 3
 
 
 def test_corrupted_snapshot_is_reported_and_stops_removal() -> None:
     service = Service(SimDisk())
-    service.live()
+    service.run()
     (offset,) = snapshot_offsets(service.disk.list(DIRECTORY))
     service.disk.flip(snapshot_path(DIRECTORY, offset), 20, 1)
     log, _ = open_log(service.disk, COMPACT, clock=service.clock)

@@ -26,18 +26,18 @@ FLOATS = 256
 
 
 def make_large_log(path: Path) -> DurableLog:
-    """Make a log of about 24 MiB: full vectors, some overwritten or changed later."""
+    """Make a log of about 24 MiB: full vectors, some of which are overwritten or changed later."""
     settings = LogSettings(segment_bytes_max=2 * MIB, reserve_bytes=0, free_bytes_min=0, compact=False)
     log, _ = DurableLog.open(LocalDisk(path), settings=settings, draw=lambda n: LOG_ID[:n], clock=Clock())
     ids = [f"vector-{number:06}" for number in range(KEYS)]
     matrix = np.ones((200, FLOATS), np.float32)
     base = 1
-    for at in range(0, 2 * KEYS, 200):
-        keys = [ids[(at + 7 * row) % KEYS] for row in range(200)]
-        batch = encode_vectors(keys, matrix * at, namespace="n", origin=1, base=base)
+    for first in range(0, 2 * KEYS, 200):
+        keys = [ids[(first + 7 * row) % KEYS] for row in range(200)]
+        batch = encode_vectors(keys, matrix * first, namespace="n", origin=1, base=base)
         log.append(batch, lamport=base, source=Source.LOCAL)
         base += 200
-        if at % 1_000 == 0:
+        if first % 1_000 == 0:
             changes = [Delta(key, sparse_add([3], [1.0]), "n") for key in keys[:50]]
             log.append(encode_batch(changes, origin=1, base=base), lamport=base, source=Source.LOCAL)
             base += 50
@@ -48,11 +48,13 @@ def make_large_log(path: Path) -> DurableLog:
 
 def test_compaction_memory_is_bounded(tmp_path: Path) -> None:
     log = make_large_log(tmp_path)
-    parts = [SegmentRange(one.path, one.base, one.end) for one in list(log._segments.all)[:-1]]
-    size = sum(one.size for one in log._segments.all)
+    segments = [
+        SegmentRange(segment.path, segment.base, segment.end) for segment in list(log._segments.all)[:-1]
+    ]
+    size = sum(segment.size for segment in log._segments.all)
     disk = LocalDisk(tmp_path)
     compaction = Compaction(
-        disk, DIRECTORY, log_id=LOG_ID, segments=parts, previous=None, run_bytes_max=2 * MIB
+        disk, DIRECTORY, log_id=LOG_ID, segments=segments, previous=None, run_bytes_max=2 * MIB
     )
     tracemalloc.start()
     assert run_to_end(compaction)

@@ -25,13 +25,13 @@ EACH_CODEC = pytest.mark.parametrize("codec", Compression, ids=lambda codec: cod
 @EACH_CODEC
 def test_file_of_mixed_frames_reads_as_uncompressed_frames(codec: Compression) -> None:
     frames = logged_frames()
-    files = [stored_form(logged, codec) for logged in frames]
-    assert [len(raw) % 8 for raw in files] == [0] * 6
-    assert [bool(raw[3] & Flag.COMPRESSED) for raw in files] == [True, True, False] * 2
-    found = scan_frames(b"".join(files))
-    assert [frame(place.logged) for place in found] == [frame(logged) for logged in frames]
-    assert [place.size for place in found] == [len(raw) for raw in files]
-    assert [place.codec for place in found] == [codec, codec, 0] * 2
+    stored_frames = [stored_form(logged, codec) for logged in frames]
+    assert [len(raw) % 8 for raw in stored_frames] == [0] * 6
+    assert [bool(raw[3] & Flag.COMPRESSED) for raw in stored_frames] == [True, True, False] * 2
+    found = scan_frames(b"".join(stored_frames))
+    assert [frame(location.logged) for location in found] == [frame(logged) for logged in frames]
+    assert [location.size for location in found] == [len(raw) for raw in stored_frames]
+    assert [location.codec for location in found] == [codec, codec, 0] * 2
 
 
 @EACH_CODEC
@@ -49,28 +49,28 @@ def test_bytes_before_the_seal_are_the_compressed_wire_frame(codec: Compression)
 @EACH_CODEC
 def test_flipped_bit_in_a_compressed_frame_is_found_in_that_frame(codec: Compression) -> None:
     frames = logged_frames(large=3, small=0)
-    files = [stored_form(logged, codec) for logged in frames]
-    begin, end = len(files[0]), len(files[0]) + len(files[1])
-    raw = bytearray(b"".join(files))
+    stored_frames = [stored_form(logged, codec) for logged in frames]
+    start, end = len(stored_frames[0]), len(stored_frames[0]) + len(stored_frames[1])
+    raw = bytearray(b"".join(stored_frames))
     reasons: Counter[str] = Counter()
-    for at in range(begin, end):
+    for position in range(start, end):
         for bit in range(8):
-            raw[at] ^= 1 << bit
+            raw[position] ^= 1 << bit
             disk = SimDisk()
             disk.put("file", bytes(raw))
             file = disk.open("file", read_only=True)
             intact = []
             with pytest.raises(BadFrame) as caught:
                 intact.extend(FrameScanner(file, position=0, offset=0, end=len(raw), previous_crc=None))
-            assert [frame(place.logged) for place in intact] == [frame(frames[0])]
-            assert (caught.value.position, caught.value.offset) == (begin, frames[1].offset)
-            following = next(heads_after(file, begin + caught.value.skip, len(raw)))
+            assert [frame(location.logged) for location in intact] == [frame(frames[0])]
+            assert (caught.value.position, caught.value.offset) == (start, frames[1].offset)
+            following = next(heads_after(file, start + caught.value.skip, len(raw)))
             assert (following[0], following[1].offset) == (end, frames[2].offset), (
                 "the scan finds the next frame"
             )
-            reasons["by the seal" if "compressed frame's" in caught.value.reason else "before it"] += 1
-            raw[at] ^= 1 << bit
-    print(f"{8 * (end - begin)} flipped bits: {dict(reasons)}")
+            reasons["seal" if "compressed frame's" in caught.value.reason else "head"] += 1
+            raw[position] ^= 1 << bit
+    print(f"{8 * (end - start)} flipped bits, found by: {dict(reasons)}")
     assert min(reasons.values()) > 500
 
 

@@ -1,4 +1,4 @@
-"""The contract of a disk: LocalDisk and SimDisk answer the same calls with the same results and errors."""
+"""The contract of a disk: LocalDisk and SimDisk give the same results and errors for the same calls."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ class DiskComparison(RuleBasedStateMachine):
 
     def on_both(self, call: Callable[[Disk], object]) -> list[object]:
         """Call both disks; return their results."""
-        return [answer(call, disk) for disk in self.disks]
+        return [result_of(call, disk) for disk in self.disks]
 
     def check_same(self, call: Callable[[Disk], object]) -> None:
         """Check that both disks give the same result."""
@@ -247,7 +247,7 @@ class DiskComparison(RuleBasedStateMachine):
     def on_file(self, pair: tuple[File, File] | None, call: Callable[[File], object]) -> None:
         """Check that both handles of a file give the same result."""
         if pair is not None:
-            assert answer(call, pair[0]) == answer(call, pair[1])
+            assert result_of(call, pair[0]) == result_of(call, pair[1])
 
     @rule(pair=files, at=POSITIONS, size=POSITIONS)
     def read(self, pair: tuple[File, File] | None, at: int, size: int) -> None:
@@ -263,7 +263,7 @@ class DiskComparison(RuleBasedStateMachine):
 
     @rule(pair=files, close=st.booleans())
     def sync(self, pair: tuple[File, File] | None, close: bool) -> None:
-        """Sync or close a file; a sync has no visible effect without a crash."""
+        """Sync or close a file; without a crash, a sync has no visible effect."""
         self.on_file(pair, lambda file: file.close() if close else file.sync())
 
     @rule(old=PATHS, new=PATHS)
@@ -287,15 +287,15 @@ class DiskComparison(RuleBasedStateMachine):
 
     @invariant()
     def same_names(self) -> None:
-        """Check that both disks have the same names."""
+        """Check that both disks list the same names in every directory."""
         for path in ("", "d", "d/e"):
             self.check_same(lambda disk, path=path: disk.list(path))  # type: ignore[misc]
 
 
-def answer(call: Callable[[Disk], object] | Callable[[File], object], on: object) -> object:
+def result_of(call: Callable[[Disk], object] | Callable[[File], object], target: object) -> object:
     """Return a call's result, or its error as text."""
     try:
-        return call(on)  # type: ignore[arg-type]
+        return call(target)  # type: ignore[arg-type]
     except OSError as error:
         return f"{type(error).__name__} {error.errno}"
     except ValueError as error:
@@ -303,5 +303,5 @@ def answer(call: Callable[[Disk], object] | Callable[[File], object], on: object
 
 
 def test_random_calls_give_the_same_results(full: bool) -> None:
-    amount = settings(max_examples=1000 if full else 40, stateful_step_count=30)
-    run_state_machine_as_test(DiskComparison, settings=amount)
+    limits = settings(max_examples=1000 if full else 40, stateful_step_count=30)
+    run_state_machine_as_test(DiskComparison, settings=limits)

@@ -1,4 +1,4 @@
-"""LocalDisk: it stays within its root, keeps files private to their owner, and changes nothing on reads."""
+"""LocalDisk stays within its root, keeps files private to their owner, and changes nothing on reads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ sys.stdin.read()
 
 
 def test_files_and_directories_are_private_to_their_owner(tmp_path: Path) -> None:
-    root = tmp_path / "above" / "data"
+    root = tmp_path / "parent" / "data"
     disk = LocalDisk(root)
     assert not root.exists()
     disk.make_directory("d/e")
@@ -113,12 +113,12 @@ def test_reading_changes_nothing_on_disk(tmp_path: Path) -> None:
     file.close()
     with pytest.raises(FileNotFoundError):
         disk.open("d/none", read_only=True)
-    for path, was in before:
-        now = path.stat()
-        assert (now.st_mtime_ns, now.st_ctime_ns, now.st_mode) == (
-            was.st_mtime_ns,
-            was.st_ctime_ns,
-            was.st_mode,
+    for path, old in before:
+        new = path.stat()
+        assert (new.st_mtime_ns, new.st_ctime_ns, new.st_mode) == (
+            old.st_mtime_ns,
+            old.st_ctime_ns,
+            old.st_mode,
         )
     (tmp_path / "d").chmod(0o700)
 
@@ -143,11 +143,11 @@ def test_lock_with_a_replaced_file_is_taken_on_the_new_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = LocalDisk(tmp_path)
-    take = fcntl.flock
+    real_flock = fcntl.flock
 
     def flock(descriptor: int, operation: int) -> None:
-        monkeypatch.setattr(fcntl, "flock", take)
-        take(descriptor, operation)
+        monkeypatch.setattr(fcntl, "flock", real_flock)
+        real_flock(descriptor, operation)
         (tmp_path / "lock").unlink()
 
     monkeypatch.setattr(fcntl, "flock", flock)
@@ -163,8 +163,8 @@ def test_short_write_is_returned_and_short_read_is_continued(
     file = LocalDisk(tmp_path).open("f", create=True)
     real_write, real_read = os.pwritev, os.pread
 
-    def pwritev(descriptor: int, parts: Sequence[Buffer], at: int) -> int:
-        return real_write(descriptor, [b"".join(parts)[:1500]], at)
+    def pwritev(descriptor: int, parts: Sequence[Buffer], position: int) -> int:
+        return real_write(descriptor, [b"".join(parts)[:1500]], position)
 
     monkeypatch.setattr(os, "pwritev", pwritev)
     assert file.write(0, [b"x"] * 3000) == 1024 + 1024 + 952  # each batch is below 1,500 bytes

@@ -1,4 +1,4 @@
-"""SimDisk: synced data survive a crash, unsynced data may or may not, and faults strike as injected."""
+"""SimDisk: synced data survive a crash, unsynced data may be lost, and faults occur as injected."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class History:
         self.contents = [self.disk.peek(self.path)]
 
     def check(self, found: bytes) -> None:
-        """Check that each sector is one that the file had, and the length lies between those that it had."""
+        """Check that the length, and each sector, is possible after a crash."""
         sizes = [len(content) for content in self.contents]
         assert min(sizes) <= len(found) <= max(sizes)
         longest = max(sizes) + SECTOR
@@ -58,19 +58,19 @@ def change_at_random(history: History, rng: Random, steps: int) -> None:
     """Write (mostly at the end), truncate and sync at random."""
     for _ in range(steps):
         size = len(history.contents[-1])
-        what = rng.random()
-        if what < 0.6:
+        choice = rng.random()
+        if choice < 0.6:
             history.write(size, rng.randbytes(rng.choice((1, 30, 512, 900, 3000))))
-        elif what < 0.75:
+        elif choice < 0.75:
             history.write(rng.randint(0, size + 600), rng.randbytes(rng.randint(0, 700)))
-        elif what < 0.85:
+        elif choice < 0.85:
             history.truncate(rng.randint(0, size + 600))
         else:
             history.sync()
 
 
 def test_crash_keeps_synced_data_and_any_part_of_the_rest(full: bool) -> None:
-    struck: Counter[str] = Counter()
+    faults: Counter[str] = Counter()
     found_written = found_synced = 0
     runs, images = (2_000, 50) if full else (60, 25)
     for seed in range(runs):
@@ -85,11 +85,11 @@ def test_crash_keeps_synced_data_and_any_part_of_the_rest(full: bool) -> None:
                 found_written += found == now
                 found_synced += found == history.contents[0]
         assert disk.peek("f") == now  # the running process notices nothing
-        struck += disk.struck
-    print(f"{runs * images} crashes: {dict(struck)}")
+        faults += disk.struck
+    print(f"{runs * images} crashes: {dict(faults)}")
     assert min(found_written, found_synced) > 20
     for fault in ("torn", "size between", "sectors lost", "sectors kept", "sectors stale"):
-        assert struck[fault] > 20, fault
+        assert faults[fault] > 20, fault
 
 
 def test_sectors_of_an_overwrite_survive_independently() -> None:
@@ -155,21 +155,21 @@ def test_disk_copy_and_original_are_independent() -> None:
     file.sync()
     disk.sync_directory("")
     for successor in (disk.kill, disk.crash):
-        after, was = successor(), disk.peek("f")
+        after, before = successor(), disk.peek("f")
         file.write(0, [b"%05d" % disk.calls])
         file.sync()
-        assert after.peek("f") == after.crash().peek("f") == was
+        assert after.peek("f") == after.crash().peek("f") == before
         after.open("f").write(0, [b"x"])
         after.open("f").sync()
-        assert disk.peek("f") == disk.crash().peek("f") != was
+        assert disk.peek("f") == disk.crash().peek("f") != before
 
 
 # --- names
 
 
 def test_file_names_survive_a_crash_in_order_of_change(full: bool) -> None:
-    """Each directory is as it was at some moment since its sync, and each file has exactly one name."""
-    struck: Counter[str] = Counter()
+    """A directory returns to a state that it had since its last sync, and no file has two names."""
+    faults: Counter[str] = Counter()
     runs, images = (2_000, 40) if full else (60, 20)
     for seed in range(runs):
         disk, rng = SimDisk(seed), Random(seed)
@@ -185,15 +185,17 @@ def test_file_names_survive_a_crash_in_order_of_change(full: bool) -> None:
                 assert names(after, path) in states[path]
             contents = [after.peek(path) for path in after.paths()]
             assert len(contents) == len(set(contents))
-        struck += disk.struck
-    print(f"{runs * images} crashes: {dict(struck)}")
-    assert min(struck["names lost"], struck["names kept"]) > 100
+        faults += disk.struck
+    print(f"{runs * images} crashes: {dict(faults)}")
+    assert min(faults["names lost"], faults["names kept"]) > 100
 
 
 def names(disk: SimDisk, path: str) -> dict[str, bytes]:
     """Return each file's content by name in a directory; contents are unique."""
-    above = path + "/" if path else ""
-    return {one.removeprefix(above): disk.peek(one) for one in disk.paths() if one.rpartition("/")[0] == path}
+    prefix = path + "/" if path else ""
+    return {
+        one.removeprefix(prefix): disk.peek(one) for one in disk.paths() if one.rpartition("/")[0] == path
+    }
 
 
 def change_names(disk: SimDisk, rng: Random, step: int, states: dict[str, list[dict[str, bytes]]]) -> None:
@@ -202,17 +204,17 @@ def change_names(disk: SimDisk, rng: Random, step: int, states: dict[str, list[d
     def random_path() -> str:
         return "/".join(filter(None, (rng.choice(DIRECTORIES), rng.choice(NAMES))))
 
-    what = rng.random()
+    choice = rng.random()
     with suppress(FileNotFoundError):
-        if what < 0.4:
+        if choice < 0.4:
             path = random_path()
             if path not in disk.paths():
-                temporary = disk.open(path, create=True)
-                temporary.write(0, [f"file {step}".encode()])
-                temporary.sync()
-        elif what < 0.75:
+                new_file = disk.open(path, create=True)
+                new_file.write(0, [f"file {step}".encode()])
+                new_file.sync()
+        elif choice < 0.75:
             disk.rename(random_path(), random_path())
-        elif what < 0.85:
+        elif choice < 0.85:
             disk.remove(random_path())
         else:
             path = rng.choice(DIRECTORIES)
@@ -280,7 +282,7 @@ def test_failed_directory_sync_may_lose_names_for_good() -> None:
 
 
 def test_sync_after_a_failed_sync_succeeds_but_data_is_lost() -> None:
-    lost = arrived = seen_at_once = 0
+    lost = arrived = lost_before_crash = 0
     for seed in range(50):
         disk = SimDisk(seed)
         history = History(disk)
@@ -291,7 +293,7 @@ def test_sync_after_a_failed_sync_succeeds_but_data_is_lost() -> None:
         with pytest.raises(OSError, match="Input/output error") as caught:
             history.file.sync()
         assert caught.value.errno == errno.EIO
-        seen_at_once += history.file.read(0, 4000) != history.contents[-1]
+        lost_before_crash += history.file.read(0, 4000) != history.contents[-1]
         history.file.sync()
         after = disk.crash().peek("f")
         assert after[: 2000 // SECTOR * SECTOR] == b"a" * (2000 // SECTOR * SECTOR)
@@ -300,7 +302,7 @@ def test_sync_after_a_failed_sync_succeeds_but_data_is_lost() -> None:
         assert disk.struck["sectors lost by sync"] > 0
     assert lost == 50
     assert 0 < arrived < 50
-    assert 0 < seen_at_once < 50
+    assert 0 < lost_before_crash < 50
 
 
 @pytest.mark.parametrize(
@@ -321,7 +323,7 @@ def test_sync_after_a_failed_sync_succeeds_but_data_is_lost() -> None:
         ("truncate", lambda disk: disk.open("f").truncate(1)),
     ],
 )
-def test_injected_error_or_crash_strikes_any_call(name: str, call) -> None:  # type: ignore[no-untyped-def]
+def test_error_or_crash_can_be_injected_into_any_call(name: str, call) -> None:  # type: ignore[no-untyped-def]
     disk = SimDisk()
     disk.put("f", b"text")
     disk.fail(nth(name, 1), errno.EROFS)
@@ -380,11 +382,11 @@ def test_short_write_returns_the_bytes_written() -> None:
     file = disk.open("f", create=True)
     disk.shorten(nth("write", 1))
     disk.shorten(nth("write", 2), 7)
-    taken = file.write(0, [b"x" * 1000])
-    assert 0 < taken < 1000
-    assert disk.peek("f") == b"x" * taken
-    assert file.write(taken, [b"y" * 1000]) == 7
-    assert file.write(taken + 7, [b"z" * 1000]) == 1000
+    written = file.write(0, [b"x" * 1000])
+    assert 0 < written < 1000
+    assert disk.peek("f") == b"x" * written
+    assert file.write(written, [b"y" * 1000]) == 7
+    assert file.write(written + 7, [b"z" * 1000]) == 1000
     assert disk.struck["short writes"] == 2
 
 
@@ -475,8 +477,8 @@ FAULTS = {
 }
 
 
-def run_story(seed: int, struck: Counter[str]) -> str:
-    """Run all operations with all faults over three crashes; return a digest of what is left."""
+def run_all_faults(seed: int, faults: Counter[str]) -> str:
+    """Run all operations with all faults over three crashes; return a digest of the files that are left."""
     rng, disk, digest = Random(seed), SimDisk(seed, capacity_bytes=15_000), hashlib.sha256()
     for _ in range(3):
         for name in ("write", "sync", "sync_directory"):
@@ -497,21 +499,21 @@ def run_story(seed: int, struck: Counter[str]) -> str:
         for path in disk.paths():
             digest.update(path.encode() + b"\0" + disk.peek(path))
     digest.update(repr(sorted(disk.struck.items())).encode())
-    struck.update(disk.struck)
+    faults.update(disk.struck)
     return digest.hexdigest()
 
 
-def run_stories() -> tuple[str, Counter[str]]:
-    """Run 12 seeds; return a line for each, and the number of faults by kind."""
-    struck: Counter[str] = Counter()
-    return "\n".join(run_story(seed, struck) for seed in range(12)), struck
+def run_seeds() -> tuple[str, Counter[str]]:
+    """Run 12 seeds; return a line per seed, and the number of faults by kind."""
+    faults: Counter[str] = Counter()
+    return "\n".join(run_all_faults(seed, faults) for seed in range(12)), faults
 
 
 def test_seed_gives_the_same_run_in_every_process_with_every_fault() -> None:
-    this_process, struck = run_stories()
+    this_process, faults = run_seeds()
     assert len(set(this_process.split("\n"))) == 12
-    print(f"12 runs: {dict(struck)}")
-    assert {fault for fault in FAULTS if not struck[fault]} == set()
+    print(f"12 runs: {dict(faults)}")
+    assert {fault for fault in FAULTS if not faults[fault]} == set()
     for hash_seed in ("0", "4711"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
         other_process = subprocess.run(
@@ -521,4 +523,4 @@ def test_seed_gives_the_same_run_in_every_process_with_every_fault() -> None:
 
 
 if __name__ == "__main__":
-    print(run_stories()[0])
+    print(run_seeds()[0])

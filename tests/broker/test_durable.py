@@ -1,4 +1,4 @@
-"""The log on disk without faults: its contract, recovery points, segments, reading, retention."""
+"""The log on disk without faults: appends, commits, segments, reads, retention and lookups."""
 
 from __future__ import annotations
 
@@ -301,10 +301,10 @@ def test_low_disk_space_refuses_appends_until_space_is_freed() -> None:
     refusal = append_until_refused(writer)
     assert refusal.code is ErrorCode.LOG_FULL
     assert "20000 stay free: free " in refusal.message
-    more = int(refusal.message.partition("stay free: free ")[2].split()[0])
+    missing_bytes = int(refusal.message.partition("stay free: free ")[2].split()[0])
     assert 20_000 <= disk.free_bytes() < 22_000
     assert contents(log) == writer.appended
-    disk.capacity_bytes = 40_000 + more - 1
+    disk.capacity_bytes = 40_000 + missing_bytes - 1
     with pytest.raises(Refused, match="stay free: free 1 bytes more"):
         writer.append()
     disk.capacity_bytes += 1
@@ -388,9 +388,9 @@ def test_offset_at_time_is_right_after_the_clock_was_set_back() -> None:
     commit(log)
     for _ in range(2):
         for time, _offset in times:
-            for asked in (time, time - 1, time + 1):
-                expected = next((offset for at, offset in times if at >= asked), log.high_watermark)
-                assert log.offset_at(asked) == expected
+            for requested in (time, time - 1, time + 1):
+                expected = next((offset for at, offset in times if at >= requested), log.high_watermark)
+                assert log.offset_at(requested) == expected
         log.close()
         log, _ = open_log(disk, clock=clock)
 
@@ -432,8 +432,8 @@ def test_closed_log_refuses_appends_and_commits(disk: Disk) -> None:
     assert log.take_commit(sync=True) is None
 
 
-def test_commits_run_on_a_thread_beside_appends_and_reads(tmp_path: Path) -> None:
-    """One thread owns the log, another runs commits on the disk; meanwhile segments roll and are removed."""
+def test_commits_run_on_a_thread_during_appends_and_reads(tmp_path: Path) -> None:
+    """One thread appends and reads while another runs the commits; segments roll and are removed."""
     disk = LocalDisk(tmp_path / "data")
     settings = replace(
         SMALL, segment_bytes_max=4_000, bytes_max=1 << 20, retention_bytes=20_000, unwritten_bytes_max=200_000
@@ -463,11 +463,11 @@ def test_commits_run_on_a_thread_beside_appends_and_reads(tmp_path: Path) -> Non
     assert overlapped > 50
     assert log.statistics().removed_segments > 3
     print(f"{overlapped} batches read during commits, {log.next_offset} deltas")
-    held = {at: raw for at, raw in writer.appended.items() if at >= log.start_offset}
-    assert contents(log) == held
+    retained = {at: raw for at, raw in writer.appended.items() if at >= log.start_offset}
+    assert contents(log) == retained
     log.close()
     log, _ = open_log(disk, settings)
-    assert contents(log) == held
+    assert contents(log) == retained
     log.close()
 
 
@@ -521,10 +521,10 @@ def test_page_cache_write_equals_a_full_commit(
     writers = Writer(cached), Writer(committed)
     for step, rows, level in steps:
         if step == "append":
-            asked = min(level, AckLevel.LOGGED) if rows % 4 else level
+            requested = min(level, AckLevel.LOGGED) if rows % 4 else level
             for writer in writers:
-                if writer.log.refusal(batch_of(rows)) is None and asked <= AckLevel.DURABLE:
-                    writer.append(rows, level=asked)
+                if writer.log.refusal(batch_of(rows)) is None and requested <= AckLevel.DURABLE:
+                    writer.append(rows, level=requested)
         elif not (step == "commit" and cached.write_to_cache(600)):
             assert commit(cached, sync=step == "sync") == commit(committed, sync=step == "sync")
         else:

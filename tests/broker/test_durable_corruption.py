@@ -53,7 +53,7 @@ def try_open(disk: SimDisk) -> DurableLog | Exception:
 
 
 def read_each(log: DurableLog, appended: dict[int, bytes]) -> list[LogCorrupted]:
-    """Read each offset by itself: it must give its exact bytes, or a corruption, which is returned."""
+    """Read each offset by itself: it must give the appended bytes or a LogCorrupted; return these errors."""
     corruptions, wrong = [], []
     for offset, raw in appended.items():
         try:
@@ -86,7 +86,7 @@ def test_frame_with_a_flipped_bit_is_never_accepted() -> None:
                 with pytest.raises(BadFrame) as caught:
                     intact.extend(scanner)
                 assert caught.value.position <= at
-                assert [frame(place.logged) for place in intact] == [
+                assert [frame(location.logged) for location in intact] == [
                     appended[offset] for offset in starts[: len(intact)]
                 ]
                 disk.flip(path, at, bit)
@@ -96,7 +96,9 @@ def test_frame_with_a_flipped_bit_is_never_accepted() -> None:
 
 def test_flipped_bit_in_any_file_is_reported_and_never_delivered(full: bool) -> None:
     intact, appended = small_log()
-    times = [place.stamp.append_time for place in inspect(intact) if not isinstance(place, LogCorrupted)]
+    times = [
+        location.stamp.append_time for location in inspect(intact) if not isinstance(location, LogCorrupted)
+    ]
     refused = harmless = 0
     for path in intact.paths():
         if path == "lock":
@@ -177,27 +179,29 @@ def test_bit_flipped_while_the_log_is_open_is_found_on_read() -> None:
             for text in (path, "offset", "delta-prop log verify", "delta-prop log export"):
                 assert text in str(corruption)
             # A sequential reader gets the rows before the corruption, then the error.
-            passed = [logged.offset for logged in log.read(0, **EVERYTHING)] if corruption.offset else []
-            assert passed == list(range(corruption.offset or 0))
+            offsets_before = (
+                [logged.offset for logged in log.read(0, **EVERYTHING)] if corruption.offset else []
+            )
+            assert offsets_before == list(range(corruption.offset or 0))
             log.close()
 
 
 def test_inspect_returns_every_frame_but_corrupted_ones() -> None:
     disk, appended = small_log(7)
-    assert {place.logged.offset: frame(place.logged) for place in inspect(disk)} == appended  # type: ignore[union-attr]
+    assert {location.logged.offset: frame(location.logged) for location in inspect(disk)} == appended  # type: ignore[union-attr]
     first, second = segments_of(disk)[:2]
     disk.flip(first, 20)
     disk.flip(second, 250)
     found = list(inspect(disk))
-    corruptions = [one for one in found if isinstance(one, LogCorrupted)]
+    corruptions = [item for item in found if isinstance(item, LogCorrupted)]
     assert [(corruption.path, corruption.offset, corruption.end) for corruption in corruptions] == [
         (first, 0, 1),
         (second, 3, 4),
     ]
-    places = [one.logged.offset for one in found if not isinstance(one, LogCorrupted)]
-    assert places == [1, 2, 4, 5, 6]
+    offsets = [item.logged.offset for item in found if not isinstance(item, LogCorrupted)]
+    assert offsets == [1, 2, 4, 5, 6]
     disk.remove(segments_of(disk)[2])
-    corruptions = [one for one in inspect(disk) if isinstance(one, LogCorrupted)]
+    corruptions = [found for found in inspect(disk) if isinstance(found, LogCorrupted)]
     assert (corruptions[-1].offset, corruptions[-1].end) == (3, 6)
 
 
@@ -208,31 +212,38 @@ def test_missing_or_wrong_index_is_rebuilt() -> None:
     intact, appended = small_log(9)
     paths = [path for path in intact.paths() if path.endswith(".index")]
     assert len(paths) == 4
-    other = [intact.peek(path) for path in paths]
-    corruptions = [b"", bytes(len(other[0])), b"\xff" * 1000, other[0][:-1], other[1], other[0] * 2]
+    index_bytes = [intact.peek(path) for path in paths]
+    corruptions = [
+        b"",
+        bytes(len(index_bytes[0])),
+        b"\xff" * 1000,
+        index_bytes[0][:-1],
+        index_bytes[1],
+        index_bytes[0] * 2,
+    ]
     for content in [None, *corruptions]:
-        for chosen in (paths[:1], paths):
+        for changed_paths in (paths[:1], paths):
             disk = intact.kill()
-            for path in chosen:
+            for path in changed_paths:
                 if content is None:
                     disk.remove(path)
                 else:
                     disk.put(path, content)
             log, report = open_log(disk, TINY)
-            assert report.indexes_rebuilt >= len(chosen) - 1
+            assert report.indexes_rebuilt >= len(changed_paths) - 1
             assert contents(log) == appended
             assert [log.find(16, counter + 1) for counter in range(9)] == list(range(9))
             log.close()
             log, report = open_log(disk, TINY)
             assert report.indexes_rebuilt == 0, "the rebuilt index is stored"
-            for path in chosen:  # the index is also rebuilt while the log is open
+            for path in changed_paths:  # the index is also rebuilt while the log is open
                 disk.put(path, b"\x00" * 300)
             assert contents(log) == appended
             log.close()
 
 
 def test_index_that_points_to_wrong_frames_is_rebuilt() -> None:
-    """An index of other data of the same size has a valid checksum, but leads to wrong frames."""
+    """The index has a valid checksum, but its positions and offsets are those of other frames."""
     disk, appended = small_log(9)
     log, _ = open_log(disk, TINY)
     segment = log._segments.all[1]
@@ -244,16 +255,16 @@ def test_index_that_points_to_wrong_frames_is_rebuilt() -> None:
     assert log.find(16, 3) == 2
 
 
-@pytest.mark.parametrize("which", [0, 1, 2])
-def test_missing_segment_is_reported_with_its_offset_range(which: int) -> None:
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_missing_segment_is_reported_with_its_offset_range(number: int) -> None:
     disk, _ = small_log()
-    path = segments_of(disk)[which]
+    path = segments_of(disk)[number]
     disk.remove(path)
     before = state(disk)
     with pytest.raises(LogCorrupted) as caught:
         open_log(disk, TINY)
-    start = 2 * which
-    assert (caught.value.offset, caught.value.end) == (start, min(start + 2, 5))
+    first_offset = 2 * number
+    assert (caught.value.offset, caught.value.end) == (first_offset, min(first_offset + 2, 5))
     assert state(disk) == before
 
 
@@ -274,7 +285,7 @@ def test_log_without_its_metadata_files_is_not_taken_as_new(name: str) -> None:
     with pytest.raises(LogCorrupted, match="missing"):
         open_log(disk, TINY)
     assert state(disk) == before
-    assert any(isinstance(one, LogCorrupted) and one.path == name for one in inspect(disk))
+    assert any(isinstance(found, LogCorrupted) and found.path == name for found in inspect(disk))
 
 
 def test_log_without_recovery_point_opens_and_reports_it() -> None:
@@ -328,7 +339,7 @@ def test_torn_tail_above_the_recovery_point_is_truncated(kind: str, zeros: int) 
     assert reader.high_watermark == 3
     assert read_only_report.truncated_tail is not None
     assert after.peek(path) == corrupted + bytes(zeros)
-    assert any(isinstance(one, LogCorrupted) and "a torn tail" in one.reason for one in inspect(after))
+    assert any(isinstance(found, LogCorrupted) and "a torn tail" in found.reason for found in inspect(after))
     log, report = open_log(after)
     offset = 4 if kind == "garbage" else 3
     assert report.truncated_tail is not None
@@ -383,22 +394,22 @@ def test_lost_or_misdirected_write_is_detected(kind: str) -> None:
     found = harmless = 0
     for count in range(1, 30):
         disk = SimDisk(count)
-        when = nth("sync", count, ".log")
-        disk.lose(when) if kind == "lose" else disk.misdirect(when)
+        matching_sync = nth("sync", count, ".log")
+        disk.lose(matching_sync) if kind == "lose" else disk.misdirect(matching_sync)
         log, _ = open_log(disk)
         writer = Writer(log)
         for _ in range(20):
             writer.append(2, dimension=30)
             commit(log)
         log.close()
-        struck = disk.struck["writes lost"] + disk.struck["writes misdirected"]
+        fault_count = disk.struck["writes lost"] + disk.struck["writes misdirected"]
         after = disk.crash(count)
         try:
             log, _ = open_log(after)
             corruptions = read_each(log, writer.appended)
         except LogCorrupted as corruption:
             corruptions = [corruption]
-        assert struck or not corruptions
+        assert fault_count or not corruptions
         found += bool(corruptions)
         harmless += not corruptions
         assert log.next_offset == 40
@@ -415,7 +426,7 @@ def test_frame_of_another_history_is_corruption() -> None:
 
 
 def test_renamed_segment_is_not_taken_as_a_torn_tail() -> None:
-    """No recovery point says what is synced and no offset matches, but valid frames are not truncated."""
+    """No recovery point shows which rows were synced, and no offset matches; yet valid frames stay."""
     disk, _ = small_log(2)
     disk.remove(f"{SEGMENTS}/mark")
     disk.rename(segments_of(disk)[0], f"{SEGMENTS}/{7:020}.log")

@@ -16,16 +16,16 @@ from delta_prop_simulations.disk import CHANGING, SimCrash, SimDisk
 from delta_prop_wire.delta import AckLevel, Source
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
-from tests.broker.durable import SEGMENTS, Clock, Writer, batch_of, contents
-from tests.broker.durable_story import (
+from tests.broker.crash_scenario import (
     Ledger,
     close,
     commit_and_record,
     continue_after_fault,
     open_session,
-    record_promises,
-    run_story,
+    record_acknowledged,
+    run_scenario,
 )
+from tests.broker.durable import SEGMENTS, Clock, Writer, batch_of, contents
 
 if TYPE_CHECKING:
     from delta_prop_broker.log.durable import DurableLog
@@ -37,8 +37,8 @@ LEVELS = pytest.mark.parametrize("logged", [False, True], ids=["durable", "logge
 def test_power_cut_or_kill_at_any_call_keeps_acknowledged_rows(logged: bool, full: bool) -> None:
     seeds = 20 if full else 1
     fault_free = SimDisk()
-    run_story(fault_free, Ledger(), logged=logged)
-    struck: Counter[str] = Counter()
+    run_scenario(fault_free, Ledger(), logged=logged)
+    faults: Counter[str] = Counter()
     calls = [call.number for call in fault_free.trace if call.name in CHANGING]
     if logged and not full:
         calls = sorted(
@@ -49,30 +49,30 @@ def test_power_cut_or_kill_at_any_call_keeps_acknowledged_rows(logged: bool, ful
         disk, ledger = SimDisk(number), Ledger()
         disk.crash_at(number)
         with pytest.raises(SimCrash):
-            run_story(disk, ledger, logged=logged)
+            run_scenario(disk, ledger, logged=logged)
         for seed in range(seeds):
             continue_after_fault(disk.crash(1_000 * number + seed), ledger.copy(), logged=logged)
         killed = ledger.copy()
-        killed.acknowledged = killed.written  # a kill takes nothing from the page cache
+        killed.acknowledged = killed.written  # a kill loses nothing of the page cache
         continue_after_fault(disk.kill(), killed, logged=logged)
-        struck += disk.struck
-    print(f"{len(calls)} calls of {fault_free.calls}, {seeds} seeds each: {dict(struck)}")
-    assert struck["crash"] == seeds * len(calls)
-    assert struck["kill"] == len(calls)
-    assert min(struck["off before"], struck["off within"], struck["off after"]) > 10
-    assert struck["names lost"] > 2
-    assert struck["sectors lost"] > 200
-    assert struck["torn"] > 0
+        faults += disk.struck
+    print(f"{len(calls)} calls of {fault_free.calls}, {seeds} seeds each: {dict(faults)}")
+    assert faults["crash"] == seeds * len(calls)
+    assert faults["kill"] == len(calls)
+    assert min(faults["off before"], faults["off within"], faults["off after"]) > 10
+    assert faults["names lost"] > 2
+    assert faults["sectors lost"] > 200
+    assert faults["torn"] > 0
 
 
 @LEVELS
 def test_failure_of_any_call_keeps_acknowledged_rows(logged: bool, full: bool) -> None:
     seeds = 5 if full else 1
     fault_free = SimDisk()
-    run_story(fault_free, Ledger(), logged=logged)
+    run_scenario(fault_free, Ledger(), logged=logged)
     stopped = harmless = 0
-    struck: Counter[str] = Counter()
-    # A directory name whose sync failed cannot be created a second time through the port.
+    faults: Counter[str] = Counter()
+    # If the sync of a new directory's name fails, the name cannot be synced later: no call creates it again.
     directory_syncs = [
         call.number for call in fault_free.trace if call.name == "sync_directory" and call.path != SEGMENTS
     ][1:4]
@@ -81,34 +81,34 @@ def test_failure_of_any_call_keeps_acknowledged_rows(logged: bool, full: bool) -
         disk, ledger = SimDisk(number), Ledger()
         disk.fail(number, (errno.EIO, errno.ENOSPC)[number % 2])
         try:
-            run_story(disk, ledger, logged=logged)
+            run_scenario(disk, ledger, logged=logged)
             harmless += 1
         except OSError:
             stopped += 1
         disk.heal()
-        struck += disk.struck
+        faults += disk.struck
         # The process ends and another one starts, or the machine loses power at once.
         for seed in range(seeds if full or number % 3 == 0 else 0):
             continue_after_fault(disk.crash(1_000 * number + seed), ledger.copy(), logged=logged)
-        later = disk.kill()
-        continue_after_fault(later, ledger, logged=logged)
+        restarted = disk.kill()
+        continue_after_fault(restarted, ledger, logged=logged)
         # Rows that the second process made visible stay, even if the first sync lost them.
         for seed in range(0 if number in directory_syncs else seeds):
-            continue_after_fault(later.crash(1_000 * number + seed), ledger.copy(), logged=logged)
+            continue_after_fault(restarted.crash(1_000 * number + seed), ledger.copy(), logged=logged)
     total = fault_free.calls
-    print(f"{len(numbers)} of {total} calls: {stopped} stopped the log, {harmless} did not: {dict(struck)}")
+    print(f"{len(numbers)} of {total} calls: {stopped} stopped the log, {harmless} did not: {dict(faults)}")
     assert stopped > 0.6 * len(numbers)
-    assert struck["sync failed"] > len(numbers) // 20
-    assert struck["write failed"] > len(numbers) // 20
-    assert struck["sectors lost by sync"] > len(numbers) // 20
-    assert struck["rename failed"] + struck["remove failed"] > 0
+    assert faults["sync failed"] > len(numbers) // 20
+    assert faults["write failed"] > len(numbers) // 20
+    assert faults["sectors lost by sync"] > len(numbers) // 20
+    assert faults["rename failed"] + faults["remove failed"] > 0
 
 
 @LEVELS
 def test_short_writes_are_continued(logged: bool) -> None:
     disk, ledger = SimDisk(3), Ledger()
     disk.shorten(lambda call: call.name == "write", times=None)
-    run_story(disk, ledger, logged=logged)
+    run_scenario(disk, ledger, logged=logged)
     assert disk.struck["short writes"] > 50
     for seed in range(5):
         continue_after_fault(disk.crash(seed), ledger.copy(), logged=logged)
@@ -120,7 +120,7 @@ def test_full_disk_acknowledges_only_stored_rows_and_recovers() -> None:
         disk, ledger = SimDisk(capacity, capacity_bytes=capacity), Ledger()
         disk.free_bytes = lambda: 1 << 40  # type: ignore[method-assign]  # the log cannot see that others fill the disk
         with suppress(OSError):
-            run_story(disk, ledger)
+            run_scenario(disk, ledger)
         stopped += disk.struck["no room"] > 0
         crashed = disk.crash(0)
         for after in (crashed, disk.kill()):
@@ -138,16 +138,16 @@ def test_failed_log_acknowledges_nothing_but_can_be_read(logged: bool) -> None:
         for _ in range(5):
             writer.append(dimension=20)
             commit_and_record(log, ledger)
-        shown = contents(log)
+        visible = contents(log)
         disk.fail(lambda call, name=name: call.name == name, errno.EIO)
         writer.append()
         with pytest.raises(OSError, match="Input/output error"):
             commit_and_record(log, ledger)
         assert disk.struck[f"{name} failed"] == 1
         assert log.high_watermark == 10
-        assert contents(log) == shown
+        assert contents(log) == visible
         assert log.take_commit(sync=True) is None
-        assert log.is_accepting, "an append must be refused at once, not queued for ever"
+        assert log.is_accepting, "an append must be refused at once, not queued forever"
         for refusal in (log.capacity_refusal(1, 100), log.refusal(batch_of(1))):
             assert refusal is not None
             assert (refusal.code, refusal.retryable) == (ErrorCode.LOG_FAILED, True)
@@ -189,7 +189,7 @@ def test_random_run_keeps_the_acknowledged_prefix(
         elif step == "retain":
             clock.wait(log.settings.retention_s)
             log.retain()
-            record_promises(log, ledger)
+            record_acknowledged(log, ledger)
         else:
             disk = end_session(disk, log, ledger, step, amount)
             log = open_session(disk, ledger, clock, logged=logged)

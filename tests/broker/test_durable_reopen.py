@@ -1,4 +1,4 @@
-"""A failed log that is recovered in place keeps its synced rows and equals a fresh opening of its disk."""
+"""A log recovered in place keeps its synced rows and equals a log newly opened from the same disk."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
+from tests.broker.crash_scenario import SCENARIO_DURABLE, SCENARIO_LOGGED
 from tests.broker.durable import SEGMENTS, SMALL, Clock, Writer, commit, contents, open_log
-from tests.broker.durable_story import STORY, STORY_LOGGED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,11 +34,11 @@ class Session:
 
     def __init__(self, disk: SimDisk, *, logged: bool) -> None:
         self.disk, self.clock = disk, Clock()
-        self.log, _ = open_log(disk, STORY_LOGGED if logged else STORY, clock=self.clock)
+        self.log, _ = open_log(disk, SCENARIO_LOGGED if logged else SCENARIO_DURABLE, clock=self.clock)
         self.writer = Writer(self.log)
-        self.promised: dict[int, bytes] = {}
+        self.acknowledged: dict[int, bytes] = {}
         self.reopened = 0
-        self.is_reading = False  # the test itself reads: no fault may strike then
+        self.is_reading = False  # the test itself reads: no fault may occur then
 
     def read_all(self) -> dict[int, bytes]:
         self.is_reading = True
@@ -46,10 +46,10 @@ class Session:
         self.is_reading = False
         return found
 
-    def strikes_from(self, n: int) -> Callable[[Call], bool]:
-        return lambda call: call.number >= n and not self.is_reading
+    def fails_from(self, number: int) -> Callable[[Call], bool]:
+        return lambda call: call.number >= number and not self.is_reading
 
-    def live(self) -> None:
+    def run(self) -> None:
         for step in range(10):
             for part in range(1 + step % 3):
                 level = AckLevel.LOGGED if step % 4 != 3 else AckLevel.DURABLE
@@ -59,16 +59,16 @@ class Session:
                 commit(self.log)
             except OSError:
                 self.reopen()
-            self.promised = {
+            self.acknowledged = {
                 at: raw for at, raw in self.writer.appended.items() if self.log.start_offset <= at
             }
-            self.promised = {at: raw for at, raw in self.promised.items() if at < self.log.synced}
+            self.acknowledged = {at: raw for at, raw in self.acknowledged.items() if at < self.log.synced}
             if step % 4 == 3:
                 self.log.retain()
         self.log.close()
 
     def reopen(self) -> None:
-        """Retry the recovery until it succeeds; compare the log with a fresh opening of the same disk."""
+        """Retry the recovery until it succeeds; compare the log with one newly opened from the same disk."""
         log, before = self.log, self.read_all()
         assert log.high_watermark == log.synced, "rows that a failed sync may have lost must not be visible"
         for _ in range(10):
@@ -76,7 +76,7 @@ class Session:
             try:
                 recovered = log.recover_in_place()
             except OSError:
-                assert self.read_all() == before, "the log must be readable meanwhile"
+                assert self.read_all() == before, "the log must be readable until it is recovered"
                 continue
             log.resume(recovered)
             break
@@ -86,7 +86,9 @@ class Session:
         assert log.start_offset == fresh.start_offset
         assert log.epoch == fresh.epoch
         assert log.high_watermark == log.synced == log.next_offset
-        assert {at: raw for at, raw in self.promised.items() if at >= log.start_offset}.items() <= now.items()
+        assert {
+            at: raw for at, raw in self.acknowledged.items() if at >= log.start_offset
+        }.items() <= now.items()
         self.writer.appended = {at: raw for at, raw in self.writer.appended.items() if at < log.next_offset}
         self.writer.counter = 1000 * (1 + self.reopened) + log.next_offset
         self.reopened += 1
@@ -98,27 +100,27 @@ def test_log_recovers_in_place_from_a_failure_of_any_call(logged: bool, kind: st
     probe = SimDisk()
     probe_session = Session(probe, logged=logged)
     first = probe.calls
-    probe_session.live()
-    reopened = struck = 0
-    for n in range(first + 1, probe.calls - 6, 1 if full else 9):
-        disk = SimDisk(n)
+    probe_session.run()
+    reopened = faults = 0
+    for number in range(first + 1, probe.calls - 6, 1 if full else 9):
+        disk = SimDisk(number)
         session = Session(disk, logged=logged)
         for times in (1, 3):
             if kind == "short":
-                disk.shorten(n + times)
+                disk.shorten(number + times)
             else:
-                disk.fail(session.strikes_from(n), getattr(errno, kind), times=times)
+                disk.fail(session.fails_from(number), getattr(errno, kind), times=times)
         with suppress(OSError):  # the last close may fail
-            session.live()
-        struck += sum(count for name, count in disk.struck.items() if name.endswith(("failed", "writes")))
+            session.run()
+        faults += sum(count for name, count in disk.struck.items() if name.endswith(("failed", "writes")))
         reopened += session.reopened
-        after = disk.crash(n)
+        after = disk.crash(number)
         log, _ = open_log(after)
         found = contents(log)
         assert {
-            at: raw for at, raw in session.promised.items() if at >= log.start_offset
+            at: raw for at, raw in session.acknowledged.items() if at >= log.start_offset
         }.items() <= found.items()
-    assert struck > 3
+    assert faults > 3
     assert reopened > 8 or kind == "short"
 
 
@@ -178,28 +180,28 @@ def test_recovery_in_place_keeps_holders_and_the_lock() -> None:
 # --- the reserve
 
 
-def test_log_on_a_full_disk_can_be_opened_and_shortened() -> None:
-    """The disk is full after a crash at any moment; the directory can be opened, shortened and closed."""
-    settings = replace(STORY, reserve_bytes=3_000)
+def test_log_on_a_full_disk_can_be_opened_and_shortened_by_retention() -> None:
+    """A crash at any call leaves a full disk; the log can be opened, shortened by retention and closed."""
+    settings = replace(SCENARIO_DURABLE, reserve_bytes=3_000)
     probe = SimDisk()
     session = Session(probe, logged=False)
     first = probe.calls
-    session.live()
-    releases = 0
-    for n in range(first, probe.calls, 7):
-        disk = SimDisk(n)
+    session.run()
+    reserve_drops = 0
+    for number in range(first, probe.calls, 7):
+        disk = SimDisk(number)
         session = Session(disk, logged=False)
         assert Reserve(disk, 3_000).allocate(0)
-        disk.crash_at(n + 5)
+        disk.crash_at(number + 5)
         with suppress(BaseException):
-            session.live()
-        disk = disk.crash(n)
+            session.run()
+        disk = disk.crash(number)
         disk.capacity_bytes = disk.used_bytes
         clock = Clock()
         log, _ = open_log(disk, settings, clock=clock)
-        releases += log.reserve.releases
-        promised = {at: raw for at, raw in session.promised.items() if at >= log.start_offset}
-        assert promised.items() <= contents(log).items()
+        reserve_drops += log.reserve.releases
+        acknowledged = {at: raw for at, raw in session.acknowledged.items() if at >= log.start_offset}
+        assert acknowledged.items() <= contents(log).items()
         clock.wait(settings.retention_s)
         log.retain()
         commit(log)
@@ -240,24 +242,24 @@ def test_appends_never_use_the_reserve_and_resume_with_space() -> None:
 
 
 @pytest.mark.parametrize("reserve", [0, 10])
-@pytest.mark.parametrize("new", [False, True])
-def test_open_on_a_full_disk_reports_free_bytes_and_advice(new: bool, reserve: int) -> None:
+@pytest.mark.parametrize("is_new", [False, True])
+def test_open_on_a_full_disk_reports_free_bytes_and_advice(is_new: bool, reserve: int) -> None:
     disk = SimDisk()
-    if not new:
+    if not is_new:
         session = Session(disk, logged=False)
-        session.live()
+        session.run()
         before = contents(session.log)
     disk.put("reserve", bytes(reserve))  # the reserve was released before, or is too small
     disk.capacity_bytes = disk.used_bytes + 7
     for _ in range(2):
-        with pytest.raises(DiskFull, match=r"disk is full: .*; \d+ bytes are free.*free a few MB") as caught:
-            open_log(disk, replace(STORY, reserve_bytes=3_000))
+        with pytest.raises(DiskFull, match=r"disk is full: .*, \d+ bytes are free.*free some MB") as caught:
+            open_log(disk, replace(SCENARIO_DURABLE, reserve_bytes=3_000))
         assert caught.value.errno == errno.ENOSPC
         assert caught.value.free_bytes in range(18)
         assert not disk.peek("reserve")
     disk.capacity_bytes = None
-    log, _ = open_log(disk, STORY)  # the lock is free
-    if not new:
+    log, _ = open_log(disk, SCENARIO_DURABLE)  # the lock is free
+    if not is_new:
         assert contents(log) == before
 
 

@@ -1,4 +1,4 @@
-"""Follower: reads each synced frame once, in order, beside the writer, over rolls, removals and restarts."""
+"""A Follower reads each synced frame once, in order, while the log is written, rolled and reopened."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 def read(follower: Follower) -> dict[int, bytes]:
     found: dict[int, bytes] = {}
-    for place in follower.read():
-        assert place.logged.offset not in found
-        found[place.logged.offset] = frame(place.logged)
+    for location in follower.read():
+        assert location.logged.offset not in found
+        found[location.logged.offset] = frame(location.logged)
     return found
 
 
@@ -44,7 +44,7 @@ def test_follower_reads_each_synced_frame_once(seed: int, level: AckLevel, disk:
     log, _ = open_log(disk, settings)
     writer, follower = Writer(log), Follower(disk, 0)
     seen: dict[int, bytes] = {}
-    reads = unsynced = 0
+    reads = reads_with_unsynced_rows = 0
     for _ in range(300):
         action = rng.random()
         if action < 0.6:
@@ -56,7 +56,7 @@ def test_follower_reads_each_synced_frame_once(seed: int, level: AckLevel, disk:
             log, _ = open_log(disk, settings)
             writer.log = log
         else:
-            unsynced += log.written > log.synced
+            reads_with_unsynced_rows += log.written > log.synced
             new = read(follower)
             reads += bool(new)
             seen |= new
@@ -66,7 +66,7 @@ def test_follower_reads_each_synced_frame_once(seed: int, level: AckLevel, disk:
     seen |= read(follower)
     assert seen == writer.appended
     assert reads > 5
-    assert bool(unsynced) is (level is AckLevel.LOGGED)
+    assert bool(reads_with_unsynced_rows) is (level is AckLevel.LOGGED)
     assert len([name for name in disk.list(DIRECTORY) if name.endswith(".log")]) > 1
     follower.close()
 
@@ -105,7 +105,7 @@ def test_corruption_is_reported_with_its_position(disk: Disk) -> None:
     for _ in range(3):
         writer.append(2)
         commit(log)
-    (name,) = [one for one in disk.list(DIRECTORY) if one.endswith(".log")]
+    (name,) = [file_name for file_name in disk.list(DIRECTORY) if file_name.endswith(".log")]
     file = disk.open(f"{DIRECTORY}/{name}")
     size = log.statistics().bytes // 3
     file.write(size + 70, [b"\xff"])
@@ -124,7 +124,7 @@ def test_missing_segment_is_reported(disk: Disk) -> None:
     while len(disk.list(DIRECTORY)) < 6:
         writer.append(4)
         commit(log)
-    second = sorted(one for one in disk.list(DIRECTORY) if one.endswith(".log"))[1]
+    second = sorted(file_name for file_name in disk.list(DIRECTORY) if file_name.endswith(".log"))[1]
     disk.remove(f"{DIRECTORY}/{second}")
     follower = Follower(disk, 0)
     with pytest.raises(LogCorrupted, match="frames are missing"):

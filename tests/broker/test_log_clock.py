@@ -1,4 +1,4 @@
-"""LogClock: log time never falls, and age is the time that processes saw, whatever the wall clock does."""
+"""LogClock: whatever the wall clock does, log time never falls, and rows age only while the log is open."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from delta_prop_broker.log.files.paths import DIRECTORY, TIME
 from delta_prop_broker.log.files.times import Times, read_times, write_times
 from delta_prop_broker.log.log_clock import JUMP_US, STOP_US, ClockJump, LogClock
 from delta_prop_simulations.disk import SimDisk
-from tests.broker.durable import BEGIN_US, SMALL, Clock, Writer, commit, open_log
+from tests.broker.durable import SMALL, START_US, Clock, Writer, commit, open_log
 
 DAY_US = 86_400_000_000
 RETENTION_S = 1_000.0
@@ -38,7 +38,7 @@ def test_log_time_never_falls_and_seen_time_is_monotonic(
     times = start_clock(clock)
     times.read()
     for wait_us, off_us, restarts in steps:
-        seen, stamp, began = times.seen_us, times.time_us, clock.us
+        seen, stamp, read_us = times.seen_us, times.time_us, clock.us
         clock.us += wait_us
         clock.off_us = off_us
         if restarts:
@@ -47,7 +47,7 @@ def test_log_time_never_falls_and_seen_time_is_monotonic(
             assert times.seen_us == seen, "time between two processes must not count as seen"
         else:
             assert stamp + wait_us // 2 <= times.read() <= stamp + 2 * wait_us
-            assert times.seen_us - seen == clock.us - began
+            assert times.seen_us - seen == clock.us - read_us
         assert times.time_us >= stamp
         assert times.ahead_us == clock.wall_us() - times.time_us
 
@@ -78,28 +78,28 @@ def test_jump_and_return_leaves_log_time_unchanged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("moved_us", "found"), [(JUMP_US - 1, 0), (JUMP_US, 1), (-JUMP_US, 1), (1 - JUMP_US, 0)]
+    ("jump_us", "jump_count"), [(JUMP_US - 1, 0), (JUMP_US, 1), (-JUMP_US, 1), (1 - JUMP_US, 0)]
 )
-def test_jump_of_a_minute_or_more_is_counted(moved_us: int, found: int) -> None:
+def test_jump_of_a_minute_or_more_is_counted(jump_us: int, jump_count: int) -> None:
     clock = Clock()
     times = start_clock(clock)
     times.read()
     expected = clock.us + clock.step_us
-    clock.off_us += moved_us
+    clock.off_us += jump_us
     times.read()
-    assert times.jumps == found
-    assert times.jump == (ClockJump(expected, expected + moved_us) if found else None)
+    assert times.jumps == jump_count
+    assert times.jump == (ClockJump(expected, expected + jump_us) if jump_count else None)
 
 
 @pytest.mark.parametrize(
-    ("stopped_us", "found"), [(-JUMP_US, 1), (1 - JUMP_US, 0), (STOP_US - 1, 0), (STOP_US, 1)]
+    ("stopped_us", "jump_count"), [(-JUMP_US, 1), (1 - JUMP_US, 0), (STOP_US - 1, 0), (STOP_US, 1)]
 )
-def test_start_far_from_the_last_log_time_counts_as_a_jump(stopped_us: int, found: int) -> None:
+def test_start_far_from_the_last_log_time_counts_as_a_jump(stopped_us: int, jump_count: int) -> None:
     clock = Clock(step_us=0)
-    times = start_clock(clock, time_us=BEGIN_US - stopped_us)
+    times = start_clock(clock, time_us=START_US - stopped_us)
     times.read()
-    assert times.jumps == found
-    assert times.jump == (ClockJump(BEGIN_US - stopped_us, BEGIN_US) if found else None)
+    assert times.jumps == jump_count
+    assert times.jump == (ClockJump(START_US - stopped_us, START_US) if jump_count else None)
 
 
 # --- stored times
@@ -124,8 +124,8 @@ def test_missing_or_corrupted_times_equal_those_of_a_new_log() -> None:
     ]
 
 
-class Life:
-    """A log in several processes with a faulty clock; `seen_s`: how long each offset has been seen."""
+class FaultyClockRun:
+    """A log in several processes with a faulty clock; `seen_s`: the age of each offset in open time."""
 
     def __init__(self) -> None:
         self.disk, self.clock = SimDisk(), Clock(step_us=0)
@@ -169,7 +169,7 @@ class Life:
         self.open()
 
 
-lives = st.lists(
+run_steps = st.lists(
     st.one_of(
         st.tuples(st.just("append"), st.integers(1, 3)),
         st.tuples(st.just("wait"), st.integers(1, 1_500)),
@@ -180,38 +180,38 @@ lives = st.lists(
 )
 
 
-@given(lives)
+@given(run_steps)
 @example([("append", 1), ("wait", 60), ("closed", 0, 20 * DAY_US), ("append", 1), ("wait", 900)])
 @example([("append", 1), ("wait", 60), ("killed", 0, -20 * DAY_US), ("append", 1), ("wait", 900)])
 @example([("append", 1), ("wait", 60), ("closed", 20 * DAY_US, 0), ("append", 1), ("wait", 900)])
 @example([("append", 1), ("jump", 20 * DAY_US), ("append", 1), ("jump", 0), ("wait", 900)])
 def test_rows_are_removed_after_their_retention_in_seen_time(steps: list[tuple[str, int]]) -> None:
-    life = Life()
-    for what, *values in steps:
-        if what == "append":
-            for _ in range(values[0]):
-                life.append()
-        elif what == "wait":
-            life.wait(values[0])
-        elif what == "jump":
-            life.clock.off_us = values[0]
-            life.log.clock.read()
+    run = FaultyClockRun()
+    for kind, *arguments in steps:
+        if kind == "append":
+            for _ in range(arguments[0]):
+                run.append()
+        elif kind == "wait":
+            run.wait(arguments[0])
+        elif kind == "jump":
+            run.clock.off_us = arguments[0]
+            run.log.clock.read()
         else:
-            life.end(what, *values)
-        assert all(earlier <= later for earlier, later in pairwise(life.stamps))
-    life.wait(RETENTION_S + AGEING.segment_s_max + 100.0)
-    assert life.log.start_offset == life.log.next_offset
-    life.log.close()
+            run.end(kind, *arguments)
+        assert all(earlier <= later for earlier, later in pairwise(run.stamps))
+    run.wait(RETENTION_S + AGEING.segment_s_max + 100.0)
+    assert run.log.start_offset == run.log.next_offset
+    run.log.close()
 
 
 @pytest.mark.parametrize("off_us", [0, 20 * DAY_US, -20 * DAY_US])
 @pytest.mark.parametrize("how", ["closed", "written"])
 def test_age_is_preserved_over_a_restart(how: str, off_us: int) -> None:
-    life = Life()
-    life.append()
-    life.wait(150.0)  # the segment is sealed meanwhile
-    life.end(how, 5 * DAY_US, off_us)
-    life.wait(RETENTION_S - 200.0)
-    assert life.log.start_offset == 0
-    life.wait(150.0)
-    assert life.log.start_offset == life.log.next_offset
+    run = FaultyClockRun()
+    run.append()
+    run.wait(150.0)  # long enough for the segment to be sealed
+    run.end(how, 5 * DAY_US, off_us)
+    run.wait(RETENTION_S - 200.0)
+    assert run.log.start_offset == 0
+    run.wait(150.0)
+    assert run.log.start_offset == run.log.next_offset

@@ -55,17 +55,21 @@ def offsets(log: Log, offset: int, rows_max: int = 1 << 20, bytes_max: int = 1 <
 @LOGS
 def test_offsets_are_consecutive_and_batches_are_read_back(make: Make) -> None:
     log = make()
-    given = [
+    batches = [
         log.append(batch_of(rows, 1, level=AckLevel.MEMORY), lamport=7 * rows, source=Source.REPLICA)
         for rows in (3, 1, 4)
     ]
     make_visible(log)
-    assert [logged.offset for logged in given] == [0, 3, 4]
+    assert [logged.offset for logged in batches] == [0, 3, 4]
     assert (log.start_offset, log.next_offset, log.epoch, len(log.log_id)) == (0, 8, 1, 16)
     found = log.read(0, **EVERYTHING)
-    for logged, back in zip(given, found, strict=True):
-        assert (back.offset, back.lamport, back.source) == (logged.offset, logged.lamport, logged.source)
-        assert bytes(back.batch.body) == bytes(logged.batch.body)
+    for logged, read_back in zip(batches, found, strict=True):
+        assert (read_back.offset, read_back.lamport, read_back.source) == (
+            logged.offset,
+            logged.lamport,
+            logged.source,
+        )
+        assert bytes(read_back.batch.body) == bytes(logged.batch.body)
 
 
 @LOGS
@@ -89,24 +93,24 @@ def test_appended_rows_are_read_back_before_they_are_visible(make: Make) -> None
     for rows in (10, 10):
         append(log, rows)
     make_visible(log)
-    given = [(append(log, rows), rows) for rows in (3, 1, 4)]
+    batches = [(append(log, rows), rows) for rows in (3, 1, 4)]
 
-    def back(offset: int, rows_max: int = 1) -> list[tuple[int, int]]:
+    def read_back(offset: int, rows_max: int = 1) -> list[tuple[int, int]]:
         found = log.read_appended(offset, rows_max=rows_max, bytes_max=1 << 20)
         return [(logged.offset, logged.count) for logged in found]
 
-    assert given == [(20, 3), (23, 1), (24, 4)]
-    assert [back(offset) for offset in (0, 9, 19, 22, 27)] == [
+    assert batches == [(20, 3), (23, 1), (24, 4)]
+    assert [read_back(offset) for offset in (0, 9, 19, 22, 27)] == [
         [(0, 10)],
         [(0, 10)],
         [(10, 10)],
-        [given[0]],
-        [given[2]],
+        [batches[0]],
+        [batches[2]],
     ]
-    assert back(log.next_offset) == back(log.next_offset + 5) == []
-    assert back(20, rows_max=99) == given
+    assert read_back(log.next_offset) == read_back(log.next_offset + 5) == []
+    assert read_back(20, rows_max=99) == batches
     make_visible(log)
-    assert back(20, rows_max=99) == given
+    assert read_back(20, rows_max=99) == batches
     body = log.read_appended(23, rows_max=1, bytes_max=1)[0].batch.body
     assert bytes(body) == bytes(log.read(23, rows_max=1, bytes_max=1)[0].batch.body)
 
@@ -118,9 +122,9 @@ def test_reading_back_dropped_rows_is_refused(make: Make) -> None:
         append(log, 10)
         make_visible(log)
     end = append(log, 10)
-    with pytest.raises(Refused) as old:
+    with pytest.raises(Refused) as caught:
         log.read_appended(log.start_offset - 1, rows_max=1, bytes_max=1)
-    assert old.value.code is ErrorCode.CURSOR_TOO_OLD
+    assert caught.value.code is ErrorCode.CURSOR_TOO_OLD
     assert [one.offset for one in log.read_appended(end + 9, rows_max=1, bytes_max=1)] == [end]
 
 
@@ -143,12 +147,12 @@ def test_refusal_of_several_batches_judges_them_together(make: Make) -> None:
     refusal = log.refusal(batch_of(2, level=AckLevel.MEMORY), batch_of(1, level=AckLevel(log.ack_level + 1)))
     assert isinstance(refusal, Refused)
     assert refusal.code is ErrorCode.LEVEL_UNAVAILABLE
-    given = [batch_of(2, level=AckLevel.MEMORY)]
-    while log.refusal(*given) is None:
-        given.append(batch_of(2, level=AckLevel.MEMORY))
-    assert log.refusal(*given[:-1]) is None
-    assert not log.can_append(given)
-    assert log.can_append(given[:-1])
+    batches = [batch_of(2, level=AckLevel.MEMORY)]
+    while log.refusal(*batches) is None:
+        batches.append(batch_of(2, level=AckLevel.MEMORY))
+    assert log.refusal(*batches[:-1]) is None
+    assert not log.can_append(batches)
+    assert log.can_append(batches[:-1])
     assert log.next_offset == 0
 
 
@@ -173,10 +177,10 @@ def test_full_log_names_its_holder_and_releases_yielding_ones(make: Make) -> Non
     append(log)
     assert (log.next_offset, released) == (end + 2, ["subscriber"])
     make_visible(log)
-    with pytest.raises(Refused) as old:
+    with pytest.raises(Refused) as caught:
         log.read(0, **EVERYTHING)
-    assert old.value.code is ErrorCode.CURSOR_TOO_OLD
-    assert old.value.details == {"offset": 0, "start_offset": log.start_offset}
+    assert caught.value.code is ErrorCode.CURSOR_TOO_OLD
+    assert caught.value.details == {"offset": 0, "start_offset": log.start_offset}
 
 
 def _fill(log: Log) -> None:
@@ -190,7 +194,7 @@ def _fill(log: Log) -> None:
     steps=st.lists(
         st.one_of(
             st.tuples(st.just("append"), st.integers(50, 150)),
-            st.tuples(st.sampled_from(["hold", "give way", "release", "advance"]), st.integers(0, 2)),
+            st.tuples(st.sampled_from(["hold", "hold, yielding", "release", "advance"]), st.integers(0, 2)),
         ),
         max_size=60,
     )
@@ -209,12 +213,13 @@ def test_held_rows_stay_and_the_bounds_hold(make: Make, steps: list[tuple[str, i
                 refusals.append(refusal.code)
                 assert holders.keys() - yielding, "only a holder that does not yield may cause a refusal"
             make_visible(log)
-        elif step in ("hold", "give way") and name not in holders:
+        elif step in ("hold", "hold, yielding") and name not in holders:
             holders[name] = log.start_offset
-            if step == "give way":
+            if step == "hold, yielding":
                 yielding.add(name)
                 log.hold(name, lambda name=name: holders[name], lambda name=name: _forget(holders, name))
             else:
+                yielding.discard(name)  # an earlier holder of this name may have yielded
                 log.hold(name, lambda name=name: holders[name])
         elif step == "release":
             _forget(holders, name)

@@ -1,4 +1,4 @@
-"""MemoryLog: its bounds are exact, it drops only rows that no holder needs, and it never reuses an offset."""
+"""MemoryLog keeps its bounds exactly, drops only rows that no holder needs, and never reuses an offset."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def test_log_holds_at_most_bytes_max() -> None:
     assert log.statistics().bytes == 4 * size
     _append(log, 1)
     assert log.start_offset == 1
-    short = MemoryLog(LOG_ID, bytes_max=4 * size - 1)
+    smaller = MemoryLog(LOG_ID, bytes_max=4 * size - 1)
     for _ in range(4):
-        _append(short, 1)
-    assert short.start_offset == 1
+        _append(smaller, 1)
+    assert smaller.start_offset == 1
 
 
 def test_batch_larger_than_the_log_is_refused_and_drops_nothing() -> None:
@@ -224,7 +224,7 @@ def test_log_behaves_like_a_bounded_list(
             floor = min(holders.values(), default=log.next_offset)
             assert {offset for offset in held if offset >= floor} <= set(_held(log))
             if refusal and refusal.code is ErrorCode.LOG_FULL:
-                oldest = _holding(appended, log.start_offset)
+                oldest = _batch_at(appended, log.start_offset)
                 assert oldest.next_offset > floor
             elif refusal:
                 assert amount > deltas_max or weight(batch) > bytes_max
@@ -242,12 +242,12 @@ def test_log_behaves_like_a_bounded_list(
         assert statistics.deltas + statistics.dropped == statistics.next_offset
         for offset in range(log.start_offset, log.next_offset, 3):
             found = log.read(offset, **EVERYTHING)
-            assert found == appended[appended.index(_holding(appended, offset)) :]
+            assert found == appended[appended.index(_batch_at(appended, offset)) :]
 
 
 @pytest.mark.parametrize("rows", [1, 10, 1000])
 def test_counted_bytes_match_the_memory_used(rows: int, full: bool) -> None:
-    """Batches that sinks have read take their counted bytes, also after many appends and removals."""
+    """The memory of batches that sinks have read matches the counted bytes, also after many appends."""
     log = MemoryLog(LOG_ID, bytes_max=20_000_000 if full else 2_000_000)
     bound = log.statistics().bytes_max
     tracemalloc.start()
@@ -293,5 +293,5 @@ def _held(log: MemoryLog) -> list[int]:
     return [logged.offset + row for logged in found for row in range(logged.count)]
 
 
-def _holding(appended: list[LoggedBatch], offset: int) -> LoggedBatch:
+def _batch_at(appended: list[LoggedBatch], offset: int) -> LoggedBatch:
     return next(logged for logged in appended if logged.offset <= offset < logged.next_offset)

@@ -20,7 +20,7 @@ from delta_prop_simulations.disk import CHANGING, SimCrash, SimDisk
 from delta_prop_wire.delta import Dot, Source
 from delta_prop_wire.encode import encode_batch, encode_noop
 from delta_prop_wire.errors import UsageError
-from tests.broker.compressed import compressible_batch, rewrite
+from tests.broker.compressed import compress_next_segment, compressible_batch
 from tests.broker.durable import SMALL, Clock, commit, contents, open_log
 from tests.broker.test_checkpoints import write_checkpoint
 from tests.broker.test_compaction_log import delta_at
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from delta_prop_wire.batch import Batch
 
 ORIGIN = 16
-CONTROLS = 0.2
-LATER_CODE = 256
-"""An error code whose first byte is 0, like type 0. So the current compaction, which makes the snapshots of
-these logs, counts rows without types as the compaction of format 1 did.
+CONTROL_SHARE = 0.2
+CODE_WITH_ZERO_BYTE = 256
+"""An error code whose first byte is 0, like type 0. So the current compaction, with which these tests make
+snapshots, counts rows without types as the compaction of format 1 did.
 """
 SETTINGS = replace(
     SMALL, compact=True, retention_bytes=12_000, bytes_max=60_000, segment_bytes_max=3_000, retention_s=1e6
@@ -61,10 +61,10 @@ class History:
     def _run(self, steps: int) -> None:
         rng, log = self._rng, self.log
         for _ in range(steps):
-            what, rows = rng.random(), rng.randint(1, 3)
-            if what < CONTROLS:
+            choice, rows = rng.random(), rng.randint(1, 3)
+            if choice < CONTROL_SHARE:
                 self._append(self._control(rows if rng.random() < 0.8 else 100))
-            elif what < CONTROLS + 0.2:
+            elif choice < CONTROL_SHARE + 0.2:
                 self._append(compressible_batch(6, self._last + 1, origin=ORIGIN))
             else:
                 at = self._last
@@ -73,11 +73,11 @@ class History:
                 )
             if rng.random() < 0.7:
                 commit(log)
-            if what > 0.9:
+            if choice > 0.9:
                 commit(log)
                 write_checkpoint(log)
             if rng.random() < 0.1:
-                while self.settings.compress != "none" and rewrite(log) is not None:
+                while self.settings.compress != "none" and compress_next_segment(log) is not None:
                     pass
         commit(log)
         self._compact()
@@ -94,7 +94,7 @@ class History:
             origin=ORIGIN,
             base=self._last + 1,
             count=rows,
-            code=LATER_CODE,  # type: ignore[arg-type]
+            code=CODE_WITH_ZERO_BYTE,  # type: ignore[arg-type]
             clock=[Dot(3, self._last)] if variant else (),
             refused_crc=self._last if variant else None,
             first_offsets=[None, *range(rows - 1)] if variant > 1 else None,
@@ -117,28 +117,30 @@ class History:
 
 def bodies(log: DurableLog, before: int = 0) -> dict[int, bytes]:
     return {
-        place.logged.offset: bytes(place.logged.batch.body)
-        for place in log.frames()
-        if place.logged.offset >= before
+        location.logged.offset: bytes(location.logged.batch.body)
+        for location in log.frames()
+        if location.logged.offset >= before
     }
 
 
-def check_new(disk: SimDisk, history: History, wanted: dict[int, bytes], *, failed: bool = False) -> None:
-    """Check that the migrated log is valid, opens by its indexes and checkpoint, and has the wanted bodies.
+def check_migrated(
+    disk: SimDisk, history: History, expected_bodies: dict[int, bytes], *, failed: bool = False
+) -> None:
+    """Check that the migrated log is valid, opens by its indexes and checkpoint, and has the expected bodies.
 
     `failed`: the disk may have lost or failed to read an index or the checkpoint.
     """
     assert read_format(disk) == (FORMAT, "test", False)
     assert not [path for path in disk.paths() if path.endswith(".new")]
     for found in (inspect(disk), inspect_snapshots(disk), inspect_checkpoints(disk)):
-        assert not [one for one in found if isinstance(one, LogCorrupted)]
+        assert not [item for item in found if isinstance(item, LogCorrupted)]
     log, report = open_log(disk, history.settings)
     assert (report.clean, report.notes) == (True, [])
     if not failed:
         assert (report.indexes_rebuilt, report.scanned_bytes) == (0, 0)
         assert report.checkpoint == history.log.next_offset
-    assert bodies(log) == wanted
-    assert contents(log).keys() == wanted.keys()
+    assert bodies(log) == expected_bodies
+    assert contents(log).keys() == expected_bodies.keys()
     log.close()
 
 
@@ -149,33 +151,35 @@ SEEDS = pytest.mark.parametrize("seed", range(12))
 def test_migrated_log_equals_one_written_in_the_current_format(seed: int) -> None:
     old, new = History(seed, typed=False), History(seed, typed=True)
     before = {
-        place.logged.offset: place.stamp
-        for place in open_log(new.disk, new.settings, read_only=True)[0].frames()
+        location.logged.offset: location.stamp
+        for location in open_log(new.disk, new.settings, read_only=True)[0].frames()
     }
     with pytest.raises(FormatOutdated):
         open_log(old.disk, old.settings)
-    done = migrate_disk(old.disk)
-    assert (done.from_format, done.to_format, done.completed) == (1, FORMAT, False)
-    assert done.control_batches > 0
+    report = migrate_disk(old.disk)
+    assert (report.from_format, report.to_format, report.completed) == (1, FORMAT, False)
+    assert report.control_batches > 0
     log, _ = open_log(old.disk, old.settings, read_only=True)
     first = max(log.start_offset, min(before))
     expected = open_log(new.disk, new.settings, read_only=True)[0]
     assert bodies(log, first) == bodies(expected, first)
-    marks = {place.logged.offset: place.stamp for place in log.frames() if place.logged.offset >= first}
-    for offset, stamp in marks.items():
+    migrated_stamps = {
+        location.logged.offset: location.stamp for location in log.frames() if location.logged.offset >= first
+    }
+    for offset, stamp in migrated_stamps.items():
         expected_stamp = replace(
             before[offset], previous_crc=stamp.previous_crc, append_time=stamp.append_time
         )
         assert stamp == expected_stamp, offset
-    snapshot, wanted = log.snapshot(), expected.snapshot()
-    assert (snapshot is None) == (wanted is None)
-    if snapshot is not None and wanted is not None:
+    snapshot, expected_snapshot = log.snapshot(), expected.snapshot()
+    assert (snapshot is None) == (expected_snapshot is None)
+    if snapshot is not None and expected_snapshot is not None:
         snapshot.verify()
-        if snapshot.offset == wanted.offset:
-            assert snapshot.watermarks == wanted.watermarks
+        if snapshot.offset == expected_snapshot.offset:
+            assert snapshot.watermarks == expected_snapshot.watermarks
         snapshot.close()
-        wanted.close()
-    check_new(old.disk, old, bodies(log))
+        expected_snapshot.close()
+    check_migrated(old.disk, old, bodies(log))
 
 
 def test_histories_cover_every_case_of_a_migration() -> None:
@@ -191,7 +195,9 @@ def test_histories_cover_every_case_of_a_migration() -> None:
         covered |= {"untouched segment"} if plans[0].segments_rewritten < plans[0].segments else set()
         log, _ = open_log(history.disk, history.settings, read_only=True)
         covered |= (
-            {"compressed"} if any(p.codec and p.logged.batch.is_control for p in log.frames()) else set()
+            {"compressed"}
+            if any(location.codec and location.logged.batch.is_control for location in log.frames())
+            else set()
         )
     assert covered >= {"log", "index", "snapshot", "checkpoint", "untouched segment", "compressed"}, covered
 
@@ -210,8 +216,8 @@ def test_migration_without_control_rows_rewrites_no_segment() -> None:
     log.close()
     disk.put("format", _pack_format(Format(1, "test")))
     before = {path: disk.peek(path) for path in disk.paths()}
-    done = migrate_disk(disk, plans)
-    assert (done.control_batches, done.segments_rewritten, done.bytes_written) == (0, 0, 0)
+    report = migrate_disk(disk, plans)
+    assert (report.control_batches, report.segments_rewritten, report.bytes_written) == (0, 0, 0)
     assert plans[0].start_offset is None
     changed = {path for path in disk.paths() if disk.peek(path) != before.get(path)}
     assert changed <= {"format", f"{DIRECTORY}/mark", f"{DIRECTORY}/log"}
@@ -257,14 +263,14 @@ def test_lack_of_disk_space_is_reported_before_any_write() -> None:
     assert not [path for path in disk.paths() if path.endswith(".new")]
     disk.capacity_bytes = disk.used_bytes + plans[0].bytes_needed + 100
     migrate_disk(disk)
-    check_new(disk, history, bodies(open_log(disk, history.settings, read_only=True)[0]))
+    check_migrated(disk, history, bodies(open_log(disk, history.settings, read_only=True)[0]))
 
 
 # --- interrupted
 
 
-def is_old(disk: SimDisk, wanted: dict[int, bytes]) -> bool:
-    """True if an earlier version would open the log and find the wanted bodies."""
+def is_old(disk: SimDisk, expected_bodies: dict[int, bytes]) -> bool:
+    """True if an earlier version would open the log and find the expected bodies."""
     found = read_format(disk)
     assert found is not None
     if found.number == FORMAT:
@@ -273,7 +279,7 @@ def is_old(disk: SimDisk, wanted: dict[int, bytes]) -> bool:
     recovered = recover(copy, DIRECTORY, draw=bytes, made_by="", oldest_format=1)
     recovered.close()
     copy.put("format", _pack_format(Format(FORMAT, "test")))
-    assert bodies(open_log(copy, SETTINGS, read_only=True)[0]) == wanted
+    assert bodies(open_log(copy, SETTINGS, read_only=True)[0]) == expected_bodies
     return True
 
 
@@ -284,7 +290,7 @@ def test_crash_at_any_call_leaves_the_old_or_the_new_directory(seed: int, full: 
     before = bodies(open_old_log(old))
     migrated = old.disk.kill()
     migrate_disk(migrated)
-    wanted = bodies(open_log(migrated.kill(), old.settings, read_only=True)[0])
+    expected_bodies = bodies(open_log(migrated.kill(), old.settings, read_only=True)[0])
     numbers = [call.number for call in migrated.trace if call.name in CHANGING]
     outcomes = {"old": 0, "unfinished": 0, "new": 0}
     for number in numbers:
@@ -295,49 +301,49 @@ def test_crash_at_any_call_leaves_the_old_or_the_new_directory(seed: int, full: 
                 migrate_disk(disk)
             disk.heal()
             for after in (disk.crash(number + attempt), disk.kill()):
-                was_old, found_format = is_old(after, before), read_format(after)
+                is_unchanged, found_format = is_old(after, before), read_format(after)
                 assert found_format is not None
-                outcomes["old" if was_old else "unfinished" if found_format.unfinished else "new"] += 1
-                if was_old or found_format.unfinished:
+                outcomes["old" if is_unchanged else "unfinished" if found_format.unfinished else "new"] += 1
+                if is_unchanged or found_format.unfinished:
                     with pytest.raises(FormatOutdated, match="log migrate"):
                         open_log(after, old.settings)
                 migrate_disk(after)
-                check_new(after, old, wanted, failed=True)
+                check_migrated(after, old, expected_bodies, failed=True)
     print(f"{len(numbers)} calls: {outcomes}")
     assert found == (1, "test", False)
     assert min(outcomes.values()) > 0
 
 
 def open_old_log(history: History) -> DurableLog:
-    """The log of format 1, read as an earlier version reads it."""
+    """Open the log of format 1 as an earlier version would."""
     copy = history.disk.kill()
     copy.put("format", _pack_format(Format(FORMAT, "test")))
     return open_log(copy, history.settings, read_only=True)[0]
 
 
-def test_crash_while_resuming_a_migration_can_be_resumed() -> None:
+def test_migration_can_be_resumed_after_a_crash_while_resuming() -> None:
     old = History(5, typed=False, steps=30)
     migrated = old.disk.kill()
     migrate_disk(migrated)
-    wanted = bodies(open_log(migrated.kill(), old.settings, read_only=True)[0])
-    begun = old.disk.kill()
-    begun.crash_at(lambda call: call.name == "rename" and call.path.endswith(".log.new"))
+    expected_bodies = bodies(open_log(migrated.kill(), old.settings, read_only=True)[0])
+    interrupted = old.disk.kill()
+    interrupted.crash_at(lambda call: call.name == "rename" and call.path.endswith(".log.new"))
     with pytest.raises(SimCrash):
-        migrate_disk(begun)
-    begun = begun.kill()
-    tried = begun.kill()
+        migrate_disk(interrupted)
+    interrupted = interrupted.kill()
+    tried = interrupted.kill()
     assert migrate_disk(tried).completed
     calls = tried.calls
-    check_new(tried, old, wanted)
+    check_migrated(tried, old, expected_bodies)
     for number in range(1, calls + 1):
-        disk = begun.kill()
+        disk = interrupted.kill()
         disk.crash_at(number)
         with pytest.raises(SimCrash):
             migrate_disk(disk)
         disk.heal()
         disk = disk.crash(number)
         migrate_disk(disk)
-        check_new(disk, old, wanted, failed=True)
+        check_migrated(disk, old, expected_bodies, failed=True)
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
@@ -346,15 +352,15 @@ def test_failed_call_is_reported_and_migration_can_be_rerun(error: int) -> None:
     before = bodies(open_old_log(old))
     migrated = old.disk.kill()
     migrate_disk(migrated)
-    wanted = bodies(open_log(migrated.kill(), old.settings, read_only=True)[0])
-    struck = 0
+    expected_bodies = bodies(open_log(migrated.kill(), old.settings, read_only=True)[0])
+    failures = 0
     for number in range(1, migrated.calls + 1):
         disk = old.disk.kill()
         disk.fail(number, error)
         try:
             migrate_disk(disk)
         except (OSError, LogCorrupted):
-            struck += 1
+            failures += 1
         disk.heal()
         if read_format(disk) == (1, "test", False):
             written = (".log.new", ".index.new", ".snapshot.new", ".checkpoint.new")
@@ -362,10 +368,10 @@ def test_failed_call_is_reported_and_migration_can_be_rerun(error: int) -> None:
         after = disk.crash(number)
         is_old(after, before)
         migrate_disk(after)
-        check_new(after, old, wanted, failed=True)
+        check_migrated(after, old, expected_bodies, failed=True)
         migrate_disk(disk)
-        check_new(disk, old, wanted, failed=True)
-    assert struck > migrated.calls / 2
+        check_migrated(disk, old, expected_bodies, failed=True)
+    assert failures > migrated.calls / 2
 
 
 def test_unsynced_format_is_rewritten_before_any_file_is_replaced() -> None:
@@ -373,7 +379,7 @@ def test_unsynced_format_is_rewritten_before_any_file_is_replaced() -> None:
     before = bodies(open_old_log(old))
     migrated = old.disk.kill()
     migrate_disk(migrated)
-    wanted = bodies(open_log(migrated.kill(), old.settings, read_only=True)[0])
+    expected_bodies = bodies(open_log(migrated.kill(), old.settings, read_only=True)[0])
     for seed in range(20):
         disk = old.disk.kill()
         disk.fail(lambda call: call.name == "sync_directory" and not call.path)
@@ -386,7 +392,7 @@ def test_unsynced_format_is_rewritten_before_any_file_is_replaced() -> None:
         after = disk.crash(seed)
         assert not is_old(after, before)
         migrate_disk(after)
-        check_new(after, old, wanted, failed=True)
+        check_migrated(after, old, expected_bodies, failed=True)
 
 
 def test_compressed_segment_is_not_compressed_twice() -> None:

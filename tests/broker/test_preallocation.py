@@ -1,4 +1,4 @@
-"""Zeros after the last frame: later commits write into them, a roll removes them, readers stop at them."""
+"""Preallocated zeros after the last frame: commits overwrite them, rolls remove them, readers stop there."""
 
 from __future__ import annotations
 
@@ -74,20 +74,20 @@ def test_sealed_segment_holds_only_frames() -> None:
     assert contents(log) == writer.appended
 
 
-@pytest.mark.parametrize("how", ["large", "logged", "full"])
-def test_zeros_are_omitted_where_they_cost_more_than_they_save(how: str) -> None:
+@pytest.mark.parametrize("case", ["large", "logged", "full"])
+def test_zeros_are_omitted_where_they_cost_more_than_they_save(case: str) -> None:
     disk = SimDisk()
     settings = {
         "large": ROOMY,
         "logged": replace(ROOMY, read_level=AckLevel.LOGGED),
         "full": replace(ROOMY, free_bytes_min=disk.free_bytes() - 9 * MIB),
-    }[how]
+    }[case]
     log, _ = open_log(disk, settings)
     writer = Writer(log)
-    if how == "large":
+    if case == "large":
         writer.append(1, dimension=LARGE_BYTES // 4)
     else:
-        writer.append(1, level=AckLevel.LOGGED if how == "logged" else AckLevel.DURABLE)
+        writer.append(1, level=AckLevel.LOGGED if case == "logged" else AckLevel.DURABLE)
     commit(log)
     assert sizes(disk) == [log.statistics().bytes]
 
@@ -97,7 +97,7 @@ def test_zeros_are_truncated_silently_after_a_crash() -> None:
     size = writer.log.statistics().bytes
     after = disk.kill()
     assert sizes(after)[0] > size
-    assert not [one for one in inspect(after) if isinstance(one, LogCorrupted)]
+    assert not [found for found in inspect(after) if isinstance(found, LogCorrupted)]
     assert len(list(Follower(after, 0).read())) == 3
     reader, report = open_log(after, ROOMY, read_only=True)
     assert (contents(reader), report.truncated_tail) == (writer.appended, None)
@@ -115,7 +115,7 @@ def test_zeros_in_place_of_a_synced_frame_are_corruption() -> None:
     after.put(path, after.peek(path)[: 2 * size] + bytes(8192))
     with pytest.raises(LogCorrupted):
         open_log(after, ROOMY)
-    assert any(isinstance(one, LogCorrupted) for one in inspect(after))
+    assert any(isinstance(found, LogCorrupted) for found in inspect(after))
 
 
 @pytest.mark.parametrize(("content", "zeros"), [(0, 0), (0, 5), (7, 0), (7, 3), (3_000_000, 2_500_000)])
@@ -132,22 +132,22 @@ def test_content_end_excludes_trailing_zeros(
 
 
 @pytest.mark.parametrize("access", ["opened", "inspected", "followed"])
-@pytest.mark.parametrize("strikes", range(1, 7))
+@pytest.mark.parametrize("append_at_read", range(1, 7))
 def test_zeros_filled_during_a_read_are_not_corruption(
-    access: str, strikes: int, monkeypatch: pytest.MonkeyPatch
+    access: str, append_at_read: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The writing process appends between two reads of another process."""
+    """While another process reads the log, the writing process appends after one of the reads."""
     disk, writer = log_with_three_commits()
     (path,) = [path for path in disk.paths() if path.endswith(".log")]
     file_type = type(disk.open(path))
-    read, reads = file_type.read, 0
+    real_read, reads = file_type.read, 0
 
     def read_then_append(self: Any, at: int, size: int) -> bytes:
         nonlocal reads
-        found = read(self, at, size)
+        found = real_read(self, at, size)
         if self._path == path:
             reads += 1
-            if reads == strikes:
+            if reads == append_at_read:
                 for _ in range(3):
                     writer.append(2)
                     commit(writer.log)
@@ -159,6 +159,6 @@ def test_zeros_filled_during_a_read_are_not_corruption(
         assert report.truncated_tail is None
         assert len(contents(reader)) >= 3
     elif access == "inspected":
-        assert not [one for one in inspect(disk) if isinstance(one, LogCorrupted)]
+        assert not [found for found in inspect(disk) if isinstance(found, LogCorrupted)]
     else:
         assert len(list(Follower(disk, 0).read())) >= 3

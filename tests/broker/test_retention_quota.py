@@ -1,4 +1,4 @@
-"""RetentionQuota: the share of the log that a holder keeps, and the holders that a full log releases."""
+"""RetentionQuota: the share of the log above an offset, and the holders that a full log releases."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ def test_yielding_holder_is_released_before_an_append_is_refused() -> None:
     assert log.statistics().refused == 0
 
 
-@pytest.mark.parametrize("first", ["gives way", "stays"])
+@pytest.mark.parametrize("first", ["yields", "stays"])
 def test_no_holder_is_released_if_the_log_stays_full(first: str) -> None:
     log, released = MemoryLog(LOG_ID, deltas_max=4), []
-    holders = {"gives way": lambda: released.append(1), "stays": None}
+    holders = {"yields": lambda: released.append(1), "stays": None}
     for name in (first, *(one for one in holders if one != first)):
         log.hold(name, lambda: 0, holders[name])
     for _ in range(4):
@@ -97,8 +97,8 @@ def test_no_holder_is_released_if_the_log_stays_full(first: str) -> None:
 
 def test_only_as_many_holders_are_released_as_needed() -> None:
     log, released = MemoryLog(LOG_ID, deltas_max=6), []
-    for name, at in (("far", 0), ("middle", 2), ("near", 4)):
-        log.hold(name, lambda at=at: at, lambda name=name: released.append(name))  # type: ignore[misc]
+    for name, offset in (("far", 0), ("middle", 2), ("near", 4)):
+        log.hold(name, lambda offset=offset: offset, lambda name=name: released.append(name))  # type: ignore[misc]
     for _ in range(3):
         append(log, 2)
     append(log, 1)
@@ -114,32 +114,34 @@ def test_only_as_many_holders_are_released_as_needed() -> None:
 
 @dataclass
 class Model:
-    """The same rules over lists; rows that no holder needs are dropped only when capacity is short."""
+    """The rules of the quota over lists: rows that no holder needs are dropped when capacity is short."""
 
-    starts: list[tuple[int, int]] = field(default_factory=list)  # offset and count of each batch held
+    held_batches: list[tuple[int, int]] = field(default_factory=list)  # offset and count of each batch held
     end: int = 0
     holders: dict[str, tuple[int, bool]] = field(default_factory=dict)
     released: list[str] = field(default_factory=list)
 
     def held(self) -> int:
-        return sum(count for _, count in self.starts)
+        return sum(count for _, count in self.held_batches)
 
-    def held_above(self, floor: int) -> int:
-        return sum(count for start, count in self.starts if start + count > floor)
+    def held_from(self, floor: int) -> int:
+        return sum(count for start, count in self.held_batches if start + count > floor)
 
     def append(self, count: int) -> bool:
         while self.held() + count > DELTAS_MAX:
-            floor = min((at for at, _ in self.holders.values()), default=self.end)
-            if self.starts[0][0] + self.starts[0][1] <= floor:
-                self.starts.pop(0)
+            floor = min((offset for offset, _ in self.holders.values()), default=self.end)
+            if self.held_batches[0][0] + self.held_batches[0][1] <= floor:
+                self.held_batches.pop(0)
                 continue
-            staying = min((at for at, gives in self.holders.values() if not gives), default=self.end)
-            if self.held_above(staying) + count > DELTAS_MAX:
+            required_floor = min(
+                (offset for offset, yields in self.holders.values() if not yields), default=self.end
+            )
+            if self.held_from(required_floor) + count > DELTAS_MAX:
                 return False
             name = min(self.holders, key=lambda one: self.holders[one][0])
             del self.holders[name]
             self.released.append(name)
-        self.starts.append((self.end, count))
+        self.held_batches.append((self.end, count))
         self.end += count
         return True
 
@@ -157,27 +159,27 @@ STEPS = st.lists(
 @given(STEPS)
 def test_capacity_is_freed_as_in_the_model(steps: list[tuple[str, int, bool]]) -> None:
     log, model, released = MemoryLog(LOG_ID, deltas_max=DELTAS_MAX), Model(), []
-    for what, number, gives_way in steps:
-        if what == "append":
-            could = log.capacity_refusal(number, BATCHES[number].size) is None
-            with nullcontext() if could else pytest.raises(Refused, match="LOG_FULL"):
-                append(log, number)
-            assert model.append(number) == could
-        elif what == "release":
-            log.release("abc"[number])
-            model.holders.pop("abc"[number], None)
+    for step, amount, yields in steps:
+        if step == "append":
+            has_capacity = log.capacity_refusal(amount, BATCHES[amount].size) is None
+            with nullcontext() if has_capacity else pytest.raises(Refused, match="LOG_FULL"):
+                append(log, amount)
+            assert model.append(amount) == has_capacity
+        elif step == "release":
+            log.release("abc"[amount])
+            model.holders.pop("abc"[amount], None)
         else:  # hold, or hold from a later offset
-            at = min(log.start_offset + number, log.next_offset)
-            log.release(what)
-            model.holders.pop(what, None)
+            offset = min(log.start_offset + amount, log.next_offset)
+            log.release(step)
+            model.holders.pop(step, None)
             log.hold(
-                what,
-                lambda at=at: at,  # type: ignore[misc]
-                (lambda what=what: released.append(what)) if gives_way else None,  # type: ignore[misc]
+                step,
+                lambda offset=offset: offset,  # type: ignore[misc]
+                (lambda step=step: released.append(step)) if yields else None,  # type: ignore[misc]
             )
-            model.holders[what] = (at, gives_way)
+            model.holders[step] = (offset, yields)
         assert released == model.released
         assert log.next_offset == model.end
-        assert log.start_offset == (model.starts[0][0] if model.starts else model.end)
+        assert log.start_offset == (model.held_batches[0][0] if model.held_batches else model.end)
         for offset in range(log.start_offset, log.next_offset):
             assert log.used_share(offset) == (log.next_offset - offset) / DELTAS_MAX

@@ -1,4 +1,4 @@
-"""Retention share: how close each offset of a log is to removal, by size and age."""
+"""The retention share of an offset grows with size and age up to 1, when the offset is due for removal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sealed segments are compressed in place: readers get the same rows, a crash leaves the old or new file."""
+"""Segments are compressed in place: readers get the same rows; a crash leaves the old or the new file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from delta_prop_wire import compression
 from delta_prop_wire.compression import Compression
 from delta_prop_wire.encode import encode_vectors
 from delta_prop_wire.errors import UsageError
-from tests.broker.compressed import COMPRESSED, compressed_log, compressible_batch, rewrite
+from tests.broker.compressed import COMPRESSED, compress_next_segment, compressed_log, compressible_batch
 from tests.broker.durable import SEGMENTS, SMALL, Clock, Writer, commit, contents, frame, open_log
 
 if TYPE_CHECKING:
@@ -47,18 +47,22 @@ def test_compressed_log_is_smaller_and_reads_the_same(codec: Compress) -> None:
     statistics = log.statistics()
     assert (statistics.segments, statistics.compressed_segments) == (5, 4)
     assert statistics.bytes == bytes_of(disk) < before / 2
-    for one in (log, open_log(disk.kill(), COMPRESSED)[0], open_log(disk, COMPRESSED, read_only=True)[0]):
-        assert contents(one) == writer.appended
-        assert contents(one, rows_max=1, bytes_max=1) == writer.appended
-        assert [one.find(16, counter + 1) for counter in range(54)] == list(range(54))
-        assert [frame(place.logged) for place in one.frames(13)] == list(writer.appended.values())[2:]
-        times = [place.stamp.append_time for place in one.frames()]
-        assert [one.offset_at(time) for time in times] == list(writer.appended)
+    for opened in (log, open_log(disk.kill(), COMPRESSED)[0], open_log(disk, COMPRESSED, read_only=True)[0]):
+        assert contents(opened) == writer.appended
+        assert contents(opened, rows_max=1, bytes_max=1) == writer.appended
+        assert [opened.find(16, counter + 1) for counter in range(54)] == list(range(54))
+        assert [frame(location.logged) for location in opened.frames(13)] == list(writer.appended.values())[
+            2:
+        ]
+        times = [location.stamp.append_time for location in opened.frames()]
+        assert [opened.offset_at(time) for time in times] == list(writer.appended)
     found = list(inspect(disk))
-    assert not [one for one in found if isinstance(one, LogCorrupted)]
-    assert sum(place.size for place in found if not isinstance(place, LogCorrupted)) == bytes_of(disk)
+    assert not [corruption for corruption in found if isinstance(corruption, LogCorrupted)]
+    assert sum(location.size for location in found if not isinstance(location, LogCorrupted)) == bytes_of(
+        disk
+    )
     follower = Follower(disk, 0)
-    assert {place.logged.offset: frame(place.logged) for place in follower.read()} == writer.appended
+    assert {location.logged.offset: frame(location.logged) for location in follower.read()} == writer.appended
 
 
 def test_compressed_log_is_opened_by_its_indexes() -> None:
@@ -71,7 +75,7 @@ def test_compressed_log_is_opened_by_its_indexes() -> None:
     for _ in range(4):
         second_writer.append_batch(compressible_batch(6, second_writer.counter + 1))
         commit(log)
-    while rewrite(log) is not None:
+    while compress_next_segment(log) is not None:
         pass
     assert contents(log) == writer.appended
     log.close()
@@ -85,7 +89,7 @@ def test_compressed_log_is_opened_by_its_indexes() -> None:
 
 
 def test_active_readers_continue_while_segments_are_replaced() -> None:
-    """One reader is within a segment, one has read its index but not its file, one reads it later."""
+    """One reader is in the middle of a segment, one has read only its index, and one reads it later."""
     disk, writer, _ = compressed_log(settings=replace(COMPRESSED, compress="none"), codec="none")
     writer.log.close()
     log, _ = open_log(disk, COMPRESSED)
@@ -97,10 +101,12 @@ def test_active_readers_continue_while_segments_are_replaced() -> None:
     read_frames = [frame(next(remaining_frames).logged)]
     late, _ = open_log(disk, COMPRESSED, read_only=True)
     sizes = [late.find(16, counter) for counter in (1, 13, 30)]
-    while rewrite(log) is not None:
+    while compress_next_segment(log) is not None:
         pass
-    assert seen + [frame(place.logged) for place in following] == list(writer.appended.values())
-    assert read_frames + [frame(place.logged) for place in remaining_frames] == list(writer.appended.values())
+    assert seen + [frame(location.logged) for location in following] == list(writer.appended.values())
+    assert read_frames + [frame(location.logged) for location in remaining_frames] == list(
+        writer.appended.values()
+    )
     assert contents(late) == writer.appended
     assert sizes == [0, 12, 29]
 
@@ -113,15 +119,15 @@ def test_log_reads_and_writes_between_compression_steps() -> None:
         writer.append_batch(compressible_batch(6, writer.counter + 1))
         commit(log)
     assert contents(log) == writer.appended, "the read leaves its files open"
-    rewriting = log.take_compression()
-    assert rewriting is not None
+    compression_run = log.take_compression()
+    assert compression_run is not None
     assert log.take_compression() is None, "one compression at a time"
-    assert rewriting.step()  # the file is replaced on disk, the log does not use it yet
-    rewriting.close()
+    assert compression_run.step()  # the file is replaced on disk, the log does not use it yet
+    compression_run.close()
     assert contents(log) == writer.appended
     writer.append_batch(compressible_batch(6, writer.counter + 1))
     commit(log)
-    log.finish_compression(rewriting)
+    log.finish_compression(compression_run)
     assert contents(log) == writer.appended
     assert log.statistics().compressed_segments == 1
     assert log.statistics().bytes == bytes_of(disk)
@@ -141,15 +147,15 @@ def test_incompressible_segment_is_left_as_is_and_not_retried() -> None:
         commit(log)
     before = {path: disk.peek(path).rstrip(b"\0") for path in segments_of(disk)}
     for _ in range(3):
-        found = rewrite(log)
+        found = compress_next_segment(log)
         assert found is not None
         assert found.is_useless
-    assert rewrite(log) is None
+    assert compress_next_segment(log) is None
     log.close()
     assert {path: disk.peek(path).rstrip(b"\0") for path in segments_of(disk)} == before
     assert not [path for path in disk.paths() if path.endswith(".new")]
     log, report = open_log(disk, COMPRESSED)
-    assert (report.indexes_rebuilt, rewrite(log)) == (0, None)
+    assert (report.indexes_rebuilt, compress_next_segment(log)) == (0, None)
     assert contents(log) == writer.appended
 
 
@@ -161,7 +167,7 @@ def test_active_or_unsynced_segment_is_not_compressed() -> None:
     assert log.statistics().segments == 2
     assert log.take_compression() is None
     commit(log)
-    assert rewrite(log) is not None
+    assert compress_next_segment(log) is not None
     assert log.take_compression() is None
 
 
@@ -173,10 +179,10 @@ def test_corrupted_segment_is_reported_and_not_rewritten() -> None:
     disk.flip(path, 700)
     before = disk.peek(path)
     with pytest.raises(LogCorrupted) as caught:
-        rewrite(log)
+        compress_next_segment(log)
     assert (caught.value.path, caught.value.offset) == (path, 0)
     assert disk.peek(path) == before
-    found = rewrite(log)
+    found = compress_next_segment(log)
     assert found is not None
     assert found.segment.base == 12, "the other segments must be compressed"
     assert not [path for path in disk.paths() if path.endswith(".new")]
@@ -190,26 +196,28 @@ def test_segment_removed_during_compression_is_deleted_afterwards() -> None:
         disk, writer, _ = compressed_log("none")
         writer.log.close()
         log, _ = open_log(disk, replace(COMPRESSED, retention_bytes=8_000))
-        rewriting = log.take_compression()
-        assert rewriting is not None
+        compression_run = log.take_compression()
+        assert compression_run is not None
         for _ in range(steps):
-            rewriting.step()
+            compression_run.step()
         assert log.retain() > 0
         commit(log)
         assert log.start_offset > 0
         first = f"{SEGMENTS}/{0:020}.log"
         assert disk.paths().count(first) == 1, "the file must stay while its compression runs"
         if not steps:
-            while not rewriting.step():
+            while not compression_run.step():
                 pass
         crashed, report = open_log(disk.crash(1), COMPRESSED)
         assert report.start_offset == crashed.start_offset == log.start_offset
-        rewriting.close()
-        log.finish_compression(rewriting)
+        compression_run.close()
+        log.finish_compression(compression_run)
         assert commit(log)
         assert first not in disk.paths()
         assert log.statistics().bytes == bytes_of(disk)
-        assert contents(log) == {at: raw for at, raw in writer.appended.items() if at >= log.start_offset}
+        assert contents(log) == {
+            offset: raw for offset, raw in writer.appended.items() if offset >= log.start_offset
+        }
 
 
 def test_no_segment_is_compressed_without_disk_space() -> None:
@@ -218,10 +226,10 @@ def test_no_segment_is_compressed_without_disk_space() -> None:
     log, _ = open_log(disk, replace(COMPRESSED, free_bytes_min=1_000))
     disk.capacity_bytes = disk.used_bytes + 4_000
     with pytest.raises(OSError, match="too few to write a segment") as caught:
-        rewrite(log)
+        compress_next_segment(log)
     assert caught.value.errno == errno.ENOSPC
     disk.capacity_bytes = None
-    assert rewrite(log) is not None, "the compression must be retried"
+    assert compress_next_segment(log) is not None, "the compression must be retried"
     assert contents(log) == writer.appended
 
 
@@ -258,34 +266,34 @@ def test_settings_parse_the_codec() -> None:
 
 
 def run_log(disk: SimDisk, written: dict[int, bytes], held: list[int]) -> None:
-    """Commit, roll, remove and compress; each step of a compression falls between two commits."""
+    """Commit, roll, remove and compress; a compression makes one step after each commit."""
     clock = Clock()
     log, report = open_log(disk, replace(COMPRESSED, retention_bytes=20_000), clock=clock)
     held[:] = [report.start_offset, log.synced]
     writer = Writer(log, appended=written, counter=log.next_offset)
-    rewriting = None
+    compression_run = None
     for step in range(24):
         writer.append_batch(compressible_batch(5 + step % 3, writer.counter + 1))
         commit(log)
         held[1] = log.synced
-        rewriting = rewriting or log.take_compression()
+        compression_run = compression_run or log.take_compression()
         if step % 8 == 5:
             held[0] = max(held[0], log.start_offset)
             log.retain()
             held[0] = max(held[0], log.start_offset)
         try:
-            if rewriting is not None and rewriting.step():
-                rewriting.close()
-                log.finish_compression(rewriting)
-                rewriting = None
+            if compression_run is not None and compression_run.step():
+                compression_run.close()
+                log.finish_compression(compression_run)
+                compression_run = None
         except OSError:  # the log stays usable
-            assert rewriting is not None
-            rewriting.close()
-            log.finish_compression(rewriting, retry=step % 2 == 0)
-            rewriting = None
-    if rewriting is not None:
-        rewriting.close()
-        log.finish_compression(rewriting, retry=True)
+            assert compression_run is not None
+            compression_run.close()
+            log.finish_compression(compression_run, retry=step % 2 == 0)
+            compression_run = None
+    if compression_run is not None:
+        compression_run.close()
+        log.finish_compression(compression_run, retry=True)
     log.close()
 
 
@@ -293,7 +301,7 @@ def check_log(disk: SimDisk, written: dict[int, bytes], held: list[int]) -> None
     """Check that all synced rows are in the log, and that it accepts appends."""
     log, _ = open_log(disk, COMPRESSED)
     found = contents(log)
-    assert found == {at: written[at] for at in found}
+    assert found == {offset: written[offset] for offset in found}
     assert log.next_offset >= held[1]
     assert log.start_offset <= held[0]
     assert not [path for path in disk.paths() if path.endswith(".new")], "leftovers must be removed"
@@ -301,7 +309,7 @@ def check_log(disk: SimDisk, written: dict[int, bytes], held: list[int]) -> None
     writer = Writer(log, counter=log.next_offset)
     writer.append(2)
     commit(log)
-    while rewrite(log) is not None:
+    while compress_next_segment(log) is not None:
         pass
     log.close()
     log, _ = open_log(disk, COMPRESSED)
@@ -319,7 +327,7 @@ def test_crash_at_any_call_of_a_compressed_log_keeps_synced_rows(
     run_log(fault_free, {}, [0, 0])
     renamed = [call for call in fault_free.trace if call.name == "rename" and call.path.endswith(".log.new")]
     calls = [call.number for call in fault_free.trace if call.name in CHANGING]
-    struck = 0
+    crashes = 0
     for number in calls if full else calls[::6]:
         disk, written, held = SimDisk(number), dict[int, bytes](), [0, 0]
         disk.crash_at(number)
@@ -328,8 +336,8 @@ def test_crash_at_any_call_of_a_compressed_log_keeps_synced_rows(
         for seed in range(seeds):
             check_log(disk.crash(1_000 * number + seed), written, held)
         check_log(disk.kill(), written, held)
-        struck += 1
-    print(f"{struck} of {len(calls)} calls, {seeds} seeds each; {len(renamed)} segments replaced")
+        crashes += 1
+    print(f"{crashes} of {len(calls)} calls, {seeds} seeds each; {len(renamed)} segments replaced")
     assert fault_free.calls >= 200
     assert len(renamed) >= 5
 
@@ -363,10 +371,10 @@ def test_flipped_bit_in_a_compressed_log_is_never_delivered(full: bool) -> None:
         for path in intact.paths():
             if path == last or not path.endswith((".log", ".index")):
                 continue  # other tests flip bits of other files
-            for at in range(0, len(intact.peek(path)), 1 if full else 2):
-                for bit in range(8) if full else (at // 2 % 8,):
+            for position in range(0, len(intact.peek(path)), 1 if full else 2):
+                for bit in range(8) if full else (position // 2 % 8,):
                     disk = intact.kill()
-                    disk.flip(path, at, bit)
+                    disk.flip(path, position, bit)
                     flips += 1
                     corruption = _find_corruption(disk, writer.appended)
                     assert (corruption is None) is path.endswith(".index")
@@ -380,7 +388,7 @@ def test_flipped_bit_in_a_compressed_log_is_never_delivered(full: bool) -> None:
 
 def _find_corruption(disk: SimDisk, appended: dict[int, bytes]) -> str | None:
     """Return the file that is reported as corrupted; None if every row is read as it was appended."""
-    inspected = [one.path for one in inspect(disk) if isinstance(one, LogCorrupted)]
+    inspected = [found.path for found in inspect(disk) if isinstance(found, LogCorrupted)]
     corrupted_path: str | None = None
     try:
         assert contents(open_log(disk, COMPRESSED)[0]) == appended
@@ -395,9 +403,9 @@ def test_stepwise_reader_continues_in_the_replaced_segment() -> None:
     writer.log.close()
     log, _ = open_log(writer.log._disk, COMPRESSED)  # type: ignore[arg-type]
     step = {"rows_max": 1, "bytes_max": 1}
-    seen, at = {}, 0
-    while batches := log.read(at, **step):
-        seen[at], at = frame(batches[0]), batches[-1].next_offset
+    seen, offset = {}, 0
+    while batches := log.read(offset, **step):
+        seen[offset], offset = frame(batches[0]), batches[-1].next_offset
         if len(seen) % 2:
-            rewrite(log)
+            compress_next_segment(log)
     assert seen == writer.appended

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 BASES = (5, 9, 14, 40)
 
 
-def make_table() -> Segments:
+def make_segments() -> Segments:
     segments = Segments(SimDisk(), "d")
     for base in BASES:
         segments.add(Segment("d", base))
@@ -23,15 +23,15 @@ def make_table() -> Segments:
 
 
 def test_offset_is_in_the_last_segment_starting_at_or_before_it() -> None:
-    segments = make_table()
-    held = {offset: segments.segment_at(offset).base for offset in (0, 5, 8, 9, 13, 14, 39, 40, 1 << 60)}
-    assert held == {0: 5, 5: 5, 8: 5, 9: 9, 13: 9, 14: 14, 39: 14, 40: 40, 1 << 60: 40}
+    segments = make_segments()
+    bases = {offset: segments.segment_at(offset).base for offset in (0, 5, 8, 9, 13, 14, 39, 40, 1 << 60)}
+    assert bases == {0: 5, 5: 5, 8: 5, 9: 9, 13: 9, 14: 14, 39: 14, 40: 40, 1 << 60: 40}
     assert [segment.base for segment in segments.segments_from(13)] == [9, 14, 40]
     assert [segment.base for segment in segments.segments_from(0)] == list(BASES)
 
 
-def test_table_is_a_live_sequence_of_its_segments() -> None:
-    segments = make_table()
+def test_all_is_a_live_view_of_the_segments() -> None:
+    segments = make_segments()
     seen = segments.all
     assert segments.last is seen[-1]
     assert [segments.drop_first().base for _ in range(3)] == [5, 9, 14]
@@ -55,11 +55,11 @@ def test_sequential_small_reads_read_the_files_once(monkeypatch: pytest.MonkeyPa
         SimFile, "read", lambda file, at, size: read_bytes.append(size) or read(file, at, size)
     )
     assert contents(log, rows_max=2, bytes_max=1) == writer.appended
-    once = sum(read_bytes)
+    in_steps = sum(read_bytes)
     read_bytes.clear()
     assert contents(log) == writer.appended
-    print(f"in steps of a batch {once} bytes were read, in large reads {sum(read_bytes)}")
-    assert once <= 1.5 * sum(read_bytes)
+    print(f"{in_steps} bytes were read batch by batch, {sum(read_bytes)} in large reads")
+    assert in_steps <= 1.5 * sum(read_bytes)
 
 
 def test_interleaved_readers_each_resume_at_their_position() -> None:
@@ -68,7 +68,7 @@ def test_interleaved_readers_each_resume_at_their_position() -> None:
         writer.append()
         commit(writer.log)
     offsets = sorted(writer.appended)
-    seen: list[dict[int, bytes]] = [{} for _ in range(7)]  # more readers than positions are stored
+    seen: list[dict[int, bytes]] = [{} for _ in range(7)]  # more readers than stored positions
     for step in range(len(offsets)):
         for reader, found in enumerate(seen):
             (logged, *_) = writer.log.read(

@@ -76,14 +76,14 @@ def test_ranges_are_contiguous_up_to_the_high_watermark() -> None:
         mixed.writer.append()
         commit(mixed.log)
     mixed.writer.append()  # not visible
-    reader, at, count = mixed.log.sendfile_pool.reader(), 0, 0
-    while (found := reader.next(at, SMALL_RANGES)) is not None:
-        expected = frames_between(mixed.writer, at, found.next_offset)
+    reader, offset, count = mixed.log.sendfile_pool.reader(), 0, 0
+    while (found := reader.next(offset, SMALL_RANGES)) is not None:
+        expected = frames_between(mixed.writer, offset, found.next_offset)
         assert bytes_of(found) == b"".join(expected)
-        assert (found.delta_count, found.bytes) == (found.next_offset - at, sum(map(len, expected)))
-        at, count = found.next_offset, count + 1
+        assert (found.delta_count, found.bytes) == (found.next_offset - offset, sum(map(len, expected)))
+        offset, count = found.next_offset, count + 1
     assert len(mixed.log.frames.__self__._segments.all) == count > 1  # type: ignore[attr-defined]
-    assert mixed.log.high_watermark - at <= 30, "except the frames after the last index entry"
+    assert mixed.log.high_watermark - offset <= 30, "except the frames after the last index entry"
 
 
 def test_range_bounds_hold_and_small_ranges_are_not_sent() -> None:
@@ -92,10 +92,10 @@ def test_range_bounds_hold_and_small_ranges_are_not_sent() -> None:
         mixed.writer.append()
         commit(mixed.log)
     reader = mixed.log.sendfile_pool.reader()
-    few = next_range(reader, 0, RangeBounds(deltas_max=50, bytes_max=1 << 40, bytes_min=1))
-    assert 0 < few.delta_count <= 50
-    small = next_range(reader, 0, RangeBounds(deltas_max=1 << 40, bytes_max=9_000, bytes_min=1))
-    assert 0 < small.bytes <= 9_000
+    limited_rows = next_range(reader, 0, RangeBounds(deltas_max=50, bytes_max=1 << 40, bytes_min=1))
+    assert 0 < limited_rows.delta_count <= 50
+    limited_bytes = next_range(reader, 0, RangeBounds(deltas_max=1 << 40, bytes_max=9_000, bytes_min=1))
+    assert 0 < limited_bytes.bytes <= 9_000
     assert reader.next(0, RangeBounds(deltas_max=1 << 40, bytes_max=9_000, bytes_min=9_000)) is None
     assert reader.next(0, RangeBounds(deltas_max=3, bytes_max=1 << 40, bytes_min=1)) is None
     assert reader.next(mixed.log.high_watermark, SMALL_RANGES) is None
@@ -120,16 +120,16 @@ def test_range_starts_only_at_a_frame_boundary() -> None:
 @given(st.data())
 def test_range_of_any_log_holds_all_rows_but_control_rows(data: st.DataObject) -> None:
     mixed = make_log(settings_=replace(SPACIOUS, retention_bytes=60_000))
-    for kind in data.draw(st.lists(st.sampled_from("bbbbbbvcr"), min_size=30, max_size=90)):
+    for kind in data.draw(st.lists(st.sampled_from("bbbbbbncr"), min_size=30, max_size=90)):
         if kind == "b":
             mixed.writer.append(data.draw(st.integers(1, 9)))
-        elif kind == "v":
+        elif kind == "n":
             mixed.append_noop(data.draw(st.integers(1, 3)))
         elif kind == "c":
             commit(mixed.log)
         else:
             mixed.log.retain()
-    noops = {offset for one in mixed.controls for offset in range(one.offset, one.next_offset)}
+    noops = {offset for control in mixed.controls for offset in range(control.offset, control.next_offset)}
     reader = mixed.log.sendfile_pool.reader()
     for offset in data.draw(st.lists(st.integers(0, mixed.log.next_offset), min_size=10, max_size=30)):
         bounds = RangeBounds(data.draw(st.integers(1, 400)), data.draw(st.integers(1_000, 20_000)), 1)
@@ -143,7 +143,7 @@ def test_range_of_any_log_holds_all_rows_but_control_rows(data: st.DataObject) -
         assert found.bytes <= bounds.bytes_max
 
 
-# --- files that are removed or replaced meanwhile
+# --- files that are removed or replaced while a range is in use
 
 
 def test_range_can_be_sent_after_its_segment_was_removed() -> None:
@@ -189,7 +189,7 @@ def test_open_files_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     bases = [segment.base for segment in mixed.log._segments.all[:3]]
     readers = [mixed.log.sendfile_pool.reader() for _ in bases]
     found = [reader.next(base, SMALL_RANGES) for reader, base in zip(readers, bases, strict=True)]
-    assert [one is not None for one in found] == [True, True, False]
+    assert [item is not None for item in found] == [True, True, False]
     readers[0].close()
     assert readers[2].next(bases[2], SMALL_RANGES) is not None
 
@@ -223,15 +223,15 @@ def test_control_rows_are_known_after_reopening() -> None:
             mixed.append_noop()
         commit(mixed.log)
     for log in (mixed.log, open_log(disk.kill(), SPACIOUS)[0], open_log(disk.crash(3), SPACIOUS)[0]):
-        reader, at, sent = log.sendfile_pool.reader(), 0, 0
-        while at < log.high_watermark:
-            found = reader.next(at, SMALL_RANGES)
+        reader, offset, sent = log.sendfile_pool.reader(), 0, 0
+        while offset < log.high_watermark:
+            found = reader.next(offset, SMALL_RANGES)
             if found is None:
-                at = log.read(at, rows_max=1, bytes_max=1)[0].next_offset
+                offset = log.read(offset, rows_max=1, bytes_max=1)[0].next_offset
                 continue
             sent += found.bytes
-            assert not any(at <= one.offset < found.next_offset for one in mixed.controls)
-            at = found.next_offset
+            assert not any(offset <= control.offset < found.next_offset for control in mixed.controls)
+            offset = found.next_offset
         assert sent > 5_000
 
 
@@ -257,8 +257,8 @@ def test_index_without_control_rows_gives_no_range() -> None:
     assert log.read(0, rows_max=1, bytes_max=1)
 
 
-@pytest.mark.parametrize("place", ["begin", "end"])
-def test_range_that_the_file_contradicts_is_not_sent(place: str) -> None:
+@pytest.mark.parametrize("position", ["start", "end"])
+def test_range_that_the_file_contradicts_is_not_sent(position: str) -> None:
     disk = SimDisk()
     mixed = make_log(disk)
     for _ in range(40):
@@ -269,7 +269,7 @@ def test_range_that_the_file_contradicts_is_not_sent(place: str) -> None:
     found = next_range(reader, 0, bounds)
     assert isinstance(found.content, FileRange)
     reader.close()
-    disk.flip(mixed.log._segments.all[0].path, at=(0 if place == "begin" else found.content.size) + 20)
+    disk.flip(mixed.log._segments.all[0].path, at=(0 if position == "start" else found.content.size) + 20)
     assert reader.next(0, bounds) is None
     assert not mixed.log.sendfile_pool._open_files
 
@@ -301,11 +301,11 @@ def test_compressed_frames_are_sent_to_readers_of_the_codec() -> None:
     found = reader.next(0, SMALL_RANGES, codecs=frozenset({1, 2}))
     assert found is not None
     assert isinstance(found.content, list)
-    plain = frames_between(writer, 0, found.next_offset)
-    assert len(found.content) == len(plain) > 1
-    assert found.bytes == sum(map(len, found.content)) < sum(map(len, plain)) / 2
-    for part, uncompressed in zip(found.content, plain, strict=True):
-        frame, expected = decode(part), decode(uncompressed)
+    uncompressed = frames_between(writer, 0, found.next_offset)
+    assert len(found.content) == len(uncompressed) > 1
+    assert found.bytes == sum(map(len, found.content)) < sum(map(len, uncompressed)) / 2
+    for part, raw in zip(found.content, uncompressed, strict=True):
+        frame, expected = decode(part), decode(raw)
         assert isinstance(frame, BatchFrame)
         assert isinstance(expected, BatchFrame)
         assert frame == expected
@@ -313,31 +313,33 @@ def test_compressed_frames_are_sent_to_readers_of_the_codec() -> None:
 
 def test_frames_read_into_memory_have_their_own_bound() -> None:
     _, writer, _ = compressed_log("lz4")
-    full_range = writer.log.sendfile_pool.reader().next(0, SMALL_RANGES, codecs=frozenset({1}))
-    assert full_range is not None
-    bounds = SMALL_RANGES._replace(read_bytes_max=full_range.bytes - 1)
+    unbounded = writer.log.sendfile_pool.reader().next(0, SMALL_RANGES, codecs=frozenset({1}))
+    assert unbounded is not None
+    bounds = SMALL_RANGES._replace(read_bytes_max=unbounded.bytes - 1)
     found = writer.log.sendfile_pool.reader().next(0, bounds, codecs=frozenset({1}))
-    assert found is None or found.bytes < full_range.bytes
+    assert found is None or found.bytes < unbounded.bytes
     mixed = make_log(SimDisk())
     for _ in range(40):
         mixed.writer.append()
         commit(mixed.log)
-    plain = next_range(mixed.log.sendfile_pool.reader(), 0, bounds)
-    assert plain == next_range(mixed.log.sendfile_pool.reader(), 0, SMALL_RANGES)
+    uncompressed = next_range(mixed.log.sendfile_pool.reader(), 0, bounds)
+    assert uncompressed == next_range(mixed.log.sendfile_pool.reader(), 0, SMALL_RANGES)
 
 
 def test_compressed_range_ends_at_any_frame_within_bounds() -> None:
     _, writer, _ = compressed_log("lz4", settings=replace(COMPRESSED, segment_bytes_max=9_000))
     reader = writer.log.sendfile_pool.reader()
-    full_range = reader.next(0, SMALL_RANGES, codecs=frozenset({1}))
-    assert full_range is not None
-    sizes = [len(memoryview(part)) for part in full_range.content]  # type: ignore[arg-type]
+    unbounded = reader.next(0, SMALL_RANGES, codecs=frozenset({1}))
+    assert unbounded is not None
+    sizes = [len(memoryview(part)) for part in unbounded.content]  # type: ignore[arg-type]
     for deltas_max, deltas in ((5, None), (6, 6), (17, 12), (18, 18)):
         found = reader.next(0, SMALL_RANGES._replace(deltas_max=deltas_max), codecs=frozenset({1}))
         assert (None if found is None else found.delta_count) == deltas
-    few = reader.next(0, RangeBounds(1 << 40, 3 * sizes[0], bytes_min=1 << 20), codecs=frozenset({1}))
-    assert few is not None
-    assert 0 < few.bytes <= 3 * sizes[0], "any number of frames within the bytes that may be sent"
+    limited_bytes = reader.next(
+        0, RangeBounds(1 << 40, 3 * sizes[0], bytes_min=1 << 20), codecs=frozenset({1})
+    )
+    assert limited_bytes is not None
+    assert 0 < limited_bytes.bytes <= 3 * sizes[0], "any number of frames within the bytes that may be sent"
     one = reader.next(0, SMALL_RANGES._replace(read_bytes_max=sizes[0] // 2), codecs=frozenset({1}))
     assert one is not None
     assert one.delta_count == 6, "a frame larger than one read is a range of its own"
@@ -356,14 +358,14 @@ def test_unread_position_gives_only_verified_frames() -> None:
 def test_range_ends_before_corruption_in_a_compressed_segment() -> None:
     disk, writer, _ = compressed_log("lz4")
     segment = writer.log._segments.all[0]
-    full_range = writer.log.sendfile_pool.reader().next(0, SMALL_RANGES, codecs=frozenset({1}))
-    assert full_range is not None
-    assert full_range.delta_count > 6
-    size = writer.log.sendfile_pool.reader().next(
+    unbounded = writer.log.sendfile_pool.reader().next(0, SMALL_RANGES, codecs=frozenset({1}))
+    assert unbounded is not None
+    assert unbounded.delta_count > 6
+    first_frame = writer.log.sendfile_pool.reader().next(
         0, SMALL_RANGES._replace(deltas_max=6), codecs=frozenset({1})
     )
-    assert size is not None
-    disk.flip(segment.path, at=size.bytes + 8 + 64 + 40)  # in the second frame's compressed bytes
+    assert first_frame is not None
+    disk.flip(segment.path, at=first_frame.bytes + 8 + 64 + 40)  # in the second frame's compressed bytes
     before = writer.log.sendfile_pool.reader().next(0, SMALL_RANGES, codecs=frozenset({1}))
     assert before is not None
     assert before.delta_count == 6
@@ -388,15 +390,15 @@ def test_replaced_file_is_not_sent_by_its_old_index(held: bool) -> None:
     reader, fresh = log.sendfile_pool.reader(), log.sendfile_pool.reader()
     before = next_range(reader, 0)
     expected = b"".join(frames_between(writer, 0, before.next_offset))
-    rewriting = log.take_compression()
-    assert rewriting is not None
-    while not rewriting.step():
+    compression_run = log.take_compression()
+    assert compression_run is not None
+    while not compression_run.step():
         pass  # after the last step the new file has the old name, and the log does not use it yet
     if not held:
         reader.close()
         assert fresh.next(0, SMALL_RANGES) is None, "the frames of the new file do not match the old index"
-    rewriting.close()
-    log.finish_compression(rewriting)
+    compression_run.close()
+    log.finish_compression(compression_run)
     assert fresh.next(0, SMALL_RANGES) is None
     compressed = fresh.next(0, SMALL_RANGES, codecs=frozenset({1}))
     assert compressed is not None

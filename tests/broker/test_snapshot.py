@@ -23,11 +23,11 @@ from delta_prop_wire.state_rows import StateRow, encode_states, state_of
 from tests.broker.durable import LOG_ID
 
 FACTS = SnapshotFacts(LOG_ID, 40, time_us=1_700_000_000_000_000, lamport=44, chain_crc=0xABCD)
-MARKS = {3: OriginWatermark(2, 17, (Dot(5, 1), Dot(9, 8))), 5: OriginWatermark(1, 1)}
+WATERMARKS = {3: OriginWatermark(2, 17, (Dot(5, 1), Dot(9, 8))), 5: OriginWatermark(1, 1)}
 PATH = snapshot_path(DIRECTORY, 40)
 
 
-def row(namespace: str, key: str, number: int) -> StateRow:
+def state_row(namespace: str, key: str, number: int) -> StateRow:
     state = VectorState(True, np.array([number], np.float32), None, {"n": number}, 0, (number, 3, number))
     return StateRow(namespace, key, state, number - 1)
 
@@ -37,13 +37,13 @@ def write_snapshot(disk: SimDisk, frames: list[list[StateRow]]) -> Snapshot:
     writer = SnapshotWriter(disk, DIRECTORY, FACTS)
     for rows in frames:
         writer.add(encode_states(rows))
-    return writer.finish(MARKS, alive=sum(map(len, frames)), out_of_order=0, unfolded=0)
+    return writer.finish(WATERMARKS, alive=sum(map(len, frames)), out_of_order=0, unfolded=0)
 
 
 FRAMES = [
-    [row("a", "x", 1), row("a", "y", 2)],
-    [row("a", "é", 3), row("b", "a", 4)],
-    [row("b", "b", 5)],
+    [state_row("a", "x", 1), state_row("a", "y", 2)],
+    [state_row("a", "é", 3), state_row("b", "a", 4)],
+    [state_row("b", "b", 5)],
 ]
 
 
@@ -53,14 +53,14 @@ def test_written_rows_are_read_and_found_by_name() -> None:
     snapshot = open_snapshot(disk.crash(), DIRECTORY, 40)
     snapshot.verify()
     assert (snapshot.offset, snapshot.rows, snapshot.lamport, snapshot.log_id) == (40, 5, 44, LOG_ID)
-    assert dict(snapshot.watermarks) == MARKS
+    assert dict(snapshot.watermarks) == WATERMARKS
     assert [logged.batch.keys for logged in snapshot.frames()] == [["x", "y"], ["é", "a"], ["b"]]
-    for wanted in (one for frame in FRAMES for one in frame):
-        found = snapshot.find(wanted.namespace, wanted.vector_id)
+    for expected in (one for frame in FRAMES for one in frame):
+        found = snapshot.find(expected.namespace, expected.vector_id)
         assert found is not None
-        logged, at = found
-        assert logged.row_offset(at) == wanted.offset
-        assert state_of(logged.batch, at).content == wanted.state.content
+        logged, row = found
+        assert logged.row_offset(row) == expected.offset
+        assert state_of(logged.batch, row).content == expected.state.content
     for namespace, key in (("a", "w"), ("a", "z"), ("b", "aa"), ("c", "a"), ("", "x")):
         assert snapshot.find(namespace, key) is None
 
@@ -69,11 +69,11 @@ def test_frames_are_read_by_number() -> None:
     snapshot = write_snapshot(SimDisk(), FRAMES)
     keys = [["x", "y"], ["é", "a"], ["b"]]
     assert snapshot.frame_count == 3
-    for begin in range(3):
-        for stop in range(begin, 4):
-            found = [logged.batch.keys for logged in snapshot.frames(begin, stop)]
-            assert found == keys[begin:stop]
-        assert [logged.batch.keys for logged in snapshot.frames(begin)] == keys[begin:]
+    for start in range(3):
+        for stop in range(start, 4):
+            found = [logged.batch.keys for logged in snapshot.frames(start, stop)]
+            assert found == keys[start:stop]
+        assert [logged.batch.keys for logged in snapshot.frames(start)] == keys[start:]
 
 
 def test_snapshot_without_rows_is_valid() -> None:
@@ -87,7 +87,7 @@ def test_newest_snapshot_must_belong_to_the_log() -> None:
     disk = SimDisk()
     assert newest_snapshot(disk, DIRECTORY, LOG_ID) is None
     write_snapshot(disk, FRAMES).close()
-    disk.put(snapshot_path(DIRECTORY, 39), b"older, and not looked at")
+    disk.put(snapshot_path(DIRECTORY, 39), b"older, so it is not read")
     newest = newest_snapshot(disk, DIRECTORY, LOG_ID)
     assert newest is not None
     assert newest.offset == 40
@@ -100,14 +100,14 @@ def test_newest_snapshot_must_belong_to_the_log() -> None:
 
 def test_flipped_bit_is_found() -> None:
     disk = SimDisk()
-    write_snapshot(disk, [[row("a", "x", 1)], [row("a", "y", 2)]]).close()
+    write_snapshot(disk, [[state_row("a", "x", 1)], [state_row("a", "y", 2)]]).close()
     intact = disk.peek(PATH)
-    for at in range(len(intact)):
+    for position in range(len(intact)):
         for bit in range(8):
-            disk.flip(PATH, at, bit)
+            disk.flip(PATH, position, bit)
             with pytest.raises(LogCorrupted, match=PATH):
                 open_snapshot(disk, DIRECTORY, 40).verify()
-            disk.flip(PATH, at, bit)
+            disk.flip(PATH, position, bit)
     assert disk.peek(PATH) == intact
 
 

@@ -36,7 +36,7 @@ class SentBatch:
 
 
 @dataclass(slots=True)
-class Journey:
+class Arrivals:
     """An order of arrival, with the counts of reordered, duplicated and late batches."""
 
     batches: list[SentBatch]
@@ -46,8 +46,8 @@ class Journey:
 
 
 def draw_graph(random: Random, batches: int) -> list[SentBatch]:
-    """Draw batches in causal order: each depends on the last of its origin and on some of other origins."""
-    sent: list[SentBatch] = []
+    """Draw batches in causal order: each depends on its origin's last one, and on some of other origins."""
+    sent_batches: list[SentBatch] = []
     watermark = dict.fromkeys(ORIGINS, 0)
     announced: dict[int, dict[int, int]] = {origin: {} for origin in ORIGINS}
     lamports: dict[Dot, int] = {}
@@ -58,10 +58,10 @@ def draw_graph(random: Random, batches: int) -> list[SentBatch]:
         causes = {Dot(origin, base - 1)} if base > 1 else set()
         clock = []
         for other in ORIGINS:
-            seen = random.randint(0, watermark[other])
-            if other != origin and random.random() < 0.3 and seen > announced[origin].get(other, 0):
-                clock.append(Dot(other, seen))
-                announced[origin][other] = seen
+            counter = random.randint(0, watermark[other])
+            if other != origin and random.random() < 0.3 and counter > announced[origin].get(other, 0):
+                clock.append(Dot(other, counter))
+                announced[origin][other] = counter
         causes.update(clock)
         parents: list[Dot | bytes] = []
         if lamports and random.random() < 0.3:
@@ -70,39 +70,39 @@ def draw_graph(random: Random, batches: int) -> list[SentBatch]:
             causes.add(dot)
         rows = _draw_rows(random, number, tuple(parents))
         batch = encode_batch(rows, origin=origin, base=base, clock=tuple(sorted(clock)))
-        # Idle and busy services have Lamport numbers that diverge, so late rows sort far before others.
+        # The Lamport numbers of idle and busy services diverge, so late rows sort far before others.
         lamport = max((lamports[cause] for cause in causes), default=0) + random.choice((1, 1, 1, 40))
         for row, delta in enumerate(rows):
             lamports[batch.dot(row)] = lamport + row
             if delta.id is not None:
                 ids[batch.dot(row)] = delta.id
         watermark[origin] = batch.last
-        sent.append(SentBatch(batch, lamport, frozenset(causes)))
-    return sent
+        sent_batches.append(SentBatch(batch, lamport, frozenset(causes)))
+    return sent_batches
 
 
-def draw_journey(random: Random, sent: list[SentBatch]) -> Journey:
+def draw_arrivals(random: Random, sent_batches: list[SentBatch]) -> Arrivals:
     """Draw an order of arrival: 30 % reordered, 5 % duplicated, 1 % after all others."""
-    order = list(sent)
+    order = list(sent_batches)
     positions = random.sample(range(len(order)), round(REORDERED * len(order)))
     moved = [order[position] for position in positions]
     random.shuffle(moved)
-    for position, one in zip(positions, moved, strict=True):
-        order[position] = one
-    reordered = sum(one is not other for one, other in zip(order, sent, strict=True))
+    for position, sent in zip(positions, moved, strict=True):
+        order[position] = sent
+    reordered = sum(sent is not other for sent, other in zip(order, sent_batches, strict=True))
     late = random.sample(order, max(1, round(LATE * len(order))))
-    order = [one for one in order if one not in late]
+    order = [sent for sent in order if sent not in late]
     duplicates = random.sample(order, max(1, round(DUPLICATED * len(order))))
-    for one in duplicates:
-        order.insert(random.randint(order.index(one) + 1, len(order)), one)
-    return Journey(order, late, reordered, len(duplicates))
+    for sent in duplicates:
+        order.insert(random.randint(order.index(sent) + 1, len(order)), sent)
+    return Arrivals(order, late, reordered, len(duplicates))
 
 
-def fold_all(sent: list[SentBatch]) -> dict[tuple[str, str], VectorState]:
+def fold_all(sent_batches: list[SentBatch]) -> dict[tuple[str, str], VectorState]:
     """Fold all sent batches in canonical order."""
     changes: dict[tuple[str, str], list[tuple[tuple[int, int, int], Operation, object]]] = {}
-    for one in sent:
-        logged, batch = LoggedBatch(one.batch, 0, one.lamport, Source.REPLICA), one.batch
+    for sent in sent_batches:
+        logged, batch = LoggedBatch(sent.batch, 0, sent.lamport, Source.REPLICA), sent.batch
         for row in range(batch.count):
             change = (logged.key(row), batch.operation(row), batch.metadata(row))
             changes.setdefault((batch.namespaces[row], batch.keys[row]), []).append(change)

@@ -1,4 +1,5 @@
-"""Networks for the network contract: sockets on each event loop or a virtual network, with or without TLS.
+"""Networks for tests of the network contract: sockets on each event loop, or a virtual network; with or
+without TLS.
 
 A setup runs a test in its own event loop, under a deadline.
 """
@@ -61,7 +62,7 @@ class NetworkSetup:
 
     @asynccontextmanager
     async def pair(self, network: Network) -> AsyncIterator[tuple[Stream, Stream]]:
-        """Both ends of a connection, the client's first; closed at the end."""
+        """Yield both ends of a connection, the client's first; close them at the end."""
         listener = await network.listen(HOST, 0, tls=self.server_tls)
         accepted: list[Stream] = []
 
@@ -101,9 +102,9 @@ def files() -> Files:
     client = authority.issue_cert("client.example")
     paths = {name: str(folder / f"{name}.pem") for name in Files.__dataclass_fields__}
     authority.cert_pem.write_to_path(paths["authority"])
-    for name, one in (("server", server), ("client", client)):
-        one.private_key_pem.write_to_path(paths[f"{name}_key"])
-        for blob in one.cert_chain_pems:
+    for name, certificate in (("server", server), ("client", client)):
+        certificate.private_key_pem.write_to_path(paths[f"{name}_key"])
+        for blob in certificate.cert_chain_pems:
             blob.write_to_path(paths[name], append=True)
     return Files(**paths)
 
@@ -128,9 +129,9 @@ def fake_setup(backend: Literal["asyncio", "trio"], conditions: NetworkCondition
 
 def fake_tls_setup(conditions: NetworkConditions) -> NetworkSetup:
     """Return real TLS over a virtual network, whose own TLS encrypts nothing."""
-    tls_over_fake = tls_setup("asyncio")
+    tls_over_virtual = tls_setup("asyncio")
     return replace(
-        tls_over_fake,
+        tls_over_virtual,
         network=lambda: SecuredNetwork(VirtualNetwork(1, conditions)),
         run_in=partial(run_virtual, seed=5),
     )
@@ -139,17 +140,17 @@ def fake_tls_setup(conditions: NetworkConditions) -> NetworkSetup:
 class SecuredNetwork:
     """A network that adds TLS to the streams of another network."""
 
-    def __init__(self, below: Network) -> None:
-        self._below = below
+    def __init__(self, inner: Network) -> None:
+        self._inner = inner
 
     async def listen(self, host: str, port: int, *, tls: Tls | None = None) -> Any:
-        listener = await self._below.listen(host, port)
+        listener = await self._inner.listen(host, port)
         return listener if tls is None else SecuredListener(listener, server_context(tls))
 
     async def connect(
         self, host: str, port: int, *, tls: Tls | None = None, timeout_s: float = 10.0
     ) -> Stream:
-        stream = await self._below.connect(host, port, timeout_s=timeout_s)
+        stream = await self._inner.connect(host, port, timeout_s=timeout_s)
         if tls is None:
             return stream
         tls_stream = TlsStream(stream, client_context(tls), host)
@@ -158,12 +159,12 @@ class SecuredNetwork:
 
 
 class SecuredListener:
-    def __init__(self, below: Listener, context: ssl.SSLContext) -> None:
-        self._below, self._context = below, context
-        self.address, self.aclose = below.address, below.aclose
+    def __init__(self, inner: Listener, context: ssl.SSLContext) -> None:
+        self._inner, self._context = inner, context
+        self.address, self.aclose = inner.address, inner.aclose
 
     async def accept(self) -> Stream:
-        return TlsStream(await self._below.accept(), self._context, None)
+        return TlsStream(await self._inner.accept(), self._context, None)
 
 
 def _run_real(loop: str, main: Callable[[], Awaitable[None]]) -> None:
@@ -182,7 +183,7 @@ SETUPS: dict[str, Callable[[], NetworkSetup]] = {
 
 @pytest.fixture(params=SETUPS)
 def net_setup(request: pytest.FixtureRequest) -> NetworkSetup:
-    """Return each setup in turn."""
+    """Return each setup of `SETUPS` in turn."""
     return SETUPS[request.param]()
 
 

@@ -24,7 +24,7 @@ class GatedLog(MemoryLog):
 
 
 class Bench:
-    """A pipeline, the batches it routed, and its clock."""
+    """A pipeline, the batches that it routed, and a clock that the test sets."""
 
     def __init__(
         self,
@@ -90,6 +90,6 @@ class Bench:
         return [key for logged in self.routed if not logged.batch.is_control for key in logged.batch.keys]
 
 
-def batch_of(origin: int, base: int, *deltas: Delta, epoch: int = 1, **more: object) -> Batch:
-    """Return a batch whose dots begin at (origin, base)."""
-    return encode_batch(deltas, origin=origin, base=base, epoch=epoch, **more)  # type: ignore[arg-type]
+def batch_of(origin: int, base: int, *deltas: Delta, epoch: int = 1, **options: object) -> Batch:
+    """Return a batch whose dots start at (origin, base)."""
+    return encode_batch(deltas, origin=origin, base=base, epoch=epoch, **options)  # type: ignore[arg-type]

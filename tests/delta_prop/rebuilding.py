@@ -1,6 +1,6 @@
 """Helpers for rebuild tests: a snapshot built from a log's batches, and a sink on fake storage.
 
-The states come from the fold of the algebra, without code of sinks or of the log.
+The states come from the fold of the algebra, not from code of the sinks or the log.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ FRAME_ROWS = 5
 
 
 class History:
-    """All batches of a service's log, read before the log drops them."""
+    """All batches of a service's log; the test reads them before the log drops them."""
 
     def __init__(self, p: Propagator) -> None:
         self.log: Any = p._log
         self.batches: list[LoggedBatch] = []
 
     def read(self) -> None:
-        """Read new batches; to be called before the log drops them."""
-        at = self.batches[-1].next_offset if self.batches else self.log.start_offset
-        while at < self.log.high_watermark:
-            self.batches += self.log.read(at, rows_max=1000, bytes_max=1 << 24)
-            at = self.batches[-1].next_offset
+        """Read the batches that the log has got since the last call."""
+        offset = self.batches[-1].next_offset if self.batches else self.log.start_offset
+        while offset < self.log.high_watermark:
+            self.batches += self.log.read(offset, rows_max=1000, bytes_max=1 << 24)
+            offset = self.batches[-1].next_offset
 
     def states(self, end: int | None = None) -> dict[Ref, VectorState]:
         """Return the fold of all rows below an offset."""
@@ -75,24 +75,24 @@ class FakeSnapshot:
         self.begin = 0
         self.lamport = max(row.state.key[0] for row in rows if row.state.key)
         self.opened = self.closed = 0
-        self.fails = 0
+        self.read_failures = 0
         self._rows = rows
 
     def frames(self) -> Iterator[LoggedBatch]:
         self.opened += 1
-        for at in range(0, len(self._rows), FRAME_ROWS):
-            if self.fails and at:
-                self.fails -= 1
+        for start in range(0, len(self._rows), FRAME_ROWS):
+            if self.read_failures and start:
+                self.read_failures -= 1
                 raise OSError(5, "Input/output error")
-            batch = encode_states(self._rows[at : at + FRAME_ROWS])
-            yield LoggedBatch(batch, at, 0, Source.LOCAL)
+            batch = encode_states(self._rows[start : start + FRAME_ROWS])
+            yield LoggedBatch(batch, start, 0, Source.LOCAL)
 
     def close(self) -> None:
         self.closed += 1
 
 
 class FakeStorage:
-    """The storage of a sink; it is kept when the sink is closed."""
+    """The storage of a sink, which outlives the sink."""
 
     def __init__(self) -> None:
         self.states: dict[Ref, VectorState] = {}
@@ -101,15 +101,15 @@ class FakeStorage:
         self.lamport = 0
         self.rebuilding = False
         self.calls: list[str] = []
-        self.fail: dict[int, BaseException] = {}  # by number of the call
-        self.hang: set[int] = set()
+        self.failures: dict[int, BaseException] = {}  # by number of the call
+        self.hanging_calls: set[int] = set()  # by number of the call, until `release`
         self.release = anyio.Event()
 
 
 class FakeStorageSink:
-    """A sink that stores states and cursor together; additive deltas reveal duplicate delivery."""
+    """A sink that stores its states and its cursor together in a `FakeStorage`."""
 
-    def __init__(self, storage: FakeStorage, name: str = "placed", *, cursor: bool = True) -> None:
+    def __init__(self, storage: FakeStorage, name: str = "fake", *, cursor: bool = True) -> None:
         self.name = name
         self.storage = storage
         self._cursor = cursor
@@ -132,12 +132,12 @@ class FakeStorageSink:
 
     def _apply_row(self, logged: LoggedBatch, row: int) -> None:
         batch, storage = logged.batch, self.storage
-        ref, at = (batch.namespaces[row], batch.keys[row]), logged.offset + row
-        if at <= storage.offsets.get(ref, -1):
+        ref, offset = (batch.namespaces[row], batch.keys[row]), logged.offset + row
+        if offset <= storage.offsets.get(ref, -1):
             return
         before = storage.states.get(ref, VectorState())
         storage.states[ref] = apply(before, batch.operation(row), batch.metadata(row), logged.key(row))
-        storage.offsets[ref] = at
+        storage.offsets[ref] = offset
         storage.lamport = max(storage.lamport, logged.lamport + row)
 
     def _set_cursor(self, offset: int) -> None:
@@ -152,7 +152,7 @@ class FakeStorageSink:
         self.storage.offsets.clear()
 
     async def load_states(self, rows: Sequence[StateRow]) -> None:
-        await self._call("take")
+        await self._call("load")
         assert self.storage.rebuilding
         for row in rows:
             self.storage.states[row[:2]] = row.state
@@ -168,9 +168,9 @@ class FakeStorageSink:
         storage = self.storage
         storage.calls.append(method)
         number = len(storage.calls)
-        if number in storage.hang:
+        if number in storage.hanging_calls:
             await storage.release.wait()
-        failure = storage.fail.pop(number, None)
+        failure = storage.failures.pop(number, None)
         if failure is not None:
             raise failure
 

@@ -1,7 +1,7 @@
 """Services in one process, each with all kinds of sinks, that forward their logs to each other.
 
-The oracle uses neither log nor sink: it folds the accepted deltas, and of equal ids on a vector only the
-first.
+The oracle uses neither log nor sink: it folds the accepted deltas; of deltas with one id on one vector it
+folds only the first.
 """
 
 from __future__ import annotations
@@ -100,23 +100,23 @@ class Service:
         """Return a vector of this service's dimension in a namespace that all services use."""
         return Delta(f"own-{self.number}", create([1.0] * (2 + self.number)), "odd")
 
-    def batches(self, begin: int = 0) -> list[LoggedBatch]:
+    def batches(self, start: int = 0) -> list[LoggedBatch]:
         """Return the batches of its log from an offset on."""
-        return self.p._log.read(begin, rows_max=1 << 20, bytes_max=1 << 30)
+        return self.p._log.read(start, rows_max=1 << 20, bytes_max=1 << 30)
 
     async def forward_to(self, other: Service, batches_max: int) -> int:
-        """Forward some batches that the other service lacks; return how many."""
-        watermarks, sent = other.p._pipeline.orderer.watermarks, 0
+        """Forward up to `batches_max` batches, most of which the other service lacks; return how many."""
+        watermarks, forwarded_count = other.p._pipeline.orderer.watermarks, 0
         receipts = []
         for logged in self.batches(self.forwarded_below.get(other.number, 0))[:batches_max]:
             self.forwarded_below[other.number] = logged.next_offset
             if logged.batch.last > watermarks.get(logged.batch.origin, 0) or self.random.random() < 0.1:
                 work = SequencedBatch(logged.batch, FORWARDER, Receipt(), logged.lamport)
                 receipts.append(other.p._pipeline.offer(work, other.p._now()))
-                sent += 1
+                forwarded_count += 1
         for receipt in receipts:
             await receipt
-        return sent
+        return forwarded_count
 
     async def settle(self) -> None:
         """Wait until every sink has processed the log."""
@@ -137,7 +137,7 @@ class Service:
 
     def dots(self) -> list[Dot]:
         """Return every dot of its log, in log order."""
-        return [one.batch.dot(row) for one in self.batches() for row in range(one.count)]
+        return [logged.batch.dot(row) for logged in self.batches() for row in range(logged.count)]
 
 
 def summarize_state(state: VectorState | None, *, counts: bool = True) -> Any:
@@ -150,7 +150,7 @@ def fold_accepted(services: list[Service]) -> dict[Name, VectorState]:
     """Fold all deltas that any service has accepted."""
     rows: dict[Name, dict[Any, Any]] = {}
     ids: dict[Name, dict[Any, bytes]] = {}
-    for logged in (one for service in services for one in service.batches()):
+    for logged in (logged for service in services for logged in service.batches()):
         batch = logged.batch
         for row in () if batch.is_control else range(batch.count):
             name, key = (batch.namespaces[row], batch.keys[row]), logged.key(row)
@@ -175,14 +175,14 @@ class Writer:
     """A writer that publishes to any service, some deltas to several services under one id."""
 
     random: Random
-    ids: int = 0
-    known: list[Delta] = field(default_factory=list)
+    id_count: int = 0
+    recent_deltas: list[Delta] = field(default_factory=list)
 
     async def write(self, service: Service) -> None:
-        """Publish one call; a refused call has no effect."""
+        """Make one publish call; ignore a refusal."""
         random = self.random
-        if self.known and random.random() < 0.3:  # a client resends after a failover
-            deltas = [random.choice(self.known)]
+        if self.recent_deltas and random.random() < 0.3:  # a client resends after a failover
+            deltas = [random.choice(self.recent_deltas)]
         else:
             deltas = [self._delta(service) for _ in range(random.choice((1, 1, 2, 6)))]
             if random.random() < 0.5:
@@ -195,22 +195,22 @@ class Writer:
                 await service.p.producer(name).publish(*deltas)
 
     def _identified(self, delta: Delta) -> Delta:
-        self.ids += 1
-        one = Delta(
+        self.id_count += 1
+        identified = Delta(
             delta.vector_id,
             delta.operation,
             delta.namespace,
-            id=self.ids.to_bytes(16, "big"),
+            id=self.id_count.to_bytes(16, "big"),
             metadata=delta.metadata,
         )
-        self.known = [*self.known, one][-6:]
-        return one
+        self.recent_deltas = [*self.recent_deltas, identified][-6:]
+        return identified
 
     def _delta(self, service: Service) -> Delta:
         random = self.random
         namespace = random.choice(("n", "n", "odd"))
-        width = 2 + service.number if namespace == "odd" else 2  # each service has its own dimension here
-        numbers = [random.choice((0.0, 1.0, -1.5, 3e38)) for _ in range(width)]
+        dimension = 2 + service.number if namespace == "odd" else 2  # each service has its own dimension here
+        numbers = [random.choice((0.0, 1.0, -1.5, 3e38)) for _ in range(dimension)]
         operation = random.choice(
             (
                 lambda: create(numbers),
@@ -226,8 +226,8 @@ class Writer:
             )
         )()
         patch = {random.choice("pq"): random.choice((None, 1, service.number))}
-        patched = random.random() < 0.3 or operation.kind == metadata_only().kind
-        return Delta(random.choice(VECTORS), operation, namespace, metadata=patch if patched else None)
+        has_patch = random.random() < 0.3 or operation.kind == metadata_only().kind
+        return Delta(random.choice(VECTORS), operation, namespace, metadata=patch if has_patch else None)
 
 
 async def heal(services: list[Service], links: list[tuple[int, int]]) -> None:

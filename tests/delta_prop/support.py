@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 
-def make_delta(key: str, **more: Any) -> Delta:
-    return Delta(key, create([1.0, 2.0]), **more)
+def make_delta(key: str, **fields: Any) -> Delta:
+    return Delta(key, create([1.0, 2.0]), **fields)
 
 
 async def catch_refusal(call: Awaitable[object]) -> Refused:
@@ -31,9 +31,9 @@ class Gate:
         self.opened = anyio.Event()
         self.seen: list[int] = []
 
-    async def __call__(self, at: int, _delta: Delta) -> None:
+    async def __call__(self, offset: int, _delta: Delta) -> None:
         await self.opened.wait()
-        self.seen.append(at)
+        self.seen.append(offset)
 
 
 async def expect_refusal(call: Callable[[], Awaitable[object]], message: str) -> None:

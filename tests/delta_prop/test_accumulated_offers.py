@@ -36,16 +36,16 @@ def test_loop_of_offers_is_appended_in_few_batches(make: object) -> None:
     async def main() -> None:
         async with Propagator(world=virtual_world()) as p:
             receipts = [p.offer(make(n)) for n in range(ROWS)]  # type: ignore[operator]
-            offsets = [(await one).offset for one in receipts]
+            offsets = [(await receipt).offset for receipt in receipts]
             assert offsets == list(range(ROWS))
-            dots = [one.result().dot for one in receipts]
+            dots = [receipt.result().dot for receipt in receipts]
             assert [dot.counter for dot in dots if dot] == list(range(1, ROWS + 1))
-            logged = logged_batches(p)
-            size = sum(one.batch.size for one in logged)
-            print(f"{len(logged)} frames, {size / ROWS:.0f} bytes a row")
-            assert len(logged) <= ROWS / 500
+            batches = logged_batches(p)
+            size = sum(logged.batch.size for logged in batches)
+            print(f"{len(batches)} frames, {size / ROWS:.0f} bytes a row")
+            assert len(batches) <= ROWS / 500
             assert size <= 100 * ROWS
-            assert [key for one in logged for key in one.batch.keys] == [f"v{n}" for n in range(ROWS)]
+            assert [key for logged in batches for key in logged.batch.keys] == [f"v{n}" for n in range(ROWS)]
 
     run_virtual(main)
 
@@ -61,8 +61,8 @@ def test_refused_offer_does_not_affect_or_reorder_others() -> None:
             with pytest.raises(Refused) as caught:
                 await refused
             assert caught.value.code is ErrorCode.INVALID_DELTA
-            assert [(await one).offset for one in receipts] == list(range(20))
-            keys = [key for one in logged_batches(p) for key in one.batch.keys]
+            assert [(await receipt).offset for receipt in receipts] == list(range(20))
+            keys = [key for logged in logged_batches(p) for key in logged.batch.keys]
             assert keys == [f"v{n}" for n in range(20)]
 
     run_virtual(main)
@@ -103,7 +103,7 @@ def test_offer_withdrawn_in_its_tick_is_never_appended() -> None:
             assert second.withdraw()
             await third
             assert first.acknowledged
-            assert [key for one in logged_batches(p) for key in one.batch.keys] == ["v0", "v2"]
+            assert [key for logged in logged_batches(p) for key in logged.batch.keys] == ["v0", "v2"]
 
     run_virtual(main)
 
@@ -116,7 +116,7 @@ def test_offers_of_two_priorities_keep_call_order() -> None:
                 p.offer(Delta("v", create([1.0, n]), priority=low if n % 2 else Priority.NORMAL))
                 for n in range(6)
             ]
-            assert [(await one).offset for one in receipts] == list(range(6))
+            assert [(await receipt).offset for receipt in receipts] == list(range(6))
 
     run_virtual(main)
 
@@ -127,6 +127,6 @@ def test_offers_beyond_log_limit_are_all_settled() -> None:
         async with Propagator(settings, world=virtual_world()) as p:
             receipts = [p.offer(vector_delta(n)) for n in range(ROWS)]
             await anyio.sleep(1)
-            assert all(one.done for one in receipts)
+            assert all(receipt.done for receipt in receipts)
 
     run_virtual(main)

@@ -1,4 +1,4 @@
-"""Acks and delivery follow the log's written and synced offsets, not the append."""
+"""An append alone causes neither acks nor deliveries: the log's written and synced offsets do."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SlowBench(Bench):
         self.slow = self.pipeline.log = self.pipeline.appender.log = SlowLog(bytes(16))
         self.pipeline.ack_tracker._log = self.slow
 
-    def move(self, written: int, synced: int) -> None:
+    def set_offsets(self, written: int, synced: int) -> None:
         self.slow.written, self.slow.synced = written, synced
         self.pipeline.ack_tracker.advance()
 
@@ -46,23 +46,23 @@ def batch_at_level(bench: SlowBench, key: str, level: AckLevel) -> Batch:
     return batch_of(origin, 1, make_delta(key), ack_level=level)
 
 
-def test_acks_follow_level_marks_and_sinks_the_high_watermark() -> None:
+def test_acks_follow_written_and_synced_and_delivery_the_high_watermark() -> None:
     bench = SlowBench()
     levels = (AckLevel.MEMORY, AckLevel.LOGGED, AckLevel.DURABLE)
     receipts = [bench.send(batch_at_level(bench, level.name, level)) for level in levels]
-    assert [one.state for one in receipts] == [
+    assert [receipt.state for receipt in receipts] == [
         OfferState.ACKNOWLEDGED,
         OfferState.APPENDED,
         OfferState.APPENDED,
     ]
     assert bench.routed == []
-    bench.move(1, 0)
-    assert [one.acknowledged for one in receipts] == [True, False, False]
-    bench.move(2, 1)
-    assert [one.acknowledged for one in receipts] == [True, True, False]
+    bench.set_offsets(1, 0)
+    assert [receipt.acknowledged for receipt in receipts] == [True, False, False]
+    bench.set_offsets(2, 1)
+    assert [receipt.acknowledged for receipt in receipts] == [True, True, False]
     assert bench.keys() == ["MEMORY"]
-    bench.move(3, 3)
-    assert all(one.acknowledged for one in receipts)
+    bench.set_offsets(3, 3)
+    assert all(receipt.acknowledged for receipt in receipts)
     assert bench.keys() == ["MEMORY", "LOGGED", "DURABLE"]
     assert not any(bench.pipeline.ack_tracker._pending_acks)
 
@@ -71,7 +71,7 @@ def test_sinks_get_batch_before_its_ack() -> None:
     bench, seen = SlowBench(), []
     receipt = bench.send(batch_at_level(bench, "a", AckLevel.DURABLE))
     receipt.add_done_callback(lambda _: seen.append(bench.keys()))
-    bench.move(1, 1)
+    bench.set_offsets(1, 1)
     assert seen == [["a"]]
 
 
@@ -80,9 +80,9 @@ def test_duplicate_is_acked_when_first_copy_reaches_level() -> None:
     batch = batch_at_level(bench, "a", AckLevel.DURABLE)
     first, duplicate = bench.send(batch), bench.send(batch)
     assert (first.state, duplicate.state) == (OfferState.APPENDED, OfferState.APPENDED)
-    bench.move(1, 0)
+    bench.set_offsets(1, 0)
     assert not duplicate.done
-    bench.move(1, 1)
+    bench.set_offsets(1, 1)
     assert duplicate.result().duplicates == {0: 0}
     assert bench.send(batch).acknowledged
     assert bench.keys() == ["a"]
@@ -91,12 +91,12 @@ def test_duplicate_is_acked_when_first_copy_reaches_level() -> None:
 def test_duplicates_are_acked_in_offset_order() -> None:
     bench, reported = SlowBench(), list[str]()
     batches = {key: batch_at_level(bench, key, AckLevel.DURABLE) for key in "abc"}
-    for name in ("a", "b", "c", "a again", "b again", "a once more"):
+    for name in ("a", "b", "c", "a, duplicate", "b, duplicate", "a, second duplicate"):
         bench.send(batches[name[0]]).add_done_callback(lambda _, name=name: reported.append(name))  # type: ignore[misc]
-    bench.move(3, 1)
-    assert reported == ["a", "a again", "a once more"]
-    bench.move(3, 3)
-    assert reported[3:] == ["b", "b again", "c"]
+    bench.set_offsets(3, 1)
+    assert reported == ["a", "a, duplicate", "a, second duplicate"]
+    bench.set_offsets(3, 3)
+    assert reported[3:] == ["b", "b, duplicate", "c"]
 
 
 def test_final_refusal_is_reported_when_its_noop_is_durable() -> None:
@@ -104,7 +104,7 @@ def test_final_refusal_is_reported_when_its_noop_is_durable() -> None:
     origin = bench.hello("p")
     bad = bench.send(batch_of(origin, 1, Delta("v", create([float("nan")])), ack_level=AckLevel.DURABLE))
     assert bad.state is OfferState.APPENDED
-    bench.move(1, 1)
+    bench.set_offsets(1, 1)
     refusal = bad.refusal()
     assert refusal is not None
     assert refusal.code is ErrorCode.INVALID_DELTA
@@ -117,7 +117,7 @@ def test_appended_batch_cannot_be_withdrawn_or_block_others() -> None:
     origin = bench.hello("a-child")
     second = bench.send(batch_of(origin, 1, make_delta("b"), ack_level=AckLevel.DURABLE))
     assert second.state is OfferState.APPENDED
-    bench.move(2, 2)
+    bench.set_offsets(2, 2)
     assert first.acknowledged
     assert second.acknowledged
 
@@ -125,13 +125,13 @@ def test_appended_batch_cannot_be_withdrawn_or_block_others() -> None:
 def test_log_failure_refuses_pending_acks_and_stops_delivery() -> None:
     bench = SlowBench()
     receipts = [bench.send(batch_at_level(bench, key, AckLevel.DURABLE)) for key in ("a", "b")]
-    bench.move(1, 1)
+    bench.set_offsets(1, 1)
     bench.pipeline.ack_tracker.fail(Refused(ErrorCode.LOG_FAILED, "the disk is gone", retry_after_ms=1000))
     assert receipts[0].acknowledged
     refusal = receipts[1].refusal()
     assert refusal is not None
     assert refusal.code is ErrorCode.LOG_FAILED
-    bench.move(2, 2)
+    bench.set_offsets(2, 2)
     assert bench.keys() == ["a"]
 
 
@@ -141,7 +141,7 @@ def test_producer_keeps_appended_batch_in_flight_until_ack() -> None:
     producer._ack_level = AckLevel.DURABLE
     receipt = producer.offer(Delta("v", opaque(b"x")))
     assert (receipt.state, producer.in_flight_batches) == (OfferState.APPENDED, 1)
-    bench.move(1, 1)
+    bench.set_offsets(1, 1)
     assert (receipt.state, producer.in_flight_batches) == (OfferState.ACKNOWLEDGED, 0)
 
 
@@ -159,7 +159,7 @@ def test_cancelled_caller_waits_for_commit_in_progress(durable_after_s: float | 
             tasks.start_soon(caller)
             if durable_after_s is not None:
                 await anyio.sleep(durable_after_s)
-                bench.move(1, 1)
+                bench.set_offsets(1, 1)
         assert reported == ([0] if durable_after_s is not None else [])
         assert anyio.current_time() == pytest.approx(durable_after_s or 30.1)
 
@@ -174,7 +174,7 @@ def test_failing_callback_does_not_block_other_outcomes(caplog: pytest.LogCaptur
         raise RuntimeError("the caller's own")
 
     first.add_done_callback(fail)
-    bench.move(2, 2)
+    bench.set_offsets(2, 2)
     assert first.acknowledged
     assert second.acknowledged
     assert "the caller's own" in caplog.text

@@ -109,7 +109,7 @@ def test_sinks_that_keep_up_do_not_hold_the_log(tmp_path: Path) -> None:
                 last = await p.publish(make_delta(f"v{number}"), timeout_s=5)
             await p.wait_visible(last, committed=True, timeout_s=5)
             assert p.statistics().log.dropped >= 80
-            assert {one.committed_offset for one in p.statistics().sinks.values()} == {100}
+            assert {sink.committed_offset for sink in p.statistics().sinks.values()} == {100}
 
     anyio.run(main)
 
@@ -153,12 +153,12 @@ def test_waiting_children_block_neither_others_nor_parent() -> None:
             for number in range(40):
                 tasks.start_soon(wait, number)
             await anyio.sleep(1)
-            begin = anyio.current_time()
+            start_s = anyio.current_time()
             await p.publish(make_delta("independent"), timeout_s=1)
-            took_s = anyio.current_time() - begin
+            publish_s = anyio.current_time() - start_s
             await producer.publish(make_delta("parent"))
         assert len(acks) == 40
-        return took_s
+        return publish_s
 
     assert run_propagator(main, Settings(pending_deltas_max=16)) < 0.1
 
@@ -197,11 +197,11 @@ def test_sink_that_detaches_itself_is_removed_in_time() -> None:
             await p.detach("leaver")
 
         await p.attach(CallbackSink(leave, name="leaver"))
-        begin = anyio.current_time()
+        start_s = anyio.current_time()
         await p.publish(make_delta("a"))
         with anyio.move_on_after(60):
             while "leaver" in p.statistics().sinks:  # noqa: ASYNC110 - virtual time
                 await anyio.sleep(0.1)
-        return anyio.current_time() - begin
+        return anyio.current_time() - start_s
 
     assert run_propagator(main, Settings(close_timeout_s=1.0)) < 10

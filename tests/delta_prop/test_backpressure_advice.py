@@ -1,4 +1,4 @@
-"""Backpressure advice: when it lets a producer send."""
+"""Backpressure advice: when, and how much, a producer may send."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ def test_second_stop_restarts_the_pause() -> None:
 
 @pytest.mark.parametrize("rate", [1.0, 5.0, 8.0, 500.0, 1e6])
 def test_bursts_after_idle_are_bounded_and_keep_the_rate(rate: float) -> None:
-    advice, now, sends = new_advice(PressureLevel.WARN, rate=rate), 200.0, []
+    advice, now, sent = new_advice(PressureLevel.WARN, rate=rate), 200.0, []
     while now < 210.0:
         now += advice.wait_s(now)
         assert advice.rows_max is not None
         advice.spend(advice.rows_max, now)
-        sends.append((now, advice.rows_max))
-    for start, _ in sends[:50]:
-        burst = sum(rows for at, rows in sends if start <= at < start + 1e-3)
+        sent.append((now, advice.rows_max))
+    for start, _ in sent[:50]:
+        burst = sum(rows for time_s, rows in sent if start <= time_s < start + 1e-3)
         assert burst <= max(1, rate * 0.251)
-    total = sum(rows for _, rows in sends[:-1])
+    total = sum(rows for _, rows in sent[:-1])
     assert rate * 9 <= total <= rate * 10.3 + 1
 
 

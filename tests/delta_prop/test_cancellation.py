@@ -1,4 +1,4 @@
-"""Many publishers that wait or are cancelled: reported outcomes match the log, each delta once, in order."""
+"""Many publishers that wait or are cancelled: the reported outcomes match the deliveries, each delta once."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class Publishers:
         self.reported[key] = "cancelled"
         with anyio.move_on_after(self.random.choice((0.0, 0.01, 0.5, 1.0, 4.0, 100.0))):
             try:
-                self.reported[key] = await self.publish_somehow(key, delta)
+                self.reported[key] = await self.publish_in_a_random_way(key, delta)
             except Refused:
                 self.reported[key] = "refused"
 
-    async def publish_somehow(self, key: str, delta: Delta) -> str:
+    async def publish_in_a_random_way(self, key: str, delta: Delta) -> str:
         choice = self.random.randrange(4)
         timeout_s = self.random.choice((0.1, 1.0, 5.0))
         if choice == 0:
@@ -70,7 +70,7 @@ def test_reported_outcomes_match_delivered_deltas() -> None:
 
     check()
     print(dict(outcomes))
-    assert min(outcomes[one] for one in ("acknowledged", "refused", "cancelled", "withdrawn")) > 0
+    assert min(outcomes[outcome] for outcome in ("acknowledged", "refused", "cancelled", "withdrawn")) > 0
 
 
 def _check(seed: int, outcomes: Counter[str]) -> None:

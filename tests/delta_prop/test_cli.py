@@ -1,4 +1,4 @@
-"""The command: exit statuses, help for every verb, one line per error, no early imports."""
+"""The command: exit statuses, help for every subcommand, one line per error, no early imports."""
 
 from __future__ import annotations
 
@@ -17,23 +17,25 @@ from delta_prop.cli import CORRUPTIBLE, FAILED, OK, USAGE_ERROR, main, make_pars
 from delta_prop.demo.wiring import SINKS
 
 
-def verbs() -> dict[str, ArgumentParser]:
-    (action,) = [one for one in make_parser()._actions if isinstance(one, _SubParsersAction)]
+def subcommands() -> dict[str, ArgumentParser]:
+    (action,) = [action for action in make_parser()._actions if isinstance(action, _SubParsersAction)]
     return dict(action.choices)
 
 
-@pytest.mark.parametrize("verb", verbs())
-def test_every_verb_has_help_with_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([verb, "--help"]) == OK
+@pytest.mark.parametrize("subcommand", subcommands())
+def test_every_subcommand_has_help_with_an_example(
+    subcommand: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([subcommand, "--help"]) == OK
     output = capsys.readouterr().out
-    assert f"delta-prop {verb}" in output.partition("example")[2]
-    assert verbs()[verb].epilog
+    assert f"delta-prop {subcommand}" in output.partition("example")[2]
+    assert subcommands()[subcommand].epilog
 
 
-def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_subcommand(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == OK
     output = capsys.readouterr().out
-    assert all(f"    {verb} " in output for verb in verbs())
+    assert all(f"    {subcommand} " in output for subcommand in subcommands())
 
 
 @pytest.mark.parametrize(
@@ -86,10 +88,10 @@ def test_closed_stdout_causes_no_traceback() -> None:
     assert process.returncode == FAILED
 
 
-@pytest.mark.parametrize("verb", sorted(verbs().keys() - {"demo", "version"}))
-def test_every_verb_is_in_the_reference(verb: str) -> None:
+@pytest.mark.parametrize("subcommand", sorted(subcommands().keys() - {"demo", "version"}))
+def test_every_subcommand_is_in_the_reference(subcommand: str) -> None:
     reference = (Path(__file__).parents[2] / "docs" / "reference.md").read_text()
-    assert re.search(rf"`delta-prop {verb} ", reference), f"describe {verb} in docs/reference.md"
+    assert re.search(rf"`delta-prop {subcommand} ", reference), f"describe {subcommand} in docs/reference.md"
 
 
 def test_corrupt_choices_are_the_demo_sinks() -> None:

@@ -19,7 +19,7 @@ def test_slow_close_warns_which_sink_it_waits_for(caplog: pytest.LogCaptureFixtu
 
     with caplog.at_level("INFO", "delta_prop"):
         run_virtual(main)
-    (warning,) = (one for one in caplog.records if one.levelname == "WARNING")
+    (warning,) = (record for record in caplog.records if record.levelname == "WARNING")
     assert warning.getMessage() == (
         "closing waits for sinks, for up to 8 s (close_timeout_s): 'slow' is working, 2 deltas behind"
     )
@@ -36,7 +36,9 @@ def test_slow_close_warns_with_the_failure_of_the_sink(caplog: pytest.LogCapture
 
     with caplog.at_level("INFO", "delta_prop"):
         run_virtual(main)
-    message = next(one.getMessage() for one in caplog.records if one.getMessage().startswith("closing"))
+    message = next(
+        record.getMessage() for record in caplog.records if record.getMessage().startswith("closing")
+    )
     assert message.endswith(
         "'fails' is retrying, 1 deltas behind (TryAgain: ValueError: a wrong row of many words)"
     )

@@ -1,4 +1,4 @@
-"""A producer's handle while its propagator closes, and once it has ended."""
+"""Calls of a producer while its propagator closes, and after the close."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_closing_service_refuses_publishes_of_its_producers() -> None:
     gate = Gate()
 
     async def publish(p: Propagator, producer: Producer) -> None:
-        await anyio.sleep(1)  # the service closes meanwhile, and waits for its sink
+        await anyio.sleep(1)  # by then the service is closing, and waits for its sink
         for call in (lambda: producer.publish(make_delta("b")), lambda: p.publish(make_delta("c"))):
             refusals.append((anyio.current_time(), await catch_refusal(call())))
         with pytest.raises(Refused, match="closing"):
@@ -42,10 +42,12 @@ def test_closing_service_refuses_publishes_of_its_producers() -> None:
         assert p.statistics().log.next_offset == 1
 
     run_virtual(main)
-    assert [(round(at, 3), refusal.code) for at, refusal in refusals] == [(1, ErrorCode.SHUTTING_DOWN)] * 2
+    assert [(round(time_s, 3), refusal.code) for time_s, refusal in refusals] == [
+        (1, ErrorCode.SHUTTING_DOWN)
+    ] * 2
 
 
-def test_ended_service_takes_nothing_from_its_producers() -> None:
+def test_closed_propagator_rejects_calls_of_its_producers() -> None:
     async def check(producer: Producer, message: str) -> None:
         batch = encode_batch([make_delta("b")], origin=producer._lanes[Priority.NORMAL].origin, base=2)
         for call in (

@@ -1,4 +1,4 @@
-"""The start of a commit: at once for a caller that waits for each batch, after a linger in a stream.
+"""When a commit starts: at once for a caller that waits for each batch, after a linger in a stream.
 
 A commit runs on the thread, except for small groups that are only written to the page cache.
 """
@@ -42,13 +42,13 @@ COMMIT_S, TURN_S = 0.01, 0.0005
 
 
 class SlowThread:
-    """A thread whose calls take 10 ms; it records when each began."""
+    """A thread whose calls take `COMMIT_S`; it records their start times."""
 
     def __init__(self) -> None:
-        self.began: list[float] = []
+        self.start_times: list[float] = []
 
     async def run(self, function: Callable[[], T]) -> T:
-        self.began.append(anyio.current_time())
+        self.start_times.append(anyio.current_time())
         await anyio.sleep(COMMIT_S)
         return function()
 
@@ -67,11 +67,11 @@ class BrokenFile:
 
 
 class SlowFile:
-    """A file whose writes take `took_s`."""
+    """A file whose writes take `write_s`."""
 
     def __init__(self, file: File) -> None:
         self._file = file
-        self.took_s = 0.0
+        self.write_s = 0.0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
@@ -79,7 +79,7 @@ class SlowFile:
     def write(self, at: int, parts: Sequence[Buffer]) -> int:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
-        loop._now += self.took_s
+        loop._now += self.write_s
         return self._file.write(at, parts)
 
 
@@ -90,10 +90,10 @@ def open_durable_log(level: AckLevel = AckLevel.DURABLE) -> DurableLog:
 
 
 def append_batch(
-    log: DurableLog, committer: Committer, numbers: int = 4, level: AckLevel = AckLevel.DURABLE
+    log: DurableLog, committer: Committer, dimension: int = 4, level: AckLevel = AckLevel.DURABLE
 ) -> None:
     batch = encode_batch(
-        [Delta("v", dense([1.0] * numbers))],
+        [Delta("v", dense([1.0] * dimension))],
         origin=make_origin(1, 0),
         base=log.next_offset + 1,
         ack_level=level,
@@ -108,7 +108,7 @@ def commit_times(
     level: AckLevel = AckLevel.DURABLE,
     tick: TickCallbacks | None = None,
 ) -> list[float]:
-    """Run a scenario; return when its commits began, in seconds from its start."""
+    """Run a scenario; return the start times of its commits, in seconds from its own start."""
 
     async def main() -> list[float]:
         log, thread = open_durable_log(level), SlowThread()
@@ -127,7 +127,7 @@ def commit_times(
             await committer.drain()
             assert log.synced == log.next_offset
             tasks.cancel_scope.cancel()
-        return [round(began - start, 6) for began in thread.began]
+        return [round(start_s - start, 6) for start_s in thread.start_times]
 
     return run_virtual(main)
 
@@ -157,7 +157,7 @@ def test_batch_during_commit_goes_at_once_if_none_follows() -> None:
 
 def test_stream_lingers_up_to_linger_s() -> None:
     async def scenario(log: DurableLog, committer: Committer) -> None:
-        await append_stream(log, committer, until=COMMIT_S * 2, numbers=4)
+        await append_stream(log, committer, until=COMMIT_S * 2, dimension=4)
 
     assert commit_times(scenario)[:2] == pytest.approx(
         [TURN_S, COMMIT_S + LINGER_S + 2 * TURN_S], abs=2 * TURN_S
@@ -170,7 +170,7 @@ def test_stream_lingers_up_to_linger_bytes() -> None:
         await anyio.sleep(COMMIT_S / 2)
         for _ in range(5):
             append_batch(log, committer, LINGER_BYTES // 4 // 4)  # four of these batches make a group
-        await append_stream(log, committer, until=COMMIT_S * 2, numbers=4)
+        await append_stream(log, committer, until=COMMIT_S * 2, dimension=4)
 
     assert commit_times(scenario)[:2] == pytest.approx([0, COMMIT_S + TURN_S], abs=2 * TURN_S)
 
@@ -192,8 +192,8 @@ def test_logged_level_is_written_at_once_without_the_thread() -> None:
         await anyio.sleep(1)
         assert log.synced < log.written == log.next_offset
 
-    began = commit_times(scenario, level=LOGGED)
-    assert began == pytest.approx([0, 3, 5, 6])  # file creation, a sync, too many bytes, the final sync
+    start_times = commit_times(scenario, level=LOGGED)
+    assert start_times == pytest.approx([0, 3, 5, 6])  # file creation, a sync, too many bytes, the final sync
 
 
 def test_appends_in_a_tick_are_written_together_at_its_end() -> None:
@@ -274,7 +274,7 @@ def test_slow_write_offloads_to_the_thread_for_a_while() -> None:
         assert segment is not None
         assert segment.file is not None
         slow = segment.file = SlowFile(segment.file)
-        for slow.took_s in (CACHED_S_MAX / 2, CACHED_S_MAX * 2, 0.0, 0.0):
+        for slow.write_s in (CACHED_S_MAX / 2, CACHED_S_MAX * 2, 0.0, 0.0):
             append_batch(log, committer, level=LOGGED)
             await anyio.sleep(OFFLOAD_S / 4)
         await anyio.sleep(OFFLOAD_S)
@@ -282,9 +282,11 @@ def test_slow_write_offloads_to_the_thread_for_a_while() -> None:
         await anyio.sleep(1)
         assert log.written == log.next_offset
 
-    began = commit_times(scenario, level=LOGGED)
-    assert len(began) == 4, "the thread must create the file, do two offloaded commits and the final sync"
-    assert 1 < began[1] < began[2] < 1 + 2 * OFFLOAD_S
+    start_times = commit_times(scenario, level=LOGGED)
+    assert len(start_times) == 4, (
+        "the thread must create the file, do two offloaded commits and the final sync"
+    )
+    assert 1 < start_times[1] < start_times[2] < 1 + 2 * OFFLOAD_S
 
 
 def test_slow_writes_in_a_row_lengthen_the_offload() -> None:
@@ -301,7 +303,7 @@ def test_slow_writes_in_a_row_lengthen_the_offload() -> None:
         assert isinstance(loop, VirtualLoop)
         for _ in range(800):
             before = committer._offload_until
-            slow.took_s = CACHED_S_MAX * 2 if loop.time() >= before else 0.0
+            slow.write_s = CACHED_S_MAX * 2 if loop.time() >= before else 0.0
             append_batch(log, committer, level=LOGGED)
             await anyio.sleep(OFFLOAD_S / 4)
             if committer._offload_until != before:
@@ -312,11 +314,11 @@ def test_slow_writes_in_a_row_lengthen_the_offload() -> None:
     assert times[:4] == [1, 2, 4, 8]
 
 
-async def append_stream(log: DurableLog, committer: Committer, *, until: float, numbers: int) -> None:
+async def append_stream(log: DurableLog, committer: Committer, *, until: float, dimension: int) -> None:
     """Append in each turn of the event loop, and let each turn take time, as in a busy program."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
     while loop.time() < until:
-        append_batch(log, committer, numbers)
+        append_batch(log, committer, dimension)
         loop._now += TURN_S
         await anyio.lowlevel.checkpoint()

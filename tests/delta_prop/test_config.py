@@ -12,7 +12,7 @@ from delta_prop_wire.errors import UsageError
 from delta_prop_wire.spec import DELTA_BYTES_MAX
 
 
-@pytest.mark.parametrize("name", [one.name for one in fields(Settings)])
+@pytest.mark.parametrize("name", [field_.name for field_ in fields(Settings)])
 @pytest.mark.parametrize("value", [0, -1, float("nan")])
 def test_settings_not_above_zero_are_rejected(name: str, value: Any) -> None:
     if name in ("linger_ms", "retries") and value == 0:
@@ -51,9 +51,9 @@ def test_memory_bytes_max_grows_with_every_memory_limit() -> None:
     bound = settings.memory_bytes_max(4)
     print(f"worst case with four sinks: {bound / MIB:,.0f} MiB")
     assert bound < 4096 * MIB
-    one_sink = settings.memory_bytes_max(5) - bound
-    assert one_sink > settings.mailbox_bytes_max + settings.quarantine_bytes_max
-    assert one_sink < 1.2 * (settings.mailbox_bytes_max + settings.quarantine_bytes_max)
+    bytes_per_sink = settings.memory_bytes_max(5) - bound
+    assert bytes_per_sink > settings.mailbox_bytes_max + settings.quarantine_bytes_max
+    assert bytes_per_sink < 1.2 * (settings.mailbox_bytes_max + settings.quarantine_bytes_max)
     for name in (
         "queue_bytes_max",
         "pending_bytes_max",

@@ -1,4 +1,4 @@
-"""Control rows of types that this version does not use: skipped in a log, never forwarded."""
+"""Control rows of types that this version does not use are skipped in a log, and never forwarded."""
 
 from __future__ import annotations
 
@@ -88,13 +88,15 @@ def test_service_continues_a_log_with_other_control_types(checkpoint: bool) -> N
     end = append_other_types(disk)
     offset, watermarks_after = run_virtual(lambda: run_service(2, "b"))
     assert (first, offset, end) == (0, end, 1 + 2 * 7)
-    (origin,) = (one for one in watermarks if watermarks[one])
+    (origin,) = (origin for origin in watermarks if watermarks[origin])
     assert watermarks_after == {**watermarks, origin: 2}
     assert seen == [first, offset]
     log, _ = open_log(disk, LOG, read_only=True)
-    numbers = [frame.logged.lamport for frame in log.frames()]
-    assert numbers == sorted(numbers)
-    assert numbers[-1] > numbers[-2] + 1, "the next Lamport number must be above those of the control rows"
+    lamport_numbers = [frame.logged.lamport for frame in log.frames()]
+    assert lamport_numbers == sorted(lamport_numbers)
+    assert lamport_numbers[-1] > lamport_numbers[-2] + 1, (
+        "the next Lamport number must be above those of the control rows"
+    )
 
 
 def test_snapshot_has_no_watermark_of_other_control_types() -> None:
@@ -146,9 +148,9 @@ def test_forwarder_skips_other_control_types() -> None:
             with anyio.fail_after(60):
                 while a.statistics_to(b).lag:  # noqa: ASYNC110 - no event to wait for
                     await anyio.sleep(0.2)
-            of_deltas = [one for one in a.deltas() if one[0]]
-            assert len(of_deltas) == 4
-            assert b.deltas() == of_deltas
+            rows_of_deltas = [row for row in a.deltas() if row[0]]
+            assert len(rows_of_deltas) == 4
+            assert b.deltas() == rows_of_deltas
 
     run_virtual(run)
 

@@ -16,7 +16,7 @@ from delta_prop.embedded import Propagator
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_sinks import CacheSink, CallbackSink, HasBackground, IndexSink, StorageSink, TryAgain
 from delta_prop_wire.delta import Dot, Source
-from tests.delta_prop.causal_graphs import Journey, SentBatch, draw_graph, draw_journey, fold_all
+from tests.delta_prop.causal_graphs import Arrivals, SentBatch, draw_arrivals, draw_graph, fold_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,13 +39,13 @@ class Counters:
     reordered: int = 0
     duplicates: int = 0
     late: int = 0
-    parked: int = 0
+    pending: int = 0
     acked_as_duplicate: int = 0
-    folded_late: int = 0
+    out_of_order: int = 0
     redelivered: int = 0
 
 
-class PacedSink:
+class SlowFailingSink:
     """A sink of random speed that sometimes fails before or after it applies rows."""
 
     def __init__(self, sink: Sink, random: Random, pause_s: float) -> None:
@@ -93,20 +93,21 @@ class PacedSink:
 
 @dataclass
 class ConvergenceRun:
-    """A propagator and an order of arrival: the order and the final contents of each sink."""
+    """One propagator and one order of arrival: each sink's order of rows and final contents."""
 
     path: Path
     random: Random
     orders: dict[str, list[Dot]] = field(default_factory=dict)
     contents: dict[str, Content] = field(default_factory=dict)
 
-    async def run_journey(self, journey: Journey, sent: list[SentBatch], counters: Counters) -> None:
+    async def run_arrivals(self, arrivals: Arrivals, sent: list[SentBatch], counters: Counters) -> None:
         callback_dots: list[Dot] = []
         storage = StorageSink(self.path, flush_s=5.0)
         index = IndexSink()
         cache = CacheSink(loader=storage.get, loader_offset=lambda: storage.statistics().applied_offset)
-        paced_sinks = [
-            PacedSink(one, self.random, pause) for one, pause in ((storage, 0.05), (index, 0.0), (cache, 0.3))
+        slow_sinks = [
+            SlowFailingSink(one, self.random, pause)
+            for one, pause in ((storage, 0.05), (index, 0.0), (cache, 0.3))
         ]
 
         def record_dot(_offset: int, delta: Delta) -> None:
@@ -114,10 +115,10 @@ class ConvergenceRun:
             callback_dots.append(delta.dot)
 
         async with Propagator(world=virtual_world(self.random.getrandbits(32))) as propagator:
-            for one in paced_sinks:
+            for one in slow_sinks:
                 await propagator.attach(one)
             await propagator.attach(CallbackSink(record_dot))
-            receipts = await self._send(propagator, journey)
+            receipts = await self._send(propagator, arrivals)
             for receipt in receipts:
                 await receipt
             await propagator.wait_visible(propagator.statistics().log.next_offset)
@@ -132,17 +133,17 @@ class ConvergenceRun:
             self.contents["file"] = {
                 (namespace, name): _content_of(state) async for namespace, name, state in storage.rows()
             }
-        self.orders = {one.name: one.seen for one in paced_sinks} | {"callback": callback_dots}
+        self.orders = {sink.name: sink.seen for sink in slow_sinks} | {"callback": callback_dots}
         counters.deltas += len(callback_dots)
-        counters.parked += statistics.pending.parked
+        counters.pending += statistics.pending.parked
         counters.acked_as_duplicate += statistics.duplicates
-        counters.folded_late += index.resident.statistics().out_of_order
-        counters.redelivered += sum(one.redelivered for one in paced_sinks)
+        counters.out_of_order += index.resident.statistics().out_of_order
+        counters.redelivered += sum(sink.redelivered for sink in slow_sinks)
 
-    async def _send(self, propagator: Propagator, journey: Journey) -> list[Receipt]:
+    async def _send(self, propagator: Propagator, arrivals: Arrivals) -> list[Receipt]:
         forwarders = [propagator.producer(f"forwarder {n}", source=Source.REPLICA) for n in range(4)]
         receipts = []
-        for sent in (*journey.batches, None, *journey.late):
+        for sent in (*arrivals.batches, None, *arrivals.late):
             if sent is None:
                 await anyio.sleep(LATE_S)
                 continue
@@ -169,14 +170,14 @@ def _check_convergence(seed: int, batches: int, orders: int, path: Path, counter
     random = Random(seed)
     sent = draw_graph(random, batches)
     expected = {ref: _content_of(state) for ref, state in fold_all(sent).items()}
-    rows = sum(one.batch.count for one in sent)
+    rows = sum(sent_batch.batch.count for sent_batch in sent)
     for number in range(orders):
-        journey = draw_journey(random, sent)
+        arrivals = draw_arrivals(random, sent)
         run = ConvergenceRun(path / f"{seed}-{number}.db", random)
-        run_virtual(run.run_journey, journey, sent, counters, seed=seed)
-        counters.reordered += journey.reordered
-        counters.duplicates += journey.duplicates
-        counters.late += len(journey.late)
+        run_virtual(run.run_arrivals, arrivals, sent, counters, seed=seed)
+        counters.reordered += arrivals.reordered
+        counters.duplicates += arrivals.duplicates
+        counters.late += len(arrivals.late)
         first = run.orders["callback"]
         assert len(first) == len(set(first)) == rows
         for name, order in run.orders.items():

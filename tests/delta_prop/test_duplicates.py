@@ -39,7 +39,7 @@ from tests.delta_prop.server.raw import ORIGIN, connected, opaque_batch, serving
 if TYPE_CHECKING:
     from delta_prop_wire.batch import Batch
 
-MANY = 300
+BATCHES = 300
 SMALL = LogSettings(segment_bytes_max=4_096, tail_bytes_max=1, free_bytes_min=0, reserve_bytes=0)
 
 
@@ -56,9 +56,9 @@ def test_other_bytes_under_an_old_dot_are_dot_reused() -> None:
     async def main() -> None:
         async with Propagator() as p, serving(p) as (_, address), connected(address) as client:
             await client.hello(ORIGIN)
-            for base in range(1, MANY + 1):
+            for base in range(1, BATCHES + 1):
                 await client.send(opaque_batch(base))
-            await client.until_acked(MANY)
+            await client.until_acked(BATCHES)
             for counter in (1, 236, 300):
                 other = replace(opaque_batch(1), sequence=1000 * counter)
                 changed = encode_batch(
@@ -113,9 +113,14 @@ def test_outcome_query_is_answered_by_content_and_not_appended() -> None:
     first = [make_delta(f"v{at}", at) for at in range(4)]
     bench.send(batch_of(origin, 1, *first))
     bench.hello("p")
-    asked = [replace(one, timestamp=9) for one in first]
-    assert bench.send(batch_of(origin, 1, *asked, epoch=0)).result().duplicates == {0: 0, 1: 1, 2: 2, 3: 3}
-    assert bench.send(batch_of(origin, 3, *asked[2:], epoch=0)).result().duplicates == {0: 2, 1: 3}
+    query_rows = [replace(delta, timestamp=9) for delta in first]
+    assert bench.send(batch_of(origin, 1, *query_rows, epoch=0)).result().duplicates == {
+        0: 0,
+        1: 1,
+        2: 2,
+        3: 3,
+    }
+    assert bench.send(batch_of(origin, 3, *query_rows[2:], epoch=0)).result().duplicates == {0: 2, 1: 3}
     other = bench.send(batch_of(origin, 2, make_delta("v1", 77), epoch=0))
     assert (refusal_code(other), other.refusal().details["offset"]) == (ErrorCode.DOT_REUSED, 1)
     for base, rows in ((5, 1), (4, 2)):
@@ -204,12 +209,12 @@ def test_any_rebatched_rows_get_their_exact_first_offsets(
     wrong = changed % len(rows) if is_changed else None
     base = 0
     for count in second:
-        some = rows[base : base + count]
-        if len(some) < count:
+        resent_rows = rows[base : base + count]
+        if len(resent_rows) < count:
             break
         if wrong is not None and base <= wrong < base + count:
-            some[wrong - base] = make_delta("wrong")
-        receipt = bench.send(batch_of(origin, base + 1, *some))
+            resent_rows[wrong - base] = make_delta("wrong")
+        receipt = bench.send(batch_of(origin, base + 1, *resent_rows))
         if wrong is not None and base <= wrong < base + count:
             assert refusal_code(receipt) is ErrorCode.DOT_REUSED
         else:
@@ -230,11 +235,11 @@ def test_any_rebatched_known_ids_get_their_first_offsets(
     rows = [replace(make_delta(f"v{name}", float(name)), id=bytes(15) + bytes([name])) for name in names]
     for base, count in zip(accumulate(first, initial=0), first, strict=False):
         bench.send(batch_of(origin, base + 1, *rows[base : base + count]))
-    firsts = [bench.pipeline.outcome(origin, 1 + names.index(name)) for name in names]
+    first_offsets = [bench.pipeline.outcome(origin, 1 + names.index(name)) for name in names]
     for base, count in zip(accumulate(second, initial=0), second, strict=False):
         if base + count <= sum(first):
             receipt = bench.send(batch_of(origin, base + 1, *rows[base : base + count]))
-            assert receipt.result().duplicates == {row: firsts[base + row] for row in range(count)}
+            assert receipt.result().duplicates == {row: first_offsets[base + row] for row in range(count)}
             other = replace(rows[base], vector_id="wrong")
             receipt = bench.send(batch_of(origin, base + 1, other, *rows[base + 1 : base + count]))
             assert refusal_code(receipt) is ErrorCode.DOT_REUSED

@@ -177,12 +177,12 @@ def test_attach_below_log_start_is_refused_without_earliest() -> None:
 
 def test_topics_deliver_matching_rows_once() -> None:
     async def main(p: RecordedPropagator) -> None:
-        sink = await p.attach(RecordingSink(name="some"), topics=["ns:docs", "v:b", "op:offset"])
+        sink = await p.attach(RecordingSink(name="topics"), topics=["ns:docs", "v:b", "op:offset"])
         await p.publish(make_delta("a"), make_delta("b", namespace="docs"), make_delta("c", namespace="docs"))
         await p.publish(Delta("b", offset(1.0), namespace="docs"))
         await p.publish(make_delta("z"))
         await p.settle()
-        assert [one.offset for one in sink.received] == [1, 2, 3]
+        assert [delivered.offset for delivered in sink.received] == [1, 2, 3]
         with pytest.raises(UsageError, match="no topics"):
             await p.attach(RecordingSink(name="none"), topics=[])
 
@@ -248,7 +248,7 @@ def test_sink_can_publish_during_apply() -> None:
         await p.attach(CallbackSink(follow))
         await p.publish(make_delta("v"))
         await p.settle()
-        assert [one.offset for one in p.recorder.received] == list(range(41))
+        assert [delivered.offset for delivered in p.recorder.received] == list(range(41))
 
     run_propagator(main)
 
@@ -330,10 +330,10 @@ def test_subscription_begins_at_its_start_option(start: Any, first: int) -> None
         subscription = p.subscribe(start=start)  # the end at `subscribe`, not at the first read
         await p.publish(make_delta("d"))
         async with subscription:
-            one = await anext(subscription)
-            assert one.offset == first
-            assert one.lamport == first + 1
-            assert one.delta.vector_id == "abcd"[first]
+            delivered = await anext(subscription)
+            assert delivered.offset == first
+            assert delivered.lamport == first + 1
+            assert delivered.delta.vector_id == "abcd"[first]
 
     run_propagator(main)
 
@@ -365,8 +365,8 @@ def test_slow_reader_gets_every_matching_row_of_the_log() -> None:
             for n in range(300):
                 await p.publish(make_delta(f"v{n}"), make_delta(f"w{n}"))
                 await p.publish(Delta(f"v{n}", offset(1.0)))
-            async for one in subscription:
-                read.append(one.offset)
+            async for delivered in subscription:
+                read.append(delivered.offset)
                 await anyio.sleep(0.001)
                 if len(read) == 600:
                     break
@@ -381,9 +381,9 @@ def test_wait_visible_includes_a_subscription_only_by_name() -> None:
         read: list[int] = []
 
         async def listen(subscription: Subscription) -> None:
-            async for one in subscription:
+            async for delivered in subscription:
                 await anyio.sleep(1)
-                read.append(one.offset)
+                read.append(delivered.offset)
 
         async with anyio.create_task_group() as tasks, p.subscribe(name="listener") as subscription:
             tasks.start_soon(listen, subscription)
@@ -402,8 +402,8 @@ def test_iteration_ends_when_subscription_closes() -> None:
         read: list[str] = []
 
         async def listen() -> None:
-            async for one in subscription:
-                read.append(one.delta.vector_id)
+            async for delivered in subscription:
+                read.append(delivered.delta.vector_id)
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(listen)
@@ -423,8 +423,8 @@ def test_iteration_ends_when_propagator_closes() -> None:
 
     async def main(p: RecordedPropagator) -> None:
         async def listen() -> None:
-            async for one in p.subscribe(start="earliest"):
-                read.append(one.delta.vector_id)
+            async for delivered in p.subscribe(start="earliest"):
+                read.append(delivered.delta.vector_id)
 
         p._tasks.start_soon(listen)
         await p.publish(make_delta("a"))
@@ -467,11 +467,11 @@ def test_close_refuses_pending_deltas() -> None:
 
     async def main(p: RecordedPropagator) -> None:
         receipts.append(p.offer(make_delta("child", parents=(b"p" * 16,))))
-        receipts.append(p.offer(make_delta("behind", parents=(b"p" * 16,))))
+        receipts.append(p.offer(make_delta("second child", parents=(b"p" * 16,))))
 
     run_propagator(main)
     refusals = [receipt.refusal() for receipt in receipts]
-    assert all(one is not None and one.code is ErrorCode.SHUTTING_DOWN for one in refusals)
+    assert all(refusal is not None and refusal.code is ErrorCode.SHUTTING_DOWN for refusal in refusals)
 
 
 def test_close_refuses_publish_that_waits_for_log_space() -> None:
@@ -488,7 +488,7 @@ def test_close_refuses_publish_that_waits_for_log_space() -> None:
         await anyio.sleep(1)
 
     run_propagator(main, Settings(log_deltas_max=1))
-    assert [one.code for one in refusals] == [ErrorCode.SHUTTING_DOWN]
+    assert [refusal.code for refusal in refusals] == [ErrorCode.SHUTTING_DOWN]
 
 
 def test_reopened_propagator_starts_empty() -> None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 
-# --- cancellation: the receipt says whether the delta was appended
+# --- cancellation: the receipt reports whether the delta was appended
 
 
 def test_cancelled_pending_offer_is_never_appended() -> None:

@@ -70,7 +70,7 @@ def receipt_outcome(receipt: Receipt) -> object:
     return receipt.state, receipt.result() if receipt.acknowledged else None
 
 
-def play_batches(bench: Bench, steps: list[Any]) -> list[object]:
+def send_batches(bench: Bench, steps: list[Any]) -> list[object]:
     """Send the batches; return the outcomes, the log and the final state of the pipeline."""
     origins = [bench.hello("p"), bench.hello("q")]
     next_counters = [1, 1]
@@ -87,7 +87,7 @@ def play_batches(bench: Bench, steps: list[Any]) -> list[object]:
         if extra == "source":
             receipts.append(bench.send(batch))  # the batch is a duplicate
     appender, vectors = bench.pipeline.appender, bench.vectors
-    log = [(one.offset, one.lamport, bytes(one.batch.body)) for one in bench.routed]
+    log = [(logged.offset, logged.lamport, bytes(logged.batch.body)) for logged in bench.routed]
     heads = {key: vectors.head("default", key) for key in ("a", "b", "é")}
     counters = (
         appender.counters,
@@ -96,14 +96,14 @@ def play_batches(bench: Bench, steps: list[Any]) -> list[object]:
         vectors.writer_count,
         bench.pipeline.refused,
     )
-    firsts = [bench.pipeline.outcome(batch.origin, batch.base) for batch in batches]
+    first_offsets = [bench.pipeline.outcome(batch.origin, batch.base) for batch in batches]
     refused = bench.log.statistics().refused
     return [
         *map(receipt_outcome, receipts),
         log,
         heads,
         counters,
-        firsts,
+        first_offsets,
         bench.pipeline.orderer.statistics(),
         refused,
     ]
@@ -111,7 +111,7 @@ def play_batches(bench: Bench, steps: list[Any]) -> list[object]:
 
 @given(st.lists(TWO_PRODUCERS, min_size=1, max_size=30))
 def test_fast_path_ends_like_full_path(steps: list[Any]) -> None:
-    assert play_batches(Bench(pending_deltas_max=20, log_deltas_max=60), steps) == play_batches(
+    assert send_batches(Bench(pending_deltas_max=20, log_deltas_max=60), steps) == send_batches(
         FullPathBench(), steps
     )
 
@@ -139,7 +139,7 @@ def test_only_simple_batches_take_the_fast_path() -> None:
 
 ONE_PRODUCER = st.tuples(
     st.lists(DELTAS, min_size=1, max_size=3),
-    st.sampled_from(["", "", "", "", "", "clock", "again", "gap"]),
+    st.sampled_from(["", "", "", "", "", "clock", "resent", "gap"]),
 )
 
 
@@ -157,13 +157,13 @@ def offer_batches(steps: list[Any], log_deltas_max: int, epoch: int, *, as_run: 
     run_bench = Bench(pending_deltas_max=20, log_deltas_max=log_deltas_max)
     bench = run_bench if as_run else FullPathBench(log_deltas_max)
     origins = [bench.hello("p"), bench.hello("q")]
-    batches, following = [], 1
+    batches, next_counter = [], 1
     for deltas, extra in steps:
-        following += extra == "gap"
+        next_counter += extra == "gap"
         clock = (Dot(origins[1], 1),) if extra == "clock" else ()
-        base = max(following - 1, 1) if extra == "again" else following
+        base = max(next_counter - 1, 1) if extra == "resent" else next_counter
         batches.append(batch_of(origins[0], base, *deltas, epoch=epoch, clock=clock))
-        following = batches[-1].last + 1
+        next_counter = batches[-1].last + 1
     outcomes: list[object] = []
     while batches:
         run = leading_run(batches) if as_run else batches[:1]
@@ -181,18 +181,26 @@ def offer_batches(steps: list[Any], log_deltas_max: int, epoch: int, *, as_run: 
             outcomes += row_outcomes(bench.send(batch))
         del batches[: len(run)]
     appender, vectors = bench.pipeline.appender, bench.vectors
-    log = [(one.offset, one.lamport, bytes(one.batch.body)) for one in bench.routed]
+    log = [(logged.offset, logged.lamport, bytes(logged.batch.body)) for logged in bench.routed]
     heads = {(name, key): vectors.head(name, key) for name in ("default", "other") for key in ("a", "b", "é")}
     state = (appender.counters, appender.lamport, vectors.concurrent_updates, vectors.dimension("default"))
-    firsts = [bench.pipeline.outcome(origins[0], counter) for counter in range(1, following)]
-    return [outcomes, log, heads, state, firsts, bench.pipeline.refused, bench.log.statistics().refused]
+    first_offsets = [bench.pipeline.outcome(origins[0], counter) for counter in range(1, next_counter)]
+    return [
+        outcomes,
+        log,
+        heads,
+        state,
+        first_offsets,
+        bench.pipeline.refused,
+        bench.log.statistics().refused,
+    ]
 
 
 def leading_run(batches: list[Batch]) -> list[Batch]:
     """Return the leading batches that are contiguous and have only common columns."""
     count = 1
-    for before, batch in pairwise(batches):
-        if batch.base != before.last + 1 or not common_columns_only(batch):
+    for previous, batch in pairwise(batches):
+        if batch.base != previous.last + 1 or not common_columns_only(batch):
             break
         count += 1
     return batches[: count if common_columns_only(batches[0]) else 1]
@@ -204,8 +212,8 @@ def row_outcomes(receipt: Receipt) -> list[object]:
         return [receipt_outcome(receipt)]
     result = receipt.result()
     assert result.offset is not None
-    firsts = result.duplicates or {row: result.offset + row for row in range(result.count)}
-    return [(firsts[row], result.level) for row in range(result.count)]
+    first_offsets = result.duplicates or {row: result.offset + row for row in range(result.count)}
+    return [(first_offsets[row], result.level) for row in range(result.count)]
 
 
 ROWS = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 3)), min_size=1, max_size=3)
@@ -227,10 +235,12 @@ KINDS: dict[str, list[Operation]] = {
     ),
     st.integers(5, 60),
 )
-def test_uniform_batches_offered_as_run_end_like_single_ones(steps: list[Any], log_deltas_max: int) -> None:
+def test_batches_of_one_kind_offered_as_run_end_like_single_ones(
+    steps: list[Any], log_deltas_max: int
+) -> None:
     creates = [([Delta(key, create([1, 2])) for key in "abc"], "")]
     batch_steps = creates + [
-        ([Delta(key, KINDS[kind][which % len(KINDS[kind])]) for key, which in rows], "")
+        ([Delta(key, KINDS[kind][index % len(KINDS[kind])]) for key, index in rows], "")
         for kind, batches in steps
         for rows in batches
     ]
@@ -239,14 +249,15 @@ def test_uniform_batches_offered_as_run_end_like_single_ones(steps: list[Any], l
     )
 
 
-def test_uniform_batches_are_noted_together() -> None:
+def test_batches_of_one_kind_are_noted_together() -> None:
     bench = Bench()
     origin = bench.hello("p")
     note_each = bench.pipeline.appender._note_each
     noted_counts: list[int] = []
-    bench.pipeline.appender._note_each = lambda *some: (noted_counts.append(len(some[0])), note_each(*some))[
-        1
-    ]  # type: ignore[method-assign]
+    bench.pipeline.appender._note_each = lambda *arguments: (
+        noted_counts.append(len(arguments[0])),
+        note_each(*arguments),
+    )[1]  # type: ignore[method-assign]
     batches = [batch_of(origin, 1 + row, Delta(f"key-{row}", create([1, 2]))) for row in range(4)]
     session = Sender("p", Source.LOCAL)
     assert bench.pipeline.offer_run(batches[:1], session, lambda _: Receipt(), bench.now) == 1

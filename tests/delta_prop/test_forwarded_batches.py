@@ -1,4 +1,4 @@
-"""Batches from another service's log: none gets a final refusal, is duplicated, lost or stuck."""
+"""Batches from another service's log: none is refused for good, lost, stored twice, or pending for ever."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ FAR_ORIGIN = make_origin(9, Priority.NORMAL)
 ONE, TWO, THREE = (bytes([number]) * 16 for number in (1, 2, 3))
 
 
-def make_delta(key: str, **more: object) -> Delta:
-    return Delta(key, create([1.0, 2.0]), **more)  # type: ignore[arg-type]
+def make_delta(key: str, **fields: object) -> Delta:
+    return Delta(key, create([1.0, 2.0]), **fields)  # type: ignore[arg-type]
 
 
 def make_deltas(*keys: str) -> list[Delta]:
@@ -40,8 +40,8 @@ def make_deltas(*keys: str) -> list[Delta]:
 class ForwardTarget(Bench):
     """A service that receives forwarded batches."""
 
-    def forward(self, base: int, *deltas: Delta, lamport: int = 1, **more: object) -> Receipt:
-        return self.forward_batch(batch_of(FAR_ORIGIN, base, *deltas, **more), lamport)
+    def forward(self, base: int, *deltas: Delta, lamport: int = 1, **fields: object) -> Receipt:
+        return self.forward_batch(batch_of(FAR_ORIGIN, base, *deltas, **fields), lamport)
 
     def forward_batch(self, batch: Batch, lamport: int = 1) -> Receipt:
         return self.send(batch, owner="forwarder", source=Source.REPLICA, lamport=lamport)
@@ -146,9 +146,9 @@ def test_log_marks_batches_with_known_ids() -> None:
     bench.forward(3, make_delta("a", id=ONE), make_delta("b", id=THREE))
     bench.forward(5, make_delta("a", id=ONE), make_delta("b", id=THREE))
     bench.forward(7, make_delta("c"))
-    marks = [logged.known_ids for logged in bench.routed]
+    flags = [logged.known_ids for logged in bench.routed]
     none, some, all_ = KnownIds
-    assert marks == [none, none, all_, some, all_, none]
+    assert flags == [none, none, all_, some, all_, none]
     # A local publish of a forwarded id is acknowledged as a duplicate, with the first offset.
     assert bench.publish(make_delta("v", id=TWO)).result().duplicates == {0: 1}
 

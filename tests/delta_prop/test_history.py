@@ -1,4 +1,4 @@
-"""`SinkContext.history`: histories of several vectors, in parts, from long logs."""
+"""`SinkContext.history` yields the rows of several vectors in log order, also from a long log."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class HistorySink(CallbackSink):
-    """A sink that reads the history of some vectors at offset `count`."""
+    """A sink that reads the history of some vectors when it gets the row before offset `end`."""
 
-    def __init__(self, count: int, *vectors: tuple[str, str]) -> None:
+    def __init__(self, end: int, *vectors: tuple[str, str]) -> None:
         super().__init__(lambda _offset, _delta: None, name="historian")
-        self.count, self.vectors = count, vectors
+        self.end, self.vectors = end, vectors
         self.history: list[tuple[str, str, int]] = []
 
     async def open(self, context: SinkContext) -> None:
@@ -34,7 +34,7 @@ class HistorySink(CallbackSink):
         return await super().open(context)
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        if deliveries[-1].next_offset == self.count:
+        if deliveries[-1].next_offset == self.end:
             self.history = [
                 (logged.batch.namespaces[row], logged.batch.keys[row], logged.offset + row)
                 async for logged, row in self.context.history(self.vectors)
@@ -42,9 +42,9 @@ class HistorySink(CallbackSink):
         await super().apply(deliveries)
 
 
-async def publish_alternating(p: Propagator, count: int) -> None:
+async def publish_alternating(p: Propagator, end: int) -> None:
     """Publish deltas for `a` and `b` in turn, in two namespaces, and batches of both."""
-    for number in range(0, count, 3):
+    for number in range(0, end, 3):
         await p.publish(Delta("ab"[number % 2], create([1.0]), "xy"[number // 3 % 2]))
         await p.publish(Delta("b", create([1.0]), "x"), Delta("a", create([1.0]), "y"))
 
@@ -78,7 +78,7 @@ def test_history_of_several_vectors_is_in_log_order() -> None:
         )
         await publish_alternating(p, 300)
         await p.wait_visible(300)
-        assert [at for *_, at in full_sink.history] == list(range(300))
+        assert [offset for *_, offset in full_sink.history] == list(range(300))
         expected = {("x", "b"), ("y", "a")}
         assert sink.history == [one for one in full_sink.history if one[:2] in expected]
 
@@ -96,10 +96,10 @@ def test_long_history_read_does_not_time_out_the_call(monkeypatch: pytest.Monkey
         sink = await p.attach(HistorySink(298, ("x", "b")))
         await publish_alternating(p, 297)
         monkeypatch.setattr(module, "Pace", Slow)
-        began = anyio.current_time()
+        start_s = anyio.current_time()
         await p.publish(Delta("b", create([1.0]), "x"))
         await p.wait_visible(298, timeout_s=1_000)
-        assert anyio.current_time() - began > 100, "the history read must take over 100 s"
+        assert anyio.current_time() - start_s > 100, "the history read must take over 100 s"
         assert p.statistics().sinks["historian"].errors == 0
         assert sink.history
 
@@ -113,12 +113,12 @@ def test_history_below_log_start_is_retryable(monkeypatch: pytest.MonkeyPatch) -
         log = p.internals().log
         read, reads = log.read, 0
 
-        def read_or_fail(at: int, **bounds: int) -> object:
+        def read_or_fail(offset: int, **bounds: int) -> object:
             nonlocal reads
             reads += 1
             if reads == 2:
                 raise Refused(ErrorCode.CURSOR_TOO_OLD, "the log starts at offset 500")
-            return read(at, **bounds)
+            return read(offset, **bounds)
 
         monkeypatch.setattr(log, "read", read_or_fail)
         with pytest.raises(TryAgain, match="the log cannot be read: the log starts at offset 500"):

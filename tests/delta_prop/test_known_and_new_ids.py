@@ -22,7 +22,7 @@ from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import AckRange, BatchFrame, Nack
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.durable.histories import NEVER, resend_batch
+from tests.delta_prop.durable.histories import NO_CHECKPOINTS, resend_batch
 from tests.delta_prop.pipeline_bench import Bench, batch_of
 from tests.delta_prop.server.raw import ORIGIN, connected, serving
 from tests.delta_prop.server.test_forwarding import Node, wait_converged
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
 
 
 def delta_with_id(number: int, **more: object) -> Delta:
-    """Return a delta with an id."""
+    """Return a delta whose id is made of a number."""
     return make_delta(f"v{number}", id=number.to_bytes(16, "big"), **more)
 
 
-KNOWN = (0, 2, 3, 7)
+KNOWN_NUMBERS = (0, 2, 3, 7)
 
 
 def bench_with_known() -> tuple[Bench, int]:
     """Return a bench with four known ids at offsets 0 to 3, and an origin."""
     bench = Bench()
-    bench.publish(*map(delta_with_id, KNOWN))
+    bench.publish(*map(delta_with_id, KNOWN_NUMBERS))
     return bench, bench.hello("p")
 
 
@@ -57,31 +57,31 @@ def mixed_batch(origin: int, base: int = 1, **more: object) -> Batch:
 DUPLICATES = {0: 0, 2: 1, 3: 2, 7: 3}
 
 
-def batch_shapes(logged: list[LoggedBatch]) -> list[tuple[str, int, int]]:
+def summarize_batches(logged: list[LoggedBatch]) -> list[tuple[str, int, int]]:
     """Return the kind, first counter and row count of each logged batch."""
     return [("known" if one.batch.is_control else "new", one.batch.base, one.count) for one in logged]
 
 
-AS_LOGGED = [("known", 1, 1), ("new", 2, 1), ("known", 3, 2), ("new", 5, 3), ("known", 8, 1)]
+LOGGED_BATCHES = [("known", 1, 1), ("new", 2, 1), ("known", 3, 2), ("new", 5, 3), ("known", 8, 1)]
 
 
 def test_mixed_batch_logs_new_rows_and_reports_duplicates() -> None:
     bench, origin = bench_with_known()
     published = bench.send(mixed_batch(origin)).result()
     assert published.duplicates == DUPLICATES
-    assert [(one.offset, one.duplicate) for one in published.places()] == [
+    assert [(place.offset, place.duplicate) for place in published.places()] == [
         *((0, True), (5, False), (1, True), (2, True), (8, False), (9, False), (10, False), (3, True))
     ]
     assert published.next_offset == 11
     assert published.last_dot == Dot(origin, 7)
-    assert batch_shapes(bench.routed[1:]) == AS_LOGGED
+    assert summarize_batches(bench.routed[1:]) == LOGGED_BATCHES
     assert bench.keys() == ["v0", "v2", "v3", "v7", "v1", "v4", "v5", "v6"]
     assert bench.pipeline.orderer.watermarks[origin] == 8
     assert bench.send(batch_of(origin, 9, make_delta("on"))).result().offset == 12
     counters = bench.pipeline.appender.counters
     assert (counters.accepted, counters.duplicates, counters.noops) == (4 + 4 + 1, 4, 4)
     assert bench.publish(*map(delta_with_id, range(8))).result().duplicates == {
-        row: at.offset for row, at in enumerate(published.places())
+        row: place.offset for row, place in enumerate(published.places())
     }
 
 
@@ -128,16 +128,18 @@ def test_split_batches_keep_counter_gaps() -> None:
     published = bench.send(frame).result()
     assert published.duplicates == DUPLICATES
     logged = bench.routed[1:]
-    assert [one.batch.counter(at) for one in logged for at in range(one.count)] == counters
-    previous_counters = [one.batch.previous if one.batch.has_gaps else one.batch.base - 1 for one in logged]
+    assert [batch.batch.counter(index) for batch in logged for index in range(batch.count)] == counters
+    previous_counters = [
+        batch.batch.previous if batch.batch.has_gaps else batch.batch.base - 1 for batch in logged
+    ]
     assert previous_counters == [0, 3, 4, 10, 30]
     assert [bench.pipeline.outcome(origin, counter) for counter in counters] == [
-        one.offset for one in published.places()
+        place.offset for place in published.places()
     ]
     assert bench.pipeline.outcome(origin, 20) is ErrorCode.DOT_REUSED, (
         "the skipped counter must have no outcome"
     )
-    assert duplicate_offsets(bench.send(frame)) == [one.offset for one in published.places()]
+    assert duplicate_offsets(bench.send(frame)) == [place.offset for place in published.places()]
     assert bench.send(batch_of(origin, 32, make_delta("on"))).acknowledged
 
 
@@ -148,7 +150,7 @@ def test_only_first_split_batch_carries_the_clock() -> None:
         bench.send(batch_of(other, 1, make_delta("x")))
         frame = batch_of(origin, 1, *map(delta_with_id, range(first, 8)), clock=[Dot(other, 1)])
         assert bench.send(frame).acknowledged
-        clocks = [one.batch.clock for one in bench.routed[2:]]
+        clocks = [logged.batch.clock for logged in bench.routed[2:]]
         assert clocks == [(Dot(other, 1),), *[()] * (len(clocks) - 1)]
         assert bench.pipeline.appender._clocks.clock(origin) == {other: 1}
 
@@ -227,7 +229,7 @@ def test_new_rows_are_validated_after_preceding_rows() -> None:
 
 def test_split_batch_on_full_log_appends_all_or_nothing() -> None:
     bench = Bench(log_deltas_max=11)
-    bench.publish(*map(delta_with_id, KNOWN))
+    bench.publish(*map(delta_with_id, KNOWN_NUMBERS))
     origin = bench.hello("p")
     bench.log.hold("sink", lambda: 0)
     refusal = bench.send(mixed_batch(origin)).refusal()
@@ -248,7 +250,7 @@ def test_unavailable_level_makes_a_split_batch_a_noop() -> None:
     refusal = bench.send(mixed_batch(origin, ack_level=2)).refusal()
     assert refusal is not None
     assert refusal.code is ErrorCode.LEVEL_UNAVAILABLE
-    assert batch_shapes(bench.routed[1:]) == [("known", 1, 8)]
+    assert summarize_batches(bench.routed[1:]) == [("known", 1, 8)]
 
 
 def test_batch_split_into_too_many_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,26 +280,26 @@ def test_any_batches_apply_each_id_once_with_exact_offsets(
     sent: list[tuple[Batch, list[int | None]]] = []
     last = 0
     for numbers in frames:
-        counters = [last + 1 + gap + at for at in range(len(numbers))]
+        counters = [last + 1 + gap + index for index in range(len(numbers))]
         gap_fields = {"previous": last, "counters": counters} if gap else {}
         frame = batch_of(origin, counters[0], *map(delta_with_id, numbers), **gap_fields)
         start = bench.log.next_offset
         published = bench.send(frame).result()
         last = counters[-1]
         expected = []
-        for at, number in enumerate(numbers):
+        for index, number in enumerate(numbers):
             duplicate = number in offset_by_number
-            expected.append((offset_by_number.setdefault(number, start + at), duplicate))
-        assert [(one.offset, one.duplicate) for one in published.places()] == expected
+            expected.append((offset_by_number.setdefault(number, start + index), duplicate))
+        assert [(place.offset, place.duplicate) for place in published.places()] == expected
         assert bench.log.next_offset == start + len(numbers)
         sent.append((frame, [offset for offset, _ in expected]))
     for frame, offsets in sent:
         assert duplicate_offsets(bench.send(frame)) == offsets
     keys = {
-        one.offset + at: key
+        one.offset + index: key
         for one in bench.routed
         if not one.batch.is_control
-        for at, key in enumerate(one.batch.keys)
+        for index, key in enumerate(one.batch.keys)
     }
     assert keys == {offset: f"v{number}" for number, offset in offset_by_number.items()}
 
@@ -306,7 +308,9 @@ def test_any_batches_apply_each_id_once_with_exact_offsets(
 
 
 def open_propagator(disk: SimDisk, seed: int = 1) -> Propagator:
-    return Propagator(data="x", log=NEVER, world=virtual_world(seed, thread_delay_s_max=0.01, disk=disk))
+    return Propagator(
+        data="x", log=NO_CHECKPOINTS, world=virtual_world(seed, thread_delay_s_max=0.01, disk=disk)
+    )
 
 
 @pytest.mark.parametrize("checkpoint", [True, False], ids=["with a checkpoint", "from the log"])
@@ -316,7 +320,7 @@ def test_resent_batch_is_duplicate_after_restart(checkpoint: bool) -> None:
     async def first_session() -> tuple[Batch, list[int | None]]:
         async with open_propagator(disk) as p:
             cache = await p.attach(CacheSink())
-            await p.publish(*map(delta_with_id, KNOWN))
+            await p.publish(*map(delta_with_id, KNOWN_NUMBERS))
             origin = p.producer("p").watermark() or p._pipeline.hello(5, "p", p._now())[0].origin
             frame = mixed_batch(origin)
             published = (await resend_batch(p, frame, Sender("p"))).result()
@@ -329,7 +333,7 @@ def test_resent_batch_is_duplicate_after_restart(checkpoint: bool) -> None:
             if checkpoint:
                 assert p._service_log.checkpointer is not None
                 await p._service_log.checkpointer.write()
-            offsets = [one.offset for one in published.places()]
+            offsets = [place.offset for place in published.places()]
             p._service_log.checkpointer = None  # no checkpoint is written at close
             return frame, offsets
 
@@ -349,15 +353,15 @@ def test_resent_batch_is_duplicate_after_restart(checkpoint: bool) -> None:
 
 
 def test_crash_within_split_batch_lets_producer_resume() -> None:
-    seen: set[int] = set()
+    watermarks_found: set[int] = set()
 
     def open_logged(disk: SimDisk) -> Propagator:
-        logged = replace(NEVER, read_level=AckLevel.LOGGED)
+        logged = replace(NO_CHECKPOINTS, read_level=AckLevel.LOGGED)
         return Propagator(data="x", log=logged, world=virtual_world(1, disk=disk))
 
     async def first_session(disk: SimDisk, seed: int) -> tuple[Batch, SimDisk]:
         async with open_logged(disk) as p:
-            await p.publish(*map(delta_with_id, KNOWN), ack_level=AckLevel.DURABLE)
+            await p.publish(*map(delta_with_id, KNOWN_NUMBERS), ack_level=AckLevel.DURABLE)
             frame = mixed_batch(p._pipeline.hello(5, "p", p._now())[0].origin)
             await resend_batch(p, frame, Sender("p"))
             await anyio.sleep(0.1)
@@ -366,7 +370,7 @@ def test_crash_within_split_batch_lets_producer_resume() -> None:
     async def second_session(frame: Batch, disk: SimDisk) -> None:
         async with open_logged(disk) as p:
             (grant, *_) = p._pipeline.hello(5, "p", p._now())
-            seen.add(grant.watermark)
+            watermarks_found.add(grant.watermark)
             rest = frame
             if 0 < grant.watermark < 8:
                 second = mixed_batch(frame.origin, epoch=grant.epoch)
@@ -381,15 +385,17 @@ def test_crash_within_split_batch_lets_producer_resume() -> None:
                     epoch=grant.epoch,
                 )
             published = (await resend_batch(p, rest, Sender("p"))).result()
-            offsets = [one.offset for one in published.places()]
+            offsets = [place.offset for place in published.places()]
             assert offsets == [0, 5, 1, 2, 8, 9, 10, 3][-rest.count :]
             await anyio.sleep(0.1)
             logged = [one for one in read_all(p.internals().log) if not one.batch.is_control]
-            assert sorted(key for one in logged for key in one.batch.keys) == [f"v{at}" for at in range(8)]
+            assert sorted(key for batch in logged for key in batch.batch.keys) == [
+                f"v{index}" for index in range(8)
+            ]
 
     for seed in range(30):
         run_virtual(second_session, *run_virtual(first_session, SimDisk(seed), seed))
-    assert len(seen) >= 3, seen
+    assert len(watermarks_found) >= 3, watermarks_found
 
 
 def test_forwarded_split_batch_is_duplicate_at_target() -> None:
@@ -401,7 +407,7 @@ def test_forwarded_split_batch_is_duplicate_at_target() -> None:
                 await node.open(exits)
             source, target = nodes
             await source.forward_to(target)
-            await source.p.publish(*map(delta_with_id, KNOWN))
+            await source.p.publish(*map(delta_with_id, KNOWN_NUMBERS))
             (grant, *_) = source.p._pipeline.hello(5, "p", source.p._now())
             frame = mixed_batch(grant.origin)
             published = (await resend_batch(source.p, frame, Sender("p"))).result()
@@ -410,7 +416,7 @@ def test_forwarded_split_batch_is_duplicate_at_target() -> None:
             assert source.deltas() == target.deltas()
             for node in nodes:
                 logged = [one for one in read_all(node.p.internals().log) if one.batch.origin == grant.origin]
-                assert batch_shapes(logged) == AS_LOGGED
+                assert summarize_batches(logged) == LOGGED_BATCHES
                 assert [node.resident.state("default", f"v{number}") is not None for number in range(8)] == [
                     True
                 ] * 8
@@ -439,7 +445,7 @@ def test_forwarded_split_batch_is_duplicate_at_target() -> None:
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_ack_ranges_give_each_row_its_offset() -> None:
     async with Propagator() as p, serving(p) as (_, address), connected(address) as client:
-        await p.publish(*map(delta_with_id, KNOWN))
+        await p.publish(*map(delta_with_id, KNOWN_NUMBERS))
         await client.hello(ORIGIN)
         frame = BatchFrame(1, mixed_batch(ORIGIN), ack_wanted=True)
         await client.send(frame, BatchFrame(9, batch_of(ORIGIN, 9, make_delta("on")), ack_wanted=True))
@@ -466,9 +472,9 @@ async def test_client_gets_each_row_outcome_and_continues() -> None:
         serving(p) as (_, address),
         Producer(f"{address.host}:{address.port}", name="c") as c,
     ):
-        await p.publish(*map(delta_with_id, KNOWN))
+        await p.publish(*map(delta_with_id, KNOWN_NUMBERS))
         published = await c.publish(*map(delta_with_id, range(8)))
-        assert [(one.offset, one.duplicate) for one in published.places()] == [
+        assert [(place.offset, place.duplicate) for place in published.places()] == [
             *((0, True), (5, False), (1, True), (2, True), (8, False), (9, False), (10, False), (3, True))
         ]
         assert published.duplicates == DUPLICATES

@@ -154,15 +154,15 @@ def test_cancelled_receive_into_loses_no_bytes(net_setup: NetworkSetup) -> None:
     net_setup.run(main)
 
 
-def test_receive_each_passes_arrivals_until_enough(net_setup: NetworkSetup) -> None:
+def test_receive_each_calls_back_until_the_callback_ends_it(net_setup: NetworkSetup) -> None:
     async def main(net_setup: NetworkSetup, network: Network) -> None:
         collector = ByteCollector()
         async with net_setup.pair(network) as (client, server), anyio.create_task_group() as tasks:
             tasks.start_soon(server.send, [BODY])
-            collector.enough = 1000
+            collector.stop_bytes = 1000
             assert await client.receive_each(collector.get_buffer, collector.collect)
             assert 1000 <= len(collector.bytes) < 1000 + len(collector.get_buffer())
-            collector.enough = len(BODY)
+            collector.stop_bytes = len(BODY)
             assert await client.receive_each(collector.get_buffer, collector.collect)
             assert collector.bytes == BODY
             tasks.start_soon(server.aclose)
@@ -177,7 +177,7 @@ def test_receive_each_raises_callback_error_and_can_continue(net_setup: NetworkS
         def fail(count: int) -> bool:
             raise KeyError(count)
 
-        collector = ByteCollector(enough=3)
+        collector = ByteCollector(stop_bytes=3)
         async with net_setup.pair(network) as (client, server):
             await server.send([b"x"])
             with pytest.raises(KeyError, match="1"):
@@ -199,7 +199,7 @@ def test_cancelled_receive_each_loses_no_bytes(net_setup: NetworkSetup) -> None:
                     await anyio.sleep(0.0003)
 
             tasks.start_soon(trickle)
-            collector = ByteCollector(enough=400, buffer_bytes=3)
+            collector = ByteCollector(stop_bytes=400, buffer_bytes=3)
             while len(collector.bytes) < 400:
                 with anyio.move_on_after(0.0002):
                     await client.receive_each(collector.get_buffer, collector.collect)
@@ -209,11 +209,11 @@ def test_cancelled_receive_each_loses_no_bytes(net_setup: NetworkSetup) -> None:
 
 
 class ByteCollector:
-    """A collector of received bytes, up to `enough`."""
+    """Collects received bytes until it has `stop_bytes` of them."""
 
-    def __init__(self, *, enough: int = 0, buffer_bytes: int = 5000) -> None:
+    def __init__(self, *, stop_bytes: int = 0, buffer_bytes: int = 5000) -> None:
         self.bytes = bytearray()
-        self.enough = enough
+        self.stop_bytes = stop_bytes
         self._buffer = memoryview(bytearray(buffer_bytes))
 
     def get_buffer(self) -> memoryview:
@@ -221,7 +221,7 @@ class ByteCollector:
 
     def collect(self, count: int) -> bool:
         self.bytes += self._buffer[:count]
-        return len(self.bytes) < self.enough
+        return len(self.bytes) < self.stop_bytes
 
 
 @pytest.mark.parametrize("kind", ["local", "fake"])
@@ -231,11 +231,11 @@ def test_send_file_sends_the_exact_range(net_setup: NetworkSetup, kind: str, tmp
         file = disk.open("a", create=True)
         file.write(0, [BODY])
         async with net_setup.pair(network) as (client, server), anyio.create_task_group() as tasks:
-            tasks.start_soon(expect_bytes, server, b"before" + BODY[1000:600_000] + b"behind")
+            tasks.start_soon(expect_bytes, server, b"before" + BODY[1000:600_000] + b"after")
             await client.send([b"before"])
             await client.send_file(FileRange(file, 1000, 599_000))
             await client.send_file(FileRange(file, 1000, 0))
-            await client.send([b"behind"])
+            await client.send([b"after"])
             with pytest.raises(OSError, match="100 bytes before the range does") as caught:
                 await client.send_file(FileRange(file, len(BODY) - 10, 110))
             assert not isinstance(caught.value, ConnectionError)
@@ -244,7 +244,7 @@ def test_send_file_sends_the_exact_range(net_setup: NetworkSetup, kind: str, tmp
     net_setup.run(main)
 
 
-def test_closed_listener_accepts_none_and_keeps_connections(net_setup: NetworkSetup) -> None:
+def test_closed_listener_accepts_nothing_more_and_keeps_open_connections(net_setup: NetworkSetup) -> None:
     async def main(net_setup: NetworkSetup, network: Network) -> None:
         async with net_setup.pair(network) as (client, server):
             listener = await network.listen(HOST, 0)
@@ -268,7 +268,7 @@ def test_closed_listener_accepts_none_and_keeps_connections(net_setup: NetworkSe
     net_setup.run(main)
 
 
-def test_peers_are_named_and_used_address_is_rejected(net_setup: NetworkSetup) -> None:
+def test_peers_are_named_and_address_in_use_is_rejected(net_setup: NetworkSetup) -> None:
     async def main(net_setup: NetworkSetup, network: Network) -> None:
         async with net_setup.pair(network) as (client, server):
             assert client.peer_host == server.peer_host == HOST
@@ -284,18 +284,18 @@ def test_peers_are_named_and_used_address_is_rejected(net_setup: NetworkSetup) -
 
 
 async def expect_bytes(stream: Stream, body: bytes) -> None:
-    """Receive these bytes in unequal parts, and compare."""
+    """Receive these bytes in chunks of an odd size, and compare."""
     assert await receive(stream, len(body), buffer_bytes=10_007) == body
 
 
-def body_slice(begin: int, count: int) -> bytes:
+def body_slice(start: int, count: int) -> bytes:
     """Return `count` bytes of the body, which repeats without end."""
-    begin %= len(BODY)
-    return (BODY[begin:] + BODY * (count // len(BODY) + 1))[:count]
+    start %= len(BODY)
+    return (BODY[start:] + BODY * (count // len(BODY) + 1))[:count]
 
 
 async def send_forever(stream: Stream) -> None:
-    """Send until cancelled or an error."""
+    """Send until cancelled, or until an error is raised."""
     while True:
         await stream.send([BODY])
 

@@ -24,21 +24,23 @@ steps = st.one_of(
 
 
 @given(st.lists(steps, max_size=25))
-def test_waiting_drafts_all_end_in_any_order_of_events(events: list[Any]) -> None:
+def test_every_draft_gets_an_outcome_in_any_order_of_events(events: list[Any]) -> None:
     bench = Bench()
     origins = [bench.hello(name) for name in NAMES]
-    sent, receipts = [0, 0, 0], list[Receipt]()
+    sent_counts, receipts = [0, 0, 0], list[Receipt]()
     for kind, *arguments in events:
         if kind == "draft":
             key, dependencies, field = arguments
-            dots = tuple(sorted(Dot(origins[one], counter) for one, counter in dependencies))
+            dots = tuple(sorted(Dot(origins[index], counter) for index, counter in dependencies))
             if field == "clock" and len({dot.origin for dot in dots}) < len(dots):
                 dots = dots[:1]  # a clock names each origin once
             receipts.append(bench.publish(Delta(key, create([1.0]), **{field: dots})))
-        elif kind == "send" and sent[arguments[0]] < COUNTERS:
-            sent[arguments[0]] += 1
+        elif kind == "send" and sent_counts[arguments[0]] < COUNTERS:
+            sent_counts[arguments[0]] += 1
             origin = origins[arguments[0]]
-            assert bench.send(batch_of(origin, sent[arguments[0]], Delta("v", create([2.0])))).acknowledged
+            assert bench.send(
+                batch_of(origin, sent_counts[arguments[0]], Delta("v", create([2.0])))
+            ).acknowledged
         elif kind == "later":
             bench.now += arguments[0]
             bench.pipeline.tick(bench.now)

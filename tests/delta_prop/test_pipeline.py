@@ -32,7 +32,7 @@ def make_delta(key: str, priority: Priority = Priority.NORMAL, **more: object) -
     return Delta(key, create([1.0, 2.0]), priority=priority, **more)  # type: ignore[arg-type]
 
 
-# --- priority (a critical delta overtakes only deltas that it does not depend on)
+# --- priority: a critical delta overtakes only deltas that it does not depend on
 
 
 def test_critical_delta_overtakes_ten_thousand_low_ones() -> None:
@@ -59,7 +59,7 @@ def test_critical_child_does_not_overtake_its_low_parent() -> None:
     bench.pipeline.pump(bench.now)
     keys = bench.keys()
     assert keys.index("child") > keys.index("parent")
-    first, second = (at for at, key in enumerate(keys) if key == "low-50")
+    first, second = (index for index, key in enumerate(keys) if key == "low-50")
     assert bench.routed[first].batch.kind == Kind.CREATE
     assert bench.routed[second].batch.kind == Kind.OFFSET
 
@@ -99,8 +99,8 @@ def test_draft_waits_for_pending_draft_of_its_vector() -> None:
 # --- pending
 
 
-@pytest.mark.parametrize("arrives", [True, False])
-def test_full_pending_drains_with_parent_and_times_out_without(arrives: bool) -> None:
+@pytest.mark.parametrize("parent_arrives", [True, False])
+def test_full_pending_drains_with_parent_and_times_out_without(parent_arrives: bool) -> None:
     bench = Bench(pending_deltas_max=100)
     root = bench.hello("root")
     others = [bench.hello(f"p{n}") for n in range(4)]
@@ -115,14 +115,14 @@ def test_full_pending_drains_with_parent_and_times_out_without(arrives: bool) ->
     for _, receipt in sent:
         refusal = receipt.refusal()
         assert refusal is None or (refusal.code is ErrorCode.PENDING_FULL and refusal.retry_after_ms)
-    if arrives:
+    if parent_arrives:
         assert bench.send(batch_of(root, 1, make_delta("root"))).result().offset == 0
     else:
         bench.now = 31.0
         bench.pipeline.tick(bench.now)
         expired = [receipt.refusal() for batch, receipt in sent if batch not in refused]
-        assert all(one is not None and one.code is ErrorCode.DEP_TIMEOUT for one in expired)
-        assert all(one is not None and str(Dot(root, 1)) in str(one) for one in expired[:4])
+        assert all(refusal is not None and refusal.code is ErrorCode.DEP_TIMEOUT for refusal in expired)
+        assert all(refusal is not None and str(Dot(root, 1)) in str(refusal) for refusal in expired[:4])
         refused = [batch for batch, _ in sent]
         bench.send(batch_of(root, 1, make_delta("root")))
     assert all(receipt.done for _, receipt in sent)
@@ -140,7 +140,7 @@ def test_dependent_of_refused_delta_names_what_blocks_it() -> None:
     bench.now = 30.0
     bench.pipeline.tick(bench.now)
     refusals = [receipt.refusal() for receipt in (blocked, dependent)]
-    assert [one.code for one in refusals if one] == [ErrorCode.DEP_TIMEOUT, ErrorCode.DEP_TIMEOUT]
+    assert [refusal.code for refusal in refusals if refusal] == [ErrorCode.DEP_TIMEOUT, ErrorCode.DEP_TIMEOUT]
     assert str(Dot(first, 1)) in str(refusals[1])
     assert bench.log.next_offset == 0
 
@@ -148,7 +148,7 @@ def test_dependent_of_refused_delta_names_what_blocks_it() -> None:
 # --- final refusals and no-op records
 
 
-def test_invalid_delta_in_stream_becomes_noop_and_rest_goes_on() -> None:
+def test_invalid_delta_in_stream_becomes_noop_and_later_ones_are_accepted() -> None:
     bench = Bench()
     origin = bench.hello("p")
     bad = Operation(Kind.CREATE, np.array([np.nan, 1], np.float32))
@@ -168,7 +168,7 @@ def test_invalid_delta_in_stream_becomes_noop_and_rest_goes_on() -> None:
     assert bench.log.next_offset == 5
 
 
-def test_invalid_delta_that_comes_early_is_refused_in_its_turn() -> None:
+def test_invalid_delta_with_a_counter_gap_is_refused_in_its_turn() -> None:
     bench = Bench()
     origin = bench.hello("p")
     early = bench.send(batch_of(origin, 2, Delta("x", sparse([0], [1.0]))))
@@ -416,13 +416,13 @@ def test_withdrawn_delta_never_takes_effect() -> None:
     root, origin = bench.hello("root"), bench.hello("p")
     waiting = bench.send(batch_of(origin, 1, make_delta("never", parents=(Dot(root, 1),))))
     draft = bench.publish(make_delta("neither", parents=(Dot(root, 1),)))
-    after = bench.send(batch_of(origin, 2, make_delta("behind")))
+    after = bench.send(batch_of(origin, 2, make_delta("successor")))
     assert waiting.withdraw()
     assert draft.withdraw()
     assert (waiting.state, draft.state) == (OfferState.WITHDRAWN, OfferState.WITHDRAWN)
     bench.send(batch_of(root, 1, make_delta("root")))
     assert after.result().offset is not None
-    assert sorted(bench.keys()) == ["behind", "root"]
+    assert sorted(bench.keys()) == ["root", "successor"]
     assert not after.withdraw()
 
 

@@ -1,4 +1,4 @@
-"""The pipeline in rare cases: rebatched rows, wrong numbers, forwarders, fencing, failing callbacks."""
+"""The pipeline in rare cases: rebatched rows, out-of-range numbers, forwarders, fencing, callback errors."""
 
 from __future__ import annotations
 
@@ -82,17 +82,17 @@ def test_draft_after_withdrawn_draft_still_waits_for_the_first() -> None:
 
 
 @pytest.mark.parametrize("field", ["parents", "clock"])
-@pytest.mark.parametrize("ending", ["comes", "never", "withdrawn"])
+@pytest.mark.parametrize("ending", ["arrives", "times out", "withdrawn"])
 def test_second_draft_of_vector_waits_for_its_own_dependency(field: str, ending: str) -> None:
     bench = Bench()
-    one, other = bench.hello("one"), bench.hello("other")
-    first = bench.publish(make_delta("v", **{field: (Dot(one, 1),)}))
+    first_origin, other = bench.hello("one"), bench.hello("other")
+    first = bench.publish(make_delta("v", **{field: (Dot(first_origin, 1),)}))
     second = bench.publish(make_delta("v", **{field: (Dot(other, 1),)}))
     third = bench.publish(make_delta("v"))
-    bench.send(batch_of(one, 1, make_delta("one")))
+    bench.send(batch_of(first_origin, 1, make_delta("one")))
     assert first.result().offset == 1
     assert (second.state, third.state) == (OfferState.PENDING, OfferState.PENDING)
-    if ending == "comes":
+    if ending == "arrives":
         bench.send(batch_of(other, 1, make_delta("other")))
         assert (second.result().offset, third.result().offset) == (3, 4)
     elif ending == "withdrawn":
@@ -156,9 +156,9 @@ def test_duplicates_of_a_pending_batch_are_limited() -> None:
     origin = bench.hello("p")
     pending_batch = batch_of(origin, 2, make_delta("b"))
     receipts = [bench.send(pending_batch) for _ in range(500)]
-    assert sum(not one.done for one in receipts) <= 101
+    assert sum(not receipt.done for receipt in receipts) <= 101
     bench.send(batch_of(origin, 1, make_delta("a")))
-    assert all(one.done for one in receipts)
+    assert all(receipt.done for receipt in receipts)
     assert bench.keys() == ["a", "b"]
 
 
@@ -174,7 +174,7 @@ def test_failing_callback_does_not_block_other_receipts() -> None:
     with pytest.raises(RuntimeError):
         bench.send(batch_of(origin, 1, make_delta("v1")))
     bench.pipeline.tick(bench.now)
-    assert all(one.done for one in receipts)
+    assert all(receipt.done for receipt in receipts)
     assert bench.keys() == ["v1", "v2", "v3", "v4"]
 
 
@@ -192,7 +192,7 @@ def test_producer_fenced_within_callback_appends_no_more() -> None:
     assert bench.keys() == ["root", "x"]
 
 
-def test_dots_from_before_idle_week_are_read_from_the_log() -> None:
+def test_dots_older_than_an_idle_week_are_read_from_the_log() -> None:
     bench = Bench()
     origin = bench.hello("p")
     bench.send(batch_of(origin, 1, make_delta("a")))

@@ -1,4 +1,4 @@
-"""The producer's handle: dots drawn at the append, batches retried in order, withdrawn, fenced."""
+"""The producer: how dots are drawn, and how its batches are retried in order, withdrawn and fenced."""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ def test_delta_in_another_lane_waits_for_the_vector_it_changes() -> None:
     producer.offer(make_delta("w", priority=Priority.CRITICAL))
     bench.log.is_accepting = True
     bench.pipeline.pump(bench.now)
-    low, urgent = (one.batch for one in bench.routed if one.batch.keys == ["v"])
+    low, urgent = (logged.batch for logged in bench.routed if logged.batch.keys == ["v"])
     assert (low.priority, urgent.priority) == (Priority.LOW, Priority.CRITICAL)
     assert urgent.clock == (low.dot(0),)
     producer.offer(Delta("v", offset(1.0), priority=Priority.CRITICAL))

@@ -1,4 +1,4 @@
-"""A sink with an invalidated cursor is rebuilt from a snapshot and the tail, and has the complete fold."""
+"""A sink with an invalidated cursor is rebuilt from a snapshot and the tail; it then equals the full fold."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_sink_absent_since_start_is_rebuilt_and_catches_up() -> None:
             end = p.statistics().log.next_offset
             await p.wait_visible(end)
             assert_same_states(storage.states, history.states())
-            statistics = p.statistics().sinks["placed"]
+            statistics = p.statistics().sinks["fake"]
             assert (statistics.state, statistics.rebuild, statistics.rebuilds, statistics.lag) == (
                 "idle",
                 None,
@@ -79,9 +79,9 @@ def test_sink_absent_since_start_is_rebuilt_and_catches_up() -> None:
     run_virtual(main)
 
 
-@pytest.mark.parametrize("cursor", [True, False])
+@pytest.mark.parametrize("keeps_cursor", [True, False])
 @pytest.mark.parametrize("failing_call", range(1, 8))
-def test_rebuild_survives_every_failure_of_its_sink(failing_call: int, cursor: bool) -> None:
+def test_rebuild_survives_every_failure_of_its_sink(failing_call: int, keeps_cursor: bool) -> None:
     async def main() -> None:
         for failure in FAILURES:
             async with Propagator(SMALL, world=virtual_world()) as p:
@@ -90,17 +90,17 @@ def test_rebuild_survives_every_failure_of_its_sink(failing_call: int, cursor: b
                 history.take_snapshot()
                 await publish_rounds(p, history, range(8, 10))
                 storage = FakeStorage()
-                storage.fail[failing_call] = failure
-                await p.attach(FakeStorageSink(storage, cursor=cursor))
+                storage.failures[failing_call] = failure
+                await p.attach(FakeStorageSink(storage, cursor=keeps_cursor))
                 await anyio.sleep(1)
-                if p.statistics().sinks["placed"].state == "stopped":
-                    assert "no more" in (p.statistics().sinks["placed"].reason or "")
-                    assert p.statistics().sinks["placed"].rebuild is not None or "end" in storage.calls
-                    p.restart("placed")
+                if p.statistics().sinks["fake"].state == "stopped":
+                    assert "no more" in (p.statistics().sinks["fake"].reason or "")
+                    assert p.statistics().sinks["fake"].rebuild is not None or "end" in storage.calls
+                    p.restart("fake")
                 await p.wait_visible(p.statistics().log.next_offset)
                 assert_same_states(storage.states, history.states())
                 assert storage.calls.count("end") <= 2
-                assert not storage.fail
+                assert not storage.failures
 
     run_virtual(main)
 
@@ -113,10 +113,10 @@ def test_overdue_call_restarts_the_rebuild() -> None:
             await publish_rounds(p, history, range(9))
             snapshot = history.take_snapshot()
             storage = FakeStorage()
-            storage.hang.add(2)
+            storage.hanging_calls.add(2)
             await p.attach(FakeStorageSink(storage))
             await anyio.sleep(1)
-            statistics = p.statistics().sinks["placed"]
+            statistics = p.statistics().sinks["fake"]
             assert statistics.state == "rebuilding"
             assert statistics.rebuild is not None
             assert (statistics.rebuild.offset, statistics.rebuild.rows_total) == (
@@ -124,8 +124,8 @@ def test_overdue_call_restarts_the_rebuild() -> None:
                 snapshot.rows,
             )
             assert "log starts at" in statistics.rebuild.why
-            with pytest.raises(TimeoutError, match="'placed' is rebuilding"):
-                await p.wait_visible(snapshot.offset, sinks=["placed"], timeout_s=0.1)
+            with pytest.raises(TimeoutError, match="'fake' is rebuilding"):
+                await p.wait_visible(snapshot.offset, sinks=["fake"], timeout_s=0.1)
             await p.wait_visible(p.statistics().log.next_offset)
             assert_same_states(storage.states, history.states())
             assert storage.calls.count("begin") == 2
@@ -139,7 +139,7 @@ def test_unreadable_snapshot_restarts_the_rebuild() -> None:
         async with Propagator(SMALL, world=virtual_world()) as p:
             history = History(p)
             await publish_rounds(p, history, range(9))
-            history.take_snapshot().fails = 2
+            history.take_snapshot().read_failures = 2
             storage = FakeStorage()
             await p.attach(FakeStorageSink(storage))
             await p.wait_visible(p.statistics().log.next_offset)
@@ -155,7 +155,7 @@ def test_sink_with_invalidated_cursor_is_rebuilt_at_once() -> None:
             history, storage = History(p), FakeStorage()
             await p.attach(FakeStorageSink(storage), on_log_full="invalidate_cursor")
             await publish_rounds(p, history, range(1))
-            storage.hang.add(len(storage.calls) + 1)
+            storage.hanging_calls.add(len(storage.calls) + 1)
             await publish_rounds(p, history, range(1, 8))
             history.take_snapshot()
             await publish_rounds(p, history, range(8, 12))
@@ -163,7 +163,7 @@ def test_sink_with_invalidated_cursor_is_rebuilt_at_once() -> None:
             storage.release.set()
             await p.wait_visible(p.statistics().log.next_offset)
             assert_same_states(storage.states, history.states())
-            assert p.statistics().sinks["placed"].rebuilds == 1
+            assert p.statistics().sinks["fake"].rebuilds == 1
 
     run_virtual(main)
 
@@ -174,14 +174,14 @@ def test_rebuild_holds_the_tail_or_uses_a_newer_snapshot() -> None:
             history, storage = History(p), FakeStorage()
             await publish_rounds(p, history, range(8))
             snapshot = history.take_snapshot()
-            storage.hang.add(2)
+            storage.hanging_calls.add(2)
             await p.attach(FakeStorageSink(storage), required=required)
             await anyio.sleep(0.1)
             await publish_rounds(p, history, range(8, 13))
             assert p.statistics().log.start_offset <= snapshot.offset
             if required:  # the sink holds the log, as a required sink does
-                more = [Delta(f"more{n}", create([1.0, 2.0, 3.0])) for n in range(20)]
-                assert (await catch_refusal(p.publish(*more, timeout_s=1))).code is ErrorCode.LOG_FULL
+                more_deltas = [Delta(f"more{n}", create([1.0, 2.0, 3.0])) for n in range(20)]
+                assert (await catch_refusal(p.publish(*more_deltas, timeout_s=1))).code is ErrorCode.LOG_FULL
             else:
                 newer = history.take_snapshot()
                 await publish_rounds(p, history, range(13, 16))
@@ -207,17 +207,17 @@ def test_operator_can_rebuild_a_sink() -> None:
             await p.attach(FakeStorageSink(storage))
             await publish_rounds(p, history, range(2))
             storage.states.clear()  # the sink's states drift
-            p.rebuild("placed")  # the log is complete, so the sink rereads it
+            p.rebuild("fake")  # the log is complete, so the sink rereads it
             await p.wait_visible(p.statistics().log.next_offset)
             assert_same_states(storage.states, history.states())
-            assert storage.calls.count("take") == 0
+            assert storage.calls.count("load") == 0
             await publish_rounds(p, history, range(2, 6))
             history.take_snapshot()
-            p.rebuild("placed")
-            p.rebuild("placed")
+            p.rebuild("fake")
+            p.rebuild("fake")
             await p.wait_visible(p.statistics().log.next_offset)
             assert_same_states(storage.states, history.states())
-            assert p.statistics().sinks["placed"].rebuilds == 2
+            assert p.statistics().sinks["fake"].rebuilds == 2
             await p.attach(CallbackSink(print, name="lines"), start="latest")
             with pytest.raises(UsageError, match=r"cannot be rebuilt: it stores deltas"):
                 p.rebuild("lines")
@@ -246,15 +246,15 @@ def test_refused_rebuild_names_the_fix() -> None:
             await p.wait_visible(p.statistics().log.next_offset)
             assert "begin" not in storage.calls
             with pytest.raises(Refused, match=r"cannot be rebuilt: .*let it compact") as refusal:
-                p.rebuild("placed")
+                p.rebuild("fake")
             assert refusal.value.code is ErrorCode.CURSOR_TOO_OLD
             await publish_rounds(p, history, range(9, 10))
             await p.wait_visible(p.statistics().log.next_offset)
-            statistics = p.statistics().sinks["placed"]
+            statistics = p.statistics().sinks["fake"]
             assert (statistics.state, statistics.rebuilds) == ("idle", 0)  # the sink continues unchanged
             assert "begin" not in storage.calls  # the sink's data are not cleared without a snapshot
             history.take_snapshot()
-            p.rebuild("placed")
+            p.rebuild("fake")
             await p.wait_visible(p.statistics().log.next_offset)
             assert_same_states(storage.states, history.states())
             await expect_refusal(
@@ -264,7 +264,7 @@ def test_refused_rebuild_names_the_fix() -> None:
             with pytest.raises(UsageError, match="do not match complete vectors"):
                 await p.attach(FakeStorageSink(FakeStorage(), "topics"), topics="op:create", rebuild=True)
             topic_storage = FakeStorage()
-            await p.attach(FakeStorageSink(topic_storage, "some"), topics=["v:v1", "v:v2"])
+            await p.attach(FakeStorageSink(topic_storage, "by topic"), topics=["v:v1", "v:v2"])
             await p.wait_visible(p.statistics().log.next_offset)
             expected = history.states()
             assert_same_states(
@@ -274,9 +274,9 @@ def test_refused_rebuild_names_the_fix() -> None:
     run_virtual(main)
 
 
-@pytest.mark.parametrize("cursor", [True, False])
+@pytest.mark.parametrize("keeps_cursor", [True, False])
 @pytest.mark.parametrize("crash", [True, False])
-def test_interrupted_rebuild_is_restarted_by_next_service(cursor: bool, crash: bool) -> None:
+def test_interrupted_rebuild_is_restarted_by_next_service(keeps_cursor: bool, crash: bool) -> None:
     disk = SimDisk(1)
     log = LogSettings(segment_bytes_max=4096, bytes_max=1 << 20, retention_bytes=1 << 19)
     storage = FakeStorage()
@@ -291,30 +291,31 @@ def test_interrupted_rebuild_is_restarted_by_next_service(cursor: bool, crash: b
     async def run_interrupted() -> None:
         async with service(1, disk) as p:
             history = History(p)
-            await p.attach(FakeStorageSink(storage, cursor=cursor))
+            await p.attach(FakeStorageSink(storage, cursor=keeps_cursor))
             await publish_rounds(p, history, range(3))
             history.take_snapshot()
-            storage.hang.add(len(storage.calls) + 3)
-            p.rebuild("placed")
+            storage.hanging_calls.add(len(storage.calls) + 3)
+            p.rebuild("fake")
             await anyio.sleep(0.3)
-            assert p.statistics().sinks["placed"].state == "rebuilding"
+            assert p.statistics().sinks["fake"].state == "rebuilding"
             disks.append(disk.crash(3) if crash else disk)
 
     async def run_to_end() -> None:
-        storage.hang.clear()
+        storage.hanging_calls.clear()
         calls = len(storage.calls)
-        storage.rebuilding = storage.rebuilding and not cursor  # as if the sink did not know of the rebuild
+        if keeps_cursor:
+            storage.rebuilding = False  # as if the sink did not know of the rebuild
         async with service(2, disks[0]) as p:
             history = History(p)
             history.take_snapshot()
-            await p.attach(FakeStorageSink(storage, cursor=cursor), start="latest")
+            await p.attach(FakeStorageSink(storage, cursor=keeps_cursor), start="latest")
             await publish_rounds(p, history, range(3, 5))
             await p.wait_visible(p.statistics().log.next_offset)
             assert_same_states(storage.states, history.states())
             assert storage.calls[calls] == "begin"
         async with service(3, disks[0]) as p:
             calls = len(storage.calls)
-            await p.attach(FakeStorageSink(storage, cursor=cursor))
+            await p.attach(FakeStorageSink(storage, cursor=keeps_cursor))
             await p.wait_visible(p.statistics().log.next_offset)
             assert storage.calls[calls:] == []
 
@@ -399,7 +400,7 @@ def test_states_of_a_large_frame_are_built_in_parts(monkeypatch: pytest.MonkeyPa
     built_counts: list[int] = [0]
     monkeypatch.setattr(
         "delta_prop.route.rebuild.state_of",
-        lambda *given: (built_counts.append(built_counts.pop() + 1), state_of(*given))[1],
+        lambda *arguments: (built_counts.append(built_counts.pop() + 1), state_of(*arguments))[1],
     )
 
     async def count_per_turn() -> None:

@@ -1,4 +1,4 @@
-"""Receipts are settled once, and report the outcome of a cancelled wait exactly."""
+"""A receipt gets one outcome, and also a cancelled wait reports it correctly."""
 
 from __future__ import annotations
 

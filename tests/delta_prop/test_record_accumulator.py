@@ -80,15 +80,15 @@ def test_concurrent_callers_share_a_batch_with_own_offsets() -> None:
 @given(st.lists(st.one_of(DELTAS, st.lists(st.sampled_from(NAMES), min_size=1, max_size=3)), max_size=12))
 def test_concurrent_calls_end_like_single_ones(calls: list[Any]) -> None:
     def outcomes(results: list[PublishAck | Refused]) -> list[Any]:
-        return [one.code if isinstance(one, Refused) else one.count for one in results]
+        return [result.code if isinstance(result, Refused) else result.count for result in results]
 
     async def concurrent(p: RecordedPropagator) -> tuple[Any, ...]:
         await p.publish_many(NAMES, np.zeros((3, 3)))
         results = await publish_concurrently(p, calls)
-        acks = [one for one in results if isinstance(one, PublishAck)]
+        acks = [result for result in results if isinstance(result, PublishAck)]
         order = sorted(range(len(acks)), key=lambda at: acks[at].offset or 0)
-        numbers = p.statistics()
-        return outcomes(results), sorted(order), numbers.accepted, numbers.refused
+        statistics = p.statistics()
+        return outcomes(results), sorted(order), statistics.accepted, statistics.refused
 
     async def single(p: RecordedPropagator) -> tuple[Any, ...]:
         await p.publish_many(NAMES, np.zeros((3, 3)))
@@ -96,9 +96,9 @@ def test_concurrent_calls_end_like_single_ones(calls: list[Any]) -> None:
         for call in calls:
             results += await publish_concurrently(p, [call])
             await anyio.sleep(1)
-        numbers = p.statistics()
-        acks = sum(isinstance(one, PublishAck) for one in results)
-        return outcomes(results), list(range(acks)), numbers.accepted, numbers.refused
+        statistics = p.statistics()
+        acks = sum(isinstance(result, PublishAck) for result in results)
+        return outcomes(results), list(range(acks)), statistics.accepted, statistics.refused
 
     assert run_propagator(concurrent) == run_propagator(single)
 
@@ -111,7 +111,7 @@ def test_refused_call_does_not_affect_the_others() -> None:
         results = await publish_concurrently(
             p, [Delta("a", sparse([0], [5])), bad, Delta("b", sparse([0], [6]))]
         )
-        assert [isinstance(one, Refused) for one in results] == [False, True, False]
+        assert [isinstance(result, Refused) for result in results] == [False, True, False]
         await p.settle()
         states = [cache.peek("default", name) for name in "ab"]
         vectors = [state.vector[0] for state in states if state is not None and state.vector is not None]
@@ -154,7 +154,7 @@ def test_accumulated_calls_are_sent_before_close() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "can_join"),
+    ("fields", "coalesces"),
     [
         ({}, True),
         ({"namespace": "n", "priority": Priority.HIGH}, True),
@@ -170,24 +170,37 @@ def test_accumulated_calls_are_sent_before_close() -> None:
         ({"operation": scale(2.0)}, False),
     ],
 )
-def test_only_deltas_without_extra_fields_coalesce(more: dict[str, Any], can_join: bool) -> None:
-    assert can_coalesce(Delta(**({"vector_id": "a", "operation": create([1.0])} | more))) is can_join
+def test_only_deltas_without_extra_fields_coalesce(fields: dict[str, Any], coalesces: bool) -> None:
+    assert can_coalesce(Delta(**({"vector_id": "a", "operation": create([1.0])} | fields))) is coalesces
 
 
 @given(st.lists(st.tuples(st.integers(1, 600), st.booleans(), st.integers(0, 1)), max_size=20))
-def test_call_groups_keep_order_batch_key_and_limits(shapes: list[tuple[int, bool, int]]) -> None:
+def test_call_groups_keep_order_batch_key_and_limits(call_parameters: list[tuple[int, bool, int]]) -> None:
     calls: list[Draft | MatrixDraft] = [
         MatrixDraft(
             ["k"] * count, np.zeros((count, 1 + wide), np.float32), "n", Kind.DENSE, Receipt(),
             Priority(lane), AckLevel.LOGGED,
         )
-        for count, wide, lane in shapes
+        for count, wide, lane in call_parameters
     ]  # fmt: skip
-    found = list(group_calls(calls))
-    assert [call for group in found for call in group] == calls
-    for group in found:
+    groups = list(group_calls(calls))
+    assert [call for group in groups for call in group] == calls
+    for group in groups:
         assert len({(call.matrix.shape[1], call.priority) for call in group}) == 1  # type: ignore[union-attr]
         assert len(group) == 1 or sum(call.count for call in group) <= ROWS_MAX
+
+
+def test_matrix_call_does_not_join_single_deltas_of_several_kinds() -> None:
+    singles: list[Draft | MatrixDraft] = [
+        Draft([delta], Receipt(), Priority.NORMAL, AckLevel.MEMORY)
+        for delta in (Delta("a", sparse([0], [1])), Delta("a", create([1.0, 2.0, 3.0])))
+    ]
+    matrix = MatrixDraft(
+        ["a"], np.ones((1, 3), np.float32), "default", Kind.CREATE, Receipt(),
+        Priority.NORMAL, AckLevel.MEMORY,
+    )  # fmt: skip
+    assert list(group_calls([*singles, matrix])) == [singles, [matrix]]
+    assert list(group_calls([singles[1], matrix])) == [[singles[1], matrix]]
 
 
 @settings(max_examples=30, deadline=None)
@@ -207,9 +220,9 @@ def test_coalesced_calls_end_like_uncoalesced_ones(steps: list[Any]) -> None:
         outcomes: list[Any] = []
         await p.publish_many(NAMES, np.zeros((3, 3)))
         other = p.producer("other")
-        for call, level, others in steps:
-            if others:
-                await other.publish(Delta(others, sparse([1], [4])))
+        for call, level, other_vector in steps:
+            if other_vector:
+                await other.publish(Delta(other_vector, sparse([1], [4])))
             try:
                 if isinstance(call, Delta):
                     outcomes.append(await p.publish(call, ack_level=level))
@@ -218,9 +231,9 @@ def test_coalesced_calls_end_like_uncoalesced_ones(steps: list[Any]) -> None:
             except Refused as refused:
                 outcomes.append((refused.code, refused.message, refused.row, refused.field))
         frames = p._log.read(0, rows_max=1000, bytes_max=1 << 20)
-        numbers = p.statistics()
-        logged = [(one.offset, one.lamport, one.source, bytes(one.batch.raw)) for one in frames]
-        counted = numbers.accepted, numbers.refused, numbers.concurrent_updates, numbers.log
+        statistics = p.statistics()
+        logged = [(frame.offset, frame.lamport, frame.source, bytes(frame.batch.raw)) for frame in frames]
+        counted = statistics.accepted, statistics.refused, statistics.concurrent_updates, statistics.log
         heads = [p.head("n" if at else "default", name) for at in range(2) for name in NAMES]
         return [outcomes, logged, counted, heads, p.recorder.vector_ids]
 

@@ -58,9 +58,9 @@ def record(*batches: tuple[Batch, int], salt: bytes = SALT, block_per_batch: boo
     return b"".join([*parts, writer.end(9 * SECOND_US)])
 
 
-def open_recording(raw: bytes, piece: int = 1000) -> RecordedTraffic:
+def open_recording(raw: bytes, piece_bytes: int = 1000) -> RecordedTraffic:
     def pieces() -> Iterator[bytes]:
-        return (raw[at : at + piece] for at in range(0, len(raw), piece))
+        return (raw[start : start + piece_bytes] for start in range(0, len(raw), piece_bytes))
 
     return RecordedTraffic(pieces, "'some.trace'")
 
@@ -129,11 +129,12 @@ def test_recording_takes_few_bytes_per_row() -> None:
     batches = [
         (
             encode_rows(
-                *(Delta(f"some-document-{n}", dense([0.5] * 16)) for n in range(at, at + 100)), base=at + 1
+                *(Delta(f"some-document-{n}", dense([0.5] * 16)) for n in range(start, start + 100)),
+                base=start + 1,
             ),
-            at,
+            start,
         )
-        for at in range(0, 20_000, 100)
+        for start in range(0, 20_000, 100)
     ]
     raw = record(*batches)
     assert len(raw) / 20_000 < 12  # a hash alone takes eight bytes
@@ -152,12 +153,12 @@ def test_clock_set_back_does_not_reorder_arrivals() -> None:
     batches = [(A_BATCH, 5 * SECOND_US), (A_BATCH, 2 * SECOND_US), (A_BATCH, 6 * SECOND_US)]
     for block_per_batch in (False, True):
         found = open_recording(record(*batches, block_per_batch=block_per_batch)).arrivals()
-        assert [one.at_s for one in found] == [0, 0, 1]
+        assert [item.at_s for item in found] == [0, 0, 1]
 
 
 def test_speed_two_halves_arrival_times() -> None:
     found = open_recording(record((A_BATCH, SECOND_US), (A_BATCH, 3 * SECOND_US))).arrivals(speed=2)
-    assert [one.at_s for one in found] == [0, 1]
+    assert [item.at_s for item in found] == [0, 1]
 
 
 @pytest.mark.parametrize("speed", [0.0, -1.0, float("inf"), float("nan")])
@@ -190,7 +191,7 @@ def test_truncated_recording_is_read_up_to_last_full_block() -> None:
     recording = record((A_BATCH, 1), (A_BATCH, 2), block_per_batch=True)
     first_end = len(record((A_BATCH, 1), block_per_batch=True)) - BLOCK_HEAD.size
     for size in range(FILE_HEAD.size, len(recording)):
-        found = open_recording(recording[:size], piece=7)
+        found = open_recording(recording[:size], piece_bytes=7)
         second_end = first_end + first_end - FILE_HEAD.size
         assert len(list(found.batches())) == (size >= first_end) + (size >= second_end)
         assert found.fault is not None
@@ -201,10 +202,10 @@ def test_truncated_recording_is_read_up_to_last_full_block() -> None:
 @given(st.data())
 def test_corruption_is_reported_and_earlier_blocks_are_read(data: st.DataObject) -> None:
     raw = bytearray(record((A_BATCH, 1), (A_BATCH, 2), block_per_batch=True))
-    at = data.draw(st.integers(FILE_HEAD.size, len(raw) - 1))
-    raw[at] ^= 1 << data.draw(st.integers(0, 7))
+    position = data.draw(st.integers(FILE_HEAD.size, len(raw) - 1))
+    raw[position] ^= 1 << data.draw(st.integers(0, 7))
     found = open_recording(bytes(raw))
-    assert [one.time_us for one in found.batches()] == [1, 2][: len(list(found.batches()))]
+    assert [item.time_us for item in found.batches()] == [1, 2][: len(list(found.batches()))]
     assert found.fault is not None
 
 
@@ -236,7 +237,7 @@ rows = st.tuples(
 def test_any_recorded_batches_are_read_back_equal(
     recorded_batches: list[tuple[list[tuple[str, str, object]], int, Priority, AckLevel]],
     block_per_batch: bool,
-    piece: int,
+    piece_bytes: int,
 ) -> None:
     batches = [
         (
@@ -247,20 +248,22 @@ def test_any_recorded_batches_are_read_back_equal(
         )
         for rows, time, p, level in recorded_batches
     ]
-    found = list(open_recording(record(*batches, block_per_batch=block_per_batch), piece).batches())
+    found = list(open_recording(record(*batches, block_per_batch=block_per_batch), piece_bytes).batches())
     assert [(len(rows), p, level) for rows, _, p, level in recorded_batches] == [
         (batch.count, batch.priority, batch.ack_level) for batch in found
     ]
-    named: dict[tuple[str, str], int] = {}
-    for (batch, _), back in zip(batches, found, strict=True):
+    key_by_name: dict[tuple[str, str], int] = {}
+    for (batch, _), read_back in zip(batches, found, strict=True):
         for row in range(batch.count):
             delta = batch.delta(row)
             op = delta.operation
             numbers = 0 if op.values is None else len(op.values)
             indices = 0 if op.indices is None else len(op.indices)
-            assert back.kinds[row] == op.kind
-            assert back.numbers[row] == numbers
-            assert back.sizes[row] == len(delta.vector_id.encode()) + 4 * (numbers + indices) + len(op.data)
-            key = int(back.keys[row])
-            assert named.setdefault((delta.namespace, delta.vector_id), key) == key
-    assert len(set(named.values())) == len(named)
+            assert read_back.kinds[row] == op.kind
+            assert read_back.numbers[row] == numbers
+            assert read_back.sizes[row] == len(delta.vector_id.encode()) + 4 * (numbers + indices) + len(
+                op.data
+            )
+            key = int(read_back.keys[row])
+            assert key_by_name.setdefault((delta.namespace, delta.vector_id), key) == key
+    assert len(set(key_by_name.values())) == len(key_by_name)

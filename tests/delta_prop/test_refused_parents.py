@@ -19,7 +19,7 @@ from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.frames import BatchFrame, DeltaFrame, Nack
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.durable.histories import NEVER, resend_batch
+from tests.delta_prop.durable.histories import NO_CHECKPOINTS, resend_batch
 from tests.delta_prop.pipeline_bench import Bench, batch_of
 from tests.delta_prop.server.raw import ORIGIN, connected, serving
 from tests.delta_prop.support import catch_refusal, make_delta
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 ONE, TWO, THREE = (bytes([number]) * 16 for number in (1, 2, 3))
 BAD = Delta("nobody", sparse_add([0], [1.0]), id=ONE)
-"""Gets a final refusal, because its vector is unknown."""
+"""A delta that gets a final refusal, because its vector is unknown."""
 CHILD = make_delta("child", parents=(ONE,))
 
 
@@ -74,7 +74,7 @@ def test_child_of_a_refused_parent_is_refused_at_once(send: Send, send_parent: S
 
 @EACH_FORM
 @EACH_PARENT_FORM
-def test_pending_child_is_refused_when_its_parent_is(send: Send, send_parent: Send) -> None:  # type: ignore[valid-type]
+def test_pending_child_is_refused_when_its_parent_is_refused(send: Send, send_parent: Send) -> None:  # type: ignore[valid-type]
     bench = Bench()
     child_origin = bench.hello("child")
     parent_origin = bench.hello("parent")
@@ -82,7 +82,7 @@ def test_pending_child_is_refused_when_its_parent_is(send: Send, send_parent: Se
         child, dependent = bench.publish(CHILD), bench.publish(make_delta("child", metadata={"n": 1}))
     else:
         child = bench.send(batch_of(child_origin, 1, CHILD))
-        dependent = bench.send(batch_of(child_origin, 2, make_delta("behind")))
+        dependent = bench.send(batch_of(child_origin, 2, make_delta("successor")))
     assert (child.state, dependent.state) == (OfferState.PENDING, OfferState.PENDING)
     if send_parent is publish:
         bench.publish(BAD)
@@ -218,7 +218,9 @@ def test_newest_refused_ids_are_retained_up_to_the_limit(monkeypatch: pytest.Mon
 
 
 def open_propagator(disk: SimDisk) -> Propagator:
-    return Propagator(data="x", log=NEVER, world=virtual_world(1, thread_delay_s_max=0.01, disk=disk))
+    return Propagator(
+        data="x", log=NO_CHECKPOINTS, world=virtual_world(1, thread_delay_s_max=0.01, disk=disk)
+    )
 
 
 @pytest.mark.parametrize("checkpoint", [True, False], ids=["with a checkpoint", "from the log"])
@@ -296,7 +298,7 @@ async def test_child_is_refused_at_once_over_a_connection() -> None:
 
         await client.send(
             BatchFrame(1, batch(1, CHILD, origin=ORIGIN + 1), ack_wanted=True),  # this batch is pending
-            BatchFrame(2, batch(2, make_delta("behind"), origin=ORIGIN + 1), ack_wanted=True),
+            BatchFrame(2, batch(2, make_delta("successor"), origin=ORIGIN + 1), ack_wanted=True),
             BatchFrame(3, batch(1, make_delta("fine", id=TWO), BAD), ack_wanted=True),
             BatchFrame(5, batch(3, make_delta("child", parents=(TWO,))), ack_wanted=True),
             DeltaFrame(6, Delta("", opaque(b""), id=THREE), ack_wanted=True),

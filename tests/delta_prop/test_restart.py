@@ -1,4 +1,4 @@
-"""A new propagator with an existing storage file: the vectors in the file are known."""
+"""A new propagator knows the vectors of the storage file that is attached to it."""
 
 from __future__ import annotations
 

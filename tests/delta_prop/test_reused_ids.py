@@ -1,4 +1,4 @@
-"""A 16-byte id stands for one content: equal content is a duplicate, other content gets a final refusal."""
+"""A delta with a known id is a duplicate if its content is equal, and is refused for good otherwise."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import Ack, AckRange, BatchFrame, DeltaFrame, Nack
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.durable.histories import NEVER
+from tests.delta_prop.durable.histories import NO_CHECKPOINTS
 from tests.delta_prop.pipeline_bench import Bench, batch_of
 from tests.delta_prop.server.raw import ORIGIN, connected, serving
 from tests.delta_prop.support import catch_refusal, make_delta
@@ -75,7 +75,7 @@ def bench_with_first() -> Bench:
     return bench
 
 
-def is_reuse_refusal(refusal: Refused | None, *, row: int = 0, offset: int | None = 2) -> bool:
+def check_reuse_refusal(refusal: Refused | None, *, row: int = 0, offset: int | None = 2) -> bool:
     assert refusal is not None, "the delta must be refused"
     assert (refusal.code, refusal.field) == (ErrorCode.ID_REUSED, "id"), refusal
     assert refusal.is_final
@@ -87,7 +87,7 @@ def is_reuse_refusal(refusal: Refused | None, *, row: int = 0, offset: int | Non
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
 def test_id_with_other_content_is_refused_and_nothing_is_logged(other: Delta) -> None:
     bench = bench_with_first()
-    assert is_reuse_refusal(bench.publish(make_delta("before", id=TWO), other).refusal(), row=1)
+    assert check_reuse_refusal(bench.publish(make_delta("before", id=TWO), other).refusal(), row=1)
     assert bench.log.next_offset == 4
     assert bench.publish(make_delta("before", id=TWO)).result().offset == 4
 
@@ -101,8 +101,8 @@ def test_dot_with_reused_id_becomes_noop_and_later_dots_go_on(other: Delta) -> N
         refusal = bench.send(resent).refusal()
         assert refusal is not None
         assert refusal.code is ErrorCode.ID_REUSED
-    assert is_reuse_refusal(bench.send(batch_of(origin, 3, other)).refusal())
-    assert [read_noop(one.batch).code for one in bench.routed[-2:]] == [ErrorCode.ID_REUSED] * 2
+    assert check_reuse_refusal(bench.send(batch_of(origin, 3, other)).refusal())
+    assert [read_noop(logged.batch).code for logged in bench.routed[-2:]] == [ErrorCode.ID_REUSED] * 2
     assert bench.send(batch_of(origin, 4, make_delta("a", id=TWO))).result().offset == 7
 
 
@@ -123,8 +123,8 @@ ROWS = [make_delta("a", id=TWO), make_delta("b", id=ONE), make_delta("c", id=THR
 def test_id_twice_in_a_call_with_other_content_is_refused() -> None:
     bench = Bench()
     origin = bench.hello("p")
-    assert is_reuse_refusal(bench.publish(*ROWS).refusal(), row=3, offset=None)
-    assert is_reuse_refusal(bench.send(batch_of(origin, 1, *ROWS)).refusal(), row=3, offset=None)
+    assert check_reuse_refusal(bench.publish(*ROWS).refusal(), row=3, offset=None)
+    assert check_reuse_refusal(bench.send(batch_of(origin, 1, *ROWS)).refusal(), row=3, offset=None)
     assert bench.keys() == []
 
 
@@ -166,7 +166,7 @@ def test_duplicate_has_the_dot_of_its_first_copy() -> None:
 def test_reused_id_is_refused_before_other_rows_are_validated() -> None:
     bench = bench_with_first()
     refusal = bench.publish(OTHERS["vector"], replace(FIRST, id=TWO, vector_id="nobody")).refusal()
-    assert is_reuse_refusal(refusal)
+    assert check_reuse_refusal(refusal)
 
 
 def test_known_rows_are_compared_with_the_frames_that_hold_them() -> None:
@@ -238,7 +238,9 @@ def test_known_rows_over_too_many_frames_are_too_large(monkeypatch: pytest.Monke
 
 
 def open_propagator(disk: SimDisk) -> Propagator:
-    return Propagator(data="x", log=NEVER, world=virtual_world(1, thread_delay_s_max=0.01, disk=disk))
+    return Propagator(
+        data="x", log=NO_CHECKPOINTS, world=virtual_world(1, thread_delay_s_max=0.01, disk=disk)
+    )
 
 
 def test_first_copy_is_found_before_write_and_after_restart() -> None:
@@ -252,12 +254,12 @@ def test_first_copy_is_found_before_write_and_after_restart() -> None:
             ]
             assert p.internals().log.high_watermark == 0
             assert (await receipts[1]).duplicates == {0: 0}
-            assert is_reuse_refusal(await catch_refusal(receipts[2].wait()), offset=0)
+            assert check_reuse_refusal(await catch_refusal(receipts[2].wait()), offset=0)
 
     async def second_session() -> None:
         async with open_propagator(disk) as p:
             assert (await p.publish(make_delta("v", id=ONE))).duplicates == {0: 0}
-            assert is_reuse_refusal(await catch_refusal(p.publish(make_delta("w", id=ONE))), offset=0)
+            assert check_reuse_refusal(await catch_refusal(p.publish(make_delta("w", id=ONE))), offset=0)
 
     run_virtual(first_session)
     run_virtual(second_session)
@@ -296,7 +298,7 @@ def test_resent_transform_is_a_duplicate_after_its_vector_changed() -> None:
             twice = Delta("v", transform("double"), id=ONE)
             assert (await p.publish(twice)).offset == 1
             assert (await p.publish(twice)).duplicates == {0: 1}
-            assert is_reuse_refusal(
+            assert check_reuse_refusal(
                 await catch_refusal(p.publish(Delta("v", dense([2.0, 4.0, 6.0]), id=ONE))), offset=1
             )
 
@@ -339,7 +341,7 @@ async def test_reused_id_is_refused_over_a_connection() -> None:
             elif isinstance(answer, Ack):
                 ranges += answer.ranges
                 last_sequence = max(last_sequence, answer.sequence)
-        assert [(one.sequence, one.code, one.row, one.details) for one in nacks] == [
+        assert [(nack.sequence, nack.code, nack.row, nack.details) for nack in nacks] == [
             (2, ErrorCode.ID_REUSED, 0, {"offset": 0}),
             (3, ErrorCode.ID_REUSED, 1, {"offset": 0}),
             (5, ErrorCode.ID_REUSED, 0, {"offset": 0}),

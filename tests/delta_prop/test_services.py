@@ -73,7 +73,7 @@ async def run_services(
                 assert content == expected_content, (service.number, sink)
             counters.late += service.index.resident.statistics().out_of_order
             counters.left_out += service.index.statistics().left_out
-            counters.duplicate_ids += sum(bool(one.known_ids) for one in service.batches())
+            counters.duplicate_ids += sum(bool(logged.known_ids) for logged in service.batches())
         counters.deltas += len(first)
 
 

@@ -44,7 +44,7 @@ def test_real_world_network_can_listen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("listen_at", "connect_to", "seen_as"),
+    ("listen_at", "connect_to", "peer_host"),
     [
         ("127.0.0.1", "127.0.0.1", "127.0.0.1"),
         ("localhost", "127.0.0.1", "127.0.0.1"),
@@ -55,14 +55,14 @@ def test_real_world_network_can_listen() -> None:
         ("0.0.0.0", "127.0.0.1", "127.0.0.1"),
     ],
 )
-def test_peer_host_by_listen_and_connect_address(listen_at: str, connect_to: str, seen_as: str) -> None:
+def test_peer_host_by_listen_and_connect_address(listen_at: str, connect_to: str, peer_host: str) -> None:
     async def main() -> None:
         network = SocketNetwork()
         listener = await network.listen(listen_at, 0)
         client = await network.connect(connect_to, listener.address[1])
         server = await listener.accept()
-        assert server.peer_host == seen_as
-        assert server.peer.startswith("[::1]:" if ":" in seen_as else f"{seen_as}:")
+        assert server.peer_host == peer_host
+        assert server.peer.startswith("[::1]:" if ":" in peer_host else f"{peer_host}:")
         assert client.peer_host == connect_to
         await close_all(client, server)
         await listener.aclose()
@@ -95,7 +95,9 @@ def test_bad_port_host_or_address_is_named() -> None:
 
 
 @ON_LOOPS
-def test_connect_tries_next_address_beside_a_silent_one(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connect_tries_the_next_address_while_one_is_silent(
+    loop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def main(_: NetworkSetup, network: Network) -> None:
         listener = await network.listen(HOST, 0)
         with unresponsive_address() as silent:
@@ -106,10 +108,10 @@ def test_connect_tries_next_address_beside_a_silent_one(loop: str, monkeypatch: 
             assert (stream.peer, stream.peer_host) == ("several:7", "several")
             await close_all(stream, server)
             monkeypatch.setattr(sockets, "_resolve", resolve_to([(socket.AF_INET, silent)]))
-            began = time.monotonic()
+            start_s = time.monotonic()
             with pytest.raises(TimeoutError, match=r"several:7 did not answer within 0\.05 s"):
                 await network.connect("several", 7, timeout_s=0.05)
-            assert time.monotonic() - began < 30
+            assert time.monotonic() - start_s < 30
         await listener.aclose()
 
     monkeypatch.setattr(sockets, "HEAD_START_S", 0.02)
@@ -132,13 +134,13 @@ def unresponsive_address() -> Iterator[tuple[str, int]]:
         server.listen(0)
         waiting = []
         for _ in range(4):
-            one = socket.socket()
-            one.setblocking(False)
-            one.connect_ex(server.getsockname())
-            waiting.append(one)
+            socket_ = socket.socket()
+            socket_.setblocking(False)
+            socket_.connect_ex(server.getsockname())
+            waiting.append(socket_)
         yield server.getsockname()
-        for one in waiting:
-            one.close()
+        for socket_ in waiting:
+            socket_.close()
 
 
 def test_connect_never_connects_a_socket_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,9 +151,9 @@ def test_connect_never_connects_a_socket_to_itself(monkeypatch: pytest.MonkeyPat
         await listener.aclose()
         prepare = sockets._prepare
 
-        def prepare_on_that_port(one: socket.socket) -> None:
-            prepare(one)
-            one.bind(listener.address)
+        def prepare_on_that_port(socket_: socket.socket) -> None:
+            prepare(socket_)
+            socket_.bind(listener.address)
 
         monkeypatch.setattr(sockets, "_prepare", prepare_on_that_port)
         with pytest.raises(ConnectionRefusedError):
@@ -202,7 +204,7 @@ def exhausted_descriptors() -> Iterator[None]:
 def test_partial_sends_arrive_complete(loop: str) -> None:
     async def main(net_setup: NetworkSetup, network: Network) -> None:
         body = bytes(range(256)) * 4000
-        parts = [body[at : at + 777] for at in range(0, len(body), 777)]
+        parts = [body[position : position + 777] for position in range(0, len(body), 777)]
         async with net_setup.pair(network) as (client, server), anyio.create_task_group() as tasks:
             client._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 10_000)  # type: ignore[attr-defined]
             tasks.start_soon(client.send, parts)
@@ -245,7 +247,7 @@ def test_second_of_two_connected_sockets_is_closed(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(sockets, "_resolve", resolve_to([(socket.AF_INET, 0), (socket.AF_INET, 1)]))
         monkeypatch.setattr(sockets, "HEAD_START_S", 0.001)
         stream = await SocketNetwork().connect("several", 7)
-        assert sorted(one.fileno() >= 0 for one in sockets_made) == [False, True]
+        assert sorted(socket_.fileno() >= 0 for socket_ in sockets_made) == [False, True]
         await stream.aclose()
 
     anyio.run(main)
@@ -255,14 +257,14 @@ def test_second_of_two_connected_sockets_is_closed(monkeypatch: pytest.MonkeyPat
 def test_aclose_waits_for_the_peer_up_to_linger_s_max(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main(net_setup: NetworkSetup, network: Network) -> None:
         async with net_setup.pair(network) as (client, server):
-            began = time.monotonic()
+            start_s = time.monotonic()
             await client.aclose()
-            assert 0.08 < time.monotonic() - began < 30
+            assert 0.08 < time.monotonic() - start_s < 30
             assert await receive_all(server) == b""
             monkeypatch.setattr(sockets, "LINGER_S_MAX", 60)
-            began = time.monotonic()
+            start_s = time.monotonic()
             await server.aclose()
-            assert time.monotonic() - began < 30
+            assert time.monotonic() - start_s < 30
 
     monkeypatch.setattr(sockets, "LINGER_S_MAX", 0.1)
     plain_setup(loop).run(main)
@@ -291,7 +293,7 @@ def test_busy_connection_yields_to_other_tasks(loop: str) -> None:
     async def main(net_setup: NetworkSetup, network: Network) -> None:
         async with net_setup.pair(network) as (client, server), anyio.create_task_group() as tasks:
             await client.send([bytes(25_000)])
-            began = time.monotonic()
+            start_s = time.monotonic()
             turns: list[float] = []
 
             async def other_task() -> None:
@@ -304,7 +306,7 @@ def test_busy_connection_yields_to_other_tasks(loop: str) -> None:
             calls = 0
             while calls < 25_000:  # each call finds a byte at once
                 calls += await server.receive_into(buffer)
-            spent_s = time.monotonic() - began
+            spent_s = time.monotonic() - start_s
             tasks.cancel_scope.cancel()
             print(f"{loop}: {len(turns)} turns in {spent_s * 1e3:.1f} ms")
             assert spent_s / 0.02 < len(turns)  # one turn per 0.5 ms, with slack for a busy machine
@@ -342,7 +344,7 @@ def test_receive_each_with_constant_arrivals_yields(loop: str) -> None:
 
 @ON_LOOPS
 def test_cancelled_receive_each_leaves_no_reader(loop: str) -> None:
-    """Even after an arrival that was read completely, and after a cancelled receive."""
+    """The loop has no reader even if all bytes were read, and after a cancelled receive."""
 
     async def main(net_setup: NetworkSetup, network: Network) -> None:
         async with net_setup.pair(network) as (client, server):
@@ -415,18 +417,18 @@ def test_send_file_reads_file_where_sendfile_is_unsupported(
 
 def failing_sendfile(code: int, bytes_before: int = 0) -> Any:
     """Return a sendfile that fails, the first time only after `bytes_before` bytes."""
-    left = [bytes_before] if bytes_before else []
+    bytes_to_send = [bytes_before] if bytes_before else []
 
-    def sendfile(connected: int, file: int, at: int, count: int) -> int:
-        if left:
-            return SEND_FILE(connected, file, at, min(count, left.pop()))
+    def sendfile(connected: int, file: int, position: int, count: int) -> int:
+        if bytes_to_send:
+            return SEND_FILE(connected, file, position, min(count, bytes_to_send.pop()))
         raise OSError(code, os.strerror(code))
 
     return sendfile
 
 
 def test_send_now_stops_after_a_partly_sent_buffer() -> None:
-    """The system can take part of the first buffers and have capacity again at once."""
+    """The system may take a part of the first buffers, and have capacity for more directly after."""
     taken: list[bytes] = []
 
     class Short:

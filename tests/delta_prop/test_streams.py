@@ -1,4 +1,4 @@
-"""Streams of deltas: a value is acknowledged after its steps, and a slow step slows the stream."""
+"""Streams of deltas acknowledge a value after its last step, and take at most `open_max` values at a time."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ async def get_offset(delivered: Delivered) -> int:
 def test_value_is_acked_when_the_loop_asks_for_the_next() -> None:
     async def main() -> None:
         subscriber, source = new_source(3)
-        seen = []
+        values = []
         async for offset in streams.values(streams.map(source, get_offset, tasks=1)):
-            seen.append(offset)
+            values.append(offset)
             assert subscriber.acked == list(range(offset))
             if offset == 2:
                 break
-        assert seen == [0, 1, 2]
+        assert values == [0, 1, 2]
 
     run_scenario(main)
 
@@ -81,15 +81,15 @@ def test_overtaking_value_is_acked_only_after_earlier_ones() -> None:
                 await gate.wait()
             return delivered.offset
 
-        seen = []
+        values = []
         async for offset in streams.values(streams.map(source, work, ordered=False)):
-            seen.append(offset)
-            if len(seen) == 3:
+            values.append(offset)
+            if len(values) == 3:
                 break
             assert subscriber.acked == []
-            if len(seen) == 2:
+            if len(values) == 2:
                 gate.set()
-        assert seen == [1, 2, 0]
+        assert values == [1, 2, 0]
 
     run_scenario(main)
 
@@ -114,14 +114,14 @@ def test_failed_step_ends_the_stream_without_its_ack() -> None:
 def test_chunk_is_full_or_timed_and_acked_as_one() -> None:
     async def main() -> None:
         subscriber, source = new_source(5)
-        began = anyio.current_time()
-        seen = []
+        start_s = anyio.current_time()
+        values = []
         async for chunk in streams.values(streams.chunk(streams.map(source, get_offset), 2, within_s=0.5)):
-            seen.append((chunk, subscriber.acked[-1:]))
-            if len(seen) == 3:
+            values.append((chunk, subscriber.acked[-1:]))
+            if len(values) == 3:
                 break
-        assert seen == [([0, 1], []), ([2, 3], [1]), ([4], [3])]
-        assert anyio.current_time() - began == pytest.approx(0.5)
+        assert values == [([0, 1], []), ([2, 3], [1]), ([4], [3])]
+        assert anyio.current_time() - start_s == pytest.approx(0.5)
 
     run_scenario(main)
 
@@ -129,14 +129,14 @@ def test_chunk_is_full_or_timed_and_acked_as_one() -> None:
 def test_filtered_values_are_acked() -> None:
     async def main() -> None:
         subscriber, source = new_source(4)
-        seen = []
+        values = []
         async for delivered in streams.values(
             streams.filter(source, lambda delivered: delivered.offset % 2 == 1)
         ):
-            seen.append(delivered.offset)
+            values.append(delivered.offset)
             if delivered.offset == 3:
                 break
-        assert seen == [1, 3]
+        assert values == [1, 3]
         assert subscriber.acked[-1] == 2
 
     run_scenario(main)
@@ -146,12 +146,12 @@ def test_merged_subscriptions_ack_their_own_offsets() -> None:
     async def main() -> None:
         first_subscriber, first = new_source(3)
         second_subscriber, second = new_source(3, first=100)
-        seen = []
+        values = []
         async for offset in streams.values(streams.map(streams.merge(first, second), get_offset)):
-            seen.append(offset)
-            if len(seen) == 6:
+            values.append(offset)
+            if len(values) == 6:
                 break
-        assert sorted(seen) == [0, 1, 2, 100, 101, 102]
+        assert sorted(values) == [0, 1, 2, 100, 101, 102]
         assert set(first_subscriber.acked) <= {0, 1, 2}
         assert set(second_subscriber.acked) <= {100, 101, 102}
         assert first_subscriber.acked

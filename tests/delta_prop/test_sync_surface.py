@@ -15,15 +15,15 @@ PAGE = Path(__file__).parents[2] / "docs" / "running.md"
 
 MISSING = {
     "internals": "the parts that a server talks to; not for programs that embed a propagator",
-    "__init__(world=)": "a world belongs to an event loop, which here is made by `open`",
+    "__init__(world=)": "a world belongs to an event loop, and `open` makes the loop",
 }
 """Members that `SyncPropagator` lacks, with the reason."""
 ADDED = {
     "open": "a notebook has no block that lasts for several cells",
-    "close": "the end of what `open` began",
+    "close": "ends what `open` started",
     "call": "runs a function on the loop, such as a sink's own method",
     "publish_as": "a producer's `publish` is async",
-    "__init__(backend=)": "whoever runs an event loop chooses its backend",
+    "__init__(backend=)": "`SyncPropagator` runs the event loop itself, so it chooses the backend",
 }
 """Members that only `SyncPropagator` has, with the reason."""
 ITERATORS = {
@@ -45,7 +45,7 @@ def public_names(kind: type) -> set[str]:
 def method_signature(kind: type, name: str) -> dict[str, Any]:
     """Return the parameters of a method, and its return type."""
     signature = inspect.signature(getattr(kind, name))
-    parameters = {str(one) for one in signature.parameters.values()}
+    parameters = {str(parameter) for parameter in signature.parameters.values()}
     return {"parameters": parameters, "returns": signature.return_annotation}
 
 

@@ -138,9 +138,9 @@ def test_threads_publish_concurrently() -> None:
         p.attach(CallbackSink(lambda at, _: seen.append(at)))
         with ThreadPoolExecutor(8) as pool:
             published = list(pool.map(lambda n: p.publish(make_delta(f"v{n}")), range(200)))
-        p.wait_visible(max(one.next_offset for one in published))
+        p.wait_visible(max(ack.next_offset for ack in published))
         assert seen == list(range(200))
-        assert len({one.dot for one in published}) == 200
+        assert len({ack.dot for ack in published}) == 200
 
 
 def test_second_producer_of_a_name_fences_the_first() -> None:
@@ -159,7 +159,10 @@ def test_subscribe_iterates_over_matching_deltas() -> None:
         deltas = p.subscribe("v:b")
         p.publish(make_delta("a"), make_delta("b"))
         p.publish(make_delta("b"))
-        assert [(one.offset, one.delta.vector_id) for one in islice(deltas, 2)] == [(1, "b"), (2, "b")]
+        assert [(delivered.offset, delivered.delta.vector_id) for delivered in islice(deltas, 2)] == [
+            (1, "b"),
+            (2, "b"),
+        ]
         deltas.close()  # type: ignore[attr-defined]
         assert not p.statistics().sinks
 

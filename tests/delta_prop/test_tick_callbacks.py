@@ -1,4 +1,4 @@
-"""TickCallbacks runs calls once and in order at the end of a tick; Wakeup wakes its waiter."""
+"""TickCallbacks runs each call once, in order, at the end of a tick; Wakeup wakes its waiter."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def test_call_can_schedule_further_calls() -> None:
     def nested_call() -> None:
         calls.append("call")
         with tick:
-            assert tick.call_at_end(lambda: calls.append("left by it"))
-        assert tick.call_at_end(lambda: calls.append("ahead of that"), first=True)
+            assert tick.call_at_end(lambda: calls.append("scheduled last"))
+        assert tick.call_at_end(lambda: calls.append("scheduled first"), first=True)
         calls.append("called")
 
     with tick:
         tick.call_at_end(nested_call)
         tick.call_at_end(lambda: calls.append("other"))
-    assert calls == ["call", "called", "ahead of that", "other", "left by it"]
+    assert calls == ["call", "called", "scheduled first", "other", "scheduled last"]
 
 
 def test_failed_call_is_logged_and_others_run(caplog: pytest.LogCaptureFixture) -> None:
@@ -61,8 +61,8 @@ def test_failed_call_is_logged_and_others_run(caplog: pytest.LogCaptureFixture) 
 def test_calls_per_tick_are_limited() -> None:
     tick, calls = TickCallbacks(lambda: 0.0), list[int]()
     with tick:
-        found = [tick.call_at_end(lambda: calls.append(1)) for _ in range(CALLS_MAX + 2)]
-    assert found == [True] * CALLS_MAX + [False] * 2
+        scheduled = [tick.call_at_end(lambda: calls.append(1)) for _ in range(CALLS_MAX + 2)]
+    assert scheduled == [True] * CALLS_MAX + [False] * 2
     assert len(calls) == CALLS_MAX
 
 
@@ -72,12 +72,12 @@ def test_calls_of_close_ticks_are_left_to_the_task() -> None:
 
         def end_tick(name: str) -> None:
             with tick:
-                tick.call_at_end(lambda: calls.append((anyio.current_time() - began, name)))
+                tick.call_at_end(lambda: calls.append((anyio.current_time() - start_s, name)))
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(tick.run)
             await anyio.sleep(1)
-            began = anyio.current_time()
+            start_s = anyio.current_time()
             for name in "abc":
                 end_tick(name)
             assert calls == [(0, "a")]
@@ -105,7 +105,7 @@ def test_wakeup_wakes_its_waiter_or_the_next_one() -> None:
         async def listen() -> None:
             while True:
                 await wakeup.wait()
-                wakeups.append("ring")
+                wakeups.append("woken")
 
         async with anyio.create_task_group() as tasks:
             wakeup.notify()
@@ -113,12 +113,12 @@ def test_wakeup_wakes_its_waiter_or_the_next_one() -> None:
             assert wakeup.has_waiter is False
             tasks.start_soon(listen)
             await anyio.sleep(1)
-            assert wakeups == ["ring"]  # two notifications before the wait count as one
+            assert wakeups == ["woken"]  # two notifications before the wait count as one
             assert wakeup.has_waiter
             wakeup.notify()
             assert not wakeup.has_waiter
             await anyio.sleep(1)
-            assert wakeups == ["ring"] * 2
+            assert wakeups == ["woken"] * 2
             tasks.cancel_scope.cancel()
         with anyio.move_on_after(1):
             await wakeup.wait()
@@ -143,10 +143,10 @@ def test_wait_on_notified_wakeup_yields_once() -> None:
             for _ in range(5):
                 wakeup.notify()
                 await wakeup.wait()
-            order.append("heard")
+            order.append("woken")
         return order
 
-    assert run_virtual(main) == ["other", "heard"]
+    assert run_virtual(main) == ["other", "woken"]
 
 
 def test_loop_callback_runs_deferred_calls_without_the_task() -> None:

@@ -42,7 +42,7 @@ def certificates() -> Files:
 
 
 def tls_pair(certificates: Files) -> tuple[Tls, Tls]:
-    """Return TLS of a server and a client, both with a certificate."""
+    """Return the TLS settings of a server and of a client, both with a certificate."""
     server = Tls(certificates.server, certificates.server_key, certificates.authority)
     return server, Tls(certificates.client, certificates.client_key, certificates.authority)
 
@@ -98,11 +98,11 @@ def test_valid_certificates_are_accepted(loop: str, certificates: Files) -> None
 @pytest.mark.parametrize(
     ("case", "at_client", "at_server"),
     [
-        ("no certificate of the client", "certificate required", "peer did not return a certificate"),
+        ("no client certificate", "certificate required", "peer did not return a certificate"),
         ("another name", "certificate is not valid for 'other.example'", "bad certificate"),
         ("unknown authority", "self-signed certificate in certificate chain", "unknown ca"),
-        ("a server that does not", "does not speak TLS", ""),
-        ("a client that does not", "", "wrong version number"),
+        ("a server without TLS", "does not speak TLS", ""),
+        ("a client without TLS", "", "wrong version number"),
     ],
 )
 def test_failed_handshake_names_its_cause(
@@ -111,11 +111,11 @@ def test_failed_handshake_names_its_cause(
     async def main() -> None:
         server, client = tls_pair(certificates)
         server_tls, client_tls = {
-            "no certificate of the client": (server, Tls(authorities=certificates.authority)),
+            "no client certificate": (server, Tls(authorities=certificates.authority)),
             "another name": (server, replace(client, server_name="other.example")),
             "unknown authority": (server, replace(client, authorities=None)),
-            "a server that does not": (None, client),
-            "a client that does not": (server, None),
+            "a server without TLS": (None, client),
+            "a client without TLS": (server, None),
         }[case]
         errors = await connect_pair(SocketNetwork(), server_tls, client_tls)
         assert at_client in errors[0]
@@ -238,12 +238,12 @@ def test_any_mix_of_sends_arrives_complete(
                 tasks.start_soon(client_stream.handshake)
                 await server_stream.handshake()
                 tasks.start_soon(expect_bytes, client_stream, body)
-                at = 0
+                position = 0
                 for use_send_now, sizes in sends:
                     parts = []
                     for size in sizes:
-                        parts.append(body[at : at + size])
-                        at += size
+                        parts.append(body[position : position + size])
+                        position += size
                     if use_send_now:
                         await server_stream.send(skip_bytes(parts, server_stream.send_now(parts)))
                     else:
@@ -268,5 +268,5 @@ async def secured_pair(
     """Yield both ends of a TLS stream in virtual time, the server's first, before the handshake."""
     network = VirtualNetwork(1, conditions)
     listener = await network.listen(HOST, 0)
-    below = await network.connect(*listener.address)
-    yield TlsStream(await listener.accept(), server, None), TlsStream(below, client, HOST)
+    transport = await network.connect(*listener.address)
+    yield TlsStream(await listener.accept(), server, None), TlsStream(transport, client, HOST)

@@ -155,15 +155,15 @@ def test_wrong_transform_use_is_rejected() -> None:
             p.offer(Delta("v", transform("double")))
         with pytest.raises(UsageError, match="give the transform a name"):
             p.register_transform("", double, reads="cache")
-        p.register_transform("astray", double, reads="index")
+        p.register_transform("of index", double, reads="index")
         with pytest.raises(UsageError, match="no sink named 'index'"):
-            await p.publish(Delta("v", transform("astray")))
+            await p.publish(Delta("v", transform("of index")))
         await p.attach(IndexSink())
         with pytest.raises(UsageError, match="storage or cache"):
-            await p.publish(Delta("v", transform("astray")))
-        p.register_transform("ill", lambda vector: vector * np.nan, reads="cache")
+            await p.publish(Delta("v", transform("of index")))
+        p.register_transform("to nan", lambda vector: vector * np.nan, reads="cache")
         with pytest.raises(InvalidDelta, match="vector"):
-            await p.publish(Delta("v", transform("ill")))
+            await p.publish(Delta("v", transform("to nan")))
         assert p.statistics().log.next_offset == 1
 
     run_scenario(scenario)

@@ -43,13 +43,13 @@ def test_clock_is_the_event_loop_clock(loop: dict[str, Any]) -> None:
 def test_clock_call_costs_under_one_microsecond() -> None:
     async def main() -> float:
         now = real_world().clock.now
-        spent = []
+        spent_s = []
         for _ in range(20):
-            begin = time.thread_time()
+            start_s = time.thread_time()
             for _ in range(1000):
                 now()
-            spent.append(time.thread_time() - begin)
-        return min(spent) / 1000 * 1e6
+            spent_s.append(time.thread_time() - start_s)
+        return min(spent_s) / 1000 * 1e6
 
     cost_us = anyio.run(main)
     print(f"clock: {cost_us:.3f} us a call")
@@ -115,15 +115,15 @@ def test_thread_call_error_is_raised_and_thread_continues(loop: dict[str, Any]) 
 def test_cancelled_caller_waits_for_its_thread_call(loop: dict[str, Any]) -> None:
     async def main() -> None:
         threads = real_world().new_threads()
-        begun, release, done = threading.Event(), threading.Event(), []
+        started, release, done = threading.Event(), threading.Event(), []
 
         def call() -> None:
-            begun.set()
+            started.set()
             assert release.wait(5)
             done.append("effect")
 
         async def cancel_then_release() -> None:
-            await real_world().new_threads().run(begun.wait)
+            await real_world().new_threads().run(started.wait)
             tasks.cancel_scope.cancel()
             release.set()
 
@@ -186,10 +186,10 @@ def niceness() -> int:
 @LOOPS
 def test_background_thread_finishes_call_before_cancelled_scope_ends(loop: dict[str, Any]) -> None:
     async def main() -> None:
-        begun, release, done = threading.Event(), threading.Event(), []
+        started, release, done = threading.Event(), threading.Event(), []
 
         def call() -> None:
-            begun.set()
+            started.set()
             assert release.wait(5)
             done.append(threading.current_thread())
 
@@ -198,7 +198,7 @@ def test_background_thread_finishes_call_before_cancelled_scope_ends(loop: dict[
                 await threads.run(call)
 
         async def cancel_then_release() -> None:
-            await real_world().new_threads().run(begun.wait)
+            await real_world().new_threads().run(started.wait)
             tasks.cancel_scope.cancel()
             release.set()
 

@@ -72,13 +72,13 @@ CONSTRUCTORS: dict[str, tuple[Callable[[], object], str]] = {
     "topic of a subscriber": (lambda: Subscriber(SUBSCRIBER, 5), "topic 5 is of type int: give text"),  # type: ignore[arg-type]
     "transform": (lambda: transform(5), "name: 5 is of type int: give text"),  # type: ignore[arg-type]
     "resident of an index": (lambda: IndexSink(resident="x"), "resident 'x' is of type str: give a Resident"),  # type: ignore[arg-type]
-    "linked table": (lambda: IndexSink(hnsw={"metric": "x"}), r"hnsw \{.*: give True, False or"),  # type: ignore[arg-type]
-    "empty linked table": (
+    "hnsw dict": (lambda: IndexSink(hnsw={"metric": "x"}), r"hnsw \{.*: give True, False or"),  # type: ignore[arg-type]
+    "empty hnsw dict": (
         lambda: IndexSink(hnsw={}),
         r"hnsw \{\} is not a bool or Hnsw: give True, False or",
     ),  # type: ignore[arg-type]
-    "linked text": (lambda: IndexSink(hnsw="yes"), "hnsw 'yes' is not a bool or Hnsw: give True, False or"),  # type: ignore[arg-type]
-    "linked number": (lambda: Hnsw(threads="2"), "threads '2' is of type str: give a number"),  # type: ignore[arg-type]
+    "hnsw text": (lambda: IndexSink(hnsw="yes"), "hnsw 'yes' is not a bool or Hnsw: give True, False or"),  # type: ignore[arg-type]
+    "threads text": (lambda: Hnsw(threads="2"), "threads '2' is of type str: give a number"),  # type: ignore[arg-type]
     "entries": (lambda: CacheSink(entries_max="x"), "entries_max 'x' is of type str: give a number"),  # type: ignore[arg-type]
     "path 5": (lambda: StorageSink(5), "path 5 is of type int: give text or a Path"),  # type: ignore[arg-type]
     "no path": (lambda: StorageSink(None), "path None is of type NoneType: give text or a Path"),  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Epochs across restarts of a log: each has one holder, and a new epoch is above all earlier ones."""
+"""Epochs across restarts of a log: each epoch has one holder, and is above all earlier epochs."""
 
 from __future__ import annotations
 
@@ -75,17 +75,17 @@ class EpochsMachine(RuleBasedStateMachine):
     def reconnect(self, holder: int) -> None:
         epoch = self.holders[holder % len(self.holders)]
         state = self.origins.get(ORIGIN)
-        present = 0 if state is None else state.epoch
-        if epoch < present:
+        current = 0 if state is None else state.epoch
+        if epoch < current:
             with pytest.raises(Refused) as refused:
                 self.claim_until_granted(epoch)
             assert refused.value.code is ErrorCode.FENCED
         else:
             assert self.claim_until_granted(epoch) == epoch, "the holder of the highest epoch must keep it"
 
-    @rule(above=st.sampled_from([1, 2, 6, 4_096, 5_000, 1 << 20]))
-    def claim_higher_epoch(self, above: int) -> None:
-        epoch = self.highest + above
+    @rule(distance=st.sampled_from([1, 2, 6, 4_096, 5_000, 1 << 20]))
+    def claim_higher_epoch(self, distance: int) -> None:
+        epoch = self.highest + distance
         if epoch > max(CLAIMED_EPOCH_MAX, epoch_floor(self.openings)):
             return
         granted = self.claim_until_granted(epoch)

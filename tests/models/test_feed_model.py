@@ -1,7 +1,7 @@
-"""A feed with a sink that fails in all ways and an impatient operator, checked against its guarantees.
+"""The guarantees of a feed whose sink fails in every way, with an operator who acts at any time.
 
-The sink only keeps its contract: it detects duplicates by vector, so a row out of order is lost and is found
-missing at the end.
+The sink does only what its contract demands: it detects duplicates by vector, so it loses a row that comes
+out of order, which the checks at the end find.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from delta_prop.route.feed import Feed
     from delta_prop_sinks.sink import Delivery, SinkContext
 
-SPACES = "abo"  # the sink takes a and b
+NAMESPACES = "abo"  # the sink takes a and b
 ACTIONS = (
     *("nothing", "wait", "long wait", "restart", "replay", "replay one", "drop one", "drop"),
-    *("replay and go", "stop", "watch", "come back", "come back behind", "fail late"),
+    *("replay and go", "stop", "watch", "reattach", "reattach earlier", "fail late"),
 )
-BEHAVIORS = ("ok", "ok", "slow", "no", "part", "odd", "broken", "stop", "hang", "stray reject")
+BEHAVIORS = ("ok", "ok", "slow", "retry", "half", "larger half", "broken", "stop", "hang", "stray reject")
 
 
 @dataclass
@@ -94,14 +94,14 @@ class ContractSink:
             raise ZeroDivisionError
         if behavior == "stray reject":
             raise RejectDelta(offsets[-1] + 1, "not yours")
-        done: int | None = None
-        if behavior in ("part", "odd"):
-            some = offsets[: len(offsets) // 2 + (behavior == "odd")]
+        applied_end: int | None = None
+        if behavior in ("half", "larger half"):
+            applied_rows = offsets[: len(offsets) // 2 + (behavior == "larger half")]
             if bad is not None:
-                some = [offset for offset in some if offset < bad]
-            self.take(some)
-            done = some[-1] + 1 if some else offsets[0] - 1
-        raise TryAgain("later", done)
+                applied_rows = [offset for offset in applied_rows if offset < bad]
+            self.take(applied_rows)
+            applied_end = applied_rows[-1] + 1 if applied_rows else offsets[0] - 1
+        raise TryAgain("later", applied_end)
 
     def take(self, offsets: object) -> None:
         for offset in offsets:  # type: ignore[attr-defined]
@@ -123,7 +123,9 @@ class ContractSink:
 
 @st.composite
 def scenarios(draw: st.DrawFn) -> tuple[ContractSink, list[object], int]:
-    row = st.tuples(st.sampled_from(SPACES), st.sampled_from("uvw"), st.lists(st.integers(1, 9), max_size=2))
+    row = st.tuples(
+        st.sampled_from(NAMESPACES), st.sampled_from("uvw"), st.lists(st.integers(1, 9), max_size=2)
+    )
     batches = st.lists(row, min_size=1, max_size=6)
     sink = ContractSink(
         draw(st.dictionaries(st.integers(0, 40), st.integers(1, 3), max_size=8)),
@@ -199,11 +201,11 @@ class FeedDriver:
     def publish(self, batch: list[tuple[str, str, list[int]]]) -> None:
         deltas = []
         base = self.route.log.next_offset
-        for at, (space, vector, distances) in enumerate(batch):
-            causes = sorted({base + at - one for one in distances if base + at - one >= 0})
-            delta_id = bytes(8) + (base + at).to_bytes(8, "big") if len(batch) % 2 else None
+        for row, (space, vector, distances) in enumerate(batch):
+            causes = sorted({base + row - distance for distance in distances if base + row - distance >= 0})
+            delta_id = bytes(8) + (base + row).to_bytes(8, "big") if len(batch) % 2 else None
             self.sink.rows.append(Row((space, vector), causes, delta_id))
-            parents = tuple(self.sink.rows[one].ids or Dot(ORIGIN, one + 1) for one in causes)
+            parents = tuple(self.sink.rows[cause].ids or Dot(ORIGIN, cause + 1) for cause in causes)
             deltas.append(Delta(vector, create([1.0]), space, parents=parents, id=delta_id))
         self.route.append(encode_batch(deltas, origin=ORIGIN, base=base + 1))
 
@@ -218,13 +220,13 @@ class FeedDriver:
         elif action == "watch":
             feed.cancel_overdue_call(anyio.current_time() + 4)
             await anyio.lowlevel.checkpoint()
-        elif action.startswith("come back"):
-            await self.reattach(is_rewound="behind" in action)
+        elif action.startswith("reattach"):
+            await self.reattach(is_rewound="earlier" in action)
         elif action == "fail late":
-            self.sink.behaviors += ["part", "hang", "part"]
+            self.sink.behaviors += ["half", "hang", "half"]
             await self.request_replay(None, drop=False, timeout_s=3)
         elif action.startswith(("replay", "drop")):
-            heads = [one.offset for one in feed.quarantine.records() if one.reason is not None]
+            heads = [record.offset for record in feed.quarantine.records() if record.reason is not None]
             offsets = frozenset(heads[-1:]) if "one" in action else None
             timeout_s = 0 if "go" in action else 3
             await self.request_replay(offsets, drop="drop" in action, timeout_s=timeout_s)
@@ -248,10 +250,10 @@ class FeedDriver:
         assert statistics.skipped >= 0
         assert outcomes == statistics.applied_offset - self.start + self.inherited
         assert len(self.feed.quarantine) <= self.feed.quarantine.deltas_max
-        for one in self.feed.quarantine.records():
-            assert one.blocked_by in self.feed.quarantine
+        for record in self.feed.quarantine.records():
+            assert record.blocked_by in self.feed.quarantine
         if self.feed.has_ended and not statistics.in_call:
-            assert all(one.offset < self.feed.applied for one in self.feed.quarantine.records())
+            assert all(record.offset < self.feed.applied for record in self.feed.quarantine.records())
 
     def check_end(self) -> None:
         sink = self.sink
@@ -262,7 +264,7 @@ class FeedDriver:
         expected = {offset for offset in range(len(sink.rows)) if sink.matches(offset)}
         assert len(sink.applied) == len(set(sink.applied))
         assert expected - set(sink.applied) <= sink.dropped
-        position = {offset: at for at, offset in enumerate(sink.applied)}
+        position = {offset: index for index, offset in enumerate(sink.applied)}
         for offset, row in enumerate(sink.rows):
             for cause in row.causes:
                 if offset in position and cause in position and cause not in sink.dropped:

@@ -14,8 +14,8 @@ from delta_prop_wire.delta import Dot
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 
-DELTAS_MAX, OWNER_MAX, OPEN_MAX = 16, 8, 13
-TIME_S = 10.0
+DELTAS_MAX, OWNER_MAX, UNRESERVED_MAX = 16, 8, 13
+PENDING_TIMEOUT_S = 10.0
 ORIGINS = (1, 2, 3)
 IDS = tuple(bytes([n]) * 16 for n in range(4))
 
@@ -67,7 +67,7 @@ class ListModel:
         is_awaited = any(self.depends_on(other, entry) for other, _ in self.pending)
         used = sum(other.count for other, _ in self.pending)
         owned = sum(other.count for other, _ in self.pending if other.owner == entry.owner)
-        has_space = used + entry.count <= (DELTAS_MAX if is_awaited else OPEN_MAX)
+        has_space = used + entry.count <= (DELTAS_MAX if is_awaited else UNRESERVED_MAX)
         return has_space and owned + entry.count <= OWNER_MAX
 
     def append(self, entry):
@@ -78,10 +78,14 @@ class ListModel:
             self.log.append(entry)
             self.watermarks[entry.origin] = entry.last
             self.ids.update(entry.ids)
-            passed = [other for other, _ in self.pending if other.previous < self.watermarks[other.origin]]
-            overtaken += passed
-            ready = [other for other, _ in self.pending if other not in passed and self.is_next(other)]
-            self.pending = [pair for pair in self.pending if pair[0] not in passed and pair[0] not in ready]
+            now_overtaken = [
+                other for other, _ in self.pending if other.previous < self.watermarks[other.origin]
+            ]
+            overtaken += now_overtaken
+            ready = [other for other, _ in self.pending if other not in now_overtaken and self.is_next(other)]
+            self.pending = [
+                pair for pair in self.pending if pair[0] not in now_overtaken and pair[0] not in ready
+            ]
             queue += ready
         return overtaken
 
@@ -98,9 +102,9 @@ class OrdererMachine(RuleBasedStateMachine):
         self.orderer = Orderer(
             knows_id=self.known.__contains__,
             pending_deltas_max=DELTAS_MAX,
-            pending_timeout_s=TIME_S,
+            pending_timeout_s=PENDING_TIMEOUT_S,
             owner_share=OWNER_MAX / DELTAS_MAX,
-            reserve_share=(DELTAS_MAX - OPEN_MAX) / DELTAS_MAX,
+            reserve_share=(DELTAS_MAX - UNRESERVED_MAX) / DELTAS_MAX,
         )
 
     @rule(
@@ -145,9 +149,9 @@ class OrdererMachine(RuleBasedStateMachine):
         while self.model.pending and self.model.pending[0][1] <= self.now:
             root, _ = self.model.pending.pop(0)
             refused += [root, *self.model.take_dependents(root)]
-        answers = self.orderer.expire(self.now)
-        assert {id(entry) for entry, _ in answers} == set(map(id, refused))
-        assert all(error.code is ErrorCode.DEP_TIMEOUT for _, error in answers)
+        refused_entries = self.orderer.expire(self.now)
+        assert {id(entry) for entry, _ in refused_entries} == set(map(id, refused))
+        assert all(error.code is ErrorCode.DEP_TIMEOUT for _, error in refused_entries)
 
     @rule(index=st.integers(0, 20))
     def withdraw(self, index):
@@ -161,7 +165,7 @@ class OrdererMachine(RuleBasedStateMachine):
             assert self.orderer.next_ready() is entry
             self.append(entry)
         else:
-            self.model.pending.append((entry, self.now + TIME_S))
+            self.model.pending.append((entry, self.now + PENDING_TIMEOUT_S))
 
     @rule(origin=st.sampled_from(ORIGINS))
     def fence(self, origin):
@@ -210,7 +214,7 @@ class OrdererMachine(RuleBasedStateMachine):
 
     def park(self, entry):
         if self.model.has_capacity(entry):
-            self.model.pending.append((entry, self.now + TIME_S))
+            self.model.pending.append((entry, self.now + PENDING_TIMEOUT_S))
             assert self.orderer.park(entry, self.now) == []
             return
         dependents = self.model.take_dependents(entry)
@@ -221,13 +225,14 @@ class OrdererMachine(RuleBasedStateMachine):
         error = Refused(ErrorCode.LOG_FULL, "full", retry_after_ms=5)
         self.check_refusals(self.orderer.refuse(entry, error), entry, dependents, ErrorCode.LOG_FULL)
 
-    def check_refusals(self, answers, root, dependents, code):
-        assert answers[0].entry is root
-        assert {id(entry) for entry, _ in answers[1:]} == set(map(id, dependents))
-        assert len(answers) == len(dependents) + 1
-        assert all(error.code is code for _, error in answers)
+    def check_refusals(self, refused_entries, root, dependents, code):
+        assert refused_entries[0].entry is root
+        assert {id(entry) for entry, _ in refused_entries[1:]} == set(map(id, dependents))
+        assert len(refused_entries) == len(dependents) + 1
+        assert all(error.code is code for _, error in refused_entries)
         assert all(
-            error.details["blocked_by"] == f"{root.origin:016x}:{root.first}" for _, error in answers[1:]
+            error.details["blocked_by"] == f"{root.origin:016x}:{root.first}"
+            for _, error in refused_entries[1:]
         )
 
 

@@ -12,7 +12,7 @@ from tests.delta_prop.ingest.id_store import IdStore
 from tests.delta_prop.ingest.test_seen_ids import id_with_hash
 
 ids = st.integers(0, 150).map(lambda number: id_with_hash(number % 40 << 58, number))
-"""Some ids share a hash."""
+"""Ids of which some share a hash."""
 
 
 class SeenIdsMachine(RuleBasedStateMachine):
@@ -39,39 +39,40 @@ class SeenIdsMachine(RuleBasedStateMachine):
         self.generation_ids = generation_ids
         self.model: dict[bytes, int] = {}
         self.offset = 0
-        self.forgot_below = 0
+        self.forgotten_below = 0
 
     def teardown(self) -> None:
         self.patch.undo()
 
-    @rule(batch=st.lists(ids, max_size=40), gap=st.integers(0, 5), explicit=st.booleans())
-    def publish(self, batch: list[bytes], gap: int, explicit: bool) -> None:
+    @rule(batch=st.lists(ids, max_size=40), gap=st.integers(0, 5), explicit_offsets=st.booleans())
+    def publish(self, batch: list[bytes], gap: int, explicit_offsets: bool) -> None:
         self.offset += gap
         found = zip(batch, self.seen.find(batch), strict=True)
-        new = list(dict.fromkeys(one for one, at in found if at is None))  # a batch holds each id once
-        for row, one in enumerate(new):
-            if self.model.get(one, -1) < self.seen.kept_since:  # forgotten, so it counts as new
-                self.model.pop(one, None)
-            assert one not in self.model
-            self.model[one] = self.offset + row
-        if explicit:
+        new_ids = (id_ for id_, offset in found if offset is None)
+        new = list(dict.fromkeys(new_ids))  # a batch holds each id once
+        for row, id_ in enumerate(new):
+            if self.model.get(id_, -1) < self.seen.kept_since:  # forgotten, so it counts as new
+                self.model.pop(id_, None)
+            assert id_ not in self.model
+            self.model[id_] = self.offset + row
+        if explicit_offsets:
             self.seen.add_at(new, range(self.offset, self.offset + len(new)))
         else:
             self.seen.add(new, self.offset)
         self.offset += len(new)
 
     @rule(batch=st.lists(ids, min_size=1, max_size=FEW_IDS + 40))
-    def ask(self, batch: list[bytes]) -> None:
+    def find(self, batch: list[bytes]) -> None:
         found = self.seen.find(batch)
-        assert [self.seen.find([one])[0] for one in batch] == found
-        assert [one in self.seen for one in batch] == [at is not None for at in found]
-        for one, at in zip(batch, found, strict=True):
-            known = self.model.get(one)
-            assert at == known or (at is None and known is not None and known < self.seen.kept_since)
+        assert [self.seen.find([id_])[0] for id_ in batch] == found
+        assert [id_ in self.seen for id_ in batch] == [offset is not None for offset in found]
+        for id_, offset in zip(batch, found, strict=True):
+            known = self.model.get(id_)
+            assert offset == known or (offset is None and known is not None and known < self.seen.kept_since)
 
     @rule(distance=st.integers(0, 100))
     def forget(self, distance: int) -> None:
-        self.forgot_below = max(self.forgot_below, self.offset - distance)
+        self.forgotten_below = max(self.forgotten_below, self.offset - distance)
         self.seen.forget_below(self.offset - distance)
 
     @rule()
@@ -100,14 +101,14 @@ class SeenIdsMachine(RuleBasedStateMachine):
         before.close()
 
     @invariant()
-    def ids_above_the_horizon_are_stored(self) -> None:
+    def retained_ids_are_found(self) -> None:
         if not hasattr(self, "seen"):
             return
-        above_horizon = {one: at for one, at in self.model.items() if at >= self.seen.kept_since}
-        assert self.seen.find(list(above_horizon)) == list(above_horizon.values())
-        assert self.seen.kept_since <= self.forgot_below
+        retained = {id_: offset for id_, offset in self.model.items() if offset >= self.seen.kept_since}
+        assert self.seen.find(list(retained)) == list(retained.values())
+        assert self.seen.kept_since <= self.forgotten_below
         statistics = self.seen.statistics()
-        assert statistics.ids >= max(len(above_horizon), min(len(self.model), self.settings["retained_min"]))
+        assert statistics.ids >= max(len(retained), min(len(self.model), self.settings["retained_min"]))
         assert statistics.ids_open < 2 * self.generation_ids + 1
         in_files = [run for run in self.seen.runs if not run.is_in_memory]
         bytes_held = sum(run.nbytes for run in in_files)

@@ -46,7 +46,7 @@ def history_states(rows: HistoryRows, ends: dict[Name, int]) -> Held:
     """Fold each vector's rows below its end offset."""
     held = {}
     for name, end in ends.items():
-        below = [row for row in rows.of[name] if row[1] < end]
+        below = [row for row in rows.changes[name] if row[1] < end]
         if below:
             _, offset, _, _ = max(below, key=itemgetter(0))
             held[name] = (HistoryRows({name: below}, rows.ids).fold()[name], offset)

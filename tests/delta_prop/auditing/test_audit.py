@@ -33,7 +33,7 @@ from delta_prop_wire.encode import encode_batch, encode_vectors
 from delta_prop_wire.errors import UsageError
 from tests.broker.durable import LOG_ID, Clock, commit
 from tests.broker.histories import Rows as HistoryRows
-from tests.broker.histories import Step, seen, steps_with_ids
+from tests.broker.histories import Step, comparable, steps_with_ids
 from tests.delta_prop.auditing.expected_differences import differences_of, history_states
 from tests.delta_prop.auditing.planted_differences import (
     Service,
@@ -73,14 +73,14 @@ def test_planted_differences_found_and_repair_mends_only_those(tmp_path: Path) -
         assert list(audit(data, str(service.file))) == []
 
         service.call(lambda: corrupt_index(service))
-        held = {row[:2]: seen(row[2]) for row in service.rows()}
+        held = {row[:2]: comparable(row[2]) for row in service.rows()}
         found = check(list(audit(data, service.rows())))
         with SyncProducer(running.address, name="repair-index") as p:
             p.publish(*(Delta(one, create([0.5] * 8), "docs") for one in (document_id(100), "never-3")))
             outcome = repair(repairs(found), p)  # the repair keeps deltas published meanwhile
         assert (outcome.repaired, outcome.changed, outcome.refused) == (98, 2, 0)
         service.settle()
-        after = {row[:2]: seen(row[2]) for row in service.rows()}
+        after = {row[:2]: comparable(row[2]) for row in service.rows()}
         assert {name[1] for name, row in after.items() if row != held.get(name)} == set(planted_faults())
         (remaining,) = (row[2] for row in service.rows() if row[1] == "never-3")
         assert remaining.vector is not None
@@ -99,9 +99,9 @@ def test_correct_sink_has_no_differences_but_corrupted_row_is_one(
         memory = 1 if small_memory else MIB
         rows = HistoryRows.below(batches, 1 << 60)
         come = data.draw(st.integers(0, batches[-1].next_offset))
-        ends = dict.fromkeys(rows.of, come)
-        for name in data.draw(st.sets(st.sampled_from(sorted(rows.of)))) if rows.of else ():
-            later = [row[1] + 1 for row in rows.of[name] if row[1] >= come]
+        ends = dict.fromkeys(rows.changes, come)
+        for name in data.draw(st.sets(st.sampled_from(sorted(rows.changes)))) if rows.changes else ():
+            later = [row[1] + 1 for row in rows.changes[name] if row[1] >= come]
             below = history_states(rows, {name: data.draw(st.sampled_from([come, *later]))})
             ends[name] = max(come, below[name][1] + 1 if name in below else 0)
         held = history_states(rows, ends)

@@ -1,6 +1,6 @@
 """A simulated sink of random capacity after the pacing gate, and a source that always has more deltas.
 
-Ticks take 20 ms. A capacity is drawn every 100 ms; unused capacity is lost. A lumpy sink takes up to 1,000
+Ticks take 20 ms. A capacity is drawn every 100 ms; unused capacity is lost. A bursty sink takes up to 1,000
 deltas per call, and releases them together when the call ends.
 """
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from delta_prop.backpressure.controller import Law
 
-TICKS_A_SECOND = 50
-TICKS_A_STEP = TICKS_A_SECOND // 10
+TICKS_PER_S = 50
+TICKS_PER_STEP = TICKS_PER_S // 10
 CALL_DELTAS_MAX = 1_000
 BYTES = 100  # per delta
 
@@ -37,12 +37,12 @@ class SmoothSink:
     def serve(self, depth: int, work: float) -> int:
         """Return how many of `depth` deltas this much more work completes."""
         self._work += work
-        done = min(int(self._work), depth)
-        self._work = self._work - done if done < depth else 0.0
-        return done
+        completed = min(int(self._work), depth)
+        self._work = self._work - completed if completed < depth else 0.0
+        return completed
 
 
-class LumpySink:
+class BurstySink:
     """A sink that releases the deltas of a call together."""
 
     def __init__(self) -> None:
@@ -52,26 +52,26 @@ class LumpySink:
     def serve(self, depth: int, work: float) -> int:
         """Return how many of `depth` deltas this much more work completes."""
         self._work += work
-        done = 0
+        completed = 0
         while True:
             if not self._in_hand:
-                self._in_hand = min(depth - done, CALL_DELTAS_MAX)
+                self._in_hand = min(depth - completed, CALL_DELTAS_MAX)
                 if not self._in_hand:
                     self._work = 0.0
-                    return done
+                    return completed
             if self._work < self._in_hand:
-                return done
+                return completed
             self._work -= self._in_hand
-            done += self._in_hand
+            completed += self._in_hand
             self._in_hand = 0
 
 
 @dataclass
 class RunRecord:
-    """Results of a run; per tick: deltas `admitted`, and deltas `possible` with the sink's capacity."""
+    """Results of a run; per tick: the deltas admitted, and the deltas that the sink's capacity allowed."""
 
     admitted: list[int] = field(default_factory=list)
-    possible: list[float] = field(default_factory=list)
+    capacities: list[float] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)  # one per step of the law
     depths: list[int] = field(default_factory=list)  # one per tick
     credit_exceeded: bool = False
@@ -83,20 +83,20 @@ def simulate(
     capacity: Callable[[float], float],
     seconds: float,
     mailbox: int,
-    lumpy: bool = False,
+    bursty: bool = False,
     demand: Callable[[float], float] | None = None,
     batch: int = 100,
     waiting_max: float = float("inf"),
 ) -> RunRecord:
-    """Run a source against the sink; without `demand` (deltas/s at a time) it always has more deltas."""
+    """Run a source against the sink; without `demand` (deltas/s, by time) it always has more deltas."""
     pacer, credits_ = Pacer(), Credits(mailbox, mailbox * BYTES)
     pacer.pace("slow", law, credits_, 0.0)
-    sink = LumpySink() if lumpy else SmoothSink()
+    sink = BurstySink() if bursty else SmoothSink()
     record = RunRecord()
     depth, drained, waiting = 0, 0, 0.0
-    for tick in range(1, round(seconds * TICKS_A_SECOND) + 1):
-        now = tick / TICKS_A_SECOND
-        waiting = float("inf") if demand is None else min(waiting + demand(now) / TICKS_A_SECOND, waiting_max)
+    for tick in range(1, round(seconds * TICKS_PER_S) + 1):
+        now = tick / TICKS_PER_S
+        waiting = float("inf") if demand is None else min(waiting + demand(now) / TICKS_PER_S, waiting_max)
         admitted = 0
         while waiting >= batch and pacer.admits(batch, batch * BYTES, now):
             pacer.note(batch, batch * BYTES, now)
@@ -104,14 +104,14 @@ def simulate(
             waiting -= batch
         depth += admitted
         record.credit_exceeded |= depth > max(mailbox, batch) or depth != credits_.deltas_outstanding
-        work = capacity(now) / TICKS_A_SECOND
-        done = sink.serve(depth, work)
-        credits_.release(done, done * BYTES)
-        depth, drained = depth - done, drained + done
+        work = capacity(now) / TICKS_PER_S
+        completed = sink.serve(depth, work)
+        credits_.release(completed, completed * BYTES)
+        depth, drained = depth - completed, drained + completed
         record.admitted.append(admitted)
-        record.possible.append(work)
+        record.capacities.append(work)
         record.depths.append(depth)
-        if tick % TICKS_A_STEP == 0:
+        if tick % TICKS_PER_STEP == 0:
             pacer.step(now, {"slow": Measure(drained, depth, mailbox)})
             record.rates.append(law.rate)
             drained = 0
@@ -132,11 +132,11 @@ def noisy_steps(seed: int, steps: Sequence[int] = STEPS, hold_s: float = HOLD_S)
 def window_ratios(
     record: RunRecord, steps: Sequence[int] = STEPS, hold_s: float = HOLD_S
 ) -> Iterator[tuple[float, float]]:
-    """Yield, for each settled one-second window, admitted over nominal capacity and over drawn capacity."""
-    ticks = round(hold_s * TICKS_A_SECOND)
+    """Yield for each settled one-second window: admitted over nominal capacity, and over actual capacity."""
+    ticks = round(hold_s * TICKS_PER_S)
     for index, step in enumerate(steps):
-        first = index * ticks + SETTLE_S * TICKS_A_SECOND
-        for start in range(first, (index + 1) * ticks - TICKS_A_SECOND + 1, TICKS_A_STEP):
-            admitted = sum(record.admitted[start : start + TICKS_A_SECOND])
-            possible = sum(record.possible[start : start + TICKS_A_SECOND])
-            yield admitted / step, admitted / possible
+        first = index * ticks + SETTLE_S * TICKS_PER_S
+        for start in range(first, (index + 1) * ticks - TICKS_PER_S + 1, TICKS_PER_STEP):
+            admitted = sum(record.admitted[start : start + TICKS_PER_S])
+            capacity = sum(record.capacities[start : start + TICKS_PER_S])
+            yield admitted / step, admitted / capacity

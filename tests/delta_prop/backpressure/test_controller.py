@@ -18,7 +18,7 @@ from delta_prop.backpressure.controller import (
     _MeasuredLaw,
 )
 from delta_prop_wire.errors import UsageError
-from tests.delta_prop.backpressure.simulated_sinks import TICKS_A_SECOND, RunRecord, simulate
+from tests.delta_prop.backpressure.simulated_sinks import TICKS_PER_S, RunRecord, simulate
 
 MakeLaw = Callable[[], _MeasuredLaw]
 with_each_law = pytest.mark.parametrize("make", [DrainLaw, DepthLaw])
@@ -29,8 +29,8 @@ samples = st.tuples(amounts, amounts, amounts, st.floats(0, 10) | st.floats(), s
 
 def admitted_per_s(record: RunRecord, first_s: float, last_s: float) -> float:
     """Return the deltas admitted per second between two times."""
-    taken = record.admitted[round(first_s * TICKS_A_SECOND) : round(last_s * TICKS_A_SECOND)]
-    return sum(taken) * TICKS_A_SECOND / len(taken)
+    admitted = record.admitted[round(first_s * TICKS_PER_S) : round(last_s * TICKS_PER_S)]
+    return sum(admitted) * TICKS_PER_S / len(admitted)
 
 
 # --- any measurements
@@ -89,8 +89,8 @@ def test_follow_falls_at_once_and_rises_smoothed() -> None:
 # --- the drain law
 
 
-def update_n_times(law: DrainLaw, count: int, **measured: int) -> list[float]:
-    return [law.update(**measured) for _ in range(count)]
+def update_n_times(law: DrainLaw, count: int, **measurements: int) -> list[float]:
+    return [law.update(**measurements) for _ in range(count)]
 
 
 def test_capacity_drop_lowers_rate_at_once() -> None:
@@ -190,7 +190,7 @@ def test_low_demand_keeps_initial_rate() -> None:
         mailbox=20_000,
         demand=lambda _: 60,
         batch=3,
-        lumpy=True,
+        bursty=True,
     )
     assert min(record.rates) == 10_000
 
@@ -209,16 +209,16 @@ def test_stalled_sink_recovers_its_rate_within_two_seconds(stall_s: float) -> No
 @pytest.mark.parametrize("call_s", [0.2, 1.0, 3.0])
 def test_sink_with_long_calls_is_not_throttled_for_in_call_deltas(call_s: float) -> None:
     record = simulate(
-        DrainLaw(), capacity=lambda _: 1_000 / call_s, seconds=48, mailbox=20_000, lumpy=True, batch=100
+        DrainLaw(), capacity=lambda _: 1_000 / call_s, seconds=48, mailbox=20_000, bursty=True, batch=100
     )
     assert admitted_per_s(record, 24, 48) == pytest.approx(1_000 / call_s, rel=0.05)
     # The queue: a quarter of a second's worth, one call that waits and one in progress.
-    assert max(record.depths[24 * TICKS_A_SECOND :]) <= 0.25 * 1_000 / call_s + 2_600
+    assert max(record.depths[24 * TICKS_PER_S :]) <= 0.25 * 1_000 / call_s + 2_600
 
 
 def test_steady_sink_depth_stays_small_and_stable() -> None:
     record = simulate(DrainLaw(), capacity=lambda _: 10_000, seconds=30, mailbox=100_000)
-    settled = record.depths[20 * TICKS_A_SECOND :]
+    settled = record.depths[20 * TICKS_PER_S :]
     assert max(settled) <= 4_000
     assert min(settled) >= 2_500
 

@@ -56,11 +56,11 @@ def new_pacer(**laws: FixedLaw) -> Pacer:
 
 
 def admit_deltas(pacer: Pacer, now: float, count: int = 1, count_max: int = 100_000) -> int:
-    taken = 0
-    while taken < count_max and pacer.admits(count, count, now):
+    admitted = 0
+    while admitted < count_max and pacer.admits(count, count, now):
         pacer.note(count, count, now)
-        taken += count
-    return taken
+        admitted += count
+    return admitted
 
 
 # --- no pacing sink
@@ -199,18 +199,18 @@ def test_credits_of_every_sink_are_taken_and_released() -> None:
 def test_credits_are_never_exceeded(requests: list[tuple[int, int, int]]) -> None:
     pacer, window = Pacer(), Credits(50, 500)
     pacer.pace("a", FixedLaw(1e6), window, 0.0)
-    out: list[tuple[int, int]] = []
+    in_flight: list[tuple[int, int]] = []
     for turn, (count, size, applied) in enumerate(requests):
         if pacer.admits(count, size, turn * 1.0):
             pacer.note(count, size, turn * 1.0)
-            out.append((count, size))
-        single_batch = len(out) == 1
+            in_flight.append((count, size))
+        single_batch = len(in_flight) == 1
         assert single_batch or (window.deltas_outstanding <= 50 and window.bytes_outstanding <= 500)
-        if out and applied > 30:
-            window.release(*out.pop(0))
+        if in_flight and applied > 30:
+            window.release(*in_flight.pop(0))
         assert (window.deltas_outstanding, window.bytes_outstanding) == (
-            sum(c for c, _ in out),
-            sum(s for _, s in out),
+            sum(c for c, _ in in_flight),
+            sum(s for _, s in in_flight),
         )
 
 
@@ -313,25 +313,25 @@ def test_suspend_of_sink_that_does_not_pace_is_rejected() -> None:
         pacer.suspend("cache", 0.0)
 
 
-# --- two shapes of depth
+# --- two kinds of depth
 
 
 def test_sink_backlog_is_held_below_half_of_its_limit() -> None:
     """An index takes rows at any rate and adds 4,000 per second to its graph in the background."""
     pacer = Pacer()
     pacer.pace("index", DrainLaw(), None, 0.0)
-    backlog, bound, backlog_max, taken = 9_000, 10_000, 0, 0
+    backlog, backlog_limit, backlog_max, admitted = 9_000, 10_000, 0, 0
     for step in range(1, 301):
         now = step * INTERVAL_S
         arrived = admit_deltas(pacer, now, count=10)
-        linked = min(backlog + arrived, 400)
-        backlog += arrived - linked
+        added = min(backlog + arrived, 400)
+        backlog += arrived - added
         backlog_max = max(backlog_max, backlog)
-        pacer.step(now, {"index": Measure(linked, backlog, bound)})
-        taken += arrived if step > 200 else 0
+        pacer.step(now, {"index": Measure(added, backlog, backlog_limit)})
+        admitted += arrived if step > 200 else 0
     assert backlog_max <= 11_000  # the initial rate, until the first measurement
-    assert backlog <= bound / 2
-    assert taken == pytest.approx(40_000, rel=0.05)
+    assert backlog <= backlog_limit / 2
+    assert admitted == pytest.approx(40_000, rel=0.05)
 
 
 def test_filling_log_is_held_below_its_limit() -> None:

@@ -1,7 +1,7 @@
-"""One disk failure beneath a service that callers of every kind use, in virtual time.
+"""A service in virtual time whose disk fails once, while callers of every kind use it.
 
-A point says which disk call fails, how, and for how long. Run as a module with a printed point, this runs
-that point and prints all answers that its callers got.
+A point says which disk call fails, how, and for how long. Run as a module with a printed point, it runs that
+point and prints all answers to its callers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from benchmarks._crash_check import Verdict
     from delta_prop_simulations.disk import Call
 
-PROBE = "none"
+NO_FAILURE = "none"
 SYNCS = ("sync", "sync_directory")
 SPACE = ("write", "truncate", "allocate")
 STRIKES = {
@@ -52,7 +52,7 @@ STRIKES = {
     "full": SPACE,
     "closed": (*SPACE, *SYNCS),
     "corrupted": (*SPACE, *SYNCS),
-    PROBE: (),
+    NO_FAILURE: (),
 }
 """Kinds of failure, and the disk calls that each may strike.
 
@@ -74,9 +74,9 @@ SERVER = ServerSettings(host="server", port=PORT, allow_anonymous=True)
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The n-th disk call fails, counted from the start of the callers.
+    """A failure of the n-th disk call, counted from the start of the callers.
 
-    `times`: how many calls fail that the kind may strike; 0: all, for a while. `then`: a second call fails,
+    `times`: how many calls of the kind fail; 0: all, for `OUTAGE_S`. `then`: a second call fails,
     this many calls after the first, e.g. during the recovery; 0: none. `level`: the read level of the log.
     """
 
@@ -102,16 +102,16 @@ class Point:
         return f"./run python -m tests.delta_prop.durable.failing_disk {self}"
 
     @property
-    def has_two_lives(self) -> bool:
+    def restarts_service(self) -> bool:
         """True if the service is restarted after the failure."""
         return self.kind in ("closed", "corrupted")
 
 
 class Fault:
-    """The disk failure of one run. `base`: the number of disk calls before the callers start."""
+    """The disk failure of one run. `base`: the number of disk calls before the callers started."""
 
     def __init__(self, point: Point, disk: SimDisk) -> None:
-        self.struck: Call | None = None
+        self.failed_call: Call | None = None
         self.base = disk.calls
         self._point = point
         self._disk = disk
@@ -120,7 +120,7 @@ class Fault:
         self._ends_s = 0.0
         self._existing = set(disk.paths())
         self._flipped: tuple[str, int, int] | None = None
-        self.strikes = anyio.Event()
+        self.happened = anyio.Event()
 
     def set_up(self) -> None:
         """Inject the failure."""
@@ -128,14 +128,14 @@ class Fault:
         if point.kind == "full":
             disk.fail(self._fills, times=None)
         elif point.kind == "short":
-            disk.shorten(lambda call: self.struck is None and self._strikes(call))
+            disk.shorten(lambda call: self.failed_call is None and self._strikes(call))
             disk.fail(lambda call: self._is_next(call) and self._strikes(call), errno.ENOSPC)
         else:
             disk.fail(self._strikes, errno.EIO, times=None)
 
     async def watch(self) -> None:
         """Free the space after a while."""
-        await self.strikes.wait()
+        await self.happened.wait()
         await anyio.sleep(OUTAGE_S)
         self._disk.capacity_bytes = None
 
@@ -153,20 +153,20 @@ class Fault:
             return False
         if call.name == "open" and (call.path in self._existing or call.path in self._disk.paths()):
             return False  # the call creates no file
-        if self.struck is None:
-            self._begin(call)
+        if self.failed_call is None:
+            self._start_failure(call)
         if self._always:
             return anyio.current_time() < self._ends_s
         self._remaining -= 1
         return self._remaining >= 0
 
     def _is_next(self, call: Call) -> bool:
-        return self.struck is not None and call.number > self.struck.number
+        return self.failed_call is not None and call.number > self.failed_call.number
 
-    def _begin(self, call: Call) -> None:
+    def _start_failure(self, call: Call) -> None:
         point, disk = self._point, self._disk
-        self.struck, self._ends_s = call, anyio.current_time() + OUTAGE_S
-        self.strikes.set()
+        self.failed_call, self._ends_s = call, anyio.current_time() + OUTAGE_S
+        self.happened.set()
         if point.then:
             then = call.number + point.then
             disk.fail(lambda one: one.number >= then, errno.EIO)
@@ -177,14 +177,14 @@ class Fault:
 
     def _fills(self, call: Call) -> bool:
         """Take almost all space just before a call that needs some."""
-        if self.struck is None and call.number >= self.base + self._point.n and call.name in SPACE:
-            self._begin(call)
+        if self.failed_call is None and call.number >= self.base + self._point.n and call.name in SPACE:
+            self._start_failure(call)
             self._disk.capacity_bytes = self._disk.used_bytes + self._disk.rng.choice((0, 40, 400))
         return False
 
 
 class CountedPace:
-    """A few calls at times drawn from a seed. `ends`: returns True if the caller is to end early."""
+    """Paces a few calls, at times drawn from a seed. `ends`: returns True if the caller must end early."""
 
     def __init__(self, seed: str, calls: int, ends: Callable[[], bool] = lambda: False) -> None:
         self._rng = random.Random(seed)
@@ -230,47 +230,47 @@ class FailureRun:
             self._begun: asyncio.Future[None] = loop.create_future()
             blocking = Blocking(loop, self.network.at("sync"), seed)
             blocking.install(patch)
-            lives = blocking.start(self._live())
-            lives.add_done_callback(lambda _: wake(self._begun))
+            service_task = blocking.start(self._serve_all())
+            service_task.add_done_callback(lambda _: wake(self._begun))
             loop.run_until_complete(self._begun)
-            if not lives.done():
+            if not service_task.done():
                 self._publish_blocking(blocking)
             del self._running["sync"]
-            blocking.wait_for(lives)
+            blocking.wait_for(service_task)
         self._judge()
         return self
 
     def _judge(self) -> None:
         lost = any(self.disk.struck[f"{name} failed"] for name in SYNCS)
         surviving_level = AckLevel.DURABLE if lost else AckLevel.LOGGED
-        failures = Failures(surviving_level, self.decided_s, undecided=self.point.has_two_lives)
+        failures = Failures(surviving_level, self.decided_s, undecided=self.point.restarts_service)
         self.verdict = judge(read_log_index(self.disk), self.answers, failures)
         if self._stuck:
             self.verdict.add("stuck", self._stuck)
 
     # --- the service
 
-    async def _live(self) -> None:
+    async def _serve_all(self) -> None:
         async with anyio.create_task_group() as callers:
-            await self._serve(callers, life=0)
-            if self.point.has_two_lives:
+            await self._serve(callers, run_number=0)
+            if self.point.restarts_service:
                 self.fault.heal()
-                await self._serve(callers, life=1)
+                await self._serve(callers, run_number=1)
             callers.cancel_scope.cancel()
 
-    async def _serve(self, callers: TaskGroup, life: int) -> None:
+    async def _serve(self, callers: TaskGroup, run_number: int) -> None:
         """Run one process of the service, which the callers outlive."""
-        last = life == 1 or not self.point.has_two_lives
+        is_last = run_number == 1 or not self.point.restarts_service
         world = virtual_world(
-            self.point.seed + 1000 * life, thread_delay_s_max=0.01, disk=self.disk, network=self.network
+            self.point.seed + 1000 * run_number, thread_delay_s_max=0.01, disk=self.disk, network=self.network
         )
         propagator = Propagator(Settings(close_timeout_s=5), data="x", log=self._log(), world=world)
-        with suppress(*() if last else (OSError,)):  # a failing disk refuses the writes of the close
+        with suppress(*() if is_last else (OSError,)):  # a failing disk refuses the writes of the close
             async with propagator as p, serving(p, SERVER):
-                if life == 0:
-                    self._begin(p, callers)
-                await self._watch(p, last=last)
-                if last:
+                if run_number == 0:
+                    self._start_callers(p, callers)
+                await self._watch(p, is_last=is_last)
+                if is_last:
                     self.trace = [call for call in self.disk.trace if call.number > self.fault.base]
                     self.fault.heal()
                     await query_outcomes(self.answers.calls, p.outcome)
@@ -288,16 +288,16 @@ class FailureRun:
             checkpoint_frames=40,
         )
 
-    async def _watch(self, p: Propagator, *, last: bool) -> None:
+    async def _watch(self, p: Propagator, *, is_last: bool) -> None:
         """Count failures and recoveries until all callers are done, or until a close during the failure."""
         failed = False
         remaining_s = self.disk.rng.choice((0.02, 0.06, 0.2)) if self.point.kind == "closed" else 1.0
-        while (self._running or (last and failed)) and (last or remaining_s > 0):
+        while (self._running or (is_last and failed)) and (is_last or remaining_s > 0):
             await anyio.sleep(WATCH_S)
             if anyio.current_time() > END_S_MAX:
                 self._stuck = f"{', '.join(self._running)}; the log has failed: {failed}"
                 break
-            remaining_s -= WATCH_S * (self.fault.struck is not None)
+            remaining_s -= WATCH_S * (self.fault.failed_call is not None)
             reopening = p.statistics().reopening
             assert reopening is not None
             if failed and not reopening.failed:
@@ -308,7 +308,7 @@ class FailureRun:
 
     # --- callers
 
-    def _begin(self, p: Propagator, callers: TaskGroup) -> None:
+    def _start_callers(self, p: Propagator, callers: TaskGroup) -> None:
         """Start all callers, and inject the failure."""
         self.fault = Fault(self.point, self.disk)
         self.fault.set_up()
@@ -318,10 +318,10 @@ class FailureRun:
         wake(self._begun)
 
     def _start(
-        self, callers: TaskGroup, name: str, call: Callable[..., Awaitable[object]], *given: Any
+        self, callers: TaskGroup, name: str, call: Callable[..., Awaitable[object]], *arguments: Any
     ) -> None:
         async def run_call() -> None:
-            await call(*given)
+            await call(*arguments)
             del self._running[name]
 
         self._running[name] = None
@@ -330,9 +330,9 @@ class FailureRun:
     def _pace(self, name: str, calls: int = CALLS, *, embedded: bool = False) -> CountedPace:
         return CountedPace(f"{self.point.seed} {name}", calls, ends=lambda: embedded and self._closed)
 
-    def _caller(self, name: str, *, embedded: bool = False, **more: Any) -> Caller:
+    def _caller(self, name: str, *, embedded: bool = False, **options: Any) -> Caller:
         pace = self._pace(name, embedded=embedded)
-        return Caller(name, self.answers, pace, **{"level": self.point.level, **more})
+        return Caller(name, self.answers, pace, **{"level": self.point.level, **options})
 
     def _call_embedded(self, p: Propagator, callers: TaskGroup) -> None:
         for caller, call in embedded_callers(partial(self._caller, embedded=True), SHORT_TIMEOUT_S):
@@ -380,9 +380,11 @@ def main(arguments: list[str]) -> int:
         lines.append((welcome.at_s, f"{welcome.caller:20} hello reports watermark {welcome.watermark}"))
     for at_s, text in sorted(lines):
         print(f"{at_s:9.4f} s  {text}")
-    summary = f"struck {result.fault.struck}: {result.failures} failures, recovered {result.recovered} times"
+    summary = (
+        f"failed {result.fault.failed_call}: {result.failures} failures, recovered {result.recovered} times"
+    )
     print(f"{result.point}: {summary}")
-    print("\n".join(result.verdict.examples) or "every answer is true")
+    print("\n".join(result.verdict.examples) or "every answer is correct")
     return 1 if result.verdict.total else 0
 
 

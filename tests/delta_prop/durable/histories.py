@@ -1,4 +1,4 @@
-"""Random histories of a service on a simulated disk, and all its answers about the past."""
+"""Random histories of a service on a simulated disk, and the service's answers about them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 NAMES = ("ann", "bob", "cyd")
 FORWARDED = make_origin(77, Priority.NORMAL)
 IDS = [bytes([number]) * 16 for number in range(60)]
-NEVER = LogSettings(checkpoint_frames=1 << 40, checkpoint_bytes=1 << 40)
+NO_CHECKPOINTS = LogSettings(checkpoint_frames=1 << 40, checkpoint_bytes=1 << 40)
 
 
 @dataclass
@@ -51,13 +51,13 @@ class History:
     last: dict[int, int] = field(default_factory=dict)
     epochs: dict[int, int] = field(default_factory=dict)
 
-    def begin(self, p: Propagator) -> None:
-        """Begin a new process: origins need new epochs, and counters continue from the watermarks."""
+    def note_restart(self, p: Propagator) -> None:
+        """Note a new process: origins need new epochs, and counters continue from the watermarks."""
         self.epochs.clear()
         self.last = {origin: p._pipeline.orderer.watermarks.get(origin, 0) for origin in self.last}
 
 
-def service(disk: SimDisk, seed: int, log: LogSettings = NEVER) -> Propagator:
+def service(disk: SimDisk, seed: int, log: LogSettings = NO_CHECKPOINTS) -> Propagator:
     settings = Settings(ids_per_generation=16, id_generations_max=2, close_timeout_s=5)
     world = virtual_world(seed, thread_delay_s_max=0.01, disk=disk)
     return Propagator(settings, data="x", log=log, world=world)
@@ -70,13 +70,13 @@ def origin_of(name: str) -> int:
 async def step(p: Propagator, history: History) -> None:
     """Run one random operation: a hello, an offer, or a batch of a producer or a forwarder."""
     rng = history.rng
-    what = rng.random()
-    if what < 0.1:
+    choice = rng.random()
+    if choice < 0.1:
         greet(p, history, rng.choice(NAMES))
-    elif what < 0.35:
+    elif choice < 0.35:
         deltas = random_deltas(rng)
         p.offer(*deltas)
-    elif what < 0.9:
+    elif choice < 0.9:
         name = rng.choice(NAMES)
         if origin_of(name) not in history.epochs:
             greet(p, history, name)
@@ -118,19 +118,19 @@ def send(p: Propagator, history: History, origin: int, session: Sender) -> None:
     deltas = random_deltas(rng)
     previous = history.last.get(origin, 0)
     has_gaps = rng.random() < 0.3
-    counters = previous
-    drawn = []
+    counter = previous
+    counters = []
     for _ in deltas:
-        counters += rng.choice([1, 2, 7]) if has_gaps else 1
-        drawn.append(counters)
+        counter += rng.choice([1, 2, 7]) if has_gaps else 1
+        counters.append(counter)
     known = [Dot(known_origin, last) for known_origin, last in history.last.items() if known_origin != origin]
     batch = encode_batch(
         deltas,
         origin=origin,
-        base=drawn[0],
+        base=counters[0],
         epoch=history.epochs.get(origin, 1),
         previous=previous if has_gaps else 0,
-        counters=drawn if has_gaps else None,
+        counters=counters if has_gaps else None,
         clock=sorted(rng.sample(known, rng.randrange(len(known) + 1))),
         ack_level=AckLevel.DURABLE,
     )
@@ -138,8 +138,8 @@ def send(p: Propagator, history: History, origin: int, session: Sender) -> None:
         SequencedBatch(batch, session, Receipt(), p._log.next_offset + 3 if session.is_forwarder else None),
         p._now(),
     )
-    history.last[origin] = drawn[-1]
-    receipt.add_done_callback(lambda done: history.frames.append((batch, session, outcome_of(done))))
+    history.last[origin] = counters[-1]
+    receipt.add_done_callback(lambda receipt: history.frames.append((batch, session, outcome_of(receipt))))
 
 
 def outcome_of(receipt: Receipt) -> str:
@@ -148,15 +148,15 @@ def outcome_of(receipt: Receipt) -> str:
     if refusal is not None:
         return refusal.code.name
     published = receipt.result()
-    firsts = published.duplicates or {row: published.offset + row for row in range(published.count)}
-    return f"{sorted(firsts.items())}"
+    first_offsets = published.duplicates or {row: published.offset + row for row in range(published.count)}
+    return f"{sorted(first_offsets.items())}"
 
 
 async def answers(p: Propagator, frames: Sequence[tuple[Batch, Sender, str]]) -> dict[str, Any]:
-    """Return all that the pipeline knows of its past; `duplicates`: outcomes of batches sent twice."""
-    chain = p._pipeline
-    vectors, appender = chain.appender.vectors, chain.appender
-    watermarks = {origin: last for origin, last in chain.orderer.watermarks.items() if origin >= 0}
+    """Return all that the pipeline knows of the history; `duplicates`: the outcomes of batches sent again."""
+    pipeline = p._pipeline
+    vectors, appender = pipeline.appender.vectors, pipeline.appender
+    watermarks = {origin: last for origin, last in pipeline.orderer.watermarks.items() if origin >= 0}
     found: dict[str, Any] = {
         "watermarks": watermarks,
         "clocks": appender._clocks.snapshot(),
@@ -174,13 +174,13 @@ async def answers(p: Propagator, frames: Sequence[tuple[Batch, Sender, str]]) ->
         },
         "writers": vectors.writer_count,
         "outcomes": {
-            (origin, counter): chain.outcome(origin, counter)
+            (origin, counter): pipeline.outcome(origin, counter)
             for origin, last in watermarks.items()
             for counter in range(1, last + 1)
         },
     }
     for name in NAMES:
-        chain.hello(producer_id_of(name), name, p._now())
+        pipeline.hello(producer_id_of(name), name, p._now())
     found["duplicates"] = [outcome_of(await resend_batch(p, batch, session)) for batch, session, _ in frames]
     found["reused"] = [
         outcome_of(await resend_batch(p, with_other_bytes(batch), session)) for batch, session, _ in frames

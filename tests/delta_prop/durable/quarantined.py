@@ -1,4 +1,4 @@
-"""A service on a simulated disk with a sink that rejects chosen values and whose data survive every crash."""
+"""A service on a simulated disk, and a sink that rejects chosen values and whose data survive every crash."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Store:
     keeps_cursor: bool
     sums: dict[str, float] = field(default_factory=dict)
     last: dict[str, int] = field(default_factory=dict)  # offset of the last delta by vector
-    given: list[int] = field(default_factory=list)  # every offset that had an effect
+    applied_offsets: list[int] = field(default_factory=list)  # every offset that had an effect
     duplicates: int = 0
     next_offset: int = 0
 
@@ -65,7 +65,7 @@ class RejectingSink:
     def _add(self, key: str, offset: int, value: float) -> None:
         self.store.last[key] = offset
         self.store.sums[key] = self.store.sums.get(key, 0) + value
-        self.store.given.append(offset)
+        self.store.applied_offsets.append(offset)
 
     async def aclose(self) -> None:
         """Nothing to close."""
@@ -80,8 +80,8 @@ def rows_of(delivery: Delivery) -> Iterator[tuple[int, int]]:
 
 
 def service(disk: SimDisk, seed: int = 0, log: LogSettings | None = None, **settings: object) -> Propagator:
-    chosen = replace(Settings(close_timeout_s=5), **settings)  # type: ignore[arg-type]
-    return Propagator(chosen, data="x", log=log, world=virtual_world(seed, disk=disk))
+    service_settings = replace(Settings(close_timeout_s=5), **settings)  # type: ignore[arg-type]
+    return Propagator(service_settings, data="x", log=log, world=virtual_world(seed, disk=disk))
 
 
 def make_delta(key: str, value: float = 1.0) -> Delta:
@@ -93,4 +93,4 @@ def make_addition(key: str, value: float) -> Delta:
 
 
 def quarantined_rows(p: Propagator, sink: str = "adds") -> list[tuple[int, int, str | None]]:
-    return [(one.offset, one.blocked_by, one.reason) for one in p.quarantine(sink)]
+    return [(record.offset, record.blocked_by, record.reason) for record in p.quarantine(sink)]

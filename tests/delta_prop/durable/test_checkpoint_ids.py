@@ -1,4 +1,4 @@
-"""Ids over a restart: unsealed ids of a checkpoint are sealed while they are restored."""
+"""Ids after a restart: the unsealed ids of a checkpoint are sealed while they are restored."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from delta_prop import Propagator, Settings
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.delta import Delta, opaque
-from tests.delta_prop.durable.histories import NEVER
+from tests.delta_prop.durable.histories import NO_CHECKPOINTS
 
 
 def test_ids_sealed_during_restore_are_not_in_the_checkpoint() -> None:
-    """The table of ids is full when the checkpoint is written, and its sealing has not begun."""
+    """When the checkpoint is written, the table of ids is full and not yet sealed."""
     disk, count = SimDisk(1), 20_000
 
     def open_service() -> Propagator:
         world = virtual_world(1, thread_delay_s_max=0.01, disk=disk)
-        return Propagator(Settings(ids_per_generation=count), data="x", log=NEVER, world=world)
+        return Propagator(Settings(ids_per_generation=count), data="x", log=NO_CHECKPOINTS, world=world)
 
-    async def life(ids: range) -> tuple[int, int]:
+    async def run_service(ids: range) -> tuple[int, int]:
         async with open_service() as p:
             before = p._pipeline.appender.ids.statistics().runs
-            for at in range(ids.start, ids.stop, 500):
-                some = [b"%016d" % number for number in range(at, min(at + 500, ids.stop))]
-                await p.publish(*[Delta("v", opaque(b""), id=one) for one in some])
+            for first in range(ids.start, ids.stop, 500):
+                batch_ids = [b"%016d" % number for number in range(first, min(first + 500, ids.stop))]
+                await p.publish(*[Delta("v", opaque(b""), id=id_) for id_ in batch_ids])
             known = await p.publish(Delta("v", opaque(b""), id=b"%016d" % 7))
             assert known.duplicates == {0: 7}
             checkpointer = p._service_log.checkpointer
@@ -30,6 +30,6 @@ def test_ids_sealed_during_restore_are_not_in_the_checkpoint() -> None:
             await checkpointer.write()
         return before, p._pipeline.appender.ids.statistics().ids
 
-    assert run_virtual(life, range(count)) == (0, count)
-    assert run_virtual(life, range(count, count + 500)) == (1, count + 500)
-    assert run_virtual(life, range(count + 500, count + 1000)) == (1, count + 1000)
+    assert run_virtual(run_service, range(count)) == (0, count)
+    assert run_virtual(run_service, range(count, count + 500)) == (1, count + 500)
+    assert run_virtual(run_service, range(count + 500, count + 1000)) == (1, count + 1000)

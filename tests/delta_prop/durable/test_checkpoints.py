@@ -19,7 +19,7 @@ from delta_prop_simulations.disk import CHANGING, SimDisk
 from delta_prop_wire.delta import AckLevel, Delta, create
 from delta_prop_wire.errors import InvalidDelta
 from tests.delta_prop.durable.histories import (
-    NEVER,
+    NO_CHECKPOINTS,
     History,
     answers,
     outcome_of,
@@ -51,10 +51,10 @@ async def run_with_checkpoints(
     async with service(disk, seed) as p, anyio.create_task_group() as tasks:
         checkpointer = p._service_log.checkpointer
         assert checkpointer is not None
-        history.begin(p)
-        at = {history.rng.randrange(STEPS) for _ in range(checkpoints)}
+        history.note_restart(p)
+        checkpoint_steps = {history.rng.randrange(STEPS) for _ in range(checkpoints)}
         for number in range(STEPS):
-            if number in at:
+            if number in checkpoint_steps:
                 tasks.start_soon(checkpointer.write)
             await step(p, history)
         await anyio.sleep(1)
@@ -69,7 +69,7 @@ def without_checkpoints(disk: SimDisk) -> SimDisk:
     return bare
 
 
-async def ask_answers(disk: SimDisk, seed: int, history: History) -> dict[str, object]:
+async def restart_and_query(disk: SimDisk, seed: int, history: History) -> dict[str, object]:
     async with service(disk, seed) as p:
         checkpointer = p._service_log.checkpointer
         assert checkpointer is not None
@@ -90,14 +90,14 @@ def _compare(seed: int) -> None:
     history = History(random.Random(seed))
     disk = SimDisk(seed)
     written = 0
-    for life in range(2):
-        more, killed = run_virtual(run_with_checkpoints, disk, seed * 10 + life, history, 2)
-        written += more
+    for run in range(2):
+        newly_written, killed = run_virtual(run_with_checkpoints, disk, seed * 10 + run, history, 2)
+        written += newly_written
     disk = killed if seed % 100 or seed // 100 % 4 else disk
     bare = without_checkpoints(disk)
     restored, replayed = (
-        run_virtual(ask_answers, disk, seed, history),
-        run_virtual(ask_answers, bare, seed, history),
+        run_virtual(restart_and_query, disk, seed, history),
+        run_virtual(restart_and_query, bare, seed, history),
     )
     assert (restored.pop("restored"), replayed.pop("restored")) == (True, False)
     for name, value in restored.items():
@@ -162,7 +162,7 @@ def test_removed_rows_are_still_known_from_the_checkpoint() -> None:
 
 
 @pytest.mark.parametrize(("vectors", "rereads"), [(5, False), (200, True)])
-def test_checkpoint_rereads_rows_only_if_vectors_are_more(
+def test_checkpoint_rereads_rows_only_if_there_are_more_vectors(
     vectors: int, rereads: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noted: list[Batch] = []
@@ -190,7 +190,7 @@ def test_checkpoint_rereads_rows_only_if_vectors_are_more(
 def test_checkpoints_keep_the_tail_short_as_the_log_grows() -> None:
     async def main() -> None:
         disk = SimDisk(1)
-        async with service(disk, 1, replace(NEVER, checkpoint_frames=20)) as p:
+        async with service(disk, 1, replace(NO_CHECKPOINTS, checkpoint_frames=20)) as p:
             checkpointer = p._service_log.checkpointer
             assert checkpointer is not None
             for number in range(400):
@@ -198,8 +198,8 @@ def test_checkpoints_keep_the_tail_short_as_the_log_grows() -> None:
                 await anyio.sleep(0.1)
                 assert p._log.next_offset - (p._log.needed_from or 0) <= 200
             assert checkpointer.written >= 3
-            left = disk.kill()  # the process ends here
-        async with service(left, 2) as p:
+            disk = disk.kill()  # the process ends here
+        async with service(disk, 2) as p:
             assert p.recovery is not None
             assert p.recovery.checkpoint is not None
             assert p.recovery.checkpoint >= 200
@@ -211,26 +211,26 @@ def test_checkpoints_keep_the_tail_short_as_the_log_grows() -> None:
 def test_corrupted_checkpoint_falls_back_to_an_older_one_or_the_log() -> None:
     history = History(random.Random(5))
     disk = SimDisk(5)
-    for life in range(2):
-        run_virtual(run_with_checkpoints, disk, life, history, 2)
-    expected = run_virtual(ask_answers, disk.kill(), 5, history)
+    for run in range(2):
+        run_virtual(run_with_checkpoints, disk, run, history, 2)
+    expected = run_virtual(restart_and_query, disk.kill(), 5, history)
     for suffix in (".checkpoint", ".part"):
         for count in (1, 100):
             corrupted = disk.kill()
             for path in sorted(path for path in corrupted.paths() if path.endswith(suffix))[::-1][:count]:
                 corrupted.flip(path, 5 if suffix == ".part" else 60)
-            answered = run_virtual(ask_answers, corrupted, 5, history)
+            answered = run_virtual(restart_and_query, corrupted, 5, history)
             if count == 100:
                 assert not answered["restored"]
             assert {**answered, "restored": 0} == {**expected, "restored": 0}
 
 
 def test_crash_at_any_call_of_a_checkpoint_changes_no_answer(full: bool) -> None:
-    def life(disk: SimDisk, history: History) -> None:
+    def run(disk: SimDisk, history: History) -> None:
         run_virtual(run_with_checkpoints, disk, 3, history, 2)
 
     probe = SimDisk(9)
-    life(probe, History(random.Random(9)))
+    run(probe, History(random.Random(9)))
     calls = [call for call in probe.trace if call.path.endswith((".part", ".new", ".checkpoint"))]
     numbers = [call.number for call in calls if call.name in CHANGING]
     assert len(numbers) > 20
@@ -238,11 +238,11 @@ def test_crash_at_any_call_of_a_checkpoint_changes_no_answer(full: bool) -> None
         disk, history = SimDisk(9), History(random.Random(9))
         disk.crash_at(number)
         with pytest.raises(BaseException) as caught:
-            life(disk, history)
+            run(disk, history)
         assert "SimCrash" in repr(caught.value)
         after = disk.crash(number)
         bare = without_checkpoints(after)
-        restored, replayed = (run_virtual(ask_answers, left, 7, history) for left in (after, bare))
+        restored, replayed = (run_virtual(restart_and_query, disk, 7, history) for disk in (after, bare))
         assert {**restored, "restored": 0} == {**replayed, "restored": 0}
         outcomes = list(zip(restored["duplicates"], (first for *_, first in history.frames), strict=True))  # type: ignore[call-overload]
         assert all(now == before for now, before in outcomes), "an acknowledged delta must keep its outcome"
@@ -264,8 +264,8 @@ def test_rows_needed_by_a_start_are_not_removed() -> None:
             await anyio.sleep(5)
             assert p._log.needed_from == needed_from
             assert p.statistics().log.start_offset <= needed_from
-            left = disk.kill()
-        async with service(left, 2, TINY) as p:
+            disk = disk.kill()
+        async with service(disk, 2, TINY) as p:
             assert p.producer("me").watermark() == 400
             assert p.recovery is not None
             assert p.recovery.checkpoint == needed_from
@@ -276,14 +276,14 @@ def test_rows_needed_by_a_start_are_not_removed() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_power_cut_after_a_checkpoint_loses_no_row_below_it(seed: int) -> None:
     history = History(random.Random(seed))
-    lives: list[SimDisk] = []
+    crashed_disks: list[SimDisk] = []
 
     async def main() -> None:
-        async with service(SimDisk(seed), seed, replace(NEVER, read_level=AckLevel.LOGGED)) as p:
+        async with service(SimDisk(seed), seed, replace(NO_CHECKPOINTS, read_level=AckLevel.LOGGED)) as p:
             checkpointer, disk = p._service_log.checkpointer, p._service_log.disk
             assert checkpointer is not None
             assert isinstance(disk, SimDisk)
-            history.begin(p)
+            history.note_restart(p)
             for _ in range(20):
                 await step(p, history)
             p._service_log.committer.request_sync()  # type: ignore[union-attr]
@@ -293,11 +293,12 @@ def test_power_cut_after_a_checkpoint_loses_no_row_below_it(seed: int) -> None:
                 for _ in range(20):
                     p.offer(Delta("late", create([1.0, 2.0])), ack_level=AckLevel.LOGGED)
                     await anyio.lowlevel.checkpoint()
-            lives.append(disk.crash(seed))  # as soon as the checkpoint is written
+            crashed_disks.append(disk.crash(seed))  # as soon as the checkpoint is written
 
     run_virtual(main)
     restored, replayed = (
-        run_virtual(ask_answers, left, 7, history) for left in (lives[0], without_checkpoints(lives[0]))
+        run_virtual(restart_and_query, disk, 7, history)
+        for disk in (crashed_disks[0], without_checkpoints(crashed_disks[0]))
     )
     assert restored.pop("restored"), "the checkpoint must be used"
     assert {**restored, "restored": False} == replayed

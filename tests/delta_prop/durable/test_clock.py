@@ -1,4 +1,4 @@
-"""A service whose wall clock is wrong: rows are retained for the right time, and clock jumps are reported."""
+"""A service whose wall clock is wrong keeps rows for their retention time, and reports clock jumps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ JUMP_MESSAGE = "the clock"
 
 
 def service(disk: SimDisk, *jumps: tuple[float, float], compact: bool = True) -> Propagator:
-    """Return a service that retains rows for `RETENTION_S`; a jump is (time, by how much), in seconds."""
+    """Return a service that retains rows for `RETENTION_S`; each jump is (time, amount), in seconds."""
     log = LogSettings(
         segment_bytes_max=4096, bytes_max=1 << 20, retention_bytes=1 << 20, retention_s=RETENTION_S,
         segment_s_max=60.0,
@@ -57,18 +57,18 @@ def log_statistics(p: Propagator) -> DurableLogStatistics:
 
 def stamps(p: Propagator) -> list[int]:
     assert isinstance(p._log, DurableLog)
-    return [place.stamp.append_time for place in p._log.frames()]
+    return [location.stamp.append_time for location in p._log.frames()]
 
 
 @pytest.mark.parametrize("compact", [True, False])
-@pytest.mark.parametrize("by", [20 * DAY, -20 * DAY])
-def test_restart_with_a_clock_days_off_retains_recent_rows(by: float, compact: bool) -> None:
+@pytest.mark.parametrize("jump_s", [20 * DAY, -20 * DAY])
+def test_restart_with_a_clock_days_off_retains_recent_rows(jump_s: float, compact: bool) -> None:
     async def main() -> None:
         disk = SimDisk(1)
         async with service(disk, compact=compact) as p:
             await publish(p, 0, 10)
             await anyio.sleep(60)
-        async with service(disk, (0.0, by), compact=compact) as p:
+        async with service(disk, (0.0, jump_s), compact=compact) as p:
             await publish(p, 10, 10)
             await anyio.sleep(RETENTION_S - 65)
             assert (log_statistics(p).start_offset, log_statistics(p).snapshots_made) == (0, 0)
@@ -78,10 +78,10 @@ def test_restart_with_a_clock_days_off_retains_recent_rows(by: float, compact: b
     run_virtual(main)
 
 
-@pytest.mark.parametrize("by", [20 * DAY, -20 * DAY])
-def test_clock_jump_and_return_changes_no_age(by: float) -> None:
+@pytest.mark.parametrize("jump_s", [20 * DAY, -20 * DAY])
+def test_clock_jump_and_return_changes_no_age(jump_s: float) -> None:
     async def main() -> None:
-        async with service(SimDisk(1), (20.0, by), (40.0, -by)) as p:
+        async with service(SimDisk(1), (20.0, jump_s), (40.0, -jump_s)) as p:
             for minute in range(6):
                 await publish(p, minute * 10, 10)
                 assert log_statistics(p).start_offset == 0
@@ -94,31 +94,33 @@ def test_clock_jump_and_return_changes_no_age(by: float) -> None:
     run_virtual(main)
 
 
-@pytest.mark.parametrize("by", [20 * DAY, -20 * DAY])
-def test_jump_is_logged_counted_and_stored_for_status(by: float, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("jump_s", [20 * DAY, -20 * DAY])
+def test_jump_is_logged_counted_and_stored_for_status(
+    jump_s: float, caplog: pytest.LogCaptureFixture
+) -> None:
     async def main() -> None:
         disk = SimDisk(1)
-        async with service(disk, (20.5, by)) as p:
+        async with service(disk, (20.5, jump_s)) as p:
             await publish(p, 0, 1)
             await anyio.sleep(20)
             assert (log_statistics(p).clock_jumps, log_statistics(p).clock_ahead_s) == (0, 0)
             await anyio.sleep(3)
             assert log_statistics(p).clock_jumps == 1
-            assert log_statistics(p).clock_ahead_s == pytest.approx(by, abs=5)
-        async with service(disk, (0.0, by)) as p:
+            assert log_statistics(p).clock_ahead_s == pytest.approx(jump_s, abs=5)
+        async with service(disk, (0.0, jump_s)) as p:
             await anyio.sleep(3)
             assert log_statistics(p).clock_jumps == 1, "a start far from the last stamp is a jump"
 
         times = read_times(disk, DIRECTORY, [])
         assert times.jump is not None
-        assert times.jump.found_us - times.jump.expected_us == pytest.approx(by * 1e6, abs=5e6)
+        assert times.jump.found_us - times.jump.expected_us == pytest.approx(jump_s * 1e6, abs=5e6)
 
     with caplog.at_level(logging.WARNING, "delta_prop"):
         run_virtual(main)
-    lines = [one.message for one in caplog.records if one.message.startswith(JUMP_MESSAGE)]
+    lines = [record.message for record in caplog.records if record.message.startswith(JUMP_MESSAGE)]
     assert len(lines) == 2
     assert "but 2020-09-13T12:27:0" in lines[0]
-    assert f"the clock shows {'2020-10-03' if by > 0 else '2020-08-24'}T12:27:0" in lines[0]
+    assert f"the clock shows {'2020-10-03' if jump_s > 0 else '2020-08-24'}T12:27:0" in lines[0]
 
 
 def test_long_stop_ages_no_row_and_later_rows_have_current_times() -> None:
@@ -147,16 +149,16 @@ def test_long_stop_ages_no_row_and_later_rows_have_current_times() -> None:
 def test_log_time_never_falls_when_the_clock_jumps() -> None:
     async def main() -> None:
         disk = SimDisk(1)
-        found = []
-        for life in range(4):
-            jumps = ((0.0, (life % 2) * 20 * DAY), (anyio.current_time() + 3, -5 * DAY))
+        append_times = []
+        for number in range(4):
+            jumps = ((0.0, (number % 2) * 20 * DAY), (anyio.current_time() + 3, -5 * DAY))
             async with service(disk, *jumps) as p:
                 for second in range(6):
                     await publish(p, second, 1)
                     await anyio.sleep(1)
-                found = stamps(p)
-        assert len(found) == 24
-        assert all(earlier < later for earlier, later in pairwise(found))
+                append_times = stamps(p)
+        assert len(append_times) == 24
+        assert all(earlier < later for earlier, later in pairwise(append_times))
 
     run_virtual(main)
 

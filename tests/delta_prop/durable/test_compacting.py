@@ -59,13 +59,13 @@ async def publish_and_compact(data: Path, count: int = 300) -> tuple[int, int]:
         log = p._log
         assert isinstance(log, DurableLog)
         assert log.start_offset == statistics.snapshot_offset  # type: ignore[union-attr]
-        history = [place for place in read_history(log, [("n", "v1")]) if place is not None]
+        history = [entry for entry in read_history(log, [("n", "v1")]) if entry is not None]
         logged, row = history[0]
         assert logged.batch.is_state
         assert logged.row_offset(row) < log.start_offset
-        wanted = [number for number in range(count) if make_delta(number).vector_id == "v1"]
-        after_start = [number for number in wanted if number >= log.start_offset]
-        assert [one.offset for one, _ in history[1:]] == after_start
+        expected = [number for number in range(count) if make_delta(number).vector_id == "v1"]
+        after_start = [number for number in expected if number >= log.start_offset]
+        assert [logged.offset for logged, _ in history[1:]] == after_start
         return log.start_offset, log.next_offset
 
 
@@ -118,30 +118,30 @@ def test_corrupted_snapshot_is_reported_by_every_reader(
     raw = bytearray(path.read_bytes())
     raw[200] ^= 1
     path.write_bytes(raw)
-    for verb in (["log", "verify"], ["get", "v1", "--namespace", "n"]):
-        done = command(*verb)
-        assert done.status == 1
-        assert path.name in done.err
-        assert "byte 152" in done.err
+    for arguments in (["log", "verify"], ["get", "v1", "--namespace", "n"]):
+        finished = command(*arguments)
+        assert finished.status == 1
+        assert path.name in finished.err
+        assert "byte 152" in finished.err
     raw[20] ^= 1
     path.write_bytes(raw)
-    done = command("status", "--json")
-    assert (done.status, done.lines[0]["health"]) == (1, "corrupted")
+    finished = command("status", "--json")
+    assert (finished.status, finished.lines[0]["health"]) == (1, "corrupted")
 
 
 def test_close_during_compaction_leaves_no_partial_file(tmp_path: Path) -> None:
-    steps = 0
+    polls_during_compaction = 0
 
     async def close_early() -> None:
-        nonlocal steps
+        nonlocal polls_during_compaction
         async with Propagator(data=tmp_path / "data", log=SETTINGS) as p:
             for number in range(400):
                 await p.publish(make_delta(number))
-                steps += p.statistics().log.compacting  # type: ignore[union-attr]
-                if steps > 3:
+                polls_during_compaction += p.statistics().log.compacting  # type: ignore[union-attr]
+                if polls_during_compaction > 3:
                     break
 
     anyio.run(close_early)
-    assert steps > 3
+    assert polls_during_compaction > 3
     assert not list(tmp_path.rglob("*.new"))
     assert main(["log", "verify", "--data", str(tmp_path / "data")]) == 0

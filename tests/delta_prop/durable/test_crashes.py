@@ -1,4 +1,4 @@
-"""The service on a simulated disk that crashes: acknowledged durable rows are there, once, in order."""
+"""The service on a simulated disk that crashes: each acknowledged row is in the log once, in order."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ DELTAS = 12
 
 @dataclass
 class CrashRun:
-    """Acknowledgements and counts over the processes of one service."""
+    """Acknowledgements and counts, over all processes of one service."""
 
     acknowledged: dict[str, int] = field(default_factory=dict)
-    lives: int = 0
+    processes: int = 0
     skipped: int = 0
     crashes: int = 0
 
 
-async def live(disk: SimDisk, seed: int, crash_run: CrashRun) -> list[tuple[int, str]]:
+async def run_service(disk: SimDisk, seed: int, crash_run: CrashRun) -> list[tuple[int, str]]:
     """Run one process; each producer continues where it stopped. Return the rows of the log."""
-    crash_run.lives += 1
+    crash_run.processes += 1
     seen: list[tuple[int, str]] = []
-    world = virtual_world(seed + 1000 * crash_run.lives, thread_delay_s_max=0.01, disk=disk)
+    world = virtual_world(seed + 1000 * crash_run.processes, thread_delay_s_max=0.01, disk=disk)
     async with Propagator(data="x", world=world) as p:
         sink = CallbackSink(lambda offset, delta: seen.append((offset, delta.vector_id)))
         await p.attach(sink, start="earliest")
@@ -50,9 +50,9 @@ async def live(disk: SimDisk, seed: int, crash_run: CrashRun) -> list[tuple[int,
 
 async def produce(producer: Producer, number: int, crash_run: CrashRun) -> None:
     """Send all deltas that the service does not have yet, under the same dots in each process."""
-    for at in range(DELTAS):
-        key = f"{number}-{at}"
-        if at < producer.watermark():
+    for position in range(DELTAS):
+        key = f"{number}-{position}"
+        if position < producer.watermark():
             crash_run.skipped += 1
             continue
         published = await producer.publish(make_delta(key))
@@ -69,14 +69,14 @@ def make_delta(key: str) -> Delta:
 
 def is_crash(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
-        return any(is_crash(one) for one in error.exceptions)
+        return any(is_crash(inner) for inner in error.exceptions)
     return isinstance(error, SimCrash)
 
 
-def run_life(disk: SimDisk, seed: int, crash_run: CrashRun) -> list[tuple[int, str]] | None:
+def run_process(disk: SimDisk, seed: int, crash_run: CrashRun) -> list[tuple[int, str]] | None:
     """Run one process; return the rows of the log, or None if the disk crashed."""
     try:
-        return run_virtual(live, disk, seed, crash_run)
+        return run_virtual(run_service, disk, seed, crash_run)
     except BaseException as error:
         if not is_crash(error):
             raise
@@ -84,38 +84,38 @@ def run_life(disk: SimDisk, seed: int, crash_run: CrashRun) -> list[tuple[int, s
         return None
 
 
-@pytest.mark.parametrize("power", [True, False])
-def test_acknowledged_rows_survive_a_crash_at_any_call(power: bool) -> None:
+@pytest.mark.parametrize("power_cut", [True, False])
+def test_acknowledged_rows_survive_a_crash_at_any_call(power_cut: bool) -> None:
     crash_run = CrashRun()
     probe = SimDisk(0)
-    assert run_life(probe, 0, crash_run) is not None
+    assert run_process(probe, 0, crash_run) is not None
     calls = probe.calls
     assert calls > 60
     step = 3
-    struck = 0
+    crashes = 0
     for n in range(1, calls, step):
         crash_run = CrashRun()
         disk = SimDisk(n)
         disk.crash_at(n, None)
-        seen = run_life(disk, n, crash_run)
+        seen = run_process(disk, n, crash_run)
         assert seen is None
         before = dict(crash_run.acknowledged)
-        disk = disk.crash(n) if power else disk.kill()
-        seen = run_life(disk, n, crash_run)
+        disk = disk.crash(n) if power_cut else disk.kill()
+        seen = run_process(disk, n, crash_run)
         assert seen is not None
-        struck += crash_run.crashes
+        crashes += crash_run.crashes
         offsets = [offset for offset, _ in seen]
         assert offsets == sorted(set(offsets))
         assert sorted(key for _, key in seen) == sorted(
-            f"{number}-{at}" for number in range(PRODUCERS) for at in range(DELTAS)
+            f"{number}-{position}" for number in range(PRODUCERS) for position in range(DELTAS)
         )
         offset_of = {key: offset for offset, key in seen}
         assert all(offset_of[key] == offset for key, offset in before.items())
         for number in range(PRODUCERS):
-            mine = [key for _, key in seen if key.startswith(f"{number}-")]
-            assert mine == [f"{number}-{at}" for at in range(DELTAS)]
-    print(f"{struck} crashes over {calls} disk calls")
-    assert struck >= 20
+            keys = [key for _, key in seen if key.startswith(f"{number}-")]
+            assert keys == [f"{number}-{position}" for position in range(DELTAS)]
+    print(f"{crashes} crashes over {calls} disk calls")
+    assert crashes >= 20
 
 
 def test_append_that_the_disk_refuses_is_not_acknowledged() -> None:
@@ -135,7 +135,7 @@ def test_append_that_the_disk_refuses_is_not_acknowledged() -> None:
 
 
 def test_crash_during_close_leaves_no_task_or_scope() -> None:
-    async def live(disk: SimDisk) -> None:
+    async def run_service(disk: SimDisk) -> None:
         async with Propagator(data="x", world=virtual_world(1, disk=disk)) as p:
             await p.attach(CallbackSink(lambda _offset, _delta: None))
             await p.publish(make_delta("a"))
@@ -144,7 +144,7 @@ def test_crash_during_close_leaves_no_task_or_scope() -> None:
 
     async def main() -> None:
         with pytest.raises(BaseException) as caught:
-            await live(SimDisk(1))
+            await run_service(SimDisk(1))
         assert is_crash(caught.value)
 
     run_virtual(main)

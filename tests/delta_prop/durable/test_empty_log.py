@@ -31,23 +31,23 @@ def make_delta(number: int) -> Delta:
 def test_ids_and_watermarks_survive_an_empty_log(ending: str, compact: bool) -> None:
     async def main() -> None:
         disk = SimDisk(1)
-        for life in range(4):
-            async with service(disk, life, compact=compact) as p:
-                for number in range(life * 10):  # the log cannot compare it with the first copy
+        for run in range(4):
+            async with service(disk, run, compact=compact) as p:
+                for number in range(run * 10):  # the log no longer has the first copy to compare with
                     with pytest.raises(Refused, match="no longer holds") as caught:
                         await p.publish(make_delta(number))
                     assert caught.value.code is ErrorCode.OUTCOME_UNKNOWN
                 producer = p.producer("me")
-                assert producer.watermark() == life
-                for number in range(life * 10, life * 10 + 10):
+                assert producer.watermark() == run
+                for number in range(run * 10, run * 10 + 10):
                     assert not (await p.publish(make_delta(number))).duplicates
                 await producer.publish(Delta("mine", create([1.0])))
                 await anyio.sleep(100)
                 log = p.statistics().log
-                assert log.start_offset == log.next_offset == (life + 1) * 11
+                assert log.start_offset == log.next_offset == (run + 1) * 11
                 if compact:
-                    assert (log.snapshot_offset, log.snapshot_rows) == (log.next_offset, (life + 1) * 10 + 1)
-                image = disk.kill() if ending == "killed" else disk.crash(life)
+                    assert (log.snapshot_offset, log.snapshot_rows) == (log.next_offset, (run + 1) * 10 + 1)
+                image = disk.kill() if ending == "killed" else disk.crash(run)
             disk = disk if ending == "closed" else image
 
     run_virtual(main)

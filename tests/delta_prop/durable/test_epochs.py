@@ -18,7 +18,7 @@ def test_unused_epoch_is_not_granted_a_second_time(unclean: bool) -> None:
     delta = Delta("v", create([1.0]))
     granted: list[int] = []
 
-    async def life(disk: SimDisk, write: bool) -> None:
+    async def run_service(disk: SimDisk, uses_epoch: bool) -> None:
         async with Propagator(data="x", world=virtual_world(len(granted), disk=disk)) as p:
             await p.publish(delta)  # another producer writes to the log
             stale, fresh = p.producer("me"), p.producer("me")
@@ -26,14 +26,14 @@ def test_unused_epoch_is_not_granted_a_second_time(unclean: bool) -> None:
                 await stale.publish(delta)
             assert caught.value.code.name == "FENCED"
             granted.append(int(caught.value.details["epoch"]))
-            if write:
+            if uses_epoch:
                 await fresh.publish(delta)
             if unclean:
                 raise _Killed(disk.crash(len(granted)))
 
     for number in range(6):
         try:
-            run_virtual(life, disk, number == 3)
+            run_virtual(run_service, disk, number == 3)
         except _Killed as killed:
             disk = killed.disk
     assert granted == sorted(set(granted))
@@ -49,7 +49,7 @@ def test_epochs_of_many_hellos_are_not_reused_after_a_crash() -> None:
     disk = SimDisk(1)
     granted: list[int] = []
 
-    async def life(disk: SimDisk, hellos: int) -> None:
+    async def run_service(disk: SimDisk, hellos: int) -> None:
         async with Propagator(data="x", world=virtual_world(len(granted), disk=disk)) as p:
             for number in range(hellos):
                 granted.append(p.producer("me")._lanes[Priority.NORMAL].epoch)
@@ -59,6 +59,6 @@ def test_epochs_of_many_hellos_are_not_reused_after_a_crash() -> None:
 
     for hellos in (6_000, 1):
         with pytest.raises(_Killed) as killed:
-            run_virtual(life, disk, hellos)
+            run_virtual(run_service, disk, hellos)
         disk = killed.value.disk
     assert granted == sorted(set(granted))

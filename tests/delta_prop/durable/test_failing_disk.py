@@ -18,7 +18,7 @@ import pytest
 
 from benchmarks._crash_answers import count_answers
 from delta_prop_wire.delta import AckLevel
-from tests.delta_prop.durable.failing_disk import PROBE, STRIKES, FailureRun, Point
+from tests.delta_prop.durable.failing_disk import NO_FAILURE, STRIKES, FailureRun, Point
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,15 +37,15 @@ FAILURES = {
     "closed": 100,
     "corrupted": 50,
 }
-"""Wanted failures of the log by kind, over both levels: 2,000. A normal run has a tenth of each."""
+"""The number of failures to test by kind, over both levels; 2,000 in all. A short run has a tenth of each."""
 RECOVERY_CALLS = 80
 REPORTED_MAX = 8
 
 
 @cache
 def calls_of_log(level: AckLevel, seed: int) -> list[tuple[int, Call]]:
-    """Return the log's disk calls in a run without failures, each with its number since the callers began."""
-    probe = FailureRun(Point(PROBE, 0, level=level, seed=seed)).run()
+    """Return the log's disk calls in a run without failures, numbered from the start of the callers."""
+    probe = FailureRun(Point(NO_FAILURE, 0, level=level, seed=seed)).run()
     assert probe.verdict.examples == []
     return [
         (call.number - probe.fault.base, call)
@@ -76,21 +76,21 @@ def points(kind: str, level: AckLevel, *, full: bool) -> Iterator[Point]:
     """Yield the points of three seeds at a time, in order, or shuffled if not all of them are needed."""
     seed = 0
     while True:
-        several = [one for number in range(seed, seed + 3) for one in points_of(kind, level, number)]
+        seed_points = [one for number in range(seed, seed + 3) for one in points_of(kind, level, number)]
         if not full or kind in ("closed", "corrupted"):
-            random.Random(f"{kind} {level}").shuffle(several)
-        yield from several
+            random.Random(f"{kind} {level}").shuffle(seed_points)
+        yield from seed_points
         seed += 3
 
 
 @pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name.lower())
 @pytest.mark.parametrize("kind", FAILURES)
-def test_every_answer_is_true_when_the_disk_fails(
+def test_every_answer_is_correct_when_the_disk_fails(
     kind: str, level: AckLevel, full: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL)
-    wanted = math.ceil(FAILURES[kind] / len(LEVELS) / (1 if full else 10))
-    answer_counts, wrong, found = Counter[str](), Counter[str](), list[str]()
+    failures_wanted = math.ceil(FAILURES[kind] / len(LEVELS) / (1 if full else 10))
+    answer_counts, wrong, wrong_runs = Counter[str](), Counter[str](), list[str]()
     runs = failures = recovered = 0
     for point in points(kind, level, full=full):
         try:
@@ -104,13 +104,15 @@ def test_every_answer_is_true_when_the_disk_fails(
         answer_counts += count_answers(result.answers)
         wrong += result.verdict.counts
         if result.verdict.total:
-            found.append(f"{point.command}\n  " + "\n  ".join(result.verdict.examples))
-        if failures >= wanted:
+            wrong_runs.append(f"{point.command}\n  " + "\n  ".join(result.verdict.examples))
+        if failures >= failures_wanted:
             break
     summary = f"{failures} failures in {runs} runs, recovered {recovered} times"
     print(f"{kind}, {level.name.lower()}: {summary}: {dict(answer_counts)}")
     assert answer_counts["acknowledged"] > 20 * runs
-    assert not found, f"{dict(wrong)} in {len(found)} of {runs} runs:\n" + "\n".join(found[:REPORTED_MAX])
+    assert not wrong_runs, f"{dict(wrong)} in {len(wrong_runs)} of {runs} runs:\n" + "\n".join(
+        wrong_runs[:REPORTED_MAX]
+    )
 
 
 def test_fault_point_gives_the_same_run_each_time() -> None:

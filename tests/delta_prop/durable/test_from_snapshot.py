@@ -37,7 +37,7 @@ def service(disk: SimDisk, settings: LogSettings = SETTINGS) -> Propagator:
 
 
 async def publish_early(disk: SimDisk) -> Dot:
-    """Publish vectors that only the snapshot holds in the end; return the last dot of `kept`."""
+    """Publish vectors that finally only the snapshot holds; return the last dot of `kept`."""
     async with service(disk) as p:
         importer = p.producer("importer")
         await importer.publish(Delta("kept", create([1.0, 2.0, 3.0])))
@@ -66,14 +66,14 @@ def corrupt_checkpoints(disk: SimDisk) -> None:
             disk.flip(path, 3)
 
 
-@pytest.mark.parametrize("corruption_checkpoints", [remove_checkpoints, corrupt_checkpoints])
+@pytest.mark.parametrize("spoil_checkpoints", [remove_checkpoints, corrupt_checkpoints])
 def test_start_without_a_checkpoint_restores_from_the_snapshot(
-    corruption_checkpoints: Callable[[SimDisk], None], caplog: pytest.LogCaptureFixture
+    spoil_checkpoints: Callable[[SimDisk], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
         disk = SimDisk(1)
         last = await publish_early(disk)
-        corruption_checkpoints(disk)
+        spoil_checkpoints(disk)
         async with service(disk, replace(SETTINGS, compact=False)) as p:
             importer = p.producer("importer")
             assert importer.watermark() == 4

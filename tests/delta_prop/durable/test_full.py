@@ -1,4 +1,4 @@
-"""A full disk, log or queue, in virtual time: every report names it and since when; later all proceeds."""
+"""A full disk, log or queue: every report names it and its start; after that the service continues."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ LOG = LogSettings(
     free_bytes_min=60_000,
     reserve_bytes=0,
 )
-CALLS = 52
+OFFERS = 52
 LATENCY_S = 0.1
-"""Frame latency: longer than all calls take, so all batches are sent before one is refused."""
+"""Frame latency: longer than all offers take, so all batches are sent before one is refused."""
 LONG_TIMEOUTS = ClientSettings(publish_timeout_s=3_000, delivery_timeout_s=3_000)
 
 
@@ -51,15 +51,15 @@ class Site:
         self.world: World = virtual_world(1, disk=self.disk, network=network)
         self.clients = virtual_world(2, network=network.at("client"))
         self.propagator = Propagator(settings, data="facts", log=log, world=self.world)
-        self.overview = ServerStatus(version="1", now=self.world.clock.now)
+        self.server_status = ServerStatus(version="1", now=self.world.clock.now)
 
     def nacks(self) -> int:
-        counters = self.overview.counters()
+        counters = self.server_status.counters()
         assert counters is not None
         return sum(counters.nacks.values())
 
-    def fill_disk(self, left: int = 50_000) -> None:
-        self.disk.put("others", bytes(self.disk.free_bytes() - left))
+    def fill_disk(self, bytes_left: int = 50_000) -> None:
+        self.disk.put("others", bytes(self.disk.free_bytes() - bytes_left))
 
     def free_disk(self) -> None:
         self.disk.remove("others")
@@ -76,7 +76,7 @@ def run_with_site(
         site = Site(log, settings or Settings(), latency_s)
         async with site.propagator as p, anyio.create_task_group() as tasks:
             service = Service(p, ServerSettings(host="server", port=7373, allow_anonymous=True))
-            site.overview.propagator, site.overview.service = p, service
+            site.server_status.propagator, site.server_status.service = p, service
             await tasks.start(service.run)
             async with Producer(
                 "server:7373", name="p", settings=LONG_TIMEOUTS, world=site.clients
@@ -88,45 +88,45 @@ def run_with_site(
     run_virtual(main)
 
 
-async def offer_in_batches(producer: Producer, count: int = CALLS) -> None:
+async def offer_in_batches(producer: Producer, count: int = OFFERS) -> None:
     """Offer `count` deltas, each in a batch of its own."""
     for number in range(count):
         producer.offer(make_delta(str(number)))
         await anyio.sleep(0.001)
 
 
-async def check_reported(site: Site, what: str, since_s: float) -> None:
-    """Check that readiness, status, pressure, statistics and metrics report `what` as full since then."""
+async def check_reported(site: Site, cause: str, since_s: float) -> None:
+    """Check that readiness, status, pressure, statistics and metrics report `cause` as full since then."""
     now_s = site.world.clock.now()
     full = site.propagator.statistics().full
     assert full is not None
-    assert full.what == what
+    assert full.what == cause
     assert abs(now_s - since_s - full.seconds) < 0.5
-    reason = site.overview.unready_reason()
+    reason = site.server_status.unready_reason()
     assert reason is not None
-    assert reason.startswith(f"the {what} has been full since {full.since}, for ")
-    status = site.overview.status()
+    assert reason.startswith(f"the {cause} has been full since {full.since}, for ")
+    status = site.server_status.status()
     assert not status["ready"]
     assert status["full"]["reason"] == full.reason
     pressure = site.propagator.pressure()
     assert pressure.level is PressureLevel.STOP
-    assert f"the {what} has been full since" in pressure.reason
+    assert f"the {cause} has been full since" in pressure.reason
     assert pressure.retry_after_ms is not None
-    text = Metrics(site.overview).scrape().text("")[0].decode()
-    assert f'delta_prop_full_seconds{{what="{what}"}} {full.seconds}' in text
+    text = Metrics(site.server_status).scrape().text("")[0].decode()
+    assert f'delta_prop_full_seconds{{what="{cause}"}} {full.seconds}' in text
 
 
 def page_output(site: Site) -> list[str]:
     """Return what the commands on the page print: the answer of `/readyz`, and `full` of `status`."""
-    full = {"full": site.overview.status()["full"]}
-    answer = json.dumps({"ready": False, "reason": site.overview.unready_reason()})
+    full = {"full": site.server_status.status()["full"]}
+    answer = json.dumps({"ready": False, "reason": site.server_status.unready_reason()})
     return [answer, *(f"{name}  {format_value(value)}" for name, value in flatten(full))]
 
 
 async def check_healthy(site: Site) -> None:
     await anyio.sleep(0.3)
     assert site.propagator.statistics().full is None
-    assert site.overview.unready_reason() is None
+    assert site.server_status.unready_reason() is None
     assert site.propagator.pressure().level is PressureLevel.OK
 
 
@@ -134,18 +134,18 @@ def test_full_disk_is_reported_everywhere_and_a_retry_is_one_frame() -> None:
     async def scenario(site: Site, producer: Producer) -> None:
         site.fill_disk()
         await anyio.sleep(0.2)
-        await producer.publish(make_delta("asks how much is left"))
-        began_s = site.world.clock.now()
+        await producer.publish(make_delta("polls the free space"))
+        start_s = site.world.clock.now()
         await offer_in_batches(producer)
         await anyio.sleep(57)
-        print(f"{site.nacks()} refusals of {CALLS} batches in 57 s")
-        await check_reported(site, "disk", began_s)
+        print(f"{site.nacks()} refusals of {OFFERS} batches in 57 s")
+        await check_reported(site, "disk", start_s)
         full = site.propagator.statistics().full
         assert full is not None
         assert "bytes left" in full.reason
         page = printed_in(sample("curl -s localhost:7374/readyz"))
         assert [mask_numbers(line) for line in page_output(site)] == [mask_numbers(line) for line in page]
-        assert CALLS < site.nacks() <= CALLS + 57, "the frames in flight, then one frame per retry"
+        assert OFFERS < site.nacks() <= OFFERS + 57, "the frames in flight, then one frame per retry"
         site.free_disk()
         await producer.flush(3)
         await check_healthy(site)
@@ -155,14 +155,14 @@ def test_full_disk_is_reported_everywhere_and_a_retry_is_one_frame() -> None:
 
 def test_disk_filled_by_others_is_reported_without_publishing() -> None:
     async def scenario(site: Site, producer: Producer) -> None:
-        assert site.overview.unready_reason() is None
+        assert site.server_status.unready_reason() is None
         site.fill_disk()
         await anyio.sleep(1)
-        began_s = site.world.clock.now()
+        start_s = site.world.clock.now()
         for _ in range(3):
-            site.overview.unready_reason()  # as a readiness probe does
+            site.server_status.unready_reason()  # as a readiness probe does
             await anyio.sleep(1)
-        await check_reported(site, "disk", began_s)
+        await check_reported(site, "disk", start_s)
         site.free_disk()
         await check_healthy(site)
 
@@ -174,10 +174,10 @@ def test_commit_without_space_is_reported_as_a_full_disk() -> None:
         free_bytes = site.disk.free_bytes
         site.fill_disk(0)
         site.disk.free_bytes = lambda: 1 << 40  # type: ignore[method-assign]  # no quota is visible
-        began_s = site.world.clock.now()
+        start_s = site.world.clock.now()
         await offer_in_batches(producer)
         await anyio.sleep(20)
-        await check_reported(site, "disk", began_s)
+        await check_reported(site, "disk", start_s)
         site.disk.free_bytes = free_bytes  # type: ignore[method-assign]
         site.free_disk()
         await producer.flush(60)
@@ -198,10 +198,10 @@ def test_log_held_full_by_a_paused_sink_names_the_sink() -> None:
             number += 1
             await anyio.sleep(0.01)
         assert log.statistics().held_by == "slow"
-        began_s = site.world.clock.now()
+        start_s = site.world.clock.now()
         await offer_in_batches(producer)
         await anyio.sleep(10)
-        await check_reported(site, "log", began_s)
+        await check_reported(site, "log", start_s)
         full = p.statistics().full
         assert full is not None
         assert "'slow'" in full.reason
@@ -217,11 +217,11 @@ def test_full_queue_is_reported() -> None:
         p = site.propagator
         gate = p.internals().pipeline._gate
         gate.admits = lambda *_: False  # type: ignore[method-assign]
-        began_s = site.world.clock.now()
+        start_s = site.world.clock.now()
         for number in range(30):
             p.offer(make_delta(str(number)))
         await anyio.sleep(5)
-        await check_reported(site, "queue", began_s)
+        await check_reported(site, "queue", start_s)
         del gate.admits
         await anyio.sleep(1)
         await check_healthy(site)

@@ -55,9 +55,9 @@ def delta(number: int) -> Delta:
 
 async def publish(p: Propagator, numbers: Iterable[int]) -> None:
     """Publish new deltas, four per call."""
-    every = list(numbers)
-    for at in range(0, len(every), 4):
-        published = await p.publish(*map(delta, every[at : at + 4]))
+    all_numbers = list(numbers)
+    for first in range(0, len(all_numbers), 4):
+        published = await p.publish(*map(delta, all_numbers[first : first + 4]))
         assert not published.duplicates
 
 
@@ -82,10 +82,10 @@ def ids_of(p: Propagator) -> SeenIds:
 
 async def settle(p: Propagator) -> None:
     """Wait until all id runs are stored, merged and loaded."""
-    keeper = p._service_log.checkpointer
-    assert keeper is not None
+    checkpointer = p._service_log.checkpointer
+    assert checkpointer is not None
     with anyio.fail_after(1_000):
-        while keeper._id_store.wait_s is not None:  # noqa: ASYNC110 - nothing signals that all is stored
+        while checkpointer._id_store.wait_s is not None:  # noqa: ASYNC110 - nothing signals that all is stored
             await anyio.sleep(0.1)
 
 
@@ -94,7 +94,7 @@ def test_duplicate_is_known_while_the_log_holds_the_delta(index_bytes_max: int) 
     disk, count = SimDisk(1), 40 * GENERATION
     settings = replace(SETTINGS, id_index_bytes_max=index_bytes_max)
 
-    async def life(start: int) -> None:
+    async def run_service(start: int) -> None:
         async with service(disk, settings) as p:
             assert p.recovery is not None
             assert (p.recovery.checkpoint is not None) == (start > 0)
@@ -110,7 +110,7 @@ def test_duplicate_is_known_while_the_log_holds_the_delta(index_bytes_max: int) 
             await assert_known(p, range(0, start + count, 7))
 
     for number in range(3):
-        run_virtual(life, number * count)
+        run_virtual(run_service, number * count)
 
 
 def test_files_of_unneeded_id_runs_are_removed() -> None:
@@ -143,7 +143,7 @@ def test_ids_of_removed_rows_are_forgotten_run_by_run() -> None:
 
     async def main() -> None:
         async with service(disk, log=log) as p:
-            seen = 0
+            forgotten_runs = 0
             for number in range(0, 200 * GENERATION, GENERATION):
                 await publish(p, range(number, number + GENERATION))
                 await anyio.sleep(2)
@@ -151,8 +151,8 @@ def test_ids_of_removed_rows_are_forgotten_run_by_run() -> None:
                 start = statistics.log.start_offset
                 assert statistics.ids.kept_since <= start
                 assert statistics.ids.ids <= number + GENERATION - start + 16 * GENERATION + 1
-                seen = max(seen, statistics.ids.runs_forgotten)
-            assert seen > 3
+                forgotten_runs = max(forgotten_runs, statistics.ids.runs_forgotten)
+            assert forgotten_runs > 3
             start = p.statistics().log.start_offset
             assert start > 0
             await assert_known(p, range(start, 200 * GENERATION, 11))
@@ -161,14 +161,14 @@ def test_ids_of_removed_rows_are_forgotten_run_by_run() -> None:
     run_virtual(main)
 
 
-def test_newest_id_generations_outlive_their_deltas() -> None:
+def test_ids_of_newest_generations_outlive_their_deltas() -> None:
     disk, count = SimDisk(1), 40 * GENERATION
     settings = replace(SETTINGS, id_generations_max=16)
     log = replace(LOG, segment_bytes_max=4_096, bytes_max=1 << 20, retention_bytes=20_000)
     in_memory = replace(settings, log_deltas_max=GENERATION)
     world = virtual_world(1)
 
-    async def life(p: Propagator, numbers: range) -> None:
+    async def run_service(p: Propagator, numbers: range) -> None:
         async with p:
             await publish(p, numbers)
             await anyio.sleep(30)
@@ -178,12 +178,12 @@ def test_newest_id_generations_outlive_their_deltas() -> None:
             assert 0 < p.statistics().ids.kept_since <= start
             assert ids_of(p).find([delta(0).id or b""]) == [None], "older generations must be forgotten"
 
-    run_virtual(life, service(disk, settings, log), range(count))
-    run_virtual(life, service(disk, settings, log), range(count, count + 4))
-    run_virtual(life, Propagator(in_memory, world=world), range(count))
+    run_virtual(run_service, service(disk, settings, log), range(count))
+    run_virtual(run_service, service(disk, settings, log), range(count, count + 4))
+    run_virtual(run_service, Propagator(in_memory, world=world), range(count))
 
 
-def test_id_horizon_is_the_log_start_without_a_checkpoint() -> None:
+def test_known_ids_start_at_the_log_start_without_a_checkpoint() -> None:
     disk = SimDisk(1)
     log = replace(
         LOG,
@@ -215,7 +215,7 @@ def test_id_horizon_is_the_log_start_without_a_checkpoint() -> None:
 
 def test_start_without_a_checkpoint_keeps_few_ids_in_memory() -> None:
     disk = SimDisk(1)
-    waiting: list[int] = []
+    waiting_runs: list[int] = []
 
     async def first() -> None:
         async with service(disk) as p:
@@ -227,14 +227,14 @@ def test_start_without_a_checkpoint_keeps_few_ids_in_memory() -> None:
         async with service(disk) as p:
             assert p.recovery is not None
             assert p.recovery.checkpoint is None
-            waiting.append(p.statistics().ids.runs_waiting)
+            waiting_runs.append(p.statistics().ids.runs_waiting)
             await assert_known(p, range(0, 50 * GENERATION, 7))
             await settle(p)
 
     run_virtual(first)
     with pytest.MonkeyPatch.context() as patch:
         run_virtual(second, patch)
-    assert waiting == [0]
+    assert waiting_runs == [0]
 
 
 # --- a failing disk
@@ -270,43 +270,43 @@ def test_waiting_id_runs_are_bounded_while_the_disk_refuses() -> None:
 
 def test_acknowledged_ids_are_known_after_crashes_at_any_step(full: bool) -> None:
     """Cut the power at random disk calls, in up to six processes per seed; then all ids must be known."""
-    crashes = at_runs = 0
+    crashes = crashes_at_id_runs = 0
     for seed in range(300 if full else 12):
         rng = random.Random(f"ids {seed}")
-        disk, known, ended = SimDisk(seed), 0, False
+        disk, known_count, ended = SimDisk(seed), 0, False
         for _ in range(6):
             disk.crash_at(disk.calls + rng.randrange(1, 1_500))
-            known, ended = run_virtual(crashing_life, disk, seed, known)
+            known_count, ended = run_virtual(run_until_crash, disk, seed, known_count)
             if ended:
                 break
             crashes += 1
-            at_runs += "-run" in disk.trace[-1].path
+            crashes_at_id_runs += "-run" in disk.trace[-1].path
             disk = disk.crash(rng.randrange(1 << 30))
         disk.heal()
-        known, ended = run_virtual(crashing_life, disk, seed, known)
-        assert (known, ended) == (COUNT, True)
-    print(f"{crashes} crashes, {at_runs} of them at a call for an id run")
+        known_count, ended = run_virtual(run_until_crash, disk, seed, known_count)
+        assert (known_count, ended) == (COUNT, True)
+    print(f"{crashes} crashes, {crashes_at_id_runs} of them at a call for an id run")
     assert crashes > (200 if full else 10)
-    assert at_runs > (20 if full else 0)
+    assert crashes_at_id_runs > (20 if full else 0)
 
 
-async def crashing_life(disk: SimDisk, seed: int, known: int) -> tuple[int, bool]:
-    """Check known ids and publish more until all are published; return how many, and False after a crash."""
+async def run_until_crash(disk: SimDisk, seed: int, known_count: int) -> tuple[int, bool]:
+    """Check the known ids and publish the others; return how many are known, and False after a crash."""
     log = replace(LOG, checkpoint_frames=15)
     try:
         async with service(disk, log=log, seed=seed) as p:
-            await assert_known(p, range(0, known, 5))
-            for number in range(known, COUNT):
+            await assert_known(p, range(0, known_count, 5))
+            for number in range(known_count, COUNT):
                 published = await p.publish(delta(number))
                 assert published.duplicates in ({}, {0: number})
-                known = number + 1
+                known_count = number + 1
             await settle(p)
-            await assert_known(p, range(known))
-            return known, True
+            await assert_known(p, range(known_count))
+            return known_count, True
     except BaseException:
         if not disk.is_off:
             raise
-        return known, False
+        return known_count, False
 
 
 # --- corruption

@@ -1,4 +1,4 @@
-"""A delta is in doubt if it has an offset when the log fails: its caller is answered after the recovery."""
+"""A delta that has an offset when the log fails is in doubt: its outcome is reported after the recovery."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_offer_in_doubt_is_resolved_by_the_recovery(survives: bool) -> None:
             break_disk(disk, "write", ending="mark" if survives else "")
             receipts = [p.offer(make_delta("a")), producer.offer(make_delta("b"))]
             await anyio.sleep(5)
-            assert [one.state for one in receipts] == [OfferState.IN_DOUBT] * 2
+            assert [receipt.state for receipt in receipts] == [OfferState.IN_DOUBT] * 2
             await wait_until_recovered(p, disk)
             found = await contents(disk)
             for key, receipt in zip("ab", receipts, strict=True):
@@ -49,17 +49,19 @@ def test_offer_in_doubt_is_resolved_by_the_recovery(survives: bool) -> None:
 
 
 @pytest.mark.parametrize("survives", [True, False])
-@pytest.mark.parametrize("handle", [True, False])
-def test_timeout_in_doubt_names_a_dot_with_a_known_outcome_later(survives: bool, handle: bool) -> None:
+@pytest.mark.parametrize("with_producer", [True, False])
+def test_timeout_in_doubt_names_a_dot_whose_outcome_is_known_after_recovery(
+    survives: bool, with_producer: bool
+) -> None:
     async def main() -> None:
         disk = SimDisk(1)
         async with service(disk) as p:
             producer = p.producer("me")
             break_disk(disk, "write", ending="mark" if survives else "")
-            began = p._now()
+            start_s = p._now()
             with pytest.raises(Refused, match="may have happened") as caught:
-                await (producer if handle else p).publish(make_delta("a"), timeout_s=3)
-            assert p._now() - began < 4, "the timeout must be respected"
+                await (producer if with_producer else p).publish(make_delta("a"), timeout_s=3)
+            assert p._now() - start_s < 4, "the timeout must be respected"
             assert caught.value.code is ErrorCode.OUTCOME_UNKNOWN
             dot = caught.value.details["dot"]
             assert isinstance(dot, Dot)
@@ -67,15 +69,15 @@ def test_timeout_in_doubt_names_a_dot_with_a_known_outcome_later(survives: bool,
                 await p.outcome(dot, timeout_s=2)
             assert (second.value.code, second.value.details) == (ErrorCode.OUTCOME_UNKNOWN, {"dot": dot})
             await wait_until_recovered(p, disk)
-            if handle:
+            if with_producer:
                 producer.resend()
             outcome = await p.outcome(dot)
             found = await contents(disk)
             assert found == ({"a": 0} if survives else {})
             if survives:
                 assert outcome == 0
-            else:  # a handle fills the dot with a no-op, so it is never used for another delta
-                assert outcome is (ErrorCode.INVALID_DELTA if handle else None)
+            else:  # a producer fills the dot with a no-op, so no other delta gets it
+                assert outcome is (ErrorCode.INVALID_DELTA if with_producer else None)
 
     run_virtual(main)
 
@@ -96,8 +98,10 @@ def test_refused_delta_is_never_stored_after_a_failure(seed: int) -> None:
 
     async def main() -> None:
         async with service(disk, seed) as p, anyio.create_task_group() as tasks:
-            producer, calls = p.producer("me"), disk.calls + seed % 7 + 1
-            disk.fail(lambda call: call.number >= calls and call.name in ("sync", "write"), times=None)
+            producer, first_failing_call = p.producer("me"), disk.calls + seed % 7 + 1
+            disk.fail(
+                lambda call: call.number >= first_failing_call and call.name in ("sync", "write"), times=None
+            )
             for number in range(6):
                 tasks.start_soon(publish, f"d{number}", p)
                 tasks.start_soon(publish, f"h{number}", producer)
@@ -119,18 +123,18 @@ def test_cancelled_publish_in_doubt_ends_at_once() -> None:
             producer = p.producer("me")
             break_disk(disk, "sync")
             for publisher in (p, producer):
-                began = p._now()
+                start_s = p._now()
                 with anyio.move_on_after(2) as scope:
                     await publisher.publish(make_delta("a"))
                 assert scope.cancelled_caught
-                assert p._now() - began < 3
+                assert p._now() - start_s < 3
             await wait_until_recovered(p, disk)
 
     run_virtual(main)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_state_is_not_answered_before_the_recovery_has_ended(seed: int) -> None:
+def test_queries_wait_for_the_end_of_the_recovery(seed: int) -> None:
     async def main() -> None:
         disk = SimDisk(seed)
         async with service(disk, log=LOGGED) as p, anyio.create_task_group() as tasks:
@@ -139,9 +143,9 @@ def test_state_is_not_answered_before_the_recovery_has_ended(seed: int) -> None:
             break_disk(disk, "sync", "sync_directory")
             p.offer(make_delta("x"))
             await anyio.sleep(1)
-            for ask in (lambda: p.producer("other"), producer.watermark):
+            for query in (lambda: p.producer("other"), producer.watermark):
                 with pytest.raises(Refused) as caught:
-                    ask()
+                    query()
                 assert caught.value.code is ErrorCode.LOG_FAILED
             with pytest.raises(Refused) as caught:
                 await producer.outcome(1, timeout_s=1)
@@ -183,10 +187,10 @@ def test_only_synced_rows_become_visible_on_a_failed_log() -> None:
             assert caught.value.code is ErrorCode.LOG_FAILED
             await p.wait_visible(published, timeout_s=1)
             for waited in (receipt, p.statistics().log.next_offset):
-                began = p._now()
+                start_s = p._now()
                 with pytest.raises(TimeoutError):
                     await p.wait_visible(waited, timeout_s=2)
-                assert p._now() - began < 3
+                assert p._now() - start_s < 3
             assert receipt.state is OfferState.IN_DOUBT, "nothing must be withdrawn"
             await wait_until_recovered(p, disk)
             with suppress(Refused):

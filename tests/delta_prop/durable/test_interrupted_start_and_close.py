@@ -19,41 +19,43 @@ from tests.delta_prop.durable.histories import History, answers, service, step
 
 
 def make_history(disk: SimDisk) -> History:
-    """Return the history of a service; remove its checkpoints."""
+    """Run a service, and remove its checkpoints; return its history."""
     history = History(random.Random(1))
 
-    async def live() -> None:
+    async def run_service() -> None:
         async with service(disk, 1) as p:
-            history.begin(p)
+            history.note_restart(p)
             for _ in range(60):
                 await step(p, history)
             await anyio.sleep(1)
 
-    run_virtual(live)
+    run_virtual(run_service)
     for path in disk.paths():
         if path.endswith((".checkpoint", ".part")):
             disk.remove(path)
     return history
 
 
-@pytest.mark.parametrize("cut_at_s", [0.0, 0.01])
-def test_cancelled_start_saves_no_partial_state(cut_at_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("cancel_after_s", [0.0, 0.01])
+def test_cancelled_start_saves_no_partial_state(
+    cancel_after_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(service_log, "_RESTORE_ROWS", 5)
     disk = SimDisk(1)
     history = make_history(disk)
 
     async def cancel_start(disk: SimDisk) -> None:
-        with anyio.move_on_after(cut_at_s):
+        with anyio.move_on_after(cancel_after_s):
             async with service(disk, 2):
                 await anyio.lowlevel.checkpoint()
 
-    async def ask_answers(disk: SimDisk) -> object:
+    async def query_outcomes(disk: SimDisk) -> object:
         async with service(disk, 3) as p:
             return await answers(p, history.frames)
 
-    expected = run_virtual(ask_answers, disk.kill())
+    expected = run_virtual(query_outcomes, disk.kill())
     run_virtual(cancel_start, disk)
-    assert run_virtual(ask_answers, disk) == expected
+    assert run_virtual(query_outcomes, disk) == expected
 
 
 def test_failed_start_releases_the_directory() -> None:
@@ -101,12 +103,12 @@ def test_cancelled_service_ends_at_once_and_keeps_appended_rows() -> None:
     async def main() -> None:
         with anyio.CancelScope() as scope:
             async with service(disk, 1) as p:
-                began = anyio.current_time()
+                start_s = anyio.current_time()
                 await p.publish(Delta("a", create([1.0])))
                 scope.cancel()
                 p.offer(Delta("b", create([1.0])))
                 await anyio.sleep(1)
-        assert anyio.current_time() - began < 1
+        assert anyio.current_time() - start_s < 1
         async with service(disk, 2) as p:
             assert p.statistics().log.next_offset == 2
 

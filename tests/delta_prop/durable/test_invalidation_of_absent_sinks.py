@@ -1,4 +1,4 @@
-"""On a full log, the cursor of an absent sink is invalidated only if the sink was attached so."""
+"""A full log invalidates the cursor of an absent sink only if the sink was attached with that option."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ TIGHT = LogSettings(
 
 @pytest.mark.parametrize("invalidates", [True, False])
 def test_absent_sink_is_invalidated_on_a_full_log_if_allowed(invalidates: bool) -> None:
-    place = FakeStorage()
+    storage = FakeStorage()
 
     async def main() -> None:
         disk = SimDisk(1)
         async with service(disk, 1, TIGHT) as p:
-            sink = FakeStorageSink(place)
+            sink = FakeStorageSink(storage)
             await p.attach(sink, on_log_full="invalidate_cursor" if invalidates else "refuse")
             await p.publish(Delta("first", create([1.0])))
 
@@ -40,14 +40,14 @@ def test_absent_sink_is_invalidated_on_a_full_log_if_allowed(invalidates: bool) 
 
         async with service(disk.kill(), 2, TIGHT) as p:
             if not invalidates:
-                with pytest.raises(Refused, match="'placed' still needs the oldest"):
+                with pytest.raises(Refused, match="'fake' still needs the oldest"):
                     await publish(p)
                 return
             await publish(p)
-            await p.attach(FakeStorageSink(place))
+            await p.attach(FakeStorageSink(storage))
             await p.wait_visible(301)
-            assert p.statistics().sinks["placed"].rebuilds == 1
-        assert {key: state.vector[0] for (_, key), state in place.states.items()} == {  # type: ignore[index]
+            assert p.statistics().sinks["fake"].rebuilds == 1
+        assert {key: state.vector[0] for (_, key), state in storage.states.items()} == {  # type: ignore[index]
             "first": 1.0,
             **{f"v{number % 7}": float(number) for number in range(293, 300)},
         }

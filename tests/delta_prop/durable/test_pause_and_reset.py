@@ -1,4 +1,4 @@
-"""`pause`, `resume` and `reset` from a program: deliveries, retention of the log, state after a crash."""
+"""`pause`, `resume` and `reset` from a program: what a sink gets, what the log keeps, also after a crash."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ def test_paused_sink_holds_the_log_but_no_other_sink() -> None:
     async def main() -> None:
         disk, seen, other = SimDisk(1), [], []
         async with service(disk, 1, SMALL) as p:
-            await p.attach(CallbackSink(lambda offset, _: seen.append(offset), name="rests"))
+            await p.attach(CallbackSink(lambda offset, _: seen.append(offset), name="first"))
             await p.attach(CallbackSink(lambda offset, _: other.append(offset), name="other"))
             await p.publish(make_delta("a"))
             await p.wait_visible(1)
-            p.pause("rests")
+            p.pause("first")
             for number in range(300):
                 await p.publish(make_delta(f"v{number}"))
             await p.wait_visible(301, sinks=["other"])
             await anyio.sleep(5)
             log = p.statistics().log
-            assert (log.start_offset, log.held_by) == (0, "rests")
+            assert (log.start_offset, log.held_by) == (0, "first")
             with pytest.raises(Refused, match="is paused at offset 1: resume it"):
-                await p.wait_visible(301, sinks=["rests"])
+                await p.wait_visible(301, sinks=["first"])
         async with service(disk.crash(1), 2, SMALL) as p:
-            await p.attach(CallbackSink(lambda offset, _: seen.append(offset), name="rests"))
+            await p.attach(CallbackSink(lambda offset, _: seen.append(offset), name="first"))
             await anyio.sleep(5)
-            assert p.statistics().sinks["rests"].state == "paused"
+            assert p.statistics().sinks["first"].state == "paused"
             assert seen == [0]
-            p.resume("rests")
-            await p.wait_visible(301, sinks=["rests"])
+            p.resume("first")
+            await p.wait_visible(301, sinks=["first"])
             assert seen == list(range(301))
             await anyio.sleep(5)
 
@@ -153,8 +153,8 @@ def test_reset_skips_dropped_rows_and_redelivers_held_ones() -> None:
             await p.wait_visible(3)
             assert quarantined_rows(p) == []
             assert store.sums == {"b": 8, "c": 1}
-            own = Store(keeps_cursor=True)
-            await p.attach(RejectingSink(own, bad), name="own")
+            own_store = Store(keeps_cursor=True)
+            await p.attach(RejectingSink(own_store, bad), name="own")
             with pytest.raises(UsageError, match="stores its cursor with its data"):
                 await p.reset("own", 0)
 

@@ -1,4 +1,4 @@
-"""Quarantined deltas of the storage sink survive kill -9, and an interrupted replay has one effect."""
+"""Quarantined deltas survive a kill of the process, and an interrupted replay has one effect."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def test_deltas_rejected_by_storage_survive_a_kill(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED_SCRIPT, str(tmp_path)], check=False, timeout=60)
     assert done.returncode == -signal.SIGKILL
 
-    async def life(drops: bool) -> tuple[list[int], float, float]:
+    async def run_service(drops: bool) -> tuple[list[int], float, float]:
         async with Propagator(data=tmp_path / "log") as p:
             storage = await p.attach(StorageSink(tmp_path / "facts.db"))
-            quarantined_offsets = [one.offset for one in p.quarantine("storage")]
+            quarantined_offsets = [record.offset for record in p.quarantine("storage")]
             if drops:
                 assert (await p.drop("storage", 2)).applied == 1
             v, w = await storage.get("default", "v"), await storage.get("default", "w")
@@ -75,24 +75,24 @@ def test_deltas_rejected_by_storage_survive_a_kill(tmp_path: Path) -> None:
             await p.publish(Delta("w", sparse_add([0], [1000.0])))
             return quarantined_offsets, float(v.vector[0]), float(w.vector[0])
 
-    assert anyio.run(life, False) == ([2, 3], 1.0, 101.0)
-    assert anyio.run(life, True) == ([2, 3], 11.0, 1101.0)
-    assert anyio.run(life, False) == ([], 11.0, 2101.0)
+    assert anyio.run(run_service, False) == ([2, 3], 1.0, 101.0)
+    assert anyio.run(run_service, True) == ([2, 3], 11.0, 1101.0)
+    assert anyio.run(run_service, False) == ([], 11.0, 2101.0)
 
 
 class CrashingSink(RejectingSink):
-    """Crashes in a redelivery, before its rows are durable or just after."""
+    """A sink that crashes when a replay delivers rows to it: before it applies them, or just after."""
 
     def __init__(self, store: Store, bad: set[float], when: Literal["before", "after"]) -> None:
         super().__init__(store, bad)
         self.when = when
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        late = any(delivery.redelivered for delivery in deliveries)
-        if late and self.when == "before":
+        has_redelivery = any(delivery.redelivered for delivery in deliveries)
+        if has_redelivery and self.when == "before":
             raise SimCrash("the machine went off")
         await super().apply(deliveries)
-        if late:
+        if has_redelivery:
             raise SimCrash("the machine went off")
 
 
@@ -126,11 +126,11 @@ def test_interrupted_replay_has_one_effect(when: Literal["before", "after"], kee
 
     run_virtual(reopen)
     assert store.sums == {"a": 18, "b": 1}
-    assert store.given == [0, 1, 2, 3]
+    assert store.applied_offsets == [0, 1, 2, 3]
 
 
-class RejectsOne(FakeStorageSink):
-    """Rejects the delta at offset 2, which is delivered in a call of its own."""
+class RejectingStorageSink(FakeStorageSink):
+    """A sink that rejects the delta at offset 2, which comes in a call of its own."""
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
         if deliveries[0].first_offset == 2:
@@ -139,29 +139,29 @@ class RejectsOne(FakeStorageSink):
 
 
 def test_rebuild_clears_the_quarantine() -> None:
-    place, disks = FakeStorage(), [SimDisk(1)]
+    storage, disks = FakeStorage(), [SimDisk(1)]
 
     async def first() -> None:
         async with service(disks[0], 1) as p:
             history = History(p)
-            await p.attach(RejectsOne(place))
+            await p.attach(RejectingStorageSink(storage))
             for number in range(5):
                 await p.publish(make_addition("v", number) if number else make_delta("v"))
                 await anyio.sleep(0.1)
-            assert [one[0] for one in quarantined_rows(p, "placed")] == [2, 3, 4]
+            assert [one[0] for one in quarantined_rows(p, "fake")] == [2, 3, 4]
             history.take_snapshot()
-            p.rebuild("placed")
+            p.rebuild("fake")
             await p.wait_visible(5)
-            assert_same_states(place.states, history.states())
+            assert_same_states(storage.states, history.states())
             disks.append(disks[0].crash(1))
 
     async def second() -> None:
-        stored = read_stored(disks[1], "placed", lambda _: None)
+        stored = read_stored(disks[1], "fake", lambda _: None)
         assert stored is not None
         assert stored.held == {}
         async with service(disks[1], 2) as p:
-            await p.attach(RejectsOne(place))
-            assert quarantined_rows(p, "placed") == []
+            await p.attach(RejectingStorageSink(storage))
+            assert quarantined_rows(p, "fake") == []
             await p.publish(make_addition("v", 100))
             await p.wait_visible(6)
 
@@ -215,8 +215,8 @@ def test_replayed_delta_is_folded_in_canonical_order(tmp_path: Path) -> None:
             await p.publish(make_delta("a", 1.0))
             await p.publish(make_delta("b", 1.0))
             await p.publish(Delta("a", create([7.0]), metadata={"n": 1}))
-            before = encode_batch([Delta("a", sparse_add([0], [10.0]))], origin=0x7770, base=1)
-            await remote.send_frame(before, 2).wait()
+            early_delta = encode_batch([Delta("a", sparse_add([0], [10.0]))], origin=0x7770, base=1)
+            await remote.send_frame(early_delta, 2).wait()
             await p._sinks.feed(sink.name).wait(4)
             assert quarantined_rows(p, sink.name) == [(2, 2, "metadata are not wanted now"), (3, 2, None)]
             sink.bad = False
@@ -225,7 +225,7 @@ def test_replayed_delta_is_folded_in_canonical_order(tmp_path: Path) -> None:
             assert state is not None
             assert state.vector is not None
             assert (state.vector.tolist(), state.metadata) == ([7.0], {"n": 1}), (
-                "it must sort before the create"
+                "the replayed delta must sort before the create"
             )
 
     run_virtual(main)

@@ -1,4 +1,4 @@
-"""After any operations on a quarantine, its file holds the same rows, reasons and drops as memory does."""
+"""After any operations on a quarantine, its file holds the same rows, reasons and drops as the memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["batch", "batch", "batch", "replay", "drop", "come back", "cut", "leave"]),
+        st.sampled_from(["batch", "batch", "batch", "replay", "drop", "rewind", "truncate", "restart"]),
         st.lists(st.sampled_from("abc"), min_size=1, max_size=4),
         st.integers(0, 30),
         st.booleans(),  # true: the quarantine is written after the step
@@ -39,7 +39,8 @@ State = tuple[list[tuple[int, int, str | None, bytes]], list[int]]
 
 def state(quarantine: Quarantine) -> State:
     records = [
-        (one.offset, one.blocked_by, one.reason, bytes(one.logged.batch.body)) for one in quarantine.records()
+        (record.offset, record.blocked_by, record.reason, bytes(record.logged.batch.body))
+        for record in quarantine.records()
     ]
     return records, sorted(quarantine.dropped_offsets)
 
@@ -52,17 +53,17 @@ def append(log: DurableLog, keys: list[str]) -> LoggedBatch:
 def step(quarantine: Quarantine, logged: LoggedBatch | None, kind: str, number: int) -> None:
     """Run one operation: append a batch with a rejected row, act as the operator, or restart."""
     if logged is not None:
-        sifted = quarantine.hold_dependents(Delivery(logged), at_us=number)
-        if sifted.passing is not None and number % 3:
-            passing = sifted.passing
+        split = quarantine.hold_dependents(Delivery(logged), at_us=number)
+        if split.passing is not None and number % 3:
+            passing = split.passing
             row = 0 if passing.rows is None else int(passing.rows[0])
             quarantine.reject(logged, row, f"no {number}", at_us=number)
             quarantine.hold_dependents(Delivery(logged), at_us=number)
-    elif kind == "come back":
+    elif kind == "rewind":
         quarantine.resume_from(number)
-    elif kind == "cut":
+    elif kind == "truncate":
         quarantine.truncate(number)
-    elif heads := [one.offset for one in quarantine.records() if one.blocked_by == one.offset]:
+    elif heads := [record.offset for record in quarantine.records() if record.blocked_by == record.offset]:
         head = heads[number % len(heads)]
         if kind == "replay":
             quarantine.replay(head)
@@ -80,7 +81,7 @@ def test_quarantine_file_equals_the_quarantine(
         world = virtual_world(1)
         quarantine = Quarantine(10, 1 << 20)
 
-        def keeper_of(quarantine: Quarantine) -> QuarantineWriter:
+        def new_writer(quarantine: Quarantine) -> QuarantineWriter:
             file = QuarantineFile(disk, "s", log.log_id, lambda: log.epoch)
             return QuarantineWriter(quarantine, file, world.new_threads(), spare_bytes=spare_bytes)
 
@@ -91,19 +92,19 @@ def test_quarantine_file_equals_the_quarantine(
                 restore_quarantine(found, stored)
             return found
 
-        keeper, stored_state = keeper_of(quarantine), state(quarantine)
+        writer, stored_state = new_writer(quarantine), state(quarantine)
         for kind, keys, number, writes in steps:
-            if kind == "leave":  # changes that were not written are lost
-                await keeper.close()
+            if kind == "restart":  # changes that were not written are lost
+                await writer.close()
                 quarantine = read()
                 assert state(quarantine) == stored_state
-                keeper = keeper_of(quarantine)
+                writer = new_writer(quarantine)
             else:
                 step(quarantine, append(log, keys) if kind == "batch" else None, kind, number)
             if writes:
-                await keeper.write()
+                await writer.write()
                 stored_state = state(quarantine)
-                assert not keeper.is_dirty
+                assert not writer.is_dirty
                 assert state(read()) == stored_state
 
     run_virtual(main)

@@ -33,7 +33,7 @@ JOURNAL = quarantine_path("adds")
 
 
 async def fill_quarantine(disk: SimDisk, store: Store, bad: set[float]) -> list[tuple[int, int, str | None]]:
-    """Publish deltas of which four are quarantined: two are rejected, two are held as their dependents."""
+    """Publish deltas; `EXPECTED` names the four that are quarantined: two rejected, and their dependents."""
     async with service(disk, 1) as p:
         await p.attach(RejectingSink(store, bad))
         await p.publish(make_delta("a"), make_delta("b"))
@@ -49,13 +49,13 @@ EXPECTED = [(2, 2, "7 is bad"), (3, 2, None), (5, 5, "7 is bad"), (7, 5, None)]
 
 
 @pytest.mark.parametrize("keeps_cursor", [True, False])
-@pytest.mark.parametrize("power", [True, False])
-def test_quarantine_is_restored_after_a_crash(keeps_cursor: bool, power: bool) -> None:
+@pytest.mark.parametrize("power_cut", [True, False])
+def test_quarantine_is_restored_after_a_crash(keeps_cursor: bool, power_cut: bool) -> None:
     async def main() -> None:
         disk, store, bad = SimDisk(1), Store(keeps_cursor), {7.0}
         assert await fill_quarantine(disk, store, bad) == EXPECTED
-        assert store.given == [0, 1, 4, 6]
-        disk = disk.crash(1) if power else disk.kill()
+        assert store.applied_offsets == [0, 1, 4, 6]
+        disk = disk.crash(1) if power_cut else disk.kill()
         async with service(disk, 2) as p:
             await p.attach(RejectingSink(store, bad))
             assert quarantined_rows(p) == EXPECTED
@@ -65,7 +65,7 @@ def test_quarantine_is_restored_after_a_crash(keeps_cursor: bool, power: bool) -
             dropped = await p.drop("adds", 5)
             assert (dropped.applied, dropped.dropped) == (1, 1)
             assert store.sums == {"a": 18, "b": 51, "c": 1}
-        disk = disk.crash(2) if power else disk.kill()
+        disk = disk.crash(2) if power_cut else disk.kill()
         async with service(disk, 3) as p:
             await p.attach(RejectingSink(store, bad))
             assert quarantined_rows(p) == []
@@ -112,12 +112,12 @@ class OperatorRecord:
 
     dropped: set[int] = field(default_factory=set)
     replayed: set[int] = field(default_factory=set)
-    asked_to_drop: set[int] = field(default_factory=set)
-    asked_to_replay: set[int] = field(default_factory=set)
+    drop_requested: set[int] = field(default_factory=set)
+    replay_requested: set[int] = field(default_factory=set)
     published: int = 0
 
 
-async def live(
+async def run_process(
     disk: SimDisk, seed: int, store: Store, operations: OperatorRecord
 ) -> list[tuple[int, int, str | None]]:
     """Run one process: publish the missing deltas, replay one rejected delta, drop another."""
@@ -133,19 +133,19 @@ async def live(
             )
             operations.published = number + 1
         await p._sinks.feed("adds").wait(12)
-        rejected = {one.offset: one.reason for one in p.quarantine("adds")}
+        rejected = {record.offset: record.reason for record in p.quarantine("adds")}
         assert not operations.dropped & rejected.keys()
         assert not operations.replayed & rejected.keys()
         if 2 in rejected:
             bad.discard(-7.0)
-            operations.asked_to_replay.add(2)
+            operations.replay_requested.add(2)
             await p.replay("adds", 2)
             operations.replayed.add(2)
         if 5 in rejected:
-            operations.asked_to_drop.add(5)
+            operations.drop_requested.add(5)
             await p.drop("adds", 5)
             operations.dropped.add(5)
-        elif any(one.blocked_by == one.offset for one in p.quarantine("adds")):
+        elif any(record.blocked_by == record.offset for record in p.quarantine("adds")):
             await p.replay(
                 "adds"
             )  # a crash interrupted a drop: the rows that it freed are still to be applied
@@ -154,48 +154,48 @@ async def live(
 
 def is_crash(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
-        return any(is_crash(one) for one in error.exceptions)
+        return any(is_crash(inner) for inner in error.exceptions)
     return isinstance(error, SimCrash)
 
 
-def crash_at(n: int, *, keeps_cursor: bool, power: bool) -> bool:
+def crash_at(n: int, *, keeps_cursor: bool, power_cut: bool) -> bool:
     """Crash a process at its n-th disk call; check that the next one loses and doubles no delta.
 
     Return False if the first process ended before that call.
     """
     disk, store, operations = SimDisk(n), Store(keeps_cursor), OperatorRecord()
     disk.crash_at(n, None)
-    struck = False
+    crashed = False
     try:
-        run_virtual(live, disk, n, store, operations)
+        run_virtual(run_process, disk, n, store, operations)
     except BaseException as error:
-        struck = is_crash(error)
-        if not struck:
+        crashed = is_crash(error)
+        if not crashed:
             raise
-    disk = disk.crash(n) if power else disk.kill()
-    assert run_virtual(live, disk, n + 1, store, operations) == []
-    assert sorted(store.given) == [0, 1, 2, 3, 4, *range(6, 12)]  # 5 was dropped
+    disk = disk.crash(n) if power_cut else disk.kill()
+    assert run_virtual(run_process, disk, n + 1, store, operations) == []
+    assert sorted(store.applied_offsets) == [0, 1, 2, 3, 4, *range(6, 12)]  # 5 was dropped
     assert store.sums["v0"] == 1 - 7 + 2**4 + 2**6 + 2**8 + 2**10
     assert store.sums["v1"] == 1 + 2**3 + 2**7 + 2**9 + 2**11
-    return struck
+    return crashed
 
 
 def disk_calls(keeps_cursor: bool) -> list[tuple[int, bool]]:
-    """Return the disk calls of a process without a crash, each with True if it is for a quarantine's file."""
+    """Return the disk calls of a process without a crash; True marks those for the file of a quarantine."""
     probe = SimDisk(0)
-    assert run_virtual(live, probe, 0, Store(keeps_cursor), OperatorRecord()) == []
+    assert run_virtual(run_process, probe, 0, Store(keeps_cursor), OperatorRecord()) == []
     return [(call.number, call.path.startswith("quarantine")) for call in probe.trace]
 
 
 @pytest.mark.parametrize("keeps_cursor", [True, False])
 def test_crash_at_any_call_loses_or_doubles_nothing(keeps_cursor: bool, full: bool) -> None:
-    found = disk_calls(keeps_cursor)
+    calls = disk_calls(keeps_cursor)
     if full:
-        chosen = [(n, power) for n, _ in found for power in (True, False)]
+        chosen = [(n, power_cut) for n, _ in calls for power_cut in (True, False)]
     else:
-        chosen = [(n, n % 2 == 0) for n, ours in found if ours or n % 16 == 0]
-    struck = sum(crash_at(n, keeps_cursor=keeps_cursor, power=power) for n, power in chosen)
-    assert struck > 20
+        chosen = [(n, n % 2 == 0) for n, is_quarantine_file in calls if is_quarantine_file or n % 16 == 0]
+    crashed = sum(crash_at(n, keeps_cursor=keeps_cursor, power_cut=power_cut) for n, power_cut in chosen)
+    assert crashed > 20
 
 
 # --- failures
@@ -225,7 +225,7 @@ def test_failed_quarantine_write_stops_only_its_sink(error: int) -> None:
             disk.heal()
             await p._sinks.feed("adds").wait(3)
             assert quarantined_rows(p) == [(1, 1, "7 is bad")]
-            assert store.given == [0, 2]
+            assert store.applied_offsets == [0, 2]
         async with service(disk.crash(1), 2) as p:
             await p.attach(RejectingSink(store, bad))
             assert quarantined_rows(p) == [(1, 1, "7 is bad")]
@@ -324,7 +324,7 @@ def test_shorter_log_truncates_the_quarantine() -> None:
     quarantine.drop(2)
     quarantine.touched = set()
     quarantine.truncate(1)
-    assert [one.offset for one in quarantine.records()] == [0]
+    assert [record.offset for record in quarantine.records()] == [0]
     assert [quarantine.is_withheld(offset) for offset in range(3)] == [True, False, False]
     assert quarantine.touched == {1, 2}
 

@@ -31,7 +31,7 @@ def service(disk: SimDisk, seed: int, log: LogSettings = SMALL) -> Propagator:
 
 
 async def load(p: Propagator, history: History, rounds: range) -> None:
-    """Publish creates, additive changes and tombstones for some seconds; meanwhile the log is compacted."""
+    """Publish creates, additive changes and deletes over some seconds, while the log is compacted."""
     if not p.head("v0-0"):
         await p.publish(
             *(Delta(f"v{at}-{row}", create([at, row, 1.0])) for at in range(5) for row in range(4))
@@ -50,7 +50,7 @@ async def load(p: Propagator, history: History, rounds: range) -> None:
 
 
 def alive_states(history: History) -> dict[tuple[str, str], object]:
-    """Return the states of existing vectors; old tombstones may be forgotten."""
+    """Return the states of the vectors that exist; a rebuilt sink may lack old tombstones."""
     return {ref: state for ref, state in history.states().items() if state.alive}
 
 
@@ -58,19 +58,21 @@ def test_absent_sinks_catch_up_to_the_full_fold() -> None:
     async def main() -> None:
         disk = SimDisk(1)
         holding, released, lines = FakeStorage(), FakeStorage(), CallbackSink(lambda *_: None, name="lines")
-        steady: list[int] = []
+        delivered_offsets: list[int] = []
         async with service(disk, 1) as p:
             await p.attach(FakeStorageSink(holding, "kept"))
-            await p.attach(FakeStorageSink(released, "let go"))
+            await p.attach(FakeStorageSink(released, "released"))
             await p.attach(lines)
             history = History(p)
             await load(p, history, range(2))
             await p.wait_visible(p.statistics().log.next_offset)
-            await p.detach("let go")  # the log no longer waits for these two
+            await p.detach("released")  # the log no longer waits for these two
             await p.detach("lines")
         async with service(disk, 2) as p:
             history.log = p._log
-            await p.attach(CallbackSink(lambda at, _: steady.append(at), name="steady"), start="earliest")
+            await p.attach(
+                CallbackSink(lambda at, _: delivered_offsets.append(at), name="steady"), start="earliest"
+            )
             await load(p, history, range(2, 40))
             log = p.statistics().log
             assert log.segments >= 5
@@ -86,14 +88,15 @@ def test_absent_sinks_catch_up_to_the_full_fold() -> None:
             assert log.start_offset > released.cursor.next_offset  # type: ignore[union-attr]
             refusal = await catch_refusal(p.attach(lines))
             assert refusal.code is ErrorCode.CURSOR_TOO_OLD
-            for name, place in (("let go", released), ("new", FakeStorage())):
-                await p.attach(FakeStorageSink(place, name))
+            for name, storage in (("released", released), ("new", FakeStorage())):
+                await p.attach(FakeStorageSink(storage, name))
                 await load(p, history, range(70, 73))
                 await p.wait_visible(p.statistics().log.next_offset)
                 assert p.statistics().sinks[name].rebuilds == 1
-                found = {ref: state for ref, state in place.states.items() if state.alive}
+                found = {ref: state for ref, state in storage.states.items() if state.alive}
                 assert_same_states(found, alive_states(history))  # type: ignore[arg-type]
-            assert steady == list(range(p.statistics().log.next_offset))  # the other sink is not affected
+            end = p.statistics().log.next_offset
+            assert delivered_offsets == list(range(end)), "the other sink must not be affected"
             assert p.statistics().refused == 0
 
     run_virtual(main)
@@ -107,22 +110,22 @@ def test_full_log_invalidates_rebuildable_sinks_only(
         log = LogSettings(
             segment_bytes_max=4096, retention_bytes=16_384, bytes_max=32_768, retention_s=3600.0
         )
-        place = FakeStorage()
-        place.hang.add(1)
-        sink = FakeStorageSink(place) if rebuilds else CallbackSink(_hang, name="placed")
+        storage = FakeStorage()
+        storage.hanging_calls.add(1)
+        sink = FakeStorageSink(storage) if rebuilds else CallbackSink(_hang, name="fake")
         async with service(SimDisk(1), 1, log) as p:
             await p.attach(sink)
             history = History(p)
             if not rebuilds:
                 refusal = await catch_refusal(load(p, history, range(60)))
                 assert refusal.code is ErrorCode.LOG_FULL
-                assert refusal.details["blocked_by"] == "placed"
+                assert refusal.details["blocked_by"] == "fake"
                 return
             await load(p, history, range(60))
-            place.release.set()
+            storage.release.set()
             await p.wait_visible(p.statistics().log.next_offset)
-            assert p.statistics().sinks["placed"].rebuilds == 1
-            found = {ref: state for ref, state in place.states.items() if state.alive}
+            assert p.statistics().sinks["fake"].rebuilds == 1
+            found = {ref: state for ref, state in storage.states.items() if state.alive}
             assert_same_states(found, alive_states(history))  # type: ignore[arg-type]
 
     run_virtual(main)
@@ -188,57 +191,57 @@ def test_shared_index_is_rebuilt_past_rows_of_other_namespaces(
 @pytest.mark.parametrize("seed", range(2))
 def test_rebuild_from_a_real_snapshot_survives_crashes(seed: int) -> None:
     """The power fails at a call of the sink in each of three processes; each process restarts the rebuild."""
-    place, disks = FakeStorage(), [SimDisk(seed)]
+    storage, disks = FakeStorage(), [SimDisk(seed)]
 
     async def crash_during_rebuild(number: int) -> None:
         async with service(disks[-1], number) as p:
             await load(p, History(p), range(40 * number, 40 * number + 40))
             await anyio.sleep(20)
             assert p.statistics().log.start_offset > 0
-            place.release = anyio.Event()  # an event of this process's loop
-            place.hang.add(len(place.calls) + 1 + (seed + number) % 3)
-            await p.attach(FakeStorageSink(place), required=False)
+            storage.release = anyio.Event()  # an event of this process's loop
+            storage.hanging_calls.add(len(storage.calls) + 1 + (seed + number) % 3)
+            await p.attach(FakeStorageSink(storage), required=False)
             await anyio.sleep(5)
-            assert p.statistics().sinks["placed"].state == "rebuilding"
+            assert p.statistics().sinks["fake"].state == "rebuilding"
             disks.append(disks[-1].crash(seed + number))
 
     async def finish_rebuild() -> None:
         async with service(disks[-1], 9) as p:
             reference = FakeStorage()
-            await p.attach(FakeStorageSink(place))
+            await p.attach(FakeStorageSink(storage))
             await p.attach(FakeStorageSink(reference, "whole"))
             await p.wait_visible(p.statistics().log.next_offset)
-            assert not place.rebuilding
-            assert p.statistics().sinks["placed"].rebuilds == 1
-            assert_same_states(place.states, reference.states)
+            assert not storage.rebuilding
+            assert p.statistics().sinks["fake"].rebuilds == 1
+            assert_same_states(storage.states, reference.states)
 
     for number in range(3):
         with suppress(SimCrash, BaseExceptionGroup):
             run_virtual(crash_during_rebuild, number)
         assert len(disks) == number + 2
-        place.hang.clear()
+        storage.hanging_calls.clear()
     run_virtual(finish_rebuild)
-    assert place.calls.count("begin") >= 2
+    assert storage.calls.count("begin") >= 2
 
 
-@pytest.mark.parametrize("cursor", [True, False])
+@pytest.mark.parametrize("keeps_cursor", [True, False])
 @pytest.mark.parametrize("killed", [True, False])
-def test_sink_detached_before_its_rebuild_is_rebuilt_on_return(killed: bool, cursor: bool) -> None:
-    place, disks = FakeStorage(), [SimDisk(1)]
+def test_sink_detached_before_its_rebuild_is_rebuilt_on_return(killed: bool, keeps_cursor: bool) -> None:
+    storage, disks = FakeStorage(), [SimDisk(1)]
 
     async def detach_before_rebuild() -> None:
         async with service(disks[-1], 1) as p:
             history = History(p)
-            await p.attach(FakeStorageSink(place, cursor=cursor))
+            await p.attach(FakeStorageSink(storage, cursor=keeps_cursor))
             await load(p, history, range(2))
             await p.wait_visible(p.statistics().log.next_offset)
-            await p.detach("placed")
-            p.pause("placed")
+            await p.detach("fake")
+            p.pause("fake")
             await load(p, history, range(2, 70))
             await anyio.sleep(30)
-            await p.attach(FakeStorageSink(place, cursor=cursor))
-            await anyio.sleep(5)  # cursors are written meanwhile
-            feed = p.statistics().sinks["placed"]
+            await p.attach(FakeStorageSink(storage, cursor=keeps_cursor))
+            await anyio.sleep(5)  # long enough to write the cursors
+            feed = p.statistics().sinks["fake"]
             assert (feed.state, feed.rebuilds, feed.rebuild is not None) == ("paused", 0, True)
             if killed:
                 disks.append(disks[-1].kill())
@@ -249,11 +252,11 @@ def test_sink_detached_before_its_rebuild_is_rebuilt_on_return(killed: bool, cur
         async with service(disks[1], 2) as p:
             reference = FakeStorage()
             await p.attach(FakeStorageSink(reference, "whole"))
-            await p.attach(FakeStorageSink(place, cursor=cursor))
-            p.resume("placed")
+            await p.attach(FakeStorageSink(storage, cursor=keeps_cursor))
+            p.resume("fake")
             await p.wait_visible(p.statistics().log.next_offset)
-            assert p.statistics().sinks["placed"].rebuilds == 1
-            assert_same_states(place.states, reference.states)
+            assert p.statistics().sinks["fake"].rebuilds == 1
+            assert_same_states(storage.states, reference.states)
 
     run_virtual(detach_before_rebuild)
     run_virtual(return_and_rebuild)
@@ -274,8 +277,8 @@ def test_out_of_order_deltas_fold_onto_the_snapshot_or_are_counted(tmp_path: Pat
             history.read()
             last = history.batches[-1]
             # The Lamport number lies above all rows of the snapshot and below this scale.
-            late = encode_batch([Delta("vector", sparse_add([0], [10.0]))], origin=0x7770, base=1)
-            await remote.send_frame(late, last.lamport - 1).wait()
+            late_batch = encode_batch([Delta("vector", sparse_add([0], [10.0]))], origin=0x7770, base=1)
+            await remote.send_frame(late_batch, last.lamport - 1).wait()
             below_snapshot = encode_batch([Delta("vector", sparse_add([1], [10.0]))], origin=0x7770, base=2)
             await remote.send_frame(below_snapshot, 1).wait()
             await p.wait_visible(before + 3)
@@ -291,24 +294,24 @@ def test_out_of_order_deltas_fold_onto_the_snapshot_or_are_counted(tmp_path: Pat
 @pytest.mark.parametrize("compacts", [True, False])
 def test_rebuild_without_a_snapshot_is_refused_at_the_call(compacts: bool) -> None:
     async def main() -> None:
-        disk, place = SimDisk(5), FakeStorage()
+        disk, storage = SimDisk(5), FakeStorage()
         async with service(disk, 1, replace(SMALL, compact=compacts)) as p:
             history = History(p)
-            await p.attach(FakeStorageSink(place))
+            await p.attach(FakeStorageSink(storage))
             await load(p, history, range(60))
             await anyio.sleep(30)
             assert p.statistics().log.start_offset > 0
         async with service(disk, 2, replace(SMALL, compact=False)) as p:  # an existing snapshot still counts
             history.log = p._log
-            await p.attach(FakeStorageSink(place))
+            await p.attach(FakeStorageSink(storage))
             if compacts:
-                p.rebuild("placed")
+                p.rebuild("fake")
             else:
                 with pytest.raises(Refused, match=r"cannot be rebuilt.*has no snapshot"):
-                    p.rebuild("placed")
+                    p.rebuild("fake")
             await p.publish(Delta("v0-0", create([1.0, 2.0, 3.0])))
             await p.wait_visible(p.statistics().log.next_offset)
-            feed = p.statistics().sinks["placed"]
+            feed = p.statistics().sinks["fake"]
             assert (feed.state, feed.rebuilds) == ("idle", int(compacts))
 
     run_virtual(main)

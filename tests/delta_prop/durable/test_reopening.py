@@ -1,4 +1,4 @@
-"""A service whose disk fails and recovers can be read meanwhile, continues by itself, and loses nothing."""
+"""A service can be read while its disk fails, and continues without loss when the disk recovers."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_service_recovers_by_itself_when_the_disk_recovers() -> None:
             late: list[int] = []
             await p.attach(CallbackSink(lambda offset, _: late.append(offset), name="late"), start="earliest")
             await p.wait_visible(2, sinks=["late"])
-            assert late == [0, 1], "the log must be readable meanwhile"
+            assert late == [0, 1], "the log must be readable while its disk fails"
             disk.heal()
             await anyio.sleep(31)
             assert sorted(offset for offset in offsets if offset is not None) == [2, 3]
@@ -101,7 +101,7 @@ SMALL = LogSettings(
 
 
 class OutageRun:
-    """Three producers, callers without dots and with ids, two sinks; records acknowledged and seen rows."""
+    """Producers, callers without producers, and two sinks; records acknowledged and delivered rows."""
 
     def __init__(self, disk: SimDisk, level: AckLevel = AckLevel.DURABLE) -> None:
         self.disk = disk
@@ -112,10 +112,10 @@ class OutageRun:
         self.reopened = 0
         self.epoch = 0
 
-    async def live(self, seed: int, fault: Callable[[int], None] | None = None) -> None:
+    async def run(self, seed: int, fault: Callable[[int], None] | None = None) -> None:
         """Run all callers through a fault of the disk; check their outcomes, deliveries and the log."""
         async with service(self.disk, seed, SMALL) as p:
-            await p.attach(CallbackSink(lambda at, delta: self.note("one", at, delta), name="one"))
+            await p.attach(CallbackSink(lambda offset, delta: self.note("one", offset, delta), name="one"))
             if fault is not None:
                 fault(self.disk.calls)
             async with anyio.create_task_group() as tasks:
@@ -142,7 +142,7 @@ class OutageRun:
         self.checked += len(acknowledged_before)
 
     async def attach_late(self, p: Propagator) -> None:
-        sink = CallbackSink(lambda at, delta: self.note("two", at, delta), name="two")
+        sink = CallbackSink(lambda offset, delta: self.note("two", offset, delta), name="two")
         while "two" not in p.statistics().sinks:
             await anyio.sleep(0.2)
             with suppress(OSError):  # its quarantine must be read first
@@ -150,16 +150,16 @@ class OutageRun:
 
     async def produce(self, p: Propagator, number: int) -> None:
         producer = p.producer(f"p{number}", ack_level=self.level)
-        for at in range(6):
-            key = f"p{number}-{at}"
+        for index in range(6):
+            key = f"p{number}-{index}"
             published = await producer.publish(make_delta(key), timeout_s=150)
             assert published.offset is not None
             self.record(key, published.offset)
-            await anyio.sleep(0.05 * at)
+            await anyio.sleep(0.05 * index)
 
     async def publish(self, p: Propagator, number: int) -> None:
-        for at in range(4):
-            key = f"d{number}-{at}"
+        for index in range(4):
+            key = f"d{number}-{index}"
             delta = (
                 make_delta(key)
                 if number
@@ -183,23 +183,28 @@ class OutageRun:
         found = await contents(image)
         assert found == self.acknowledged, "every acknowledged delta must be stored once, at its offset"
         for sink, seen in self.seen.items():
-            assert seen == sorted({(at, key) for key, at in self.acknowledged.items()}), sink
+            assert seen == sorted({(offset, key) for key, offset in self.acknowledged.items()}), sink
         async with service(image, seed + 1, SMALL) as fresh:
-            assert marks(fresh) == marks(p)
+            assert log_position(fresh) == log_position(p)
             for key in self.acknowledged:
                 assert fresh.head(key) == p.head(key)
             ids = [key.encode().ljust(16) for key in self.acknowledged if key.startswith("d0")]
-            now, then = p._pipeline.appender.ids.find(ids), fresh._pipeline.appender.ids.find(ids)
-            assert now == then == [self.acknowledged[one.decode().rstrip()] for one in ids]
+            recovered_ids, reopened_ids = (
+                p._pipeline.appender.ids.find(ids),
+                fresh._pipeline.appender.ids.find(ids),
+            )
+            assert recovered_ids == reopened_ids == [self.acknowledged[id_.decode().rstrip()] for id_ in ids]
             for number in range(2):
                 producer = fresh.producer(f"p{number}")
-                for at in range(6):
-                    assert await producer.outcome(at + 1) == self.acknowledged[f"p{number}-{at}"]
+                for index in range(6):
+                    assert await producer.outcome(index + 1) == self.acknowledged[f"p{number}-{index}"]
 
 
-def marks(p: Propagator) -> tuple[int, int, int, dict[int, int]]:
+def log_position(p: Propagator) -> tuple[int, int, int, dict[int, int]]:
     log = p.statistics().log
-    watermarks = {origin: have for origin, have in p._pipeline.orderer.watermarks.items() if have}
+    watermarks = {
+        origin: watermark for origin, watermark in p._pipeline.orderer.watermarks.items() if watermark
+    }
     return log.start_offset, log.next_offset, log.high_watermark, watermarks
 
 
@@ -207,14 +212,14 @@ async def contents(disk: SimDisk) -> dict[str, int]:
     """Reopen the log; return offsets by key, each key once."""
     log, _ = DurableLog.open(disk.kill(), settings=SMALL, draw=bytes, clock=Clock())
     found: dict[str, int] = {}
-    at = log.start_offset
-    while batches := log.read(at, rows_max=1000, bytes_max=1 << 20):
+    offset = log.start_offset
+    while batches := log.read(offset, rows_max=1000, bytes_max=1 << 20):
         for logged in batches:
             if not logged.batch.is_control:
                 for row, key in enumerate(logged.batch.keys):
                     assert key not in found, f"{key} is stored twice"
                     found[key] = logged.offset + row
-            at = logged.next_offset
+            offset = logged.next_offset
     log.close()
     return found
 
@@ -223,15 +228,15 @@ def fault_from(disk: SimDisk, kind: str, n: int) -> Callable[[int], None]:
     """Return a function that makes the disk fail from its n-th call on until it is healed."""
 
     def set_up(calls: int) -> None:
-        def strikes(call: Call) -> bool:
+        def fails(call: Call) -> bool:
             named = {"read": ("read",), "sync": ("sync", "sync_directory"), "write": ("write",)}
-            what = named.get(kind, ("write", "truncate", "allocate") if kind == "ENOSPC" else None)
-            return call.number >= calls + n and (what is None or call.name in what)
+            call_names = named.get(kind, ("write", "truncate", "allocate") if kind == "ENOSPC" else None)
+            return call.number >= calls + n and (call_names is None or call.name in call_names)
 
         if kind == "short":
-            disk.shorten(strikes, 1, times=None)
+            disk.shorten(fails, 1, times=None)
         else:
-            disk.fail(strikes, errno.ENOSPC if kind == "ENOSPC" else errno.EIO, times=None)
+            disk.fail(fails, errno.ENOSPC if kind == "ENOSPC" else errno.EIO, times=None)
 
     return set_up
 
@@ -239,17 +244,17 @@ def fault_from(disk: SimDisk, kind: str, n: int) -> Callable[[int], None]:
 @pytest.mark.parametrize("kind", ["ENOSPC", "write", "read", "sync", "everything", "short"])
 def test_failure_at_any_call_loses_or_doubles_nothing(kind: str, full: bool) -> None:
     probe = SimDisk(0)
-    run_virtual(OutageRun(probe).live, 0)
+    run_virtual(OutageRun(probe).run, 0)
     calls = probe.calls
-    reopened = struck = checked = 0
+    reopened = faults = checked = 0
     for n in range(1, calls, 1 if full else 41):
         disk = SimDisk(n)
         outage = OutageRun(disk)
-        run_virtual(outage.live, n, fault_from(disk, kind, n))
+        run_virtual(outage.run, n, fault_from(disk, kind, n))
         reopened += outage.reopened
         checked += outage.checked
-        struck += sum(count for name, count in disk.struck.items() if name.endswith(("failed", "writes")))
-    print(f"{kind}: {calls} calls, {struck} faults, {reopened} recoveries, {checked} rows checked")
-    assert struck > 5
+        faults += sum(count for name, count in disk.struck.items() if name.endswith(("failed", "writes")))
+    print(f"{kind}: {calls} calls, {faults} faults, {reopened} recoveries, {checked} rows checked")
+    assert faults > 5
     assert checked > 5
     assert reopened > 2 or kind in ("read", "short")

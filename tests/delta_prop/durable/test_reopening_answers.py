@@ -68,7 +68,7 @@ def test_rows_synced_before_the_failure_are_acknowledged_once() -> None:
             late_offer = p.offer(make_delta("refused"))
             assert code_of(late_offer.refusal()) is ErrorCode.LOG_FAILED
             await wait_until_recovered(p, disk)
-        assert sorted((one.offset, one.level) for one in acks) == [
+        assert sorted((ack.offset, ack.level) for ack in acks) == [
             (1, AckLevel.DURABLE),
             (3, AckLevel.DURABLE),
         ]
@@ -94,8 +94,8 @@ def test_duplicate_between_write_and_sync_waits_for_the_sync() -> None:
             image = disk.crash(3)
             await wait_until_recovered(p, disk)
             retries = [producer.send_frame(frame), producer.send_frame(frame)]
-            assert [one.state for one in retries] == [OfferState.APPENDED] * 2
-            assert {(await one.wait()).offset for one in retries} == {0}
+            assert [retry.state for retry in retries] == [OfferState.APPENDED] * 2
+            assert {(await retry.wait()).offset for retry in retries} == {0}
             producer.resend()
             assert producer.in_flight_batches == 0
             assert await contents(disk) == {"a": 0}
@@ -136,7 +136,7 @@ def test_lost_counters_acknowledged_at_a_lower_level_are_filled() -> None:
     async def main() -> None:
         disk, seen = SimDisk(1), []
         async with service(disk) as p:
-            await p.attach(CallbackSink(lambda at, delta: seen.append((at, delta.vector_id))))
+            await p.attach(CallbackSink(lambda wait_s, delta: seen.append((wait_s, delta.vector_id))))
             producer = p.producer("me", ack_level=AckLevel.MEMORY)
             await producer.publish(make_delta("a"))
             await p.wait_visible(1)
@@ -183,10 +183,12 @@ def test_recovery_keeps_fencing_and_the_lock() -> None:
 
 def test_sink_ahead_of_a_lost_tail_stops_and_others_continue() -> None:
     async def main() -> None:
-        disk, ahead, late = SimDisk(1), [], []
+        disk, ahead, late_offsets = SimDisk(1), [], []
         async with service(disk, log=LOGGED) as p:
-            await p.attach(CallbackSink(lambda at, _: ahead.append(at), name="quick"))
-            await p.attach(CallbackSink(lambda at, _: late.append(at), name="other"), topics="v:nothing")
+            await p.attach(CallbackSink(lambda wait_s, _: ahead.append(wait_s), name="quick"))
+            await p.attach(
+                CallbackSink(lambda wait_s, _: late_offsets.append(wait_s), name="other"), topics="v:nothing"
+            )
             await p.publish(make_delta("a"))
             await p.publish(make_delta("b"), ack_level=AckLevel.LOGGED)
             await p.wait_visible(2)
@@ -224,7 +226,7 @@ def test_clean_close_syncs_the_log_and_its_cursors() -> None:
         disk, seen = SimDisk(1), []
         for _ in range(2):
             async with service(disk, log=LOGGED) as p:
-                await p.attach(CallbackSink(lambda at, _: seen.append(at), name="one"))
+                await p.attach(CallbackSink(lambda wait_s, _: seen.append(wait_s), name="one"))
                 if not seen:
                     await p.publish(make_delta("a"), make_delta("b"), ack_level=AckLevel.LOGGED)
                     await p.wait_visible(2)
@@ -237,7 +239,7 @@ def test_corruption_stops_the_log_for_good_and_refuses_at_once() -> None:
     async def main() -> None:
         disk, seen = SimDisk(1), []
         async with service(disk) as p:
-            await p.attach(CallbackSink(lambda at, _: seen.append(at)))
+            await p.attach(CallbackSink(lambda wait_s, _: seen.append(wait_s)))
             await p.publish(make_delta("a"))
             break_disk(disk, "write", ending=".log", times=1)
             disk.flip("streams/default/0/00000000000000000000.log", 90)
@@ -260,13 +262,13 @@ def test_corruption_stops_the_log_for_good_and_refuses_at_once() -> None:
 
 def test_service_closes_in_the_middle_of_an_outage() -> None:
     async def main() -> None:
-        for at in (0.0, 0.03, 0.2, 5.0):
+        for wait_s in (0.0, 0.03, 0.2, 5.0):
             disk = SimDisk(1)
             async with service(disk) as p:
                 await p.publish(make_delta("a"))
                 break_disk(disk, "sync", "write")
                 receipt = p.offer(make_delta("b"))
-                await anyio.sleep(at)
+                await anyio.sleep(wait_s)
             assert receipt.done
             disk.heal()
             async with service(disk) as p:
@@ -283,8 +285,8 @@ def test_recovery_waits_for_a_running_segment_compression() -> None:
             assert isinstance(log, DurableLog)
             for number in range(5):
                 await p.publish(make_delta(f"v{number}"))
-            rewriting = log.take_compression()
-            assert rewriting is not None
+            compression_run = log.take_compression()
+            assert compression_run is not None
             break_disk(disk, "sync", times=1)
             receipt = p.offer(make_delta("x"))
             await anyio.sleep(5)
@@ -292,16 +294,18 @@ def test_recovery_waits_for_a_running_segment_compression() -> None:
             reopening = p.statistics().reopening
             assert reopening is not None
             assert (reopening.failed, reopening.reopened) == (True, 0)
-            while not rewriting.step():  # its last step replaces the file
+            while not compression_run.step():  # its last step replaces the file
                 pass
-            rewriting.close()
-            log.finish_compression(rewriting)
+            compression_run.close()
+            log.finish_compression(compression_run)
             await wait_until_recovered(p, disk)
             assert (await contents(disk)).keys() >= {f"v{number}" for number in range(5)}
-            late: list[int] = []
-            await p.attach(CallbackSink(lambda at, _: late.append(at), name="late"), start="earliest")
+            late_offsets: list[int] = []
+            await p.attach(
+                CallbackSink(lambda wait_s, _: late_offsets.append(wait_s), name="late"), start="earliest"
+            )
             await p.wait_visible(5, sinks=["late"])
-            assert late[:5] == [0, 1, 2, 3, 4]
+            assert late_offsets[:5] == [0, 1, 2, 3, 4]
 
     run_virtual(main)
 

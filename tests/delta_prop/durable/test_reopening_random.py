@@ -1,4 +1,4 @@
-"""After random publishing and disk failures, a service recovered in place equals one that was just opened."""
+"""After random publishes and disk failures, a service recovered in place equals a newly opened one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from delta_prop.testing import run_virtual
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_sinks import CallbackSink
 from delta_prop_wire.delta import AckLevel, Delta, Dot, Priority, create, delete
-from tests.delta_prop.durable.test_reopening import SMALL, marks, service
+from tests.delta_prop.durable.test_reopening import SMALL, log_position, service
 
 if TYPE_CHECKING:
     from delta_prop.embedded import Propagator
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 LEVELS = [AckLevel.MEMORY, AckLevel.LOGGED, AckLevel.DURABLE]
 VECTORS = 4
-STRUCK: Counter[str] = Counter()
+COUNTS: Counter[str] = Counter()
 PRODUCE = st.tuples(st.just("produce"), st.integers(0, 3), st.integers(1, 3))
 DRAFT = st.tuples(st.just("draft"), st.integers(0, 2), st.integers(1, 3))
 WAIT = st.tuples(st.just("wait"), st.integers(0, 3), st.just(0))
@@ -51,15 +51,15 @@ class History:
             await p.attach(CallbackSink(lambda at, _: self.seen.append(at)))
             self.producers = [p.producer(f"p{at}", ack_level=LEVELS[at % 3]) for at in range(4)]
             async with anyio.create_task_group() as tasks:
-                for step, which, amount in steps:
+                for step, index, amount in steps:
                     if step == "produce":
-                        tasks.start_soon(self.produce, self.producers[which], which, amount)
+                        tasks.start_soon(self.produce, self.producers[index], index, amount)
                     elif step == "draft":
-                        tasks.start_soon(self.draft, p, LEVELS[which], amount)
+                        tasks.start_soon(self.draft, p, LEVELS[index], amount)
                     elif step == "wait":
-                        await anyio.sleep(WAITS_S[which])
+                        await anyio.sleep(WAITS_S[index])
                     elif step == "break":
-                        self.disk.fail(self.strikes(BREAKS[which], amount), errno.EIO, times=None)
+                        self.disk.fail(self.fails_after(BREAKS[index], amount), errno.EIO, times=None)
                     else:
                         self.disk.heal()
                 await anyio.sleep(0.1)
@@ -72,22 +72,20 @@ class History:
             await p.wait_visible(p.statistics().log.next_offset)
             await self.check(p, seed, reopened=reopening.reopened)
 
-    def strikes(self, names: tuple[str, ...], later: int) -> object:
-        after = self.disk.calls + later
+    def fails_after(self, names: tuple[str, ...], call_count: int) -> object:
+        after = self.disk.calls + call_count
         return lambda call: call.number > after and call.name in names
 
     def make_deltas(self, amount: int) -> list[Delta]:
         self.number += 1
         key = f"v{self.number % VECTORS}"
-        drafted = [
+        drafts = [
             Delta(key, create([float(self.number)]) if (self.number + row) % 5 else delete(), metadata=None)
             for row in range(amount)
         ]
-        return [
-            Delta(one.vector_id, one.operation, priority=Priority(self.number % 2 + 1)) for one in drafted
-        ]
+        return [Delta(one.vector_id, one.operation, priority=Priority(self.number % 2 + 1)) for one in drafts]
 
-    async def produce(self, producer: Producer, which: int, amount: int) -> None:
+    async def produce(self, producer: Producer, index: int, amount: int) -> None:
         deltas = self.make_deltas(amount)
         published = await producer.publish(*deltas, timeout_s=500)
         self.record(published.dot, published.offset, producer._ack_level, amount)
@@ -102,7 +100,7 @@ class History:
         for row in range(amount):
             key = f"{dot.origin:x}.{dot.counter + row}".encode()
             assert key not in self.acknowledged
-            STRUCK["told"] += 1
+            COUNTS["acknowledged"] += 1
             self.acknowledged[key] = (offset + row, level)
 
     async def check(self, p: Propagator, seed: int, *, reopened: int) -> None:
@@ -120,25 +118,25 @@ class History:
                     stored[key] = logged.offset + row
                     if not logged.batch.is_control:
                         delivered.append(logged.offset + row)
-        STRUCK["reopened"] += reopened
-        STRUCK["gone"] += sum(key not in stored for key in self.acknowledged)
+        COUNTS["reopened"] += reopened
+        COUNTS["lost"] += sum(key not in stored for key in self.acknowledged)
         durable = {key: at for key, (at, level) in self.acknowledged.items() if level is AckLevel.DURABLE}
         assert durable.items() <= stored.items()
         if not reopened:
             assert {key: at for key, (at, _) in self.acknowledged.items()} == stored
         assert self.seen == delivered, "each delta must be delivered once, in order"
         async with service(image, seed + 1, SMALL) as fresh:
-            assert marks(fresh) == marks(p)
+            assert log_position(fresh) == log_position(p)
             for number in range(VECTORS):
                 assert fresh.head(f"v{number}") == p.head(f"v{number}")
-            for at, former in enumerate(self.producers):
+            for at, producer in enumerate(self.producers):
                 reopened_producer = fresh.producer(f"p{at}")
                 for lane in Priority:
-                    have = former.watermark(lane)
-                    assert reopened_producer.watermark(lane) == have
-                    outcomes = [await former.outcome(counter, lane) for counter in range(1, have + 1)]
+                    watermark = producer.watermark(lane)
+                    assert reopened_producer.watermark(lane) == watermark
+                    outcomes = [await producer.outcome(counter, lane) for counter in range(1, watermark + 1)]
                     assert [
-                        await reopened_producer.outcome(counter, lane) for counter in range(1, have + 1)
+                        await reopened_producer.outcome(counter, lane) for counter in range(1, watermark + 1)
                     ] == outcomes
 
 
@@ -148,8 +146,8 @@ def test_random_history_ends_like_a_freshly_opened_service() -> None:
     def any_history(steps: list[tuple[str, int, int]], seed: int) -> None:
         run_virtual(History(SimDisk(seed)).run, steps, seed)
 
-    STRUCK.clear()
+    COUNTS.clear()
     any_history()
-    print(dict(STRUCK))
-    assert STRUCK["reopened"] > 5
-    assert STRUCK["gone"] > 5, "some rows acknowledged at a lower level must be lost"
+    print(dict(COUNTS))
+    assert COUNTS["reopened"] > 5
+    assert COUNTS["lost"] > 5, "some rows acknowledged at a lower level must be lost"

@@ -38,7 +38,7 @@ def test_absent_sink_resumes_at_its_cursor_and_holds_the_log() -> None:
             await p.attach(CallbackSink(lambda offset, _: seen.append(offset), name="away"))
             await p.publish(make_delta("a"), make_delta("b"))
             await p.wait_visible(2)
-        async with service(disk, 2, SMALL) as p:  # the sink is not attached now
+        async with service(disk, 2, SMALL) as p:  # the sink stays absent
             for number in range(400):
                 await p.publish(make_delta(f"v{number}"))
             await anyio.sleep(10)
@@ -67,11 +67,11 @@ def test_absent_sink_resumes_at_its_cursor_and_holds_the_log() -> None:
 def test_duplicate_at_a_higher_ack_level_is_acknowledged(pause_s: float) -> None:
     async def main() -> None:
         async with service(SimDisk(1), 1, replace(SMALL, read_level=AckLevel.LOGGED)) as p:
-            once = replace(make_delta("a"), id=b"i" * 16)
-            receipt = p.offer(once, ack_level=AckLevel.LOGGED)
-            await anyio.sleep(pause_s)  # the first copy is written meanwhile, or not yet
+            delta = replace(make_delta("a"), id=b"i" * 16)
+            receipt = p.offer(delta, ack_level=AckLevel.LOGGED)
+            await anyio.sleep(pause_s)  # then the first copy is written, or not yet
             with anyio.fail_after(10):
-                duplicate = await p.publish(once, ack_level=AckLevel.DURABLE)
+                duplicate = await p.publish(delta, ack_level=AckLevel.DURABLE)
             assert (duplicate.duplicate, duplicate.duplicates) == (True, {0: 0})
             assert p.statistics().log.synced == 1  # type: ignore[union-attr]
             assert (await receipt).offset == 0
@@ -80,7 +80,7 @@ def test_duplicate_at_a_higher_ack_level_is_acknowledged(pause_s: float) -> None
 
 
 def test_additive_deltas_are_applied_once_over_many_starts(tmp_path: Path) -> None:
-    async def life(number: int) -> float:
+    async def run_service(number: int) -> float:
         async with Propagator(data=tmp_path / "log") as p:
             storage = await p.attach(StorageSink(tmp_path / "facts.db"))
             producer = p.producer("me")
@@ -96,7 +96,7 @@ def test_additive_deltas_are_applied_once_over_many_starts(tmp_path: Path) -> No
             assert state.vector is not None
             return float(state.vector[0] + state.vector[1])
 
-    assert [anyio.run(life, number) for number in range(3)] == [5.0, 7.0, 9.0]
+    assert [anyio.run(run_service, number) for number in range(3)] == [5.0, 7.0, 9.0]
 
 
 def test_acknowledgement_names_the_requested_level() -> None:
@@ -209,7 +209,7 @@ def test_log_keeps_rows_of_other_sinks_while_one_closes() -> None:
 
 
 def test_failed_close_raises_and_releases_the_directory() -> None:
-    async def live(disk: SimDisk, error: Exception | None) -> None:
+    async def run_service(disk: SimDisk, error: Exception | None) -> None:
         async with service(disk) as p:
             await p.attach(CallbackSink(lambda *_: None))
             await p.publish(make_delta("a"))
@@ -220,9 +220,9 @@ def test_failed_close_raises_and_releases_the_directory() -> None:
     async def main() -> None:
         disk = SimDisk(1)
         with pytest.raises(OSError, match=r"cursors\.new"):
-            await live(disk, None)
+            await run_service(disk, None)
         with pytest.raises(ValueError, match="the program's own"):
-            await live(disk, ValueError("the program's own"))
+            await run_service(disk, ValueError("the program's own"))
         disk.heal()
         async with service(disk) as p:  # the directory was released
             assert p.statistics().log.next_offset == 2

@@ -1,6 +1,6 @@
-"""Blocking sockets in virtual time: a client without an event loop runs beside a service on a virtual loop.
+"""Blocking sockets in virtual time, for a client without an event loop and a service on a virtual loop.
 
-A blocking call runs the loop meanwhile, so it must not be made from within the loop.
+A blocking call runs the loop until the call ends, so it must not be made from within the loop.
 """
 
 from __future__ import annotations
@@ -127,11 +127,11 @@ class VirtualSocket:
     def recv_into(self, buffer: memoryview) -> int:
         """Receive the bytes that have arrived. Raises BlockingIOError, OSError."""
         if self._received:
-            some = self._received.popleft()
-            count = min(len(some), len(buffer))
-            buffer[:count] = some[:count]
-            if count < len(some):
-                self._received.appendleft(some[count:])
+            received = self._received.popleft()
+            count = min(len(received), len(buffer))
+            buffer[:count] = received[:count]
+            if count < len(received):
+                self._received.appendleft(received[count:])
             return count
         if self._failure is not None:
             raise self._failure
@@ -141,15 +141,15 @@ class VirtualSocket:
 
     def send(self, part: memoryview) -> int:
         """Send as many bytes as the connection accepts. Raises BlockingIOError, OSError."""
-        sent: list[int] = []
+        sent_counts: list[int] = []
 
         async def send() -> None:
-            sent.append(self._stream.send_now([part]))
+            sent_counts.append(self._stream.send_now([part]))
 
         self._owner.run(send())
-        if not sent[0]:
+        if not sent_counts[0]:
             raise BlockingIOError
-        return sent[0]
+        return sent_counts[0]
 
     def close(self) -> None:
         self._reader.cancel()
@@ -170,7 +170,7 @@ class VirtualSelector:
         self._socket = socket
 
     def select(self, wait_s: float) -> bool:
-        """Wait until there is something to read, or perhaps capacity to send."""
+        """Wait until the socket is readable, or for `wait_s`; the caller then tries to send again."""
         assert self._socket is not None
         if not self._socket.readable:
             self._socket.woken = self._owner.loop.create_future()

@@ -95,7 +95,7 @@ class MiniPipeline:
 
 @pytest.fixture
 def new_pipeline() -> Callable[..., MiniPipeline]:
-    """Return a factory of pipelines; its options are the orderer's."""
+    """Return a factory of pipelines; it passes its options to the orderer."""
     return lambda **options: MiniPipeline(options)
 
 
@@ -103,10 +103,10 @@ def new_pipeline() -> Callable[..., MiniPipeline]:
 def new_entry() -> Callable[..., Entry]:
     """Return a factory of entries: `new_entry(origin, first, last=first, clock={…}, …)`."""
 
-    def entry(origin: int, first: int, last: int | None = None, **more: Any) -> Entry:
+    def entry(origin: int, first: int, last: int | None = None, **fields: Any) -> Entry:
         last = first if last is None else last
-        clock = more.pop("clock", {})
-        values: dict[str, Any] = {
+        clock = fields.pop("clock", {})
+        defaults: dict[str, Any] = {
             "previous": first - 1,
             "count": last - first + 1,
             "size": 100 * (last - first + 1),
@@ -114,7 +114,7 @@ def new_entry() -> Callable[..., Entry]:
             "item": None,
             "clock": _clock_dots(clock),
         }
-        return Entry(origin, first, last, **values | more)
+        return Entry(origin, first, last, **defaults | fields)
 
     return entry
 

@@ -72,7 +72,7 @@ def test_has_seen_reads_clock_batch_and_own_origin():
     assert origin_clocks.has_seen(1, (), Dot(2, 5))
     assert not origin_clocks.has_seen(1, (), Dot(2, 6))
     assert origin_clocks.has_seen(1, (Dot(2, 6),), Dot(2, 6))
-    assert origin_clocks.has_seen(1, (), Dot(1, 99))  # earlier rows of its own origin
+    assert origin_clocks.has_seen(1, (), Dot(1, 99))  # an origin has seen its own rows
     assert not origin_clocks.has_seen(3, (), Dot(2, 1))
 
 

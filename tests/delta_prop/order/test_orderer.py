@@ -146,8 +146,8 @@ def test_parked_run_fully_overtaken_is_duplicate(new_pipeline, new_entry, rows):
 @pytest.mark.parametrize("rows", [1, 4])
 def test_parked_run_partly_overtaken_is_refused_with_watermark(new_pipeline, new_entry, rows):
     pipeline = new_pipeline()
-    parked, next_one = new_entry(A, 3, 6), new_entry(A, 7)
-    pipeline.offer(parked, next_one)
+    parked, successor = new_entry(A, 3, 6), new_entry(A, 7)
+    pipeline.offer(parked, successor)
     for first in range(1, 5, rows):
         pipeline.orderer.note_delivered(A, first + rows - 1)  # the parked run is not checked
     pipeline.drain()
@@ -155,7 +155,7 @@ def test_parked_run_partly_overtaken_is_refused_with_watermark(new_pipeline, new
     assert error.code is ErrorCode.OVERLAP
     assert error.details["watermark"] == 4
     pipeline.offer(new_entry(A, 5, 6))
-    assert pipeline.log[-1] is next_one
+    assert pipeline.log[-1] is successor
     assert pipeline.is_empty()
 
 
@@ -174,8 +174,8 @@ def test_withdrawn_run_then_overtaken_leaves_once(new_pipeline, new_entry):
 def test_counter_gap_from_below_watermark_is_refused(new_pipeline, new_entry):
     pipeline = new_pipeline(watermarks={A: 5})
     entry = new_entry(A, 10, previous=3, count=1)
-    (answer,) = pipeline.orderer.park(entry, 0.0)
-    assert answer.error.code is ErrorCode.OVERLAP
+    (refused_entry,) = pipeline.orderer.park(entry, 0.0)
+    assert refused_entry.error.code is ErrorCode.OVERLAP
     assert pipeline.is_empty()
 
 
@@ -305,9 +305,9 @@ def test_reserve_admits_awaited_predecessor_when_full(new_pipeline, new_entry):
     parked = [new_entry(A, counter) for counter in range(20, 2, -1)]
     pipeline.offer(*parked)
     assert pipeline.orderer.statistics().pending_deltas == 18
-    unwanted, wanted = new_entry(B, 2), new_entry(A, 2, clock={C: 1})
-    pipeline.offer(unwanted, wanted)
-    assert list(pipeline.refusals) == [unwanted]
+    not_awaited, awaited = new_entry(B, 2), new_entry(A, 2, clock={C: 1})
+    pipeline.offer(not_awaited, awaited)
+    assert list(pipeline.refusals) == [not_awaited]
     assert pipeline.orderer.statistics().pending_deltas == 19
     pipeline.offer(new_entry(A, 1), new_entry(C, 1))
     assert len(pipeline.log) == 21
@@ -325,8 +325,8 @@ def test_reserve_admits_parent_by_id_and_predecessor_of_parent(new_pipeline, new
 
 def test_reserve_admits_only_dots_still_awaited(new_pipeline, new_entry):
     pipeline = new_pipeline(pending_deltas_max=20, owner_share=1.0, reserve_share=0.2)
-    taken, child = new_entry(C, 9, clock={B: 9}), new_entry(A, 1, clock={B: 2})
-    pipeline.offer(taken, child, new_entry(D, 2, 15))
+    fenced, child = new_entry(C, 9, clock={B: 9}), new_entry(A, 1, clock={B: 2})
+    pipeline.offer(fenced, child, new_entry(D, 2, 15))
     pipeline.orderer.take_origin(C)
     pipeline.offer(new_entry(9, 2))
     successor, parent = new_entry(B, 3, 4), new_entry(B, 2)
@@ -480,8 +480,8 @@ def test_missing_parent_times_out_without_blocking_others(new_pipeline, new_entr
         new_entry(origin, counter, clock={A: 1}) for counter in range(1, 101) for origin in (B, C, D)
     ]
     random.Random(3).shuffle(dependents)
-    for at, entry in enumerate(dependents):
-        pipeline.offer(entry, now=at * 0.01)
+    for position, entry in enumerate(dependents):
+        pipeline.offer(entry, now=position * 0.01)
     free = [new_entry(9, counter) for counter in range(1, 50)]
     pipeline.offer(*free, now=4.0)
     assert pipeline.log == free  # other producers are not blocked
@@ -534,18 +534,20 @@ def test_random_graphs_with_small_capacity_are_logged_in_causal_order(new_pipeli
 
 def _random_graph(rng, new_entry, *, rows):
     """Draw runs of four origins, whose clocks and parents name some earlier runs."""
-    made: list = []
-    last, seen, ids = dict.fromkeys((A, B, C, D), 0), {o: {} for o in (A, B, C, D)}, {}
-    while len(made) < rows:
+    entries: list = []
+    last, known_counters, ids = dict.fromkeys((A, B, C, D), 0), {o: {} for o in (A, B, C, D)}, {}
+    while len(entries) < rows:
         origin = rng.choice((A, B, C, D))
         count = rng.choice((1, 1, 1, 3))
         clock = {}
         for other in last:
-            if other != origin and rng.random() < 0.3 and last[other] > seen[origin].get(other, 0):
-                clock[other] = seen[origin][other] = rng.randint(seen[origin].get(other, 0) + 1, last[other])
+            if other != origin and rng.random() < 0.3 and last[other] > known_counters[origin].get(other, 0):
+                clock[other] = known_counters[origin][other] = rng.randint(
+                    known_counters[origin].get(other, 0) + 1, last[other]
+                )
         parents = ()
-        if made and rng.random() < 0.2:
-            parent = rng.choice(made)
+        if entries and rng.random() < 0.2:
+            parent = rng.choice(entries)
             parents = (parent.ids[0] if parent.ids else parent.dot,)
         own_ids = (rng.randbytes(16),) * (rng.random() < 0.2)
         entry = new_entry(
@@ -553,19 +555,19 @@ def _random_graph(rng, new_entry, *, rows):
         )
         last[origin] += count
         ids.update(dict.fromkeys(own_ids, entry))
-        made.append(entry)
-    return made, ids
+        entries.append(entry)
+    return entries, ids
 
 
 def _arrival_order(rng, entries):
     """Draw an order of arrival: 30 % moved by up to 100 positions, 5 % duplicated, 1 % at the end."""
     positions = []
-    for at, entry in enumerate(entries):
+    for position, entry in enumerate(entries):
         late = len(entries) if rng.random() < 0.01 else 0
         moved = rng.uniform(0, 100) if rng.random() < 0.3 else 0
-        positions.append((at + moved + late, at, entry))
+        positions.append((position + moved + late, position, entry))
         if rng.random() < 0.05:
-            positions.append((at + rng.uniform(0, 200), len(entries) + at, entry))
+            positions.append((position + rng.uniform(0, 200), len(entries) + position, entry))
     return [entry for _, _, entry in sorted(positions, key=lambda position: position[:2])]
 
 

@@ -18,23 +18,23 @@ def new_pending(**options):
 
 def test_pending_counts_by_owner_and_forgets_empty_owners(new_entry):
     pending = new_pending()
-    one, two = new_entry(1, 2, 4, owner="x"), new_entry(1, 5, owner="x")
-    pending.add(one, 0.0)
-    pending.add(two, 1.0)
+    first, second = new_entry(1, 2, 4, owner="x"), new_entry(1, 5, owner="x")
+    pending.add(first, 0.0)
+    pending.add(second, 1.0)
     assert (pending.delta_count, pending.bytes, len(pending)) == (4, 400, 2)
     assert pending.owners["x"].delta_count == 4
-    assert one in pending
-    pending.remove(one)
-    pending.remove(two)
+    assert first in pending
+    pending.remove(first)
+    pending.remove(second)
     assert (pending.delta_count, pending.bytes, pending.owners) == (0, 0, {})
-    assert one not in pending
+    assert first not in pending
 
 
 def test_expired_entries_come_in_order_of_arrival(new_entry):
     pending = new_pending()
     entries = [new_entry(1, counter) for counter in range(2, 7)]
-    for at, entry in enumerate(entries):
-        pending.add(entry, float(at))
+    for now, entry in enumerate(entries):
+        pending.add(entry, float(now))
     pending.remove(entries[1])
     expired = []
     for entry in pending.iter_expired(7.0):
@@ -54,7 +54,7 @@ def test_deadline_queue_length_is_bounded_by_pending_entries(new_entry):
         assert pending.queue_length < 70
 
 
-def test_shortage_names_limit_and_wanted_entry_uses_reserve(new_entry):
+def test_shortage_names_limit_and_awaited_entry_uses_reserve(new_entry):
     pending = new_pending(deltas_max=10, reserve_share=0.2)
     pending.add(new_entry(1, 2, 9), 0.0)
     one_more = new_entry(2, 2)

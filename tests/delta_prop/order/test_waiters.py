@@ -1,4 +1,4 @@
-"""The orderer's indexes: their length follows the pending entries, and they are empty at the end."""
+"""The orderer's indexes: their length stays proportional to the pending entries, and falls to zero."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class TinySink:
     def __init__(self, before: Callable[[Sequence[Delivery]], Any] | None = None) -> None:
         self.before = before
         self.offsets: list[int] = []
-        self.calls: list[tuple[float, int]] = []  # (begin of the call, number of rows)
+        self.calls: list[tuple[float, int]] = []  # (start time of the call, number of rows)
         self.running = False
 
     async def open(self, context: SinkContext) -> None:
@@ -105,7 +105,7 @@ class TruncatedLog(MemoryLog):
 
 
 class Route:
-    """A log, a routing table and feeds. `publish` appends and offers, as the pipeline does."""
+    """A log, a routing table and feeds; it appends and offers batches as the pipeline does."""
 
     def __init__(self, **log_bounds: int) -> None:
         self.log = MemoryLog(bytes(16), **log_bounds)

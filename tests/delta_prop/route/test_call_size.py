@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def deliveries(*counts: int) -> list[Delivery]:
+def make_deliveries(*counts: int) -> list[Delivery]:
     found, offset = [], 0
     for count in counts:
         deltas = [Delta(f"v{offset + row}", opaque(b""), "rows") for row in range(count)]
@@ -27,57 +27,57 @@ def deliveries(*counts: int) -> list[Delivery]:
     return found
 
 
-def row_counts(parts: Sequence[Delivery]) -> list[int]:
-    return [part.count for part in parts]
+def row_counts(deliveries: Sequence[Delivery]) -> list[int]:
+    return [part.count for part in deliveries]
 
 
 def test_all_rows_are_delivered_until_a_call_fails() -> None:
-    size, given = CallSize(can_split=True), deliveries(3, 5)
-    assert size.split(given) == (given, [])
-    size.note_failure(given, 0)
-    delivered, rest = size.split(given)
+    size, deliveries = CallSize(can_split=True), make_deliveries(3, 5)
+    assert size.split(deliveries) == (deliveries, [])
+    size.note_failure(deliveries, 0)
+    delivered, rest = size.split(deliveries)
     assert (row_counts(delivered), row_counts(rest)) == ([3, 1], [4])
     assert (delivered[-1].next_offset, rest[0].next_offset) == (4, 8)
     assert offsets_of([*delivered, *rest]) == list(range(8))
 
 
 def test_split_part_ends_at_next_selected_row() -> None:
-    size, (full,) = CallSize(can_split=True), deliveries(9)
-    given = [Delivery(full.logged, np.array([1, 4, 7], np.intp))]
-    size.note_failure(given, 1)
-    (first,), (rest,) = size.split(given)
+    size, (full,) = CallSize(can_split=True), make_deliveries(9)
+    deliveries = [Delivery(full.logged, np.array([1, 4, 7], np.intp))]
+    size.note_failure(deliveries, 1)
+    (first,), (rest,) = size.split(deliveries)
     assert (offsets_of([first]), first.next_offset) == ([1], 4)
     assert (offsets_of([rest]), rest.next_offset) == ([4, 7], 9)
 
 
 def test_call_size_is_applied_rows_then_doubles_on_success() -> None:
-    size, given = CallSize(can_split=True), deliveries(100)
-    size.note_failure(given, 7)
-    assert row_counts(size.split(given)[0]) == [7]
+    size, deliveries = CallSize(can_split=True), make_deliveries(100)
+    size.note_failure(deliveries, 7)
+    assert row_counts(size.split(deliveries)[0]) == [7]
     for expected in (14, 28, 56):
         size.note_success(1_000)
-        assert row_counts(size.split(given)[0]) == [expected]
+        assert row_counts(size.split(deliveries)[0]) == [expected]
     size.note_success(100)
-    assert size.split(given) == (given, [])
+    assert size.split(deliveries) == (deliveries, [])
 
 
 def test_call_size_without_split_keeps_batches_intact() -> None:
-    size, given = CallSize(can_split=False), deliveries(3, 5, 2)
-    size.note_failure(given, 0)
-    assert row_counts(size.split(given)[0]) == [3]
-    size.note_failure(given[:1], 0)
-    delivered, rest = size.split(given)
+    size, deliveries = CallSize(can_split=False), make_deliveries(3, 5, 2)
+    size.note_failure(deliveries, 0)
+    assert row_counts(size.split(deliveries)[0]) == [3]
+    size.note_failure(deliveries[:1], 0)
+    delivered, rest = size.split(deliveries)
     assert (row_counts(delivered), row_counts(rest)) == ([3], [5, 2])
-    assert size.split(given[2:]) == (given[2:3], [])
+    assert size.split(deliveries[2:]) == (deliveries[2:3], [])
 
 
 def test_single_failing_delta_is_named_until_a_success() -> None:
-    size, given = CallSize(can_split=True), deliveries(4)
-    delivered = given
+    size, deliveries = CallSize(can_split=True), make_deliveries(4)
+    delivered = deliveries
     for _ in range(2):
         size.note_failure(delivered, 0)
         assert size.failing is None
-        delivered, rest = size.split(given)
+        delivered, rest = size.split(deliveries)
     for failures in (1, 2, 3):
         size.note_failure(delivered, 0)
         assert size.failing is not None

@@ -44,8 +44,8 @@ def test_idle_sink_gets_delta_at_once() -> None:
         async with Route.running() as route:
             sink = TinySink()
             route.feed(sink)
-            for at in (5.0, 6.0, 6.001):
-                await anyio.sleep_until(at)
+            for time_s in (5.0, 6.0, 6.001):
+                await anyio.sleep_until(time_s)
                 route.publish("a")
             await anyio.sleep(1)
             assert sink.calls == [(5.0, 1), (6.0, 1), (6.001, 1)]
@@ -232,7 +232,7 @@ def test_batch_larger_than_empty_mailbox_is_pushed() -> None:
 
 @st.composite
 def schedules(draw: st.DrawFn) -> dict[str, Any]:
-    """Draw publications with pauses, durations and outcomes of sink calls, the sink's topics, and more."""
+    """Draw publishes with pauses, durations and outcomes of the sink's calls, and options of the feed."""
     return {
         "steps": draw(
             st.lists(
@@ -248,7 +248,7 @@ def schedules(draw: st.DrawFn) -> dict[str, Any]:
             st.lists(
                 st.tuples(
                     st.sampled_from([None, 0, 0.005, 0.1, 1.0]),
-                    st.sampled_from(["well", "well", "well", "fail", "part", "defect", "stop"]),
+                    st.sampled_from(["success", "success", "success", "fail", "part", "defect", "stop"]),
                     st.floats(0, 1),
                 ),
                 max_size=12,
@@ -351,8 +351,8 @@ async def _watch(route: Route, feed: Feed, sink: TinySink, expected: list[int], 
         assert applied <= feed.applied <= route.log.high_watermark
         assert committed <= feed.committed <= feed.applied
         applied, committed = feed.applied, feed.committed
-        done = sum(offset < applied for offset in expected)
-        assert expected[:done] == sink.offsets[:done]
+        applied_count = sum(offset < applied for offset in expected)
+        assert expected[:applied_count] == sink.offsets[:applied_count]
         if commits and not sink.running:
             feed.note_committed(sink.offsets[-1] + 1 if sink.offsets else 0)
         await anyio.sleep(pause)
@@ -450,12 +450,12 @@ def test_log_recovery_during_read_discards_rows_read() -> None:
                 route.publish("a")
             sink = SizedSink()
 
-            def cut(number: int) -> None:
+            def truncate_log(number: int) -> None:
                 if number == 2 and log.end is None:
                     log.end = 1_500
                     feed.note_recovered()
 
-            record_reads(route, cut)
+            record_reads(route, truncate_log)
             feed = route.feed(sink)
             await feed.wait(1_500)
             assert sink.offsets == list(range(1_500))

@@ -34,11 +34,11 @@ def test_temporary_failure_is_retried_from_applied_offset() -> None:
     async def main() -> None:
         async with Route.running() as route:
             sink = TinySink()
-            done: list[int | None] = [None, 1, 3, 4]
+            applied_ends: list[int | None] = [None, 1, 3, 4]
 
             async def before(deliveries: Sequence[Delivery]) -> None:
-                if done:
-                    below = done.pop(0)
+                if applied_ends:
+                    below = applied_ends.pop(0)
                     sink.note(deliveries, below=-1 if below is None else below)
                     raise TryAgain("busy", below)
 
@@ -46,12 +46,12 @@ def test_temporary_failure_is_retried_from_applied_offset() -> None:
             feed = route.feed(sink)
             route.publish("a", "a")
             route.publish("a", "a", "a")
-            seen = []
+            applied_offsets = []
             with anyio.move_on_after(100):
                 for offset in range(1, 6):
                     await feed.wait(offset)
-                    seen.append((offset, feed.applied))
-            assert seen == [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5)]
+                    applied_offsets.append((offset, feed.applied))
+            assert applied_offsets == [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5)]
             assert sink.offsets == [0, 1, 2, 3, 4]
             assert [count for _, count in sink.calls] == [5, 2, 1, 1, 1, 1]
             assert feed.statistics().applied_deltas == 5
@@ -129,8 +129,8 @@ def test_retries_back_off_then_breaker_opens_and_probes() -> None:
             )
             assert feed.statistics().reason == f"{reason_text} 28 times"
             await anyio.sleep(587)
-            times = [at for at, _ in sink.calls]
-            gaps = [later - earlier for earlier, later in pairwise(times)]
+            call_times = [at for at, _ in sink.calls]
+            gaps = [later - earlier for earlier, later in pairwise(call_times)]
             round_of_waits = [0.05, 0.1, 0.2, 0.4, 0.8, 1.6]
             expected = [*(round_of_waits * 5)[:-1], *[30.0] * 30]
             for gap, wait_s in zip(gaps, expected, strict=False):

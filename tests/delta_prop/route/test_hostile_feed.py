@@ -262,7 +262,7 @@ def test_withdrawn_replay_with_full_quarantine_loses_nothing() -> None:
     run_virtual(main)
 
 
-def test_replay_does_not_overtake_rows_a_full_quarantine_holds_back() -> None:
+def test_replay_does_not_overtake_rows_that_a_full_quarantine_blocks() -> None:
     async def main() -> None:
         async with Route.running() as route:
             sink = TinySink()
@@ -270,8 +270,8 @@ def test_replay_does_not_overtake_rows_a_full_quarantine_holds_back() -> None:
             feed = route.feed(sink, limits=replace(LIMITS, quarantine_deltas_max=2))
             publish(route, "q")
             await feed.wait(1)
-            base = [("x", ()), ("w", ()), ("w", (0,))]  # 2 is rejected, 3 passes, 4 waits for 0
-            await _publish_in_one_call(route, feed, sink, base)
+            rows = [("x", ()), ("w", ()), ("w", (0,))]  # 2 is rejected, 3 passes, 4 waits for 0
+            await _publish_in_one_call(route, feed, sink, rows)
             assert feed.state is FeedState.STOPPED
             assert (feed.applied, quarantine_records(feed)) == (2, [(0, 0, "not 0")])
             assert counts_add_up(feed)
@@ -284,7 +284,7 @@ def test_replay_does_not_overtake_rows_a_full_quarantine_holds_back() -> None:
     run_virtual(main)
 
 
-@pytest.mark.parametrize("failure", ["stop", "break off"])
+@pytest.mark.parametrize("failure", ["stop", "hang"])
 def test_replay_does_not_overtake_failed_delivery(failure: str) -> None:
     async def main() -> None:
         async with Route.running() as route:
@@ -412,13 +412,13 @@ def test_interrupted_replay_can_be_resumed() -> None:
             publish(route, *"aaaaa")
             await feed.wait(5)
 
-            async def one_call(_: Sequence[Delivery]) -> None:
+            async def allow_one_call(_: Sequence[Delivery]) -> None:
                 async def full(_: Sequence[Delivery]) -> None:
                     raise StopSink("no disk")
 
                 sink.before = full
 
-            sink.before = one_call
+            sink.before = allow_one_call
             assert await request_replay(feed, 0) == ReplayResult(2, 0, 3)
             assert quarantine_records(feed) == [
                 (2, 2, None),

@@ -36,29 +36,29 @@ def publish(route: Route, *vectors: str, parents: Sequence[int] = ()) -> LoggedB
     return route.append(encode_batch(deltas, origin=ORIGIN, base=base))
 
 
-def reject_offsets(sink: TinySink, rejects: Iterable[int]) -> set[int]:
+def reject_offsets(sink: TinySink, rejected_offsets: Iterable[int]) -> set[int]:
     """Let a sink reject the rows at these offsets, as long as they are in the returned set."""
-    bad = set(rejects)
+    offsets_to_reject = set(rejected_offsets)
 
     async def before(deliveries: Sequence[Delivery]) -> None:
         for offset in offsets_of(deliveries):
-            if offset in bad:
+            if offset in offsets_to_reject:
                 sink.note(rows_before(deliveries, offset))
                 raise RejectDelta(offset, f"not {offset}")
 
     sink.before = before
-    return bad
+    return offsets_to_reject
 
 
-def rows_before(deliveries: Sequence[Delivery], stop: int) -> list[Delivery]:
-    """Return the rows before the one at `stop`."""
+def rows_before(deliveries: Sequence[Delivery], end: int) -> list[Delivery]:
+    """Return the rows below offset `end`."""
     return [
         replace(delivery, rows=rows)
         for delivery in deliveries
         if len(
             rows := (delivery.rows if delivery.rows is not None else _all_rows(delivery))[
                 (delivery.rows if delivery.rows is not None else _all_rows(delivery))
-                < stop - delivery.first_offset
+                < end - delivery.first_offset
             ]
         )
     ]
@@ -78,14 +78,14 @@ async def request_replay(feed: Feed, *offsets: int, drop: bool = False) -> Repla
 
 
 def quarantine_records(feed: Feed) -> list[tuple[int, int, str | None]]:
-    return [(one.offset, one.blocked_by, one.reason) for one in feed.quarantine.records()]
+    return [(record.offset, record.blocked_by, record.reason) for record in feed.quarantine.records()]
 
 
-def test_rejected_delta_holds_dependents_and_others_go_on() -> None:
+def test_rejected_delta_holds_its_dependents_but_no_other_row() -> None:
     async def main() -> None:
         async with Route.running() as route:
             sink = TinySink()
-            bad = reject_offsets(sink, [1])
+            offsets_to_reject = reject_offsets(sink, [1])
             feed = route.feed(sink)
             publish(route, "a", "b", "c", "b")
             await feed.wait(4)
@@ -107,7 +107,7 @@ def test_rejected_delta_holds_dependents_and_others_go_on() -> None:
             assert (statistics.state, statistics.lag, statistics.errors) == ("idle", 0, 1)
 
             assert await request_replay(feed) == ReplayResult(0, 0, 4)  # the delta is rejected a second time
-            bad.clear()
+            offsets_to_reject.clear()
             assert await request_replay(feed, 3) == ReplayResult(0, 0, 4)  # 3 is held, not rejected
             assert await request_replay(feed, 1) == ReplayResult(4, 0, 0)
             assert sink.offsets == [0, 2, 6, 7, 1, 3, 4, 5]
@@ -145,18 +145,20 @@ def test_dropped_delta_releases_its_dependents() -> None:
     run_virtual(main)
 
 
-def test_replayed_rows_come_marked_between_deliveries() -> None:
+def test_replayed_rows_are_marked_and_come_between_deliveries() -> None:
     async def main() -> None:
         async with Route.running() as route:
             sink, redeliveries = TinySink(), []
-            bad = reject_offsets(sink, [0])
+            offsets_to_reject = reject_offsets(sink, [0])
             feed = route.feed(sink)
             publish(route, "a", "b", "a")
             await feed.wait(3)
-            bad.clear()
+            offsets_to_reject.clear()
 
             async def before(deliveries: Sequence[Delivery]) -> None:
-                redeliveries.append([(one.redelivered, offsets_of([one])) for one in deliveries])
+                redeliveries.append(
+                    [(delivery.redelivered, offsets_of([delivery])) for delivery in deliveries]
+                )
                 await anyio.sleep(1)
 
             sink.before = before
@@ -172,15 +174,15 @@ def test_full_quarantine_stops_sink_until_replay() -> None:
     async def main() -> None:
         async with Route.running() as route:
             sink, other = TinySink(), TinySink()
-            bad = reject_offsets(sink, [1])
+            offsets_to_reject = reject_offsets(sink, [1])
             feed = route.feed(sink, limits=replace(LIMITS, quarantine_deltas_max=2))
-            second = route.feed(other)
+            other_feed = route.feed(other)
             publish(route, "x", "a", "a", "y", "a", "z")
-            await second.wait(6)
+            await other_feed.wait(6)
             with pytest.raises(Refused, match=r"quarantine is full \(2 of 2 deltas.*offset 4"):
                 await feed.wait(6)
             assert (feed.applied, sink.offsets, feed.state) == (4, [0, 3], FeedState.STOPPED)
-            bad.clear()
+            offsets_to_reject.clear()
             assert await request_replay(feed) == ReplayResult(2, 0, 0)
             await feed.wait(6)
             assert sink.offsets == [0, 3, 1, 2, 4, 5]
@@ -266,9 +268,9 @@ def scenarios(draw: st.DrawFn) -> dict[str, object]:
     return {
         "batches": draw(st.lists(st.lists(rows, min_size=1, max_size=5), min_size=1, max_size=12)),
         "rejected": draw(st.dictionaries(st.integers(0, 40), st.integers(1, 3), max_size=8)),
-        "acts": draw(st.lists(st.sampled_from(["replay", "drop", "none"]), max_size=12)),
-        "fails": draw(st.lists(st.booleans(), max_size=10)),
-        "room": draw(st.sampled_from([3, 100])),
+        "actions": draw(st.lists(st.sampled_from(["replay", "drop", "none"]), max_size=12)),
+        "failures": draw(st.lists(st.booleans(), max_size=10)),
+        "quarantine_deltas_max": draw(st.sampled_from([3, 100])),
     }
 
 
@@ -281,9 +283,9 @@ async def _check_scenario(scenario: dict[str, object]) -> None:
     async with Route.running() as route:
         sink = TinySink()
         rejections_left: dict[int, int] = dict(scenario["rejected"])  # type: ignore[call-overload]
-        failures = list(scenario["fails"])  # type: ignore[call-overload]
+        failures = list(scenario["failures"])  # type: ignore[call-overload]
         vectors: list[str] = []
-        causes: list[list[int]] = []
+        parent_offsets: list[list[int]] = []
 
         async def before(deliveries: Sequence[Delivery]) -> None:
             offsets = offsets_of(deliveries)
@@ -297,17 +299,21 @@ async def _check_scenario(scenario: dict[str, object]) -> None:
                 raise TryAgain("later", offsets[-1])
 
         sink.before = before
-        feed = route.feed(sink, limits=replace(SMALL, quarantine_deltas_max=scenario["room"]))
-        actions = list(scenario["acts"])  # type: ignore[call-overload]
+        feed = route.feed(
+            sink, limits=replace(SMALL, quarantine_deltas_max=scenario["quarantine_deltas_max"])
+        )
+        actions = list(scenario["actions"])  # type: ignore[call-overload]
         for batch in scenario["batches"]:  # type: ignore[attr-defined]
             base = route.log.next_offset
             deltas = []
-            for row, (vector, back) in enumerate(batch):
-                parents = sorted({base + row - one for one in back if base + row - one >= 0})
-                causes.append(parents)
+            for row, (vector, distances) in enumerate(batch):
+                parents = sorted(
+                    {base + row - distance for distance in distances if base + row - distance >= 0}
+                )
+                parent_offsets.append(parents)
                 vectors.append(vector)
                 deltas.append(
-                    Delta(vector, create([1.0]), parents=tuple(Dot(ORIGIN, one + 1) for one in parents))
+                    Delta(vector, create([1.0]), parents=tuple(Dot(ORIGIN, parent + 1) for parent in parents))
                 )
             route.append(encode_batch(deltas, origin=ORIGIN, base=base + 1))
             await anyio.sleep(1)
@@ -324,16 +330,17 @@ async def _check_scenario(scenario: dict[str, object]) -> None:
         assert len(dropped) == feed.statistics().dropped
         assert feed.statistics().applied_deltas == len(sink.offsets)
         assert feed.statistics().skipped == 0
-        position = {offset: at for at, offset in enumerate(sink.offsets)}
+        position = {offset: index for index, offset in enumerate(sink.offsets)}
         for offset, vector in enumerate(vectors):
-            earlier = [one for one in range(offset) if vectors[one] == vector] + causes[offset]
+            same_vector = [before for before in range(offset) if vectors[before] == vector]
+            earlier = same_vector + parent_offsets[offset]
             for cause in earlier:
                 if offset in position and cause in position:
                     assert position[cause] < position[offset]
 
 
 async def _run_action(feed: Feed, action: str) -> None:
-    heads = [one.offset for one in feed.quarantine.records() if one.reason is not None]
+    heads = [record.offset for record in feed.quarantine.records() if record.reason is not None]
     if action == "none" or not heads:
         return
     await request_replay(feed, heads[0], drop=action == "drop")

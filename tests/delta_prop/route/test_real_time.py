@@ -26,7 +26,7 @@ LOOPS = pytest.mark.parametrize(
 @LOOPS
 def test_stalled_sink_delays_no_other_and_catches_up(loop: dict[str, Any]) -> None:
     async def main() -> None:
-        fast, slow, read = list[int](), list[int](), list[int]()
+        fast, slow, read_offsets = list[int](), list[int](), list[int]()
         released = anyio.Event()
 
         async def stalled(offset: int, _: Delta) -> None:
@@ -42,13 +42,13 @@ def test_stalled_sink_delays_no_other_and_catches_up(loop: dict[str, Any]) -> No
                 await p.wait_visible(last, sinks=["fast"])
                 assert slow == []
                 assert p.statistics().sinks["slow"].catching_up
-                async for one in subscription:
-                    read.append(one.offset)
-                    if len(read) == 200:
+                async for delivered in subscription:
+                    read_offsets.append(delivered.offset)
+                    if len(read_offsets) == 200:
                         break
             released.set()
             await p.wait_visible(last)
-        assert fast == slow == read == list(range(200))
+        assert fast == slow == read_offsets == list(range(200))
 
     anyio.run(main, **loop)
 
@@ -59,13 +59,13 @@ def test_first_delta_reaches_idle_sink_without_timer(loop: dict[str, Any]) -> No
     async def main() -> None:
         took_s: list[float] = []
         async with Propagator() as p:
-            await p.attach(CallbackSink(lambda *_: took_s.append(time.perf_counter() - begin)))
+            await p.attach(CallbackSink(lambda *_: took_s.append(time.perf_counter() - start_s)))
             for _ in range(30):
                 await anyio.sleep(0.001)
-                begin = time.perf_counter()
+                start_s = time.perf_counter()
                 await p.wait_visible(await p.publish(Delta("v", opaque(b"x"))))
         took_s.sort()
-        print(f"first delta: median {took_s[15] * 1e6:.0f} us, least {took_s[0] * 1e6:.0f} us")
+        print(f"first delta: median {took_s[15] * 1e6:.0f} us, shortest {took_s[0] * 1e6:.0f} us")
         assert took_s[0] < 0.003  # a timer would delay all deltas, a busy machine only some
 
     anyio.run(main, **loop)

@@ -1,4 +1,4 @@
-"""Routing: every kind of topic, each target once, the same rows as when each delta is matched."""
+"""Routing by every kind of topic: each target gets a batch once, with the rows that match its topics."""
 
 from __future__ import annotations
 
@@ -55,20 +55,20 @@ topic_lists = st.lists(st.sampled_from(TOPICS), min_size=1, max_size=4)
 )
 @pytest.mark.parametrize("mixed", [False, True])
 def test_each_topic_kind_matches_only_its_rows(topic: str, other: str | None, mixed: bool) -> None:
-    table = _table({"wants": [topic], **({"does not": [other]} if other else {})})
+    table = _table({"matching": [topic], **({"other": [other]} if other else {})})
     if not mixed:
-        assert _plan(table, [DELTA]) == {"wants": [0]}
+        assert _plan(table, [DELTA]) == {"matching": [0]}
         return
     unmatched = Delta("v-3", scale(2.0), "else")
     everything = topic == "*"
-    assert _plan(table, [unmatched, DELTA, unmatched]) == {"wants": [0, 1, 2] if everything else [1]}
-    assert _plan(table, [unmatched]) == ({"wants": [0]} if everything else {})
+    assert _plan(table, [unmatched, DELTA, unmatched]) == {"matching": [0, 1, 2] if everything else [1]}
+    assert _plan(table, [unmatched]) == ({"matching": [0]} if everything else {})
 
 
 def test_target_with_many_matching_topics_gets_batch_once() -> None:
     topics = ["*", "v:v-1", "ns:docs", "op:create", "c:hot"]
-    for chosen in (topics, topics[1:], topics[1:2], topics[2:], [topics[1], topics[4]]):
-        table = _table({"sink": [*chosen, *chosen]})
+    for subscribed_topics in (topics, topics[1:], topics[1:2], topics[2:], [topics[1], topics[4]]):
+        table = _table({"sink": [*subscribed_topics, *subscribed_topics]})
         assert _plan(table, [DELTA, DELTA]) == {"sink": [0, 1]}
 
 
@@ -122,40 +122,40 @@ def test_cached_plans_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(
     subscriptions=st.dictionaries(st.sampled_from(["s1", "s2", "s3", "s4"]), topic_lists, max_size=4),
     batches=st.lists(st.lists(deltas, min_size=1, max_size=6), min_size=1, max_size=4),
-    later=st.tuples(st.sampled_from(["s1", "s2", "s5"]), topic_lists),
+    last_subscription=st.tuples(st.sampled_from(["s1", "s2", "s5"]), topic_lists),
 )
 def test_plan_equals_matching_each_delta(
     subscriptions: dict[str, list[Topic]],
     batches: list[list[Delta]],
-    later: tuple[str, list[Topic]],
+    last_subscription: tuple[str, list[Topic]],
 ) -> None:
     table: RoutingTable[str] = RoutingTable()
     for target, topics in subscriptions.items():
         table.subscribe(target, topics)
     for batch in batches:
         _check_against_each_delta(table, subscriptions, batch)
-    table.subscribe(*later)
+    table.subscribe(*last_subscription)
     for batch in batches:
-        _check_against_each_delta(table, {**subscriptions, later[0]: later[1]}, batch)
+        _check_against_each_delta(table, {**subscriptions, last_subscription[0]: last_subscription[1]}, batch)
 
 
 @pytest.mark.alone
 def test_matching_cost_per_batch_and_per_delta() -> None:
     everyone = _table({f"sink-{number}": ["*"] for number in range(5)})
-    one = encode_vectors(["v"], np.zeros((1, 8), np.float32), namespace="n", origin=16, base=1)
-    batch_us = _cost_us(everyone, [one] * 1000)
+    single_row_batch = encode_vectors(["v"], np.zeros((1, 8), np.float32), namespace="n", origin=16, base=1)
+    batch_us = _cost_us(everyone, [single_row_batch] * 1000)
 
     by_id = _table({f"sink-{number}": [f"v:{number * 100}"] for number in range(1000)})
     numbers = np.random.default_rng(5).integers(0, 100_000, (500, 100))
-    hundreds = [
+    batches = [
         encode_vectors(
             [str(key) for key in keys], np.zeros((100, 8), np.float32), namespace="n", origin=16, base=1
         )
         for keys in numbers.tolist()
     ]
-    for batch in hundreds:
+    for batch in batches:
         assert batch.keys  # the first reader decodes the keys once; this is not measured here
-    delta_us = _cost_us(by_id, hundreds) / 100
+    delta_us = _cost_us(by_id, batches) / 100
     print(f"5 x all, batch of 1: {batch_us:.2f} us; 1000 vector ids, batch of 100: {delta_us:.3f} us a delta")
     assert batch_us < 4  # target: 1; other work shares the machine
     assert delta_us < 0.4  # target: 0.1
@@ -200,8 +200,8 @@ def _check_against_each_delta(
 def _cost_us(table: RoutingTable[str], batches: Sequence[Batch]) -> float:
     spent = []
     for _ in range(5):
-        begin = time.thread_time()
+        start_s = time.thread_time()
         for batch in batches:
             table.plan(batch)
-        spent.append(time.thread_time() - begin)
+        spent.append(time.thread_time() - start_s)
     return min(spent) / len(batches) * 1e6

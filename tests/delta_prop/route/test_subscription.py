@@ -104,7 +104,7 @@ def test_slow_reader_delays_no_other_and_gets_cursor_too_old() -> None:
             assert (await anext(slow)).offset == 0
             for i in range(300):
                 await p.publish(delta(i))
-                await anyio.lowlevel.checkpoint()  # the recorder, for which the log waits, keeps up
+                await anyio.lowlevel.checkpoint()  # the recorder, for which the log keeps its rows, runs here
             assert anyio.current_time() == 0
             for _ in range(2):  # the error is raised on every read
                 with pytest.raises(Refused) as caught:
@@ -126,10 +126,10 @@ def test_delta_counts_as_applied_when_reader_asks_for_next() -> None:
                 await anyio.sleep(1)
             assert p.statistics().sinks["reader"].applied_deltas == 0
             assert p.statistics().sinks["reader"].catching_up
-            for taken in range(10):
-                assert (await anext(subscription)).offset == taken
+            for count in range(10):
+                assert (await anext(subscription)).offset == count
                 await anyio.sleep(1)
-                assert p.statistics().sinks["reader"].applied_deltas <= taken
+                assert p.statistics().sinks["reader"].applied_deltas <= count
             with anyio.move_on_after(1):
                 await anext(subscription)
             assert p.statistics().sinks["reader"].applied_deltas == 10
@@ -154,7 +154,7 @@ def test_close_ends_waiting_iteration() -> None:
         received: list[int] = []
 
         async def read() -> None:
-            received.extend([one.offset async for one in subscription])
+            received.extend([delivered.offset async for delivered in subscription])
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(read)
@@ -164,7 +164,7 @@ def test_close_ends_waiting_iteration() -> None:
             await subscription.close()
         assert received == [0]
         await subscription.close()
-        assert [one async for one in subscription] == []
+        assert [delivered async for delivered in subscription] == []
         assert subscription.name not in p.statistics().sinks
 
     run_propagator(main)
@@ -182,8 +182,8 @@ def test_abandoned_subscription_does_not_delay_close() -> None:
     run_virtual(main)
 
 
-@pytest.mark.parametrize(("before", "ends_early"), [(0, False), (20, True)])
-def test_reader_that_outlives_propagator_gets_buffered_rows(before: int, ends_early: bool) -> None:
+@pytest.mark.parametrize(("batch_count", "ends_early"), [(0, False), (20, True)])
+def test_reader_that_outlives_propagator_gets_buffered_rows(batch_count: int, ends_early: bool) -> None:
     received: list[int] = []
     refusals: list[Any] = []
 
@@ -203,7 +203,7 @@ def test_reader_that_outlives_propagator_gets_buffered_rows(before: int, ends_ea
                 await anyio.sleep(0.01)
                 await p.publish(delta(0), delta(1))
                 await anyio.sleep(0.15)
-                for i in range(before):
+                for i in range(batch_count):
                     await p.publish(delta(i))
                 assert anyio.current_time() == 0.16
             assert anyio.current_time() == 0.16
@@ -214,7 +214,7 @@ def test_reader_that_outlives_propagator_gets_buffered_rows(before: int, ends_ea
 
 
 def test_rows_for_others_wake_no_reader_and_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More rows than the log holds are skipped before one matches; statistics show the end of the log."""
+    """The reader skips more rows than the log holds; its statistics still show the end of the log."""
 
     async def main(p: Propagator) -> None:
         async with p.subscribe("v:mine", name="one") as subscription, anyio.create_task_group() as tasks:

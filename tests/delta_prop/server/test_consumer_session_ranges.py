@@ -16,7 +16,7 @@ from delta_prop_wire.delta import Source
 from delta_prop_wire.errors import ProtocolError
 from delta_prop_wire.frames import Credit, Filter, Start, StartAt
 from delta_prop_wire.spec import ErrorCode
-from tests.broker.compressed import rewrite
+from tests.broker.compressed import compress_next_segment
 from tests.delta_prop.server.session_fakes import (
     EARLIEST,
     LARGE_LOG,
@@ -122,7 +122,7 @@ def test_stored_compressed_frames_go_to_capable_subscribers() -> None:
         service.commit()
     assert isinstance(service.log, DurableLog)
     rewritten = 0
-    while rewrite(service.log) is not None:
+    while compress_next_segment(service.log) is not None:
         rewritten += 1
     assert rewritten > 1, "several segments hold compressed frames"
     sizes = {}

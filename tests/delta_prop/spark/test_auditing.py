@@ -24,7 +24,7 @@ from delta_prop.spark.states.storage_rows import read_states
 from delta_prop_sinks import CallbackSink, RejectDelta
 from delta_prop_wire.delta import Delta, create
 from delta_prop_wire.errors import Refused, UsageError
-from tests.broker.histories import seen
+from tests.broker.histories import comparable
 from tests.delta_prop.auditing.planted_differences import (
     KINDS,
     Service,
@@ -72,7 +72,7 @@ def test_planted_differences_found_and_repair_mends_only_those(spark: SparkSessi
         assert audit(spark, data, str(service.file)).collect() == []
 
         service.call(lambda: corrupt_index(service))
-        held = {row[:2]: seen(row[2]) for row in service.rows()}
+        held = {row[:2]: comparable(row[2]) for row in service.rows()}
         found = check(
             audit(spark, data, contents_of(spark, service.rows())), auditing.audit(data, service.rows())
         )
@@ -85,7 +85,7 @@ def test_planted_differences_found_and_repair_mends_only_those(spark: SparkSessi
             "docs never-3",
         }
         service.settle()
-        after = {row[:2]: seen(row[2]) for row in service.rows()}
+        after = {row[:2]: comparable(row[2]) for row in service.rows()}
         assert {name[1] for name, row in after.items() if row != held.get(name)} == set(planted_faults())
         assert audit(spark, data, contents_of(spark, service.rows())).collect() == []
         replayed = replay(spark, f"delta://{running.address}", at=150).collect()

@@ -23,7 +23,7 @@ from delta_prop.spark.states.folding_rows import FoldedVector, states_of  # noqa
 from delta_prop_wire import delta as d  # noqa: E402
 from delta_prop_wire.algebra import VectorState, apply  # noqa: E402
 from delta_prop_wire.delta import Delta, Kind, Operation  # noqa: E402
-from tests.broker.histories import Name, Rows, Step, seen, steps_with_ids  # noqa: E402
+from tests.broker.histories import Name, Rows, Step, comparable, steps_with_ids  # noqa: E402
 from tests.delta_prop.auditing.expected_differences import differences_of, history_states  # noqa: E402
 from tests.delta_prop.spark.logs import write  # noqa: E402
 from tests.delta_prop.spark.test_folding import log_batches, states, table  # noqa: E402
@@ -50,8 +50,8 @@ def test_correct_sink_at_any_cursor_has_no_differences(history: list[Step], data
     come = data.draw(st.integers(0, batches[-1].next_offset))
     held: Held = states(fold(table(batches, come)))
     rows = Rows.below(batches, 1 << 60)
-    for name in data.draw(st.sets(st.sampled_from(sorted(rows.of)))) if rows.of else ():
-        later = [at for _, at, _, _ in rows.of[name] if at >= come]
+    for name in data.draw(st.sets(st.sampled_from(sorted(rows.changes)))) if rows.changes else ():
+        later = [at for _, at, _, _ in rows.changes[name] if at >= come]
         if later:  # the sink's rows may be ahead of its cursor
             ahead = data.draw(st.sampled_from(later))
             state, _ = states(fold(table(batches, ahead + 1)))[name]
@@ -194,7 +194,9 @@ def test_repair_of_any_row_makes_it_correct(history: list[Step], data: st.DataOb
     state, offset = held[one]
     held[one] = (with_changes(other, key=state.key), offset)
     found = find_in_one_bucket(batches, held, batches[-1].next_offset)
-    if seen(with_changes(other, key=state.key, ignored=0)) == seen(with_changes(state, ignored=0)):
+    if comparable(with_changes(other, key=state.key, ignored=0)) == comparable(
+        with_changes(state, ignored=0)
+    ):
         assert found == []
         return
     (row,) = found
@@ -221,7 +223,7 @@ def test_report_equals_that_of_an_audit_without_spark(history: list[Step], data:
         batches = write(Path(folder), history).batches
         rows = Rows.below(batches, 1 << 60)
         come = data.draw(st.integers(0, batches[-1].next_offset))
-        held = history_states(rows, dict.fromkeys(rows.of, come))
+        held = history_states(rows, dict.fromkeys(rows.changes, come))
         for name in data.draw(st.sets(st.sampled_from(sorted(held)))) if held else ():
             state, offset = held.pop(name)
             others = [state, VectorState(key=(1, 9, 9)), *(one for one, _ in held.values())]

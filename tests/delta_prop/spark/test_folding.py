@@ -23,7 +23,7 @@ from delta_prop_wire.batch import LoggedBatch  # noqa: E402
 from delta_prop_wire.delta import Delta, Source  # noqa: E402
 from delta_prop_wire.duplicate_ids import IdentifiedDelta  # noqa: E402
 from delta_prop_wire.state_rows import StateRow, encode_states  # noqa: E402
-from tests.broker.histories import Name, Rows, Step, Writer, seen, steps, steps_with_ids  # noqa: E402
+from tests.broker.histories import Name, Rows, Step, Writer, comparable, steps, steps_with_ids  # noqa: E402
 from tests.golden.fold_histories import histories  # noqa: E402
 from tests.golden.folds import batch_of, format_state, refused_field, states_of  # noqa: E402
 from tests.sinks.strategies import deltas as hard_deltas  # noqa: E402
@@ -75,11 +75,11 @@ def check(history: list[Step], end: int | None = None) -> None:
     batches = log_batches(history)
     rows = Rows.below(batches, 1 << 60 if end is None else end)
     found = states(fold(table(batches, end)))
-    assert {name: seen(state) for name, (state, _) in found.items()} == {
-        name: seen(state) for name, state in rows.fold().items()
+    assert {name: comparable(state) for name, (state, _) in found.items()} == {
+        name: comparable(state) for name, state in rows.fold().items()
     }
     for name, (state, offset) in found.items():
-        assert (state.key, offset) in [(key, at) for key, at, _, _ in rows.of[name]]
+        assert (state.key, offset) in [(key, at) for key, at, _, _ in rows.changes[name]]
 
 
 @given(st.lists(steps_with_ids, max_size=20))
@@ -111,7 +111,9 @@ def test_fold_of_a_tail_onto_states_equals_compaction(history: list[Step], data:
     below = fold(table(batches[:cut]))
     logged = snapshot_of(below)
     found = states(fold(pa.concat_tables([table(batches[cut:]), table(logged)])))
-    assert {name: (seen(one), at) for name, (one, at) in found.items()} == model(states(below), batches[cut:])
+    assert {name: (comparable(one), at) for name, (one, at) in found.items()} == model(
+        states(below), batches[cut:]
+    )
 
 
 def test_golden_histories_fold_to_the_golden_states() -> None:
@@ -135,14 +137,14 @@ def model(before: dict[Name, tuple[VectorState, int]], tail: list[LoggedBatch]) 
     """Fold a tail onto states, as compaction does."""
     rows, folding, found = Rows.below(tail, 1 << 60), ChangeFolder(), {}
     known = {logged.offset + row: logged.known_ids for logged in tail for row in range(logged.count)}
-    for name in before.keys() | rows.of.keys():
+    for name in before.keys() | rows.changes.keys():
         changes = []
-        for key, offset, operation, patch in sorted(rows.of.get(name, ()), key=lambda row: row[0]):
+        for key, offset, operation, patch in sorted(rows.changes.get(name, ()), key=lambda row: row[0]):
             one = rows.ids.get(offset)
             identified = None if one is None else IdentifiedDelta(one, key, offset, known[offset])
             changes.append(Change("", key, offset, 0, operation, patch, identified))
         state, offset = folding.fold(changes, *before.get(name, (VectorState(), 0)))
-        found[name] = (seen(state), offset)
+        found[name] = (comparable(state), offset)
     return found
 
 

@@ -14,7 +14,7 @@ from delta_prop.spark.jobs.rebuilding import rebuild
 from delta_prop_sinks import StorageSink
 from delta_prop_wire.delta import Delta, create, delete, opaque, scale, sparse
 from delta_prop_wire.errors import UsageError
-from tests.broker.histories import seen
+from tests.broker.histories import comparable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,7 +41,7 @@ async def publish_and_read(path: Path, begin: int, count: int) -> Contents:
 
 async def contents(p: Propagator, storage: StorageSink) -> Contents:
     await p.wait_visible(p.internals().log.high_watermark - 1, committed=True)
-    return {row[:2]: seen(row[2]) async for row in storage.rows()}
+    return {row[:2]: comparable(row[2]) async for row in storage.rows()}
 
 
 async def open_and_read(path: Path, file: Path, *more: Delta) -> tuple[int, Contents]:

@@ -74,9 +74,9 @@ def check(found: list[Row], writer: Writer, end: int = 1 << 60) -> None:
     assert {(row.namespace, row.vector_id): row_values(row) for row in found} == {
         name: state_values(state) for name, state in rows.fold().items()
     }
-    assert len(found) == len(rows.of)
+    assert len(found) == len(rows.changes)
     for row in found:
-        assert row.offset in [offset for _, offset, _, _ in rows.of[row.namespace, row.vector_id]]
+        assert row.offset in [offset for _, offset, _, _ in rows.changes[row.namespace, row.vector_id]]
 
 
 @pytest.mark.spark

@@ -25,7 +25,7 @@ from delta_prop_wire import delta as d  # noqa: E402
 from delta_prop_wire.delta import Delta  # noqa: E402
 from delta_prop_wire.errors import Refused, UsageError  # noqa: E402
 from tests.broker.durable import SEGMENTS  # noqa: E402
-from tests.broker.histories import Rows, Step, Writer, seen, steps_with_ids  # noqa: E402
+from tests.broker.histories import Rows, Step, Writer, comparable, steps_with_ids  # noqa: E402
 from tests.delta_prop.spark.logs import COMPACTING, TINY, write  # noqa: E402
 
 if TYPE_CHECKING:
@@ -67,12 +67,12 @@ def states(log: segments.LogView, buckets: int = 3) -> dict[Any, Any]:
         names = [one.to_pylist() for one in split_keys(table.column("key").combine_chunks())]
         for namespace, vector_id, row in zip(*names, table.to_pylist(), strict=True):
             assert (namespace, vector_id) not in found
-            found[namespace, vector_id] = seen(state_of_row(row))
+            found[namespace, vector_id] = comparable(state_of_row(row))
     return found
 
 
 def expected_states(writer: Writer, end: int = 1 << 60) -> dict[Any, Any]:
-    return {name: seen(state) for name, state in Rows.below(writer.batches, end).fold().items()}
+    return {name: comparable(state) for name, state in Rows.below(writer.batches, end).fold().items()}
 
 
 def test_full_log_is_read_from_its_segments(tmp_path: Path) -> None:

@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from delta_prop_broker.log.durable import DurableLog
     from delta_prop_broker.log.engine.recovery_result import RecoveryReport
 
-STORY = replace(SMALL, segment_bytes_max=900, retention_bytes=2_500)
-STORY_LOGGED = replace(STORY, read_level=AckLevel.LOGGED)
+SCENARIO_DURABLE = replace(SMALL, segment_bytes_max=900, retention_bytes=2_500)
+SCENARIO_LOGGED = replace(SCENARIO_DURABLE, read_level=AckLevel.LOGGED)
 
 
 @dataclass
 class Ledger:
-    """Batches appended in the current history, and how far they were acknowledged."""
+    """The batches that were appended, and the offsets up to which they must survive a fault."""
 
     appended: dict[int, bytes] = field(default_factory=dict)
     acknowledged: int = 0  # synced: survives a power cut
-    written: int = 0  # survives the process
-    start: int = 0  # rows below were dropped on purpose
+    written: int = 0  # survives a kill of the process
+    start: int = 0  # rows below this offset were removed by retention
     epoch: int = 0
 
     def copy(self) -> Ledger:
@@ -36,23 +36,28 @@ class Ledger:
     def check_recovery(self, log: DurableLog, report: RecoveryReport) -> None:
         """Check the recovered log against what was acknowledged, and continue from its contents."""
         found = contents(log)
-        assert found == {at: self.appended[at] for at in found}, "the bytes must be those that were appended"
+        assert found == {offset: self.appended[offset] for offset in found}, (
+            "the bytes must be those that were appended"
+        )
         assert log.next_offset in self._ends(), "a batch must be stored completely or not at all"
         assert log.next_offset >= self.acknowledged, "an acknowledged delta must not be lost"
-        assert log.start_offset <= self.start, "only rows that were dropped on purpose may be missing"
+        assert log.start_offset <= self.start, "only rows that retention removed may be missing"
         assert log.epoch >= self.epoch
         assert report.clean or report.created or log.epoch > self.epoch
         assert (report.start_offset, report.next_offset) == (log.start_offset, log.next_offset)
-        self.appended = {at: raw for at, raw in self.appended.items() if at < log.next_offset}
+        self.appended = {offset: raw for offset, raw in self.appended.items() if offset < log.next_offset}
         self.acknowledged = self.written = log.next_offset  # found and made visible: must never be lost
         self.epoch = log.epoch
 
     def _ends(self) -> set[int]:
-        return {*self.appended, max((at + _count(raw) for at, raw in self.appended.items()), default=0)}
+        return {
+            *self.appended,
+            max((offset + _count(raw) for offset, raw in self.appended.items()), default=0),
+        }
 
 
-def run_story(disk: Disk, ledger: Ledger, *, logged: bool = False) -> None:
-    """Run two sessions; pass on the errors of the disk."""
+def run_scenario(disk: Disk, ledger: Ledger, *, logged: bool = False) -> None:
+    """Append, commit and retain in two sessions; an error of the disk is raised."""
     clock = Clock()
     for session in range(2):
         log = open_session(disk, ledger, clock, logged=logged)
@@ -61,11 +66,11 @@ def run_story(disk: Disk, ledger: Ledger, *, logged: bool = False) -> None:
             for part in range(1 + step % 3):
                 level = AckLevel.LOGGED if logged and step % 4 != 3 else AckLevel.DURABLE
                 writer.append(1 + (step + part) % 4, level=level, dimension=1 + 20 * (step % 2))
-            record_promises(log, ledger)
+            record_acknowledged(log, ledger)
             commit_and_record(log, ledger)
             if step % 4 == 3:
                 log.retain()
-                record_promises(log, ledger)
+                record_acknowledged(log, ledger)
         if session == 0:
             close(log, ledger)
 
@@ -74,24 +79,24 @@ def open_session(
     disk: Disk, ledger: Ledger, clock: Clock | None = None, *, logged: bool = False
 ) -> DurableLog:
     """Open the log and check it against the ledger."""
-    log, report = open_log(disk, STORY_LOGGED if logged else STORY, clock=clock)
+    log, report = open_log(disk, SCENARIO_LOGGED if logged else SCENARIO_DURABLE, clock=clock)
     ledger.check_recovery(log, report)
     return log
 
 
 def commit_and_record(log: DurableLog, ledger: Ledger) -> bool:
-    """Commit, and record what is acknowledged then."""
-    done = commit(log)
-    record_promises(log, ledger)
-    return done
+    """Commit, and record in the ledger what the log now acknowledges."""
+    committed = commit(log)
+    record_acknowledged(log, ledger)
+    return committed
 
 
 def close(log: DurableLog, ledger: Ledger) -> None:
     log.close()
-    record_promises(log, ledger)
+    record_acknowledged(log, ledger)
 
 
-def record_promises(log: DurableLog, ledger: Ledger) -> None:
+def record_acknowledged(log: DurableLog, ledger: Ledger) -> None:
     ledger.acknowledged, ledger.written = log.synced, log.written
     ledger.start = max(ledger.start, log.start_offset)
 
