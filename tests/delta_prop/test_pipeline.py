@@ -404,7 +404,7 @@ def test_unavailable_level_is_refused_with_the_fix() -> None:
     refusal = bench.send(batch_of(origin, 1, make_delta("v"), ack_level=2)).refusal()
     assert refusal is not None
     assert refusal.code is ErrorCode.LEVEL_UNAVAILABLE
-    assert "ask for memory" in refusal.message
+    assert "request memory" in refusal.message
     assert bench.pipeline.orderer.watermarks[origin] == 1
 
 

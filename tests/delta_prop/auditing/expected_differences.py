@@ -1,4 +1,4 @@
-"""Expected contents of a sink at any offset of a history, and its differences from a log on disk."""
+"""Expected contents of a sink at any offset of a history; its differences from a log on disk."""
 
 from __future__ import annotations
 
@@ -18,36 +18,38 @@ if TYPE_CHECKING:
     from delta_prop.auditing import Difference
 
 MIB = 1024 * 1024
-Held = dict[Name, tuple[VectorState, int]]
+SinkContents = dict[Name, tuple[VectorState, int]]
 """The rows of a sink: each vector's state and the offset of its last delta."""
 
 
 def differences_of(
     folder: str,
-    held: Held,
-    come: int,
+    contents: SinkContents,
+    next_offset: int,
     *,
     quarantined: frozenset[str] = frozenset(),
     memory_bytes_max: int = MIB,
 ) -> list[Difference]:
-    """Return the differences between a log and a sink's rows, some of which may be ahead of its cursor."""
-    states = [(*name, state) for name, (state, _) in held.items()]
-    rows = [(*row[:-1], held[row[0], row[1]][1]) for row in rows_of_states(states)]
+    """Return the differences between a log and a sink's rows; the rows may be ahead of the sink's cursor."""
+    states = [(*name, state) for name, (state, _) in contents.items()]
+    rows = [(*row[:-1], contents[row[0], row[1]][1]) for row in rows_of_states(states)]
     with Scratch() as scratch:
         with scratch.open_sorted(rows, "rows") as sink_rows, open_audited_log(folder) as log:
             found = list(
-                compare(sink_rows, log.fold_input(come, sink_rows), scratch, quarantined, memory_bytes_max)
+                compare(
+                    sink_rows, log.fold_input(next_offset, sink_rows), scratch, quarantined, memory_bytes_max
+                )
             )
         assert not open_below(scratch.path)
         return found
 
 
-def history_states(rows: HistoryRows, ends: dict[Name, int]) -> Held:
+def history_states(rows: HistoryRows, ends: dict[Name, int]) -> SinkContents:
     """Fold each vector's rows below its end offset."""
-    held = {}
+    contents = {}
     for name, end in ends.items():
-        below = [row for row in rows.changes[name] if row[1] < end]
-        if below:
-            _, offset, _, _ = max(below, key=itemgetter(0))
-            held[name] = (HistoryRows({name: below}, rows.ids).fold()[name], offset)
-    return held
+        rows_below_end = [row for row in rows.changes[name] if row[1] < end]
+        if rows_below_end:
+            _, offset, _, _ = max(rows_below_end, key=itemgetter(0))
+            contents[name] = (HistoryRows({name: rows_below_end}, rows.ids).fold()[name], offset)
+    return contents

@@ -24,8 +24,8 @@ DOCUMENTS = 200
 KINDS = ("missing", "stale", "extra", "corrupted")
 
 
-def document_id(at: int) -> str:
-    return f"doc-{at:03}"
+def document_id(number: int) -> str:
+    return f"doc-{number:03}"
 
 
 class Service:
@@ -40,15 +40,17 @@ class Service:
             self.call(partial(running._propagator.attach, sink))
         with SyncProducer(running.address, name="documents") as p:
             numbers = np.random.default_rng(7).normal(size=(DOCUMENTS, 8)).astype(np.float32)
-            for at in range(DOCUMENTS):
-                p.offer(Delta(document_id(at), create(numbers[at]), "docs", metadata={"page": at}))
+            for number in range(DOCUMENTS):
+                p.offer(
+                    Delta(document_id(number), create(numbers[number]), "docs", metadata={"page": number})
+                )
             p.publish(Delta("row", opaque(b"bytes"), "rows"))
             self.settle()
-            self.before = {row[1]: row[2] for row in self.rows()}
+            self.states_before = {row[1]: row[2] for row in self.rows()}
             self.stored_before = self.select("SELECT * FROM vectors")
-            for at in range(0, DOCUMENTS, 2):
-                p.offer(Delta(document_id(at), sparse([at % 8], [at]), "docs"))
-            p.publish(*(Delta(document_id(at), delete(), "docs") for at in range(180, DOCUMENTS)))
+            for number in range(0, DOCUMENTS, 2):
+                p.offer(Delta(document_id(number), sparse([number % 8], [number]), "docs"))
+            p.publish(*(Delta(document_id(number), delete(), "docs") for number in range(180, DOCUMENTS)))
         self.settle()
 
     def call(self, function: Any) -> Any:
@@ -74,18 +76,18 @@ class Service:
 
 def planted_faults() -> dict[str, str]:
     """Return faults by vector id: 25 of each kind."""
-    faults = {document_id(at): "missing" for at in range(25)}
-    faults |= {document_id(at): "stale" for at in range(30, 80, 2)}
-    faults |= {f"never-{at}": "extra" for at in range(13)} | {
-        document_id(at): "extra" for at in range(180, 192)
+    faults = {document_id(number): "missing" for number in range(25)}
+    faults |= {document_id(number): "stale" for number in range(30, 80, 2)}
+    faults |= {f"never-{number}": "extra" for number in range(13)} | {
+        document_id(number): "extra" for number in range(180, 192)
     }
-    return faults | {document_id(at): "corrupted" for at in range(100, 125)}
+    return faults | {document_id(number): "corrupted" for number in range(100, 125)}
 
 
 def corrupt_file(service: Service) -> None:
     """Change rows of the storage file without the service."""
-    marks = ", ".join("?" * 13)
-    insert = f"INSERT OR REPLACE INTO vectors VALUES ({marks})"
+    placeholders = ", ".join("?" * 13)
+    insert = f"INSERT OR REPLACE INTO vectors VALUES ({placeholders})"
     with closing(sqlite3.connect(service.file, timeout=60)) as connection, connection:
         for name, kind in planted_faults().items():
             row = list(service.stored_before.get(name, service.stored_before[document_id(1)]))
@@ -97,8 +99,8 @@ def corrupt_file(service: Service) -> None:
             elif name.endswith("0"):
                 connection.execute("UPDATE vectors SET metadata = '{}' WHERE vector_id = ?", [name])
             else:
-                spoiled = bytes([row[5][0] ^ 1, *row[5][1:]])
-                connection.execute("UPDATE vectors SET value = ? WHERE vector_id = ?", [spoiled, name])
+                corrupted = bytes([row[5][0] ^ 1, *row[5][1:]])
+                connection.execute("UPDATE vectors SET value = ? WHERE vector_id = ?", [corrupted, name])
 
 
 def corrupt_index(service: Service) -> None:
@@ -107,7 +109,7 @@ def corrupt_index(service: Service) -> None:
         if kind == "missing":
             table.release(table.slots[name])
         elif kind in ("stale", "extra"):
-            state = service.before.get(name, service.before[document_id(1)])
+            state = service.states_before.get(name, service.states_before[document_id(1)])
             put(table, name, state, 3)
         elif name.endswith("0"):
             table.metadata[table.slots[name]] = {"page": -1}

@@ -51,20 +51,20 @@ if TYPE_CHECKING:
 MIB = 1024 * 1024
 
 
-def check(found: list[Difference]) -> list[Difference]:
+def check_planted(found: list[Difference]) -> list[Difference]:
     assert {one.vector_id: one.difference for one in found} == planted_faults()
     assert len(found) == 100
     assert all(one.reason for one in found)
     return found
 
 
-def test_planted_differences_found_and_repair_mends_only_those(tmp_path: Path) -> None:
+def test_planted_differences_are_found_and_only_those_repaired(tmp_path: Path) -> None:
     data = str(tmp_path / "log")
     with served(propagator={"data": data}) as running:
         service = Service(running, tmp_path)
         corrupt_file(service)
         stored = service.select("SELECT * FROM vectors")
-        found = check(list(audit(data, str(service.file))))
+        found = check_planted(list(audit(data, str(service.file))))
         with SyncProducer(running.address, name="repair") as p:
             assert repair(repairs(found), p) == RepairResult(100)
         service.settle()
@@ -73,15 +73,17 @@ def test_planted_differences_found_and_repair_mends_only_those(tmp_path: Path) -
         assert list(audit(data, str(service.file))) == []
 
         service.call(lambda: corrupt_index(service))
-        held = {row[:2]: comparable(row[2]) for row in service.rows()}
-        found = check(list(audit(data, service.rows())))
+        states_before = {row[:2]: comparable(row[2]) for row in service.rows()}
+        found = check_planted(list(audit(data, service.rows())))
         with SyncProducer(running.address, name="repair-index") as p:
             p.publish(*(Delta(one, create([0.5] * 8), "docs") for one in (document_id(100), "never-3")))
             outcome = repair(repairs(found), p)  # the repair keeps deltas published meanwhile
         assert (outcome.repaired, outcome.changed, outcome.refused) == (98, 2, 0)
         service.settle()
         after = {row[:2]: comparable(row[2]) for row in service.rows()}
-        assert {name[1] for name, row in after.items() if row != held.get(name)} == set(planted_faults())
+        assert {name[1] for name, row in after.items() if row != states_before.get(name)} == set(
+            planted_faults()
+        )
         (remaining,) = (row[2] for row in service.rows() if row[1] == "never-3")
         assert remaining.vector is not None
         assert remaining.vector.tolist() == [0.5] * 8
@@ -93,42 +95,42 @@ def test_planted_differences_found_and_repair_mends_only_those(tmp_path: Path) -
 def test_correct_sink_has_no_differences_but_corrupted_row_is_one(
     history: list[Step], small_memory: bool, data: st.DataObject
 ) -> None:
-    """At any cursor, for any order of arrival, with and without rows ahead of the cursor."""
+    """This holds at any cursor, for any order of arrival, with and without rows ahead of the cursor."""
     with TemporaryDirectory() as folder:
         batches = write(Path(folder), history).batches
         memory = 1 if small_memory else MIB
         rows = HistoryRows.below(batches, 1 << 60)
-        come = data.draw(st.integers(0, batches[-1].next_offset))
-        ends = dict.fromkeys(rows.changes, come)
+        next_offset = data.draw(st.integers(0, batches[-1].next_offset))
+        ends = dict.fromkeys(rows.changes, next_offset)
         for name in data.draw(st.sets(st.sampled_from(sorted(rows.changes)))) if rows.changes else ():
-            later = [row[1] + 1 for row in rows.changes[name] if row[1] >= come]
-            below = history_states(rows, {name: data.draw(st.sampled_from([come, *later]))})
-            ends[name] = max(come, below[name][1] + 1 if name in below else 0)
-        held = history_states(rows, ends)
-        assert differences_of(folder, held, come, memory_bytes_max=memory) == []
-        alive = sorted(name for name, (state, _) in held.items() if state.alive)
+            later = [row[1] + 1 for row in rows.changes[name] if row[1] >= next_offset]
+            folded = history_states(rows, {name: data.draw(st.sampled_from([next_offset, *later]))})
+            ends[name] = max(next_offset, folded[name][1] + 1 if name in folded else 0)
+        contents = history_states(rows, ends)
+        assert differences_of(folder, contents, next_offset, memory_bytes_max=memory) == []
+        alive = sorted(name for name, (state, _) in contents.items() if state.alive)
         if not alive:
             return
         name = data.draw(st.sampled_from(alive))
-        state, offset = held[name]
-        held[name] = (replace(state, metadata={**state.metadata, "planted": 1}), offset)
-        (found,) = differences_of(folder, held, come, memory_bytes_max=memory)
+        state, offset = contents[name]
+        contents[name] = (replace(state, metadata={**state.metadata, "planted": 1}), offset)
+        (found,) = differences_of(folder, contents, next_offset, memory_bytes_max=memory)
         assert (found.namespace, found.vector_id, found.difference) == (*name, "corrupted")
         assert found.reason.startswith("its metadata differ in 'planted'")
         delta = repair_delta_of(found.line())
         assert delta is not None
         now = rows.fold()[name]
-        assert apply(held[name][0], delta.operation, delta.metadata).content == now.content
+        assert apply(contents[name][0], delta.operation, delta.metadata).content == now.content
         assert now.key is not None
         assert delta.expect == Dot(*now.key[1:])
-        held[name] = history_states(rows, ends)[name]
-        held["n", "never made"] = held[name]
-        (extra,) = repairs(differences_of(folder, held, come, memory_bytes_max=memory))
+        contents[name] = history_states(rows, ends)[name]
+        contents["n", "never made"] = contents[name]
+        (extra,) = repairs(differences_of(folder, contents, next_offset, memory_bytes_max=memory))
         assert (extra.vector_id, extra.operation.kind, extra.expect) == ("never made", Kind.DELETE, ABSENT)
 
 
 def test_compacted_log_still_reports_deleted_vectors(tmp_path: Path) -> None:
-    rows = [Delta(f"v{at}", create([at, 1.0]), "n") for at in range(40)]
+    rows = [Delta(f"v{number}", create([number, 1.0]), "n") for number in range(40)]
     history = [Step([one], 1, 0) for one in rows]
     history.append(Step([Delta("v7", delete(), "n"), Delta("v8", delete(), "n")], 1, 0))
     history += [Step([Delta("late", opaque(b"x" * 200), "n")], 1, 0) for _ in range(10)]
@@ -137,23 +139,23 @@ def test_compacted_log_still_reports_deleted_vectors(tmp_path: Path) -> None:
         assert log.snapshot is not None
         assert log.snapshot.offset > 42
     states = HistoryRows.below(writer.batches, 1 << 60).fold()
-    held = [(*name, state) for name, state in states.items()]
-    assert list(audit(str(tmp_path), held)) == []
+    contents = [(*name, state) for name, state in states.items()]
+    assert list(audit(str(tmp_path), contents)) == []
     alive = VectorState(True, np.array([7, 1], np.float32), key=(8, 1, 8))
-    spoiled = [("n", "v7", alive) if row[1] == "v7" else row for row in held]
-    (found,) = audit(str(tmp_path), spoiled)
+    corrupted = [("n", "v7", alive) if row[1] == "v7" else row for row in contents]
+    (found,) = audit(str(tmp_path), corrupted)
     assert (found.difference, found.op) == ("extra", "delete")
     assert found.reason == "the log has it deleted since offset 40"
 
 
 def test_audit_memory_is_bounded(tmp_path: Path) -> None:
-    """The log has about 24 MiB; the sink has half as much, and all of it differs."""
+    """The log has about 24 MiB and the sink half of that; every row of the sink differs from the log."""
     settings = LogSettings(segment_bytes_max=2 * MIB, reserve_bytes=0, free_bytes_min=0)
     log, _ = DurableLog.open(LocalDisk(tmp_path), settings=settings, draw=lambda n: LOG_ID[:n], clock=Clock())
     matrix, base = np.ones((200, 256), np.float32), 1
-    for at in range(0, 20_000, 200):
-        keys = [f"vector-{(at + 7 * row) % 10_000:06}" for row in range(200)]
-        batch = encode_vectors(keys, matrix * at, namespace="n", origin=1, base=base)
+    for number in range(0, 20_000, 200):
+        keys = [f"vector-{(number + 7 * row) % 10_000:06}" for row in range(200)]
+        batch = encode_vectors(keys, matrix * number, namespace="n", origin=1, base=base)
         log.append(batch, lamport=base, source=Source.LOCAL)
         changes = [Delta(key, sparse_add([3], [1.0]), "n") for key in keys[:50]]
         batch = encode_batch(changes, origin=1, base=base + 200)
@@ -163,9 +165,9 @@ def test_audit_memory_is_bounded(tmp_path: Path) -> None:
     size = log.statistics().bytes
     log.close()
     other = VectorState(True, np.ones(256, np.float32), key=(1, 1, 1))
-    held = (("n", f"vector-{at:06}", other) for at in range(10_000))
+    contents = (("n", f"vector-{number:06}", other) for number in range(10_000))
     tracemalloc.start()
-    found = sum(1 for _ in audit(str(tmp_path), held, memory_bytes_max=2 * MIB))
+    found = sum(1 for _ in audit(str(tmp_path), contents, memory_bytes_max=2 * MIB))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     print(f"{size / MIB:.0f} MiB of log, {found} differences, {peak / MIB:.1f} MiB at the peak")
@@ -176,18 +178,18 @@ def test_audit_memory_is_bounded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("back", [0, 3], ids=["in order", "out of order"])
 def test_audit_leaves_no_file_open(tmp_path: Path, back: int) -> None:
-    """Neither an audit that ends nor one that is broken off leaves spilled runs open."""
-    history = [Step([Delta(f"v{at % 20}", opaque(b"x" * 500), "n")], 1, 0) for at in range(40)]
+    """Spilled runs are closed when an audit ends, and when its caller closes it early."""
+    history = [Step([Delta(f"v{number % 20}", opaque(b"x" * 500), "n")], 1, 0) for number in range(40)]
     write(tmp_path, [*history, Step([Delta("late", create([1.0]), "n")], 2, back)])
     with open_audited_log(str(tmp_path)) as log:
         write_cursors(log.disk, log.log_id, {"one": SavedCursor(30, 30)})
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         assert len(list(audit(str(tmp_path), [], next_offset=30, name="one", memory_bytes_max=2_000))) == 20
-    broken_off = audit(str(tmp_path), [], memory_bytes_max=2_000)
-    next(broken_off)
+    unfinished = audit(str(tmp_path), [], memory_bytes_max=2_000)
+    next(unfinished)
     assert len(os.listdir("/proc/self/fd")) > before + 10, "the audit must have spilled runs"
-    broken_off.close()  # type: ignore[attr-defined]
+    unfinished.close()  # type: ignore[attr-defined]
     assert len(os.listdir("/proc/self/fd")) == before
 
 

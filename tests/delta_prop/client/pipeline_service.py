@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from delta_prop_wire.frames import OriginClaim
 
 
-class ChainService:
+class PipelineService:
     """A pipeline, and up to one connection of a producer to it."""
 
     def __init__(self) -> None:
         self.bench = Bench()
         self.log_id = bytes(15) + b"\1"
-        self.seen: dict[tuple[int, int, int], int] = {}  # (origin, epoch, base) -> checksum
+        self.checksums: dict[tuple[int, int, int], int] = {}  # (origin, epoch, base) -> checksum
         self.connect()
 
     def connect(self) -> None:
@@ -47,13 +47,13 @@ class ChainService:
     def lose_tail(self, offset: int) -> None:
         """Remove the rows from an offset on, as after a failure of the log."""
         remaining = [one for one in self.bench.routed if one.next_offset <= offset]
-        owners = {state.origin: state.epoch for state in self._grants()}
+        epochs = {state.origin: state.epoch for state in self._grants()}
         self.bench = Bench()
         for logged in remaining:
             relogged = self.bench.log.append(logged.batch, lamport=logged.lamport, source=logged.source)
             self.bench.pipeline.restore(relogged, 0.0)
             self.bench.routed.append(relogged)
-        for origin, epoch in owners.items():
+        for origin, epoch in epochs.items():
             self.bench.pipeline.origins.restore(origin, epoch, 0.0)
 
     def _grants(self) -> list[OriginGrant]:
@@ -68,7 +68,7 @@ class ChainService:
         batch = frame.batch
         if not (batch.kind == 4 and batch.keys[0] == "withdrawn"):
             key = (batch.origin, batch.epoch, batch.base)
-            assert self.seen.setdefault(key, batch.crc) == batch.crc or self.forgiving, (
+            assert self.checksums.setdefault(key, batch.crc) == batch.crc or self.allows_dot_reuse, (
                 "the same dot must have the same bytes"
             )
         if refuse is not None:
@@ -77,15 +77,15 @@ class ChainService:
         receipt = Receipt()
         connection = self._connection
 
-        def answer(done: Receipt) -> None:
+        def answer(receipt_done: Receipt) -> None:
             if connection is self._connection:
-                refusal = done.refusal()
-                self._answer(frame, None if refusal else done.result(), refusal)
+                refusal = receipt_done.refusal()
+                self._answer(frame, None if refusal else receipt_done.result(), refusal)
 
         receipt.add_done_callback(answer)
         self.bench.pipeline.offer(SequencedBatch(batch, Sender("owner"), receipt), self.bench.now)
 
-    forgiving = False
+    allows_dot_reuse = False
     """True if a dot may be reused with other bytes, as in batches rebuilt after a lost tail."""
 
     def _answer(self, frame: BatchFrame, published: PublishAck | None, refusal: Refused | None) -> None:
@@ -105,7 +105,7 @@ def _ranges(sequence: int, published: PublishAck) -> tuple[AckRange, ...]:
         assert published.offset is not None
         return (AckRange(sequence, sequence + published.count - 1, published.offset),)
     return tuple(
-        AckRange(at, at, offset, duplicate)
-        for at, (offset, _, duplicate) in enumerate(published.places(), start=sequence)
+        AckRange(number, number, offset, duplicate)
+        for number, (offset, _, duplicate) in enumerate(published.places(), start=sequence)
         if offset is not None
     )

@@ -1,4 +1,4 @@
-"""Offered blocks of columns have the guarantees of offered deltas, with drawn and with given counters."""
+"""Offered blocks of columns have the guarantees of offered deltas, whoever assigns the counters."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests.delta_prop.client.test_sync_producer import served
 from tests.delta_prop.server.jobs import block_of, rows
 
 
-def names(part: int, count: int, begin: int = 0) -> list[str]:
-    return [one.vector_id for one in rows(part, count, begin)]
+def names(part: int, count: int, start: int = 0) -> list[str]:
+    return [one.vector_id for one in rows(part, count, start)]
 
 
-def test_block_is_acknowledged_as_one() -> None:
+def test_block_is_acknowledged_as_one_offer() -> None:
     with served() as service, SyncProducer(service.address, name="x") as p:
         first = p.offer_block(block_of(rows(0, 300)))
         p.offer(*rows(1, 2))
@@ -26,19 +26,19 @@ def test_block_is_acknowledged_as_one() -> None:
         assert second.result().offset == 302
         assert service.keys() == names(0, 300) + names(1, 2) + names(2, 3)
         p.offer_block(block_of(rows(3, 3)))
-        service.break_off()
+        service.drop_connections()
         p.flush()
         assert service.keys()[305:] == names(3, 3)
 
 
 def test_numbered_blocks_may_have_gaps_and_are_deduplicated() -> None:
     with served() as service:
-        for offsets in ([0, 5], []):
+        for new_offsets in ([0, 5], []):
             with SyncProducer(service.address, name="stream") as p:
-                receipts = [p.offer_block(block_of(rows(at, 5)), at << 32 | 1) for at in (1, 2)]
+                receipts = [p.offer_block(block_of(rows(part, 5)), part << 32 | 1) for part in (1, 2)]
                 p.flush()
                 new = [one.result() for one in receipts if not one.result().duplicates]
-                assert [one.offset for one in new] == offsets
+                assert [one.offset for one in new] == new_offsets
             assert service.keys() == names(1, 5) + names(2, 5)
         with SyncProducer(service.address, name="stream") as p:
             assert p.watermark() == 2 << 32 | 5
@@ -52,7 +52,7 @@ def test_partly_stored_block_is_sliced() -> None:
             p.offer_block(block_of(rows(0, 5)), 1).result()
         with SyncProducer(service.address, name="stream") as p:
             p.offer_block(block_of(rows(0, 12)), 1)
-            p.offer_block(block_of(rows(0, 3, begin=12)), 13)
+            p.offer_block(block_of(rows(0, 3, 12)), 13)
             p.flush()
         assert service.keys() == names(0, 15)
 

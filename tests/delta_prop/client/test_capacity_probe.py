@@ -8,7 +8,7 @@ from delta_prop.client.capacity_probe import PROBE_TIMEOUT_S
 from delta_prop_wire.delta import Priority
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.client.test_producer_state import Wire, check, make_delta
+from tests.delta_prop.client.test_producer_state import Wire, check_outcomes, make_delta
 
 BATCHES = 52
 NO_CAPACITY = (ErrorCode.LOG_FULL, ErrorCode.QUEUE_FULL, ErrorCode.LOG_FAILED)
@@ -26,9 +26,9 @@ def send_batches(wire: Wire, count: int = BATCHES) -> None:
 
 
 def refuse_all(wire: Wire, refusal: Refused) -> int:
-    """Refuse all batches in flight; return their number."""
-    count = len(wire.between)
-    while wire.between:
+    """Refuse all batches in transit; return their number."""
+    count = len(wire.in_transit)
+    while wire.in_transit:
         wire.arrive(refusal)
     while wire.service.answers:
         wire.answer()
@@ -36,10 +36,10 @@ def refuse_all(wire: Wire, refusal: Refused) -> int:
 
 
 def bases_after(wire: Wire, seconds: float) -> list[int]:
-    """Send what is allowed after this time; return the first counter of each batch in flight."""
+    """Let `seconds` pass, then send what is allowed; return the first counter of each batch in transit."""
     wire.service.bench.now += seconds
     wire.send()
-    return [frame.batch.base for frame in wire.between]
+    return [frame.batch.base for frame in wire.in_transit]
 
 
 @pytest.mark.parametrize("code", NO_CAPACITY)
@@ -60,7 +60,7 @@ def test_each_probe_is_one_batch_until_it_is_acknowledged(code: ErrorCode) -> No
     assert wire.out.waits_for is None
     assert bases_after(wire, 0.0) == [*range(2, BATCHES + 1)]
     wire.settle()
-    check(wire)
+    check_outcomes(wire)
 
 
 @pytest.mark.parametrize("after_s", [0.02, 7.0])
@@ -72,33 +72,32 @@ def test_producer_waits_for_the_retry_time_of_the_refusal(after_s: float) -> Non
         assert bases_after(wire, 0.9 * retry_s) == []
         assert bases_after(wire, 0.1 * retry_s + 0.001) == [1]
     wire.settle()
-    check(wire)
+    check_outcomes(wire)
 
 
-def test_ack_of_an_earlier_batch_releases_nothing() -> None:
+def test_ack_of_an_earlier_batch_does_not_end_the_probe() -> None:
     wire = Wire()
     send_batches(wire, 4)
     wire.arrive()
     refuse_all(wire, no_capacity())
     assert bases_after(wire, 1.0) == [2]
     wire.settle()
-    check(wire)
+    check_outcomes(wire)
 
 
 def test_first_sent_batch_of_several_lanes_is_the_probe() -> None:
     wire = Wire()
     wire.offer(make_delta("a", priority=Priority.LOW))
     wire.send()
-    wire.offer(
-        make_delta("a", priority=Priority.CRITICAL)
-    )  # it depends on the delta before, so it cannot be sent first
+    # The second delta depends on the first, so it cannot be sent before it.
+    wire.offer(make_delta("a", priority=Priority.CRITICAL))
     wire.send()
     refuse_all(wire, no_capacity())
     wire.service.bench.now += 1.0
     wire.send()
-    assert [frame.batch.priority for frame in wire.between] == [Priority.LOW]
+    assert [frame.batch.priority for frame in wire.in_transit] == [Priority.LOW]
     wire.settle()
-    check(wire)
+    check_outcomes(wire)
 
 
 def test_unanswered_probe_delays_others_until_its_timeout() -> None:
@@ -110,7 +109,7 @@ def test_unanswered_probe_delays_others_until_its_timeout() -> None:
     assert 0 < (wire.out.wait_s(wire.service.bench.now) or 0) <= 0.2
     assert bases_after(wire, 0.2) == [1, 2, 3]
     wire.settle()
-    check(wire)
+    check_outcomes(wire)
 
 
 def test_new_connection_probes_with_one_batch_too() -> None:
@@ -121,7 +120,7 @@ def test_new_connection_probes_with_one_batch_too() -> None:
     wire.connect()
     assert bases_after(wire, 0.0) == [1]
     wire.settle()
-    check(wire)
+    check_outcomes(wire)
 
 
 def test_rate_limited_batches_are_all_retried_at_once() -> None:
@@ -131,5 +130,5 @@ def test_rate_limited_batches_are_all_retried_at_once() -> None:
     assert bases_after(wire, 1.0) == [1, 2, 3]
     assert wire.out.waits_for is not None
     wire.settle()
-    check(wire)
+    check_outcomes(wire)
     assert wire.out.waits_for is None

@@ -31,18 +31,18 @@ from tests.delta_prop.client.virtual_service import ADDRESS, Site, with_service
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-NONE = "127.0.0.1:9"
+UNREACHABLE = "127.0.0.1:9"
 MAKERS: dict[str, Callable[..., object]] = {
-    "producer": lambda **more: Producer(**({"addresses": NONE, "name": "p"} | more)),
-    "subscriber": lambda addresses=NONE, **more: Subscriber(addresses, "*", **more),
-    "sync producer": lambda **more: SyncProducer(**({"addresses": NONE, "name": "p"} | more)),
-    "forward link": lambda **more: ForwardLink(**({"addresses": NONE} | more)),
-    "asker": lambda **more: RangeReader(**({"addresses": NONE} | more)),
-    "spread producer": lambda **more: SpreadProducer([NONE], **({"name": "p"} | more)),
-    "spread subscriber": lambda **more: SpreadSubscriber([NONE], "*", **more),
-    "facts.get": lambda **more: facts.get(**({"addresses": NONE, "vector_id": "v"} | more)),
+    "producer": lambda **more: Producer(**({"addresses": UNREACHABLE, "name": "p"} | more)),
+    "subscriber": lambda addresses=UNREACHABLE, **more: Subscriber(addresses, "*", **more),
+    "sync producer": lambda **more: SyncProducer(**({"addresses": UNREACHABLE, "name": "p"} | more)),
+    "forward link": lambda **more: ForwardLink(**({"addresses": UNREACHABLE} | more)),
+    "range reader": lambda **more: RangeReader(**({"addresses": UNREACHABLE} | more)),
+    "spread producer": lambda **more: SpreadProducer([UNREACHABLE], **({"name": "p"} | more)),
+    "spread subscriber": lambda **more: SpreadSubscriber([UNREACHABLE], "*", **more),
+    "facts.get": lambda **more: facts.get(**({"addresses": UNREACHABLE, "vector_id": "v"} | more)),
     "jobs.decide": lambda **more: jobs.decide(
-        **({"addresses": NONE, "job": "j", "decision": jobs.Decision.QUERY} | more)
+        **({"addresses": UNREACHABLE, "job": "j", "decision": jobs.Decision.QUERY} | more)
     ),
 }
 WITHOUT_SETTINGS = {"facts.get", "jobs.decide"}
@@ -126,20 +126,20 @@ def test_unexpected_error_leaves_a_client_unwrapped(maker: str) -> None:
     run_virtual(run)
 
 
-# --- levels
+# --- ack levels
 
 
 @pytest.mark.parametrize("level", ["memory", "MEMORY", AckLevel.MEMORY, 0])
 def test_ack_level_may_be_given_by_its_name(level: Any) -> None:
     async def scenario(site: Site) -> None:
-        one = Delta("a", create([1.0]))
+        delta = Delta("a", create([1.0]))
         async with Producer(ADDRESS, name="p", ack_level=level, world=site.world) as p:
-            assert (await p.publish(one)).level is AckLevel.MEMORY
+            assert (await p.publish(delta)).level is AckLevel.MEMORY
         p = site.propagator
-        assert (await p.publish(one, ack_level=level)).level is AckLevel.MEMORY
+        assert (await p.publish(delta, ack_level=level)).level is AckLevel.MEMORY
         assert (await p.publish_many(["b"], [[1.0]], ack_level=level)).level is AckLevel.MEMORY
-        assert (await p.offer(one, ack_level=level).wait()).level is AckLevel.MEMORY
-        assert (await p.producer("x", ack_level=level).publish(one)).level is AckLevel.MEMORY
+        assert (await p.offer(delta, ack_level=level).wait()).level is AckLevel.MEMORY
+        assert (await p.producer("x", ack_level=level).publish(delta)).level is AckLevel.MEMORY
 
     with_service(scenario)
     with SyncPropagator() as sync:
@@ -153,11 +153,11 @@ def test_log_settings_take_a_level_by_its_name() -> None:
 @pytest.mark.parametrize("level", ["safe", 7, True, 1.0, None])
 def test_invalid_level_is_refused(level: Any) -> None:
     async def scenario(site: Site) -> None:
-        one, expected = Delta("a", create([1.0])), "ack level .*: give memory, logged or durable"
+        delta, expected = Delta("a", create([1.0])), "ack level .*: give memory, logged or durable"
         for call in (
             lambda: Producer(ADDRESS, name="p", ack_level=level),
             lambda: SyncProducer(ADDRESS, name="p", ack_level=level),
-            lambda: site.propagator.offer(one, ack_level=level),
+            lambda: site.propagator.offer(delta, ack_level=level),
             lambda: site.propagator.producer("x", ack_level=level),
             lambda: LogSettings(read_level=level),
         ):
@@ -174,7 +174,7 @@ def test_invalid_level_is_refused(level: Any) -> None:
 
 @pytest.mark.parametrize("wrong", [-1, -0.5, float("nan"), "5", True])
 def test_invalid_timeout_is_refused_everywhere(wrong: Any) -> None:
-    one = Delta("a", create([1.0]))
+    delta = Delta("a", create([1.0]))
 
     async def scenario(site: Site) -> None:
         p = site.propagator
@@ -184,23 +184,23 @@ def test_invalid_timeout_is_refused_everywhere(wrong: Any) -> None:
             SpreadProducer([ADDRESS], name="s", world=site.world) as spread,
         ):
             calls: list[Callable[[], Awaitable[object]]] = [
-                lambda: remote.publish(one, timeout_s=wrong),
-                lambda: remote.publish(one, one, timeout_s=wrong),
+                lambda: remote.publish(delta, timeout_s=wrong),
+                lambda: remote.publish(delta, delta, timeout_s=wrong),
                 lambda: remote.publish_many(["b"], [[1.0]], timeout_s=wrong),
                 lambda: remote.flush(wrong),
-                lambda: spread.publish(one, timeout_s=wrong),
-                lambda: spread.publish(one, replace(one, vector_id="b"), timeout_s=wrong),
+                lambda: spread.publish(delta, timeout_s=wrong),
+                lambda: spread.publish(delta, replace(delta, vector_id="b"), timeout_s=wrong),
                 lambda: spread.publish_many(["b"], [[1.0]], timeout_s=wrong),
                 lambda: spread.flush(wrong),
-                lambda: p.publish(one, timeout_s=wrong),
-                lambda: p.publish(one, one, timeout_s=wrong),
+                lambda: p.publish(delta, timeout_s=wrong),
+                lambda: p.publish(delta, delta, timeout_s=wrong),
                 lambda: p.publish_many(["b"], [[1.0]], timeout_s=wrong),
                 lambda: p.wait_visible(0, timeout_s=wrong),
                 lambda: p.outcome(Dot(1, 1), timeout_s=wrong),
                 lambda: p.reset("x", "earliest", timeout_s=wrong),
                 lambda: p.replay("x", timeout_s=wrong),
                 lambda: p.drop("x", timeout_s=wrong),
-                lambda: own.publish(one, timeout_s=wrong),
+                lambda: own.publish(delta, timeout_s=wrong),
                 lambda: own.outcome(1, timeout_s=wrong),
             ]
             for call in calls:
@@ -213,14 +213,14 @@ def test_invalid_timeout_is_refused_everywhere(wrong: Any) -> None:
 
 @pytest.mark.parametrize("wrong", [-1, float("nan"), "5", True])
 def test_invalid_timeout_is_refused_by_blocking_calls(wrong: Any) -> None:
-    one = Delta("a", create([1.0]))
+    delta = Delta("a", create([1.0]))
     with served() as service, SyncProducer(service.address, name="p") as p:
-        receipt = p.offer(one)
+        receipt = p.offer(delta)
         for call in (
-            lambda: p.publish(one, timeout_s=wrong),
+            lambda: p.publish(delta, timeout_s=wrong),
             lambda: p.publish_many(["b"], [[1.0]], timeout_s=wrong),
             lambda: p.flush(wrong),
-            lambda: p.offer_numbered(9, one, wrong),
+            lambda: p.offer_numbered(9, delta, wrong),
             lambda: receipt.result(wrong),
             lambda: facts.get(service.address, "v", timeout_s=wrong),
             lambda: facts.find_offsets(service.address, [0], timeout_s=wrong),

@@ -45,22 +45,22 @@ class RecordingWaker:
 
 
 class Caller(Wire):
-    """A producer's side whose calls are coalesced where possible, or are all separate offers."""
+    """A producer's side: if `coalesces`, it coalesces calls where possible; else each call is an offer."""
 
-    def __init__(self, *, short: bool) -> None:
+    def __init__(self, *, coalesces: bool) -> None:
         super().__init__()
-        self.short = short
+        self.coalesces = coalesces
         self.wakers: list[RecordingWaker] = []
-        self.known: list[tuple[CoalescedCalls, int] | Offer] = []
-        self.notes = 0
+        self.offers_made: list[tuple[CoalescedCalls, int] | Offer] = []
+        self.note_calls = 0
 
     def call(self, delta: Delta) -> None:
         waker, now = RecordingWaker(), self.service.bench.now
         self.wakers.append(waker)
         assert is_opaque_only(delta)
-        found = self.out.offer_call(delta, waker, now, self._note) if self.short else None
+        found = self.out.offer_call(delta, waker, now, self._note) if self.coalesces else None
         if found is not None:
-            self.known.append((found, found.count - 1))
+            self.offers_made.append((found, found.count - 1))
             return
 
         def settle_waker(outcome: PublishAck | Refused) -> None:
@@ -70,18 +70,18 @@ class Caller(Wire):
         offer = Offer(delta.priority, [delta], settle_waker)
         offer.is_awaited = True
         self.out.offer(offer, now)
-        self.known.append(offer)
+        self.offers_made.append(offer)
 
     def cancel_call(self, number: int) -> bool:
-        one, waker = self.known[number], self.wakers[number]
+        call, waker = self.offers_made[number], self.wakers[number]
         if waker.done():
             return False
         waker.is_cancelled = True
-        return self.out.drop_call(*one) if isinstance(one, tuple) else self.out.drop(one)
+        return self.out.drop_call(*call) if isinstance(call, tuple) else self.out.drop(call)
 
     def refuse_row(self, row: int) -> None:
         """Give the next batch a final refusal for one row: its dots become no-ops."""
-        frame = self.between.pop(0)
+        frame = self.in_transit.pop(0)
         batch = frame.batch
         refusal = Refused(ErrorCode.INVALID_DELTA, "bad", row=min(row, batch.count - 1))
         receipt = Receipt()
@@ -90,7 +90,7 @@ class Caller(Wire):
         self.service.bench.pipeline.offer(work, self.service.bench.now)
 
     def _note(self, outcome: PublishAck | Refused) -> None:
-        self.notes += 1
+        self.note_calls += 1
 
     def results(self) -> list[Any]:
         return [
@@ -119,7 +119,7 @@ STEPS = st.one_of(
         st.integers(1, 4),
     ),
     st.tuples(st.just("offer"), st.sampled_from(list(Priority)), st.integers(1, 3)),
-    st.tuples(st.just("give up"), st.integers(0, 40)),
+    st.tuples(st.just("cancel"), st.integers(0, 40)),
     st.tuples(st.just("send"), st.integers(1, 2)),
     st.sampled_from([("arrive",), ("arrive",), ("answer",), ("answer",)]),
     st.just(("round",)),
@@ -137,8 +137,8 @@ def play(wire: Caller, steps: list[tuple[Any, ...]]) -> None:
                     key += 1
                     wire.call(make_opaque(f"k{key % 5}", priority))
             case ("offer", priority, count):
-                wire.offer(*(make_opaque(f"k{at}", priority) for at in range(count)))
-            case ("give up", number) if number < len(wire.wakers):
+                wire.offer(*(make_opaque(f"k{row}", priority) for row in range(count)))
+            case ("cancel", number) if number < len(wire.wakers):
                 wire.cancel_call(number)
             case ("send", frames):
                 wire.send(frames)
@@ -146,7 +146,7 @@ def play(wire: Caller, steps: list[tuple[Any, ...]]) -> None:
                 wire.arrive()
             case ("full",):
                 wire.arrive(queue_full())
-            case ("bad", row) if wire.between and wire.between[0].batch.kind == Kind.OPAQUE:
+            case ("bad", row) if wire.in_transit and wire.in_transit[0].batch.kind == Kind.OPAQUE:
                 wire.refuse_row(row)
             case ("answer",):
                 wire.answer()
@@ -162,25 +162,27 @@ def play(wire: Caller, steps: list[tuple[Any, ...]]) -> None:
                 wire.out.expire(wire.service.bench.now, 1_000.0, 0.03)
 
 
-def check_paths_agree(steps: list[tuple[Any, ...]]) -> Caller:
-    short, long = Caller(short=True), Caller(short=False)
-    for wire in (short, long):
+def check_outcomes_agree(steps: list[tuple[Any, ...]]) -> Caller:
+    coalescing, separate = Caller(coalesces=True), Caller(coalesces=False)
+    for wire in (coalescing, separate):
         play(wire, steps)
         wire.settle()
-    assert short.results() == long.results()
-    assert short.logged() == long.logged()
-    assert _comparable_outcomes(short) == _comparable_outcomes(long)
-    assert short.out.in_flight_offers == short.out._unacked.bytes == long.out._unacked.bytes == 0
-    assert (short.out.counts.acknowledged, short.out.counts.refused) == (
-        long.out.counts.acknowledged,
-        long.out.counts.refused,
+    assert coalescing.results() == separate.results()
+    assert coalescing.logged() == separate.logged()
+    assert _comparable_outcomes(coalescing) == _comparable_outcomes(separate)
+    assert (
+        coalescing.out.in_flight_offers == coalescing.out._unacked.bytes == separate.out._unacked.bytes == 0
     )
-    return short
+    assert (coalescing.out.counts.acknowledged, coalescing.out.counts.refused) == (
+        separate.out.counts.acknowledged,
+        separate.out.counts.refused,
+    )
+    return coalescing
 
 
 @given(st.lists(STEPS, min_size=5, max_size=50))
-def test_short_and_long_path_agree(steps: list[tuple[Any, ...]]) -> None:
-    check_paths_agree(steps)
+def test_coalesced_and_separate_calls_have_the_same_outcomes(steps: list[tuple[Any, ...]]) -> None:
+    check_outcomes_agree(steps)
 
 
 NORMAL, HIGH = Priority.NORMAL, Priority.HIGH
@@ -191,49 +193,49 @@ CALLS, SEND, ARRIVE, ANSWER = ("call", NORMAL, 4), ("send", 1), ("arrive",), ("a
     "steps",
     [
         [CALLS, SEND, ("bad", 2), ANSWER],
-        [CALLS, SEND, ("full",), ANSWER, ("give up", 1), CALLS],
-        [CALLS, ("give up", 2), ("call", NORMAL, 2), SEND],
-        [("offer", NORMAL, 1), CALLS, ("offer", NORMAL, 1), ("give up", 0), ("give up", 3), SEND],
-        [CALLS, ("give up", 3), ("call", HIGH, 4), ("give up", 1)],
-        [CALLS, SEND, ("call", HIGH, 4), ("give up", 1), ARRIVE, ANSWER],
-        [CALLS, SEND, ("give up", 1), ("cut",), SEND, ARRIVE, ANSWER],
-        [CALLS, SEND, ("give up", 1), ("full",), ANSWER, CALLS, SEND],
+        [CALLS, SEND, ("full",), ANSWER, ("cancel", 1), CALLS],
+        [CALLS, ("cancel", 2), ("call", NORMAL, 2), SEND],
+        [("offer", NORMAL, 1), CALLS, ("offer", NORMAL, 1), ("cancel", 0), ("cancel", 3), SEND],
+        [CALLS, ("cancel", 3), ("call", HIGH, 4), ("cancel", 1)],
+        [CALLS, SEND, ("call", HIGH, 4), ("cancel", 1), ARRIVE, ANSWER],
+        [CALLS, SEND, ("cancel", 1), ("cut",), SEND, ARRIVE, ANSWER],
+        [CALLS, SEND, ("cancel", 1), ("full",), ANSWER, CALLS, SEND],
         [CALLS, SEND, ARRIVE, ("cut",), SEND, ARRIVE, ANSWER],
         [CALLS, ("later",), CALLS, ("later",), ("expire",), SEND, CALLS],
         [CALLS, SEND, ("later",), ("later",), ("expire",), ARRIVE, ANSWER],
     ],
 )
-def test_paths_agree_if_one_call_is_treated_differently(steps: list[tuple[Any, ...]]) -> None:
-    check_paths_agree(steps)
+def test_outcomes_agree_if_some_calls_are_refused_cancelled_or_expire(steps: list[tuple[Any, ...]]) -> None:
+    check_outcomes_agree(steps)
 
 
-def test_calls_of_one_turn_share_an_offer_up_to_the_maximum() -> None:
-    wire = Caller(short=True)
-    for at in range(CALLS_MAX + 1):
-        wire.call(make_opaque(f"k{at}"))
-    gathered = [one[0] for one in wire.known if isinstance(one, tuple)]
-    assert gathered[0] is gathered[CALLS_MAX - 1] is not gathered[CALLS_MAX]
+def test_calls_of_one_tick_share_an_offer_up_to_the_maximum() -> None:
+    wire = Caller(coalesces=True)
+    for number in range(CALLS_MAX + 1):
+        wire.call(make_opaque(f"k{number}"))
+    offers = [one[0] for one in wire.offers_made if isinstance(one, tuple)]
+    assert offers[0] is offers[CALLS_MAX - 1] is not offers[CALLS_MAX]
     wire.settle()
-    assert wire.notes == 2, "each offer must call the note once"
+    assert wire.note_calls == 2, "each offer must call the note once"
     assert [one.outcome.offset for one in wire.wakers if isinstance(one.outcome, PublishAck)] == list(
         range(CALLS_MAX + 1)
     )
 
 
 def test_calls_large_late_or_after_an_offer_are_not_coalesced() -> None:
-    wire = Caller(short=True)
+    wire = Caller(coalesces=True)
     wire.call(make_opaque("a"))
     wire.call(make_opaque("b", data=bytes(CALLS_BYTES_MAX)))
     wire.call(make_opaque("c"))
     wire.call(make_opaque("large", data=bytes(CALLS_BYTES_MAX + 1)))
-    assert isinstance(wire.known[3], Offer), "a large call must be a separate offer"
+    assert isinstance(wire.offers_made[3], Offer), "a large call must be a separate offer"
     wire.call(make_opaque("d"))
     wire.service.bench.now += CALLS_WINDOW_S
     wire.call(make_opaque("e"))
     wire.offer(make_opaque("f"))
     wire.call(make_opaque("g"))
-    gathered = [one[0] if isinstance(one, tuple) else one for one in wire.known]
-    a, b, c, _, d, e, g = gathered
+    offers = [one[0] if isinstance(one, tuple) else one for one in wire.offers_made]
+    a, b, c, _, d, e, g = offers
     assert a is b
     assert len({a, c, d, e, g}) == 5
     wire.settle()
@@ -241,7 +243,7 @@ def test_calls_large_late_or_after_an_offer_are_not_coalesced() -> None:
 
 
 def test_failed_producer_fails_every_call() -> None:
-    wire = Caller(short=True)
+    wire = Caller(coalesces=True)
     for key in "abc":
         wire.call(make_opaque(key))
     wire.out.fail(Refused(ErrorCode.FENCED, "another one"))

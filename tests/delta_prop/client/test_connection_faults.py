@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from delta_prop.client import forwarding
 
 SOON_S = 5.0
-"""The limit for "at once"; if a fault may pass, clients retry for 30 s."""
+"""An error within this time counts as reported at once; after a temporary fault, clients retry for 30 s."""
 TOKEN = "let-me-in"
 
 
@@ -63,7 +63,7 @@ class Target:
 @contextmanager
 def plain_to_tls(data: Path) -> Iterator[Target]:
     with served(data, tls=server_tls()) as addresses:
-        yield Target(addresses.to, ("speaks TLS", "--tls"))
+        yield Target(addresses.protocol_address, ("speaks TLS", "--tls"))
 
 
 @contextmanager
@@ -81,65 +81,77 @@ def plain_to_http_of_tls(data: Path) -> Iterator[Target]:
 @contextmanager
 def tls_to_plain(data: Path) -> Iterator[Target]:
     with served(data) as addresses:
-        yield Target(addresses.to, ("does not speak TLS", "without --tls"), trusting())
+        yield Target(
+            addresses.protocol_address, ("does not speak TLS", "without --tls"), tls_with_authority()
+        )
 
 
 @contextmanager
 def tls_to_http(data: Path) -> Iterator[Target]:
     with served(data) as addresses:
-        yield Target(addresses.http_address, ("does not speak TLS, but plain HTTP", "port=…"), trusting())
+        yield Target(
+            addresses.http_address, ("does not speak TLS, but plain HTTP", "port=…"), tls_with_authority()
+        )
 
 
 @contextmanager
 def tls_to_http_of_tls(data: Path) -> Iterator[Target]:
     with served(data, tls=server_tls()) as addresses:
-        yield Target(addresses.http_address, ("is an HTTP port", "port=…"), trusting())
+        yield Target(addresses.http_address, ("is an HTTP port", "port=…"), tls_with_authority())
 
 
 @contextmanager
 def another_authority(data: Path) -> Iterator[Target]:
-    other = data.parent / "other.pem"
-    trustme.CA().cert_pem.write_to_path(str(other))
+    other_authority = data.parent / "other.pem"
+    trustme.CA().cert_pem.write_to_path(str(other_authority))
     with served(data, tls=server_tls()) as addresses:
-        yield Target(addresses.to, ("authority", "--tls-ca"), Tls(authorities=str(other)))
+        yield Target(
+            addresses.protocol_address, ("authority", "--tls-ca"), Tls(authorities=str(other_authority))
+        )
 
 
 @contextmanager
 def certificate_expired(data: Path) -> Iterator[Target]:
-    authority, then = trustme.CA(), datetime.now(UTC) - timedelta(days=1)
-    one = authority.issue_cert(HOST, not_after=then)
+    authority, yesterday = trustme.CA(), datetime.now(UTC) - timedelta(days=1)
+    certificate = authority.issue_cert(HOST, not_after=yesterday)
     paths = [str(data.parent / name) for name in ("cert.pem", "key.pem", "ca.pem")]
-    one.cert_chain_pems[0].write_to_path(paths[0])
-    one.private_key_pem.write_to_path(paths[1])
+    certificate.cert_chain_pems[0].write_to_path(paths[0])
+    certificate.private_key_pem.write_to_path(paths[1])
     authority.cert_pem.write_to_path(paths[2])
     with served(data, tls=Tls(paths[0], paths[1])) as addresses:
-        yield Target(addresses.to, ("certificate has expired", "renew"), Tls(authorities=paths[2]))
+        yield Target(
+            addresses.protocol_address, ("certificate has expired", "renew"), Tls(authorities=paths[2])
+        )
 
 
 @contextmanager
 def another_name(data: Path) -> Iterator[Target]:
     with served(data, tls=server_tls()) as addresses:
-        tls = replace(trusting(), server_name="other.example")
-        yield Target(addresses.to, ("other.example", "--tls-name"), tls)
+        tls = replace(tls_with_authority(), server_name="other.example")
+        yield Target(addresses.protocol_address, ("other.example", "--tls-name"), tls)
 
 
 @contextmanager
 def no_certificate(data: Path) -> Iterator[Target]:
-    made = files()
-    with served(data, tls=Tls(made.server, made.server_key, made.authority)) as addresses:
-        yield Target(addresses.to, ("certificate required", "--tls-certificate"), trusting())
+    made_files = files()
+    with served(data, tls=Tls(made_files.server, made_files.server_key, made_files.authority)) as addresses:
+        yield Target(
+            addresses.protocol_address, ("certificate required", "--tls-certificate"), tls_with_authority()
+        )
 
 
 @contextmanager
 def no_token(data: Path) -> Iterator[Target]:
     with served(data, tokens=tokens()) as addresses:
-        yield Target(addresses.to, ("requires a token", "--token-file"))
+        yield Target(addresses.protocol_address, ("requires a token", "--token-file"))
 
 
 @contextmanager
 def wrong_token(data: Path) -> Iterator[Target]:
     with served(data, tokens=tokens()) as addresses:
-        yield Target(addresses.to, ("unknown", "expired", "delta-prop token new"), token="another")
+        yield Target(
+            addresses.protocol_address, ("unknown", "expired", "delta-prop token new"), token="another"
+        )
 
 
 @contextmanager
@@ -155,12 +167,12 @@ def another_program(data: Path) -> Iterator[Target]:
         def answer() -> None:
             while True:
                 try:
-                    one, _ = listener.accept()
+                    connection, _ = listener.accept()
                 except OSError:
                     return
-                with one:
-                    one.sendall(b"SSH-2.0-OpenSSH_9.2p1 Debian\r\n")
-                    one.recv(4096)
+                with connection:
+                    connection.sendall(b"SSH-2.0-OpenSSH_9.2p1 Debian\r\n")
+                    connection.recv(4096)
 
         thread = threading.Thread(target=answer)
         thread.start()
@@ -182,7 +194,7 @@ def server_tls() -> Tls:
     return Tls(files().server, files().server_key)
 
 
-def trusting() -> Tls:
+def tls_with_authority() -> Tls:
     return Tls(authorities=files().authority)
 
 
@@ -251,7 +263,7 @@ def decide(target: Target) -> None:
     jobs.decide(target.address, "job", jobs.Decision.QUERY, token=target.token, tls=target.tls)
 
 
-ENTRIES = [producer, subscriber, sync_producer, spread_producer, forward_link, get, ranges, decide]
+CLIENTS = [producer, subscriber, sync_producer, spread_producer, forward_link, get, ranges, decide]
 
 
 def prompt_error(call: Callable[[], object]) -> str:
@@ -266,7 +278,7 @@ def prompt_error(call: Callable[[], object]) -> str:
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda one: one.__name__)
 def test_misconfigured_clients_report_at_once_with_the_fix(fault: object, tmp_path: Path) -> None:
     with fault(tmp_path / "facts") as target:  # type: ignore[operator]
-        for entry in ENTRIES:
+        for entry in CLIENTS:
             message = prompt_error(lambda entry=entry: entry(target))  # type: ignore[misc]
             for part in target.expected:
                 assert part in message, (entry.__name__, message)
@@ -302,8 +314,8 @@ def test_misconfigured_commands_report_in_one_line(
 def options(tls: Tls | None) -> list[str]:
     if tls is None:
         return []
-    found = {"--tls-ca": tls.authorities, "--tls-name": tls.server_name}
-    return [part for name, value in found.items() if value is not None for part in (name, value)]
+    values = {"--tls-ca": tls.authorities, "--tls-name": tls.server_name}
+    return [part for name, value in values.items() if value is not None for part in (name, value)]
 
 
 WEB_FAULTS = [
@@ -331,7 +343,7 @@ def test_http_request_to_the_protocol_port_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with served(tmp_path / "facts") as addresses:
-        assert main(["status", "--http", addresses.to]) == 2
+        assert main(["status", "--http", addresses.protocol_address]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "http=…" in line
     assert "0xD3" in line
@@ -339,7 +351,7 @@ def test_http_request_to_the_protocol_port_is_reported(
 
 def test_client_with_one_wrong_address_of_two_connects(tmp_path: Path) -> None:
     with served(tmp_path / "facts") as addresses:
-        wrong_first = [addresses.http_address, addresses.to]
+        wrong_first = [addresses.http_address, addresses.protocol_address]
 
         async def run() -> None:
             async with Producer(wrong_first, name="p"), Subscriber(wrong_first, "*"):
@@ -390,9 +402,9 @@ def test_connected_client_survives_a_wrong_server(caplog: pytest.LogCaptureFixtu
         async with Producer(ADDRESS, name="p", world=site.world) as p, anyio.create_task_group() as tasks:
             await p.publish(Delta("a", create([1.0])))
             await site.stop()
-            other = await site.network.listen("server", 7373, tls=Tls("cert.pem", "key.pem"))
+            wrong_server = await site.network.listen("server", 7373, tls=Tls("cert.pem", "key.pem"))
             await anyio.sleep(20)  # within `reconnect_timeout_s`
-            await other.aclose()
+            await wrong_server.aclose()
             await tasks.start(site.run)
             assert (await p.publish(Delta("b", create([1.0])))).offset == 0  # the log was in memory
             tasks.cancel_scope.cancel()
@@ -407,10 +419,10 @@ def test_reconnect_to_a_wrong_server_ends_with_its_fault() -> None:
         settings = ClientSettings(reconnect_timeout_s=30)
         async with Subscriber(ADDRESS, "*", world=site.world, settings=settings) as subscriber:
             await site.stop()
-            other = await site.network.listen("server", 7373, tls=Tls("cert.pem", "key.pem"))
+            wrong_server = await site.network.listen("server", 7373, tls=Tls("cert.pem", "key.pem"))
             with pytest.raises(Misconfigured, match="speaks TLS"):
                 await subscriber.next_batch()
-            await other.aclose()
+            await wrong_server.aclose()
 
     with_service(scenario)
 

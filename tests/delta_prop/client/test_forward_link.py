@@ -21,7 +21,7 @@ from delta_prop_wire.spec import UNKNOWN_OFFSET, ErrorCode
 if TYPE_CHECKING:
     from delta_prop_wire.frames import BatchFrame
 
-HAS, LACKS = 1 << 20, 2 << 20
+STORED_ORIGIN, NEW_ORIGIN = 1 << 20, 2 << 20
 
 
 class Session:
@@ -46,11 +46,11 @@ def make_logged(origin: int, offset: int) -> LoggedBatch:
 def test_rest_of_a_call_that_is_already_stored_is_not_sent() -> None:
     async def main() -> None:
         link, session = ForwardLink("service:7373", world=virtual_world(1)), Session()
-        link.on_welcome(Welcome(origins=(OriginGrant(HAS, 1, 9),)), same_address=True)
+        link.on_welcome(Welcome(origins=(OriginGrant(STORED_ORIGIN, 1, 9),)), same_address=True)
         outcomes: list[object] = []
 
         async def forward() -> None:
-            outcomes.extend(await link.forward([make_logged(LACKS, 0), make_logged(HAS, 1)]))
+            outcomes.extend(await link.forward([make_logged(NEW_ORIGIN, 0), make_logged(STORED_ORIGIN, 1)]))
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(forward)
@@ -74,12 +74,12 @@ def test_ack_of_an_earlier_send_does_not_settle_a_later_one() -> None:
     async def main() -> None:
         link, session = ForwardLink("service:7373", world=virtual_world(1)), Session()
         link.on_welcome(Welcome(), same_address=True)
-        given, outcomes = [make_logged(LACKS, 0)], []
+        batches, outcomes = [make_logged(NEW_ORIGIN, 0)], []
         for is_retry in (False, True):
             async with anyio.create_task_group() as tasks:
 
                 async def forward() -> None:
-                    outcomes.append(await link.forward(given))
+                    outcomes.append(await link.forward(batches))
 
                 tasks.start_soon(forward)
                 await anyio.sleep(0.1)
@@ -88,7 +88,7 @@ def test_ack_of_an_earlier_send_does_not_settle_a_later_one() -> None:
                 first, last = session.sent[0].sequence, session.sent[-1].sequence
                 if is_retry:
                     link.on_frame(Ack(first), 0, 0.0)
-                link.on_frame(Nack(last, ErrorCode.LOG_FULL, "no room"), 0, 0.0)
+                link.on_frame(Nack(last, ErrorCode.LOG_FULL, "the log is full"), 0, 0.0)
         assert [one.code for (one,) in outcomes] == [ErrorCode.LOG_FULL] * 2
 
     run_virtual(main)
@@ -97,28 +97,29 @@ def test_ack_of_an_earlier_send_does_not_settle_a_later_one() -> None:
 def test_duplicate_at_unknown_offset_needs_a_watermark() -> None:
     async def main() -> None:
         link, session = ForwardLink("service:7373", world=virtual_world(1)), Session()
-        given = [make_logged(HAS, 0), make_logged(LACKS, 1)]
+        batches = [make_logged(STORED_ORIGIN, 0), make_logged(NEW_ORIGIN, 1)]
 
         async def forward() -> None:
             with pytest.raises(ConnectionError):
-                await link.forward(given)
+                await link.forward(batches)
 
         link.on_welcome(Welcome(), same_address=True)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(forward)
             await anyio.sleep(0.1)
-            for _ in given:
+            for _ in batches:
                 assert link.data_to_send(session, 0.0)  # type: ignore[arg-type]
                 session.connection.send_window.is_open = True
-            one, other = (frame.sequence for frame in session.sent)
-            ranges = (AckRange(one, one, 7, True), AckRange(other, other, UNKNOWN_OFFSET, True))
+            first, second = (frame.sequence for frame in session.sent)
+            ranges = (AckRange(first, first, 7, True), AckRange(second, second, UNKNOWN_OFFSET, True))
             with pytest.raises(Reconnect):
-                link.on_frame(Ack(other, ranges=ranges), 0, 0.0)
+                link.on_frame(Ack(second, ranges=ranges), 0, 0.0)
             link.on_disconnect()
         link.on_welcome(
-            Welcome(origins=(OriginGrant(LACKS, 1, 1), OriginGrant(HAS, 1, 1))), same_address=True
+            Welcome(origins=(OriginGrant(NEW_ORIGIN, 1, 1), OriginGrant(STORED_ORIGIN, 1, 1))),
+            same_address=True,
         )
-        assert await link.forward(given) == [None, None]
+        assert await link.forward(batches) == [None, None]
         assert len(session.sent) == 2
 
     run_virtual(main)

@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 ORIGIN = make_origin(producer_id_of("import"), Priority.NORMAL)
 
 
-def line(number: int, wrong: frozenset[int]) -> Delta:
-    if number in wrong:  # only the service knows the dimension of the vectors
+def line(number: int, invalid: frozenset[int]) -> Delta:
+    if number in invalid:  # only the service knows the dimension of the vectors
         return Delta(f"v{number % 50}", sparse([9], [1.0]))
     return Delta(f"v{number % 50}", create([float(number), 1.0]))
 
 
 async def offer_lines(
-    site: Site, numbers: range, wrong: frozenset[int], *, wait: bool = True, **more: Any
+    site: Site, numbers: range, invalid: frozenset[int], *, wait: bool = True, **more: Any
 ) -> dict[int, Receipt]:
     receipts: dict[int, Receipt] = {}
     settings = {"world": site.world, "name": "import", "numbered": True} | more
     async with Producer(ADDRESS, **settings) as p:
         for number in numbers:
             p.offer_numbered(
-                number, line(number, wrong), lambda receipt, at=number: receipts.update({at: receipt})
+                number, line(number, invalid), lambda receipt, at=number: receipts.update({at: receipt})
             )
         if wait:
             await p.flush()
@@ -45,10 +45,10 @@ async def offer_lines(
 def dots(site: Site) -> list[tuple[int, bool]]:
     """Return the counter of each row of the import in log order, and True for a no-op."""
     return [
-        (one.batch.counter(row), one.batch.is_control)
-        for one in read_all(site.propagator.internals().log)
-        for row in range(one.batch.count)
-        if one.batch.origin == ORIGIN
+        (logged.batch.counter(row), logged.batch.is_control)
+        for logged in read_all(site.propagator.internals().log)
+        for row in range(logged.batch.count)
+        if logged.batch.origin == ORIGIN
     ]
 
 
@@ -67,23 +67,23 @@ def test_numbered_offers_share_frames() -> None:
     with_service(scenario)
 
 
-@pytest.mark.parametrize("wrong", [{1}, {700}, {1, 2, 3}, set(range(100, 900, 100)), set(range(1, 400))])
-def test_refused_rows_do_not_move_other_rows(wrong: set[int]) -> None:
+@pytest.mark.parametrize("invalid", [{1}, {700}, {1, 2, 3}, set(range(100, 900, 100)), set(range(1, 400))])
+def test_refused_rows_do_not_move_other_rows(invalid: set[int]) -> None:
     async def scenario(site: Site) -> None:
-        bad = frozenset(wrong)
+        invalid_numbers = frozenset(invalid)
         async with Producer(ADDRESS, world=site.world, name="first") as p:
             await p.publish(Delta("v0", create([0.0, 0.0])))
-        receipts = await offer_lines(site, range(1, 1_501), bad)
-        assert {n for n, one in receipts.items() if not one.acknowledged} == wrong
-        assert dots(site) == [(n, n in wrong) for n in range(1, 1_501)], (
+        receipts = await offer_lines(site, range(1, 1_501), invalid_numbers)
+        assert {n for n, one in receipts.items() if not one.acknowledged} == invalid
+        assert dots(site) == [(n, n in invalid) for n in range(1, 1_501)], (
             "each row must be logged once and in order"
         )
         offsets = {n: one.result().offset for n, one in receipts.items() if one.acknowledged}
-        second = await offer_lines(site, range(1, 1_600), bad)
+        second = await offer_lines(site, range(1, 1_600), invalid_numbers)
         assert {n: one.result().duplicates.get(0) for n, one in second.items() if n in offsets} == offsets
-        assert {n for n, one in second.items() if not one.acknowledged} == wrong
+        assert {n for n, one in second.items() if not one.acknowledged} == invalid
         frames = [one for one in read_all(site.propagator.internals().log) if one.batch.origin == ORIGIN]
-        assert len(frames) <= 4 + min(1 << len(wrong) + 1, 2 * 500)
+        assert len(frames) <= 4 + min(1 << len(invalid) + 1, 2 * 500)
 
     with_service(scenario)
 
@@ -96,12 +96,12 @@ def test_numbered_lines_have_one_effect_over_a_bad_network(seed: int) -> None:
         rng = random.Random(seed)
         async with Producer(ADDRESS, world=site.world, name="first") as p:
             await p.publish(Delta("v0", create([0.0, 0.0])))
-        bad = frozenset(n for n in range(1, 601) if rng.random() < 0.02)
+        invalid_numbers = frozenset(n for n in range(1, 601) if rng.random() < 0.02)
         with anyio.move_on_after(rng.uniform(0.005, 0.05)):  # an earlier run, which is cancelled
-            await offer_lines(site, range(1, 601, 1), bad)
-        receipts = await offer_lines(site, range(1, 601), bad)
-        assert {n for n, one in receipts.items() if not one.acknowledged} == bad
-        assert dots(site) == [(n, n in bad) for n in range(1, 601)]
+            await offer_lines(site, range(1, 601, 1), invalid_numbers)
+        receipts = await offer_lines(site, range(1, 601), invalid_numbers)
+        assert {n for n, one in receipts.items() if not one.acknowledged} == invalid_numbers
+        assert dots(site) == [(n, n in invalid_numbers) for n in range(1, 601)]
 
     with_service(scenario, seed=seed, conditions=conditions)
 
@@ -113,12 +113,12 @@ def test_numbers_may_have_gaps_and_two_priorities() -> None:
             for number in range(1, 400):
                 if number % 7 == 0:
                     continue
-                lane = Priority.NORMAL if number % 3 else Priority.LOW
-                delta = Delta(f"v{number % 5}", create([1.0]), priority=lane)
-                p.offer_numbered(number, delta, lambda one, at=number: receipts.update({at: one}))  # type: ignore[misc]
+                priority = Priority.NORMAL if number % 3 else Priority.LOW
+                delta = Delta(f"v{number % 5}", create([1.0]), priority=priority)
+                p.offer_numbered(number, delta, lambda receipt, at=number: receipts.update({at: receipt}))  # type: ignore[misc]
             with pytest.raises(UsageError, match="offer_numbered"):
                 p.offer(Delta("v", create([1.0])))
-        assert all(one.acknowledged for one in receipts.values())
+        assert all(receipt.acknowledged for receipt in receipts.values())
         assert [n for n, _ in dots(site)] == [n for n in range(1, 400) if n % 7 and n % 3]
 
     with_service(scenario)

@@ -13,7 +13,7 @@ from delta_prop_wire.delta import Delta, Dot, Kind, Operation, Priority, Source,
 from delta_prop_wire.errors import DeltaPropError
 from delta_prop_wire.spec import BATCH_ROWS_MAX
 
-ODD: dict[str, list[Any]] = {
+FIELD_VALUES: dict[str, list[Any]] = {
     "vector_id": ["", "a\nb", "x" * 2_000, 7, None],
     "operation": [create([1.0]), Operation(Kind.OPAQUE, data="text"), None, "opaque"],  # type: ignore[arg-type]
     "namespace": ["", 7, "n" * 300],
@@ -27,8 +27,8 @@ ODD: dict[str, list[Any]] = {
     "metadata": [{"a": 1}, {}],
     "expect": [Dot(1, 1)],
 }
-FIELDS = st.sampled_from(sorted(ODD)).flatmap(
-    lambda name: st.tuples(st.just(name), st.sampled_from(ODD[name]))
+FIELDS = st.sampled_from(sorted(FIELD_VALUES)).flatmap(
+    lambda name: st.tuples(st.just(name), st.sampled_from(FIELD_VALUES[name]))
 )
 
 
@@ -39,8 +39,8 @@ def check_result(deltas: list[Any]) -> object:
         return type(error)
 
 
-def make_delta(**odd: Any) -> Delta:
-    return Delta(**{"vector_id": "k", "operation": opaque(b"x"), **odd})
+def make_delta(**fields: Any) -> Delta:
+    return Delta(**{"vector_id": "k", "operation": opaque(b"x"), **fields})
 
 
 @given(st.lists(st.none() | FIELDS, min_size=1, max_size=3))

@@ -1,4 +1,4 @@
-"""Clients without an answer: one warning within seconds, and one message when the outage ends."""
+"""Clients that get no answer log one warning within seconds, and one message when the outage ends."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 @pytest.fixture
 def unreachable_address() -> Iterator[str]:
     """Yield an address where nothing listens until the block ends."""
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        yield f"127.0.0.1:{held.getsockname()[1]}"
+    with socket.socket() as bound_socket:
+        bound_socket.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{bound_socket.getsockname()[1]}"
 
 
 def outage_warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -70,9 +70,9 @@ def test_async_clients_report_an_outage(kind: str, caplog: pytest.LogCaptureFixt
 
             tasks.start_soon(restart_later)
             async with client:
-                waits, recovered = outage_warnings(caplog)
-                assert waits.startswith(f"{ADDRESS}: no answer for ")
-                assert "trying for another 2" in waits
+                warning, recovered = outage_warnings(caplog)
+                assert warning.startswith(f"{ADDRESS}: no answer for ")
+                assert "trying for another 2" in warning
                 assert recovered == f"{ADDRESS}: answers again"
             tasks.cancel_scope.cancel()
 
@@ -88,14 +88,14 @@ def test_sync_producer_reports_an_outage(
         SyncProducer(unreachable_address, name="p", settings=ClientSettings(open_timeout_s=1.0)),
     ):
         pass
-    (waits,) = outage_warnings(caplog)
-    assert waits.startswith(
+    (warning,) = outage_warnings(caplog)
+    assert warning.startswith(
         f"{unreachable_address}: no answer for 0 s ([Errno 111] Connection refused): trying for "
     )
     caplog.clear()
     with served() as service, SyncProducer(service.address, name="p") as p:
         p.publish(Delta("a", opaque(b"a")))
-        service.break_off()
+        service.drop_connections()
         p.publish(Delta("b", opaque(b"b")))
     assert outage_warnings(caplog) == []
 
@@ -128,9 +128,9 @@ from delta_prop.client import ClientSettings, SyncProducer, outage
 outage.WARN_S = 0.2
 SyncProducer({unreachable_address!r}, name="p", settings=ClientSettings(open_timeout_s=1.0)).__enter__()
 """
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=60
     )
-    first, *_, last = done.stderr.splitlines()
+    first, *_, last = result.stderr.splitlines()
     assert first.startswith(f"{unreachable_address}: no answer for 0 s (")
     assert "Unreachable" in last

@@ -51,13 +51,13 @@ def test_published_deltas_are_logged_once_and_acked_with_offsets(
     with_service(scenario, backend=backend)
 
 
-def test_offers_of_one_turn_share_a_batch_per_priority() -> None:
+def test_offers_of_one_tick_share_a_batch_per_priority() -> None:
     async def scenario(site: Site) -> None:
         async with producer(site) as p:
             await p.publish(make_delta("first"))
-            for at in range(50):
-                p.offer(make_delta(f"n{at}"))
-                p.offer(make_delta(f"h{at}", priority=Priority.HIGH))
+            for index in range(50):
+                p.offer(make_delta(f"n{index}"))
+                p.offer(make_delta(f"h{index}", priority=Priority.HIGH))
             await p.flush()
             assert p.statistics().batches == 3
             assert p.statistics().acknowledged == 101
@@ -74,9 +74,9 @@ def test_broken_connections_lose_and_duplicate_nothing(seed: int) -> None:
     async def scenario(site: Site) -> None:
         async with producer(site) as p:
             receipts = []
-            for at in range(150):
-                receipts.append(p.offer(make_delta(f"k{at % 7}-{at}", priority=Priority(at % 4))))
-                if at % 3 == 0:
+            for index in range(150):
+                receipts.append(p.offer(make_delta(f"k{index % 7}-{index}", priority=Priority(index % 4))))
+                if index % 3 == 0:
                     await anyio.sleep(0.002)
             acks = [await one for one in receipts]
             assert p.reconnects
@@ -86,7 +86,7 @@ def test_broken_connections_lose_and_duplicate_nothing(seed: int) -> None:
         keys = site.keys()
         assert len(keys) == len(set(keys)) == 150
         assert [keys[one.offset] for one in acks if one.offset is not None] == [
-            f"k{at % 7}-{at}" for at in range(150)
+            f"k{index % 7}-{index}" for index in range(150)
         ]
 
     with_service(scenario, seed=seed, conditions=conditions)
@@ -95,8 +95,8 @@ def test_broken_connections_lose_and_duplicate_nothing(seed: int) -> None:
 def test_connection_lost_after_progress_is_reopened_soon() -> None:
     async def scenario(site: Site) -> None:
         async with producer(site) as p:
-            for at in range(12):
-                await p.publish(make_delta(f"k{at}"))
+            for index in range(12):
+                await p.publish(make_delta(f"k{index}"))
                 site.network.reset()
         assert anyio.current_time() < 2
 
@@ -157,8 +157,8 @@ def test_offers_beyond_the_credit_wait_and_are_all_stored(monkeypatch: pytest.Mo
 
     async def scenario(site: Site) -> None:
         async with producer(site) as p:
-            for at in range(400):
-                p.offer(make_delta(f"k{at}"), make_delta(f"l{at}"))
+            for index in range(400):
+                p.offer(make_delta(f"k{index}"), make_delta(f"l{index}"))
                 await anyio.sleep(0.0001)
             await p.flush()
             assert p.statistics().lost == 0
@@ -167,9 +167,9 @@ def test_offers_beyond_the_credit_wait_and_are_all_stored(monkeypatch: pytest.Mo
     with_service(scenario, conditions=NetworkConditions(latency_s=0.002), producer_deltas_credit=credit)
     assert sum(deltas for _, deltas in frames) == 800
     assert frames[:5] == [(before, 2) for before in range(0, credit, 2)], (
-        "what the credit allows goes at once"
+        "frames that the credit allows must be sent at once"
     )
-    assert max(before for before, _ in frames) < credit, "a frame waits until some credit is left"
+    assert max(before for before, _ in frames) < credit, "a frame must wait until some credit is left"
     assert in_flight == 0
 
 
@@ -207,23 +207,23 @@ def test_second_producer_of_a_name_fences_the_first() -> None:
 
 
 def test_numbered_lines_of_a_second_import_are_duplicates() -> None:
-    async def import_(site: Site, lines: int) -> list[PublishAck]:
+    async def import_lines(site: Site, lines: int) -> list[PublishAck]:
         acks: dict[int, PublishAck] = {}
         async with producer(site, "import") as p:
             for number in range(1, lines + 1):
                 p.offer_numbered(
                     number,
                     make_delta(f"line {number}"),
-                    lambda one, number=number: acks.update({number: one.result()}),
+                    lambda receipt, number=number: acks.update({number: receipt.result()}),
                 )
             await p.flush()
         return [acks[number] for number in range(1, lines + 1)]
 
     async def scenario(site: Site) -> None:
-        first = await import_(site, 100)
-        second = await import_(site, 120)
+        first = await import_lines(site, 100)
+        second = await import_lines(site, 120)
         assert [one.offset for one in first] == list(range(100))
-        assert [one.duplicates for one in second[:100]] == [{0: at} for at in range(100)]
+        assert [one.duplicates for one in second[:100]] == [{0: index} for index in range(100)]
         assert [one.offset for one in second[100:]] == list(range(100, 120))
         assert len(site.keys()) == 120
 
@@ -252,15 +252,15 @@ TOKENS = table("writer", "secret", publish=True, namespaces='["docs"]', rate=100
 def test_only_the_offer_that_a_token_forbids_is_refused() -> None:
     async def scenario(site: Site) -> None:
         async with producer(site, token="secret") as p:
-            good = [p.offer(make_delta(f"k{at}", namespace="docs")) for at in range(5)]
+            good = [p.offer(make_delta(f"k{index}", namespace="docs")) for index in range(5)]
             bad = p.offer(make_delta("x", namespace="mail"))
-            good += [p.offer(make_delta(f"k{at}", namespace="docs")) for at in range(5, 10)]
+            good += [p.offer(make_delta(f"k{index}", namespace="docs")) for index in range(5, 10)]
             with pytest.raises(Refused, match="UNAUTHORIZED"):
                 await bad
-            for one in good:
-                await one
+            for receipt in good:
+                await receipt
             assert p.statistics().lost == 0
-        assert site.keys() == [f"k{at}" for at in range(10)]
+        assert site.keys() == [f"k{index}" for index in range(10)]
 
     with_service(scenario, tokens=TokenFile(TOKENS))
 
@@ -292,12 +292,12 @@ def test_revoked_token_ends_the_producer() -> None:
 def test_producer_keeps_to_the_rate_of_its_token() -> None:
     async def scenario(site: Site) -> None:
         async with producer(site, token="secret") as p:
-            for at in range(60):
-                p.offer(make_delta(f"k{at}", namespace="docs"))
+            for index in range(60):
+                p.offer(make_delta(f"k{index}", namespace="docs"))
                 await anyio.sleep(0.001)
             await p.flush()
             assert 1 < anyio.current_time() < 20
-        assert site.keys() == [f"k{at}" for at in range(60)]
+        assert site.keys() == [f"k{index}" for index in range(60)]
 
     slow = table("writer", "secret", publish=True, namespaces='["*"]', rate=10, burst=10)
     with_service(scenario, tokens=TokenFile(slow))
@@ -381,7 +381,7 @@ def test_service_that_stays_away_ends_the_producer() -> None:
 def test_close_waits_for_in_flight_offers() -> None:
     async def scenario(site: Site) -> None:
         async with producer(site) as p:
-            receipts = [p.offer(make_delta(f"k{at}")) for at in range(10)]
+            receipts = [p.offer(make_delta(f"k{index}")) for index in range(10)]
         assert all(one.state is OfferState.ACKNOWLEDGED for one in receipts)
         with pytest.raises(UsageError, match="closed"):
             p.offer(make_delta("late"))

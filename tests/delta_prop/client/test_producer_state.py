@@ -15,16 +15,16 @@ from delta_prop_wire.delta import Delta, Priority, create
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import Ack, BatchFrame
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.client.pipeline_service import ChainService
+from tests.delta_prop.client.pipeline_service import PipelineService
 
 
 class Wire:
     """A producer's state, a service, the frames between them, and a record of all outcomes."""
 
-    def __init__(self, name: str = "p", service: ChainService | None = None) -> None:
+    def __init__(self, name: str = "p", service: PipelineService | None = None) -> None:
         self.out = ProducerState(name)
-        self.service = service or ChainService()
-        self.between: list[BatchFrame] = []
+        self.service = service or PipelineService()
+        self.in_transit: list[BatchFrame] = []
         self.outcomes: dict[int, PublishAck | Refused] = {}
         self.offers: list[Offer] = []
         self.rows: list[list[Delta]] = []
@@ -32,7 +32,7 @@ class Wire:
 
     def connect(self) -> None:
         self.out.on_disconnect()
-        self.between.clear()
+        self.in_transit.clear()
         self.service.connect()
         self.out.on_welcome(self.service.hello(self.out.claim_origins()), same_address=True)
 
@@ -57,11 +57,11 @@ class Wire:
             frame = self.out.next_frame(self.service.bench.now)
             if frame is None:
                 return
-            self.between.append(frame)
+            self.in_transit.append(frame)
 
     def arrive(self, refuse: Refused | None = None) -> None:
-        if self.between:
-            self.service.receive(self.between.pop(0), refuse)
+        if self.in_transit:
+            self.service.receive(self.in_transit.pop(0), refuse)
 
     def answer(self) -> None:
         if not self.service.answers:
@@ -80,7 +80,7 @@ class Wire:
         for _ in range(300):
             self.service.bench.now += 1.0
             self.send()
-            while self.between:
+            while self.in_transit:
                 self.arrive()
             self.service.bench.pipeline.tick(self.service.bench.now)
             while self.service.answers:
@@ -92,10 +92,10 @@ class Wire:
     def logged(self) -> dict[int, tuple[str, tuple[int, int]]]:
         """Return vector id and dot of each logged row, by offset."""
         return {
-            one.offset + row: (one.batch.keys[row], tuple(one.batch.dot(row)))
-            for one in self.service.bench.routed
-            if not one.batch.is_control
-            for row in range(one.count)
+            logged_batch.offset + row: (logged_batch.batch.keys[row], tuple(logged_batch.batch.dot(row)))
+            for logged_batch in self.service.bench.routed
+            if not logged_batch.batch.is_control
+            for row in range(logged_batch.count)
         }
 
 
@@ -107,8 +107,8 @@ def queue_full() -> Refused:
     return Refused(ErrorCode.QUEUE_FULL, "full", retry_after_ms=5)
 
 
-def check(wire: Wire) -> None:
-    """Check that every offer has one outcome, and that the log has each acknowledged row once."""
+def check_outcomes(wire: Wire) -> None:
+    """Check that every offer has an outcome, and that the log has each acknowledged row exactly once."""
     logged = wire.logged()
     acknowledged: dict[int, str] = {}
     assert set(wire.outcomes) == set(range(len(wire.offers)))
@@ -161,7 +161,7 @@ def test_every_delta_has_one_outcome_and_one_offset_in_order(steps: list[tuple[A
             case ("later",):
                 wire.service.bench.now += 0.01
     wire.settle()
-    check(wire)
+    check_outcomes(wire)
     offered = {}
     for number, rows in enumerate(wire.rows):
         for row, delta in enumerate(rows):

@@ -13,7 +13,7 @@ from delta_prop_wire.delta import AckLevel, Dot, Priority, create, opaque
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.frames import Ack, AckRange, Backpressure, Nack, PressureLevel, Welcome
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.client.test_producer_state import Wire, check, make_delta, queue_full
+from tests.delta_prop.client.test_producer_state import Wire, check_outcomes, make_delta, queue_full
 
 
 def refusal_of(wire: Wire, number: int) -> Refused:
@@ -28,12 +28,12 @@ def ack_of(wire: Wire, number: int) -> PublishAck:
     return outcome
 
 
-def test_offers_of_one_turn_share_a_batch_but_not_their_acks() -> None:
+def test_offers_of_one_tick_share_a_batch_but_not_their_acks() -> None:
     wire = Wire()
     wire.offer(make_delta("a"), make_delta("b"))
     wire.offer(make_delta("c"))
     wire.send()
-    assert [frame.batch.count for frame in wire.between] == [3]
+    assert [frame.batch.count for frame in wire.in_transit] == [3]
     wire.settle()
     assert ack_of(wire, 0) == PublishAck(0, Dot(ack_of(wire, 0).dot.origin, 1), 2, AckLevel.MEMORY)  # type: ignore[union-attr]
     assert ack_of(wire, 1).offset == 2
@@ -55,7 +55,7 @@ def test_bad_row_fails_only_its_call_and_others_get_new_dots() -> None:
     assert refusal_of(wire, 2).code is ErrorCode.INVALID_DELTA
     assert refusal_of(wire, 2).row == 0, "the row must be counted within the call's own deltas"
     assert refusal_of(wire, 4).row == 1
-    check(wire)
+    check_outcomes(wire)
     assert [key for key, _ in wire.logged().values()] == ["a", "b", "d"]
     assert ack_of(wire, 3).dot.counter > ack_of(wire, 1).dot.counter > 5  # type: ignore[union-attr]
 
@@ -66,10 +66,10 @@ def test_call_with_expect_has_a_batch_of_its_own() -> None:
     wire.offer(make_delta("b", expect=Dot(1, 1)))
     wire.offer(make_delta("c"))
     wire.send()
-    assert [frame.batch.keys for frame in wire.between] == [["a"], ["b"], ["c"]]
+    assert [frame.batch.keys for frame in wire.in_transit] == [["a"], ["b"], ["c"]]
     wire.settle()
     assert refusal_of(wire, 1).code is ErrorCode.CONFLICT
-    check(wire)
+    check_outcomes(wire)
 
 
 def test_batch_refused_without_a_row_is_retried_call_by_call() -> None:
@@ -78,28 +78,28 @@ def test_batch_refused_without_a_row_is_retried_call_by_call() -> None:
         wire.offer(make_delta(key))
     wire.send()
     wire.out.on_nack(Nack(1, ErrorCode.UNAUTHORIZED, "no"), 0.0)
-    wire.between.clear()
+    wire.in_transit.clear()
     wire.send()
-    assert [frame.batch.keys for frame in wire.between] == [["a"], ["b"], ["c"]]
-    assert [frame.batch.base for frame in wire.between] == [4, 5, 6]
+    assert [frame.batch.keys for frame in wire.in_transit] == [["a"], ["b"], ["c"]]
+    assert [frame.batch.base for frame in wire.in_transit] == [4, 5, 6]
     wire.out.on_nack(Nack(5, ErrorCode.UNAUTHORIZED, "no"), 0.0)
     assert refusal_of(wire, 1).code is ErrorCode.UNAUTHORIZED
     assert set(wire.outcomes) == {1}
 
 
-def test_dependent_names_the_new_dot_of_a_redrawn_call() -> None:
+def test_dependent_names_the_new_dot_of_a_retried_call() -> None:
     wire = Wire()
     wire.offer(make_delta("first", priority=Priority.CRITICAL))  # registers this lane before the others
     wire.settle()
     cause = wire.offer(make_delta("cause", priority=Priority.LOW))
     wire.offer(make_delta("bad", priority=Priority.LOW))
     wire.send()
-    wire.between.clear()
+    wire.in_transit.clear()
     wire.out.on_nack(Nack(2, ErrorCode.INVALID_DELTA, "no", row=1), 0.0)
     wire.offer(make_delta("effect", priority=Priority.CRITICAL), after=[cause.pending_dot])
     wire.send()
-    assert [frame.batch.keys for frame in wire.between] == [["cause"], ["effect"]]
-    assert wire.between[1].batch.parents == ((0, Dot(cause.pending_dot.origin, 3)),)
+    assert [frame.batch.keys for frame in wire.in_transit] == [["cause"], ["effect"]]
+    assert wire.in_transit[1].batch.parents == ((0, Dot(cause.pending_dot.origin, 3)),)
 
 
 def test_retryable_batches_are_resent_unchanged_in_order() -> None:
@@ -108,7 +108,7 @@ def test_retryable_batches_are_resent_unchanged_in_order() -> None:
     wire.send()
     wire.offer(make_delta("b"))
     wire.send()
-    first, second = wire.between
+    first, second = wire.in_transit
     wire.out.on_nack(Nack(2, ErrorCode.RATE_LIMITED, "too fast", 50), 1.0)
     wire.out.on_nack(Nack(1, ErrorCode.RATE_LIMITED, "too fast", 20), 1.0)
     wire.offer(make_delta("c"))
@@ -129,7 +129,7 @@ def test_batch_across_the_watermark_is_sliced_and_resent() -> None:
     wire.offer(make_delta("a"))
     wire.offer(make_delta("b"), make_delta("c"), make_delta("d"))
     wire.send()
-    original = wire.between.pop()
+    original = wire.in_transit.pop()
     wire.out.on_nack(Nack(1, ErrorCode.OVERLAP, "cut", 0, details={"watermark": 2}), 0.0)
     parts = [wire.out.next_frame(0.0), wire.out.next_frame(0.0)]
     assert [(one.batch.base, one.batch.keys) for one in parts if one] == [(1, ["a", "b"]), (3, ["c", "d"])]
@@ -148,7 +148,7 @@ def test_part_of_unknown_outcome_is_refused_and_the_rest_acked() -> None:
     for key in "abc":
         wire.offer(make_delta(key))
     wire.send()
-    original = wire.between.pop()
+    original = wire.in_transit.pop()
     wire.out.on_nack(Nack(1, ErrorCode.OVERLAP, "cut", 0, details={"watermark": 2}), 0.0)
     assert wire.out.next_frame(0.0) is not None
     assert wire.out.next_frame(0.0) is not None
@@ -169,7 +169,7 @@ def test_duplicate_at_an_unknown_offset_is_outcome_unknown(ranges: tuple[AckRang
     wire.offer(make_delta("a"))
     wire.offer(make_delta("b"))
     wire.send()
-    original = wire.between.pop()
+    original = wire.in_transit.pop()
     wire.out.on_ack(Ack(2, ranges=ranges))
     for number in range(2):
         refusal = refusal_of(wire, number)
@@ -272,8 +272,10 @@ def test_only_the_id_reused_for_other_content_is_refused() -> None:
 
 def test_frame_beyond_the_maximum_is_refused_without_a_dot() -> None:
     wire = Wire()
-    big = [replace(make_delta(f"k{at}"), operation=opaque(bytes(1_000_000))) for at in range(17)]
-    wire.offer(*big)
+    large_deltas = [
+        replace(make_delta(f"k{number}"), operation=opaque(bytes(1_000_000))) for number in range(17)
+    ]
+    wire.offer(*large_deltas)
     wire.offer(make_delta("b"))
     wire.settle()
     assert refusal_of(wire, 0).code is ErrorCode.TOO_LARGE
@@ -344,7 +346,7 @@ def test_stored_offer_cannot_be_dropped() -> None:
     wire.connect()
     assert not wire.out.drop(offer)
     wire.settle()
-    check(wire)
+    check_outcomes(wire)
 
 
 def test_expired_offers_say_if_they_may_have_happened() -> None:
@@ -370,7 +372,7 @@ def test_expired_offers_say_if_they_may_have_happened() -> None:
 
 def test_deltas_lost_by_the_service_are_skipped() -> None:
     wire = Wire()
-    wire.service.forgiving = True
+    wire.service.allows_dot_reuse = True
     for key in "abcd":
         wire.offer(make_delta(key))
         wire.send()
@@ -389,7 +391,7 @@ def test_deltas_lost_by_the_service_are_skipped() -> None:
 
 def test_lost_delta_does_not_block_its_dependents() -> None:
     wire = Wire()
-    wire.service.forgiving = True
+    wire.service.allows_dot_reuse = True
     wire.offer(make_delta("a"))
     wire.settle()
     wire.offer(make_delta("x", priority=Priority.LOW))
@@ -408,7 +410,7 @@ def test_lost_delta_does_not_block_its_dependents() -> None:
 
 def test_clock_of_lost_deltas_is_sent_with_the_next_batch() -> None:
     wire = Wire()
-    wire.service.forgiving = True
+    wire.service.allows_dot_reuse = True
     low = wire.offer(make_delta("x", priority=Priority.LOW))
     wire.offer(make_delta("x"))
     wire.settle()
@@ -418,7 +420,7 @@ def test_clock_of_lost_deltas_is_sent_with_the_next_batch() -> None:
     wire.service.lose_tail(stored_end)
     wire.connect()
     wire.send()
-    assert wire.between[0].batch.clock == (Dot(low.pending_dot.origin, 1),)
+    assert wire.in_transit[0].batch.clock == (Dot(low.pending_dot.origin, 1),)
 
 
 def test_another_log_at_another_address_is_refused() -> None:
@@ -433,7 +435,7 @@ def test_another_log_at_another_address_is_refused() -> None:
 
 def test_new_memory_log_at_the_same_address_is_accepted() -> None:
     wire = Wire()
-    wire.service.forgiving = True
+    wire.service.allows_dot_reuse = True
     wire.offer(make_delta("a"))
     wire.settle()
     wire.offer(make_delta("b"))
@@ -462,7 +464,7 @@ def test_deltas_of_one_vector_keep_order_across_priorities() -> None:
     wire.offer(make_delta("a", priority=Priority.CRITICAL))
     wire.offer(make_delta("b", priority=Priority.CRITICAL))
     wire.send()
-    wire.between.reverse()  # the service takes them in any order
+    wire.in_transit.reverse()  # batches may arrive in any order
     wire.settle()
     order = [dot[0] & 15 for key, dot in wire.logged().values() if key == "a"]
     assert order == [Priority.LOW, Priority.CRITICAL]
@@ -473,7 +475,7 @@ def test_cause_of_another_lane_is_named_as_a_parent() -> None:
     cause = wire.offer(make_delta("a", priority=Priority.LOW))
     wire.offer(make_delta("b", priority=Priority.CRITICAL), after=[cause.pending_dot])
     wire.send()
-    frame = next(frame for frame in wire.between if frame.batch.keys == ["b"])
+    frame = next(frame for frame in wire.in_transit if frame.batch.keys == ["b"])
     assert frame.batch.parents == ((0, Dot(cause.pending_dot.origin, 1)),)
     wire.settle()
     assert [key for key, _ in wire.logged().values()] == ["a", "b"]
@@ -482,27 +484,27 @@ def test_cause_of_another_lane_is_named_as_a_parent() -> None:
 def test_lanes_share_frames_by_their_weights() -> None:
     wire = Wire()
     for priority in (Priority.LOW, Priority.CRITICAL):
-        for at in range(40):
-            wire.offer(make_delta(f"{priority}-{at}", priority=priority, expect=None))
+        for number in range(40):
+            wire.offer(make_delta(f"{priority}-{number}", priority=priority, expect=None))
             wire.offers[-1].is_single = True
     wire.send(18)
-    lanes = [frame.batch.priority for frame in wire.between]
+    lanes = [frame.batch.priority for frame in wire.in_transit]
     assert lanes.count(Priority.CRITICAL) == 16
     assert lanes.count(Priority.LOW) == 2
 
 
 def test_lane_after_an_idle_time_takes_only_its_share() -> None:
     wire = Wire()
-    for at in range(50):
-        wire.offer(make_delta(f"low-{at}", priority=Priority.LOW))
+    for number in range(50):
+        wire.offer(make_delta(f"low-{number}", priority=Priority.LOW))
         wire.offers[-1].is_single = True
     wire.send(40)
-    for at in range(40):
-        wire.offer(make_delta(f"critical-{at}", priority=Priority.CRITICAL))
+    for number in range(40):
+        wire.offer(make_delta(f"critical-{number}", priority=Priority.CRITICAL))
         wire.offers[-1].is_single = True
-    wire.between.clear()
+    wire.in_transit.clear()
     wire.send(18)
-    assert [frame.batch.priority for frame in wire.between].count(Priority.LOW) == 2
+    assert [frame.batch.priority for frame in wire.in_transit].count(Priority.LOW) == 2
 
 
 def test_in_flight_offers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -520,8 +522,8 @@ def test_in_flight_offers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_backpressure_slows_and_stops_sending() -> None:
     wire = Wire()
     wire.out.on_backpressure(Backpressure(1, PressureLevel.THROTTLE, rate=10.0), 0.0)
-    for at in range(3):
-        wire.offer(make_delta(f"k{at}"))
+    for number in range(3):
+        wire.offer(make_delta(f"k{number}"))
         wire.offers[-1].is_single = True
     assert wire.out.next_frame(0.0) is not None
     assert wire.out.next_frame(0.05) is None

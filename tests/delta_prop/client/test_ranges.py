@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from delta_prop_wire.batch import LoggedBatch
 
-QUICK = ClientSettings(open_timeout_s=0.3)
+SHORT_TIMEOUT = ClientSettings(open_timeout_s=0.3)
 PROGRESS_INTERVAL_S = 20.0
 """The interval of progress reports, long enough to show that nothing waits for one."""
 
@@ -38,10 +38,10 @@ def make_delta(key: str, **more: Any) -> Delta:
 def rows_of(batches: list[LoggedBatch]) -> list[tuple[int, int, str]]:
     """Return the offset, Lamport number and vector id of each row."""
     found = []
-    for one in batches:
-        for row, delta in enumerate(deltas_of(one.batch)):
-            offset = one.row_offset(row)
-            found.append((offset, one.lamport + offset - one.offset, delta.vector_id))
+    for logged in batches:
+        for row, delta in enumerate(deltas_of(logged.batch)):
+            offset = logged.row_offset(row)
+            found.append((offset, logged.lamport + offset - logged.offset, delta.vector_id))
     return found
 
 
@@ -71,7 +71,7 @@ def test_range_is_read_exactly_for_any_bounds() -> None:
         for start in range(13):
             for end in range(start, 14):
                 found = rows_of(list(reader.read(start, end, log=log)))
-                assert found == [(at, at + 1, keys[at]) for at in range(start, end)]
+                assert found == [(offset, offset + 1, keys[offset]) for offset in range(start, end)]
 
 
 def test_topics_select_rows_and_the_end_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,8 +82,8 @@ def test_topics_select_rows_and_the_end_is_reported_at_once(monkeypatch: pytest.
         began = time.monotonic()
         topics = [Topic.parse("ns:docs"), Topic.parse("v:k4")]
         found = rows_of(list(reader.read(2, 29, topics)))
-        expected = [at for at in range(2, 29) if at % 3 == 0 or at == 4]
-        assert found == [(at, at + 1, keys[at]) for at in expected]
+        expected = [offset for offset in range(2, 29) if offset % 3 == 0 or offset == 4]
+        assert found == [(offset, offset + 1, keys[offset]) for offset in expected]
         assert list(reader.read(0, 30, [Topic.parse("ns:nobody's")])) == []
         assert time.monotonic() - began < PROGRESS_INTERVAL_S, (
             "the reader must not wait for a progress report"
@@ -97,30 +97,30 @@ def test_broken_connections_lose_and_duplicate_nothing() -> None:
         for batch in RangeReader(service.address).read(2, 199, credit_bytes=300):
             found.append(batch)
             if len(found) % 5 == 0:
-                service.break_off()
-        assert rows_of(found) == [(at, at + 1, keys[at]) for at in range(2, 199)]
+                service.drop_connections()
+        assert rows_of(found) == [(offset, offset + 1, keys[offset]) for offset in range(2, 199)]
 
 
-def test_rows_beyond_the_credit_are_not_sent_unread() -> None:
+def test_server_sends_no_rows_beyond_the_credit() -> None:
     with served() as service, SyncProducer(service.address, name="big") as p:
         matrix = np.zeros((200, 1_000), np.float32)
-        for at in range(40):
-            p.publish_many([f"{at}-{row}" for row in range(200)], matrix, namespace="n")
-        reading = RangeReader(service.address).read(0, 8_000, credit_bytes=1_000_000)
-        assert next(reading).count == 200
+        for number in range(40):
+            p.publish_many([f"{number}-{row}" for row in range(200)], matrix, namespace="n")
+        batches = RangeReader(service.address).read(0, 8_000, credit_bytes=1_000_000)
+        assert next(batches).count == 200
         time.sleep(0.2)
-        sent = service.call(
+        sent_count = service.call(
             lambda: sum(one.consumer_session.processed for one in service.peers() if one.consumer_session)
         )
-        assert sent < 1_000
-        assert sum(one.count for one in reading) == 7_800
+        assert sent_count < 1_000
+        assert sum(one.count for one in batches) == 7_800
 
 
 def test_removed_future_or_foreign_offsets_are_refused() -> None:
     settings = Settings(log_deltas_max=100)
     with served(propagator={"settings": settings}) as service:
         publish(service.address, [50] * 6)
-        reader = RangeReader(service.address, settings=QUICK)
+        reader = RangeReader(service.address, settings=SHORT_TIMEOUT)
         bounds = reader.bounds()
         assert bounds.start_offset > 0
         with pytest.raises(Refused, match=f"CURSOR_TOO_OLD: offset 0: .* starts at {bounds.start_offset}"):
@@ -146,10 +146,10 @@ def test_time_is_resolved_to_its_offset(tmp_path: Path) -> None:
     with served(propagator={"data": str(tmp_path / "data")}) as service:
         publish(service.address, [3])
         time.sleep(0.01)
-        between = datetime.now(UTC)
+        between_publishes = datetime.now(UTC)
         publish(service.address, [2])
         reader = RangeReader(service.address)
-        assert reader.offset_at(round(between.timestamp() * 1e6)) == 3
+        assert reader.offset_at(round(between_publishes.timestamp() * 1e6)) == 3
         assert reader.offset_at(0) == 0
 
 
@@ -171,7 +171,7 @@ def test_absent_service_is_unreachable() -> None:
     with served() as service:
         pass
     began = time.monotonic()
-    unreachable = RangeReader(service.address, settings=QUICK)
+    unreachable = RangeReader(service.address, settings=SHORT_TIMEOUT)
     with pytest.raises(Unreachable, match=r"has answered for 0\.3 s"):
         unreachable.bounds()
     with pytest.raises(Unreachable, match=r"has answered for 0\.3 s"):

@@ -17,7 +17,7 @@ from tests.delta_prop.client.threaded_service import served
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-TRIES_S = 0.3
+OPEN_TIMEOUT_S = 0.3
 
 
 @pytest.fixture
@@ -28,16 +28,16 @@ def unreachable_address() -> str:
 
 
 def open_producer(address: str) -> None:
-    with SyncProducer(address, name="p", settings=ClientSettings(open_timeout_s=TRIES_S)):
+    with SyncProducer(address, name="p", settings=ClientSettings(open_timeout_s=OPEN_TIMEOUT_S)):
         pass
 
 
 def request_range(address: str) -> None:
-    RangeReader(address, settings=ClientSettings(open_timeout_s=TRIES_S)).bounds()
+    RangeReader(address, settings=ClientSettings(open_timeout_s=OPEN_TIMEOUT_S)).bounds()
 
 
 def request_fact(address: str) -> None:
-    facts.get(address, "v", timeout_s=TRIES_S)
+    facts.get(address, "v", timeout_s=OPEN_TIMEOUT_S)
 
 
 @pytest.mark.parametrize("call", [open_producer, request_range, request_fact])

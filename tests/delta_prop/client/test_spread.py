@@ -1,4 +1,4 @@
-"""A client of several services in virtual time: one service per vector; a stopped one delays only its own."""
+"""A client of several services: each vector is at one service, and a stopped service delays only its own."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class Member(Site):
         self._tokens = None
 
 
-class Group:
-    """The services and the client's host."""
+class Services:
+    """Several services on one network, and the host of their client."""
 
     def __init__(self) -> None:
         self.network = VirtualNetwork(1, host="client")
         self.world: World = virtual_world(1, network=self.network)
-        self.members = [Member(at + 2, self.network, host) for at, host in enumerate(HOSTS)]
+        self.members = [Member(number + 2, self.network, host) for number, host in enumerate(HOSTS)]
 
     def producer(self, hosts: tuple[str, ...] = HOSTS, **more: Any) -> SpreadProducer:
         return SpreadProducer(hosts, name="orders", world=self.world, **more)
@@ -59,15 +59,15 @@ class Group:
 
 
 def with_services(
-    scenario: Callable[[Group], Awaitable[None]], backend: Literal["asyncio", "trio"] = "asyncio"
+    scenario: Callable[[Services], Awaitable[None]], backend: Literal["asyncio", "trio"] = "asyncio"
 ) -> None:
     async def run() -> None:
-        group = Group()
+        services = Services()
         async with anyio.create_task_group() as tasks:
-            for one in group.members:
-                await tasks.start(one.run)
+            for member in services.members:
+                await tasks.start(member.run)
             with anyio.fail_after(3_600):
-                await scenario(group)
+                await scenario(services)
             tasks.cancel_scope.cancel()
 
     run_virtual(run, backend=backend)
@@ -77,10 +77,10 @@ def make_delta(key: str, **more: Any) -> Delta:
     return Delta(key, opaque(key.encode()), **more)
 
 
-def keys_at(place: int, count: int = 1, namespace: str = "default") -> list[str]:
-    """Return names of vectors of a partition."""
+def keys_at(index: int, count: int = 1, namespace: str = "default") -> list[str]:
+    """Return `count` vector ids that belong to the service at `index` of the list of services."""
     names = (f"k{number}" for number in range(10_000))
-    return list(islice((name for name in names if partition_of(namespace, name, 3) == place), count))
+    return list(islice((name for name in names if partition_of(namespace, name, 3) == index), count))
 
 
 async def read(s: SpreadSubscriber, count: int) -> list[SpreadDelivered]:
@@ -91,27 +91,27 @@ async def read(s: SpreadSubscriber, count: int) -> list[SpreadDelivered]:
 def test_each_vector_is_at_one_service_and_read_in_order(
     backend: Literal["asyncio", "trio"],
 ) -> None:
-    async def scenario(group: Group) -> None:
+    async def scenario(services: Services) -> None:
         names = [f"k{number % 20}" for number in range(60)]
-        async with group.producer() as p, group.subscriber() as s:
+        async with services.producer() as p, services.subscriber() as s:
             acks = [await p.publish(make_delta(name)) for name in names[:30]]
-            together = await p.publish(*(make_delta(name) for name in names[30:]))
-            came = await read(s, 60)
+            joint_ack = await p.publish(*(make_delta(name) for name in names[30:]))
+            delivered = await read(s, 60)
             assert s.log_ids == p.log_ids
-            assert [one.deltas for one in p.statistics()] == [len(one) for one in group.logged()]
-        keys = group.logged()
+            assert [one.deltas for one in p.statistics()] == [len(one) for one in services.logged()]
+        keys = services.logged()
         assert all(keys)
         assert sorted(chain(*keys)) == sorted(names)
-        for place, mine in enumerate(keys):
-            assert mine == [name for name in names if partition_of("default", name, 3) == place]
-            assert [one.delta.vector_id for one in came if one.place == place] == mine
-            assert [one.offset for one in came if one.place == place] == list(range(len(mine)))
+        for place, own_keys in enumerate(keys):
+            assert own_keys == [name for name in names if partition_of("default", name, 3) == place]
+            assert [one.delta.vector_id for one in delivered if one.place == place] == own_keys
+            assert [one.offset for one in delivered if one.place == place] == list(range(len(own_keys)))
         for name, one in zip(names, acks, strict=False):
             (part,) = one.parts
             assert part.published.offset is not None
             assert keys[part.place][part.published.offset] == name
-        assert together.count == 30
-        for part in together.parts:
+        assert joint_ack.count == 30
+        for part in joint_ack.parts:
             first = part.published.offset
             assert first is not None
             assert keys[part.place][first : first + len(part.rows)] == [names[30 + row] for row in part.rows]
@@ -120,58 +120,58 @@ def test_each_vector_is_at_one_service_and_read_in_order(
 
 
 def test_columns_are_split_into_one_call_per_service() -> None:
-    async def scenario(group: Group) -> None:
+    async def scenario(services: Services) -> None:
         ids = [f"k{number}" for number in range(100)]
-        async with group.producer() as p:
+        async with services.producer() as p:
             ack = await p.publish_many(ids, [[float(n), 1.0] for n in range(100)])
             assert [p.place_of(one) for one in ids] == [partition_of("default", one, 3) for one in ids]
             assert sorted(row for part in ack.parts for row in part.rows) == list(range(100))
             assert (ack.at(0), ack.at(9)) == (ack.parts[0].published, None)
-        assert group.logged() == [[ids[row] for row in part.rows] for part in ack.parts]
+        assert services.logged() == [[ids[row] for row in part.rows] for part in ack.parts]
 
     with_services(scenario)
 
 
 def test_reader_resumes_from_one_cursor_per_service() -> None:
-    async def scenario(group: Group) -> None:
-        async with group.producer() as p:
+    async def scenario(services: Services) -> None:
+        async with services.producer() as p:
             await p.publish(*(make_delta(f"k{number}") for number in range(30)))
-            async with group.subscriber(start="earliest") as s:
+            async with services.subscriber(start="earliest") as s:
                 first = await read(s, 30)
                 with anyio.move_on_after(1):
                     await anext(s)
                 cursors = s.cursors
             await p.publish(*(make_delta(f"l{number}") for number in range(30)))
-            async with group.subscriber(start=cursors) as s:
-                then = await read(s, 30)
-                assert {one.delta.vector_id[0] for one in then} == {"l"}
-                assert len({(one.place, one.offset) for one in [*first, *then]}) == 60
+            async with services.subscriber(start=cursors) as s:
+                second = await read(s, 30)
+                assert {one.delta.vector_id[0] for one in second} == {"l"}
+                assert len({(one.place, one.offset) for one in [*first, *second]}) == 60
             log_ids = [one.log_id for one in cursors if one is not None]
             with pytest.raises(
                 UsageError, match=r"service 0: it has log .*, which belongs to service 1: .* order"
             ):
-                async with group.subscriber(hosts=("two", "one", "three"), start=cursors):
+                async with services.subscriber(hosts=("two", "one", "three"), start=cursors):
                     pass
             with pytest.raises(UsageError, match="2 cursors for 3 services"):
-                group.subscriber(start=cursors[:2])
+                services.subscriber(start=cursors[:2])
             assert log_ids == p.log_ids
 
     with_services(scenario)
 
 
 def test_each_service_stores_the_cursor_of_a_group() -> None:
-    async def scenario(group: Group) -> None:
-        async with group.producer() as p:
-            async with group.subscriber(group="readers", ack="manual") as s:
+    async def scenario(services: Services) -> None:
+        async with services.producer() as p:
+            async with services.subscriber(group="readers", ack="manual") as s:
                 await p.publish(*(make_delta(f"k{number}") for number in range(20)))
-                for one in await read(s, 20):
-                    if one.place != 1:
-                        s.ack(one.place, one.offset)
+                for row in await read(s, 20):
+                    if row.place != 1:
+                        s.ack(row.place, row.offset)
                 with pytest.raises(UsageError, match="give one from 0 to 2"):
                     s.ack(3, 0)
-            async with group.subscriber(group="readers") as s:
-                redelivered = await read(s, len(group.logged()[1]))
-                assert {one.place for one in redelivered} == {1}, (
+            async with services.subscriber(group="readers") as s:
+                redelivered = await read(s, len(services.logged()[1]))
+                assert {row.place for row in redelivered} == {1}, (
                     "rows without an acknowledgement must be redelivered"
                 )
 
@@ -179,9 +179,9 @@ def test_each_service_stores_the_cursor_of_a_group() -> None:
 
 
 def test_absent_service_delays_only_its_own_vectors() -> None:
-    async def scenario(group: Group) -> None:
-        async with group.producer() as p, group.subscriber() as s:
-            group.network.cut("client", "two")
+    async def scenario(services: Services) -> None:
+        async with services.producer() as p, services.subscriber() as s:
+            services.network.cut("client", "two")
             done: list[str] = []
 
             async def publish(name: str) -> None:
@@ -191,33 +191,36 @@ def test_absent_service_delays_only_its_own_vectors() -> None:
             async with anyio.create_task_group() as tasks:
                 for name in (*keys_at(1, 2), *keys_at(0, 2), *keys_at(2, 2)):
                     tasks.start_soon(publish, name)
-                came = await read(s, 4)
+                delivered = await read(s, 4)
                 await anyio.sleep(20)
-                assert {one.place for one in came} == {0, 2}
+                assert {one.place for one in delivered} == {0, 2}
                 assert sorted(done) == sorted([*keys_at(0, 2), *keys_at(2, 2)])
-                group.network.heal("client", "two")
+                services.network.heal("client", "two")
             assert sorted(done) == sorted([*keys_at(0, 2), *keys_at(1, 2), *keys_at(2, 2)])
             assert [one.place for one in await read(s, 2)] == [1, 1]
 
     with_services(scenario)
 
 
-def test_clients_open_unless_all_services_are_away() -> None:
-    async def scenario(group: Group) -> None:
-        group.network.cut("client", "three")
-        async with group.producer() as p, group.subscriber(start="earliest") as s:
+def test_clients_open_unless_all_services_are_unreachable() -> None:
+    async def scenario(services: Services) -> None:
+        services.network.cut("client", "three")
+        async with services.producer() as p, services.subscriber(start="earliest") as s:
             assert anyio.current_time() < 10
             assert p.log_ids[2] is s.log_ids[2] is s.cursors[2] is None
             await p.publish(make_delta(*keys_at(0)))
             assert (await anext(s)).place == 0
-            late = p.offer(make_delta(*keys_at(2)))
-            group.network.heal("client", "three")
-            assert (await late).parts[0].place == 2
+            receipt = p.offer(make_delta(*keys_at(2)))
+            services.network.heal("client", "three")
+            assert (await receipt).parts[0].place == 2
             assert (await anext(s)).place == 2
         for host in HOSTS:
-            group.network.cut("client", host)
-        few = ClientSettings(open_timeout_s=5)
-        for client in (group.producer(settings=few), group.subscriber(settings=few)):
+            services.network.cut("client", host)
+        short_timeout = ClientSettings(open_timeout_s=5)
+        for client in (
+            services.producer(settings=short_timeout),
+            services.subscriber(settings=short_timeout),
+        ):
             with pytest.raises(Unreachable, match="none of 3 services"):
                 async with client:
                     pass
@@ -226,30 +229,30 @@ def test_clients_open_unless_all_services_are_away() -> None:
 
 
 def test_cause_at_another_service_is_acked_before_its_effect() -> None:
-    async def scenario(group: Group) -> None:
+    async def scenario(services: Services) -> None:
         (parent,), (child,), (sibling,) = keys_at(0), keys_at(1), keys_at(0, 2)[1:]
-        async with group.producer() as p:
-            group.network.cut("client", "one")
+        async with services.producer() as p:
+            services.network.cut("client", "one")
             cause = p.offer(make_delta(parent))
-            near = p.offer(make_delta(sibling), after=[cause])
+            sibling_receipt = p.offer(make_delta(sibling), after=[cause])
             with pytest.raises(UsageError, match="use publish"):
                 p.offer(make_delta(child), after=[cause])
             with pytest.raises(Refused) as refused:
                 await p.publish(make_delta(child), after=[cause], timeout_s=5)
             assert refused.value.code is ErrorCode.DEP_TIMEOUT
-            assert group.logged()[1] == []
+            assert services.logged()[1] == []
 
             async def heal() -> None:
                 await anyio.sleep(5)
-                assert group.logged()[1] == []
-                group.network.heal("client", "one")
+                assert services.logged()[1] == []
+                services.network.heal("client", "one")
 
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(heal)
                 ack = await p.publish(make_delta(child), after=[cause])
             assert cause.done
-            assert (await near).parts[0].published.offset == 1
-            assert group.logged() == [[parent, sibling], [child], []]
+            assert (await sibling_receipt).parts[0].published.offset == 1
+            assert services.logged() == [[parent, sibling], [child], []]
             dot = ack.parts[0].published.dot
             assert isinstance(dot, Dot)
             for named in (ack, ack.parts[0].published, dot, cause):
@@ -261,8 +264,8 @@ def test_cause_at_another_service_is_acked_before_its_effect() -> None:
 
 
 def test_each_part_has_its_own_outcome_with_the_callers_rows() -> None:
-    async def scenario(group: Group) -> None:
-        async with group.producer() as p:
+    async def scenario(services: Services) -> None:
+        async with services.producer() as p:
             await p.publish(Delta(keys_at(0)[0], create([1.0, 2.0])))
             wrong = Delta(keys_at(0)[0], create([1.0]))
             with pytest.raises(SpreadRefused) as refused:
@@ -280,10 +283,10 @@ def test_each_part_has_its_own_outcome_with_the_callers_rows() -> None:
 
 
 def test_cancelled_call_is_withdrawn_at_each_service() -> None:
-    async def scenario(group: Group) -> None:
-        async with group.producer() as p:
+    async def scenario(services: Services) -> None:
+        async with services.producer() as p:
             for host in HOSTS:
-                group.network.cut("client", host)
+                services.network.cut("client", host)
             await anyio.sleep(60)
             with anyio.move_on_after(1):
                 await p.publish(*(make_delta(f"k{number}") for number in range(9)))
@@ -292,21 +295,21 @@ def test_cancelled_call_is_withdrawn_at_each_service() -> None:
                 await receipt
             assert p.in_flight_offers == 0
             for host in HOSTS:
-                group.network.heal("client", host)
+                services.network.heal("client", host)
             await p.publish(*(make_delta(f"m{number}", priority=Priority.HIGH) for number in range(9)))
             await p.flush()
-            assert {key[0] for key in chain(*group.logged())} == {"m"}
+            assert {key[0] for key in chain(*services.logged())} == {"m"}
 
     with_services(scenario)
 
 
 def test_services_in_another_order_or_number_are_refused() -> None:
-    async def scenario(group: Group) -> None:
-        async with group.producer() as p:
+    async def scenario(services: Services) -> None:
+        async with services.producer() as p:
             log_ids = p.log_ids
-        async with group.producer(log_ids=log_ids):
+        async with services.producer(log_ids=log_ids):
             pass
-        for client in (group.producer, group.subscriber):
+        for client in (services.producer, services.subscriber):
             with pytest.raises(
                 UsageError, match=r"service [01]: it has log .*, which belongs to service [01]:"
             ):
@@ -329,7 +332,7 @@ def test_services_in_another_order_or_number_are_refused() -> None:
         ("one:1", "give a list"),
         ([], "0 services"),
         (["one:1", "two:1", "one:1"], "one:1: given twice"),
-        ([f"s{at}:1" for at in range(65)], "65 services"),
+        ([f"s{number}:1" for number in range(65)], "65 services"),
     ],
 )
 def test_wrong_list_of_services_is_refused(services: Any, expected: str) -> None:

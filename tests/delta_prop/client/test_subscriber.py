@@ -25,8 +25,8 @@ def subscriber(site: Site, *topics: str, **more: Any) -> Subscriber:
 
 
 async def publish(site: Site, count: int, first: int = 0, namespace: str = "default", size: int = 8) -> None:
-    for at in range(first, first + count):
-        await site.propagator.publish(Delta(f"k{at}", opaque(bytes(size)), namespace))
+    for number in range(first, first + count):
+        await site.propagator.publish(Delta(f"k{number}", opaque(bytes(size)), namespace))
 
 
 async def read(s: Subscriber, count: int) -> list[tuple[int, str]]:
@@ -34,7 +34,7 @@ async def read(s: Subscriber, count: int) -> list[tuple[int, str]]:
 
 
 def expected_rows(count: int, first: int = 0) -> list[tuple[int, str]]:
-    return [(at, f"k{at}") for at in range(first, first + count)]
+    return [(number, f"k{number}") for number in range(first, first + count)]
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
@@ -45,16 +45,16 @@ def test_published_deltas_are_read_in_order(backend: Literal["asyncio", "trio"])
             await publish(site, 3, first=3)
             assert await read(early, 6) == expected_rows(6)
             assert await read(late, 3) == expected_rows(3, first=3)
-            one = early.cursor
-        assert one is not None
-        assert one.next_offset == 5, "the delta that the reader holds must not count as processed"
+            cursor = early.cursor
+        assert cursor is not None
+        assert cursor.next_offset == 5, "the delta that the reader holds must not count as processed"
 
     with_service(scenario, backend=backend)
 
 
 def test_batches_arrive_as_they_were_published() -> None:
     async def scenario(site: Site) -> None:
-        await site.propagator.publish(*(Delta(f"k{at}", opaque(b"x")) for at in range(5)))
+        await site.propagator.publish(*(Delta(f"k{number}", opaque(b"x")) for number in range(5)))
         await publish(site, 1, first=5)
         async with subscriber(site, start="earliest") as s:
             assert (await anext(s)).offset == 0
@@ -202,7 +202,7 @@ def test_half_open_reader_is_replaced_within_the_peer_timeout() -> None:
     with_service(scenario)
 
 
-def test_reader_that_reconnects_has_its_group_at_once() -> None:
+def test_reader_that_reconnects_regains_its_group_at_once() -> None:
     async def scenario(site: Site) -> None:
         await publish(site, 4)
         async with subscriber(site, group="g") as s:

@@ -29,7 +29,7 @@ def test_sync_producer_publishes_offers_and_flushes() -> None:
     with served() as service, SyncProducer(service.address, name="job") as p:
         first = p.publish(make_delta("a"), make_delta("b"))
         assert (first.offset, first.count, first.level) == (0, 2, AckLevel.MEMORY)
-        receipts = [p.offer(make_delta(f"k{at}")) for at in range(2_500)]
+        receipts = [p.offer(make_delta(f"k{number}")) for number in range(2_500)]
         cause = p.offer(make_delta("cause", priority=Priority.LOW))
         effect = p.offer(make_delta("effect", priority=Priority.CRITICAL), after=[cause])
         assert p.publish_many(["x", "y"], [[1, 2], [3, 4]], namespace="vectors").count == 2
@@ -45,12 +45,12 @@ def test_sync_producer_publishes_offers_and_flushes() -> None:
 def test_broken_connections_lose_and_duplicate_nothing() -> None:
     with served() as service:
         with SyncProducer(service.address, name="job") as p:
-            for at in range(60):
-                p.offer(make_delta(f"k{at}"))
-                if at % 20 == 10:
+            for number in range(60):
+                p.offer(make_delta(f"k{number}"))
+                if number % 20 == 10:
                     p.flush()
-                    p.offer(make_delta(f"then {at}"))
-                    service.break_off()
+                    p.offer(make_delta(f"then {number}"))
+                    service.drop_connections()
             p.publish(make_delta("last"))
         keys = service.keys()
         assert len(keys) == len(set(keys)) == 64
@@ -99,9 +99,9 @@ def test_numbered_deltas_of_a_second_run_are_duplicates() -> None:
     with served() as service:
         for _ in range(2):
             with SyncProducer(service.address, name="import") as p:
-                receipts = [p.offer_numbered(at, make_delta(f"line {at}")) for at in range(1, 50)]
+                receipts = [p.offer_numbered(number, make_delta(f"line {number}")) for number in range(1, 50)]
                 p.flush()
-        assert [one.result().duplicates for one in receipts] == [{0: at} for at in range(49)]
+        assert [one.result().duplicates for one in receipts] == [{0: number} for number in range(49)]
         assert len(service.keys()) == 49
 
 
@@ -111,26 +111,26 @@ def test_sync_producer_connects_with_tls_and_a_certificate() -> None:
     client = Tls(made_files.client, made_files.client_key, made_files.authority)
     with served(server) as service:
         with SyncProducer(service.address, name="job", tls=client) as p:
-            for at in range(300):
-                p.offer(Delta(f"k{at}", opaque(bytes(2_000))))
+            for number in range(300):
+                p.offer(Delta(f"k{number}", opaque(bytes(2_000))))
             assert p.publish(make_delta("last")).offset == 300
-        quickly = ClientSettings(open_timeout_s=0.3)
+        short_timeout = ClientSettings(open_timeout_s=0.3)
         without_certificate = SyncProducer(
-            service.address, name="x", tls=Tls(authorities=made_files.authority), settings=quickly
+            service.address, name="x", tls=Tls(authorities=made_files.authority), settings=short_timeout
         )
         with pytest.raises(Misconfigured, match="certificate required"), without_certificate:
             pass
         with (
             pytest.raises(Misconfigured, match="speaks TLS"),
-            SyncProducer(service.address, name="x", settings=quickly),
+            SyncProducer(service.address, name="x", settings=short_timeout),
         ):
             pass
 
 
 def test_sync_producer_imports_no_event_loop() -> None:
     program = "import sys; from delta_prop.client import SyncProducer; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    loaded = set(done.stdout.split())
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = set(result.stdout.split())
     assert {
         "delta_prop.client.sync_producer",
         "delta_prop_wire.connection",

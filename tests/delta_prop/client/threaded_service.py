@@ -52,15 +52,15 @@ class Served:
         return self._portal.call(function)  # type: ignore[no-any-return]
 
     def store(self, path: Path) -> None:
-        """Attach a storage sink on this file."""
+        """Attach a storage sink that writes to `path`."""
         self._portal.call(self._propagator.attach, StorageSink(path))
 
-    def break_off(self) -> None:
+    def drop_connections(self) -> None:
         self.call(lambda: [peer.abort() for peer in self.peers()])
 
 
 @asynccontextmanager
-async def running(
+async def run_service(
     tls: Tls | None, propagator: dict[str, Any], settings: dict[str, Any], tokens: str | None = None
 ) -> AsyncIterator[tuple[Propagator, Service]]:
     async with Propagator(**propagator) as p, anyio.create_task_group() as tasks:
@@ -83,13 +83,14 @@ def served(
 ) -> Iterator[Served]:
     """Run a service on a thread of its own.
 
-    `propagator`: its arguments, by default for a log in memory. `tokens`: the text of its token file.
+    `propagator`: the arguments of the `Propagator`; without them the log is in memory. `tokens`: the text of
+    the token file.
     """
     with (
         start_blocking_portal() as portal,
-        portal.wrap_async_context_manager(running(tls, propagator or {}, settings, tokens)) as (
-            made,
+        portal.wrap_async_context_manager(run_service(tls, propagator or {}, settings, tokens)) as (
+            embedded,
             service,
         ),
     ):
-        yield Served(portal, made, service)
+        yield Served(portal, embedded, service)

@@ -32,14 +32,14 @@ class Site:
         seed: int,
         conditions: NetworkConditions | None,
         settings: dict[str, Any],
-        service: Settings | None = None,
+        service_settings: Settings | None = None,
         tokens: TokenFile | None = None,
     ) -> None:
         self.network = VirtualNetwork(seed, conditions, host="server")
         self.world: World = virtual_world(seed, network=self.network.at("client"))
         self._own_world = virtual_world(seed + 1, network=self.network)
         self._settings = ServerSettings(host="server", allow_anonymous=True, **settings)
-        self._service_settings = service
+        self._service_settings = service_settings
         self._tokens = tokens
         self.propagator: Propagator
         self.service: Service
@@ -80,7 +80,7 @@ def with_service(
     tokens: TokenFile | None = None,
     **settings: Any,
 ) -> None:
-    """Run a scenario against a service."""
+    """Run a service in virtual time and a scenario that uses it; then cancel the service."""
 
     async def run() -> None:
         site = Site(seed, conditions, settings, Settings(log_deltas_max=log_deltas_max), tokens)

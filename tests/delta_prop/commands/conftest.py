@@ -21,8 +21,8 @@ def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
 
 
 @pytest.fixture(params=["directory", "server"])
-def either(command: Command, request: pytest.FixtureRequest) -> Iterator[Command]:
-    """Yield a runner of commands on a data directory, then one on a server."""
+def local_or_remote(command: Command, request: pytest.FixtureRequest) -> Iterator[Command]:
+    """Yield a runner of commands on a data directory in one run of the test, and on a server in the other."""
     if request.param == "directory":
         yield command
     else:

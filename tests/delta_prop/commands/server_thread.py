@@ -28,13 +28,13 @@ HOST = "127.0.0.1"
 
 
 class ServerAddresses(NamedTuple):
-    """Ports of a running server."""
+    """The addresses of a running server: its protocol port and its HTTP port."""
 
     port: int
     http: int
 
     @property
-    def to(self) -> str:
+    def protocol_address(self) -> str:
         return f"{HOST}:{self.port}"
 
     @property
@@ -47,24 +47,24 @@ def served(
     data: Path, *, tokens: bytes | None = None, tls: Tls | None = None, port: int = 0
 ) -> Iterator[ServerAddresses]:
     """Run a server until the block ends."""
-    found: list[ServerAddresses] = []
+    addresses: list[ServerAddresses] = []
     ready, stop = threading.Event(), threading.Event()
 
     async def run() -> None:
         world = real_world()
         assert world.network is not None
         access = Access(world, None if tokens is None else lambda: tokens)
-        overview = ServerStatus(version="1.2.3", now=world.clock.now)
+        server_status = ServerStatus(version="1.2.3", now=world.clock.now)
         async with anyio.create_task_group() as tasks, Propagator(data=data, world=world) as propagator:
             await propagator.attach(CacheSink())
             service = Service(
                 propagator, ServerSettings(port=port, drain_timeout_s=1), access=access, tls=tls
             )
-            overview.propagator, overview.service = propagator, service
-            http = HttpPort(world.network, world, overview, access=access, tls=tls)
+            server_status.propagator, server_status.service = propagator, service
+            http = HttpPort(world.network, world, server_status, access=access, tls=tls)
             _, http_port = await tasks.start(http.run)
             address = await tasks.start(service.run)
-            found.append(ServerAddresses(address.port, http_port))
+            addresses.append(ServerAddresses(address.port, http_port))
             ready.set()
             await anyio.to_thread.run_sync(stop.wait)
             service.stop()
@@ -74,7 +74,7 @@ def served(
     thread.start()
     try:
         assert ready.wait(10)
-        yield found[0]
+        yield addresses[0]
     finally:
         stop.set()
         thread.join(60)

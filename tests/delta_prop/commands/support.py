@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tests.delta_prop.commands.server_thread import ServerAddresses
 
 
-OVER_0XD3 = {"publish": "--to", "subscribe": "--from"}
+OPTION_OF_REMOTE_VERB = {"publish": "--to", "subscribe": "--from"}
 
 
 @dataclass
@@ -46,17 +46,18 @@ class Command:
 
     def __call__(self, *arguments: object) -> VerbResult:
         self._capsys.readouterr()
-        place = ["--data", str(self.data)]
-        if self.addresses is not None and arguments[0] in OVER_0XD3:
-            place = [OVER_0XD3[str(arguments[0])], self.addresses.to]
+        location = ["--data", str(self.data)]
+        if self.addresses is not None and arguments[0] in OPTION_OF_REMOTE_VERB:
+            location = [OPTION_OF_REMOTE_VERB[str(arguments[0])], self.addresses.protocol_address]
         folder = self._input.parent
         before = open_below(folder)
-        status = main([*map(str, arguments), *place])
-        on_main_thread = threading.current_thread() is threading.main_thread()  # other threads open files too
+        status = main([*map(str, arguments), *location])
+        # Other threads, such as a server's, may open files meanwhile.
+        on_main_thread = threading.current_thread() is threading.main_thread()
         if on_main_thread and not any(one.name == "server" for one in threading.enumerate()):
             assert len(open_below(folder)) <= len(before), "a verb must close its files"
-        shown = self._capsys.readouterr()
-        return VerbResult(status, shown.out, shown.err)
+        captured = self._capsys.readouterr()
+        return VerbResult(status, captured.out, captured.err)
 
     def publish(self, lines: list[str], *arguments: str) -> VerbResult:
         self._input.write_text("".join(line + "\n" for line in lines), encoding="utf-8")

@@ -34,9 +34,9 @@ HUGE = "9" * 5000
 )
 def test_wrong_argument_is_reported_in_one_line(arguments: tuple[str, ...], command: Command) -> None:
     command.publish(create_lines(3))
-    done = command(*arguments)
-    assert done.status == 2
-    assert done.err.count("\n") == 1
+    result = command(*arguments)
+    assert result.status == 2
+    assert result.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("verb", ["status", "publish", "sinks", "log verify", "sinks forget audit"])
@@ -47,16 +47,16 @@ def test_empty_name_is_not_the_current_directory(
     lines = tmp_path / "lines"
     lines.write_text(create_line("v1"))
     command.data = ""  # type: ignore[assignment]  # a variable of a script that is not set
-    done = command(*verb.split(), *([lines] if verb == "publish" else []))
-    assert done.status == 2
-    assert "the name is empty" in done.err
+    result = command(*verb.split(), *([lines] if verb == "publish" else []))
+    assert result.status == 2
+    assert "the name is empty" in result.err
     assert [one.name for one in tmp_path.iterdir()] == ["lines"]
 
 
 def test_backup_path_may_end_with_a_slash(command: Command, tmp_path: Path) -> None:
     command.publish(create_lines(3))
-    done = command("log", "export", "--to", f"{tmp_path}/backup/")
-    assert (done.status, done.err) == (0, "")
+    result = command("log", "export", "--to", f"{tmp_path}/backup/")
+    assert (result.status, result.err) == (0, "")
     command.data = tmp_path / "backup"
     assert len(command("log", "show", "--json").lines) == 3
     assert not list(tmp_path.glob("**/*.partial"))
@@ -96,10 +96,10 @@ def run_with_closed_streams(*arguments: object) -> subprocess.CompletedProcess[s
 )
 def test_printing_verb_fails_if_standard_output_is_closed(verb: str, command: Command) -> None:
     command.publish(create_lines(3))
-    done = run_with_closed_streams(
+    result = run_with_closed_streams(
         *verb.split(), *([] if verb.startswith("token") else ["--data", command.data])
     )
-    assert (done.returncode, done.stderr) == (
+    assert (result.returncode, result.stderr) == (
         1,
         "delta-prop: standard output is closed, so nothing was written: open it, or redirect it to a file\n",
     )
@@ -109,7 +109,7 @@ def test_silent_verb_works_if_standard_streams_are_closed(command: Command, tmp_
     lines = tmp_path / "lines"
     lines.write_text(create_line("v1"))
     for verb in (("publish",), ("publish", lines), ("log", "export", "--to", tmp_path / "backup")):
-        done = run_with_closed_streams(*verb, "--data", command.data)
-        assert (done.returncode, done.stderr) == (0, "")
+        result = run_with_closed_streams(*verb, "--data", command.data)
+        assert (result.returncode, result.stderr) == (0, "")
     assert len(command("log", "show", "--json").lines) == 1
     assert command("log", "verify").status == 0

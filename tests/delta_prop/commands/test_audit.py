@@ -43,7 +43,10 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def file(command: Command, tmp_path: Path) -> Path:
     """Return a storage sink's file with 30 vectors and a deleted one, next to its log."""
-    lines = [create_line(f"v{at}", float(at), 0.5, namespace="n", metadata={"at": at}) for at in range(30)]
+    lines = [
+        create_line(f"v{number}", float(number), 0.5, namespace="n", metadata={"at": number})
+        for number in range(30)
+    ]
     assert command.publish([*lines, '{"vector_id": "v1", "namespace": "n", "op": "delete"}']).status == 0
     path = tmp_path / "vectors.db"
     store(command, path)
@@ -51,7 +54,7 @@ def file(command: Command, tmp_path: Path) -> Path:
 
 
 def store(command: Command, path: Path) -> None:
-    """Have a storage sink apply the complete log."""
+    """Attach a storage sink, and wait until it has applied the complete log."""
 
     async def run() -> None:
         async with Propagator(data=command.data) as p:
@@ -74,8 +77,8 @@ CORRUPTION = (
 
 
 def test_correct_file_has_no_differences(command: Command, file: Path) -> None:
-    done = command("audit", "--storage", file)
-    assert (done.status, done.out, done.err) == (0, "", "delta-prop: no differences\n")
+    result = command("audit", "--storage", file)
+    assert (result.status, result.out, result.err) == (0, "", "delta-prop: no differences\n")
     assert command("audit", "--storage", file, "--repair").status == 0
 
 
@@ -85,8 +88,8 @@ def test_audit_without_spark_loads_no_spark_and_needs_no_java(command: Command, 
         "from delta_prop.cli import main; sys.exit(main(sys.argv[1:]))"
     )
     audit = [sys.executable, "-c", program, "audit", "--data", str(command.data), "--storage", str(file)]
-    done = subprocess.run(audit, capture_output=True, text=True, check=False, env={"PATH": ""}, timeout=120)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "delta-prop: no differences\n")
+    result = subprocess.run(audit, capture_output=True, text=True, check=False, env={"PATH": ""}, timeout=120)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "delta-prop: no differences\n")
 
 
 def test_differences_are_shown_written_and_repaired(command: Command, file: Path, tmp_path: Path) -> None:
@@ -116,8 +119,8 @@ def test_differences_are_shown_written_and_repaired(command: Command, file: Path
     store(command, file)
     assert command("audit", "--storage", file).status == 0
     with closing(sqlite3.connect(file)) as connection:
-        ask = "SELECT metadata FROM vectors WHERE vector_id IN ('v7', 'v9') ORDER BY vector_id"
-        assert [json.loads(one) for (one,) in connection.execute(ask)] == [{"at": 7}, {"at": 9}]
+        query = "SELECT metadata FROM vectors WHERE vector_id IN ('v7', 'v9') ORDER BY vector_id"
+        assert [json.loads(one) for (one,) in connection.execute(query)] == [{"at": 7}, {"at": 9}]
 
 
 def test_repair_is_sent_to_the_service_of_the_directory(
@@ -168,33 +171,37 @@ def test_differences_are_printed_before_waiting_for_a_service(
         ClientSettings, "__init__", partialmethod(ClientSettings.__init__, open_timeout_s=1.5)
     )
     execute(file, *CORRUPTION)
-    done = command("audit", "--storage", file, "--repair", "--to", "127.0.0.1:1")
-    assert done.status == 1
-    assert [line.split()[0] for line in done.out.splitlines()] == ["difference", "missing", "corrupted"]
-    found, waits, failed = done.err.splitlines()
+    result = command("audit", "--storage", file, "--repair", "--to", "127.0.0.1:1")
+    assert result.status == 1
+    assert [line.split()[0] for line in result.out.splitlines()] == ["difference", "missing", "corrupted"]
+    found, waiting, failed = result.err.splitlines()
     assert found == "delta-prop: 2 differences: 1 corrupted, 1 missing"
-    assert waits.startswith("delta-prop: waiting, no answer for ")
-    assert "no connection" in waits
+    assert waiting.startswith("delta-prop: waiting, no answer for ")
+    assert "no connection" in waiting
     assert "none of 127.0.0.1:1 has answered for 1.5 s" in failed
 
 
 def test_contents_in_json_lines_are_compared(command: Command, file: Path, tmp_path: Path) -> None:
-    held = tmp_path / "held"
-    held.mkdir()
-    facts = [json.loads(create_line(f"v{at}", float(at), 0.5, namespace="n")) for at in range(30) if at != 1]
-    (held / "part-1.jsonl").write_text("\n".join(map(json.dumps, facts[:20])) + "\n")
-    (held / "part-2.jsonl").write_text("\n".join(map(json.dumps, facts[20:])) + "\n")
-    assert command("audit", "--contents", held / "part-1.jsonl").err.count("9 missing") == 1
-    named = held.rename(tmp_path / "held.json")
-    assert command("audit", "--contents", named).status == 0, (
-        "audit must not compare metadata if no line has them"
+    contents = tmp_path / "held"
+    contents.mkdir()
+    facts = [
+        json.loads(create_line(f"v{number}", float(number), 0.5, namespace="n"))
+        for number in range(30)
+        if number != 1
+    ]
+    (contents / "part-1.jsonl").write_text("\n".join(map(json.dumps, facts[:20])) + "\n")
+    (contents / "part-2.jsonl").write_text("\n".join(map(json.dumps, facts[20:])) + "\n")
+    assert command("audit", "--contents", contents / "part-1.jsonl").err.count("9 missing") == 1
+    json_folder = contents.rename(tmp_path / "held.json")
+    assert command("audit", "--contents", json_folder).status == 0, (
+        "audit must not compare metadata if no line has any"
     )
     table = tmp_path / "held.jsonl"
     facts[0]["metadata"] = {"at": 0}
     facts[3]["vector"] = [4.0, 0.25]
     table.write_text("\n".join(map(json.dumps, facts)))
     lines = command("audit", "--contents", table, "--json").lines
-    assert len(lines) == 28, "once one line has metadata, lines without them must differ"
+    assert len(lines) == 28, "if one line has metadata, lines without metadata must differ"
     (vector,) = (one for one in lines if "number" in one["reason"])
     assert vector["reason"] == "number 1 is 0.25, not 0.5; it has the delta at offset 4"
     before = command("audit", "--contents", table, "--next-offset", "10", "--json").lines
@@ -234,18 +241,18 @@ def test_mistake_is_reported_in_one_line(
     (tmp_path / "odd.jsonl").write_text(
         '{"vector_id": "a", "vector": [1]}\n{"vector_id": "a", "data": "?"}\n'
     )
-    done = command("audit", *arguments.split())
-    assert done.status == 2
-    assert message in done.err
-    assert len(done.err.splitlines()) == 1
+    result = command("audit", *arguments.split())
+    assert result.status == 2
+    assert message in result.err
+    assert len(result.err.splitlines()) == 1
 
 
 def test_audit_of_a_named_sink_needs_a_known_sink(command: Command, file: Path) -> None:
     execute(file, *CORRUPTION)
-    done = command("audit", "--storage", file, "--sink", "storage", "--json")
-    assert [one["difference"] for one in done.lines] == ["missing", "corrupted"]
-    done = command("audit", "--storage", file, "--sink", "other")
-    assert (done.status, done.err.count("give one of these: storage\n")) == (2, 1)
+    result = command("audit", "--storage", file, "--sink", "storage", "--json")
+    assert [one["difference"] for one in result.lines] == ["missing", "corrupted"]
+    result = command("audit", "--storage", file, "--sink", "other")
+    assert (result.status, result.err.count("give one of these: storage\n")) == (2, 1)
 
 
 def test_vectors_in_the_quarantine_are_reported_and_not_repaired(command: Command, tmp_path: Path) -> None:
@@ -266,18 +273,16 @@ def test_vectors_in_the_quarantine_are_reported_and_not_repaired(command: Comman
         )
     )
     audit = ("audit", "--contents", contents)
-    unnamed = {one["vector_id"]: one["difference"] for one in command(*audit, "--json").lines}
-    assert unnamed == {"changed": "corrupted", "wrong": "corrupted", "new": "missing"}
+    without_sink_name = {one["vector_id"]: one["difference"] for one in command(*audit, "--json").lines}
+    assert without_sink_name == {"changed": "corrupted", "wrong": "corrupted", "new": "missing"}
     expected = {"changed": "quarantined", "wrong": "corrupted", "new": "quarantined"}
-    done = command(*audit, "--sink", "adds", "--json", "--repair")
-    assert {one["vector_id"]: one["difference"] for one in done.lines} == expected
-    for one in done.lines:
-        assert one["reason"].endswith("; deltas of it wait in the quarantine") == (
-            one["vector_id"] != "wrong"
-        )
+    result = command(*audit, "--sink", "adds", "--json", "--repair")
+    assert {one["vector_id"]: one["difference"] for one in result.lines} == expected
+    for one in result.lines:
+        assert one["reason"].endswith("; deltas of it are in the quarantine") == (one["vector_id"] != "wrong")
         assert ("repaired_by" in one) == (one["vector_id"] == "wrong")
-    assert done.status == 1, "quarantined vectors stay different"
-    assert "1 of 3 were republished; 0 have changed since, 0 were refused" in done.err
+    assert result.status == 1, "vectors in the quarantine must stay different"
+    assert "1 of 3 were republished; 0 have changed since, 0 were refused" in result.err
     assert [line["vector_id"] for line in command("subscribe", "--start", "4", "--no-follow").lines] == [
         "wrong"
     ]
@@ -289,18 +294,18 @@ def test_page_sample_matches_the_output(
     text = (Path(__file__).parents[3] / "docs" / "operating.md").read_text()
     (block,) = re.findall(r"```console\n\$ delta-prop audit (.*?)```", text, re.DOTALL)
     first, second = block.split("$ delta-prop audit ")
-    lines = [create_line(f"doc-{at}", 0, 0, 0.25, namespace="docs") for at in range(10)]
+    lines = [create_line(f"doc-{number}", 0, 0, 0.25, namespace="docs") for number in range(10)]
     assert command.publish(lines).status == 0
     file = tmp_path / "vectors.db"
     store(command, file)
-    spoiled = np.array([0, 0, 0.5], "<f4").tobytes().hex()
+    corrupted_value = np.array([0, 0, 0.5], "<f4").tobytes().hex()
     execute(
         file,
         "DELETE FROM vectors WHERE vector_id = 'doc-7'",
-        f"UPDATE vectors SET value = x'{spoiled}' WHERE vector_id = 'doc-9'",
+        f"UPDATE vectors SET value = x'{corrupted_value}' WHERE vector_id = 'doc-9'",
     )
-    done = command("audit", "--storage", file)
-    assert (done.out + done.err).splitlines() == first.splitlines()[1:]
+    result = command("audit", "--storage", file)
+    assert (result.out + result.err).splitlines() == first.splitlines()[1:]
     repair = ["audit", "--data", str(command.data), "--storage", str(file), "--repair", "--to"]
     with served(propagator={"data": str(command.data)}) as running:
         assert main([*repair, running.address]) == 0

@@ -1,4 +1,4 @@
-"""`log export --to` copies a directory that is served; `log restore` makes a directory to serve from it."""
+"""`log export --to` copies a served directory; `log restore` makes a directory to serve from the copy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SMALL = LogSettings(segment_bytes_max=4096, bytes_max=1 << 20, retention_bytes=1
 
 
 def test_served_directory_is_exported_restored_and_served(command: Command, tmp_path: Path) -> None:
-    seen: list[int] = []
+    delivered_offsets: list[int] = []
 
     async def publish(propagator: Propagator, count: int) -> None:
         for number in range(count):
@@ -32,14 +32,14 @@ def test_served_directory_is_exported_restored_and_served(command: Command, tmp_
 
     async def serve() -> None:
         async with Propagator(data=str(command.data), log=SMALL) as p:
-            await p.attach(CallbackSink(lambda offset, _: seen.append(offset), name="audit"))
+            await p.attach(CallbackSink(lambda offset, _: delivered_offsets.append(offset), name="audit"))
             await p.attach(StorageSink(tmp_path / "store.db"))
             await publish(p, 50)
             await p.wait_visible(50)
-            await anyio.sleep(1.2)  # the cursor is written
-            done = command("log", "export", "--to", tmp_path / "backup")
-            assert (done.status, done.err) == (0, "")
-            assert "offsets 0 to 50," in done.out
+            await anyio.sleep(1.2)  # the service writes the sink's cursor within a second
+            result = command("log", "export", "--to", tmp_path / "backup")
+            assert (result.status, result.err) == (0, "")
+            assert "offsets 0 to 50," in result.out
             await publish(p, 5)
             await p.wait_visible(55)
 
@@ -47,9 +47,10 @@ def test_served_directory_is_exported_restored_and_served(command: Command, tmp_
         async with Propagator(data=str(command.data), log=SMALL) as p:
             assert p.recovery is not None
             assert (p.recovery.clean, p.recovery.next_offset) == (True, 50)
-            with pytest.raises(Refused, match="up to 50"):  # its cursor is ahead of the copy
+            # The sink's cursor is beyond the end of the backup.
+            with pytest.raises(Refused, match="up to 50"):
                 await p.attach(StorageSink(tmp_path / "store.db"))
-            await p.attach(CallbackSink(lambda offset, _: seen.append(offset), name="audit"))
+            await p.attach(CallbackSink(lambda offset, _: delivered_offsets.append(offset), name="audit"))
             await publish(p, 2)
             await p.wait_visible(52)
 
@@ -58,12 +59,12 @@ def test_served_directory_is_exported_restored_and_served(command: Command, tmp_
         "restore must refuse a data directory that is not empty"
     )
     command.data = tmp_path / "restored"
-    done = command("log", "restore", "--from", tmp_path / "backup")
-    assert (done.status, done.err) == (0, "")
+    result = command("log", "restore", "--from", tmp_path / "backup")
+    assert (result.status, result.err) == (0, "")
     assert command("log", "verify").status == 0
     assert command("get", "v7", "--namespace", "default").lines[0]["vector"] == [7.0]
     anyio.run(serve_restored)
-    assert seen == [*range(55), 50, 51], "the backup must contain the cursor"
+    assert delivered_offsets == [*range(55), 50, 51], "the backup must contain the cursor"
 
 
 def read_files(directory: Path) -> dict[Path, bytes]:
@@ -75,7 +76,7 @@ def test_export_changes_no_file_of_the_directory(command: Command, tmp_path: Pat
     (command.data / LOCK_PATH).unlink()
     before = read_files(command.data)
     assert command("log", "export", "--to", tmp_path / "backup").status == 0
-    assert read_files(command.data) == before, "no lock file is created either"
+    assert read_files(command.data) == before, "the export must not create a lock file"
     assert not list(tmp_path.glob("*.partial"))
 
 
@@ -85,12 +86,14 @@ def test_export_takes_no_lock(command: Command, tmp_path: Path) -> None:
     (command.data / LOCK_PATH).write_text("1\n")  # the id of another process than the one that exports
     before = read_files(command.data)
     try:
-        assert command.publish(create_lines(1)).status == 1, "the lock keeps others out"
+        assert command.publish(create_lines(1)).status == 1, (
+            "a publish must fail while another process holds the lock"
+        )
         assert command("log", "export", "--to", tmp_path / "backup").status == 0
         assert read_files(command.data) == before
     finally:
         lock.release()
-    assert command.publish(create_lines(1)).status == 0, "the export holds no lock"
+    assert command.publish(create_lines(1)).status == 0, "the export must not hold the lock"
 
 
 @pytest.mark.parametrize("source", ["nosuch", "."])
@@ -98,29 +101,29 @@ def test_restore_from_a_non_backup_is_refused(
     source: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    done = command("log", "restore", "--from", source)
-    assert done.status == 2
-    assert "name the copy that `log export --to DIR` made" in done.err
-    assert "publish" not in done.err
+    result = command("log", "restore", "--from", source)
+    assert result.status == 2
+    assert "name the copy that `log export --to DIR` made" in result.err
+    assert "publish" not in result.err
 
 
 def test_mistake_is_reported_in_one_line_with_its_fix(command: Command, tmp_path: Path) -> None:
-    backup, full = tmp_path / "backup", tmp_path / "full"
-    full.mkdir()
-    (full / "mine").write_text("x")
-    nothing = command("log", "export", "--to", backup)
-    assert (nothing.status, nothing.err.count("\n")) == (2, 1)
+    backup, occupied = tmp_path / "backup", tmp_path / "full"
+    occupied.mkdir()
+    (occupied / "mine").write_text("x")
+    missing = command("log", "export", "--to", backup)
+    assert (missing.status, missing.err.count("\n")) == (2, 1)
     command.publish([create_line("a")])
-    for to, why in ((full, "not empty: name a new directory"), (command.data, "not empty")):
-        done = command("log", "export", "--to", to)
-        assert (done.status, done.err.count("\n")) == (2, 1)
-        assert why in done.err
+    for to, why in ((occupied, "not empty: name a new directory"), (command.data, "not empty")):
+        result = command("log", "export", "--to", to)
+        assert (result.status, result.err.count("\n")) == (2, 1)
+        assert why in result.err
     for more in (["--count", "1"], ["--format", "frames"], ["--output", tmp_path / "f"], ["--skip-corrupt"]):
-        done = command("log", "export", "--to", backup, *more)
-        assert (done.status, "leave the other options out" in done.err) == (2, True)
+        result = command("log", "export", "--to", backup, *more)
+        assert (result.status, "leave the other options out" in result.err) == (2, True)
     (tmp_path / "backup.partial").mkdir()
-    done = command("log", "export", "--to", backup)
-    assert (done.status, "interrupted copy: remove it first" in done.err) == (2, True)
+    result = command("log", "export", "--to", backup)
+    assert (result.status, "interrupted copy: remove it first" in result.err) == (2, True)
     (tmp_path / "backup.partial").rmdir()
     backup.mkdir()  # an empty directory is accepted
     assert command("log", "export", "--to", backup).status == 0
@@ -132,7 +135,7 @@ def test_export_of_a_corrupted_log_leaves_no_copy(command: Command, tmp_path: Pa
     raw = bytearray(path.read_bytes())
     raw[200] ^= 1
     path.write_bytes(raw)
-    done = command("log", "export", "--to", tmp_path / "backup")
-    assert done.status == 1
-    assert "corruption in" in done.err
+    result = command("log", "export", "--to", tmp_path / "backup")
+    assert result.status == 1
+    assert "corruption in" in result.err
     assert not list(tmp_path.glob("backup*"))

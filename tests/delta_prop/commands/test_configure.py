@@ -39,10 +39,10 @@ def test_check_reports_a_mistake_in_one_line(
     if text is not None:
         file.write_bytes(text)
     assert main(["config", "check", str(file)]) == 2
-    shown = capsys.readouterr()
-    assert (shown.out, shown.err.count("\n")) == ("", 1)
-    assert message in shown.err
-    assert str(file) in shown.err
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
+    assert message in captured.err
+    assert str(file) in captured.err
 
 
 def test_show_prints_defaults_and_applies_the_environment(
@@ -76,6 +76,6 @@ def test_check_reads_the_files_that_serve_would_read(
     ):
         file.write_text(text)
         assert main(["config", "check", str(file)]) == 2
-        shown = capsys.readouterr()
-        assert shown.err.startswith(f"delta-prop: {file}: {message}"), shown.err
-        assert shown.err.count("\n") == 1
+        captured = capsys.readouterr()
+        assert captured.err.startswith(f"delta-prop: {file}: {message}"), captured.err
+        assert captured.err.count("\n") == 1

@@ -1,4 +1,4 @@
-"""Verbs that connect to a server: options, environment, retries of refused lines, and the end of reading."""
+"""Options of verbs that connect; `publish` retries refused lines; `subscribe` ends at the end of the log."""
 
 from __future__ import annotations
 

@@ -56,11 +56,13 @@ def test_connecting_verb_soon_reports_what_it_waits_for(
     verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(wait_reporter, "REPORT_AFTER_S", 0.3)
-    quick = ClientSettings(
+    short_timeouts = ClientSettings(
         open_timeout_s=1.0, peer_timeout_s=1.0, handshake_timeout_s=1.0, heartbeat_interval_s=0.3
     )
     for module in ("subscribe", "trace_record"):
-        monkeypatch.setattr(f"delta_prop.commands.{module}.Subscriber", partial(Subscriber, settings=quick))
+        monkeypatch.setattr(
+            f"delta_prop.commands.{module}.Subscriber", partial(Subscriber, settings=short_timeouts)
+        )
     real = jobs.decide
     monkeypatch.setattr("delta_prop.commands.jobs.decide", lambda *a, **k: real(*a, **k, timeout_s=1.0))
     monkeypatch.setattr("delta_prop.commands.top.HttpClient", partial(HttpClient, timeout_s=1.0))
@@ -94,7 +96,7 @@ def test_wrong_address_is_reported_with_bound_or_example(text: str, message: str
 @pytest.mark.parametrize("verb", [["publish", "--to"], ["subscribe", "--from"]])
 def test_connecting_to_the_http_port_is_reported_once(command: Command, verb: list[str]) -> None:
     with served(command.data) as addresses:
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-m", "delta_prop", *verb, addresses.http_address],
             input="",
             capture_output=True,
@@ -102,14 +104,14 @@ def test_connecting_to_the_http_port_is_reported_once(command: Command, verb: li
             timeout=60,
             check=False,
         )
-    assert (done.returncode, done.stderr.count("is an HTTP port")) == (2, 1), done.stderr
+    assert (result.returncode, result.stderr.count("is an HTTP port")) == (2, 1), result.stderr
 
 
 def test_full_standard_output_is_reported(command: Command) -> None:
     assert command.publish(create_lines(3)).status == 0
     for verb in (["log", "show"], ["log", "export"], ["status"], ["subscribe", "--start", "earliest"]):
         with open("/dev/full", "wb") as full:
-            done = subprocess.run(
+            result = subprocess.run(
                 [sys.executable, "-m", "delta_prop", *verb, "--data", str(command.data)],
                 stdout=full,
                 stderr=subprocess.PIPE,
@@ -120,7 +122,7 @@ def test_full_standard_output_is_reported(command: Command) -> None:
         message = (
             "standard output cannot be written (No space left on device): free disk space, or write elsewhere"
         )
-        assert (done.returncode, done.stderr) == (FAILED, f"delta-prop: {message}\n"), verb
+        assert (result.returncode, result.stderr) == (FAILED, f"delta-prop: {message}\n"), verb
 
 
 def test_permission_error_is_reported_with_a_fix(capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,10 +147,10 @@ def test_unreadable_directory_is_reported_with_a_fix(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert command.publish(create_lines(1)).status == 0
-    monkeypatch.setattr(path_checks, "_has_access", lambda place, what: False)
+    monkeypatch.setattr(path_checks, "_has_access", lambda path, access: False)
     for verb in (["status"], ["log", "verify"], ["get", "a"], ["sinks", "pause", "s"]):
-        done = command(*verb)
-        assert (done.status, done.err) == (
+        result = command(*verb)
+        assert (result.status, result.err) == (
             2,
             f"delta-prop: {str(command.data)!r} cannot be read: grant this process's user "
             "access, or give another path\n",
@@ -160,18 +162,18 @@ def test_invalid_data_directory_is_reported_with_a_fix(command: Command, name: s
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     command.data = tmp_path / name
     for verb in (["status"], ["log", "show"]):
-        done = command(*verb)
-        assert (done.status, done.err.count("\n")) == (2, 1)
-        assert "give " in done.err
-        assert "Errno" not in done.err
+        result = command(*verb)
+        assert (result.status, result.err.count("\n")) == (2, 1)
+        assert "give " in result.err
+        assert "Errno" not in result.err
 
 
 def test_copy_inside_its_source_is_refused(command: Command, tmp_path: Path) -> None:
     assert command.publish(create_lines(1)).status == 0
     (tmp_path / "link").symlink_to(command.data)
     for to in (command.data / "sub", tmp_path / "link" / "sub"):
-        done = command("log", "export", "--to", to)
-        assert (done.status, "is inside the data directory" in done.err) == (2, True)
+        result = command("log", "export", "--to", to)
+        assert (result.status, "is inside the data directory" in result.err) == (2, True)
         assert main(["log", "restore", "--from", str(command.data), "--data", str(to)]) == 2
     assert not list(command.data.glob("sub*"))
 
@@ -214,8 +216,8 @@ def test_get_of_an_invalid_id_is_refused_with_the_bound(
     vector_id: str, message: str, command: Command
 ) -> None:
     command.publish(create_lines(1))
-    done = command("get", vector_id)
-    assert (done.status, done.out, done.err.count("\n")) == (2, "", 1)
-    assert "vector_id" in done.err
-    assert message in done.err
-    assert "must be 1 to 512" in done.err
+    result = command("get", vector_id)
+    assert (result.status, result.out, result.err.count("\n")) == (2, "", 1)
+    assert "vector_id" in result.err
+    assert message in result.err
+    assert "must be 1 to 512" in result.err

@@ -1,4 +1,4 @@
-"""`groups list`, `groups reset` and standby members of a group, in a directory and at a server."""
+"""`groups list` and `groups reset`, in a directory and at a server; a standby member takes over."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def test_reset_refuses_bad_targets_and_reports_the_new_offset(command: Command) 
     command.publish(create_lines(5))
     assert command("subscribe", "--group", "g", "--count", "3").status == 0
     assert command("groups", "list", "--json").lines == [{"name": "g", "offset": 3, "lag": 2}]
-    for arguments, cure in [
+    for arguments, fix in [
         (("nobody", "--to", "earliest"), "name an existing one (g)"),
         (("g", "--to", "9"), "an offset from 0 to 5"),
         (("g", "--to", "soon"), "a time like"),
     ]:
-        done = command("groups", "reset", *arguments)
-        assert (done.status, done.out) == (2, "")
-        assert cure in done.err
+        result = command("groups", "reset", *arguments)
+        assert (result.status, result.out) == (2, "")
+        assert fix in result.err
     for to, offset in (("2026-01-31T12:00:00Z", 0), ("latest", 5), ("earliest", 0)):
         assert (
             command("groups", "reset", "g", "--to", to).out == f"done: group 'g' goes on at offset {offset}\n"
@@ -48,8 +48,8 @@ def test_second_process_of_a_group_stands_by_and_takes_over(command: Command) ->
     disk = LocalDisk(command.data)
     log_id = command("status", "--json").lines[0]["log_id"]
     first = GroupCursor(disk, "g", bytes.fromhex(log_id))
-    busy = command("groups", "reset", "g", "--to", "earliest")
-    assert (busy.status, "--force" in busy.err) == (2, True)
+    refused = command("groups", "reset", "g", "--to", "earliest")
+    assert (refused.status, "--force" in refused.err) == (2, True)
     assert "end that command first" in command("groups", "reset", "g", "--to", "earliest", "--force").err
     verb = [sys.executable, "-m", "delta_prop", "subscribe", "--data", str(command.data)]
     with subprocess.Popen(
@@ -67,12 +67,12 @@ def test_second_process_of_a_group_stands_by_and_takes_over(command: Command) ->
 def test_forced_reset_moves_a_group_that_is_being_read(command: Command) -> None:
     command.publish(create_lines(5))
     with served(command.data) as addresses:
-        seen: list[int] = []
+        read_offsets: list[int] = []
         end = threading.Event()
-        member = threading.Thread(target=anyio.run, args=(_read, addresses, seen, end))
+        member = threading.Thread(target=anyio.run, args=(_run_two_members, addresses, read_offsets, end))
         member.start()
         try:
-            _wait_until(lambda: len(seen) == 5)
+            _wait_until(lambda: len(read_offsets) == 5)
             _wait_until(
                 lambda: command("groups", "list", "--json").lines != []
             )  # the cursor is written with a delay
@@ -82,9 +82,9 @@ def test_forced_reset_moves_a_group_that_is_being_read(command: Command) -> None
             assert "1 standing by" in _run_on_server(command, addresses, "top", "--once")
             refused = command("groups", "reset", "g", "--to", "3")
             assert (refused.status, "end that member, or give --force" in refused.err) == (2, True)
-            done = command("groups", "reset", "g", "--to", "3", "--force")
-            assert done.out == "done: group 'g' goes on at offset 3\n"
-            _wait_until(lambda: seen[5:] == [3, 4])
+            result = command("groups", "reset", "g", "--to", "3", "--force")
+            assert result.out == "done: group 'g' goes on at offset 3\n"
+            _wait_until(lambda: read_offsets[5:] == [3, 4])
         finally:
             end.set()
             member.join(20)
@@ -99,9 +99,11 @@ def test_page_sample_matches_the_output(command: Command) -> None:
     command.publish(create_lines(5))
     block, printed = sample("delta-prop groups list"), list[str]()
     with served(command.data) as addresses:
-        seen: list[int] = []
+        read_offsets: list[int] = []
         end = threading.Event()
-        member = threading.Thread(target=anyio.run, args=(_read, addresses, seen, end, "indexer"))
+        member = threading.Thread(
+            target=anyio.run, args=(_run_two_members, addresses, read_offsets, end, "indexer")
+        )
         member.start()
         try:
             _wait_until(lambda: "1 standing by" in _run_on_server(command, addresses, "groups", "list"))
@@ -111,9 +113,9 @@ def test_page_sample_matches_the_output(command: Command) -> None:
                 if "--http" in words:
                     printed += _run_on_server(command, addresses, *words[:2]).splitlines()
                     continue
-                done = command(*words[: words.index("--data")])
-                printed += (done.out + done.err).splitlines()
-                end.set()  # the fix that the page shows after this
+                result = command(*words[: words.index("--data")])
+                printed += (result.out + result.err).splitlines()
+                end.set()  # the page tells the operator to end the member: this ends both
                 member.join(20)
         finally:
             end.set()
@@ -121,13 +123,15 @@ def test_page_sample_matches_the_output(command: Command) -> None:
     assert [mask_numbers(line) for line in printed] == [mask_numbers(line) for line in block]
 
 
-async def _read(addresses: ServerAddresses, seen: list[int], end: threading.Event, group: str = "g") -> None:
-    """Run two members of a group, which append the offsets that they read to `seen`."""
+async def _run_two_members(
+    addresses: ServerAddresses, read_offsets: list[int], end: threading.Event, group: str = "g"
+) -> None:
+    """Run two members of a group, which append the offsets that they read to `read_offsets`."""
 
     async def read() -> None:
-        async with Subscriber(addresses.to, "*", group=group) as s:
-            async for one in s:
-                seen.append(one.offset)
+        async with Subscriber(addresses.protocol_address, "*", group=group) as s:
+            async for row in s:
+                read_offsets.append(row.offset)
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(read)

@@ -23,17 +23,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a directory with one finished and two staged jobs."""
     data = tmp_path_factory.mktemp("jobs") / "facts"
     with served(data) as server:
-        at = f"127.0.0.1:{server.port}"
+        address = f"127.0.0.1:{server.port}"
         deltas = [*rows(0, 4), invalid_delta(0, 4)]
-        decide(at, "over", Decision.COMMIT, [stage(at, 0, 1, deltas, job="over")])
-        wait_published(at, "over")
+        decide(address, "over", Decision.COMMIT, [stage(address, 0, 1, deltas, job="over")])
+        wait_published(address, "over")
         for job in ("one", "two"):
-            stage(at, 0, 1, rows(0, 5), job=job)
-            stage(at, 1, 1, rows(1, 3), job=job)
+            stage(address, 0, 1, rows(0, 5), job=job)
+            stage(address, 1, 1, rows(1, 3), job=job)
         assert main(["jobs", "list", "--http", f"127.0.0.1:{server.http_port}", "--json"]) == 0
-        assert main(["jobs", "abort", "two", "--to", at]) == 0
-        assert main(["jobs", "abort", "over", "--to", at]) == 1
-        assert main(["jobs", "show", "one", "--to", at, "--json"]) == 0
+        assert main(["jobs", "abort", "two", "--to", address]) == 0
+        assert main(["jobs", "abort", "over", "--to", address]) == 1
+        assert main(["jobs", "show", "one", "--to", address, "--json"]) == 0
         assert main(["jobs", "abort", "one", "--data", str(data)]) == 1, (
             "abort must fail while a server has locked the directory"
         )
@@ -47,9 +47,9 @@ def command(command: Command, folder: Path) -> Command:
 
 
 def test_list_shows_the_jobs_of_a_directory(command: Command) -> None:
-    done = command("jobs", "list", "--json")
-    assert done.status == 0
-    jobs = {one["job"]: one for one in done.lines}
+    result = command("jobs", "list", "--json")
+    assert result.status == 0
+    jobs = {one["job"]: one for one in result.lines}
     assert {name: (one["state"], one["deltas"]) for name, one in jobs.items()} == {
         "over": ("published", 5),
         "one": ("staging", 8),
@@ -74,16 +74,16 @@ def test_show_prints_a_job_and_refuses_an_unknown_one(command: Command) -> None:
     (row,) = json.loads(command("jobs", "show", "over", "--json").out)["refused_rows"]
     assert (row["part"], row["row"], row["vector_id"], row["code"]) == (0, 4, "none-0-4", "INVALID_DELTA")
     assert "is unknown or deleted" in row["text"]
-    done = command("jobs", "show", "other")
-    assert done.status == 1
-    assert done.err.startswith("delta-prop: UNKNOWN_JOB: job 'other': not staged here")
+    result = command("jobs", "show", "other")
+    assert result.status == 1
+    assert result.err.startswith("delta-prop: UNKNOWN_JOB: job 'other': not staged here")
 
 
 def test_abort_drops_a_staged_job_but_not_a_published_one(command: Command) -> None:
-    done = command("jobs", "abort", "over")
-    assert (done.status, "JOB_DECIDED" in done.err) == (1, True)
-    done = command("jobs", "abort", "one")
-    assert (done.status, done.out) == (0, "aborted: job 'one'; its staged parts are removed\n")
+    result = command("jobs", "abort", "over")
+    assert (result.status, "JOB_DECIDED" in result.err) == (1, True)
+    result = command("jobs", "abort", "one")
+    assert (result.status, result.out) == (0, "aborted: job 'one'; its staged parts are removed\n")
     assert [one["job"] for one in command("jobs", "list", "--json").lines] == ["over"]
     assert not list((command.data / "jobs").glob("*.part"))
     assert command("jobs", "abort", "other").status == 1

@@ -1,4 +1,4 @@
-"""`log show`, `log verify`, `log export`: they report the position of corruption and skip it on request."""
+"""`log show`, `log verify` and `log export` report the position of corruption, and skip it on request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 FRAMES, ROWS = 5, 4
-LATER = b'{"format": 3, "made_by": "later"}'
+NEWER_FORMAT = b'{"format": 3, "made_by": "later"}'
 
 
 def publish_frames(command: Command) -> None:
@@ -62,9 +62,9 @@ def test_show_prints_a_line_per_delta_and_noop(command: Command) -> None:
 def test_verify_accepts_a_valid_log_beside_a_writer(command: Command) -> None:
     command.publish(create_lines(5))
     lock = LocalDisk(command.data).lock("lock")
-    done = command("log", "verify", "--json")
-    assert done.status == 0
-    report = done.lines[0]
+    result = command("log", "verify", "--json")
+    assert result.status == 0
+    report = result.lines[0]
     assert report["intact"] is True
     assert (report["deltas"], report["start_offset"], report["next_offset"], report["corruptions"]) == (
         5,
@@ -81,28 +81,28 @@ def test_verify_accepts_a_torn_tail_that_was_never_synced(command: Command) -> N
     command.publish(create_lines(5))
     with command.segment().open("ab") as file:
         file.write(b"\xd3" + b"half a frame")
-    done = command("log", "verify", "--json")
-    assert (done.status, done.lines[0]["torn_tail"], done.lines[0]["deltas"]) == (0, True, 5)
+    result = command("log", "verify", "--json")
+    assert (result.status, result.lines[0]["torn_tail"], result.lines[0]["deltas"]) == (0, True, 5)
     assert "never synced" in command("log", "verify").out
 
 
 def test_corruption_is_reported_with_file_and_offsets(command: Command) -> None:
     publish_frames(command)
     position = corrupt_frame(command, 2)
-    done = command("log", "verify", "--json")
-    assert done.status == 1
-    corruption = done.lines[0]["first_corruption"]
+    result = command("log", "verify", "--json")
+    assert result.status == 1
+    corruption = result.lines[0]["first_corruption"]
     assert command.data / corruption["file"] == command.segment()
     assert (corruption["position"], corruption["start_offset"], corruption["next_offset"]) == (
         position,
         8,
         12,
     )
-    done = command("log", "verify")
-    assert done.status == 1
-    assert f"byte {position}, offset 8 to 12" in done.err
-    assert "--skip-corrupt" in done.err
-    assert "log verify" not in done.err
+    result = command("log", "verify")
+    assert result.status == 1
+    assert f"byte {position}, offset 8 to 12" in result.err
+    assert "--skip-corrupt" in result.err
+    assert "log verify" not in result.err
     assert command("status").status == 1
     refused = command.publish(same_size_lines(1))
     assert refused.status == 1
@@ -121,8 +121,8 @@ def test_corrupted_format_file_prevents_neither_verify_nor_export(
     assert refused.status == 1
     assert f"its {len(content)} bytes are not a format file" in refused.err
     assert "copy the format file of a data directory that the same version made" in refused.err
-    done = command("log", "verify", "--json")
-    assert (done.status, done.lines[0]["corruptions"], done.lines[0]["deltas"]) == (1, 1, FRAMES * ROWS)
+    result = command("log", "verify", "--json")
+    assert (result.status, result.lines[0]["corruptions"], result.lines[0]["deltas"]) == (1, 1, FRAMES * ROWS)
     assert command("log", "export", "--skip-corrupt", "--output", tmp_path / "out").status == 0
     assert len((tmp_path / "out").read_text().splitlines()) == FRAMES * ROWS
     (command.data / "format").write_bytes(intact)
@@ -132,19 +132,19 @@ def test_corrupted_format_file_prevents_neither_verify_nor_export(
 @pytest.mark.parametrize("verb", [("status",), ("log", "show"), ("publish", "/dev/null")])
 def test_corruption_report_names_the_corrupted_file(verb: tuple[str, ...], command: Command) -> None:
     command.publish(create_lines(3))
-    mark = command.data / "streams/default/0/log"
-    intact = mark.read_bytes()
-    mark.write_bytes(bytes(8))
-    done = command(*verb)
-    assert f"corruption in {mark}: its 8 bytes do not fit their checksum" in done.out + done.err
-    mark.write_bytes(intact)
+    corrupted_file = command.data / "streams/default/0/log"
+    intact = corrupted_file.read_bytes()
+    corrupted_file.write_bytes(bytes(8))
+    result = command(*verb)
+    assert f"corruption in {corrupted_file}: its 8 bytes do not fit their checksum" in result.out + result.err
+    corrupted_file.write_bytes(intact)
     segment = command.segment()
     segment.write_bytes(segment.read_bytes()[:30] + b"?" + segment.read_bytes()[31:])
     if verb == ("log", "show"):
         assert f"corruption in {segment}, byte " in command(*verb).err
     for format_, message in (
         (b"{}", f"corruption in {command.data}/format: "),
-        (LATER, f"{command.data}/format has"),
+        (NEWER_FORMAT, f"{command.data}/format has"),
     ):
         (command.data / "format").write_bytes(format_)
         assert message in command(*verb).err
@@ -156,10 +156,10 @@ def test_export_with_skip_corrupt_leaves_out_corrupted_rows(command: Command, tm
     refused = command("log", "export", "--output", tmp_path / "a")
     assert refused.status == 1
     assert "offset 8 to 12" in refused.err
-    done = command("log", "export", "--skip-corrupt", "--output", tmp_path / "b")
-    assert done.status == 0
-    assert "skipped" in done.err
-    assert "offset 8 to 12" in done.err
+    result = command("log", "export", "--skip-corrupt", "--output", tmp_path / "b")
+    assert result.status == 0
+    assert "skipped" in result.err
+    assert "offset 8 to 12" in result.err
     lines = [json.loads(line) for line in (tmp_path / "b").read_text().splitlines()]
     assert [line["offset"] for line in lines] == [*range(8), *range(12, FRAMES * ROWS)]
 
@@ -168,8 +168,8 @@ def test_exported_lines_can_be_published(command: Command, tmp_path: Path) -> No
     command.publish(create_lines(6))
     out = tmp_path / "saved.jsonl"
     assert command("log", "export", "--output", out, "--start", "1", "--count", "4").status == 0
-    done = command("publish", out, "--acks")
-    assert [ack["offset"] for ack in done.lines[:-1]] == [6, 7, 8, 9]
+    result = command("publish", out, "--acks")
+    assert [ack["offset"] for ack in result.lines[:-1]] == [6, 7, 8, 9]
     rows = command("log", "show", "--json").lines
     assert [row["vector_id"] for row in rows[6:]] == ["v1", "v2", "v3", "v4"]
 
@@ -183,28 +183,28 @@ def test_exported_frames_equal_the_bytes_of_the_log(command: Command, tmp_path: 
 def test_export_overwrites_no_file(command: Command, tmp_path: Path) -> None:
     command.publish(create_lines(1))
     (tmp_path / "mine").write_text("precious")
-    done = command("log", "export", "--output", tmp_path / "mine")
-    assert (done.status, done.err.count("\n")) == (2, 1)
+    result = command("log", "export", "--output", tmp_path / "mine")
+    assert (result.status, result.err.count("\n")) == (2, 1)
     assert (tmp_path / "mine").read_text() == "precious"
 
 
-@pytest.mark.parametrize("place", ["latest", "now", "99"])
-def test_export_from_beyond_the_end_is_empty(place: str, command: Command, tmp_path: Path) -> None:
+@pytest.mark.parametrize("start", ["latest", "now", "99"])
+def test_export_from_beyond_the_end_is_empty(start: str, command: Command, tmp_path: Path) -> None:
     command.publish(create_lines(2))
-    assert command("log", "export", "--start", place, "--output", tmp_path / "e").status == 0
+    assert command("log", "export", "--start", start, "--output", tmp_path / "e").status == 0
     assert (tmp_path / "e").read_bytes() == b""
 
 
 @pytest.mark.parametrize(
-    ("place", "message"),
+    ("start", "message"),
     [("99", "--start 99: the log ends at offset 2: give that, or latest"), ("-1", "--start '-1'")],
 )
-def test_show_from_an_invalid_start_is_refused(place: str, message: str, command: Command) -> None:
+def test_show_from_an_invalid_start_is_refused(start: str, message: str, command: Command) -> None:
     command.publish(create_lines(2))
-    done = command("log", "show", f"--start={place}")
-    assert (done.status, done.out, done.err.count("\n")) == (2, "", 1)
-    assert message in done.err
-    assert command("log", "show", "--start=2").status == 0  # the next offset
+    result = command("log", "show", f"--start={start}")
+    assert (result.status, result.out, result.err.count("\n")) == (2, "", 1)
+    assert message in result.err
+    assert command("log", "show", "--start=2").status == 0  # the next offset is a valid start
 
 
 # --- a compacted log
@@ -253,9 +253,9 @@ def test_verify_corrupted_snapshot_reports_the_file(command: Command) -> None:
     raw = bytearray(path.read_bytes())
     raw[len(raw) // 2] ^= 1
     path.write_bytes(raw)
-    done = command("log", "verify", "--json")
-    assert (done.status, done.lines[0]["snapshots"]) == (1, 0)
-    assert done.lines[0]["first_corruption"]["file"].endswith(path.name)
+    result = command("log", "verify", "--json")
+    assert (result.status, result.lines[0]["snapshots"]) == (1, 0)
+    assert result.lines[0]["first_corruption"]["file"].endswith(path.name)
 
 
 def test_verify_snapshot_beyond_the_end_is_corruption(command: Command) -> None:
@@ -263,27 +263,27 @@ def test_verify_snapshot_beyond_the_end_is_corruption(command: Command) -> None:
     (segment,) = command.data.glob("streams/default/0/*.log")
     segment.unlink()
     (command.data / "streams/default/0/mark").unlink()
-    done = command("log", "verify", "--json")
-    assert done.status == 1
-    assert done.lines[0]["corruptions"] == 2
+    result = command("log", "verify", "--json")
+    assert result.status == 1
+    assert result.lines[0]["corruptions"] == 2
     assert "the log ends at offset 0, before this file" in command("log", "verify").err
 
 
-@pytest.mark.parametrize("spoiled", ["checkpoint", "part", "removed"])
-def test_verify_reads_checkpoints_and_their_parts(command: Command, spoiled: str) -> None:
+@pytest.mark.parametrize("corrupted", ["checkpoint", "part", "removed"])
+def test_verify_reads_checkpoints_and_their_parts(command: Command, corrupted: str) -> None:
     command.publish(create_lines(5))
     assert command("log", "verify", "--json").lines[0]["checkpoints"] == 1
     assert "checkpoints: 1, intact\n" in command("log", "verify").out
-    suffix = "checkpoint" if spoiled == "checkpoint" else "part"
+    suffix = "checkpoint" if corrupted == "checkpoint" else "part"
     path = next(iter(command.data.glob(f"streams/default/0/*.{suffix}")))
     raw = bytearray(path.read_bytes())
     raw[-1] ^= 1
     path.write_bytes(raw)
-    if spoiled == "removed":
+    if corrupted == "removed":
         path.unlink()
-    done = command("log", "verify", "--json")
-    assert (done.status, done.lines[0]["checkpoints"]) == (1, 0)
-    assert done.lines[0]["first_corruption"]["file"].endswith(path.name)
+    result = command("log", "verify", "--json")
+    assert (result.status, result.lines[0]["checkpoints"]) == (1, 0)
+    assert result.lines[0]["first_corruption"]["file"].endswith(path.name)
 
 
 def test_export_reports_offsets_held_only_by_a_snapshot(command: Command, tmp_path: Path) -> None:
@@ -291,15 +291,15 @@ def test_export_reports_offsets_held_only_by_a_snapshot(command: Command, tmp_pa
     expected = f"skipped: offsets 0 to {start}, which the log has removed"
     for number, more in enumerate(((), ("--skip-corrupt",), ("--start", "5"))):
         out = tmp_path / f"out{number}"
-        done = command("log", "export", "--output", out, *more)
-        assert (done.status, out.read_bytes()) == (0, b"")
-        assert (expected.replace("offsets 0", "offsets 5") if "--start" in more else expected) in done.err
+        result = command("log", "export", "--output", out, *more)
+        assert (result.status, out.read_bytes()) == (0, b"")
+        assert (expected.replace("offsets 0", "offsets 5") if "--start" in more else expected) in result.err
     assert command("log", "export", "--start", start, "--output", tmp_path / "rest").err == ""
 
 
 def test_show_from_removed_offsets_reports_them_left_out(command: Command) -> None:
     start = make_compacted_log(command, all_segments=False)
-    done = command("log", "show", "--start", "2", "--json")
-    assert done.lines[0]["offset"] == start
-    assert f"skipped: offsets 2 to {start}, which the log has removed" in done.err
+    result = command("log", "show", "--start", "2", "--json")
+    assert result.lines[0]["offset"] == start
+    assert f"skipped: offsets 2 to {start}, which the log has removed" in result.err
     assert command("log", "show", "--json").err == ""

@@ -1,4 +1,4 @@
-"""The server's log: lines for programs, no forged lines, and no wait for a slow reader."""
+"""Programs can parse the server's log, clients cannot forge its lines, and slow readers delay nobody."""
 
 from __future__ import annotations
 
@@ -56,19 +56,19 @@ def test_logging_setup_is_undone_at_the_end() -> None:
 
 
 class _BlockedStream(io.StringIO):
-    """A stream whose writes block until `go` is set."""
+    """A stream whose writes block until `unblocked` is set."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.go, self.asked = threading.Event(), threading.Event()
+        self.unblocked, self.write_began = threading.Event(), threading.Event()
 
     def write(self, text: str) -> int:
-        self.asked.set()
-        self.go.wait(10)
+        self.write_began.set()
+        self.unblocked.wait(10)
         return super().write(text)
 
 
-def test_unread_log_blocks_nobody_and_lost_lines_are_counted() -> None:
+def test_unread_log_blocks_no_caller_and_lost_lines_are_counted() -> None:
     out = _BlockedStream()
     handler = LineHandler(out, lines_max=4)
     handler.setFormatter(TextFormatter())
@@ -77,10 +77,10 @@ def test_unread_log_blocks_nobody_and_lost_lines_are_counted() -> None:
         handler.emit(logging.makeLogRecord({"msg": f"line {number}", "levelname": "INFO"}))
 
     log(0)
-    assert out.asked.wait(10)  # the thread has taken the line and blocks
+    assert out.write_began.wait(10)  # the thread has taken the line and blocks
     for number in range(1, 8):
         log(number)
-    out.go.set()
+    out.unblocked.set()
     while handler._lines.qsize():
         threading.Event().wait(0.001)
     log(8)
@@ -92,14 +92,14 @@ def test_unread_log_blocks_nobody_and_lost_lines_are_counted() -> None:
 
 
 def test_log_to_a_broken_pipe_raises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    out, tried = io.StringIO(), []
+    out, attempts = io.StringIO(), []
 
-    def broken(text: str) -> int:
-        tried.append(text)
+    def fail_write(text: str) -> int:
+        attempts.append(text)
         raise BrokenPipeError
 
-    monkeypatch.setattr(out, "write", broken)
+    monkeypatch.setattr(out, "write", fail_write)
     with write_logs_to(out, level="info", format_="json"):
         LOGGER.warning("one")
         LOGGER.warning("two")
-    assert tried
+    assert attempts

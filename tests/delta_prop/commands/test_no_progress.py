@@ -23,60 +23,72 @@ if TYPE_CHECKING:
 FULL = Refused(ErrorCode.LOG_FULL, "the disk is full", retry_after_ms=1000)
 
 
-def test_publish_reports_the_wait_and_its_end(either: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    full, real, note = [False], LocalDisk.free_bytes, system.note
+def test_publish_reports_the_wait_and_its_end(
+    local_or_remote: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_disk_full, real, note = [False], LocalDisk.free_bytes, system.note
 
     def note_and_free_disk(line: str) -> None:
-        full[0] = full[0] and "LOG_FULL" not in line  # the disk has space again once the wait is reported
+        # The disk has space again once the wait is reported.
+        is_disk_full[0] = is_disk_full[0] and "LOG_FULL" not in line
         note(line)
 
-    monkeypatch.setattr(LocalDisk, "free_bytes", lambda disk: 0 if full[0] else real(disk))
+    monkeypatch.setattr(LocalDisk, "free_bytes", lambda disk: 0 if is_disk_full[0] else real(disk))
     monkeypatch.setattr(system, "note", note_and_free_disk)
     monkeypatch.setattr(wait_reporter, "REPORT_AFTER_S", 0.5)
-    either.publish(create_lines(1))
-    full[0] = True
+    local_or_remote.publish(create_lines(1))
+    is_disk_full[0] = True
     time.sleep(0.2)
-    if either.addresses is not None:
-        either.publish(create_lines(1))  # free space is checked at a commit, up to ten times per second
-    done = either.publish(create_lines(20))
-    assert (done.status, done.lines[-1]["acknowledged"]) == (0, 20)
-    *_, waits, goes_on = done.err.splitlines()  # on a busy machine a wait for the connection is reported too
-    assert waits.startswith("delta-prop: waiting, no answer for ")
-    assert ": LOG_FULL: the disk has 0 bytes left, " in waits
-    assert goes_on.startswith("delta-prop: goes on after ")
+    if local_or_remote.addresses is not None:
+        # The service checks free space when it commits, up to ten times per second.
+        local_or_remote.publish(create_lines(1))
+    result = local_or_remote.publish(create_lines(20))
+    assert (result.status, result.lines[-1]["acknowledged"]) == (0, 20)
+    # On a busy machine a wait for the connection is reported too.
+    *_, wait_line, end_line = result.err.splitlines()
+    assert wait_line.startswith("delta-prop: waiting, no answer for ")
+    assert ": LOG_FULL: the disk has 0 bytes left, " in wait_line
+    assert end_line.startswith("delta-prop: goes on after ")
     page = printed_in(sample("delta-prop publish changes.jsonl --to localhost:7373"))
-    assert [mask_numbers(line) for line in (waits, goes_on)] == [mask_numbers(line) for line in page[:2]]
-    assert mask_numbers(done.out).startswith(mask_numbers(page[2].partition("…")[0]))
+    assert [mask_numbers(line) for line in (wait_line, end_line)] == [mask_numbers(line) for line in page[:2]]
+    assert mask_numbers(result.out).startswith(mask_numbers(page[2].partition("…")[0]))
 
 
 def report_lines(
     steps: list[tuple[float, str]],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    ask: Callable[[], Exception | None] = lambda: FULL,
+    get_cause: Callable[[], Exception | None] = lambda: FULL,
 ) -> list[str]:
-    """Run steps (`look`, `moved`, `rest`, `work`) at the given seconds; return the printed lines."""
+    """Play events (`poll`, `progress`, `idle`, `busy`) at the given seconds; return the printed lines."""
     clock, busy = [0.0], [True]
     monkeypatch.setattr(wait_reporter.system, "now", lambda: clock[0])
-    one = WaitReporter()
-    one.get_cause, one.is_busy = ask, lambda: busy[0]
-    for at, what in steps:
-        clock[0] = at
-        if what == "moved":
-            one.note_progress()
-        elif what == "look":
-            one._poll(at)
+    reporter = WaitReporter()
+    reporter.get_cause, reporter.is_busy = get_cause, lambda: busy[0]
+    for seconds, event in steps:
+        clock[0] = seconds
+        if event == "progress":
+            reporter.note_progress()
+        elif event == "poll":
+            reporter._poll(seconds)
         else:
-            busy[0] = what == "work"
-            one._poll(at)
+            busy[0] = event == "busy"
+            reporter._poll(seconds)
     return capsys.readouterr().err.splitlines()
 
 
 def test_wait_is_reported_once_and_then_periodically(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    steps = [(1.0, "moved"), (3.5, "look"), (4.1, "look"), (10.0, "look"), (34.2, "look"), (40.0, "moved")]
-    assert report_lines([*steps, (42.0, "look"), (42.5, "moved")], monkeypatch, capsys) == [
+    steps = [
+        (1.0, "progress"),
+        (3.5, "poll"),
+        (4.1, "poll"),
+        (10.0, "poll"),
+        (34.2, "poll"),
+        (40.0, "progress"),
+    ]
+    assert report_lines([*steps, (42.0, "poll"), (42.5, "progress")], monkeypatch, capsys) == [
         "delta-prop: waiting, no answer for 3 s: LOG_FULL: the disk is full",
         "delta-prop: waiting, no answer for 33 s: LOG_FULL: the disk is full",
         "delta-prop: goes on after 39 s",
@@ -87,7 +99,7 @@ def test_new_cause_is_reported_at_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     causes = iter([None, ConnectionRefusedError(111, "Connection refused"), FULL, None])
-    steps = [(4.0, "look"), (4.2, "look"), (4.4, "look"), (4.6, "look")]
+    steps = [(4.0, "poll"), (4.2, "poll"), (4.4, "poll"), (4.6, "poll")]
     assert report_lines(steps, monkeypatch, capsys, lambda: next(causes)) == [
         "delta-prop: waiting, no answer for 4 s: no answer has come yet",
         "delta-prop: waiting, no answer for 4 s: no connection ([Errno 111] Connection refused), retrying",
@@ -98,5 +110,5 @@ def test_new_cause_is_reported_at_once(
 def test_waiting_for_input_is_not_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    steps = [(0.0, "rest"), (50.0, "look"), (51.0, "work"), (52.0, "look")]
+    steps = [(0.0, "idle"), (50.0, "poll"), (51.0, "busy"), (52.0, "poll")]
     assert report_lines(steps, monkeypatch, capsys) == []

@@ -44,26 +44,30 @@ def test_existing_file_is_not_overwritten(tmp_path: Path) -> None:
     expected = "out.jsonl' exists and is not overwritten: name a new file"
     with pytest.raises(UsageError, match=expected), system.open_atomic_output(str(name)):
         name.write_text("of somebody else")
-    for kind in (system.open_output, system.open_atomic_output):
-        with pytest.raises(UsageError, match=expected), kind(str(name)):
+    for open_output in (system.open_output, system.open_atomic_output):
+        with pytest.raises(UsageError, match=expected), open_output(str(name)):
             pass
         with (
             pytest.raises(UsageError, match=r"a/b' cannot be created \(No such file"),
-            kind(f"{tmp_path}/a/b"),
+            open_output(f"{tmp_path}/a/b"),
         ):
             pass
     assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("out.jsonl", "of somebody else")]
 
 
-@pytest.mark.parametrize("kind", [system.open_output, system.open_atomic_output])
+@pytest.mark.parametrize("open_output", [system.open_output, system.open_atomic_output])
 def test_output_goes_to_a_replaced_standard_output(
-    kind: Callable[[str | None], AbstractContextManager[system.Output]], monkeypatch: pytest.MonkeyPatch
+    open_output: Callable[[str | None], AbstractContextManager[system.Output]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     raw = io.BytesIO()
-    for replaced, wrote in ((io.TextIOWrapper(raw), raw.getvalue), (text := io.StringIO(), text.getvalue)):
-        monkeypatch.setattr("sys.stdout", replaced)
+    for stream, read_written in (
+        (io.TextIOWrapper(raw), raw.getvalue),
+        (text := io.StringIO(), text.getvalue),
+    ):
+        monkeypatch.setattr("sys.stdout", stream)
         for name in (None, "-"):
-            with kind(name) as out:
+            with open_output(name) as out:
                 out.write("ü\n".encode())
                 out.sync()
-        assert wrote() in ("ü\nü\n", "ü\nü\n".encode())
+        assert read_written() in ("ü\nü\n", "ü\nü\n".encode())

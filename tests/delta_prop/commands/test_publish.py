@@ -34,17 +34,17 @@ if TYPE_CHECKING:
     from tests.delta_prop.commands.support import Command, VerbResult
 
 
-def acks(done: VerbResult) -> dict[int, dict[str, Any]]:
-    found = {ack["line"]: ack for ack in done.lines[:-1]}
-    assert len(found) == len(done.lines) - 1
+def acks(result: VerbResult) -> dict[int, dict[str, Any]]:
+    found = {ack["line"]: ack for ack in result.lines[:-1]}
+    assert len(found) == len(result.lines) - 1
     return found
 
 
-def test_each_line_is_acked_and_totals_are_printed_last(either: Command) -> None:
-    done = either.publish(create_lines(3), "--acks")
-    assert done.status == 0
-    assert done.lines[:-1] == [{"line": n + 1, "offset": n, "duplicate": False} for n in range(3)]
-    totals = done.lines[-1]
+def test_each_line_is_acked_and_totals_are_printed_last(local_or_remote: Command) -> None:
+    result = local_or_remote.publish(create_lines(3), "--acks")
+    assert result.status == 0
+    assert result.lines[:-1] == [{"line": n + 1, "offset": n, "duplicate": False} for n in range(3)]
+    totals = result.lines[-1]
     assert totals.pop("seconds") >= 0
     assert totals == {
         "lines": 3,
@@ -55,28 +55,28 @@ def test_each_line_is_acked_and_totals_are_printed_last(either: Command) -> None
         "unanswered": 0,
         "next_offset": 3,
     }
-    assert done.err == ""
+    assert result.err == ""
 
 
-def test_without_acks_only_totals_are_printed(either: Command) -> None:
-    done = either.publish(create_lines(3))
-    assert [line["acknowledged"] for line in done.lines] == [3]
+def test_without_acks_only_totals_are_printed(local_or_remote: Command) -> None:
+    result = local_or_remote.publish(create_lines(3))
+    assert [line["acknowledged"] for line in result.lines] == [3]
 
 
-def test_lines_without_a_producer_are_new_each_time(either: Command) -> None:
-    either.publish(create_lines(2))
-    assert either.publish(create_lines(2), "--acks").lines[0]["offset"] == 2
+def test_lines_without_a_producer_are_new_each_time(local_or_remote: Command) -> None:
+    local_or_remote.publish(create_lines(2))
+    assert local_or_remote.publish(create_lines(2), "--acks").lines[0]["offset"] == 2
 
 
-def test_same_lines_of_one_producer_have_one_effect(either: Command) -> None:
-    first = acks(either.publish(create_lines(5), "--producer", "import", "--acks"))
-    second = either.publish(create_lines(8), "--producer", "import", "--acks")
+def test_same_lines_of_one_producer_have_one_effect(local_or_remote: Command) -> None:
+    first = acks(local_or_remote.publish(create_lines(5), "--producer", "import", "--acks"))
+    second = local_or_remote.publish(create_lines(8), "--producer", "import", "--acks")
     answers = acks(second)
     assert [answers[n]["offset"] for n in range(1, 9)] == list(range(8))
     assert [answers[n]["duplicate"] for n in range(1, 9)] == [True] * 5 + [False] * 3
     assert [answers[n]["offset"] for n in first] == [first[n]["offset"] for n in first]
     assert second.lines[-1]["duplicates"] == 5
-    shown = either("log", "show", "--json").lines
+    shown = local_or_remote("log", "show", "--json").lines
     assert [row["vector_id"] for row in shown] == [f"v{n}" for n in range(8)]
     assert {row["dot"].partition(":")[2] for row in shown} == {str(n) for n in range(1, 9)}
 
@@ -92,10 +92,10 @@ MIXED = [
 ]
 
 
-def test_only_bad_lines_are_refused_and_a_second_run_agrees(either: Command) -> None:
-    done = either.publish(MIXED, "--producer", "mixed", "--acks")
-    assert done.status == 1
-    answers = acks(done)
+def test_only_bad_lines_are_refused_and_a_second_run_agrees(local_or_remote: Command) -> None:
+    result = local_or_remote.publish(MIXED, "--producer", "mixed", "--acks")
+    assert result.status == 1
+    answers = acks(result)
     assert {n: answers[n].get("error", "") for n in answers} == {
         1: "INVALID_DELTA",
         2: "",
@@ -105,8 +105,8 @@ def test_only_bad_lines_are_refused_and_a_second_run_agrees(either: Command) -> 
         7: "",
     }
     assert all(answers[n]["message"] for n in (1, 5, 6))
-    assert done.lines[-1]["refused"] == 3
-    second = either.publish(MIXED, "--producer", "mixed", "--acks")
+    assert result.lines[-1]["refused"] == 3
+    second = local_or_remote.publish(MIXED, "--producer", "mixed", "--acks")
     second_answers = acks(second)
     assert second.status == 1
     for n, ack in answers.items():
@@ -115,64 +115,68 @@ def test_only_bad_lines_are_refused_and_a_second_run_agrees(either: Command) -> 
         assert second_answers[n].get("duplicate") in (None, True)
 
 
-def test_line_replacing_a_refused_one_is_refused_as_dot_reused(either: Command) -> None:
-    either.publish(["no JSON", create_line("a")], "--producer", "corrected")
-    done = either.publish([create_line("b"), create_line("a")], "--producer", "corrected", "--acks")
-    answers = acks(done)
+def test_line_replacing_a_refused_one_is_refused_as_dot_reused(local_or_remote: Command) -> None:
+    local_or_remote.publish(["no JSON", create_line("a")], "--producer", "corrected")
+    result = local_or_remote.publish(
+        [create_line("b"), create_line("a")], "--producer", "corrected", "--acks"
+    )
+    answers = acks(result)
     assert answers[1]["error"] == "DOT_REUSED"
     assert "another producer name" in answers[1]["message"]
     assert answers[2]["duplicate"] is True
 
 
-def test_lines_with_delta_map_field_names_have_the_same_effect(either: Command) -> None:
+def test_lines_with_delta_map_field_names_have_the_same_effect(local_or_remote: Command) -> None:
     fields: list[dict[str, Any]] = [
         {"op": "create", "values": [1.0, 2.0]},
         {"op": "scale", "values": [3]},
         {"op": "scale", "values": [3, 4]},
         {"op": "offset", "values": [1]},
     ]
-    done = either.publish([json.dumps({"vector_id": "v"} | one) for one in fields], "--acks")
-    assert done.status == 1
-    answers = acks(done)
+    result = local_or_remote.publish([json.dumps({"vector_id": "v"} | one) for one in fields], "--acks")
+    assert result.status == 1
+    answers = acks(result)
     assert [answers[line].get("error") for line in (1, 2, 3, 4)] == [None, None, "INVALID_DELTA", None]
     assert "values: 2 numbers" in answers[3]["message"]
-    assert either("get", "v").lines[0]["vector"] == [4.0, 7.0]
+    assert local_or_remote("get", "v").lines[0]["vector"] == [4.0, 7.0]
 
 
-def test_refused_lines_without_acks_go_to_standard_error(either: Command) -> None:
-    done = either.publish(["no JSON", create_line("a")])
-    assert done.status == 1
-    assert done.err.startswith("delta-prop: line 1: INVALID_DELTA")
-    assert done.err.count("\n") == 1
+def test_refused_lines_without_acks_go_to_standard_error(local_or_remote: Command) -> None:
+    result = local_or_remote.publish(["no JSON", create_line("a")])
+    assert result.status == 1
+    assert result.err.startswith("delta-prop: line 1: INVALID_DELTA")
+    assert result.err.count("\n") == 1
 
 
-def test_duplicate_id_is_acked_with_its_first_offset(either: Command) -> None:
+def test_duplicate_id_is_acked_with_its_first_offset(local_or_remote: Command) -> None:
     line = create_line("a", id="00" * 16)
-    either.publish([line])
-    done = either.publish([line], "--acks")
-    assert done.lines[0] == {"line": 1, "offset": 0, "duplicate": True}
+    local_or_remote.publish([line])
+    result = local_or_remote.publish([line], "--acks")
+    assert result.lines[0] == {"line": 1, "offset": 0, "duplicate": True}
 
 
 def test_more_lines_than_the_in_flight_maximum_are_acked(
-    either: Command, monkeypatch: pytest.MonkeyPatch
+    local_or_remote: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(publish, "IN_FLIGHT_MAX", 3)
-    assert either.publish(create_lines(50)).lines[-1]["acknowledged"] == 50
+    assert local_or_remote.publish(create_lines(50)).lines[-1]["acknowledged"] == 50
 
 
-def test_several_files_are_one_stream_of_lines(either: Command, tmp_path: Path) -> None:
+def test_several_files_are_one_stream_of_lines(local_or_remote: Command, tmp_path: Path) -> None:
     (tmp_path / "a").write_text(create_line("a"))  # no newline at the end
     (tmp_path / "b").write_text(create_line("b") + "\r\n" + create_line("c"))
-    done = either("publish", tmp_path / "a", tmp_path / "b", "--acks")
-    assert [ack["line"] for ack in done.lines[:-1]] == [1, 2, 3]
+    result = local_or_remote("publish", tmp_path / "a", tmp_path / "b", "--acks")
+    assert [ack["line"] for ack in result.lines[:-1]] == [1, 2, 3]
 
 
-def test_too_long_line_is_refused_and_skipped(either: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_long_line_is_refused_and_skipped(
+    local_or_remote: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("delta_prop.commands.system.LINE_BYTES_MAX", 200)
     monkeypatch.setattr("delta_prop_wire.jsonlines.LINE_BYTES_MAX", 200)
     monkeypatch.setattr("delta_prop.commands.system._CHUNK_BYTES", 64)
-    done = either.publish(["x" * 1000, create_line("a")], "--acks")
-    answers = acks(done)
+    result = local_or_remote.publish(["x" * 1000, create_line("a")], "--acks")
+    answers = acks(result)
     assert "split" in answers[1]["message"]
     assert answers[2]["offset"] == 0
 
@@ -183,9 +187,9 @@ def test_too_long_line_is_reported_with_its_bound(command: Command) -> None:
 
 
 def test_unreadable_file_is_named(command: Command) -> None:
-    done = command("publish", "/proc/self/mem")  # the file opens, but reading its first page fails
-    assert done.status == 1
-    assert "'/proc/self/mem' cannot be used (Input/output error)" in done.err
+    result = command("publish", "/proc/self/mem")  # the file opens, but reading its first page fails
+    assert result.status == 1
+    assert "'/proc/self/mem' cannot be used (Input/output error)" in result.err
 
 
 def test_directory_in_use_is_refused_in_one_line(command: Command) -> None:
@@ -211,26 +215,26 @@ def test_directory_in_use_is_refused_in_one_line(command: Command) -> None:
     ],
 )
 def test_mistake_is_reported_in_one_line(arguments: list[str], message: str, command: Command) -> None:
-    done = command(*arguments)
-    assert done.status == 2
-    assert message in done.err
-    assert done.err.count("\n") == 1
+    result = command(*arguments)
+    assert result.status == 2
+    assert message in result.err
+    assert result.err.count("\n") == 1
 
 
 # --- frames
 
 
-def test_import_makes_few_frames(either: Command, tmp_path: Path) -> None:
+def test_import_makes_few_frames(local_or_remote: Command, tmp_path: Path) -> None:
     lines = [create_line(f"v{n % 5_000}", float(n), 1.0) for n in range(20_000)]
-    done = either.publish(lines, "--producer", "import")
-    assert done.lines[-1]["acknowledged"] == 20_000
-    frames, size = frames_of(either, tmp_path / "frames")
-    print(f"{frames} frames, {size / 20_000:.0f} bytes a line, {done.lines[-1]['seconds']} s")
+    result = local_or_remote.publish(lines, "--producer", "import")
+    assert result.lines[-1]["acknowledged"] == 20_000
+    frames, size = frames_of(local_or_remote, tmp_path / "frames")
+    print(f"{frames} frames, {size / 20_000:.0f} bytes a line, {result.lines[-1]['seconds']} s")
     assert frames <= 20_000 / 200
     assert size <= 40 * 20_000
 
 
-def test_refused_lines_do_not_change_other_offsets(either: Command, tmp_path: Path) -> None:
+def test_refused_lines_do_not_change_other_offsets(local_or_remote: Command, tmp_path: Path) -> None:
     lines = [
         json.dumps({"vector_id": "v0", "op": "sparse", "indices": [9], "values": [1]})
         if n % 250 == 17
@@ -238,13 +242,13 @@ def test_refused_lines_do_not_change_other_offsets(either: Command, tmp_path: Pa
         for n in range(1_000)
     ]
     for _ in range(2):
-        done = either.publish(lines, "--producer", "import", "--acks")
-        answers = acks(done)
+        result = local_or_remote.publish(lines, "--producer", "import", "--acks")
+        answers = acks(result)
         assert [n for n, ack in answers.items() if "error" in ack] == [18, 268, 518, 768]
         assert [ack["offset"] for ack in answers.values() if "offset" in ack] == [
             n for n in range(1_000) if n % 250 != 17
         ]
-    frames, _ = frames_of(either, tmp_path / "frames")
+    frames, _ = frames_of(local_or_remote, tmp_path / "frames")
     assert frames <= 80
 
 
@@ -267,31 +271,31 @@ def frames_of(command: Command, path: Path) -> tuple[int, int]:
 async def import_into_a_full_log(
     source: Path, count: int, *, release: bool
 ) -> tuple[list[str], publish.Totals, ErrorCode | None]:
-    """Import into a full log, later freed if `release`; return ids, totals and the ending error."""
+    """Import into a full log, which gets space if `release`; return the delivered ids, totals and error."""
     async with Propagator(Settings(log_deltas_max=10)) as p:
         p._log.hold("slow", lambda: 0)
-        running = publish._PublishRun(publishers.LocalPublisher(p, "import"), acks=False)
-        seen: list[str] = []
-        ended: ErrorCode | None = None
+        publish_run = publish._PublishRun(publishers.LocalPublisher(p, "import"), acks=False)
+        delivered: list[str] = []
+        end_code: ErrorCode | None = None
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(release_later, p, release)
+            tasks.start_soon(release_space_later, p, release)
             await p.attach(
-                CallbackSink(lambda offset, delta: seen.append(delta.vector_id)),
+                CallbackSink(lambda offset, delta: delivered.append(delta.vector_id)),
                 start="earliest",
                 required=False,
             )
             try:
                 with closing(system.Input([str(source)])) as lines:
-                    await running.run(lines)
+                    await publish_run.run(lines)
                 await p.wait_visible(count)
             except Refused as refusal:
-                ended = refusal.code
+                end_code = refusal.code
             tasks.cancel_scope.cancel()
         p._log.release("slow")
-        return seen, running.totals, ended
+        return delivered, publish_run.totals, end_code
 
 
-async def release_later(p: Propagator, release: bool) -> None:
+async def release_space_later(p: Propagator, release: bool) -> None:
     await anyio.sleep(0.15)
     if release:
         p._log.release("slow")
@@ -309,18 +313,18 @@ def test_lines_wait_for_capacity_and_keep_their_order(
 ) -> None:
     monkeypatch.setattr(producer_state, "BATCH_DELTAS_MAX", 3)
     source = lines_file(tmp_path, count)
-    seen, totals, ended = anyio.run(lambda: import_into_a_full_log(source, count, release=True))
-    assert seen == [f"v{n}" for n in range(count)]
-    assert (totals.acknowledged, totals.refused, ended) == (count, 0, None)
+    delivered, totals, end_code = anyio.run(lambda: import_into_a_full_log(source, count, release=True))
+    assert delivered == [f"v{n}" for n in range(count)]
+    assert (totals.acknowledged, totals.refused, end_code) == (count, 0, None)
 
 
 def test_stalled_import_ends_with_log_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publishers, "STALL_TIMEOUT_S", 0.2)
     monkeypatch.setattr(producer_state, "BATCH_DELTAS_MAX", 1)
     source = lines_file(tmp_path, 30)
-    seen, totals, ended = anyio.run(lambda: import_into_a_full_log(source, 30, release=False))
-    assert (len(seen), totals.acknowledged, totals.refused) == (10, 10, 0)
-    assert ended is ErrorCode.LOG_FULL
+    delivered, totals, end_code = anyio.run(lambda: import_into_a_full_log(source, 30, release=False))
+    assert (len(delivered), totals.acknowledged, totals.refused) == (10, 10, 0)
+    assert end_code is ErrorCode.LOG_FULL
 
 
 # --- real processes
@@ -338,7 +342,7 @@ def start_publish(command: Command, *arguments: str) -> subprocess.Popen[bytes]:
 def test_killed_and_restarted_import_has_one_effect_per_line(command: Command) -> None:
     """The import is killed twice while lines are in flight, then runs to its end."""
     lines = create_lines(400)
-    known: dict[int, int] = {}
+    offset_by_line: dict[int, int] = {}
     for kill_after in (1, 150):
         with start_publish(command, "--producer", "import", "--acks") as process:
             assert process.stdin is not None
@@ -346,24 +350,24 @@ def test_killed_and_restarted_import_has_one_effect_per_line(command: Command) -
             process.stdin.write("".join(line + "\n" for line in lines[: kill_after + 100]).encode())
             process.stdin.flush()  # standard input stays open, so the import cannot end
             for _ in range(kill_after):
-                check_offset(known, json.loads(process.stdout.readline()))
+                check_offset(offset_by_line, json.loads(process.stdout.readline()))
             process.kill()
             for line in process.stdout.read().splitlines():
-                check_offset(known, json.loads(line))
+                check_offset(offset_by_line, json.loads(line))
         assert process.returncode < 0
-    done = command.publish(lines, "--producer", "import", "--acks")
-    assert done.status == 0
-    for ack in done.lines[:-1]:
-        check_offset(known, ack)
-    assert known == {n + 1: n for n in range(400)}
+    result = command.publish(lines, "--producer", "import", "--acks")
+    assert result.status == 0
+    for ack in result.lines[:-1]:
+        check_offset(offset_by_line, ack)
+    assert offset_by_line == {n + 1: n for n in range(400)}
     shown = command("log", "show", "--json").lines
     assert [row["vector_id"] for row in shown] == [f"v{n}" for n in range(400)]
-    assert done.lines[-1]["duplicates"] >= 150
-    print(f"{done.lines[-1]['duplicates']} of 400 lines were stored before")
+    assert result.lines[-1]["duplicates"] >= 150
+    print(f"{result.lines[-1]['duplicates']} of 400 lines were stored before")
 
 
-def check_offset(known: dict[int, int], ack: dict[str, Any]) -> None:
-    assert known.setdefault(ack["line"], ack["offset"]) == ack["offset"]
+def check_offset(offset_by_line: dict[int, int], ack: dict[str, Any]) -> None:
+    assert offset_by_line.setdefault(ack["line"], ack["offset"]) == ack["offset"]
 
 
 def test_lines_that_trickle_in_are_acked_one_by_one(command: Command) -> None:
@@ -419,14 +423,14 @@ def test_disk_too_full_to_open_is_reported_in_one_sentence(
     command.publish(create_lines(2))
     write = LocalFile.write
 
-    def full(self: LocalFile, at: int, parts: Sequence[Buffer]) -> int:
+    def fail_with_full_disk(self: LocalFile, position: int, parts: Sequence[Buffer]) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(LocalFile, "write", full)
-    done = command.publish(create_lines(2))
-    assert done.status == 1
-    assert done.err.startswith("delta-prop: the disk is full: No space left on device")
-    assert "free a few MB" in done.err
-    assert "Errno" not in done.err
+    monkeypatch.setattr(LocalFile, "write", fail_with_full_disk)
+    result = command.publish(create_lines(2))
+    assert result.status == 1
+    assert result.err.startswith("delta-prop: the disk is full: No space left on device")
+    assert "free a few MB" in result.err
+    assert "Errno" not in result.err
     monkeypatch.setattr(LocalFile, "write", write)
     assert command.publish(create_lines(2)).status == 0

@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from tests.delta_prop.commands.support import Command
 
 
-class World:
-    """The stored deltas of a sink, what it rejects, and the services on one directory."""
+class RejectingService:
+    """A service that a test runs several times on one directory; its sink rejects `rejected_values`."""
 
     def __init__(self, command: Command) -> None:
         self.command = command
         self.store = Store(keeps_cursor=False)
-        self.bad = {7.0}
+        self.rejected_values = {7.0}
 
     def serve(self, main: Callable[[Propagator], Awaitable[None]]) -> None:
         async def run() -> None:
             async with Propagator(data=self.command.data) as p:
-                await p.attach(RejectingSink(self.store, self.bad))
+                await p.attach(RejectingSink(self.store, self.rejected_values))
                 await main(p)
 
         anyio.run(run)
@@ -45,14 +45,14 @@ class World:
 
 
 @pytest.fixture
-def world(command: Command) -> World:
-    made = World(command)
-    made.quarantine_deltas()
-    return made
+def service(command: Command) -> RejectingService:
+    rejecting_service = RejectingService(command)
+    rejecting_service.quarantine_deltas()
+    return rejecting_service
 
 
-def test_quarantined_deltas_are_listed_and_shown(world: World) -> None:
-    command = world.command
+def test_quarantined_deltas_are_listed_and_shown(service: RejectingService) -> None:
+    command = service.command
     rows = command("quarantine", "list", "--json").lines
     assert [
         (row["offset"], row["op"], row["vector_id"], row["reason"], row["blocked_by"]) for row in rows
@@ -78,9 +78,9 @@ def test_quarantined_deltas_are_listed_and_shown(world: World) -> None:
     assert command("sinks", "--json").lines[0]["quarantined"] == 3
 
 
-def test_mistake_is_reported_with_its_fix(world: World) -> None:
-    command = world.command
-    for arguments, cure in [
+def test_mistake_is_reported_with_its_fix(service: RejectingService) -> None:
+    command = service.command
+    for arguments, fix in [
         (("show", "adds", "9"), "name one of its offsets (1, 2, 3)"),
         (("show", "none", "1"), "name a sink that has one (adds)"),
         (("replay", "adds"), "give offsets, or --all"),
@@ -88,25 +88,25 @@ def test_mistake_is_reported_with_its_fix(world: World) -> None:
         (("replay", "adds", "3"), "is blocked by 1: name that one"),
         (("drop", "adds", "0"), "is not in the quarantine"),
     ]:
-        done = command("quarantine", *arguments)
-        assert (done.status, done.out) == (2, "")
-        assert cure in done.err
-        assert done.err.count("\n") == 1
+        result = command("quarantine", *arguments)
+        assert (result.status, result.out) == (2, "")
+        assert fix in result.err
+        assert result.err.count("\n") == 1
 
 
-def test_requests_are_executed_by_the_next_service(world: World) -> None:
-    command = world.command
-    done = command("quarantine", "drop", "adds", "1")
-    assert done.status == 0
-    assert "drop for sink 'adds' (rejected: 1, blocked by them: 1)" in done.out
-    assert "the next service that opens" in done.out
+def test_requests_are_executed_by_the_next_service(service: RejectingService) -> None:
+    command = service.command
+    result = command("quarantine", "drop", "adds", "1")
+    assert result.status == 0
+    assert "drop for sink 'adds' (rejected: 1, blocked by them: 1)" in result.out
+    assert "the next service that opens" in result.out
     command("quarantine", "replay", "adds", "2")
     rows = command("quarantine", "list", "--json").lines
     assert [row["requested"] for row in rows] == ["drop", "replay", "replay"]
-    world.bad.clear()
+    service.rejected_values.clear()
 
-    world.serve(wait_until_left(0))
-    assert world.store.sums == {"a": 11.0, "b": 7.0}
+    service.serve(wait_until_quarantined(0))
+    assert service.store.sums == {"a": 11.0, "b": 7.0}
     assert command("quarantine", "list", "--json").lines == []
     assert not list((command.data / "requests").glob("*.json"))
 
@@ -114,45 +114,47 @@ def test_requests_are_executed_by_the_next_service(world: World) -> None:
         await p.publish(Delta("a", sparse_add([0], [100.0])))
         await p._sinks.feed("adds").wait(5)
 
-    world.serve(publish_later)
-    assert world.store.sums == {"a": 111.0, "b": 7.0}
+    service.serve(publish_later)
+    assert service.store.sums == {"a": 111.0, "b": 7.0}
 
 
-def test_replay_in_a_served_directory_is_done_at_once(world: World) -> None:
-    command = world.command
-    world.bad.clear()
+def test_replay_in_a_served_directory_is_done_at_once(service: RejectingService) -> None:
+    command = service.command
+    service.rejected_values.clear()
     message: list[str] = []
 
     async def main(p: Propagator) -> None:
-        done = await anyio.to_thread.run_sync(lambda: command("quarantine", "replay", "adds", "--all"))
-        message.append(done.out)
+        result = await anyio.to_thread.run_sync(lambda: command("quarantine", "replay", "adds", "--all"))
+        message.append(result.out)
         assert p.quarantine("adds") == []
 
-    world.serve(main)
+    service.serve(main)
     assert message == ["done: replay for sink 'adds' (rejected: 2, blocked by them: 1)\n"]
-    assert world.store.sums == {"a": 18.0, "b": 7.0}
+    assert service.store.sums == {"a": 18.0, "b": 7.0}
     assert "nothing to drop" in command("quarantine", "drop", "adds", "--all").out
 
 
-def test_request_stays_until_its_sink_is_attached(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_stays_until_its_sink_is_attached(
+    service: RejectingService, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(request_client, "WAIT_S", 1.5)
-    command = world.command
+    command = service.command
     message: list[str] = []
 
-    async def absent() -> None:
+    async def serve_without_the_sink() -> None:
         async with Propagator(data=command.data):
-            done = await anyio.to_thread.run_sync(lambda: command("quarantine", "replay", "adds", "1"))
-            message.append(done.out)
+            result = await anyio.to_thread.run_sync(lambda: command("quarantine", "replay", "adds", "1"))
+            message.append(result.out)
 
-    anyio.run(absent)
+    anyio.run(serve_without_the_sink)
     assert "has not done it within 1.5 s" in message[0]
     assert command("quarantine", "list", "--json").lines[0]["requested"] == "replay"
-    world.bad.clear()
-    world.serve(wait_until_left(1))
-    assert world.store.sums == {"a": 18.0}
+    service.rejected_values.clear()
+    service.serve(wait_until_quarantined(1))
+    assert service.store.sums == {"a": 18.0}
 
 
-def wait_until_left(count: int) -> Callable[[Propagator], Awaitable[None]]:
+def wait_until_quarantined(count: int) -> Callable[[Propagator], Awaitable[None]]:
     async def main(p: Propagator) -> None:
         with anyio.fail_after(60):
             while len(p.quarantine("adds")) > count:  # noqa: ASYNC110 - no event signals it
@@ -161,19 +163,21 @@ def wait_until_left(count: int) -> Callable[[Propagator], Awaitable[None]]:
     return main
 
 
-def test_forgetting_a_sink_removes_its_quarantine(world: World) -> None:
-    command = world.command
+def test_forgetting_a_sink_removes_its_quarantine(service: RejectingService) -> None:
+    command = service.command
     command("quarantine", "replay", "adds", "1")
-    done = command("sinks", "forget", "adds")
+    result = command("sinks", "forget", "adds")
     expected = "done: sink 'adds' is forgotten; its quarantine held 2 rejected deltas and 1 blocked by them\n"
-    assert (done.status, done.out) == (0, expected)
+    assert (result.status, result.out) == (0, expected)
     assert command("quarantine", "list", "--json").lines == []
     assert not list((command.data / "quarantine").iterdir())
     assert not list((command.data / "requests").iterdir())
 
 
-def test_invalid_request_file_is_removed_and_logged(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    directory = world.command.data / "requests"
+def test_invalid_request_file_is_removed_and_logged(
+    service: RejectingService, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = service.command.data / "requests"
     directory.mkdir()
     (directory / "00000000000000000001.json").write_text("what?")
     body = json.dumps({"verb": "drop", "sink": "adds", "log_id": "00", "offsets": []}).encode()
@@ -182,6 +186,6 @@ def test_invalid_request_file_is_removed_and_logged(world: World, caplog: pytest
     async def main(p: Propagator) -> None:
         assert len(p.quarantine("adds")) == 3
 
-    world.serve(main)
+    service.serve(main)
     assert caplog.text.count("is not a request to this log, so it is removed") == 2
     assert not list(directory.iterdir())

@@ -59,20 +59,20 @@ class Machine:
 
     def run(self, step: Step) -> list[str]:
         """Run a step to its end, or a server until it is ready; return the printed lines."""
-        words = shlex.split(self._here(step.command))
+        words = shlex.split(self._with_own_ports(step.command))
         if words[0] == "delta-prop":
             words[:1] = [sys.executable, "-m", "delta_prop"]
         if "serve" in words:
             return self._serve(words)
-        done = subprocess.run(
+        result = subprocess.run(
             words, cwd=self.folder, capture_output=True, text=True, timeout=WAIT_S, check=False
         )
-        assert done.returncode == 0, done.stderr
-        return done.stdout.splitlines()
+        assert result.returncode == 0, result.stderr
+        return result.stdout.splitlines()
 
     def expected(self, step: Step) -> list[str]:
         """Return a step's output on the page, with this machine's ports."""
-        return [mask_numbers(self._here(line)) for line in step.printed]
+        return [mask_numbers(self._with_own_ports(line)) for line in step.printed]
 
     @contextmanager
     def server(self) -> Iterator[None]:
@@ -80,9 +80,9 @@ class Machine:
         try:
             yield
         finally:
-            self.end()
+            self.stop()
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Stop the server with SIGTERM."""
         server, self._server = self._server, None
         if server is not None:
@@ -114,7 +114,7 @@ class Machine:
         server.stderr.close()
         return errors.splitlines()
 
-    def _here(self, text: str) -> str:
+    def _with_own_ports(self, text: str) -> str:
         return text.replace("7373", str(self.ports[0])).replace("7374", str(self.ports[1]))
 
 
@@ -146,14 +146,14 @@ def configure(machine: Machine, more: str = "") -> None:
 
 
 def lose_all_but_a_backup(machine: Machine) -> list[Step]:
-    """Serve, make a backup, publish more, stop; return the steps that follow."""
+    """Serve, make a backup, publish more and stop; return the steps of the runbook after the backup."""
     port, _ = machine.ports
     backup, *after = steps()
     machine.run(Step("delta-prop serve --config delta-prop.toml", []))
     anyio.run(publish, port, 0, 50)
     assert [mask_numbers(line) for line in machine.run(backup)] == machine.expected(backup)
     anyio.run(publish, port, 50, 5)
-    machine.end()
+    machine.stop()
     assert len(stored_vectors(machine.folder / "facts.db")) == 55, (
         "the storage file must be outside the data directory"
     )
@@ -175,8 +175,8 @@ def test_runbook_leads_from_a_backup_to_serving(tmp_path: Path) -> None:
     configure(machine)
     with machine.server():
         for step in lose_all_but_a_backup(machine):
-            shown = "sinks --http" in step.command
-            printed = run_until_rebuilt(machine, step) if shown else machine.run(step)
+            is_sinks_step = "sinks --http" in step.command
+            printed = run_until_rebuilt(machine, step) if is_sinks_step else machine.run(step)
             assert [mask_numbers(line) for line in printed] == machine.expected(step), step.command
     assert logged_vectors(machine) == EXPECTED
     assert stored_vectors(tmp_path / "facts.db") == EXPECTED
@@ -237,12 +237,12 @@ def test_empty_log_refuses_a_sink_with_data_of_another_log(tmp_path: Path, sink:
     with machine.server():
         machine.run(Step("delta-prop serve --config delta-prop.toml --data facts", []))
         anyio.run(publish, port, 0, 5)
-        machine.end()
-        held = (tmp_path / "held").read_bytes()
+        machine.stop()
+        contents = (tmp_path / "held").read_bytes()
         errors = machine.run(Step("delta-prop serve --config delta-prop.toml --data fcats", []))
         assert "holds data of another log (" in errors[0]
         assert "which is empty: nothing was rebuilt; if this is the right directory, " in errors[0]
-        assert (tmp_path / "held").read_bytes() == held
+        assert (tmp_path / "held").read_bytes() == contents
         assert not (tmp_path / "fcats").exists()
         if sink == "storage":
             command = "delta-prop serve --config delta-prop.toml --data fcats --rebuild storage"

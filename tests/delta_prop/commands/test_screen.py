@@ -1,4 +1,4 @@
-"""Screens of `top`: rates from two samples, columns that fit, no control codes from names."""
+"""`top` computes rates from two samples, fits its columns to the screen and prints no control codes."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def test_groups_are_drawn_if_there_are_any() -> None:
         {"name": "away", "offset": 0, "has_member": False, "lag": 1500, "lag_s": 7300.0},
     ]
     lines = draw(make_sample(12, 1500, sinks=[sink("a", 1100, 400)], groups=groups))
-    at = lines.index("group                 read for              offset          lag  lag time")
-    assert lines[at + 1 : at + 3] == [
+    header_index = lines.index("group                 read for              offset          lag  lag time")
+    assert lines[header_index + 1 : header_index + 3] == [
         "indexer               yes                    1,400          100       7 s",
         "away                  no                         0        1,500       2 h",
     ]

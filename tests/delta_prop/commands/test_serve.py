@@ -1,4 +1,4 @@
-"""`serve`: one line when ready, signals, a stop without lost deltas, one line per mistake."""
+"""`serve` prints one line when ready, obeys signals, loses no delta at its end, and reports mistakes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Server:
 
     send: Callable[[int], None]
     lines: list[str] = field(default_factory=list)
-    ended_at_once: list[int] = field(default_factory=list)
+    exit_signals: list[int] = field(default_factory=list)
     ports: tuple[int, int] = (0, 0)
 
     @property
@@ -50,12 +50,12 @@ class Server:
 @asynccontextmanager
 async def serving(configuration: Configuration, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
     """Run a server in this process; stop it when the block ends."""
-    asks, signal_stream = anyio.create_memory_object_stream[int](10)
-    server, ready = Server(asks.send_nowait), anyio.Event()
+    signal_sender, signal_receiver = anyio.create_memory_object_stream[int](10)
+    server, ready = Server(signal_sender.send_nowait), anyio.Event()
 
     @contextmanager
     def signals() -> Iterator[AsyncIterator[int]]:
-        yield signal_stream
+        yield signal_receiver
 
     def put(line: str) -> None:
         server.lines.append(line)
@@ -63,8 +63,8 @@ async def serving(configuration: Configuration, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(system, "receive_signals", signals)
     monkeypatch.setattr(system, "put", put)
-    monkeypatch.setattr(system, "exit_by_signal", server.ended_at_once.append)
-    with asks, signal_stream, anyio.fail_after(30):
+    monkeypatch.setattr(system, "exit_by_signal", server.exit_signals.append)
+    with signal_sender, signal_receiver, anyio.fail_after(30):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(serve.serve, configuration)
             await ready.wait()
@@ -152,14 +152,14 @@ def test_shutdown_notifies_clients_and_second_signal_is_immediate(
     async def test() -> None:
         async with (
             serving(make_configuration(tmp_path), monkeypatch) as server,
-            connected(server.address) as one,
+            connected(server.address) as client,
         ):
-            await one.hello(ORIGIN)
+            await client.hello(ORIGIN)
             server.send(signal.SIGINT)
-            nack = await one.until(Nack)
+            nack = await client.until(Nack)
             assert (nack.sequence, nack.code) == (0, ErrorCode.SHUTTING_DOWN)
-            assert (server.ended_at_once, await one.next()) == ([], None)
-        assert server.ended_at_once == [signal.SIGTERM]
+            assert (server.exit_signals, await client.next()) == ([], None)
+        assert server.exit_signals == [signal.SIGTERM]
 
     anyio.run(test)
 
@@ -167,10 +167,10 @@ def test_shutdown_notifies_clients_and_second_signal_is_immediate(
 def test_signal_before_ready_ends_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
     def signals() -> Iterator[AsyncIterator[int]]:
-        asks, received = anyio.create_memory_object_stream[int](1)
-        with asks, received:
-            asks.send_nowait(signal.SIGTERM)
-            yield received
+        signal_sender, signal_receiver = anyio.create_memory_object_stream[int](1)
+        with signal_sender, signal_receiver:
+            signal_sender.send_nowait(signal.SIGTERM)
+            yield signal_receiver
 
     monkeypatch.setattr(system, "receive_signals", signals)
     monkeypatch.setattr(system, "put", pytest.fail)
@@ -182,11 +182,11 @@ def test_sighup_reloads_the_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     def write(*names: str) -> None:
         rights = "publish = true\nadmin = true\nnamespaces = ['*']"
-        made = [f"[[token]]\nname = '{n}'\nsha256 = '{digest_of(n).hex()}'\n{rights}\n" for n in names]
-        tokens.write_text("".join(made))
+        entries = [f"[[token]]\nname = '{n}'\nsha256 = '{digest_of(n).hex()}'\n{rights}\n" for n in names]
+        tokens.write_text("".join(entries))
 
-    async def welcome(one: Raw, token: str) -> bool:
-        answer = await _hello(one, token)
+    async def is_welcomed(first_client: Raw, token: str) -> bool:
+        answer = await _hello(first_client, token)
         assert isinstance(answer, Ack | Nack)
         return isinstance(answer, Ack)
 
@@ -196,25 +196,25 @@ def test_sighup_reloads_the_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         configuration = make_configuration(tmp_path, "[access]\ntokens = 'tokens.toml'")
         async with serving(configuration, monkeypatch) as server:
             assert (await http_get(server, "/api/status"))[0] == 401
-            async with connected(server.address) as one, connected(server.address) as other:
-                assert await welcome(one, "first")
-                assert not await welcome(other, "second")
+            async with connected(server.address) as first_client, connected(server.address) as second_client:
+                assert await is_welcomed(first_client, "first")
+                assert not await is_welcomed(second_client, "second")
             write("first", "second")
             server.send(signal.SIGHUP)
             with anyio.fail_after(60):  # much less than the polling interval
                 while True:
-                    async with connected(server.address) as one:
-                        if await welcome(one, "second"):
+                    async with connected(server.address) as first_client:
+                        if await is_welcomed(first_client, "second"):
                             break
 
     anyio.run(test)
 
 
-async def _hello(one: Raw, token: str) -> object:
+async def _hello(client: Raw, token: str) -> object:
     from delta_prop_wire.frames import Hello, Subscribe
 
-    await one.send(Subscribe(1, Hello(token=token)))
-    return await one.next()
+    await client.send(Subscribe(1, Hello(token=token)))
+    return await client.next()
 
 
 # --- mistakes
@@ -260,13 +260,13 @@ def test_serve_mistake_is_reported_in_one_line(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     (folder / "FILE").write_text("")
-    with socket.create_server((HOST, 0)) as taken:
-        given = [str(taken.getsockname()[1]) if one == "TAKEN" else one for one in arguments]
-        usual = ["--port", "0", "--http-port", "0", "--log-level", "error"]
-        assert main(["serve", "--data", "facts", *usual, *given]) == status
-    shown = capfd.readouterr()
-    assert (shown.out, shown.err.count("\n")) == ("", 1), shown
-    assert message in shown.err
+    with socket.create_server((HOST, 0)) as used_port:
+        options = [str(used_port.getsockname()[1]) if one == "TAKEN" else one for one in arguments]
+        common_options = ["--port", "0", "--http-port", "0", "--log-level", "error"]
+        assert main(["serve", "--data", "facts", *common_options, *options]) == status
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err.count("\n")) == ("", 1), captured
+    assert message in captured.err
 
 
 def test_serve_without_a_directory_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,15 +75,15 @@ def test_reading_verb_works_beside_the_writer_process(
 ) -> None:
     command = Command(tmp_path, capsys)
     command.data, pid = served
-    done = command(*[str(tmp_path / "out") if one == "OUT" else one for one in arguments])
-    assert (done.status, done.err) == (0, "")
-    assert shown in done.out
+    result = command(*[str(tmp_path / "out") if one == "OUT" else one for one in arguments])
+    assert (result.status, result.err) == (0, "")
+    assert shown in result.out
     if "--to" in arguments:  # no process has locked the copy, so it can be written
         command.data = tmp_path / "out"
         assert command.publish(['{"vector_id": "v7", "op": "create", "vector": [8]}']).status == 0
         assert command("get", "v7").lines[0]["vector"] == [8.0]
     elif arguments == ["status"]:
-        assert f"writer         {pid:,}" in done.out
+        assert f"writer         {pid:,}" in result.out
 
 
 @pytest.mark.parametrize("arguments", [["publish"], ["sinks", "forget", "audit"]], ids=" ".join)
@@ -93,8 +93,8 @@ def test_writing_verb_is_refused_and_names_the_process(
     command = Command(tmp_path, capsys)
     command.data, pid = served
     if arguments == ["publish"]:
-        done = command.publish(['{"vector_id": "a", "op": "create", "vector": [1]}'])
+        result = command.publish(['{"vector_id": "a", "op": "create", "vector": [1]}'])
     else:
-        done = command(*arguments)
-    assert (done.status, done.err.count("\n")) == (1, 1)
-    assert f"process {pid}: stop that one, or name another directory" in done.err
+        result = command(*arguments)
+    assert (result.status, result.err.count("\n")) == (1, 1)
+    assert f"process {pid}: stop that one, or name another directory" in result.err

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def serve(
-    command: Command, main: Callable[[Propagator], Awaitable[None]], seen: list[int] | None = None
+    command: Command, main: Callable[[Propagator], Awaitable[None]], offsets_so_far: list[int] | None = None
 ) -> list[int]:
-    """Run a service with one sink; return the offsets delivered to it."""
-    offsets: list[int] = [] if seen is None else seen
+    """Run a service with one sink, which appends to `offsets_so_far` if given; return its offsets."""
+    offsets: list[int] = [] if offsets_so_far is None else offsets_so_far
 
     async def run() -> None:
         async with Propagator(data=command.data) as p:
@@ -49,8 +49,8 @@ async def run_outside(command: Command, *arguments: str) -> VerbResult:
 def test_paused_sink_stays_paused_over_restarts_until_resumed(command: Command) -> None:
     command.publish(create_lines(3))
     assert serve(command, wait_all_applied) == [0, 1, 2]
-    done = command("sinks", "pause", "audit")
-    assert (done.status, done.out.startswith("recorded: pause of sink 'audit'")) == (0, True)
+    result = command("sinks", "pause", "audit")
+    assert (result.status, result.out.startswith("recorded: pause of sink 'audit'")) == (0, True)
     assert command("sinks").out.splitlines()[1].endswith("yes       pause requested")
     for _ in range(2):
         assert serve(command, publish_and_wait) == []
@@ -66,23 +66,23 @@ def test_paused_sink_stays_paused_over_restarts_until_resumed(command: Command) 
 
 def test_served_sink_is_paused_reset_and_resumed(command: Command) -> None:
     command.publish(create_lines(5))
-    seen: list[int] = []
+    offsets_so_far: list[int] = []
 
     async def main(p: Propagator) -> None:
         await wait_all_applied(p)
-        await anyio.sleep(1.2)  # within a second the sink is known in the directory
+        await anyio.sleep(1.2)  # the service writes the sink's cursor to the directory within a second
         assert (await run_outside(command, "sinks", "pause", "audit")).out == "done: pause of sink 'audit'\n"
         assert p.statistics().sinks["audit"].state == "paused"
         await publish_and_wait(p)
-        assert seen == list(range(5))
+        assert offsets_so_far == list(range(5))
         reset = await run_outside(command, "sinks", "reset", "audit", "--to", "3")
         assert reset.out == "done: reset of sink 'audit' to offset 3\n"
         assert p.statistics().sinks["audit"].state == "paused"
         await run_outside(command, "sinks", "resume", "audit")
         await wait_all_applied(p)
-        assert seen == [*range(5), 3, 4, 5]
+        assert offsets_so_far == [*range(5), 3, 4, 5]
 
-    serve(command, main, seen)
+    serve(command, main, offsets_so_far)
 
 
 def test_detached_sink_is_reset_before_the_next_start(command: Command) -> None:
@@ -91,31 +91,31 @@ def test_detached_sink_is_reset_before_the_next_start(command: Command) -> None:
     assert "to offset 0; the next service" in command("sinks", "reset", "audit", "--to", "earliest").out
     assert serve(command, wait_all_applied) == [0, 1, 2, 3]
     command("sinks", "reset", "audit", "--to", "1")
-    command("sinks", "reset", "audit", "--to", "latest")  # executed in order
+    command("sinks", "reset", "audit", "--to", "latest")  # the service executes requests in order
     assert serve(command, publish_and_wait) == [4]
 
 
 def test_impossible_request_is_refused_with_its_fix(command: Command, tmp_path: Path) -> None:
     command.publish(create_lines(2))
 
-    async def storage() -> None:
+    async def attach_storage_sink() -> None:
         async with Propagator(data=command.data) as p:
             await p.attach(StorageSink(tmp_path / "facts.db"))
             await p.wait_visible(2)
 
-    anyio.run(storage)
+    anyio.run(attach_storage_sink)
     serve(command, wait_all_applied)
     command("subscribe", "--group", "g", "--no-follow")
-    for arguments, cure in [
+    for arguments, fix in [
         (("pause", "nobody"), "name an existing one (audit, storage)"),
         (("pause", "g"), "move it with `groups reset g --to POSITION`"),
         (("reset", "storage", "--to", "earliest"), "sinks rebuild storage --data "),
         (("reset", "audit", "--to", "3"), "an offset from 0 to 2"),
         (("reset", "audit", "--to", "soon"), "give earliest, latest"),
     ]:
-        done = command("sinks", *arguments)
-        assert (done.status, done.out) == (2, "")
-        assert cure in done.err
+        result = command("sinks", *arguments)
+        assert (result.status, result.out) == (2, "")
+        assert fix in result.err
 
 
 # --- rebuilding
@@ -165,10 +165,10 @@ def test_served_sink_is_rebuilt(command: Command, tmp_path: Path) -> None:
     corrupt(store)
 
     async def main(p: Propagator) -> None:
-        await anyio.sleep(1.2)  # within a second the sink is known in the directory
+        await anyio.sleep(1.2)  # the service writes the sink's cursor to the directory within a second
         assert is_corrupted(store), "the row must be corrupted before the rebuild"
-        done = await run_outside(command, "sinks", "rebuild", "storage")
-        assert (done.status, done.out.startswith("done: rebuild of sink 'storage' is requested; `")) == (
+        result = await run_outside(command, "sinks", "rebuild", "storage")
+        assert (result.status, result.out.startswith("done: rebuild of sink 'storage' is requested; `")) == (
             0,
             True,
         )
@@ -184,8 +184,8 @@ def test_detached_sink_is_rebuilt_at_the_next_start(command: Command, tmp_path: 
     store = tmp_path / "facts.db"
     serve_storage(command, store, do_nothing)
     corrupt(store)
-    done = command("sinks", "rebuild", "storage")
-    assert done.out.startswith("recorded: rebuild of sink 'storage'; the next service that opens")
+    result = command("sinks", "rebuild", "storage")
+    assert result.out.startswith("recorded: rebuild of sink 'storage'; the next service that opens")
     assert command("sinks").out.splitlines()[2].endswith("rebuild requested")
 
     async def open_without_sink() -> None:
@@ -209,9 +209,9 @@ def test_impossible_rebuild_is_reported_to_the_caller(command: Command, tmp_path
 
     async def main(p: Propagator) -> None:
         await anyio.sleep(1.2)
-        done = await run_outside(command, "sinks", "rebuild", "audit")
-        assert (done.status, done.out, done.err.count("\n")) == (1, "", 1)
-        assert "rebuild of sink 'audit' was not done: sink 'audit' cannot be rebuilt: it stores" in done.err
+        result = await run_outside(command, "sinks", "rebuild", "audit")
+        assert (result.status, result.out, result.err.count("\n")) == (1, "", 1)
+        assert "rebuild of sink 'audit' was not done: sink 'audit' cannot be rebuilt: it stores" in result.err
         assert not list((command.data / "requests").iterdir())
         assert p.statistics().sinks["audit"].state == "idle"
 

@@ -24,13 +24,13 @@ HOST = "127.0.0.1"
 PORTS = "server = { port = 0, http_port = 0 }\n"
 STORAGE = "[[sinks]]\nkind = 'storage'\npath = "
 LINES = "[[sinks]]\nkind = 'jsonlines'\npath = "
-ITSELF = "server = { port = 7001 }\ndata = 'new'\n[[sinks]]\nkind = 'forward'\nto = "
+FORWARD = "server = { port = 7001 }\ndata = 'new'\n[[sinks]]\nkind = 'forward'\nto = "
 NOBODY = 65534
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a working directory with a file and a folder, and a log in each."""
+    """Return a working directory with files, a folder, a pipe and a dangling symbolic link."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("x")
     (tmp_path / "folder").mkdir()
@@ -50,8 +50,8 @@ WRONG_CONFIGURATIONS = [
     ("server = { host = '0.0.0.0', port = 0 }\ndata = 'new'", 2, "server.host '0.0.0.0': others can connect"),
     ("server = { host = '127.0.0.1.example.com' }\ndata = 'new'", 2, "server.host '127.0.0.1.example.com'"),
     ("server = { host = 'no.invalid' }\ndata = 'new'", 2, "server.host 'no.invalid' is not known here"),
-    (f"{ITSELF}'localhost:7001'", 2, "sinks[0].to: localhost:7001 is this server itself: name another one"),
-    (f"{ITSELF}['a:1', '127.0.0.1:7001']", 2, "sinks[0].to: 127.0.0.1:7001 is this server itself"),
+    (f"{FORWARD}'localhost:7001'", 2, "sinks[0].to: localhost:7001 is this server itself: name another one"),
+    (f"{FORWARD}['a:1', '127.0.0.1:7001']", 2, "sinks[0].to: 127.0.0.1:7001 is this server itself"),
     ("server = { port = 7001, http_port = 7001 }\ndata = 'new'", 2, "server.http_port: 7001 is also"),
     ("server = { port = 7374 }\ndata = 'new'", 2, "server.http_port: 7374 is also server.port: give each"),
     (
@@ -112,10 +112,10 @@ def test_check_and_serve_refuse_the_same_in_one_line(
     before = all_paths(folder)
     arguments = {"check": ["config", "check"], "serve": ["serve", "--log-level", "error", "--config"]}
     assert main([*arguments[verb], "dp.toml"]) == status
-    shown = capfd.readouterr()
-    assert (shown.out, shown.err.count("\n")) == ("", 1), shown.err
-    assert message.replace("FOLDER", str(folder)) in shown.err
-    assert "server: server" not in shown.err
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err.count("\n")) == ("", 1), captured.err
+    assert message.replace("FOLDER", str(folder)) in captured.err
+    assert "server: server" not in captured.err
     assert all_paths(folder) == before
 
 
@@ -131,8 +131,8 @@ def outdate(directory: Path) -> None:
 @pytest.fixture
 def closed_folder() -> Iterator[Path]:
     """Yield a folder without write permission, with a file and a data directory in it."""
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
+    with tempfile.TemporaryDirectory() as path:
+        folder = Path(path)
         folder.chmod(0o755)
         (folder / "lines").write_text("")
         (folder / "lines").chmod(0o444)
@@ -173,9 +173,9 @@ def test_path_without_write_access_is_reported(
         file.flush()
         for arguments in (["config", "check"], ["serve", "--log-level", "error", "--config"]):
             assert main([*arguments, file.name]) == 2
-            shown = capfd.readouterr()
-            assert (shown.out, shown.err.count("\n")) == ("", 1), shown.err
-            assert message.replace("FOLDER", str(closed_folder)) in shown.err
+            captured = capfd.readouterr()
+            assert (captured.out, captured.err.count("\n")) == ("", 1), captured.err
+            assert message.replace("FOLDER", str(closed_folder)) in captured.err
     assert all_paths(closed_folder) == before
 
 
@@ -187,14 +187,14 @@ def test_configuration_that_is_not_text_is_refused(
     (folder / "zeros").write_bytes(bytes(2_000_000))
     for arguments in (["config", "check"], ["config", "show"], ["serve", "--data", "facts", "--config"]):
         assert main([*arguments, name]) == 2
-        shown = capfd.readouterr()
-        assert (shown.out, shown.err.count("\n")) == ("", 1), shown.err
-        assert f"the configuration '{name}' cannot be read (" in shown.err
+        captured = capfd.readouterr()
+        assert (captured.out, captured.err.count("\n")) == ("", 1), captured.err
+        assert f"the configuration '{name}' cannot be read (" in captured.err
 
 
 def test_forward_to_another_server_is_accepted(folder: Path) -> None:
     for to in ("127.0.0.1:7002", "127.0.0.2:7001", "another.invalid:7001"):
-        (folder / "dp.toml").write_text(f"{ITSELF}'{to}'")
+        (folder / "dp.toml").write_text(f"{FORWARD}'{to}'")
         assert main(["config", "check", "dp.toml"]) == 0, to
 
 
@@ -218,27 +218,27 @@ def test_failed_start_leaves_no_file(
 ) -> None:
     before = all_paths(folder)
     arguments = ["serve", "--data", data, "--port", "0", "--http-port", "0", "--log-level", "error"]
-    with socket.create_server((HOST, 0)) as taken:
+    with socket.create_server((HOST, 0)) as used_port:
         if broken == "port":
-            arguments += ["--port", str(taken.getsockname()[1])]
-        else:  # found only when the sink opens its file
+            arguments += ["--port", str(used_port.getsockname()[1])]
+        else:  # the fault is found only when the sink opens its file
             sqlite3.connect(folder / "other").execute("CREATE TABLE one (two)")
             (folder / "dp.toml").write_text(f"{STORAGE}'other'")
             before |= {"other", "other-lock"}
             before.add("dp.toml")
             arguments += ["--config", "dp.toml"]
         assert main(arguments) != 0
-    shown = capfd.readouterr()
-    assert (shown.out, shown.err.count("\n")) == ("", 1), shown.err
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err.count("\n")) == ("", 1), captured.err
     assert all_paths(folder) == before
 
 
 def test_start_works_after_the_mistake_is_corrected(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     sqlite3.connect(folder / "other").execute("CREATE TABLE one (two)")
-    usual = ["--config", "dp.toml", "--http-port", "0", "--log-level", "error"]
+    common = ["--config", "dp.toml", "--http-port", "0", "--log-level", "error"]
     first = f"{STORAGE}'first.db'\nname = 'first'\n"
     (folder / "dp.toml").write_text(f"{first}{STORAGE}'other'")
-    assert main(["serve", "--data", "facts", "--port", "0", *usual]) == 2
+    assert main(["serve", "--data", "facts", "--port", "0", *common]) == 2
     assert "other is a SQLite file of another program" in capfd.readouterr().err
     (folder / "dp.toml").write_text(f"{first}{STORAGE}'second.db'")
     with served(folder / "facts", "--config", str(folder / "dp.toml")):

@@ -1,4 +1,4 @@
-"""`get`, `status` and `sinks`: a vector's present and past state, the log's state, and its readers."""
+"""`get` shows a vector's present and past states; `status` and `sinks` show the log and its readers."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def test_get_returns_a_vector_now_and_at_each_offset(command: Command) -> None:
         2: ([3.0, 6.0], {"k": 1}, 2, 1),
         3: ([3.0, 6.0], {"k": 1, "l": 2}, 3, 3),
     }
-    for at, (vector, metadata, deltas, last) in expected.items():
-        done = command("get", "a", "--at", at)
-        assert done.status == 0
-        assert done.lines == [
+    for offset, (vector, metadata, deltas, last) in expected.items():
+        result = command("get", "a", "--at", offset)
+        assert result.status == 0
+        assert result.lines == [
             {
                 "vector_id": "a",
                 "namespace": "default",
@@ -110,12 +110,12 @@ def test_sink_is_listed_and_forgotten(command: Command) -> None:
     shown = dict(line.split(maxsplit=1) for line in command("status").out.splitlines())
     assert shown["lags.audit.deltas"] == "2"
     assert float(shown["lags.audit.seconds"]) > 0
-    done = command("sinks", "forget", "audit")
-    assert (done.status, done.out) == (0, "done: sink 'audit' is forgotten; its quarantine was empty\n")
+    result = command("sinks", "forget", "audit")
+    assert (result.status, result.out) == (0, "done: sink 'audit' is forgotten; its quarantine was empty\n")
     assert command("sinks", "--json").lines == []
-    done = command("sinks", "forget", "audit")
-    assert done.status == 2
-    assert "'audit': there is no such sink or group" in done.err
+    result = command("sinks", "forget", "audit")
+    assert result.status == 2
+    assert "'audit': there is no such sink or group" in result.err
 
 
 def test_corrupted_group_cursor_hides_no_other_row(command: Command) -> None:
@@ -124,24 +124,24 @@ def test_corrupted_group_cursor_hides_no_other_row(command: Command) -> None:
         assert command("subscribe", "--group", name, "--no-follow").status == 0
     cursor = command.data / "groups" / "spoilt.cursor"
     cursor.write_bytes(cursor.read_bytes()[:-1] + b"?")
-    done = command("sinks", "--json")
-    assert done.status == 1
-    good, spoilt = done.lines
+    result = command("sinks", "--json")
+    assert result.status == 1
+    good, corrupted = result.lines
     assert (good["name"], good["offset"], good["lag"], "corruption" in good) == ("good", 3, 0, False)
-    assert (spoilt["name"], spoilt["offset"], spoilt["lag"]) == ("spoilt", None, None)
-    assert "groups/spoilt.cursor) is corrupted: `delta-prop sinks forget` it" in spoilt["corruption"]
-    done = command("sinks")
-    assert done.status == 1
-    rows = done.out.splitlines()[1:]
+    assert (corrupted["name"], corrupted["offset"], corrupted["lag"]) == ("spoilt", None, None)
+    assert "groups/spoilt.cursor) is corrupted: `delta-prop sinks forget` it" in corrupted["corruption"]
+    result = command("sinks")
+    assert result.status == 1
+    rows = result.out.splitlines()[1:]
     assert rows[0].split()[:4] == ["good", "group", "3", "0"]
     assert rows[1].split()[:4] == ["spoilt", "group", "?", "?"]
     assert "corrupted" in rows[1]
-    done = command("status", "--json")
-    status = done.lines[0]
-    assert (done.status, status["health"], status["next_offset"], status["sinks"]) == (1, "corrupted", 3, 2)
+    result = command("status", "--json")
+    status = result.lines[0]
+    assert (result.status, status["health"], status["next_offset"], status["sinks"]) == (1, "corrupted", 3, 2)
     assert "spoilt" in status["corruption"]
-    done = command("sinks", "forget", "spoilt")
-    assert (done.status, done.out) == (0, "done: group 'spoilt' is forgotten\n")
+    result = command("sinks", "forget", "spoilt")
+    assert (result.status, result.out) == (0, "done: group 'spoilt' is forgotten\n")
     assert command("status").status == command("sinks").status == 0
 
 
@@ -154,9 +154,9 @@ def test_corrupted_cursors_are_reported_and_serve_warns(command: Command, tmp_pa
     assert (status.status, status.lines[0]["health"], status.lines[0]["next_offset"]) == (1, "corrupted", 3)
     assert expected in status.lines[0]["corruption"]
     for arguments in (["sinks"], ["sinks", "--json"], ["log", "verify"]):
-        done = command(*arguments)
-        assert (done.status, expected in done.err) == (1, True), (arguments, done)
-        assert "a copy of the file from a backup" in done.err
+        result = command(*arguments)
+        assert (result.status, expected in result.err) == (1, True), (arguments, result)
+        assert "a copy of the file from a backup" in result.err
     assert command("log", "verify", "--json").lines[0]["first_corruption"]["file"] == "cursors"
     with served(command.data, errors=tmp_path / "errors"):
         pass
@@ -170,6 +170,6 @@ def test_get_beyond_the_end_returns_the_present_with_a_note(command: Command) ->
     command.publish(HISTORY_LINES)
     present = command("get", "docs:a")
     assert command("get", "docs:a", "--at", 5).err == present.err == ""  # the last offset of the log
-    done = command("get", "docs:a", "--at", 6)
-    assert (done.status, done.lines) == (0, present.lines)
-    assert done.err == "delta-prop: --at 6: the log ends before offset 6: this is the present state\n"
+    result = command("get", "docs:a", "--at", 6)
+    assert (result.status, result.lines) == (0, present.lines)
+    assert result.err == "delta-prop: --at 6: the log ends before offset 6: this is the present state\n"

@@ -1,4 +1,4 @@
-"""`subscribe`: requested lines from the requested start; a group misses no delta."""
+"""`subscribe` prints the requested lines from the requested start; a group misses no delta."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ ALL = ("--start", "earliest", "--no-follow")
 
 
 def offsets(command: Command, *arguments: object) -> list[int]:
-    done = command("subscribe", *arguments)
-    assert done.status == 0
-    return [line["offset"] for line in done.lines]
+    result = command("subscribe", *arguments)
+    assert result.status == 0
+    return [line["offset"] for line in result.lines]
 
 
-def test_lines_come_back_as_they_were_published(either: Command) -> None:
-    either.publish([create_line("a", 1.5, topics=["t"], metadata={"k": [1]}), create_line("b", 2.0)])
-    lines = either("subscribe", *ALL).lines
+def test_lines_come_back_as_they_were_published(local_or_remote: Command) -> None:
+    local_or_remote.publish([create_line("a", 1.5, topics=["t"], metadata={"k": [1]}), create_line("b", 2.0)])
+    lines = local_or_remote("subscribe", *ALL).lines
     assert lines[0] == {
         "offset": 0,
         "vector_id": "a",
@@ -44,40 +44,42 @@ def test_lines_come_back_as_they_were_published(either: Command) -> None:
         "topics": ["t"],
         "dot": lines[0]["dot"],
     }
-    other = Command(either.data.parent / "other", either._capsys)
+    other = Command(local_or_remote.data.parent / "other", local_or_remote._capsys)
     other._input.parent.mkdir()
     other.publish([json.dumps(line) for line in lines])
     assert [line["vector"] for line in other("subscribe", *ALL).lines] == [[1.5], [2.0]]
 
 
-def test_topics_select_lines(either: Command) -> None:
-    either.publish([*create_lines(3), create_line("x", namespace="docs"), create_line("y", topics=["hot"])])
-    assert offsets(either, *ALL, "--topic", "v:v1") == [1]
-    assert offsets(either, *ALL, "--topic", "ns:docs", "--topic", "c:hot") == [3, 4]
-    assert offsets(either, *ALL, "--topic", "op:delete") == []
+def test_topics_select_lines(local_or_remote: Command) -> None:
+    local_or_remote.publish(
+        [*create_lines(3), create_line("x", namespace="docs"), create_line("y", topics=["hot"])]
+    )
+    assert offsets(local_or_remote, *ALL, "--topic", "v:v1") == [1]
+    assert offsets(local_or_remote, *ALL, "--topic", "ns:docs", "--topic", "c:hot") == [3, 4]
+    assert offsets(local_or_remote, *ALL, "--topic", "op:delete") == []
 
 
-def test_start_and_count_select_the_offsets(either: Command) -> None:
-    either.publish(create_lines(5))
-    assert offsets(either, "--start", "3", "--no-follow") == [3, 4]
-    assert offsets(either, "--start", "1", "--count", "2") == [1, 2]
-    assert offsets(either, "--start", "latest", "--no-follow") == []
-    assert offsets(either, "--no-follow") == []
-    assert offsets(either, "--start", "2020-01-01", "--no-follow") == [0, 1, 2, 3, 4]
-    assert offsets(either, "--start", "now", "--no-follow") == []
+def test_start_and_count_select_the_offsets(local_or_remote: Command) -> None:
+    local_or_remote.publish(create_lines(5))
+    assert offsets(local_or_remote, "--start", "3", "--no-follow") == [3, 4]
+    assert offsets(local_or_remote, "--start", "1", "--count", "2") == [1, 2]
+    assert offsets(local_or_remote, "--start", "latest", "--no-follow") == []
+    assert offsets(local_or_remote, "--no-follow") == []
+    assert offsets(local_or_remote, "--start", "2020-01-01", "--no-follow") == [0, 1, 2, 3, 4]
+    assert offsets(local_or_remote, "--start", "now", "--no-follow") == []
 
 
-@pytest.mark.parametrize("lost", ["missing", "empty"])
-def test_log_without_its_recovery_point_is_not_read_as_empty(lost: str, command: Command) -> None:
+@pytest.mark.parametrize("fault", ["missing", "empty"])
+def test_log_without_its_recovery_point_is_not_read_as_empty(fault: str, command: Command) -> None:
     command.publish(create_lines(5))
-    (mark,) = command.data.glob("streams/default/0/mark")
-    mark.unlink() if lost == "missing" else mark.write_bytes(b"")
+    (recovery_point,) = command.data.glob("streams/default/0/mark")
+    recovery_point.unlink() if fault == "missing" else recovery_point.write_bytes(b"")
     shown = [line["offset"] for line in command("log", "show", "--json").lines]
     assert shown
     assert offsets(command, *ALL) == shown
     assert offsets(command, "--group", "g", "--no-follow") == shown
     assert (
-        f"mark: {'the file is missing' if lost == 'missing' else 'it is empty'}\n"
+        f"mark: {'the file is missing' if fault == 'missing' else 'it is empty'}\n"
         in command("log", "verify").err
     )
 
@@ -94,10 +96,10 @@ def test_batch_may_be_read_in_parts(command: Command) -> None:
     assert offsets(command, "--group", "g", "--no-follow") == [3, 4, 5]
 
 
-def test_noops_are_skipped(either: Command) -> None:
+def test_noops_are_skipped(local_or_remote: Command) -> None:
     wrong = json.dumps({"vector_id": "a", "op": "sparse", "indices": [9], "values": [1]})
-    either.publish([create_line("a"), wrong, create_line("b")])
-    assert offsets(either, *ALL) == [0, 2]
+    local_or_remote.publish([create_line("a"), wrong, create_line("b")])
+    assert offsets(local_or_remote, *ALL) == [0, 2]
 
 
 def test_group_resumes_at_its_cursor(command: Command) -> None:
@@ -119,20 +121,20 @@ def test_group_resumes_at_its_cursor(command: Command) -> None:
     assert offsets(command, *group) == [0, 1, 2, 3, 4, 5]
 
 
-def test_group_resumes_at_its_cursor_on_a_server_too(either: Command) -> None:
-    either.publish(create_lines(5))
+def test_group_resumes_at_its_cursor_on_a_server_too(local_or_remote: Command) -> None:
+    local_or_remote.publish(create_lines(5))
     group = ("--group", "a/.. b", "--no-follow")
-    assert offsets(either, *group, "--count", "2") == [0, 1]
-    assert offsets(either, *group, "--count", "1") == [2]
-    assert offsets(either, *group, "--topic", "v:v3") == [3]
-    assert offsets(either, *group) == []
-    either.publish(create_lines(1))
-    assert offsets(either, *group) == [5]
-    assert offsets(either, *group, "--start", "4") == [], "the start must apply to a new group only"
-    assert either("groups", "reset", "a/.. b", "--to", "earliest").status == 0
-    assert offsets(either, *group, "--count", "1") == [0]
-    assert offsets(either, *group) == [1, 2, 3, 4, 5]
-    assert offsets(either, "--group", "new", "--start", "4", "--no-follow") == [4, 5]
+    assert offsets(local_or_remote, *group, "--count", "2") == [0, 1]
+    assert offsets(local_or_remote, *group, "--count", "1") == [2]
+    assert offsets(local_or_remote, *group, "--topic", "v:v3") == [3]
+    assert offsets(local_or_remote, *group) == []
+    local_or_remote.publish(create_lines(1))
+    assert offsets(local_or_remote, *group) == [5]
+    assert offsets(local_or_remote, *group, "--start", "4") == [], "the start must apply to a new group only"
+    assert local_or_remote("groups", "reset", "a/.. b", "--to", "earliest").status == 0
+    assert offsets(local_or_remote, *group, "--count", "1") == [0]
+    assert offsets(local_or_remote, *group) == [1, 2, 3, 4, 5]
+    assert offsets(local_or_remote, "--group", "new", "--start", "4", "--no-follow") == [4, 5]
 
 
 def test_group_of_another_log_starts_over(command: Command) -> None:
@@ -148,10 +150,10 @@ def test_group_that_is_being_read_cannot_be_forgotten(command: Command) -> None:
     command.publish(create_lines(1))
     assert offsets(command, "--group", "g", "--no-follow") == [0]
     lock = LocalDisk(command.data).lock("groups/g.cursor.lock")
-    done = command("sinks", "forget", "g")
-    assert done.status == 2
-    assert "group 'g' is read by" in done.err
-    assert done.err.count("\n") == 1
+    result = command("sinks", "forget", "g")
+    assert result.status == 2
+    assert "group 'g' is read by" in result.err
+    assert result.err.count("\n") == 1
     lock.release()
 
 
@@ -160,9 +162,9 @@ def test_corrupted_group_cursor_is_refused(command: Command) -> None:
     offsets(command, "--group", "g", "--no-follow")
     path = command.data / "groups" / "g.cursor"
     path.write_bytes(path.read_bytes().replace(b"1", b"0"))
-    done = command("subscribe", "--group", "g")
-    assert done.status == 2
-    assert "corrupted" in done.err
+    result = command("subscribe", "--group", "g")
+    assert result.status == 2
+    assert "corrupted" in result.err
     assert command("sinks", "forget", "g").status == 0
     assert offsets(command, "--group", "g", "--no-follow") == [0]
 
@@ -177,19 +179,21 @@ def test_corrupted_group_cursor_is_refused(command: Command) -> None:
         (["--group", "x" * 65], "group: 65 bytes"),
     ],
 )
-def test_mistake_is_reported_in_one_line(arguments: list[str], message: str, either: Command) -> None:
-    either.publish(create_lines(1))
-    done = either("subscribe", *arguments)
-    assert done.status == 2
-    assert message in done.err
-    assert done.err.count("\n") == 1
+def test_mistake_is_reported_in_one_line(
+    arguments: list[str], message: str, local_or_remote: Command
+) -> None:
+    local_or_remote.publish(create_lines(1))
+    result = local_or_remote("subscribe", *arguments)
+    assert result.status == 2
+    assert message in result.err
+    assert result.err.count("\n") == 1
 
 
 def test_missing_data_directory_is_reported(command: Command) -> None:
     for verb in (["subscribe"], ["status"], ["sinks"], ["log", "verify"], ["log", "show"], ["get", "a"]):
-        done = command(*verb)
-        assert done.status == 2
-        assert "no data directory at" in done.err
+        result = command(*verb)
+        assert result.status == 2
+        assert "no data directory at" in result.err
     command.data.mkdir()
     assert "is not a data directory" in command("status").err
     assert list(command.data.iterdir()) == []
@@ -215,11 +219,17 @@ def test_follow_prints_lines_as_others_publish_them(command: Command) -> None:
 def test_follow_on_a_server_prints_lines_as_they_are_published(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with served(tmp_path / "facts") as addresses, SyncProducer(addresses.to, name="others") as others:
+    with (
+        served(tmp_path / "facts") as addresses,
+        SyncProducer(addresses.protocol_address, name="others") as others,
+    ):
         others.publish(Delta("v0", create([1.0])))
-        later = threading.Timer(0.2, lambda: others.publish(Delta("v1", create([1.0]))))
-        later.start()
-        assert main(["subscribe", "--from", addresses.to, "--start", "earliest", "--count", "2"]) == 0
-        later.join()
+        timer = threading.Timer(0.2, lambda: others.publish(Delta("v1", create([1.0]))))
+        timer.start()
+        assert (
+            main(["subscribe", "--from", addresses.protocol_address, "--start", "earliest", "--count", "2"])
+            == 0
+        )
+        timer.join()
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(one["offset"], one["vector_id"]) for one in rows] == [(0, "v0"), (1, "v1")]

@@ -1,4 +1,4 @@
-"""Times in arguments: dates, words and spans; a time in the future is reported."""
+"""Arguments accept times as dates, words and spans; a time in the future is refused."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_invalid_time_is_none(text: str) -> None:
 
 def test_time_in_the_future_is_refused() -> None:
     check_past("--at", "now", NOW_US, NOW_US)
-    check_past("--at", "a little later", NOW_US + 30_000_000, NOW_US)  # two clocks differ
+    check_past("--at", "a little later", NOW_US + 30_000_000, NOW_US)  # clocks may differ a little
     with pytest.raises(UsageError, match=r"--at '2026-03-15T14.*in the future.*2026-03-15T12:30:15.*latest"):
         check_past("--at", "2026-03-15T14:00Z", NOW_US + 5_400_000_000, NOW_US)
 
@@ -70,15 +70,15 @@ VERBS: list[list[str]] = [
 
 
 def attach_sink_once(command: Command) -> None:
-    """Make a log and a registered sink."""
+    """Make a log with one delta and a registered sink."""
 
-    async def work() -> None:
+    async def publish_once() -> None:
         async with Propagator(data=command.data) as p:
             await p.attach(CallbackSink(lambda *_: None, name="audit"))
-            seen = await p.publish(Delta("v", create([1.0])))
-            await p.wait_visible(seen)
+            ack = await p.publish(Delta("v", create([1.0])))
+            await p.wait_visible(ack)
 
-    anyio.run(work)
+    anyio.run(publish_once)
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: " ".join(verb[:2]))
@@ -87,15 +87,15 @@ def test_verb_with_a_time_takes_words_and_refuses_the_future(
 ) -> None:
     attach_sink_once(command)
 
-    def run(place: str, name: str) -> tuple[int, str]:
+    def run(time_text: str, name: str) -> tuple[int, str]:
         arguments = [str(tmp_path / name) if one == "OUT" else one for one in verb]
-        done = command(*arguments, place)
-        return done.status, done.err
+        result = command(*arguments, time_text)
+        return result.status, result.err
 
-    for number, place in enumerate(("1h", "yesterday", "today", "2d", "1h ago")):
-        status, message = run(place, f"words-{number}")
+    for number, time_text in enumerate(("1h", "yesterday", "today", "2d", "1h ago")):
+        status, message = run(time_text, f"words-{number}")
         # No vector exists before the first delta.
-        assert status == (1 if verb[0] == "get" else 0), (place, message)
+        assert status == (1 if verb[0] == "get" else 0), (time_text, message)
     status, message = run("2099-01-01", "future")
     assert status == 2
     assert "in the future" in message
@@ -139,5 +139,5 @@ def test_subscriber_refuses_an_invalid_or_future_start(start: Any) -> None:
 
 
 def test_subscriber_accepts_a_span_as_start() -> None:
-    asked = Subscriber(ADDRESS, "*", start="1h")
-    assert asked is not None
+    subscriber = Subscriber(ADDRESS, "*", start="1h")
+    assert subscriber is not None

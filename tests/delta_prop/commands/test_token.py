@@ -1,4 +1,4 @@
-"""`token new` writes a token file that accepts the token shown."""
+"""`token new` prints a token, and the lines by which a token file accepts it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def test_printed_lines_match_the_printed_token(capsys: pytest.CaptureFixture[str
     ]
     more = ["--rate", "2500", "--burst", "7", "--expires", "2027-01-01T00:00:00Z"]
     assert main(["token", "new", "importer", *rights, *more]) == OK
-    shown = capsys.readouterr()
-    token = shown.err.split()[-1]
-    assert token not in shown.out
-    assert shown.err.count("\n") == 1
-    (found,) = parse_tokens(shown.out, TokenDefaults())
+    captured = capsys.readouterr()
+    token = captured.err.split()[-1]
+    assert token not in captured.out
+    assert captured.err.count("\n") == 1
+    (found,) = parse_tokens(captured.out, TokenDefaults())
     assert found.digest == digest_of(token)
     assert found.permissions == Permissions(
         "importer",
@@ -39,7 +39,7 @@ def test_printed_lines_match_the_printed_token(capsys: pytest.CaptureFixture[str
         expires_at=1_798_761_600_000_000,
     )
     assert main(["token", "new", "ops", "--admin"]) == OK
-    both = shown.out + capsys.readouterr().out
+    both = captured.out + capsys.readouterr().out
     assert [one.permissions.name for one in parse_tokens(both, TokenDefaults())] == ["importer", "ops"], (
         "one file must accept the lines of both tokens"
     )
@@ -49,12 +49,12 @@ def test_json_holds_lines_and_a_unique_token(capsys: pytest.CaptureFixture[str])
     tokens = set()
     for _ in range(2):
         assert main(["token", "new", "west", "--publish", "--forward", "--namespace", "*", "--json"]) == OK
-        shown = capsys.readouterr()
-        fields = json.loads(shown.out)
+        captured = capsys.readouterr()
+        fields = json.loads(captured.out)
         (found,) = parse_tokens(fields["toml"], TokenDefaults())
         assert found.digest == digest_of(fields["token"])
         assert found.permissions.forward
-        assert shown.err == ""
+        assert captured.err == ""
         tokens.add(fields["token"])
     assert len(tokens) == 2
 
@@ -87,8 +87,8 @@ def test_mistake_prints_no_token(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["token", "new", *arguments]) == USAGE_ERROR
-    shown = capsys.readouterr()
-    assert message in shown.err
-    assert shown.err.count("\n") == 1
-    assert shown.out == ""
-    assert "dp_" not in shown.err
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+    assert "dp_" not in captured.err

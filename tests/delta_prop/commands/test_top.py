@@ -32,7 +32,7 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerAddres
     with served(tmp_path_factory.mktemp("served") / "facts") as addresses:
         lines = tmp_path_factory.mktemp("lines") / "lines"
         lines.write_text("\n".join(create_line(f"v{n}") for n in range(7)))
-        assert main(["publish", str(lines), "--to", addresses.to]) == 0
+        assert main(["publish", str(lines), "--to", addresses.protocol_address]) == 0
         yield addresses
 
 
@@ -60,9 +60,9 @@ def test_sinks_of_a_server_are_printed(
     (sink,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert (sink["name"], sink["applied_offset"], sink["lag"]) == ("cache", 7, 0)
     assert main(["sinks", "--http", addresses.http_address]) == 0
-    heads, row = capsys.readouterr().out.splitlines()
+    header, row = capsys.readouterr().out.splitlines()
     assert row.split() == ["cache", sink["state"], "7", "0", "0", "s", "0"]
-    assert heads.split()[:2] == ["name", "state"]
+    assert header.split()[:2] == ["name", "state"]
 
 
 @pytest.mark.parametrize("once", [[], ["--once"]])
@@ -144,11 +144,13 @@ def test_mistake_is_reported_in_one_line(
     addresses: ServerAddresses,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    given = [{"TO": addresses.to, "HTTP": addresses.http_address}.get(one, one) for one in arguments]
-    assert main(given) == status
-    shown = capsys.readouterr()
-    assert (shown.out, shown.err.count("\n")) == ("", 1), shown
-    assert message in shown.err
+    actual_arguments = [
+        {"TO": addresses.protocol_address, "HTTP": addresses.http_address}.get(one, one) for one in arguments
+    ]
+    assert main(actual_arguments) == status
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err.count("\n")) == ("", 1), captured
+    assert message in captured.err
 
 
 def test_token_file_with_extra_text_is_refused_in_one_line(
@@ -166,22 +168,22 @@ def test_token_file_with_extra_text_is_refused_in_one_line(
 def test_verbs_connect_with_tokens_and_tls(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = files()
+    made_files = files()
     tokens = table("all", "t-all", publish=True, subscribe=True, admin=True, namespaces='["*"]')
-    secret, lines = tmp_path / "token", tmp_path / "lines"
-    secret.write_text("t-all\n")
+    token_file, lines = tmp_path / "token", tmp_path / "lines"
+    token_file.write_text("t-all\n")
     lines.write_text(create_line("v"))
-    shown = ["--tls-certificate", made.client, "--tls-key", made.client_key]
-    tls = Tls(made.server, made.server_key, made.authority)
+    shown = ["--tls-certificate", made_files.client, "--tls-key", made_files.client_key]
+    tls = Tls(made_files.server, made_files.server_key, made_files.authority)
     with served(tmp_path / "facts", tokens=tokens.encode(), tls=tls) as addresses:
-        secure = ["--tls-ca", made.authority, *shown]
-        publish = ["publish", str(lines), "--to", addresses.to, *secure]
+        secure = ["--tls-ca", made_files.authority, *shown]
+        publish = ["publish", str(lines), "--to", addresses.protocol_address, *secure]
         status = ["status", "--http", addresses.http_address, *secure]
         for verb in (publish, status):
             monkeypatch.delenv("DELTA_PROP_TOKEN", raising=False)
             assert main(verb) == 1
             assert "token" in capsys.readouterr().err
-            assert main([*verb, "--token-file", str(secret)]) == 0
+            assert main([*verb, "--token-file", str(token_file)]) == 0
             monkeypatch.setenv("DELTA_PROP_TOKEN", "t-all")
             assert main(verb) == 0
         assert main([*status, "--tls-name", "server.example"]) == 0

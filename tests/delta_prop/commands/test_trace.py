@@ -34,25 +34,25 @@ def test_recording_of_a_directory_holds_no_names_or_content(command: Command, tm
     command.publish(
         [create_line("secret-1", 0.5, 0.25, namespace="hidden"), *create_lines(300)], "--producer", "hushed"
     )
-    to = tmp_path / "a.trace"
-    done = command("trace", "record", "--to", to)
-    assert (done.status, done.err) == (0, "")
-    assert done.lines[0]["deltas"] == count_deltas(read_recording(to)) == 301
-    assert done.lines[0]["bytes"] == to.stat().st_size
+    recording = tmp_path / "a.trace"
+    result = command("trace", "record", "--to", recording)
+    assert (result.status, result.err) == (0, "")
+    assert result.lines[0]["deltas"] == count_deltas(read_recording(recording)) == 301
+    assert result.lines[0]["bytes"] == recording.stat().st_size
     for name in (b"secret", b"hidden", b"hushed"):
-        assert name not in to.read_bytes()
+        assert name not in recording.read_bytes()
 
 
 def test_recording_of_a_server_starts_now_or_at_start(command: Command, tmp_path: Path) -> None:
     command.publish(create_lines(5))
-    to = tmp_path / "a.trace"
+    recording = tmp_path / "a.trace"
     with served(command.data) as addresses:
-        at = ["--from", addresses.to, "--to", str(to)]
-        assert main(["trace", "record", *at, "--for", "0.1s"]) == 0
-        assert count_deltas(read_recording(to)) == 0
-        to.unlink()
-        assert main(["trace", "record", *at, "--start", "earliest", "--until", "latest"]) == 0
-    batches = read_recording(to)
+        common = ["--from", addresses.protocol_address, "--to", str(recording)]
+        assert main(["trace", "record", *common, "--for", "0.1s"]) == 0
+        assert count_deltas(read_recording(recording)) == 0
+        recording.unlink()
+        assert main(["trace", "record", *common, "--start", "earliest", "--until", "latest"]) == 0
+    batches = read_recording(recording)
     assert count_deltas(batches) == 5
     assert all(batch.time_us > 10**15 for batch in batches)
 
@@ -69,53 +69,53 @@ def test_recording_covers_only_the_requested_part(command: Command, tmp_path: Pa
         (["--for", "0.0s"], 0),
         (["--start", "latest"], 0),
     ):
-        to = tmp_path / "-".join(arguments).replace("/", "")
-        assert command("trace", "record", "--to", to, *arguments).status == 0
-        assert count_deltas(read_recording(to)) == expected, arguments
+        recording = tmp_path / "-".join(arguments).replace("/", "")
+        assert command("trace", "record", "--to", recording, *arguments).status == 0
+        assert count_deltas(read_recording(recording)) == expected, arguments
 
 
 def test_show_prints_the_numbers_of_a_recording(command: Command, tmp_path: Path) -> None:
     command.publish([*create_lines(300), *create_lines(10)])
-    to = tmp_path / "a.trace"
-    command("trace", "record", "--to", to)
+    recording = tmp_path / "a.trace"
+    command("trace", "record", "--to", recording)
     capsys = command._capsys
     capsys.readouterr()
-    assert main(["trace", "show", str(to), "--json"]) == 0
+    assert main(["trace", "show", str(recording), "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert (summary["deltas"], summary["vectors"], summary["operations"]) == (310, 300, {"create": 310})
     assert (summary["whole"], summary["busiest_second"] > 100) == (True, True)
-    assert main(["trace", "show", str(to)]) == 0
+    assert main(["trace", "show", str(recording)]) == 0
     assert "310 deltas in" in capsys.readouterr().out
 
 
 def test_truncated_recording_is_shown_with_a_warning(command: Command, tmp_path: Path) -> None:
     command.publish(create_lines(10))
-    to = tmp_path / "a.trace"
-    command("trace", "record", "--to", to)
-    to.write_bytes(to.read_bytes()[:-1])
+    recording = tmp_path / "a.trace"
+    command("trace", "record", "--to", recording)
+    recording.write_bytes(recording.read_bytes()[:-1])
     command._capsys.readouterr()
-    assert main(["trace", "show", str(to)]) == 0
-    shown = command._capsys.readouterr()
-    assert "10 deltas" in shown.out
-    assert "truncated" in shown.err
+    assert main(["trace", "show", str(recording)]) == 0
+    captured = command._capsys.readouterr()
+    assert "10 deltas" in captured.out
+    assert "truncated" in captured.err
 
 
 def test_interrupted_recording_is_complete(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command.publish(create_lines(10))
-    to = tmp_path / "a.trace"
+    recording = tmp_path / "a.trace"
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(trace_record.system.Progress, "report", interrupted)
-    assert command("trace", "record", "--to", to).status == 130
-    assert read_recording(to)  # the recording has the batches so far and ends properly
+    assert command("trace", "record", "--to", recording).status == 130
+    assert read_recording(recording)  # the recording has the batches so far and ends properly
 
 
 @pytest.mark.parametrize(
-    ("arguments", "why"),
+    ("arguments", "message"),
     [
         (["record", "--to", "x", "--for", "10"], "give a time like 90s"),
         (["record", "--to", "x", "--for=-1s"], "give a time like 90s"),
@@ -125,33 +125,33 @@ def test_interrupted_recording_is_complete(
     ],
 )
 def test_mistake_is_reported_in_one_line(
-    arguments: list[str], why: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], message: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     command.publish(create_lines(3))
-    done = command("trace", *arguments)
-    assert (done.status, done.err.count("\n")) == (2, 1)
-    assert why in done.err
+    result = command("trace", *arguments)
+    assert (result.status, result.err.count("\n")) == (2, 1)
+    assert message in result.err
     assert not (tmp_path / "x").exists()
 
 
 def test_invalid_recording_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a").write_text("{}")
-    for path, why in (("a", "not a traffic recording"), ("b", "cannot be read")):
+    for path, message in (("a", "not a traffic recording"), ("b", "cannot be read")):
         assert main(["trace", "show", str(tmp_path / path)]) == 2
-        assert why in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 def test_rate_covers_only_the_span_that_is_shown(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command.publish(create_lines(300))
-    to = tmp_path / "a.trace"
+    recording = tmp_path / "a.trace"
     hour_later = trace_record.system.wall_us() + 3_600_000_000
     monkeypatch.setattr(trace_record.system, "wall_us", lambda: hour_later)
-    command("trace", "record", "--to", to)
+    command("trace", "record", "--to", recording)
     command._capsys.readouterr()
-    assert main(["trace", "show", str(to), "--json"]) == 0
+    assert main(["trace", "show", str(recording), "--json"]) == 0
     summary = json.loads(command._capsys.readouterr().out)
     assert summary["span_s"] < 60
     assert summary["deltas_per_s"] == round(300 / max(summary["span_s"], 1.0), 1)

@@ -1,4 +1,4 @@
-"""Requests to an HTTP port: JSON answers, errors of one sentence, bounded time."""
+"""Requests to an HTTP port return JSON, report errors in one sentence, and end within a bounded time."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ def answer(body: bytes) -> bytes:
 
 
 class ScriptedHttpPort:
-    """An HTTP port that sends these bytes, one connection after the other; None closes the connection."""
+    """An HTTP port that answers with the given bytes, connection by connection; None closes a connection."""
 
     def __init__(self, *connections: list[bytes | None]) -> None:
         self.connections = list(connections)
-        self.asked: list[bytes] = []
+        self.requests: list[bytes] = []
 
     async def serve(self, stream: Stream) -> None:
         buffer = bytearray(4096)
-        for one in self.connections.pop(0):
-            if one is None:
+        for response in self.connections.pop(0):
+            if response is None:
                 break
             count = await stream.receive_into(memoryview(buffer))
-            self.asked.append(bytes(buffer[:count]))
-            await stream.send([one])
+            self.requests.append(bytes(buffer[:count]))
+            await stream.send([response])
         else:
             await anyio.sleep_forever()
         await stream.aclose()
 
 
-def ask(
+def get_answers(
     scripted: ScriptedHttpPort, *paths: str, token: str | None = None, host: str = "10.0.0.9:7374"
 ) -> list[Any]:
     answers: list[Any] = []
@@ -66,8 +66,8 @@ def ask(
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(accept)
             try:
-                async with HttpClient(network, ConnectOptions((host,), token)) as one:
-                    answers.extend([await one.get(path) for path in paths])
+                async with HttpClient(network, ConnectOptions((host,), token)) as client:
+                    answers.extend([await client.get(path) for path in paths])
             except (NoAnswer, UsageError) as failure:  # the task group would wrap the error
                 failures.append(failure)
             tasks.cancel_scope.cancel()
@@ -81,21 +81,21 @@ def ask(
 def test_answers_come_over_one_connection() -> None:
     first = answer(b'{"a": 1}')
     scripted = ScriptedHttpPort([first, answer(b"[2]")])
-    assert ask(scripted, "/api/status", "/api/sinks", token="t-1") == [{"a": 1}, [2]]
-    assert scripted.asked[0].startswith(b"GET /api/status HTTP/1.1\r\nHost: 10.0.0.9:7374\r\n")
-    assert b"Authorization: Bearer t-1\r\n" in scripted.asked[0]
-    assert scripted.asked[1].startswith(b"GET /api/sinks ")
+    assert get_answers(scripted, "/api/status", "/api/sinks", token="t-1") == [{"a": 1}, [2]]
+    assert scripted.requests[0].startswith(b"GET /api/status HTTP/1.1\r\nHost: 10.0.0.9:7374\r\n")
+    assert b"Authorization: Bearer t-1\r\n" in scripted.requests[0]
+    assert scripted.requests[1].startswith(b"GET /api/sinks ")
 
 
 def test_default_port_is_7374() -> None:
-    assert ask(ScriptedHttpPort([answer(b"[]")]), "/", host="10.0.0.9") == [[]]
+    assert get_answers(ScriptedHttpPort([answer(b"[]")]), "/", host="10.0.0.9") == [[]]
 
 
 def test_closed_connection_is_reopened_once() -> None:
     scripted = ScriptedHttpPort([answer(b"[1]"), None], [answer(b"[2]")])
-    assert ask(scripted, "/", "/") == [[1], [2]]
+    assert get_answers(scripted, "/", "/") == [[1], [2]]
     last = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 3\r\n\r\n[1]"
-    assert ask(ScriptedHttpPort([last], [answer(b"[2]")]), "/", "/") == [[1], [2]]
+    assert get_answers(ScriptedHttpPort([last], [answer(b"[2]")]), "/", "/") == [[1], [2]]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_invalid_answer_is_reported_in_one_sentence(
 ) -> None:
     monkeypatch.setattr(http_client, "BODY_BYTES_MAX", 50)
     with pytest.raises((NoAnswer, Misconfigured)) as error:
-        ask(ScriptedHttpPort(*connections), "/")
+        get_answers(ScriptedHttpPort(*connections), "/")
     assert message in str(error.value)
     assert str(error.value).startswith("10.0.0.9:7374 ")
 
@@ -125,14 +125,14 @@ def test_unknown_token_is_reported() -> None:
     with pytest.raises(
         NoAnswer, match=r"the given one is unknown there or not an admin's.* `token new NAME --admin`"
     ):
-        ask(ScriptedHttpPort([b"HTTP/1.1 401 X\r\nContent-Length: 0\r\n\r\n"]), "/", token="t")
+        get_answers(ScriptedHttpPort([b"HTTP/1.1 401 X\r\nContent-Length: 0\r\n\r\n"]), "/", token="t")
 
 
 def test_absent_server_is_reported() -> None:
     with pytest.raises(NoAnswer, match=r"name the HTTP port that `serve` prints as http=…"):
-        ask(ScriptedHttpPort(), "/", host="10.0.0.9:1")
+        get_answers(ScriptedHttpPort(), "/", host="10.0.0.9:1")
 
 
 def test_invalid_address_is_refused() -> None:
     with pytest.raises(UsageError, match="give host:port"):
-        ask(ScriptedHttpPort(), "/", host="http://x")
+        get_answers(ScriptedHttpPort(), "/", host="http://x")

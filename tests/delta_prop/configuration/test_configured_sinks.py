@@ -1,4 +1,4 @@
-"""Sinks of a configuration: made with the sinks' own defaults, attached at their cursor or start."""
+"""Configured sinks have the defaults of their classes, and are attached at their cursor or at `start`."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def test_sink_defaults_match_the_sink_signatures(kind: str) -> None:
     config, sink = KINDS[kind], inspect.signature(SINKS[kind]).parameters
     resident = inspect.signature(ResidentVectors).parameters
     attach = inspect.signature(Propagator.attach).parameters
-    common = {one.name for one in dataclasses.fields(SinkConfig)}
-    for one in dataclasses.fields(config):
-        if one.name in ("path", "topics", "vectors", "to", "authorities", "server_name"):
+    common = {field.name for field in dataclasses.fields(SinkConfig)}
+    for field in dataclasses.fields(config):
+        if field.name in ("path", "topics", "vectors", "to", "authorities", "server_name"):
             continue
-        known = attach if one.name in common - {"name"} else sink if one.name in sink else resident
-        assert one.default == known[one.name].default, one.name
+        parameters = attach if field.name in common - {"name"} else sink if field.name in sink else resident
+        assert field.default == parameters[field.name].default, field.name
 
 
 def test_sinks_are_made_with_configured_values(tmp_path: Path) -> None:
@@ -65,8 +65,8 @@ def test_sinks_are_made_with_configured_values(tmp_path: Path) -> None:
         kind = "forward"
         to = ["127.0.0.1:7373"]
     """
-    made = [one.sink for one in make_sinks(read_configuration(text).sinks)]
-    storage, index, own_index, cache, lines, forward = made
+    sinks = [one.sink for one in make_sinks(read_configuration(text).sinks)]
+    storage, index, own_index, cache, lines, forward = sinks
     assert isinstance(forward, ForwardSink)
     assert isinstance(storage, StorageSink)
     assert storage.flush_s == 0.5
@@ -142,7 +142,7 @@ def test_start_applies_only_to_a_sink_not_remembered(
     assert len((tmp_path / "lines").read_text().splitlines()) == lines
 
 
-def test_sinks_attached_together_get_nothing_if_one_fails(tmp_path: Path) -> None:
+def test_sinks_attached_together_receive_no_delta_if_one_fails(tmp_path: Path) -> None:
     async def main() -> None:
         world = virtual_world()
         async with Propagator(world=world) as p:

@@ -39,24 +39,24 @@ def _value(text: str) -> object:
 
 
 def test_documented_defaults_match_the_code() -> None:
-    known: dict[str, set[object]] = {}
+    defaults: dict[str, set[object]] = {}
     for section in (ServerSettings, Hnsw, *KINDS.values()):
-        for one in dataclasses.fields(section):
-            known.setdefault(one.name, set()).add(one.default)
+        for field in dataclasses.fields(section):
+            defaults.setdefault(field.name, set()).add(field.default)
     checked = set()
     for line in OPERATING.splitlines():
         cells = [cell.strip() for cell in line.split("|")]
         for cell, next_cell in itertools.pairwise(cells):
-            names, values = re.findall(r"`(\w+)`", cell), [_value(one) for one in next_cell.split("; ")]
-            if len(names) == len(values) and set(names) <= known.keys():
+            names, values = re.findall(r"`(\w+)`", cell), [_value(field) for field in next_cell.split("; ")]
+            if len(names) == len(values) and set(names) <= defaults.keys():
                 for name, value in zip(names, values, strict=True):
-                    assert value is None or value in known[name], (name, value, known[name])
+                    assert value is None or value in defaults[name], (name, value, defaults[name])
                     checked.add(name)
     assert len(checked) > 40
 
 
 def test_documented_example_is_a_valid_configuration() -> None:
     (example,) = re.findall(r"```toml\n(.*?)```", OPERATING, re.DOTALL)
-    read = read_configuration(example)
-    assert [one.sink.name for one in make_sinks(read.sinks)] == ["storage", "index", "audit"]
-    assert read.server.heartbeat_interval_s == 3
+    configuration = read_configuration(example)
+    assert [one.sink.name for one in make_sinks(configuration.sinks)] == ["storage", "index", "audit"]
+    assert configuration.server.heartbeat_interval_s == 3

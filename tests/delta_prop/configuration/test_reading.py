@@ -1,4 +1,4 @@
-"""Reading a configuration: every key, mistakes with the path of their key, and output that reads back."""
+"""A configuration is read with every key, mistakes name the path of their key, and output reads back."""
 
 from __future__ import annotations
 
@@ -189,10 +189,18 @@ def test_environment_overrides_the_file() -> None:
         "DELTA_PROP_SINKS__2__HNSW": "false",
     }
     text = 'server.heartbeat_interval_s = 3\n[[sinks]]\nkind = "storage"\npath = "there.db"'
-    read = read_configuration(text, folder="/etc", environment=environment)
-    assert (read.data, read.server.heartbeat_interval_s, read.server.port) == (None, 4.5, 0)
-    assert (read.log.compact, read.log.read_level, read.access.tokens) == (False, AckLevel.LOGGED, "7")
-    storage, cache, index = read.sinks
+    configuration = read_configuration(text, folder="/etc", environment=environment)
+    assert (configuration.data, configuration.server.heartbeat_interval_s, configuration.server.port) == (
+        None,
+        4.5,
+        0,
+    )
+    assert (configuration.log.compact, configuration.log.read_level, configuration.access.tokens) == (
+        False,
+        AckLevel.LOGGED,
+        "7",
+    )
+    storage, cache, index = configuration.sinks
     assert isinstance(storage, StorageConfig)
     assert isinstance(index, IndexConfig)
     assert (storage.topics, storage.path) == (("ns:a", "v:b"), "here.db")
@@ -242,17 +250,17 @@ def test_mistake_in_environment_names_its_variable(variable: str, value: str, me
 
 
 def test_shown_configuration_reads_back_unchanged() -> None:
-    for read in (Configuration(), read_configuration(FULL_TEXT, folder="/etc/dp")):
-        shown = to_toml(read)
-        assert read_configuration(shown) == read
-        assert json.loads(to_json(read))["server"] == tomllib.loads(shown)["server"]
+    for configuration in (Configuration(), read_configuration(FULL_TEXT, folder="/etc/dp")):
+        shown = to_toml(configuration)
+        assert read_configuration(shown) == configuration
+        assert json.loads(to_json(configuration))["server"] == tomllib.loads(shown)["server"]
 
 
 @settings(max_examples=40)
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1))
 def test_any_data_path_reads_back_unchanged(text: str) -> None:
-    read = Configuration(data=text)
-    assert read_configuration(to_toml(read)) == read
+    configuration = Configuration(data=text)
+    assert read_configuration(to_toml(configuration)) == configuration
 
 
 def test_every_key_is_shown() -> None:
@@ -267,17 +275,17 @@ def test_every_key_is_shown() -> None:
 # --- keys of files
 
 
-def _holds_a_file(kind: Any) -> bool:
-    return kind == File or any(map(_holds_a_file, get_args(kind)))
+def _has_file_type(kind: Any) -> bool:
+    return kind == File or any(map(_has_file_type, get_args(kind)))
 
 
 def test_every_file_key_is_resolved_from_the_folder() -> None:
     for section, kind in {"": Configuration, **get_type_hints(Configuration)}.items():
         if dataclasses.is_dataclass(kind):
             hints = get_type_hints(kind, include_extras=True)
-            assert tuple(name for name, hint in hints.items() if _holds_a_file(hint)) == _PATH_KEYS.get(
+            assert tuple(name for name, hint in hints.items() if _has_file_type(hint)) == _PATH_KEYS.get(
                 section, ()
             )
     for config in KINDS.values():
         hints = get_type_hints(config, include_extras=True)
-        assert {name for name, hint in hints.items() if _holds_a_file(hint)} <= set(_SINK_PATH_KEYS)
+        assert {name for name, hint in hints.items() if _has_file_type(hint)} <= set(_SINK_PATH_KEYS)

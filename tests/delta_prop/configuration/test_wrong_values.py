@@ -1,4 +1,4 @@
-"""Wrong types and values for every key of a configuration: one line with the key, the value, the bound."""
+"""A wrong type or value of any key of a configuration is reported in one line with its key and a fix."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HUGE = "1" + "0" * 400
 DIGITS = "9" * 5000
 """A number with more digits than Python converts."""
 HEX = "0x" + "f" * 5000
-"""The same number in hexadecimal, which Python reads but does not print."""
+"""A number with as many hexadecimal digits, which Python converts but does not print in decimal."""
 
 WRONG_TEXTS = ["7", "true", "[]", "{a = 1}", "1979-05-27", "''"]
 WRONG_BOOLEANS = ["'x'", "1", "[]", "{a = 1}"]
@@ -57,16 +57,16 @@ FIXES = (
     "give ", "leave ", "write ", "at least ", "above 0", "at most ", "end at ", "is not a table",
     "is none of", "use one of ", "must rise", "is not from ", "is below ", "did you mean ",
 )  # fmt: skip
-NEEDED = {"storage": "path = 's.db'", "jsonlines": "path = 'lines'", "forward": "to = ['a:1']"}
+REQUIRED_KEYS = {"storage": "path = 's.db'", "jsonlines": "path = 'lines'", "forward": "to = ['a:1']"}
 
 
 class Key(NamedTuple):
-    """A key, its type, and the text before its value."""
+    """A key, its type, and the text before and after its value."""
 
     path: str
     hint: Any
-    before: str
-    after: str = ""
+    prefix: str
+    suffix: str = ""
 
 
 def keys() -> Iterator[Key]:
@@ -80,13 +80,13 @@ def keys() -> Iterator[Key]:
             yield Key(section, kind, f"{section} = ")
     for kind, config in KINDS.items():
         for name, hint in get_type_hints(config, include_extras=True).items():
-            needed = NEEDED.get(kind, "")
-            needed = "" if needed.startswith(f"{name} ") else needed
+            required = REQUIRED_KEYS.get(kind, "")
+            required = "" if required.startswith(f"{name} ") else required
             if name != "kind":
-                yield Key(f"sinks[0].{name}", hint, f"[[sinks]]\nkind = '{kind}'\n{needed}\n{name} = ")
+                yield Key(f"sinks[0].{name}", hint, f"[[sinks]]\nkind = '{kind}'\n{required}\n{name} = ")
     for name, hint in get_type_hints(Hnsw, include_extras=True).items():
-        before = f"[[sinks]]\nkind = 'index'\nhnsw = {{{name} = "
-        yield Key(f"sinks[0].hnsw.{name}", hint, before, "}")
+        prefix = f"[[sinks]]\nkind = 'index'\nhnsw = {{{name} = "
+        yield Key(f"sinks[0].hnsw.{name}", hint, prefix, "}")
 
 
 def wrong_values(key: Key, hint: Any) -> list[str]:
@@ -112,7 +112,7 @@ KEYS = list(keys())
 
 
 def refusal_of(text: str) -> str | None:
-    """Return a configuration's refusal; None if accepted."""
+    """Return the error message for a configuration, or None if it is accepted."""
     try:
         make_sinks(read_configuration(text).sinks)
     except UsageError as refused:
@@ -120,10 +120,10 @@ def refusal_of(text: str) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("key", KEYS, ids=lambda key: f"{key.path} {key.before[18:26].strip()}")
+@pytest.mark.parametrize("key", KEYS, ids=lambda key: f"{key.path} {key.prefix[18:26].strip()}")
 def test_wrong_value_is_reported_with_its_key_and_bound(key: Key) -> None:
     for value in wrong_values(key, key.hint):
-        text = f"{key.before}{value}{key.after}"
+        text = f"{key.prefix}{value}{key.suffix}"
         message = refusal_of(text)
         assert message, f"{text[:200]} must be refused"
         assert "\n" not in message
@@ -137,7 +137,7 @@ def test_wrong_value_is_reported_with_its_key_and_bound(key: Key) -> None:
 )
 def test_wrong_environment_value_names_its_variable(key: Key) -> None:
     name = "DELTA_PROP_" + re.sub(r"\W+", "__", key.path).upper()
-    kind = re.search(r"kind = '(\w+)'", key.before)
+    kind = re.search(r"kind = '(\w+)'", key.prefix)
     sink = {"DELTA_PROP_SINKS__0__KIND": kind[1]} if kind else {}
     for value in ("", "x", "1 2", DIGITS if key.hint is not bool else "1", "nan"):
         with pytest.raises(UsageError) as error:
@@ -156,7 +156,7 @@ LEAVES = st.one_of(
 VALUES = st.recursive(
     LEAVES,
     lambda inner: (
-        st.lists(inner, max_size=3).map(lambda some: f"[{', '.join(some)}]")
+        st.lists(inner, max_size=3).map(lambda items: f"[{', '.join(items)}]")
         | st.dictionaries(st.sampled_from(["a", "kind", "path", "metric"]), inner, max_size=3).map(
             lambda table: "{" + ", ".join(f"{name} = {value}" for name, value in table.items()) + "}"
         )
@@ -168,7 +168,7 @@ VALUES = st.recursive(
 @settings(max_examples=400, deadline=None)
 @given(st.sampled_from(KEYS), VALUES)
 def test_any_value_is_accepted_or_refused_in_one_line(key: Key, value: str) -> None:
-    message = refusal_of(f"{key.before}{value}{key.after}")
+    message = refusal_of(f"{key.prefix}{value}{key.suffix}")
     assert message is None or ("\n" not in message and len(message) < 400), message
 
 
@@ -180,7 +180,7 @@ def test_every_key_is_tried() -> None:
 @pytest.mark.parametrize("path", sorted(MAY_BE_ZERO))
 def test_zero_is_accepted_where_it_is_meaningful(path: str) -> None:
     (key, *_) = [one for one in KEYS if one.path == path]
-    make_sinks(read_configuration(f"{key.before}0{key.after}").sinks)
+    make_sinks(read_configuration(f"{key.prefix}0{key.suffix}").sinks)
 
 
 @pytest.mark.parametrize(

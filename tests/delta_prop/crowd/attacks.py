@@ -20,15 +20,15 @@ GOLDEN = Path(__file__).parents[3] / "docs" / "protocol-golden.json"
 
 
 @contextmanager
-def attacking_connection(port: int, raw: bytes, *, greets: bool) -> Iterator[None]:
-    """Send these bytes, after a hello if `greets`; at the end of the block close after the server has."""
-    hello = encode(Subscribe(1, Hello())) if greets else b""
-    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=60) as one:
-        one.sendall(hello + raw)
+def attacking_connection(port: int, raw: bytes, *, says_hello: bool) -> Iterator[None]:
+    """Send `raw`, after a hello if `says_hello`; when the block ends, close once the server has closed."""
+    hello = encode(Subscribe(1, Hello())) if says_hello else b""
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        connection.sendall(hello + raw)
         yield
-        one.shutdown(socket.SHUT_WR)
-        one.settimeout(0.1)  # a mutated frame may be a subscription, which continues
-        while one.recv(65_536):
+        connection.shutdown(socket.SHUT_WR)
+        connection.settimeout(0.1)  # a mutated frame may be a subscription, which continues
+        while connection.recv(65_536):
             pass
 
 
@@ -43,13 +43,13 @@ def mutated_frames(rng: random.Random, count: int) -> Iterator[bytes]:
 
 
 def _mutate(rng: random.Random, raw: bytearray, golden: list[bytes]) -> None:
-    kind, at = rng.randrange(5), rng.randrange(len(raw))
+    kind, position = rng.randrange(5), rng.randrange(len(raw))
     if kind == 0:
-        raw[at] ^= 1 << rng.randrange(8)
+        raw[position] ^= 1 << rng.randrange(8)
     elif kind == 1:
-        del raw[max(at, 1) :]
+        del raw[max(position, 1) :]
     elif kind == 2:
-        raw[at:at] = rng.randbytes(rng.randrange(1, 64))
+        raw[position:position] = rng.randbytes(rng.randrange(1, 64))
     elif kind == 3 and len(raw) >= 16:
         raw[12:16] = struct.pack(">I", rng.choice((0, 1, 1 << 20, 16 << 20, 0xFFFFFFFF)))
     else:

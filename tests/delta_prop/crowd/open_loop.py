@@ -91,21 +91,21 @@ class BatchSubscriber:
     def receive(self) -> list[int]:
         """Return the offsets of the batches that have arrived."""
         try:
-            came = self.socket.recv(1 << 20)
+            chunk = self.socket.recv(1 << 20)
         except BlockingIOError:
             return []
-        assert came, "the server must not end a subscriber's connection"
-        raw = self._rest + came
-        offsets, at = [], 0
-        while at + 16 <= len(raw):
-            _, _, kind, _, sequence, length = _HEADER.unpack_from(raw, at)
-            if at + 16 + length > len(raw):
+        assert chunk, "the server must not end a subscriber's connection"
+        raw = self._rest + chunk
+        offsets, position = [], 0
+        while position + 16 <= len(raw):
+            _, _, kind, _, sequence, length = _HEADER.unpack_from(raw, position)
+            if position + 16 + length > len(raw):
                 break
             if kind == _BATCH:
                 offsets.append(sequence)
                 self.rows += ROWS
-            at += 16 + length
-        self._rest = raw[at:]
+            position += 16 + length
+        self._rest = raw[position:]
         return offsets
 
 
@@ -133,55 +133,55 @@ class Load:
         (grant,) = welcome.welcome.origins
         assert welcome.credit is not None
         self._credit = welcome.credit.deltas
-        self._origin, self._epoch, self._next = origin, grant.epoch, grant.watermark + 1
+        self._origin, self._epoch, self._next_counter = origin, grant.epoch, grant.watermark + 1
         self._level = level
         self.subscribers = [BatchSubscriber(port) for _ in range(subscribers)]
         self.publisher.socket.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self.publisher.socket, selectors.EVENT_READ, None)
-        for one in self.subscribers:
-            self._selector.register(one.socket, selectors.EVENT_READ, one)
+        for subscriber in self.subscribers:
+            self._selector.register(subscriber.socket, selectors.EVENT_READ, subscriber)
         self._prepared: list[tuple[int, bytes]] = []
         self._unsent = b""
-        self._sent_at: dict[int, float] = {}
+        self._due_at: dict[int, float] = {}
         self._offset: int | None = None
-        self._beat_at = time.perf_counter()
+        self._heartbeat_at = time.perf_counter()
         self._decoder = self.publisher._decoder
 
     def run(self, seconds: float, frames_per_s: float | None) -> LoadResult:
-        """Publish for this time, at this rate or as fast as credit allows; return when all is delivered."""
-        run, began = LoadResult(), time.perf_counter()
+        """Publish for `seconds`, at this rate or as fast as credit allows; return when all is delivered."""
+        result, began = LoadResult(), time.perf_counter()
         due, outstanding = 0, 0
         prepared = self._prepared
         while True:
             now = time.perf_counter()
-            left = now - began < seconds
-            while left and not self._unsent and self._credit > 0:
+            is_running = now - began < seconds
+            while is_running and not self._unsent and self._credit > 0:
                 if frames_per_s is None:
                     if outstanding > 2_000:
                         break
-                    at = now
+                    due_at = now
                 else:
-                    at = began + due / frames_per_s
-                    if at > now:
+                    due_at = began + due / frames_per_s
+                    if due_at > now:
                         break
                 if not prepared:
                     prepared += self._prepare(64)
-                self._publish(prepared.pop(0), at)
+                self._publish(prepared.pop(0), due_at)
                 due += 1
                 outstanding += len(self.subscribers)
-            outstanding -= self._pump(run, 0.0005 if left else 0.01)
-            if (not left and outstanding <= 0) or now - began > seconds + 30:
+            outstanding -= self._pump(result, 0.0005 if is_running else 0.01)
+            if (not is_running and outstanding <= 0) or now - began > seconds + 30:
                 break
         assert outstanding == 0, f"all deliveries must arrive; {outstanding} are missing"
-        run.frames, run.seconds = due, time.perf_counter() - began
-        return run
+        result.frames, result.seconds = due, time.perf_counter() - began
+        return result
 
     def _prepare(self, count: int) -> list[tuple[int, bytes]]:
         prepared = []
         for _ in range(count):
-            base = self._next
-            self._next += ROWS
+            base = self._next_counter
+            self._next_counter += ROWS
             rows = [
                 Delta(f"key-{(base + 7 * row) % 1000}", opaque(b"x" * 128), "load") for row in range(ROWS)
             ]
@@ -191,9 +191,9 @@ class Load:
             prepared.append((base, encode(BatchFrame(base, batch, ack_wanted=True))))
         return prepared
 
-    def _publish(self, prepared: tuple[int, bytes], at: float) -> None:
+    def _publish(self, prepared: tuple[int, bytes], due_at: float) -> None:
         base, raw = prepared
-        self._sent_at[base] = at
+        self._due_at[base] = due_at
         self._credit -= ROWS
         self._flush(raw)
 
@@ -205,15 +205,15 @@ class Load:
             sent = 0
         self._unsent = self._unsent[sent:]
 
-    def _pump(self, run: LoadResult, wait_s: float) -> int:
+    def _pump(self, result: LoadResult, wait_s: float) -> int:
         if self._unsent:
             self._flush()
         now = time.perf_counter()
-        if now - self._beat_at > 3:
-            self._beat_at = now
-            for one in self.subscribers:
-                one.send_heartbeat()
-        came = 0
+        if now - self._heartbeat_at > 3:
+            self._heartbeat_at = now
+            for subscriber in self.subscribers:
+                subscriber.send_heartbeat()
+        delivered_count = 0
         for key, _ in self._selector.select(0 if self._unsent else wait_s):
             if key.data is None:
                 self._take_answers()
@@ -221,15 +221,15 @@ class Load:
             offsets = key.data.receive()
             now = time.perf_counter()
             for offset in offsets:
-                run.latencies_s.append(now - self._sent_at_of(offset))
-            came += len(offsets)
-        return came
+                result.latencies_s.append(now - self._due_at_of(offset))
+            delivered_count += len(offsets)
+        return delivered_count
 
-    def _sent_at_of(self, offset: int) -> float:
-        """Return the send time of a batch: the log has these batches in the order sent, and nothing else."""
+    def _due_at_of(self, offset: int) -> float:
+        """Return the time at which a batch was due; the log has only these batches, in the order sent."""
         if self._offset is None:
-            self._offset = offset - min(self._sent_at)
-        return self._sent_at[offset - self._offset]
+            self._offset = offset - min(self._due_at)
+        return self._due_at[offset - self._offset]
 
     def _take_answers(self) -> None:
         self._decoder.receive(self.publisher.socket.recv(1 << 16))
@@ -239,8 +239,8 @@ class Load:
                 self._credit += frame.credit.deltas
 
     def close(self) -> None:
-        for one in (self.publisher, *self.subscribers):
-            one.socket.close()
+        for client in (self.publisher, *self.subscribers):
+            client.socket.close()
         self._selector.close()
 
 

@@ -1,4 +1,4 @@
-"""Mutated frames, false lengths, and silent or slow connections do not slow honest clients.
+"""Mutated frames, wrong lengths, and silent or slow connections do not slow honest clients.
 
 The server has a process of its own; honest clients run all the time.
 """
@@ -95,8 +95,8 @@ def test_mutated_frames_do_not_slow_honest_clients(tmp_path: Path, full: bool) -
         pairs: list[tuple[float, float]] = []
         while len(pairs) < ROUNDS * TRIES and (not pairs or median_ratio(pairs) > CPU_RATIO_MAX):
             for number in range(len(pairs), len(pairs) + ROUNDS):
-                pairs.append(one_round(server, frames // ROUNDS, number, honest))
-        settle(lambda: server.files() <= files)
+                pairs.append(measure_round(server, frames // ROUNDS, number, honest))
+        wait_until(lambda: server.files() <= files)
         summary = ", ".join(f"{a * 1e3:.1f} -> {b * 1e3:.1f}" for a, b in pairs)
         print(
             f"{frames * len(pairs) // ROUNDS} mutated frames: CPU p99 x {median_ratio(pairs):.2f}, "
@@ -109,19 +109,19 @@ def test_mutated_frames_do_not_slow_honest_clients(tmp_path: Path, full: bool) -
         assert median_ratio(pairs) <= CPU_RATIO_MAX, summary
 
 
-def one_round(server: Served, frames: int, seed: int, honest: HonestClient) -> tuple[float, float]:
+def measure_round(server: Served, frames: int, seed: int, honest: HonestClient) -> tuple[float, float]:
     """Return the p99 of the server's CPU seconds for a hostile connection and an honest batch.
 
-    First for connections that say hello and then are silent, second for those that send mutated frames. Both
-    kinds alternate.
+    The first number is for connections that say hello and then are silent, the second for connections that
+    send mutated frames. The two kinds alternate.
     """
     rng = random.Random(seed)
     durations: tuple[list[float], list[float]] = [], []
     for raw in mutated_frames(rng, frames):
-        visits = (b"", True), (raw, rng.random() < 0.8)
-        for costs, (sent, greets) in zip(durations, visits, strict=True):
+        attacks = (b"", True), (raw, rng.random() < 0.8)
+        for costs, (attack, says_hello) in zip(durations, attacks, strict=True):
             before = server.loop_cpu_s()
-            with attacking_connection(server.port, sent, greets=greets):
+            with attacking_connection(server.port, attack, says_hello=says_hello):
                 honest.exchange(1)
             costs.append(server.loop_cpu_s() - before)
     return p99(durations[0]), p99(durations[1])
@@ -138,7 +138,7 @@ def test_half_open_connections_end_and_slow_nobody(tmp_path: Path) -> None:
         pairs: list[tuple[float, float]] = []
         while len(pairs) < ROUNDS * TRIES and (not pairs or median_ratio(pairs) > P99_RATIO_MAX):
             pairs += [half_open(server.port, honest) for _ in range(ROUNDS)]
-        settle(lambda: server.files() <= files)
+        wait_until(lambda: server.files() <= files)
         summary = ", ".join(f"{a * 1e3:.1f} -> {b * 1e3:.1f}" for a, b in pairs)
         print(
             f"half-open: p99 x {median_ratio(pairs):.2f} ({summary} ms), memory "
@@ -153,31 +153,40 @@ def half_open(port: int, honest: HonestClient) -> tuple[float, float]:
     """Return the p99 of delivery seconds without and with connections that are half open or send slowly."""
     baseline = honest.exchange(200)
     hello = encode(Subscribe(1, Hello()))
-    huge = struct.pack(">BBBBQI", 0xD3, 1, 1, 9, 1, 16 * 1024 * 1024)
-    opening = (b"", hello[:7], hello[:-1], hello + huge, hello + huge + bytes(5000), hello + b"\xd3")
+    huge_header = struct.pack(">BBBBQI", 0xD3, 1, 1, 9, 1, 16 * 1024 * 1024)
+    openings = (
+        b"",
+        hello[:7],
+        hello[:-1],
+        hello + huge_header,
+        hello + huge_header + bytes(5000),
+        hello + b"\xd3",
+    )
     sockets: list[socket.socket] = []
     under_attack: list[float] = []
-    for turn in range(200):  # half of the connections send a byte now and then
-        if turn % 5 == 0 and len(sockets) < 36:
-            sockets.append(connect(port, opening[len(sockets) % len(opening)]))
+    for step in range(200):  # half of the connections send a byte now and then
+        if step % 5 == 0 and len(sockets) < 36:
+            sockets.append(connect(port, openings[len(sockets) % len(openings)]))
         under_attack += honest.exchange(1)
-        dribbling = [one for number, one in enumerate(sockets) if number // len(opening) % 2]
-        for one in dribbling[turn % 10 :: 10]:
+        slow_sockets = [
+            slow_socket for number, slow_socket in enumerate(sockets) if number // len(openings) % 2
+        ]
+        for slow_socket in slow_sockets[step % 10 :: 10]:
             with suppress(OSError):
-                one.send(b"\x00")  # an occasional byte does not keep a connection open
-    for one in sockets:
-        one.close()
+                slow_socket.send(b"\x00")  # an occasional byte does not keep a connection open
+    for slow_socket in sockets:
+        slow_socket.close()
     return p99(baseline), p99(under_attack)
 
 
 def connect(port: int, first: bytes) -> socket.socket:
-    one = socket.create_connection(("127.0.0.1", port), timeout=60)
+    connection = socket.create_connection(("127.0.0.1", port), timeout=60)
     with suppress(OSError):
-        one.sendall(first)
-    return one
+        connection.sendall(first)
+    return connection
 
 
-def settle(condition: object) -> None:
+def wait_until(condition: object) -> None:
     """Wait until the condition is true, for up to 60 s."""
     assert callable(condition)
     began = time.monotonic()

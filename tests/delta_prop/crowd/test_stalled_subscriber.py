@@ -1,7 +1,7 @@
 """A subscriber that stops reading does not slow twenty others at half of the peak rate, in real time.
 
-Runs with and without it alternate. Neighbours on the machine disturb both equally, so the measure is the
-median of the ratios; while it is above its bound, more pairs are run, and all are counted.
+Runs with and without the stalled subscriber alternate. Other processes on the machine disturb both equally,
+so the measure is the median of the ratios; while it is above its bound, more pairs are run, and all count.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ def test_stalled_subscriber_slows_nobody_and_gets_everything(tmp_path: Path, ful
         before = server.rss_bytes()
         pairs: list[tuple[Measurement, Measurement]] = []
         while len(pairs) < PAIRS * TRIES or samples(pairs) < SAMPLES_MIN:
-            pairs += [one_pair(server, load, seconds, rate) for _ in range(PAIRS)]
+            pairs += [measure_pair(server, load, seconds, rate) for _ in range(PAIRS)]
             if is_within_bounds(pairs) and samples(pairs) >= SAMPLES_MIN:
                 break
-        grown = server.rss_bytes() - before
-        print(format_results(pairs, rate, grown))
-        assert is_within_bounds(pairs), format_results(pairs, rate, grown)
-        assert grown <= MEMORY_BYTES_MAX
+        growth_bytes = server.rss_bytes() - before
+        print(format_results(pairs, rate, growth_bytes))
+        assert is_within_bounds(pairs), format_results(pairs, rate, growth_bytes)
+        assert growth_bytes <= MEMORY_BYTES_MAX
         assert samples(pairs) >= SAMPLES_MIN
         load.close()
 
 
-def one_pair(server: Served, load: Load, seconds: float, rate: float) -> tuple[Measurement, Measurement]:
+def measure_pair(server: Served, load: Load, seconds: float, rate: float) -> tuple[Measurement, Measurement]:
     without = measure(server, load, seconds, rate)
     stalled = Client(server.port)
     stalled.subscribe(Start(StartAt.LATEST))
@@ -90,11 +90,11 @@ def ratios(pairs: list[tuple[Measurement, Measurement]]) -> tuple[float, float]:
     return p99, median_ratio([(a.cpu_us, b.cpu_us) for a, b in pairs])
 
 
-def format_results(pairs: list[tuple[Measurement, Measurement]], rate: float, grown: int) -> str:
+def format_results(pairs: list[tuple[Measurement, Measurement]], rate: float, growth_bytes: int) -> str:
     p99, cpu = ratios(pairs)
     rows = [
         f"p99 {a.run.p99_s * 1e3:.1f} / {b.run.p99_s * 1e3:.1f} ms, CPU {a.cpu_us:.2f} / {b.cpu_us:.2f} us"
         for a, b in pairs
     ]
     title = f"{SUBSCRIBERS} subscribers, {rate * ROWS:,.0f} deltas/s: p99 x {p99:.2f}, CPU x {cpu:.2f}"
-    return "\n".join([f"{title}, memory + {grown / 2**20:.0f} MiB", *rows])
+    return "\n".join([f"{title}, memory + {growth_bytes / 2**20:.0f} MiB", *rows])

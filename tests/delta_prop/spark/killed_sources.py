@@ -29,25 +29,25 @@ def kill_first_attempt() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-class DyingStaged(StagedWriter):
+class KilledStagedWriter(StagedWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PartReport:
-        written = super().write(iterator)
+        report = super().write(iterator)
         kill_first_attempt()
-        return written
+        return report
 
 
-class DyingDirect(DirectWriter):
+class KilledDirectWriter(DirectWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PartReport:
-        written = super().write(iterator)
+        report = super().write(iterator)
         kill_first_attempt()
-        return written
+        return report
 
 
-class DyingStream(StreamWriter):
+class KilledStreamWriter(StreamWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PartReport:
-        written = super().write(iterator)
+        report = super().write(iterator)
         kill_first_attempt()
-        return written
+        return report
 
 
 class KilledTaskSource(DeltaPropSource):
@@ -59,10 +59,10 @@ class KilledTaskSource(DeltaPropSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         options = write_options(self.options, {})
-        return DyingStaged(options, schema) if options.staged else DyingDirect(options, schema)
+        return KilledStagedWriter(options, schema) if options.staged else KilledDirectWriter(options, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        return DyingStream(write_options(self.options, {}, stream=True), schema)
+        return KilledStreamWriter(write_options(self.options, {}, stream=True), schema)
 
 
 class KilledDriverSource(DeltaPropSource):
@@ -84,7 +84,7 @@ class _KilledDriverWriter(StagedWriter):
 
 
 def driver_processes() -> list[int]:
-    """Return the ids of the driver, its Java and its descendants down to this process."""
+    """Return the ids of all processes from the driver, through its Java process, down to this one."""
     found, leader = [os.getpid()], os.getsid(0)
     while found[0] != leader:
         fields = Path(f"/proc/{found[0]}/stat").read_text().rpartition(")")[2].split()

@@ -22,18 +22,18 @@ COMPACTING = replace(TINY, retention_bytes=1_000, compact=True, min_compaction_l
 
 
 def write(path: Path, history: Iterable[Step], settings: LogSettings = TINY) -> Writer:
-    """Write a log and close it; return its writer. Compacting settings leave a log without its beginning."""
+    """Write a log, compact it if `settings` say so, and close it; return its writer."""
     clock = Clock()
     log, _ = open_log(LocalDisk(path), settings, clock=clock)
     writer = Writer(log)
     for step in history:
         writer.append(step)
         commit(log)
-    while (rewriting := log.take_compression()) is not None:
-        while not rewriting.step():
+    while (compression := log.take_compression()) is not None:
+        while not compression.step():
             pass
-        rewriting.close()
-        log.finish_compression(rewriting)
+        compression.close()
+        log.finish_compression(compression)
     if settings.compact:
         clock.wait(10)
         compaction = log.take_compaction()

@@ -24,7 +24,7 @@ class FakeSession:
     """A session that must not be used."""
 
     def range(self, *_: object) -> Any:
-        raise AssertionError("asked for nothing")
+        raise AssertionError("the session was used")
 
 
 @pytest.fixture
@@ -94,8 +94,8 @@ def test_wrong_table_is_refused() -> None:
 
 
 def test_words_and_paths_are_accepted(facts: Path) -> None:
-    for at in ("now", 0, None):
-        with pytest.raises(AssertionError, match="asked for nothing"):
-            spark.replay(FakeSession(), facts, at)
-    with pytest.raises(AssertionError, match="asked for nothing"):
+    for position in ("now", 0, None):
+        with pytest.raises(AssertionError, match="the session was used"):
+            spark.replay(FakeSession(), facts, position)
+    with pytest.raises(AssertionError, match="the session was used"):
         spark.deltas_of(FakeSession(), str(facts), start="earliest", end="latest")

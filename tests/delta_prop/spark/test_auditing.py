@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from delta_prop.auditing import Difference
 
 
-def check(found: DataFrame, local: Iterable[Difference]) -> DataFrame:
+def check_planted(found: DataFrame, local: Iterable[Difference]) -> DataFrame:
     """Check that the audit found the planted faults, row by row as the local audit did."""
     rows = found.collect()
     lines = sorted((one.line() for one in differences_in(found)), key=itemgetter("namespace", "vector_id"))
@@ -57,13 +57,13 @@ def check(found: DataFrame, local: Iterable[Difference]) -> DataFrame:
 
 
 @pytest.mark.spark
-def test_planted_differences_found_and_repair_mends_only_those(spark: SparkSession, tmp_path: Path) -> None:
+def test_planted_differences_are_found_and_only_those_repaired(spark: SparkSession, tmp_path: Path) -> None:
     data = str(tmp_path / "log")
     with served(propagator={"data": data}) as running:
         service = Service(running, tmp_path)
         corrupt_file(service)
         stored = service.select("SELECT * FROM vectors")
-        found = check(audit(spark, data, str(service.file)), auditing.audit(data, str(service.file)))
+        found = check_planted(audit(spark, data, str(service.file)), auditing.audit(data, str(service.file)))
         with SyncProducer(running.address, name="repair") as p:
             assert repair(found, p) == RepairResult(100)
         service.settle()
@@ -72,8 +72,8 @@ def test_planted_differences_found_and_repair_mends_only_those(spark: SparkSessi
         assert audit(spark, data, str(service.file)).collect() == []
 
         service.call(lambda: corrupt_index(service))
-        held = {row[:2]: comparable(row[2]) for row in service.rows()}
-        found = check(
+        states_before = {row[:2]: comparable(row[2]) for row in service.rows()}
+        found = check_planted(
             audit(spark, data, contents_of(spark, service.rows())), auditing.audit(data, service.rows())
         )
         with SyncProducer(running.address, name="repair-index") as p:
@@ -86,7 +86,9 @@ def test_planted_differences_found_and_repair_mends_only_those(spark: SparkSessi
         }
         service.settle()
         after = {row[:2]: comparable(row[2]) for row in service.rows()}
-        assert {name[1] for name, row in after.items() if row != held.get(name)} == set(planted_faults())
+        assert {name[1] for name, row in after.items() if row != states_before.get(name)} == set(
+            planted_faults()
+        )
         assert audit(spark, data, contents_of(spark, service.rows())).collect() == []
         replayed = replay(spark, f"delta://{running.address}", at=150).collect()
         assert sorted(replayed) == sorted(replay(spark, data, at=150).collect())
@@ -114,7 +116,9 @@ def test_unusable_log_or_sink_file_is_reported(spark: SparkSession, tmp_path: Pa
     with pytest.raises(UsageError, match="column vector_id is missing"):
         audit(spark, other, spark.createDataFrame([], "id string, vector array<float>"))
     foreign = spark.createDataFrame([("a", [1.0]), ("b", [2.0])], "vector_id string, vector array<double>")
-    (row,) = audit(spark, other, foreign).collect()  # an index of another system has no last deltas of rows
+    (row,) = audit(
+        spark, other, foreign
+    ).collect()  # an index of another system does not know the last delta of each row
     assert (row.vector_id, row.difference, row.op) == ("b", "extra", "delete")
     with pytest.raises(UsageError, match="the sink has reached offset 2, but the log ends at 1"):
         audit(spark, other, foreign, next_offset=2)

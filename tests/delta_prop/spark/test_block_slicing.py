@@ -13,7 +13,7 @@ pa = pytest.importorskip("pyarrow")
 from delta_prop.spark.writes import slicing  # noqa: E402
 from delta_prop.spark.writes.slicing import slice_blocks  # noqa: E402
 
-ROWS = [{"vector_id": f"doc-{at}", "vector": [float(at)] * (at % 7)} for at in range(200)]
+ROWS = [{"vector_id": f"doc-{number}", "vector": [float(number)] * (number % 7)} for number in range(200)]
 
 
 def batches(cuts: list[int]) -> list[pa.RecordBatch]:
@@ -22,7 +22,7 @@ def batches(cuts: list[int]) -> list[pa.RecordBatch]:
         ROWS,
         schema=pa.schema([("vector_id", pa.string()), ("vector", pa.list_(pa.float32()))]),
     )
-    return [all_rows.slice(one, two - one) for one, two in pairwise(bounds)]
+    return [all_rows.slice(start, end - start) for start, end in pairwise(bounds)]
 
 
 @given(st.lists(st.integers(0, 200), max_size=8))
@@ -31,23 +31,23 @@ def test_ends_of_blocks_depend_only_on_the_rows(cuts: list[int]) -> None:
         patch.setattr(slicing, "BLOCK_ROWS", 30)
         patch.setattr(slicing, "BLOCK_BYTES", 400)
         found = list(slice_blocks(batches(cuts)))
-    assert [row for one in found for row in one.to_pylist()] == ROWS
-    sizes = [one.num_rows for one in found]
+    assert [row for start in found for row in start.to_pylist()] == ROWS
+    sizes = [start.num_rows for start in found]
     assert sizes == [15] * 12 + [20]
     assert max(sizes) <= 30
 
 
 def test_row_larger_than_a_block_gets_its_own_block() -> None:
     rows = pa.record_batch({"data": pa.array([b"x", b"y" * 5_000_000, b"z"], pa.binary())})
-    assert [one.num_rows for one in slice_blocks([rows])] == [1, 1, 1]
+    assert [start.num_rows for start in slice_blocks([rows])] == [1, 1, 1]
 
 
 def test_batches_of_the_usual_size_are_not_copied() -> None:
     rows = pa.record_batch({"vector": pa.array([[1.0]] * 10_000, pa.list_(pa.float32()))})
     found = list(slice_blocks([rows, rows.slice(0, 7)]))
-    assert [one.num_rows for one in found] == [5_000, 5_000, 7]
+    assert [start.num_rows for start in found] == [5_000, 5_000, 7]
     address = rows.column(0).buffers()[3].address
-    assert {one.column(0).buffers()[3].address for one in found} == {address}
+    assert {start.column(0).buffers()[3].address for start in found} == {address}
 
 
 def test_empty_batches_make_no_block() -> None:

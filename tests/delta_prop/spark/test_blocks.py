@@ -153,7 +153,10 @@ def test_doubles_and_long_indices_are_accepted() -> None:
         ({"op": "sparse", "indices": [70000], "values": [1.0]}, "indices: of vector_id 'bad': index 70000"),
         ({"vector": [1.0], "values": [1.0]}, "values: of vector_id 'bad': given with a vector"),
         ({"vector": [1.0], "metadata": "{"}, "metadata: of vector_id 'bad': '{' is not JSON"),
-        ({"vector": [1.0], "metadata": "[1]"}, "metadata: of vector_id 'bad': a list: give a JSON object"),
+        (
+            {"vector": [1.0], "metadata": "[1]"},
+            "metadata: of vector_id 'bad': it is of type list: give a JSON object",
+        ),
         ({"vector": [1.0], "id": b"short"}, "id: of vector_id 'ok': missing, while other rows have one"),
         ({"vector": [1.0], "namespace": "n\n"}, "namespace: of vector_id 'bad': character 1 is U+000A"),
         ({"vector": [1.0], "topics": [""]}, "topics: of vector_id 'bad': 0 bytes"),

@@ -1,4 +1,4 @@
-"""The verbs of `delta-prop spark`: output, exit statuses and error messages."""
+"""Output, exit statuses and error messages of the verbs of `delta-prop spark`."""
 
 from __future__ import annotations
 
@@ -69,7 +69,10 @@ def command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Command:
 def test_verbs_replay_diff_rebuild_audit_and_count_a_directory(
     on_spark: SparkSession, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = [create_line(f"v{at}", float(at), 0.5, namespace="n", metadata={"at": at}) for at in range(30)]
+    lines = [
+        create_line(f"v{number}", float(number), 0.5, namespace="n", metadata={"at": number})
+        for number in range(30)
+    ]
     assert command.publish([*lines, '{"vector_id": "v1", "namespace": "n", "op": "delete"}']).status == 0
 
     shown = command("spark", "replay", "--alive")
@@ -86,16 +89,16 @@ def test_verbs_replay_diff_rebuild_audit_and_count_a_directory(
     rows = command("spark", "replay", "--json", "--at", "29").lines
     assert len(rows) == 30
     assert next(row for row in rows if row["vector_id"] == "v1")["alive"]
-    then = tmp_path / "then.parquet"
-    assert command("spark", "replay", "--output", then).status == 0
+    replayed = tmp_path / "then.parquet"
+    assert command("spark", "replay", "--output", replayed).status == 0
 
-    held = tmp_path / "held.jsonl"
-    assert command("spark", "replay", "--alive", "--output", held).status == 0
-    assert command("audit", "--spark", "--contents", held).status == 0, (
+    contents = tmp_path / "held.jsonl"
+    assert command("spark", "replay", "--alive", "--output", contents).status == 0
+    assert command("audit", "--spark", "--contents", contents).status == 0, (
         "an audit must accept the output of a replay"
     )
 
-    new = on_spark.read.parquet(str(then)).where("alive and vector_id != 'v2'")
+    new = on_spark.read.parquet(str(replayed)).where("alive and vector_id != 'v2'")
     new = new.selectExpr("vector_id", "vector", "offset as at").where("at != 3")
     new.write.parquet(str(tmp_path / "new.parquet"))
     changes = command("spark", "diff", tmp_path / "new.parquet", "--namespace", "n").lines
@@ -105,11 +108,11 @@ def test_verbs_replay_diff_rebuild_audit_and_count_a_directory(
     file = tmp_path / "vectors.db"
     steps: list[str] = []
     monkeypatch.setattr(Progress, "report", lambda _, text: steps.append(text))
-    made = command("spark", "rebuild", "--storage", file)
-    assert made.status == 0
+    rebuilt = command("spark", "rebuild", "--storage", file)
+    assert rebuilt.status == 0
     starts = "Spark is starting, which takes some seconds"
     assert (steps[:2], steps[-1]) == ([starts, "reading the log"], "30 rows")
-    assert made.out == f"{file}: 30 rows, 29 of them alive; its sink continues from offset 31\n"
+    assert rebuilt.out == f"{file}: 30 rows, 29 of them alive; its sink continues from offset 31\n"
     second = command("spark", "rebuild", "--storage", file, "--replace", "--json").lines
     assert second == [{"storage": str(file), "rows": 30, "alive": 29, "next_offset": 31}]
     assert command("spark", "rebuild", "--storage", file).status == 2
@@ -119,10 +122,10 @@ def test_verbs_replay_diff_rebuild_audit_and_count_a_directory(
     assert (clean.status, clean.out, clean.err) == (0, "", "delta-prop: no differences\n")
     with closing(sqlite3.connect(file)) as connection, connection:
         connection.execute("DELETE FROM vectors WHERE vector_id = 'v7'")
-    spoiled = command("audit", "--spark", "--storage", file)
-    assert spoiled.status == 1
-    assert spoiled.err == "delta-prop: 1 differences: 1 missing\n"
-    assert "v7" in spoiled.out.splitlines()[1]
+    corrupted = command("audit", "--spark", "--storage", file)
+    assert corrupted.status == 1
+    assert corrupted.err == "delta-prop: 1 differences: 1 missing\n"
+    assert "v7" in corrupted.out.splitlines()[1]
     repaired = command("audit", "--spark", "--storage", file, "--repair", "--json")
     assert repaired.status == 0
     assert repaired.lines[0]["repaired_by"]["op"] == "create"
@@ -153,11 +156,11 @@ def test_table_imported_twice_is_stored_once(
     assert main(["spark", "import", str(tmp_path / "none*.csv"), "--key", "key"]) == 2
     assert "delta-prop: Spark: [PATH_NOT_FOUND] Path does not exist" in capsys.readouterr().err
     (tmp_path / "odd.csv").write_text("key,x,y\na,1,NaN\n")
-    odd = ["spark", "import", str(tmp_path / "odd.csv"), "--key", "key", "--vector", "x,y"]
-    assert main([*odd, "--output", str(tmp_path / "out.jsonl")]) == 2
+    import_odd = ["spark", "import", str(tmp_path / "odd.csv"), "--key", "key", "--vector", "x,y"]
+    assert main([*import_odd, "--output", str(tmp_path / "out.jsonl")]) == 2
     assert "vector_id 'a' has a number that is not finite" in capsys.readouterr().err
     (tmp_path / "odd.csv").write_text("key,x,y\na,1,1e300\n")
-    assert main([*odd, "--output", str(tmp_path / "out.parquet")]) == 1
+    assert main([*import_odd, "--output", str(tmp_path / "out.parquet")]) == 1
     assert "a: number 1.0E300 does not fit in float32" in capsys.readouterr().err
     assert not list(tmp_path.glob("out*")), "a failed import must leave no output"
     assert main(["spark", "import", str(table), "--key", "key"]) == 0
@@ -292,8 +295,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_unusable_input_is_reported_before_spark_starts(
     arguments: str, message: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = arguments.split(" ")
-    assert main(given if given[0] == "audit" else ["spark", *given]) == 2
+    words = arguments.split(" ")
+    assert main(words if words[0] == "audit" else ["spark", *words]) == 2
     err = capsys.readouterr().err
     assert message in err
     assert len(err.splitlines()) == 1
@@ -363,7 +366,7 @@ def test_missing_java_is_reported_in_one_line(
 
 @pytest.mark.spark
 def test_job_interrupted_at_a_terminal_prints_one_line(command: Command) -> None:
-    command.publish([create_line(f"v{at}", 1.0) for at in range(30)])
+    command.publish([create_line(f"v{number}", 1.0) for number in range(30)])
     terminal, process_end = os.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "delta_prop", "spark", "stats", "--data", str(command.data)],
@@ -386,10 +389,10 @@ def test_job_interrupted_at_a_terminal_prints_one_line(command: Command) -> None
     assert message.count(b"\n") == 1
 
 
-def read_until(terminal: int, mark: bytes) -> bytes:
-    """Read up to a mark, or to the end if the mark is empty."""
+def read_until(terminal: int, end_mark: bytes) -> bytes:
+    """Read until `end_mark` has come, or to the end of the output if it is empty."""
     message, until = b"", time.monotonic() + SPARK_S
-    while not mark or mark not in message:
+    while not end_mark or end_mark not in message:
         assert select.select([terminal], [], [], max(until - time.monotonic(), 0))[0], message
         try:
             message += os.read(terminal, 65_536)

@@ -1,4 +1,4 @@
-"""Comparison of two tables: the deltas turn the old one exactly into the new one, and are minimal."""
+"""A comparison of two tables gives minimal deltas, which turn the old table exactly into the new one."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ def rows_of(
 
 
 def deltas(batches: Any, threshold: float = 0.0) -> list[dict[str, Any]]:
-    found = [row for batch in compare(batches, threshold) for row in batch.cast(DELTAS).to_pylist()]
+    rows = [row for batch in compare(batches, threshold) for row in batch.cast(DELTAS).to_pylist()]
     for batch in compare(batches, threshold):
         batch.validate(full=True)
-    return found
+    return rows
 
 
 def state(content: Any, metadata: dict[str, Any]) -> VectorState:
@@ -181,12 +181,12 @@ OBJECTS = st.dictionaries(st.sampled_from("ab"), JSON, max_size=2)
 @given(OBJECTS, OBJECTS)
 def test_patch_turns_one_object_into_the_other(old: dict[str, Any], new: dict[str, Any]) -> None:
     patch = diff_metadata(old, new)
-    before, after, made = (json.dumps(one, sort_keys=True) for one in (old, new, merge(old, patch)))
-    assert made == after
+    before, after, patched = (json.dumps(one, sort_keys=True) for one in (old, new, merge(old, patch)))
+    assert patched == after
     assert (patch == {}) == (before == after)
 
 
-BAD = [
+BAD_ROWS = [
     ({"vector": [1.0, None]}, "number 1 of the vector is NULL"),
     ({"vector": [1.0, 2.0, float("nan")]}, "number 2 of the vector is nan, which is not a finite float32"),
     ({"vector": [float("inf")]}, "number 0 of the vector is inf"),
@@ -201,7 +201,7 @@ BAD = [
 
 @pytest.mark.parametrize(
     ("side", "change", "expected"),
-    [(side, *bad) for side in (OLD, NEW) for bad in BAD if side == NEW or "metadata" not in bad[0]],
+    [(side, *bad) for side in (OLD, NEW) for bad in BAD_ROWS if side == NEW or "metadata" not in bad[0]],
 )
 def test_bad_row_is_reported_with_its_table_and_key(side: int, change: dict[str, Any], expected: str) -> None:
     good = {"namespace": "n", "vector_id": "a", "side": side, "vector": [1.0]}

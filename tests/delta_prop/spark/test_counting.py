@@ -26,26 +26,26 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def count_row_by_row(batches: list[Any], begin: int, end: int) -> tuple[Counter[Any], Counter[Any]]:
+def count_row_by_row(batches: list[Any], start: int, end: int) -> tuple[Counter[Any], Counter[Any]]:
     vectors: Counter[Any] = Counter()
     kinds: Counter[Any] = Counter()
     for name, (_, offset, operation, _) in changes(batches):
-        if begin <= offset < end:
+        if start <= offset < end:
             vectors[name] += 1
             kinds[name[0], kind_name(operation.kind)] += 1
     return vectors, kinds
 
 
 @given(st.lists(steps, min_size=1, max_size=10), st.integers(0, 20), st.integers(0, 40))
-def test_counts_equal_those_taken_row_by_row(history: list[Step], begin: int, end: int) -> None:
+def test_counts_equal_those_taken_row_by_row(history: list[Step], start: int, end: int) -> None:
     batches = log_batches(history)
-    rows = [row for some in count(batches, begin, end) for row in some.cast(COUNTS).to_pylist()]
+    rows = [row for batch in count(batches, start, end) for row in batch.cast(COUNTS).to_pylist()]
     vectors = Counter(
         {(row["namespace"], row["vector_id"]): row["deltas"] for row in rows if row["vector_id"]}
     )
     kinds = Counter({(row["namespace"], row["op"]): row["deltas"] for row in rows if row["op"]})
-    assert (vectors, kinds) == count_row_by_row(batches, begin, end)
-    sizes = [sum(row["bytes"] for row in rows if row[one]) for one in ("op", "vector_id")]
+    assert (vectors, kinds) == count_row_by_row(batches, start, end)
+    sizes = [sum(row["bytes"] for row in rows if row[column]) for column in ("op", "vector_id")]
     assert sizes[0] == sizes[1]
 
 

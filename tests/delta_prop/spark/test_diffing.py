@@ -42,14 +42,18 @@ COLUMNS = ("vector_id", "vector", "title", "words", "rate", "tags")
 
 
 def batches(deltas: DataFrame, rows: int = 500) -> list[Batch]:
-    """Return the batches in which deltas are sent."""
+    """Encode deltas as batches of up to `rows` rows."""
     table = deltas.toArrow().combine_chunks()
-    blocks = [to_block(some, namespace="default") for some in table.to_batches(rows) if some.num_rows]
+    blocks = [
+        to_block(rows_of_batch, namespace="default")
+        for rows_of_batch in table.to_batches(rows)
+        if rows_of_batch.num_rows
+    ]
     return [block.encode(origin=1, base=1) for block in blocks]
 
 
 async def publish_and_read(path: Path, *stages: list[Batch]) -> dict[str, VectorState]:
-    """Publish all stages; return the store's live states."""
+    """Publish all stages; return the states of the live vectors in a storage sink."""
     async with Propagator() as p:
         storage = await p.attach(StorageSink(path / "vectors.db"))
         for stage in stages:
@@ -76,13 +80,13 @@ def table_of(documents: list[Document], weights: Embedding) -> Any:
 @pytest.mark.spark
 def test_diff_of_edited_documents_is_exact_and_small(spark: SparkSession, tmp_path: Path) -> None:
     documents = [
-        one
+        document
         for module in MODULES
-        for one in documents_of(Path(module.__file__).name, Path(module.__file__).read_text())
+        for document in documents_of(Path(module.__file__).name, Path(module.__file__).read_text())
     ]
     edited = list(documents)
-    for at in range(0, len(documents), 20):  # 5 of 100
-        edited[at] = replace(documents[at], text=documents[at].text + " A quokka juggles zeppelins.")
+    for index in range(0, len(documents), 20):  # every twentieth document
+        edited[index] = replace(documents[index], text=documents[index].text + " A quokka juggles zeppelins.")
     weights = Embedding()
     weights.learn(documents)
     before, after = table_of(documents, weights), table_of(edited, weights)
@@ -99,10 +103,12 @@ def test_diff_of_edited_documents_is_exact_and_small(spark: SparkSession, tmp_pa
         assert state.vector is not None
         assert state.vector.tobytes() == np.array(row["vector"], np.float32).tobytes()
         assert state.metadata == {"title": row["title"], "words": row["words"], "tags": row["tags"]}
-    sent, full = (sum(batch.size for batch in some) for some in (changes, creates))
-    summary = f"{sent:,} bytes for {full:,}, {full / sent:.0f} times fewer"
+    changed_bytes, all_bytes = (
+        sum(batch.size for batch in batches_of_one) for batches_of_one in (changes, creates)
+    )
+    summary = f"{changed_bytes:,} bytes for {all_bytes:,}, {all_bytes / changed_bytes:.0f} times fewer"
     print(f"{count} of {len(documents)} documents changed: {summary}")
-    assert full >= 10 * sent
+    assert all_bytes >= 10 * changed_bytes
 
 
 ROWS = "id long, name string, price double, at struct<x int, y int>"
@@ -126,7 +132,7 @@ def test_rows_become_json_and_number_columns_a_vector(spark: SparkSession, tmp_p
     assert bytes(rows["2"].data) == b'{"at":null,"id":2,"name":"b","price":2.0}'
     assert bytes(rows["5"].data) == '{"at":null,"id":5,"name":"ü\\"","price":1.0}'.encode()
     assert rows["5"].namespace == "rows"
-    # With two columns as vectors and the others as metadata, the result is the same.
+    # With two columns as the vector and the others as metadata, deltas for the same rows result.
     old, new = old.drop("name").fillna(0.0), new.drop("name")
     rows = {row.vector_id: row for row in diff(old, new, key="id", vector=["price", "id"]).collect()}
     assert rows["2"].vector == [2.0, 2.0]

@@ -1,4 +1,4 @@
-"""Each delta of a job has one effect, or none has, whichever process is killed during the write."""
+"""Either each delta of a job has one effect, or none has any, whichever process is killed meanwhile."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _sources(spark: SparkSession) -> None:
 
 
 def deltas(spark: SparkSession) -> DataFrame:
-    """Return a frame with several blocks per part."""
+    """Return a DataFrame of which each part is sent as several blocks."""
     frame = spark.range(ROWS, numPartitions=PARTS)
     return frame.selectExpr("concat('doc-', id) AS vector_id", "array(float(id), 0.5F) AS vector")
 
@@ -68,29 +68,29 @@ def effects(address: str, job: str) -> Counter[str]:
     reader = RangeReader(address)
     bounds = reader.bounds()
     found: Counter[str] = Counter()
-    for one in reader.read(bounds.start_offset, bounds.end_offset, [Topic.parse(f"ns:{job}")]):
-        found.update(one.batch.keys)
+    for logged in reader.read(bounds.start_offset, bounds.end_offset, [Topic.parse(f"ns:{job}")]):
+        found.update(logged.batch.keys)
     return found
 
 
-def each_once() -> Counter[str]:
-    return Counter(f"doc-{at}" for at in range(ROWS))
+def expected_effects() -> Counter[str]:
+    return Counter(f"doc-{number}" for number in range(ROWS))
 
 
 def test_job_run_twice_has_one_effect(spark: SparkSession, address: str) -> None:
     for _ in range(2):
         save(deltas(spark), address, "twice")
-        assert effects(address, "twice") == each_once()
+        assert effects(address, "twice") == expected_effects()
     for _ in range(2):
         save(deltas(spark), address, "direct", staged="false")
-        assert effects(address, "direct") == each_once()
+        assert effects(address, "direct") == expected_effects()
 
 
 @pytest.mark.parametrize("staged", ["true", "false"])
 def test_two_concurrent_attempts_of_a_part_have_one_effect(
     spark: SparkSession, address: str, staged: str
 ) -> None:
-    """This happens with speculation, which needs a second machine: here two jobs of one name do it."""
+    """Speculative execution does this, but needs a second machine: two jobs of one name stand in for it."""
 
     def slowly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -99,25 +99,24 @@ def test_two_concurrent_attempts_of_a_part_have_one_effect(
 
     def run() -> None:
         java = spark._jvm.org.apache.spark.sql.classic.SparkSession
-        java.setActiveSession(
-            spark._jsparkSession
-        )  # Spark finds data sources only in a thread with an active session
+        # Spark finds data sources only in a thread with an active session.
+        java.setActiveSession(spark._jsparkSession)
         save(slow, address, job, staged=staged)
 
     job, frame = f"at-once-{staged}", deltas(spark).coalesce(1)
     slow = frame.mapInArrow(slowly, frame.schema)
     with ThreadPoolExecutor(2) as threads:
-        both = [threads.submit(run) for _ in range(2)]
-        for one in both:
-            one.result(60)
-    assert effects(address, job) == each_once()
+        runs = [threads.submit(run) for _ in range(2)]
+        for run_result in runs:
+            run_result.result(60)
+    assert effects(address, job) == expected_effects()
 
 
 @pytest.mark.parametrize("staged", ["true", "false"])
 def test_tasks_killed_after_sending_have_one_effect(spark: SparkSession, address: str, staged: str) -> None:
     job = f"killed-{staged}"
     save(deltas(spark), address, job, source="tasks_die", staged=staged)
-    assert effects(address, job) == each_once()
+    assert effects(address, job) == expected_effects()
 
 
 def test_failed_job_has_no_effect_and_can_be_rerun(spark: SparkSession, address: str) -> None:
@@ -132,7 +131,7 @@ def test_failed_job_has_no_effect_and_can_be_rerun(spark: SparkSession, address:
         save(frame.mapInArrow(fails_late, frame.schema), address, "failed")
     assert effects(address, "failed") == Counter()
     save(frame, address, "failed")
-    assert effects(address, "failed") == each_once()
+    assert effects(address, "failed") == expected_effects()
 
 
 def test_job_of_a_killed_driver_has_no_effect_and_can_be_rerun(spark: SparkSession, address: str) -> None:
@@ -147,7 +146,7 @@ def test_job_of_a_killed_driver_has_no_effect_and_can_be_rerun(spark: SparkSessi
     assert child.returncode == -signal.SIGKILL, child.stderr[-2_000:]
     assert effects(address, "crashed") == Counter()
     save(deltas(spark), address, "crashed")
-    assert effects(address, "crashed") == each_once()
+    assert effects(address, "crashed") == expected_effects()
 
 
 def test_wrong_columns_and_options_are_refused_on_the_driver(spark: SparkSession, address: str) -> None:
@@ -185,4 +184,4 @@ def test_rows_refused_by_the_service_are_named_by_the_driver(spark: SparkSession
     )
     with pytest.raises(Exception, match=expected):
         save(frame, address, "refused", staged="false")
-    assert effects(address, "refused") == each_once() - Counter(["doc-77"])
+    assert effects(address, "refused") == expected_effects() - Counter(["doc-77"])

@@ -1,4 +1,4 @@
-"""The columnar fold equals the fold of the algebra for any history, from the start or from states."""
+"""The columnar fold equals the row-by-row fold for any history, from the log's start or from states."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ from delta_prop_wire.state_rows import StateRow, encode_states  # noqa: E402
 from tests.broker.histories import Name, Rows, Step, Writer, comparable, steps, steps_with_ids  # noqa: E402
 from tests.golden.fold_histories import histories  # noqa: E402
 from tests.golden.folds import batch_of, format_state, refused_field, states_of  # noqa: E402
-from tests.sinks.strategies import deltas as hard_deltas  # noqa: E402
+from tests.sinks.strategies import deltas as random_deltas  # noqa: E402
 from tests.sinks.support import FakeLog  # noqa: E402
 
-HARD = st.builds(Step, st.lists(hard_deltas, min_size=1, max_size=6), st.integers(1, 3), st.just(0))
+RANDOM_STEPS = st.builds(Step, st.lists(random_deltas, min_size=1, max_size=6), st.integers(1, 3), st.just(0))
 
 
-ENDS = st.sampled_from([3e38, -3e38, 2.0, 0.1])
-ONE = st.one_of(
-    st.builds(d.create, st.lists(ENDS, min_size=2, max_size=2)),
+EXTREME_NUMBERS = st.sampled_from([3e38, -3e38, 2.0, 0.1])
+EXTREME_OPERATIONS = st.one_of(
+    st.builds(d.create, st.lists(EXTREME_NUMBERS, min_size=2, max_size=2)),
     st.builds(
         lambda pairs: d.sparse_add(*zip(*pairs, strict=True)),
-        st.lists(st.tuples(st.just(0), ENDS), min_size=1, max_size=3),
+        st.lists(st.tuples(st.just(0), EXTREME_NUMBERS), min_size=1, max_size=3),
     ),
-    st.builds(lambda value: d.sparse([1], [value]), ENDS),
-    st.builds(d.scale, ENDS),
-    st.builds(d.offset, ENDS),
+    st.builds(lambda value: d.sparse([1], [value]), EXTREME_NUMBERS),
+    st.builds(d.scale, EXTREME_NUMBERS),
+    st.builds(d.offset, EXTREME_NUMBERS),
 )
-TURNS = st.builds(
+EXTREME_STEPS = st.builds(
     Step,
-    st.lists(st.builds(Delta, st.sampled_from("ab"), ONE), min_size=1, max_size=6),
+    st.lists(st.builds(Delta, st.sampled_from("ab"), EXTREME_OPERATIONS), min_size=1, max_size=6),
     st.integers(1, 2),
     st.integers(0, 6),
 )
@@ -79,7 +79,7 @@ def check(history: list[Step], end: int | None = None) -> None:
         name: comparable(state) for name, state in rows.fold().items()
     }
     for name, (state, offset) in found.items():
-        assert (state.key, offset) in [(key, at) for key, at, _, _ in rows.changes[name]]
+        assert (state.key, offset) in [(key, row_offset) for key, row_offset, _, _ in rows.changes[name]]
 
 
 @given(st.lists(steps_with_ids, max_size=20))
@@ -87,13 +87,13 @@ def test_columnar_fold_equals_the_fold_of_the_log(history: list[Step]) -> None:
     check(history)
 
 
-@given(st.lists(HARD, max_size=12) | st.lists(TURNS, min_size=1, max_size=4))
+@given(st.lists(RANDOM_STEPS, max_size=12) | st.lists(EXTREME_STEPS, min_size=1, max_size=4))
 def test_numbers_at_the_limits_of_their_range_saturate_equally(history: list[Step]) -> None:
     check(history)
 
 
-@given(st.lists(HARD, max_size=8), st.integers(1, 3))
-def test_vector_changed_in_many_turns_is_folded_equally(history: list[Step], rounds_max: int) -> None:
+@given(st.lists(RANDOM_STEPS, max_size=8), st.integers(1, 3))
+def test_vector_changed_in_many_rounds_is_folded_equally(history: list[Step], rounds_max: int) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(folding_numbers, "ROUNDS_MAX", rounds_max)
         check(history)
@@ -104,24 +104,27 @@ def test_fold_ignores_rows_from_its_end_offset_on(history: list[Step], end: int)
     check(history, end)
 
 
-@given(st.lists(steps_with_ids, min_size=2, max_size=16) | st.lists(TURNS, min_size=2, max_size=5), st.data())
+@given(
+    st.lists(steps_with_ids, min_size=2, max_size=16) | st.lists(EXTREME_STEPS, min_size=2, max_size=5),
+    st.data(),
+)
 def test_fold_of_a_tail_onto_states_equals_compaction(history: list[Step], data: st.DataObject) -> None:
     batches = log_batches(history)
     cut = data.draw(st.integers(0, len(batches)))
-    below = fold(table(batches[:cut]))
-    logged = snapshot_of(below)
+    folded_prefix = fold(table(batches[:cut]))
+    logged = snapshot_of(folded_prefix)
     found = states(fold(pa.concat_tables([table(batches[cut:]), table(logged)])))
-    assert {name: (comparable(one), at) for name, (one, at) in found.items()} == model(
-        states(below), batches[cut:]
+    assert {name: (comparable(one), offset) for name, (one, offset) in found.items()} == fold_as_compaction(
+        states(folded_prefix), batches[cut:]
     )
 
 
 def test_golden_histories_fold_to_the_golden_states() -> None:
     for name, changes in histories():
         log = FakeLog()
-        for one in changes:
-            if refused_field(one) is None:
-                log.forward(batch_of([one]), one.lamport)
+        for change in changes:
+            if refused_field(change) is None:
+                log.forward(batch_of([change]), change.lamport)
         expected = {vector_id: format_state(state) for vector_id, state in states_of(changes).items()}
         found = states(fold(table(log.batches))) if log.batches else {}
         assert {key: format_state(state) for (_, key), (state, _) in found.items()} == expected, name
@@ -133,15 +136,17 @@ def snapshot_of(folded: Any) -> list[LoggedBatch]:
     return [LoggedBatch(encode_states(rows), 0, 0, Source.LOCAL)] if rows else []
 
 
-def model(before: dict[Name, tuple[VectorState, int]], tail: list[LoggedBatch]) -> dict[Name, Any]:
+def fold_as_compaction(
+    before: dict[Name, tuple[VectorState, int]], tail: list[LoggedBatch]
+) -> dict[Name, Any]:
     """Fold a tail onto states, as compaction does."""
     rows, folding, found = Rows.below(tail, 1 << 60), ChangeFolder(), {}
-    known = {logged.offset + row: logged.known_ids for logged in tail for row in range(logged.count)}
+    known_ids = {logged.offset + row: logged.known_ids for logged in tail for row in range(logged.count)}
     for name in before.keys() | rows.changes.keys():
         changes = []
         for key, offset, operation, patch in sorted(rows.changes.get(name, ()), key=lambda row: row[0]):
-            one = rows.ids.get(offset)
-            identified = None if one is None else IdentifiedDelta(one, key, offset, known[offset])
+            id_ = rows.ids.get(offset)
+            identified = None if id_ is None else IdentifiedDelta(id_, key, offset, known_ids[offset])
             changes.append(Change("", key, offset, 0, operation, patch, identified))
         state, offset = folding.fold(changes, *before.get(name, (VectorState(), 0)))
         found[name] = (comparable(state), offset)
@@ -169,13 +174,13 @@ def test_many_vectors_are_folded_without_a_call_per_row(monkeypatch: pytest.Monk
 @given(st.lists(st.tuples(st.text(min_size=1, max_size=9), st.text(min_size=1, max_size=9)), max_size=9))
 def test_bucket_of_a_vector_depends_only_on_its_name(names: list[Name]) -> None:
     names = [(a.replace("\0", "0"), b.replace("\0", "0")) for a, b in names]
-    columns = [pa.array([one[at] for one in names], pa.string()) for at in (0, 1)]
+    columns = [pa.array([one[index] for one in names], pa.string()) for index in (0, 1)]
     keys = join_keys(*columns)
     assert [one.to_pylist() for one in split_keys(keys)] == [one.to_pylist() for one in columns]
     found = buckets_of(keys, 7).tolist()
     assert all(0 <= bucket < 7 for bucket in found)
-    for at in range(len(names)):
-        assert buckets_of(keys.slice(at, 1), 7).tolist() == [found[at]]
+    for index in range(len(names)):
+        assert buckets_of(keys.slice(index, 1), 7).tolist() == [found[index]]
 
 
 def test_buckets_are_filled_evenly() -> None:
@@ -191,12 +196,19 @@ def test_control_rows_are_not_changes() -> None:
 
 
 def test_changes_older_than_a_state_are_only_counted() -> None:
-    def one(value: float, origin: int, back: int) -> Step:
+    def create_and_offset(value: float, origin: int, back: int) -> Step:
         return Step([Delta("a", d.create([value])), Delta("a", d.offset(1))], origin, back)
 
-    batches = log_batches([one(1, 1, 0), one(2, 1, 0), one(3, 2, 4), one(4, 2, 0)])
+    batches = log_batches(
+        [
+            create_and_offset(1, 1, 0),
+            create_and_offset(2, 1, 0),
+            create_and_offset(3, 2, 4),
+            create_and_offset(4, 2, 0),
+        ]
+    )
     for cut, ignored in ((0, 0), (1, 1), (2, 2), (3, 0)):
-        below = fold(table(batches[:cut]))
-        found = fold(pa.concat_tables([table(batches[cut:]), table(snapshot_of(below))]))
+        folded_prefix = fold(table(batches[:cut]))
+        found = fold(pa.concat_tables([table(batches[cut:]), table(snapshot_of(folded_prefix))]))
         assert found.column("values").to_pylist() == [[5.0]]
         assert found.column("ignored").to_pylist() == [ignored]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def make_fake_java(folder: Path, text: str) -> str:
-    """Make a java that runs this script; return its JAVA_HOME."""
+    """Make a program `java` that runs the shell script `text`; return its JAVA_HOME."""
     path = folder / "bin" / "java"
     path.parent.mkdir()
     path.write_text(f"#!/bin/sh\n{text}\n")

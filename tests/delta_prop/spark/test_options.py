@@ -1,4 +1,4 @@
-"""Options are read on the driver: names in any case, bounds checked, the token never shown."""
+"""The driver reads options with names in any case, checks their bounds, and never shows the token."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def test_options_override_the_environment() -> None:
     environment = {"DELTA_PROP_URL": "delta://there:1", "DELTA_PROP_TOKEN": "hush"}
     found = read_options({}, environment, NOW_US).remote
     assert (found.addresses, found.token) == (("there:1",), "hush")
-    given = read_options({"URL": "here:2", "Token": "mine"}, environment, NOW_US).remote
-    assert (given.addresses, given.token) == (("here:2",), "mine")
+    overridden = read_options({"URL": "here:2", "Token": "mine"}, environment, NOW_US).remote
+    assert (overridden.addresses, overridden.token) == (("here:2",), "mine")
 
 
 def test_batch_read_takes_all_its_options() -> None:
@@ -141,7 +141,7 @@ def test_options_that_spark_adds_are_ignored() -> None:
         ),
         ({"url": "one:0x1"}, "option url 'one:0x1' is not an address"),
         ({"url": "one:1,,two:2"}, "option url '' is not an address: .* separated by commas"),
-        ({"url": ",".join(f"one:{at}" for at in range(1, 66))}, "option url: 65 addresses: give 1 to 64"),
+        ({"url": ",".join(f"one:{port}" for port in range(1, 66))}, "option url: 65 addresses: give 1 to 64"),
         ({"token": "x" * 4097}, "option token: 4,097 bytes, more than the limit of 4,096"),
         ({"tlsName": "one:7373"}, "option tlsName 'one:7373': give the name of a host"),
         ({"tlsName": ""}, "option tlsName '': give the name of a host"),

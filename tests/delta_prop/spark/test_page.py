@@ -18,14 +18,14 @@ PAGE = (Path(__file__).parents[3] / "docs" / "spark.md").read_text(encoding="utf
 
 
 def section(title: str) -> str:
-    """Return a title's section."""
+    """Return the section of the page under a title."""
     found = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE)
     assert found, title
     return found[1]
 
 
 def first_cells(text: str) -> list[str]:
-    """Return names in a table's first column."""
+    """Return the names in the first column of a table."""
     return [
         name
         for row in re.findall(r"^\| (`.+?) \|", text, re.MULTILINE)
@@ -34,12 +34,12 @@ def first_cells(text: str) -> list[str]:
 
 
 def test_page_documents_every_option_and_no_other() -> None:
-    known = {
+    known_options = {
         *options._CONNECTING,
         *options._TIMES,
         *(name for names in options._USES.values() for name in names),
     }
-    assert sorted(first_cells(section("Options"))) == sorted(known)
+    assert sorted(first_cells(section("Options"))) == sorted(known_options)
 
 
 def test_page_documents_every_column_and_no_other() -> None:

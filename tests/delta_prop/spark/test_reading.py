@@ -72,10 +72,10 @@ def make_logged(count: int, offset: int) -> LoggedBatch:
 def test_small_batches_are_merged_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "MERGE_ROWS", 10)
     sizes = [4, 4, 4, 12, 1, 9, 1]
-    offsets = [sum(sizes[:at]) for at in range(len(sizes))]
+    offsets = [sum(sizes[:offset]) for offset in range(len(sizes))]
     found = list(merge_batches(make_logged(*one) for one in zip(sizes, offsets, strict=True)))
     assert [one.num_rows for one in found] == [8, 4, 12, 10, 1]
-    assert [at for one in found for at in one.column("offset").to_pylist()] == list(range(sum(sizes)))
+    assert [offset for one in found for offset in one.column("offset").to_pylist()] == list(range(sum(sizes)))
     assert all(one.schema == SCHEMA for one in found)
 
 
@@ -124,5 +124,5 @@ def test_range_is_clipped_by_a_filter(first: int, end: int | None, expected: tup
 
 def test_reader_is_pickled_without_a_connection() -> None:
     options = read_options({"url": "delta://nowhere:1", "namespace": "docs"}, {}, NOW_US)
-    there = pickle.loads(pickle.dumps(Reader(options, READ_SCHEMA)))
-    assert there._filter.topics == (Topic.parse("ns:docs"),)
+    unpickled = pickle.loads(pickle.dumps(Reader(options, READ_SCHEMA)))
+    assert unpickled._filter.topics == (Topic.parse("ns:docs"),)

@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 Contents = dict[tuple[str, str], "Any"]
 
 
-async def publish_and_read(path: Path, begin: int, count: int) -> Contents:
-    """Publish while a storage sink is attached; return its contents."""
+async def publish_and_read(path: Path, start: int, count: int) -> Contents:
+    """Publish `count` rounds of deltas while a storage sink is attached; return its contents."""
     async with Propagator(data=path / "log") as p:
         storage = await p.attach(StorageSink(path / "first.db"))
-        for at in range(begin, begin + count):
-            name = f"v{at % 17}"
-            await p.publish(Delta(name, create([at, 0.5]), metadata={"at": at, "ü": [1]}))
-            await p.publish(Delta(name, sparse([1], [at])))
-            await p.publish(Delta(f"r{at % 3}", opaque(bytes([at])), "rows"))
-            if at % 5 == 0:
+        for number in range(start, start + count):
+            name = f"v{number % 17}"
+            await p.publish(Delta(name, create([number, 0.5]), metadata={"at": number, "ü": [1]}))
+            await p.publish(Delta(name, sparse([1], [number])))
+            await p.publish(Delta(f"r{number % 3}", opaque(bytes([number])), "rows"))
+            if number % 5 == 0:
                 await p.publish(Delta(name, delete()))
         return await contents(p, storage)
 
@@ -45,21 +45,21 @@ async def contents(p: Propagator, storage: StorageSink) -> Contents:
 
 
 async def open_and_read(path: Path, file: Path, *more: Delta) -> tuple[int, Contents]:
-    """Return a file's offset when a sink opens it, and its later contents."""
+    """Attach a sink on a file and publish `more`; return its offset when it opened, and its contents."""
     async with Propagator(data=path / "log") as p:
         storage = await p.attach(StorageSink(file), name="second")
-        begun = storage.statistics().committed_offset
+        committed_offset = storage.statistics().committed_offset
         if more:
             await p.publish(*more)
-        return begun, await contents(p, storage)
+        return committed_offset, await contents(p, storage)
 
 
 @pytest.mark.spark
 def test_sink_continues_from_a_file_rebuilt_from_the_log(spark: SparkSession, tmp_path: Path) -> None:
     first = anyio.run(publish_and_read, tmp_path, 0, 40)
-    made = rebuild(spark, str(tmp_path / "log"), str(tmp_path / "second.db"))
-    assert made.rows == len(first)
-    assert made.alive == sum(row[0] for row in first.values())
+    rebuilt = rebuild(spark, str(tmp_path / "log"), str(tmp_path / "second.db"))
+    assert rebuilt.rows == len(first)
+    assert rebuilt.alive == sum(row[0] for row in first.values())
     with pytest.raises(UsageError, match="already holds vectors: name a new file"):
         rebuild(spark, str(tmp_path / "log"), str(tmp_path / "second.db"))
     progress: list[int] = []
@@ -67,7 +67,7 @@ def test_sink_continues_from_a_file_rebuilt_from_the_log(spark: SparkSession, tm
         spark, str(tmp_path / "log"), str(tmp_path / "third.db"), at=50, on_progress=progress.append
     )
     assert (earlier.next_offset, progress[-1]) == (51, earlier.rows)
-    assert anyio.run(open_and_read, tmp_path, tmp_path / "second.db") == (made.next_offset, first)
+    assert anyio.run(open_and_read, tmp_path, tmp_path / "second.db") == (rebuilt.next_offset, first)
     assert anyio.run(open_and_read, tmp_path, tmp_path / "third.db") == (51, first)
     now = anyio.run(publish_and_read, tmp_path, 40, 5)
     assert (

@@ -69,7 +69,7 @@ def row_values(row: Row) -> tuple[Any, ...]:
     return (row.alive, row.vector, data, metadata, row.lamport, row.origin, row.counter, row.ignored)
 
 
-def check(found: list[Row], writer: Writer, end: int = 1 << 60) -> None:
+def check_replay(found: list[Row], writer: Writer, end: int = 1 << 60) -> None:
     rows = Rows.below(writer.batches, end)
     assert {(row.namespace, row.vector_id): row_values(row) for row in found} == {
         name: state_values(state) for name, state in rows.fold().items()
@@ -88,10 +88,10 @@ def test_replay_of_every_vector_equals_the_fold_of_the_log(
     writer = write(tmp_path / "whole", HISTORY)
     found = replay(spark, str(tmp_path / "whole"))
     assert found.rdd.getNumPartitions() > 2
-    check(found.collect(), writer)
-    check(replay(spark, str(tmp_path / "whole"), at=101).collect(), writer, 102)
+    check_replay(found.collect(), writer)
+    check_replay(replay(spark, str(tmp_path / "whole"), at=101).collect(), writer, 102)
     writer = write(tmp_path / "compacted", HISTORY, COMPACTING)
-    check(replay(spark, str(tmp_path / "compacted")).collect(), writer)
+    check_replay(replay(spark, str(tmp_path / "compacted")).collect(), writer)
 
 
 @pytest.mark.spark

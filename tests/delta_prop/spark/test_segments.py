@@ -47,19 +47,21 @@ def offsets(log: segments.LogView) -> list[int]:
     for part in log.parts:
         table = pa.Table.from_batches([changes_of(one, log.end) for one in part.batches()], CHANGES)
         rows = table.filter(
-            pa.array([at >= log.start for at in table.column("offset").to_pylist()], pa.bool_())
+            pa.array([offset >= log.start for offset in table.column("offset").to_pylist()], pa.bool_())
         )
         found += rows.column("offset").to_pylist()
     return found
 
 
 def states(log: segments.LogView, buckets: int = 3) -> dict[Any, Any]:
-    """Replay a log in this process."""
+    """Fold the parts of a log in this process; return each vector's state."""
     blobs: list[Any] = [blob for part in log.parts for blob in spread(part.batches(), buckets, log.end)]
     found = {}
     for bucket in range(buckets):
         own = [
-            one.filter(pa.array([at == bucket for at in one.column(0).to_pylist()], pa.bool_()))
+            one.filter(
+                pa.array([bucket_of_row == bucket for bucket_of_row in one.column(0).to_pylist()], pa.bool_())
+            )
             for one in blobs
         ]
         own = pa.Table.from_batches(own).sort_by("first").to_batches() if own else []
@@ -109,17 +111,19 @@ def test_range_that_starts_beyond_the_end_is_refused(tmp_path: Path) -> None:
 
 def test_state_at_an_offset_includes_that_offset(tmp_path: Path) -> None:
     writer = write(tmp_path, HISTORY)
-    for at in (0, 1, 57, 159):
-        assert states(states_of(str(tmp_path), at=LogPosition(offset=at))) == expected_states(writer, at + 1)
+    for offset in (0, 1, 57, 159):
+        assert states(states_of(str(tmp_path), at=LogPosition(offset=offset))) == expected_states(
+            writer, offset + 1
+        )
     with pytest.raises(UsageError, match="offset 160 is after the end of the log: give an offset below 160"):
         states_of(str(tmp_path), at=LogPosition(offset=160))
 
 
 def test_state_at_a_time_includes_rows_appended_by_then(tmp_path: Path) -> None:
     writer = write(tmp_path, HISTORY)
-    begun = 1_700_000_000_000_000
+    start_us = 1_700_000_000_000_000
     for seconds in (0, 5, 20, 1_000):
-        log = states_of(str(tmp_path), at=LogPosition(time_us=begun + seconds * 1_000_000))
+        log = states_of(str(tmp_path), at=LogPosition(time_us=start_us + seconds * 1_000_000))
         assert states(log) == expected_states(writer, log.end)
         assert log.end % 4 == 0
     assert states_of(str(tmp_path), at=LogPosition(time_us=1)).end == 0
@@ -177,12 +181,13 @@ def test_compacted_log_without_a_snapshot_is_incomplete(tmp_path: Path) -> None:
 def test_compressed_segments_are_read_like_others(tmp_path: Path) -> None:
     pytest.importorskip("lz4")
     numbers = [float(one % 7) for one in range(64)]
-    long = [
-        Step([Delta(f"v{(at + row) % 9}", d.create(numbers)) for row in range(6)], 1, 0) for at in range(30)
+    history = [
+        Step([Delta(f"v{(number + row) % 9}", d.create(numbers)) for row in range(6)], 1, 0)
+        for number in range(30)
     ]
     larger = replace(TINY, segment_bytes_max=4_500)
-    writer = write(tmp_path / "packed", long, replace(larger, compress="lz4"))
-    write(tmp_path / "plain", long, larger)
+    writer = write(tmp_path / "packed", history, replace(larger, compress="lz4"))
+    write(tmp_path / "plain", history, larger)
     assert states(states_of(str(tmp_path / "packed"))) == expected_states(writer)
     assert states_of(str(tmp_path / "packed")).bytes < states_of(str(tmp_path / "plain")).bytes * 0.8
 
@@ -219,10 +224,10 @@ def test_ordered_rows_are_folded_early_and_others_at_the_end(
     assert states(states_of(str(tmp_path / "ordered")), 1) == expected_states(writer)
     assert len(folds) > 4
     folds.clear()
-    back = [
+    out_of_order = [
         replace(step, back=3 * (number % 2), origin=1 + number % 2) for number, step in enumerate(HISTORY)
     ]
-    writer = write(tmp_path / "forwarded", back)
+    writer = write(tmp_path / "forwarded", out_of_order)
     assert states(states_of(str(tmp_path / "forwarded")), 1) == expected_states(writer)
     assert len(folds) == 1
 

@@ -1,4 +1,4 @@
-"""A part is sent by tasks that die, are retried and run twice at the same time: each row has one effect."""
+"""Each row of a part has one effect, even if its tasks die, are retried, or run twice at the same time."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Served]:
-    with served(propagator={"data": str(tmp_path / "data")}) as one:
-        yield one
+    with served(propagator={"data": str(tmp_path / "data")}) as running:
+        yield running
 
 
 def options(service: Served, **more: str) -> WriteOptions:
@@ -60,10 +60,10 @@ def options(service: Served, **more: str) -> WriteOptions:
 
 def rows(keys: Sequence[str | None], *, dies_after: int | None = None) -> Iterator[pa.RecordBatch]:
     """Yield batches of 7 rows; a key that begins with - changes a part of a vector that does not exist."""
-    for at in range(0, len(keys), 7):
-        if dies_after is not None and at >= dies_after:
+    for start in range(0, len(keys), 7):
+        if dies_after is not None and start >= dies_after:
             raise TaskDied
-        yield pa.RecordBatch.from_pylist([row(key) for key in keys[at : at + 7]], schema=SCHEMA)
+        yield pa.RecordBatch.from_pylist([row(key) for key in keys[start : start + 7]], schema=SCHEMA)
 
 
 def row(key: str | None) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def keys_in_log(service: Served) -> list[str]:
     return [delta.vector_id for one in found for delta in deltas_of(one.batch)]
 
 
-KEYS = [f"k{at}" for at in range(95)]
+KEYS = [f"k{number}" for number in range(95)]
 
 # --- direct writes
 
@@ -112,22 +112,24 @@ def test_single_row_of_another_priority_is_stored_once(service: Served) -> None:
     assert keys_in_log(service) == ["a"]
 
 
-BAD = [*KEYS[:13], "-x", *KEYS[13:40], "-y", "-z", *KEYS[40:]]
+KEYS_WITH_UNKNOWN = [*KEYS[:13], "-x", *KEYS[13:40], "-y", "-z", *KEYS[40:]]
 
 
-REFUSED = [(13, "-x"), (41, "-y"), (42, "-z")]
+REFUSED_ROWS = [(13, "-x"), (41, "-y"), (42, "-z")]
 
 
 @pytest.mark.parametrize("refused", ["fail", "skip"])
 def test_only_refused_rows_have_no_effect_and_are_reported(service: Served, refused: str) -> None:
     make_namespace_known(service)
     for why in ("vector_id: '-.' in namespace 'docs' is unknown", "refused when it was", "refused when"):
-        sent = NumberedPart(options(service, onRefused=refused), "job/4").send(rows(BAD))
-        assert (sent.deltas, sent.refused) == (98, 3)
-        assert [(one.row, one.vector_id) for one in sent.refused_rows] == REFUSED
-        for one in sent.refused_rows:
-            assert (one.part, one.code) == (4, ErrorCode.INVALID_DELTA)
-            assert re.match(why.replace("-.", one.vector_id), one.text)
+        result = NumberedPart(options(service, onRefused=refused), "job/4").send(rows(KEYS_WITH_UNKNOWN))
+        assert (result.deltas, result.refused) == (98, 3)
+        assert [
+            (refused_row.row, refused_row.vector_id) for refused_row in result.refused_rows
+        ] == REFUSED_ROWS
+        for refused_row in result.refused_rows:
+            assert (refused_row.part, refused_row.code) == (4, ErrorCode.INVALID_DELTA)
+            assert re.match(why.replace("-.", refused_row.vector_id), refused_row.text)
         assert Counter(keys_in_log(service)) == Counter(["first", *KEYS])
 
 
@@ -135,30 +137,35 @@ def test_second_run_of_a_job_adds_nothing_to_the_audit_log(
     service: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
     make_namespace_known(service)
-    keys = [*KEYS, *(f"more-{at}" for at in range(800))]  # more blocks than the service has checksums for
+    keys = [
+        *KEYS,
+        *(f"more-{number}" for number in range(800)),
+    ]  # more blocks than those whose checksums the service stores
     for _ in range(3):
         assert not NumberedPart(options(service), "job/0").send(rows(keys)).refused
         assert not NumberedPart(options(service), "one/0").send(rows(["alone"])).refused
     assert not [one for one in caplog.records if one.name == "delta_prop.audit"]
-    assert NumberedPart(options(service), "job/1").send(rows(BAD)).refused == 3
+    assert NumberedPart(options(service), "job/1").send(rows(KEYS_WITH_UNKNOWN)).refused == 3
     refused = [vars(one)["code"] for one in caplog.records if one.name == "delta_prop.audit"]
     assert set(refused) == {"INVALID_DELTA"}
     caplog.clear()
-    assert NumberedPart(options(service), "job/1").send(rows(BAD)).refused == 3
+    assert NumberedPart(options(service), "job/1").send(rows(KEYS_WITH_UNKNOWN)).refused == 3
     assert not [one for one in caplog.records if one.name == "delta_prop.audit"]
 
 
 def test_only_the_first_of_many_refused_rows_are_reported(service: Served) -> None:
     make_namespace_known(service)
-    sent = NumberedPart(options(service), "job/0").send(rows([*KEYS[:4], *(f"-{at}" for at in range(20))]))
-    assert (sent.refused, len(sent.refused_rows)) == (20, direct.REASONS_MAX)
+    result = NumberedPart(options(service), "job/0").send(
+        rows([*KEYS[:4], *(f"-{number}" for number in range(20))])
+    )
+    assert (result.refused, len(result.refused_rows)) == (20, direct.REASONS_MAX)
 
 
 def test_refused_last_row_is_reported_each_time(service: Served) -> None:
     make_namespace_known(service)
     for _ in range(2):
-        sent = NumberedPart(options(service), "job/0").send(rows([*KEYS[:4], "-last"]))
-        assert [(one.row, one.vector_id) for one in sent.refused_rows] == [(4, "-last")]
+        result = NumberedPart(options(service), "job/0").send(rows([*KEYS[:4], "-last"]))
+        assert [(one.row, one.vector_id) for one in result.refused_rows] == [(4, "-last")]
     assert Counter(keys_in_log(service)) == Counter(["first", *KEYS[:4]])
 
 
@@ -166,21 +173,23 @@ def test_rows_survive_a_death_while_refused_blocks_are_resent(
     service: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_namespace_known(service)
-    sent, real = [0], direct.offer_rows
+    calls, real = [0], direct.offer_rows
 
-    def dying(producer: SyncProducer, block: pa.RecordBatch, *args: Any) -> Any:
+    def offer_until_killed(producer: SyncProducer, block: pa.RecordBatch, *args: Any) -> Any:
         if producer.name.endswith("/again"):
-            sent[0] += 1
-            if sent[0] == 6:
+            calls[0] += 1
+            if calls[0] == 6:
                 producer.flush()
                 raise TaskDied
         return real(producer, block, *args)
 
-    monkeypatch.setattr(direct, "offer_rows", dying)
+    monkeypatch.setattr(direct, "offer_rows", offer_until_killed)
     with pytest.raises(TaskDied):
-        NumberedPart(options(service, onRefused="skip"), "job/0").send(rows(BAD))
+        NumberedPart(options(service, onRefused="skip"), "job/0").send(rows(KEYS_WITH_UNKNOWN))
     monkeypatch.setattr(direct, "offer_rows", real)
-    assert NumberedPart(options(service, onRefused="skip"), "job/0").send(rows(BAD)).refused == 3
+    assert (
+        NumberedPart(options(service, onRefused="skip"), "job/0").send(rows(KEYS_WITH_UNKNOWN)).refused == 3
+    )
     assert Counter(keys_in_log(service)) == Counter(["first", *KEYS])
 
 
@@ -189,8 +198,8 @@ def test_two_concurrent_tasks_store_each_row_once(service: Served) -> None:
     results: list[PartResult] = []
 
     def rows_overtaken() -> Iterator[pa.RecordBatch]:
-        for at, batch in enumerate(rows(KEYS)):
-            if at == 6:
+        for number, batch in enumerate(rows(KEYS)):
+            if number == 6:
                 results.append(quick.send(rows(KEYS)))
             yield batch
 
@@ -200,12 +209,12 @@ def test_two_concurrent_tasks_store_each_row_once(service: Served) -> None:
 
 
 @pytest.mark.parametrize("bad", [[*KEYS[3:], "-x"], ["-x", *KEYS[3:]]])
-def test_overtaken_task_leaves_refused_rows_to_the_next_try(service: Served, bad: list[str]) -> None:
+def test_overtaken_task_leaves_refused_rows_to_the_next_attempt(service: Served, bad: list[str]) -> None:
     make_namespace_known(service)
 
     def rows_overtaken() -> Iterator[pa.RecordBatch]:
-        for at, batch in enumerate(rows(bad)):
-            if at == 6:
+        for number, batch in enumerate(rows(bad)):
+            if number == 6:
                 assert NumberedPart(options(service), "job/0").send(rows(bad)).refused == 1
             yield batch
 
@@ -220,8 +229,8 @@ def test_overtaken_task_leaves_refused_rows_to_the_next_try(service: Served, bad
 
 def test_task_overtaken_by_one_that_stopped_is_refused(service: Served) -> None:
     def rows_overtaken() -> Iterator[pa.RecordBatch]:
-        for at, batch in enumerate(rows(KEYS)):
-            if at == 6:
+        for number, batch in enumerate(rows(KEYS)):
+            if number == 6:
                 with pytest.raises(TaskDied):
                     NumberedPart(options(service), "job/0").send(rows(KEYS, dies_after=60))
             yield batch
@@ -320,7 +329,9 @@ def make_namespace_known(service: Served) -> None:
 
 def commit(service: Served, job: str, parts: list[tuple[int, int, PartResult]]) -> JobState:
     named = [
-        StagedPart(part, attempt, sent.deltas, sent.checksum) for part, attempt, sent in parts if sent.deltas
+        StagedPart(part, attempt, result.deltas, result.checksum)
+        for part, attempt, result in parts
+        if result.deltas
     ]
     state = decide(service.address, job, Decision.COMMIT, named).state
     for _ in range(400):
@@ -341,8 +352,8 @@ def test_job_is_visible_only_after_its_commit(service: Served) -> None:
     assert commit(service, "nightly", [(0, 17, first), (1, 19, second), (2, 20, empty)]) is JobState.PUBLISHED
     assert keys_in_log(service) == KEYS
     for attempt in (0, 18):
-        sent = stage_part(rows(KEYS[60:]), options(service), "nightly", 1, attempt)
-        assert sent == PartResult(35, was_decided=True, checksum=second.checksum)
+        result = stage_part(rows(KEYS[60:]), options(service), "nightly", 1, attempt)
+        assert result == PartResult(35, was_decided=True, checksum=second.checksum)
     assert commit(service, "nightly", [(0, 1, first), (1, 2, second)]) is JobState.PUBLISHED
     assert keys_in_log(service) == KEYS
     with pytest.raises(Refused, match="JOB_DECIDED"):
@@ -360,17 +371,17 @@ def test_other_rows_under_a_committed_name_are_refused(service: Served) -> None:
 
 
 def test_part_with_another_checksum_is_not_committed(service: Served) -> None:
-    sent = stage_part(rows(KEYS[:60]), options(service), "nightly", 0, 17)
-    sent.checksum ^= 1
+    result = stage_part(rows(KEYS[:60]), options(service), "nightly", 0, 17)
+    result.checksum ^= 1
     with pytest.raises(Refused, match=r"UNKNOWN_JOB.*nothing is decided"):
-        commit(service, "nightly", [(0, 17, sent)])
+        commit(service, "nightly", [(0, 17, result)])
     assert keys_in_log(service) == []
 
 
 def test_aborted_job_can_be_rerun_under_its_name(service: Served) -> None:
     stage_part(rows(KEYS), options(service), "nightly", 0, 1)
     decide(service.address, "nightly", Decision.ABORT)
-    sent = stage_part(rows(KEYS), options(service), "nightly", 0, 2)
-    assert not sent.was_decided
-    commit(service, "nightly", [(0, 2, sent)])
+    result = stage_part(rows(KEYS), options(service), "nightly", 0, 2)
+    assert not result.was_decided
+    commit(service, "nightly", [(0, 2, result)])
     assert keys_in_log(service) == KEYS

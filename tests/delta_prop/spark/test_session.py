@@ -28,7 +28,7 @@ def test_session_finds_the_format_if_the_python_path_has_a_space(tmp_path: Path)
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
     read = 'print(*{"vector_id"}.intersection(session().read.format("delta_prop").load().columns))'
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", f"from delta_prop.spark import session\n{read}"],
         env=os.environ | {"PYSPARK_PYTHON": str(python), "PYSPARK_DRIVER_PYTHON": str(python)},
         cwd=tmp_path,
@@ -37,4 +37,4 @@ def test_session_finds_the_format_if_the_python_path_has_a_space(tmp_path: Path)
         timeout=120,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (0, "vector_id\n"), done.stderr[-2000:]
+    assert (result.returncode, result.stdout) == (0, "vector_id\n"), result.stderr[-2000:]

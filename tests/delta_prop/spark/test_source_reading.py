@@ -1,4 +1,4 @@
-"""The data source reads a log: as rows and by SQL, in partitions, filtered, as a stream that resumes."""
+"""The data source reads a log as rows, by SQL, in partitions, with filters, and as a stream that resumes."""
 
 from __future__ import annotations
 
@@ -27,11 +27,17 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with served(tmp_path_factory.mktemp("log")) as service:
         address = f"127.0.0.1:{service.port}"
         with SyncProducer(address, name="test") as p:
-            for at in range(0, ROWS, 3):
+            for number in range(0, ROWS, 3):
                 p.offer(
-                    Delta(f"doc-{at}", create([at, 0.5]), "docs", metadata={"n": at}, topics=("news",)),
-                    Delta(f"row-{at}", opaque(bytes([at % 256])), "rows"),
-                    Delta(f"doc-{at}", sparse([1], [0.25]), "docs"),
+                    Delta(
+                        f"doc-{number}",
+                        create([number, 0.5]),
+                        "docs",
+                        metadata={"n": number},
+                        topics=("news",),
+                    ),
+                    Delta(f"row-{number}", opaque(bytes([number % 256])), "rows"),
+                    Delta(f"doc-{number}", sparse([1], [0.25]), "docs"),
                 )
             p.publish(Delta("last", opaque(b""), "rows", priority=Priority.LOW))
         yield f"delta://{address}"
@@ -65,8 +71,8 @@ def test_sql_and_options_select_rows(spark: SparkSession, url: str) -> None:
     )
     (row,) = spark.sql("SELECT count(*) AS n, max(vector[0]) AS most FROM deltas").collect()
     assert (row.n, row.most) == (2 * ROWS // 3, ROWS - 3)
-    some = read(spark, url, topics="v:doc-3,v:row-6", start=4, end=8).collect()
-    assert [row.offset for row in some] == [5, 7]
+    rows = read(spark, url, topics="v:doc-3,v:row-6", start=4, end=8).collect()
+    assert [row.offset for row in rows] == [5, 7]
 
 
 def test_schema_selects_columns(spark: SparkSession, url: str) -> None:
@@ -113,7 +119,7 @@ def test_stream_in_bounded_batches_resumes_at_its_checkpoint(
 
     assert run(maxOffsetsPerTrigger=400, start=1) == [400, 200]
     with SyncProducer(url.removeprefix("delta://"), name="more") as p:
-        p.publish(*(Delta(f"more-{at}", opaque(b""), "rows") for at in range(10)))
+        p.publish(*(Delta(f"more-{number}", opaque(b""), "rows") for number in range(10)))
     assert run() == [10]
     offsets = [row.offset for row in spark.read.parquet(str(tmp_path / "out")).collect()]
     assert sorted(offsets) == list(range(1, ROWS + 11))

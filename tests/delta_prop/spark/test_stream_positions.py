@@ -1,4 +1,4 @@
-"""Positions of a stream: within its log, limited per batch, never skipping removed deltas."""
+"""Positions of a stream stay within its log, advance by a limit per batch, and never skip removed deltas."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.delta_prop.client.threaded_service import Served, served
 NOW_US = 1_900_000_000_000_000
 """A time after all times in the tests."""
 
-ALL_THERE_IS = ReadAllAvailable()
+READ_ALL = ReadAllAvailable()
 
 
 def stream(service: Served, **options: str) -> StreamReader:
@@ -35,8 +35,8 @@ def stream(service: Served, **options: str) -> StreamReader:
 
 def publish(service: Served, count: int) -> None:
     with SyncProducer(service.address, name="test") as p:
-        for at in range(0, count, 50):
-            p.publish(*(Delta(f"k{at + row}", opaque(b"x")) for row in range(min(50, count - at))))
+        for first in range(0, count, 50):
+            p.publish(*(Delta(f"k{first + row}", opaque(b"x")) for row in range(min(50, count - first))))
 
 
 def offset(position: dict[str, Any]) -> int:
@@ -64,14 +64,14 @@ def test_available_now_ends_where_the_log_ended() -> None:
     with served() as service:
         publish(service, 100)
         reader = stream(service)
-        assert reader.getDefaultReadLimit() == ALL_THERE_IS
+        assert reader.getDefaultReadLimit() == READ_ALL
         reader.prepareForTriggerAvailableNow()
         publish(service, 50)
-        position = reader.latestOffset(reader.initialOffset(), ALL_THERE_IS)
+        position = reader.latestOffset(reader.initialOffset(), READ_ALL)
         assert offset(position) == 100
-        assert reader.latestOffset(position, ALL_THERE_IS) == position
+        assert reader.latestOffset(position, READ_ALL) == position
         beyond = position | {"0": 120}
-        assert reader.latestOffset(beyond, ALL_THERE_IS) == beyond
+        assert reader.latestOffset(beyond, READ_ALL) == beyond
 
 
 @pytest.mark.parametrize(("start", "expected"), [("earliest", 0), ("latest", 7), ("5", 5)])
@@ -109,7 +109,7 @@ def test_another_log_is_refused_and_not_skipped() -> None:
             with pytest.raises(
                 UsageError, match=f"of log {position['log']}, but the log here is .* give the url"
             ):
-                call(position, ALL_THERE_IS)
+                call(position, READ_ALL)
 
 
 def test_offsets_removed_from_the_log_are_reported() -> None:
@@ -125,7 +125,7 @@ def test_offsets_removed_from_the_log_are_reported() -> None:
             stream(service, start="3").initialOffset()
         expected = f"at offset 0, but the log has removed the offsets before {first}, so {first} are lost"
         with pytest.raises(UsageError, match=expected):
-            reader.latestOffset(position, ALL_THERE_IS)
+            reader.latestOffset(position, READ_ALL)
         with pytest.raises(Refused, match="CURSOR_TOO_OLD"):  # removed between the plan and the read
             list(reader.read(early))
 
@@ -136,4 +136,4 @@ def test_log_shorter_than_the_checkpoint_is_refused() -> None:
         reader = stream(service)
         ahead = reader.initialOffset() | {"0": 9}
         with pytest.raises(UsageError, match="at offset 9, but the log ends at 7, as later deltas were lost"):
-            reader.latestOffset(ahead, ALL_THERE_IS)
+            reader.latestOffset(ahead, READ_ALL)

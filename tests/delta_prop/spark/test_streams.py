@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 RESTARTS, RESTARTS_FULL = 3, 20
-ROWS_A_RESTART = 2_000
+ROWS_PER_RESTART = 2_000
 WAIT_S = 120
-TRIES = 5
-NO_TIME = "Python worker failed to connect back"
+ATTEMPTS = 5
+WORKER_START_TIMEOUT = "Python worker failed to connect back"
 """Spark's error if its Python takes over ten seconds to start, as on a very busy machine."""
 
 
@@ -52,7 +52,7 @@ def _sources(spark: SparkSession) -> None:
 
 
 class Stream:
-    """A query copying namespace `in` to `out`."""
+    """A query that copies namespace `in` to `out`."""
 
     def __init__(self, spark: SparkSession, address: str, checkpoint: Path, producer: str) -> None:
         self._spark = spark
@@ -60,7 +60,7 @@ class Stream:
         self._checkpoint = str(checkpoint)
         self._producer = producer
 
-    def start(self, *, sink: str = "delta_prop", ends: bool = False) -> StreamingQuery:
+    def start(self, *, sink: str = "delta_prop", finishes: bool = False) -> StreamingQuery:
         read = self._spark.readStream.format("delta_prop")
         source_rows = read.options(
             url=self._address, namespace="in", maxOffsetsPerTrigger=1_000, partitions=2
@@ -68,26 +68,26 @@ class Stream:
         result_rows = source_rows.selectExpr("vector_id", "vector", "'out' AS namespace")
         write = result_rows.writeStream.format(sink).options(url=self._address, producer=self._producer)
         write = write.option("checkpointLocation", self._checkpoint)
-        return (write.trigger(availableNow=True) if ends else write).start()
+        return (write.trigger(availableNow=True) if finishes else write).start()
 
     def finish(self) -> None:
-        for tried in range(1, TRIES + 1):
-            query = self.start(ends=True)
+        for attempt in range(1, ATTEMPTS + 1):
+            query = self.start(finishes=True)
             try:
                 assert query.awaitTermination(WAIT_S)
             except StreamingQueryException as error:
-                if NO_TIME not in str(error) or tried == TRIES:
+                if WORKER_START_TIMEOUT not in str(error) or attempt == ATTEMPTS:
                     raise
             else:
                 return
 
 
-def feed(address: str, rounds: int) -> Counter[str]:
-    """Publish the rows of this many rounds; return a count of their names."""
-    keys = [f"doc-{at}" for at in range(rounds * ROWS_A_RESTART)]
+def publish_rows(address: str, rounds: int) -> Counter[str]:
+    """Publish the rows for `rounds` restarts; return how often each vector id occurs."""
+    keys = [f"doc-{number}" for number in range(rounds * ROWS_PER_RESTART)]
     with SyncProducer(address, name="feed") as p:
-        for at in range(0, len(keys), 500):
-            p.offer(*(Delta(key, create([1.0, 2.0]), "in") for key in keys[at : at + 500]))
+        for number in range(0, len(keys), 500):
+            p.offer(*(Delta(key, create([1.0, 2.0]), "in") for key in keys[number : number + 500]))
         p.flush()
     return Counter(keys)
 
@@ -96,8 +96,8 @@ def copied_keys(address: str) -> Counter[str]:
     reader = RangeReader(address)
     bounds = reader.bounds()
     found: Counter[str] = Counter()
-    for one in reader.read(bounds.start_offset, bounds.end_offset, [Topic.parse("ns:out")]):
-        found.update(one.batch.keys)
+    for logged in reader.read(bounds.start_offset, bounds.end_offset, [Topic.parse("ns:out")]):
+        found.update(logged.batch.keys)
     return found
 
 
@@ -106,24 +106,24 @@ def test_stream_stopped_at_random_copies_each_row_once(
 ) -> None:
     restarts = RESTARTS_FULL if full else RESTARTS
     rng = random.Random() if full else random.Random(4)
-    expected = feed(address, restarts)
+    expected = publish_rows(address, restarts)
     stream = Stream(spark, address, tmp_path / "checkpoint", "copies")
-    seen = []
-    for turn in range(restarts):
-        query = stream.start(sink="tasks_die" if turn % 3 == 1 else "delta_prop")
+    copied_counts = []
+    for restart in range(restarts):
+        query = stream.start(sink="tasks_die" if restart % 3 == 1 else "delta_prop")
         batches, deadline = rng.randrange(3), time.monotonic() + WAIT_S
         while sum(p["numInputRows"] > 0 for p in query.recentProgress) < batches:
-            if not query.isActive and NO_TIME in str(query.exception()):
+            if not query.isActive and WORKER_START_TIMEOUT in str(query.exception()):
                 break  # this failure counts as a random stop
             assert query.isActive, query.exception()
             assert time.monotonic() < deadline
             time.sleep(0.02)
         time.sleep(rng.random())
         query.stop()
-        seen.append(sum(copied_keys(address).values()))
+        copied_counts.append(sum(copied_keys(address).values()))
     stream.finish()
     assert copied_keys(address) == expected
-    print(f"{restarts} restarts, {len(expected):,} rows; rows copied at each stop: {seen}")
+    print(f"{restarts} restarts, {len(expected):,} rows; rows copied at each stop: {copied_counts}")
 
 
 def test_stream_without_its_checkpoint_is_refused(
@@ -132,7 +132,7 @@ def test_stream_without_its_checkpoint_is_refused(
     if not full:
         pytest.skip("takes two more streams; the writer's error is tested without Spark")
     stream = Stream(spark, address, tmp_path / "checkpoint", "lost")
-    feed(address, 1)
+    publish_rows(address, 1)
     stream.finish()
     before = copied_keys(address)
     expected = r"lost/[01] has written micro-batch \d+, but this is micro-batch 0, so the checkpoint was lost"

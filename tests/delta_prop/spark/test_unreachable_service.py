@@ -37,15 +37,15 @@ WRITE_SCHEMA = StructType().add("vector_id", StringType()).add("op", StringType(
 @pytest.fixture
 def unknown_hosts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Make name resolution fail with the error code in the returned list."""
-    numbers = [socket.EAI_NONAME]
+    error_codes = [socket.EAI_NONAME]
 
     def resolve(host: str, _: object) -> list[object]:
         if host.startswith("127."):
             return []
-        raise socket.gaierror(numbers[0], "Name or service not known")
+        raise socket.gaierror(error_codes[0], "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    return numbers
+    return error_codes
 
 
 def test_unknown_host_is_reported_on_the_driver(unknown_hosts: list[int]) -> None:
@@ -81,13 +81,18 @@ def test_tls_files_are_checked_on_the_driver(tmp_path: Path) -> None:
         UsageError, match=r"option tlsCa: TLS cannot use .*odd.pem: .*: give certificates and keys"
     ):
         DeltaPropSource({"url": URL, "tlsCa": f"{tmp_path}/odd.pem"}).reader(READ_SCHEMA)
-    made = files()
-    known = {"url": URL, "tlsCa": made.authority, "tlsCertificate": made.client, "tlsKey": made.client_key}
-    assert isinstance(DeltaPropSource(known).reader(READ_SCHEMA), Reader)
+    made_files = files()
+    options = {
+        "url": URL,
+        "tlsCa": made_files.authority,
+        "tlsCertificate": made_files.client,
+        "tlsKey": made_files.client_key,
+    }
+    assert isinstance(DeltaPropSource(options).reader(READ_SCHEMA), Reader)
     with pytest.raises(
         UsageError, match=r"option tlsCa, option tlsCertificate, option tlsKey: TLS cannot use .*: "
     ):
-        DeltaPropSource(known | {"tlsKey": made.server_key}).reader(READ_SCHEMA)
+        DeltaPropSource(options | {"tlsKey": made_files.server_key}).reader(READ_SCHEMA)
 
 
 def test_service_without_jobs_is_reported_before_a_task_stages() -> None:
@@ -123,17 +128,17 @@ def test_token_without_publish_is_refused_before_a_task_starts(tmp_path: Path) -
             make(kind, token="writes", **more)
 
 
-def test_stream_starts_while_its_service_is_away() -> None:
+def test_stream_starts_while_its_service_is_unreachable() -> None:
     source = DeltaPropSource({"producer": "p", "url": URL, "openTimeoutSeconds": "0.2"})
     source.streamWriter(WRITE_SCHEMA, overwrite=False)
 
 
 def test_file_missing_on_a_worker_is_reported_by_the_task(tmp_path: Path) -> None:
-    given = {"url": URL, "tlsCa": str(tmp_path / "gone.pem")}
+    options = {"url": URL, "tlsCa": str(tmp_path / "gone.pem")}
     expected = (
         f"option tlsCa '.*gone.pem': No such file or directory on the worker {system.HOST}, while the dr"
     )
     with pytest.raises(UsageError, match=expected):
-        Reader(read_options(given, {}, NOW_US), READ_SCHEMA).read(OffsetRange(0, 1, bytes(16), 1))
+        Reader(read_options(options, {}, NOW_US), READ_SCHEMA).read(OffsetRange(0, 1, bytes(16), 1))
     with pytest.raises(UsageError, match=expected):
-        producer_of(write_options(given, {}), "job/0")
+        producer_of(write_options(options, {}), "job/0")

@@ -59,8 +59,8 @@ SPARSE = (
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Served]:
-    with served(propagator={"data": str(tmp_path / "data")}) as one:
-        yield one
+    with served(propagator={"data": str(tmp_path / "data")}) as running:
+        yield running
 
 
 def source(service: Served, **options: str) -> DeltaPropSource:
@@ -154,17 +154,17 @@ def test_commit_of_unknown_parts_is_refused(service: Served) -> None:
 
 
 def test_writer_follows_the_options_and_checks_columns(service: Served) -> None:
-    one = source(service)
-    assert isinstance(one.writer(SCHEMA, overwrite=False), StagedWriter)
+    data_source = source(service)
+    assert isinstance(data_source.writer(SCHEMA, overwrite=False), StagedWriter)
     assert isinstance(source(service, staged="false").writer(SCHEMA, overwrite=False), DirectWriter)
-    assert isinstance(one.streamWriter(SCHEMA, overwrite=False), StreamWriter)
-    for call in (one.writer, one.streamWriter):
+    assert isinstance(data_source.streamWriter(SCHEMA, overwrite=False), StreamWriter)
+    for call in (data_source.writer, data_source.streamWriter):
         with pytest.raises(UsageError, match=r'a log cannot be overwritten: write with mode\("append"\)'):
             call(SCHEMA, overwrite=True)
         with pytest.raises(UsageError, match="column vec is not a column of a delta"):
             call(StructType().add("vector_id", StringType()).add("vec", StringType()), overwrite=False)
     with pytest.raises(UsageError, match="column id: staged rows are identified by their job"):
-        one.writer(StructType([*SCHEMA.fields, StructField("id", BinaryType())]), overwrite=False)
+        data_source.writer(StructType([*SCHEMA.fields, StructField("id", BinaryType())]), overwrite=False)
     for staged_ in ("true", "false"):
         nameless = DeltaPropSource({"url": service.address, "staged": staged_})
         with pytest.raises(UsageError, match="option producer is missing: name the job"):
@@ -226,12 +226,12 @@ def test_refused_rows_fail_a_direct_job_after_all_parts(
     parts = pickle.loads(pickle.dumps([PartReport(0, 1, PartResult(5)), refused_part(1, 1)]))
     with pytest.raises(RowsRefused, match=expected):
         driver_writer.commit(parts)
-    allowed = source(service, staged="false", onRefused="skip").writer(SCHEMA, overwrite=False)
+    skipping = source(service, staged="false", onRefused="skip").writer(SCHEMA, overwrite=False)
     with caplog.at_level(logging.INFO, "delta_prop.spark"):
-        allowed.commit(parts)
-    written, refused = lines(caplog)
-    assert ", 1 of them refused; " in written
-    assert re.match(expected, refused)
+        skipping.commit(parts)
+    written_line, refused_line = lines(caplog)
+    assert ", 1 of them refused; " in written_line
+    assert re.match(expected, refused_line)
 
 
 def test_refused_rows_stop_a_stream(service: Served, caplog: pytest.LogCaptureFixture) -> None:
@@ -243,9 +243,9 @@ def test_refused_rows_stop_a_stream(service: Served, caplog: pytest.LogCaptureFi
     )
     with pytest.raises(RowsRefused, match=expected):
         driver_writer.commit([refused_part(1, 1), None], 5)
-    allowed = source(service, onRefused="skip").streamWriter(SCHEMA, overwrite=False)
+    skipping = source(service, onRefused="skip").streamWriter(SCHEMA, overwrite=False)
     with caplog.at_level(logging.INFO, "delta_prop.spark"):
-        allowed.commit([refused_part(1, 1)], 5)
+        skipping.commit([refused_part(1, 1)], 5)
     assert re.match(expected, lines(caplog)[-1])
 
 

@@ -34,7 +34,14 @@ def test_recorded_server_traffic_is_replayed(
     command = Command(tmp_path, capsys)
     with served(command.data) as command.addresses:
         command.publish(create_lines(120))
-        range_options = ["--from", command.addresses.to, "--start", "earliest", "--until", "latest"]
+        range_options = [
+            "--from",
+            command.addresses.protocol_address,
+            "--start",
+            "earliest",
+            "--until",
+            "latest",
+        ]
         assert main(["trace", "record", *range_options, "--to", str(tmp_path / "real.trace")]) == 0
     capsys.readouterr()
     monkeypatch.chdir(tmp_path)
