@@ -89,7 +89,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def addresses(tmp_path: Path) -> Iterator[ServerAddresses]:
     """Serve a directory that holds a job with one staged delta, which is not decided."""
     with served(tmp_path / "served") as server_addresses:
-        stage(server_addresses.to, 0, 1, [Delta("a", create([1.0]))], job="nightly")
+        stage(server_addresses.protocol_address, 0, 1, [Delta("a", create([1.0]))], job="nightly")
         yield server_addresses
 
 
@@ -113,7 +113,9 @@ def test_operating_page_samples_print_shown_output(
             continue
         printed.append(line)
         text = (
-            line[2:].replace("localhost:7374", addresses.http_address).replace("localhost:7373", addresses.to)
+            line[2:]
+            .replace("localhost:7374", addresses.http_address)
+            .replace("localhost:7373", addresses.protocol_address)
         )
         arguments = shlex.split(text.replace("--for 10m", "--for 1s"))[1:]
         if arguments[0] == "serve" and "log migrate" not in str(block):

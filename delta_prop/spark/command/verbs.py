@@ -284,12 +284,20 @@ def _open_session(options: Namespace, progress: system.Progress | None = None) -
             yield spark
         except (PySparkException, Py4JError) as error:
             log.drain()
+            if _was_interrupted(error):
+                raise KeyboardInterrupt from error
             raise translate_error(error, log.last_line()) from error
         finally:
             progress.end()
             if spark is not None:
                 spark.stop()
             log.drain()
+
+
+def _was_interrupted(error: BaseException) -> bool:
+    """True if Ctrl-C led to the error: py4j then cleans up its connection, which may fail in its turn."""
+    context = error.__context__
+    return isinstance(context, KeyboardInterrupt) or (context is not None and _was_interrupted(context))
 
 
 def translate_error(error: Exception, logged: str = "") -> DeltaPropError:

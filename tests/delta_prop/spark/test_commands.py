@@ -10,7 +10,9 @@ import sqlite3
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from contextlib import closing, contextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,7 +23,7 @@ from delta_prop.cli import main
 from delta_prop.commands.system import Progress
 from delta_prop.spark.command import verbs
 from delta_prop.spark.command.spark_log import SparkLog
-from delta_prop.spark.command.verbs import translate_error
+from delta_prop.spark.command.verbs import JobFailed, translate_error
 from delta_prop_sinks.storage_file import StorageFile
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import Delta, create
@@ -362,6 +364,26 @@ def test_missing_java_is_reported_in_one_line(
         "delta-prop: Spark needs Java 17 or later, but JAVA_HOME=/nowhere holds no bin/java"
     )
     assert len(err.splitlines()) == 1
+
+
+@pytest.mark.spark
+def test_interrupt_stays_one_if_py4j_fails_to_clean_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    from py4j.protocol import Py4JError
+
+    session = SimpleNamespace(stop=lambda: None)
+    monkeypatch.setattr("delta_prop.spark.sessions.session", lambda *_args, **_options: session)
+
+    def clean_up_in_vain() -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise Py4JError("Gateway must be connected to send cancel cmd.")  # noqa: B904 - as py4j does
+
+    options = Namespace(spark_log=False, master=None)
+    with pytest.raises(KeyboardInterrupt), verbs._open_session(options):
+        clean_up_in_vain()
+    with pytest.raises(JobFailed, match="Gateway"), verbs._open_session(options):
+        raise Py4JError("Gateway must be connected to send cancel cmd.")
 
 
 @pytest.mark.spark
