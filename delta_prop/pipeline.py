@@ -261,9 +261,9 @@ class Pipeline:
     def offer_run(
         self, batches: Sequence[Batch], sender: Sender, make_receipt: Callable[[int], Receipt], now: float
     ) -> int:
-        """Append homogeneous batches of one origin with consecutive counters, under one receipt; return how
-        many. Has the effect of `offer` for each, and stops before the first that needs the checks of `offer`.
-        `make_receipt` takes the number of appended batches.
+        """Append batches of one origin with consecutive counters, under one receipt; return how many. Has the
+        effect of `offer` for each, and stops before the first that needs the checks of `offer`, as one with
+        a clock, parents, ids, metadata or topics does. `make_receipt` takes the number of appended batches.
         """
         self._now, first = now, batches[0]
         state = self.origins.find_writer(first, sender.owner)
