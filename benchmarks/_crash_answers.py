@@ -29,11 +29,11 @@ KINDS = {
     "moved": "acknowledged at a different offset than it has",
     "nowhere": "acknowledged without an offset",
     "twice": "more than once in the log",
-    "happened": "refused as not having happened, but in the log",
+    "refused, but happened": "refused as not having happened, but in the log",
     "vague": "answered that it may have happened, while there was time for the exact answer",
     "nameless": "answered that it may have happened, without the dot for an outcome query",
     "outcome": "queried by its dot, and answered wrongly",
-    "counted": "covered by the watermark of a hello, but lost",
+    "counted, but lost": "covered by the watermark of a hello, but lost",
     "late": "answered after its deadline",
     "unanswered": "never answered",
     "corruption": "the log is corrupted",
@@ -226,7 +226,7 @@ def _judge_answer(verdict: Verdict, index: LogIndex, call: Call, answer: Answer,
     elif answer is call.answers[-1] and answer.at_s >= call.sent_s:
         found_at = {key: index.offsets[key] for key in call.keys if index.offsets.get(key)}
         if found_at:
-            verdict.add("happened", f"{subject} {answer.code} ({answer.text}), is at {found_at}")
+            verdict.add("refused, but happened", f"{subject} {answer.code} ({answer.text}), is at {found_at}")
 
 
 def _judge_acknowledged(
@@ -271,7 +271,7 @@ def _judge_welcomes(verdict: Verdict, index: LogIndex, welcomes: Iterable[Welcom
         before = highest.get(one.origin)
         if before is not None and one.watermark < before.watermark:
             verdict.add(
-                "counted",
+                "counted, but lost",
                 f"{one.caller}: a hello got watermark {before.watermark} at {before.at_s:.3f} s, the "
                 f"next one {one.watermark} at {one.at_s:.3f} s",
             )
@@ -281,7 +281,7 @@ def _judge_welcomes(verdict: Verdict, index: LogIndex, welcomes: Iterable[Welcom
         missing = set(range(1, one.watermark + 1)) - index.counters.get(origin, set())
         if missing:
             verdict.add(
-                "counted",
+                "counted, but lost",
                 f"{one.caller}: a hello got watermark {one.watermark} at {one.at_s:.3f} s, but counters "
                 f"{sorted(missing)[:5]} are not in the log",
             )

@@ -39,12 +39,12 @@ SHOWN_MAX = 5
 class Verdict:
     """The violations found, by kind.
 
-    lost: acknowledged, but absent; moved: present, at another offset; given twice: two acknowledgements with
-    different offsets, or two that both said "new"; duplicate: one delta twice in the log; order: offsets that
-    are not consecutive, or a producer's lines out of order; hole: a line missing below a later one; corrupt:
-    corruption, or another delta than was sent; forgotten: the service's watermark of a producer is below the
-    log's; refused: a delta not accepted; table: the SQLite file disagrees; start: the service did not start
-    or end.
+    lost: acknowledged, but absent; moved: present, at another offset; answers differ: two acknowledgements
+    with different offsets, or two that both said "new"; duplicate: one delta twice in the log; order: offsets
+    that are not consecutive, or a producer's lines out of order; hole: a line missing below a later one;
+    corrupt: corruption, or another delta than was sent; forgotten: the service's watermark of a producer
+    is below the log's; refused: a delta not accepted; table: the SQLite file disagrees; start: the
+    service did not start or end.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -98,13 +98,13 @@ class History:
         key = name, line
         known = self.acked.get(key)
         if offset is None:
-            verdict.add("given twice", f"{name} line {line} was acknowledged without its offset")
+            verdict.add("answers differ", f"{name} line {line} was acknowledged without its offset")
             return
         if known is not None and known != offset:
-            verdict.add("given twice", f"{name} line {line} was acknowledged at {known}, then at {offset}")
+            verdict.add("answers differ", f"{name} line {line} was acknowledged at {known}, then at {offset}")
         if not duplicate and key in self._new:
             verdict.add(
-                "given twice", f"{name} line {line} was acknowledged as new a second time, at {offset}"
+                "answers differ", f"{name} line {line} was acknowledged as new a second time, at {offset}"
             )
         if not duplicate:
             self._new.add(key)

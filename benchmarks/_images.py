@@ -32,7 +32,7 @@ class UnusableError(Exception):
 
 
 def check_usable(kind: str) -> None:
-    """Raise UnusableError if this file system cannot be made, mounted and cut on this machine."""
+    """Raise UnusableError if this machine cannot make and mount this file system and cut its power."""
     if sys.platform != "linux":
         raise UnusableError(f"loop devices exist on Linux only; this is {sys.platform}")
     if os.geteuid() != 0:
@@ -79,9 +79,9 @@ class Image:
 
     def cut(self, process: ChildProcess) -> None:
         """Simulate a power cut under a process."""
+        # All threads stop first: a sync that runs during the shutdown may report success without syncing.
         if not process.freeze():
             raise RuntimeError("a thread of the process did not stop: the cut would prove nothing")
-        # A sync that runs while the file system shuts down may return success without having synced.
         descriptor = os.open(self.mount, os.O_RDONLY)
         try:
             fcntl.ioctl(descriptor, _SHUTDOWN, struct.pack("I", _NO_FLUSH))

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 RESTART_S_MAX = 2.0
 SERVICE_ONLY, TABLE, COMMAND = "service", "service and SQLite", "command"
 KINDS = (
-    "lost", "moved", "given twice", "duplicate", "order", "hole", "corrupt", "forgotten", "refused", "table",
-    "start",
+    "lost", "moved", "answers differ", "duplicate", "order", "hole", "corrupt", "forgotten", "refused",
+    "table", "start",
 )  # fmt: skip
 
 

@@ -1,4 +1,6 @@
-"""Measures writes from Spark, reads, and replay of a log, relative to limits in the same rounds.
+"""Measures writes from Spark, reads, and replay of a log.
+
+Writes and reads are relative to an upper limit of the same round: Spark's noop sink, Parquet.
 
 Spark (local[2]), its Python workers and the service share two cores. Rows have a vector of 64 float32; all
 acknowledgements are durable. Rounds are interleaved; a rate counts the whole job, with its start and its
@@ -26,12 +28,12 @@ if TYPE_CHECKING:
 WIDTH = 64
 WARM_ROUNDS = 2
 ROWS, ROWS_SLOW = 400_000, 50_000
-"""Rows of a job, and of a job by the writer of rows, which is slow."""
+"""Rows per job; ROWS_SLOW: for the slow row-by-row writer."""
 REPLAY_ROWS = (1_000_000, 10_000_000)
 REPLAY_KEYS, REPLAY_WIDTH, FRAME_ROWS = 100_000, 8, 1_000
 GROWTH_MAX = 12.0
 SETTINGS = {"spark.driver.memory": "4g", "spark.driver.extraJavaOptions": "-XX:+UseParallelGC"}
-"""Settings of a cluster: the full JIT compiler, not the quick start of a short command."""
+"""As on a cluster: the JVM's full JIT compiler; `session` by default starts quickly, for short commands."""
 NOOP, ROW = "Spark's noop sink", "a writer of rows"
 DIRECT, STAGED = "direct", "staged, until it is published"
 READ, PARQUET = "read from the service", "the same data as Parquet"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from delta_prop_wire.delta import Dot
 
 COST_MAX = 10_000
-"""Maximum cost of comparing the rows of one call, in ranges of rows within one log frame: up to 0.2 s."""
+"""Maximum cost of one call. Unit: comparing one range of rows with one log frame; 10,000 take up to 0.2 s."""
 LOOKUP_COST = 10
 """Cost of one separate read of the log."""
 GAP_ROWS = 8
@@ -40,7 +40,7 @@ _READ_BYTES = 1 << 20
 class _RowRange(NamedTuple):
     """Consecutive rows, from `row` on, with consecutive first copies, from `copy` on.
 
-    `copy`: offset of the copy of the first row; if the copies are in the same batch, a row of that.
+    `copy`: an offset in the log, or, if the copies are in the same batch, a row number.
     """
 
     copy: int
@@ -63,7 +63,7 @@ class DuplicateIdFinder:
         self._ids = ids
         self._cost = 0
         self.last_copy: Dot | None = None
-        """Dot of the last first copy in the log, of those that `check` has compared."""
+        """Dot of the highest-offset first copy in the log that the last `check` compared."""
 
     def find(self, ids: Sequence[bytes] | None) -> dict[int, int]:
         """Return the rows that repeat an id, each with its first copy. Raises Refused, which is retryable."""
@@ -121,9 +121,11 @@ class DuplicateIdFinder:
                 while logged.next_offset <= offset:
                     logged = next(frames)
                 length = min(count, logged.next_offset - offset)
-                self._spend(length < count)
+                if length < count:
+                    self._spend(1)  # the range continues in another frame
                 logged_row = offset - logged.offset
-                if source is Source.TRANSFORM is logged.source:  # computed again from a later vector
+                if source is Source.TRANSFORM is logged.source:
+                    # A retry computes a transform's result from a later state, so the operands may differ.
                     same = same_contents(batch, row, logged.batch, logged_row, length, operands=False)
                     differs = None if same else 0
                 else:

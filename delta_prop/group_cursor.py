@@ -140,8 +140,8 @@ def read_position(disk: Disk, name: str, log_id: bytes) -> GroupPosition | None:
     checksum, _, body = raw.partition(b"\n")
     if checksum != b"%08x" % crc32c(body):
         raise UsageError(
-            f"the cursor of group {name!r} ({_path(name)}) is corrupted: `delta-prop sinks forget` it, then "
-            "give its start position"
+            f"the cursor of group {name!r} ({_path(name)}) is corrupted: remove it with "
+            f"`delta-prop sinks forget {name}`, then subscribe with a start position"
         )
     fields = json.loads(body)
     if fields["log_id"] != log_id.hex():

@@ -345,7 +345,7 @@ class PublishMixin:
 
         return await self._transforms.publish(
             deltas[0],
-            reader=self.sink,
+            find_sink=self.sink,
             catch_up=catch_up,
             publish=publish,
             threads=self._world.new_threads(),

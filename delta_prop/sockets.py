@@ -63,7 +63,7 @@ class SocketNetwork:
         self._coop_budget = CoopBudget()
 
     async def listen(self, host: str, port: int, *, tls: Tls | None = None) -> SocketListener:
-        """Listen on one address: the host's first, of IPv4 if it has one; `::` accepts IPv4 too.
+        """Listen on the host's first IPv4 address, or its first one if it has none; `::` accepts IPv4 too.
 
         Port 0 is any free one. Raises OSError, UsageError.
         """
@@ -173,7 +173,7 @@ class SocketStream:
         self._coop_budget = coop_budget
         self._peer = peer
         self._peer_host = peer_host
-        self._failure: str | None = None  # first error, which only one system call reports
+        self._failure: str | None = None  # first error; kept, since the kernel reports it only once
         self._ended = False  # True once the other side has closed
         self._closing = False
 
@@ -289,7 +289,10 @@ class SocketStream:
     # --- helpers
 
     def _check_open(self) -> None:
-        """Raise ConnectionError once this is closed. Checked after each wait: a later one would never end."""
+        """Raise ConnectionError once this is closed.
+
+        Called before each wait: a wait that begins after the close would never end.
+        """
         if self._closing:
             raise closed_error()
 
@@ -324,7 +327,7 @@ class SocketStream:
             raise self._connection_error(error) from error
 
     def _send_from(self, descriptor: int, part: FileRange, sent: int) -> int | None:
-        """Return how many bytes of the file were sent, 0 if it would block; None: without sendfile."""
+        """Return how many bytes of the file were sent, 0 if it would block; None: sendfile cannot send it."""
         count_max = min(part.size - sent, _FILE_BYTES_PER_CALL)
         try:
             sent_now = os.sendfile(self._socket.fileno(), descriptor, part.position + sent, count_max)
@@ -365,7 +368,7 @@ class SocketStream:
 class CoopBudget:
     """Tracks how long the sockets of one loop have held it.
 
-    A task that the loop has woken notes the yield; from its next call without a wait on, time counts.
+    A task that has waited calls `note_yield`; the time counts from the next `yield_if_due` on.
     """
 
     def __init__(self) -> None:

@@ -81,13 +81,13 @@ class Transforms:
         self,
         delta: Delta,
         *,
-        reader: Callable[[str], object],
+        find_sink: Callable[[str], object],
         catch_up: Callable[[str], Awaitable[None]],
         publish: Callable[[Delta], Awaitable[PublishAck]],
         threads: Threads,
     ) -> PublishAck:
-        """Resolve and publish. Raises InvalidDelta for an unknown name or vector, Refused: CONFLICT;
-        PROCESSING_FAILED from what the function raises.
+        """Resolve and publish. Raises InvalidDelta for an unknown name or vector; Refused with CONFLICT if
+        others keep changing the vector, with PROCESSING_FAILED if the function raises.
         """
         name = delta.operation.data.decode()
         transform = self._known.get(name)
@@ -95,7 +95,7 @@ class Transforms:
             raise InvalidDelta(
                 "operation", f"no transform {name!r} is registered: give one of {sorted(self._known)}"
             )
-        sink = cast("VectorReader", reader(transform.reads))
+        sink = cast("VectorReader", find_sink(transform.reads))
         if not hasattr(sink, "get"):
             raise UsageError(
                 f"transform {name!r} reads from {transform.reads!r}, which has no vectors: let it read from "

@@ -78,7 +78,7 @@ def test_violation_is_found_and_named(
     lists.write_text(LISTS)
     monkeypatch.setattr(words, "LISTS", lists)
     monkeypatch.setattr(words, "QUESTION_WORDS_MAX", 0)
-    monkeypatch.setattr(words, "LINES_MAX", 0)
+    monkeypatch.setattr(words, "OVERUSED_LINES_MAX", 0)
     lines = violations(checkout(tmp_path / "checkout", {"delta_prop/stock.py": VALID_MODULE} | files))
     if found is None:
         assert lines == []

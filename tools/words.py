@@ -29,7 +29,8 @@ FOLDERS = {
 }
 QUESTION_WORDS = {"What", "Who", "Whose", "How", "Where", "Whether", "Why"}
 QUESTION_WORDS_MAX = 20
-LINES_MAX = 30
+OVERUSED_LINES_MAX = 30
+"""Maximum number of lines that contain the word told."""
 # A changelog and a record of a decision use the names of their time.
 HISTORY = ("changes/", "CHANGELOG.md", "docs/decisions/", "tools/names.txt")
 _PART = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+")
@@ -43,7 +44,7 @@ class Lists:
     """Qualified names that no file may define: `module.Class`, `module.Class.member`, or `module` itself."""
     words: list[str]
     """Identifiers that no file may contain: keys, settings, metrics, options."""
-    roots: set[str]
+    avoided_parts: set[str]
     """Parts that an identifier avoids, e.g. `told`; two parts are joined by an underscore."""
     exceptions: dict[str, str]
     """Identifier with such a part: the reason why it stays."""
@@ -60,7 +61,7 @@ def read_lists(path: Path) -> Lists:
         elif kind == "word":
             lists.words.append(name)
         elif kind == "root":
-            lists.roots.add(name)
+            lists.avoided_parts.add(name)
         elif kind == "stays" and reason:
             lists.exceptions[name] = reason
         elif kind:
@@ -75,16 +76,16 @@ def violations(root: Path) -> list[str]:
     files = [*sources, *_read(root, "tests"), *_read(root, "tools"), *_read(root, "examples")]
     found = list(_still_defined(root, lists))
     found += _words_in_files(root, lists)
-    found += _rooted(files, lists)
+    found += _names_with_avoided_parts(files, lists)
     openings = [line for source in files for line in _question_openings(source)]
     if len(openings) > QUESTION_WORDS_MAX:
         found += [
             f"{len(openings)} docstrings open with a question word; the bound is {QUESTION_WORDS_MAX}:",
             *openings,
         ]
-    lines = [line for source in files for line in _overused(source)]
-    if len(lines) > LINES_MAX:
-        found += [f"{len(lines)} lines contain told; the bound is {LINES_MAX}:", *lines]
+    lines = [line for source in files for line in _overused_lines(source)]
+    if len(lines) > OVERUSED_LINES_MAX:
+        found += [f"{len(lines)} lines contain told; the bound is {OVERUSED_LINES_MAX}:", *lines]
     return found
 
 
@@ -177,20 +178,22 @@ def _words_in_files(root: Path, lists: Lists) -> Iterator[str]:
                 yield f"{name}:{number}: {match.group()} was renamed: use the new name"
 
 
-def _rooted(sources: list[Source], lists: Lists) -> Iterator[str]:
+def _names_with_avoided_parts(sources: list[Source], lists: Lists) -> Iterator[str]:
     names_found = set[str]()
     for source in sources:
         for name, line in _identifiers(source.tree):
-            if name not in lists.exceptions and _has_root(name, lists.roots):
+            if name not in lists.exceptions and _has_avoided_part(name, lists.avoided_parts):
                 yield f"{source.path}:{line}: {name} has a part to avoid: rename it, or list its reason"
             names_found.add(name)
     for name in sorted(set(lists.exceptions) - names_found):
         yield f"tools/names.txt: {name} does not occur: remove its line"
 
 
-def _has_root(name: str, roots: set[str]) -> bool:
+def _has_avoided_part(name: str, avoided_parts: set[str]) -> bool:
     parts = [part.lower() for part in _PART.findall(name)]
-    return any(part in roots for part in parts) or any(f"{a}_{b}" in roots for a, b in pairwise(parts))
+    return any(part in avoided_parts for part in parts) or any(
+        f"{a}_{b}" in avoided_parts for a, b in pairwise(parts)
+    )
 
 
 def _identifiers(tree: ast.Module) -> Iterator[tuple[str, int]]:
@@ -233,7 +236,8 @@ def _docstrings(node: ast.AST) -> Iterator[ast.Constant]:
             yield statement.value
 
 
-def _overused(source: Source) -> Iterator[str]:
+def _overused_lines(source: Source) -> Iterator[str]:
+    """Yield the lines that contain the word told."""
     for number, line in enumerate(source.text.splitlines(), 1):
         if re.search(r"(?<![a-zA-Z])told(?![a-zA-Z])", line):
             yield f"{source.path}:{number}: told: {line.strip()}"

@@ -63,7 +63,7 @@ class File(Protocol):
 
 
 class FileRange(NamedTuple):
-    """A range of a file that no one writes any more: `size` bytes from `position` on."""
+    """A range of a file, whose bytes no one changes any more: `size` bytes from `position` on."""
 
     file: File
     position: int

@@ -1,4 +1,4 @@
-"""Rows of a sink without a file of its own: states of a sink in this process, or JSON lines."""
+"""Rows to audit that are not in a sink's file: states of a sink in this process, or JSON lines."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def _check_iterable(field: str, values: Iterable[T], expected: str) -> Iterable[
 
 
 def repair_delta_of(line: dict[str, object]) -> Delta | None:
-    """Return the delta that repairs the difference on a line of a report; None if it has none."""
+    """Return the delta that repairs the difference on a report's line; None if the log has none."""
     repair = line.get("repaired_by")
     return None if repair is None else delta_from_line(json.dumps(repair, ensure_ascii=False))
 

@@ -35,7 +35,7 @@ _VECTOR_WIDTH = 28
 
 @dataclass(frozen=True, slots=True)
 class QuarantineSelection:
-    """Deltas of one sink by their offsets; no offset: all that it rejected."""
+    """Rejected deltas of one sink: those at `offsets`, or `all`."""
 
     data: str
     sink: str
@@ -98,7 +98,7 @@ def show(data: str, sink: str, offset: int, *, as_json: bool) -> int:
     fields = _to_json(sink, record) | {"delta": delta_to_json(record.delta)}
     fields |= {
         "dot": str(record.logged.batch.dot(record.row)),
-        "parents": [_format_name(name) for name in record.parents],
+        "parents": [_format_parent(parent) for parent in record.parents],
     }
     fields["requested"] = _pending_verb(read_pending_requests(disk, log.log_id), sink, record)
     if as_json:
@@ -150,8 +150,8 @@ def _format_value(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _format_name(name: object) -> str:
-    return name.hex() if isinstance(name, bytes) else str(name)
+def _format_parent(parent: object) -> str:
+    return parent.hex() if isinstance(parent, bytes) else str(parent)
 
 
 def _read_quarantine(disk: Disk, log: Identity, sink: str) -> Quarantine:
@@ -191,7 +191,7 @@ def submit_action(selection: QuarantineSelection, verb: Literal["replay", "drop"
                 f"offset {offset}: it was not rejected, but is blocked by {record.blocked_by}: name that one"
             )
         if verb == "drop" and record.reason is None:
-            raise UsageError(f"offset {offset}: it was not rejected: replay it")
+            raise UsageError(f"offset {offset}: it was not rejected, but waits to be replayed: replay it")
     records = quarantine.records()
     count = len(selection.offsets) or sum(record.blocked_by == record.offset for record in records)
     if not count:

@@ -67,7 +67,7 @@ def count_short_paragraphs(path: str, text: str) -> int:
 
 
 def is_private(name: str) -> bool:
-    """True if a name is private: with one leading underscore, or two without two at the end."""
+    """True if a name is private: it begins with an underscore and is not a dunder name."""
     return name.startswith("_") and not (name.startswith("__") and name.endswith("__"))
 
 

@@ -41,7 +41,7 @@ SEARCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("temporary file", ("tempfile:TemporaryFile", "tempfile:NamedTemporaryFile")),
     ("quote a shell argument", ("shlex:quote",)),
 )
-"""Queries for the standard library, and the expected results; no other code uses them."""
+"""Queries for the standard library, and the expected results; nothing is tuned to them."""
 
 WORKSPACE_BYTES, WORKSPACE_BYTES_PER_DOCUMENT = 2_000_000, 36_000
 """Size of the temporary folder: published lines, and three files of vectors with write-ahead logs."""
@@ -204,7 +204,7 @@ async def edit_scene(play: Play, wiring: Wiring) -> None:
         f"  the delta's numbers: {format_size(number_bytes(deltas[0]))} instead of {4 * DIMENSION:,} B"
     )
     console.line(
-        f"  searched before the edit, the same words found {before[0] if before else 'nothing'}; now:"
+        f"  before the edit, a search for these words found {before[0] if before else 'nothing'} first; now:"
     )
     _show_hits(console, EDIT_WORDS, after, took_s, (document.id,))
     play.facts["edit"] = {

@@ -114,8 +114,8 @@ def can_all_apply(
     """
     dimension = 0 if known is None else known.dimension
     if kind in VECTOR_KINDS:
-        width = dimension or batches[0].row_values
-        return width is not None and {batch.row_values for batch in batches} == {width}
+        width = dimension or batches[0].values_per_row
+        return width is not None and {batch.values_per_row for batch in batches} == {width}
     if kind not in PARTIAL_KINDS:
         return True
     if known is None:

@@ -460,7 +460,7 @@ class VectorHeads:
         elif known.dead and (kind in FULL_KINDS or source is Source.REPLICA):
             known.dead.difference_update(all_keys(batches))
         if not known.dimension and kind in VECTOR_KINDS:
-            known.dimension = batches[0].row_values or 0
+            known.dimension = batches[0].values_per_row or 0
 
     def _append_rows(self, batch: Batch, codes: Iterator[int], source: Source) -> None:
         named = {name: self._get_namespace(name) for name in batch.namespace_names}

@@ -238,7 +238,7 @@ class _TopicFilter:
         if self.namespaces and batch.namespace is None:
             mask |= [name in self.namespaces for name in batch.namespaces]
         if self.tags:
-            mask[[row for row, tag in batch.tags if tag in self.tags]] = True
+            mask[[row for row, tag in batch.row_topics if tag in self.tags]] = True
         if by_id:
             mask[by_id] = True
         return _normalize_rows(np.flatnonzero(mask), batch)

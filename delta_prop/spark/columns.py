@@ -59,8 +59,8 @@ READ_SCHEMA = StructType(
 class _ColumnRule(NamedTuple):
     """Types that a column may have.
 
-    `elements`: those of an array's elements; `expected`: all of them, for messages; `conversion`: an
-    expression that converts another type.
+    `elements`: those of an array's elements; `expected`: the accepted types as text, for
+    messages; `conversion`: an expression that converts another type.
     """
 
     types: tuple[type[DataType], ...]

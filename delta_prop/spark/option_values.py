@@ -109,7 +109,10 @@ def make_number_reader(name: str, maximum: int) -> Callable[[str], int]:
 
 
 def make_seconds_reader(name: str) -> Callable[[str], float]:
-    """Return a reader of a number of seconds, which may have a fraction."""
+    """Return a reader of a number of seconds, which may have a fraction.
+
+    `silenceTimeoutSeconds` must exceed the interval between heartbeats.
+    """
     seconds_min = ClientSettings().heartbeat_interval_s if name == "silenceTimeoutSeconds" else 0.0
 
     def read(text: str) -> float:
@@ -118,10 +121,10 @@ def make_seconds_reader(name: str) -> Callable[[str], float]:
         except ValueError:
             found = 0.0
         if not seconds_min < found <= SECONDS_MAX:
-            reason = ", as a peer is silent between two heartbeats" * bool(seconds_min)
+            reason = ", since a peer is silent between two heartbeats, and" if seconds_min else ","
             raise UsageError(
-                f"option {name} {text!r:.40}: give a number of seconds above {seconds_min:g}, up to "
-                f"{SECONDS_MAX:,}{reason}"
+                f"option {name} {text!r:.40}: give a number of seconds above {seconds_min:g}{reason} "
+                f"up to {SECONDS_MAX:,}"
             )
         return found
 

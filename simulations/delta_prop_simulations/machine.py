@@ -174,8 +174,8 @@ class Machine:
         loop.
         """
         if self.disk.is_off and (process := self._running_process()) is not None:
-            found = self.disk.kill() if self._rng.random() < 0.5 else self.disk.crash()
-            self._end(process, Ending.CRASHED, found)
+            next_disk = self.disk.kill() if self._rng.random() < 0.5 else self.disk.crash()
+            self._end(process, Ending.CRASHED, next_disk)
 
     def add_disk_fault(self, name: str, fault: Callable[[SimDisk], None]) -> None:
         """Inject a disk fault into this process and its successors, until `remove_disk_fault(name)`."""
@@ -198,7 +198,7 @@ class Machine:
     def _running_process(self) -> Process | None:
         return None if self.process is None or self.process.has_ended else self.process
 
-    def _end(self, process: Process, ending: Ending, found: SimDisk) -> None:
+    def _end(self, process: Process, ending: Ending, next_disk: SimDisk) -> None:
         self._trace.note(self.name, ending.value, process.number, self.disk.calls)
         self.struck[ending.value] += 1
         process.end(ending)
@@ -206,14 +206,14 @@ class Machine:
             self._network.crash(self.name)
         else:
             self._network.kill(self.name)
-        self._replace_disk(found)
+        self._replace_disk(next_disk)
         self.on_end(process)
 
-    def _replace_disk(self, found: SimDisk) -> None:
+    def _replace_disk(self, next_disk: SimDisk) -> None:
         self.disk.is_off = True
-        self.disk = found
+        self.disk = next_disk
         for inject in self._disk_faults.values():
-            inject(found)
+            inject(next_disk)
 
 
 class _ProcessNetwork:

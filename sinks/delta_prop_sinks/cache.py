@@ -323,10 +323,10 @@ class CacheSink:
 
     def _complete_block(self, delivery: Delivery, table: VectorTable, keys: Sequence[str]) -> bool:
         """Fold creates and deletes in bulk: vectors that were not cached enter the cache."""
-        width = delivery.batch.row_values
+        width = delivery.batch.values_per_row
         if delivery.batch.kind == Kind.CREATE:
             if table.dimension is None and width is not None:
-                table.reserve(width)
+                table.fix_dimension(width)
             if width != table.dimension:
                 return False
         slots = table.slots_of(keys)

@@ -60,7 +60,7 @@ class ColdSlots(dict[str, int]):
             group = group[: int(np.count_nonzero(has_same_hash))]
             duplicates += [group[0]] * (len(set(group)) < len(group))
         if duplicates:
-            raise ValueError(f"{duplicates[0]!r:.80}, or an id with its hash, occurs twice")
+            raise ValueError(f"{duplicates[0]!r:.80}, or another id with the same hash, occurs twice")
         return cls(ids, order, hashes)
 
     def warm(self, keys: Iterable[str]) -> None:

@@ -16,8 +16,8 @@ from delta_prop_sinks.vector_table import (
     OFFSET,
     ORIGIN,
     VECTOR,
+    consecutive_heads,
     heads_of,
-    rising_heads,
     to_signed,
 )
 from delta_prop_wire.batch import F32, U32
@@ -52,18 +52,18 @@ class FoldRun:
     """Deliveries of one kind whose rows set full vectors, or numbers of vectors, in one table, without
     metadata.
 
-    To a table it looks like a batch: concatenated `values` and `indices`, `row_values` per row. `count`: the
-    number of rows to fold. `has_all_rows`: these are all rows of the batches. `homogeneous`: all batches are
-    homogeneous.
+    To a table it looks like a batch: concatenated `values` and `indices`, `values_per_row` numbers per row.
+    `count`: the number of rows to fold. `has_all_rows`: these are all rows of the batches. `homogeneous`: all
+    batches are homogeneous.
     """
 
     has_metadata = False
 
-    def __init__(self, table: VectorTable, kind: int, row_values: int) -> None:
+    def __init__(self, table: VectorTable, kind: int, values_per_row: int) -> None:
         self.table = table
         self.namespace = table.namespace
         self.kind = kind
-        self.row_values = row_values
+        self.values_per_row = values_per_row
         self.deliveries: list[Delivery] = []
         self.count = 0
         self.has_all_rows = self.homogeneous = True
@@ -98,7 +98,7 @@ class FoldRun:
         logged = [delivery.logged for delivery in self.deliveries]
         origins = {batch.origin for batch in self.batches}
         if len(origins) == 1 and _are_adjacent(logged[0], logged[-1], self.count):
-            return rising_heads(logged[0], self.count)
+            return consecutive_heads(logged[0], self.count)
         heads = np.empty((self.count, 4), np.int64)
         heads[:, LAMPORT] = [row.lamport for row in logged]
         heads[:, ORIGIN] = [to_signed(batch.origin) for batch in self.batches]
@@ -111,7 +111,7 @@ class FoldRun:
         """Numbers, row by row."""
         if self._last_columns is not None:
             numbers: NDArray[np.float32] = self._last_columns.view(F32)[
-                :, -self._padded_width : self.row_values - self._padded_width or None
+                :, -self._padded_width : self.values_per_row - self._padded_width or None
             ]
             return numbers
         return self._concatenate([batch.values for batch in self.batches])
@@ -120,7 +120,7 @@ class FoldRun:
     def indices(self) -> NDArray[np.uint32]:
         """Positions of the numbers in their vectors, row by row."""
         if self._last_columns is not None:
-            return self._last_columns[:, : self.row_values]
+            return self._last_columns[:, : self.values_per_row]
         return self._concatenate([batch.indices for batch in self.batches])
 
     @lazy
@@ -136,7 +136,7 @@ class FoldRun:
 
         None if the batches are not all of this sort.
         """
-        if not (self.homogeneous and self.has_all_rows and self.row_values) or self.count > len(
+        if not (self.homogeneous and self.has_all_rows and self.values_per_row) or self.count > len(
             self.deliveries
         ):
             return None
@@ -148,14 +148,14 @@ class FoldRun:
     @property
     def _padded_width(self) -> int:
         """The numbers of one row in a column, with padding."""
-        return self.row_values + self.row_values % 2
+        return self.values_per_row + self.values_per_row % 2
 
     def _concatenate(self, columns: list[NDArray[N]]) -> NDArray[N]:
         if not self.has_all_rows:
             columns = [
                 column
                 if delivery.rows is None
-                else column.reshape(delivery.logged.count, self.row_values)[delivery.rows].reshape(-1)
+                else column.reshape(delivery.logged.count, self.values_per_row)[delivery.rows].reshape(-1)
                 for column, delivery in zip(columns, self.deliveries, strict=True)
             ]
         return columns[0] if len(columns) == 1 else np.concatenate(columns)
@@ -187,7 +187,7 @@ class FoldBuffer:
             run is None
             or not batch.homogeneous
             or batch.kind != run.kind
-            or batch.row_values != run.row_values
+            or batch.values_per_row != run.values_per_row
             or batch.namespace != run.namespace
             or delivery.rows is not None
             or delivery.redelivered
@@ -222,9 +222,9 @@ class FoldBuffer:
         run = self._runs.get(table)
         if run is None:
             assert batch.kind is not None
-            assert batch.row_values is not None
-            run = self._runs[table] = FoldRun(table, batch.kind, batch.row_values)
-        elif run.kind != batch.kind or run.row_values != batch.row_values:
+            assert batch.values_per_row is not None
+            run = self._runs[table] = FoldRun(table, batch.kind, batch.values_per_row)
+        elif run.kind != batch.kind or run.values_per_row != batch.values_per_row:
             return False  # a create clears metadata, a dense retains it
         if delivery.rows is not None:
             run.has_all_rows = False
@@ -316,5 +316,5 @@ def _has_only_numbers(batch: Batch) -> bool:
         or batch.has_gaps
         or batch.is_state
         or batch.namespace is None
-        or batch.row_values is None
+        or batch.values_per_row is None
     )

@@ -169,7 +169,7 @@ class Refolder:
         entries, positions = chain.entries, chain.savepoint_positions()
         scratch = VectorTable(vector.table.namespace)
         if vector.table.dimension is not None:
-            scratch.reserve(vector.table.dimension)
+            scratch.fix_dimension(vector.table.dimension)
         slot = scratch.slot_of(ref[1])
         restore(scratch, slot, state)
         while index < len(entries):

@@ -440,7 +440,7 @@ class ResidentVectors:
         table = VectorTable(namespace)
         dimension = self._dimension(namespace)
         if dimension is not None:
-            table.reserve(dimension)
+            table.fix_dimension(dimension)
         return table
 
     def _fold_block(
@@ -450,8 +450,8 @@ class ResidentVectors:
         batch, kind = logged.batch, logged.batch.kind
         assert kind is not None
         keys: Sequence[str] = batch.keys if rows is None else itemgetter(*rows.tolist())(batch.keys)
-        if table.matrix is None and kind in (Kind.CREATE, Kind.DENSE) and batch.row_values is not None:
-            table.reserve(batch.row_values)
+        if table.matrix is None and kind in (Kind.CREATE, Kind.DENSE) and batch.values_per_row is not None:
+            table.fix_dimension(batch.values_per_row)
         slots, new_heads = table.slots_of(keys), heads_of(logged, rows)
         old_heads = table.heads.take(slots, axis=0)
         duplicates = 0

@@ -270,7 +270,7 @@ class ImageLoader:
                 for namespace, dimension, slots in header["tables"]:
                     table = self.tables[namespace] = VectorTable(namespace)
                     if dimension:
-                        table.reserve(dimension)
+                        table.fix_dimension(dimension)
                     table.ensure_capacity(min(slots, bytes_left))  # a row takes at least one byte
                 while not is_complete:
                     header, content, bytes_left = _read_block(file, bytes_left)
@@ -321,7 +321,7 @@ def put_block(table: VectorTable, block: Block) -> None:
     """Set new or existing vectors to the rows of a block."""
     block = block.fit_to(table.dimension)
     if block.vectors is not None and table.dimension is None:
-        table.reserve(block.vectors.shape[1])
+        table.fix_dimension(block.vectors.shape[1])
     slots = table.slots_of(block.keys)
     if table.extra_bytes_by_slot or table.ignored:
         for slot in slots.tolist():

@@ -201,7 +201,7 @@ def blocks_of(records: Sequence[Record], log: int | None) -> Iterator[Block]:
     """
     for namespace, group in groupby(records, itemgetter(0)):
         columns: list[tuple[Any, ...]] = list(zip(*group, strict=True))
-        _, keys, forms, dimensions, _, values, metadata, ignored, *numbers, logs, offsets = columns
+        _, vector_ids, forms, dimensions, _, values, metadata, ignored, *key_columns, logs, offsets = columns
         dimension = next((d for form, d in zip(forms, dimensions, strict=True) if form == VECTOR), None)
         is_other = [form == VECTOR and d != dimension for form, d in zip(forms, dimensions, strict=True)]
         form = np.array(forms, np.uint8)
@@ -209,13 +209,13 @@ def blocks_of(records: Sequence[Record], log: int | None) -> Iterator[Block]:
         vector_rows = (form == VECTOR).nonzero()[0]
         vectors = None
         if dimension is not None:
-            vectors = np.zeros((len(keys), dimension), np.float32)
-            has_only_vectors = len(vector_rows) == len(keys)
+            vectors = np.zeros((len(vector_ids), dimension), np.float32)
+            has_only_vectors = len(vector_rows) == len(vector_ids)
             numbers_of_rows = values if has_only_vectors else [values[row] for row in vector_rows.tolist()]
             numbers_joined = np.frombuffer(b"".join(numbers_of_rows), "<f4")
             vectors[vector_rows] = numbers_joined.reshape(len(vector_rows), dimension)
         is_of_log = np.array([number == log for number in logs])
-        heads = np.stack([np.array(column, np.int64) for column in (*numbers, offsets)], axis=1)
+        heads = np.stack([np.array(column, np.int64) for column in (*key_columns, offsets)], axis=1)
         heads[~is_of_log, OFFSET] = NO_OFFSET
         extras = {
             row: (
@@ -223,10 +223,10 @@ def blocks_of(records: Sequence[Record], log: int | None) -> Iterator[Block]:
                 None if metadata[row] is None else json.loads(metadata[row]),
                 ignored[row],
             )
-            for row in range(len(keys))
+            for row in range(len(vector_ids))
             if form[row] in (OPAQUE, OTHER_DIMENSION) or metadata[row] is not None or ignored[row]
         }
-        yield Block(namespace, dimension, list(keys), heads, form, vectors, extras)
+        yield Block(namespace, dimension, list(vector_ids), heads, form, vectors, extras)
 
 
 def dirty_groups(tables: Iterable[VectorTable]) -> list[list[tuple[VectorTable, NDArray[np.intp]]]]:
@@ -235,14 +235,15 @@ def dirty_groups(tables: Iterable[VectorTable]) -> list[list[tuple[VectorTable, 
     capacity = 0.0
     for table in tables:
         slots = dirty_slots(table).nonzero()[0]
-        share = max(1 / ROWS_MAX, 4 * (table.dimension or 0) / BYTES_MAX)  # of a group, for one row
+        # The part of a group's capacity that one row takes.
+        row_share = max(1 / ROWS_MAX, 4 * (table.dimension or 0) / BYTES_MAX)
         while len(slots):
-            if capacity < share:
+            if capacity < row_share:
                 groups.append([])
                 capacity = 1.0
-            fit = max(1, int(capacity / share))
+            fit = max(1, int(capacity / row_share))
             groups[-1].append((table, slots[:fit]))
-            capacity -= share * len(slots[:fit])
+            capacity -= row_share * len(slots[:fit])
             slots = slots[fit:]
     return groups
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from delta_prop_wire.batch import Batch, LoggedBatch
 
 ABSENT, VECTOR, OPAQUE, OTHER_DIMENSION = 0, 1, 2, 3
-"""The content of a slot: nothing (unknown or deleted), a vector, bytes, a vector of another dimension than
-the namespace has here, whose numbers are stored as bytes."""
+"""Values of `forms`: a slot holds nothing (unknown or deleted), a vector, bytes, or a vector of another
+dimension than the namespace has here, whose numbers are stored as bytes."""
 
 DIRTY, STALE, IN_FLIGHT = 1, 2, 4
 """Flags of a slot: changed since it was last collected for the store; its norm is out of date; collected and
@@ -54,7 +54,8 @@ SLOT_BYTES = 200
 """Bytes of a slot without its numbers: head, flags, norm, its id and the id's dictionary entry."""
 
 COLD_SLOTS_MIN = 200_000
-"""A table with fewer vectors builds its full dictionary at once."""
+"""From this many vectors on, `index_ids` makes them findable by sorted hashes of their ids, and the
+dictionary fills as ids are looked up (`cold_slots.py`)."""
 
 _SLOTS_FIRST = 16
 _TABLE_BYTES = 2000
@@ -88,12 +89,14 @@ class VectorTable:
         self.norms: NDArray[np.float64] = np.zeros(_SLOTS_FIRST)
         self.median_norm: float | None = None
         self.read_offsets: NDArray[np.int64] = np.zeros(_SLOTS_FIRST, np.int64)
+        """By slot: the sink's next offset when the vector was last read; 0: never."""
         self.data: dict[int, bytes] = {}
         self.metadata: dict[int, dict[str, Any]] = {}
         self.ignored: dict[int, int] = {}
         self.extra_bytes_by_slot: dict[int, int] = {}
         self.extra_bytes = 0
         self.counted_size = 0
+        """The part of `size` that the sink's sum over its tables already contains."""
         self.releases = 0
         self._free: list[int] = []
         self._head_bytes = self.heads.data.cast("B")
@@ -161,7 +164,7 @@ class VectorTable:
         `cold`: lookups by id find the vectors only after `index_ids`, which must follow the last `extend`.
         """
         if vectors is not None and self.dimension is None:
-            self.reserve(vectors.shape[1])
+            self.fix_dimension(vectors.shape[1])
         added = self._append(keys, cold=cold)
         if not cold and len(self.slots) != self.used - len(self._free):
             raise ValueError(f"a vector of namespace {self.namespace!r} occurs twice")
@@ -232,8 +235,8 @@ class VectorTable:
     def _clear_head(self, slot: int) -> None:
         _HEAD.pack_into(self._head_bytes, slot * _HEAD.size, *_NO_HEAD)
 
-    def reserve(self, dimension: int) -> None:
-        """Set the dimension, once."""
+    def fix_dimension(self, dimension: int) -> None:
+        """Set the dimension, and allocate the matrix. Called once."""
         assert self.dimension is None
         self.dimension = dimension
         self.matrix = np.zeros((len(self.heads), dimension), np.float32)
@@ -253,7 +256,7 @@ class VectorTable:
     def fold_row(self, batch: Batch, row: int, slot: int) -> None:
         """Fold one delta; count it if it has no effect. Raises Misfit, with nothing changed."""
         kind = batch.kind
-        if kind == Kind.SPARSE and (width := batch.row_values) is not None:
+        if kind == Kind.SPARSE and (width := batch.values_per_row) is not None:
             # The most frequent delta takes a shortcut without an Operation.
             part = slice(row * width, (row + 1) * width)
             if not self._set_sparse(slot, batch.indices[part], batch.values[part]):
@@ -266,8 +269,8 @@ class VectorTable:
             self.patch(slot, patch)
 
     def fold_operation(self, slot: int, operation: Operation, batch: Batch, row: int) -> None:
-        """Fold one delta, as `fold_row` does, whose operation is already decoded."""
-        if self._fold_operation(slot, operation) and batch.has_metadata and (patch := batch.metadata(row)):
+        """Do the same as `fold_row` for a delta whose operation is already decoded."""
+        if self._apply_operation(slot, operation) and batch.has_metadata and (patch := batch.metadata(row)):
             self.patch(slot, patch)
 
     def count_ignored(self, slot: int) -> None:
@@ -278,7 +281,8 @@ class VectorTable:
         """Merge a patch into a live vector's metadata."""
         self.set_extra(slot, self.data.get(slot), merge(self.metadata.get(slot, {}), patch))
 
-    def _fold_operation(self, slot: int, operation: Operation) -> bool:
+    def _apply_operation(self, slot: int, operation: Operation) -> bool:
+        """Apply an operation; return True if the delta's metadata patch is still to be merged."""
         kind = operation.kind
         if kind == Kind.DELETE:
             self.clear(slot)
@@ -325,7 +329,7 @@ class VectorTable:
     def set_vector(self, slot: int, values: NDArray[np.float32]) -> None:
         """Set a slot to a vector; the first one fixes the dimension."""
         if self.dimension is None:
-            self.reserve(len(values))
+            self.fix_dimension(len(values))
         has_other_dimension = len(values) != self.dimension
         if has_other_dimension or slot in self.data:
             data = values.astype("<f4", copy=False).tobytes() if has_other_dimension else None
@@ -393,7 +397,7 @@ class VectorTable:
         If a vector occurs twice, the later row wins (numpy assigns in order); with SPARSE_ADD both rows are
         added.
         """
-        width = batch.row_values
+        width = batch.values_per_row
         if width is None or self.matrix is None:
             return False
         has_patches = batch.has_metadata and kind != Kind.DELETE
@@ -470,8 +474,8 @@ class VectorTable:
         values: NDArray[np.float32],
         highest: int,
     ) -> bool:
-        """Set, or add to, the numbers at `indices`; False, with nothing changed, if one is out of range or a
-        sum is. `highest`: an upper bound of all indices.
+        """Set, or add to, the numbers at `indices`; False, with nothing changed, if an index or a
+        sum is out of range. `highest`: an upper bound of all indices.
         """
         assert self.matrix is not None
         assert self.dimension is not None
@@ -536,7 +540,7 @@ def heads_of(logged: LoggedBatch, rows: NDArray[np.intp] | None) -> NDArray[np.i
     """Return the head of each row's vector once the row is folded, as in a table's `heads`."""
     batch = logged.batch
     if batch.counters is None and (rows is None or len(rows) == batch.count):
-        return rising_heads(logged, batch.count)
+        return consecutive_heads(logged, batch.count)
     indexes = np.arange(batch.count) if rows is None else rows
     block = np.empty((len(indexes), 4), np.int64)
     block[:, LAMPORT] = indexes + logged.lamport
@@ -547,9 +551,9 @@ def heads_of(logged: LoggedBatch, rows: NDArray[np.intp] | None) -> NDArray[np.i
     return block
 
 
-def rising_heads(first: LoggedBatch, count: int) -> NDArray[np.int64]:
-    """Return the heads of `count` adjacent rows, which start with a batch's first row and may span
-    batches.
+def consecutive_heads(first: LoggedBatch, count: int) -> NDArray[np.int64]:
+    """Return the heads of `count` rows with consecutive offsets, counters and Lamport numbers, from the first
+    row of `first` on; they may span batches.
     """
     batch = first.batch
     numbers = (first.lamport, to_signed(batch.origin), batch.base, first.offset)

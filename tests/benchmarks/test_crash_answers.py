@@ -164,16 +164,16 @@ def report_corruption(scene: Scene) -> None:
         (move_delta, "moved"),
         (forget_offset, "nowhere"),
         (log_delta_twice, "twice"),
-        (store_refused_delta, "happened"),
-        (refuse_wrongly, "happened"),
-        (raise_unexpected_error, "happened"),
+        (store_refused_delta, "refused, but happened"),
+        (refuse_wrongly, "refused, but happened"),
+        (raise_unexpected_error, "refused, but happened"),
         (report_unknown_too_soon, "vague"),
         (report_unknown_without_deadline, "vague"),
         (report_unknown_without_dot, "nameless"),
         (deny_stored_dot, "outcome"),
         (report_wrong_offset, "outcome"),
-        (lower_watermark, "counted"),
-        (count_lost_delta, "counted"),
+        (lower_watermark, "counted, but lost"),
+        (count_lost_delta, "counted, but lost"),
         (answer_late, "late"),
         (leave_unanswered, "unanswered"),
         (report_corruption, "corruption"),
@@ -186,7 +186,7 @@ def test_each_wrong_answer_is_found_and_named(plant_fault: Callable[[Scene], Non
     assert kind in KINDS
 
 
-def test_unknown_outcome_at_deadline_is_wrong_if_log_had_recovered() -> None:
+def test_unknown_outcome_at_deadline_is_wrong_if_log_had_recovered_well_before() -> None:
     scene = Scene()
     call = scene.answers.call("one", ["k8"], DURABLE, 10.0)
     scene.now += 10.0

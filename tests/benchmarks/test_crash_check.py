@@ -130,7 +130,7 @@ def test_delta_of_unknown_producer_is_found() -> None:
 )
 def test_differing_second_answer_is_found(line: int, offset: int | None, duplicate: bool) -> None:
     _, history = correct_log()
-    assert acknowledge(history, "p0", line, offset, duplicate).counts == {"given twice": 1}
+    assert acknowledge(history, "p0", line, offset, duplicate).counts == {"answers differ": 1}
 
 
 def test_refusal_is_found() -> None:
@@ -313,7 +313,9 @@ def test_incomplete_or_violated_report_fails(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("counts", "status"), [({}, 1), ({"lost": 3}, 0), ({"lost": 3, "corrupt": 1}, 1)], ids=str
 )
-def test_power_cuts_without_losses_fail_the_run(counts: dict[str, int], status: int) -> None:
+def test_power_cuts_that_lose_no_logged_row_prove_nothing_and_fail(
+    counts: dict[str, int], status: int
+) -> None:
     totals = Totals(rounds=3, acks=10)
     for kind, count in counts.items():
         for _ in range(count):

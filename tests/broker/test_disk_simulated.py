@@ -72,21 +72,21 @@ def change_at_random(history: History, rng: Random, steps: int) -> None:
 def test_crash_keeps_synced_data_and_any_part_of_the_rest(full: bool) -> None:
     faults: Counter[str] = Counter()
     found_written = found_synced = 0
-    runs, images = (2_000, 50) if full else (60, 25)
+    runs, crashes = (2_000, 50) if full else (60, 25)
     for seed in range(runs):
         disk, rng = SimDisk(seed), Random(seed)
         history = History(disk)
         change_at_random(history, rng, rng.randint(1, 25))
         now = disk.peek("f")
-        for image in range(images):
-            found = disk.crash(image).peek("f")
+        for crash_seed in range(crashes):
+            found = disk.crash(crash_seed).peek("f")
             history.check(found)
             if len(history.contents) > 1 and history.contents[0] != now:
                 found_written += found == now
                 found_synced += found == history.contents[0]
         assert disk.peek("f") == now  # the running process notices nothing
         faults += disk.struck
-    print(f"{runs * images} crashes: {dict(faults)}")
+    print(f"{runs * crashes} crashes: {dict(faults)}")
     assert min(found_written, found_synced) > 20
     for fault in ("torn", "size between", "sectors lost", "sectors kept", "sectors stale"):
         assert faults[fault] > 20, fault
@@ -96,7 +96,7 @@ def test_sectors_of_an_overwrite_survive_independently() -> None:
     disk = SimDisk()
     disk.put("f", b"o" * 3 * SECTOR)
     disk.open("f").write(0, [b"n" * 3 * SECTOR])
-    found = {disk.crash(image).peek("f")[::SECTOR] for image in range(200)}
+    found = {disk.crash(crash_seed).peek("f")[::SECTOR] for crash_seed in range(200)}
     assert found == {b"ooo", b"oon", b"ono", b"onn", b"noo", b"non", b"nno", b"nnn"}
 
 
@@ -107,9 +107,9 @@ def test_truncated_data_does_not_return_when_the_file_grows() -> None:
     file.truncate(100)
     file.truncate(3000)
     file.sync()
-    assert {disk.crash(image).peek("f") for image in range(20)} == {b"o" * 100 + bytes(2900)}
+    assert {disk.crash(crash_seed).peek("f") for crash_seed in range(20)} == {b"o" * 100 + bytes(2900)}
     file.truncate(50)
-    lengths = [len(disk.crash(image).peek("f")) for image in range(100)]
+    lengths = [len(disk.crash(crash_seed).peek("f")) for crash_seed in range(100)]
     assert (min(lengths), max(lengths)) == (50, 3000)
     assert len(set(lengths)) > 10
 
@@ -120,9 +120,9 @@ def test_crash_after_sync_always_finds_the_same_data() -> None:
         history = History(disk)
         change_at_random(history, rng, 20)
         history.sync()
-        for image in range(10):
-            after = disk.crash(image)
-            assert after.peek("f") == after.crash(image).peek("f") == disk.peek("f")
+        for crash_seed in range(10):
+            after = disk.crash(crash_seed)
+            assert after.peek("f") == after.crash(crash_seed).peek("f") == disk.peek("f")
 
 
 def test_killed_process_loses_only_its_locks() -> None:
@@ -140,7 +140,7 @@ def test_killed_process_loses_only_its_locks() -> None:
     lock.release()
     with pytest.raises(BlockingIOError, match="process 1"):
         disk.lock("lock")
-    found = {after.crash(image).peek("f") for image in range(50)}
+    found = {after.crash(crash_seed).peek("f") for crash_seed in range(50)}
     assert len(found) > 1  # the data is still not on the media
     for content in found:
         history.check(content)
@@ -170,7 +170,7 @@ def test_disk_copy_and_original_are_independent() -> None:
 def test_file_names_survive_a_crash_in_order_of_change(full: bool) -> None:
     """A directory returns to a state that it had since its last sync, and no file has two names."""
     faults: Counter[str] = Counter()
-    runs, images = (2_000, 40) if full else (60, 20)
+    runs, crashes = (2_000, 40) if full else (60, 20)
     for seed in range(runs):
         disk, rng = SimDisk(seed), Random(seed)
         for path in DIRECTORIES[1:]:
@@ -179,14 +179,14 @@ def test_file_names_survive_a_crash_in_order_of_change(full: bool) -> None:
         states = {path: [names(disk, path)] for path in DIRECTORIES}
         for step in range(rng.randint(1, 20)):
             change_names(disk, rng, step, states)
-        for image in range(images):
-            after = disk.crash(image)
+        for crash_seed in range(crashes):
+            after = disk.crash(crash_seed)
             for path in DIRECTORIES:
                 assert names(after, path) in states[path]
             contents = [after.peek(path) for path in after.paths()]
             assert len(contents) == len(set(contents))
         faults += disk.struck
-    print(f"{runs * images} crashes: {dict(faults)}")
+    print(f"{runs * crashes} crashes: {dict(faults)}")
     assert min(faults["names lost"], faults["names kept"]) > 100
 
 
@@ -231,13 +231,13 @@ def test_synced_file_survives_for_sure_only_if_its_name_is_synced() -> None:
     file.write(0, [b"synced"])
     file.sync()
     disk.sync_directory("d/e")
-    assert {len(disk.crash(image).paths()) for image in range(30)} == {
+    assert {len(disk.crash(crash_seed).paths()) for crash_seed in range(30)} == {
         0,
         1,
     }  # the name of 'd' is not synced yet
     disk.sync_directory("d")
     disk.sync_directory("")
-    assert {tuple(disk.crash(image).paths()) for image in range(30)} == {("d/e/f",)}
+    assert {tuple(disk.crash(crash_seed).paths()) for crash_seed in range(30)} == {("d/e/f",)}
 
 
 def test_crash_after_rename_leaves_the_old_or_the_new_file() -> None:
@@ -247,10 +247,10 @@ def test_crash_after_rename_leaves_the_old_or_the_new_file() -> None:
     new.write(0, [b"new"])
     new.sync()
     disk.rename("mark.new", "mark")
-    found = Counter((disk.crash(image).peek("mark")) for image in range(60))
+    found = Counter((disk.crash(crash_seed).peek("mark")) for crash_seed in range(60))
     assert set(found) == {b"old", b"new"}
     disk.sync_directory("")
-    assert {disk.crash(image).peek("mark") for image in range(30)} == {b"new"}
+    assert {disk.crash(crash_seed).peek("mark") for crash_seed in range(30)} == {b"new"}
 
 
 def test_file_renamed_before_its_sync_may_be_empty_after_a_crash() -> None:
@@ -259,7 +259,7 @@ def test_file_renamed_before_its_sync_may_be_empty_after_a_crash() -> None:
     disk.open("mark.new", create=True).write(0, [b"new"])
     disk.rename("mark.new", "mark")
     disk.sync_directory("")
-    found = {disk.crash(image).peek("mark") for image in range(60)}
+    found = {disk.crash(crash_seed).peek("mark") for crash_seed in range(60)}
     assert b"new" in found
     assert found & {b"", b"\0\0\0"}
 

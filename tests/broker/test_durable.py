@@ -145,6 +145,7 @@ def test_quorum_append_is_refused_by_a_single_disk() -> None:
         log.append(batch, lamport=1, source=Source.LOCAL)
     assert caught.value.code is ErrorCode.LEVEL_UNAVAILABLE
     assert log.next_offset == 0
+    # The level of a forwarded batch counts only at the service where it entered.
     log.append(batch, lamport=1, source=Source.REPLICA)
 
 
@@ -254,7 +255,7 @@ def test_full_log_refuses_append_with_holder_and_usage() -> None:
     assert log.statistics().bytes <= 40_000
 
 
-def test_yielding_holder_is_released_only_if_that_frees_space() -> None:
+def test_evictable_holder_is_released_only_if_that_frees_space() -> None:
     log, _ = open_log(SimDisk())
     writer = Writer(log)
     released: list[str] = []
@@ -381,7 +382,8 @@ def test_offset_at_time_is_right_after_the_clock_was_set_back() -> None:
     times: list[tuple[int, int]] = []
     for step in range(60):
         if step == 25:
-            log.clock.time_us -= 10_000_000  # as in a log whose stamps follow the wall clock
+            # as in a log whose append times fell with a wall clock that was set back
+            log.clock.time_us -= 10_000_000
         offset = writer.append().offset
         times.append((log.clock.time_us, offset))
     assert log.offset_at(0) == 0 == log.high_watermark

@@ -130,7 +130,7 @@ def test_outcome_query_is_answered_by_content_and_not_appended() -> None:
 
 
 @pytest.mark.parametrize("first", [[1, 3], [1, 2, 3]], ids=["with a gap", "without one"])
-def test_other_rows_between_the_same_noop_dots_are_dot_reused(first: list[int]) -> None:
+def test_batch_with_same_ends_but_other_counters_than_noop_is_dot_reused(first: list[int]) -> None:
     bench = Bench()
     origin = bench.hello("p")
 
@@ -227,7 +227,7 @@ FEW_COUNTS = st.lists(st.integers(1, 3), min_size=6, max_size=6)
 
 @given(first=FEW_COUNTS, second=FEW_COUNTS, names=st.lists(st.integers(0, 5), min_size=18, max_size=18))
 @example(first=[3], second=[2, 1], names=[0, 1, 0])
-def test_any_rebatched_known_ids_get_their_first_offsets(
+def test_resent_rows_with_known_ids_get_offsets_of_first_copies_in_any_batching(
     first: list[int], second: list[int], names: list[int]
 ) -> None:
     bench = Bench()

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from delta_prop import Delta, Propagator, Refused, Settings, create
-from delta_prop import sink_runtime as module
+from delta_prop import Delta, Propagator, Refused, Settings, create, sink_runtime
 from delta_prop.sink_runtime import find_head, read_history
 from delta_prop.sinks import CallbackSink, TryAgain
 from delta_prop.testing import run_propagator
@@ -43,7 +42,7 @@ class HistorySink(CallbackSink):
 
 
 async def publish_alternating(p: Propagator, end: int) -> None:
-    """Publish deltas for `a` and `b` in turn, in two namespaces, and batches of both."""
+    """Publish up to `end`: (`x`, `a`) or (`y`, `b`) in turn, then a batch of (`x`, `b`) and (`y`, `a`)."""
     for number in range(0, end, 3):
         await p.publish(Delta("ab"[number % 2], create([1.0]), "xy"[number // 3 % 2]))
         await p.publish(Delta("b", create([1.0]), "x"), Delta("a", create([1.0]), "y"))
@@ -51,12 +50,12 @@ async def publish_alternating(p: Propagator, end: int) -> None:
 
 def test_head_read_from_log_equals_head_in_memory() -> None:
     async def main(p: Propagator) -> None:
-        later = Operation(12, data=b"later")
+        unknown_operation = Operation(12, data=b"later")
         rows = (
-            Delta("new", later),
+            Delta("new", unknown_operation),
             Delta("gone", create([1.0])),
             Delta("gone", delete()),
-            Delta("gone", later),
+            Delta("gone", unknown_operation),
         )
         await p.publish(*rows)
         log = p.internals().log
@@ -86,7 +85,7 @@ def test_history_of_several_vectors_is_in_log_order() -> None:
 
 
 def test_long_history_read_does_not_time_out_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Slow(module.Pace):
+    class Slow(sink_runtime.Pace):
         is_due = True
 
         async def rest(self) -> None:
@@ -95,7 +94,7 @@ def test_long_history_read_does_not_time_out_the_call(monkeypatch: pytest.Monkey
     async def main(p: Propagator) -> None:
         sink = await p.attach(HistorySink(298, ("x", "b")))
         await publish_alternating(p, 297)
-        monkeypatch.setattr(module, "Pace", Slow)
+        monkeypatch.setattr(sink_runtime, "Pace", Slow)
         start_s = anyio.current_time()
         await p.publish(Delta("b", create([1.0]), "x"))
         await p.wait_visible(298, timeout_s=1_000)

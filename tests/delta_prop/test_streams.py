@@ -111,7 +111,7 @@ def test_failed_step_ends_the_stream_without_its_ack() -> None:
     run_scenario(main)
 
 
-def test_chunk_is_full_or_timed_and_acked_as_one() -> None:
+def test_chunk_ends_when_full_or_late_and_is_acked_as_one() -> None:
     async def main() -> None:
         subscriber, source = new_source(5)
         start_s = anyio.current_time()

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delta_prop_sinks import CacheSink, Delivery, ResidentVectors, StopSink
-from delta_prop_sinks import fold_run as module
+from delta_prop_sinks import CacheSink, Delivery, ResidentVectors, StopSink, fold_run
 from delta_prop_sinks import vector_table as table_module
 from delta_prop_sinks.fold_run import ROWS_MAX
 from delta_prop_sinks.vector_table import VectorTable, heads_of
@@ -168,7 +167,7 @@ NOT_BUFFERABLE: dict[str, Delivery] = {
 
 @pytest.mark.parametrize("what", sorted(NOT_BUFFERABLE))
 def test_buffer_holds_only_ordinary_rows(what: str) -> None:
-    buffer = module.FoldBuffer(module.SETTING_KINDS)
+    buffer = fold_run.FoldBuffer(fold_run.SETTING_KINDS)
     ordinary = Delivery(LoggedBatch(ORDINARY, 0, 1, Source.LOCAL))
     assert buffer.can_hold(ordinary)
     assert not buffer.can_hold(NOT_BUFFERABLE[what])
@@ -179,7 +178,7 @@ def test_buffer_holds_only_ordinary_rows(what: str) -> None:
 
 
 def test_row_of_other_namespace_does_not_extend_run() -> None:
-    buffer = module.FoldBuffer(module.SETTING_KINDS)
+    buffer = fold_run.FoldBuffer(fold_run.SETTING_KINDS)
     first, second = (
         Delivery(
             LoggedBatch(
@@ -203,8 +202,8 @@ def test_row_of_other_namespace_does_not_extend_run() -> None:
     ],
 )
 def test_heads_of_run_equal_those_of_its_rows(rows: list[tuple[int, int, int, int]]) -> None:
-    """The rows differ in none or one of origin, counter, offset and Lamport number."""
-    run = module.FoldRun(VectorTable("default"), ORDINARY.kind or 0, ORDINARY.row_values or 0)
+    """In each case, at most one of origin, counter, offset and Lamport number breaks the rows' sequence."""
+    run = fold_run.FoldRun(VectorTable("default"), ORDINARY.kind or 0, ORDINARY.values_per_row or 0)
     for origin, base, offset, lamport in rows:
         batch = encode_batch([Delta("v", sparse([0], [1.0]))], origin=origin, base=base)
         run.deliveries.append(Delivery(LoggedBatch(batch, offset, lamport, Source.LOCAL)))
@@ -218,7 +217,7 @@ SINGLES = st.lists(
     st.tuples(
         st.sampled_from([5, 5, 5, 1 << 63]),  # the origin
         st.sampled_from([0, 0, 0, 3]),  # number of offsets skipped before it
-        st.sampled_from([False, False, False, True]),  # True: it has a column that uniform rows lack
+        st.sampled_from([False, False, False, True]),  # True: with `expect`, a column that uniform rows lack
         st.sampled_from([1, 1, 1, 2]),  # number of rows
     ),
     min_size=1,
@@ -231,7 +230,7 @@ def test_run_equals_its_batches_concatenated(
     parts: list[tuple[int, int, bool, int]], width: int, make: Callable[..., Operation], steps_max: int
 ) -> None:
     width = max(width, 1) if make is dense else width
-    table, buffer = VectorTable("default"), module.FoldBuffer(module.SETTING_KINDS)
+    table, buffer = VectorTable("default"), fold_run.FoldBuffer(fold_run.SETTING_KINDS)
     offset, bases = 0, {5: 1, 1 << 63: 1}
     for number, (origin, gap, has_expect, rows) in enumerate(parts):
         values = [number + 0.5] * width
@@ -262,7 +261,7 @@ def test_buffered_bytes_are_bounded() -> None:
     log, resident = make_resident()
     size = append_number(log, 1, 1.0)[0].batch.size
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "BYTES_MAX", 3 * size)
+        patch.setattr(fold_run, "BYTES_MAX", 3 * size)
         log, resident = make_resident()
         row_counts = []
         for key in range(6):
@@ -300,7 +299,7 @@ def test_unbufferable_row_is_folded_after_buffered_rows() -> None:
     log, resident = make_resident()
     for delta in (
         Delta("v1", sparse([0], [7.0])),
-        Delta("v1", scale(2.0)),  # it has more than numbers
+        Delta("v1", scale(2.0)),  # it sets no numbers: it changes the present ones
         Delta("v1", sparse([1], [3.0])),
         Delta("v1", dense([1, 1, 1])),  # of another kind, in the same table
         Delta("v1", sparse([0, 2], [5.0, 5.0])),  # of another width
@@ -364,7 +363,7 @@ def test_reads_between_folds_see_the_folded_state(log: FakeLog, reads: list[bool
     resident.enter(log)
     anyio.run(cache.open, log)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "ROWS_MAX", bound)
+        patch.setattr(fold_run, "ROWS_MAX", bound)
         for position, delivery in enumerate(log.deliveries()):
             apply_all(resident, [delivery], log)
             cache.apply_now([delivery])

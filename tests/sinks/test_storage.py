@@ -396,7 +396,9 @@ def _change(name: str, round_number: int) -> Delta:
 
 @settings(max_examples=settings().max_examples // 3)  # each example opens and syncs files
 @given(log=logs(), data=st.data())
-def test_any_history_crash_and_memory_equals_the_fold(log: FakeLog, data: st.DataObject) -> None:
+def test_rows_equal_the_fold_for_any_history_crashes_and_memory_bound(
+    log: FakeLog, data: st.DataObject
+) -> None:
     """The history includes late rows; those of evicted vectors are folded again from the log."""
 
     async def main(folder: str) -> None:
@@ -457,7 +459,7 @@ def test_new_log_keeps_rows_and_ignores_old_offsets(tmp_path: Path) -> None:
 def test_file_stays_open_during_call_of_cancelled_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C while a sink is attached does this: the event loop cancels the task despite its shields."""
+    """On Ctrl-C asyncio cancels the task despite its shielded scope, while a thread still uses the file."""
     entered, release, order = threading.Event(), threading.Event(), list[str]()
     check, disconnect = StorageFile._check, StorageFile._disconnect
 

@@ -35,15 +35,16 @@ class Disk:
     """Opens SQLite connections, and fails from the n-th on, as a full disk does."""
 
     def __init__(self) -> None:
-        self.transactions_left: int | None = None
+        self.connections_left: int | None = None
 
     def fail(self, transactions: int | None) -> None:
-        self.transactions_left = transactions
+        # The example opens one connection per transaction.
+        self.connections_left = transactions
 
     def connect(self, path: Path) -> sqlite3.Connection:
-        if self.transactions_left is not None:
-            self.transactions_left -= 1
-            if self.transactions_left <= 0:
+        if self.connections_left is not None:
+            self.connections_left -= 1
+            if self.connections_left <= 0:
                 raise sqlite3.OperationalError("database or disk is full")
         return sqlite3.connect(path)
 
@@ -106,13 +107,13 @@ def fold_duplicates(example: Any) -> None:
         )
 
     example.fold = fold_without_key
-    example.encode_row = partial(without_key, example.encode_row, example.VectorState)
+    example.encode_row = partial(encode_without_key, example.encode_row, example.VectorState)
 
 
-def without_key(columns: Any, make: Any, item: Any) -> Any:
+def encode_without_key(encode_row: Any, make_state: Any, item: Any) -> Any:
     ref, state = item
-    return columns(
-        (ref, make(state.alive, state.vector, state.data, state.metadata, state.ignored, (0, 0, 0)))
+    return encode_row(
+        (ref, make_state(state.alive, state.vector, state.data, state.metadata, state.ignored, (0, 0, 0)))
     )
 
 

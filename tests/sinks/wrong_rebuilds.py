@@ -24,7 +24,9 @@ class KeepsWhatItHad(Store):
 
 
 class TakesOnlyNewerStates(Store):
-    """Treats states like deltas, though its rows may be of another log, or beyond this log's end."""
+    """Keeps the rows that it has, as if the states were redelivered deltas. Wrong: these rows may be of
+    another log, or beyond this log's end.
+    """
 
     async def load_states(self, rows: Sequence[StateRow]) -> None:
         await super().load_states([row for row in rows if row[:2] not in self.states])
@@ -39,8 +41,8 @@ class HidesAnUnfinishedRebuild(Store):
         return point and ResumePoint(point.cursor, point.lamport)
 
 
-class AddsStatesUp(Store):
-    """Marks a state that it gets a second time."""
+class AppliesAStateTwice(Store):
+    """Changes a state that it gets a second time, as an addition would."""
 
     async def load_states(self, rows: Sequence[StateRow]) -> None:
         second_rows = [
@@ -73,9 +75,10 @@ class EndsARebuildWithAForeignError(Store):
 
 WRONG: tuple[tuple[type[Plain], str, str], ...] = (
     (KeepsWhatItHad, "rebuild", "'not-of-this-log', which no state contained, still existed"),
-    (TakesOnlyNewerStates, "rebuild", "after a rebuild with nothing in the way, get('default', '"),
+    (TakesOnlyNewerStates, "rebuild", "after an undisturbed rebuild, get('default', '"),
     (HidesAnUnfinishedRebuild, "rebuild", "and reported no rebuild"),
-    (AddsStatesUp, "rebuild", "after a rebuild with nothing in the way, get('default', '"),
+    (AppliesAStateTwice, "rebuild", "after an undisturbed rebuild, get('default', '"),
+    # Rows below the old cursor have higher Lamport numbers than the rebuild had; this is checked first.
     (KeepsItsOldCursor, "resume", "open() after a rebuild and a crash returned the Lamport number "),
     (ReportsARebuildForEver, "rebuild", "reported a rebuild, and none was in progress"),
     (EndsARebuildWithAForeignError, "rebuild", "raised OSError(5, "),

@@ -62,7 +62,16 @@ def test_column_encoder_makes_the_bytes_of_rows(ids: list[str], width: int, kind
     general = encode_batch(deltas, clock=clock, **header_fields)
     assert bytes(fast.raw) == bytes(general.raw)
     read = Batch(fast.raw)
-    names = ("keys", "namespace", "namespace_names", "row_values", "index_highest", "clock", "crc", "last")
+    names = (
+        "keys",
+        "namespace",
+        "namespace_names",
+        "values_per_row",
+        "index_highest",
+        "clock",
+        "crc",
+        "last",
+    )
     assert [getattr(fast, name) for name in names] == [getattr(read, name) for name in names]
     for name in ("values", "indices"):
         ready, decoded = getattr(fast, name), getattr(read, name)

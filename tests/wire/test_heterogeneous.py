@@ -50,7 +50,7 @@ DELTAS = st.lists(
 )
 COLUMNS = (
     *("keys", "namespace_names", "namespace", "namespaces", "kinds", "values", "indices", "index_highest"),
-    *("row_values", "value_bounds", "index_bounds", "blob_bounds"),
+    *("values_per_row", "value_bounds", "index_bounds", "blob_bounds"),
 )
 
 

@@ -123,7 +123,7 @@ def test_golden_lines(line: str, delta: Delta) -> None:
         ({"op": "sparse", "indices": [3], "values": [1]}, sparse([3], [1])),
     ],
 )
-def test_field_names_of_the_delta_map_are_accepted(fields: dict[str, Any], operation: Operation) -> None:
+def test_field_names_of_the_protocol_are_accepted(fields: dict[str, Any], operation: Operation) -> None:
     delta = Delta("d", operation)
     assert delta_from_line({"vector_id": "d"} | fields) == delta
     assert delta_from_line(json.dumps({"vector_id": "d"} | fields)) == delta

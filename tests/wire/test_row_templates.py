@@ -66,8 +66,8 @@ FIELDS = (
         "has_gaps",
         "homogeneous",
     ),
-    *("crc", "last", "keys", "namespace", "namespaces", "namespace_names", "row_values", "index_highest"),
-    *("kinds", "clock", "ids", "parents", "tags", "decoded", "_column_bounds"),
+    *("crc", "last", "keys", "namespace", "namespaces", "namespace_names", "values_per_row", "index_highest"),
+    *("kinds", "clock", "ids", "parents", "row_topics", "decoded", "_column_bounds"),
 )
 
 

@@ -27,7 +27,7 @@ class CountedEntries(tuple[Any, ...]):
         return iter(self[::-1])
 
 
-@pytest.mark.parametrize("column", ["parents", "tags", "expects"])
+@pytest.mark.parametrize("column", ["parents", "row_topics", "expects"])
 def test_rare_columns_are_traversed_once_for_all_rows(column: str) -> None:
     deltas = [
         Delta(

@@ -132,7 +132,7 @@ def test_selected_rows_keep_their_content_and_dots(logged: LoggedBatch, data: st
 
 
 def is_encoded_plainly(batch: Batch, row: int) -> bool:
-    """True if the encoder has one choice only: a row's own time and empty number lists are optional."""
+    """True if a row has neither a time of its own nor an empty list of numbers, which may be left out."""
     values = batch.operation(row).values
     return batch.timestamp(row) in (0, batch.hybrid_time) and (values is None or len(values) > 0)
 
@@ -265,8 +265,10 @@ def test_sliced_frame_can_be_sliced_further(first: set[int], data: st.DataObject
     frame = decode(b"".join(parts))
     assert isinstance(frame, BatchFrame)
     assert frame.stamp is not None
-    half = LoggedBatch(frame.batch, frame.sequence, frame.stamp.lamport, frame.stamp.source, parts[0])
-    assert slice_rows(half, np.array(second)) == slice_rows(logged, np.array([rows[row] for row in second]))
+    first_slice = LoggedBatch(frame.batch, frame.sequence, frame.stamp.lamport, frame.stamp.source, parts[0])
+    assert slice_rows(first_slice, np.array(second)) == slice_rows(
+        logged, np.array([rows[row] for row in second])
+    )
 
 
 def test_slice_above_the_frame_bound_is_split(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ def pack_ascii_keys(keys: Sequence[str], bytes_max: int) -> tuple[bytes, bytes] 
         if min(sizes) < 1 or max(sizes) > bytes_max or len(raw.translate(None, PRINTABLE)) != count - 1:
             return None
         return "".join(keys).encode("ascii"), _pack_ends(accumulate(sizes), count)
-    # The only characters that are not printable are the line feeds between names.
+    # Valid only if the line feeds between names are the only characters that are not printable.
     if len(raw.translate(None, PRINTABLE)) != count - 1 or raw.count(b"\n") != count - 1:
         return None
     stops = np.empty(count, np.int64)

@@ -134,7 +134,8 @@ class Batch:
         self.homogeneous = (
             columns & ~_NUMBER_COLUMNS == _KEY_COLUMNS or columns == _KEY_AND_BLOB_COLUMNS
         ) and not self.is_control
-        """True if all rows have the same kind and namespace, and each only a vector id and numbers, or bytes.
+        """True if all rows have the same kind and namespace, and each row has only a vector id and
+        either numbers or bytes.
 
         Such a batch has contiguous dots, and no clock, parents, ids, metadata or topics; most batches are so.
         """
@@ -167,7 +168,7 @@ class Batch:
 
     @property
     def previous(self) -> int:
-        """The origin's counter before the first row's, if counters may have gaps."""
+        """If counters may have gaps: the counter of the origin's last delta before the first row."""
         return int(_WORD.unpack_from(self.raw, _PREVIOUS_AT)[0])
 
     @lazy
@@ -325,7 +326,7 @@ class Batch:
         return dict(reversed(self.expects))
 
     @lazy
-    def tags(self) -> tuple[tuple[int, str], ...]:
+    def row_topics(self) -> tuple[tuple[int, str], ...]:
         """(row, custom topic) for each custom topic of a row."""
         raw = self.column(Column.TAGS)
         if raw is None:
@@ -336,7 +337,7 @@ class Batch:
     @lazy
     def custom_topics(self) -> frozenset[str]:
         """All custom topics of the rows."""
-        return frozenset(name for _, name in self.tags)
+        return frozenset(name for _, name in self.row_topics)
 
     @lazy
     def values(self) -> NDArray[np.float32]:
@@ -359,14 +360,14 @@ class Batch:
         return int(_MAXIMUM(indices))
 
     @lazy
-    def row_values(self) -> int | None:
-        """The number of values per row if all rows have the same, else None."""
+    def values_per_row(self) -> int | None:
+        """The number of values of each row if all rows have the same number, else None."""
         return None if self.columns_mask >> Column.VALUE_ENDS & 1 else len(self.values) // self.count
 
     @lazy
     def value_bounds(self) -> NDArray[np.int64]:
         """Bounds of the rows in `values`: row i's numbers are values[bounds[i]:bounds[i + 1]]."""
-        return self._row_bounds(Column.VALUE_ENDS, self.row_values)
+        return self._row_bounds(Column.VALUE_ENDS, self.values_per_row)
 
     @lazy
     def index_bounds(self) -> NDArray[np.int64]:
@@ -464,7 +465,7 @@ class Batch:
             priority=self.priority,
             source=source,
             metadata=self.metadata(row),
-            topics=self._tags_by_row.get(row, ()),
+            topics=self._topics_by_row.get(row, ()),
             expect=self.expect_by_row.get(row),
         )
 
@@ -476,11 +477,11 @@ class Batch:
         return _group_by_row(self.parents)
 
     @lazy
-    def _tags_by_row(self) -> dict[int, tuple[str, ...]]:
-        return _group_by_row(self.tags)
+    def _topics_by_row(self) -> dict[int, tuple[str, ...]]:
+        return _group_by_row(self.row_topics)
 
     def _row_values_of(self, row: int) -> NDArray[np.float32]:
-        width = self.row_values
+        width = self.values_per_row
         if width is not None:
             return self.values[row * width : (row + 1) * width]
         bounds = self.value_bounds

@@ -245,7 +245,7 @@ def encode_columns(
         )
     if set(map(type, keys)) == _TEXT:
         batch.keys = list(keys)  # saves decoding, and shares the strings of recurring names
-    batch.namespace, batch.namespace_names, batch.row_values = namespace, (namespace,), width
+    batch.namespace, batch.namespace_names, batch.values_per_row = namespace, (namespace,), width
     return batch
 
 

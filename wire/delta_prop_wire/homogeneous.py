@@ -166,7 +166,7 @@ def _decode_numbers(batch: Batch, columns: int, position: int, sizes: list[int])
         batch.index_highest = -1
     if columns & _VALUES:
         values = np.frombuffer(batch.raw, F32, sizes[-1] >> 2, position)
-    batch.indices, batch.values, batch.row_values = indices, values, len(values) // count
+    batch.indices, batch.values, batch.values_per_row = indices, values, len(values) // count
     index_count = len(values) if batch.kind in SPARSE_KINDS else 0
     is_complete = sum(sizes) == 4 * (len(indices) + len(values))
     return is_complete and len(values) % count == 0 and len(indices) == index_count
@@ -174,7 +174,7 @@ def _decode_numbers(batch: Batch, columns: int, position: int, sizes: list[int])
 
 def _decode_blobs(batch: Batch, position: int, ends_size: int, text_size: int) -> bool:
     """Decode the columns of rows with bytes. True if the ends of the bytes, at `position`, are valid."""
-    batch.indices, batch.values, batch.row_values, batch.index_highest = NO_INDICES, NO_VALUES, 0, -1
+    batch.indices, batch.values, batch.values_per_row, batch.index_highest = NO_INDICES, NO_VALUES, 0, -1
     return ends_size == 4 * batch.count and _ends_are_valid(
         text_size, bytes(batch.raw[position : position + ends_size]), batch.count
     )

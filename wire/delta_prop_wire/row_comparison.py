@@ -110,10 +110,10 @@ def _same_json(value: Any, other: Any) -> bool:
 
 
 def _same_topics(batch: Batch, row_slice: slice, other: Batch, other_slice: slice) -> bool:
-    if not batch.tags and not other.tags:
+    if not batch.row_topics and not other.row_topics:
         return True
     rows, other_rows = range(row_slice.start, row_slice.stop), range(other_slice.start, other_slice.stop)
     return all(
-        set(batch._tags_by_row.get(row, ())) == set(other._tags_by_row.get(other_row, ()))
+        set(batch._topics_by_row.get(row, ())) == set(other._topics_by_row.get(other_row, ()))
         for row, other_row in zip(rows, other_rows, strict=True)
     )

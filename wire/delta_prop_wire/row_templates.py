@@ -185,7 +185,7 @@ class _RowTemplate:
         bounds_at, _, self.columns_at = directory_layout(batch.columns_mask)
         self.shared_fields = (
             batch.attributes, batch.kinds_mask, batch.dimension, batch.length, batch.columns_mask,
-            batch.kind, batch.ack_level, batch.priority, batch.row_values, bounds,
+            batch.kind, batch.ack_level, batch.priority, batch.values_per_row, bounds,
         )  # fmt: skip
         self.is_sparse = len(batch.indices) > 0
         self.blob_size, self.top_bytes = 0, slice(0)
@@ -209,7 +209,7 @@ class _RowTemplate:
         batch.namespace_names, batch.namespace, batch.keys = namespace_names, namespace_names[0], [key]
         (
             batch.attributes, batch.kinds_mask, batch.dimension, batch.length, batch.columns_mask,
-            batch.kind, batch.ack_level, batch.priority, batch.row_values, batch._column_bounds,
+            batch.kind, batch.ack_level, batch.priority, batch.values_per_row, batch._column_bounds,
         ) = self.shared_fields  # fmt: skip
         batch.is_control = batch.has_gaps = False
         batch.homogeneous = batch.decoded = batch.validated = True

@@ -120,7 +120,7 @@ def deltas_of(batch: Batch, source: Source = Source.LOCAL) -> Iterator[Delta]:
     counters: Iterable[int] = range(batch.base, batch.base + count)
     if batch.counters is not None:
         counters = batch.counters.tolist()
-    parents, topics = _group_by_row(batch.parents), _group_by_row(batch.tags)
+    parents, topics = _group_by_row(batch.parents), _group_by_row(batch.row_topics)
     expects = batch.expect_by_row
     changes = map(batch.metadata, range(count)) if batch.has_metadata else repeat(None, count)
     times: Iterable[int] = repeat(batch.hybrid_time, count)
@@ -285,7 +285,7 @@ def _slice_numbers(
     kinds_mask: int,
 ) -> int:
     """Slice values and indices; return the dimension that all full vectors of the rows have, else 0."""
-    width = batch.row_values
+    width = batch.values_per_row
     if width == 0:
         return 0
     if width is not None:

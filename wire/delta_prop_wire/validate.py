@@ -153,7 +153,7 @@ def homogeneous_is_valid(batch: Batch) -> bool:
         return True
     if not batch.decoded and not decode_homogeneous(batch):
         return False
-    kind, width, namespace = batch.kind, batch.row_values, batch.namespace
+    kind, width, namespace = batch.kind, batch.values_per_row, batch.namespace
     return (
         kind is not None
         and width is not None
@@ -296,7 +296,7 @@ def _parents_are_valid(batch: Batch) -> bool:
 
 
 def _tags_are_valid(batch: Batch) -> bool:
-    if max(Counter(row for row, _ in batch.tags).values(), default=0) > TOPICS_PER_DELTA_MAX:
+    if max(Counter(row for row, _ in batch.row_topics).values(), default=0) > TOPICS_PER_DELTA_MAX:
         return False
     return all(name_is_valid(name, TOPIC_BYTES_MAX) for name in batch.custom_topics)
 
@@ -321,7 +321,7 @@ def _raise_first_fault(batch: Batch) -> NoReturn:
     topics: defaultdict[int, list[str]] = defaultdict(list)
     for row, parent in batch.parents:
         parents[row].append(parent)
-    for row, topic in batch.tags:
+    for row, topic in batch.row_topics:
         topics[row].append(topic)
     positions = {row: position for row, _, position in batch.parent_positions}
     numbers, blobs = np.diff(batch.value_bounds), np.diff(batch.blob_bounds)

@@ -27,7 +27,9 @@ def diff(
     namespace: str | None = None,
     threshold: float = 0.0,
 ) -> DataFrame:
-    """Return the deltas that turn `old` into `new`, one per differing fact, in the columns of a write.
+    """Return the deltas that turn `old` into `new`, one row per differing fact.
+
+    The rows have the columns that the data source writes.
 
     A new fact becomes a create, a removed one a delete. Of a changed fact, the vector becomes a sparse or a
     dense delta, whichever is smaller, and the other columns become its metadata patch. In a table without

@@ -206,10 +206,10 @@ def _metadata_column(batch: Batch) -> pa.Array:
 
 def _topics_column(batch: Batch) -> pa.Array:
     kind = pa.list_(pa.string())
-    if not batch.tags:
+    if not batch.row_topics:
         return pa.nulls(batch.count, kind)
     found: list[list[str] | None] = [None] * batch.count
-    for row, topic in batch.tags:
+    for row, topic in batch.row_topics:
         found[row] = [*(found[row] or ()), topic]
     return pa.array(found, kind)
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from delta_prop_simulations.rng import Random
 
 KEYS, DIMENSION = 5_000, 32
-SIZES = {1: 20, 10: 20, 100: 15, 1_000: 5}
+CALLS_BY_SIZE = {1: 20, 10: 20, 100: 15, 1_000: 5}
 _VARIETY = 10
 
 
@@ -38,31 +38,38 @@ class SinkRig(RealRig):
     """One sink that is attached to a propagator."""
 
     def __init__(self, propagator: Propagator, watch: Stopwatch) -> None:
-        self._calls = {size: cycle(batches(size, _VARIETY, keys=KEYS, dimension=DIMENSION)) for size in SIZES}
+        self._calls = {
+            size: cycle(batches(size, _VARIETY, keys=KEYS, dimension=DIMENSION)) for size in CALLS_BY_SIZE
+        }
         super().__init__(Source(propagator, self._calls[1], watch), watch)
         self._propagator = propagator
 
     async def calibrate(self, samples: Samples, random: Random) -> None:
         """Measure some calls of each size."""
-        for size, count in SIZES.items():
+        for size, count in CALLS_BY_SIZE.items():
             for _ in range(count):
                 samples.add(CALL, size, await self.call(self._propagator, next(self._calls[size])))
 
 
 @asynccontextmanager
-async def _real(make: Callable[[Path], Any], folder: Path) -> AsyncIterator[SinkRig]:
+async def _open_rig(make_sink: Callable[[Path], Any], folder: Path) -> AsyncIterator[SinkRig]:
     watch = Stopwatch(system.now_s)
     async with Propagator() as propagator:
-        sink = make(folder)
-        observe(sink, watch)  # before attach, so that the sink's task makes each call, which is then measured
+        sink = make_sink(folder)
+        # Before attach: with `apply` replaced, `apply_now` is not used, so the sink's task makes all calls,
+        # and the watch measures them.
+        observe(sink, watch)
         await propagator.attach(sink)
         yield SinkRig(propagator, watch)
 
 
 SINK_RIGS: dict[str, Callable[[Path], AbstractAsyncContextManager[RealRig]]] = {
-    "storage_behind": partial(_real, lambda folder: StorageSink(folder / "storage.db")),
-    "index_exact": partial(_real, lambda _: IndexSink()),
-    "cache": partial(_real, lambda _: CacheSink()),
-    "jsonlines": partial(_real, lambda folder: JsonLinesSink(folder / "deltas.jsonl")),
+    "storage_behind": partial(_open_rig, lambda folder: StorageSink(folder / "storage.db")),
+    "index_exact": partial(_open_rig, lambda _: IndexSink()),
+    "cache": partial(_open_rig, lambda _: CacheSink()),
+    "jsonlines": partial(_open_rig, lambda folder: JsonLinesSink(folder / "deltas.jsonl")),
 }
-"""The real set-ups, keyed by the name that a scenario gives as `sink`."""
+"""The real set-ups, keyed by the name that a scenario gives as `sink`.
+
+`storage_behind`: a storage sink in its default mode, `behind`: it commits after calls have returned.
+"""

@@ -256,7 +256,7 @@ class ChaosRun:
             level=None if plan.level is None else AckLevel[plan.level.upper()],
             poison=plan.poison,
             patience_s=plan.patience_s,
-            offers=plan.offers,
+            use_offer=plan.offers,
             hot=plan.hot,
         )
 

@@ -20,7 +20,7 @@ Knobs = dict[str, float | int | str | bool]
 STRIKES = {
     "kill": "a service's process is killed, and restarted later",
     "power": "a machine loses its power and unsynced data, and is restarted later",
-    "last call": "the process or the machine crashes at a disk call",
+    "last call": "the process or the machine crashes at a disk call, its last",
     "write error": "writes fail for a while",
     "sync error": "a sync fails",
     "read error": "reads fail for a while",
@@ -76,8 +76,8 @@ class WriterPlan:
     """A producer. `embedded`: it runs in the node's process, else in its own. `deltas`: their number;
     `burst`: the number sent at once; `gap_s`: the mean time between bursts. `level`: the requested ack level;
     None: the default. `poison`: the share of deltas that sinks reject. `patience_s`: the maximum wait for an
-    acknowledgement. `offers`: if it is embedded and has no counters of its own, it uses `offer` and the
-    receipts, not `publish`. `hot`: it changes only two vectors, which all such writers share.
+    acknowledgement. `offers`: it calls `offer` and awaits the receipts, not `publish`; only for an embedded
+    writer without counters of its own. `hot`: it changes only two vectors, which all such writers share.
     """
 
     name: str

@@ -1,5 +1,7 @@
-"""Writers as users write them. A writer resends deltas without an outcome under the same dot or id, across
-restarts of itself and of the service, and records every outcome in the client history.
+"""Writers that use the clients as users' programs do.
+
+A writer resends deltas without an outcome under the same dot or id, across restarts of itself and of
+the service, and records every outcome in the client history.
 
 Deltas without an outcome, and their counters, outlive the writer's process: the `Writer` object holds them.
 """
@@ -97,7 +99,7 @@ class Writer:
         level: AckLevel | None,
         poison: float = 0.0,
         patience_s: float = 20.0,
-        offers: bool = False,
+        use_offer: bool = False,
         hot: bool = False,
     ) -> None:
         self.name = name
@@ -109,7 +111,7 @@ class Writer:
         self._is_numbered = rng.random() < NUMBERED_SHARE
         self._has_ids = rng.random() < IDENTIFIED_SHARE
         self._patience_s = patience_s
-        self._offers = offers
+        self._use_offer = use_offer
         self._outbox = _Outbox()
         self._heads: list[tuple[str, str, Dot]] = []
         self._run_number = 0
@@ -138,7 +140,7 @@ class Writer:
             with suppress(Refused):
                 if self._is_numbered:
                     await self._offer_numbered(propagator, process)
-                elif self._offers:
+                elif self._use_offer:
                     await self._publish_all(partial(_offer_and_wait, propagator), takes_level=True)
                 elif self._rng.random() < 0.5:
                     await self._publish_all(propagator.producer(self.name, ack_level=self._level).publish)
@@ -271,7 +273,7 @@ class Writer:
             await offer(item)
         while not self.is_done:
             if any(item.can_retry for item in self._outbox.items.values()):
-                return  # a client withdraws a number only once; the next client resends it
+                return  # this client cannot offer a refused number again; the next one can
             if self._outbox.deltas_made < self._delta_count:
                 await offer(self._make(1))
                 await self._pause_after_burst()
@@ -332,8 +334,8 @@ class Writer:
             self._history.note_sent(one.token, self.node, self.name, ref, self._level)
 
     def _note_unknown(self, item: Item) -> None:
-        """Count an unknown outcome. After UNKNOWN_MAX of them, drop the item: its row was removed from the
-        log.
+        """Count an unknown outcome. After UNKNOWN_MAX of them, give the item up: the log no longer holds its
+        row, so no other answer will come.
         """
         item.unknown_count += 1
         for one in item.tagged:
@@ -373,5 +375,5 @@ class Writer:
 async def _offer_and_wait(
     propagator: Propagator, *deltas: Delta, timeout_s: float, ack_level: AckLevel | None
 ) -> PublishAck:
-    """Offer the deltas, and wait for the outcome without a timeout. Raises Refused."""
+    """Offer the deltas, and wait for the outcome; `offer` has no timeout to set. Raises Refused."""
     return await propagator.offer(*deltas, ack_level=ack_level)

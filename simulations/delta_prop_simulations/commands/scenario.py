@@ -36,7 +36,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Run the scenario; return 1 if a promise was broken."""
-    from delta_prop_simulations.report import html, table
+    from delta_prop_simulations.report import format_result, html
     from delta_prop_simulations.scenarios.result import Result
 
     logging.getLogger("delta_prop").addHandler(logging.NullHandler())  # the result reports problems
@@ -50,7 +50,10 @@ def run(options: Namespace) -> int:
     )
     if options.report is not None:
         write_text(options.report, html(result, _command(options, result.seed)))
-    print(json.dumps(result.to_json()) if options.json else table(result), end="\n" if options.json else "")
+    print(
+        json.dumps(result.to_json()) if options.json else format_result(result),
+        end="\n" if options.json else "",
+    )
     return int(any(one.ok is False for each in result.alternatives for one in each.verdicts))
 
 

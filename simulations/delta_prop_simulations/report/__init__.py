@@ -4,6 +4,6 @@ Their only input is a `Result` of `scenarios/result.py`.
 """
 
 from delta_prop_simulations.report.page import html
-from delta_prop_simulations.report.terminal import table
+from delta_prop_simulations.report.terminal import format_result
 
-__all__ = ["html", "table"]
+__all__ = ["format_result", "html"]

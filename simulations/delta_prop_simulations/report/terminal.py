@@ -29,7 +29,7 @@ CELL_MIN, NAME_MIN = 12, 30
 INDENT = "  "
 
 
-def table(result: Result, *, width: int = WIDTH) -> str:
+def format_result(result: Result, *, width: int = WIDTH) -> str:
     """Return the result as text. Lines have up to `width` characters, unless a name or the evidence is
     longer.
     """

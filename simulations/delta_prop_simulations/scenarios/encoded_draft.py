@@ -45,7 +45,7 @@ class Template:
         batch = Batch(body + crc32c(body).to_bytes(CRC_BYTES, "little"))
         first = self.batch  # its decoded columns are shared
         batch.keys, batch.namespace_names = first.keys, first.namespace_names
-        batch.namespace, batch.row_values = first.namespace, first.row_values
+        batch.namespace, batch.values_per_row = first.namespace, first.values_per_row
         return batch
 
 

@@ -69,7 +69,7 @@ class Histogram:
 
 
 def _bound_s(bucket: float) -> float:
-    """Return the upper bound of a bucket, in seconds."""
+    """Return the upper bound of a bucket, in seconds; `k - 0.5` gives the middle of bucket `k`."""
     return float(BUCKET_S_MIN * 2 ** (bucket / BUCKETS_PER_OCTAVE))
 
 

@@ -73,10 +73,10 @@ def read_setups(
     if trace is not None:
         _replay(table, trace)
     alternatives = _alternatives(table.pop("alternative", []))
-    base = _scenario(table)
+    scenario = _scenario(table)
     if duration is None:  # with an overridden duration, some events may start after the end
-        _check_times(base)
-    setups = [Setup(base.base, base.about, base)]
+        _check_times(scenario)
+    setups = [Setup(scenario.base, scenario.about, scenario)]
     for index, alternative in enumerate(alternatives):
         path = f"alternative[{index}]"
         if alternative.name in {setup.name for setup in setups}:
@@ -154,8 +154,8 @@ def _scenario(table: dict[str, Any]) -> Scenario:
 
 
 def _check_times(scenario: Scenario) -> None:
-    """Check that nothing starts after the scenario's end. Only cuts of links and stalls of readers may: they
-    can start while the run waits until the services are idle. Raises UsageError.
+    """Check that nothing starts after the scenario's end. Cuts of links and stalls of readers are
+    exempt: they may also start after it, while the run waits until the services are idle. Raises UsageError.
     """
     starts = {f"source[{index}].start": source.start for index, source in enumerate(scenario.source)}
     starts |= {f"fault[{index}].from": fault.begin for index, fault in enumerate(scenario.fault)}
@@ -320,7 +320,7 @@ def _apply_alternative(table: dict[str, Any], spec: AlternativeSpec, path: str) 
 
 
 def _child_table(parent: dict[str, Any], part: str, path: str) -> dict[str, Any]:
-    """Return the table that a part of a path names: by a key, or by the `name` of one of several tables."""
+    """Return the child for one part of a dotted path; a list of tables is returned as tables by `name`."""
     if part in parent and isinstance(tables := parent[part], list):
         return {str(table.get("name")): table for table in tables if isinstance(table, dict)}
     are_named = all(isinstance(table, dict) and table.get("name") for table in parent.values())

@@ -40,7 +40,7 @@ async def check_rebuilds(player: Player) -> None:
         return
     _add_foreign_vector(player)
     await player.deliver(player.log.deliveries(player.log.delivered), "rebuild")
-    for condition in ("nothing in the way", "a failing thread port", "cancelled calls"):
+    for condition in ("nothing", "a failing thread port", "cancelled calls"):
         await player.deliver(grow(player, f"tail-{condition.split()[0]}"), "rebuild")
         offset = _middle(player)
         if condition == "a failing thread port":
@@ -49,7 +49,8 @@ async def check_rebuilds(player: Player) -> None:
             await _rebuild_with_cancellations(player, offset)
         else:
             await _rebuild_unhindered(player, offset)
-        await _check_and_continue(player, offset, f"after a rebuild with {condition}")
+        label = "an undisturbed rebuild" if condition == "nothing" else f"a rebuild with {condition}"
+        await _check_and_continue(player, offset, f"after {label}")
     for calls in (1, 2):
         await _crash_during_rebuild(player, calls)
     await player.deliver(grow(player, "tail-last"), "rebuild")
@@ -125,7 +126,7 @@ async def _retry_until_done(player: Player, step: Callable[[], Awaitable[None]])
             return
         await player.pause()
     raise ContractViolation(
-        "rebuild", f"{_name(step)} raised TryAgain {ATTEMPTS_MAX} times with nothing in the way"
+        "rebuild", f"{_name(step)} raised TryAgain {ATTEMPTS_MAX} times in an undisturbed rebuild"
     )
 
 

@@ -23,9 +23,9 @@ RULES = {
     "background": "background() runs until it is cancelled or has no more to do; the next apply() "
     "reports its failures",
     "backlog": "backlog() returns a Backlog without a wait, and 0 <= rows <= rows_max always holds",
-    "released": "rows released from quarantine arrive once, after higher offsets of other vectors; the sink "
-    "detects duplicates by vector, moves no cursor, and, if it has a cursor of its own, makes the rows "
-    "durable before apply() returns",
+    "released": "a row released from quarantine arrives once, after rows of other vectors with higher "
+    "offsets. So the sink detects duplicates per vector, and does not move its cursor for it; if the sink "
+    "stores the cursor itself, it makes the row durable before apply() returns",
     "forwarded": "a forwarded row may sort before an earlier row of its vector, or have the same id; a sink "
     "that stores states then refolds the vector in canonical order, and of rows with one id uses the first",
     "close": "aclose() ends by its own deadline, releases all resources, raises nothing but TryAgain, and "
@@ -33,7 +33,8 @@ RULES = {
     "deadline": "every call ends: each wait has a limit",
     "rebuild": "between begin_rebuild() and end_rebuild() a sink's data is invalid, however often it is "
     "opened; then it holds exactly the states that it was given, with its cursor at their offset",
-    "vectors": "head() and dimensions() describe the present vectors, or none",
+    "vectors": "head() and dimensions() return those of the present vectors, and nothing for a vector that "
+    "the sink does not have",
 }
 """The rules by part of the contract; a violation names the part."""
 

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from delta_prop.backpressure.controller import Law
 
 TICKS_PER_S = 50
-TICKS_PER_STEP = TICKS_PER_S // 10
+TICKS_PER_LAW_STEP = TICKS_PER_S // 10
 CALL_DELTAS_MAX = 1_000
 BYTES = 100  # per delta
 
-STEPS = (10_000, 20_000, 5_000, 50_000)
+CAPACITIES = (10_000, 20_000, 5_000, 50_000)
 HOLD_S = 10
 SETTLE_S = 5
 
@@ -35,7 +35,7 @@ class SmoothSink:
         self._work = 0.0
 
     def serve(self, depth: int, work: float) -> int:
-        """Return how many of `depth` deltas this much more work completes."""
+        """Add work; return how many of the `depth` deltas it completes."""
         self._work += work
         completed = min(int(self._work), depth)
         self._work = self._work - completed if completed < depth else 0.0
@@ -50,7 +50,7 @@ class BurstySink:
         self._in_hand = 0
 
     def serve(self, depth: int, work: float) -> int:
-        """Return how many of `depth` deltas this much more work completes."""
+        """Add work; return how many of the `depth` deltas it completes."""
         self._work += work
         completed = 0
         while True:
@@ -111,14 +111,16 @@ def simulate(
         record.admitted.append(admitted)
         record.capacities.append(work)
         record.depths.append(depth)
-        if tick % TICKS_PER_STEP == 0:
+        if tick % TICKS_PER_LAW_STEP == 0:
             pacer.step(now, {"slow": Measure(drained, depth, mailbox)})
             record.rates.append(law.rate)
             drained = 0
     return record
 
 
-def noisy_steps(seed: int, steps: Sequence[int] = STEPS, hold_s: float = HOLD_S) -> Callable[[float], float]:
+def noisy_steps(
+    seed: int, steps: Sequence[int] = CAPACITIES, hold_s: float = HOLD_S
+) -> Callable[[float], float]:
     """Return a capacity that follows the steps, with uniform noise of 20 % drawn every 100 ms."""
     rng = random.Random(seed)
     capacities = [step * (1 + rng.uniform(-0.2, 0.2)) for step in steps for _ in range(round(hold_s * 10))]
@@ -130,13 +132,13 @@ def noisy_steps(seed: int, steps: Sequence[int] = STEPS, hold_s: float = HOLD_S)
 
 
 def window_ratios(
-    record: RunRecord, steps: Sequence[int] = STEPS, hold_s: float = HOLD_S
+    record: RunRecord, steps: Sequence[int] = CAPACITIES, hold_s: float = HOLD_S
 ) -> Iterator[tuple[float, float]]:
     """Yield for each settled one-second window: admitted over nominal capacity, and over actual capacity."""
     ticks = round(hold_s * TICKS_PER_S)
     for index, step in enumerate(steps):
         first = index * ticks + SETTLE_S * TICKS_PER_S
-        for start in range(first, (index + 1) * ticks - TICKS_PER_S + 1, TICKS_PER_STEP):
+        for start in range(first, (index + 1) * ticks - TICKS_PER_S + 1, TICKS_PER_LAW_STEP):
             admitted = sum(record.admitted[start : start + TICKS_PER_S])
             capacity = sum(record.capacities[start : start + TICKS_PER_S])
             yield admitted / step, admitted / capacity

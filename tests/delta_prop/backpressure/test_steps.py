@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from delta_prop.backpressure.controller import DepthLaw, DrainLaw
-from tests.delta_prop.backpressure.simulated_sinks import HOLD_S, STEPS, noisy_steps, simulate, window_ratios
+from tests.delta_prop.backpressure.simulated_sinks import (
+    CAPACITIES,
+    HOLD_S,
+    noisy_steps,
+    simulate,
+    window_ratios,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +31,11 @@ def simulate_steps(
     deviations: list[tuple[float, float]] = []
     for seed in range(seeds):
         record = simulate(
-            law(), capacity=noisy_steps(seed), seconds=HOLD_S * len(STEPS), mailbox=mailbox, bursty=bursty
+            law(),
+            capacity=noisy_steps(seed),
+            seconds=HOLD_S * len(CAPACITIES),
+            mailbox=mailbox,
+            bursty=bursty,
         )
         assert not record.credit_exceeded
         deviations += [

@@ -34,9 +34,9 @@ class Member(Site):
 
     def __init__(self, seed: int, network: VirtualNetwork, host: str) -> None:
         self.network = network
-        self._own_world = virtual_world(seed, network=network.at(host))
-        self._settings = ServerSettings(host=host, allow_anonymous=True)
-        self._service_settings = None
+        self._server_world = virtual_world(seed, network=network.at(host))
+        self._server_settings = ServerSettings(host=host, allow_anonymous=True)
+        self._propagator_settings = None
         self._tokens = None
 
 

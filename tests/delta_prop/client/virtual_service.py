@@ -31,15 +31,15 @@ class Site:
         self,
         seed: int,
         conditions: NetworkConditions | None,
-        settings: dict[str, Any],
-        service_settings: Settings | None = None,
+        server_settings: dict[str, Any],
+        propagator_settings: Settings | None = None,
         tokens: TokenFile | None = None,
     ) -> None:
         self.network = VirtualNetwork(seed, conditions, host="server")
         self.world: World = virtual_world(seed, network=self.network.at("client"))
-        self._own_world = virtual_world(seed + 1, network=self.network)
-        self._settings = ServerSettings(host="server", allow_anonymous=True, **settings)
-        self._service_settings = service_settings
+        self._server_world = virtual_world(seed + 1, network=self.network)
+        self._server_settings = ServerSettings(host="server", allow_anonymous=True, **server_settings)
+        self._propagator_settings = propagator_settings
         self._tokens = tokens
         self.propagator: Propagator
         self.service: Service
@@ -50,9 +50,9 @@ class Site:
         """Serve until `stop`, or until the task is cancelled."""
         self._stopped = anyio.Event()
         with anyio.CancelScope() as self._scope:
-            async with Propagator(self._service_settings, world=self._own_world) as self.propagator:
-                access = None if self._tokens is None else Access(self._own_world, self._tokens)
-                self.service = Service(self.propagator, self._settings, access=access)
+            async with Propagator(self._propagator_settings, world=self._server_world) as self.propagator:
+                access = None if self._tokens is None else Access(self._server_world, self._tokens)
+                self.service = Service(self.propagator, self._server_settings, access=access)
                 async with anyio.create_task_group() as tasks:
                     await tasks.start(self.service.run)
                     task_status.started()

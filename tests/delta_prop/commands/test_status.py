@@ -129,7 +129,10 @@ def test_corrupted_group_cursor_hides_no_other_row(command: Command) -> None:
     good, corrupted = result.lines
     assert (good["name"], good["offset"], good["lag"], "corruption" in good) == ("good", 3, 0, False)
     assert (corrupted["name"], corrupted["offset"], corrupted["lag"]) == ("spoilt", None, None)
-    assert "groups/spoilt.cursor) is corrupted: `delta-prop sinks forget` it" in corrupted["corruption"]
+    assert (
+        "groups/spoilt.cursor) is corrupted: remove it with `delta-prop sinks forget spoilt`"
+        in corrupted["corruption"]
+    )
     result = command("sinks")
     assert result.status == 1
     rows = result.out.splitlines()[1:]

@@ -79,11 +79,14 @@ class History:
     def make_deltas(self, amount: int) -> list[Delta]:
         self.number += 1
         key = f"v{self.number % VECTORS}"
-        drafts = [
-            Delta(key, create([float(self.number)]) if (self.number + row) % 5 else delete(), metadata=None)
+        return [
+            Delta(
+                key,
+                create([float(self.number)]) if (self.number + row) % 5 else delete(),
+                priority=Priority(self.number % 2 + 1),
+            )
             for row in range(amount)
         ]
-        return [Delta(one.vector_id, one.operation, priority=Priority(self.number % 2 + 1)) for one in drafts]
 
     async def produce(self, producer: Producer, index: int, amount: int) -> None:
         deltas = self.make_deltas(amount)
@@ -130,13 +133,13 @@ class History:
             for number in range(VECTORS):
                 assert fresh.head(f"v{number}") == p.head(f"v{number}")
             for at, producer in enumerate(self.producers):
-                reopened_producer = fresh.producer(f"p{at}")
+                fresh_producer = fresh.producer(f"p{at}")
                 for lane in Priority:
                     watermark = producer.watermark(lane)
-                    assert reopened_producer.watermark(lane) == watermark
+                    assert fresh_producer.watermark(lane) == watermark
                     outcomes = [await producer.outcome(counter, lane) for counter in range(1, watermark + 1)]
                     assert [
-                        await reopened_producer.outcome(counter, lane) for counter in range(1, watermark + 1)
+                        await fresh_producer.outcome(counter, lane) for counter in range(1, watermark + 1)
                     ] == outcomes
 
 

@@ -55,13 +55,15 @@ def create_delta(vector_id: str) -> Delta:
     return Delta(vector_id, create([1.0, 2.0]))
 
 
-def outcomes_add_up(p: Propagator, name: str, *, start: int = 0, inherited: int = 0) -> bool:
+def outcomes_add_up(p: Propagator, name: str, *, start: int = 0, quarantined_before_start: int = 0) -> bool:
     statistics = p.statistics().sinks[name]
     outcomes = statistics.applied_deltas + statistics.skipped + statistics.quarantined + statistics.dropped
-    return statistics.skipped >= 0 and outcomes == statistics.applied_offset - start + inherited
+    return (
+        statistics.skipped >= 0 and outcomes == statistics.applied_offset - start + quarantined_before_start
+    )
 
 
-def test_waiter_is_refused_with_the_remaining_blocking_offset() -> None:
+def test_refusal_of_a_waiter_names_the_offset_that_still_blocks() -> None:
     async def main(p: RecordedPropagator) -> None:
         callback = FaultyCallback(0, 1)
         await p.attach(CallbackSink(callback, name="picky"))
@@ -238,10 +240,10 @@ def test_statistics_of_a_reattached_quarantine_start_fresh(start: int | str) -> 
         await p.attach(CallbackSink(callback, name="reattached"), start=start)  # type: ignore[arg-type]
         first_offset = {"resume": 4, "latest": 5}.get(str(start), 3)
         await p.settle()
-        assert outcomes_add_up(p, "reattached", start=first_offset, inherited=1)
+        assert outcomes_add_up(p, "reattached", start=first_offset, quarantined_before_start=1)
         callback.rejects.clear()
         await p.replay("reattached")
-        assert outcomes_add_up(p, "reattached", start=first_offset, inherited=1)
+        assert outcomes_add_up(p, "reattached", start=first_offset, quarantined_before_start=1)
         statistics = p.statistics().sinks["reattached"]
         assert (statistics.dropped, statistics.quarantined) == (0, 0)
 
@@ -324,7 +326,7 @@ def test_released_row_does_not_advance_index_cursor() -> None:
 
 
 @pytest.mark.parametrize("rejects", [set(), {2}])
-def test_released_row_is_flushed_before_its_quarantine_ends(tmp_path: Path, rejects: set[int]) -> None:
+def test_released_row_is_flushed_before_replay_returns(tmp_path: Path, rejects: set[int]) -> None:
     async def main(p: RecordedPropagator) -> None:
         storage = StorageSink(tmp_path / "facts.db", flush_s=1e3)
         sink = HaltingSink(storage, 0, 2)

@@ -104,7 +104,8 @@ def test_slow_reader_delays_no_other_and_gets_cursor_too_old() -> None:
             assert (await anext(slow)).offset == 0
             for i in range(300):
                 await p.publish(delta(i))
-                await anyio.lowlevel.checkpoint()  # the recorder, for which the log keeps its rows, runs here
+                # lets the recorder sink of `run_propagator` run, for which the log keeps rows
+                await anyio.lowlevel.checkpoint()
             assert anyio.current_time() == 0
             for _ in range(2):  # the error is raised on every read
                 with pytest.raises(Refused) as caught:
@@ -248,7 +249,7 @@ def test_rows_for_others_wake_no_reader_and_are_skipped(monkeypatch: pytest.Monk
     run_propagator(main, SMALL)
 
 
-def test_wait_for_skipping_subscription_ends_at_log_end() -> None:
+def test_wait_ends_for_a_subscription_that_skips_all_rows() -> None:
     async def main(p: Propagator) -> None:
         async with p.subscribe("v:mine", name="one") as one, anyio.create_task_group() as tasks:
             reached: list[int] = []

@@ -39,7 +39,7 @@ from tests.delta_prop.server.jobs_virtual import (
 )
 
 FIRST = Delta("first", opaque(b"x"), NAMESPACE)
-"""With this delta the service knows the namespace, so it refuses deltas of missing vectors."""
+"""Makes the namespace known to the service, which then refuses changes of vectors that do not exist."""
 
 
 async def publish_first_rows(site: Site, count: int, published_count: int) -> None:
@@ -120,7 +120,7 @@ def test_refused_rows_survive_a_restart() -> None:
     run_scenario(disk, check_after_restart)
 
 
-def test_job_list_names_rows_of_the_latest_jobs_within_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_list_shows_refused_rows_of_the_latest_jobs_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main(site: Site) -> None:
         for part in range(4):
             name = f"job-{part}"
@@ -138,14 +138,16 @@ def test_job_list_names_rows_of_the_latest_jobs_within_bound(monkeypatch: pytest
             listed = site.jobs.to_json()
             assert [entry["job"] for entry in listed] == [f"job-{part}" for part in range(4)]
             assert [(entry["refused"], len(entry["refused_rows"])) for entry in listed] == [
-                (1, entry) for entry in listed_counts
+                (1, count) for count in listed_counts
             ]
 
     run_scenario(SimDisk(), main)
 
 
 def test_rows_refused_before_a_wait_are_reported_with_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The queue fills while rows of a refused batch are retried: rows before that point are not resent."""
+    """A refused batch is retried row by row. If the queue fills halfway, the retry goes on from there:
+    earlier rows are not sent again.
+    """
     invalid_rows = {2, 3, 6}
     deltas = [invalid_delta(0, row) if row in invalid_rows else item for row, item in enumerate(rows(0, 8))]
 
@@ -173,7 +175,7 @@ def test_rows_refused_before_a_wait_are_reported_with_reason(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3, 4, 5])
-def test_log_failure_before_a_refusal_retries_the_rows(nth: int) -> None:
+def test_rows_are_retried_if_log_fails_before_refusal_is_stored(nth: int) -> None:
     disk = SimDisk(3)  # with this seed, some unsynced rows survive
     deltas = [*rows(0, 3), invalid_delta(0, 3), invalid_delta(0, 4), *rows(0, 1, 5)]
 

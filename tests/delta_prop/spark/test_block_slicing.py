@@ -31,23 +31,23 @@ def test_ends_of_blocks_depend_only_on_the_rows(cuts: list[int]) -> None:
         patch.setattr(slicing, "BLOCK_ROWS", 30)
         patch.setattr(slicing, "BLOCK_BYTES", 400)
         found = list(slice_blocks(batches(cuts)))
-    assert [row for start in found for row in start.to_pylist()] == ROWS
-    sizes = [start.num_rows for start in found]
+    assert [row for block in found for row in block.to_pylist()] == ROWS
+    sizes = [block.num_rows for block in found]
     assert sizes == [15] * 12 + [20]
     assert max(sizes) <= 30
 
 
 def test_row_larger_than_a_block_gets_its_own_block() -> None:
     rows = pa.record_batch({"data": pa.array([b"x", b"y" * 5_000_000, b"z"], pa.binary())})
-    assert [start.num_rows for start in slice_blocks([rows])] == [1, 1, 1]
+    assert [block.num_rows for block in slice_blocks([rows])] == [1, 1, 1]
 
 
 def test_batches_of_the_usual_size_are_not_copied() -> None:
     rows = pa.record_batch({"vector": pa.array([[1.0]] * 10_000, pa.list_(pa.float32()))})
     found = list(slice_blocks([rows, rows.slice(0, 7)]))
-    assert [start.num_rows for start in found] == [5_000, 5_000, 7]
+    assert [block.num_rows for block in found] == [5_000, 5_000, 7]
     address = rows.column(0).buffers()[3].address
-    assert {start.column(0).buffers()[3].address for start in found} == {address}
+    assert {block.column(0).buffers()[3].address for block in found} == {address}
 
 
 def test_empty_batches_make_no_block() -> None:

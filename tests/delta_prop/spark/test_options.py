@@ -173,7 +173,7 @@ def test_options_that_spark_adds_are_ignored() -> None:
         ({"openTimeoutSeconds": "1e9"}, "option openTimeoutSeconds '1e9': give .* above 0, up to 31,536,000"),
         (
             {"silenceTimeoutSeconds": "1"},
-            "option silenceTimeoutSeconds '1': give a number of seconds above 5, up to ",
+            "option silenceTimeoutSeconds '1': give a number of seconds above 5, since a peer",
         ),
     ],
 )

@@ -55,14 +55,16 @@ def offsets(log: segments.LogView) -> list[int]:
 
 def states(log: segments.LogView, buckets: int = 3) -> dict[Any, Any]:
     """Fold the parts of a log in this process; return each vector's state."""
-    blobs: list[Any] = [blob for part in log.parts for blob in spread(part.batches(), buckets, log.end)]
+    spread_batches: list[Any] = [
+        batch for part in log.parts for batch in spread(part.batches(), buckets, log.end)
+    ]
     found = {}
     for bucket in range(buckets):
         own = [
             one.filter(
                 pa.array([bucket_of_row == bucket for bucket_of_row in one.column(0).to_pylist()], pa.bool_())
             )
-            for one in blobs
+            for one in spread_batches
         ]
         own = pa.Table.from_batches(own).sort_by("first").to_batches() if own else []
         table = fold_blobs(own)

@@ -45,7 +45,7 @@ def test_run_without_strikes_finds_nothing() -> None:
     assert outcome.struck["processes started"] >= len(calm_plan().nodes)
 
 
-def test_run_without_deltas_or_hit_faults_is_vacuous() -> None:
+def test_run_without_deltas_or_without_a_fault_that_hits_is_vacuous() -> None:
     plan = calm_plan()
     strike_without_target = StrikePlan(10.0, "reset", "nobody")
     silent_writers = tuple(replace(writer, deltas=0) for writer in plan.writers)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delta_prop_simulations.report import table
+from delta_prop_simulations.report import format_result
 from delta_prop_simulations.report.axis import format_value, linear, logarithmic
 from delta_prop_simulations.report.plot import Line, Plot, svg, thin
 from tests.simulations.report.results import result
@@ -62,7 +62,7 @@ def test_line_has_a_gap_at_unknown_value() -> None:
 
 @pytest.mark.parametrize("width", [60, 100, 200])
 def test_table_is_aligned_and_names_broken_promise(width: int) -> None:
-    text = table(result(3, 2), width=width)
+    text = format_result(result(3, 2), width=width)
     assert "BROKEN: P3 by" in text
     numbers = [line for line in text.splitlines() if line.startswith("  applied  ")]
     assert numbers

@@ -25,7 +25,7 @@ noise = 0.3
 
 
 def setup(text: str = TWO_SINKS, **overrides: float) -> Setup:
-    """Return the scenario without alternatives."""
+    """Return the first setup of a scenario, the only one if it has no alternatives."""
     return read_setups(text, **overrides)[0]  # type: ignore[arg-type]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from delta_prop_simulations.chaos.invariants import StepChecker
 from delta_prop_simulations.chaos.violation import Violation
-from delta_prop_simulations.report import html, table
+from delta_prop_simulations.report import format_result, html
 from delta_prop_simulations.scenarios.result import Result
 from delta_prop_simulations.scenarios.run import RunInputs
 from tests.simulations.scenarios.small_scenarios import TWO_SINKS, run_scenario, sink, verdict
@@ -85,7 +85,7 @@ def test_terminal_report_names_sink_with_invalidated_cursor() -> None:
     missed = int(invalidated.totals["offered"]) - sink(invalidated, "slow").applied
     assert missed > 1_000
     note = f"slow has an invalidated cursor: {missed:,} deltas did not reach it"
-    text, page = table(result, width=200), html(result)
+    text, page = format_result(result, width=200), html(result)
     row = next(line for line in text.splitlines() if line.startswith("  P1 "))
     assert row.split()[-3:] == ["kept", "kept,", "but"]
     assert f"kept, but: P1 by {invalidated.name!r}: " in text

@@ -2,8 +2,8 @@
 
 The sparse index locates the range, and the heads at both ends are checked against it. The frames in between
 are not read: the receiver verifies the checksums of each. Frames of a compressed segment are read into memory
-and verified, since each has a seal that is not sent. If anything is in doubt there is no range; the caller
-then reads the frames one by one, which reports corruption.
+and verified, since each has a seal that is not sent: a checksum of the stored frame, for the disk only. If
+anything is in doubt there is no range; the caller then reads the frames one by one, which reports corruption.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ For compressed frames there is no minimum, since reading them one by one would d
 FILES_MAX = 16
 """Maximum number of open files; a file that is removed from the log uses disk space until it is closed."""
 _HEADS_MAX = 64
-"""Maximum number of frames between two entries of an index: these are 4 KB apart, a frame has 128 bytes."""
+"""Maximum number of frames between two entries of an index. Entries are about 4 KB apart, and an
+uncompressed frame has at least 128 bytes; twice that many as a margin."""
 
 
 class RangeBounds(NamedTuple):
     """Bounds of a range; a range below `bytes_min` is not used.
 
-    `read_bytes_max`: the bound for frames that are read into memory (of compressed segments), unless the
-    first is larger; None: `bytes_max`. `verified`: use only such frames, as no reader has checked this part
-    of the log.
+    `read_bytes_max`: the lower bound for frames of compressed segments, which are read into memory; a larger
+    first frame is read alone; None: `bytes_max`. `verified`: use only frames of compressed segments, which
+    are verified as they are read; no reader has checked this part of the log.
     """
 
     deltas_max: int
@@ -193,14 +194,16 @@ class _OpenFile:
         while head is not None and (not parts or position + head.size <= size):
             frame_end = position + head.size
             next_head = _read_head(raw[frame_end : frame_end + PEEK_BYTES])
-            end = index.end if is_last and frame_end == len(raw) else next_head and next_head.offset
-            if not end or end > limit:
+            next_frame_offset = (
+                index.end if is_last and frame_end == len(raw) else next_head and next_head.offset
+            )
+            if not next_frame_offset or next_frame_offset > limit:
                 break
             frame = _unseal(raw[position:frame_end], head)
             if frame is None:
                 break  # the frames before it are sent; the next call then reports the corruption
             parts.append(frame)
-            position, next_offset, head = frame_end, end, next_head
+            position, next_offset, head = frame_end, next_frame_offset, next_head
         if not parts:
             return None
         return SendfileRange(
@@ -227,7 +230,7 @@ def _first_control(index: SparseIndex, offset: int) -> int:
 
 
 def _last_known_end(index: SparseIndex, offset: int, position: int) -> tuple[int, int]:
-    """Return (offset, position) of the last end of a frame that the index has, up to these bounds."""
+    """Return (offset, position) of the last frame boundary in the index that is within both bounds."""
     if index.end <= offset and index.size <= position:
         return index.end, index.size
     last = index.last_entry_before(offset, position)
@@ -263,8 +266,8 @@ def _read_head(raw: memoryview) -> FrameHead | None:
 
 def _unseal(frame: memoryview, head: FrameHead) -> memoryview | None:
     """Return a frame of a compressed segment without its seal, if it has one; None if it is corrupted."""
-    # Without a seal, the checksum at the end is the body's.
-    body = HEADER_BYTES + STAMP_BYTES if head.uncompressed_header is None else 0
-    if crc32c(frame[body:-CRC_BYTES]) != int.from_bytes(frame[-CRC_BYTES:], "little"):
+    # A frame without a seal ends with the checksum of its body, not of the whole frame.
+    checked_from = HEADER_BYTES + STAMP_BYTES if head.uncompressed_header is None else 0
+    if crc32c(frame[checked_from:-CRC_BYTES]) != int.from_bytes(frame[-CRC_BYTES:], "little"):
         return None
     return frame if head.uncompressed_header is None else frame[: HEADER_BYTES + unpack_header(frame).length]

@@ -95,7 +95,7 @@ class RawRows:
         """The dimension, if each row is only a vector and all have that dimension; else 0."""
         batch = self.batch
         only_vectors = not batch.kinds_mask & ~_VECTOR_KINDS and batch.column(Column.METADATA) is None
-        return (batch.row_values or 0) if only_vectors else 0
+        return (batch.values_per_row or 0) if only_vectors else 0
 
     def has_metadata(self, row: int) -> bool:
         """Return True if a row has metadata."""

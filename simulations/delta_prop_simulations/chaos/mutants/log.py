@@ -70,7 +70,7 @@ LOG = (
         (edit(Committer._commit_all, ("self._fail(error)\n            return", "pass")),),
     ),
     Mutant(
-        "mark-before-the-sync",
+        "recovery-point-before-the-sync",
         "the recovery point moves before anything is written",
         "data below the recovery point is on stable storage",
         (
@@ -82,7 +82,7 @@ LOG = (
         ),
     ),
     Mutant(
-        "removed-before-the-mark",
+        "removed-before-the-recovery-point",
         "old segments are removed before the recovery point says that the log starts after them",
         "a log opens after a crash at any moment",
         (

@@ -12,15 +12,16 @@ from delta_prop_simulations.files import read_packaged
 
 DESCRIPTIONS = {
     "duplicate-at-a-higher-level": (
-        "Two services forward to each other, with logs whose read level is logged. A batch that its "
-        "producer wanted no more than logged comes back from the other service, whose forwarder asks for "
-        "durable. As a duplicate it waited for a sync of its first copy, which nobody had requested: the "
-        "forwarder retried for ever."
+        "Two services forward to each other, with logs whose read level is logged. A batch "
+        "acknowledged as logged comes back through the other service's forwarder, which asks for durable. "
+        "The duplicate waited for a sync of the first copy, which nobody had requested: the forwarder "
+        "retried for ever."
     ),
     "gap-filled-in-another-lane": (
         "A producer in the service's process numbers its own deltas over two lanes. When the log was "
-        "recovered in place, numbers up to its first open batch were filled, also those that belong to "
-        "the other lane; the open batch, which names its predecessor, then overlapped for ever."
+        "recovered in place, a lane filled all numbers below its first open batch, also those of the other "
+        "lane. The open batch names the number before it in its own lane, which is below the filled ones, "
+        "so it was refused as an overlap for ever."
     ),
     "forwarder-not-notified-of-a-loss": (
         "A disk fails and the log is recovered in place without rows that were acknowledged as logged. A "
