@@ -241,7 +241,10 @@ class Nemesis:
         propagator, process = node.propagator, node.machine.process
         if propagator is None or process is None or sink not in propagator.statistics().sinks:
             return False
-        await propagator.detach(sink)
+        try:
+            await propagator.detach(sink)
+        except UsageError:  # an earlier strike is detaching this sink
+            return False
         await anyio.sleep(strike.for_s)
         while not process.has_ended and node.propagator is propagator:
             before = disk_failures(node.machine)
