@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Ending(Enum):
-    """How a process ended."""
+    """The end of a process."""
 
     ENDED = "ended"  # by itself
     KILLED = "killed"

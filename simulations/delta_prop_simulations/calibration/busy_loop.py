@@ -27,7 +27,7 @@ the loop without a timer.
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """How much the event loop and a call on a thread slow each other down while both have work.
+    """The factors by which the event loop and a call on a thread slow each other down while both work.
 
     `loop_slower`: the factor of the loop's computing time. `thread_loses_s`: the seconds by which each second
     of the loop's computing prolongs the call: 0 if each has a processor and an interpreter of its own, 1 if
