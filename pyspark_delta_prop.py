@@ -1,4 +1,4 @@
-"""What Spark looks for to know `format("delta_prop")` without being told of it."""
+"""Lets Spark find `format("delta_prop")`: it imports the modules pyspark_* and reads `DefaultSource`."""
 
 from delta_prop.spark.source import DeltaPropSource as DefaultSource
 

@@ -1,1 +1,1 @@
-"""Benchmarks: each one guards a number in the documentation. They are not in the wheel."""
+"""Benchmarks: each one checks numbers that the documentation has. They are not in the wheel."""

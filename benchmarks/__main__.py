@@ -17,7 +17,7 @@ from benchmarks._processes import interrupt
 if TYPE_CHECKING:
     from types import FrameType
 
-_INTERRUPTED, _TERMINATED = (128 + one for one in (signal.SIGINT, signal.SIGTERM))
+_INTERRUPTED, _TERMINATED = (128 + signum for signum in (signal.SIGINT, signal.SIGTERM))
 
 
 def main(arguments: list[str]) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-FAILED = "something failed, or a goal is far short: by more than three times"
+FAILED = "something failed, or a goal is far short (missed by more than a factor of three)"
 
 
 class Arguments(argparse.ArgumentParser):
@@ -28,7 +28,7 @@ class Arguments(argparse.ArgumentParser):
 def bounded_int(minimum: int, maximum: int = 1_000_000_000) -> Callable[[str], int]:
     """Return an argument type: an integer within these bounds."""
 
-    def read(text: str) -> int:
+    def parse(text: str) -> int:
         try:
             value = int(text)
         except ValueError:
@@ -37,13 +37,13 @@ def bounded_int(minimum: int, maximum: int = 1_000_000_000) -> Callable[[str], i
             raise argparse.ArgumentTypeError(f"{text} is not an integer from {minimum:,} to {maximum:,}")
         return value
 
-    return read
+    return parse
 
 
 def bounded_float(minimum: float, maximum: float) -> Callable[[str], float]:
     """Return an argument type: a number within these bounds, such as a number of seconds."""
 
-    def read(text: str) -> float:
+    def parse(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
@@ -52,7 +52,7 @@ def bounded_float(minimum: float, maximum: float) -> Callable[[str], float]:
             raise argparse.ArgumentTypeError(f"{text} is not a number from {minimum:g} to {maximum:,g}")
         return value
 
-    return read
+    return parse
 
 
 def select_names(names: Sequence[str]) -> Callable[[str], list[str]]:
@@ -60,11 +60,11 @@ def select_names(names: Sequence[str]) -> Callable[[str], list[str]]:
     any of several texts separated by commas. An empty text selects all.
     """
 
-    def read(text: str) -> list[str]:
+    def parse(text: str) -> list[str]:
         if not text:
             return list(names)
-        if found := _names_containing(text, names):
-            return found
+        if matching_text := _names_containing(text, names):
+            return matching_text
         selected: set[str] = set()
         for part in text.split(","):
             matching = _names_containing(part, names) if part else []
@@ -73,7 +73,7 @@ def select_names(names: Sequence[str]) -> Callable[[str], list[str]]:
             selected |= set(matching)
         return [name for name in names if name in selected]
 
-    return read
+    return parse
 
 
 def _names_containing(part: str, names: Sequence[str]) -> list[str]:

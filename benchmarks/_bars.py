@@ -7,13 +7,14 @@ from html import escape
 from math import log10
 from typing import TYPE_CHECKING
 
-from delta_prop_simulations.report.style import colours
+from delta_prop_simulations.report.style import colour_rules
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-WIDTH, NAMES, RIGHT = 900, 400, 90
-ROW, BAR, TOP, BOTTOM = 22, 14, 44, 30
+# All sizes are in pixels.
+WIDTH, NAMES, RIGHT = 900, 400, 90  # of the picture, of the column of names, of the margin for labels
+ROW, BAR, TOP, BOTTOM = 22, 14, 44, 30  # heights of a row, of its bar, and of both margins
 _STYLE = (
     "svg{--quiet:#59616b;--grid:#dfe3e8;--ground:#fff}"
     "@media (prefers-color-scheme:dark){svg{--quiet:#a3abb5;--grid:#343a41;--ground:#14171a}}"
@@ -34,7 +35,7 @@ class Bar:
 
 
 def bars(title: str, rows: Sequence[Bar], ticks: Sequence[float], *, logarithmic: bool = False) -> str:
-    """Return the document. `ticks` ascend; bars start at the first tick and are clipped at the last one.
+    """Return the chart. `ticks` ascend; bars start at the first tick and are clipped at the last one.
 
     On a logarithmic axis bars start at 1 and extend to the left or to the right.
     """
@@ -48,7 +49,7 @@ def bars(title: str, rows: Sequence[Bar], ticks: Sequence[float], *, logarithmic
     bottom = TOP + ROW * len(rows)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + BOTTOM}" width="{WIDTH}">',
-        f"<style>{_STYLE}{colours()}</style>",
+        f"<style>{_STYLE}{colour_rules()}</style>",
         f'<rect class="ground" width="{WIDTH}" height="{bottom + BOTTOM}"/>',
         f'<text class="title" x="12" y="22">{escape(title)}</text>',
     ]

@@ -26,25 +26,28 @@ if TYPE_CHECKING:
 
 KINDS = {
     "lost": "acknowledged, but not in the log",
-    "moved": "acknowledged at a different offset than it has",
-    "nowhere": "acknowledged without an offset",
-    "twice": "more than once in the log",
-    "refused, but happened": "refused as not having happened, but in the log",
-    "vague": "answered that it may have happened, while there was time for the exact answer",
-    "nameless": "answered that it may have happened, without the dot for an outcome query",
-    "outcome": "queried by its dot, and answered wrongly",
-    "counted, but lost": "covered by the watermark of a hello, but lost",
-    "late": "answered after its deadline",
+    "other offset": "acknowledged at a different offset than it has in the log",
+    "no offset": "acknowledged without an offset",
+    "stored twice": "more than once in the log",
+    "refused, but stored": "refused as if it had no effect, but in the log",
+    "needlessly unknown": "answered OUTCOME_UNKNOWN, while there was time for the exact answer",
+    "unknown without dot": "answered OUTCOME_UNKNOWN, without the dot for an outcome query",
+    "wrong query answer": "an outcome query by the dot was answered wrongly",
+    "wrong watermark": "a hello got a watermark below an earlier one, or above a row that is not in the log",
+    "late answer": "answered after its deadline",
     "unanswered": "never answered",
-    "corruption": "the log is corrupted",
-    "stuck": "the service or a caller did not end",
+    "corrupt": "the log is corrupted",
+    "stuck": "the service did not start or end, or a caller did not end",
 }
 """Kinds of violations: the name under which each is counted, and its description."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """One answer to one call. `offsets`: one per row, None where an acknowledgement had no offset."""
+    """One answer to one call. `kind`: acknowledged, refused (it had no effect) or unknown (OUTCOME_UNKNOWN).
+
+    `offsets` of an acknowledgement: one per row, None if it named none. `dot`: of an unknown outcome.
+    """
 
     kind: str
     at_s: float
@@ -61,8 +64,8 @@ class Call:
 
     `level`: the level that an acknowledgement promises. `sent_s`: the last time they were sent; a refusal
     before that does not concern later attempts. `queried_offsets`: the answers to later outcome queries by
-    the dot: an offset, or -1 for "not in the log". `excused`: no answer is due, as the connection broke and
-    the caller does not send twice.
+    the dot: an offset, or -1 for "not in the log". `is_excused`: no answer is due, as the connection broke
+    and the caller does not send twice.
     """
 
     caller: str
@@ -72,7 +75,7 @@ class Call:
     deadline_s: float | None = None
     answers: list[Answer] = field(default_factory=list)
     queried_offsets: list[int] = field(default_factory=list)
-    excused: bool = False
+    is_excused: bool = False
 
 
 @dataclass(slots=True)
@@ -86,7 +89,7 @@ class Welcome:
 
 
 class Answers:
-    """The record of one run. `now` returns the time in seconds."""
+    """The calls of one run with their answers, and the welcomes. `now` returns the time in seconds."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.calls: list[Call] = []
@@ -122,7 +125,7 @@ class Answers:
         call.answers.append(Answer("acknowledged", self._now(), list(offsets), duplicate))
 
     def note_refused(self, call: Call, refusal: DeltaPropError) -> None:
-        """Record a refusal: the call has not happened or, by its code, the outcome is unknown."""
+        """Record a refusal: the call had no effect or, if the code is OUTCOME_UNKNOWN, may have had one."""
         answer = Answer("refused", self._now(), code=type(refusal).__name__, text=str(refusal))
         call.answers.append(answer)
         if not isinstance(refusal, Refused):
@@ -144,12 +147,12 @@ class Answers:
 
     def merge(self, data: Mapping[str, Any]) -> None:
         """Add the record of another process."""
-        for one in data["calls"]:
-            answers = [Answer(**answer) for answer in one["answers"]]
+        for call in data["calls"]:
+            answers = [Answer(**answer) for answer in call["answers"]]
             for answer in answers:
                 answer.dot = None if answer.dot is None else (answer.dot[0], answer.dot[1])
-            self.calls.append(Call(**{**one, "answers": answers}))
-        self.welcomes += [Welcome(**one) for one in data["welcomes"]]
+            self.calls.append(Call(**{**call, "answers": answers}))
+        self.welcomes += [Welcome(**welcome) for welcome in data["welcomes"]]
 
 
 @dataclass(slots=True)
@@ -165,11 +168,11 @@ class LogIndex:
 def read_log_index(disk: Disk) -> LogIndex:
     """Read every row from the files of a data directory that no process writes to."""
     index = LogIndex()
-    for found in inspect(disk):
-        if isinstance(found, LogCorrupted):
-            index.corruption.append(str(found))
+    for entry in inspect(disk):
+        if isinstance(entry, LogCorrupted):
+            index.corruption.append(str(entry))
             continue
-        logged = found.logged
+        logged = entry.logged
         batch = logged.batch
         for row in range(batch.count):
             index.counters[batch.origin].add(batch.counter(row))
@@ -184,14 +187,14 @@ class Failures:
     """The failures of the disk during a run.
 
     `surviving_level`: the lowest level whose acknowledgements survive them. `recovered_s`: the time of the
-    log's last recovery; None: unknown, so no answer is judged by it. `undecided`: the log was closed, or
+    log's last recovery; if it is None, no answer is judged by it. `has_no_recovery`: the log was closed, or
     stopped for good, before it recovered. `grace_s`: how long after its deadline an answer may come, as the
     service finishes work in progress, on a machine that may be busy.
     """
 
     surviving_level: AckLevel = AckLevel.LOGGED
     recovered_s: float | None = None
-    undecided: bool = False
+    has_no_recovery: bool = False
     grace_s: float = 0.5
 
 
@@ -199,14 +202,14 @@ def judge(index: LogIndex, answers: Answers, failures: Failures) -> Verdict:
     """Compare every answer with the recovered log."""
     verdict = Verdict()
     for text in index.corruption:
-        verdict.add("corruption", text)
+        verdict.add("corrupt", text)
     for call in answers.calls:
         for key in call.keys:
             if len(index.offsets.get(key, ())) > 1:
-                verdict.add("twice", f"{call.caller}: {key} is at {index.offsets[key]}")
+                verdict.add("stored twice", f"{call.caller}: {key} is at {index.offsets[key]}")
         for answer in call.answers:
             _judge_answer(verdict, index, call, answer, failures)
-        if not call.answers and not call.excused:
+        if not call.answers and not call.is_excused:
             verdict.add("unanswered", f"{call.caller}: {call.keys[0]}, sent at {call.sent_s:.3f} s")
         _judge_queried(verdict, index, call)
     _judge_welcomes(verdict, index, answers.welcomes)
@@ -216,17 +219,17 @@ def judge(index: LogIndex, answers: Answers, failures: Failures) -> Verdict:
 def _judge_answer(verdict: Verdict, index: LogIndex, call: Call, answer: Answer, failures: Failures) -> None:
     subject = f"{call.caller}: {call.keys[0]}, answered at {answer.at_s:.3f} s"
     if call.deadline_s is not None and answer.at_s > call.deadline_s + failures.grace_s:
-        verdict.add("late", f"{subject}, was due by {call.deadline_s:.3f} s")
+        verdict.add("late answer", f"{subject}, was due by {call.deadline_s:.3f} s")
     if answer.kind == "acknowledged":
         _judge_acknowledged(verdict, index, call, answer, failures.surviving_level)
     elif answer.kind == "unknown":
         _judge_unknown(verdict, call, answer, failures)
-    elif failures.undecided and any(one.kind == "unknown" for one in call.answers):
+    elif failures.has_no_recovery and any(earlier.kind == "unknown" for earlier in call.answers):
         pass  # a refusal of a later send decides nothing about the first one
     elif answer is call.answers[-1] and answer.at_s >= call.sent_s:
         found_at = {key: index.offsets[key] for key in call.keys if index.offsets.get(key)}
         if found_at:
-            verdict.add("refused, but happened", f"{subject} {answer.code} ({answer.text}), is at {found_at}")
+            verdict.add("refused, but stored", f"{subject} {answer.code} ({answer.text}), is at {found_at}")
 
 
 def _judge_acknowledged(
@@ -235,43 +238,46 @@ def _judge_acknowledged(
     manner = " as a duplicate" if answer.duplicate else ""
     for key, acked in zip(call.keys, answer.offsets, strict=True):
         subject = f"{call.caller}: {key}, acknowledged{manner} at {answer.at_s:.3f} s"
-        found = index.offsets.get(key, [])
+        logged = index.offsets.get(key, [])
         if acked is None:
-            verdict.add("nowhere", f"{subject} without its offset, is at {found}")
-        if not found and call.level >= surviving_level:
+            verdict.add("no offset", f"{subject} without its offset, is at {logged}")
+        if not logged and call.level >= surviving_level:
             verdict.add("lost", f"{subject} with offset {acked}, is not in the log")
-        elif found and acked is not None and acked not in found:
-            verdict.add("moved", f"{subject} with offset {acked}, is at {found}")
+        elif logged and acked is not None and acked not in logged:
+            verdict.add("other offset", f"{subject} with offset {acked}, is at {logged}")
 
 
 def _judge_unknown(verdict: Verdict, call: Call, answer: Answer, failures: Failures) -> None:
     subject = f"{call.caller}: {call.keys[0]}, answered at {answer.at_s:.3f} s {answer.code} ({answer.text})"
     if answer.dot is None:
-        verdict.add("nameless", subject)
-    if failures.undecided:
+        verdict.add("unknown without dot", subject)
+    if failures.has_no_recovery:
         return
     if call.deadline_s is None or answer.at_s < call.deadline_s - failures.grace_s:
-        verdict.add("vague", f"{subject}, before its deadline")
+        verdict.add("needlessly unknown", f"{subject}, before its deadline")
     elif failures.recovered_s is not None and failures.recovered_s < call.deadline_s - 2 * failures.grace_s:
-        verdict.add("vague", f"{subject}, and the log was recovered at {failures.recovered_s:.3f} s")
+        verdict.add(
+            "needlessly unknown", f"{subject}, and the log was recovered at {failures.recovered_s:.3f} s"
+        )
 
 
 def _judge_queried(verdict: Verdict, index: LogIndex, call: Call) -> None:
-    found = [offset for key in call.keys for offset in index.offsets.get(key, [])]
+    logged = [offset for key in call.keys for offset in index.offsets.get(key, [])]
     for queried in call.queried_offsets:
-        if (queried >= 0) != bool(found) or (found and queried not in found):
+        if (queried >= 0) != bool(logged) or (logged and queried not in logged):
             claim = "not in the log" if queried < 0 else f"at {queried}"
-            verdict.add("outcome", f"{call.caller}: {call.keys[0]}, by its dot {claim}, is at {found}")
+            subject = f"{call.caller}: {call.keys[0]}"
+            verdict.add("wrong query answer", f"{subject}, by its dot {claim}, is at {logged}")
 
 
 def _judge_welcomes(verdict: Verdict, index: LogIndex, welcomes: Iterable[Welcome]) -> None:
-    """Check that no hello got a watermark below an earlier one, and that the log has all that they cover."""
+    """Check that no hello got a watermark below an earlier one, and that the log has all rows up to each."""
     highest: dict[int, Welcome] = {}
     for one in sorted(welcomes, key=lambda welcome: welcome.at_s):
         before = highest.get(one.origin)
         if before is not None and one.watermark < before.watermark:
             verdict.add(
-                "counted, but lost",
+                "wrong watermark",
                 f"{one.caller}: a hello got watermark {before.watermark} at {before.at_s:.3f} s, the "
                 f"next one {one.watermark} at {one.at_s:.3f} s",
             )
@@ -281,14 +287,14 @@ def _judge_welcomes(verdict: Verdict, index: LogIndex, welcomes: Iterable[Welcom
         missing = set(range(1, one.watermark + 1)) - index.counters.get(origin, set())
         if missing:
             verdict.add(
-                "counted, but lost",
+                "wrong watermark",
                 f"{one.caller}: a hello got watermark {one.watermark} at {one.at_s:.3f} s, but counters "
                 f"{sorted(missing)[:5]} are not in the log",
             )
 
 
 def count_answers(answers: Answers) -> Counter[str]:
-    """Count the answers by kind, and the rows that callers sent."""
+    """Count the rows sent, and the rows answered by kind of answer; also outcome queries and welcomes."""
     counts: Counter[str] = Counter()
     for call in answers.calls:
         counts["rows"] += len(call.keys)

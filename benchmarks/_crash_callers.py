@@ -37,11 +37,11 @@ TIMEOUT_S = 60.0
 DIMENSION = 2
 _RETRY_S = 0.02
 _REFUSALS = (Refused, UsageError)
-"""Errors that say that the call had no effect; UsageError if the service was closed meanwhile."""
+"""Errors that answer a call: a refusal or an unknown outcome, or UsageError if the service was closed."""
 
 
 class Pace(Protocol):
-    """The number and the rate of one caller's calls."""
+    """Decides how many calls one caller makes, and when."""
 
     def has_more(self) -> bool:
         """Return True while there is another call to make."""
@@ -56,10 +56,10 @@ class Pace(Protocol):
         ...
 
 
-def make_rows(caller: str, number: int, rows: int = 1, *, with_ids: bool = False) -> list[Delta]:
+def make_rows(caller: str, number: int, count: int = 1, *, with_ids: bool = False) -> list[Delta]:
     """Return the rows of call `number` of a caller; no other row has their keys."""
     deltas = []
-    for row in range(rows):
+    for row in range(count):
         key = f"{caller}/{number}.{row}"
         operation = opaque(key.encode()) if number % 2 else create([float(number), float(row)])
         delta_id = blake2b(key.encode(), digest_size=16).digest() if with_ids else None
@@ -80,14 +80,14 @@ class Caller:
     answers: Answers
     pace: Pace
     level: AckLevel = AckLevel.DURABLE
-    rows: int = 1
+    rows_per_call: int = 1
     timeout_s: float = TIMEOUT_S
     with_ids: bool = False
 
     async def publish(self, publish: Callable[..., Awaitable[PublishAck]]) -> None:
         """Publish call after call with `publish(*deltas, timeout_s=…)`; never send a call twice."""
         while self.pace.has_more():
-            deltas = make_rows(self.name, self.pace.next(), self.rows, with_ids=self.with_ids)
+            deltas = make_rows(self.name, self.pace.next(), self.rows_per_call, with_ids=self.with_ids)
             call = self.answers.call(self.name, keys_of(deltas), self.level, self.timeout_s)
             try:
                 self.answers.note_published(call, await publish(*deltas, timeout_s=self.timeout_s))
@@ -116,21 +116,21 @@ class Caller:
         """Offer one call after another, and wait for the receipts concurrently."""
         async with anyio.create_task_group() as tasks:
             while self.pace.has_more():
-                deltas = make_rows(self.name, self.pace.next(), self.rows, with_ids=self.with_ids)
+                deltas = make_rows(self.name, self.pace.next(), self.rows_per_call, with_ids=self.with_ids)
                 call = self.answers.call(self.name, keys_of(deltas), self.level)
                 try:
                     receipt = offer(*deltas)
                 except _REFUSALS as refusal:
                     self.answers.note_refused(call, refusal)
                 else:
-                    tasks.start_soon(_note, self.answers, call, receipt)
+                    tasks.start_soon(_record_outcome, self.answers, call, receipt)
                 await anyio.sleep(self.pace.pause_s())
 
     async def offer_embedded(self, propagator: Propagator) -> None:
         """Offer by `Propagator.offer`."""
         await self.offer(partial(propagator.offer, ack_level=self.level))
 
-    async def publish_as(self, propagator: Propagator) -> None:
+    async def publish_through_handle(self, propagator: Propagator) -> None:
         """Publish through a producer handle of the propagator."""
         handle = await open_producer(propagator, self.name, self.level)
         if handle is not None:
@@ -139,15 +139,15 @@ class Caller:
             with suppress(*_REFUSALS):  # the service was closed meanwhile
                 await query_outcomes(own_calls, lambda dot: handle.outcome(dot.counter))
 
-    async def offer_as(self, propagator: Propagator) -> None:
-        """Offer a few batches through a handle that is not used afterwards: nothing is sent again."""
+    async def offer_through_handles(self, propagator: Propagator) -> None:
+        """Offer two batches through each of several handles, one handle after another; resend nothing."""
         while self.pace.has_more():
             caller = f"{self.name}-{self.pace.next()}"
             handle = await open_producer(propagator, caller, self.level)
             if handle is None:
                 return
             for batch in range(2):
-                deltas = make_rows(caller, batch, self.rows)
+                deltas = make_rows(caller, batch, self.rows_per_call)
                 call = self.answers.call(caller, keys_of(deltas), self.level)
                 try:
                     receipt = handle.offer(*deltas)
@@ -162,7 +162,7 @@ class Caller:
         offered: list[tuple[Call, SyncReceipt]] = []
         while self.pace.has_more():
             number = self.pace.next()
-            deltas = make_rows(self.name, number, self.rows)
+            deltas = make_rows(self.name, number, self.rows_per_call)
             timeout_s = (None, self.timeout_s, TIMEOUT_S)[number % 3]
             call = self.answers.call(self.name, keys_of(deltas), self.level, timeout_s)
             try:
@@ -185,42 +185,42 @@ MakeCaller = Callable[..., "Caller"]
 
 
 def embedded_callers(
-    make: MakeCaller, short_s: float
+    make_caller: MakeCaller, short_timeout_s: float
 ) -> list[tuple[Caller, Callable[[Caller, Propagator], Awaitable[None]]]]:
     """Return the callers within a service's process, each with the method that it runs."""
     logged = AckLevel.LOGGED
     return [
-        (make("publish"), Caller.publish_embedded),
-        (make("publish-rows", rows=3), Caller.publish_embedded),
-        (make("publish-ids", with_ids=True), Caller.publish_embedded),
-        (make("publish-logged", level=logged), Caller.publish_embedded),
-        (make("publish-short", timeout_s=short_s), Caller.publish_embedded),
-        (make("publish-many", rows=2), Caller.publish_many_embedded),
-        (make("offer"), Caller.offer_embedded),
-        (make("offer-ids", with_ids=True, level=logged), Caller.offer_embedded),
-        (make("handle"), Caller.publish_as),
-        (make("handle-short", timeout_s=short_s), Caller.publish_as),
-        (make("handle-offer"), Caller.offer_as),
+        (make_caller("publish"), Caller.publish_embedded),
+        (make_caller("publish-rows", rows_per_call=3), Caller.publish_embedded),
+        (make_caller("publish-ids", with_ids=True), Caller.publish_embedded),
+        (make_caller("publish-logged", level=logged), Caller.publish_embedded),
+        (make_caller("publish-short", timeout_s=short_timeout_s), Caller.publish_embedded),
+        (make_caller("publish-many", rows_per_call=2), Caller.publish_many_embedded),
+        (make_caller("offer"), Caller.offer_embedded),
+        (make_caller("offer-ids", with_ids=True, level=logged), Caller.offer_embedded),
+        (make_caller("handle"), Caller.publish_through_handle),
+        (make_caller("handle-short", timeout_s=short_timeout_s), Caller.publish_through_handle),
+        (make_caller("handle-offer"), Caller.offer_through_handles),
     ]
 
 
-async def produce(producer: Producer, make: MakeCaller, short_s: float) -> None:
+async def produce(producer: Producer, make_caller: MakeCaller, short_timeout_s: float) -> None:
     """Run several callers concurrently on one client."""
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(make("client-publish").publish, producer.publish)
-        tasks.start_soon(make("client-short", timeout_s=short_s).publish, producer.publish)
-        tasks.start_soon(make("client-rows", rows=2).publish, producer.publish)
-        tasks.start_soon(make("client-offer").offer, producer.offer)
+        tasks.start_soon(make_caller("client-publish").publish, producer.publish)
+        tasks.start_soon(make_caller("client-short", timeout_s=short_timeout_s).publish, producer.publish)
+        tasks.start_soon(make_caller("client-rows", rows_per_call=2).publish, producer.publish)
+        tasks.start_soon(make_caller("client-offer").offer, producer.offer)
         for number in range(2):
-            caller = make(f"client-many-{number}", rows=2)
+            caller = make_caller(f"client-many-{number}", rows_per_call=2)
             tasks.start_soon(caller.publish_many, producer.publish_many)
 
 
-async def _note(answers: Answers, call: Call, receipt: Receipt) -> None:
+async def _record_outcome(answers: Answers, call: Call, receipt: Receipt) -> None:
     try:
         answers.note_published(call, await receipt.wait())
-    except Unreachable:  # the call was not refused, and its outcome is unknown
-        call.excused = True
+    except Unreachable:  # the service has not answered, so the outcome is unknown
+        call.is_excused = True
     except Refused as refusal:
         answers.note_refused(call, refusal)
 
@@ -243,7 +243,8 @@ async def query_outcomes(
     for call in calls:
         for answer in call.answers:
             if answer.kind == "unknown" and answer.dot is not None:
-                found = await outcome(Dot(*answer.dot))
-                call.queried_offsets.append(
-                    found if isinstance(found, int) and not isinstance(found, ErrorCode) else -1
-                )
+                offset_or_code = await outcome(Dot(*answer.dot))
+                if isinstance(offset_or_code, int) and not isinstance(offset_or_code, ErrorCode):
+                    call.queried_offsets.append(offset_or_code)
+                else:
+                    call.queried_offsets.append(-1)

@@ -1,4 +1,6 @@
-"""Checks that a log, and a table fed from it, hold each acknowledged delta once, at its offset, and no other.
+"""Checks that a log, and a table fed from it, hold each acknowledged delta once, at its offset.
+
+Deltas that were sent and not acknowledged may be in the log, too; anything else is a violation.
 
 The log is read frame by frame from its files, without opening or recovering it, and the table directly from
 SQLite; both are compared with the acknowledgements and with the deltas that the producers are known to send.
@@ -31,21 +33,27 @@ if TYPE_CHECKING:
 
     from delta_prop_wire.delta import Operation
 
+KINDS = {
+    "lost": "acknowledged, but not in the log",
+    "other offset": "acknowledged at a different offset than it has in the log",
+    "answers differ": "acknowledged at two offsets, twice as new, or without an offset",
+    "stored twice": "more than once in the log",
+    "out of order": "an offset, or a line of a producer, is not the next one",
+    "missing line": "not in the log, although a later line of its producer is",
+    "corrupt": "the log is corrupted, or holds something that was not sent",
+    "wrong watermark": "the service's watermark of a producer is not that of the log",
+    "refused": "a delta was not accepted",
+    "wrong table": "the SQLite file differs from the log",
+    "bad start or end": "the service did not start, or did not end cleanly",
+}
+"""Kinds of violations: the name under which each is counted, and its description."""
 SHOWN_MAX = 5
 """Violations of one kind that are described; all are counted."""
 
 
 @dataclass(slots=True)
 class Verdict:
-    """The violations found, by kind.
-
-    lost: acknowledged, but absent; moved: present, at another offset; answers differ: two acknowledgements
-    with different offsets, or two that both said "new"; duplicate: one delta twice in the log; order: offsets
-    that are not consecutive, or a producer's lines out of order; hole: a line missing below a later one;
-    corrupt: corruption, or another delta than was sent; forgotten: the service's watermark of a producer
-    is below the log's; refused: a delta not accepted; table: the SQLite file disagrees; start: the
-    service did not start or end.
-    """
+    """The violations: a count for each kind, and descriptions of the first ones of each kind."""
 
     counts: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
@@ -69,7 +77,9 @@ class Verdict:
 
 @dataclass(slots=True)
 class History:
-    """The acknowledgements: the acknowledged offset of each producer's line."""
+    """The acknowledgements so far. `acked`: the offset by (producer, line); `last`: each producer's highest
+    acknowledged line; `acks`: the number of acknowledgements; `duplicates`: how many said "duplicate".
+    """
 
     acked: dict[tuple[str, int], int] = field(default_factory=dict)
     last: dict[str, int] = field(default_factory=dict)
@@ -124,7 +134,7 @@ class Row:
 
 @dataclass(slots=True)
 class LogSnapshot:
-    """A snapshot: each producer's last line below its offset, and the vectors that result from them."""
+    """A snapshot. `lines`: by origin, the last line below `offset`; `vectors`: the state that they make."""
 
     offset: int
     lines: dict[int, int] = field(default_factory=dict)
@@ -157,11 +167,11 @@ class Log:
 def read_log(directory: Path) -> Log:
     """Read every row from the files of a data directory that no process writes to."""
     log = Log()
-    for found in inspect(LocalDisk(directory)):
-        if isinstance(found, LogCorrupted):
-            log.corruption.append(str(found))
+    for entry in inspect(LocalDisk(directory)):
+        if isinstance(entry, LogCorrupted):
+            log.corruption.append(str(entry))
             continue
-        logged = found.logged
+        logged = entry.logged
         batch = logged.batch
         for row in range(batch.count):
             delta = batch.delta(row)
@@ -181,14 +191,14 @@ def _read_snapshot(directory: Path) -> LogSnapshot | None:
         return None
     snapshot = open_snapshot(disk, DIRECTORY, offsets[-1])
     snapshot.verify()
-    found = LogSnapshot(
+    content = LogSnapshot(
         snapshot.offset, {origin: mark.counter for origin, mark in snapshot.watermarks.items()}
     )
     for logged in snapshot.frames():
         for row, key in enumerate(logged.batch.keys):
-            found.vectors[key] = state_of(logged.batch, row).vector
+            content.vectors[key] = state_of(logged.batch, row).vector
     snapshot.close()
-    return found
+    return content
 
 
 def check_log(log: Log, history: History, names: Sequence[str]) -> Verdict:
@@ -216,31 +226,34 @@ def check_log(log: Log, history: History, names: Sequence[str]) -> Verdict:
             verdict.add("corrupt", f"offset {row.offset} is of origin {row.origin:#x}, which sent nothing")
             continue
         if row.offset != expected:
-            verdict.add("order", f"offset {row.offset} is in place of {expected}")
+            verdict.add("out of order", f"offset {row.offset} is in place of {expected}")
         if (name, row.line) in offsets:
             first = offsets[name, row.line]
-            verdict.add("duplicate", f"{name} line {row.line} is at {first} and at {row.offset}")
+            verdict.add("stored twice", f"{name} line {row.line} is at {first} and at {row.offset}")
         elif row.line <= last_lines[name]:
-            verdict.add("order", f"{name} line {row.line} is after its line {last_lines[name]}")
+            verdict.add("out of order", f"{name} line {row.line} is after its line {last_lines[name]}")
         elif row.line > last_lines[name] + 1:
-            verdict.add("hole", f"{name} line {row.line} follows its line {last_lines[name]}")
+            verdict.add("missing line", f"{name} line {row.line} follows its line {last_lines[name]}")
         if not _are_equal(row.delta, make_delta(name, row.line)):
             verdict.add("corrupt", f"offset {row.offset} is not what {name} sent as line {row.line}")
         offsets.setdefault((name, row.line), row.offset)
         last_lines[name] = max(last_lines[name], row.line)
     for key, offset in history.acked.items():
-        found = offsets.get(key)
+        logged_offset = offsets.get(key)
         if (
-            found is None
+            logged_offset is None
             and offset < start
             and snapshot is not None
             and key[1] <= last_in_snapshot(snapshot, key[0])
         ):
             continue  # the snapshot covers the line
-        if found is None:
+        if logged_offset is None:
             verdict.add("lost", f"{key[0]} line {key[1]} was acknowledged at {offset} and is not in the log")
-        elif found != offset:
-            verdict.add("moved", f"{key[0]} line {key[1]} was acknowledged at {offset} and is at {found}")
+        elif logged_offset != offset:
+            verdict.add(
+                "other offset",
+                f"{key[0]} line {key[1]} was acknowledged at {offset} and is at {logged_offset}",
+            )
     return verdict
 
 
@@ -260,8 +273,8 @@ def check_snapshot(snapshot: LogSnapshot, names: Sequence[str], verdict: Verdict
             values[delta.vector_id] = _step(before, delta.operation)
         for key, value in values.items():
             expected_keys.add(key)
-            found = snapshot.vectors.get(key)
-            if found is None or not np.array_equal(found, value):
+            stored = snapshot.vectors.get(key)
+            if stored is None or not np.array_equal(stored, value):
                 verdict.add(
                     "corrupt", f"{key} in the snapshot at {snapshot.offset} is not the fold of its deltas"
                 )
@@ -270,17 +283,17 @@ def check_snapshot(snapshot: LogSnapshot, names: Sequence[str], verdict: Verdict
 
 
 def check_service(ready: Mapping[str, object], log: Log, names: Sequence[str]) -> Verdict:
-    """Compare a service's watermarks and next offset after its start with the log that it started from."""
+    """Compare the watermarks and the next offset of a started service with the log that it started from."""
     verdict = Verdict()
     watermarks = ready["watermarks"]
     assert isinstance(watermarks, dict)
     for name, line in log.ends(names).items():
         if watermarks.get(name) != line:
             text = f"the service's watermark of {name} is line {watermarks.get(name)}, the log has {line}"
-            verdict.add("forgotten", text)
+            verdict.add("wrong watermark", text)
     if ready["next_offset"] != log.next_offset:
         text = f"the service continues at {ready['next_offset']}, the log ends at {log.next_offset}"
-        verdict.add("order", text)
+        verdict.add("out of order", text)
     return verdict
 
 
@@ -306,22 +319,22 @@ def read_table(path: Path) -> Table | None:
         (tables,) = connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'vectors'").fetchone()
         if not tables:
             return None
-        found = connection.execute("SELECT next_offset FROM cursor").fetchone()
+        cursor_row = connection.execute("SELECT next_offset FROM cursor").fetchone()
         rows = connection.execute("SELECT vector_id, offset, value FROM vectors").fetchall()
     finally:
         connection.close()
     vectors = {key: (offset, np.frombuffer(value, "<f4")) for key, offset, value in rows}
-    return Table(0 if found is None else found[0], vectors)
+    return Table(0 if cursor_row is None else cursor_row[0], vectors)
 
 
 def check_table(table: Table, log: Log, *, finished: bool = False) -> Verdict:
     """Check that each vector is the fold of its deltas up to its offset, and includes those below the cursor.
 
-    `finished`: the table must cover the full log.
+    `finished`: the service has ended cleanly, so the table must cover the full log.
     """
     verdict = Verdict()
     if table.cursor > len(log.rows) or (finished and table.cursor != len(log.rows)):
-        verdict.add("table", f"its cursor is {table.cursor}, the log ends at {len(log.rows)}")
+        verdict.add("wrong table", f"its cursor is {table.cursor}, the log ends at {len(log.rows)}")
     rows_by_key: defaultdict[str, list[Row]] = defaultdict(list)
     for row in log.rows:
         rows_by_key[row.delta.vector_id].append(row)
@@ -330,12 +343,13 @@ def check_table(table: Table, log: Log, *, finished: bool = False) -> Verdict:
         due_offset = max((row.offset for row in rows if row.offset < table.cursor), default=-1)
         if offset < due_offset:
             verdict.add(
-                "table", f"{key} is as of offset {offset}, the cursor {table.cursor} covers {due_offset}"
+                "wrong table",
+                f"{key} is as of offset {offset}, the cursor {table.cursor} covers {due_offset}",
             )
         elif value is not None and not np.array_equal(value, fold(rows, offset)):
-            verdict.add("table", f"{key} is not the fold of its deltas up to offset {offset}")
+            verdict.add("wrong table", f"{key} is not the fold of its deltas up to offset {offset}")
     for key in table.vectors.keys() - rows_by_key.keys():
-        verdict.add("table", f"{key} is in the table and not in the log")
+        verdict.add("wrong table", f"{key} is in the table and not in the log")
     return verdict
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from delta_prop_wire.frames import Frame, OriginGrant
 
 WINDOW = 3
-"""Maximum number of frames without an outcome; so many are sent together."""
+"""Maximum number of batches of one client that have no outcome yet; up to this many are sent together."""
 RETRY_S_FIRST, RETRY_S_MAX, RETRY_GROWTH = 0.002, 0.25, 1.4
 """Backoff between connection attempts: short at first, long once the log must have recovered."""
 HEARTBEAT_S, PEER_TIMEOUT_S, CONNECT_TIMEOUT_S = 4.0, 15.0, 5.0
@@ -42,14 +42,14 @@ _BYTES = 64 * 1024
 
 
 class RefusalPolicy(Enum):
-    """Reactions to a retryable refusal, which says that the frame had no effect."""
+    """A client's reaction to a retryable refusal, which says that the frame had no effect."""
 
     PATIENT = "patient"
     """Waits as long as the refusal says, and sends the same frame again."""
     HASTY = "hasty"
     """Reconnects at once, and sends the same frame."""
     FICKLE = "fickle"
-    """Gives the dot to another delta, as the first one had no effect."""
+    """Gives the dots of the refused deltas to other deltas."""
 
 
 class ConnectionBroken(Exception):
@@ -66,7 +66,7 @@ class Site:
 
 
 class BareConnection:
-    """One connection: sends and receives frames and heartbeats."""
+    """One connection: sends and receives frames, and sends heartbeats while it waits."""
 
     def __init__(self, stream: Stream, now: Callable[[], float]) -> None:
         self.connection = Connection(Role.CLIENT)
@@ -77,10 +77,10 @@ class BareConnection:
         self._next_sequence = 1
         self._beats = 0
 
-    def draw(self, rows: int) -> int:
-        """Return the sequence of the next frame, which has `rows` rows."""
+    def reserve_sequences(self, count: int) -> int:
+        """Return the sequence of the next frame, which has `count` rows; each row takes one number."""
         sequence = self._next_sequence
-        self._next_sequence += rows
+        self._next_sequence += count
         return sequence
 
     async def send(self, frame: Frame) -> None:
@@ -152,17 +152,19 @@ class BareClient:
                         await self.serve(BareConnection(stream, self._site.now))
                     finally:
                         closing.start_soon(stream.aclose)  # closing waits for the other side
-                await anyio.sleep(self._draw_wait_s())
+                await anyio.sleep(self._next_wait_s())
 
-    def _draw_wait_s(self) -> float:
-        """Return the seconds to wait before the next try."""
+    def _next_wait_s(self) -> float:
+        """Count a try; return the seconds to wait before it."""
         self._tries += 1
         return min(RETRY_S_FIRST * RETRY_GROWTH ** min(self._tries, 30), RETRY_S_MAX)
 
 
 @dataclass(slots=True, eq=False)
 class UnackedBatch:
-    """A batch without an outcome. `sequence`: its sequence on this connection; 0: not sent on it."""
+    """A batch without an outcome. `base`: the counter of its first row; `sequence`: that row's sequence on
+    the current connection, 0 if it was not sent there; `offsets`: by row, those acknowledged so far.
+    """
 
     base: int
     deltas: list[Delta]
@@ -179,7 +181,7 @@ class UnackedBatch:
 
 
 class BatchClient(BareClient):
-    """Sends batches under dots of its own, a few at a time, each until it has its outcome."""
+    """Sends batches under dots of its own, up to `WINDOW` at a time, each again until it is answered."""
 
     def __init__(self, name: str, answers: Answers, pace: Pace, site: Site, policy: RefusalPolicy) -> None:
         super().__init__(name, answers, pace, site)
@@ -216,7 +218,7 @@ class BatchClient(BareClient):
                 if not self._open:  # new batches are sent together, so that the service takes several at once
                     await anyio.sleep(self._pace.pause_s())
                     while len(self._open) < self._window and self._pace.has_more():
-                        await self._send(link, self._draw())
+                        await self._send(link, self._make_batch())
             for frame in await link.receive(wait_s):
                 if isinstance(frame, Ack):
                     self._take_ack(frame)
@@ -231,16 +233,16 @@ class BatchClient(BareClient):
             unacked.offsets.clear()
         first = next(iter(self._open.values()), None)
         if grant.watermark < (self._next if first is None else first.base) - 1:
-            self._drop_origin()  # open batches would wait forever for rows that the watermark lost
+            self._drop_origin()  # rows before the open batches are lost, so these would wait forever
 
     def _drop_origin(self) -> None:
         """Drop this origin and all open batches. Raises ConnectionBroken."""
         for unacked in self._open.values():
-            unacked.call.excused = True
+            unacked.call.is_excused = True
         self._take_new_origin()
         raise ConnectionBroken
 
-    def _draw(self) -> UnackedBatch:
+    def _make_batch(self) -> UnackedBatch:
         """Make the next batch, of one or two rows."""
         number = self._pace.next()
         deltas = make_rows(self.name, number, 1 + number % 2)
@@ -259,7 +261,7 @@ class BatchClient(BareClient):
             epoch=self._epoch,
             ack_level=AckLevel.DURABLE,
         )
-        unacked.sequence = link.draw(len(unacked.deltas))
+        unacked.sequence = link.reserve_sequences(len(unacked.deltas))
         if unacked.was_sent:
             self._answers.note_resent(unacked.call)
         unacked.was_sent = True
@@ -306,7 +308,7 @@ class BatchClient(BareClient):
             deltas = make_rows(self.name, self._pace.next(), len(unacked.deltas))
             call = self._answers.call(self.name, keys_of(deltas), AckLevel.DURABLE)
             self._open[unacked.base] = UnackedBatch(unacked.base, deltas, call)
-            self._retry_s = self._site.now() + self._draw_wait_s()
+            self._retry_s = self._site.now() + self._next_wait_s()
         elif self._policy is RefusalPolicy.HASTY:
             raise ConnectionBroken
         else:
@@ -338,7 +340,7 @@ class DeltaClient(BareClient):
                 await anyio.sleep(self._pace.pause_s())
         finally:
             if self._open is not None and not self._with_ids:
-                self._open[1].excused = True
+                self._open[1].is_excused = True
                 self._open = None
 
     async def _send_one(self, link: BareConnection) -> None:
@@ -349,7 +351,7 @@ class DeltaClient(BareClient):
         else:
             delta, call = self._open
             self._answers.note_resent(call)
-        sequence = link.draw(1)
+        sequence = link.reserve_sequences(1)
         await link.send(DeltaFrame(sequence, delta, ack_wanted=True, ack_level=AckLevel.DURABLE))
         while self._open is not None:
             for frame in await link.receive(HEARTBEAT_S):
@@ -365,7 +367,7 @@ class DeltaClient(BareClient):
                 raise ConnectionBroken  # sent again with its id, the delta gets the exact answer
             self._open = None
         elif isinstance(frame, Ack) and frame.sequence >= sequence:
-            acked = next((one for one in frame.ranges if one.first <= sequence <= one.last), None)
+            acked = next((acked for acked in frame.ranges if acked.first <= sequence <= acked.last), None)
             offset = None if acked is None or acked.offset == UNKNOWN_OFFSET else acked.offset
             self._answers.note_acknowledged(call, [offset], duplicate=acked is not None and acked.duplicate)
             self._tries = 0

@@ -1,8 +1,8 @@
-"""Rounds on a real disk that fails under a service which is not killed: the service recovers in place.
+"""Rounds in which a real disk fails under a service; the service is not killed and recovers in place.
 
-Directories alternate: the server with clients over the network, and a process with callers of its own. Each
-directory is on a small file system of its own, where one can be mounted, and goes through a few failures.
-After each, once no call is in flight, every answer is compared with the log, whose files this process reads.
+The directories are used in turn by the server, with clients over the network, and by a process with callers
+of its own. They are on a small file system, if it can be mounted. Each round has one failure of the disk.
+After it, once no call is in flight, every answer is compared with the log, whose files this process reads.
 """
 
 from __future__ import annotations
@@ -37,8 +37,12 @@ if TYPE_CHECKING:
     import argparse
 
 IMAGE_BYTES = 64 * 1024 * 1024
-BUSY_S, GRACE_S = 1.2, 5.0
+BUSY_S = 1.2
+"""Seconds for which callers make calls in each round."""
+GRACE_S = 5.0
+"""Seconds after its deadline for which an answer may still come."""
 ANSWER_S_MAX = 200.0
+"""Maximum seconds until a process with callers prints the answers of a round."""
 END_S_MAX = 60.0
 SKIPPED = 77
 SHOWN_MAX = 30
@@ -49,7 +53,9 @@ _METRIC = "delta_prop_log_failed "
 
 @dataclass(slots=True)
 class Totals:
-    """Sums over several rounds. `disk_failures`: by kind; `log_failures`: how often the log failed."""
+    """Sums over several rounds. `calls_failed`: calls to the disk; `disk_failures`: rounds with a failure, by
+    kind; `log_failures`: how often the log failed; `connections`: those of bare clients.
+    """
 
     rounds: int = 0
     directories: int = 0
@@ -67,22 +73,24 @@ def run(given: argparse.Namespace, seed: int) -> int:
     skipped: list[str] = []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="delta-prop-crash-")))
-        library, mount = _library(folder, skipped), _mount(stack, folder, skipped)
+        library, mount = _build_library(folder, skipped), _mount_small(stack, folder, skipped)
         kinds = [*(CALLS if library is not None else ()), *([FULL] if mount is not None else [])]
         if not kinds:
             return SKIPPED
         setup = DiskSetup(mount or folder / "data", folder, library, kinds)
-        rng, done = random.Random(seed), 0
-        while done < given.rounds:
+        rng, rounds_done = random.Random(seed), 0
+        while rounds_done < given.rounds:
             name = (SERVED, EMBEDDED)[sum(one.directories for one in totals.values()) % 2]
-            rounds = min(given.lives, given.rounds - done)
-            kind = ServedDirectory if name == SERVED else EmbeddedDirectory
-            kind(setup, totals[name], rng).run_rounds(range(done + 1, done + rounds + 1), given.rounds)
-            done += rounds
+            rounds = min(given.rounds_per_directory, given.rounds - rounds_done)
+            directory_type = ServedDirectory if name == SERVED else EmbeddedDirectory
+            directory_type(setup, totals[name], rng).run_rounds(
+                range(rounds_done + 1, rounds_done + rounds + 1), given.rounds
+            )
+            rounds_done += rounds
     return report(f"failing disks, {given.rounds} rounds, seed {seed}", totals, skipped, given.json)
 
 
-def _library(folder: Path, skipped: list[str]) -> Path | None:
+def _build_library(folder: Path, skipped: list[str]) -> Path | None:
     try:
         return build(folder)
     except UnusableError as reason:
@@ -90,7 +98,7 @@ def _library(folder: Path, skipped: list[str]) -> Path | None:
         return None
 
 
-def _mount(stack: ExitStack, folder: Path, skipped: list[str]) -> Path | None:
+def _mount_small(stack: ExitStack, folder: Path, skipped: list[str]) -> Path | None:
     try:
         check_usable("ext4")
         return stack.enter_context(mount_image("ext4", folder, IMAGE_BYTES)).mount
@@ -115,7 +123,7 @@ class DiskSetup:
 
 
 class _Directory:
-    """One data directory from its first round to its last."""
+    """One data directory, and the rounds of one process on it."""
 
     name = ""
 
@@ -131,7 +139,10 @@ class _Directory:
         totals.directories += 1
 
     def run_rounds(self, numbers: range, rounds: int) -> None:
-        """Start the service, make its disk fail a few times, end it cleanly."""
+        """Start the service, make its disk fail in each round, end it cleanly.
+
+        `numbers`: those of the rounds on this directory; `rounds`: the number of rounds on all directories.
+        """
         setup = self._setup
         setup.data.mkdir(exist_ok=True)
         env: dict[str, str] = {}
@@ -144,7 +155,7 @@ class _Directory:
                 self.totals.verdict.add("stuck", f"the service did not start: {process.error_line()}")
                 return
             for number in numbers:
-                self._round(process, number, rounds)
+                self._run_round(process, number, rounds)
             self._end(process)
         finally:
             process.kill()
@@ -153,7 +164,7 @@ class _Directory:
                 self._failing.close()
             shutil.rmtree(self.directory, ignore_errors=True)
 
-    def _round(self, process: ChildProcess, number: int, rounds: int) -> None:
+    def _run_round(self, process: ChildProcess, number: int, rounds: int) -> None:
         totals, before = self.totals, self.totals.verdict.total
         failure = draw_failure(self._setup.kinds[number % len(self._setup.kinds)], self._rng, BUSY_S)
         round_ = anyio.run(self._run_with_failure, process, number, failure)
@@ -170,17 +181,17 @@ class _Directory:
         index = read_log_index(LocalDisk(self.directory))
         failures = Failures(recovered_s=round_.log_watch.recovered_s, grace_s=GRACE_S)
         totals.verdict.merge(judge(index, round_.answers, failures))
-        found, counts = totals.verdict.total - before, count_answers(round_.answers)
+        new_violations, counts = totals.verdict.total - before, count_answers(round_.answers)
         answers = ", ".join(f"{counts[kind]:,} {kind}" for kind in ("acknowledged", "refused", "unknown"))
         title = f"round {number} of {rounds}, {self.name}: {failure}: log failed {log_failures} times"
-        verdict = f"{found} VIOLATIONS" if found else "all true"
+        verdict = f"{new_violations} VIOLATIONS" if new_violations else "all true"
         print(f"{title}, {answers}: {verdict}", file=sys.stderr, flush=True)
 
     async def _run_with_failure(self, process: ChildProcess, number: int, failure: Failure) -> Round:
         round_ = Round(number, BUSY_S, self.level)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._fail, failure)
-            await self._load(process, number, round_)
+            await self._run_load(process, number, round_)
         return round_
 
     async def _fail(self, failure: Failure) -> None:
@@ -210,7 +221,7 @@ class _Directory:
     def _is_ready(self, process: ChildProcess) -> bool:
         raise NotImplementedError
 
-    async def _load(self, process: ChildProcess, number: int, round_: Round) -> None:
+    async def _run_load(self, process: ChildProcess, number: int, round_: Round) -> None:
         raise NotImplementedError
 
 
@@ -241,13 +252,13 @@ class ServedDirectory(_Directory):
         self._port, self._http_port = int(ports["port"]), int(ports["http"])
         return True
 
-    async def _load(self, process: ChildProcess, number: int, round_: Round) -> None:
-        async def failed() -> bool:
-            return await anyio.to_thread.run_sync(self._reports_failed, abandon_on_cancel=True)
+    async def _run_load(self, process: ChildProcess, number: int, round_: Round) -> None:
+        async def has_log_failed() -> bool:
+            return await anyio.to_thread.run_sync(self._read_log_failed, abandon_on_cancel=True)
 
-        await round_.run_remote(self._port, failed)
+        await round_.run_remote(self._port, has_log_failed)
 
-    def _reports_failed(self) -> bool:
+    def _read_log_failed(self) -> bool:
         url = f"http://127.0.0.1:{self._http_port}/metrics"
         with urllib.request.urlopen(url, timeout=10.0) as answer:
             lines: list[str] = answer.read().decode().splitlines()
@@ -270,14 +281,14 @@ class EmbeddedDirectory(_Directory):
     def _is_ready(self, process: ChildProcess) -> bool:
         return process.first_line() is not None
 
-    async def _load(self, process: ChildProcess, number: int, round_: Round) -> None:
-        lines = len(process.lines)
-        process.send_word(json.dumps({"number": number, "busy_s": BUSY_S, "level": self.level.name.lower()}))
+    async def _run_load(self, process: ChildProcess, number: int, round_: Round) -> None:
+        line_count = len(process.lines)
+        process.send_line(json.dumps({"number": number, "busy_s": BUSY_S, "level": self.level.name.lower()}))
         deadline = time.monotonic() + ANSWER_S_MAX
         # A thread reads the process's output, so there is no event to wait for.
-        while len(process.lines) == lines and process.is_alive and time.monotonic() < deadline:  # noqa: ASYNC110
+        while len(process.lines) == line_count and process.is_alive and time.monotonic() < deadline:  # noqa: ASYNC110
             await anyio.sleep(0.02)
-        if len(process.lines) == lines:
+        if len(process.lines) == line_count:
             round_.stuck_callers = f"the process printed nothing: {process.error_line()}"
             return
         printed = json.loads(process.lines[-1])
@@ -313,7 +324,7 @@ def report(title: str, totals: dict[str, Totals], skipped: list[str], path: Path
         print(f"not run: {what}")
     for one in columns.values():
         print("".join(f"{text}\n" for text in one.verdict.examples[:SHOWN_MAX]), end="")
-    # A run in which nothing failed, or nothing was acknowledged, proves nothing.
+    # A run with next to no failures or acknowledgements proves nothing.
     vacuous = [
         name
         for name, one in columns.items()
@@ -335,8 +346,8 @@ _LABELS = {
     "rows": "rows sent",
     "acknowledged": "  acknowledged",
     "duplicate": "    as duplicates",
-    "refused": "  has not happened",
-    "unknown": "  may have happened",
+    "refused": "  refused, without effect",
+    "unknown": "  of unknown outcome",
     "queried": "    outcome queries by the dot",
     "welcomes": "watermarks in answers to a hello",
 }

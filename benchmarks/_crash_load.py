@@ -1,4 +1,4 @@
-"""The load of one round on a real disk: callers of every kind, until all have their outcomes.
+"""The load of one round on a real disk: callers of every kind publish until all have their outcomes.
 
 Callers over the network run in the calling process. Callers within a service's process run in a process of
 their own: `python -m benchmarks._crash_load DIR …` opens DIR, prints `{"ready": …}`, and for each JSON line
@@ -41,7 +41,10 @@ if TYPE_CHECKING:
 KIB = 1024
 SEGMENT_BYTES, LOG_BYTES = 256 * KIB, 40 * KIB * KIB
 CHECKPOINT_FRAMES = 500
-PAUSE_S, SHORT_S = 0.004, 0.04
+PAUSE_S = 0.004
+"""Mean pause between two calls of one caller."""
+SHORT_TIMEOUT_S = 0.04
+"""Timeout of callers that may give up before the log has recovered."""
 QUIET_S_MAX = 60.0
 """Maximum seconds from the last call until all callers have their outcomes and the log has recovered."""
 POLL_S = 0.05
@@ -50,7 +53,7 @@ CLIENT = ClientSettings(close_timeout_s=60.0)
 
 @dataclass(slots=True)
 class LogWatch:
-    """The log's failures during one round, as polling sees them."""
+    """The log's failures during one round, as polling sees them. `recovered_s`: the last recovery's time."""
 
     failures: int = 0
     failed: bool = False
@@ -65,7 +68,7 @@ class LogWatch:
 
 
 class TimedPace:
-    """Allows calls until a time, at moments drawn from a seed."""
+    """Allows calls until a time, with pauses drawn from a seed."""
 
     def __init__(self, seed: str, ends_s: float) -> None:
         self._rng = random.Random(seed)
@@ -101,21 +104,21 @@ class Round:
         self._ends_s = time.monotonic() + busy_s
         self._running: dict[str, None] = {}
 
-    def make(self, name: str, **more: Any) -> Caller:
+    def make_caller(self, name: str, **options: Any) -> Caller:
         """Make a caller, by default at the level of the round."""
         return Caller(
-            f"{name}-{self._number}", self.answers, self._pace(name), **{"level": self._level, **more}
+            f"{name}-{self._number}", self.answers, self._pace(name), **{"level": self._level, **options}
         )
 
     def _pace(self, name: str) -> TimedPace:
         return TimedPace(f"{name} {self._number}", self._ends_s)
 
     def _start(
-        self, tasks: TaskGroup, name: str, call: Callable[..., Awaitable[object]], *given: Any
+        self, tasks: TaskGroup, name: str, call: Callable[..., Awaitable[object]], *arguments: Any
     ) -> None:
         async def run_noted() -> None:
             try:
-                await call(*given)
+                await call(*arguments)
             except (DeltaPropError, OSError) as error:  # the caller could not continue
                 self.stuck_callers = f"{name}: {error!r}"
             del self._running[name]
@@ -123,17 +126,19 @@ class Round:
         self._running[name] = None
         tasks.start_soon(run_noted)
 
-    async def _wait_until_quiet(self, tasks: TaskGroup, failed: Callable[[], Awaitable[bool]]) -> None:
-        """Poll the log until all callers have their outcomes and the log has recovered."""
+    async def _wait_until_quiet(
+        self, tasks: TaskGroup, has_log_failed: Callable[[], Awaitable[bool]]
+    ) -> None:
+        """Poll the log until all callers have their outcomes and the log has recovered; end the tasks."""
         while self._running or self.log_watch.failed:
-            self.log_watch.note(failed=await failed())
+            self.log_watch.note(failed=await has_log_failed())
             if time.monotonic() > self._ends_s + QUIET_S_MAX:
                 self.stuck_callers = (
                     f"{', '.join(self._running)}; the log has failed: {self.log_watch.failed}"
                 )
                 break
             await anyio.sleep(POLL_S)
-        self.log_watch.note(failed=await failed())
+        self.log_watch.note(failed=await has_log_failed())
         tasks.cancel_scope.cancel()
 
     # --- within the service's process
@@ -141,19 +146,19 @@ class Round:
     async def run_embedded(self, propagator: Propagator) -> None:
         """Run the round with callers in this process."""
 
-        async def failed() -> bool:
+        async def has_log_failed() -> bool:
             reopening = propagator.statistics().reopening
             return reopening is not None and reopening.failed
 
         async with anyio.create_task_group() as tasks:
-            for caller, call in embedded_callers(self.make, SHORT_S):
+            for caller, call in embedded_callers(self.make_caller, SHORT_TIMEOUT_S):
                 self._start(tasks, caller.name, call, caller, propagator)
-            await self._wait_until_quiet(tasks, failed)
+            await self._wait_until_quiet(tasks, has_log_failed)
         await query_outcomes(self.answers.calls, propagator.outcome)
 
     # --- over the network
 
-    async def run_remote(self, port: int, failed: Callable[[], Awaitable[bool]]) -> None:
+    async def run_remote(self, port: int, has_log_failed: Callable[[], Awaitable[bool]]) -> None:
         """Run the round with clients of a service on a port of this machine."""
         network = real_world().network
         assert network is not None
@@ -172,20 +177,20 @@ class Round:
                 name = f"client-{level.name.lower()}-{self._number}"
                 self._start(tasks, name, self._produce, port, name, level)
             self._start(tasks, "sync", self._publish_blocking, port)
-            await self._wait_until_quiet(tasks, failed)
+            await self._wait_until_quiet(tasks, has_log_failed)
         self.connections = sum(client.connections for client in bare_clients)
 
     async def _produce(self, port: int, name: str, level: AckLevel) -> None:
-        def make(caller: str, **more: Any) -> Caller:
-            return self.make(f"{caller}-{level.name.lower()}", **{"level": level, **more})
+        def make_caller(caller: str, **options: Any) -> Caller:
+            return self.make_caller(f"{caller}-{level.name.lower()}", **{"level": level, **options})
 
         client = Producer(f"127.0.0.1:{port}", name=name, ack_level=level, settings=CLIENT)
         async with client as producer:
-            await produce(producer, make, SHORT_S)
+            await produce(producer, make_caller, SHORT_TIMEOUT_S)
 
     async def _publish_blocking(self, port: int) -> None:
         """Run the client without an event loop, on a daemon thread."""
-        caller = self.make("sync", timeout_s=SHORT_S)
+        caller = self.make_caller("sync", timeout_s=SHORT_TIMEOUT_S)
 
         def publish() -> None:
             with SyncProducer(f"127.0.0.1:{port}", name=caller.name, settings=CLIENT) as producer:
@@ -198,7 +203,10 @@ class Round:
 
 
 def log_settings(*, has_reserve: bool) -> dict[str, Any]:
-    """Return the bounds of the log. `has_reserve`: it has a reserve, and refuses before the disk is full."""
+    """Return the bounds of the log.
+
+    `has_reserve`: it has a reserve, and refuses appends before the disk is full.
+    """
     return {
         "segment_bytes_max": SEGMENT_BYTES,
         "bytes_max": LOG_BYTES,
@@ -224,8 +232,8 @@ async def _run_rounds(directory: Path, has_reserve: bool, level: AckLevel) -> No
     settings = LogSettings(read_level=level, **log_settings(has_reserve=has_reserve))
     async with Propagator(data=directory, log=settings) as propagator:
         print_json(ready=True)
-        read = partial(anyio.to_thread.run_sync, sys.stdin.readline, abandon_on_cancel=True)
-        while line := await read():
+        read_line = partial(anyio.to_thread.run_sync, sys.stdin.readline, abandon_on_cancel=True)
+        while line := await read_line():
             request = json.loads(line)
             round_ = Round(request["number"], request["busy_s"], AckLevel[request["level"].upper()])
             await round_.run_embedded(propagator)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 READY_S_MAX = 30.0
 END_S_MAX = 60.0
 COMMAND_LINES = 20_000
+"""Lines of each producer that the command `delta-prop publish` gets; no run lasts until their end."""
 START_SHARE = 0.2
 """The share of kills that come while the process starts, or shortly after."""
 _ROOT = Path(__file__).parents[1]
@@ -46,18 +47,20 @@ _ROOT = Path(__file__).parents[1]
 
 @dataclass(frozen=True, slots=True)
 class DirectoryOptions:
-    """Options of a directory: its ack level, whether it feeds a SQLite file, and its bounds."""
+    """Options of the service on one directory. `storage`: it also feeds a SQLite file."""
 
     level: str = "durable"
     storage: bool = False
     segment_bytes: int = 256 * 1024
     producers: tuple[str, ...] = ("p0", "p1", "p2", "p3")
-    overlap_lines: int = 25  # that a new process sends again
-    retention_bytes: int | None = None  # the rest of the log is compacted
+    overlap_lines: int = 25  # how many acknowledged lines of a producer a new process acknowledges again
+    retention_bytes: int | None = (
+        None  # the log retains this much and compacts the rest; None: it compacts nothing
+    )
 
 
 class ChildProcess:
-    """One process on a directory. `lines`: those that it has printed. The caller must end it with `kill`."""
+    """One Python process. `lines`: those that it has printed so far. The caller must end it with `kill`."""
 
     def __init__(self, errors: Path, *arguments: str, env: Mapping[str, str] | None = None) -> None:
         """`errors`: the file for its standard error; `arguments`: those of Python; `env`: additional
@@ -95,11 +98,11 @@ class ChildProcess:
         self._first.wait(READY_S_MAX)
         return self.lines[0] if self.lines else None
 
-    def send_word(self, word: str) -> None:
+    def send_line(self, line: str) -> None:
         """Write a line, such as `go` or `end`, to its standard input."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # the end of its output shows that it died
-            self._process.stdin.write(f"{word}\n")
+            self._process.stdin.write(f"{line}\n")
             self._process.stdin.flush()
 
     def wait(self, timeout_s: float) -> int | None:
@@ -169,7 +172,11 @@ def _state(task: Path) -> str:
 
 @dataclass(slots=True)
 class Totals:
-    """Sums over several rounds; times in seconds. `interrupted`: kills during each activity."""
+    """Sums over several rounds. `in_start`: kills while the process started; `rows`: those in the logs, of
+    which `unacknowledged` were never acknowledged; `rolls`: segments begun after the first; `cuts`: starts
+    that truncated a torn tail; `interrupted`: kills during each activity; `restarts_s`: seconds from the
+    start of a process until it was ready; `opens_s`: seconds of that for opening the log.
+    """
 
     rounds: int = 0
     in_start: int = 0
@@ -202,7 +209,8 @@ class CrashRun:
         corrupt: Callable[[Path], None] = lambda _directory: None,
         scratch: Path | None = None,
     ) -> None:
-        """`run_s`: bounds of the time until a process is ended by `end_process`; `corrupt` may plant a fault
+        """`run_s`: bounds of the seconds for which a process publishes before `end_process` ends it;
+        `start_share`: the share of processes that are ended while they start; `corrupt` may plant a fault
         while no process runs; `scratch`: a folder for copies, outside `directory`.
         """
         self.directory = directory
@@ -219,8 +227,8 @@ class CrashRun:
         self._process_count = 0
         totals.directories += 1
 
-    def round(self) -> bool:
-        """Start a process, check the log, let it publish, end it. Return False if it did not start."""
+    def run_round(self) -> bool:
+        """Start a process, check the log, let it publish, kill it. Return False if it did not start."""
         totals, rng = self.totals, self._rng
         totals.rounds += 1
         self._corrupt(self.directory)
@@ -229,15 +237,15 @@ class CrashRun:
         try:
             if rng.random() < self._start_share:
                 totals.in_start += 1
-                self._sleep(process, rng.uniform(0.0, 0.6))
+                self._let_run(process, rng.uniform(0.0, 0.6))
                 return True
             if not self._check_start(process, table):
                 return False
-            process.send_word("go")
-            self._sleep(process, rng.uniform(*self._run_s))
+            process.send_line("go")
+            self._let_run(process, rng.uniform(*self._run_s))
         finally:
             self._end_process(process)
-            self._note(process)
+            self._note_acks(process)
             self._note_interrupted()
         return True
 
@@ -249,18 +257,18 @@ class CrashRun:
             self._activities.unlink()
 
     def end(self) -> None:
-        """Run one more process that ends cleanly; check that all deltas are in the log and in the table."""
+        """Run one more process that ends cleanly; check the log, and that the table covers all of it."""
         self._corrupt(self.directory)
         table = self._copy_table()
         process = self._start()
         try:
             if not self._check_start(process, table):
                 return
-            process.send_word("end")
+            process.send_line("end")
             status = process.wait(END_S_MAX)
             if status != 0:
                 self.totals.verdict.add(
-                    "start", f"a process did not end cleanly ({status}): {process.error_line()}"
+                    "bad start or end", f"a process did not end cleanly ({status}): {process.error_line()}"
                 )
         finally:
             process.kill()
@@ -299,12 +307,12 @@ class CrashRun:
         totals = self.totals
         ready = process.ready()
         if ready is None or "ready" not in ready:
-            totals.verdict.add("start", f"the service did not start: {process.error_line()}")
+            totals.verdict.add("bad start or end", f"the service did not start: {process.error_line()}")
             return False
         totals.restarts_s.append(time.monotonic() - process.began)
-        opened = ready["open_s"]
-        assert isinstance(opened, float)
-        totals.opens_s.append(opened)
+        open_s = ready["open_s"]
+        assert isinstance(open_s, float)
+        totals.opens_s.append(open_s)
         totals.cuts += bool(ready["cut_bytes"])
         log = read_log(self.directory / "log")
         totals.verdict.merge(check_service(ready, log, self.options.producers))
@@ -317,15 +325,17 @@ class CrashRun:
         """Return the violations of a log of this directory."""
         return check_log(log, self.history, self.options.producers)
 
-    def _note(self, process: ChildProcess, name: str = "") -> None:
+    def _note_acks(self, process: ChildProcess, name: str = "") -> None:
         acks, duplicates = self.history.acks, self.history.duplicates
         self.history.note(process.lines, self.totals.verdict, name)
         self.totals.acks += self.history.acks - acks
         self.totals.duplicates += self.history.duplicates - duplicates
 
-    def _sleep(self, process: ChildProcess, time_s: float) -> None:
+    def _let_run(self, process: ChildProcess, time_s: float) -> None:
         if process.wait(time_s) is not None and process.lines:
-            self.totals.verdict.add("start", f"the service ended by itself: {process.error_line()}")
+            self.totals.verdict.add(
+                "bad start or end", f"the service ended by itself: {process.error_line()}"
+            )
 
     def _copy_table(self) -> Table | None:
         """Read the SQLite file from a copy, as reading the original would recover it."""
@@ -341,30 +351,31 @@ class CrashRun:
 
 
 class CommandCrashRun(CrashRun):
-    """A crash run of the command `delta-prop publish`: one producer after another, from line 1 on.
+    """A crash run of the command `delta-prop publish`: in each round the next producer sends its lines,
+    always from line 1 on.
 
     After each kill the command runs without input: it recovers the directory and closes it.
     """
 
-    def round(self) -> bool:
-        """Publish, end the process, recover, check. Return False if the command failed."""
+    def run_round(self) -> bool:
+        """Run the command, kill it, recover, check. Return False if a command failed."""
         totals, rng = self.totals, self._rng
         totals.rounds += 1
         self._process_count += 1
         name = self.options.producers[self._process_count % len(self.options.producers)]
-        process = self._command("--producer", name, "--acks", str(self._lines(name)))
+        process = self._command("--producer", name, "--acks", str(self._write_lines(name)))
         try:
             if rng.random() < self._start_share:
                 totals.in_start += 1
                 process.wait(rng.uniform(0.0, 1.0))
             elif process.ready() is None:
-                totals.verdict.add("start", f"the command did not start: {process.error_line()}")
+                totals.verdict.add("bad start or end", f"the command did not start: {process.error_line()}")
                 return False
             else:
                 process.wait(rng.uniform(*self._run_s))
         finally:
             self._end_process(process)
-            self._note(process, name)
+            self._note_acks(process, name)
         return self._recover()
 
     def end(self) -> None:
@@ -379,7 +390,9 @@ class CommandCrashRun(CrashRun):
             status = process.wait(END_S_MAX)
             self.totals.restarts_s.append(time.monotonic() - process.began)
             if status != 0:
-                self.totals.verdict.add("start", f"the command failed ({status}): {process.error_line()}")
+                self.totals.verdict.add(
+                    "bad start or end", f"the command failed ({status}): {process.error_line()}"
+                )
                 return False
         finally:
             process.kill()
@@ -393,7 +406,8 @@ class CommandCrashRun(CrashRun):
             errors, "-m", "delta_prop", "publish", "--data", str(self.directory / "log"), *arguments
         )
 
-    def _lines(self, name: str) -> Path:
+    def _write_lines(self, name: str) -> Path:
+        """Return the file with a producer's lines; write it first if it does not exist."""
         path = self._scratch.with_name(f"{self._scratch.name}.{name}.jsonl")
         if not path.exists():
             lines = (

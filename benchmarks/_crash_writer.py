@@ -1,8 +1,8 @@
-"""The process that gets killed: a service on a directory, with its producers, that prints JSON lines.
+"""The process that gets killed: a service on a directory, with its producers. It prints JSON lines.
 
 `python -m benchmarks._crash_writer DIR …` opens DIR/log, prints `{"ready": …}` and waits for a word on
 standard input. `go`: it publishes until it is killed and prints each acknowledgement as it arrives.
-`end`: it waits until its sink has everything, closes and prints `{"closed": true}`.
+`end`: it waits until its sink, if it has one, has every delta, closes and prints `{"closed": true}`.
 
 Line n of producer p is a function of p and n (`make_delta`), so another process can check the log.
 """
@@ -50,16 +50,18 @@ if TYPE_CHECKING:
 
 DIMENSION = 16
 KEYS = 20
+"""Vectors of each producer."""
 RUN_S_MAX = 60.0
-"""The process ends by itself after this time, in case its parent does not end it."""
+"""After this many seconds the process stops publishing and ends, in case its parent does not end it."""
 _END_S_MAX = 30.0
-_OUTPUT = 1
+_STDOUT = 1
 ACTIVITIES = ("a segment began", "compaction", "a snapshot was written")
 """Activities, besides commits, that a kill may interrupt; in the order of their bytes in `--activities`."""
 
 
 def make_delta(name: str, line: int) -> Delta:
-    """Return a producer's delta for a line, from 1 on: its keys are created, then changed by additive steps.
+    """Return a producer's delta for a line, from 1 on: the first `KEYS` lines create vectors, later lines
+    change them.
 
     All numbers are small integers, so that a fold of them is exact in any arithmetic.
     """
@@ -76,7 +78,7 @@ def make_delta(name: str, line: int) -> Delta:
 
 
 def origin_of(name: str) -> int:
-    """Return the origin of this producer's lines in the log."""
+    """Return the origin of a producer's deltas."""
     return make_origin(producer_id_of(name), Priority.NORMAL)
 
 
@@ -89,7 +91,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--storage", action="store_true", help="attach a SQLite file, DIR/vectors.db")
     parser.add_argument("--segment-bytes", type=int, default=256 * 1024)
     parser.add_argument(
-        "--retention-bytes", type=int, help="compact the rest of the log; default: do not compact"
+        "--retention-bytes", type=int, help="retain this much and compact the rest; default: compact nothing"
     )
     parser.add_argument("--activities", type=Path, help="a file that holds the current activities")
     parser.add_argument("--window", type=int, default=8, help="batches that a producer has in flight")
@@ -137,7 +139,7 @@ async def _run(given: argparse.Namespace) -> None:
                 async with anyio.create_task_group() as tasks:
                     for number, (name, line) in enumerate(first_lines.items()):
                         rng = random.Random(given.seed * 1000 + number)
-                        _resume_after_stored(propagator, producers[name], line)
+                        _print_stored_lines(propagator, producers[name], line)
                         tasks.start_soon(_publish, producers[name], level, given.window, rng)
         else:
             end = propagator.statistics().log.next_offset
@@ -154,7 +156,7 @@ def record_activities(path: Path) -> None:
     with path.open("r+b") as file:
         flags = mmap.mmap(file.fileno(), len(ACTIVITIES))
 
-    def flag_during(slot: int, owner: type, name: str) -> None:
+    def flag_during_calls(slot: int, owner: type, name: str) -> None:
         original = getattr(owner, name)
 
         def wrapped(*arguments: Any, **options: Any) -> Any:
@@ -166,7 +168,7 @@ def record_activities(path: Path) -> None:
 
         setattr(owner, name, wrapped)
 
-    def flag_at(slot: int, value: int, owner: type, name: str) -> None:
+    def set_flag_at_call(slot: int, value: int, owner: type, name: str) -> None:
         original = getattr(owner, name)
 
         def wrapped(*arguments: Any, **options: Any) -> Any:
@@ -175,15 +177,15 @@ def record_activities(path: Path) -> None:
 
         setattr(owner, name, wrapped)
 
-    flag_during(0, Commit, "_create")
-    flag_at(1, 1, Compaction, "__init__")
-    flag_at(1, 0, SnapshotPlanner, "finish")
-    flag_at(2, 1, SnapshotWriter, "__init__")
-    flag_at(2, 0, SnapshotPlanner, "finish")
+    flag_during_calls(0, Commit, "_create")
+    set_flag_at_call(1, 1, Compaction, "__init__")
+    set_flag_at_call(1, 0, SnapshotPlanner, "finish")
+    set_flag_at_call(2, 1, SnapshotWriter, "__init__")
+    set_flag_at_call(2, 0, SnapshotPlanner, "finish")
 
 
-def _resume_after_stored(propagator: Propagator, producer: Producer, line: int) -> None:
-    """Print acknowledgements of the lines that the log already has, without sending them."""
+def _print_stored_lines(propagator: Propagator, producer: Producer, line: int) -> None:
+    """Print acknowledgements of the lines, from `line` on, that the log already has; send nothing."""
     state = propagator._pipeline.origins.get(origin_of(producer.name))
     assert state is not None
     for stored_line in range(line, producer.watermark() + 1):
@@ -191,7 +193,7 @@ def _resume_after_stored(propagator: Propagator, producer: Producer, line: int) 
 
 
 async def _publish(producer: Producer, level: AckLevel, window: int, rng: random.Random) -> None:
-    """Send line after line, in batches of 1 to 5; a line does not depend on its batch."""
+    """Send line after line, in batches of 1 to 5; a line's delta is the same in any batching."""
     in_flight: deque[tuple[int, Receipt]] = deque()
     origin = origin_of(producer.name)
     epoch = producer._lanes[Priority.NORMAL].epoch
@@ -203,18 +205,18 @@ async def _publish(producer: Producer, level: AckLevel, window: int, rng: random
             batch = encode_batch(deltas, origin=origin, base=line, epoch=epoch, ack_level=level)
             in_flight.append((line, producer.send_frame(batch)))
             line += count
-        first, receipt = in_flight.popleft()
-        _print_acks(producer.name, first, await receipt.wait())
+        first_line, receipt = in_flight.popleft()
+        _print_acks(producer.name, first_line, await receipt.wait())
 
 
-def _print_acks(name: str, first: int, published: PublishAck) -> None:
+def _print_acks(name: str, first_line: int, ack: PublishAck) -> None:
     lines = []
-    next_new = published.offset or 0
-    for row in range(published.count):
-        duplicate = row in published.duplicates
-        acked_offset = published.duplicates[row] if duplicate else next_new
+    next_new = ack.offset or 0
+    for row in range(ack.count):
+        duplicate = row in ack.duplicates
+        acked_offset = ack.duplicates[row] if duplicate else next_new
         next_new += not duplicate
-        lines.append(_format_ack(name, first + row, acked_offset, duplicate=duplicate))
+        lines.append(_format_ack(name, first_line + row, acked_offset, duplicate=duplicate))
     _write("".join(lines))
 
 
@@ -230,7 +232,7 @@ def print_json(**fields: object) -> None:
 def _write(text: str) -> None:
     raw = text.encode()
     while raw:
-        raw = raw[os.write(_OUTPUT, raw) :]
+        raw = raw[os.write(_STDOUT, raw) :]
 
 
 if __name__ == "__main__":

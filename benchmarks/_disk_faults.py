@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 SOURCE = Path(__file__).with_name("_failing_disk.c")
 WRITES, SYNCS, NAMES = 1, 2, 4
+"""Classes of calls, as bits. NAMES: calls that create, rename or remove files."""
 ALWAYS = -1
+"""`Rule.times` of a rule that lasts until it is disarmed."""
 _SHARED = struct.Struct("=4i4i4i")
 _ARMED, _FAILED_CALLS = struct.Struct("=i"), struct.Struct("=4xi")
 _BUILD_S_MAX = 60.0
@@ -32,7 +34,9 @@ _CHUNK_BYTES_MAX = 16 * 1024 * 1024
 
 
 class Rule(NamedTuple):
-    """A rule for classes of calls: `skip` calls pass, then `times` calls fail; error 0 cuts writes short."""
+    """A rule for classes of calls: `skip` calls pass, then `times` calls fail with an errno, `error`. With
+    error 0 each of these calls writes only half of its bytes.
+    """
 
     classes: int = 0
     skip: int = 0
@@ -45,7 +49,8 @@ NO_RULE = Rule()
 
 class Failure(NamedTuple):
     """The disk's failure in one round. `after_s`: seconds from the start of the round; `lasts_s`: its
-    duration, unless it ends after a number of calls. Kind "full" fills the file system.
+    duration, unless it ends after a number of calls. `rules`: the second one begins when the first has ended.
+    Kind "full" fills the file system, without rules.
     """
 
     kind: str
@@ -56,10 +61,10 @@ class Failure(NamedTuple):
     def __str__(self) -> str:
         if self.kind == "full":
             return f"file system full for {self.lasts_s:.2f} s"
-        first, then = self.rules
-        often = f"for {self.lasts_s:.2f} s" if first.times == ALWAYS else f"{first.times} times"
-        second = "" if then.classes != WRITES | SYNCS | NAMES else f", and {then.skip} calls later"
-        return f"{self.kind} fails {often} after {first.skip} calls{second}"
+        first, second = self.rules
+        extent = f"for {self.lasts_s:.2f} s" if first.times == ALWAYS else f"{first.times} times"
+        later = "" if second.classes != WRITES | SYNCS | NAMES else f", and {second.skip} calls later"
+        return f"{self.kind} fails {extent} after {first.skip} calls{later}"
 
 
 CALLS = {
@@ -71,7 +76,7 @@ CALLS = {
 }
 """Kinds of failures that the preloaded library makes: the classes of calls that fail, and their error."""
 FULL = "full"
-"""The kind that needs a file system of its own."""
+"""The kind that fills a file system; it needs a small one of its own."""
 
 
 def draw_failure(kind: str, rng: random.Random, busy_s: float) -> Failure:
@@ -85,8 +90,8 @@ def draw_failure(kind: str, rng: random.Random, busy_s: float) -> Failure:
     if kind == "short write":
         return Failure(kind, after_s, lasts_s, (first, Rule(WRITES, 0, 1, errno.ENOSPC)))
     has_second = times > 0 and rng.random() < 0.4
-    then = Rule(WRITES | SYNCS | NAMES, rng.randrange(40), 1, errno.EIO) if has_second else NO_RULE
-    return Failure(kind, after_s, lasts_s, (first, then))
+    second = Rule(WRITES | SYNCS | NAMES, rng.randrange(40), 1, errno.EIO) if has_second else NO_RULE
+    return Failure(kind, after_s, lasts_s, (first, second))
 
 
 def build(folder: Path) -> Path:
@@ -123,8 +128,8 @@ class FailingCalls:
     @property
     def failed_calls(self) -> int:
         """The number of calls that have failed since the last `arm`."""
-        found: tuple[int] = _FAILED_CALLS.unpack_from(self._shared)
-        return found[0]
+        (failed_calls,) = _FAILED_CALLS.unpack_from(self._shared)
+        return int(failed_calls)
 
     def arm(self, rules: tuple[Rule, Rule]) -> None:
         """Make calls fail from now on."""

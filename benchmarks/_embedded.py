@@ -69,32 +69,33 @@ def prepare_calls(size: int, seed: int = 1) -> list[Delta] | list[Columns]:
     ]
     if size > 1:
         return columns
-    return [Delta(one.ids[0], sparse(one.indices[0], one.values[0])) for one in columns]
+    return [Delta(call.ids[0], sparse(call.indices[0], call.values[0])) for call in columns]
 
 
 def bare_rate(size: int, seconds: float, folder: Path) -> float:
     """Measure the deltas per second of a loop without a service, as the present limit of this machine.
 
-    Call after call, it writes the same numbers with a checksum into the page cache, and into their slots in
-    memory.
+    For each call the loop writes the numbers that a service would get, with a checksum, into the page cache,
+    and sets them in the vectors in memory.
     """
     calls, slot_of = prepare_calls(size), {name: number for number, name in enumerate(NAMES)}
-    rows = [
+    all_columns = [
         call if isinstance(call, Columns) else Columns([call.vector_id], *_numbers_of(call)) for call in calls
     ]
     numbers = np.zeros(KEYS * DIMENSION, np.float32)
     started_at = now = time.perf_counter()
-    done = 0
+    deltas_done = 0
     with (folder / "bare").open("wb", buffering=0) as file:
         while now < started_at + seconds:
-            one = rows[done // size % len(rows)]
-            body = b"".join((*map(str.encode, one.ids), one.indices.data, one.values.data))
+            columns = all_columns[deltas_done // size % len(all_columns)]
+            body = b"".join((*map(str.encode, columns.ids), columns.indices.data, columns.values.data))
             file.write(crc32c(body).to_bytes(4, "little") + body)
-            slots = np.fromiter(map(slot_of.__getitem__, one.ids), np.intp, size)
-            numbers.put((one.indices + (slots * DIMENSION)[:, None]).reshape(-1), one.values.reshape(-1))
-            done += size
+            slots = np.fromiter(map(slot_of.__getitem__, columns.ids), np.intp, size)
+            places = (columns.indices + (slots * DIMENSION)[:, None]).reshape(-1)
+            numbers.put(places, columns.values.reshape(-1))
+            deltas_done += size
             now = time.perf_counter()
-    return done / (now - started_at)
+    return deltas_done / (now - started_at)
 
 
 def _numbers_of(delta: Delta) -> tuple[NDArray[np.float32], NDArray[np.uint32]]:
@@ -107,8 +108,8 @@ def _numbers_of(delta: Delta) -> tuple[NDArray[np.float32], NDArray[np.uint32]]:
 class AppliedRecorder:
     """A mixin for sinks that records each applied offset and its time."""
 
-    def __init__(self, *given: object, **more: object) -> None:
-        super().__init__(*given, **more)
+    def __init__(self, *arguments: object, **options: object) -> None:
+        super().__init__(*arguments, **options)
         self.offsets: list[int] = []
         self.times: list[float] = []
 
@@ -153,7 +154,7 @@ class RecordingCache(AppliedRecorder, CacheSink):
 
 
 class RecordingForward(AppliedRecorder, ForwardSink):
-    """See `AppliedRecorder`: applied once another service has acknowledged it."""
+    """See `AppliedRecorder`. A row counts as applied once the other service has acknowledged it."""
 
 
 class RecordingCallback(AppliedRecorder, CallbackSink):
@@ -162,7 +163,7 @@ class RecordingCallback(AppliedRecorder, CallbackSink):
 
 @dataclass(slots=True)
 class CallTimings:
-    """The timings of one run of calls.
+    """The timings of one run of calls. `seconds`: until every sink had applied the last delta.
 
     `acknowledged`, `visible`: one latency per call, in seconds, until the acknowledgement, and until all
     sinks had applied the call. `cpu_s`: CPU seconds of this process, all its threads.
@@ -196,7 +197,9 @@ class Bench:
     """A propagator with its log in a directory, its sinks by name, and all vectors created."""
 
     def __init__(self, *sinks: str, replica: str | None = None, linger_ms: float | None = None) -> None:
-        """`sinks`: some of callback, storage, index, linked, cache; `replica`: another service's address."""
+        """`sinks`: names among callback, storage, index (exact), linked (with an HNSW graph), and cache;
+        `replica`: the address of a service to forward to.
+        """
         self._sink_names, self._replica = sinks, replica
         self._settings = Settings() if linger_ms is None else Settings(linger_ms=linger_ms)
         self._exit = AsyncExitStack()
@@ -241,10 +244,10 @@ class Bench:
         elif name == "storage":
             await self._add(name, RecordingStorage(folder / "storage.db"))
         elif name in ("index", "linked"):
-            linked = Hnsw(unindexed_rows_max=UNINDEXED_ROWS_MAX) if name == "linked" else False
+            hnsw = Hnsw(unindexed_rows_max=UNINDEXED_ROWS_MAX) if name == "linked" else False
             storage = self.sinks.get("storage")
             resident = storage.resident if isinstance(storage, StorageSink) else None
-            await self._add(name, RecordingIndex(resident=resident, hnsw=linked))
+            await self._add(name, RecordingIndex(resident=resident, hnsw=hnsw))
         elif name == "cache":
             await self._add(name, RecordingCache())
 
@@ -258,7 +261,7 @@ class Bench:
 
     # --- sending
 
-    def call(self, size: int, level: AckLevel) -> Callable[[], Awaitable[PublishAck]]:
+    def publisher(self, size: int, level: AckLevel) -> Callable[[], Awaitable[PublishAck]]:
         """Return a function that publishes the next `size` deltas in one call."""
         publish, publish_many = self.propagator.publish, self.propagator.publish_many
         prepared = _cycle(prepare_calls(size))
@@ -275,7 +278,7 @@ class Bench:
 
     async def closed_loop(self, size: int, level: AckLevel, *, in_flight: int, seconds: float) -> CallTimings:
         """Run `in_flight` callers; each makes its next call as soon as its last one is acknowledged."""
-        call, timings, called_at = self.call(size, level), CallTimings(), {}
+        call, timings, called_at = self.publisher(size, level), CallTimings(), {}
         self._clear_records()
         start, cpu_s = time.perf_counter(), time.process_time()
         end = start + seconds
@@ -303,12 +306,12 @@ class Bench:
     async def open_loop(
         self, size: int, level: AckLevel, *, rate: float, calls: int, in_flight: int
     ) -> CallTimings:
-        """Make calls that are due at a steady rate, in deltas per second, regardless of earlier ones.
+        """Make calls that are due at a steady rate, in deltas per second.
 
-        Up to `in_flight` calls are open; latencies count from the time a call was due, so they include its
-        delay.
+        Up to `in_flight` calls are open at a time; while so many are, due calls are delayed. Latencies count
+        from the time a call was due, so they include this delay.
         """
-        call, timings, called_at = self.call(size, level), CallTimings(), {}
+        call, timings, called_at = self.publisher(size, level), CallTimings(), {}
         self._clear_records()
         start, cpu_s = time.perf_counter() + 0.01, time.process_time()
         numbers = iter(range(calls))

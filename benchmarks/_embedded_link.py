@@ -1,7 +1,8 @@
-"""The replica for benchmarks of the embedded service: another process, optionally over a link with a delay.
+"""A replica for benchmarks of the embedded service: a server in another process, reached over a slow link or
+directly.
 
-As a program: `python -m benchmarks._embedded_link PORT DELAY_MS` prints a port of its own and forwards
-between that port and PORT in both directions; each byte arrives DELAY_MS later.
+The link is a program: `python -m benchmarks._embedded_link PORT DELAY_MS` prints a port of its own and
+forwards between that port and PORT in both directions; each byte arrives DELAY_MS later.
 """
 
 from __future__ import annotations
@@ -32,12 +33,10 @@ class Replica(Peer):
     def __enter__(self) -> Self:
         serve = ["-m", "delta_prop", "serve", "--data", str(self._folder / "data"), "--read-level", "logged"]
         try:
-            self.port = self._start_and_read_port(
-                "serve", [*serve, "--port", "0", "--http-port", "0"], "ready "
-            )
+            self.port = self._start_and_read_port("serve", [*serve, "--port", "0", "--http-port", "0"])
             if self._delay_ms:
                 link = ["-m", "benchmarks._embedded_link", str(self.port), str(self._delay_ms)]
-                self.port = self._start_and_read_port("link", link, "ready ")
+                self.port = self._start_and_read_port("link", link)
         except BaseException:
             self.stop()
             raise
@@ -46,7 +45,7 @@ class Replica(Peer):
     def __exit__(self, *failure: object) -> None:
         self.stop()
 
-    def _start_and_read_port(self, name: str, arguments: list[str], ready: str) -> int:
+    def _start_and_read_port(self, name: str, arguments: list[str]) -> int:
         """Start a process and return the port that it prints once it is ready."""
         folder = self._folder / name
         folder.mkdir(parents=True)
@@ -54,7 +53,7 @@ class Replica(Peer):
         began = time.monotonic()
         while time.monotonic() < began + WAIT_S_MAX and process.poll() is None:
             for line in (folder / "output").read_text().splitlines():
-                if line.startswith(ready):
+                if line.startswith("ready "):
                     return int(dict(word.split("=") for word in line.split()[1:])["port"])
             time.sleep(0.05)
         raise TimeoutError(f"{name} is not ready: {(folder / 'output').read_text()}")
@@ -63,7 +62,7 @@ class Replica(Peer):
 async def link(port: int, delay_s: float) -> None:
     """Forward connections until cancelled."""
 
-    async def one_way(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    async def forward(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
         loop, in_transit = asyncio.get_running_loop(), asyncio.Queue[tuple[float, bytes]]()
 
         async def send() -> None:
@@ -82,15 +81,17 @@ async def link(port: int, delay_s: float) -> None:
         in_transit.put_nowait((loop.time() + delay_s, b""))
         await sending
 
-    async def connected(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    async def on_connection(client_reader: asyncio.StreamReader, client_writer: asyncio.StreamWriter) -> None:
         service_reader, service_writer = await asyncio.open_connection("127.0.0.1", port)
         try:
-            await asyncio.gather(one_way(source, service_writer), one_way(service_reader, target))
+            await asyncio.gather(
+                forward(client_reader, service_writer), forward(service_reader, client_writer)
+            )
         except ConnectionError:
             service_writer.close()
-            target.close()
+            client_writer.close()
 
-    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    server = await asyncio.start_server(on_connection, "127.0.0.1", 0)
     print(f"ready port={server.sockets[0].getsockname()[1]}", flush=True)
     await server.serve_forever()
 

@@ -34,11 +34,14 @@ if TYPE_CHECKING:
     from delta_prop_wire.batch import Batch
 
 DIMENSION, CHANGED = 16, 8
+"""Numbers of a vector, and those that a sparse change sets."""
 ROWS, BUILD_ROWS = 100, 1_000
+"""Rows of a batch of changes, and of a batch that creates vectors."""
 IN_FLIGHT_BATCHES = 20
 NAMESPACE = "vectors"
 ORIGIN = make_origin(producer_id_of("growth"), Priority.NORMAL)
 PENDING_ROWS = 10
+"""Rows of a batch that waits."""
 WAIT_S = 600.0
 _INDICES = np.arange(CHANGED, dtype=np.uint32) * 2
 
@@ -52,7 +55,7 @@ class Holdings:
     subscriptions: int = 1
     """Subscriptions of one vector each."""
     sinks: int = 1
-    """Sinks that take everything."""
+    """Sinks that get every delta."""
     logged: int = 0
     """Deltas in the log besides those that created the vectors."""
     pending: int = 0
@@ -74,9 +77,9 @@ class Service:
             self.stop()
             raise
 
-    def cpu_us(self, kind: Kind, deltas: int) -> float:
+    def cpu_us(self, kind: Kind, delta_count: int) -> float:
         """Measure the CPU µs per delta, of all threads."""
-        self._pipe.send((kind, deltas))
+        self._pipe.send((kind, delta_count))
         return float(self._receive())
 
     def stop(self) -> None:
@@ -123,14 +126,14 @@ class CountingSink:
 
 
 class Load:
-    """One producer's batches, in order."""
+    """One producer, which creates all vectors, and then publishes changes of them."""
 
     def __init__(self, propagator: Propagator, vectors: int) -> None:
         self._producer = propagator.producer("growth", ack_level=AckLevel.LOGGED)
         self._propagator = propagator
         self._vectors = vectors
         self._next = 1
-        self._numbers = np.random.default_rng(1)
+        self._rng = np.random.default_rng(1)
 
     async def build(self) -> None:
         """Create every vector."""
@@ -148,18 +151,18 @@ class Load:
             ]
             await send(self._producer, batches)
 
-    def batches(self, kind: Kind, deltas: int) -> list[Batch]:
-        """Return batches with `deltas` deltas in all, each of a vector drawn at random."""
-        found = []
+    def batches(self, kind: Kind, delta_count: int) -> list[Batch]:
+        """Return batches with `delta_count` deltas in all, each of a vector drawn at random."""
+        batches = []
         matrix = np.ones((ROWS, DIMENSION if kind == Kind.DENSE else CHANGED), np.float32)
-        for _ in range(deltas // ROWS):
-            drawn = self._numbers.integers(self._vectors, size=ROWS).tolist()
-            found.append(self._encode([vector_id(number) for number in drawn], matrix, kind))
-        return found
+        for _ in range(delta_count // ROWS):
+            drawn = self._rng.integers(self._vectors, size=ROWS).tolist()
+            batches.append(self._encode([vector_id(number) for number in drawn], matrix, kind))
+        return batches
 
-    async def measure(self, kind: Kind, deltas: int) -> float:
+    async def measure(self, kind: Kind, delta_count: int) -> float:
         """Measure the CPU µs per delta until all are acknowledged and every sink has them."""
-        batches = self.batches(kind, deltas)
+        batches = self.batches(kind, delta_count)
         gc.collect()
         began = time.process_time()
         await send(self._producer, batches)
@@ -222,7 +225,7 @@ async def _serve(holdings: Holdings, pipe: Connection) -> None:
         exits.callback(tasks.cancel_scope.cancel)
         await hold(propagator, holdings, tasks)
         if holdings.logged:
-            await load.measure(Kind.DENSE, holdings.logged)
+            await load.measure(Kind.DENSE, holdings.logged)  # only fills the log
         gc.freeze()
         pipe.send(time.monotonic() - began)
         while (request := await anyio.to_thread.run_sync(pipe.recv)) is not None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from benchmarks._crash_rounds import ChildProcess
 
-KINDS = ("ext4", "xfs")
+FILE_SYSTEMS = ("ext4", "xfs")
 IMAGE_BYTES = 512 * 1024 * 1024
 _SHUTDOWN, _NO_FLUSH = 0x8004587D, 2
 _TOOL_S_MAX = 60.0
@@ -48,7 +48,7 @@ def check_usable(kind: str) -> None:
 
 @dataclass(slots=True)
 class Image:
-    """A file system in a file."""
+    """A file system in a file of `size` bytes. `kind`: ext4 or xfs; `cuts`: the power cuts so far."""
 
     kind: str
     folder: Path
@@ -113,8 +113,8 @@ def mount_image(kind: str, folder: Path, size: int = IMAGE_BYTES) -> Iterator[Im
 
 
 def _run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_TOOL_S_MAX, check=False)
-    if done.returncode:
-        error = subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr)
-        error.add_note(done.stderr.strip())
+    result = subprocess.run(command, capture_output=True, text=True, timeout=_TOOL_S_MAX, check=False)
+    if result.returncode:
+        error = subprocess.CalledProcessError(result.returncode, command, result.stdout, result.stderr)
+        error.add_note(result.stderr.strip())
         raise error

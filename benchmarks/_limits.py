@@ -25,17 +25,21 @@ MIB = 1 << 20
 
 
 def limits_mb_s(folder: Path) -> dict[str, float]:
-    """Return MB per second by measurement; `tcp`: the best one over TCP; `sync`: synced writes to disk."""
+    """Return MB per second by limit: each way of sending over TCP; `tcp`, the best of these; `sync`, synced
+    writes.
+    """
     kinds = ("raw", "asyncio", "uvloop") if find_spec("uvloop") else ("raw", "asyncio")
-    found = {
+    tcp_rates = {
         f"tcp {kind} {size >> 10} KiB": tcp_mb_s(kind, size) for kind in kinds for size in (64 << 10, MIB)
     }
-    best = max(found.values())
-    return {**found, "tcp": best, "sync": sync_mb_s(folder)}
+    return {**tcp_rates, "tcp": max(tcp_rates.values()), "sync": sync_mb_s(folder)}
 
 
 def tcp_mb_s(kind: str, size: int) -> float:
-    """Measure one sender and one receiver process: raw sockets, or the protocols of an event loop."""
+    """Measure one sender and one receiver process, which send blocks of `size` bytes.
+
+    `kind`: raw (blocking sockets), asyncio or uvloop (protocols of that event loop).
+    """
     parent_pipe, child_pipe = PROCESSES.Pipe()
     receiver = fork(_receive, kind, child_pipe)
     try:
@@ -89,6 +93,8 @@ async def _send(port: int, size: int) -> None:
 
 
 class _Gate(asyncio.Protocol):
+    """The sender's protocol: `opened` is set while the transport accepts more."""
+
     def __init__(self) -> None:
         self.opened = asyncio.Event()
         self.opened.set()
@@ -128,6 +134,8 @@ async def _receive_in_loop(pipe: Connection) -> None:
 
 
 class _Sink(asyncio.Protocol):
+    """The receiver's protocol: counts bytes."""
+
     def __init__(self) -> None:
         self.count = 0
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -45,13 +45,13 @@ def cpu_us(rounds: int, stages: Mapping[str, Callable[[], int]]) -> dict[str, Fi
 
     A stage runs its work and returns the number of units (calls or deltas).
     """
-    taken: dict[str, list[float]] = {name: [] for name in stages}
+    times_by_stage: dict[str, list[float]] = {name: [] for name in stages}
     for _ in range(rounds):
         for name, stage in stages.items():
             start = time.process_time_ns()
             units = stage()
-            taken[name].append((time.process_time_ns() - start) / 1000 / units)
-    return {name: Figure.of(times) for name, times in taken.items()}
+            times_by_stage[name].append((time.process_time_ns() - start) / 1000 / units)
+    return {name: Figure.of(times) for name, times in times_by_stage.items()}
 
 
 def percentile(samples: Sequence[float], share: float) -> float:
@@ -82,5 +82,5 @@ def write_json(path: Path | str | None, figures: Mapping[str, object]) -> None:
                 figures,
                 file,
                 indent=2,
-                default=lambda one: one.__dict__ if hasattr(one, "__dict__") else str(one),
+                default=lambda value: value.__dict__ if hasattr(value, "__dict__") else str(value),
             )

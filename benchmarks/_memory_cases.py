@@ -49,8 +49,11 @@ LARGE_LIMITS = {"rate_initial": 1e9, "rate_max": 1e9, "pending_timeout_s": 3_600
 FRAME_BYTES = 350
 """Bytes of a single delta's frame, which the service's limits count separately."""
 STEP = 10_000
+"""Deltas that are encoded and sent at a time."""
 CONNECTIONS, FIRST_CONNECTIONS = 75, 20
-"""Their sum is below a server's limit of connections from one address."""
+"""Connections that are measured, and those opened before. A server limits connections from one address; the
+sum is below the limit.
+"""
 WAIT_S = 60.0
 
 
@@ -62,17 +65,17 @@ def held_bytes(process_id: int | None = None) -> float:
 
 def frames(
     name: str,
-    deltas: int,
-    rows: int,
+    delta_count: int,
+    batch_rows: int,
     *,
     first: int = 1,
-    ids: bool = False,
+    with_ids: bool = False,
     parents: tuple[Dot, ...] = (),
     level: AckLevel = AckLevel.MEMORY,
 ) -> list[Batch]:
     """Return batches of deltas of 128 B, of a thousand vectors, under dots of one producer.
 
-    `parents`: those of the first delta.
+    `first`: the counter of the first delta; `parents`: those of the first delta.
     """
     origin = make_origin(producer_id_of(name), Priority.NORMAL)
 
@@ -80,28 +83,31 @@ def frames(
         return Delta(
             vector_id(number % KEYS),
             opaque(PAYLOAD),
-            id=b"%016d" % number if ids else None,
+            id=b"%016d" % number if with_ids else None,
             parents=parents if number == first else (),
         )
 
     return [
         encode_batch(
-            [delta(number) for number in range(base, base + rows)], origin=origin, base=base, ack_level=level
+            [delta(number) for number in range(base, base + batch_rows)],
+            origin=origin,
+            base=base,
+            ack_level=level,
         )
-        for base in range(first, first + deltas, rows)
+        for base in range(first, first + delta_count, batch_rows)
     ]
 
 
-def settings(**more: int) -> Settings:
+def make_settings(**changes: int) -> Settings:
     """Return the default settings with large limits and these changes."""
-    return Settings(**{**LARGE_LIMITS, **more})  # type: ignore[arg-type]
+    return Settings(**{**LARGE_LIMITS, **changes})  # type: ignore[arg-type]
 
 
-async def logged(count: int, *, directory: bool) -> float:
-    """Measure a delta in the log; in a directory, the part of it that stays in memory."""
-    level = AckLevel.LOGGED if directory else AckLevel.MEMORY
+async def logged_delta_bytes(count: int, *, has_directory: bool) -> float:
+    """Measure a delta in a log in memory; with `has_directory`, what stays in memory of a delta on disk."""
+    level = AckLevel.LOGGED if has_directory else AckLevel.MEMORY
     with tempfile.TemporaryDirectory() as folder:
-        async with Propagator(settings(), data=folder if directory else None) as propagator:
+        async with Propagator(make_settings(), data=folder if has_directory else None) as propagator:
             producer = propagator.producer("log")
             await send(producer, frames("log", STEP, 100, level=level))
             before, sent = held_bytes(), 0
@@ -123,9 +129,9 @@ class _StuckSink(CountingSink):
         await self.ended.wait()
 
 
-async def in_mailbox(count: int) -> float:
-    """Measure a delta, in a batch of one, that waits for a sink, without its share of the log."""
-    limits = settings(mailbox_deltas_max=2 * count, mailbox_bytes_max=1 << 30)
+async def mailbox_delta_bytes(count: int) -> float:
+    """Measure a delta, in a batch of one, that waits for a sink, without its bytes in the log."""
+    limits = make_settings(mailbox_deltas_max=2 * count, mailbox_bytes_max=1 << 30)
     async with Propagator(limits) as propagator:
         producer = propagator.producer("mail")
         await send(producer, frames("mail", 1_000, 1))
@@ -136,14 +142,17 @@ async def in_mailbox(count: int) -> float:
             if not turn:
                 stuck = await propagator.attach(_StuckSink(), start="latest")
         stuck.ended.set()
+    # In the first turn deltas fill only the log, in the second one the log and the mailbox.
     return (held[2] - 2 * held[1] + held[0]) / count
 
 
-async def pending(count: int) -> float:
+async def pending_delta_bytes(count: int) -> float:
     """Measure a delta, in a batch of one, that waits for its predecessor; the first waits for one that never
     arrives.
     """
-    async with Propagator(settings(pending_deltas_max=5 * count, pending_bytes_max=1 << 30)) as propagator:
+    async with Propagator(
+        make_settings(pending_deltas_max=5 * count, pending_bytes_max=1 << 30)
+    ) as propagator:
         producer = propagator.producer("gap")
         before = held_bytes()
         never = Dot(make_origin(producer_id_of("never"), Priority.NORMAL), 1)
@@ -155,12 +164,14 @@ async def pending(count: int) -> float:
         return (held_bytes() - before) / count
 
 
-async def seen_ids(count: int) -> float:
+async def seen_id_bytes(count: int) -> float:
     """Measure a recently seen id."""
-    return await _grow_by_deltas(count, lambda at, rows: frames("ids", rows, rows, first=1 + at, ids=True))
+    return await _bytes_per_delta(
+        count, lambda at, rows: frames("ids", rows, rows, first=1 + at, with_ids=True)
+    )
 
 
-async def heads(count: int) -> float:
+async def head_bytes(count: int) -> float:
     """Measure a vector's last dot with its id."""
     origin = make_origin(producer_id_of("heads"), Priority.NORMAL)
     zeros = np.zeros((1_000, 1), np.float32)
@@ -169,14 +180,17 @@ async def heads(count: int) -> float:
         keys = [vector_id(number) for number in range(at, at + rows)]
         return [encode_vectors(keys, zeros, namespace="n", origin=origin, base=1 + at)]
 
-    return await _grow_by_deltas(count, batches, name="heads")
+    return await _bytes_per_delta(count, batches, name="heads")
 
 
-async def _grow_by_deltas(
+async def _bytes_per_delta(
     count: int, batches: Callable[[int, int], list[Batch]], *, name: str = "ids"
 ) -> float:
-    """Measure the memory of one item that a delta adds, with a log that retains few deltas."""
-    async with Propagator(settings(log_deltas_max=20_000, log_bytes_max=16 * MIB)) as propagator:
+    """Measure what each delta adds to memory, with a log that retains few deltas.
+
+    `batches`: from the number of earlier deltas and the number of rows, the batches to send.
+    """
+    async with Propagator(make_settings(log_deltas_max=20_000, log_bytes_max=16 * MIB)) as propagator:
         producer = propagator.producer(name)
         step = 1_000
         for at in range(0, 40_000, step):
@@ -187,9 +201,9 @@ async def _grow_by_deltas(
         return (held_bytes() - before) / count
 
 
-async def origins(count: int) -> float:
+async def producer_bytes(count: int) -> float:
     """Measure a producer, which has an origin for each priority."""
-    async with Propagator(settings(log_deltas_max=1_000, origins_max=5 * count + 10_000)) as propagator:
+    async with Propagator(make_settings(log_deltas_max=1_000, origins_max=5 * count + 10_000)) as propagator:
 
         async def add(first: int, last: int) -> None:
             for number in range(first, last):
@@ -202,9 +216,9 @@ async def origins(count: int) -> float:
         return (held_bytes() - before) / count
 
 
-async def subscriptions(count: int) -> float:
+async def subscription_bytes(count: int) -> float:
     """Measure a subscription of a vector, read by a task."""
-    async with Propagator(settings()) as propagator, anyio.create_task_group() as tasks:
+    async with Propagator(make_settings()) as propagator, anyio.create_task_group() as tasks:
 
         async def read(number: int) -> None:
             async with propagator.subscribe(f"v:{vector_id(number)}") as deltas:
@@ -222,12 +236,12 @@ async def subscriptions(count: int) -> float:
     return grown / count
 
 
-async def vectors(count: int) -> float:
+async def vector_bytes(count: int) -> float:
     """Measure a vector of 16 numbers in a storage sink, with its head."""
     origin = make_origin(producer_id_of("heads"), Priority.NORMAL)
     with tempfile.TemporaryDirectory() as folder:
         async with AsyncExitStack() as exits:
-            propagator = await exits.enter_async_context(Propagator(settings(log_deltas_max=50_000)))
+            propagator = await exits.enter_async_context(Propagator(make_settings(log_deltas_max=50_000)))
             resident = ResidentVectors(resident_bytes_max=4 << 30)
             await propagator.attach(StorageSink(Path(folder) / "vectors.db", resident=resident))
             producer = propagator.producer("heads")
@@ -246,7 +260,7 @@ async def vectors(count: int) -> float:
             return (held_bytes() - before) / count
 
 
-async def connections(count: int, *, subscribed: bool = False) -> float:
+async def connection_bytes(count: int, *, subscribed: bool = False) -> float:
     """Measure a connection that has said hello; if `subscribed`, with a group that reads its own topic."""
     with tempfile.TemporaryDirectory() as folder:
         server = Ours()
@@ -289,23 +303,23 @@ class Case(NamedTuple):
 
 
 CASES = (
-    Case("delta of 128 B, log in memory", partial(logged, directory=False), 200_000),
-    Case("delta of 128 B, log in a directory", partial(logged, directory=True), 1_000_000),
-    Case("single delta in a mailbox, beside the log", in_mailbox, 50_000),
-    Case("single delta that waits for another", pending, 20_000, BYTES_PER_PENDING + FRAME_BYTES),
-    Case("id seen lately", seen_ids, 200_000, BYTES_PER_RECENT_ID),
-    Case("vector's head", heads, 500_000, BYTES_PER_HEAD),
-    Case("vector of 16 numbers in storage, with its head", vectors, 200_000),
-    Case("producer, an origin for each priority", origins, 5_000, len(Priority) * BYTES_PER_ORIGIN),
-    Case("subscription of a vector, in process", subscriptions, 2_000),
-    Case("connection", connections, CONNECTIONS),
-    Case("connection with a group that reads", partial(connections, subscribed=True), CONNECTIONS),
+    Case("delta of 128 B, log in memory", partial(logged_delta_bytes, has_directory=False), 200_000),
+    Case("delta of 128 B, log in a directory", partial(logged_delta_bytes, has_directory=True), 1_000_000),
+    Case("single delta in a mailbox, beside the log", mailbox_delta_bytes, 50_000),
+    Case("single delta that waits for another", pending_delta_bytes, 20_000, BYTES_PER_PENDING + FRAME_BYTES),
+    Case("id seen lately", seen_id_bytes, 200_000, BYTES_PER_RECENT_ID),
+    Case("vector's head", head_bytes, 500_000, BYTES_PER_HEAD),
+    Case("vector of 16 numbers in storage, with its head", vector_bytes, 200_000),
+    Case("producer, an origin for each priority", producer_bytes, 5_000, len(Priority) * BYTES_PER_ORIGIN),
+    Case("subscription of a vector, in process", subscription_bytes, 2_000),
+    Case("connection", connection_bytes, CONNECTIONS),
+    Case("connection with a group that reads", partial(connection_bytes, subscribed=True), CONNECTIONS),
 )
 
 
 def run(name: str, count: int, pipe: Connection) -> None:
     """Run a case in this process: send the bytes of one item, or the error, to the parent."""
-    (case,) = (one for one in CASES if one.name == name)
+    (case,) = (case for case in CASES if case.name == name)
     end_on_sigterm()
     try:
         pipe.send(anyio.run(case.measure, count))

@@ -1,7 +1,7 @@
-"""Traffic of one namespace and one kind of operation, and of many interleaved, in rows of the same size.
+"""Traffic of one namespace and one kind of operation, and traffic that interleaves many of both.
 
-By row: each delta of a batch differs from its predecessor in namespace or kind. By batch: a batch has one
-namespace and one kind, and the next batch another.
+All rows have the same size. By row: each delta of a batch differs from its predecessor in namespace or kind.
+By batch: a batch has one namespace and one kind, and the next batch differs in one of them.
 """
 
 from __future__ import annotations
@@ -34,13 +34,16 @@ KEYS = 1_000
 NAMESPACES = 10
 KINDS = (Kind.DENSE, Kind.SPARSE, Kind.SPARSE_ADD, Kind.OPAQUE)
 TEMPLATES = 40
+"""Batches of one traffic, which are published in turn."""
 _INDICES = np.arange(CHANGED, dtype=np.uint32) * 2
 _NUMBERS = np.arange(DIMENSION, dtype=np.float32) / 8
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The deltas that are published."""
+    """Deltas of these kinds, in `namespaces` namespaces. `by_row`: kind and namespace change from row to row,
+    else from batch to batch.
+    """
 
     name: str
     namespaces: int
@@ -48,7 +51,10 @@ class Traffic:
     by_row: bool = False
 
     def batches(self, topic: str, rows: int, origin: int, level: AckLevel, epoch: int) -> Iterator[Batch]:
-        """Yield `TEMPLATES` batches, which use every namespace and kind; each starts at counter 1."""
+        """Yield `TEMPLATES` batches of `rows` rows, which use every namespace and kind.
+
+        Each starts at counter 1.
+        """
         rng = random.Random(rows)
         for number in range(TEMPLATES):
             deltas = [
@@ -72,7 +78,7 @@ class Traffic:
         return Delta(name, _operation(kind), namespace=f"{topic}-{namespace_number}")
 
 
-ONE = tuple(Traffic(f"one namespace, {kind.name.lower()}", 1, (kind,)) for kind in KINDS)
+ONE_KIND = tuple(Traffic(f"one namespace, {kind.name.lower()}", 1, (kind,)) for kind in KINDS)
 BY_BATCH = Traffic(f"{NAMESPACES} namespaces, {len(KINDS)} operations, by batch", NAMESPACES, KINDS)
 BY_ROW = Traffic(f"{NAMESPACES} namespaces, {len(KINDS)} operations, by row", NAMESPACES, KINDS, by_row=True)
 

@@ -1,7 +1,7 @@
 """Publishing by single calls, as an asyncio program does that has one delta at a time: each call is a task.
 
-The raw connection writes the bytes of each call, and resolves calls in order. A client that batches calls can
-be measured instead.
+A call is made over a raw connection, which writes the bytes of each call and resolves calls in order, or
+through a client that batches calls.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WRITE_BYTES_MAX = 8 * 1024 * 1024
 
 @asynccontextmanager
 async def raw_calls(
-    port: int, bytes_of: Callable[[bytes], bytes], acks_in: Callable[[bytes], int], *, hello: bytes = b""
+    port: int, bytes_of: Callable[[bytes], bytes], count_acks: Callable[[bytes], int], *, hello: bytes = b""
 ) -> AsyncIterator[Call]:
     """Open a connection that sends a call's bytes, and counts acknowledgements in the bytes received.
 
@@ -32,7 +32,7 @@ async def raw_calls(
     """
     loop = asyncio.get_running_loop()
     transport, wire = await loop.create_connection(
-        lambda: _Wire(acks_in, greeted=bool(hello)), "127.0.0.1", port
+        lambda: _Wire(count_acks, greeted=bool(hello)), "127.0.0.1", port
     )
     transport.set_write_buffer_limits(_WRITE_BYTES_MAX)
     if hello:
@@ -61,7 +61,7 @@ async def publish_singly(
     window_opened = asyncio.Event()
     open_calls = 0
 
-    async def one(began: int) -> None:
+    async def publish_one(began: int) -> None:
         nonlocal open_calls
         await call(began.to_bytes(8, "little") + body)
         durations_ns.append(time.monotonic_ns() - began)
@@ -73,7 +73,7 @@ async def publish_singly(
         while (now := time.monotonic_ns()) < stop:
             if open_calls < window:
                 open_calls += 1
-                tasks.create_task(one(now))
+                tasks.create_task(publish_one(now))
             else:
                 window_opened.clear()
                 await window_opened.wait()
@@ -83,9 +83,9 @@ async def publish_singly(
 class _Wire(asyncio.Protocol):
     """A connection on which answers come in the order of the calls."""
 
-    def __init__(self, acks_in: Callable[[bytes], int], *, greeted: bool) -> None:
+    def __init__(self, count_acks: Callable[[bytes], int], *, greeted: bool) -> None:
         self.waiting: deque[asyncio.Future[None]] = deque()
-        self._acks_in = acks_in
+        self._count_acks = count_acks
         self._greeted = greeted
         self._transport: Any = None
 
@@ -98,7 +98,7 @@ class _Wire(asyncio.Protocol):
             self._greeted = not end
         if b"PING\r\n" in data:
             self._transport.write(b"PONG\r\n")
-        for _ in range(self._acks_in(data)):
+        for _ in range(self._count_acks(data)):
             acked = self.waiting.popleft()
             if not acked.done():
                 acked.set_result(None)

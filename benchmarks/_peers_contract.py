@@ -74,7 +74,9 @@ Call = Callable[[bytes], Awaitable[object]]
 
 
 class Peer:
-    """A server to be measured. It is pickled for other processes, without `processes`."""
+    """A server to be measured. `durability`: where a payload is when the server acknowledges it; `program`:
+    the command that starts it. A peer is pickled for other processes, without `processes`.
+    """
 
     name = ""
     durability = ""
@@ -87,7 +89,7 @@ class Peer:
     def __getstate__(self) -> Mapping[str, object]:
         return {**self.__dict__, "processes": []}
 
-    def missing(self) -> str | None:
+    def missing_program(self) -> str | None:
         """Return the name of the program to install before this peer can be measured, or None."""
         return None if shutil.which(self.program, path=PATHS) else self.program
 
@@ -128,7 +130,7 @@ class Peer:
         """Return the CPU seconds that the server has used, all its threads."""
         return sum(cpu_s(process.pid) for process in self.processes)
 
-    def spawn(self, arguments: Sequence[str], folder: Path, **more: object) -> subprocess.Popen[bytes]:
+    def spawn(self, arguments: Sequence[str], folder: Path, **options: object) -> subprocess.Popen[bytes]:
         """Start a process of this peer; its output goes to a file `output` in `folder`."""
         with (folder / "output").open("wb") as output, ignore_interrupts():
             process = subprocess.Popen(
@@ -136,7 +138,7 @@ class Peer:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                **more,  # type: ignore[call-overload]
+                **options,  # type: ignore[call-overload]
             )
             self.processes.append(process)
         return process  # type: ignore[no-any-return]
@@ -189,11 +191,11 @@ class Wire:
 
 def connect(port: int) -> socket.socket:
     """Connect with TCP_NODELAY and a receive timeout."""
-    found = socket.create_connection(("127.0.0.1", port), timeout=WAIT_S_MAX)
-    found.settimeout(None)  # a Python timeout costs a system call at each receive
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", int(WAIT_S_MAX), 0))
-    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return found
+    connection = socket.create_connection(("127.0.0.1", port), timeout=WAIT_S_MAX)
+    connection.settimeout(None)  # a Python timeout costs a system call at each receive
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", int(WAIT_S_MAX), 0))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
 
 
 def free_port() -> int:

@@ -1,6 +1,7 @@
 """The goals of delta-prop relative to its peers, scene by scene, and relative to the limits of the machine.
 
-A goal compares one figure of ours with another peer's in the same round, or with a limit of that round.
+A goal compares a figure of ours with another peer's in the same round, with a limit of that round, or with a
+fixed bound.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ PUBLISH = Scene("publish to acknowledgement", consumers=0)
 FLOW = Scene("publish to receive", consumers=1)
 FAN_OUT = Scene("publish to 3 receivers", consumers=3)
 PACKED = Scene("packed by the application, 100 each", consumers=1, batch=8, pack=100, window=320)
-SINGLE = Scene("single calls", consumers=0, batch=1, tasks=True)
+SINGLE = Scene("single calls", consumers=0, batch=1, has_single_calls=True)
 RATE = Scene("2,000 a second", consumers=1, batch=1, rate=2_000.0, seconds_max=5.6)
 IDLE = Scene("idle to idle", consumers=1, batch=1, pause_s=0.01, seconds_max=3.0)
 BULK = Scene("bulk to one receiver", consumers=1, batch=1_000, window=64_000)
@@ -52,7 +53,9 @@ _LABELS = {SPEED: "rate", CPU: "server CPU a delta", P50: "p50", P99: "p99"}
 
 
 class Comparison(NamedTuple):
-    """A goal, and the source of its figure; `theirs`: a peer, a limit, or empty."""
+    """A goal, and the figures that it relates. `figure`: a field of `Measurement`; `ours`: one of our peers;
+    `theirs`: another peer, a limit, or empty if our figure itself is judged.
+    """
 
     row: str
     scene: Scene
@@ -64,7 +67,7 @@ class Comparison(NamedTuple):
 
     @property
     def goal(self) -> Goal:
-        """The goal to be judged."""
+        """The goal, in the form in which results have it."""
         suffix = f" / {self.theirs}" if self.theirs else ""
         what = f"{self.scene.name}, {_LABELS[self.figure]}: {self.ours}{suffix}"
         unit = "×" if self.theirs else "µs"
@@ -73,8 +76,8 @@ class Comparison(NamedTuple):
     def ratios(self, rounds: Rounds, limits: Limits, size: int) -> list[float]:
         """Return the ratio of each round that has both figures."""
         ours = {
-            number: getattr(one, self.figure)
-            for number, one in rounds.get((self.scene.name, self.ours), {}).items()
+            number: getattr(measurement, self.figure)
+            for number, measurement in rounds.get((self.scene.name, self.ours), {}).items()
         }
         if not self.theirs:
             return list(ours.values())

@@ -1,4 +1,4 @@
-"""NATS JetStream as a peer: file storage, push consumers that acknowledge all up to a message.
+"""NATS JetStream as a peer: file storage, push consumers. One acknowledgement covers all earlier messages.
 
 It implements the part of the text protocol that the harness needs.
 """
@@ -72,7 +72,9 @@ class JetStream(Peer):
     def calls(self, topic: str) -> AbstractAsyncContextManager[Call]:
         """See `Peer`."""
         publish = _publish_encoder(topic.encode())
-        return raw_calls(self.port, lambda one: publish(one, 1), acks_in, hello=_HELLO + b"SUB _r.acks 1\r\n")
+        return raw_calls(
+            self.port, lambda payload: publish(payload, 1), count_acks, hello=_HELLO + b"SUB _r.acks 1\r\n"
+        )
 
     def _ask(self, subject: str, request: object) -> None:
         wire = Wire(connect(self.port))
@@ -91,7 +93,7 @@ class JetStream(Peer):
             raise RuntimeError(f"JetStream: {subject}: {answer['error']}")
 
 
-def message_of(size: int) -> re.Pattern[bytes]:
+def message_pattern(size: int) -> re.Pattern[bytes]:
     """Return a pattern of a complete message with a payload of `size` bytes.
 
     Groups: its reply subject, the first 8 bytes of the payload.
@@ -113,7 +115,7 @@ class _Publisher:
 
     def take_acks(self, *, wait: bool) -> None:
         received = self._wire.receive(wait=wait)
-        self.acked += acks_in(received)
+        self.acked += count_acks(received)
         if b"PING\r\n" in received:
             self._wire.send(b"PONG\r\n")
 
@@ -121,7 +123,7 @@ class _Publisher:
         self._wire.socket.close()
 
 
-def acks_in(received: bytes) -> int:
+def count_acks(received: bytes) -> int:
     """Count the acknowledgements that start in these bytes, wherever the stream was split."""
     if b'"error"' in received or b"-ERR" in received:
         raise RuntimeError(f"JetStream: {received[:300]!r}")
@@ -138,7 +140,7 @@ def _publish_encoder(topic: bytes) -> Callable[[bytes, int], bytes]:
 class _Consumer:
     def __init__(self, port: int, subject: bytes, size: int) -> None:
         self._wire = Wire(connect(port))
-        self._message = message_of(size)
+        self._message = message_pattern(size)
         self._subject = subject
 
     def begin(self) -> None:
@@ -149,7 +151,7 @@ class _Consumer:
 
     def receive(self) -> bytes:
         data = self._wire.receive()
-        found: list[bytes] = []
+        stamps: list[bytes] = []
         position, size, match, reply = 0, len(data), self._message.match, None
         while position < size:
             message = match(data, position)
@@ -161,12 +163,12 @@ class _Consumer:
                     self._wire.send(b"PONG\r\n")
                 position = line + 2
                 continue
-            found.append(message[2])
+            stamps.append(message[2])
             position, reply = message.end(), message[1]
         self._wire.unread = data[position:]
         if reply is not None:
             self._wire.send(b"PUB %b 4\r\n+ACK\r\n" % reply)  # this acknowledges all earlier messages, too
-        return b"".join(found)
+        return b"".join(stamps)
 
     def close(self) -> None:
         self._wire.socket.close()

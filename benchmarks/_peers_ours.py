@@ -81,7 +81,7 @@ class Ours(Peer):
         super().__init__()
         self.http_port = 0
 
-    def missing(self) -> str | None:
+    def missing_program(self) -> str | None:
         """Return None: the program is this checkout."""
         return None
 
@@ -188,10 +188,10 @@ def number_frame(frame: bytearray, counter: int) -> None:
     """Make an encoded frame the next one of its producer: set its sequence, counter and checksums."""
     _COUNTER.pack_into(frame, _COUNTER_AT, counter)
     _CRC.pack_into(frame, len(frame) - _CRC.size, crc32c(memoryview(frame)[_BODY_AT : -_CRC.size]))
-    sign_head(frame, counter)
+    set_sequence(frame, counter)
 
 
-def sign_head(frame: bytearray, sequence: int) -> None:
+def set_sequence(frame: bytearray, sequence: int) -> None:
     """Set the sequence of a frame, and the checksum in its stamp."""
     _SEQUENCE.pack_into(frame, _SEQUENCE_AT, sequence)
     _CRC.pack_into(frame, HEADER_BYTES, crc32c(frame[:HEADER_BYTES] + _SENT_REST))
@@ -220,7 +220,7 @@ class RawPublisher:
         self._credit = welcomed.credit
         self._sent = 0
         self._frames: dict[tuple[int, int], FrameMaker] = {}
-        self._last: list[bytes] = []
+        self._first_frames: list[bytes] = []
 
     def send(self, payload: bytes, count: int) -> None:
         shape = (count, len(payload))
@@ -233,8 +233,8 @@ class RawPublisher:
         self._sent += count
         self._credit = Credit(self._credit.deltas - count, self._credit.bytes - len(frame))
         self._wire.send(frame)
-        if len(self._last) < DUPLICATES:
-            self._last.append(bytes(frame))
+        if len(self._first_frames) < DUPLICATES:
+            self._first_frames.append(bytes(frame))
 
     def frames_of(
         self, topic: str, grant: OriginGrant, level: AckLevel, shape: tuple[int, int]
@@ -263,10 +263,10 @@ class RawPublisher:
     def finish(self) -> None:
         """Send the first frames a second time; return when each was answered as a duplicate."""
         before = self._credit.deltas
-        rows = sum(Batch(one[_BODY_AT:]).count for one in self._last)
-        for frame in self._last:
+        rows = sum(Batch(frame[_BODY_AT:]).count for frame in self._first_frames)
+        for frame in self._first_frames:
             duplicate = bytearray(frame)  # the same payload under the next sequences
-            sign_head(duplicate, self._sent + 1)
+            set_sequence(duplicate, self._sent + 1)
             self._sent += Batch(frame[_BODY_AT:]).count
             self._wire.send(duplicate)
         while self._credit.deltas < before + rows:
@@ -298,12 +298,12 @@ class RawConsumer:
         return Topic(TopicKind.NAMESPACE, topic)
 
     def stamps_of(self, batch: Batch, size: int, counter: int) -> bytes:
-        """See `stamps_of`."""
+        """See the function `stamps_of`."""
         return stamps_of(batch, size, counter)
 
     def receive(self) -> bytes:
         data = self._wire.receive()
-        found: list[bytes] = []
+        stamps: list[bytes] = []
         position, size, offset = 0, len(data), 0
         while size - position >= HEADER_BYTES:
             _, _, kind, _, sequence, length = _HEADER.unpack_from(data, position)
@@ -312,7 +312,7 @@ class RawConsumer:
                 break
             if kind == _BATCH:
                 batch = Batch(data[position + _BODY_AT : end])
-                found.append(self.stamps_of(batch, self._size, self._counter + 1))
+                stamps.append(self.stamps_of(batch, self._size, self._counter + 1))
                 self._counter += batch.count
                 self._unacked += batch.count
                 offset = sequence + batch.count
@@ -324,7 +324,7 @@ class RawConsumer:
         if offset and (self._unacked >= ACK_DELTAS or time.monotonic() - self._acked_at >= ACK_S):
             self._wire.send(commit_of(self._log, offset))
             self._unacked, self._acked_at = 0, time.monotonic()
-        return b"".join(found)
+        return b"".join(stamps)
 
     def close(self) -> None:
         self._wire.socket.close()
@@ -370,11 +370,11 @@ def payloads_of(batch: Batch) -> list[bytes]:
     assert bounds is not None
     assert ends is not None
     blobs = bytes(batch.raw[bounds[0] : bounds[1]])
-    found, start = [], 0
+    payloads, start = [], 0
     for stop in struct.unpack_from(f"<{batch.count}I", batch.raw, ends[0]):
-        found.append(blobs[start:stop])
+        payloads.append(blobs[start:stop])
         start = stop
-    return found
+    return payloads
 
 
 def next_frame(wire: Wire) -> Frame:

@@ -66,7 +66,7 @@ class RedisEverySecond(Peer):
     def calls(self, topic: str) -> AbstractAsyncContextManager[Call]:
         """See `Peer`."""
         publish = _publish_encoder(topic.encode())
-        return raw_calls(self.port, lambda one: publish(one, 1), acks_in)
+        return raw_calls(self.port, lambda payload: publish(payload, 1), count_acks)
 
     def _ask(self, *words: bytes) -> None:
         wire = Wire(connect(self.port))
@@ -95,13 +95,13 @@ class _Publisher:
         self._wire.send(self._encode(payload, count))
 
     def take_acks(self, *, wait: bool) -> None:
-        self.acked += acks_in(self._wire.receive(wait=wait))
+        self.acked += count_acks(self._wire.receive(wait=wait))
 
     def finish(self) -> None:
         self._wire.socket.close()
 
 
-def acks_in(received: bytes) -> int:
+def count_acks(received: bytes) -> int:
     """Count the acknowledgements that start in these bytes, wherever the stream was split."""
     if b"-ERR" in received:
         raise RuntimeError(f"Redis: {received[:300]!r}")
@@ -115,7 +115,7 @@ def _publish_encoder(topic: bytes) -> Callable[[bytes, int], bytes]:
     return bytes_of
 
 
-def entry_of(size: int) -> re.Pattern[bytes]:
+def entry_pattern(size: int) -> re.Pattern[bytes]:
     """Return a pattern of a complete entry with a payload of `size` bytes: its id, the first 8 bytes."""
     return re.compile(
         rb"\*2\r\n\$\d+\r\n(\d+-\d+)\r\n\*2\r\n\$1\r\nd\r\n\$%d\r\n(.{8}).{%d}\r\n" % (size, size - 8),
@@ -126,7 +126,7 @@ def entry_of(size: int) -> re.Pattern[bytes]:
 class _Consumer:
     def __init__(self, port: int, topic: bytes, group: bytes, size: int) -> None:
         self._wire = Wire(connect(port))
-        self._entry = entry_of(size)
+        self._entry = entry_pattern(size)
         self._topic, self._group = topic, group
         self._entries_left = 0  # entries still to come in the current reply
         self._read = _command(
@@ -139,22 +139,22 @@ class _Consumer:
 
     def receive(self) -> bytes:
         data = self._wire.receive()
-        found: list[bytes] = []
+        stamps: list[bytes] = []
         ids: list[bytes] = []
         position, size, match = 0, len(data), self._entry.match
         while position < size:
             entry = match(data, position)
             if entry is None:
-                other = _NO_ENTRIES.match(data, position)
-                if other is None:
+                reply = _NO_ENTRIES.match(data, position)
+                if reply is None:
                     break
-                position = other.end()
-                if other[0].startswith(b"*-1"):
+                position = reply.end()
+                if reply[0].startswith(b"*-1"):
                     self._wire.send(self._read)
-                elif other[0].startswith(b"*1"):
-                    self._entries_left = int(other[0].rpartition(b"*")[2])
+                elif reply[0].startswith(b"*1"):
+                    self._entries_left = int(reply[0].rpartition(b"*")[2])
                 continue
-            found.append(entry[2])
+            stamps.append(entry[2])
             ids.append(entry[1])
             position = entry.end()
         self._wire.unread = data[position:]
@@ -162,7 +162,7 @@ class _Consumer:
             self._entries_left -= len(ids)
             acks = _command(b"XACK", self._topic, self._group, *ids)
             self._wire.send(acks if self._entries_left else acks + self._read)
-        return b"".join(found)
+        return b"".join(stamps)
 
     def close(self) -> None:
         self._wire.socket.close()

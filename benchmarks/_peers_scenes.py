@@ -41,6 +41,7 @@ class Scene:
     name: str
     consumers: int
     batch: int = 100
+    """Payloads of one call."""
     rate: float = 0.0
     """Calls per second, regardless of acknowledgements; 0: as fast as the window allows."""
     pause_s: float = 0.0
@@ -51,13 +52,14 @@ class Scene:
     """Bytes of a delta; 0: the size of the run."""
     window: int = 4_000
     """Payloads that may be unacknowledged."""
-    tasks: bool = False
+    has_single_calls: bool = False
     """True if each payload is published by a call of its own, in a task of its own."""
     from_log: bool = False
     """True if everything is published before the consumer subscribes."""
     sampled: int = 1
     """A consumer records the time of one in this many payloads: enough in a long run."""
     payloads_max: int = 3_000_000
+    """The publisher stops after this many payloads, or after `seconds_max`."""
     seconds_max: float = 1.5
 
     @property
@@ -68,7 +70,9 @@ class Scene:
 
 @dataclass(slots=True)
 class Measurement:
-    """One round of a scene."""
+    """One round of a scene. `lost`: payloads that a consumer did not get; `twice`: how often an earlier
+    payload came after a later one.
+    """
 
     deltas: int
     lost: int
@@ -79,10 +83,10 @@ class Measurement:
     latency_p99_us: float
     ack_p50_us: float
     server_cpu_us: float
-    """Per delta, as are those that follow."""
+    """CPU µs per delta, as the next two fields."""
     publisher_cpu_us: float
     consumer_cpu_us: float = 0.0
-    """CPU of the busiest consumer."""
+    """Of the busiest consumer."""
     payloads: int = 0
     counters: dict[str, float] = field(default_factory=dict)
 
@@ -104,7 +108,7 @@ def measure(peer: Peer, scene: Scene, topic: str, *, size: int = 128, window: in
             work: tuple[Any, ...] = (_consume, peer, topic, (number, size, scene.sampled), target, child_pipe)
         else:
             work = (
-                _publish_singly if scene.tasks else _publish,
+                _publish_singly if scene.has_single_calls else _publish,
                 peer,
                 topic,
                 (scene, size, window),
@@ -160,10 +164,10 @@ def _receive_result(pipe: Connection, seconds: float = 0.0) -> Any:
 # --- in processes of their own
 
 
-def _run(work: Any, *given: Any) -> None:
-    pipe: Connection = given[-1]
+def _run(work: Any, *arguments: Any) -> None:
+    pipe: Connection = arguments[-1]
     try:
-        work(*given)
+        work(*arguments)
     except Exception as error:
         pipe.send(f"failed: {error!r}")
 
@@ -186,11 +190,11 @@ def _receive_all(consumer: Consumer, target: Synchronized[int], sampled: int = 1
     count, cpu = 0, time.process_time()
     expected = target.get_obj()  # the publisher sets it once, before its last call
     while not 0 <= expected.value <= count:
-        taken = consumer.receive()
-        if taken:
+        received = consumer.receive()
+        if received:
             times.append(time.monotonic_ns())
-            count += len(taken) // 8
-            samples = taken if sampled == 1 else memoryview(taken).cast("q")[::sampled].tobytes()
+            count += len(received) // 8
+            samples = received if sampled == 1 else memoryview(received).cast("q")[::sampled].tobytes()
             counts.append(len(samples) // 8)
             stamps.frombytes(samples)
     cpu = time.process_time() - cpu
@@ -317,9 +321,7 @@ class _PublisherRun:
     def _send(self, now: int, *, last: bool) -> None:
         batch = self._scene.batch
         self.sent += batch
-        if last:
-            self._target.get_obj().value = (
-                self.sent
-            )  # set before the last send, so that consumers know the end
+        if last:  # consumers must know the end before they have received everything
+            self._target.get_obj().value = self.sent
         self._sent_at.append((self.sent, now))
         self._publisher.send(now.to_bytes(8, "little") + self._body, batch)

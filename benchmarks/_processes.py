@@ -25,7 +25,7 @@ PROCESSES = multiprocessing.get_context("forkserver")
 
 @dataclass(slots=True)
 class _StartState:
-    """True flags: the main thread is starting a process, and a SIGINT arrived meanwhile."""
+    """`is_starting`: the main thread is starting a process; `interrupted`: a SIGINT arrived meanwhile."""
 
     is_starting: bool = False
     interrupted: bool = False
@@ -55,9 +55,9 @@ def ignore_interrupts() -> Iterator[None]:
                 interrupt(None)
 
 
-def fork(work: Callable[..., None], *given: Any) -> ForkServerProcess:
+def fork(work: Callable[..., None], *arguments: Any) -> ForkServerProcess:
     """Start a daemon process that runs `work`."""
-    process = PROCESSES.Process(target=work, args=given, daemon=True)
+    process = PROCESSES.Process(target=work, args=arguments, daemon=True)
     with ignore_interrupts():
         process.start()
     return process

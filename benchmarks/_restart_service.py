@@ -44,7 +44,10 @@ WAIT_S = 3_600.0
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """Options of one run of the service. `starts_before`: the number of earlier starts on this directory."""
+    """Options of one run of the service. `build`: fill the directory instead of measuring a start; `changes`:
+    how many vectors each start rewrites; `mib`: the size of a plain log; `starts_before`: the number of
+    earlier starts on this directory; `spawned_at`: when the parent started the process, in seconds.
+    """
 
     directory: str
     kind: str  # of directory: "vectors" (rows with ids), or "plain" (frames of one origin, no ids)
@@ -57,22 +60,22 @@ class RunOptions:
     spawned_at: float = 0.0
 
     @property
-    def batches(self) -> int:
+    def batch_count(self) -> int:
         """The number of batches of vectors in a built directory."""
         return -(-self.vectors // BATCH_ROWS)
 
     def changed_batches(self, run: int) -> range:
         """Return the batches of vectors that run `run`, counted from 0, rewrites."""
-        count = min(-(-self.changes // BATCH_ROWS), self.batches)
-        first = run * count % max(self.batches - count + 1, 1)
+        count = min(-(-self.changes // BATCH_ROWS), self.batch_count)
+        first = run * count % max(self.batch_count - count + 1, 1)
         return range(first, first + count)
 
-    def rows(self, batch: int) -> tuple[list[str], NDArray[np.float32]]:
-        """Return a batch of vectors as the last earlier run that rewrote it wrote it."""
+    def current_rows(self, batch: int) -> tuple[list[str], NDArray[np.float32]]:
+        """Return a batch of vectors as it is after all earlier runs."""
         runs = [run for run in range(self.starts_before) if batch in self.changed_batches(run)]
-        return self.rows_of(batch, runs[-1] + 1 if runs else 0)
+        return self.rows_of_version(batch, runs[-1] + 1 if runs else 0)
 
-    def rows_of(self, batch: int, version: int) -> tuple[list[str], NDArray[np.float32]]:
+    def rows_of_version(self, batch: int, version: int) -> tuple[list[str], NDArray[np.float32]]:
         """Return a batch of vectors as it was built (0), or as run `version - 1` rewrote it."""
         first = batch * BATCH_ROWS
         end = min(first + BATCH_ROWS, self.vectors)
@@ -125,10 +128,10 @@ def vector_frames(propagator: Propagator, options: RunOptions) -> Iterator[tuple
     """Yield every vector once, each with an id, spread over all origins."""
     producer_count = max(options.origins // LANES, 1)
     producers = [propagator.producer(f"producer-{number}") for number in range(producer_count)]
-    for batch in range(options.batches):
+    for batch in range(options.batch_count):
         turn, slot = divmod(batch, producer_count * LANES)
         producer, lane = producers[slot // LANES], Priority(slot % LANES)
-        keys, rows = options.rows_of(batch, 0)
+        keys, rows = options.rows_of_version(batch, 0)
         yield (
             producer,
             encode_vectors(
@@ -217,7 +220,7 @@ async def search(propagator: Propagator, options: RunOptions, figures: dict[str,
     figures["right"] = [hit.vector_id for hit in hits] == nearest(options, query)
     started_at = time.monotonic()
     for batch in options.changed_batches(options.starts_before):
-        keys, rows = options.rows_of(batch, options.starts_before + 1)
+        keys, rows = options.rows_of_version(batch, options.starts_before + 1)
         await propagator.publish_many(keys, rows, kind=Kind.DENSE, timeout_s=WAIT_S)
     published = time.monotonic()
     await propagator.wait_visible(propagator.statistics().log.next_offset, timeout_s=WAIT_S)
@@ -228,14 +231,14 @@ async def search(propagator: Propagator, options: RunOptions, figures: dict[str,
 
 def nearest(options: RunOptions, query: NDArray[np.float32]) -> list[str]:
     """Return the ids that an exact search by cosine must find, computed from the generated vectors."""
-    found: list[tuple[float, str]] = []
+    nearest_rows: list[tuple[float, str]] = []  # of each, the negative score and the id
     wide = query.astype(np.float64)
-    for batch in range(options.batches):
-        keys, rows = options.rows(batch)
+    for batch in range(options.batch_count):
+        keys, rows = options.current_rows(batch)
         scores = (rows @ wide) / np.sqrt(np.square(rows.astype(np.float64)).sum(axis=1))
         best = np.argsort(-scores)[:K].tolist()
-        found = sorted([*found, *((-float(scores[row]), keys[row]) for row in best)])[:K]
-    return [vector_id for _, vector_id in found]
+        nearest_rows = sorted([*nearest_rows, *((-float(scores[row]), keys[row]) for row in best)])[:K]
+    return [vector_id for _, vector_id in nearest_rows]
 
 
 def note(figures: dict[str, Any], step: str, options: RunOptions) -> None:

@@ -26,10 +26,10 @@ NOT_MEASURED = "not measured"
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """The target of a figure. With `less`, smaller is better."""
+    """The target of a figure, which `what` describes. With `less`, smaller is better."""
 
     row: str
-    """Goals of one row belong together."""
+    """The row of the list of goals; several goals may belong to one row."""
     what: str
     target: float
     moonshot: float | None = None
@@ -71,14 +71,14 @@ class Results:
     more: dict[str, Any] = field(default_factory=dict)
     """Additional data for programs, such as rounds."""
 
-    def figure(self, name: str, rounds: Sequence[float], unit: str, *, less: bool = False) -> Figure:
+    def add_figure(self, name: str, rounds: Sequence[float], unit: str, *, less: bool = False) -> Figure:
         """Add a figure and return it; with `less`, smaller is better."""
-        found = Figure.of(rounds)
-        self.figures[name] = {**asdict(found), "unit": unit, "less": less}
-        return found
+        figure = Figure.of(rounds)
+        self.figures[name] = {**asdict(figure), "unit": unit, "less": less}
+        return figure
 
-    def goal(self, goal: Goal, rounds: Sequence[float] | None) -> str:
-        """Judge a goal by its rounds; return the verdict."""
+    def add_goal(self, goal: Goal, rounds: Sequence[float] | None) -> str:
+        """Judge a goal by its rounds, and add it; return the verdict."""
         figure = Figure.of(rounds) if rounds else None
         verdict = goal.verdict(figure)
         found = None if figure is None else asdict(figure)
@@ -114,23 +114,25 @@ def goal_table(goals: Sequence[dict[str, Any]]) -> str:
     rows = []
     for goal in goals:
         bound, found = "<=" if goal["less"] else ">=", goal["found"]
-        wanted, moon = (
-            "" if goal[one] is None else f"{bound} {number(goal[one])} {goal['unit']}"
-            for one in ("target", "moonshot")
+        target, moonshot = (
+            "" if goal[field] is None else f"{bound} {format_number(goal[field])} {goal['unit']}"
+            for field in ("target", "moonshot")
         )
-        rows.append((f"{goal['row']:>4}  {goal['what']}", wanted, moon, spread(found), goal["verdict"]))
+        rows.append(
+            (f"{goal['row']:>4}  {goal['what']}", target, moonshot, format_figure(found), goal["verdict"])
+        )
     return table("Goals", (" row", "target", FAR_BEYOND, "found", ""), rows)
 
 
-def spread(figure: dict[str, Any] | None) -> str:
+def format_figure(figure: dict[str, Any] | None) -> str:
     """Format a figure from JSON as a median with its range."""
     if figure is None:
         return "-"
-    return "{} ({}-{})".format(*(number(figure[one]) for one in ("median", "low", "high")))
+    return "{} ({}-{})".format(*(format_number(figure[field]) for field in ("median", "low", "high")))
 
 
-def number(value: float) -> str:
-    """Format a number with its significant digits."""
+def format_number(value: float) -> str:
+    """Format a number: from 1,000 on without decimals, below that with three significant digits."""
     return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.3g}"
 
 

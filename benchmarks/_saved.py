@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks._results import GATE
-from benchmarks._shape import check, verdict_of
+from benchmarks._results_schema import check, verdict_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -37,7 +37,7 @@ def read(places: Iterable[Path]) -> Run:
         before = run.get(results["bench"])
         run[results["bench"]] = results if before is None else _merge(before, results)
     if not run:
-        raise ValueError(f"no results in {', '.join(map(str, places)) or 'nothing'}: give what --json wrote")
+        raise ValueError(f"no results in {', '.join(map(str, places))}: name files that --json wrote")
     return run
 
 
@@ -78,7 +78,7 @@ def _merge(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One figure in the old and in the new run."""
+    """One figure in the old and in the new run. With `less`, smaller is better."""
 
     bench: str
     name: str
@@ -90,18 +90,17 @@ class Change:
     @property
     def ratio(self) -> float:
         """The factor by which the new figure is better; below 1 it is worse."""
-        old, new = (one["median"] for one in (self.before, self.now))
+        old, new = self.before["median"], self.now["median"]
         if min(old, new) <= 0:
             return 1.0
         return old / new if self.less else new / old
 
     @property
     def verdict(self) -> str:
-        """The verdict; empty while the rounds of both runs overlap."""
+        """The verdict; empty if the rounds of both runs overlap and the new figure is not far worse."""
         if self.ratio < 1 / GATE:
             return FAR_WORSE
-        apart = self.now["low"] > self.before["high"] or self.now["high"] < self.before["low"]
-        if not apart:
+        if self.now["low"] <= self.before["high"] and self.now["high"] >= self.before["low"]:
             return ""
         return "better" if self.ratio > 1 else "worse"
 

@@ -43,35 +43,35 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help="write the table and the pictures to docs/")
     options = parser.parse_args(arguments)
     logging.getLogger("delta_prop").addHandler(logging.NullHandler())  # the table has all results
-    runs = [_result(seed, options.duration) for seed in range(1, options.seeds + 1)]
-    table = "\n".join(_table(runs))
+    results = [_run_seed(seed, options.duration) for seed in range(1, options.seeds + 1)]
+    table = "\n".join(_table_lines(results))
     print(table)
     if options.write:
-        _write(table, runs[0])
+        _write(table, results[0])
     return 0
 
 
-def _result(seed: int, duration_s: float) -> Result:
+def _run_seed(seed: int, duration_s: float) -> Result:
     setups = read_setups(read_shipped()[SCENARIO], seed=seed, duration=duration_s)
-    made: list[Alternative] = []
+    alternatives: list[Alternative] = []
     for setup in setups:
         print(f"seed {seed}: {setup.name}", file=sys.stderr)
-        made.append(run(setup))
+        alternatives.append(run(setup))
     scenario = setups[0].scenario
-    return Result(scenario.name, scenario.about, seed, duration_s, made)
+    return Result(scenario.name, scenario.about, seed, duration_s, alternatives)
 
 
-def _table(runs: Sequence[Result]) -> list[str]:
+def _table_lines(results: Sequence[Result]) -> list[str]:
     """Return the table's lines: medians over the seeds, with the lowest and the highest value."""
-    names = [one.name for one in runs[0].alternatives]
+    names = [alternative.name for alternative in results[0].alternatives]
     lines = [
         "| pace | deltas applied within 1 s of their offset, per second "
-        f"(lowest, highest of {len(runs)} seeds) | lag p50, s | lag p99, s | refused "
+        f"(lowest, highest of {len(results)} seeds) | lag p50, s | lag p99, s | refused "
         "| peak memory, MiB | promises |",
         "|---|---|---|---|---|---|---|",
     ]
     for index, name in enumerate(names):
-        alternatives = [result.alternatives[index] for result in runs]
+        alternatives = [result.alternatives[index] for result in results]
         sinks = [next(sink for sink in one.sinks if sink.name == SINK) for one in alternatives]
         within = sorted(sink.within_1s_per_s for sink in sinks)
         broken = sum(verdict.ok is False for one in alternatives for verdict in one.verdicts)

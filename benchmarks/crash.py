@@ -2,13 +2,13 @@
 
 After each kill the service starts again on the same directory. Before the producers continue, the benchmark
 compares the service's log, its producers' watermarks and its SQLite file with every printed acknowledgement.
-Directories alternate: a service with several producers, the same with a SQLite file fed from it, the command
-`delta-prop publish`. Exit status 1 if anything differs from its acknowledgement.
+The directories are used in turn by a service with several producers, by one that also feeds a SQLite file,
+and by the command `delta-prop publish`. Exit status 1 if anything differs from its acknowledgement.
 
-With --disk-faults nothing is killed: the disk under a server, and under a program that embeds the service,
-fails in its calls (a preloaded library, which needs a C compiler) or is full (a small file system, which
-needs root on Linux), while callers of every kind publish and reconnect. Once the log has recovered in place,
-every answer is compared with it. Exit status 77 if neither is possible.
+With --disk-faults nothing is killed. Instead the disk fails under a server, and under a program that embeds
+the service, while callers of every kind publish and reconnect. Either calls to the disk fail (by a preloaded
+library, which needs a C compiler), or the disk is full (a small file system, which needs root on Linux).
+Once the log has recovered in place, every answer is compared with it. Exit status 77 if neither is possible.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks._arguments import Arguments, bounded_int, writable_file
-from benchmarks._crash_check import Verdict
+from benchmarks._crash_check import KINDS, Verdict
 from benchmarks._crash_disk import run as run_disk_faults
 from benchmarks._crash_rounds import CommandCrashRun, CrashRun, DirectoryOptions, Totals
 from benchmarks._crash_writer import ACTIVITIES
@@ -34,12 +34,10 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
-RESTART_S_MAX = 2.0
+OPEN_S_MAX = 2.0
+"""Maximum seconds for opening the log after a kill; a longer opening fails the benchmark."""
 SERVICE_ONLY, TABLE, COMMAND = "service", "service and SQLite", "command"
-KINDS = (
-    "lost", "moved", "answers differ", "duplicate", "order", "hole", "corrupt", "forgotten", "refused",
-    "table", "start",
-)  # fmt: skip
+"""The programs that are killed."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -55,10 +53,10 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--quick", action="store_true", help="a short run: up to 6 rounds")
     parser.add_argument(
-        "--lives",
+        "--rounds-per-directory",
         type=bounded_int(1, 1_000_000),
         default=10,
-        help="rounds per directory, before it is closed cleanly",
+        help="number of rounds on one directory, before it is closed cleanly",
     )
     parser.add_argument(
         "--producers", type=bounded_int(1, 1_000), default=4, help="producers of a killed service"
@@ -71,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=writable_file, metavar="FILE", help="also write the figures to FILE")
     given = parser.parse_args(arguments)
     if given.quick:
-        given.rounds, given.lives = min(given.rounds, 6), min(given.lives, 2)
+        given.rounds, given.rounds_per_directory = min(given.rounds, 6), min(given.rounds_per_directory, 2)
     seed = random.SystemRandom().randrange(1 << 30) if given.seed is None else given.seed
     if given.disk_faults:
         if given.plant is not None:
@@ -85,20 +83,24 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(folder: Path, given: argparse.Namespace, rng: random.Random) -> dict[str, Totals]:
     totals = {name: Totals() for name in (SERVICE_ONLY, TABLE, COMMAND)}
     names = tuple(f"p{number}" for number in range(given.producers))
-    kinds = {"early-ack": [SERVICE_ONLY], "cut-log": [SERVICE_ONLY, COMMAND], "old-table": [TABLE]}
+    programs_by_fault = {
+        "early-ack": [SERVICE_ONLY],
+        "cut-log": [SERVICE_ONLY, COMMAND],
+        "old-table": [TABLE],
+    }
+    programs = programs_by_fault.get(given.plant, list(totals))
     corrupt = PLANTED_FAULTS.get(given.plant, lambda _: None)
-    for number in range(-(-given.rounds // given.lives)):
-        usable_kinds = kinds.get(given.plant, list(totals))
-        kind = usable_kinds[number % len(usable_kinds)]
+    for number in range(-(-given.rounds // given.rounds_per_directory)):
+        program = programs[number % len(programs)]
         options = DirectoryOptions(
             level="memory" if given.plant == "early-ack" else "durable",
-            storage=kind == TABLE,
+            storage=program == TABLE,
             producers=names,
         )
-        run_type = CommandCrashRun if kind == COMMAND else CrashRun
-        crash_run = run_type(folder / f"data-{number}", options, totals[kind], rng, corrupt=corrupt)
-        rounds = min(given.lives, given.rounds - number * given.lives)
-        if all(crash_run.round() for _ in range(rounds)):
+        run_type = CommandCrashRun if program == COMMAND else CrashRun
+        crash_run = run_type(folder / f"data-{number}", options, totals[program], rng, corrupt=corrupt)
+        rounds = min(given.rounds_per_directory, given.rounds - number * given.rounds_per_directory)
+        if all(crash_run.run_round() for _ in range(rounds)):
             crash_run.end()
     return totals
 
@@ -114,9 +116,9 @@ def report(title: str, totals: dict[str, Totals], path: Path | str | None) -> in
         ("  of duplicates", *(f"{one.duplicates:,}" for one in columns.values())),
         ("deltas in the logs", *(f"{one.rows:,}" for one in columns.values())),
         ("  not acknowledged", *(f"{one.unacknowledged:,}" for one in columns.values())),
-        ("rolls", *(one.rolls for one in columns.values())),
+        ("segments begun", *(one.rolls for one in columns.values())),
         *((f"  while {name}", *(one.interrupted[name] for one in columns.values())) for name in ACTIVITIES),
-        ("torn tails cut", *(one.cuts for one in columns.values())),
+        ("torn tails truncated", *(one.cuts for one in columns.values())),
         ("process start to ready, s p50 / max", *(_format_times(one.restarts_s) for one in columns.values())),
         ("  of that the log, s p50 / max", *(_format_times(one.opens_s) for one in columns.values())),
         *((kind, *(one.verdict.counts[kind] for one in columns.values())) for kind in KINDS),
@@ -129,9 +131,9 @@ def report(title: str, totals: dict[str, Totals], path: Path | str | None) -> in
     vacuous = [name for name, one in columns.items() if one.acks < one.rounds or not one.restarts_s]
     for name in vacuous:
         print(f"{name}: too few acknowledgements for a meaningful check: run more rounds")
-    slow = max((max(one.opens_s) for one in columns.values() if one.opens_s), default=0.0)
-    print(f"opening the log took up to {slow:.2f} s (bound {RESTART_S_MAX:.0f} s)")
-    failed = violations or vacuous or slow > RESTART_S_MAX
+    slowest_open_s = max((max(one.opens_s) for one in columns.values() if one.opens_s), default=0.0)
+    print(f"opening the log took up to {slowest_open_s:.2f} s (bound {OPEN_S_MAX:.0f} s)")
+    failed = violations or vacuous or slowest_open_s > OPEN_S_MAX
     print(
         f"{violations} violations: "
         + ("FAILED" if failed else "all that was acknowledged is in the log, once")
@@ -155,8 +157,8 @@ def _format_times(samples: list[float]) -> str:
 # --- planted faults
 
 
-def _cut_log(directory: Path) -> None:
-    """Remove the last frames, as if the disk had acknowledged a sync without doing it."""
+def _truncate_log(directory: Path) -> None:
+    """Remove half of the newest segment, as if the disk had acknowledged a sync without doing it."""
     for path in sorted(directory.glob("log/streams/default/0/*.log"))[-1:]:
         os.truncate(path, path.stat().st_size // 2)
     for path in directory.glob("log/streams/default/0/mark"):
@@ -175,10 +177,11 @@ def _rewind_table(directory: Path) -> None:
 
 
 PLANTED_FAULTS: dict[str | None, Callable[[Path], None]] = {
-    "early-ack": lambda _directory: None,
-    "cut-log": _cut_log,
+    "early-ack": lambda _directory: None,  # its fault is the ack level, which `_run` sets to `memory`
+    "cut-log": _truncate_log,
     "old-table": _rewind_table,
 }
+"""The faults of `--plant`: each changes a directory while no process runs on it."""
 
 
 if __name__ == "__main__":

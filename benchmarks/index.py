@@ -1,8 +1,8 @@
-"""Measures the HNSW index under a stream of updates: its freshness, its bound of unlinked rows, its recall.
+"""Measures the HNSW index under a stream of updates: its freshness, its bound of unindexed rows, its recall.
 
 Open loop: deltas are due at a steady rate, through a propagator with its log in memory. A concurrent searcher
-checks that each search finds what was acknowledged and visible before it started. If linking cannot keep up,
-the producer is slowed down, and the share of that time is printed. Vectors are clustered around 1,000
+checks that each search finds what was acknowledged and visible before it started. If indexing cannot keep
+up, the producer is slowed down, and the share of that time is printed. Vectors are clustered around 1,000
 centres, as embeddings are; pure noise has no near neighbours.
 """
 
@@ -48,12 +48,16 @@ RECALL_QUERIES = 20
 RECALLS = 6
 K = 10
 MIXES = {"refinements": 0.0, "mix, 80 % refinements": 0.2, "replacements": 1.0}
-"""Name, and the share of deltas that replace a vector by a new random one; the others refine it."""
+"""By the name of a mix, the share of batches that replace vectors by new random ones; the others refine them.
+"""
 
 
 @dataclass
 class Run:
-    """The results of one mix."""
+    """The results of one mix. `slowed_s`: seconds from the offers until the producer may go on;
+    `checks_skipped`: checks of batches whose vectors had all changed again; `stale`: checks that did not find
+    the newest vector; `unindexed_highest`: the most unindexed rows, of `unindexed_max` allowed.
+    """
 
     published: int = 0
     seconds: float = 0.0
@@ -74,7 +78,11 @@ class Run:
 
 
 class Vectors:
-    """The expected value of every vector, and a generator of changes."""
+    """The expected value of every vector, and a generator of changes in numbered batches.
+
+    `turn`: the number of the newest batch; `last_turn`: for each vector, that of the last batch which changed
+    it.
+    """
 
     def __init__(self, count: int, seed: int = 1) -> None:
         self.random = np.random.default_rng(seed)
@@ -137,7 +145,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--unindexed-rows-max",
         type=bounded_int(2 * BATCH),
         default=Hnsw().unindexed_rows_max,
-        help="bound of rows that wait to be linked",
+        help="bound of rows that wait to be indexed",
     )
     parser.add_argument("--json", type=writable_file, metavar="FILE", help="also write the figures to FILE")
     given = parser.parse_args(arguments)
@@ -163,11 +171,13 @@ class Stream:
         self.propagator, self.vectors = propagator, vectors
         self.last: tuple[Receipt, int, NDArray[np.intp], int] | None = None
         self.ended = False
-        self._session = Sender("bench")
+        self._sender = Sender("bench")
         self._next = 1
         propagator._pipeline.hello(PRODUCER, "bench", 0.0)
 
-    async def produce(self, index: IndexSink, share: float, seconds: float, rate: int, run: Run) -> None:
+    async def produce(
+        self, index: IndexSink, replaced_share: float, seconds: float, rate: int, run: Run
+    ) -> None:
         """Publish batches when they are due; wait while the index lags too far."""
         started_at = time.perf_counter()
         rng = np.random.default_rng(2)
@@ -176,7 +186,7 @@ class Stream:
             if due > now:
                 await anyio.sleep(due - now)
             base, receipt = self._next, Receipt()
-            if rng.random() < share:
+            if rng.random() < replaced_share:
                 chosen, keys = self.vectors.replace()
                 batch = encode_vectors(
                     keys,
@@ -190,16 +200,16 @@ class Stream:
                 chosen, deltas = self.vectors.refine()
                 batch = encode_batch(deltas, origin=ORIGIN, base=base)
             offered_at = time.perf_counter()
-            self.propagator._pipeline.offer(SequencedBatch(batch, self._session, receipt), time.monotonic())
-            done = await receipt.wait()
+            self.propagator._pipeline.offer(SequencedBatch(batch, self._sender, receipt), time.monotonic())
+            ack = await receipt.wait()
             self._next += BATCH
             self.last = receipt, base, chosen, self.vectors.turn
             run.published += BATCH
-            await self.propagator.wait_visible(max(0, done.next_offset - AHEAD_MAX), timeout_s=60)
+            await self.propagator.wait_visible(max(0, ack.next_offset - AHEAD_MAX), timeout_s=60)
             run.unindexed_highest = max(run.unindexed_highest, index.backlog().rows)
             run.slowed_s += time.perf_counter() - offered_at
         run.seconds = time.perf_counter() - started_at
-        await self.propagator.wait_visible(done, timeout_s=60)
+        await self.propagator.wait_visible(ack, timeout_s=60)
         self.ended = True
 
     async def search(self, index: IndexSink, seconds: float, run: Run) -> None:
@@ -235,12 +245,13 @@ async def _measure(name: str, count: int, seconds: float, rate: int, unindexed_r
         await propagator.attach(index)
         started_at = time.perf_counter()
         for at in range(0, count, 1000):
-            done = await propagator.publish_many(vectors.names[at : at + 1000], vectors.rows[at : at + 1000])
-            await propagator.wait_visible(max(0, done.next_offset - AHEAD_MAX), timeout_s=60)
-        await propagator.wait_visible(done, timeout_s=60)
+            ack = await propagator.publish_many(vectors.names[at : at + 1000], vectors.rows[at : at + 1000])
+            await propagator.wait_visible(max(0, ack.next_offset - AHEAD_MAX), timeout_s=60)
+        await propagator.wait_visible(ack, timeout_s=60)
         while index.backlog().rows:  # noqa: ASYNC110 - the index has no event for this
             await anyio.sleep(0.05)
-        print(f"{name}: {count:,} vectors linked from nothing in {time.perf_counter() - started_at:.1f} s")
+        took_s = time.perf_counter() - started_at
+        print(f"{name}: {count:,} vectors were published and indexed in {took_s:.1f} s")
         begin_cpu, before = time.process_time(), _graph_statistics(index)
         stream = Stream(propagator, vectors)
         async with anyio.create_task_group() as tasks:
@@ -255,7 +266,7 @@ async def _measure(name: str, count: int, seconds: float, rate: int, unindexed_r
         )
         run.unindexed_max = after.unindexed_rows_max
         if after.unindexed_rows_highest > settings.unindexed_rows_max:
-            raise SystemExit(f"FAILED: {after.unindexed_rows_highest} rows were unlinked, above the bound")
+            raise SystemExit(f"FAILED: {after.unindexed_rows_highest} rows were unindexed, above the bound")
         run.tombstones, run.graph_mb = after.tombstones, after.bytes / 1e6
         run.searches_exact = after.searches_exact - before.searches_exact
     return run
@@ -275,17 +286,18 @@ def _search_timed(index: IndexSink, query: NDArray[np.float32], run: Run) -> lis
 
 
 def _recall(index: IndexSink, vectors: Vectors, queries: int) -> float:
-    """Return the share of the exact ten nearest that the index finds, at one moment between deliveries."""
+    """Return the share of the exact `K` nearest vectors that the index finds, between two deliveries."""
     table = index.resident.tables["default"]
     assert table.matrix is not None
     rows = table.matrix[: table.used]
     rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     targets = vectors.draw_vectors(queries)
     exact = np.argpartition(-(targets @ rows.T), K, axis=1)[:, :K]
-    found = 0
+    hit_count = 0
     for query, slots in zip(targets, exact.tolist(), strict=True):
-        found += len({table.ids[slot] for slot in slots} & {hit.vector_id for hit in index.search(query, K)})
-    return found / (K * queries)
+        found_ids = {hit.vector_id for hit in index.search(query, K)}
+        hit_count += len(found_ids & {table.ids[slot] for slot in slots})
+    return hit_count / (K * queries)
 
 
 def _print(runs: dict[str, Run], count: int, rate: int) -> None:
@@ -305,15 +317,15 @@ def _print(runs: dict[str, Run], count: int, rate: int) -> None:
         )
         for name, run in runs.items()
     ]
-    head = (
-        "updates", "achieved/s", "producer waited", "links/s", "unlinked, most", "rebuilds",
+    header = (
+        "updates", "achieved/s", "producer waited", "indexed/s", "unindexed, most", "rebuilds",
         "recall@10 lowest/end", "search ms p50/p99", "checked, stale", "CPUs",
     )  # fmt: skip
-    print(table(f"{rate:,} updates per second due, {count:,} vectors of {DIMENSION}, cosine", head, rows))
+    print(table(f"{rate:,} updates per second due, {count:,} vectors of {DIMENSION}, cosine", header, rows))
     print(
         f"a refinement changes 16 numbers by about 2 % of the vector's length; a replacement is near any of "
         f"{CENTRES} centres.\n"
-        f"Producer, service, searcher and linking share this process. The lowest recall is of "
+        f"Producer, service, searcher and indexing share this process. The lowest recall is of "
         f"{RECALL_QUERIES} queries, the recall at the end of {5 * RECALL_QUERIES}."
     )
 

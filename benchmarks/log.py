@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from delta_prop_wire.batch import Batch
 
 MIB = 1024 * 1024
-NAME = "bench"
+PRODUCER = "bench"
 IN_FLIGHT_BYTES = 4 * MIB
 FRAME_BYTES = 13_000
 DIMENSION, NUMBERS, KEYS = 128, 16, 20_000
@@ -63,7 +63,9 @@ CATCH_UP_TIMES_MIN = 3.0
 
 
 class Comparison(NamedTuple):
-    """One measurement of a round, its baseline, and the target of their ratio."""
+    """A figure of a round, its baseline, and the target of their ratio. `measured` and `baseline` are fields
+    of `Round`.
+    """
 
     what: str
     measured: str
@@ -117,7 +119,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The figures of one round: rates in MiB/s, times in µs, `publish_deltas` in deltas/s."""
+    """The figures of one round: rates in MiB/s, times in µs, `publish_deltas` in deltas/s, `rows` a frame."""
 
     disk: float
     publish: float
@@ -141,7 +143,7 @@ async def measure(folder: Path, kind: str, mib: int, acks: int) -> Round:
     async with Propagator(settings, data=folder / "data", log=LogSettings()) as propagator:
         keys = [f"key-{number}" for number in range(KEYS)]
         await propagator.publish_many(keys, np.zeros((KEYS, DIMENSION), np.float32))
-        producer = propagator.producer(NAME)
+        producer = propagator.producer(PRODUCER)
         before = disk_rate(folder, mib)
         gc.collect()  # garbage of making the frames and vectors must not count as sending
         begin, cpu = time.perf_counter(), time.process_time()
@@ -172,18 +174,20 @@ async def measure(folder: Path, kind: str, mib: int, acks: int) -> Round:
 def frames(kind: str, size: int, extra_count: int) -> list[Batch]:
     """Return frames of `size` bytes in all, and `extra_count` frames more, filled with deltas of a kind."""
     numbers = np.random.default_rng(1)
-    origin = make_origin(producer_id_of(NAME), Priority.NORMAL)
-    probe = encode_batch(_deltas(kind, numbers, 100), origin=origin, base=1).size / 100
-    rows = max(int(FRAME_BYTES / probe), 1)
+    origin = make_origin(producer_id_of(PRODUCER), Priority.NORMAL)
+    row_bytes = encode_batch(_deltas(kind, numbers, 100), origin=origin, base=1).size / 100
+    rows = max(int(FRAME_BYTES / row_bytes), 1)
     deltas = [_deltas(kind, numbers, rows) for _ in range(50)]
-    made: list[Batch] = []
+    batches: list[Batch] = []
     counter, left = 1, float(size)
     while left > 0 or extra_count:
-        batch = encode_batch(deltas[len(made) % 50], origin=origin, base=counter, ack_level=AckLevel.DURABLE)
+        batch = encode_batch(
+            deltas[len(batches) % 50], origin=origin, base=counter, ack_level=AckLevel.DURABLE
+        )
         extra_count -= left <= 0
         counter, left = counter + rows, left - batch.size
-        made.append(batch)
-    return made
+        batches.append(batch)
+    return batches
 
 
 def _deltas(kind: str, numbers: np.random.Generator, rows: int) -> list[Delta]:
@@ -297,10 +301,10 @@ def report(rounds: Mapping[str, Sequence[Round]]) -> Results:
             goal = Goal(
                 "", f"log: {name}, beside {comparison.baseline_what}", comparison.target, less=comparison.less
             )
-            verdict = results.goal(goal, ratios)
-            found = results.figure(name, measured, comparison.unit, less=comparison.less)
+            verdict = results.add_goal(goal, ratios)
+            figure = results.add_figure(name, measured, comparison.unit, less=comparison.less)
             rows.append(
-                (f"{name}, {comparison.unit}", found, Figure.of(baseline), Figure.of(ratios), verdict)
+                (f"{name}, {comparison.unit}", figure, Figure.of(baseline), Figure.of(ratios), verdict)
             )
         count, size, rate, cpu_us, commits, p99_us = (
             Figure.of([getattr(one, name) for one in kind_rounds]).median
@@ -310,8 +314,8 @@ def report(rounds: Mapping[str, Sequence[Round]]) -> Results:
             f"{kind}: {count:.0f} a frame of {size:,.0f} bytes, {rate:,.0f} deltas/s, {cpu_us:,.0f} µs CPU a "
             f"frame, {commits:,.0f} commits a round, ack p99 {p99_us:,.0f} µs"
         )
-    head = ("median (lowest-highest round)", "measured", "baseline", "ratio", "")
-    results.tables.append(table("the durable log, one process", head, rows))
+    header = ("median (lowest-highest round)", "measured", "baseline", "ratio", "")
+    results.tables.append(table("the durable log, one process", header, rows))
     results.notes.append(
         "baselines: write + fdatasync of 1 MiB; fdatasync of 4 KiB; the durable publish of the round"
     )

@@ -13,7 +13,7 @@ from benchmarks._arguments import select_names
 from benchmarks._measure import table
 from benchmarks._memory_cases import CASES, Case, run
 from benchmarks._processes import PROCESSES, end_forked, fork
-from benchmarks._results import Goal, Results, number, options_of
+from benchmarks._results import Goal, Results, format_number, options_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,13 +30,13 @@ def main(arguments: list[str] | None = None) -> int:
         help="only cases whose name contains PART",
     )
     given = parser.parse_args(arguments)
-    found: dict[Case, list[float]] = {}
+    bytes_by_case: dict[Case, list[float]] = {}
     for _ in range(1 if given.quick else given.rounds):
         for case in CASES:
             if case.name in given.only:
-                found.setdefault(case, []).append(measure(case, given.quick))
-                print(f"{case.name}: {found[case][-1]:,.0f} B", file=sys.stderr)
-    return report(found, quick=given.quick).finish(given.json)
+                bytes_by_case.setdefault(case, []).append(measure(case, given.quick))
+                print(f"{case.name}: {bytes_by_case[case][-1]:,.0f} B", file=sys.stderr)
+    return report(bytes_by_case, quick=given.quick).finish(given.json)
 
 
 def measure(case: Case, quick: bool) -> float:
@@ -58,22 +58,24 @@ def count_of(case: Case, quick: bool) -> int:
     return max(case.item_count // 4, 75) if quick else case.item_count
 
 
-def report(found: Mapping[Case, Sequence[float]], *, quick: bool = False) -> Results:
+def report(bytes_by_case: Mapping[Case, Sequence[float]], *, quick: bool = False) -> Results:
     """Return table, figures, goals."""
     results = Results("memory")
     rows = []
-    for case, rounds in found.items():
-        figure = results.figure(case.name, rounds, "B", less=True)
+    for case, rounds in bytes_by_case.items():
+        figure = results.add_figure(case.name, rounds, "B", less=True)
         rows.append(
             (
                 case.name,
                 f"{count_of(case, quick):,}",
-                f"{number(figure.median)} ({number(figure.low)}-{number(figure.high)})",
+                f"{format_number(figure.median)} ({format_number(figure.low)}-{format_number(figure.high)})",
                 "" if case.expected_bytes is None else f"{case.expected_bytes:,}",
             )
         )
         if case.expected_bytes is not None:
-            results.goal(Goal("", f"memory: {case.name}", case.expected_bytes, unit="B", less=True), rounds)
+            results.add_goal(
+                Goal("", f"memory: {case.name}", case.expected_bytes, unit="B", less=True), rounds
+            )
     results.tables.append(table("bytes of memory of one", ("", "added", "B", "bound"), rows))
     results.notes.append(
         "the bytes of one depend on how many were added, because tables grow by doubling: compare two runs "

@@ -1,7 +1,8 @@
 """Measures the cost of mixed traffic: ten namespaces and four operations, against one namespace and one.
 
-Through `delta-prop serve` (publish to receive, one consumer of everything, wall time) and embedded (log in a
-directory, one sink that takes everything, CPU time). All rows have 16 numbers, or 8 with their indices.
+Deltas go through `delta-prop serve` (from publish to receive, one consumer of everything, wall time), and
+through an embedded service (log in a directory, one sink that takes everything, CPU time). All rows have 16
+numbers, or 8 with their indices.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ import anyio
 
 from benchmarks._growth_service import CountingSink
 from benchmarks._measure import table
-from benchmarks._mixes import BY_BATCH, BY_ROW, ONE, OursWithTraffic, Traffic
+from benchmarks._mixes import BY_BATCH, BY_ROW, ONE_KIND, OursWithTraffic, Traffic
 from benchmarks._peers_ours import Ours, with_counter
 from benchmarks._peers_scenes import Scene, measure
-from benchmarks._results import Goal, Results, options_of, spread
+from benchmarks._results import Goal, Results, format_figure, options_of
 from delta_prop.client import SyncProducer
 from delta_prop.config import Settings
 from delta_prop.embedded import Propagator
@@ -27,7 +28,7 @@ from delta_prop_wire.codec import encode
 from delta_prop_wire.delta import AckLevel, Priority, make_origin, producer_id_of
 from delta_prop_wire.frames import BatchFrame
 
-TRAFFICS = (*ONE, BY_BATCH, BY_ROW)
+TRAFFICS = (*ONE_KIND, BY_BATCH, BY_ROW)
 ROWS = 100
 SERVER, EMBEDDED = "server", "in process"
 
@@ -75,7 +76,7 @@ def measure_server(server: Ours, traffic: Traffic, topic: str, seconds: float) -
     return measured.deltas_a_second, measured.lost
 
 
-async def measure_embedded(traffic: Traffic, deltas: int) -> float:
+async def measure_embedded(traffic: Traffic, delta_count: int) -> float:
     """Return the deltas per CPU second, from encoded frames to the sink."""
     origin = make_origin(producer_id_of("mix"), Priority.NORMAL)
     settings = Settings(rate_initial=1e9, rate_max=1e9)
@@ -88,7 +89,7 @@ async def measure_embedded(traffic: Traffic, deltas: int) -> float:
                 encode(BatchFrame(1, batch))
                 for batch in traffic.batches("m", ROWS, origin, AckLevel.LOGGED, 1)
             ]
-            count = deltas // ROWS
+            count = delta_count // ROWS
             frames = [with_counter(templates[at % len(templates)], 1 + at * ROWS) for at in range(count)]
             await propagator.wait_visible(propagator.statistics().log.next_offset, timeout_s=30)
             began = time.process_time()
@@ -108,19 +109,19 @@ def _report(rates: dict[tuple[str, str], list[float]], lost: int) -> Results:
         unit = "deltas/s" if setup == SERVER else "deltas a CPU s"
         singles = [
             statistics.fmean(rates_of_round)
-            for rates_of_round in zip(*(rates[setup, one.name] for one in ONE), strict=True)
+            for rates_of_round in zip(*(rates[setup, kind.name] for kind in ONE_KIND), strict=True)
         ]
         for traffic in TRAFFICS:
-            found = rates[setup, traffic.name]
-            shares = [rate / single for rate, single in zip(found, singles, strict=True)]
-            results.figure(f"{setup}: {traffic.name}", found, unit)
-            share = results.figure(f"{setup}: {traffic.name}: of one of each", shares, "×")
+            traffic_rates = rates[setup, traffic.name]
+            shares = [rate / single for rate, single in zip(traffic_rates, singles, strict=True)]
+            results.add_figure(f"{setup}: {traffic.name}", traffic_rates, unit)
+            share = results.add_figure(f"{setup}: {traffic.name}: of one of each", shares, "×")
             figure = results.figures[f"{setup}: {traffic.name}"]
-            rows.append((f"{setup}: {traffic.name}", spread(figure), f"{share.median:.2f}"))
+            rows.append((f"{setup}: {traffic.name}", format_figure(figure), f"{share.median:.2f}"))
             if traffic in (BY_BATCH, BY_ROW):
-                results.goal(Goal("16", f"{setup}: {traffic.name}, of one of each", 0.5, 0.8), shares)
-    head = ("", "deltas/s (in process: a CPU second)", "of one of each")
-    results.tables.append(table(f"mixtures, {ROWS} deltas a batch", head, rows))
+                results.add_goal(Goal("16", f"{setup}: {traffic.name}, of one of each", 0.5, 0.8), shares)
+    header = ("", "deltas/s (in process: a CPU second)", "of one of each")
+    results.tables.append(table(f"mixtures, {ROWS} deltas a batch", header, rows))
     results.notes.append("one of each: the mean of the four operations alone, in the same round")
     if lost:
         results.failures.append(f"{lost} deltas were lost")

@@ -6,11 +6,11 @@ measured: a publisher and consumers in processes of their own, payloads of 128 B
 unacknowledged payloads, every consumer durable and acknowledging.
 
 A consumer checks the size and the publish time of each payload, so it detects lost, duplicate and reordered
-ones. Ours also checks that counters have no gap, and our publisher sends some frames twice at the end. The
-table names the guarantee of each server's acknowledgement: the page cache, or stable storage. Single calls
-come from an asyncio program, one task each, up to 4,000 open: to JetStream and Redis over a raw connection,
-to ours through its client, which batches them. The imported modules of each such program are frozen first, so
-that the garbage collector scans only the calls.
+ones. Our consumer also checks that counters have no gap, and our publisher sends some frames twice at the
+end. The table names the guarantee of each server's acknowledgement: the page cache, or stable storage. Single
+calls come from an asyncio program, one task each, up to 4,000 open: to JetStream and Redis over a raw
+connection, to ours through its client, which batches them. The imported modules of each such program are
+frozen first, so that the garbage collector scans only the calls.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from benchmarks._peers_nats import JetStream
 from benchmarks._peers_ours import Ours, OursDurable
 from benchmarks._peers_redis import RedisAlways, RedisEverySecond
 from benchmarks._peers_scenes import Measurement, Scene, measure
-from benchmarks._results import Results, number, options_of, spread
+from benchmarks._results import Results, format_figure, format_number, options_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -46,8 +46,8 @@ PEERS: dict[str, type[Peer]] = {
     "ours": Ours,
     "ours-durable": OursDurable,
 }
-QUICK = {True: 0.5, False: 0.7}
-"""Share of a scene's seconds in a quick run: True: of a scene that measures latency."""
+QUICK_SHARES = {True: 0.5, False: 0.7}
+"""Share of a scene's seconds that a quick run publishes, by `Scene.is_timed`."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
             limits[turn] = {} if given.no_limits else limits_mb_s(folder)
             for scene in _scenes(given):
                 compared = peers if given.all else peers_for(scene)
-                for name in (one for one in peers if one in compared):
+                for name in (name for name in peers if name in compared):
                     play(rounds, turn, scene, name, peers[name], size=given.size)
     results = Results("peers")
     report(
@@ -120,20 +120,20 @@ def _peer_names(text: str) -> list[str]:
 
 def _scenes(given: argparse.Namespace) -> list[Scene]:
     """Return the selected scenes with their durations."""
-    found = []
+    scenes = []
     for scene in SCENES:
         if scene.name in given.scenes:
             seconds = scene.seconds_max if scene.is_timed else given.seconds
-            quick = QUICK[scene.is_timed] if given.quick else 1.0
-            found.append(replace(scene, seconds_max=seconds * quick))
-    return found
+            share = QUICK_SHARES[scene.is_timed] if given.quick else 1.0
+            scenes.append(replace(scene, seconds_max=seconds * share))
+    return scenes
 
 
 def start_peers(names: Iterable[str], folder: Path, exits: ExitStack) -> Iterable[tuple[str, Peer]]:
     """Start the peers that are installed; each is stopped at the end."""
     for name in names:
         peer = PEERS[name]()
-        missing = peer.missing()
+        missing = peer.missing_program()
         if missing is not None:
             print(f"{peer.name} is skipped: {missing} is not installed", file=sys.stderr)
             continue
@@ -168,19 +168,19 @@ def play(rounds: Rounds, turn: int, scene: Scene, name: str, peer: Peer, *, size
 
 
 def report(results: Results, rounds: Rounds, limits: Limits, peers: Mapping[str, Peer], size: int) -> None:
-    """Add tables, figures, goals."""
+    """Add the tables, figures and goals to the results."""
     for scene in SCENES:
-        found = {name: rounds[scene.name, name] for name in peers if (scene.name, name) in rounds}
-        if found:
-            results.tables.append(_table(scene, found, peers))
-            _figures(results, scene, found)
+        by_peer = {name: rounds[scene.name, name] for name in peers if (scene.name, name) in rounds}
+        if by_peer:
+            results.tables.append(_table(scene, by_peer, peers))
+            _add_figures(results, scene, by_peer)
     if limits:
         for limit in next(iter(limits.values())):
-            results.figure(f"limit: {limit}", [one[limit] for one in limits.values()], "MB/s")
+            results.add_figure(f"limit: {limit}", [one[limit] for one in limits.values()], "MB/s")
         results.tables.append(_limit_table(results))
     results.tables += [_format_counters(name, rounds, peers[name]) for name in peers]
     for goal, ratios in judge(rounds, limits, size).items():
-        results.goal(goal, ratios)
+        results.add_goal(goal, ratios)
     violations = sum(one.lost + one.twice for by_round in rounds.values() for one in by_round.values())
     if violations:
         results.failures.append(f"{violations} deltas were lost, or came twice")
@@ -192,23 +192,23 @@ def report(results: Results, rounds: Rounds, limits: Limits, peers: Mapping[str,
     results.more["limits"] = list(limits.values())
 
 
-def _figures(results: Results, scene: Scene, found: Mapping[str, Mapping[int, Measurement]]) -> None:
-    for name, by_round in found.items():
+def _add_figures(results: Results, scene: Scene, by_peer: Mapping[str, Mapping[int, Measurement]]) -> None:
+    for name, by_round in by_peer.items():
         measurements = list(by_round.values())
         if scene.is_timed:
             for share in ("p50", "p99"):
                 took = [getattr(one, f"latency_{share}_us") for one in measurements]
-                results.figure(f"{scene.name}: {name}: {share}", took, "µs", less=True)
+                results.add_figure(f"{scene.name}: {name}: {share}", took, "µs", less=True)
         else:
             rates = [one.deltas_a_second for one in measurements]
-            results.figure(f"{scene.name}: {name}", rates, "deltas/s")
+            results.add_figure(f"{scene.name}: {name}", rates, "deltas/s")
         if name.startswith(OURS):
             cpu = [one.server_cpu_us for one in measurements]
-            results.figure(f"{scene.name}: {name}: server CPU", cpu, "µs a delta", less=True)
+            results.add_figure(f"{scene.name}: {name}: server CPU", cpu, "µs a delta", less=True)
 
 
-def _table(scene: Scene, found: Mapping[str, Mapping[int, Measurement]], peers: Mapping[str, Peer]) -> str:
-    head = [
+def _table(scene: Scene, by_peer: Mapping[str, Mapping[int, Measurement]], peers: Mapping[str, Peer]) -> str:
+    header = [
         "",
         "deltas/s",
         "received p50 µs",
@@ -223,17 +223,19 @@ def _table(scene: Scene, found: Mapping[str, Mapping[int, Measurement]], peers: 
         *("server_cpu_us", "publisher_cpu_us", "consumer_cpu_us"),
     )
     rows = []
-    for name, by_round in found.items():
+    for name, by_round in by_peer.items():
         figures = [_figure_of(by_round.values(), one) for one in fields]
-        spreads = [spread(asdict(one)) if one.high else "" for one in figures[:3]]
+        spreads = [format_figure(asdict(one)) if one.high else "" for one in figures[:3]]
         rows.append((f"{peers[name].name} ({peers[name].durability})", *spreads, *map(_median, figures[3:])))
     sent = "singly" if scene.batch == 1 else f"{scene.batch} a call"
-    round_count = max(len(by_round) for by_round in found.values())
+    round_count = max(len(by_round) for by_round in by_peer.values())
     title = f"{scene.name}: {scene.consumers} consumers, {sent}, {round_count} rounds (CPU a delta)"
     if scene in (RATE, IDLE):
-        samples = _figure_of((one for by_round in found.values() for one in by_round.values()), "deltas").low
+        samples = _figure_of(
+            (one for by_round in by_peer.values() for one in by_round.values()), "deltas"
+        ).low
         title += f", at least {samples:,.0f} samples per round"
-    return table(title, head, rows)
+    return table(title, header, rows)
 
 
 def _figure_of(measurements: Iterable[Measurement], field: str) -> Figure:
@@ -241,12 +243,12 @@ def _figure_of(measurements: Iterable[Measurement], field: str) -> Figure:
 
 
 def _median(figure: Figure) -> str:
-    return number(figure.median)
+    return format_number(figure.median)
 
 
 def _limit_table(results: Results) -> str:
     rows: Sequence[Sequence[object]] = [
-        (name.removeprefix("limit: "), spread(one))
+        (name.removeprefix("limit: "), format_figure(one))
         for name, one in results.figures.items()
         if name.startswith("limit: ")
     ]
@@ -263,11 +265,11 @@ _COUNTER_LABELS = {
 
 def _format_counters(name: str, rounds: Rounds, peer: Peer) -> str:
     """Return the totals of a server: published and lost payloads, and its own counters."""
-    found = [one for (_, other), by_round in rounds.items() if other == name for one in by_round.values()]
-    text = f"{peer.name}: published {sum(one.payloads for one in found):,}"
-    text += f", lost {sum(one.lost for one in found)}"
+    own = [one for (_, played), by_round in rounds.items() if played == name for one in by_round.values()]
+    text = f"{peer.name}: published {sum(one.payloads for one in own):,}"
+    text += f", lost {sum(one.lost for one in own)}"
     totals: dict[str, float] = {}
-    for one in found:
+    for one in own:
         for counter, value in one.counters.items():
             label = _COUNTER_LABELS.get(counter.partition("{")[0])
             if label is not None:

@@ -34,9 +34,9 @@ DELAY_MS = 40.0
 class Scene:
     """One measurement.
 
-    `claimed`, `claimed_us`: the specification's deltas per second, and its latency. `in_flight`: the number
-    of concurrent callers at level logged, and at level durable. `goals`: the target and the moonshot, as
-    multiples of the claimed rate.
+    `bench`: a key of `BENCHES`; `size`: deltas per call. `claimed`, `claimed_us`: the specification's deltas
+    per second, and its latency. `in_flight`: the number of concurrent callers at level logged, and at level
+    durable. `goals`: the target and the moonshot, as multiples of the claimed rate.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Scene:
     goals: tuple[float, float] | None
 
 
-BENCHES: dict[str, tuple[str, ...]] = {
+BENCHES: dict[str, tuple[str, ...]] = {  # the sinks of each bench; a replica is the target of forwarding
     "single sink": ("callback",),
     "storage": ("storage",),
     "storage + index": ("storage", "index"),
@@ -91,10 +91,10 @@ def main(arguments: list[str] | None = None) -> int:
     if given.uvloop and find_spec("uvloop") is None:
         parser.error("--uvloop: uvloop is not installed: install it, or omit the option")
     seconds = min(given.seconds, 0.05) if given.quick else given.seconds
-    scenes = [one for one in SCENES if one.name in given.only]
+    scenes = [scene for scene in SCENES if scene.name in given.only]
     results = Results("pipeline")
-    found = measure(results, scenes, given.rounds, seconds, uvloop=given.uvloop)
-    _report(results, scenes, found)
+    runs_by_scene = measure(results, scenes, given.rounds, seconds, uvloop=given.uvloop)
+    _report(results, scenes, runs_by_scene)
     results.notes += [
         f"a delta: {NUMBERS} of {DIMENSION} float32, {KEYS:,} vectors; the log in a directory; calls of one "
         "delta by publish(), of more by publish_many() with indices; "
@@ -117,13 +117,14 @@ RunsByLevel: TypeAlias = dict[str, dict[AckLevel, list[CallTimings]]]
 def measure(
     results: Results, scenes: list[Scene], rounds: int, seconds: float, *, uvloop: bool = False
 ) -> RunsByLevel:
-    """Measure in interleaved rounds. Replicas outlive the event loop, so that they are stopped however it
-    ends.
+    """Measure in interleaved rounds.
+
+    Replicas are started before the event loop and stopped after it, however it ends.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="delta-prop-replica-")))
         benches = {
-            name: _bench(name, folder, stack) for name in dict.fromkeys(scene.bench for scene in scenes)
+            name: _make_bench(name, folder, stack) for name in dict.fromkeys(scene.bench for scene in scenes)
         }
         work = partial(
             _measure_rounds, results, scenes, benches, folder=folder, rounds=rounds, seconds=seconds
@@ -140,7 +141,7 @@ async def _measure_rounds(
     rounds: int,
     seconds: float,
 ) -> RunsByLevel:
-    found: RunsByLevel = {scene.name: {level: [] for level in LEVELS} for scene in scenes}
+    runs_by_scene: RunsByLevel = {scene.name: {level: [] for level in LEVELS} for scene in scenes}
     bare: dict[int, list[float]] = {scene.size: [] for scene in scenes}
     async with AsyncExitStack() as stack:
         benches = {name: await stack.enter_async_context(bench) for name, bench in unopened.items()}
@@ -158,12 +159,12 @@ async def _measure_rounds(
                     timings = await benches[scene.bench].closed_loop(
                         scene.size, level, in_flight=flight, seconds=seconds
                     )
-                    found[scene.name][level].append(timings)
+                    runs_by_scene[scene.name][level].append(timings)
         for name, bench in benches.items():
             _report_lag(results, name, bench)
     for size, rates in bare.items():
-        results.figure(bare_name(size), rates, "deltas/s")
-    return found
+        results.add_figure(bare_name(size), rates, "deltas/s")
+    return runs_by_scene
 
 
 def bare_name(size: int) -> str:
@@ -171,7 +172,7 @@ def bare_name(size: int) -> str:
     return f"bare loop, {size} a call"
 
 
-def _bench(name: str, folder: Path, stack: ExitStack) -> Bench:
+def _make_bench(name: str, folder: Path, stack: ExitStack) -> Bench:
     sinks, replica = BENCHES[name], None
     if sinks[-1].endswith("replica"):
         delay_ms = DELAY_MS if sinks[-1].startswith("far") else 0.0
@@ -197,19 +198,19 @@ def _report_lag(results: Results, name: str, bench: Bench) -> None:
                 f"bound is {UNINDEXED_ROWS_MAX:,}; {graphs.added_rows:,} rows were indexed"
             )
             if highest > UNINDEXED_ROWS_MAX:
-                results.failures.append(f"{name}: the index broke its bound of unlinked rows")
+                results.failures.append(f"{name}: the index broke its bound of unindexed rows")
 
 
-def _report(results: Results, scenes: list[Scene], found: RunsByLevel) -> None:
+def _report(results: Results, scenes: list[Scene], runs_by_scene: RunsByLevel) -> None:
     rows = []
     for scene in scenes:
         for level, flight in zip(LEVELS, scene.in_flight, strict=True):
-            runs = found[scene.name][level]
+            runs = runs_by_scene[scene.name][level]
             name = f"{scene.name}, {level.name.lower()}"
             rates = [one.rate for one in runs]
-            rate = results.figure(f"{name}: rate", rates, "deltas/s")
+            rate = results.add_figure(f"{name}: rate", rates, "deltas/s")
             cpu_us = [one.cpu_s / one.deltas * 1e6 for one in runs]
-            cpu = results.figure(f"{name}: CPU", cpu_us, "µs a delta", less=True)
+            cpu = results.add_figure(f"{name}: CPU", cpu_us, "µs a delta", less=True)
             latencies = [_latency(results, name, which, runs) for which in ("acknowledged", "visible")]
             if level is AckLevel.LOGGED:
                 _judge(results, scene, runs)
@@ -227,7 +228,7 @@ def _report(results: Results, scenes: list[Scene], found: RunsByLevel) -> None:
                     claimed,
                 )
             )
-    head = (
+    header = (
         "configuration",
         "acknowledged",
         "in flight",
@@ -239,14 +240,14 @@ def _report(results: Results, scenes: list[Scene], found: RunsByLevel) -> None:
         "µs until all sinks have it",
         "specification, at µs",
     )
-    results.tables.append(table("deltas a second, until every sink has applied the last one", head, rows))
+    results.tables.append(table("deltas a second, until every sink has applied the last one", header, rows))
 
 
 def _latency(results: Results, name: str, which: str, runs: list[CallTimings]) -> str:
     figures: list[Figure] = []
     for share in (50, 99):
         times = [percentile(getattr(one, which), share / 100) * 1e6 for one in runs]
-        figures.append(results.figure(f"{name}: {which}, p{share}", times, "µs", less=True))
+        figures.append(results.add_figure(f"{name}: {which}, p{share}", times, "µs", less=True))
     return " / ".join(f"{figure.median:,.0f}" for figure in figures)
 
 
@@ -257,10 +258,10 @@ def _judge(results: Results, scene: Scene, runs: list[CallTimings]) -> None:
     row = "14" if scene.claimed_us else "13"
     target, moonshot = scene.goals
     goal = Goal(row, f"{scene.name}: ours over {scene.claimed:,}/s", target, moonshot)
-    results.goal(goal, [one.rate / scene.claimed for one in runs])
+    results.add_goal(goal, [one.rate / scene.claimed for one in runs])
     if scene.claimed_us is not None:
         goal = Goal(row, f"{scene.name}: p50 over {scene.claimed_us:,} µs", 1.0, less=True)
-        results.goal(goal, [percentile(one.acknowledged, 0.5) * 1e6 / scene.claimed_us for one in runs])
+        results.add_goal(goal, [percentile(one.acknowledged, 0.5) * 1e6 / scene.claimed_us for one in runs])
 
 
 if __name__ == "__main__":

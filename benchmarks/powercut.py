@@ -3,8 +3,8 @@
 Each file system is in an image file on a loop device of its own. A cut stops the process once its current
 calls to the disk have returned, and shuts the file system down without flushing its journal: unsynced data is
 lost, as in a power failure. The file system is then mounted again, which replays its journal, and the service
-started. The same cuts at ack level `logged`, which promises nothing about power, must show losses: else the
-cuts had no effect. Needs root, losetup, mkfs and mount; a missing one is reported.
+is started again. Cuts at ack level `logged`, which promises nothing about power, must show losses: without
+losses, the cuts had no effect. Needs root, losetup, mkfs and mount; it reports what is missing.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks._arguments import FAILED, Arguments, bounded_float, bounded_int, writable_file
+from benchmarks._arguments import Arguments, bounded_float, bounded_int, writable_file
 from benchmarks._crash_rounds import START_SHARE, CrashRun, DirectoryOptions, Totals
-from benchmarks._images import KINDS, UnusableError, check_usable, mount_image
+from benchmarks._images import FILE_SYSTEMS, UnusableError, check_usable, mount_image
 from benchmarks.crash import report
 
 if TYPE_CHECKING:
@@ -31,12 +31,14 @@ RETENTION_BYTES = 48 * 1024
 LOGGED_SHARE = 0.25
 """Additional cuts at ack level `logged`, as a share of --rounds."""
 RUN_S = (0.02, 0.4)
+"""Bounds of the seconds between the first publish and the cut."""
 _SKIPPED = 77
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Cut, check, print. Return 77 if nothing could be run."""
-    parser = Arguments("powercut", __doc__, failed=f"{FAILED}; {_SKIPPED}: nothing could be run")
+    failed = "an answer was false, a start took too long, or the cuts had no effect"
+    parser = Arguments("powercut", __doc__, failed=f"{failed}; {_SKIPPED}: nothing could be run")
     parser.add_argument(
         "--rounds",
         type=bounded_int(1, 1_000_000),
@@ -45,26 +47,26 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--quick", action="store_true", help="a short run: up to 4 cuts")
     parser.add_argument(
-        "--lives",
+        "--rounds-per-directory",
         type=bounded_int(1, 1_000_000),
         default=10,
-        help="cuts per directory, before it is closed cleanly",
+        help="number of cuts on one directory, before it is closed cleanly",
     )
     parser.add_argument(
         "--minutes",
         type=bounded_float(0.01, 10_000),
         default=30.0,
-        help="make no further cut after this time",
+        help="make no further cut after this many minutes",
     )
-    parser.add_argument("--fs", choices=KINDS, help="only this file system")
+    parser.add_argument("--fs", choices=FILE_SYSTEMS, help="only this file system")
     parser.add_argument("--seed", type=int, help="seed of the random moments; default: a new one each time")
     parser.add_argument("--json", type=writable_file, metavar="FILE", help="also write the figures to FILE")
     given = parser.parse_args(arguments)
     if given.quick:
-        given.rounds, given.lives = min(given.rounds, 4), min(given.lives, 2)
+        given.rounds, given.rounds_per_directory = min(given.rounds, 4), min(given.rounds_per_directory, 2)
     seed = random.SystemRandom().randrange(1 << 30) if given.seed is None else given.seed
     usable = []
-    for kind in [given.fs] if given.fs else KINDS:
+    for kind in [given.fs] if given.fs else FILE_SYSTEMS:
         try:
             check_usable(kind)
             usable.append(kind)
@@ -79,7 +81,7 @@ def main(arguments: list[str] | None = None) -> int:
         for number, kind in enumerate(usable):
             rounds = given.rounds // len(usable) + (number < given.rounds % len(usable))
             with mount_image(kind, Path(folder)) as image:
-                totals[kind] = _run_durable(image, rounds, given.lives, rng, deadline)
+                totals[kind] = _run_durable(image, rounds, given.rounds_per_directory, rng, deadline)
                 logged[kind] = _run_logged(image, max(int(rounds * LOGGED_SHARE), 2), rng, deadline)
     status = report(f"power cuts, {given.rounds} rounds, seed {seed}", totals, given.json)
     return max(status, *(_report_logged(kind, one) for kind, one in logged.items()))
@@ -98,7 +100,7 @@ def _run_durable(
         )
         crash_run = _new_run(image, f"durable-{number}", options, totals, rng)
         rounds_left = min(rounds_per_directory, rounds - totals.rounds)
-        if all(crash_run.round() and time.monotonic() < deadline for _ in range(rounds_left)):
+        if all(crash_run.run_round() and time.monotonic() < deadline for _ in range(rounds_left)):
             crash_run.end()
         shutil.rmtree(crash_run.directory)
         if time.monotonic() >= deadline:
@@ -113,7 +115,7 @@ def _run_logged(image: Image, rounds: int, rng: random.Random, deadline: float) 
     for number in range(rounds):
         options = DirectoryOptions(level="logged", segment_bytes=SEGMENT_BYTES)
         crash_run = _new_run(image, f"logged-{number}", options, totals, rng)
-        if crash_run.round():
+        if crash_run.run_round():
             crash_run.end()
         shutil.rmtree(crash_run.directory)
         if time.monotonic() >= deadline:
@@ -137,7 +139,7 @@ def _new_run(
 
 
 def _report_logged(kind: str, totals: Totals) -> int:
-    """Print the losses: return 1 if there are none, or other violations."""
+    """Print the losses; return 1 if nothing was lost, or if there are violations of another kind."""
     counts = totals.verdict.counts
     lost = counts["lost"]
     print(

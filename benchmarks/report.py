@@ -1,8 +1,8 @@
 """Runs the benchmarks, or reads their results, and writes docs/performance.md with its plots.
 
 `./run bench report` runs all of them, which takes about half an hour, and stores their results in --keep;
-`--from DIR` reads results. benchmarks/short.toml says what limits a goal and what was tried: the latter goes
-into docs/performance-tried.md.
+`--from DIR` reads results. benchmarks/short.toml says what limits a goal that is short, and what was tried,
+which goes into docs/performance-tried.md.
 """
 
 from __future__ import annotations
@@ -20,10 +20,18 @@ from typing import TYPE_CHECKING, Any
 from benchmarks._arguments import Arguments, created_directory, writable_file
 from benchmarks._bars import Bar, bars
 from benchmarks._processes import end, ignore_interrupts
-from benchmarks._results import FAR_BEYOND, FAR_SHORT, NOT_MEASURED, REACHED, SHORT, number, spread
+from benchmarks._results import (
+    FAR_BEYOND,
+    FAR_SHORT,
+    NOT_MEASURED,
+    REACHED,
+    SHORT,
+    format_figure,
+    format_number,
+)
 from benchmarks._saved import Run, read
 from delta_prop.spark.java import find_missing
-from delta_prop_simulations.report.axis import linear
+from delta_prop_simulations.report.axis import linear_axis
 from delta_prop_simulations.report.picture import picture
 from delta_prop_simulations.report.plot import Line, Plot
 
@@ -101,7 +109,10 @@ def run_benchmarks(folder: Path, *, quick: bool) -> list[str]:
 
 
 def write(run: Run, page: Path, short_goals: Sequence[Mapping[str, Any]] | None = None) -> None:
-    """Write the page, its plots and the page of experiments into one folder."""
+    """Write the page, its plots and the page of experiments into one folder.
+
+    `short_goals`: the entries of benchmarks/short.toml, if they are not to be read from it.
+    """
     if short_goals is None:
         short_goals = tomllib.loads((Path(__file__).parent / "short.toml").read_text()).get("short", [])
     goals = [goal for name in _in_page_order(run) for goal in run[name]["goals"]]
@@ -109,11 +120,11 @@ def write(run: Run, page: Path, short_goals: Sequence[Mapping[str, Any]] | None 
     for name, text in plots.items():
         (page.parent / name).write_text(text)
     tried = page.with_name(f"{page.stem}-tried.md")
-    page.write_text("\n".join(lines_of(run, goals, short_goals, plots, tried.name)).rstrip() + "\n")
-    tried.write_text("\n".join(lines_of_tried(short_goals, page.name)).rstrip() + "\n")
+    page.write_text("\n".join(page_lines(run, goals, short_goals, plots, tried.name)).rstrip() + "\n")
+    tried.write_text("\n".join(tried_page_lines(short_goals, page.name)).rstrip() + "\n")
 
 
-def lines_of(
+def page_lines(
     run: Run,
     goals: Sequence[Mapping[str, Any]],
     short_goals: Sequence[Mapping[str, Any]],
@@ -184,18 +195,18 @@ def _in_page_order(run: Run) -> list[str]:
 
 
 def _goal_line(goal: Mapping[str, Any], short_goals: Iterable[Mapping[str, Any]]) -> str:
-    """Return a row of the table; a short goal links to its limits."""
+    """Return a row of the table; the verdict on a short goal links to what limits it."""
     bound = "≤" if goal["less"] else "≥"
-    wanted, moon = (
-        "" if goal[one] is None else f"{bound} {number(goal[one])} {goal['unit']}"
-        for one in ("target", "moonshot")
+    target, moonshot = (
+        "" if goal[field] is None else f"{bound} {format_number(goal[field])} {goal['unit']}"
+        for field in ("target", "moonshot")
     )
-    found = spread(goal["found"])
-    anchors = [_anchor(short["title"]) for short in short_goals if _limits(short, goal)]
+    found = format_figure(goal["found"])
+    anchors = [_anchor(short["title"]) for short in short_goals if _explains(short, goal)]
     names = [goal["verdict"], *["more"] * (len(anchors) - 1)]
     links = [f"[{name}](#{anchor})" for name, anchor in zip(names, anchors, strict=bool(anchors))]
     verdict = ", ".join(links) or goal["verdict"]
-    return f"| {goal['row']} | {goal['what']} | {wanted} | {moon} | {found} | {verdict} |"
+    return f"| {goal['row']} | {goal['what']} | {target} | {moonshot} | {found} | {verdict} |"
 
 
 def _blocks(tables: Iterable[str]) -> list[str]:
@@ -215,8 +226,8 @@ def _blocks(tables: Iterable[str]) -> list[str]:
 def _short_lines(
     goals: Sequence[Mapping[str, Any]], short_goals: Sequence[Mapping[str, Any]], tried_page: str
 ) -> list[str]:
-    """Return a section for each limit that holds a short goal."""
-    sections = [short for short in short_goals if any(_limits(short, goal) for goal in goals)]
+    """Return the lines of a section for each entry that explains a short goal."""
+    sections = [short for short in short_goals if any(_explains(short, goal) for goal in goals)]
     if not sections:
         return ["Nothing.", ""]
     lines = [
@@ -231,7 +242,7 @@ def _short_lines(
     return lines
 
 
-def lines_of_tried(short_goals: Sequence[Mapping[str, Any]], page: str) -> list[str]:
+def tried_page_lines(short_goals: Sequence[Mapping[str, Any]], page: str) -> list[str]:
     """Return the lines of the page of experiments."""
     lines = [
         "# Tried",
@@ -259,11 +270,11 @@ def lines_of_tried(short_goals: Sequence[Mapping[str, Any]], page: str) -> list[
 
 def _anchor(title: str) -> str:
     """Return the anchor that GitHub gives a heading."""
-    return "".join(one for one in title.lower().replace(" ", "-") if one.isalnum() or one == "-")
+    return "".join(char for char in title.lower().replace(" ", "-") if char.isalnum() or char == "-")
 
 
-def _limits(short: Mapping[str, Any], goal: Mapping[str, Any]) -> bool:
-    """Return True if the goal is short for these limits."""
+def _explains(short: Mapping[str, Any], goal: Mapping[str, Any]) -> bool:
+    """Return True if the goal is short, and this entry says what limits it."""
     is_short = goal["verdict"] in (SHORT, FAR_SHORT)
     return is_short and goal["row"] in short["rows"] and short.get("what", "") in goal["what"]
 
@@ -284,13 +295,14 @@ def draw_plots(run: Run, goals: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         if figure["unit"] == "deltas/s"
     ]
     if rates:
-        ticks = [tick for tick, _ in linear(max(rate.value for rate in rates), "").ticks]
+        ticks = [tick for tick, _ in linear_axis(max(rate.value for rate in rates), "").ticks]
         plots[RATES_PLOT] = bars("Thousands of deltas a second, by scene and server", rates, ticks)
     samples = run.get("sustained", {"more": {}})["more"].get("memory")
     if samples:
-        ats, held = ([float(one[column]) for one in samples] for column in (0, 1))
-        line = Line("server", 0, ats, held)
-        plot = Plot("Memory, MB", linear(max(ats), "s", tight=True), linear(max(held), ""), (line,))
+        times_s, memory_mb = ([float(sample[column]) for sample in samples] for column in (0, 1))
+        line = Line("server", 0, times_s, memory_mb)
+        axes = linear_axis(max(times_s), "s", tight=True), linear_axis(max(memory_mb), "")
+        plot = Plot("Memory, MB", *axes, (line,))
         plots[MEMORY_PLOT] = picture(plot)
     return plots
 
@@ -299,10 +311,10 @@ def _goal_bar(goal: Mapping[str, Any]) -> Bar:
     found, target = goal["found"]["median"], goal["target"]
     value = target / found if goal["less"] else found / target
     row = f"{goal['row']}  " if goal["row"] else ""
-    return Bar(f"{row}{_cut(goal['what'])}", value, number(value), 2 if value >= 1 else 1)
+    return Bar(f"{row}{_shorten(goal['what'])}", value, format_number(value), 2 if value >= 1 else 1)
 
 
-def _cut(text: str, characters_max: int = 56) -> str:
+def _shorten(text: str, characters_max: int = 56) -> str:
     return text if len(text) <= characters_max else f"{text[: characters_max - 1]}…"
 
 

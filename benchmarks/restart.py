@@ -1,4 +1,4 @@
-"""Measures the restart of a service with a large directory: until it accepts a publish and answers a search.
+"""Measures the start of a service on a large directory, until it accepts a publish and answers a search.
 
 Two directories are built once. One has millions of vectors of 16 numbers, each published with an id, over
 thousands of origins, with a storage sink (rows in the order of their ids); the other is a plain log of 13 KB
@@ -27,12 +27,12 @@ from benchmarks._results import REACHED, Goal, Results, options_of
 if TYPE_CHECKING:
     import argparse
 
-QUICK = {"rounds": 1, "vectors": 100_000, "origins": 1_000, "changes": 10_000, "starts": 4, "mib": 32}
-"""Maxima of a quick run."""
+QUICK_MAXIMA = {"rounds": 1, "vectors": 100_000, "origins": 1_000, "changes": 10_000, "starts": 4, "mib": 32}
+"""Maxima of a quick run, by option."""
 ACCEPTED_S_MAX, SEARCHED_S_MAX, PLAIN_P99_S_MAX = 5.0, 30.0, 2.0
 _FAILED = "a search was wrong, or a start took longer than its target (with --quick: three times that)"
 CLOSED, KILLED = "after a clean close", "after kill -9"
-STEPS = (
+STEPS = (  # of a start: the label in the table, and the key in the figures
     ("log open", "open"),
     ("first publish acknowledged, durable", "accepted"),
     ("storage attached", "storage"),
@@ -44,20 +44,20 @@ STEPS = (
 
 def main(arguments: list[str] | None = None) -> int:
     """Build, start repeatedly, print, write. `_FAILED` describes exit status 1."""
-    options = parser()
-    given = options.parse_args(arguments)
+    parser = make_parser()
+    given = parser.parse_args(arguments)
     if not given.vectors and not given.starts:
-        options.error("nothing is left to measure: set --vectors or --starts above 0")
-    for name, maximum in QUICK.items():
+        parser.error("nothing is left to measure: set --vectors or --starts above 0")
+    for name, maximum in QUICK_MAXIMA.items():
         if given.quick:
             setattr(given, name, min(getattr(given, name), maximum))
-    output = (
+    output_folder = (
         nullcontext(given.keep)
         if given.keep
         else tempfile.TemporaryDirectory(prefix="delta-prop-restart-", dir=given.directory)
     )
     figures: dict[str, Any] = {}
-    with output as folder:
+    with output_folder as folder:
         if given.vectors:
             run_options = RunOptions(
                 f"{folder}/vectors", "vectors", vectors=given.vectors, origins=given.origins,
@@ -72,42 +72,42 @@ def main(arguments: list[str] | None = None) -> int:
     return report(figures, given).finish(given.json)
 
 
-def parser() -> Arguments:
+def make_parser() -> Arguments:
     """Return the parser of the command line."""
-    options = options_of("restart", __doc__, rounds=2, failed=_FAILED)
-    options.add_argument(
+    parser = options_of("restart", __doc__, rounds=2, failed=_FAILED)
+    parser.add_argument(
         "--vectors",
         type=bounded_int(0, 100_000_000),
         default=10_000_000,
         help="0: skip that directory; default: 10 million",
     )
-    options.add_argument(
+    parser.add_argument(
         "--origins", type=bounded_int(LANES, 1_000_000), default=10_000, help="default: 10,000"
     )
-    options.add_argument(
+    parser.add_argument(
         "--changes", type=bounded_int(0), default=100_000, help="vectors that each start rewrites"
     )
-    options.add_argument(
+    parser.add_argument(
         "--starts", type=bounded_int(0, 10_000), default=20, help="starts on the plain log; 0: skip it"
     )
-    options.add_argument("--mib", type=bounded_int(1, 1_000_000), default=1024, help="MiB of the plain log")
-    options.add_argument(
+    parser.add_argument("--mib", type=bounded_int(1, 1_000_000), default=1024, help="MiB of the plain log")
+    parser.add_argument(
         "--directory", type=writable_directory, metavar="DIR", help="build on the disk that DIR is on"
     )
-    options.add_argument(
+    parser.add_argument(
         "--keep",
         type=created_directory,
         metavar="DIR",
         help="build in DIR, or use the directories built there; they are not removed",
     )
-    return options
+    return parser
 
 
 def build_directory(run_options: RunOptions) -> float:
     """Build the directory unless it exists; return the seconds it took."""
     folder = Path(run_options.directory)
-    mark = folder / "built"
-    if not mark.exists():
+    built_file = folder / "built"
+    if not built_file.exists():
         folder.mkdir()
         begin = time.monotonic()
         with ignore_interrupts():
@@ -119,8 +119,8 @@ def build_directory(run_options: RunOptions) -> float:
                 )
         finally:
             end(process)
-        mark.write_text(json.dumps({"seconds": time.monotonic() - begin, "starts": 0}))
-    built = json.loads(mark.read_text())
+        built_file.write_text(json.dumps({"seconds": time.monotonic() - begin, "starts": 0}))
+    built = json.loads(built_file.read_text())
     sizes = {name: _size(folder, name) / MIB for name in ("data", "vectors.db", "graphs")}
     print(
         f"{run_options.kind}: built in {built['seconds']:.0f} s; MiB on disk: "
@@ -136,15 +136,15 @@ def _size(folder: Path, name: str) -> int:
 
 def measure_runs(run_options: RunOptions, rounds: int) -> dict[str, list[dict[str, Any]]]:
     """Start the service `rounds` times after a clean close and `rounds` times after a kill, alternately."""
-    mark = Path(run_options.directory) / "built"
+    built_file = Path(run_options.directory) / "built"
     runs: dict[str, list[dict[str, Any]]] = {CLOSED: [], KILLED: []}
     for number in range(2 * rounds):
-        before = json.loads(mark.read_text())
+        before = json.loads(built_file.read_text())
         options = replace(run_options, starts_before=before["starts"])
-        # A run that follows a clean close ends with a kill, and the reverse.
+        # A run that follows a clean close ends with a kill, and a run that follows a kill with a clean close.
         follows_close = number % 2 == 0
         runs[CLOSED if follows_close else KILLED].append(measure_run(options, kill=follows_close))
-        mark.write_text(json.dumps({**before, "starts": options.starts_before + 1}))
+        built_file.write_text(json.dumps({**before, "starts": options.starts_before + 1}))
     return runs
 
 
@@ -157,12 +157,14 @@ def measure_run(run_options: RunOptions, *, kill: bool) -> dict[str, Any]:
         )  # fmt: skip
     with process:
         try:
-            return _read_figures(process, run_options, kill=kill)
+            return _read_figures_and_end(process, run_options, kill=kill)
         finally:
             process.kill()
 
 
-def _read_figures(process: subprocess.Popen[str], run_options: RunOptions, *, kill: bool) -> dict[str, Any]:
+def _read_figures_and_end(
+    process: subprocess.Popen[str], run_options: RunOptions, *, kill: bool
+) -> dict[str, Any]:
     assert process.stdin is not None
     assert process.stdout is not None
     line = process.stdout.readline()
@@ -196,10 +198,10 @@ def report(figures: dict[str, Any], given: argparse.Namespace) -> Results:
 
 
 def _report_vectors(
-    results: Results, runs_by_end: dict[str, list[dict[str, Any]]], given: argparse.Namespace
+    results: Results, runs_by_previous_end: dict[str, list[dict[str, Any]]], given: argparse.Namespace
 ) -> None:
     rows: list[tuple[object, ...]] = []
-    for kind, runs in runs_by_end.items():
+    for kind, runs in runs_by_previous_end.items():
         rows += [
             (
                 f"{title}, {kind}",
@@ -207,42 +209,43 @@ def _report_vectors(
             )
             for title, step in STEPS
         ]
-    head = ("median (lowest-highest)", "s since start", "resident MB", "peak MB")
+    header = ("median (lowest-highest)", "s since start", "resident MB", "peak MB")
     title = f"{given.vectors:,} vectors of 16 numbers, {given.origins:,} origins"
-    results.tables.append(table(title, head, rows))
-    _report_after(results, runs_by_end, given)
-    all_runs = [one for runs in runs_by_end.values() for one in runs]
-    results.notes.append(f"clean closes took {_figure(runs_by_end[KILLED], 'end_s')} s")
+    results.tables.append(table(title, header, rows))
+    _report_changes(results, runs_by_previous_end, given)
+    all_runs = [one for runs in runs_by_previous_end.values() for one in runs]
+    # A run that follows a kill ends with a clean close.
+    results.notes.append(f"clean closes took {_figure(runs_by_previous_end[KILLED], 'end_s')} s")
     if not all(one["right"] and one["vectors"] >= given.vectors for one in all_runs):
         results.failures.append("a search was wrong")
     for step, maximum in (("accepted", ACCEPTED_S_MAX), ("searched", SEARCHED_S_MAX)):
         took = [one[f"{step}_s"] for one in all_runs]
-        results.figure(f"{step} after", took, "s", less=True)
+        results.add_figure(f"{step} after", took, "s", less=True)
         goal = Goal("", f"restart: {step} after, the slowest", maximum, unit="s", less=True)
-        if results.goal(goal, [max(took)]) != REACHED and not given.quick:
+        if results.add_goal(goal, [max(took)]) != REACHED and not given.quick:
             results.failures.append(f"{step} after {max(took):.1f} s, target {maximum:.0f} s")
 
 
-def _report_after(
-    results: Results, runs_by_end: dict[str, list[dict[str, Any]]], given: argparse.Namespace
+def _report_changes(
+    results: Results, runs_by_previous_end: dict[str, list[dict[str, Any]]], given: argparse.Namespace
 ) -> None:
-    """Report the imports, the first searches and the changes after a start."""
+    """Report the imports and the searches of a start, and the changes after it."""
     rows: list[tuple[object, ...]] = []
-    for kind, runs in runs_by_end.items():
+    for kind, runs in runs_by_previous_end.items():
         rate = [given.changes / one["changes_s"] for one in runs]
         searched = (_figure(runs, name) for name in ("imported_s", "cpu_s", "search_s"))
         rows.append((kind, *searched, Figure.of(rate), _figure(runs, "changes_applied_s")))
         recovery = runs[-1]["recovery"].replace("\n", "; ")
         results.notes.append(f"{kind}: image: {runs[-1]['image']}; graphs: {runs[-1]['graphs']}; {recovery}")
-    head = ("", "imports s", "CPU s to first search", "next search s", "changes rows/s", "applied after s")
+    header = ("", "imports s", "CPU s to first search", "next search s", "changes rows/s", "applied after s")
     title = f"the start, then {given.changes:,} changes while rows are indexed"
-    results.tables.append(table(title, head, rows))
+    results.tables.append(table(title, header, rows))
 
 
 def _report_plain(
-    results: Results, runs_by_end: dict[str, list[dict[str, Any]]], given: argparse.Namespace
+    results: Results, runs_by_previous_end: dict[str, list[dict[str, Any]]], given: argparse.Namespace
 ) -> None:
-    all_runs = [one for runs in runs_by_end.values() for one in runs]
+    all_runs = [one for runs in runs_by_previous_end.values() for one in runs]
     rows = [
         (
             kind,
@@ -254,16 +257,16 @@ def _report_plain(
             ),
             _figure(runs, "accepted_rss_mb"),
         )
-        for kind, runs in (*runs_by_end.items(), ("all", all_runs))
+        for kind, runs in (*runs_by_previous_end.items(), ("all", all_runs))
     ]
-    head = ("starts", "", "s p50", "s p99", "without imports p50", "p99", "resident MB")
+    header = ("starts", "", "s p50", "s p99", "without imports p50", "p99", "resident MB")
     title = f"a plain log of {given.mib:,} MiB in frames of 13 KB, to the first acknowledgement"
-    results.tables.append(table(title, head, rows))
+    results.tables.append(table(title, header, rows))
     took = [one["accepted_s"] for one in all_runs]
-    results.figure("plain log: accepted after", took, "s", less=True)
+    results.add_figure("plain log: accepted after", took, "s", less=True)
     goal = Goal("", "restart: plain log, accepted after, p99", PLAIN_P99_S_MAX, unit="s", less=True)
     slowest = percentile(took, 0.99)
-    if results.goal(goal, [slowest]) != REACHED and not given.quick:
+    if results.add_goal(goal, [slowest]) != REACHED and not given.quick:
         results.failures.append(f"plain log p99 {slowest:.1f} s, target {PLAIN_P99_S_MAX:.0f} s")
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from benchmarks._measure import table
 from benchmarks._peers_ours import Ours, OursDurable
 from benchmarks._peers_scenes import Scene, measure
-from benchmarks._results import Goal, Results, options_of, spread
+from benchmarks._results import Goal, Results, format_figure, options_of
 from delta_prop.client import Producer, SpreadProducer
 from delta_prop_wire.delta import Delta, opaque
 
@@ -39,10 +39,10 @@ _WAIT_S_MAX = 60.0
 
 
 class Setting(NamedTuple):
-    """One measurement: its kind of peer (which has the ack level) and its consumers."""
+    """One measurement: the type of its services, which have the ack level, and the consumers of each pair."""
 
     name: str
-    kind: type[Ours]
+    service_type: type[Ours]
     consumers: int
 
 
@@ -72,26 +72,30 @@ def main(arguments: list[str] | None = None) -> int:
     programs: dict[int, list[float]] = {}
     with tempfile.TemporaryDirectory(prefix="scale-") as folder, ExitStack() as exits:
         running = {
-            kind: list(_start_services(kind, Path(folder), exits))
-            for kind in dict.fromkeys(one.kind for one in SETTINGS)
+            service_type: list(_start_services(service_type, Path(folder), exits))
+            for service_type in dict.fromkeys(setting.service_type for setting in SETTINGS)
         }
         for turn in range(given.rounds):
             for setting in SETTINGS:
                 for count in SERVICES:
-                    found = measure_services(running[setting.kind][:count], setting, f"s{turn}", seconds)
-                    measurements.setdefault((setting.name, count), []).append(found)
-                    print(f"{turn} {setting.name}: {count}: {found}", file=sys.stderr)
+                    measurement = measure_services(
+                        running[setting.service_type][:count], setting, f"s{turn}", seconds
+                    )
+                    measurements.setdefault((setting.name, count), []).append(measurement)
+                    print(f"{turn} {setting.name}: {count}: {measurement}", file=sys.stderr)
             for count in SERVICES:
                 ports = [peer.port for peer in running[Ours][:count]]
-                programs.setdefault(count, []).append(asyncio.run(program(ports, f"program {turn} {count}")))
+                programs.setdefault(count, []).append(
+                    asyncio.run(program_cpu_us(ports, f"program {turn} {count}"))
+                )
     return _report(measurements, programs).finish(given.json)
 
 
-def _start_services(kind: type[Ours], folder: Path, exits: ExitStack) -> Sequence[Ours]:
+def _start_services(service_type: type[Ours], folder: Path, exits: ExitStack) -> Sequence[Ours]:
     peers = []
     for number in range(max(SERVICES)):
-        peer = kind()
-        data = folder / f"{kind.__name__}-{number}"
+        peer = service_type()
+        data = folder / f"{service_type.__name__}-{number}"
         data.mkdir()
         exits.callback(peer.stop)
         peer.start(data)
@@ -127,24 +131,24 @@ def measure_services(
     ready = threading.Barrier(PAIRS)
     peers = [_BarrierPeer(services[pair % len(services)], ready) for pair in range(PAIRS)]
 
-    def one(pair: int) -> Measurement:
+    def measure_pair(pair: int) -> Measurement:
         return measure(peers[pair], scene, f"{topic}x{pair}x{setting.consumers}x{len(services)}")
 
     cpu_s = sum(peer.cpu_s() for peer in services)
     with ThreadPoolExecutor(PAIRS) as pool:
-        found = list(pool.map(one, range(PAIRS)))
+        pairs = list(pool.map(measure_pair, range(PAIRS)))
     cpu_s = sum(peer.cpu_s() for peer in services) - cpu_s
-    deltas = sum(one.deltas for one in found)
-    clients = sum((one.publisher_cpu_us + one.consumer_cpu_us) * one.deltas for one in found)
+    deltas = sum(pair.deltas for pair in pairs)
+    clients = sum((pair.publisher_cpu_us + pair.consumer_cpu_us) * pair.deltas for pair in pairs)
     return ScaleMeasurement(
-        sum(one.deltas_a_second for one in found),
+        sum(pair.deltas_a_second for pair in pairs),
         cpu_s / deltas * 1e6,
         clients / deltas,
-        sum(one.lost + one.twice for one in found),
+        sum(pair.lost + pair.twice for pair in pairs),
     )
 
 
-async def program(ports: Sequence[int], name: str) -> float:
+async def program_cpu_us(ports: Sequence[int], name: str) -> float:
     """Measure CPU µs per delta of a program that publishes 100 per call, through a `Producer` or a
     `SpreadProducer`.
     """
@@ -158,12 +162,12 @@ async def program(ports: Sequence[int], name: str) -> float:
         publish: Callable[..., object] = client.publish
         limit = asyncio.Semaphore(CALLS_IN_FLIGHT)
 
-        async def one(number: int) -> None:
+        async def publish_call(number: int) -> None:
             async with limit:
                 await publish(*calls[number % len(calls)])  # type: ignore[misc]
 
         began = time.process_time()
-        await asyncio.gather(*(one(number) for number in range(CALLS)))
+        await asyncio.gather(*(publish_call(number) for number in range(CALLS)))
         return (time.process_time() - began) / (CALLS * CALL_DELTAS) * 1e6
 
 
@@ -176,26 +180,28 @@ def _report(
         single, double = (measurements[setting.name, count] for count in SERVICES)
         for count, rounds in zip(SERVICES, (single, double), strict=True):
             label = f"{setting.name}, {count} services"
-            results.figure(f"{label}: deltas/s", [each.deltas_a_second for each in rounds], "deltas/s")
-            results.figure(f"{label}: server", [each.server_cpu_us for each in rounds], "µs", less=True)
-            results.figure(f"{label}: clients", [each.client_cpu_us for each in rounds], "µs", less=True)
-            rows.append((label, *(spread(results.figures[f"{label}: {column}"]) for column in _COLUMNS)))
+            results.add_figure(f"{label}: deltas/s", [each.deltas_a_second for each in rounds], "deltas/s")
+            results.add_figure(f"{label}: server", [each.server_cpu_us for each in rounds], "µs", less=True)
+            results.add_figure(f"{label}: clients", [each.client_cpu_us for each in rounds], "µs", less=True)
+            rows.append(
+                (label, *(format_figure(results.figures[f"{label}: {column}"]) for column in _COLUMNS))
+            )
         rate_ratios = [b.deltas_a_second / a.deltas_a_second for a, b in zip(single, double, strict=True)]
         cpu_ratios = [b.server_cpu_us / a.server_cpu_us for a, b in zip(single, double, strict=True)]
-        results.figure(f"{setting.name}: two against one, rate", rate_ratios, "×")
-        results.figure(f"{setting.name}: two against one, server CPU a delta", cpu_ratios, "×", less=True)
+        results.add_figure(f"{setting.name}: two against one, rate", rate_ratios, "×")
+        results.add_figure(f"{setting.name}: two against one, server CPU a delta", cpu_ratios, "×", less=True)
         rows.append((f"{setting.name}: two / one", *_ratios(results, setting.name), ""))
-        results.goal(
+        results.add_goal(
             Goal("scale", f"{setting.name}: server CPU a delta, two / one", 1.25, 1.0, less=True), cpu_ratios
         )
         lost = sum(each.lost for each in (*single, *double))
         if lost:
             results.failures.append(f"{setting.name}: {lost} deltas were lost, or came twice")
     results.tables.append(table(f"{PAIRS} pairs of clients, batch 100", ("", *_COLUMNS), rows))
-    for count, found in programs.items():
-        results.figure(f"a program, {count} services: CPU a delta", found, "µs", less=True)
+    for count, program_rounds in programs.items():
+        results.add_figure(f"a program, {count} services: CPU a delta", program_rounds, "µs", less=True)
     plain, spread_out = (
-        spread(results.figures[f"a program, {count} services: CPU a delta"]) for count in SERVICES
+        format_figure(results.figures[f"a program, {count} services: CPU a delta"]) for count in SERVICES
     )
     results.tables.append(
         table(
@@ -218,7 +224,7 @@ def _ratios(results: Results, name: str) -> tuple[str, str]:
     rate, cpu = (
         results.figures[f"{name}: two against one, {figure}"] for figure in ("rate", "server CPU a delta")
     )
-    return f"× {spread(rate)}", f"× {spread(cpu)}"
+    return f"× {format_figure(rate)}", f"× {format_figure(cpu)}"
 
 
 if __name__ == "__main__":

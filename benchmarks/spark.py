@@ -32,6 +32,7 @@ ROWS, ROWS_SLOW = 400_000, 50_000
 REPLAY_ROWS = (1_000_000, 10_000_000)
 REPLAY_KEYS, REPLAY_WIDTH, FRAME_ROWS = 100_000, 8, 1_000
 GROWTH_MAX = 12.0
+"""Maximum factor between the times of the two replays, of which one has ten times the deltas."""
 SETTINGS = {"spark.driver.memory": "4g", "spark.driver.extraJavaOptions": "-XX:+UseParallelGC"}
 """As on a cluster: the JVM's full JIT compiler; `session` by default starts quickly, for short commands."""
 NOOP, ROW = "Spark's noop sink", "a writer of rows"
@@ -136,10 +137,10 @@ def writes(results: Results, spark: SparkSession, url: str, *, rounds: int, rows
         STAGED: ours,
     }
     rates = measure(methods, rounds, dict.fromkeys(methods, rows) | {ROW: slow_rows})
-    of_noop = [mine / limit for mine, limit in zip(rates[DIRECT], rates[NOOP], strict=True)]
-    of_rows = [mine / other for mine, other in zip(rates[DIRECT], rates[ROW], strict=True)]
-    results.goal(Goal("spark 4", "write, direct: of Spark's noop sink", 0.2), of_noop)
-    results.goal(Goal("spark 4", "write, direct: of a writer of rows", 4.0), of_rows)
+    of_noop = [rate / limit for rate, limit in zip(rates[DIRECT], rates[NOOP], strict=True)]
+    of_rows = [rate / other for rate, other in zip(rates[DIRECT], rates[ROW], strict=True)]
+    results.add_goal(Goal("spark 4", "write, direct: of Spark's noop sink", 0.2), of_noop)
+    results.add_goal(Goal("spark 4", "write, direct: of a writer of rows", 4.0), of_rows)
     report_rates(results, f"writing {rows:,} rows, which each job makes itself", rates, NOOP)
 
 
@@ -156,12 +157,12 @@ def reads(results: Results, spark: SparkSession, url: str, parquet: str, *, roun
         ),
         READ: lambda: read.load().select(columns).write.format("noop").mode("overwrite").save(),
     }
-    found = read.load().count()
-    if found != rows:
-        results.failures.append(f"{found:,} rows were read of {rows:,}")
+    count = read.load().count()
+    if count != rows:
+        results.failures.append(f"{count:,} rows were read of {rows:,}")
     rates = measure(methods, rounds, dict.fromkeys(methods, rows))
-    shares = [mine / limit for mine, limit in zip(rates[READ], rates[PARQUET], strict=True)]
-    results.goal(Goal("spark 4", "read: of the same data as Parquet", 0.5), shares)
+    shares = [rate / limit for rate, limit in zip(rates[READ], rates[PARQUET], strict=True)]
+    results.add_goal(Goal("spark 4", "read: of the same data as Parquet", 0.5), shares)
     report_rates(results, f"reading {rows:,} rows", rates, PARQUET)
 
 
@@ -182,11 +183,11 @@ def replays(results: Results, spark: SparkSession, folder: Path, rounds: int, *,
             if vectors != REPLAY_KEYS:
                 results.failures.append(f"replay of {size:,}: {vectors:,} vectors of {REPLAY_KEYS:,}")
     rows = [
-        (f"{size:,}", results.figure(f"replay of {size:,}", taken, "s", less=True))
+        (f"{size:,}", results.add_figure(f"replay of {size:,}", taken, "s", less=True))
         for size, taken in seconds.items()
     ]
     growth = [large / small for small, large in zip(*seconds.values(), strict=True)]
-    results.goal(Goal("spark 7", "replay: ten times the deltas", GROWTH_MAX, less=True), growth)
+    results.add_goal(Goal("spark 7", "replay: ten times the deltas", GROWTH_MAX, less=True), growth)
     results.tables.append(table("replay of a log", ("deltas", "s"), rows))
 
 
@@ -229,9 +230,10 @@ def measure(
 def report_rates(results: Results, what: str, rates: dict[str, list[float]], limit: str) -> None:
     """Add a table: the rate of each method, also relative to the limit of its round."""
     rows = []
-    for name, found in rates.items():
-        rate = results.figure(f"{what}: {name}", found, "rows/s")
-        share = sorted(mine / best for mine, best in zip(found, rates[limit], strict=True))[len(found) // 2]
+    for name, rounds in rates.items():
+        rate = results.add_figure(f"{what}: {name}", rounds, "rows/s")
+        shares = sorted(rate / best for rate, best in zip(rounds, rates[limit], strict=True))
+        share = shares[len(shares) // 2]
         rows.append((name, f"{rate.median:,.0f} ({rate.low:,.0f}-{rate.high:,.0f})", f"{share:.0%}"))
     results.tables.append(table(what, ("", "rows/s", f"of {limit}"), rows))
 

@@ -89,24 +89,24 @@ def _measure_stages(results: Results, given: argparse.Namespace) -> None:
     rows = []
     for name, what, claimed, target, moonshot in CLAIMS:
         times = singles[name]
-        single = results.figure(f"{name}, single", times, "µs CPU", less=True)
-        batch = results.figure(f"{name}, batch 100", batches[name], "µs CPU", less=True)
-        results.goal(
+        single = results.add_figure(f"{name}, single", times, "µs CPU", less=True)
+        batch = results.add_figure(f"{name}, batch 100", batches[name], "µs CPU", less=True)
+        results.add_goal(
             Goal("12", f"{name}: claim over ours", target, moonshot), [claimed / time_us for time_us in times]
         )
         rows.append((what, str(single), str(batch), f"{claimed:g}", f"{claimed / single.median:.2f}"))
-    head = ("stage", "single", "batch 100", "specification", "× faster, single")
-    results.tables.append(table("stages: CPU µs a delta, median (lowest-highest round)", head, rows))
+    header = ("stage", "single", "batch 100", "specification", "× faster, single")
+    results.tables.append(table("stages: CPU µs a delta, median (lowest-highest round)", header, rows))
 
 
 def _batches(size: int, count: int) -> list[Batch]:
     """Return `count` batches made from the calls that `prepare_calls` returns, as a producer encodes them."""
-    made: list[Batch] = []
+    batches: list[Batch] = []
     calls = prepare_calls(size)
     for number in range(count):
         call, base = calls[number % len(calls)], 1 + number * size
         if isinstance(call, Columns):
-            made.append(
+            batches.append(
                 encode_vectors(
                     call.ids,
                     call.values,
@@ -119,8 +119,8 @@ def _batches(size: int, count: int) -> list[Batch]:
             )
         else:
             assert isinstance(call, Delta)
-            made.append(encode_batch([call], origin=ORIGIN, base=base))
-    return made
+            batches.append(encode_batch([call], origin=ORIGIN, base=base))
+    return batches
 
 
 def _new_vectors() -> LoggedBatch:
@@ -148,19 +148,21 @@ def _stages(size: int, rounds: int, *, quick: bool) -> dict[str, list[float]]:
         "index": _sink_stage(IndexSink(), logged),
         "cache": _sink_stage(CacheSink(), logged),
     }
-    return {name: [one / size for one in times] for name, times in cpu_us_rounds(rounds, stages).items()}
+    return {
+        name: [time_us / size for time_us in times] for name, times in cpu_us_rounds(rounds, stages).items()
+    }
 
 
 def cpu_us_rounds(rounds: int, stages: Mapping[str, Callable[[], int]]) -> dict[str, list[float]]:
     """Measure CPU µs per call of each stage; each stage prepares, then runs, once per round."""
-    taken: dict[str, list[float]] = {name: [] for name in stages}
+    times_by_stage: dict[str, list[float]] = {name: [] for name in stages}
     for turn in range(1, rounds + 1):
         _print_progress(f"round {turn} of {rounds}")
         for name, stage in stages.items():
             if isinstance(stage, _ApplyStage):
                 stage.prepare()
-            taken[name].append(cpu_us(1, {name: stage})[name].median)
-    return taken
+            times_by_stage[name].append(cpu_us(1, {name: stage})[name].median)
+    return times_by_stage
 
 
 def _ingest(bodies: Sequence[bytes]) -> int:
@@ -229,7 +231,7 @@ class _Context:
 
 
 class _ApplyStage:
-    """A sink's `apply` of prepared deliveries, each round at later offsets, because it would skip duplicates.
+    """A sink's `apply` of prepared deliveries. Each round has later offsets, as the sink skips duplicates.
 
     Deliveries are made before the timed part, because the service makes each delivery once, for all sinks
     together.
@@ -293,7 +295,7 @@ async def _measure_total(results: Results, given: argparse.Namespace) -> None:
                     await bench.open_loop(1, level, rate=rate, calls=samples, in_flight=IN_FLIGHT[level])
                 )
             rows.append(_total_row(results, name, peaks, runs))
-    head = (
+    header = (
         "acknowledged",
         "one caller's peak/s",
         "samples",
@@ -301,11 +303,11 @@ async def _measure_total(results: Results, given: argparse.Namespace) -> None:
         "until acknowledged",
         "specification",
     )
-    results.tables.append(table("a single delta end to end, open loop", head, rows))
+    results.tables.append(table("a single delta end to end, open loop", header, rows))
 
 
 def _total_row(results: Results, level: str, peaks: list[float], runs: list[CallTimings]) -> tuple[str, ...]:
-    peak = results.figure(f"one caller, {level}", peaks, "deltas/s")
+    peak = results.add_figure(f"one caller, {level}", peaks, "deltas/s")
     latencies = []
     for which in ("visible", "acknowledged"):
         times = {
@@ -313,15 +315,15 @@ def _total_row(results: Results, level: str, peaks: list[float], runs: list[Call
             for share in CLAIMED_TOTAL_US
         }
         figures = {
-            share: results.figure(f"{which}, {level}, p{share}", found, "µs", less=True)
-            for share, found in times.items()
+            share: results.add_figure(f"{which}, {level}, p{share}", rounds, "µs", less=True)
+            for share, rounds in times.items()
         }
         latencies.append(" / ".join(f"{figure.median:,.0f}" for figure in figures.values()))
         if which == "visible" and level == "logged":
             for share, target, moonshot in ((50, 5.0, 9.0), (99, 5.0, 16.0)):
                 claimed = CLAIMED_TOTAL_US[share]
                 goal = Goal("12", f"total p{share}: claim over ours", target, moonshot)
-                results.goal(goal, [claimed / one for one in times[share]])
+                results.add_goal(goal, [claimed / time_us for time_us in times[share]])
     samples = sum(len(one.visible) for one in runs)
     claimed_text = " / ".join(f"{claimed:g}" for claimed in CLAIMED_TOTAL_US.values())
     return (level, f"{peak.median:,.0f}", f"{samples:,}", *latencies, claimed_text)

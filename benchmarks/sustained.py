@@ -130,28 +130,30 @@ def report(
     results = Results("sustained")
     rows = []
     for name, runs in (("peak", peaks), (f"{SHORT_S:.0f} s", short_runs), (f"{seconds:.0f} s", [long])):
-        rate = results.figure(f"{name}: rate", [one.deltas_a_second for one in runs], "deltas/s")
-        p50 = results.figure(f"{name}: p50", [one.latency_p50_us for one in runs], "µs", less=True)
-        p99 = results.figure(f"{name}: p99", [one.latency_p99_us for one in runs], "µs", less=True)
-        cpu = results.figure(
+        rate = results.add_figure(f"{name}: rate", [one.deltas_a_second for one in runs], "deltas/s")
+        p50 = results.add_figure(f"{name}: p50", [one.latency_p50_us for one in runs], "µs", less=True)
+        p99 = results.add_figure(f"{name}: p99", [one.latency_p99_us for one in runs], "µs", less=True)
+        cpu = results.add_figure(
             f"{name}: server CPU", [one.server_cpu_us for one in runs], "µs a delta", less=True
         )
         rows.append(
             (name, f"{rate.median:,.0f}", f"{p50.median:,.0f}", f"{p99.median:,.0f}", f"{cpu.median:.2f}")
         )
-    head = ("", "deltas/s", "received p50 µs", "p99", "server CPU µs a delta")
-    results.tables.append(table(f"at {PEAK_SHARE:.0%} of the peak, {BATCH} a call, one consumer", head, rows))
+    header = ("", "deltas/s", "received p50 µs", "p99", "server CPU µs a delta")
+    results.tables.append(
+        table(f"at {PEAK_SHARE:.0%} of the peak, {BATCH} a call, one consumer", header, rows)
+    )
     ratio, per_minute = growth(samples)
-    results.figure("memory: last quarter / first, once warm", [ratio], "×", less=True)
-    results.figure("memory: growth", [per_minute], "MB a minute", less=True)
+    results.add_figure("memory: last quarter / first, once warm", [ratio], "×", less=True)
+    results.add_figure("memory: growth", [per_minute], "MB a minute", less=True)
     results.notes.append(
         f"server memory: {samples[0][1]:.0f} MB at the start, {samples[-1][1]:.0f} MB at the end; "
         f"{per_minute:+.1f} MB a minute once warm"
     )
     results.more["memory"] = list(samples)
-    results.goal(Goal("15", "memory, last quarter / first, once warm", 1.05, less=True), [ratio])
+    results.add_goal(Goal("15", "memory, last quarter / first, once warm", 1.05, less=True), [ratio])
     p99_ratios = [long.latency_p99_us / one.latency_p99_us for one in short_runs]
-    results.goal(Goal("15", f"p99: {seconds:.0f} s / {SHORT_S:.0f} s", 3.0, 1.5, less=True), p99_ratios)
+    results.add_goal(Goal("15", f"p99: {seconds:.0f} s / {SHORT_S:.0f} s", 3.0, 1.5, less=True), p99_ratios)
     lost = sum(one.lost + one.twice for one in (*peaks, *short_runs, long))
     if lost:
         results.failures.append(f"{lost} deltas were lost, or came twice")

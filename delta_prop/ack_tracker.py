@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from delta_prop_wire.errors import Refused
 
     OutcomeCallback = Callable[[Refused | None], None]
+    """Called with None once rows are stored, or with the refusal if they were lost."""
     BatchAck = tuple[int, OutcomeCallback]
     """Next offset of one batch of a group that waits as one, and the `OutcomeCallback` of that batch."""
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("delta_prop")
 
 _LEVELS = tuple(AckLevel)
-assert [*map(int, _LEVELS)] == [*range(len(_LEVELS))]
+assert [*map(int, _LEVELS)] == [*range(len(_LEVELS))], "an ack level is the index of its queue"
 _next_offset = attrgetter("next_offset")
 
 
@@ -56,7 +57,7 @@ class AckTracker:
     def __init__(
         self, log: Log, route: Callable[[LoggedBatch], None], on_wait: Callable[[], None] = lambda: None
     ) -> None:
-        """Create a tracker; `on_wait` is called when something starts to wait, to have the marks moved."""
+        """Create a tracker; `on_wait` is called when something starts to wait, and requests a commit."""
         self._log = log
         self._route = route
         self._on_wait = on_wait
@@ -157,7 +158,7 @@ class AckTracker:
         self._resolve(0, refusal)
 
     def _resolve(self, end: int, refusal: Refused) -> None:
-        """Notify every waiter: success below `end`, the refusal for the rest."""
+        """Report success to the waiters for rows below `end`, and the refusal to the others."""
         waiting_by_level, self._pending_acks = self._pending_acks, tuple(deque() for _ in AckLevel)
         for pending_ack in chain.from_iterable(waiting_by_level):
             parts = [(pending_ack.next_offset, pending_ack.on_outcome)]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from delta_prop_wire.frames import Backpressure
 
 BURST_S = 0.125
-"""Capacity of the bucket, and size of one slice sent, both in seconds at the rate."""
+"""Capacity of the bucket, and maximum sent at once: the deltas that the rate yields in this time."""
 RATE_MIN = 1.0
 """Lower bound of the advised deltas per second, so that no sender stalls for ever."""
 PAUSE_S_MAX = 60.0
@@ -28,6 +28,7 @@ class Advice:
     """Token bucket that fills at the advised rate, and a pause.
 
     Deltas are charged in full, so the bucket may be overdrawn; then nothing is sent until it is refilled.
+    `rate`: deltas per second; None: no limit.
     """
 
     __slots__ = ("_paused_until", "_tokens", "_tokens_at", "level", "rate")
@@ -43,7 +44,8 @@ class Advice:
         """Follow this advice in place of all earlier advice: a pause ends here, whatever the new level."""
         self._refill(now)
         self.level = advice.level
-        # At `ok` no limit holds. retry_after_ms is a pause only at `stop`; else it estimates an empty queue.
+        # At `ok` no limit holds. retry_after_ms is a pause only at `stop`; else it estimates the time until
+        # the queue is empty.
         rate = None if advice.level is PressureLevel.OK else advice.rate
         self.rate = None if rate is None or not math.isfinite(rate) else max(rate, RATE_MIN)
         pause_s = 0.0

@@ -85,7 +85,7 @@ class Appender:
     ) -> tuple[Sequence[LoggedBatch], PublishAck | Refused]:
         """Append a batch, or a no-op instead of it; a batch with both known and new ids becomes pieces.
 
-        Raises Refused if its dots stay open.
+        Return what was logged, and the outcome to report. Raises Refused if its dots stay open.
         """
         batch, source = work.batch, work.sender.source
         if work.final_refusal is not None and _is_split_by_sender(work):
@@ -124,10 +124,10 @@ class Appender:
     def append_run(
         self, batches: Sequence[Batch], state: OriginState, source: Source, now: float
     ) -> list[LoggedBatch]:
-        """Append consecutive batches of one origin that has said hello: `append_sequenced`, but faster.
+        """Append consecutive batches of one origin that has said hello, faster than `append_sequenced`.
 
-        Stops before the first batch whose rows must be checked one by one, or that exceeds the capacity; that
-        batch and the rest are unchanged.
+        Return those that were appended: none if the log lacks the capacity for all; otherwise those before
+        the first batch whose rows must be checked one by one.
         """
         if not self.log.can_append(batches):
             return []
@@ -150,7 +150,7 @@ class Appender:
         return logged_batches
 
     def _note_uniform(self, batches: Sequence[Batch], source: Source) -> int:
-        """Move heads and count concurrent updates, of all these batches or none; return how many."""
+        """Move heads and count concurrent updates, of all these batches or none; return how many it noted."""
         seen = self._seen_counters_of(batches[0].origin)
         is_noted = all(map(homogeneous_is_valid, batches)) and self.vectors.append_uniform(
             batches, source, seen
@@ -188,7 +188,7 @@ class Appender:
     def append_draft(
         self, draft: Draft | MatrixDraft, origin: int, now: float
     ) -> tuple[LoggedBatch | None, PublishAck]:
-        """Assign a draft its dots and append it; the batch is None if all its rows were accepted before.
+        """Assign a draft its dots and append it; the returned batch is None if all rows were accepted before.
 
         Raises Refused; then the draft has no dots, and nothing has changed.
         """
@@ -320,14 +320,14 @@ class Appender:
         for ids, offsets in state.ids:
             self.ids.add_at(ids, offsets)
 
-    def restore_snapshot(self, marks: Mapping[int, OriginWatermark], lamport: int, now: float) -> None:
+    def restore_snapshot(self, watermarks: Mapping[int, OriginWatermark], lamport: int, now: float) -> None:
         """Start from a snapshot's origin watermarks; the outcome of each earlier dot is unknown."""
         self.lamport = max(self.lamport, lamport)
-        for origin, mark in marks.items():
-            state = self._origins.restore(origin, mark.epoch, now)
-            state.known_above = max(state.known_above, mark.counter)
-            self._watermarks[origin] = max(self._watermarks.get(origin, 0), mark.counter)
-            self._clocks.note_appended(origin, mark.clock)
+        for origin, watermark in watermarks.items():
+            state = self._origins.restore(origin, watermark.epoch, now)
+            state.known_above = max(state.known_above, watermark.counter)
+            self._watermarks[origin] = max(self._watermarks.get(origin, 0), watermark.counter)
+            self._clocks.note_appended(origin, watermark.clock)
 
     def append_noop(self, gap: Batch, now: float) -> LoggedBatch:
         """Append a control row that stands for dots that were lost. Raises Refused."""
@@ -342,14 +342,14 @@ class Appender:
 
         Returns None if it lacks none, as far as first offsets are remembered.
         """
-        found: int | None = None
+        first: int | None = None
         for origin, watermark in self._watermarks.items():
             known = watermarks.get(origin, 0)
             state = self._origins.get(origin) if watermark > known else None
             offset = None if state is None else state.first_offset_above(known)
             if offset is not None:
-                found = offset if found is None else min(found, offset)
-        return found
+                first = offset if first is None else min(first, offset)
+        return first
 
     def continue_from(self, previous: Appender) -> None:
         """Continue the counters, Lamport numbers and hybrid times of the appender before the log failed."""
@@ -398,6 +398,10 @@ class Appender:
         now: float,
         first_offsets: Mapping[int, int | None] | None = None,
     ) -> tuple[Sequence[LoggedBatch], PublishAck | Refused]:
+        """Append the no-op of a refused batch; with `refusal` None append the batch, which is a no-op itself.
+
+        `first_offsets`: the first copies of the rows, if the batch was refused since all its ids are known.
+        """
         batch = work.batch
         noop = batch
         if refusal is not None:
@@ -435,18 +439,18 @@ class Appender:
     # --- ids
 
     def _known_ids(self, batch: Batch) -> KnownIds:
-        """Return how many ids of a forwarded batch are known here; a fold then looks each of them up."""
+        """Classify the ids of a forwarded batch as none, some or all known; a fold looks up known ids."""
         duplicates = self._duplicate_id_finder.find(batch.ids)
         if not duplicates:
             return KnownIds.NONE
         return KnownIds.ALL if len(duplicates) == batch.count else KnownIds.SOME
 
     def _append_with_duplicates(
-        self, work: SequencedBatch, found: dict[int, int], now: float
+        self, work: SequencedBatch, known_rows: dict[int, int], now: float
     ) -> tuple[Sequence[LoggedBatch], PublishAck | Refused]:
         """Append a batch of which some or all ids were accepted before. Raises Refused."""
         batch = work.batch
-        duplicate_rows = self._duplicate_id_finder.check(batch, found, work.sender.source)
+        duplicate_rows = self._duplicate_id_finder.check(batch, known_rows, work.sender.source)
         if len(duplicate_rows) == batch.count:
             return self._append_only_duplicates(work, duplicate_rows, now)
         new, rows = slice_new_rows(batch, duplicate_rows)
@@ -546,7 +550,11 @@ def _group_uniform(batches: Sequence[Batch]) -> Iterable[Sequence[Batch]]:
 def _duplicate_offsets(
     duplicates: dict[int, int | None], rows: list[int] | None, base: int = 0
 ) -> dict[int, int | None]:
-    """Return, per duplicate row, its first copy's offset; a copy within the batch has its new offset."""
+    """Return the offset of each duplicate row's first copy.
+
+    `duplicates`: as `DuplicateIdFinder.check` returns them, so a negative number names a row of the batch.
+    `rows`: the rows that were appended from offset `base` on.
+    """
     offset_of_row = {} if rows is None else {row: base + index for index, row in enumerate(rows)}
     return {
         row: copy if copy is None or copy >= 0 else offset_of_row.get(-1 - copy, duplicates.get(-1 - copy))

@@ -63,7 +63,7 @@ def check_deltas(deltas: Sequence[Delta]) -> Priority:
 
 
 def has_only_opaque(deltas: Sequence[Delta]) -> bool:
-    """True if `check_deltas` would pass and each delta is opaque with common columns only: its fast path."""
+    """True if each delta is opaque with common columns only and `check_deltas` would pass: a fast path."""
     if not 1 <= len(deltas) <= BATCH_ROWS_MAX or type(deltas[0]) is not Delta:
         return False
     priority, source = deltas[0].priority, deltas[0].source
@@ -198,7 +198,7 @@ def _check_index_matrix(indices: ArrayLike, shape: tuple[int, ...]) -> NDArray[n
 def check_timeout(timeout_s: float, name: str = "timeout_s") -> float:
     """Return the seconds to wait; inf: for ever. Raises UsageError."""
     is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
-    if not is_number or not timeout_s >= 0:  # NaN is neither
+    if not is_number or not timeout_s >= 0:  # also for NaN
         raise UsageError(f"{name} {timeout_s!r:.40}: give 0 or more seconds")
     return timeout_s
 
@@ -212,10 +212,10 @@ def check_instance(field: str, value: object, kind: type[T], fix: str) -> T:
     """Return an argument that must be a `kind`; `fix` says how to create one. Raises UsageError."""
     if isinstance(value, kind):
         return value
-    found = type(value)
-    module = "" if found.__module__ == "builtins" else f"{found.__module__}."
+    actual = type(value)
+    module = "" if actual.__module__ == "builtins" else f"{actual.__module__}."
     raise UsageError(
-        f"{field}: type {module}{found.__qualname__} is not a {kind.__name__}: create one with {fix}"
+        f"{field}: type {module}{actual.__qualname__} is not a {kind.__name__}: create one with {fix}"
     )
 
 
@@ -244,7 +244,7 @@ def with_parents(deltas: Sequence[Delta], dependencies: Sequence[Dependency]) ->
     if not dependencies:
         return deltas
     parents = [dependency_key(dependency) for dependency in dependencies]
-    changed = [replace(one, parents=tuple(dict.fromkeys((*one.parents, *parents)))) for one in deltas]
+    changed = [replace(delta, parents=tuple(dict.fromkeys((*delta.parents, *parents)))) for delta in deltas]
     for delta in changed:
         check_parents(delta.parents)
     return changed

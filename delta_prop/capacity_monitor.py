@@ -33,7 +33,8 @@ logger = logging.getLogger("delta_prop")
 class FullResource:
     """A full resource, for which all deltas are refused.
 
-    `since`: the wall time of the first refusal, `seconds` ago by now; `reason`: the message of the refusals.
+    `what`: one of `KINDS`. `since`: the wall time of the first refusal, `seconds` ago by now. `reason`: the
+    message of the refusals.
     """
 
     what: str
@@ -49,13 +50,13 @@ class FullResource:
 
 
 class CapacityMonitor:
-    """Checks if there is capacity for new deltas. It polls, so a publish costs no more."""
+    """Checks if there is capacity for new deltas. It polls, so that publishing costs nothing more."""
 
     def __init__(self, log: Log, clock: Clock) -> None:
         self._log = log
         self._clock = clock
         self._refusal: Refused | None = None
-        self._since_s, self._since_us = 0.0, 0
+        self._since_s, self._since_us = 0.0, 0  # start of the shortage: monotonic, and wall time
         self._high_watermark = log.high_watermark
         self._is_reported = False
 
@@ -65,14 +66,14 @@ class CapacityMonitor:
 
     def poll(self, pipeline: Pipeline) -> None:
         """Check for capacity now; a delta accepted since the last poll ends an earlier shortage."""
-        refusal, visible = self._shortage(pipeline), self._log.high_watermark
+        refusal, high_watermark = self._shortage(pipeline), self._log.high_watermark
         if refusal is None:
             if self._is_reported:
                 logger.warning("capacity is available again, after %.0f s: deltas are accepted", self._age_s)
             self._is_reported = False
-        elif self._refusal is None or visible > self._high_watermark:
+        elif self._refusal is None or high_watermark > self._high_watermark:
             self._since_s, self._since_us = self._clock.now(), self._clock.wall_us()
-        self._refusal, self._high_watermark = refusal, visible
+        self._refusal, self._high_watermark = refusal, high_watermark
         full = self.full_resource()
         if full is not None and not self._is_reported:
             self._is_reported = True
@@ -102,7 +103,7 @@ class CapacityMonitor:
 
     def _shortage(self, pipeline: Pipeline) -> Refused | None:
         refusal = self._log.shortage()
-        # the log was recovered, and is still being replayed
+        # The recovered log is still being replayed, so what was full before is still reported.
         if refusal is None and pipeline.stop_refusal is not None:
             return self._refusal
         return refusal or pipeline.queue.shortage(self._clock.now())

@@ -54,17 +54,22 @@ ORIGINS_PER_SLICE = 100
 HEADS_PER_SLICE = 2_000
 READ_ROWS, READ_BYTES = 2_000, 1 << 20
 FULL_CHECKPOINT_BYTES = 16 << 20
-"""Changes since the last full checkpoint, beyond that checkpoint's size, after which the next one is full."""
+"""Bytes of changes since the last full checkpoint, beyond its own, after which the next one is full."""
 _ROW_COST_IN_HEADS = 3
 """Cost of reading and noting one row of the log again, relative to copying one head."""
 FILES_MAX = 100
+"""Number of files of changes and ids from which the next checkpoint is full."""
 _AMPLIFICATION = 2
 """A checkpoint waits until the log has grown by this factor times the bytes that the last one wrote."""
 
 
 @dataclass(slots=True)
 class _CheckpointCopy:
-    """The copied content of one checkpoint; `heads` returns the columns of the heads."""
+    """The copied content of one checkpoint.
+
+    `position`: where a start replays the log from; `end`: offset up to which the log was synced after the
+    copy. `heads` returns the columns of the heads.
+    """
 
     position: Position
     end: int
@@ -103,6 +108,7 @@ class Checkpointer:
         self._files: dict[str, CheckpointFile] = {}
         self._heads, self._ids, self._offsets = HeadChanges(), list[bytes](), list[int]()
         self._changes_end = log.start_offset  # end offset of the changes that these three hold
+        # Counters of the log when the last checkpoint was written or skipped.
         self._base_frames, self._base_bytes, self._base_segment = 0, 0, -1
         self._written_bytes = 0
         self._note_written(log.start_offset)
@@ -203,12 +209,12 @@ class Checkpointer:
         if self._stopped or log.failure is not None or position.offset == (stored[0].offset if stored else 0):
             self._note_written(log.needed_from or 0)
             return
-        full = self._next_is_full or self._has_too_many_changes() or self._is_full_cheaper(position.offset)
+        is_full = self._next_is_full or self._has_too_many_changes() or self._is_full_cheaper(position.offset)
         self._next_is_full = True  # reset below once it is written
         try:
-            rows = await self._copy_origins(full=full)
-            heads = await self._copy_heads() if full else None
-            runs, ids = await self._copy_ids() if full else (self._written_runs(), None)
+            origins = await self._copy_origins(full=is_full)
+            heads = await self._copy_heads() if is_full else None
+            runs, ids = await self._copy_ids() if is_full else (self._written_runs(), None)
             manifest = self._pipeline.appender.save_manifest()
             if not await self._wait_synced(log.next_offset):
                 return
@@ -220,7 +226,9 @@ class Checkpointer:
                 writers, pack = list(manifest.vectors.writers), partial(_pack_all, heads)
             self._heads, self._ids, self._offsets = HeadChanges(), [], []
             self._changes_end = position.offset
-            copied = _CheckpointCopy(position, log.synced, full, manifest, runs, rows, writers, pack, ids)
+            copied = _CheckpointCopy(
+                position, log.synced, is_full, manifest, runs, origins, writers, pack, ids
+            )
             await self._threads.run(partial(self._store, copied))
         except (OSError, DeltaPropError) as error:
             logger.warning("a checkpoint could not be written; the service retries later: %s", error)
@@ -231,6 +239,7 @@ class Checkpointer:
         self._note_written(position.offset)
 
     def _note_written(self, offset: int) -> None:
+        """Let the log retain what a start replays, from `offset` on; measure its growth from now on."""
         log = self._log
         log.needed_from = offset
         self._base_frames, self._base_bytes = log.committed_frames, log.committed_bytes
@@ -274,6 +283,7 @@ class Checkpointer:
     # --- copying, a slice at a time
 
     async def _copy_origins(self, *, full: bool) -> SavedOrigins:
+        """Copy the origins that changed since the last checkpoint; with `full`, all."""
         copied, save = SavedOrigins(), self._pipeline.appender.save_origin
         origins, idle = self._pipeline.origins.list_all()
         if full:
@@ -303,7 +313,7 @@ class Checkpointer:
             await yield_to_loop()
             offsets = list(islice(open_table.values(), len(open_ids)))
             # The table only grows at its end, unless it was sealed meanwhile, which empties it.
-            if count <= len(open_ids) == len(offsets) and not ids.waiting_runs:
+            if count <= len(open_ids) == len(offsets) and not ids.waiting_run_count:
                 return runs, [*copied, (open_ids, offsets)]
 
     async def _copy_heads(self) -> list[_HeadColumns]:
@@ -342,9 +352,10 @@ class Checkpointer:
         previous = StateManifest() if copied.is_full else self._manifest
         manifest.ids = [entry for entry in previous.ids if entry[1] > last_offset_in_runs]
         try:
-            for number, (names, offsets) in enumerate(ids):
-                if names:
-                    manifest.ids.append((write(f"ids{number}", pack_ids(names, offsets)), offsets[-1]))
+            for number, (id_column, offsets) in enumerate(ids):
+                if id_column:
+                    name = write(f"ids{number}", pack_ids(id_column, offsets))
+                    manifest.ids.append((name, offsets[-1]))
             changes = pack_changes(copied.origins, copied.writers, copied.heads())
             manifest.changes = [*previous.changes, write("changes", [changes])]
             files_by_name = {file.name: file for file in (*self._files.values(), *written)}
@@ -370,21 +381,23 @@ _HeadColumns = tuple[str, list[str], list[int | None], bytes]
 
 def _pack_all(copied: list[_HeadColumns]) -> list[dict[str, Any]]:
     """Pack columns of heads that were copied in slices, without those dropped meanwhile."""
-    return [pack_heads(name, *_drop_missing(keys, codes, dead)) for name, keys, codes, dead in copied]
+    return [
+        pack_heads(namespace, *_drop_missing(keys, codes, dead)) for namespace, keys, codes, dead in copied
+    ]
 
 
 def _drop_missing(
     keys: list[str], codes: list[int | None], dead: bytes
 ) -> tuple[list[str], list[int], bytes]:
-    states = np.frombuffer(dead, np.uint8) * DEAD
+    dead_flags = np.frombuffer(dead, np.uint8) * DEAD
     if codes.count(None) == 0:
-        return keys, codes, states.tobytes()  # type: ignore[return-value]
+        return keys, codes, dead_flags.tobytes()  # type: ignore[return-value]
     rows = [row for row, code in enumerate(codes) if code is not None]
-    return [keys[row] for row in rows], [codes[row] or 0 for row in rows], states[rows].tobytes()
+    return [keys[row] for row in rows], [codes[row] or 0 for row in rows], dead_flags[rows].tobytes()
 
 
 def _load(checkpoint: Checkpoint, store: Checkpoints) -> PipelineState:
-    def run(name: str) -> IdRun:
+    def open_id_run(name: str) -> IdRun:
         return open_run(store, checkpoint.files[name])
 
-    return unpack(checkpoint.section(SECTION), checkpoint.read_file, run)
+    return unpack(checkpoint.section(SECTION), checkpoint.read_file, open_id_run)

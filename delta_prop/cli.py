@@ -28,6 +28,7 @@ VERBS_GROUP = "delta_prop.verbs"
 STANDARD_OUTPUT = "standard output"
 """File name in the error of a failed print."""
 CORRUPTIBLE = ("storage", "index", "cache", "subscriber", "audit", "replica")
+"""Values of `demo --corrupt`: where it corrupts a row."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -115,7 +116,7 @@ def _add_plugin_verbs(verbs: Any) -> None:
     """Add the verbs of other packages, by their entry points."""
     from importlib.metadata import entry_points
 
-    for entry in sorted(entry_points(group=VERBS_GROUP), key=lambda one: one.name):
+    for entry in sorted(entry_points(group=VERBS_GROUP), key=lambda entry: entry.name):
         entry.load()(verbs)
 
 
@@ -210,13 +211,13 @@ def _report_error(error: Exception) -> int:
     from delta_prop_wire.errors import DeltaPropError, UsageError
 
     failures = list(_flatten_group(error))
-    if not all(isinstance(one, DeltaPropError | OSError) for one in failures):
+    if not all(isinstance(failure, DeltaPropError | OSError) for failure in failures):
         raise error
-    if any(isinstance(one, OSError) and one.filename == STANDARD_OUTPUT for one in failures):
+    if any(isinstance(failure, OSError) and failure.filename == STANDARD_OUTPUT for failure in failures):
         _handle_broken_pipe()
     for line in dict.fromkeys(map(_format_failure, failures)):
         print(f"delta-prop: {line}", file=sys.stderr)
-    return USAGE_ERROR if all(isinstance(one, UsageError) for one in failures) else FAILED
+    return USAGE_ERROR if all(isinstance(failure, UsageError) for failure in failures) else FAILED
 
 
 def _format_failure(failure: Exception) -> str:
@@ -238,13 +239,14 @@ def _format_failure(failure: Exception) -> str:
 def _flatten_group(error: Exception) -> Iterator[Exception]:
     """Yield the failures in an exception group, recursively; any other failure itself."""
     if isinstance(error, ExceptionGroup):
-        for one in error.exceptions:
-            yield from _flatten_group(one)
+        for inner in error.exceptions:
+            yield from _flatten_group(inner)
     else:
         yield error
 
 
 def _handle_broken_pipe() -> int:
+    """Discard what is not printed yet, so that the exit does not fail again; return the exit status."""
     from delta_prop.demo.system import discard_output
 
     discard_output()

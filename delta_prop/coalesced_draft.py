@@ -1,6 +1,6 @@
 """Calls of several callers coalesced into one draft: rows are adjacent, each caller gets its own result.
 
-Values only. A call whose rows must be checked one by one is not coalesced; its caller sends it alone.
+Pure. A call whose rows must be checked one by one is not coalesced; its caller sends it alone.
 """
 
 from __future__ import annotations
@@ -36,10 +36,12 @@ if TYPE_CHECKING:
     from delta_prop_wire.batch import Batch
 
 Call: TypeAlias = Draft | MatrixDraft
+"""One caller's deltas: a draft with a single delta, or columns."""
 
 ROWS_MAX = 1_000
 """Maximum rows of one draft: more gain nothing, and the first would wait for the last."""
 BYTES_MAX = 1 << 20
+"""Maximum approximate size of one draft, in bytes."""
 
 _KINDS = frozenset({Kind.CREATE, Kind.DENSE, *SPARSE_KINDS})
 _F32, _U32 = np.dtype(np.float32), np.dtype(np.uint32)
@@ -237,7 +239,7 @@ class CoalescedDraft:
         return (
             self._is_checked
             or batch.validated
-            or (all_finite(batch.values) and batch.index_highest < DIMENSION_MAX)
+            or (all_finite(batch.values) and batch.highest_index < DIMENSION_MAX)
         )
 
     def encode(self, *, origin: int, base: int, clock: Sequence[Dot], hybrid_time: int) -> Batch:
@@ -390,8 +392,9 @@ def batch_key(call: Call) -> tuple[int | None, str, int, Priority, AckLevel]:
 
 
 def group_calls(calls: Iterable[Call]) -> Iterator[list[Call]]:
-    """Group neighbouring calls within the bounds, in order: column calls of one `batch_key`, single deltas of
-    one priority and ack level.
+    """Group neighbouring calls within the bounds, in order.
+
+    The calls of a group have one `batch_key`, or they are single deltas of one priority and ack level.
     """
     group: list[Call] = []
     has_columns = False  # True once the group holds a column call

@@ -1,11 +1,11 @@
 """Group commit of the log: one commit at a time; everything appended meanwhile goes into the next one.
 
 Disk waits run on a thread. A small commit that only copies into the page cache is written by the event loop
-itself: that takes some microseconds, two thread switches ten times as many.
+itself: that takes some microseconds, and two thread switches would take ten times as long.
 
 While the disk is busy a group accumulates; while it is idle no caller waits. Between two commits a group
-lingers too, as long as each tick of the event loop appends to it: each commit costs the loop two thread
-switches and a round of notifications, which a stream of batches would otherwise pay for every few of them.
+lingers, too, as long as each tick of the event loop appends to it. Each commit costs the loop two thread
+switches and a round of notifications; without the linger, a stream of batches would pay that for every few.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Committer:
         self._sync_requested = False
         self._wakeup = Wakeup()
         self._is_scheduled = False  # True if `_commit_now` is due at the end of the tick
-        self._idle_event: anyio.Event | None = None  # set while a caller waits for idleness
+        self._idle_event: anyio.Event | None = None  # not None while `drain` waits
         self._ended = False
         self._offload_until, self._offload_s = -math.inf, 0.0
 

@@ -1,6 +1,6 @@
 """Settings of the embedded service: every limit, named with its unit, with its default.
 
-Read once, when a propagator is created; relations between limits are checked here and nowhere else.
+A propagator reads them once, when it is created. Only this module checks the relations between limits.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ BYTES_PER_QUARANTINED = 900
 """Measured memory cost of one entry of each table, in bytes, rounded up."""
 
 MEMORY_GENERATIONS_MAX = 16
+"""Maximum number of generations that the ids of a full in-memory log fill."""
 
 RateLaw: TypeAlias = Literal["drain", "depth"]
 LAWS = get_args(RateLaw)
+# Settings that must be whole numbers, by their names or the ends of their names.
 _COUNTS = frozenset({"batch_deltas", "ids_per_generation", "breaker_failures", "breaker_heal_successes"})
 _COUNT_ENDINGS = ("deltas_max", "bytes_max", "generations_max", "heads_max", "origins_max", "retries")
 _ZERO_ALLOWED = frozenset({"linger_ms", "retries"})
@@ -138,9 +140,11 @@ class Settings:
                 "raise it, since a lagging sink gets batches at least as large as an idle one"
             )
 
-    def rate_limits(self, drained: float | None = None) -> RateLimits:
-        """Return the limits of a pacing sink's rate; `drained`: its drain rate per second, if known."""
-        initial = self.rate_initial if drained is None else min(max(drained, self.rate_min), self.rate_max)
+    def rate_limits(self, drain_rate: float | None = None) -> RateLimits:
+        """Return the limits of a pacing sink's rate; `drain_rate`: its deltas per second, if known."""
+        initial = self.rate_initial
+        if drain_rate is not None:
+            initial = min(max(drain_rate, self.rate_min), self.rate_max)
         return RateLimits(rate_initial=initial, rate_min=self.rate_min, rate_max=self.rate_max)
 
     def feed_limits(self, batch_deltas: int | None, linger_ms: float | None) -> FeedLimits:

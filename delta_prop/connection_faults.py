@@ -15,6 +15,7 @@ TLS_ALERT = bytes((0x15, 3, 3, 0, 2, 2, 10))
 
 _TLS_TYPES = range(0x14, 0x18)
 _HTTP = b"HTTP/"
+# Codes of OpenSSL for a certificate that it could not verify.
 _EXPIRED, _NOT_YET_VALID = 10, 9
 _OTHER_NAMES = (62, 63, 64)
 _NO_AUTHORITY = (2, 18, 19, 20, 21)
@@ -30,19 +31,19 @@ class AddressFaults:
     """Ends a client's retries once each of its addresses, one after the other, is misconfigured."""
 
     def __init__(self, address_count: int) -> None:
-        self._left = self._addresses = address_count
+        self._left_count = self._address_count = address_count
 
     def note(self, cause: Exception) -> None:
-        """Count the cause of a closed connection. Raises it if no address is left that may work."""
-        self._left = self._left - 1 if isinstance(cause, Misconfigured) else self._addresses
-        if self._left <= 0:
+        """Count the cause of a closed connection. Raises the cause if no address is left that may work."""
+        self._left_count = self._left_count - 1 if isinstance(cause, Misconfigured) else self._address_count
+        if self._left_count <= 0:
             raise cause from None
 
 
 def protocol_fault(where: str, first: bytes, *, secured: bool) -> Misconfigured | None:
     """Return the fault of a server whose first bytes are not a frame; None if they may be one.
 
-    `secured`: they came through TLS.
+    `secured`: True if they came through TLS.
     """
     if first[0] == MAGIC:
         return None

@@ -1,8 +1,8 @@
 """Saved cursors of sinks, in a file beside the log, for sinks that are not attached.
 
 A cursor in the file can only lag behind its sink: then deltas are redelivered, and the sink detects the
-duplicates. Each write
-makes a new file, synced before it replaces the old one, so there is always a complete one.
+duplicates. Each write makes a new file, synced before it replaces the old one, so there is always a complete
+one.
 """
 
 from __future__ import annotations

@@ -33,10 +33,10 @@ def format_time(time_us: int) -> str:
 
 def parse_span_us(text: str) -> int | None:
     """Convert `90s`, `10m`, `1.5h`, `2d` or `1w` to microseconds; None if it is not a span."""
-    found = _SPAN.fullmatch(text)
-    if found is None or found[3]:
+    match = _SPAN.fullmatch(text)
+    if match is None or match[3]:
         return None
-    return round(float(found[1]) * UNITS_S[found[2]] * 1_000_000)
+    return round(float(match[1]) * UNITS_S[match[2]] * 1_000_000)
 
 
 def parse_time(text: str, now_us: int) -> int | None:

@@ -23,14 +23,15 @@ if TYPE_CHECKING:
     from delta_prop_wire.errors import Refused
 
 RANGES_MAX = 4_000
-"""Maximum log batches that one duplicate is compared with; one that spans more has an unknown outcome."""
+"""Maximum log batches that one duplicate is compared with; the outcome of one that spans more is unknown."""
 
 
 def find_outcome(origin: int, counter: int, state: OriginState | None, log: Log) -> int | ErrorCode | None:
-    """Return the offset of a dot up to its origin's watermark, the code if it is a no-op; None: unknown.
+    """Return the outcome of a dot up to its origin's watermark: its offset, or the code if it is a no-op.
 
-    The code is DOT_REUSED if the producer left the counter out. `state`: the origin's state; None while the
-    origin is idle. Raises Refused (OUTCOME_UNKNOWN) if the log cannot be read.
+    Return None if the outcome is no longer known. The code is DOT_REUSED if the producer left the counter
+    out. `state`: the origin's state; None while the origin is idle. Raises Refused (OUTCOME_UNKNOWN) if the
+    log cannot be read.
     """
     if state is not None and (known := state.outcome(counter)) is not None:
         return known
@@ -50,10 +51,11 @@ def find_outcome(origin: int, counter: int, state: OriginState | None, log: Log)
 def ack_duplicate(batch: Batch, state: OriginState, log: Log) -> PublishAck:
     """Acknowledge a batch that was processed before, as a duplicate. Raises Refused.
 
-    The refusal is the first one if that was final; DOT_REUSED (FENCED under an earlier epoch) if these dots
-    were used for other bytes; OUTCOME_UNKNOWN if that cannot be found out. A batch equals the first one if
-    all that the producer set is equal; an outcome query (epoch 0), if ids and contents are.
+    The refusal is the earlier one if that was final. It is DOT_REUSED (FENCED under an earlier epoch) if
+    these dots were used for other bytes, and OUTCOME_UNKNOWN if that cannot be found out. A batch equals the
+    first one if all that the producer set is equal; an outcome query (epoch 0), if ids and contents are.
     """
+    # None: not known from memory alone, as for an outcome query, whose frame always differs.
     same = None if batch.epoch == 0 else state.is_same_frame(batch)
     counter, code = state.first_noop(batch) or (0, None)
     if same is False and code is not None:  # of a refused batch the log holds only its checksum
@@ -106,8 +108,8 @@ def _batch_at(log: Log, offset: int) -> LoggedBatch | None:
     """Return the batch that holds an offset; None if the log has removed it, or may have lost it."""
     if offset < log.start_offset:
         return None
-    found = log.read_appended(offset, rows_max=1, bytes_max=1)
-    return found[0] if found else None
+    batches = log.read_appended(offset, rows_max=1, bytes_max=1)
+    return batches[0] if batches else None
 
 
 class _Comparison:
@@ -131,11 +133,11 @@ class _Comparison:
                 offset = self._log.find(batch.origin, batch.counter(row))
             logged = None if offset is None else _batch_at(self._log, offset)
             if offset is None or logged is None:
-                raise self._missing_row(row)
+                raise self._missing_row_refusal(row)
             row += self._compare_rows(row, offset, logged, offsets)
         return offsets
 
-    def _missing_row(self, row: int) -> Refused:
+    def _missing_row_refusal(self, row: int) -> Refused:
         """Return the refusal of a row that the log does not have."""
         batch = self._batch
         known = find_outcome(batch.origin, batch.counter(row), self._state, self._log)

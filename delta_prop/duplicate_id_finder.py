@@ -55,7 +55,7 @@ class _RowRange(NamedTuple):
 class DuplicateIdFinder:
     """Finds rows whose ids were accepted before, in this log or earlier in the same batch.
 
-    Each row maps to its first copy: the copy's offset, or -1 - the row of the batch that holds it.
+    Each row maps to its first copy: the copy's offset, or `-1 - row` if the copy is that row of the batch.
     """
 
     def __init__(self, log: Log, ids: SeenIds) -> None:
@@ -72,16 +72,16 @@ class DuplicateIdFinder:
         if self._ids.is_full:
             raise ids_backlogged()
         try:
-            found = self._ids.find(ids)
+            copies = self._ids.find(ids)
         except (RunCorrupted, OSError) as error:
             raise ids_unreadable(error) from error
-        duplicates = {row: copy for row, copy in enumerate(found) if copy is not None}
+        duplicates = {row: copy for row, copy in enumerate(copies) if copy is not None}
         if len(set(ids)) < len(ids):
-            first: dict[bytes, int] = {}
+            first_rows: dict[bytes, int] = {}
             for row, id_ in enumerate(ids):
-                if id_ in first and row not in duplicates:
-                    duplicates[row] = -1 - first[id_]
-                first.setdefault(id_, row)
+                if id_ in first_rows and row not in duplicates:
+                    duplicates[row] = -1 - first_rows[id_]
+                first_rows.setdefault(id_, row)
         return duplicates
 
     def check(self, batch: Batch, duplicates: dict[int, int], source: Source) -> dict[int, int | None]:
@@ -92,22 +92,22 @@ class DuplicateIdFinder:
         """
         start = self._log.start_offset
         self.last_copy = None
-        logged = _join_ranges(sorted((copy, row) for row, copy in duplicates.items() if copy >= start))
+        in_log = _join_ranges(sorted((copy, row) for row, copy in duplicates.items() if copy >= start))
         in_batch = _join_ranges((-1 - copy, row) for row, copy in sorted(duplicates.items()) if copy < 0)
-        read_count = sum(1 for _ in _group_by_read(logged))
+        read_count = sum(1 for _ in _group_by_read(in_log))
         self._cost = 0
-        self._spend(len(logged) + len(in_batch) + LOOKUP_COST * read_count)
+        self._spend(len(in_log) + len(in_batch) + LOOKUP_COST * read_count)
         assert batch.ids is not None, "rows without ids have no duplicates"
-        wrong = [
+        differing_rows = [
             row_range.row + row
             for row_range in in_batch
             if (row := first_difference(batch, row_range.row, batch, row_range.copy, row_range.length))
             is not None
         ]
-        for group in _group_by_read(logged):
-            wrong += self._find_differing(batch, group, source)
-        if wrong:
-            row = min(wrong)
+        for group in _group_by_read(in_log):
+            differing_rows += self._find_differing(batch, group, source)
+        if differing_rows:
+            row = min(differing_rows)
             raise id_reused(row, batch.ids[row], duplicates[row])
         return {row: None if 0 <= copy < start else copy for row, copy in duplicates.items()}
 
@@ -126,13 +126,13 @@ class DuplicateIdFinder:
                 logged_row = offset - logged.offset
                 if source is Source.TRANSFORM is logged.source:
                     # A retry computes a transform's result from a later state, so the operands may differ.
-                    same = same_contents(batch, row, logged.batch, logged_row, length, operands=False)
-                    differs = None if same else 0
+                    same = same_contents(batch, row, logged.batch, logged_row, length, compare_operands=False)
+                    difference = None if same else 0
                 else:
-                    differs = first_difference(batch, row, logged.batch, logged_row, length)
+                    difference = first_difference(batch, row, logged.batch, logged_row, length)
                 self.last_copy = logged.batch.dot(logged_row + length - 1)
-                if differs is not None:
-                    yield row + differs
+                if difference is not None:
+                    yield row + difference
                 offset, row, count = offset + length, row + length, count - length  # noqa: PLW2901 - the rest of the range
 
     def _spend(self, cost: int) -> None:
@@ -145,13 +145,13 @@ class DuplicateIdFinder:
         """Yield the frames from the one that holds `offset` up to `end`. Raises Refused (LOG_FAILED)."""
         while offset < end:
             try:
-                found = self._log.read_appended(offset, rows_max=end - offset, bytes_max=_READ_BYTES)
+                frames = self._log.read_appended(offset, rows_max=end - offset, bytes_max=_READ_BYTES)
             except (OSError, LogCorrupted) as error:
                 raise first_copy_unreadable(offset, error) from error
-            if not found:
+            if not frames:
                 raise first_copy_unreadable(offset, "its log has failed")
-            yield from found
-            offset = found[-1].next_offset
+            yield from frames
+            offset = frames[-1].next_offset
 
 
 def _join_ranges(copies: Iterable[tuple[int, int]]) -> list[_RowRange]:

@@ -62,15 +62,15 @@ if TYPE_CHECKING:
 
     S = TypeVar("S", bound=Sink)
 
-_TICK_S_MAX = 1.0
-_TICK_S_MIN = 0.001
+_TICK_S_MIN, _TICK_S_MAX = 0.001, 1.0
+"""Bounds of the wait between two ticks."""
 
 
 class Propagator(PublishMixin):
-    """Accepts deltas, orders them, appends them to its log, delivers them to every attached sink.
+    """Accepts deltas, orders them, appends them to its log, and delivers them to every attached sink.
 
-    *Resources*: one task per sink, one for time-outs; a thread for each sink that requests one. All end with
-    the `async with`; sinks close within `close_timeout_s`.
+    *Resources*: some tasks of its own, and one per sink; a thread for each sink that requests one. All end
+    with the `async with`; sinks close within `close_timeout_s`.
     *Errors*: a caller gets `Refused` with a code; a failing sink stops alone and reports its error in
     `statistics()`.
     """
@@ -247,19 +247,19 @@ class Propagator(PublishMixin):
         """Open a sink and deliver every delta of these topics to it, from its cursor on; return the sink.
 
         `start`: `resume` (from its own cursor, else offset 0), `earliest` (the log start offset), `latest`,
-        or an offset. `required`: the log retains what this sink has not processed; from `pacing_high_mark` of
-        the log's bounds on the sink paces producers, and at the bound `on_log_full` decides: `refuse`
+        or an offset. `required`: the log retains what this sink has not processed. From `pacing_high_mark` of
+        the log's bounds on, the sink paces producers; at the bound, `on_log_full` decides: `refuse`
         producers, or `invalidate_cursor` of the sink (the default of a rebuildable sink, if the log makes
         snapshots). `pacing`: producers are always paced by this sink, within its mailbox.
 
         A rebuildable sink is rebuilt from a snapshot if it resumes below the log start offset, or if a
-        rebuild was interrupted; with `rebuild` always, whatever it holds, as after a change of the log. Its
-        data is replaced. Raises Refused (CURSOR_TOO_OLD, SHUTTING_DOWN), UsageError, OSError and
+        rebuild was interrupted. With `rebuild` it is always rebuilt, whatever it holds. A rebuild replaces
+        its data. Raises Refused (CURSOR_TOO_OLD, SHUTTING_DOWN), UsageError, OSError and
         QuarantineCorrupted if its quarantine cannot be read, and what the sink raises.
         """
         self._check_open()
         name = self._sinks.check_name_free(getattr(sink, "name", None) if name is None else name, sink)
-        if not all(isinstance(one, bool) for one in (required, pacing, rebuild)):
+        if not all(isinstance(flag, bool) for flag in (required, pacing, rebuild)):
             raise UsageError(
                 f"required={required!r}, pacing={pacing!r}, rebuild={rebuild!r}: give True or False"
             )
@@ -336,7 +336,7 @@ class Propagator(PublishMixin):
         return await self._sinks.replay(sink, offsets, drop=False, timeout_s=timeout_s)
 
     async def drop(self, sink: str, *offsets: int, timeout_s: float = 30.0) -> ReplayResult:
-        """Drop the deltas rejected at these offsets (none: all), apply those they blocked. See `replay`."""
+        """Drop the deltas rejected at these offsets (none: all), and apply those blocked. See `replay`."""
         self._check_open()
         return await self._sinks.replay(sink, offsets, drop=True, timeout_s=timeout_s)
 
@@ -416,7 +416,7 @@ class Propagator(PublishMixin):
         self._check_open()
         self._accumulator.send()
         self._subscription_count += 1
-        parsed = parse_topics(topics or "*")
+        parsed_topics = parse_topics(topics or "*")
         name = f"subscription-{self._subscription_count}" if name is None else check_sink_name(name)
         start_position: Start = self._log.high_watermark if start == "latest" else start
 
@@ -427,7 +427,7 @@ class Propagator(PublishMixin):
             return await self._sinks.attach(
                 subscription.name,
                 subscription,
-                AttachOptions(topics=parsed, start=start_position, limits=limits, required=False),
+                AttachOptions(topics=parsed_topics, start=start_position, limits=limits, required=False),
                 on_progress=subscription.note_progress,
             )
 
@@ -466,10 +466,10 @@ class Propagator(PublishMixin):
         self._check_open()
         last: Pressure | None = None
         while self._open_on:
-            now = self.pressure()
-            if last is None or has_changed(last, now):
-                last = now
-                yield now
+            current = self.pressure()
+            if last is None or has_changed(last, current):
+                last = current
+                yield current
             else:
                 await self._pace_event.wait()
 
@@ -568,11 +568,11 @@ class Propagator(PublishMixin):
             load_head=self._sinks.load_head,
             gate=self._sinks.pacing,
             on_queued=self._note_queued,
-            on_appended=committer.notify if (committer := self._service_log.committer) else None,
+            on_wait=committer.notify if (committer := self._service_log.committer) else None,
         )
 
     def _check_was_open(self) -> None:
-        """Raise UsageError unless it was opened; it can still be inspected after its end."""
+        """Raise UsageError unless the propagator was opened; it can be inspected even after its end."""
         if not hasattr(self, "_pipeline"):
             raise UsageError("the propagator is not open: use it inside `async with Propagator() as p:`")
 

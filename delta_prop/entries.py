@@ -119,21 +119,21 @@ def attach_duplicate(work: SequencedBatch, pending: Entry, watermark: int) -> Re
     The batch takes effect once, and both receipts are settled. `pending` is the first copy's entry,
     `watermark` that of their origin.
     """
-    first = pending.item
-    assert isinstance(first, SequencedBatch)
-    if work.batch.last != first.batch.last:
+    first_copy = pending.item
+    assert isinstance(first_copy, SequencedBatch)
+    if work.batch.last != first_copy.batch.last:
         return sliced_differently(work.batch, pending, watermark)
-    if work.batch.crc != first.batch.crc:
-        same = same_rows(work.batch, first.batch)
+    if work.batch.crc != first_copy.batch.crc:
+        same = same_rows(work.batch, first_copy.batch)
         return sliced_differently(work.batch, pending, watermark) if same else dot_reused(work.batch)
-    if first.duplicates >= DUPLICATES_MAX:
+    if first_copy.duplicates >= DUPLICATES_MAX:
         return too_many_duplicates(work.batch)
-    first.duplicates += 1
+    first_copy.duplicates += 1
     receipt = work.receipt
     receipt.mark_waiting(OfferState.PENDING, lambda: False)
-    first.receipt.add_done_callback(lambda original: settle_duplicate(original, receipt))
-    if work.final_refusal is not None and first.final_refusal is None:
-        first.receipt.withdraw()
+    first_copy.receipt.add_done_callback(lambda original: settle_duplicate(original, receipt))
+    if work.final_refusal is not None and first_copy.final_refusal is None:
+        first_copy.receipt.withdraw()
     return None
 
 
@@ -166,7 +166,7 @@ def noop_clock(batch: Batch, refusal: Refused) -> tuple[Dot, ...]:
     """
     if refusal.field == "clock":
         return ()
-    is_short = batch.clock_entries <= CLOCK_ENTRIES_MAX  # a longer clock is not even decoded
+    is_short = batch.clock_entry_count <= CLOCK_ENTRIES_MAX  # a longer clock is not even decoded
     return batch.clock if is_short and clock_is_valid(batch.clock) else ()
 
 

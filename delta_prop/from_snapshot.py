@@ -30,8 +30,8 @@ async def restore_from_snapshot(appender: Appender, log: DurableLog, threads: Th
     try:
         appender.restore_snapshot(snapshot.watermarks, snapshot.lamport, now)
         frames = snapshot.frames()
-        while found := await threads.run(lambda: list(islice(frames, FRAMES_PER_SLICE))):
-            for logged in found:
+        while batches := await threads.run(lambda: list(islice(frames, FRAMES_PER_SLICE))):
+            for logged in batches:
                 appender.vectors.load_states(logged.batch)
                 await anyio.lowlevel.checkpoint()
     finally:

@@ -20,7 +20,7 @@ class Gate(Protocol):
         ...
 
     def wait_s(self, count: int, size: int, now: float) -> float | None:
-        """Return the seconds until the caller is to ask again; None: when a sink makes progress."""
+        """Return the seconds until the caller is to ask again; None if a sink must progress first."""
         ...
 
 

@@ -39,7 +39,7 @@ class GroupCursor:
     """Cursor of one group, locked by this process until `close`. Raises GroupBusy, UsageError, OSError."""
 
     def __init__(self, disk: Disk, name: str, log_id: bytes, *, prepared: bool = False) -> None:
-        """Lock the group and read its cursor; `prepared`: the directory exists already."""
+        """Lock the group and read its cursor; `prepared`: True if the directory exists already."""
         self._disk = disk
         self._path = _path(name)
         self._log_id = log_id
@@ -104,9 +104,10 @@ def list_names(disk: Disk) -> set[str]:
 
 def read_groups(disk: Disk, log_id: bytes) -> dict[str, int | UsageError]:
     """Return the groups of this log with their next offsets, or the error of a cursor that cannot be read."""
-    stems = (one.removesuffix(_SUFFIX) for one in disk.list(DIRECTORY) if one.endswith(_SUFFIX))
-    found = {name: _read_or_error(disk, name, log_id) for name in sorted(map(unquote, stems))}
-    return {name: position for name, position in found.items() if position is not None}
+    files = disk.list(DIRECTORY)
+    stems = (file.removesuffix(_SUFFIX) for file in files if file.endswith(_SUFFIX))
+    offsets = {name: _read_or_error(disk, name, log_id) for name in sorted(map(unquote, stems))}
+    return {name: offset for name, offset in offsets.items() if offset is not None}
 
 
 def _read_or_error(disk: Disk, name: str, log_id: bytes) -> int | UsageError | None:

@@ -1,6 +1,6 @@
 """Storage of id runs on the disk: writes sealed runs, merges runs, rebuilds those that cannot be read.
 
-One step at a time; disk waits run on a thread. A disk failure is logged, and the step retried.
+It does one step at a time; disk waits run on a thread. A disk failure is logged, and the step retried.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ class IdRunStore:
 
     @property
     def wait_s(self) -> float | None:
-        """Seconds until `step` has something to do; None: nothing, until ids are added or removed."""
+        """Seconds until `step` has something to do; None: it has nothing to do until ids change."""
         ids = self._ids
         if ids.revision == self._idle_revision or self._log.failure is not None:
             return None
         if (
             ids.corrupted_run is None
             and self._merge is None
-            and not ids.waiting_runs
+            and not ids.waiting_run_count
             and not choose_runs(ids.runs, ids.generation_ids)
             and ids.next_filter_to_load() is None
         ):
@@ -74,7 +74,7 @@ class IdRunStore:
         """Run the most urgent step."""
         ids = self._ids
         try:
-            if ids.waiting_runs:
+            if ids.waiting_run_count:
                 await self.write_sealed(threads)
             elif ids.corrupted_run is not None:
                 await self._rebuild_run(ids.corrupted_run, threads)
@@ -105,8 +105,8 @@ class IdRunStore:
             writer.abort()
 
     async def _write_all(self, ids: SeenIds, threads: Threads) -> None:
-        while (run := next((one for one in ids.runs if one.is_in_memory), None)) is not None:
-            await self._write(ids, run, threads)
+        while unwritten := [run for run in ids.runs if run.is_in_memory]:
+            await self._write(ids, unwritten[0], threads)
 
     async def _write(self, ids: SeenIds, run: IdRun, threads: Threads) -> None:
         checkpoints = self._log.checkpoints
@@ -115,9 +115,9 @@ class IdRunStore:
         def write() -> IdRun:
             return open_run(checkpoints, checkpoints.write_file(name, run.chunks()))
 
-        written = await threads.run(write)
-        written.filter = run.filter
-        ids.replace_runs([run], [written])
+        written_run = await threads.run(write)
+        written_run.filter = run.filter
+        ids.replace_runs([run], [written_run])
 
     # --- merging
 
@@ -138,11 +138,11 @@ class IdRunStore:
         if not merge.is_done:
             await anyio.sleep(PAUSE_S)
             return
-        part = await threads.run(writer.finish)
-        merged = merge.result(checkpoints.open_file(part), part, checkpoints.path_of(part))
+        file = await threads.run(writer.finish)
+        merged_run = merge.result(checkpoints.open_file(file), file, checkpoints.path_of(file))
         self._writer = None  # the merged file stays
         self.abort_merge()
-        self._replace_runs(merge.runs, [merged])
+        self._replace_runs(merge.runs, [merged_run])
 
     def _replace_runs(self, before: Sequence[IdRun], after: Sequence[IdRun]) -> None:
         for run in before:
@@ -162,14 +162,14 @@ class IdRunStore:
         last = run.facts.last_offset
         offset = max(run.facts.first_offset, log.start_offset)
         while offset <= last:
-            found = log.read_appended(offset, rows_max=READ_ROWS, bytes_max=READ_BYTES)
-            for logged in found:
+            batches = log.read_appended(offset, rows_max=READ_ROWS, bytes_max=READ_BYTES)
+            for logged in batches:
                 ids = logged.batch.ids
                 if ids is not None and not logged.batch.is_control:
                     rows = range(max(offset - logged.offset, 0), min(last + 1 - logged.offset, logged.count))
                     rebuilt.add_at([ids[row] for row in rows], [logged.offset + row for row in rows])
                 offset = logged.next_offset
-            if not found:
+            if not batches:
                 raise OSError("the log has failed")
             await self._write_all(rebuilt, threads)
             await anyio.lowlevel.checkpoint()

@@ -33,9 +33,10 @@ TRY_S_FIRST, TRY_S_MAX = 0.05, 30.0
 
 @dataclass(frozen=True, slots=True)
 class ReopeningStatistics:
-    """State of a failed log's recovery: tries since the last commit, last error, time of the next try.
+    """State of a log's recovery. `failed`: True while the log has failed. `tries`: number since a commit.
 
-    `next_try_s`: seconds from now; None: the log works, a try is under way, or it has stopped for good.
+    `reopened`: number of successful recoveries. `next_try_s`: seconds until the next try; None: the log
+    works, a try is under way, or the log has stopped for good.
     """
 
     failed: bool
@@ -72,7 +73,7 @@ class LogReopener:
         self._on_recovered = on_recovered
         self._rebuild = rebuild
         self._pause_writers = pause_writers
-        self._failed = anyio.Event()
+        self._failure_event = anyio.Event()
         self._tries = self._reopened = 0
         self._last_error: str | None = None
         self._next_at: float | None = None
@@ -90,7 +91,7 @@ class LogReopener:
     def note_failed(self, error: Exception) -> None:
         """Start the recovery after a failure of the log."""
         self._last_error = str(error)
-        self._failed.set()
+        self._failure_event.set()
 
     def note_committed(self) -> None:
         """Reset the tries, since the log commits again: the next failure is a first one."""
@@ -99,8 +100,8 @@ class LogReopener:
     async def run(self) -> None:
         """Recover the log whenever it fails, until cancelled."""
         while True:
-            await self._failed.wait()
-            self._failed = anyio.Event()
+            await self._failure_event.wait()
+            self._failure_event = anyio.Event()
             while self._log.failure is not None:
                 if isinstance(self._log.failure, DeltaPropError):  # corruption, which a retry cannot repair
                     logger.error("the log has stopped for good: %s", self._log.failure)
@@ -111,8 +112,8 @@ class LogReopener:
                     await self._try()
 
     async def _wait(self) -> None:
-        longest = min(TRY_S_FIRST * 2 ** min(self._tries, 30), TRY_S_MAX)
-        wait_s = longest * (0.5 + 0.5 * self._rng.random())
+        backoff_s = min(TRY_S_FIRST * 2 ** min(self._tries, 30), TRY_S_MAX)
+        wait_s = backoff_s * (0.5 + 0.5 * self._rng.random())
         self._next_at = self._clock.now() + wait_s
         logger.warning(
             "the log has failed (%s); the service recovers it in %.3g s, try %d",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("delta_prop")
 
 WRITE_S_MAX = 600.0
+"""Maximum seconds between two writes of the times."""
 WRITTEN_SHARE = 0.001
 """Share of the retention time after which the times are written: a crash loses up to that."""
 
@@ -46,8 +47,8 @@ class LogTimes:
         """Report jumps, and write the times if they are due; after a disk error the next call retries."""
         self.report()
         log, jumps = self._log, self._log.clock.jumps
-        due = log.clock.seen_us - self._written_us >= self._interval_us or jumps != self._jumps_written
-        if due and log.failure is None:
+        is_due = log.clock.seen_us - self._written_us >= self._interval_us or jumps != self._jumps_written
+        if is_due and log.failure is None:
             times = log.times()
             try:
                 await threads.run(partial(log.write_times, times))

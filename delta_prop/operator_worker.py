@@ -76,11 +76,11 @@ class OperatorWorker:
             logger.warning("operators' requests cannot be read (%s); the service retries", error)
 
     async def poll(self, tasks: TaskGroup | None = None) -> None:
-        """Carry out the waiting requests; without `tasks` only those done at once. Raises OSError."""
-        found = await self._threads.run(partial(read_requests, self._disk))
+        """Carry out the waiting requests; without `tasks`, only those done at once. Raises OSError."""
+        requests = await self._threads.run(partial(read_requests, self._disk))
         # a later request for a sink waits for the earlier one
         blocked_sinks: set[str] = set(self._busy_sinks)
-        for path, request in found.items():
+        for path, request in requests.items():
             if request is None or request.log_id != self._log_id:
                 logger.warning("%s is not a request to this log, so it is removed", path)
                 await self._threads.run(partial(remove_request, self._disk, path))
@@ -137,10 +137,10 @@ class OperatorWorker:
             return True
         if request.verb == "reset-group":
             return await self._reset_group(name, request.offsets[0])
-        attached = sinks.runtimes.get(name)
-        if attached is None or attached.is_closing:
+        runtime = sinks.runtimes.get(name)
+        if runtime is None or runtime.is_closing:
             return False
-        feed = attached.require_feed()
+        feed = runtime.require_feed()
         if not feed.can_answer:
             return False
         replay = ReplayRequest(frozenset(request.offsets) or None, drop=request.verb == "drop")

@@ -1,6 +1,6 @@
 """Refusal of deltas whose parent was refused permanently: they are refused as well, rather than wait for it.
 
-Pure: decides which to refuse and why. `pipeline.py` refuses them.
+Pure: it decides which deltas to refuse, and why; `pipeline.py` refuses them.
 """
 
 from __future__ import annotations
@@ -51,18 +51,20 @@ class Orphans:
         """Note the ids of refused deltas; return the entries that wait for them, each with its refusal.
 
         Nothing is noted if the refusal is retryable, or if its sender lacks a permission: a client that may
-        not publish must not decide over others' deltas. A transform is retried after a conflict.
+        not publish must not decide over others' deltas. Nor is anything noted for a transform after a
+        conflict, since it is retried.
         """
         if not refusal.is_final or refusal.code is ErrorCode.UNAUTHORIZED:
             return []
         if source is Source.TRANSFORM and refusal.code is ErrorCode.CONFLICT:
             return []
         refused_ids = [
-            one for one in ids if isinstance(one, bytes) and is_id(one) and one not in self._accepted
+            id_ for id_ in ids if isinstance(id_, bytes) and is_id(id_) and id_ not in self._accepted
         ]
         self._refused.add(refused_ids, refusal.code)
-        found = ((entry, self.find_refusal(entry.item)) for entry in self._orderer.find_waiting(refused_ids))  # type: ignore[arg-type]
-        return [(entry, orphaned) for entry, orphaned in found if orphaned is not None]
+        waiting = self._orderer.find_waiting(refused_ids)
+        refusals = ((entry, self.find_refusal(entry.item)) for entry in waiting)  # type: ignore[arg-type]
+        return [(entry, orphaned) for entry, orphaned in refusals if orphaned is not None]
 
 
 def check_and_note(deltas: Sequence[Delta], note: Callable[[Iterable[object], Refused], None]) -> Priority:

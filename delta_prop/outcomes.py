@@ -1,6 +1,6 @@
 """Outcomes of published deltas as values: the acknowledgement, the states before it, the delivery.
 
-Nothing here waits: `receipt.py` does, and clients without an event loop.
+Nothing here waits. `receipt.py` waits for outcomes, and so do clients without an event loop.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class PublishAck:
         duplicates = {row: offset for row, (offset, _, duplicate) in enumerate(rows) if duplicate}
         first = next(row for row in rows if not row.duplicate)
         ack = cls(first.offset, first.dot, len(rows), level, duplicates)
-        if ack.places() != rows:
+        if ack.row_acks() != rows:
             ack.rows = rows
         return ack
 
@@ -78,8 +78,8 @@ class PublishAck:
             next_offsets.append(self.offset + max(self.count - len(self.duplicates), 1))
         return max(next_offsets, default=0)
 
-    def places(self) -> Sequence[RowAck]:
-        """Return the offset and dot of each row."""
+    def row_acks(self) -> Sequence[RowAck]:
+        """Return the acknowledgement of each row."""
         if self.rows:
             return self.rows
         row_acks: list[RowAck] = []

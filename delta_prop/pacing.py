@@ -39,6 +39,7 @@ BATCH_BYTES, ROW_BYTES = 4_096, 128
 FULL_SHARE = 0.99
 """Share from which a log counts as full: the rest may be less than a batch."""
 FULL_RETRY_AFTER_MS = 100
+"""Minimum time to retry while a sink keeps the log full."""
 REPORT_S = 60.0
 """Minimum seconds between two warnings that one sink paces."""
 
@@ -54,13 +55,17 @@ class PacingGate:
         self._log = log
         self._gauges: dict[str, Gauge] = {}
         self._mailbox_gauges: tuple[MailboxGauge, ...] = ()
+        # Shares of the log's bounds that one delta, one byte and one batch take.
         self._delta_share = 1 / settings.log_deltas_max + ROW_BYTES / settings.log_bytes_max
         self._byte_share = 1 / settings.log_bytes_max
         self._batch_share = BATCH_BYTES / settings.log_bytes_max
         self._unpolled_share = 0.0  # share of the log's bounds appended since the log was last measured
 
     def add(self, feed: Feed, *, pacing: bool, required: bool, evictable: bool, now: float) -> None:
-        """Measure a sink from now on; with `pacing` it paces at once, else when something fills up."""
+        """Measure a sink from now on; with `pacing` it paces at once, else when something fills up.
+
+        `evictable`: True if the log may invalidate the sink's cursor.
+        """
         gauges: list[Gauge] = []
         if pacing:
             gauge = MailboxGauge(feed, self._log)
@@ -76,7 +81,7 @@ class PacingGate:
 
     def remove(self, feed: Feed, now: float) -> None:
         """Stop measuring a sink."""
-        for gauge in [one for one in self._gauges.values() if one.feed is feed]:
+        for gauge in [known for known in self._gauges.values() if known.feed is feed]:
             del self._gauges[gauge.name]
             self.pacer.release(gauge.name, now)
         self._index_mailboxes()
@@ -100,7 +105,7 @@ class PacingGate:
             self._poll_log(now)
 
     def wait_s(self, count: int, size: int, now: float) -> float | None:
-        """Return the seconds until the caller is to ask again; None: when a sink makes progress."""
+        """Return the seconds until the caller is to ask again; None if a sink must progress first."""
         self._update_credits(now)
         return self.pacer.wait_s(count, size, now)
 
@@ -123,10 +128,10 @@ class PacingGate:
     def step(self, now: float, *, waiting: bool) -> None:
         """Measure every sink, start and stop pacing, set the rate.
 
-        `waiting`: work waits at the gate.
+        `waiting`: True if work waits at the gate.
         """
         measures: dict[str, Measure] = {}
-        paces: dict[Feed, bool] = {}
+        pacing_by_feed: dict[Feed, bool] = {}
         for gauge in self._gauges.values():
             fill_ratio, measure = gauge.measure(now, self._settings.pacing_high_mark)
             if self.pacer.mode(gauge.name) is None:
@@ -139,8 +144,9 @@ class PacingGate:
                 self._set_mode(gauge, now)
                 measures[gauge.name] = measure
             mode = self.pacer.mode(gauge.name)
-            paces[gauge.feed] = paces.get(gauge.feed, False) or mode not in (None, Mode.SUSPENDED)
-        for feed, pacing in paces.items():
+            is_pacing = mode not in (None, Mode.SUSPENDED)
+            pacing_by_feed[gauge.feed] = pacing_by_feed.get(gauge.feed, False) or is_pacing
+        for feed, pacing in pacing_by_feed.items():
             feed.pacing = pacing
         # `admits` may not have been called since; the reported pressure depends on the credits too
         self._update_credits(now)
@@ -181,13 +187,16 @@ class PacingGate:
         return DrainLaw(limits) if self._settings.rate_law == "drain" else DepthLaw(limits)
 
     def _index_mailboxes(self) -> None:
-        self._mailbox_gauges = tuple(one for one in self._gauges.values() if isinstance(one, MailboxGauge))
+        self._mailbox_gauges = tuple(
+            gauge for gauge in self._gauges.values() if isinstance(gauge, MailboxGauge)
+        )
 
 
 class Gauge:
     """One resource of one sink that may fill up."""
 
     resource = ""
+    """The resource in messages and in the gauge's name; "" for the mailbox."""
 
     def __init__(self, feed: Feed, log: Log) -> None:
         self.feed = feed
@@ -196,14 +205,14 @@ class Gauge:
         self._log = log
         self._reported_at = -inf
         self._drained_offset: int | None = None
-        self._samples: deque[tuple[float, int]] = deque(maxlen=SAMPLES)
+        self._samples: deque[tuple[float, int]] = deque(maxlen=SAMPLES)  # (time, deltas drained)
 
     def should_start(self, fill_ratio: float, mark: float) -> bool:
-        """True if it is so full that the sink starts to pace. A stalled sink paces nobody."""
+        """True if the resource is so full that the sink starts to pace. A stalled sink paces nobody."""
         return fill_ratio >= mark and self.mode() is not Mode.SUSPENDED
 
     def should_stop(self, fill_ratio: float, mark: float) -> bool:
-        """True if it is so empty that the sink stops pacing."""
+        """True if the resource is so empty that the sink stops pacing."""
         return fill_ratio < mark
 
     def fill_ratio(self) -> float:
@@ -226,7 +235,8 @@ class Gauge:
     def measure(self, now: float, mark: float) -> tuple[float, Measure]:
         """Return the fill ratio, and a measure of the deltas drained since the last one.
 
-        The depth below `mark`, where pacing starts, is not counted: the law controls the depth above it.
+        The depth below `mark`, where pacing starts, is not counted, since the law controls the depth above
+        it. A mailbox has no such mark: its full depth is counted.
         """
         depth, depth_max = self._poll_depth()
         drained_offset = self._arrived_offset() - depth
@@ -241,7 +251,7 @@ class Gauge:
     def initial_rate(self, settings: Settings) -> float:
         """Return the initial rate, in deltas per second: the drain rate of the last second, if known.
 
-        Else the setting's, but so that the capacity above the mark lasts a second.
+        Otherwise the setting's, but at most the capacity above the high mark per second.
         """
         samples = self._samples
         if self.credits is not None:
@@ -286,7 +296,7 @@ class MailboxGauge(Gauge):
         super().__init__(feed, log)
         self.credits = Credits(feed.limits.mailbox_deltas_max, feed.limits.mailbox_bytes_max)
         self._applied = feed.applied
-        self._applied_at: float | None = None  # or the time when the sink was last idle
+        self._applied_at: float | None = None  # last progress of the sink, or end of its last idle time
         self._last_call = (0, 0.0)  # rows of the last call, and its seconds
 
     def should_stop(self, fill_ratio: float, mark: float) -> bool:
@@ -296,9 +306,9 @@ class MailboxGauge(Gauge):
     def update_credits(self, now: float) -> None:
         """Set the credits to what is in flight."""
         assert self.credits is not None
-        out = self.feed.in_flight
-        self.credits.set_outstanding(*out)
-        if not out[0]:
+        deltas, size = self.feed.in_flight
+        self.credits.set_outstanding(deltas, size)
+        if not deltas:
             self._applied, self._applied_at = self.feed.applied, now
 
     def note_progress(self, now: float) -> None:
@@ -371,8 +381,8 @@ class LogGauge(Gauge):
 
     def _poll_depth(self) -> tuple[int, int]:
         needed = self.feed.committed
-        lag, full = self._log.high_watermark - needed, self._log.used_share(needed)
-        return lag, max(round(lag / full), 1) if full else 1
+        lag, used_share = self._log.high_watermark - needed, self._log.used_share(needed)
+        return lag, max(round(lag / used_share), 1) if used_share else 1
 
 
 def stop_at_full_log(pressure: Pressure, gauges: Iterable[Gauge]) -> Pressure:

@@ -70,7 +70,7 @@ class Pipeline:
     """Everything between an offer and its offset in the log, for one partition.
 
     `route` is called with each appended batch, before its receipt is settled; `on_queued` when work is
-    queued, so that the caller calls `pump`.
+    queued, so that the caller calls `pump`; `on_wait` when something waits for a commit of the log.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Pipeline:
         vectors: VectorHeads,
         load_head: Callable[[str, str], Head | None],
         gate: Gate | None = None,
-        on_appended: Callable[[], None] | None = None,
+        on_wait: Callable[[], None] | None = None,
         on_queued: Callable[[], None] = lambda: None,
     ) -> None:
         self.log = log
@@ -107,7 +107,7 @@ class Pipeline:
         """Refusal of all work while the log has failed, since this state may be ahead of it; else None."""
         self.recoveries = 0
         """Number of times that the state was restored from a log after a failure."""
-        self.ack_tracker = AckTracker(log, route, on_appended or (lambda: None))
+        self.ack_tracker = AckTracker(log, route, on_wait or (lambda: None))
         self._reporter = Reporter(self.ack_tracker)
         self._gate: Gate = gate or OpenGate()
         self._on_queued = on_queued
@@ -125,9 +125,9 @@ class Pipeline:
         if not uses_dots(batch):
             self.appender.skip(logged)
             return
-        known = batch.last <= self.orderer.watermarks.get(batch.origin, 0)
-        self.appender.restore(logged, now, is_known=known)
-        if not known:
+        is_known = batch.last <= self.orderer.watermarks.get(batch.origin, 0)
+        self.appender.restore(logged, now, is_known=is_known)
+        if not is_known:
             self.orderer.note_delivered(batch.origin, batch.last, accepted_ids(batch))
 
     # --- what callers do
@@ -143,8 +143,8 @@ class Pipeline:
             raise self.stop_refusal.with_traceback(None)
 
     def when_reached(self, on_outcome: Callable[[Refused | None], None]) -> None:
-        """Call `on_outcome(None)` once this state is stored at the log's level, with the refusal if the log
-        fails first, so that an answer based on the state never depends on what can be lost.
+        """Call `on_outcome(None)` once this state is stored at the log's level, or with the refusal if the
+        log fails first. So an answer based on the state never depends on what can be lost.
         """
         self.ack_tracker.when_reached(self.log.next_offset, self.log.ack_level, on_outcome)
 
@@ -157,9 +157,9 @@ class Pipeline:
         """Open a producer, with one grant per priority, and fence its former holder. Raises Refused."""
         self.check_running()
         grants = []
-        granted = [make_origin(producer_id, lane) for lane in Priority]
-        self.origins.check_capacity(granted, owner)
-        for origin in granted:
+        origins = [make_origin(producer_id, lane) for lane in Priority]
+        self.origins.check_capacity(origins, owner)
+        for origin in origins:
             state = self.origins.hello(origin, owner, now, self.orderer.watermarks.get(origin, 0))
             self._refuse_pending(origin, state.epoch)
             grants.append(Grant(origin, state.epoch, self.orderer.watermarks.get(origin, 0)))
@@ -185,7 +185,7 @@ class Pipeline:
 
     def _refuse_pending(self, origin: int, epoch: int) -> None:
         pending = self.orderer.take_origin(origin)
-        self._refuse_all([RefusedEntry(one, claimed_since(one.item, epoch)) for one in pending])  # type: ignore[arg-type]
+        self._refuse_all([RefusedEntry(entry, claimed_since(entry.item, epoch)) for entry in pending])  # type: ignore[arg-type]
 
     def outcome(self, origin: int, counter: int) -> int | ErrorCode | None:
         """Return a dot's offset, the code of a no-op, None if unknown. Raises Refused (LOG_FAILED)."""
@@ -224,15 +224,15 @@ class Pipeline:
     @property
     def can_take_coalesced(self) -> bool:
         """True if `offer_coalesced` succeeds, unless the gate or the draft itself prevents it."""
-        waits = self.orderer.has_pending or self.orderer.has_ready  # the draft may depend on that work
-        return not (self.stop_refusal or self._running or self.queue.depth or waits) and self.log.is_accepting
+        is_busy = self._running or self.queue.depth or self.orderer.has_pending or self.orderer.has_ready
+        return not (self.stop_refusal or is_busy) and self.log.is_accepting  # a draft may need pending work
 
     def offer_coalesced(self, draft: CoalescedDraft | JoinedDraft, now: float) -> bool:
         """Append a draft of one or more calls, with the effect of `offer` for each, in fewer steps. Return
         False, with nothing changed, if it cannot be appended now, or if one of several calls is refused.
         """
-        admitted = self.can_take_coalesced and self._gate.admits(draft.count, draft.size, now)
-        if not (admitted and draft.has_valid_shape()):
+        is_admitted = self.can_take_coalesced and self._gate.admits(draft.count, draft.size, now)
+        if not (is_admitted and draft.has_valid_shape()):
             return False
         self._now, self._running = now, True
         try:
@@ -280,8 +280,8 @@ class Pipeline:
             appended = self.appender.append_run(batches, state, sender.source, now)
             if appended:
                 if len(appended) < len(batches):
-                    count = sum([one.count for one in appended])
-                    size = sum([one.batch.size for one in appended])
+                    count = sum([logged.count for logged in appended])
+                    size = sum([logged.batch.size for logged in appended])
                 self._gate.note(count, size, now)
                 self._note_run(appended, make_receipt(len(appended)))
         finally:
@@ -386,9 +386,9 @@ class Pipeline:
         receipt = work.receipt
         item = make_item(work)
         try:
-            full = self.log.capacity_refusal(work.count, work.size)
-            if full is not None:  # queued work must not run either then, so order is kept
-                raise full
+            refusal = self.log.capacity_refusal(work.count, work.size)
+            if refusal is not None:  # queued work does not run either then, so the order is kept
+                raise refusal
             self.queue.offer(item, self._now)
         except Refused as refusal:
             self._refuse(work, refusal)
@@ -441,7 +441,7 @@ class Pipeline:
         return bool(appended)
 
     def _process_sequenced(self, work: SequencedBatch) -> None:
-        """Append, park or refuse a batch, with all checks."""
+        """Append a batch, hold it as pending, or refuse it, after all checks."""
         batch, is_forwarded = work.batch, work.is_forwarded
         watermark = self.orderer.watermarks.get(batch.origin, 0)
         try:
@@ -463,11 +463,11 @@ class Pipeline:
 
     def _slice_known_rows(self, work: SequencedBatch, watermark: int) -> None:
         batch, state = work.batch, self.origins.get(work.batch.origin)
-        known = drop_known_rows(work, watermark)
-        if known:
+        known_count = drop_known_rows(work, watermark)
+        if known_count:
             assert state is not None, "a forwarded batch's origin was admitted"
             offsets = find_offsets(batch, state, self.log)
-            work.receipt.sliced_offsets += tuple(offsets[row] for row in range(known))
+            work.receipt.sliced_offsets += tuple(offsets[row] for row in range(known_count))
 
     def _admit(self, work: SequencedBatch) -> None:
         batch = work.batch
@@ -492,10 +492,9 @@ class Pipeline:
         return published
 
     def _process_draft(self, draft: Draft | MatrixDraft) -> None:
-        """Append a draft, or park it until its parents and earlier drafts on its vectors are appended."""
-        refused_parent = next(
-            (one for one in draft.after if one.done and one.state is not OfferState.ACKNOWLEDGED), None
-        )
+        """Append a draft, or hold it as pending until its parents and earlier drafts are appended."""
+        refused = (parent for parent in draft.after if parent.done and not parent.acknowledged)
+        refused_parent = next(refused, None)
         if refused_parent is not None:
             self._refuse(draft, parent_refused(refused_parent))
             return
@@ -505,7 +504,8 @@ class Pipeline:
             self._refuse_orphans(draft.ids or (), refusal, draft.source)
             self._append_released()
             return
-        blockers: set[Dot | bytes] = {Dot(one.origin, one.last) for one in pending_dependencies(draft, Entry)}
+        entries = pending_dependencies(draft, Entry)
+        blockers: set[Dot | bytes] = {Dot(entry.origin, entry.last) for entry in entries}
         blockers |= self._pending_drafts.find_blockers(draft)
         blockers |= draft.causes
         if not blockers:
@@ -519,7 +519,7 @@ class Pipeline:
         if self.orderer.check(entry):
             self._append(entry)
         else:
-            self._park(entry)
+            self._hold_pending(entry)
         self._append_released()
 
     def _append_released(self) -> None:
@@ -532,7 +532,7 @@ class Pipeline:
             else:
                 self._process_sequenced(work)  # type: ignore[arg-type]  # a duplicate, or a forwarded overlap
 
-    def _park(self, entry: Entry) -> None:
+    def _hold_pending(self, entry: Entry) -> None:
         work: Work = entry.item  # type: ignore[assignment]
         first_copy = self.orderer.find_pending(entry)
         if first_copy is not None:
@@ -541,7 +541,7 @@ class Pipeline:
             if refusal is not None:
                 self._refuse(work, refusal)
             return
-        refusals = self.orderer.park(entry, self._now)
+        refusals = self.orderer.hold_pending(entry, self._now)
         if refusals:
             self._refuse_all(refusals)
             return
@@ -582,8 +582,8 @@ class Pipeline:
         except Refused as refusal:
             self._refuse_all(self.orderer.refuse(entry, refusal))
             return
-        accepted = isinstance(outcome, PublishAck)
-        self.orderer.note_delivered(entry.origin, entry.last, accepted_ids(work.batch) if accepted else ())
+        is_accepted = isinstance(outcome, PublishAck)
+        self.orderer.note_delivered(entry.origin, entry.last, accepted_ids(work.batch) if is_accepted else ())
         self.ack_tracker.route_run_when_visible(appended)
         self._reporter.report(work.receipt, self._required_level(work), outcome, appended[-1].next_offset)
         if isinstance(outcome, Refused):

@@ -28,13 +28,19 @@ if TYPE_CHECKING:
     from delta_prop.ingest.id_runs import IdRun
 
 SECTION = "chain"
+"""Name of the section in a checkpoint; part of the file format."""
 VERSION = 2
 _ID_BYTES, _WORD_BYTES = 16, 8
 
 
 @dataclass(slots=True)
 class SavedOrigins:
-    """Origins with their watermarks, each as of one moment; `columns` holds the active ones."""
+    """Origins with their watermarks, each as of one moment.
+
+    `active`: 1 for an active origin, 0 for an idle one. `columns`: the states of the active origins.
+    `clocks`: for each of these, first the origins of its clock, then their counters; `clock_counts`: the
+    number of either.
+    """
 
     origins: array[int] = field(default_factory=partial(array, "Q"))
     watermarks: array[int] = field(default_factory=partial(array, "Q"))
@@ -67,7 +73,10 @@ class SavedOrigins:
 
 @dataclass(slots=True)
 class StateManifest:
-    """The small part of the state, and the names of the files with the rest, in the order to read them."""
+    """The small part of the state, and the names of the files with the rest, in the order to read them.
+
+    `kept_since`: offset from which on all ids are known; `forgotten`: number of runs of ids dropped so far.
+    """
 
     lamport: int = 0
     hybrid_time: int = 0
@@ -126,7 +135,11 @@ class StateManifest:
 
 @dataclass(slots=True)
 class PipelineState:
-    """Everything that a checkpoint restores."""
+    """Everything that a checkpoint restores.
+
+    By origin: `watermarks`, `active` (states), `idle` (epochs) and `clocks`. By namespace: `heads`, the codes
+    of the last dots by vector id, and the ids of deleted vectors. `ids`: those in no run, with their offsets.
+    """
 
     manifest: StateManifest
     watermarks: dict[int, int] = field(default_factory=dict)
@@ -196,7 +209,7 @@ def _load_origins(state: PipelineState, packed: dict[str, Any]) -> None:
     positions = dict.fromkeys(counts, 0)
     known_above, epochs = iter(_unpack_array(packed["known_above"])), iter(_unpack_array(packed["epochs"]))
     idle_epochs, forgot = iter(_unpack_array(packed["idle_epochs"])), iter(packed["forgot"])
-    clocks, clock_counts, clock_position, row = (
+    clocks, clock_counts, clock_position, active_row = (
         _unpack_array(packed["clocks"]),
         _unpack_array(packed["clock_counts"]),
         0,
@@ -213,15 +226,15 @@ def _load_origins(state: PipelineState, packed: dict[str, Any]) -> None:
             continue
         columns = {}
         for name, kinds in (("recent", "QQI"), ("runs", "QQQ"), ("voids", "QQI")):
-            columns[name] = _read_columns(packed[name], kinds, positions[name], counts[name][row])
-            positions[name] += counts[name][row]
-        if clock_counts[row]:
-            clock_middle, end = clock_position + clock_counts[row], clock_position + 2 * clock_counts[row]
+            columns[name] = _read_columns(packed[name], kinds, positions[name], counts[name][active_row])
+            positions[name] += counts[name][active_row]
+        if clock_count := clock_counts[active_row]:
+            clock_middle, end = clock_position + clock_count, clock_position + 2 * clock_count
             state.clocks[origin] = dict(
                 zip(clocks[clock_position:clock_middle], clocks[clock_middle:end], strict=True)
             )
             clock_position = end
-        row += 1
+        active_row += 1
         state.idle.pop(origin, None)
         before = state.active.get(origin)
         runs = columns["runs"] if before is None else _extend_ranges(before.ranges, columns["runs"])

@@ -135,7 +135,7 @@ class Stream(Protocol):
         """Close the connection, with what was sent still delivered; shielded, bounded in time, idempotent.
 
         The other side has up to a second to close too, or `patience_s` if that is more. If it then still
-        sends unread data, it may lose the rest.
+        sends data, which nobody reads, it may lose the rest of what was sent.
         """
         ...
 

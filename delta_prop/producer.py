@@ -36,13 +36,18 @@ if TYPE_CHECKING:
 IN_FLIGHT_BATCHES_MAX = 10_000
 IN_FLIGHT_BYTES_MAX = 64 * 1024 * 1024
 HEADS_MAX = 100_000
+"""Maximum vectors of which a producer remembers the last dot."""
 PUBLISH_TIMEOUT_S = 30.0
 _RETRY_S_MIN = 0.001
 
 
 @dataclass(slots=True, eq=False)
 class _UnackedBatch:
-    """A batch whose dots are not processed yet. `withdrawn`: True once its caller has withdrawn it."""
+    """A batch whose dots are not processed yet.
+
+    `withdrawn`: True once its caller has withdrawn it. `wake_event`: ends the wait before a retry.
+    `callback`: called with the receipt at each outcome.
+    """
 
     batch: Batch
     sender: Sender
@@ -66,7 +71,7 @@ class _Lane:
         self.next_counter = grant.watermark + 1
         self.sent_clock: dict[int, int] = {}
         self.in_flight: OrderedDict[int, _UnackedBatch] = OrderedDict()
-        self.has_refused = False  # True if some of them may have to be sent again
+        self.has_refused = False  # True if some batches in flight may have to be sent again
 
 
 class Producer:
@@ -218,7 +223,7 @@ class Producer:
             entry for lane in self._lanes.values() for entry in lane.in_flight.values() if entry.is_refused
         )
         refusals = (entry.receipt.refusal() for entry in refused)
-        return next((one for one in refusals if one is not None and one.retryable), None)
+        return next((refusal for refusal in refusals if refusal is not None and refusal.retryable), None)
 
     # --- helpers
 
@@ -313,7 +318,7 @@ class Producer:
         after: Sequence[Receipt | Dependency],
         counter: int | None,
     ) -> Batch:
-        deltas = with_parents(deltas, [_parent_key(one) for one in after])
+        deltas = with_parents(deltas, [_parent_key(dependency) for dependency in after])
         clock = self._find_clock_changes(lane, deltas)
         has_gap = counter is not None and counter > lane.next_counter
         batch = encode_batch(
@@ -327,8 +332,8 @@ class Producer:
             ack_level=self._ack_level,
             priority=priority,
         )
-        for entry in clock:
-            lane.sent_clock[entry.origin] = entry.counter
+        for dot in clock:
+            lane.sent_clock[dot.origin] = dot.counter
         for row, delta in enumerate(deltas):
             self._heads[delta.namespace, delta.vector_id] = batch.dot(row)
             self._heads.move_to_end((delta.namespace, delta.vector_id))
@@ -345,7 +350,7 @@ class Producer:
                 continue
             if head.counter > changed.get(head.origin, lane.sent_clock.get(head.origin, 0)):
                 changed[head.origin] = head.counter
-        return [Dot(*entry) for entry in changed.items()]
+        return [Dot(origin, counter) for origin, counter in changed.items()]
 
     def _check_capacity(self) -> None:
         if self.in_flight_batches >= IN_FLIGHT_BATCHES_MAX or self._in_flight_bytes >= IN_FLIGHT_BYTES_MAX:
@@ -385,11 +390,11 @@ def _previous_counter(batch: Batch) -> int:
     return batch.previous if batch.has_gaps else batch.base - 1
 
 
-def _parent_key(one: Receipt | Dependency) -> Dot | bytes:
+def _parent_key(dependency: Receipt | Dependency) -> Dot | bytes:
     """Return the dot or id that a caller names. Raises UsageError if a receipt has no dot yet."""
-    if isinstance(one, Receipt):
-        work = getattr(one.item, "payload", None) or getattr(one.item, "item", None)
+    if isinstance(dependency, Receipt):
+        work = getattr(dependency.item, "payload", None) or getattr(dependency.item, "item", None)
         if isinstance(work, SequencedBatch):
             return work.batch.dot(work.batch.count - 1)
-        one = one.result()
-    return dependency_key(one)
+        dependency = dependency.result()
+    return dependency_key(dependency)

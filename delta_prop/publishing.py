@@ -52,6 +52,7 @@ AfterItem: TypeAlias = Receipt | Dependency
 _RETRYABLE_CODES = {ErrorCode.PENDING_FULL, ErrorCode.RATE_LIMITED}
 """Codes of refusals after which `publish` sleeps and retries, without a turn in the admission queue."""
 _YIELD_S = 0.0005
+"""Time after which a busy publisher yields to the sinks' tasks."""
 _NO_RECEIPT = Receipt()
 
 
@@ -115,7 +116,7 @@ class PublishMixin:
         """Send deltas and wait for the acknowledgement; wait in order while the queue or log is full.
 
         Raises Refused; for a retryable cause, after `timeout_s`. A publish that raises had no effect, unless
-        the code is OUTCOME_UNKNOWN: `timeout_s` passed while the delta was in a log that had failed, and
+        the code is OUTCOME_UNKNOWN. Then `timeout_s` passed while the delta was in a log that had failed;
         `outcome` returns the result of the dot in `details` once the log is recovered. If a scope of anyio
         cancels it while the log works, either it had no effect, or the acknowledgement is returned. A
         cancellation without a scope (`asyncio.wait_for`, `task.cancel()`) is raised even if the delta was
@@ -159,7 +160,7 @@ class PublishMixin:
         if kind is None:
             kind = Kind.CREATE if indices is None else Kind.SPARSE
 
-        def make() -> MatrixDraft:
+        def make_draft() -> MatrixDraft:
             return draft_from_columns(
                 ids, matrix, indices, namespace=namespace, kind=kind, priority=priority, ack_level=level
             )
@@ -167,7 +168,7 @@ class PublishMixin:
         call = draft_from_arrays(
             ids, matrix, indices, namespace=namespace, kind=kind, priority=priority, ack_level=level
         )
-        return await self._publish_call(call or make(), make, timeout_s)
+        return await self._publish_call(call or make_draft(), make_draft, timeout_s)
 
     def producer(
         self, name: str, *, ack_level: AckLevel | str | None = None, source: Source = Source.LOCAL
@@ -238,14 +239,14 @@ class PublishMixin:
     ) -> Draft:
         self._check_open()
         check_and_note(deltas, self._pipeline.note_refused)
-        deltas = with_parents(deltas, [one for one in after if not isinstance(one, Receipt)])
+        deltas = with_parents(deltas, [parent for parent in after if not isinstance(parent, Receipt)])
         return Draft(
             deltas=deltas,
             receipt=Receipt(),
             priority=deltas[0].priority,
             ack_level=self._resolve_level(ack_level),
             source=deltas[0].source,
-            after=tuple(one for one in after if isinstance(one, Receipt)),
+            after=tuple(parent for parent in after if isinstance(parent, Receipt)),
         )
 
     def _send(self, draft: Draft | MatrixDraft) -> Receipt:
@@ -260,7 +261,7 @@ class PublishMixin:
         if self._admission_queue.has_waiters(call.priority):
             return await self._offer_until_done(make_draft, call.priority, timeout_s)
         receipt, accumulator, now = call.receipt, self._accumulator, self._now()
-        accumulator.callers += 1
+        accumulator.caller_count += 1
         try:
             if accumulator.should_wait(now):
                 await receipt.wait_for(accumulator.add(call))
@@ -272,7 +273,7 @@ class PublishMixin:
                 return receipt.result()
             return await self._offer_until_done(make_draft, call.priority, timeout_s, receipt)
         finally:
-            accumulator.callers -= 1
+            accumulator.caller_count -= 1
 
     async def _offer_until_done(
         self,

@@ -51,7 +51,7 @@ EpochEnd: TypeAlias = Callable[[int], int | None]
 
 
 class QuarantineCorrupted(DeltaPropError):
-    """A quarantine file that differs from what was written; `position`: the byte at which."""
+    """A quarantine file that differs from what was written; `position`: the byte from which on."""
 
     def __init__(self, path: str, position: int, reason: str) -> None:
         super().__init__(
@@ -64,7 +64,10 @@ class QuarantineCorrupted(DeltaPropError):
 
 
 class QuarantineRecord(NamedTuple):
-    """One quarantined delta: offset of its frame, time (µs since 1970), reason; None: it is blocked."""
+    """One quarantined delta. `frame`: offset of the frame that holds it; `at_us`: time (µs since 1970).
+
+    `reason`: why the sink rejected it; None if it was not rejected, but is blocked by another delta.
+    """
 
     frame: int
     at_us: int
@@ -90,7 +93,7 @@ class StoredQuarantine:
     def truncate(self, end: int | None) -> None:
         """Drop what lies from `end` on: the log lost it, and other deltas now have these offsets."""
         if end is not None:
-            self.held = {offset: one for offset, one in self.held.items() if offset < end}
+            self.held = {offset: record for offset, record in self.held.items() if offset < end}
             self.dropped_offsets = {offset: None for offset in self.dropped_offsets if offset < end}
 
     def batches(self) -> dict[int, LoggedBatch]:
@@ -126,7 +129,7 @@ def make_group(
 ) -> JournalGroup:
     """Return a group of changes in the form in which it is written; an offset occurs in it once."""
     return {
-        "held": [[offset, *one] for offset, one in held],
+        "held": [[offset, *record] for offset, record in held],
         "frames": {logged.offset: logged.head + logged.batch.body for logged in frames},
         "gone": list(removed),
         "given_up": list(dropped),
@@ -149,8 +152,8 @@ def read_stored(disk: Disk, sink: str, epoch_end: EpochEnd) -> StoredQuarantine 
 def read_all(disk: Disk, epoch_end: EpochEnd = lambda _: None) -> list[StoredQuarantine]:
     """Return the stored quarantines of all sinks, by name. Raises QuarantineCorrupted, OSError."""
     names = (name for name in disk.list(DIRECTORY) if name.endswith(SUFFIX))
-    found = (_read(disk, f"{DIRECTORY}/{name}", epoch_end) for name in names)
-    return sorted((stored for stored in found if stored is not None), key=lambda stored: stored.sink)
+    quarantines = (_read(disk, f"{DIRECTORY}/{name}", epoch_end) for name in names)
+    return sorted((stored for stored in quarantines if stored is not None), key=lambda stored: stored.sink)
 
 
 def remove_stored(disk: Disk, sink: str) -> bool:
@@ -225,10 +228,10 @@ def _read(disk: Disk, path: str, epoch_end: EpochEnd) -> StoredQuarantine | None
     while position < len(raw):
         payload = _read_payload(view, position, number)
         if payload is None:
-            if number == 0 or _has_valid_group_after(raw, position + 1, number):
-                raise QuarantineCorrupted(
-                    path, position, "a group does not match its checksum, but a later one does"
-                )
+            if number == 0:
+                raise QuarantineCorrupted(path, position, "its first group is not valid")
+            if _has_valid_group_after(raw, position + 1):
+                raise QuarantineCorrupted(path, position, "a group is not valid, but a later one is")
             stored.torn = (
                 f"{path}: {len(raw) - position} bytes at its end, from byte {position} on, were torn"
             )
@@ -241,7 +244,7 @@ def _read(disk: Disk, path: str, epoch_end: EpochEnd) -> StoredQuarantine | None
         number += 1
     stored.truncate(epoch_end(stored.epoch) if stored.epoch else None)
     needed = {record.frame for record in stored.held.values()}
-    stored.frames = {offset: raw for offset, raw in stored.frames.items() if offset in needed}
+    stored.frames = {offset: frame for offset, frame in stored.frames.items() if offset in needed}
     if needed - stored.frames.keys():
         raise QuarantineCorrupted(
             path, position, f"the frame of offset {min(needed - stored.frames.keys())} is missing"
@@ -261,7 +264,7 @@ def _read_payload(view: memoryview, position: int, number: int | None) -> memory
     return payload if is_valid else None
 
 
-def _has_valid_group_after(raw: bytes, position: int, number: int) -> bool:
+def _has_valid_group_after(raw: bytes, position: int) -> bool:
     """True if a valid group follows the position: then the invalid group before it was complete once."""
     view = memoryview(raw)
     while (position := raw.find(_MAGIC, position)) >= 0:

@@ -40,6 +40,7 @@ logger = logging.getLogger("delta_prop")
 SPARE_BYTES = 1024 * 1024
 """Bytes of outdated records, beyond the size of the live ones, above which a file is rewritten."""
 _RECORD_BYTES = 64
+"""Approximate bytes of a record without its frame."""
 
 
 class QuarantineWriter:
@@ -71,9 +72,9 @@ class QuarantineWriter:
         """Write what has changed; durable when it returns. Raises OSError; call it again then."""
         touched = self.quarantine.touched or set()
         self.quarantine.touched = set()
-        rewrite = self._must_rewrite or self._file.size > 2 * self._live_bytes() + self._spare_bytes
+        must_rewrite = self._must_rewrite or self._file.size > 2 * self._live_bytes() + self._spare_bytes
         self._must_rewrite = self._failed = True  # reset below once the disk has succeeded
-        if rewrite:
+        if must_rewrite:
             records, dropped = self.quarantine.records(), self.quarantine.dropped_offsets
             await self._threads.run(lambda: self._file.rewrite(_make_groups(records, dropped)))
             self._frames = {delta.logged.offset for delta in records}
@@ -117,13 +118,13 @@ class Quarantines:
         self._log = log
         self._world = world
         self._threads = world.new_threads()
-        self._opening = anyio.Lock()
+        self._lock = anyio.Lock()
         self._known: dict[str, tuple[Quarantine, QuarantineWriter | None]] = {}
         self._forgotten: set[str] = set()  # sinks whose files are to be removed
 
     async def open(self, name: str, limits: FeedLimits) -> tuple[Quarantine, QuarantineWriter | None]:
         """Open a sink's quarantine, with its stored content. Raises QuarantineCorrupted, OSError."""
-        async with self._opening:
+        async with self._lock:
             if name not in self._known:
                 await self._tidy()
                 self._known[name] = await self._read(name, limits)
@@ -163,7 +164,7 @@ class Quarantines:
 
     async def tidy(self) -> None:
         """Remove the files of sinks that were forgotten. Raises OSError."""
-        async with self._opening:  # a sink attached again meanwhile stores what it writes from then on
+        async with self._lock:  # a sink attached again meanwhile stores what it writes from then on
             await self._tidy()
 
     async def _tidy(self) -> None:

@@ -24,19 +24,19 @@ class Readiness:
 
     def __init__(self, watched: socket.socket) -> None:
         self._socket = watched
-        self._done: asyncio.Future[None] | None = None  # set while `call_on_readable` waits in asyncio
+        self._done: asyncio.Future[None] | None = None  # not None while `call_on_readable` waits in asyncio
         self._closed = False
 
-    async def call_on_readable(self, call: Callable[[], bool]) -> None:
-        """Call whenever there is something to read, until the call returns False or raises.
+    async def call_on_readable(self, receive: Callable[[], bool]) -> None:
+        """Call `receive` whenever there is something to read, until it returns False or raises.
 
-        Raises what the call raises, and ConnectionError after `close`. The call reads what is there, and
+        Raises what `receive` raises, and ConnectionError after `close`. `receive` reads what is there, and
         awaits nothing.
         """
         if self._closed:
             raise closed_error()
-        if not await self._watch_with_loop(call):
-            await self._watch_with_task(call)
+        if not await self._watch_with_loop(receive):
+            await self._watch_with_task(receive)
 
     async def close(self) -> None:
         """Wake the waiting task, and let it end before the socket's number is reused."""
@@ -46,27 +46,27 @@ class Readiness:
         anyio.notify_closing(self._socket)
         await anyio.lowlevel.checkpoint()
 
-    async def _watch_with_loop(self, call: Callable[[], bool]) -> bool:
+    async def _watch_with_loop(self, receive: Callable[[], bool]) -> bool:
         """Watch by a callback of the loop; return False if it has no such callbacks."""
         loop = _running_loop()
         if loop is None:
             return False
         finished = loop.create_future()
 
-        def readable() -> None:
+        def on_readable() -> None:
             if finished.done():  # cancelled or closed, and the task has not run yet
                 return
             try:
-                if not call():
+                if not receive():
                     finished.set_result(None)
             except Exception as error:
                 finished.set_exception(error)
             if finished.done():
-                loop.remove_reader(number)
+                loop.remove_reader(descriptor)
 
-        number = self._socket.fileno()
+        descriptor = self._socket.fileno()
         try:
-            loop.add_reader(number, readable)
+            loop.add_reader(descriptor, on_readable)
         except NotImplementedError:  # Windows
             return False
         self._done = finished
@@ -74,10 +74,10 @@ class Readiness:
             await finished
         finally:
             self._done = None
-            loop.remove_reader(number)
+            loop.remove_reader(descriptor)
         return True
 
-    async def _watch_with_task(self, call: Callable[[], bool]) -> None:
+    async def _watch_with_task(self, receive: Callable[[], bool]) -> None:
         while True:
             try:
                 await anyio.wait_readable(self._socket)
@@ -85,7 +85,7 @@ class Readiness:
                 raise closed_error() from None
             if self._closed:
                 raise closed_error()
-            if not call():
+            if not receive():
                 return
 
 

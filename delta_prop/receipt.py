@@ -108,10 +108,10 @@ class Receipt:
         """Withdraw the delta unless it is appended already; return True if that worked."""
         if self.done or self._withdraw is None:
             return False
-        waited = self.state
+        waiting_state = self.state
         self.state = OfferState.WITHDRAWN  # the pipeline, called next, finds no open receipt to settle
         if not self._withdraw():
-            self.state = waited
+            self.state = waiting_state
             return False
         self._finish()
         return True
@@ -174,6 +174,6 @@ class Receipt:
         if self._event is not None:
             self._event.set()
         if self._callbacks is not None:
-            waiting, self._callbacks = self._callbacks, None
-            for then in waiting:
+            callbacks, self._callbacks = self._callbacks, None
+            for then in callbacks:
                 then(self)

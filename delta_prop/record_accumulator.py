@@ -42,25 +42,26 @@ class RecordAccumulator:
         now: Callable[[], float],
         call_soon: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
-        """Create it; `call_soon` schedules a call at the end of the loop's tick; None: `run` sends."""
+        """Create it; `call_soon` schedules a call at the end of the loop's tick; if None, `run` sends."""
         self._pipeline = pipeline
         self._tick_callbacks = tick_callbacks
         self._now = now
         self._call_soon = call_soon
+        # Calls to send at the end of the tick, each with the one-shot that wakes its caller, if it waits.
         self._calls: dict[Call, OneShot | None] = {}
         self._make_one_shot = one_shot_factory()
         self._wakeup = Wakeup()
-        self.callers = 0
+        self.caller_count = 0
         """Number of callers whose call has not returned; each counts itself."""
         self._has_sent = False  # True once a call was sent at once in this tick
         self._is_scheduled = False  # True if `_end_tick` is due at the end of this tick
         self.tick_began = -math.inf
-        """Time of the first call of this tick; after the tick's end other tasks have run too."""
-        self._single_until = -math.inf
+        """Time of the first call in the latest tick with calls; other tasks have run since its end."""
+        self._single_until = -math.inf  # until then, calls are sent at once
 
     def should_wait(self, now: float) -> bool:
         """True if a call is to be coalesced, since others wait or have called in this tick."""
-        return self.callers > 1 or (self._has_sent and now >= self._single_until)
+        return self.caller_count > 1 or (self._has_sent and now >= self._single_until)
 
     def add(self, call: Call) -> OneShot:
         """Add a call to the draft; the returned one-shot wakes its caller once it has been sent."""
@@ -100,7 +101,7 @@ class RecordAccumulator:
 
     def _end_tick(self) -> None:
         self._is_scheduled = self._has_sent = False
-        if len(self._calls) == 1 and self.callers == 1:
+        if len(self._calls) == 1 and self.caller_count == 1:
             self._single_until = self._now() + SINGLE_CALLER_S
         self.send()
 
@@ -133,9 +134,9 @@ class RecordAccumulator:
         if pipeline.offer_coalesced(coalesce(calls), now):
             return
         if len(calls) > 1 and pipeline.can_take_coalesced:
-            half = len(calls) // 2
-            self._send_coalesced(calls[:half], now)
-            self._send_coalesced(calls[half:], now)
+            middle = len(calls) // 2
+            self._send_coalesced(calls[:middle], now)
+            self._send_coalesced(calls[middle:], now)
         else:
             for call in calls:
                 self._send_single(call, now)

@@ -1,4 +1,4 @@
-"""Recorded traffic: times, counts and sizes of deltas. No names, no content.
+"""Recorded traffic: times, counts and sizes of deltas, but neither names nor contents.
 
 Pure: it encodes batches, and decodes them. A name becomes a hash under a salt that is random for each file
 and never written, so equal names can be recognized within a file and nowhere else.
@@ -31,15 +31,15 @@ MAGIC = b"\xd3traffic"
 VERSION = 1
 SALT_BYTES = 32
 BLOCK_ROWS = 8192
-"""Rows at which a block ends, with the batch that reaches them."""
+"""Number of rows from which on a block ends; it includes the whole batch that reaches the number."""
 BLOCK_ROWS_MAX = BLOCK_ROWS - 1 + BATCH_ROWS_MAX
 
 FILE_HEAD = struct.Struct("<8sHHQI")
 """magic, version, 0, microseconds since 1970 at the start of the recording, CRC32C of all that: 24 bytes."""
 BLOCK_HEAD = struct.Struct("<IIIIQI")
-"""bytes that follow, batches, rows, CRC32C of what follows, microseconds since 1970 of the first batch,
-CRC32C of all that: 28 bytes. A block without batches is the last one: its time is the end of the
-recording.
+"""numbers of bytes that follow, of batches and of rows, CRC32C of what follows, microseconds since 1970 of
+the first batch, CRC32C of all that: 28 bytes. A block without batches is the last one: its time is the end
+of the recording.
 """
 
 _CRC_BYTES = 4
@@ -52,7 +52,7 @@ _COMPRESSION = 1  # a higher level would save hardly a byte of hashes
 class RecordedBatch:
     """Deltas that came together. `time_us`: when the log accepted them, since 1970, never falling.
 
-    `origin`, `keys`, `namespaces`: hashes. `numbers`: values of each row's vector. `sizes`: total bytes of
+    `origin`, `keys`, `namespaces`: hashes. `numbers`: number of values of each row. `sizes`: total bytes of
     each row: vector id, values, indices, bytes, metadata.
     """
 
@@ -150,11 +150,11 @@ class TrafficWriter:
         self._origin, self._namespace, self._vector = (
             blake2b(digest_size=8, key=salt, person=what) for what in (b"origin", b"namespace", b"vector")
         )
-        self._batches: list[tuple[int, int, int]] = []  # origin, rows, marks
+        self._batches: list[tuple[int, int, int]] = []  # origin, number of rows, flags
         self._times: list[int] = []
         self._rows: list[_Rows] = []
-        self.pending_rows = 0
-        """Rows of the block that is not complete yet."""
+        self.pending_row_count = 0
+        """Number of rows of the block that is not complete yet."""
 
     def begin(self, time_us: int) -> bytes:
         """Return the first bytes of the file."""
@@ -166,41 +166,41 @@ class TrafficWriter:
 
         `time_us`: when the log accepted it. Control rows are not recorded.
         """
-        rows = batch.count - first
-        if batch.is_control or rows < 1:
+        row_count = batch.count - first
+        if batch.is_control or row_count < 1:
             return b""
-        marks = batch.priority | batch.ack_level << 2 | source << 4
-        self._batches.append((_hash(self._origin, str(batch.origin)), rows, marks))
+        flags = batch.priority | batch.ack_level << 2 | source << 4
+        self._batches.append((_hash(self._origin, str(batch.origin)), row_count, flags))
         self._times.append(time_us)
         self._rows.append(self._hash_rows(batch, first))
-        self.pending_rows += rows
-        return self.flush() if self.pending_rows >= BLOCK_ROWS else b""
+        self.pending_row_count += row_count
+        return self.flush() if self.pending_row_count >= BLOCK_ROWS else b""
 
     def flush(self) -> bytes:
         """Return the bytes of a block of all pending rows, none if there are none."""
         if not self._batches:
             return b""
-        origins, counts, marks = zip(*self._batches, strict=True)
-        spaces, namespace_rows = np.unique(
+        origins, counts, flags = zip(*self._batches, strict=True)
+        namespaces, namespace_indices = np.unique(
             np.concatenate([rows.namespaces for rows in self._rows]), return_inverse=True
         )
         steps = np.diff(np.array([self._times[0], *self._times], np.int64))
         columns = (
-            _pack_planes(np.array([len(spaces)], "<u4")),
-            _pack_planes(spaces.astype("<u8")),
+            _pack_planes(np.array([len(namespaces)], "<u4")),
+            _pack_planes(namespaces.astype("<u8")),
             _pack_planes(steps.astype("<i8")),
             _pack_planes(np.array(origins, "<u8")),
             _pack_planes(np.array(counts, "<u4")),
-            bytes(marks),
+            bytes(flags),
             b"".join(rows.kinds for rows in self._rows),
-            _pack_planes(namespace_rows.reshape(-1).astype("<u4")),
+            _pack_planes(namespace_indices.reshape(-1).astype("<u4")),
             _pack_planes(np.concatenate([rows.numbers for rows in self._rows]).astype("<u4")),
             _pack_planes(np.concatenate([rows.sizes for rows in self._rows]).astype("<u4")),
             _pack_planes(np.concatenate([rows.keys for rows in self._rows]).astype("<u8")),
         )
         raw = zlib.compress(b"".join(columns), _COMPRESSION)
-        block = _pack_head(len(raw), len(counts), self.pending_rows, crc32c(raw), self._times[0]) + raw
-        self._batches, self._times, self._rows, self.pending_rows = [], [], [], 0
+        block = _pack_head(len(raw), len(counts), self.pending_row_count, crc32c(raw), self._times[0]) + raw
+        self._batches, self._times, self._rows, self.pending_row_count = [], [], [], 0
         return block
 
     def end(self, time_us: int) -> bytes:
@@ -208,10 +208,11 @@ class TrafficWriter:
         return self.flush() + _pack_head(0, 0, 0, 0, time_us)
 
     def _hash_rows(self, batch: Batch, first: int) -> _Rows:
-        namespaces, names = batch.namespaces[first:], batch.keys[first:]
-        spaces = {name: _hash(self._namespace, name) for name in set(namespaces)}
+        namespaces, vector_ids = batch.namespaces[first:], batch.keys[first:]
+        hash_of_namespace = {name: _hash(self._namespace, name) for name in set(namespaces)}
         keys = [
-            _hash(self._vector, f"{space}\0{name}") for space, name in zip(namespaces, names, strict=True)
+            _hash(self._vector, f"{namespace}\0{vector_id}")
+            for namespace, vector_id in zip(namespaces, vector_ids, strict=True)
         ]
         values = np.diff(batch.value_bounds)
         sizes = 4 * (values + np.diff(batch.index_bounds)) + np.diff(batch.blob_bounds)
@@ -222,7 +223,7 @@ class TrafficWriter:
         return _Rows(
             batch.kinds[first:],
             np.array(keys, np.uint64),
-            np.array([spaces[name] for name in namespaces], np.uint64),
+            np.array([hash_of_namespace[name] for name in namespaces], np.uint64),
             values[first:].astype(np.uint32),
             sizes[first:].astype(np.uint32),
         )
@@ -248,12 +249,12 @@ class _Block(NamedTuple):
     steps: list[int]
     origins: list[int]
     counts: list[int]
-    marks: bytes
+    flags: bytes  # of each batch: priority, ack level and source, two bits each
     rows: _Rows
 
 
 class _ChunkReader:
-    """Bytes that arrive in chunks of some sizes, and are taken in others."""
+    """Reads any number of bytes from chunks of any sizes."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks = chunks
@@ -272,8 +273,8 @@ class _ChunkReader:
         return taken
 
 
-def _pack_head(size: int, batches: int, rows: int, crc: int, time_us: int) -> bytes:
-    head = BLOCK_HEAD.pack(size, batches, rows, crc, time_us, 0)[:-_CRC_BYTES]
+def _pack_head(size: int, batch_count: int, row_count: int, crc: int, time_us: int) -> bytes:
+    head = BLOCK_HEAD.pack(size, batch_count, row_count, crc, time_us, 0)[:-_CRC_BYTES]
     return head + struct.pack("<I", crc32c(head))
 
 
@@ -282,73 +283,73 @@ def _read_block(reader: _ChunkReader) -> _Block:
     raw = reader.take(BLOCK_HEAD.size)
     if len(raw) < BLOCK_HEAD.size:
         raise _CorruptedBlockError("the file was truncated there")
-    size, batches, rows, crc, time_us, head_crc = BLOCK_HEAD.unpack(raw)
+    size, batch_count, row_count, crc, time_us, head_crc = BLOCK_HEAD.unpack(raw)
     if head_crc != crc32c(raw[:-_CRC_BYTES]):
         raise _CorruptedBlockError("a checksum is wrong")
-    none = np.zeros(0, np.uint64), np.zeros(0, np.uint64), np.zeros(0, np.uint32), np.zeros(0, np.uint32)
-    if not batches:
-        return _Block(time_us, [], [], [], b"", _Rows(b"", *none))
-    bytes_max = _COUNT_BYTES + 8 * rows + _BATCH_BYTES * batches + _ROW_BYTES * rows
-    if not batches <= rows <= BLOCK_ROWS_MAX or size > bytes_max + bytes_max // 100 + 64:
+    if not batch_count:
+        u64, u32 = np.zeros(0, np.uint64), np.zeros(0, np.uint32)
+        return _Block(time_us, [], [], [], b"", _Rows(b"", u64, u64, u32, u32))
+    bytes_max = _COUNT_BYTES + 8 * row_count + _BATCH_BYTES * batch_count + _ROW_BYTES * row_count
+    if not batch_count <= row_count <= BLOCK_ROWS_MAX or size > bytes_max + bytes_max // 100 + 64:
         raise _CorruptedBlockError("a block states an impossible size")
     body = reader.take(size)
     if len(body) < size:
         raise _CorruptedBlockError("the file was truncated there")
     if crc != crc32c(body):
         raise _CorruptedBlockError("a checksum is wrong")
-    return _decode(_inflate(body, bytes_max), time_us, batches, rows)
+    return _decode(_inflate(body, bytes_max), time_us, batch_count, row_count)
 
 
 def _inflate(raw: bytes, bytes_max: int) -> bytes:
     inflating = zlib.decompressobj()
     try:
-        found = inflating.decompress(raw, bytes_max)
+        inflated = inflating.decompress(raw, bytes_max)
     except zlib.error as error:
         raise _CorruptedBlockError(str(error)) from None
     if not inflating.eof:
         raise _CorruptedBlockError("a block is larger than it states")
-    return found
+    return inflated
 
 
-def _decode(raw: bytes, time_us: int, batches: int, rows: int) -> _Block:
-    (spaces,) = _read_array(raw, "<u4", 0, 1).tolist() if len(raw) >= _COUNT_BYTES else (0,)
-    if len(raw) != _COUNT_BYTES + 8 * spaces + _BATCH_BYTES * batches + _ROW_BYTES * rows:
+def _decode(raw: bytes, time_us: int, batch_count: int, row_count: int) -> _Block:
+    (namespace_count,) = _read_array(raw, "<u4", 0, 1).tolist() if len(raw) >= _COUNT_BYTES else (0,)
+    if len(raw) != _COUNT_BYTES + 8 * namespace_count + _BATCH_BYTES * batch_count + _ROW_BYTES * row_count:
         raise _CorruptedBlockError("a block is not as long as it states")
-    at = _COUNT_BYTES
+    position = _COUNT_BYTES
 
     def next_array(dtype: str, count: int) -> NDArray[np.generic]:
-        nonlocal at
-        found = _read_array(raw, dtype, at, count)
-        at += found.nbytes
-        return found
+        nonlocal position
+        array = _read_array(raw, dtype, position, count)
+        position += array.nbytes
+        return array
 
-    names = next_array("<u8", spaces).astype(np.uint64)
-    steps, origins, counts = (next_array(one, batches).tolist() for one in ("<i8", "<u8", "<u4"))
-    marks = bytes(next_array("u1", batches))
-    kinds = bytes(next_array("u1", rows))
-    spaces_of, numbers, sizes = (next_array("<u4", rows).astype(np.uint32) for _ in range(3))
-    keys = next_array("<u8", rows).astype(np.uint64)
-    if sum(counts) != rows or min(counts) < 1 or int(spaces_of.max()) >= spaces or max(marks) > 63:
+    namespaces = next_array("<u8", namespace_count).astype(np.uint64)
+    steps, origins, counts = (next_array(dtype, batch_count).tolist() for dtype in ("<i8", "<u8", "<u4"))
+    flags = bytes(next_array("u1", batch_count))
+    kinds = bytes(next_array("u1", row_count))
+    indices, numbers, sizes = (next_array("<u4", row_count).astype(np.uint32) for _ in range(3))
+    keys = next_array("<u8", row_count).astype(np.uint64)
+    has_invalid_index = int(indices.max()) >= namespace_count
+    if sum(counts) != row_count or min(counts) < 1 or has_invalid_index or max(flags) > 63:
         raise _CorruptedBlockError("a block's columns do not belong together")
-    return _Block(
-        time_us, steps, origins, counts, marks, _Rows(kinds, keys, names[spaces_of], numbers, sizes)
-    )
+    rows = _Rows(kinds, keys, namespaces[indices], numbers, sizes)
+    return _Block(time_us, steps, origins, counts, flags, rows)
 
 
 def _decode_batches(block: _Block, last_us: int) -> Iterator[RecordedBatch]:
     """Yield the batches of a block, with times that never fall, even if the clock was set back."""
     time_us, start = block.time_us, 0
     rows = block.rows
-    for step, origin, count, marks in zip(block.steps, block.origins, block.counts, block.marks, strict=True):
+    for step, origin, count, flags in zip(block.steps, block.origins, block.counts, block.flags, strict=True):
         time_us += step
         last_us = max(last_us, time_us)
         end = start + count
         yield RecordedBatch(
             last_us,
             origin,
-            Priority(marks & 3),
-            AckLevel(marks >> 2 & 3),
-            Source(marks >> 4 & 3),
+            Priority(flags & 3),
+            AckLevel(flags >> 2 & 3),
+            Source(flags >> 4 & 3),
             rows.kinds[start:end],
             rows.keys[start:end],
             rows.namespaces[start:end],

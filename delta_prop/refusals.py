@@ -49,8 +49,8 @@ def withdrawn() -> Refused:
 
 def claimed_since(work: SequencedBatch, epoch: int) -> Refused:
     """Return the refusal of a batch pending when its origin was claimed; no forwarder is fenced."""
-    same = work.is_forwarded or work.batch.epoch == epoch
-    return superseded_by_hello() if same else fenced(work.batch.origin, epoch)
+    is_same_epoch = work.is_forwarded or work.batch.epoch == epoch
+    return superseded_by_hello() if is_same_epoch else fenced(work.batch.origin, epoch)
 
 
 def fenced(origin: int, epoch: int) -> Refused:
@@ -74,11 +74,11 @@ def overlap(batch: Batch, watermark: int) -> Refused:
     )
 
 
-def sliced_differently(batch: Batch, parked: Entry, watermark: int) -> Refused:
+def sliced_differently(batch: Batch, pending: Entry, watermark: int) -> Refused:
     """Return the refusal of a batch whose dots are pending in another slice."""
     return Refused(
         ErrorCode.OVERLAP,
-        f"counters {batch.base} to {batch.last} are pending as {parked.first} to {parked.last}: "
+        f"counters {batch.base} to {batch.last} are pending as {pending.first} to {pending.last}: "
         "send those again as they were, or wait for their outcome",
         retry_after_ms=100,
         details={"watermark": watermark},
@@ -149,7 +149,7 @@ def dot_reused(batch: Batch, outcome: int | ErrorCode | None = None) -> Refused:
 
 
 def id_reused(row: int, id_: bytes, copy: int) -> Refused:
-    """Return the refusal of an id known for other content. `at`: as in `DuplicateIdFinder`."""
+    """Return the refusal of an id known for other content. `copy`: as in `DuplicateIdFinder`."""
     where = f"offset {copy}" if copy >= 0 else f"row {-1 - copy} of the same call"
     return Refused(
         ErrorCode.ID_REUSED,
@@ -183,11 +183,11 @@ def duplicates_scattered(lookups_max: int, frames_max: int) -> Refused:
     )
 
 
-def too_many_pieces(pieces: int, pieces_max: int) -> Refused:
+def too_many_pieces(piece_count: int, pieces_max: int) -> Refused:
     """Return the refusal of alternating known and new ids, which would need too many frames in the log."""
     return Refused(
         ErrorCode.TOO_LARGE,
-        f"known and new ids alternate {pieces - 1} times from row to row; at most {pieces_max - 1} are "
+        f"known and new ids alternate {piece_count - 1} times from row to row; at most {pieces_max - 1} are "
         "allowed: send fewer deltas at once",
         field="id",
     )
@@ -252,7 +252,7 @@ def may_have_happened(why: str, dot: Dot | None = None, *, retry_after_ms: int |
 
 
 def timed_out(limit_s: float, ack: PublishAck | None) -> Refused:
-    """Return the refusal after a publisher's timeout. `ack`: of an appended delta; None: it is withdrawn."""
+    """Return the refusal after a publisher's timeout. `ack`: of the appended delta; None: withdrawn."""
     if ack is not None:
         return may_have_happened(
             f"it is in the log, but was not known to be stored within {limit_s} s", ack.dot

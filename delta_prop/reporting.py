@@ -62,11 +62,12 @@ class Reporter:
 
     def _split(self, batches: Sequence[LoggedBatch], receipt: Receipt, level: AckLevel) -> list[BatchAck]:
         """Return an acknowledgement for each batch of a run, with a receipt of its own."""
-        parts: list[BatchAck] = []
-        for logged, part in zip(batches, receipt.split([one.count for one in batches]), strict=True):
+        batch_acks: list[BatchAck] = []
+        receipts = receipt.split([logged.count for logged in batches])
+        for logged, batch_receipt in zip(batches, receipts, strict=True):
             outcome = PublishAck(logged.offset, logged.batch.dot(0), logged.count, level, {})
-            parts.append((logged.next_offset, partial(self._settle, part, outcome)))
-        return parts
+            batch_acks.append((logged.next_offset, partial(self._settle, batch_receipt, outcome)))
+        return batch_acks
 
     def _settle(self, receipt: Receipt, outcome: PublishAck | Refused, failure: Refused | None) -> None:
         if failure is not None and failure.retryable:

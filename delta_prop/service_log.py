@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("delta_prop")
 
 HOUSEKEEPING_S = 1.0
+"""Seconds between two rounds of housekeeping."""
 _RESTORE_ROWS, _RESTORE_BYTES = 100_000, 16 * 1024 * 1024
 
 
@@ -65,6 +66,7 @@ class ServiceLog:
         self.reopener: LogReopener | None = None
         self.checkpointer: Checkpointer | None = None
         self.cursors: dict[str, SavedCursor] = {}
+        """The cursors that are stored."""
         self._times = LogTimes(log) if isinstance(log, DurableLog) else None
         self._threads = threads
         self._cursors_lock = anyio.Lock()
@@ -85,16 +87,18 @@ class ServiceLog:
         """Create or recover the log below `path`. Raises LogBusy, LogCorrupted, FormatUnknown, OSError."""
         disk, threads = world.open_disk(path), world.new_threads()
         log, recovery = await threads.run(
-            lambda: DurableLog.open(disk, settings=settings, draw=world.randomness.bytes, clock=world.clock)
+            lambda: DurableLog.open(
+                disk, settings=settings, random_bytes=world.randomness.bytes, clock=world.clock
+            )
         )
-        opened = cls(log, threads, disk, recovery)
+        service_log = cls(log, threads, disk, recovery)
         try:
             await threads.run(partial(_take_reserve, log))
-            opened.cursors = await threads.run(lambda: read_cursors(disk, log.log_id, recovery.notes))
+            service_log.cursors = await threads.run(lambda: read_cursors(disk, log.log_id, recovery.notes))
         except BaseException:
-            await opened.close()
+            await service_log.close()
             raise
-        return opened
+        return service_log
 
     @property
     def openings(self) -> int | None:
@@ -123,16 +127,16 @@ class ServiceLog:
         if not isinstance(self.log, DurableLog):
             return
 
-        def recovered(report: RecoveryReport) -> None:
+        def handle_recovery(report: RecoveryReport) -> None:
             self.recovery = report
             on_recovered()
 
-        def failed(refusal: Refused, error: Exception) -> None:
+        def handle_failure(refusal: Refused, error: Exception) -> None:
             on_failed(refusal)
             self._note_moved()
             reopener.note_failed(error)
 
-        def moved() -> None:
+        def handle_move() -> None:
             reopener.note_committed()
             on_moved()
             self._note_moved()
@@ -142,12 +146,16 @@ class ServiceLog:
             self._threads,
             world,
             on_stopped=on_failed,
-            on_recovered=recovered,
+            on_recovered=handle_recovery,
             rebuild=rebuild,
             pause_writers=self._pause_checkpoints,
         )
         self.committer = Committer(
-            self.log, on_moved=moved, on_failed=failed, now=world.clock.now, tick_callbacks=tick_callbacks
+            self.log,
+            on_moved=handle_move,
+            on_failed=handle_failure,
+            now=world.clock.now,
+            tick_callbacks=tick_callbacks,
         )
 
     def _note_moved(self) -> None:
@@ -167,9 +175,9 @@ class ServiceLog:
     async def run(self, world: World) -> None:
         """Commit, and recover a failed log, until cancelled."""
         if self.committer is not None and self.reopener is not None:
-            async with world.own_thread() as own, anyio.create_task_group() as tasks:
+            async with world.own_thread() as thread, anyio.create_task_group() as tasks:
                 tasks.start_soon(self.reopener.run)
-                await self.committer.run(own)
+                await self.committer.run(thread)
 
     async def run_housekeeping(
         self,
@@ -240,7 +248,7 @@ class ServiceLog:
                 self.cursors = current
 
     def _use_reserve(self, write: Callable[[], None]) -> None:
-        """Write a small file, also on a full disk. For a thread; raises OSError."""
+        """Write a small file, also on a full disk. Runs on a thread. Raises OSError."""
         if isinstance(self.log, DurableLog):
             self.log.reserve.use(write)
         else:
@@ -249,7 +257,7 @@ class ServiceLog:
     async def restore(self, pipeline: Pipeline, world: World) -> None:
         """Restore the pipeline's watermarks, first offsets, ids, heads and clocks.
 
-        From the newest usable checkpoint, and a replay of the log after it.
+        They come from the newest usable checkpoint, and from a replay of the log after it.
         """
         log, now = self.log, world.clock.now()
         if not isinstance(log, DurableLog) or self.committer is None:
@@ -300,7 +308,7 @@ class ServiceLog:
 
 
 def _take_reserve(log: DurableLog) -> None:
-    """Reserve disk space for small writes on a full disk, if there is any. For a thread."""
+    """Allocate the reserve for small writes on a full disk, or log that it failed. Runs on a thread."""
     try:
         log.reserve.allocate(log.settings.free_bytes_min)
     except OSError as error:

@@ -93,9 +93,9 @@ class SinkManager:
         write_cursors: Callable[[], Awaitable[None]] = anyio.lowlevel.checkpoint,
         written_cursors: Callable[[], Mapping[str, SavedCursor]] = dict,
     ) -> None:
-        """Create a manager. `saved_cursors`: cursors stored by the service's last process; `disk`: the disk
-        of the quarantines, None for an in-memory log; `write_cursors` stores durably what `cursors`
-        returns, and raises OSError; `written_cursors` returns the cursors stored last.
+        """Create a manager. `saved_cursors`: cursors stored by the service's last process. `disk`: the disk
+        of the quarantines, None for an in-memory log. `write_cursors` stores durably what `cursors`
+        returns, and raises OSError. `written_cursors` returns the cursors stored last.
         """
         self.runtimes: dict[str, SinkRuntime] = {}
         self.pacing = PacingGate(settings, log)
@@ -164,7 +164,7 @@ class SinkManager:
         Raises Refused, UsageError, QuarantineCorrupted, OSError, what the sink raises.
         """
         quarantine = quarantine_writer = None
-        if not isinstance(sink, Subscription):  # its name is never reused
+        if not isinstance(sink, Subscription):  # a subscription's name is never reused
             quarantine, quarantine_writer = await self.quarantines.open(name, options.limits)
         topics = frozenset(map(str, options.topics))
         runtime = SinkRuntime(name, sink, self._log, self._world, topics, appender=self._appender)
@@ -352,7 +352,7 @@ class SinkManager:
         finally:
             self._routing_table.unsubscribe(feed)
             self._log.release(name)
-            if not isinstance(runtime.sink, Subscription):  # its name is never reused
+            if not isinstance(runtime.sink, Subscription):  # a subscription's name is never reused
                 # While other sinks are being closed, the log still retains what this one needs at the next
                 # start.
                 required, evictable = runtime.required and not is_detached, runtime.evictable
@@ -429,13 +429,13 @@ class SinkManager:
 
     def load_head(self, namespace: str, vector_id: str) -> Head | None:
         """Return the head of a vector missing in the table of heads: from the log, else from a sink."""
-        found = find_head(read_history(self._log, [(namespace, vector_id)]))
+        head = find_head(read_history(self._log, [(namespace, vector_id)]))
         for runtime in self.runtimes.values():
             if runtime.require_feed().is_rebuilding:
                 continue  # its data is being rebuilt
-            if found is None and isinstance(runtime.sink, VectorHolder):
-                found = runtime.sink.head(namespace, vector_id)
-        return found
+            if head is None and isinstance(runtime.sink, VectorHolder):
+                head = runtime.sink.head(namespace, vector_id)
+        return head
 
     def cancel_overdue_calls(self, now: float) -> None:
         """Cancel sinks' calls that exceed their time limit."""
@@ -456,31 +456,31 @@ class SinkManager:
 
     def list_names(self) -> Iterator[str]:
         """Return the names of attached sinks other than subscriptions."""
-        return (name for name, one in self.runtimes.items() if not isinstance(one.sink, Subscription))
+        return (name for name, runtime in self.runtimes.items() if not isinstance(runtime.sink, Subscription))
 
     def statistics(self) -> dict[str, FeedStatistics]:
         """Return a snapshot of each sink."""
-        return {name: one.require_feed().statistics() for name, one in self.runtimes.items()}
+        return {name: runtime.require_feed().statistics() for name, runtime in self.runtimes.items()}
 
     def format_states(self, names: Sequence[str]) -> str:
         """Return the states of these sinks as text."""
         states = [self.runtimes[name].require_feed().statistics() for name in names if name in self.runtimes]
         return ", ".join(
-            f"{one.name!r} is {one.state}, {one.lag} deltas behind"
-            + (f" ({' '.join(one.reason.split()):.300})" if one.reason else "")
-            for one in states
+            f"{feed.name!r} is {feed.state}, {feed.lag} deltas behind"
+            + (f" ({' '.join(feed.reason.split()):.300})" if feed.reason else "")
+            for feed in states
         )
 
-    async def wait(self, names: Sequence[str], first: int, offset: int, *, committed: bool) -> None:
+    async def wait(self, names: Sequence[str], start: int, offset: int, *, committed: bool) -> None:
         """Wait until these sinks have processed everything below `offset`.
 
-        Raises Refused if one has quarantined a delta from `first` on, which is then not visible there.
+        Raises Refused if one has quarantined a delta from `start` on, which is then not visible there.
         """
         for feed in [self.feed(name) for name in names]:
             await feed.wait(offset, committed=committed)
-            held = feed.quarantine.first_held(first, offset)
-            if held is not None:
-                raise _quarantined_refusal(feed, held)
+            record = feed.quarantine.first_held(start, offset)
+            if record is not None:
+                raise _quarantined_refusal(feed, record)
 
     def pause(self, name: str) -> None:
         """Deliver nothing to a sink until `resume`, also in later processes. Raises UsageError."""
@@ -571,13 +571,13 @@ class SinkManager:
                 raise UsageError(f"offset {offset!r:.80}: give whole numbers, each as one argument")
             if offset not in feed.quarantine:
                 raise UsageError(f"offset {offset} is not in the quarantine of sink {name!r}: give another")
-            held = feed.quarantine[offset]
-            if held.blocked_by != offset:
+            record = feed.quarantine[offset]
+            if record.blocked_by != offset:
                 raise UsageError(
-                    f"offset {offset} was not rejected, but waits for {held.blocked_by}: give that one"
+                    f"offset {offset} was not rejected, but waits for {record.blocked_by}: give that one"
                 )
-            if drop and held.reason is None:
-                raise UsageError(f"offset {offset} was not rejected: replay it")
+            if drop and record.reason is None:
+                raise UsageError(f"offset {offset} was not rejected, but waits to be replayed: replay it")
         request = ReplayRequest(frozenset(offsets) or None, drop=drop)
         feed.add_request(request)
         try:

@@ -70,8 +70,8 @@ class SinkRuntime:
         self.sink = sink
         self.feed: Feed | None = None
         self.quarantine: Quarantine | None = None  # quarantine for the feed
-        self.lamport = 0
-        self.reported = 0
+        self.lamport = 0  # highest Lamport number that the sink holds
+        self.reported = 0  # offset that the sink itself reported as durable
         self.is_closing = False
         self.required = self.evictable = False
         self.has_foreign_data = False  # True if it holds deltas of an earlier log
@@ -151,23 +151,23 @@ class SinkRuntime:
         """
         quarantine = self.quarantine if self.feed is None else self.feed.quarantine
         clock = self._world.clock
-        pace, since = Pace(clock), clock.now()
+        pace, read_since = Pace(clock), clock.now()
         try:
-            for found in read_history(self._log, vectors):
+            for batch_and_row in read_history(self._log, vectors):
                 if pace.is_due:
                     await pace.rest()
                     if self.feed is not None:
-                        self.feed.note_read(clock.now() - since)
-                    since = clock.now()
-                if found is None:
+                        self.feed.note_read(clock.now() - read_since)
+                    read_since = clock.now()
+                if batch_and_row is None:
                     continue
-                logged, row = found
+                logged, row = batch_and_row
                 if (
                     logged.batch.is_state
                     or quarantine is None
                     or not quarantine.is_withheld(logged.offset + row)
                 ):
-                    yield found
+                    yield logged, row
         except Refused as refused:
             raise TryAgain(f"the log cannot be read: {refused.message}") from None
 
@@ -183,8 +183,9 @@ class SinkRuntime:
     ) -> tuple[int, bool]:
         """Open the sink; return its first offset, and True if it stores its cursor itself.
 
-        `saved` is the stored cursor of this name. `can_rebuild`: the sink can be rebuilt; it is, if its data
-        is incomplete or the log has removed its next deltas; `forced`: it is rebuilt whatever it holds.
+        `saved` is the stored cursor of this name. `can_rebuild`: True if the sink can be rebuilt;
+        then it is, if its data is incomplete or the log has removed its next deltas. `forced`: True if the
+        sink is to be rebuilt whatever it holds.
         Raises Refused, what the sink raises.
         """
         opening = self.sink.open(self)
@@ -333,12 +334,12 @@ class SinkRuntime:
 
     def _resolve_start(self, start: Start, reached: int) -> int:
         log = self._log
-        named: dict[Start, int] = {
+        offset_of_name: dict[Start, int] = {
             "resume": reached,
             "earliest": log.start_offset,
             "latest": log.high_watermark,
         }
-        offset = named.get(start, start) if isinstance(start, str | int) else -1
+        offset = offset_of_name.get(start, start) if isinstance(start, str | int) else -1
         if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset <= log.high_watermark:
             raise UsageError(
                 f"start {start!r}: give resume, earliest, latest or an offset from 0 to {log.high_watermark}"
@@ -382,11 +383,14 @@ class SinkRuntime:
 
 def find_head(history: Iterable[tuple[LoggedBatch, int] | None]) -> Head | None:
     """Return the head of the vector with these deltas, given in log order; None if there are none."""
-    rows = [found for found in history if found is not None]
+    rows = [batch_and_row for batch_and_row in history if batch_and_row is not None]
     alive: bool | None = None
-    for logged, row in sorted(rows, key=lambda one: one[0].key(one[1])):
+    for logged, row in sorted(rows, key=lambda pair: pair[0].key(pair[1])):
         alive = is_alive_after(logged.batch.kinds[row], alive)
-    return None if alive is None else Head(rows[-1][0].batch.dot(rows[-1][1]), alive)
+    if alive is None:
+        return None
+    last_batch, last_row = rows[-1]
+    return Head(last_batch.batch.dot(last_row), alive)
 
 
 def read_history(log: Log, vectors: Collection[tuple[str, str]]) -> Iterator[tuple[LoggedBatch, int] | None]:

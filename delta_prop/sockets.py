@@ -44,6 +44,7 @@ LINGER_S_MAX = 1.0
 LINGER_BYTES_MAX = 32 * 1024 * 1024
 """Maximum seconds, and maximum bytes, for which `aclose` waits for the other side to close too."""
 BACKLOG = 1024
+"""Maximum connections that wait for `accept`."""
 EXHAUSTED_S = 0.25
 """Seconds without an accept after the system had no descriptor or memory for a connection."""
 HEAD_START_S = 0.25
@@ -146,7 +147,7 @@ class SocketListener:
                     logger.warning("no connection can be accepted; the service retries: %s", error)
                     await anyio.sleep(EXHAUSTED_S)
             else:
-                return self._stream(accepted, address)
+                return self._make_stream(accepted, address)
 
     async def aclose(self) -> None:
         """Accept no more; accepted connections continue."""
@@ -157,7 +158,7 @@ class SocketListener:
                 await anyio.lowlevel.checkpoint()  # the waiting task must end before the descriptor is reused
             self._server.close()
 
-    def _stream(self, accepted: socket.socket, address: Any) -> Stream:
+    def _make_stream(self, accepted: socket.socket, address: Any) -> Stream:
         _prepare(accepted)
         host = _normalize_host(address[0])
         stream = SocketStream(accepted, self._coop_budget, _format_address(host, address[1]), host)
@@ -206,13 +207,13 @@ class SocketStream:
 
         Return True if `on_received` ended it, False at the end of the peer's stream.
         """
-        ended, budget, receive = False, self._coop_budget, self._socket.recv_into
+        ended, budget, receive_into = False, self._coop_budget, self._socket.recv_into
 
-        def readable() -> bool:
+        def receive() -> bool:
             nonlocal ended
             budget.has_yielded = True
             try:
-                count = receive(get_buffer())
+                count = receive_into(get_buffer())
             except OSError as error:
                 self._check_would_block(error)
                 return True
@@ -223,7 +224,7 @@ class SocketStream:
             return False
 
         await budget.yield_if_due()
-        await self._readiness.call_on_readable(readable)
+        await self._readiness.call_on_readable(receive)
         return not ended
 
     def send_now(self, parts: Sequence[Buffer]) -> int:
@@ -244,11 +245,11 @@ class SocketStream:
     async def send(self, parts: Sequence[Buffer]) -> None:
         """Send these buffers in order; return once the kernel has taken all."""
         await self._coop_budget.yield_if_due()
-        left = total_bytes(parts)
-        while left:
+        bytes_left = total_bytes(parts)
+        while bytes_left:
             sent = self.send_now(parts)
-            left -= sent
-            if left:
+            bytes_left -= sent
+            if bytes_left:
                 parts = skip_bytes(parts, sent)
                 await _wait_ready(anyio.wait_writable, self._socket)
                 self._coop_budget.note_yield()
@@ -327,7 +328,7 @@ class SocketStream:
             raise self._connection_error(error) from error
 
     def _send_from(self, descriptor: int, part: FileRange, sent: int) -> int | None:
-        """Return how many bytes of the file were sent, 0 if it would block; None: sendfile cannot send it."""
+        """Return how many bytes of the file were sent, 0 if it would block; None if sendfile cannot do it."""
         count_max = min(part.size - sent, _FILE_BYTES_PER_CALL)
         try:
             sent_now = os.sendfile(self._socket.fileno(), descriptor, part.position + sent, count_max)
@@ -348,8 +349,8 @@ class SocketStream:
             return
         with suppress(OSError):  # the connection has ended already
             self._socket.shutdown(socket.SHUT_WR)
-            scratch, left = bytearray(_DISCARD_BYTES), LINGER_BYTES_MAX
-            while left > 0:
+            scratch, bytes_left = bytearray(_DISCARD_BYTES), LINGER_BYTES_MAX
+            while bytes_left > 0:
                 await self._coop_budget.yield_if_due()
                 try:
                     count = self._socket.recv_into(scratch)
@@ -357,7 +358,7 @@ class SocketStream:
                     await anyio.wait_readable(self._socket)
                     self._coop_budget.note_yield()
                 else:
-                    left = left - count if count else 0
+                    bytes_left = bytes_left - count if count else 0
 
     def _connection_error(self, error: OSError) -> ConnectionError:
         text = error.strerror or str(error)
@@ -401,11 +402,11 @@ async def _resolve(host: str, port: int, flags: int = 0) -> list[tuple[int, Any]
     if not 0 <= port <= 65_535:
         raise UsageError(f"port {port}: give one from 0 to 65,535")
     try:
-        found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+        entries = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
     except (OSError, UnicodeError) as error:
         message = f"the host {host!r} has no address that is known here: {error}"
         raise unknown_host(host, error) or OSError(message) from error
-    return [(family, address) for family, _, _, _, address in found]
+    return [(family, address) for family, _, _, _, address in entries]
 
 
 async def _connect_first(targets: list[tuple[int, Any]], name: str) -> socket.socket:
@@ -471,9 +472,9 @@ def _wrap_error(error: OSError, what: str) -> OSError:
 @lru_cache(maxsize=4096)
 def _normalize_host(host: str) -> str:
     """Return an address without its scope; IPv4 unmapped if it came in by IPv6."""
-    found = ip_address(host.partition("%")[0])
-    mapped = found.ipv4_mapped if isinstance(found, IPv6Address) else None
-    return str(mapped or found)
+    address = ip_address(host.partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return str(mapped or address)
 
 
 def _format_address(host: str, port: int) -> str:

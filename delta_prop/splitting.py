@@ -79,7 +79,7 @@ def split_batch(batch: Batch, duplicates: Mapping[int, int | None], offset: int)
 
 
 def with_row(refusal: Refused, rows: list[int]) -> Refused:
-    """Return a refusal of some rows of a call with the row numbered as in the call."""
+    """Return the refusal with its row numbered as in the call; `rows`: the call's checked rows."""
     if refusal.row is None or rows[refusal.row] == refusal.row:
         return refusal
     row = rows[refusal.row]

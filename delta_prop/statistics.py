@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """A snapshot of all counters, in deltas, bytes and offsets as named. `full`: the full resource."""
+    """A snapshot of all counters. `full`: the resource that is full, None if there is capacity."""
 
     accepted: int
     duplicates: int

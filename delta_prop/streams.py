@@ -28,28 +28,30 @@ U = TypeVar("U")
 OPEN_MAX = 1_000
 """Maximum unacknowledged deltas of one subscription."""
 TASKS = 8
+"""Maximum calls of a `map` function at a time."""
 CHUNK_S = 0.1
+"""Maximum seconds for which the first value of a chunk waits for others."""
 
 
 class Item(Generic[T]):
     """Item of a stream: a value, and the deltas that it was derived from, until `done()`."""
 
-    __slots__ = ("_origins", "value")
+    __slots__ = ("_sources", "value")
 
-    def __init__(self, value: T, origins: Sequence[tuple[_InFlight, int]]) -> None:
+    def __init__(self, value: T, sources: Sequence[tuple[_InFlight, int]]) -> None:
         self.value = value
-        self._origins = origins
+        self._sources = sources  # the deltas, each as the subscription's unacknowledged deltas and an offset
 
     def done(self) -> None:
         """Acknowledge its deltas, as soon as all before them are done too. Call once."""
-        origins, self._origins = self._origins, ()
-        for in_flight, offset in origins:
+        sources, self._sources = self._sources, ()
+        for in_flight, offset in sources:
             in_flight.done(offset)
 
     def into(self, value: U) -> Item[U]:
         """Return an item with a derived value, which replaces this one."""
-        origins, self._origins = self._origins, ()
-        return Item(value, origins)
+        sources, self._sources = self._sources, ()
+        return Item(value, sources)
 
 
 def items(subscriber: Subscriber, *, open_max: int = OPEN_MAX) -> Stream[Item[Delivered]]:
@@ -94,7 +96,7 @@ def map(
 
 
 def filter(source: AsyncIterable[Item[T]], wanted: Callable[[T], bool]) -> Stream[Item[T]]:
-    """Return a stream of wanted items; others are done. The loop calls `wanted`, which must not block."""
+    """Return a stream of wanted items; others are done. The loop calls `wanted`, so it must not block."""
     from aiostream import stream
 
     async def filtered() -> AsyncIterator[Item[T]]:
@@ -118,7 +120,7 @@ def chunk(source: AsyncIterable[Item[T]], count: int, *, within_s: float = CHUNK
 
 
 async def values(source: AsyncIterable[Item[T]]) -> AsyncIterator[T]:
-    """Yield the values of a stream: each is done when the loop requests the next."""
+    """Yield the values of a stream; an item is done when the loop requests the next one."""
     from aiostream import stream
 
     async with stream.iterate(source).stream() as streamer:
@@ -164,16 +166,16 @@ class _DeltaIterator:
     """A subscription as an async iterator."""
 
     def __init__(self, in_flight: _InFlight) -> None:
-        self._open = in_flight
+        self._in_flight = in_flight
 
     def __aiter__(self) -> _DeltaIterator:
         return self
 
     async def __anext__(self) -> Item[Delivered]:
-        await self._open.wait_capacity()
-        delivered = await anext(self._open.subscriber)
-        self._open.take(delivered.offset)
-        return Item(delivered, ((self._open, delivered.offset),))
+        await self._in_flight.wait_capacity()
+        delivered = await anext(self._in_flight.subscriber)
+        self._in_flight.take(delivered.offset)
+        return Item(delivered, ((self._in_flight, delivered.offset),))
 
 
 async def _chunks(
@@ -184,24 +186,24 @@ async def _chunks(
     loop = asyncio.get_running_loop()
     async with stream.iterate(source).stream() as streamer:
         next_item: asyncio.Task[Item[T]] | None = None
-        held: list[Item[T]] = []
+        collected: list[Item[T]] = []
         try:
             while True:
                 began = loop.time()
-                while len(held) < count:
+                while len(collected) < count:
                     next_item = next_item or asyncio.ensure_future(_next(streamer))
-                    left_s = began + within_s - loop.time() if held else None
+                    left_s = began + within_s - loop.time() if collected else None
                     await asyncio.wait({next_item}, timeout=None if left_s is None else max(left_s, 0.0))
                     if not next_item.done():
                         break  # the next item is awaited for the next chunk
-                    began = began if held else loop.time()
-                    one, next_item = next_item, None
-                    held.append(one.result())
-                yield _join_items(held)
-                held = []
+                    began = began if collected else loop.time()
+                    collected.append(next_item.result())
+                    next_item = None
+                yield _join_items(collected)
+                collected = []
         except StopAsyncIteration:
-            if held:
-                yield _join_items(held)
+            if collected:
+                yield _join_items(collected)
         finally:
             if next_item is not None:
                 next_item.cancel()
@@ -211,5 +213,5 @@ async def _next(streamer: AsyncIterator[Item[T]]) -> Item[T]:
     return await anext(streamer)
 
 
-def _join_items(held: Sequence[Item[T]]) -> Item[list[T]]:
-    return Item([item.value for item in held], [one for item in held for one in item._origins])
+def _join_items(items: Sequence[Item[T]]) -> Item[list[T]]:
+    return Item([item.value for item in items], [source for item in items for source in item._sources])

@@ -56,6 +56,7 @@ T = TypeVar("T")
 logger = logging.getLogger("delta_prop")
 
 _ALL_VISIBLE = "every sink has everything"
+"""State at the exit of the interpreter if nothing is missing at any sink."""
 
 
 class SyncPropagator:

@@ -29,7 +29,7 @@ CALLS_MAX = 32
 class Wakeup:
     """Wakes the one task that waits for it; a notification without a waiter ends the next wait at once.
 
-    Like an event that is renewed for each wait, but created only if a task waits.
+    It works like an event that is renewed for each wait, but is created only if a task waits.
     """
 
     __slots__ = ("_event", "_is_notified")
@@ -84,7 +84,7 @@ class TickCallbacks:
     def __init__(
         self, now: Callable[[], float], call_soon: Callable[[Callable[[], None]], object] | None = None
     ) -> None:
-        """Create it; `call_soon` schedules a call at the end of the loop's tick; None: `run` makes it."""
+        """Create it; `call_soon` schedules a call at the end of the loop's tick; if None, `run` makes it."""
         self._now = now
         self._call_soon = call_soon
         self._is_deferred = False  # True while `call_soon` has yet to make the calls
@@ -146,7 +146,7 @@ class TickCallbacks:
     def call_at_end(self, call: Callable[[], None], *, first: bool = False) -> bool:
         """Schedule a call for the end of the tick; `first`: before those scheduled already.
 
-        Return False if no tick is entered, or it has too many calls: then it is not called.
+        Return False if no tick is entered, or it has too many calls; then `call` is not called.
         """
         if not self._depth or len(self._calls) >= CALLS_MAX:
             return False

@@ -47,7 +47,7 @@ def _load_files(context: ssl.SSLContext, tls: Tls) -> ssl.SSLContext:
             context.load_cert_chain(tls.certificate, tls.key, _reject_password)
     except OSError as error:  # SSLError is an OSError too
         files = " and ".join(
-            str(one) for one in (tls.authorities, tls.certificate, tls.key) if one is not None
+            str(file) for file in (tls.authorities, tls.certificate, tls.key) if file is not None
         )
         why = error.strerror or getattr(error, "reason", None) or error
         raise UsageError(f"TLS cannot use {files}: {why}: give certificates and keys as PEM files") from error

@@ -1,7 +1,8 @@
 """Transforms: a named function of a vector, resolved into a dense delta before it is queued.
 
-Read, apply, publish with `expect`; retry if the vector has changed meanwhile. A function may block: it is
-called in a thread, unless it was registered with `nonblocking`.
+It reads the vector, applies the function and publishes the result with `expect`, and it retries if the vector
+has changed meanwhile. A function may block: it is called in a thread, unless it was registered with
+`nonblocking`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from delta_prop_wire.delta import Delta
 
 ATTEMPTS_MAX = 16
+"""Maximum tries of one publish, if others change the vector each time."""
 
 
 class VectorReader(Protocol):
@@ -107,12 +109,12 @@ class Transforms:
                 state = sink.get(delta.namespace, delta.vector_id)
                 if inspect.isawaitable(state):
                     state = await state
-                vector, dot = _read(state, delta)
+                vector, dot = _require_vector(state, delta)
                 call = partial(transform.function, vector.copy())
                 try:
                     result = call() if transform.nonblocking else await threads.run(call)
                 except Exception as failure:
-                    raise _failed(name, delta, failure) from failure
+                    raise _function_failed(name, delta, failure) from failure
                 resolved = replace(delta, operation=dense(result), expect=dot, source=Source.TRANSFORM)
                 try:
                     return await publish(resolved)
@@ -127,7 +129,7 @@ class Transforms:
         )
 
 
-def _failed(name: str, delta: Delta, failure: Exception) -> Refused:
+def _function_failed(name: str, delta: Delta, failure: Exception) -> Refused:
     return Refused(
         ErrorCode.PROCESSING_FAILED,
         f"transform {name!r} failed at {delta.vector_id!r} in namespace {delta.namespace!r}: "
@@ -136,7 +138,7 @@ def _failed(name: str, delta: Delta, failure: Exception) -> Refused:
     )
 
 
-def _read(state: object, delta: Delta) -> tuple[NDArray[np.float32], Dot]:
+def _require_vector(state: object, delta: Delta) -> tuple[NDArray[np.float32], Dot]:
     vector = getattr(state, "vector", None)
     key = getattr(state, "key", None)  # (Lamport number, origin, counter)
     if not getattr(state, "alive", False) or vector is None or key is None:

@@ -1,7 +1,7 @@
 """The real world: the event loop's clock, the system's randomness, worker threads, sockets.
 
-Besides `sockets.py` and `tls.py` the only module of the service that uses them; everything else gets a
-`World`.
+Besides `sockets.py`, `tls.py` and `loop_thread.py`, this is the only module of the service that uses them;
+everything else gets a `World`.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ class OwnThread:
         """Run `function` on the thread; a cancelled caller waits for its end, so it knows the outcome."""
         call = _ThreadCall(function)
         with anyio.CancelScope(shield=True):
-            # The thread takes calls one at a time, in order. It is put last, since the call may start at
-            # once.
+            # The thread takes calls one at a time, in order. A call may start as soon as it is queued, so it
+            # is noted first.
             self._pending_calls.add(call)
             self._calls.put(call)
             await call.done.wait()

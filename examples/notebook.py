@@ -12,7 +12,7 @@ from delta_prop.sinks import CacheSink, IndexSink
 
 
 def unit(vector):
-    """Return a vector of length 1. A transform's result replaces the vector."""
+    """Scale a vector to length 1. The service replaces the vector by the result of its transform."""
     return vector / np.linalg.norm(vector)
 
 
@@ -22,7 +22,7 @@ def main() -> None:
 
         ids = [f"point-{n}" for n in range(1000)]
         points = np.random.default_rng(0).standard_normal((1000, 8))
-        ack = p.publish_many(ids, points)  # full columns: one call, no object per row
+        ack = p.publish_many(ids, points)  # one call with whole columns, without an object per row
         p.wait_visible(ack)
         print("nearest:", p.call(lambda: index.search(points[7], k=1))[0].vector_id)
 
@@ -31,7 +31,7 @@ def main() -> None:
         state = p.call(lambda: cache.get("default", "point-7"))
         print("length:", np.linalg.norm(state.vector).round(6))
 
-        try:  # two writers change the same vector: the second one is refused
+        try:  # two writers expect the same last delta of a vector: the second writer is refused
             head = p.head("point-7")
             p.publish(Delta("point-7", offset(1.0), expect=head))
             p.publish(Delta("point-7", create(points[0]), expect=head))

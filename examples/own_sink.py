@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Counts:
-    """A frozen snapshot of the sink's numbers."""
+    """A frozen snapshot of the sink's numbers: how many changes each namespace had."""
 
     changes: Mapping[str, int]
 
@@ -39,7 +39,7 @@ class CountingSink:
         self.last_offsets: dict[tuple[str, str], int] = {}  # a vector's last offset detects duplicates
 
     async def open(self, context: SinkContext) -> None:
-        """Return None: the service stores the cursor. A sink with its own cursor returns a ResumePoint."""
+        """Return None, so the service stores the cursor. A sink with its own cursor returns a ResumePoint."""
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
         """Apply one or more batches in log order; when this returns, they are applied. Calls never
@@ -48,7 +48,7 @@ class CountingSink:
         for delivery in deliveries:
             batch = delivery.batch
             rows = range(batch.count) if delivery.rows is None else delivery.rows.tolist()
-            for row in rows:  # these match the sink's topics; a batch may have others
+            for row in rows:  # those that match the sink's topics; the batch may have others
                 vector = (batch.namespaces[row], batch.keys[row])
                 row_offset = delivery.first_offset + row
                 if row_offset > self.last_offsets.get(vector, -1):  # else a duplicate after a failure

@@ -16,25 +16,25 @@ from delta_prop.server.settings import ServerSettings
 async def main() -> None:
     async with Propagator() as first, Propagator() as second, anyio.create_task_group() as tasks:
         services = []
-        for propagator in (
-            first,
-            second,
-        ):  # in production these are `delta-prop serve`, one per core or machine
+        for propagator in (first, second):
+            # In production, each service is a `delta-prop serve`, one per core or machine.
             address = await tasks.start(Service(propagator, ServerSettings(port=0)).run)
             services.append(f"{address.host}:{address.port}")
 
         async with SpreadProducer(services, name="writer") as producer:
             ack = await producer.publish(*(Delta(f"note-{n}", opaque(b"new")) for n in range(7)))
             for part in ack.parts:
-                print(f"service {part.place}: rows {list(part.rows)} from offset {part.published.offset} on")
+                print(
+                    f"service {part.service_index}: rows {list(part.rows)} from offset {part.ack.offset} on"
+                )
             changed = await producer.publish(Delta("note-6", opaque(b"changed")), after=[ack])
-            print("note-6 is at service", changed.parts[0].place)
+            print("note-6 is at service", changed.parts[0].service_index)
 
         async with SpreadSubscriber(services, "*", start="earliest") as reader:
             received = [await anext(reader) for _ in range(8)]
-        for service in range(len(services)):
-            vector_ids = [delivered.delta.vector_id for delivered in received if delivered.place == service]
-            print(f"from service {service}: {', '.join(vector_ids)}")
+        for index in range(len(services)):
+            vector_ids = [one.delta.vector_id for one in received if one.service_index == index]
+            print(f"from service {index}: {', '.join(vector_ids)}")
         tasks.cancel_scope.cancel()
 
 

@@ -36,8 +36,8 @@ async def main() -> None:
                 producer.offer(Delta(f"{namespace}-{number}", opaque(bytes(number)), namespace))
 
             both = streams.merge(streams.items(docs), streams.items(mail))
-            short = streams.filter(both, lambda item: item.delta.vector_id != "docs-1")
-            chunks = streams.chunk(streams.map(short, summarise), 3, within_s=0.5)
+            wanted = streams.filter(both, lambda item: item.delta.vector_id != "docs-1")
+            chunks = streams.chunk(streams.map(wanted, summarise), 3, within_s=0.5)
             summaries: list[str] = []
             async for chunk in streams.values(chunks):
                 summaries += chunk

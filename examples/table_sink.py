@@ -1,7 +1,8 @@
-"""A sink with its own state: a table of products in SQLite, its rows and its cursor in one transaction.
+"""A sink with its own state: a table of products in SQLite. Its rows and its cursor commit together.
 
 Other programs read the table `products`. The sink also stores each vector's state, from which it applies the
-next delta. A forwarded delta may sort before one that is applied already; then the sink refolds the vector.
+next delta. A forwarded delta may sort before one that is applied already; then the sink refolds the vector:
+it computes the state again, from all deltas in their order.
 
 python examples/table_sink.py
 """
@@ -57,7 +58,7 @@ KNOWN_KINDS = frozenset(map(int, Kind))
 
 @dataclass(frozen=True)
 class TableStatistics:
-    """A frozen snapshot of the sink's numbers."""
+    """A frozen snapshot of the sink's numbers. `refolded`: how often a vector was refolded."""
 
     next_offset: int
     refolded: int
@@ -101,7 +102,7 @@ class ProductTable:
             if rejected is not None:
                 break
         states |= await fold_again(self._context, refolds)  # reads the log once for all vectors
-        await self._on_thread(partial(self._write, states, next_offset, lamport))
+        await self._on_thread(partial(self._write_with_cursor, states, next_offset, lamport))
         self._next_offset, self._lamport = next_offset, lamport
         self._refolded += len(refolds)
         self._context.committed(next_offset)
@@ -126,10 +127,12 @@ class ProductTable:
         await self._on_thread(self._begin_rebuild)
 
     async def load_states(self, rows: Sequence[StateRow]) -> None:
-        await self._on_thread(partial(self._put, {(row.namespace, row.vector_id): row.state for row in rows}))
+        await self._on_thread(
+            partial(self._write_states, {(row.namespace, row.vector_id): row.state for row in rows})
+        )
 
     async def end_rebuild(self, offset: int, lamport: int) -> None:
-        await self._on_thread(partial(self._write, {}, offset, lamport))
+        await self._on_thread(partial(self._write_with_cursor, {}, offset, lamport))
         self._next_offset, self._lamport = offset, lamport
         self._context.committed(offset)
 
@@ -153,16 +156,14 @@ class ProductTable:
             rows = {ref: db.execute(query, ref).fetchone() for ref in refs}
         return {ref: unpack(row[0]) for ref, row in rows.items() if row is not None}
 
-    def _write(self, states: dict[Ref, VectorState], next_offset: int, lamport: int) -> None:
+    def _write_with_cursor(self, states: dict[Ref, VectorState], next_offset: int, lamport: int) -> None:
         cursor = Cursor(self._context.log_id, self._context.epoch, next_offset)
-        with (
-            closing(sqlite3.connect(self.path)) as db,
-            db,
-        ):  # one transaction: all rows and the cursor, or nothing
+        # One transaction: all rows and the cursor are written, or nothing.
+        with closing(sqlite3.connect(self.path)) as db, db:
             db.executemany("REPLACE INTO products VALUES (?, ?, ?, ?, ?, ?)", map(encode_row, states.items()))
             db.execute("REPLACE INTO cursor VALUES (1, ?, ?, 0)", (str(cursor), lamport))
 
-    def _put(self, states: dict[Ref, VectorState]) -> None:
+    def _write_states(self, states: dict[Ref, VectorState]) -> None:
         with closing(sqlite3.connect(self.path)) as db, db:
             db.executemany("REPLACE INTO products VALUES (?, ?, ?, ?, ?, ?)", map(encode_row, states.items()))
 
@@ -190,7 +191,7 @@ def vectors_of(deliveries: Sequence[Delivery]) -> set[Ref]:
 def fold_rows(
     delivery: Delivery, states: dict[Ref, VectorState], refolds: dict[Ref, int]
 ) -> RejectDelta | None:
-    """Fold rows onto the states, and note the vectors to refold; stop at an invalid row."""
+    """Fold rows onto the states, and note the vectors to refold. Return the rejection of an invalid row."""
     logged, batch = delivery.logged, delivery.batch
     for row in rows_of(delivery):
         ref, key = (batch.namespaces[row], batch.keys[row]), logged.key(row)
@@ -205,7 +206,7 @@ def fold_rows(
 
 
 def find_error(delivery: Delivery, row: int) -> str | None:
-    """Return why a row can never be in this table, None if it can."""
+    """Return the reason why a row can never be in this table; None if it can."""
     kind, price = delivery.batch.kinds[row], (delivery.batch.metadata(row) or {}).get("price")
     if kind not in KNOWN_KINDS:
         return f"kind {kind} is of a later version"

@@ -21,7 +21,7 @@ pytest_plugins = ["delta_prop.testing.plugin"]  # usually in conftest.py
 
 
 async def halve_each_hour(p: Propagator, vector_id: str) -> None:
-    """Halve a vector each hour: the program's own code, which the tests check."""
+    """Halve a vector each hour. This is the program's own code, which a test checks."""
     while True:
         await anyio.sleep(3600)
         await p.publish(Delta(vector_id, scale(0.5)))
@@ -35,10 +35,10 @@ def test_halving_runs_each_hour(run_propagator: Any) -> None:
         await p.settle()
         assert p.recorder.vector_ids == ["weight"] * 5
 
-    run_propagator(halve_for_hours)  # virtual hours take real seconds
+    run_propagator(halve_for_hours)  # the virtual hours pass within a second
 
 
-def test_slow_sink_full_log_refuses(run_propagator: Any) -> None:
+def test_publish_is_refused_while_a_slow_sink_needs_the_full_log(run_propagator: Any) -> None:
     async def fill_log(p: RecordedPropagator) -> None:
         await p.attach(CallbackSink(lambda *_: anyio.sleep(3600), name="slow"))
         for n in range(10):

@@ -32,8 +32,7 @@ BODY_BYTES_MAX = 1 << 20
 
 @contextmanager
 def claim_name() -> Iterator[str]:
-    """Claim a name that no other running worker of this machine has; after this process, a later one reuses
-    it.
+    """Claim a name that no other running worker on this machine has. It is free again when the process ends.
 
     Two producers with one name would fence each other; a new name for each start would accumulate in the
     service.
@@ -41,7 +40,7 @@ def claim_name() -> Iterator[str]:
     for number in range(WORKERS_MAX):
         with open(LOCKS / f"web-{number}.lock", "a") as lock:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process ends
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the end of the process releases it
             except BlockingIOError:
                 continue
             yield f"web-{number}"

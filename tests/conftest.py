@@ -1,7 +1,7 @@
 """Shared test setup: the `--full` amounts, the profiles of hypothesis, and which tests run.
 
 A normal run is the same every time, on every machine, except for the chaos seeds, which are new each time and
-printed at the end; `--full` also draws new examples, in full amounts. Tests with Spark run if there is Java,
+printed at the end. `--full` draws new examples too, and more of them. Tests with Spark run if there is Java,
 in one worker, which starts Spark once.
 """
 
@@ -66,7 +66,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run tests with Spark first, as they take longest, and exclusive tests last, as others wait for them."""
+    """Run tests with Spark first, as they take longest, and exclusive tests last, as other tests wait for
+    them.
+    """
     with_spark = [item for item in items if item.get_closest_marker("spark") is not None]
     if config.getoption("--spark"):
         items[:] = with_spark

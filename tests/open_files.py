@@ -13,9 +13,9 @@ _DESCRIPTORS = "/proc/self/fd"
 
 
 def open_below(folder: Path) -> list[str]:
-    """Return the open files in a folder, including removed files; none if the system does not report them."""
-    found = []
+    """Return the paths of open files in a folder, also of removed files; none if the system reports none."""
+    paths = []
     for number in os.listdir(_DESCRIPTORS) if os.path.isdir(_DESCRIPTORS) else ():
         with suppress(OSError):  # the file was closed meanwhile
-            found.append(os.readlink(f"{_DESCRIPTORS}/{number}"))
-    return [name for name in found if name.startswith(f"{folder}/")]
+            paths.append(os.readlink(f"{_DESCRIPTORS}/{number}"))
+    return [path for path in paths if path.startswith(f"{folder}/")]

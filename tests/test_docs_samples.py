@@ -161,13 +161,14 @@ def test_every_block_is_run_here_or_listed_elsewhere() -> None:
 
 
 def named_commands() -> list[tuple[str, str]]:
-    found = []
+    """Return (page, command) for each command of delta-prop that a page names within a line."""
+    commands = []
     for page, text in PAGES.items():
         for span in re.findall(r"`([^`\n]+)`", text):
             words = span.split()
             if words[:1] == ["delta-prop"] and len(words) > 1:
-                found.append((page, span))
-    return found
+                commands.append((page, span))
+    return commands
 
 
 @pytest.mark.parametrize(("page", "command"), named_commands())

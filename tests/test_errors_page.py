@@ -136,7 +136,7 @@ EXAMPLES: dict[str, Callable[[], object]] = {
         embedded_refusal, Delta("doc-1", sparse([2], [0.5]), namespace="docs", expect=Dot(ORIGIN, 1))
     ),
     "PENDING_FULL": partial(
-        pending_refusal, missing.pending_full, Shortage("deltas of this producer pending", 1000, 1000)
+        pending_refusal, missing.pending_full, Shortage("pending deltas of this producer", 1000, 1000)
     ),
     "LOG_FULL": partial(
         log_refusals.log_full,

@@ -1,7 +1,8 @@
-"""The Node client, written from the protocol page alone: golden frames, cuts, credit, backpressure.
+"""The Node client, written from the protocol page alone: golden frames, connection cuts, credit,
+backpressure.
 
-It is tested with a real server, through connections that are cut, and with a scripted peer that sees each
-frame.
+The tests use a real server, through connections that are cut, and a scripted peer that sees each frame of the
+client.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from delta_prop_wire.stamp import Stamp
 from tests.delta_prop.server.process import Served, served
 from tests.delta_prop.server.raw import connected
 from tests.wire.duplicate_keys import DEEP, with_metadata
-from tests.wire.sealing import sealed
+from tests.wire.sealing import frame_with_checksum
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -120,7 +121,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @contextmanager
 def cutting_proxy(port: int, budgets: Sequence[tuple[int, int]]) -> Iterator[int]:
-    """Yield a port that forwards to `port`, and cuts early connections after `budgets` bytes, up and down."""
+    """Yield a port that forwards to `port`. Connection n is cut after `budgets[n]` bytes, up or down;
+    connections beyond the budgets are not cut.
+    """
     sockets: list[socket.socket] = []
 
     def carry(source: socket.socket, target: socket.socket, bytes_left: float) -> None:
@@ -189,7 +192,9 @@ def test_each_line_arrives_once_through_connection_cuts(
     counts = json.loads(published.stderr)
     assert counts["connections"] == 4
     assert counts["resent"] > 0
-    assert lines(node(*publish, "--port", server.port)) == [], "every line was published before"
+    assert lines(node(*publish, "--port", server.port)) == [], (
+        "lines that were published before were acknowledged again"
+    )
 
     subscription = (
         "--topic",
@@ -353,12 +358,12 @@ def pack(value: Any) -> bytes:
 
 
 class Peer:
-    """The side of a scripted server in one connection."""
+    """The scripted server's side of one connection."""
 
     def __init__(self, listener: socket.socket, welcome: dict[str, Any], credit: list[int]) -> None:
         self._socket, _ = listener.accept()
         self._socket.settimeout(WAIT_S_MAX)
-        assert self.frame()[0] == 6, "the first frame is a hello"
+        assert self.frame()[0] == 6, "the first frame is not a hello"
         self.answer(
             2,
             {
@@ -370,7 +375,7 @@ class Peer:
         )
 
     def answer(self, kind: int, fields: dict[str, Any], sequence: int = 0) -> None:
-        self.send(sealed(FrameType(kind), pack(fields), sequence=sequence))
+        self.send(frame_with_checksum(FrameType(kind), pack(fields), sequence=sequence))
 
     def send(self, frame: bytes) -> None:
         self._socket.sendall(frame)
@@ -429,7 +434,7 @@ def test_producer_obeys_credit_backpressure_and_heartbeats() -> None:
         peer = Peer(listener, {"origins": [[18, 1, 0]]}, [3, 1_000_000])
         try:
             assert [peer.frame()[:2] for _ in range(3)] == [(1, 1), (1, 2), (1, 3)]
-            assert peer.is_silent(0.2), "the credit is used up"
+            assert peer.is_silent(0.2), "a frame came without credit"
             peer.answer(2, {"ranges": [[1, 3, 0, 0]], "credit": [2, 1_000]}, 3)
             assert [peer.frame()[:2] for _ in range(2)] == [(1, 4), (1, 5)]
             # Taken before the answer, so a busy machine can only lengthen the time.
@@ -437,26 +442,28 @@ def test_producer_obeys_credit_backpressure_and_heartbeats() -> None:
             peer.answer(4, {"level": 3, "retry_after_ms": 300}, 1)
             peer.answer(2, {"credit": [1, 1_000_000]}, 3)
             assert peer.frame()[:2] == (1, 6)
-            assert time.monotonic() - sent_at > 0.25, "no frame before the delay of Backpressure has passed"
+            assert time.monotonic() - sent_at > 0.25, (
+                "a frame came before the delay of Backpressure had passed"
+            )
 
             sent_at = time.monotonic()
             peer.answer(4, {"level": 2, "rate": 10}, 2)
             peer.answer(2, {"credit": [3, 1_000_000]}, 3)
             assert peer.frame()[:2] == (1, 7)
             assert [peer.frame()[:2] for _ in range(2)] == [(1, 8), (1, 9)]
-            assert time.monotonic() - sent_at > 0.15, "at most ten frames per second"
+            assert time.monotonic() - sent_at > 0.15, "more than ten frames per second came"
 
             sent_at = time.monotonic()
             peer.answer(3, {"code": 8, "text": "full", "retry_after_ms": 150}, 8)
             peer.answer(4, {"level": 0}, 3)
             peer.answer(2, {"credit": [9, 1_000_000]}, 3)
             resent = [peer.frame() for _ in range(4)]
-            assert time.monotonic() - sent_at > 0.1, "no frame before the delay of the refusal has passed"
+            assert time.monotonic() - sent_at > 0.1, "a frame came before the delay of the refusal had passed"
             assert [sequence for _, sequence, _ in resent] == [10, 11, 12, 13]
             base = 88 - 16  # position of a batch's first counter, without the header
             counters = [struct.unpack_from("<Q", payload, base)[0] for _, _, payload in resent]
-            assert counters == [8, 10, 11, 12], "refused rows are resent before new ones"
-            assert peer.frame()[:2] == (5, 1), "the client sends a heartbeat when idle"
+            assert counters == [8, 10, 11, 12], "refused rows were not resent before new ones"
+            assert peer.frame()[:2] == (5, 1), "the idle client sent no heartbeat"
         finally:
             peer.close()
 
@@ -469,7 +476,7 @@ def test_stopped_producer_resumes_at_another_level() -> None:
             for number, level in enumerate((0, 1, 2)):
                 peer.answer(4, {"level": 3} | ({"retry_after_ms": 30_000} if level == 1 else {}), 2 * number)
                 peer.answer(2, {"credit": [1, 1_000_000]}, number)
-                assert peer.is_silent(0.3), "no frame while the stop holds"
+                assert peer.is_silent(0.3), "a frame came while the stop held"
                 peer.answer(4, {"level": level}, 2 * number + 1)
                 assert peer.frame()[:2] == (1, 2 + number)
         finally:
@@ -482,7 +489,7 @@ def test_reconnected_producer_resends_in_the_order_of_counters() -> None:
         peer = Peer(listener, {"origins": [[18, 1, 0]]}, [3, 1_000_000])
         assert [peer.frame()[1] for _ in range(3)] == [1, 2, 3]
         peer.answer(3, {"code": 8, "text": "full", "retry_after_ms": 30_000}, 1)
-        assert peer.is_silent(0.2), "the refused entry waits"
+        assert peer.is_silent(0.2), "a frame came while the refused batch had to wait"
         peer.close()
 
         peer = Peer(listener, {"origins": [[18, 1, 0]]}, [4, 1_000_000])
@@ -550,15 +557,15 @@ def test_subscriber_reads_slices_and_resumes_after_noops() -> None:
             assert kind == 2
             assert b"\xa9processed" + bytes([end]) in payload
             assert payload[:-4].endswith(bytes([len(frame) & 0xFF])), (
-                "the client grants credit for these bytes"
+                "the client granted credit for another number of bytes"
             )
             assert b"\xa6credit\x92\x02" in payload
         peer.close()
 
         peer = Peer(listener, {}, [1, 1])  # the same client reconnects
         assert b"\xa6cursor\x93\xc4\x10" + bytes(16) + b"\x01\x16" in peer.frame()[2], (
-            "it resumes at offset 22"
+            "the client did not resume at offset 22"
         )
         peer.close()
         process.kill()
-        assert process.stdout.read() == "", "no-op rows are not printed"
+        assert process.stdout.read() == "", "no-op rows were printed"

@@ -47,9 +47,9 @@ class Checkout:
         for name in ("run", *LOCKS, "pyproject.toml", "tools/set_up.py"):
             shutil.copy(ROOT / name, self.root / name)
         for name in ("sh", "cat", "cksum", "dirname", "mkdir", "sed", "uname", "chmod"):
-            found = shutil.which(name)
-            assert found is not None
-            (self.commands / name).symlink_to(found)
+            path = shutil.which(name)
+            assert path is not None
+            (self.commands / name).symlink_to(path)
 
     def add_command(self, name: str, text: str) -> None:
         """Put a program on the PATH."""

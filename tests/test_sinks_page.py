@@ -91,7 +91,7 @@ def test_page_and_docstring_contracts_name_same_terms() -> None:
 def test_page_names_every_rule_and_optional_protocol() -> None:
     text = SINKS.read_text()
     kit = text.partition("## The conformance kit")[2]
-    assert [part for part in RULES if f"`{part}`" not in kit] == []
+    assert [rule for rule in RULES if f"`{rule}`" not in kit] == []
     optional = text.partition("## Optional parts")[2]
     source = inspect.getsource(inspect.getmodule(Sink))  # type: ignore[arg-type]
     parts = re.findall(r"^@runtime_checkable\nclass (\w+)\(Protocol\)", source, re.MULTILINE)

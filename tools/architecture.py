@@ -1,6 +1,6 @@
 """The rules of the architecture, as functions over a checkout: `violations(root)` lists violations.
 
-It reads source text and never imports it, so that it can check any tree, even a broken one.
+The check reads source text and never imports it, so that it can check any tree, even a broken one.
 """
 
 from __future__ import annotations
@@ -209,8 +209,8 @@ class Import:
 
     name: str
     line: int
-    typing_only: bool  # under `if TYPE_CHECKING`
-    lazy: bool  # inside a function
+    is_typing_only: bool  # under `if TYPE_CHECKING`
+    is_lazy: bool  # inside a function
 
 
 def violations(root: Path) -> list[Violation]:
@@ -222,15 +222,15 @@ def violations(root: Path) -> list[Violation]:
         tree = ast.parse(text, path)
         relative_path = path.relative_to(root).as_posix()
         nodes = list(ast.walk(tree))
-        found += lengths_and_docstring(relative_path, text, tree, nodes)
+        found += check_lengths_and_docstring(relative_path, text, tree, nodes)
         package = package_of(relative_path)
         if package is not None:
             imports = list(imports_of(tree, module_name(relative_path), path.name == "__init__.py"))
-            found += arrows(relative_path, package, imports)
-            found += purity(relative_path, imports)
-            found += third_parties(relative_path, imports, *declared)
+            found += check_arrows(relative_path, package, imports)
+            found += check_purity(relative_path, imports)
+            found += check_third_parties(relative_path, imports, *declared)
             if not matches(relative_path, SYSTEM):
-                found += ports(relative_path, nodes, imports)
+                found += check_ports(relative_path, nodes, imports)
     return sorted(found)
 
 
@@ -264,7 +264,7 @@ def matches(relative_path: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch(relative_path, pattern) for pattern in patterns)
 
 
-def lengths_and_docstring(
+def check_lengths_and_docstring(
     relative_path: str, text: str, tree: ast.Module, nodes: list[ast.AST]
 ) -> Iterator[Violation]:
     """Check the module docstring, and the length of files and functions."""
@@ -275,14 +275,14 @@ def lengths_and_docstring(
         yield Violation(relative_path, 1, "docstring", "the module has no docstring: write one")
     for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            long = (node.end_lineno or node.lineno) - node.lineno + 1
-            if long > FUNCTION_LINES_MAX:
-                what = f"{node.name} has {long} lines; a function has up to {FUNCTION_LINES_MAX}"
+            function_lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if function_lines > FUNCTION_LINES_MAX:
+                what = f"{node.name} has {function_lines} lines; a function has up to {FUNCTION_LINES_MAX}"
                 yield Violation(relative_path, node.lineno, "length", what)
 
 
-def arrows(relative_path: str, package: str, imports: Iterable[Import]) -> Iterator[Violation]:
-    """Check that imports follow ARROWS, and that none is of a folder of the checkout."""
+def check_arrows(relative_path: str, package: str, imports: Iterable[Import]) -> Iterator[Violation]:
+    """Check that imports follow ARROWS, and that none names a folder that only a checkout has."""
     for one in imports:
         top = one.name.partition(".")[0]
         if one.name == COMPUTED and not matches(relative_path, LAZY):
@@ -295,7 +295,7 @@ def arrows(relative_path: str, package: str, imports: Iterable[Import]) -> Itera
             yield Violation(relative_path, one.line, "arrow", f"{package} must not import {top}")
 
 
-def purity(relative_path: str, imports: Iterable[Import]) -> Iterator[Violation]:
+def check_purity(relative_path: str, imports: Iterable[Import]) -> Iterator[Violation]:
     """Check that a pure module imports nothing that waits or does input and output, even indirectly."""
     if not matches(relative_path, PURE):
         return
@@ -303,9 +303,12 @@ def purity(relative_path: str, imports: Iterable[Import]) -> Iterator[Violation]
         top = one.name.partition(".")[0]
         if top in IMPURE | BANNED_MODULES:
             yield Violation(relative_path, one.line, "purity", f"a pure module imports '{one.name}'")
-        elif top in ARROWS and not one.typing_only and not is_pure(one.name):
+        elif top in ARROWS and not one.is_typing_only and not is_pure(one.name):
             yield Violation(
-                relative_path, one.line, "purity", f"a pure module imports '{one.name}', which is not pure"
+                relative_path,
+                one.line,
+                "purity",
+                f"a pure module imports '{one.name}', which is not pure",
             )
 
 
@@ -319,14 +322,14 @@ def is_pure(name: str) -> bool:
     )
 
 
-def third_parties(
+def check_third_parties(
     relative_path: str, imports: Iterable[Import], core: set[str], extras: set[str]
 ) -> Iterator[Violation]:
     """Check that third-party imports are declared, and that functions import those of extras."""
     for one in imports:
         top = one.name.partition(".")[0]
         known = {COMPUTED, *ARROWS, *CHECKOUT_ONLY, *core, *sys.stdlib_module_names}
-        if one.typing_only or top in known:
+        if one.is_typing_only or top in known:
             continue
         home = HOMES.get(top)
         if home is not None:
@@ -334,7 +337,7 @@ def third_parties(
                 yield Violation(relative_path, one.line, "dependency", f"only {home} may import '{top}'")
         elif top not in extras:
             yield Violation(relative_path, one.line, "dependency", f"pyproject.toml does not declare '{top}'")
-        elif not one.lazy:
+        elif not one.is_lazy:
             yield Violation(
                 relative_path, one.line, "dependency", f"'{top}' is an extra; import it inside the function"
             )
@@ -353,7 +356,7 @@ def import_name(requirement: str) -> str:
     return requirement[:end].replace("-", "_").lower()
 
 
-def ports(relative_path: str, nodes: list[ast.AST], imports: list[Import]) -> Iterator[Violation]:
+def check_ports(relative_path: str, nodes: list[ast.AST], imports: list[Import]) -> Iterator[Violation]:
     """Check that only SYSTEM modules use clocks, random numbers, files, sockets and threads directly."""
     for one in imports:
         if one.name.partition(".")[0] in BANNED_MODULES or is_banned(one.name):
@@ -416,26 +419,26 @@ def imports_of(tree: ast.Module, module: str, is_package: bool) -> Iterator[Impo
     yield from _imports(tree, module.split(".") if is_package else module.split(".")[:-1], False, False)
 
 
-def _imports(node: ast.AST, package: list[str], typing_only: bool, lazy: bool) -> Iterator[Import]:
+def _imports(node: ast.AST, package: list[str], is_typing_only: bool, is_lazy: bool) -> Iterator[Import]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import):
             for one in child.names:
-                yield Import(one.name, child.lineno, typing_only, lazy)
+                yield Import(one.name, child.lineno, is_typing_only, is_lazy)
         elif isinstance(child, ast.ImportFrom):
             above = package[: len(package) - child.level + 1] if child.level else []
             base = ".".join([*above, *([child.module] if child.module else [])])
             for one in child.names:
-                yield Import(f"{base}.{one.name}", child.lineno, typing_only, lazy)
+                yield Import(f"{base}.{one.name}", child.lineno, is_typing_only, is_lazy)
         elif isinstance(child, ast.Call) and _is_dynamic_import(child):
-            yield Import(_constant(child.args), child.lineno, typing_only, lazy)
+            yield Import(_constant(child.args), child.lineno, is_typing_only, is_lazy)
         if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
             for inner in child.body:
-                yield from _imports(ast.Module([inner], []), package, True, lazy)
+                yield from _imports(ast.Module([inner], []), package, True, is_lazy)
             for inner in child.orelse:
-                yield from _imports(ast.Module([inner], []), package, typing_only, lazy)
+                yield from _imports(ast.Module([inner], []), package, is_typing_only, is_lazy)
         else:
-            inside = lazy or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-            yield from _imports(child, package, typing_only, inside)
+            inside = is_lazy or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            yield from _imports(child, package, is_typing_only, inside)
 
 
 def _constant(arguments: list[ast.expr]) -> str:

@@ -1,6 +1,6 @@
 """The rules of language, as functions over a checkout: `violations(root)` lists violations.
 
-`names.txt` beside this file lists, one per line, the names that were given up, and the parts that names
+`names.txt` beside this file lists, one per line, names that are not used any more, and parts that names
 avoid. The check reads source text and never imports it.
 """
 
@@ -47,7 +47,7 @@ class Lists:
     avoided_parts: set[str]
     """Parts that an identifier avoids, e.g. `told`; two parts are joined by an underscore."""
     exceptions: dict[str, str]
-    """Identifier with such a part: the reason why it stays."""
+    """By identifier with such a part, the reason why it stays."""
 
 
 def read_lists(path: Path) -> Lists:
@@ -112,13 +112,13 @@ def _read(root: Path, folder: str) -> Iterator[Source]:
 
 def _still_defined(root: Path, lists: Lists) -> Iterator[str]:
     for name in lists.removed:
-        path = _defined(root, name)
+        path = _find_definition(root, name)
         if path:
             yield f"{path}: {name} was renamed: use the new name"
 
 
-def _defined(root: Path, name: str) -> str | None:
-    """Find the file that defines a qualified name: a module, or a name or member inside one."""
+def _find_definition(root: Path, name: str) -> str | None:
+    """Return the file that defines a qualified name (a module, or a name or member inside one), or None."""
     package, *parts = name.split(".")
     path, depth = root / FOLDERS[package], 0
     for part in parts:
@@ -134,14 +134,15 @@ def _defined(root: Path, name: str) -> str | None:
         return relative_path
     scope: list[ast.stmt] = ast.parse(file.read_text("utf-8")).body
     for i, part in enumerate(rest):
-        if part not in _names_of(scope, members=i > 0):
+        if part not in _names_of(scope, with_members=i > 0):
             return None
         class_bodies = [s.body for s in scope if isinstance(s, ast.ClassDef) and s.name == part]
         scope = class_bodies[0] if class_bodies else []
     return relative_path
 
 
-def _names_of(scope: list[ast.stmt], *, members: bool) -> set[str]:
+def _names_of(scope: list[ast.stmt], *, with_members: bool) -> set[str]:
+    """Return the names that these statements define; `with_members`: also those that they set on `self`."""
     names = set[str]()
     for statement in scope:
         if isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -149,7 +150,7 @@ def _names_of(scope: list[ast.stmt], *, members: bool) -> set[str]:
         elif isinstance(statement, ast.Assign | ast.AnnAssign):
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
             names |= {node.id for t in targets for node in ast.walk(t) if isinstance(node, ast.Name)}
-        if members and isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+        if with_members and isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
             names |= {node.attr for node in ast.walk(statement) if _sets_member(node)}  # type: ignore[attr-defined]
     return names
 

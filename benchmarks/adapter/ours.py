@@ -1,4 +1,4 @@
-"""delta-prop serve for another harness: one whose peers are classes with `start`, `connect`, `publish_batch`.
+"""delta-prop serve for another harness, whose peers are classes with `start`, `connect` and `publish_batch`.
 
 Such a harness puts this folder before its own modules on the path, so no module here may have the name of one
 of them. It calls these methods on asyncio. Frames are those of `_peers_ours.py`.
@@ -40,17 +40,20 @@ _WRITE_BYTES_MAX = 8 * 1024 * 1024
 
 
 class DeltaProp:
-    """A server at ack level logged: it acknowledges, and delivers, deltas that the page cache has."""
+    """A server at ack level logged: it acknowledges, and delivers, deltas that the page cache has.
+
+    The harness reads the class attributes.
+    """
 
     name = "delta-prop serve (raw wire)"
     durability = "page cache"
     raw = True
     packed = False
     max_window = 1 << 30
-    kind: type[Ours] = Ours
+    server_type: type[Ours] = Ours
 
     def __init__(self) -> None:
-        self._server = self.kind()
+        self._server = self.server_type()
         self._topic = ""
         self._wire: _Wire | None = None
         self._frames: dict[tuple[int, int], Frames] = {}
@@ -119,7 +122,7 @@ class DeltaPropDurable(DeltaProp):
 
     name = "delta-prop serve, durable (raw wire)"
     durability = "fdatasync before the acknowledgement"
-    kind = OursDurable
+    server_type = OursDurable
 
 
 class _Wire(asyncio.Protocol):
@@ -152,9 +155,9 @@ class _Wire(asyncio.Protocol):
         awaited = [self._answer, *(future for _, future in self._waiting)]
         if self.on_payloads is not None:
             awaited.append(self.ended)
-        for one in awaited:
-            if one is not None and not one.done():
-                one.set_exception(failure)
+        for future in awaited:
+            if future is not None and not future.done():
+                future.set_exception(failure)
 
     async def ask(self, frame: bytes) -> Ack:
         """Send a request and return its answer."""
@@ -171,7 +174,7 @@ class _Wire(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         data = self._rest + data if self._rest else data
-        found: list[bytes] = []
+        payloads: list[bytes] = []
         position, size, offset = 0, len(data), 0
         while size - position >= HEADER_BYTES:
             _, _, kind, _, sequence, length = _HEADER.unpack_from(data, position)
@@ -180,7 +183,7 @@ class _Wire(asyncio.Protocol):
                 break
             if kind == _BATCH:
                 batch = Batch(data[position + HEADER_BYTES + STAMP_BYTES : end])
-                found += payloads_of(batch)
+                payloads += payloads_of(batch)
                 offset = sequence + batch.count
             elif kind == _ACK:
                 self._take_ack(sequence, data[position:end])
@@ -188,8 +191,8 @@ class _Wire(asyncio.Protocol):
                 raise RuntimeError(f"delta-prop: {decode(data[position:end])}")
             position = end
         self._rest = data[position:]
-        if found and self.on_payloads is not None:
-            self._take(found, offset)
+        if payloads and self.on_payloads is not None:
+            self._take_payloads(payloads, offset)
 
     def _take_ack(self, sequence: int, raw: bytes) -> None:
         if self._answer is not None and not self._answer.done():
@@ -199,11 +202,11 @@ class _Wire(asyncio.Protocol):
         while self._waiting and self._waiting[0][0] <= sequence:
             self._waiting.pop(0)[1].set_result(None)
 
-    def _take(self, found: list[bytes], offset: int) -> None:
+    def _take_payloads(self, payloads: list[bytes], next_offset: int) -> None:
         assert self.on_payloads is not None
-        self._unacked += len(found)
+        self._unacked += len(payloads)
         if self._unacked >= ACK_DELTAS:
             self._unacked = 0
-            self.transport.write(commit_of(self.log, offset))
-        if self.on_payloads(found) and not self.ended.done():
+            self.transport.write(commit_of(self.log, next_offset))
+        if self.on_payloads(payloads) and not self.ended.done():
             self.ended.set_result(None)

@@ -43,7 +43,7 @@ class File(Protocol):
         ...
 
     def truncate(self, size: int) -> None:
-        """Truncate the file, or extend it with zeros. Not durable before `sync`."""
+        """Set the size of the file: truncate it, or extend it with zeros. Not durable before `sync`."""
         ...
 
     def allocate(self, size: int) -> None:
@@ -72,17 +72,16 @@ class FileRange(NamedTuple):
     def chunks(self, start: int = 0) -> Iterator[bytes]:
         """Yield the bytes of the range in chunks, without the first `start` bytes. Raises OSError."""
         while start < self.size:
-            found = self.file.read(self.position + start, min(self.size - start, CHUNK_BYTES_MAX))
-            if not found:
+            chunk = self.file.read(self.position + start, min(self.size - start, CHUNK_BYTES_MAX))
+            if not chunk:
                 raise self.short_read_error(start)
-            start += len(found)
-            yield found
+            start += len(chunk)
+            yield chunk
 
-    def short_read_error(self, found: int) -> OSError:
-        """Return the error for a file that ends after `found` bytes of the range."""
-        text = (
-            f"the file ends at byte {self.position + found}, {self.size - found} bytes before the range does"
-        )
+    def short_read_error(self, byte_count: int) -> OSError:
+        """Return the error for a file that ends after `byte_count` bytes of the range."""
+        end, missing = self.position + byte_count, self.size - byte_count
+        text = f"the file ends at byte {end}, {missing} bytes before the range does"
         return OSError(errno.EIO, text)
 
 
@@ -103,7 +102,10 @@ class Disk(Protocol):
         ...
 
     def open(self, path: str, *, create: bool = False, read_only: bool = False) -> File:
-        """Open a file; with `create`, create it if it is missing. Raises FileNotFoundError."""
+        """Open a file for reading and, unless `read_only`, for writing. Raises FileNotFoundError.
+
+        `create`: create the file if it is missing.
+        """
         ...
 
     def list(self, path: str) -> list[str]:

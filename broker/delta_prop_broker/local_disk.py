@@ -25,15 +25,16 @@ if TYPE_CHECKING:
 
 _FILE_MODE = 0o600
 _DIRECTORY_MODE = 0o700
-_PARTS_MAX = max(16, os.sysconf("SC_IOV_MAX"))  # POSIX guarantees 16 where the system sets no limit
+_BUFFERS_MAX = max(16, os.sysconf("SC_IOV_MAX"))
+"""Maximum buffers of one write call; POSIX guarantees 16, also where the system names no limit."""
 _LOCK_TEXT_BYTES_MAX = 32
-_CHUNK_BYTES = 1024 * 1024
+_CHUNK_BYTES = 1024 * 1024  # zeros per write, where the system cannot allocate space
 
 
 def path_parts(path: str) -> list[str]:
-    """Return the names in a path as the `Disk` protocol takes it; none for the root, `""` or `"."`.
+    """Split a path of the `Disk` protocol into its names. Raises ValueError.
 
-    Raises ValueError.
+    The paths `""` and `"."` mean the root, and have no names.
     """
     if path in ("", "."):
         return []
@@ -71,21 +72,21 @@ class LocalFile:
     def read(self, at: int, size: int) -> bytes:
         """Read up to `size` bytes from `at` on; fewer only where the file ends."""
         with _ErrorFilename(self._name):
-            found = os.pread(self._descriptor, size, at)
-            if not found or len(found) == size:
-                return found
-            pieces = [found]  # the system may return less than it has
-            missing = size - len(found)
-            while missing and (found := os.pread(self._descriptor, missing, at + size - missing)):
-                pieces.append(found)
-                missing -= len(found)
+            piece = os.pread(self._descriptor, size, at)
+            if not piece or len(piece) == size:
+                return piece
+            pieces = [piece]  # the system may return less than the file has
+            missing = size - len(piece)
+            while missing and (piece := os.pread(self._descriptor, missing, at + size - missing)):
+                pieces.append(piece)
+                missing -= len(piece)
             return b"".join(pieces)
 
     def write(self, at: int, parts: Sequence[Buffer]) -> int:
         """Write these buffers one after the other from `at` on; return the number of bytes written."""
         if at < 0:  # the system takes -1 for "the position after the last call"
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), self._name)
-        if len(parts) <= _PARTS_MAX:
+        if len(parts) <= _BUFFERS_MAX:
             try:
                 return os.pwritev(self._descriptor, parts, at)
             except OSError as error:
@@ -93,8 +94,8 @@ class LocalFile:
                 raise
         written = 0
         with _ErrorFilename(self._name):
-            for first in range(0, len(parts), _PARTS_MAX):
-                group = parts[first : first + _PARTS_MAX]
+            for first in range(0, len(parts), _BUFFERS_MAX):
+                group = parts[first : first + _BUFFERS_MAX]
                 count = os.pwritev(self._descriptor, group, at + written)
                 written += count
                 if count < sum(memoryview(part).nbytes for part in group):
@@ -168,7 +169,10 @@ class LocalDisk:
         return str(self.root)
 
     def open(self, path: str, *, create: bool = False, read_only: bool = False) -> LocalFile:
-        """Open a regular file; with `create`, create it if it is missing. `read_only`: open for reading."""
+        """Open a regular file for reading and, unless `read_only`, for writing.
+
+        `create`: create the file if it is missing.
+        """
         if create and read_only:
             raise ValueError("create, read_only: both are set: choose one")
         flags = os.O_RDONLY if read_only else os.O_RDWR
@@ -203,8 +207,8 @@ class LocalDisk:
         (old_parent, old_name), (new_parent, new_name) = file_parts(old), file_parts(new)
         with self._directory(old_parent) as source, self._directory(new_parent) as target:
             with self._with_filename([*old_parent, old_name]):
-                found = os.stat(old_name, dir_fd=source, follow_symlinks=False)
-            self._require_file(found, [*old_parent, old_name])
+                status = os.stat(old_name, dir_fd=source, follow_symlinks=False)
+            self._require_file(status, [*old_parent, old_name])
             try:
                 os.rename(old_name, new_name, src_dir_fd=source, dst_dir_fd=target)
             except OSError as error:
@@ -215,8 +219,8 @@ class LocalDisk:
         """Remove a file."""
         parent, name = file_parts(path)
         with self._directory(parent) as directory, self._with_filename([*parent, name]):
-            found = os.stat(name, dir_fd=directory, follow_symlinks=False)
-            self._require_file(found, [*parent, name])
+            status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            self._require_file(status, [*parent, name])
             os.unlink(name, dir_fd=directory)
 
     def sync_directory(self, path: str) -> None:
@@ -253,8 +257,8 @@ class LocalDisk:
 
     def free_bytes(self) -> int:
         """Return the free space for users other than root, in bytes."""
-        found = os.statvfs(self.root)
-        return found.f_bavail * found.f_frsize
+        status = os.statvfs(self.root)
+        return status.f_bavail * status.f_frsize
 
     # --- name resolution
 
@@ -262,10 +266,10 @@ class LocalDisk:
         parent, name = file_parts(path)
         try:
             with self._directory(parent) as directory:
-                found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         except FileNotFoundError:
             return False
-        return os.path.samestat(found, os.fstat(descriptor))
+        return os.path.samestat(status, os.fstat(descriptor))
 
     def _open(self, path: str, flags: int) -> int:
         parent, name = file_parts(path)
@@ -293,8 +297,8 @@ class LocalDisk:
     def _open_subdirectory(self, parent: int, parts: Sequence[str]) -> int:
         """Open the last of these directories from its open parent, and close the parent."""
         with self._with_filename(parts):
-            found = os.stat(parts[-1], dir_fd=parent, follow_symlinks=False)
-            self._reject_link(found, parts)
+            status = os.stat(parts[-1], dir_fd=parent, follow_symlinks=False)
+            self._reject_link(status, parts)
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
             child = os.open(parts[-1], flags, dir_fd=parent)
         os.close(parent)
@@ -315,16 +319,16 @@ class LocalDisk:
             finally:
                 os.close(parent)
 
-    def _require_file(self, found: os.stat_result, parts: Sequence[str]) -> None:
-        self._reject_link(found, parts)
+    def _require_file(self, status: os.stat_result, parts: Sequence[str]) -> None:
+        self._reject_link(status, parts)
         name = str(self.root.joinpath(*parts))
-        if stat.S_ISDIR(found.st_mode):
+        if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "is not a regular file: move it out of the data directory", name)
 
-    def _reject_link(self, found: os.stat_result, parts: Sequence[str]) -> None:
-        if stat.S_ISLNK(found.st_mode):
+    def _reject_link(self, status: os.stat_result, parts: Sequence[str]) -> None:
+        if stat.S_ISLNK(status.st_mode):
             text = "is a symbolic link, which the data directory must not hold: replace it by its target"
             raise OSError(errno.ELOOP, text, str(self.root.joinpath(*parts)))
 

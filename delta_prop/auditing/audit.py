@@ -1,6 +1,6 @@
 """Audit on one machine: every difference between a sink and the log, in bounded memory.
 
-The folded states of the log and the sink's rows are sorted by key and merged.
+The folded states of the log and the sink's rows are sorted by key (namespace, NUL, vector id) and merged.
 """
 
 from __future__ import annotations
@@ -130,9 +130,9 @@ def _find_differences(
         verdict = classify(log_state, sink_row)
         if verdict is None:
             continue
-        now = log_state if end_states is None else end_states.find(key)
+        end_state = log_state if end_states is None else end_states.find(key)
         namespace, _, vector_id = key.partition("\0")
-        state = None if now is None else now.state
+        state = None if end_state is None else end_state.state
         yield make_difference(
             (namespace, vector_id), verdict, sink_row, state, is_quarantined=key in quarantined
         )

@@ -65,7 +65,10 @@ def lost_prefix_error(path: str) -> UsageError:
 
 
 def sink_offset_of(file: StorageSinkFile, path: str, log_id: bytes) -> int:
-    """Return the offset after a storage sink's rows. Raises UsageError if its file is of another log."""
+    """Return a storage sink's progress: the next offset of its cursor, or 0 if it has none.
+
+    Raises UsageError if its file is of another log.
+    """
     if file.cursor is not None and file.cursor.log_id != log_id:
         raise UsageError(
             f"{file.path} belongs to log {file.cursor.log_id.hex()}, but {path!r} has log {log_id.hex()}: "
@@ -115,5 +118,5 @@ def read_quarantined_keys(path: str, name: str | None) -> frozenset[str]:
     return (
         frozenset()
         if quarantine is None
-        else frozenset("\0".join(one.vector) for one in quarantine.records())
+        else frozenset("\0".join(record.vector) for record in quarantine.records())
     )

@@ -50,7 +50,10 @@ def rows_of_states(states: Iterable[tuple[str, str, VectorState]]) -> Iterator[R
 
 
 class Lines:
-    """A table in JSON lines, with the columns of a replay. `has_metadata`: True if a line has metadata."""
+    """A table in JSON lines, with the columns of a replay.
+
+    `has_metadata`: True once a line with metadata was read.
+    """
 
     def __init__(self, path: str | PurePath) -> None:
         self.path = check_path("path", path)

@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 
 MISSING, STALE, EXTRA, CORRUPTED = "missing", "stale", "extra", "corrupted"
 QUARANTINED = "quarantined"
-_NAMES = {Kind.CREATE: "a vector", Kind.OPAQUE: "bytes", Kind.DELETE: "deleted"}
+"""Kinds of difference. Missing: only the log has the vector. Stale: the sink lacks its last deltas. Extra:
+the log has no such vector, or has it deleted. Corrupted: the row is wrong otherwise. Quarantined: one of
+these, while the sink's quarantine has deltas of the vector.
+"""
+_CONTENT_NAMES = {Kind.CREATE: "a vector", Kind.OPAQUE: "bytes", Kind.DELETE: "deleted"}
 
 
 class SinkRow(NamedTuple):
@@ -132,25 +136,25 @@ def make_difference(
     name: tuple[str, str],
     verdict: Verdict,
     sink_row: SinkRow | None,
-    now: VectorState | None,
+    end_state: VectorState | None,
     *,
     is_quarantined: bool,
 ) -> Difference:
     """Combine a verdict with the repair. `name`: the vector's namespace and id.
 
-    `now`: the vector's state at the end of the log, None if it has none. `is_quarantined`: the sink's
-    quarantine has deltas of the vector.
+    `end_state`: the vector's state at the end of the log, None if it has none. `is_quarantined`: True if the
+    sink's quarantine has deltas of the vector.
     """
     fields: dict[str, Any] = {}
     if is_quarantined:
         verdict = Verdict(QUARANTINED, f"{verdict.reason}; deltas of it are in the quarantine")
-    elif now is None:
+    elif end_state is None:
         fields = {"op": kind_name(Kind.DELETE)}
     else:
-        fields = _repair_fields(now, (sink_row.metadata if sink_row is not None else None) or {})
-    if now is not None:
-        assert now.key is not None
-        _, origin, counter = now.key
+        fields = _repair_fields(end_state, (sink_row.metadata if sink_row is not None else None) or {})
+    if end_state is not None:
+        assert end_state.key is not None
+        _, origin, counter = end_state.key
         fields |= {"origin": f"{origin:016x}", "counter": counter}
     return Difference(*name, *verdict, **fields)
 
@@ -175,7 +179,7 @@ def _find_fault(expected: VectorState, sink_row: SinkRow) -> str | None:
     """Describe the first difference between a sink's row and the expected state; None if there is none."""
     kind = Kind.DELETE if not expected.alive else Kind.OPAQUE if expected.vector is None else Kind.CREATE
     if sink_row.kind is not kind:
-        return f"it is {_NAMES[sink_row.kind]}, not {_NAMES[kind]}"
+        return f"it is {_CONTENT_NAMES[sink_row.kind]}, not {_CONTENT_NAMES[kind]}"
     if expected.vector is not None and sink_row.vector is not None:
         fault = _find_number_fault(expected.vector, sink_row.vector)
         if fault is not None:

@@ -1,7 +1,7 @@
 """Folds a log into the sorted states of its vectors, in bounded memory, without changing the log.
 
-Works like compaction: changes are collected into sorted runs, which are spilled to a scratch folder if they
-are large, and merged. One pass gives the states at two offsets of the log.
+It works like compaction: changes are collected into sorted runs, which are spilled to a scratch folder if
+they are large, and merged. One pass gives the states at two offsets of the log.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class FoldedRuns:
 def fold_log(
     fold_input: FoldInput, scratch: Disk, *, run_bytes_max: int = RUN_BYTES_MAX
 ) -> Iterator[FoldedRuns]:
-    """Read the log once, or twice if forwarded deltas are out of order.
+    """Fold the log. It is read once, or twice if forwarded deltas are out of order or have known ids.
 
     Raises Refused (CURSOR_TOO_OLD) if a writer has dropped rows that are still needed, LogCorrupted, OSError.
     """
@@ -102,7 +102,10 @@ class _OutOfOrder(Exception):
 
 
 class _Pass:
-    """One pass over the log, which adds its runs to `folded`."""
+    """One pass over the log, which adds its runs to `folded`.
+
+    `in_order`: True to expect deltas in canonical order without known ids, which costs less.
+    """
 
     def __init__(
         self, fold_input: FoldInput, folded: FoldedRuns, scratch: Disk, run_bytes_max: int, *, in_order: bool
@@ -110,9 +113,9 @@ class _Pass:
         self._input = fold_input
         self._in_order = in_order
         self._lamport = 0 if fold_input.snapshot is None else fold_input.snapshot.lamport
-        kinds = (("before", folded.before), ("ahead", folded.ahead), ("after", folded.after))
+        collections = (("before", folded.before), ("ahead", folded.ahead), ("after", folded.after))
         self._before, self._ahead, self._after = (
-            _RunCollector(name, runs, scratch, run_bytes_max, in_order=in_order) for name, runs in kinds
+            _RunCollector(name, runs, scratch, run_bytes_max, in_order=in_order) for name, runs in collections
         )
 
     def run(self) -> None:
@@ -138,12 +141,12 @@ class _Pass:
         if logged.next_offset <= sink_offset:
             self._before.add(logged)
             return
-        cut = max(sink_offset - logged.offset, 0)
-        self._before.add(logged, range(cut))
-        self._after.add(logged, range(cut, logged.batch.count))
+        first_after = max(sink_offset - logged.offset, 0)  # the first row after the sink's progress
+        self._before.add(logged, range(first_after))
+        self._after.add(logged, range(first_after, logged.batch.count))
         if self._input.row_offset_of is not None:
             keys = sort_keys(logged.batch)
-            rows = range(cut, len(keys))
+            rows = range(first_after, len(keys))
             self._ahead.add(
                 logged, [row for row in rows if self._input.row_offset_of(keys[row]) >= logged.offset + row]
             )

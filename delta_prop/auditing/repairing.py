@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 IN_FLIGHT_MAX = 1_000
 """Maximum number of repair deltas in flight."""
-REPORTED_MAX = 100
+REASONS_MAX = 100
+"""Maximum number of reasons in a result."""
 _DELTAS_FIX = "the deltas that repairs() returns"
 T = TypeVar("T")
 
@@ -47,16 +48,16 @@ class RepairResult:
 
 
 def repairs(found: Iterable[Difference]) -> Iterator[Delta]:
-    """Yield the deltas that repair the differences of an audit, one each.
+    """Yield the deltas that repair the differences of an audit: one for each vector that is not quarantined.
 
-    A vector is set to its state in the log, or deleted if the log has none or has it deleted: even if only
-    one sink had it wrong, every sink applies the delta and ends up correct. Each delta expects the last
-    delta of its vector in the log, or no vector if the log has none. It is refused if a later delta of the
+    The delta sets the vector to its state in the log, or deletes it if the log does not have it. Every sink
+    applies the delta and ends up correct, even if only one sink was wrong. The delta expects the last delta
+    of its vector in the log, or no vector if the log has none. So it is refused if a later delta of the
     vector was published.
     """
-    for one in _check_iterable("found", found, "the differences that audit() returns"):
-        check_instance("found", one, Difference, "audit()")
-        delta = repair_delta_of(one.line())
+    for difference in _check_iterable("found", found, "the differences that audit() returns"):
+        check_instance("found", difference, Difference, "audit()")
+        delta = repair_delta_of(difference.line())
         if delta is not None:
             yield delta
 
@@ -68,7 +69,7 @@ def _check_iterable(field: str, values: Iterable[T], expected: str) -> Iterable[
 
 
 def repair_delta_of(line: dict[str, object]) -> Delta | None:
-    """Return the delta that repairs the difference on a report's line; None if the log has none."""
+    """Return the delta that repairs the difference on a report's line; None if the line names no repair."""
     repair = line.get("repaired_by")
     return None if repair is None else delta_from_line(json.dumps(repair, ensure_ascii=False))
 
@@ -147,5 +148,5 @@ def _note_refusal(delta: Delta, refusal: Refused, result: RepairResult) -> None:
         result.changed += 1
     else:
         result.refused += 1
-    if len(result.reasons) < REPORTED_MAX:
+    if len(result.reasons) < REASONS_MAX:
         result.reasons.append(f"{delta.namespace} {delta.vector_id}: {refusal.message}")

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 Row = tuple[Any, ...]
 """namespace, vector id, form, value, metadata, ignored, Lamport number, origin, counter, offset."""
 
-_ROWS = 8_192
+_PAGE_ROWS, _SORTED_PAGE_ROWS = 8_192, 256
 _KINDS = {0: Kind.DELETE, 1: Kind.CREATE, 2: Kind.OPAQUE}
 FORMS = {kind: form for form, kind in _KINDS.items()}
-"""Codes of the kinds in a row."""
+"""Code of each kind in the column `form`."""
 _CURSOR = "SELECT log_id, next_offset, lamport_before FROM cursor JOIN logs ON log = number"
 _COLUMNS = "namespace, vector_id, form, value, metadata, ignored, lamport, origin, counter, offset"
 _SELECT = f"SELECT {_COLUMNS} FROM vectors"
@@ -61,10 +61,10 @@ class SinkRows:
         self._connection = connection
 
     def read_pages(self, *, in_order: bool = False) -> Iterator[list[Row]]:
-        """Yield all rows. Raises UsageError if the file is corrupted."""
+        """Yield all rows in pages; `in_order`: sorted by key. Raises UsageError if the file is corrupted."""
         with self._translate_errors():
             rows = self._connection.execute(_IN_ORDER if in_order else _SELECT)
-            while page := rows.fetchmany(_ROWS if not in_order else 256):
+            while page := rows.fetchmany(_SORTED_PAGE_ROWS if in_order else _PAGE_ROWS):
                 yield page
 
     def read_sorted(self) -> Iterator[tuple[str, SinkRow]]:
@@ -81,14 +81,14 @@ class SinkRows:
     def highest_offset(self) -> int:
         """Return the highest offset of a row; -1 if none has one."""
         with self._translate_errors():
-            found = self._connection.execute(_HIGHEST).fetchone()[0]
-        return found if isinstance(found, int) else -1
+            highest = self._connection.execute(_HIGHEST).fetchone()[0]
+        return highest if isinstance(highest, int) else -1
 
     def offset_of(self, namespace: str, vector_id: str) -> int:
         """Return the offset of a vector's row; -1 if there is none."""
         with self._translate_errors():
-            found = self._connection.execute(_OFFSET, (namespace, vector_id)).fetchone()
-        return found[0] if found is not None and isinstance(found[0], int) else -1
+            row = self._connection.execute(_OFFSET, (namespace, vector_id)).fetchone()
+        return row[0] if row is not None and isinstance(row[0], int) else -1
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
@@ -129,16 +129,16 @@ class StorageSinkFile(SinkRows):
             with self._translate_errors():
                 self._check()
                 self._connection.execute("BEGIN")
-                found = self._connection.execute(_CURSOR).fetchone()
+                cursor_row = self._connection.execute(_CURSOR).fetchone()
         except BaseException:
             self._connection.close()
             raise
-        if found is not None and found[2]:
+        if cursor_row is not None and cursor_row[2]:  # the Lamport number before this log's first
             self._connection.close()
             raise UsageError(
                 f"{self.path} holds vectors of an earlier log, which this log does not have: rebuild it"
             )
-        self.cursor = None if found is None else SinkCursor(*found[:2])
+        self.cursor = None if cursor_row is None else SinkCursor(*cursor_row[:2])
         """None: the sink has applied nothing yet."""
         return self
 
@@ -220,7 +220,7 @@ def to_signed(number: int) -> int:
 
 
 def kind_of(form: object, value: object) -> Kind:
-    """Return the kind of a row; OPAQUE if its form says vector, but its value cannot be one."""
+    """Return the kind of a row; OPAQUE if its form is unknown, or says vector but its value is none."""
     kind = _KINDS.get(form, Kind.OPAQUE) if isinstance(form, int) else Kind.OPAQUE
     if kind == Kind.CREATE and not (isinstance(value, bytes) and value and len(value) % 4 == 0):
         return Kind.OPAQUE

@@ -1,4 +1,4 @@
-"""Rate controllers for a pacing sink, in deltas per second: from its drain rate and its depth.
+"""Control laws: they compute the rate of a pacing sink (deltas per second) from its drain rate and depth.
 
 Pure, stepped at a fixed interval. A rate that follows only the depth reacts too late and oscillates. The
 drain rate of a busy sink is its capacity, so the rate follows that, and the depth only corrects it.
@@ -16,15 +16,16 @@ INTERVAL_S = 0.1
 """Time between two steps."""
 ELAPSED_S_MIN = 0.001
 ELAPSED_S_MAX = 60.0
-"""Bounds of a step's elapsed time, so that a window has few samples, and their sum is finite."""
+"""Bounds of a step's elapsed time, so that a window has a bounded number of samples and a finite sum."""
 
 
 @dataclass(frozen=True, slots=True)
 class RateLimits:
     """Initial value and bounds of a rate, in deltas per second, and how drains are measured.
 
-    `rate_initial`: for a sink that has drained for a while, its drain rate. `window_s`: the window over which
-    drains are measured. `standing_s`: the allowed depth before the sink, as the time in which it drains that
+    `rate_initial`: give the drain rate, if the sink has drained for a while. `increase_share`: share of the
+    way to a higher target that the rate rises in one step. `window_s`: the window over which drains are
+    measured. `standing_s`: the allowed depth before the sink, as the time in which it drains that
     depth. For a sink with many calls in flight, give more than their round trip: otherwise deltas in flight
     count as a queue, and the rate falls.
     """
@@ -51,8 +52,8 @@ class RateLimits:
             )
 
 
-MEASURE_S_MAX = 10.0
-"""Maximum age of a sample, unless its window is longer."""
+WINDOW_S_MAX = 10.0
+"""Maximum length to which a window is extended."""
 
 
 class Law(Protocol):
@@ -96,7 +97,7 @@ class Law(Protocol):
 class _Meter:
     """Measures deltas per second over the last `window_s`.
 
-    The window is extended, up to 10 s, until deltas left in at least `steps_min` of its steps.
+    The window is extended, up to `WINDOW_S_MAX`, until deltas were drained in `steps_min` of its steps.
     """
 
     __slots__ = ("_samples", "_steps", "_steps_min", "_window_s", "seconds", "total")
@@ -105,7 +106,7 @@ class _Meter:
         self._window_s = window_s
         self._steps_min = steps_min
         self._samples: deque[tuple[float, int]] = deque()
-        self._steps = 0
+        self._steps = 0  # steps in the window that drained any deltas
         self.seconds = 0.0
         self.total = 0
 
@@ -117,13 +118,13 @@ class _Meter:
         # The sum is computed anew each time, since a running sum would accumulate rounding errors.
         self.seconds = sum(seconds for seconds, _ in samples)
         while len(samples) > 1:
-            seconds, old = samples[0]
-            left_s, left_steps = self.seconds - seconds, self._steps - (old > 0)
+            oldest_s, oldest_count = samples[0]
+            left_s, left_steps = self.seconds - oldest_s, self._steps - (oldest_count > 0)
             # The factor allows for rounding errors: the sum of ten times 0.1 is not 1.
-            if left_s < self._window_s * 0.999 or (left_steps < self._steps_min and left_s < MEASURE_S_MAX):
+            if left_s < self._window_s * 0.999 or (left_steps < self._steps_min and left_s < WINDOW_S_MAX):
                 return
             samples.popleft()
-            self.seconds, self.total, self._steps = left_s, self.total - old, left_steps
+            self.seconds, self.total, self._steps = left_s, self.total - oldest_count, left_steps
 
     @property
     def rate(self) -> float:
@@ -131,7 +132,7 @@ class _Meter:
 
     @property
     def lump(self) -> float:
-        """Average number of deltas that left in a step, of the steps in which deltas left."""
+        """Average number of deltas drained in a step, over the steps that drained any."""
         return self.total / self._steps if self._steps else 0.0
 
 
@@ -172,13 +173,13 @@ class _MeasuredLaw:
 RESPONSE_S = 1.0
 """Time in which a wrong depth is corrected; the part above twice the target depth, in a quarter of it."""
 FALL_MAX = 0.5
-"""Minimum factor by which a rate falls in one step, so that one odd sample does not stop a source."""
+"""Factor of the largest fall of a rate in one step, so that one odd sample does not stop a source."""
 PROBE = 1.5
-"""Factor by which the rate of a starved sink is raised. After smoothing, it doubles in half a second."""
+"""Factor by which the rate of a starved sink is raised. Smoothed, the rate doubles in half a second."""
 HEADROOM = 2.0
 """Maximum multiple of the measured drain rate to which a rate is raised."""
 CALLS_MIN = 2
-"""Minimum number of calls over which a capacity is measured, however long they take."""
+"""Minimum number of calls over which a capacity is measured, if they take up to `WINDOW_S_MAX`."""
 MEASURED_S_MIN = 0.3
 """Minimum measured time for a capacity."""
 NOISE_MAX = 0.2
@@ -199,7 +200,7 @@ class DrainLaw(_MeasuredLaw):
     def __init__(self, limits: RateLimits | None = None) -> None:
         super().__init__(limits)
         self._busy_meter = _Meter(self.limits.window_s, CALLS_MIN)
-        # As `_busy_meter`, but counts the deltas that a running call should have done by now.
+        # As `_busy_meter`, but also counts the deltas that a running call should have done by now.
         self._in_call_meter = _Meter(self.limits.window_s, CALLS_MIN)
         self._recent_meter = _Meter(MEASURED_S_MIN)
         self._depth = self._in_call = 0
@@ -224,7 +225,7 @@ class DrainLaw(_MeasuredLaw):
         drained_with_call, self._in_call = drained + (in_call or 0) - self._in_call, in_call or 0
         self._drained.note(elapsed_s, drained)
         self._recent_meter.note(elapsed_s, drained)
-        self._idle_s = 0.0 if drained else self._idle_s + elapsed_s
+        self._idle_s = 0.0 if drained else self._idle_s + min(elapsed_s, ELAPSED_S_MAX)
         # A sink that drained no more than its depth before the step never ran dry.
         if not demand_limited or (before and drained <= before):
             self._busy_meter.note(elapsed_s, drained)
@@ -239,12 +240,12 @@ class DrainLaw(_MeasuredLaw):
         if self._busy_meter.seconds < MEASURED_S_MIN * 0.999:
             return self._rate * FALL_MAX if depth > 0.9 * depth_max else self._rate
         capacity, lump = self._capacity, self._busy_meter.lump
-        done = capacity * self._idle_s if in_call is None else in_call
-        standing = depth - min(done, lump, depth)
+        done_in_call = capacity * self._idle_s if in_call is None else in_call
+        standing_depth = depth - min(done_in_call, lump, depth)
         target_depth = min(self.limits.standing_s * capacity + lump, depth_max / 2)
-        excess = standing - target_depth
+        excess = standing_depth - target_depth
         target = capacity - (excess + 3 * max(excess - target_depth, 0.0)) / RESPONSE_S
-        if standing <= target_depth / 2 and depth <= target_depth:  # starved: the rate must not fall
+        if standing_depth <= target_depth / 2 and depth <= target_depth:  # starved: the rate must not fall
             if not demand_limited:
                 target = max(target, PROBE * self._rate)
             target = max(min(target, HEADROOM * max(self._recent_meter.rate, self._drained.rate)), self._rate)
@@ -264,7 +265,7 @@ class DepthLaw(_MeasuredLaw):
         demand_limited: bool = False,
         in_call: int | None = None,
     ) -> float:
-        """Step the law and return the new rate; a bound of 0 counts as full. See `Law.update`."""
+        """Step the law and return the new rate; `depth_max` 0 counts as full. See `Law.update`."""
         if not elapsed_s > 0:
             return self._rate
         self._drained.note(elapsed_s, max(drained, 0))

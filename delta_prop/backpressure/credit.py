@@ -55,7 +55,7 @@ class Credits:
         self.bytes_outstanding += size
 
     def release(self, count: int, size: int) -> None:
-        """Return the credit of deltas that were applied or skipped; UsageError if more than outstanding."""
+        """Return the credit of applied or skipped deltas. Raises UsageError if more than is outstanding."""
         if not (0 <= count <= self.deltas_outstanding and 0 <= size <= self.bytes_outstanding):
             raise UsageError(
                 f"{count} deltas of {size} bytes: only {self.deltas_outstanding} and "

@@ -22,20 +22,23 @@ if TYPE_CHECKING:
     from delta_prop.backpressure.credit import Credits
 
 WARN_SHARE = 0.8
+"""Used share of the queue, or of a sink's bound, from which the pressure level is WARN."""
 CATCH_UP_SHARE = 0.7
+"""Share of its drain rate to which a sink that catches up limits the source."""
 RETRY_AFTER_MS_MIN = 1
 RETRY_AFTER_MS_MAX = 10_000
 RETRY_AFTER_MS_UNMEASURED = 100
+"""Time to retry while no sink limits the rate."""
 ROUNDING = 1e-6  # in deltas, so that rounding does not hold back a batch whose wait is over
 
 
 class Measure(NamedTuple):
     """Measurement of one pacing sink since the last step, in deltas.
 
-    `drained`: the admitted deltas less the growth of `depth`. With a mailbox, the depth counts the deltas
-    that are admitted and not applied; with a backlog of the sink's own, the rows of the backlog; near a full
-    log, the part of the log between its marks that the sink still needs. `in_call`: the part of the depth
-    that the running call should have done by now; None: unknown.
+    `drained`: the admitted deltas less the growth of `depth`. For a mailbox, the depth counts the deltas
+    that are admitted and not applied; for a sink's own backlog, or its share of the log, only those above the
+    mark at which pacing starts. `in_call`: the part of the depth that the running call should have done by
+    now; None: unknown.
     """
 
     drained: int
@@ -104,10 +107,11 @@ class Pacer:
         self.rate: float | None = None
         """Deltas per second that the source may send; None: no limit."""
         self.paced_by: str | None = None
+        """The sink with the smallest rate; None: no limit."""
         self._sinks: dict[str, _PacedSink] = {}
-        self._credited: tuple[_PacedSink, ...] = ()
+        self._credited: tuple[_PacedSink, ...] = ()  # sinks whose credit limits the source
         self._tokens = 0.0
-        self._tokens_at = 0.0
+        self._tokens_at = 0.0  # time of the last refill
         # Sinks that held the source back: in this interval, in the last interval, and at the last `admits`.
         self._holders: set[str] = set()
         self._last_holders: frozenset[str] = frozenset()
@@ -118,8 +122,8 @@ class Pacer:
     def pace(self, name: str, law: Law, credits_: Credits | None, now: float) -> None:
         """Let this sink pace the source from now on; it replaces a sink of the same name.
 
-        `credits_` None: only the rate limits the source, since the sink bounds its own backlog. Before this,
-        set what the sink already holds, by `set_outstanding` of its credit.
+        `credits_`: None if only the rate limits the source, since the sink bounds its own backlog. Before
+        this, set what the sink already holds, by `set_outstanding` of its credit.
         """
         self._sinks[name] = _PacedSink(name, law, credits_, now)
         self._update_rate(now)
@@ -185,10 +189,10 @@ class Pacer:
         self._tokens -= count
 
     def wait_s(self, count: int, size: int, now: float) -> float | None:
-        """Return the seconds after which this batch may be admitted; None: after progress of a sink."""
+        """Return the seconds after which this batch may be admitted; None if a sink must progress first."""
         if self.rate is None:
             return 0.0
-        if self._find_without_credit(count, size) is not None:
+        if self._find_sink_without_credit(count, size) is not None:
             return None
         self._refill(now)
         missing = min(count, self._burst) - self._tokens
@@ -284,7 +288,7 @@ class Pacer:
         self._tokens = min(self._tokens + added, self._burst)
         self._tokens_at = max(now, self._tokens_at)
 
-    def _find_without_credit(self, count: int, size: int) -> str | None:
+    def _find_sink_without_credit(self, count: int, size: int) -> str | None:
         for paced in self._credited:
             assert paced.credits is not None
             if not paced.credits.can_take(count, size):
@@ -293,7 +297,7 @@ class Pacer:
 
     def _find_holder(self, count: int, size: int, now: float) -> str | None:
         """Return the sink that holds this batch back: a sink without credit, else `paced_by`."""
-        holder = self._find_without_credit(count, size)
+        holder = self._find_sink_without_credit(count, size)
         if holder is not None:
             return holder
         self._refill(now)

@@ -28,7 +28,10 @@ def record_ack_range(unacked: UnackedBatch, acked: AckRange) -> bool:
 
 
 def contiguous_offset(unacked: UnackedBatch) -> int | None:
-    """Return the offset of the first row if all rows were appended now, one after another; else None."""
+    """Return the offset of the first row if one range acknowledges all rows of the batch; else None.
+
+    Also None for an outcome query, since the rows of its answer may be duplicates.
+    """
     if unacked.is_outcome_query or len(unacked.acked_ranges) != 1:
         return None
     first, last, offset, _ = unacked.acked_ranges[0]
@@ -39,20 +42,20 @@ def outcome_of(unacked: UnackedBatch, row: int, offer: Offer) -> PublishAck | Re
     """Return the outcome of an offer whose first row is `row` of an acknowledged batch.
 
     No other producer uses these dots: a duplicate of a dot is a resend, so the delta is new to the caller. A
-    delta with an id, or an outcome query, may have been in the log before. A row whose offset the service
-    does not report is not acknowledged: the log may have lost it.
+    delta with an id, or one of an outcome query, may have been in the log before. If the service does not
+    report the offset of a row, the outcome is unknown, since the log may have lost the row.
     """
     batch, count = unacked.batch, offer.count
-    may_duplicate = offer.has_ids or unacked.is_outcome_query
+    may_be_duplicate = offer.has_ids or unacked.is_outcome_query
     level = batch.ack_level
-    if not may_duplicate and (offset := contiguous_offset(unacked)) is not None:
+    if not may_be_duplicate and (offset := contiguous_offset(unacked)) is not None:
         return PublishAck(offset + row, batch.dot(row), count, level)
     acks = dict[int, RowAck]()
     for first, last, offset, duplicate in unacked.acked_ranges:
         if offset is None:
             continue
         for index in range(max(first, row), min(last, row + count - 1) + 1):
-            is_duplicate = duplicate and may_duplicate
+            is_duplicate = duplicate and may_be_duplicate
             dot = None if is_duplicate else batch.dot(index)
             acks[index - row] = RowAck(offset + index - first, dot, is_duplicate)
     if len(acks) < count:

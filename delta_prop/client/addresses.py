@@ -1,4 +1,4 @@
-"""Addresses of services: `host:port` as text, one or several.
+"""Addresses of services: parses and checks `host:port`.
 
 Pure. The network resolves host names when it connects.
 """
@@ -44,7 +44,7 @@ class Address(NamedTuple):
         if not host or any(character.isspace() or character == "/" for character in host):
             raise _invalid_address(text, default_port)
         if not 1 <= number <= _PORT_MAX:
-            raise _invalid_address(text, default_port, f"and a port from 1 to {_PORT_MAX}, ")
+            raise _invalid_address(text, default_port, f" with a port from 1 to {_PORT_MAX}")
         return cls(host, number)
 
 
@@ -63,6 +63,6 @@ def parse_addresses(addresses: str | Iterable[str]) -> tuple[Address, ...]:
 
 def _invalid_address(text: object, default_port: int = PORT, hint: str = "") -> UsageError:
     return UsageError(
-        f"address {text!r:.80}: give host:port, {hint}"
+        f"address {text!r:.80}: give host:port{hint}, "
         f"such as 127.0.0.1:{default_port} or [::1]:{default_port}"
     )

@@ -14,7 +14,10 @@ JITTER = 0.5
 
 @dataclass(slots=True)
 class Backoff:
-    """Waits of `first_s`, twice that, and so on up to `max_s`; a share of up to `jitter` is cut at random."""
+    """Waits of `first_s`, twice that, and so on, up to `max_s`.
+
+    Each is shortened by a random share of up to `jitter`.
+    """
 
     first_s: float = FIRST_S
     max_s: float = MAX_S

@@ -1,6 +1,6 @@
 """Sends one batch as a probe while the service has no capacity, and holds the others back.
 
-Pure. Resending every open batch would bring one refusal per batch, all for the same cause.
+Pure. If every unacknowledged batch were resent, each would be refused for the same cause.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 NO_CAPACITY_CODES = frozenset({ErrorCode.QUEUE_FULL, ErrorCode.LOG_FULL, ErrorCode.LOG_FAILED})
 """Refusals that are not about the batch itself: the next batch would be refused too."""
 PROBE_TIMEOUT_S = 5.0
-"""A probe without an answer for this long may depend on a batch held back here, so all may be sent again."""
+"""Time without an answer after which all batches may be sent: the probe may depend on one held back here."""
 
 
 class CapacityProbe:
-    """The refusal of a service without capacity, and the probe in flight.
+    """The last refusal for lack of capacity, and the probe in flight.
 
     `refusal`: why the service takes nothing; None while it takes batches, as far as is known.
     """
@@ -44,9 +44,9 @@ class CapacityProbe:
         return self._deadline - now
 
     def choose(self, senders: Iterable[SequenceSender]) -> Iterable[SequenceSender]:
-        """Return the senders that may send: while refused, the one whose batch was sent first.
+        """Return the senders that may send: while `refusal` is set, that of the refused batch sent first.
 
-        Later batches may depend on that one.
+        Later batches may depend on this batch.
         """
         if self.refusal is None:
             return senders
@@ -55,7 +55,7 @@ class CapacityProbe:
         return [min(refused, key=_first_send_order)] if refused else senders
 
     def on_sent(self, unacked: UnackedBatch, now: float) -> None:
-        """Note that a batch is sent: while refused, it is the probe."""
+        """Note that a batch is sent: while `refusal` is set, it is the probe."""
         if self.refusal is not None:
             self._probe, self._deadline = unacked, now + PROBE_TIMEOUT_S
 

@@ -1,7 +1,7 @@
 """Calls of one opaque delta each, coalesced: as long as nothing fails they are one offer with one outcome.
 
 Pure. If one call is to be treated differently from the others, all are first `split` into offers of their
-own: the slow path, with the same outcome for each caller.
+own. This slow path gives each caller the same outcome.
 """
 
 from __future__ import annotations
@@ -58,9 +58,10 @@ class CoalescedCalls(Offer):
         self.pending_deltas = []
 
     def split(self) -> list[Offer]:
-        """Return the calls as offers of their own, in the position of this one."""
+        """Return the calls as offers of their own; the caller puts them in the position of this offer."""
         parts = self.parts = [Offer(self.priority, (), self._make_callback(waker)) for waker in self.wakers]
-        last_counter, size = self.pending_dot.counter, self.size // self.count
+        last_counter = self.pending_dot.counter  # 0: no dot is drawn yet
+        size = self.size // self.count
         for row, part in enumerate(parts):
             part.count, part.size = 1, size
             part.deltas = self.pending_deltas[row : row + 1]  # empty if a batch holds the delta
@@ -85,13 +86,14 @@ class CoalescedCalls(Offer):
         self.on_outcome(PublishAck(offset, dot, len(wakers), level, _NO_DUPLICATES))
 
     def settle(self, outcome: PublishAck | Refused) -> None:
-        """Settle all calls with the same outcome: the reason why none of them is logged."""
+        """Report the same outcome to all calls: a refusal, since `acknowledge` reports success."""
         for waker in self._finish():
             if not waker.done():
                 waker.set_result(outcome)
         self.on_outcome(outcome)
 
     def _finish(self) -> list[OneShot]:
+        """Mark the offer as done; return the callers' wakers."""
         assert not self.done, "settled twice"
         self.done = True
         wakers = self.wakers

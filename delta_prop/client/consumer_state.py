@@ -1,7 +1,7 @@
 """The state of a subscriber: its cursor, the received batches that are not taken yet, the processed offset.
 
 Pure. Its rules: each offset is handed out once and in order, whatever is redelivered; the service never
-sends more than was granted; nothing is acknowledged before the reader is done with it.
+sends more than was granted; nothing is acknowledged before the reader has processed it.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("delta_prop.client")
 
 ACK_INTERVAL_S = 0.1
-"""Longest time before the processed offset is sent to a group."""
+"""Maximum delay until the processed offset is sent to a group, in seconds."""
 CREDIT = Credit(20_000, 8 * 1024 * 1024)
 FAULTS_MAX = 5
+"""Maximum number of reconnects for wrong checksums with no batch received in between."""
 
 
 @dataclass(slots=True)
@@ -74,18 +75,18 @@ class ConsumerState:
         """The identity of this member of its group, over all connections."""
         self._resets = 0  # how often operators reset the group's cursor, as last reported
         self.received = 0
-        self.delivered = 0
+        """All rows below this offset were received or match no topic."""
         self._credit = credit
         self._group = first.group
         self._start = first.start
-        self._log: Cursor | None = None  # names the log and its epoch
+        self._log: Cursor | None = None  # for its log id and epoch; the offset in it is not used
         self._service = ServiceIdentity(log_id)
         self._subscriptions: dict[int, Subscription] = {first.subscription: first}
         # request number to (number of its subscription, its outcome)
         self._pending_requests: dict[int, tuple[int, RequestOutcome]] = {}
         self._unsent_requests: deque[tuple[int, RequestOutcome]] = deque()
         self._subscribed = False  # on this connection
-        self._credit_request: int | None = None  # the request of this connection that brings the credit
+        self._credit_request: int | None = None  # the request on this connection that grants the credit
         self._batches: deque[DeliveredBatch] = deque()
         self._next_row = 0  # the next row of the first batch in `_batches`
         self._buffered_deltas = self._buffered_bytes = 0
@@ -101,7 +102,7 @@ class ConsumerState:
 
     @property
     def buffered_deltas(self) -> int:
-        """Deltas that were received and not taken."""
+        """The number of deltas that were received and not taken."""
         return self._buffered_deltas
 
     def take(self) -> DeliveredBatch | None:
@@ -121,20 +122,20 @@ class ConsumerState:
             return None
         batch, row = self._batches[0], self._next_row
         self._next_row += 1
-        last = self._next_row == batch.count
-        if last:
+        is_last = self._next_row == batch.count
+        if is_last:
             self._batches.popleft()
             self._next_row = 0
-        position = batch.next_offset if last else batch.offset_of(row + 1)
-        self._hand_out(batch, 1, batch.offset_of(row) + 1, position, is_last=last)
+        position = batch.next_offset if is_last else batch.offset_of(row + 1)
+        self._hand_out(batch, 1, batch.offset_of(row) + 1, position, is_last=is_last)
         return batch, row
 
     def mark_all_processed(self) -> None:
-        """Note that the reader is done with all that it was handed."""
+        """Note that the reader has processed all rows that were handed out."""
         self._mark_processed(self._position)
 
     def ack(self, offset: int) -> None:
-        """Note that the reader is done with everything up to this offset. Raises UsageError."""
+        """Note that the reader has processed all rows up to and including `offset`. Raises UsageError."""
         if not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
             raise UsageError(f"offset {offset!r:.60}: give the offset of a delta that was delivered")
         if offset >= self._position:
@@ -198,7 +199,7 @@ class ConsumerState:
         self._subscribed = False
         self.warning = None
         for _, outcome in self._pending_requests.values():
-            outcome.done = True  # the next connection subscribes to it, or no longer does
+            outcome.done = True  # the next connection requests the topics in `_subscriptions`
         self._pending_requests.clear()
         for _, outcome in self._unsent_requests:
             outcome.done = True
@@ -404,7 +405,6 @@ class ConsumerState:
     def _hand_out(
         self, batch: DeliveredBatch, rows: int, after_row: int, position: int, *, is_last: bool = True
     ) -> None:
-        self.delivered += rows
         self._buffered_deltas -= rows
         if is_last:
             self._buffered_bytes -= batch.size
@@ -425,7 +425,7 @@ class ConsumerState:
         return Ack(processed=self._processed, credit=credit)
 
     def _due_credit(self) -> Credit | None:
-        """Return the credit to grant; None until half of the window is used, and its deltas are taken."""
+        """Return the credit to grant; None until half of the deltas or bytes were received and taken."""
         free, left = self._free_credit(), self._remaining_credit
         deltas, size = max(free.deltas - left.deltas, 0), max(free.bytes - left.bytes, 0)
         if 2 * deltas < self._credit.deltas and 2 * size < self._credit.bytes:

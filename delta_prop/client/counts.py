@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Counts:
-    """Counts since the producer was made: batches and deltas sent, deltas that have an outcome.
+    """Counts since the producer was created.
 
-    `resent`: batches sent more than once. `lost`: deltas once acknowledged that the service no longer has,
-    as their ack level allowed.
+    `batches`, `deltas`: sent at least once. `resent`: batches sent more than once. `acknowledged`, `refused`:
+    deltas by their outcome. `lost`: deltas that were acknowledged and that the service has lost since, as
+    their ack level allowed.
     """
 
     batches: int = 0

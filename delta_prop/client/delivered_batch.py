@@ -25,7 +25,8 @@ class DeliveredBatch:
     """Deltas that came together, in log order; iterate to get each of them.
 
     `batch` is as its producer made it, or as the service sliced it; `stamp` is the log's stamp of it. Both
-    are None where single deltas were requested. Rows before `first` were delivered before.
+    are None if single deltas were requested. Rows before `first` were delivered before; the others are the
+    new rows, `count` of them.
     """
 
     __slots__ = (
@@ -51,12 +52,12 @@ class DeliveredBatch:
         if isinstance(frame, BatchFrame):
             self.batch, self.stamp = frame.batch, frame.stamp
         self.first = 0
-        rows = 1 if self.batch is None else self.batch.count
+        row_count = 1 if self.batch is None else self.batch.count
         self.size = size
-        self.next_offset = self._offset_at(rows - 1) + 1
-        while self.first < rows and self._offset_at(self.first) < received:
+        self.next_offset = self._offset_at(row_count - 1) + 1
+        while self.first < row_count and self._offset_at(self.first) < received:
             self.first += 1
-        self.count = rows - self.first
+        self.count = row_count - self.first
         self.offset = self._offset_at(self.first) if self.count else self.next_offset
 
     def __len__(self) -> int:
@@ -84,10 +85,10 @@ class DeliveredBatch:
         """Return the offset of one of the new rows."""
         return self._offset_at(self.first + row)
 
-    def skip(self, rows: int) -> None:
-        """Drop the first `rows` of the new rows."""
-        self.first += rows
-        self.count -= rows
+    def skip(self, count: int) -> None:
+        """Drop the first `count` of the new rows."""
+        self.first += count
+        self.count -= count
         self.offset = self._offset_at(self.first)
 
     def _offset_at(self, row: int) -> int:

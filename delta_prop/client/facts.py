@@ -42,7 +42,7 @@ __all__ = [
     "get",
 ]
 
-_CLIENT = "asks"
+_CLIENT_NAME = "asks"
 _FIX = "start the service or correct the address"
 
 
@@ -58,15 +58,17 @@ def get(
     """Return the state of a fact, which includes every delta that was in the log at the time of the call.
 
     `namespace`: if absent, the text before the first `:` of the vector id, else `default`.
-    Raises InvalidDelta for a name that no fact can have, Refused (BAD_REQUEST where no sink of the service
+    Raises InvalidDelta for a name that no fact can have, Refused (BAD_REQUEST if no sink of the service
     stores the states of all facts), Unreachable, UsageError.
     """
     check_name("vector_id", vector_id, VECTOR_ID_BYTES_MAX)
     if namespace is not None:
         check_name("namespace", namespace, NAMESPACE_BYTES_MAX)
-    found = RequestClient(_CLIENT, token, tls, timeout_s, _FIX).ask(addresses, Get(vector_id, namespace))
-    assert isinstance(found, Fact)
-    return found
+    response = RequestClient(_CLIENT_NAME, token, tls, timeout_s, _FIX).ask(
+        addresses, Get(vector_id, namespace)
+    )
+    assert isinstance(response, Fact)
+    return response
 
 
 def find_offsets(
@@ -79,7 +81,7 @@ def find_offsets(
 ) -> FoundOffsets:
     """Return the offset of the first delta logged at or after each of up to 64 times (µs since 1970).
 
-    Raises Refused (BAD_REQUEST of a log in memory), Unreachable, UsageError.
+    Raises Refused (BAD_REQUEST if the log is in memory), Unreachable, UsageError.
     """
     if not isinstance(times_us, Iterable):
         raise UsageError(f"times_us {times_us!r:.40}: not a list: give a list of times")
@@ -92,9 +94,9 @@ def find_offsets(
                 f"times_us: {time_us!r:.40} is not a whole number from 0 to {COUNTER_MAX}: give microseconds"
             )
     starts = tuple(Start(StartAt.TIME, time_us) for time_us in times)
-    found = RequestClient(_CLIENT, token, tls, timeout_s, _FIX).ask(addresses, FindOffsets(starts))
-    assert isinstance(found, FoundOffsets)
-    return found
+    response = RequestClient(_CLIENT_NAME, token, tls, timeout_s, _FIX).ask(addresses, FindOffsets(starts))
+    assert isinstance(response, FoundOffsets)
+    return response
 
 
 def describe(
@@ -108,6 +110,6 @@ def describe(
 
     Raises Refused, Unreachable, UsageError.
     """
-    found = RequestClient(_CLIENT, token, tls, timeout_s, _FIX).ask(addresses, Describe())
-    assert isinstance(found, Description)
-    return found
+    response = RequestClient(_CLIENT_NAME, token, tls, timeout_s, _FIX).ask(addresses, Describe())
+    assert isinstance(response, Description)
+    return response

@@ -55,7 +55,7 @@ class ForwardLinkStatistics:
 
 
 class _Call:
-    """One `forward`: its batches, their outcomes, and the batches still in flight."""
+    """One call of `forward`: its batches and their outcomes. `next_index`: of the next batch to send."""
 
     def __init__(self, batches: Sequence[LoggedBatch]) -> None:
         self.batches = batches
@@ -68,7 +68,7 @@ class _Call:
 
 
 class ForwardLink:
-    """The link that `ForwardSink` is given. One call at a time.
+    """The connection of a `ForwardSink` to the other service. Only one call of `forward` at a time.
 
     *Resources*: `run` owns a connection and its tasks. *Errors*: `forward` raises them.
     """
@@ -107,7 +107,7 @@ class ForwardLink:
         self._log_id = log_id
 
     async def run(self) -> None:
-        """Keep the connection up until cancelled. `forward` raises the reason why there is none."""
+        """Keep the connection up until cancelled. While it is down, `forward` raises the reason."""
         world = self._given_world or _real_world()
         network = world.network
         if network is None:
@@ -142,7 +142,7 @@ class ForwardLink:
         await self._wait_connected()
         call = self._call = _Call(batches)
         try:
-            self._skip_covered(call)
+            self._count_covered(call)
             if self._link is not None:
                 self._link.notify()
             with anyio.move_on_after(FORWARD_TIMEOUT_S):
@@ -156,9 +156,9 @@ class ForwardLink:
         return call.outcomes
 
     async def wait_for_watermarks(self) -> Mapping[int, int] | None:
-        """Wait for the connection; return the other service's watermarks, once per connection, else None.
+        """Wait for the connection; return the other service's watermarks.
 
-        Raises as `forward` does.
+        Returns None if an earlier call has returned them for this connection. Raises as `forward` does.
         """
         await self._wait_connected()
         if self._watermarks_taken:
@@ -191,7 +191,7 @@ class ForwardLink:
         """Start sending batches: the watermarks of the other service are known."""
         if welcome.log is not None and welcome.log.log_id == self._log_id:
             raise UsageError("the service would forward to itself: name another service")
-        self._watermarks = {one.origin: one.watermark for one in welcome.origins}
+        self._watermarks = {grant.origin: grant.watermark for grant in welcome.origins}
         self._watermarks_taken, self._last_error = False, None
         self._connected.set()
         self._changed.set()
@@ -280,15 +280,15 @@ class ForwardLink:
         if call.next_index == len(call.batches) and not call.in_flight:
             call.done.set()
 
-    def _skip_covered(self, call: _Call) -> None:
-        """Count the rows that the other service has; finish the call if it has all of them."""
+    def _count_covered(self, call: _Call) -> None:
+        """Count the rows that the other service has; finish the call if none is missing there."""
         self._covered += sum(logged.count for logged in call.batches if self._is_covered(logged))
         if all(map(self._is_covered, call.batches)):
             call.next_index = len(call.batches)
             self._finish(call)
 
     def _is_covered(self, logged: LoggedBatch) -> bool:
-        """True if the other service has all rows of the batch, or they are control rows without dots."""
+        """True if the other service has all rows of the batch, or if they are control rows without dots."""
         if not uses_dots(logged.batch):
             return True
         return logged.batch.last <= self._watermarks.get(logged.batch.origin, 0)
@@ -306,7 +306,9 @@ class ForwardLink:
 
 def _is_in_doubt(ack: Ack, first: int, last: int) -> bool:
     """True if some of these sequences are acknowledged as duplicates at an unknown offset."""
-    return any(one.offset == UNKNOWN_OFFSET and one.first <= last and first <= one.last for one in ack.ranges)
+    return any(
+        acked.offset == UNKNOWN_OFFSET and acked.first <= last and first <= acked.last for acked in ack.ranges
+    )
 
 
 def _in_doubt_error(logged: LoggedBatch) -> Refused:
@@ -318,9 +320,9 @@ def _in_doubt_error(logged: LoggedBatch) -> Refused:
 
 
 def _to_call_error(error: DeltaPropError) -> Exception:
-    """Return the error that a call raises: a permanent refusal, which ends the sink, or one to retry.
+    """Return the error that a call raises: a permanent refusal, or a ConnectionError, which is retried.
 
-    A misconfiguration may be at the other service, so the call is retried: it may be fixed there.
+    After a misconfiguration the call is retried, since the other service may be at fault and be corrected.
     """
     if isinstance(error, UsageError) and not isinstance(error, Misconfigured):
         return Refused(ErrorCode.BAD_REQUEST, str(error))

@@ -30,7 +30,7 @@ ROW_OVERHEAD_BYTES = 64
 
 
 class PendingDot:
-    """The dot of an offer's last row. Counter 0: not drawn yet; `is_removed`: it will never be drawn."""
+    """The dot of an offer's last row. `counter`: 0 until drawn; `is_removed`: it will never be drawn."""
 
     __slots__ = ("counter", "is_removed", "origin")
 
@@ -63,10 +63,10 @@ class Columns(NamedTuple):
 class Offer:
     """Deltas of one priority. `on_outcome` is called once, with the outcome.
 
-    `after`: the deltas that must come first, by pending dot or by name. `predecessors`: pending dots of
+    `after`: the deltas that must come first, by pending dot, dot or id. `predecessors`: pending dots of
     offers on the same vectors in other senders. `counter`: the counter of the first row, if the caller
-    numbers. `is_single`: it shares a batch with no other offer. `is_awaited`: its caller waits no longer
-    than `publish_timeout_s`. `is_opaque_only`: `validate.is_opaque_only` is true of each delta.
+    numbers its deltas. `is_single`: it shares a batch with no other offer. `is_awaited`: its caller waits no
+    longer than `publish_timeout_s`. `is_opaque_only`: `validate.is_opaque_only` is true of each delta.
     """
 
     __slots__ = (
@@ -140,8 +140,8 @@ class Offer:
         return not isinstance(self.columns, Columns | None)
 
     @property
-    def rows(self) -> Sequence[Delta]:
-        """The deltas of the offer, as long as no batch holds them."""
+    def decoded_deltas(self) -> Sequence[Delta]:
+        """The deltas of the offer, also of columns and blocks, as long as no batch holds them."""
         if self.columns is None:
             return self.deltas
         if isinstance(self.columns, Columns):
@@ -157,7 +157,10 @@ class Offer:
         return not any(isinstance(one, PendingDot) and one.is_pending for one in self.after)
 
     def parents(self) -> list[Dot | bytes]:
-        """Return the names of the deltas that must come first, but for those of the same origin: they do."""
+        """Return the dots and ids of the deltas that must come first, without those of the same origin.
+
+        The order of counters already puts those first.
+        """
         names: list[Dot | bytes] = []
         for cause in self.after:
             if not isinstance(cause, PendingDot):
@@ -202,7 +205,7 @@ class OutcomeJoiner:
             return first
         if not isinstance(second, PublishAck):
             return second
-        rows = [*first.places(), *second.places()]
+        rows = [*first.row_acks(), *second.row_acks()]
         if any(not ack.duplicate for ack in rows):
             return PublishAck.of_rows(rows, second.level)
         duplicates = {row: ack.offset for row, ack in enumerate(rows)}

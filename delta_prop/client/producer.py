@@ -62,9 +62,9 @@ class Producer:
     turn of the event loop publishes is sent as one batch per priority. A second producer with the same name
     fences this one.
 
-    *Resources*: a connection and its tasks; they end with the `async with`, which waits for open offers.
-    *Errors*: Refused for a delta; once the producer cannot go on (fenced, not allowed, unreachable), every
-    call raises that.
+    *Resources*: a connection and its tasks; they end with the `async with`, which first waits for the
+    outcomes of all offers. *Errors*: Refused for a delta; once the producer cannot go on (fenced, not
+    allowed, unreachable), every call raises the reason.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class Producer:
         self._changed.set()
 
     async def _expire(self) -> None:
-        """Drop offers that time out, with or without a connection; calls of `publish` exactly on time."""
+        """Drop offers that time out: calls of `publish` on time, other offers up to 1 s later."""
         offers_timeout_s = self.settings.delivery_timeout_s
         calls_timeout_s = min(self.settings.publish_timeout_s, offers_timeout_s)
         while True:
@@ -205,7 +205,7 @@ class Producer:
 
     @property
     def in_flight_offers(self) -> int:
-        """Calls without an outcome yet."""
+        """The number of calls that have no outcome yet."""
         return self._producer_state.in_flight_offers
 
     @property
@@ -244,8 +244,8 @@ class Producer:
         """Send deltas of one priority. Never waits; the receipt carries the outcome.
 
         A retryable refusal is retried, up to `delivery_timeout_s`. Raises InvalidDelta, UsageError; Refused
-        (QUEUE_FULL) if too many offers are in flight, or the reason why the producer cannot go on. Then no
-        dot is drawn.
+        (QUEUE_FULL) if too many offers are in flight, or the reason why the producer cannot go on. If it
+        raises, no dot is drawn.
         """
         priority, opaque_only = validate(deltas)
         return self._offer(priority, deltas, after, opaque_only=opaque_only)
@@ -258,7 +258,7 @@ class Producer:
     ) -> PublishAck:
         """Send and wait for the acknowledgement, through full queues and lost connections.
 
-        Raises Refused; after `timeout_s` the last refusal, whose text says if it may have happened.
+        Raises Refused; after `timeout_s` the last refusal, whose text says if the deltas may be in the log.
         A cancelled call withdraws its deltas unless they are in flight.
         """
         may_coalesce = len(deltas) == 1 and not after and timeout_s is None and not self._numbered
@@ -322,9 +322,9 @@ class Producer:
 
         A `numbered` producer sends the deltas of one turn as one batch; any other sends each by itself.
         `then` is called once, with the receipt that has the outcome, and must not block. If the service
-        processed a counter before this producer started, its outcome is queried: it is acknowledged as a
-        duplicate with its first offset, where that is known, or refused as it was then. Never waits. Raises
-        as `offer` does; then nothing is sent.
+        processed a counter before this producer started, its outcome is queried: the delta is acknowledged
+        as a duplicate, with the offset of its first copy if that is known, or refused as it was then. Never
+        waits. Raises as `offer` does; if it raises, nothing is sent.
         """
         self._offer(check_deltas([delta]), [delta], (), counter=counter).add_done_callback(then)
 

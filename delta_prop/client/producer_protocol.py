@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from delta_prop_wire.frames import Frame, JobPart, Welcome
 
 SEND_BYTES_MAX = 256 * 1024
-"""Bytes that are handed to the system at once; a larger batch is sent whole."""
+"""Bytes after which `data_to_send` returns; it may exceed them by one batch."""
 SPLIT_SEND_BYTES_MIN = 64 * 1024
 """From this size on, a batch is sent in two pieces."""
 JOBS_FEATURE = "jobs"

@@ -1,7 +1,7 @@
 """The state of a producer: offers without dots, batches in flight, retries; and the handling of each answer.
 
 Pure: no waiting, no connection bytes, `now` is an argument. Its rule: each offer gets one outcome; a batch
-that is not acknowledged is resent, in order, under the same dots and as the same bytes.
+that is not acknowledged is resent, in order, with the same dots and bytes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ BATCH_DELTAS_MAX = 1_000
 BATCH_BYTES_MAX = 256 * 1024
 FAULTS_MAX = 5
 """Connections in a row that may end with a wrong checksum before the fault counts as permanent."""
-_WEIGHTS = (8, 4, 2, 1)
+_WEIGHTS = (8, 4, 2, 1)  # by priority: shares of what is sent
 _PROCESSED_CODES = FINAL | {ErrorCode.DOT_REUSED, ErrorCode.OUTCOME_UNKNOWN}
 """Codes of refusals for deltas that the service has processed before."""
 _RETRY_WAIT_MAX_S = 60.0
@@ -84,9 +84,9 @@ class ProducerState:
         self._service = ServiceIdentity(log_id)
         self._sender_by_origin = {sender.origin: sender for sender in self._senders}
         self._vector_order = VectorOrder()
-        self._lost: dict[int, list[tuple[int, int]]] = {}
+        self._lost: dict[int, list[tuple[int, int]]] = {}  # origin to (after, until) of lost counters
         self._unacked = UnackedOffers()
-        self._open_calls: CoalescedCalls | None = None
+        self._open_calls: CoalescedCalls | None = None  # those that the next call may join
         self._in_flight = InFlight()
         self._probe = CapacityProbe()
         self._last_refusal: Refused | None = None
@@ -97,7 +97,7 @@ class ProducerState:
 
     @property
     def in_flight_offers(self) -> int:
-        """Calls without an outcome."""
+        """The number of calls that have no outcome yet."""
         return self._unacked.calls
 
     @property
@@ -341,8 +341,8 @@ class ProducerState:
     ) -> CoalescedCalls | None:
         """Return an offer that this call and later ones join until it is drawn or another offer comes."""
         sender = self._senders[delta.priority]
-        is_idle = self._vector_order.is_idle(sender, self._used_senders)
-        if self.failure is not None or not self.has_capacity or not is_idle:
+        is_untracked = self._vector_order.stays_untracked(sender, self._used_senders)
+        if self.failure is not None or not self.has_capacity or not is_untracked:
             return None
         calls = CoalescedCalls(delta.priority, now, on_outcome)
         self._enqueue(sender, calls)
@@ -580,8 +580,8 @@ class ProducerState:
         """Replace an offer by two, of its first rows and of the others; join their outcomes."""
         joiner = OutcomeJoiner(offer)
         parts, last = [], offer.pending_dot.counter
-        halves = (rows, last - offer.count + rows), (offer.count - rows, last)
-        for index, (count, counter) in enumerate(halves):
+        row_ranges = (rows, last - offer.count + rows), (offer.count - rows, last)
+        for index, (count, counter) in enumerate(row_ranges):
             part = Offer(offer.priority, (), joiner.callback_for(index))
             part.count, part.size = count, offer.size * count // offer.count
             part.is_single, part.offered_at, part.has_ids = True, offer.offered_at, offer.has_ids

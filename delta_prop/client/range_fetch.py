@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from delta_prop_wire.topics import Topic
 
 CREDIT_BYTES = 8 * 1024 * 1024
-"""Bytes that may be in flight; up to as many more are in the sockets' buffers."""
+"""Bytes that the service may send before they are read; as many again may be in the sockets' buffers."""
 FAULTS_MAX = 5
+"""Maximum number of reconnects for wrong checksums with no batch received in between."""
 _SUBSCRIPTION = 1  # the number of the only subscription
 _BATCH_DELTAS_MAX = 10_000
 
@@ -35,7 +36,7 @@ _BATCH_DELTAS_MAX = 10_000
 class RangeFetch:
     """The rows of `topics` at the offsets from `start` up to `end`, which is excluded.
 
-    `log`: the id and the epoch of the log; None: those of the service that answers first.
+    `log`: the id and the epoch of the expected log; None: those of the service that answers first.
     """
 
     def __init__(
@@ -83,9 +84,9 @@ class RangeFetch:
             batch_deltas_max=_BATCH_DELTAS_MAX,
             wait_ms_max=1,
         )
-        _, ask = session.request(subscription)
-        self._drain_request, leave = session.unsubscribe(_SUBSCRIPTION, drain=True)
-        return [ask, leave]
+        _, subscribe = session.request(subscription)
+        self._drain_request, unsubscribe = session.unsubscribe(_SUBSCRIPTION, drain=True)
+        return [subscribe, unsubscribe]
 
     def make_grant(self, session: Session) -> list[bytes]:
         """Return new credit, once half of it is used up."""

@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-_CLIENT = "reads a range"
+_CLIENT_NAME = "reads a range"
 _NO_CREDIT = Credit(0, 0)
 
 
 class LogBounds(NamedTuple):
-    """The bounds of a log: it has the offsets from `start_offset` up to `end_offset`, which is excluded."""
+    """The bounds of a log: it has the offsets from `start_offset` up to `end_offset` (exclusive)."""
 
     log_id: bytes
     epoch: int
@@ -81,9 +81,9 @@ class RangeReader:
         return self._query(lambda connection: connection.resolve_start(Start(StartAt.TIME, time_us)))
 
     def check_can_publish(self, *, staging: bool = False) -> None:
-        """Raise Refused if the service does not know the token or it may not publish.
+        """Raise Refused if the service does not know the token, or the token may not publish.
 
-        With `staging` raises UsageError if the service has no jobs. Raises Unreachable.
+        With `staging`, also raise UsageError if the service has no jobs. Raises Unreachable.
         """
 
         def ask(connection: _OpenConnection) -> None:
@@ -100,8 +100,8 @@ class RangeReader:
     def watermark(self, origin: int, epoch: int) -> int:
         """Return the highest processed counter of an origin. Raises Refused, Unreachable.
 
-        `epoch`: that of the origin's current producer, so that this query does not fence it. Raises Refused
-        (FENCED) if there is a later epoch.
+        `epoch`: that of the origin's current producer, so that this query does not fence the producer. Raises
+        Refused (FENCED) if there is a later epoch.
         """
 
         def ask(connection: _OpenConnection) -> int:
@@ -118,7 +118,7 @@ class RangeReader:
         log: tuple[bytes, int] | None = None,
         credit_bytes: int = CREDIT_BYTES,
     ) -> Iterator[LoggedBatch]:
-        """Yield the rows of `topics` from offset `start` up to `end`, each once, in order; then end.
+        """Yield the rows of `topics` from offset `start` up to `end` (exclusive), each once, in order.
 
         `log`: the id and the epoch of the log to which the offsets belong. A batch of which only some rows
         are read is sliced, and carries their offsets. Raises Refused (CURSOR_TOO_OLD if the log has removed
@@ -159,7 +159,7 @@ class RangeReader:
         )
         try:
             origins = () if claim is None else (claim,)
-            yield _OpenConnection(connection, Hello(token=self._token, client=_CLIENT, origins=origins))
+            yield _OpenConnection(connection, Hello(token=self._token, client=_CLIENT_NAME, origins=origins))
         finally:
             connection.close()
 

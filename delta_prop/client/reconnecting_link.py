@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 logger = logging.getLogger("delta_prop.client")
 
 FAULTS_MAX = 5
-"""Connections in a row on which a service may violate the protocol."""
+"""After this many connections in a row on which the service violates the protocol, `run` raises."""
 _WAIT_S_MIN = 0.001
 """A shorter wait may end at the same reading of the clock at which it began."""
 
 
 class LinkProtocol(Protocol):
-    """The user of a link. A DeltaPropError from a method ends the link; Reconnect, this connection."""
+    """The user of a link. A DeltaPropError from a method ends the link; Reconnect, only the connection."""
 
     def hello(self) -> Hello:
         """Return the hello that opens a connection."""
         ...
 
     def on_welcome(self, welcome: Welcome, *, same_address: bool) -> None:
-        """Note that a hello was answered; `same_address`: the last answer, if any, came from it, too."""
+        """Note that a hello was answered. `same_address`: the previous answer, if any, had this address."""
         ...
 
     def on_frame(self, frame: Frame, size: int, now: float) -> bool:
@@ -53,7 +53,7 @@ class LinkProtocol(Protocol):
         ...
 
     def data_to_send(self, session: Session, now: float) -> Sequence[Buffer]:
-        """Return the bytes to send now, within bounds; if none, the next call follows a `notify`."""
+        """Return bytes to send now. If there are none, the next call follows a `notify` or `wait_s`."""
         ...
 
     def on_sent(self) -> None:
@@ -61,7 +61,7 @@ class LinkProtocol(Protocol):
         ...
 
     def wait_s(self, now: float) -> float | None:
-        """Return the seconds until `data_to_send` may have something without a `notify`."""
+        """Return the seconds until `data_to_send` may have something without a `notify`; None: never."""
         ...
 
     def processed_offset(self) -> int | None:
@@ -117,10 +117,11 @@ class ReconnectingLink:
     async def run(self) -> None:
         """Keep a connection until cancelled. Raises Unreachable, Refused, UsageError.
 
-        Before the first answer, a configuration that can work at no address is raised at once.
+        Before the first answer, a Misconfigured error is raised at once if the configuration can work at no
+        address.
         """
         backoff, attempt = Backoff(), 0
-        address_faults, warned = AddressFaults(len(self._addresses)), ""
+        address_faults, last_warning = AddressFaults(len(self._addresses)), ""
         since, limit_s = self._now(), self._settings.open_timeout_s
         while True:
             address = self._addresses[attempt % len(self._addresses)]
@@ -132,8 +133,8 @@ class ReconnectingLink:
                 cause = reconnect.cause or ConnectionError("the service asks to reconnect")
             if not self.welcomed.is_set():
                 address_faults.note(cause)  # the caller reports what it raises
-            if isinstance(cause, Misconfigured) and str(cause) != warned:
-                warned = str(cause)
+            if isinstance(cause, Misconfigured) and str(cause) != last_warning:
+                last_warning = str(cause)
                 logger.warning("%s", cause)  # the text names the address
             else:
                 logger.info("%s: %s", address, cause)
@@ -148,7 +149,7 @@ class ReconnectingLink:
             since_s = self._now() - since
             if since_s >= limit_s:
                 raise self._final_error(limit_s, cause) from None
-            if self._outage is not None and str(cause) != warned:
+            if self._outage is not None and str(cause) != last_warning:
                 self._outage.on_silence(cause, since_s, limit_s - since_s)
             if attempt % len(self._addresses) == 0 or after_s:
                 await anyio.sleep(max(after_s, backoff.next_s(self._rng())))
@@ -181,9 +182,9 @@ class ReconnectingLink:
         errors: list[Exception] = []
         async with anyio.create_task_group() as tasks:
 
-            async def guarded(read: bool) -> None:
+            async def guarded(is_reader: bool) -> None:
                 try:
-                    if read:
+                    if is_reader:
                         await self._read(stream, session, address)
                     else:
                         await self._write(stream, session)

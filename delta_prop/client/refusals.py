@@ -32,7 +32,7 @@ def timed_out(offer: Offer | None, timeout_s: float, *, withdrawn: bool) -> Refu
 
 
 def offer_unanswered(offer: Offer, cause: Refused) -> Refused:
-    """Return the refusal of an offer that the service may have when the producer ends or cannot go on."""
+    """Return the refusal of an offer that may be in the log, and has no outcome when the producer ends."""
     return may_have_happened(f"no acknowledgement before the producer ended ({cause})", first_dot(offer))
 
 

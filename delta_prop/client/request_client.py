@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RequestClient:
-    """Sends a service one request. `client`: a name for people; `fix`: advice for when no service answers.
+    """Sends a service one request.
 
+    `client`: the name that operators see. `fix`: the advice in the error if no service answers.
     `check_welcome` raises if the service of a welcome cannot answer the request. If an earlier attempt may
     have been applied, `resolve_maybe_applied` maps a refusal to a response; if it returns None, the refusal
     is raised. `on_failure` is called with the error of each failed attempt.

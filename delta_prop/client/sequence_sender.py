@@ -41,7 +41,8 @@ class UnackedBatch:
     refused. `is_outcome_query`: an earlier run of the producer sent its dots; the batch queries their
     outcome. `is_origin_unknown`: the service once did not know its origin, in spite of a hello.
     `send_order`: the number of batches sent before its first send. `split_count`: the number of splits that
-    led to it.
+    led to it. `acked_ranges`: of each acknowledged range (first row, last row, offset of the first row or
+    None, True if duplicate).
     """
 
     __slots__ = (
@@ -142,7 +143,10 @@ class UnackedBatch:
 
 
 def _slice(batch: Batch, rows: range, previous: int, *, epoch: int | None = None) -> Batch:
-    """Return rows of a batch under their own dots, the first after `previous`, under `epoch` or its own."""
+    """Encode some rows of a batch again, under their own dots.
+
+    `previous`: the counter before the first row. `epoch`: None for the batch's own.
+    """
     counters = [batch.counter(row) for row in rows]
     has_gaps = batch.has_gaps or counters[0] != previous + 1
     return encode_batch(
@@ -177,17 +181,19 @@ class SequenceSender:
         self.queried_counter = 0  # the last counter of the newest outcome query
         self.watermark = 0
         self.last_numbered: int | None = None  # the last counter of the caller's; None: counters are drawn
+        # The highest counter by origin: of the dots that a sent clock has named, that a processed clock has
+        # named, and that the next clock must name again, since the service lost deltas.
         self.sent_clock: dict[int, int] = {}
+        self._processed_clock: dict[int, int] = {}
+        self._owed_clock: dict[int, int] = {}
         self.waiting: deque[Offer] = deque()
         self.unencodable: list[tuple[Offer, Refused]] = []
-        self.unacked: dict[int, UnackedBatch] = {}
+        self.unacked: dict[int, UnackedBatch] = {}  # by the counter of the first row
         self.retries: list[UnackedBatch] = []
         self.retry_at = 0.0
         self.backoff = Backoff(first_s=0.005, max_s=1.0)
         self.is_used = False
-        self.virtual_time = 0.0
-        self._processed_clock: dict[int, int] = {}
-        self._owed_clock: dict[int, int] = {}
+        self.virtual_time = 0.0  # rows sent, divided by the priority's weight; the least sends first
 
     @property
     def is_busy(self) -> bool:
@@ -254,7 +260,7 @@ class SequenceSender:
         if not offers:
             return None
         first = offers[0]
-        rows = _first_rows(offers)
+        offers_by_row = _with_first_rows(offers)
         clock = self._make_clock(offers, is_lost)
         base, previous = self.next_counter, self.previous_counter
         is_outcome_query = (
@@ -264,9 +270,8 @@ class SequenceSender:
             base = first.counter
             if is_outcome_query:
                 previous = self.queried_counter
-            elif (
-                base <= previous
-            ):  # the watermark is inside a block: the block is refused (OVERLAP) and split
+            elif base <= previous:
+                # The watermark is inside a block, which is then refused with OVERLAP and split.
                 previous = base - 1
         epoch = QUERY_EPOCH if is_outcome_query else self.epoch
         try:
@@ -277,14 +282,14 @@ class SequenceSender:
         for dot in clock:
             self.sent_clock[dot.origin] = dot.counter
         self._owed_clock.clear()
-        unacked = UnackedBatch(self, batch, rows)
+        unacked = UnackedBatch(self, batch, offers_by_row)
         unacked.is_outcome_query = is_outcome_query
         if is_outcome_query:
             self.queried_counter = batch.last
         else:
             self.previous_counter, self.next_counter = batch.last, batch.last + 1
         self.unacked[batch.base] = unacked
-        for row, offer in rows:
+        for row, offer in offers_by_row:
             offer.mark_encoded(unacked)
             offer.pending_dot.counter = batch.counter(row + offer.count - 1)
         return unacked
@@ -332,11 +337,11 @@ class SequenceSender:
         if not waiting or not waiting[0].is_ready:
             return []
         first = waiting.popleft()
-        offers, rows, size = [first], first.count, first.size
+        offers, row_count, size = [first], first.count, first.size
         while not self._must_be_single(first) and waiting:
             offer = waiting[0]
-            rows, size = rows + offer.count, size + offer.size
-            fits = rows <= deltas_max and size <= bytes_max
+            row_count, size = row_count + offer.count, size + offer.size
+            fits = row_count <= deltas_max and size <= bytes_max
             is_uniform = offer.has_ids == first.has_ids and offer.source is first.source
             if not fits or self._must_be_single(offer) or not is_uniform or not offer.is_ready:
                 break
@@ -344,7 +349,7 @@ class SequenceSender:
         return offers
 
     def _must_be_single(self, offer: Offer) -> bool:
-        """True if no other offer may share its batch, for instance if an earlier run sent its counter."""
+        """True if the offer must have its own batch, for instance if an earlier run sent its counter."""
         counter = offer.counter
         return offer.is_single or (
             counter is not None and (counter <= self.former_watermark or not self._can_split)
@@ -419,7 +424,7 @@ class SequenceSender:
         )
 
     def _make_clock(self, offers: Sequence[Offer], is_lost: Callable[[Dot], bool]) -> list[Dot]:
-        """Return the offers' predecessors in other senders, without those that a sent clock has named."""
+        """Return the offers' predecessors that no sent clock has named, and the owed dots."""
         new_dots = [
             dot
             for offer in offers
@@ -450,7 +455,7 @@ def _gap_counters(offers: Sequence[Offer], base: int, previous: int) -> list[int
     return None if is_contiguous else counters
 
 
-def _first_rows(offers: Sequence[Offer]) -> list[tuple[int, Offer]]:
+def _with_first_rows(offers: Sequence[Offer]) -> list[tuple[int, Offer]]:
     first_rows, row = [], 0
     for offer in offers:
         first_rows.append((row, offer))
@@ -460,10 +465,10 @@ def _first_rows(offers: Sequence[Offer]) -> list[tuple[int, Offer]]:
 
 def _collect_deltas(offers: Sequence[Offer]) -> Sequence[Delta]:
     if len(offers) == 1 and not offers[0].after:
-        return offers[0].rows
+        return offers[0].decoded_deltas
     collected: list[Delta] = []
     for offer in offers:
-        deltas = offer.rows
+        deltas = offer.decoded_deltas
         collected += with_parents(deltas, offer.parents()) if offer.after else deltas
     return collected
 

@@ -25,14 +25,14 @@ class LogMismatch(UsageError):
 
 
 class ServiceIdentity:
-    """The log that a client talks to. `expected`: the only log that it may be."""
+    """The log that a client's service has. `expected`: the id of the only log accepted; None: any."""
 
     def __init__(self, expected: bytes | None = None) -> None:
         self.log_id: bytes | None = None
         self._expected = None if expected is None else check_log_id(expected)
 
     def check(self, welcome: Welcome, *, may_change_log: bool = False) -> None:
-        """Raise UsageError if this is another log. `may_change_log`: a log in memory may change."""
+        """Raise UsageError if this is another log. `may_change_log`: accept another log that is in memory."""
         log = welcome.log
         if log is None:
             return

@@ -48,7 +48,7 @@ class Session:
         self._started_at = self._received_at = self._sent_at = now
         self._requests = 0
         self._heartbeats = 0
-        self._echo_us: int | None = None
+        self._echo_us: int | None = None  # the peer's time in its last heartbeat, which the next one returns
 
     @property
     def is_open(self) -> bool:
@@ -82,7 +82,7 @@ class Session:
         return self.connection.send(beat)
 
     def heartbeat_wait_s(self, now: float) -> float:
-        """Return the seconds until a heartbeat is due; before the hello is answered none is."""
+        """Return the seconds until a heartbeat is due; before the hello is answered, the full interval."""
         if not self.is_open:
             return self._settings.heartbeat_interval_s
         return max(self._sent_at + self._settings.heartbeat_interval_s - now, 0.0)

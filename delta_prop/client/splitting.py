@@ -18,10 +18,11 @@ SINGLES_MAX = 256
 
 
 def split_around(unacked: UnackedBatch, row: int | None) -> Sequence[UnackedBatch]:
-    """Split a batch into the rows before the refused `row`, that row, and the rest; None: into halves.
+    """Split a batch into the rows before the refused `row`, that row, and the rest.
 
-    Each time a part is refused again, twice as many rows after the refused one are sent singly, so that a
-    batch of bad rows costs few rounds. A single refused row is settled at once and blocks no other.
+    If `row` is None, split it into halves. Each time a part is refused again, twice as many rows after the
+    refused one are sent singly, so that a batch of bad rows costs few rounds. A single refused row is settled
+    at once and blocks no other.
     """
     count = unacked.batch.count
     if row is None:

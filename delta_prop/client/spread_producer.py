@@ -1,4 +1,4 @@
-"""A producer over several services side by side: each vector at one of them, found by a hash of its name.
+"""A producer over several services side by side. Each vector is at one of them, found by a hash of its name.
 
 It assigns rows to services and joins their outcomes; each service has a `Producer` of its own, which does
 the rest. A service that is down delays only the calls that write to it.
@@ -60,12 +60,15 @@ if TYPE_CHECKING:
 OTHERS_TIMEOUT_S = 2.0
 """Seconds for which opening waits for other services after the first answer: they may connect later."""
 _CLOSE_TIMEOUT_S = 0.01
-"""Timeout of each producer's own end, after the joint end has waited."""
+"""Timeout of each producer's own close: before it, `__aexit__` has flushed all producers together."""
 _FIRST_ROW = (0,)
 
 
 class SpreadReceipt:
-    """The receipts of a call's parts, awaited as one. A cancelled wait withdraws the parts that can be."""
+    """The receipts of a call's parts, awaited as one. A cancelled wait withdraws the parts not yet appended.
+
+    `parts`: (service index, rows, receipt) of each.
+    """
 
     def __init__(self, parts: Sequence[tuple[int, Sequence[int], Receipt]]) -> None:
         self.parts = parts
@@ -90,7 +93,10 @@ class SpreadReceipt:
     def result(self) -> SpreadPublished:
         """Return the outcome. Raises Refused, SpreadRefused; UsageError while it is not known."""
         return join_outcomes(
-            [(place, rows, receipt.refusal() or receipt.result()) for place, rows, receipt in self.parts]
+            [
+                (service_index, rows, receipt.refusal() or receipt.result())
+                for service_index, rows, receipt in self.parts
+            ]
         )
 
     def __await__(self) -> Generator[object, None, SpreadPublished]:
@@ -100,12 +106,12 @@ class SpreadReceipt:
 class SpreadProducer:
     """`async with SpreadProducer(["a:7373", "b:7373"], name="orders") as p: await p.publish(delta, …)`.
 
-    All writers must give the same services in the same order; the place of a service is its index there.
+    All writers must give the same services in the same order; a service's index is its position there.
     Causal order holds within a service: a delta that `after` names at another service is acknowledged there
     before this call is sent. A call that writes to several services has a part at each, with its own outcome.
 
     *Resources*: a `Producer` for each service. *Errors*: those of `Producer`, for calls that write to the
-    service; UsageError if a service has another log than the one that belongs to its place.
+    service; UsageError if a service's log is not the one expected at its index.
     """
 
     def __init__(
@@ -121,8 +127,8 @@ class SpreadProducer:
         settings: ClientSettings | None = None,
         world: World | None = None,
     ) -> None:
-        """`services`: the addresses of each. `log_ids`: the property `log_ids` of an earlier producer; other
-        services, or services in another order, are then refused.
+        """`services`: the addresses of each. `log_ids`: the property `log_ids` of an earlier producer; then
+        other services, or services in another order, are refused.
         """
         addresses = parse_services(services)
         self.settings = settings_or_default(settings)
@@ -139,12 +145,12 @@ class SpreadProducer:
                 tls=tls,
                 ack_level=ack_level,
                 source=source,
-                partition=place,
-                log_id=self._expected_log_ids[place],
+                partition=service_index,
+                log_id=self._expected_log_ids[service_index],
                 settings=producer_settings,
                 world=world,
             )
-            for place, service_addresses in enumerate(addresses)
+            for service_index, service_addresses in enumerate(addresses)
         ]
         self._exit = AsyncExitStack()
 
@@ -167,33 +173,34 @@ class SpreadProducer:
     ) -> None:
         try:
             if error is None:
-                with suppress(TimeoutError, Refused, UsageError):  # each producer raises its own at its end
+                # Each producer raises its own error when it closes.
+                with suppress(TimeoutError, Refused, UsageError):
                     await self.flush(self.settings.close_timeout_s)
         finally:
             await self._exit.__aexit__(kind, error, trace)
 
     async def _wait_connected(self) -> None:
-        """Wait until each service has answered; `OTHERS_TIMEOUT_S` after the first answer, stop waiting."""
+        """Wait until all services have answered, or up to `OTHERS_TIMEOUT_S` after the first answer."""
         log_ids: dict[int, bytes] = {}
         failures: list[Refused | UsageError] = []
         with anyio.move_on_after(self.settings.open_timeout_s) as scope:
             async with anyio.create_task_group() as tasks:
 
-                async def wait_for(place: int, producer: Producer) -> None:
+                async def wait_for(service_index: int, producer: Producer) -> None:
                     try:
                         await producer.wait_welcomed()
-                        log_ids[place] = producer.log_id or b""
-                        check_distinct_logs(place, log_ids)
+                        log_ids[service_index] = producer.log_id or b""
+                        check_distinct_logs(service_index, log_ids)
                     except LogMismatch as mismatch:
-                        failures.append(wrong_log(place, mismatch.log_id, self._expected_log_ids))
+                        failures.append(wrong_log(service_index, mismatch.log_id, self._expected_log_ids))
                     except (Refused, UsageError) as failure:
                         failures.append(failure)
                     if failures:
                         tasks.cancel_scope.cancel()
                     scope.deadline = min(scope.deadline, anyio.current_time() + OTHERS_TIMEOUT_S)
 
-                for place, producer in enumerate(self._producers):
-                    tasks.start_soon(wait_for, place, producer)
+                for service_index, producer in enumerate(self._producers):
+                    tasks.start_soon(wait_for, service_index, producer)
         if failures:
             raise failures[0]
         if not log_ids:
@@ -211,11 +218,11 @@ class SpreadProducer:
 
     @property
     def in_flight_offers(self) -> int:
-        """Parts of calls without an outcome yet."""
+        """The number of parts of calls that have no outcome yet."""
         return sum(producer.in_flight_offers for producer in self._producers)
 
-    def place_of(self, vector_id: str, namespace: str = DEFAULT_NAMESPACE) -> int:
-        """Return the place of the service that has a vector, from 0 on."""
+    def service_index_of(self, vector_id: str, namespace: str = DEFAULT_NAMESPACE) -> int:
+        """Return the index of the service that has a vector, from 0 on."""
         check_name("vector_id", vector_id, VECTOR_ID_BYTES_MAX)
         check_name("namespace", namespace, NAMESPACE_BYTES_MAX)
         return self._service_map.find(namespace, vector_id)
@@ -237,21 +244,21 @@ class SpreadProducer:
         priority, opaque_only = validate(deltas)
         if opaque_only and len(deltas) == 1 and not after:  # the fast path
             delta = deltas[0]
-            place = self._service_map.find(delta.namespace, delta.vector_id)
-            ack = await self._producers[place].publish(delta, timeout_s=timeout_s)
-            return SpreadPublished(1, (Part(place, _FIRST_ROW, ack),))
+            service_index = self._service_map.find(delta.namespace, delta.vector_id)
+            ack = await self._producers[service_index].publish(delta, timeout_s=timeout_s)
+            return SpreadPublished(1, (Part(service_index, _FIRST_ROW, ack),))
         parts = self._service_map.group_rows(deltas)
-        await self._wait_remote(after, [place for place, _ in parts], timeout_s)
+        await self._wait_remote(after, [service_index for service_index, _ in parts], timeout_s)
         calls = {
-            place: partial(
-                self._producers[place].publish_checked,
+            service_index: partial(
+                self._producers[service_index].publish_checked,
                 priority,
-                [_with_local_parents(deltas[row], place) for row in rows],
+                [_with_local_parents(deltas[row], service_index) for row in rows],
                 opaque_only=opaque_only,
-                after=_local_dependencies(after, place),
+                after=_local_dependencies(after, service_index),
                 timeout_s=timeout_s,
             )
-            for place, rows in parts
+            for service_index, rows in parts
         }
         return await self._call_all(parts, calls)
 
@@ -269,8 +276,8 @@ class SpreadProducer:
         vectors = check_columns(ids, matrix, namespace=namespace, kind=kind, priority=priority)
         parts = self._service_map.group_columns(namespace, ids)
         calls = {
-            place: partial(
-                self._producers[place].publish_many,
+            service_index: partial(
+                self._producers[service_index].publish_many,
                 [ids[row] for row in rows],
                 vectors[rows],
                 namespace=namespace,
@@ -278,37 +285,44 @@ class SpreadProducer:
                 priority=priority,
                 timeout_s=timeout_s,
             )
-            for place, rows in parts
+            for service_index, rows in parts
         }
         return await self._call_all(parts, calls)
 
     def offer(self, *deltas: Delta, after: Sequence[SpreadCause] = ()) -> SpreadReceipt:
         """Send each delta to its service. Never waits; see `Producer.offer`.
 
-        Raises UsageError if `after` names a delta that another service has not acknowledged yet: `publish`
-        waits for that.
+        Raises UsageError if `after` names a delta that another service has not acknowledged yet; use
+        `publish` then, which waits for the acknowledgement.
         """
         check_deltas(deltas)
         parts = self._service_map.group_rows(deltas)
-        if _remote_receipts(after, [place for place, _ in parts]):
+        if _remote_receipts(after, [service_index for service_index, _ in parts]):
             raise UsageError(
                 "`after` names a delta that another service has not acknowledged yet: use publish"
             )
-        local_after = {place: _local_dependencies(after, place) for place, _ in parts}
+        local_after = {service_index: _local_dependencies(after, service_index) for service_index, _ in parts}
         local_deltas = {
-            place: [_with_local_parents(deltas[row], place) for row in rows] for place, rows in parts
+            service_index: [_with_local_parents(deltas[row], service_index) for row in rows]
+            for service_index, rows in parts
         }
-        for place, _ in parts:
-            self._producers[place].check()
+        for service_index, _ in parts:
+            self._producers[service_index].check()
         return SpreadReceipt(
             [
-                (place, rows, self._producers[place].offer(*local_deltas[place], after=local_after[place]))
-                for place, rows in parts
+                (
+                    service_index,
+                    rows,
+                    self._producers[service_index].offer(
+                        *local_deltas[service_index], after=local_after[service_index]
+                    ),
+                )
+                for service_index, rows in parts
             ]
         )
 
     async def flush(self, timeout_s: float | None = None) -> None:
-        """Wait for the outcomes of all offers. Raises TimeoutError, or why a producer cannot go on."""
+        """Wait for the outcomes of all offers. Raises TimeoutError, or the error that ended a producer."""
         failures: list[Exception] = []
 
         async def flush_one(producer: Producer) -> None:
@@ -326,11 +340,11 @@ class SpreadProducer:
     # --- helpers
 
     async def _wait_remote(
-        self, after: Sequence[SpreadCause], places: Sequence[int], timeout_s: float | None
+        self, after: Sequence[SpreadCause], service_indices: Sequence[int], timeout_s: float | None
     ) -> None:
         limit_s = timeout_or_default(timeout_s, self.settings.publish_timeout_s)
         with anyio.move_on_after(limit_s):
-            for receipt in _remote_receipts(after, places):
+            for receipt in _remote_receipts(after, service_indices):
                 await receipt.wait()
             return
         raise Refused(
@@ -347,44 +361,48 @@ class SpreadProducer:
         """Run the calls concurrently, and join their outcomes."""
         outcomes: dict[int, PublishAck | Refused] = {}
 
-        async def call(place: int) -> None:
+        async def call(service_index: int) -> None:
             try:
-                outcomes[place] = await calls[place]()
+                outcomes[service_index] = await calls[service_index]()
             except Refused as refused:
-                outcomes[place] = refused
+                outcomes[service_index] = refused
 
         if len(parts) == 1:
             await call(parts[0][0])
         else:
             async with anyio.create_task_group() as tasks:
-                for place, _ in parts:
-                    tasks.start_soon(call, place)
-        return join_outcomes([(place, rows, outcomes[place]) for place, rows in parts])
+                for service_index, _ in parts:
+                    tasks.start_soon(call, service_index)
+        return join_outcomes(
+            [(service_index, rows, outcomes[service_index]) for service_index, rows in parts]
+        )
 
 
-def _remote_receipts(after: Sequence[SpreadCause], places: Sequence[int]) -> list[SpreadReceipt]:
-    """Return the receipts without an outcome for which some service in `places` must wait for another one."""
+def _remote_receipts(after: Sequence[SpreadCause], service_indices: Sequence[int]) -> list[SpreadReceipt]:
+    """Return the receipts without an outcome that make one of these services wait for another one."""
     return [
         cause
         for cause in after
         if isinstance(cause, SpreadReceipt)
         and not cause.done
-        and any(remote != local for remote, _, _ in cause.parts for local in places)
+        and any(remote != local for remote, _, _ in cause.parts for local in service_indices)
     ]
 
 
-def _local_dependencies(after: Sequence[SpreadCause], place: int) -> list[Receipt | Dependency]:
+def _local_dependencies(after: Sequence[SpreadCause], service_index: int) -> list[Receipt | Dependency]:
     """Return the dependencies at one service; other services have acknowledged the rest of `after`."""
     local: list[Receipt | Dependency] = []
     for cause in after:
         if isinstance(cause, SpreadReceipt):
-            local += [receipt for part_place, _, receipt in cause.parts if part_place == place]
+            local += [receipt for index, _, receipt in cause.parts if index == service_index]
         elif isinstance(cause, SpreadPublished):
-            local += [part.published for part in cause.parts if part.place == place]
+            local += [part.ack for part in cause.parts if part.service_index == service_index]
         else:
-            local += local_parents([dependency_key(cause)], place)
+            local += local_parents([dependency_key(cause)], service_index)
     return local
 
 
-def _with_local_parents(delta: Delta, place: int) -> Delta:
-    return replace(delta, parents=tuple(local_parents(delta.parents, place))) if delta.parents else delta
+def _with_local_parents(delta: Delta, service_index: int) -> Delta:
+    if not delta.parents:
+        return delta
+    return replace(delta, parents=tuple(local_parents(delta.parents, service_index)))

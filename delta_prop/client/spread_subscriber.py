@@ -1,4 +1,4 @@
-"""A subscriber over several services side by side: their streams merged, with a cursor for each.
+"""A subscriber over several services side by side. It merges their streams, and has a cursor for each.
 
 Each service's deltas come in the order of its log, each once; there is no order between services. Each
 service has a `Subscriber` of its own, which does the rest.
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
     from delta_prop_wire.delta import Delta, Priority, Source
 
 SpreadStart: TypeAlias = "str | datetime | Sequence[Cursor | None]"
-"""The position to start at: an end of all logs, a time, or the cursors of an earlier subscriber."""
+"""Where to start: "earliest" or "latest" in all logs, a time, or the cursors of an earlier subscriber."""
 
 OTHERS_TIMEOUT_S = 2.0
 """Seconds for which opening waits for other services after the first answer: they may connect later."""
 
 
 class SpreadDelivered(NamedTuple):
-    """One delta, with the place of its service, and its offset and Lamport number in that service's log."""
+    """One delta, with the index of its service, and its offset and Lamport number in that service's log."""
 
-    place: int
+    service_index: int
     offset: int
     lamport: int
     delta: Delta
@@ -55,8 +55,7 @@ class SpreadSubscriber:
     stores the reader's cursor beside its own log.
 
     *Resources*: a `Subscriber` for each service. *Errors*: an error that ends one of them ends all; otherwise
-    its deltas would be missed silently. UsageError if a service has another log than the one that belongs to
-    its place.
+    its deltas would be missed silently. UsageError if a service's log is not the one expected at its index.
     """
 
     def __init__(
@@ -76,9 +75,10 @@ class SpreadSubscriber:
         settings: ClientSettings | None = None,
         world: World | None = None,
     ) -> None:
-        """`start`: as `Subscriber`, or the `cursors` of an earlier subscriber. `credit`: the deltas and bytes
-        of each service that may be here unread. `log_ids`: the property `log_ids` of an earlier subscriber.
-        With `log_ids` or cursors, other services, or services in another order, are refused.
+        """`start`: as for `Subscriber`, or the `cursors` of an earlier subscriber. `credit`: the deltas and
+        bytes of each service that may be here and not taken yet. `log_ids`: the property `log_ids` of an
+        earlier subscriber. With `log_ids` or cursors, other services, or services in another order, are
+        refused.
         """
         addresses = parse_services(services)
         self.settings = settings_or_default(settings)
@@ -89,7 +89,7 @@ class SpreadSubscriber:
             Subscriber(
                 [str(address) for address in service_addresses],
                 *topics,
-                start=starts[place],
+                start=starts[service_index],
                 group=group,
                 ack=ack,
                 sources=sources,
@@ -98,14 +98,14 @@ class SpreadSubscriber:
                 name=name,
                 token=token,
                 tls=tls,
-                log_id=self._expected_log_ids[place],
+                log_id=self._expected_log_ids[service_index],
                 settings=subscriber_settings,
                 world=world,
             )
-            for place, service_addresses in enumerate(addresses)
+            for service_index, service_addresses in enumerate(addresses)
         ]
         self._next_index = 0
-        # the place and the batch from which rows are handed out, and the next row
+        # (service index, batch, next row) of the batch whose rows `__anext__` returns; None between batches
         self._current: tuple[int, DeliveredBatch, int] | None = None
         self._exit = AsyncExitStack()
 
@@ -130,16 +130,18 @@ class SpreadSubscriber:
         await self._exit.__aexit__(kind, error, trace)
 
     async def _wait_started(self) -> None:
-        """Wait until each service has answered; `OTHERS_TIMEOUT_S` after the first answer, stop waiting."""
+        """Wait until all services have answered, or up to `OTHERS_TIMEOUT_S` after the first answer."""
         with anyio.move_on_after(self.settings.open_timeout_s) as scope:
             while not all(subscriber.started for subscriber in self._subscribers):
                 self._check()
                 if any(subscriber.started for subscriber in self._subscribers):
                     scope.deadline = min(scope.deadline, anyio.current_time() + OTHERS_TIMEOUT_S)
                 await self._wait_change()
-        log_ids = {place: log_id for place, log_id in enumerate(self.log_ids) if log_id is not None}
-        for place in log_ids:
-            check_distinct_logs(place, log_ids)
+        log_ids = {
+            service_index: log_id for service_index, log_id in enumerate(self.log_ids) if log_id is not None
+        }
+        for service_index in log_ids:
+            check_distinct_logs(service_index, log_ids)
         if not log_ids:
             raise Unreachable(
                 f"none of {len(self._subscribers)} services has answered for "
@@ -153,23 +155,24 @@ class SpreadSubscriber:
 
     async def __anext__(self) -> SpreadDelivered:
         if self._current is None:
-            place, batch = await self.next_batch()
-            self._current = (place, batch, 0)
-        place, batch, row = self._current
-        self._current = (place, batch, row + 1) if row + 1 < batch.count else None
-        return SpreadDelivered(place, *batch.row(row))
+            service_index, batch = await self.next_batch()
+            self._current = (service_index, batch, 0)
+        service_index, batch, row = self._current
+        self._current = (service_index, batch, row + 1) if row + 1 < batch.count else None
+        return SpreadDelivered(service_index, *batch.row(row))
 
     async def next_batch(self) -> tuple[int, DeliveredBatch]:
-        """Return the next batch and the place of its service; services are served in turn.
+        """Return the index of a service and its next batch; services are served in turn.
 
-        Raises the reason why no batch will come.
+        Raises the error that ended a subscriber.
         """
         while True:
             for _ in self._subscribers:
-                place, self._next_index = self._next_index, (self._next_index + 1) % len(self._subscribers)
-                batch = self._take(place)
+                service_index = self._next_index
+                self._next_index = (service_index + 1) % len(self._subscribers)
+                batch = self._take(service_index)
                 if batch is not None:
-                    return place, batch
+                    return service_index, batch
             await self._wait_change()
 
     async def batches(self) -> AsyncIterator[tuple[int, DeliveredBatch]]:
@@ -177,11 +180,14 @@ class SpreadSubscriber:
         while True:
             yield await self.next_batch()
 
-    def ack(self, place: int, offset: int) -> None:
-        """Note that all deltas of a service up to `offset` are processed. Never waits. Raises UsageError."""
-        if not 0 <= place < len(self._subscribers):
-            raise UsageError(f"service {place}: give one from 0 to {len(self._subscribers) - 1}")
-        self._subscribers[place].ack(offset)
+    def ack(self, service_index: int, offset: int) -> None:
+        """Note that all deltas of a service up to and including `offset` are processed. Never waits.
+
+        Raises UsageError.
+        """
+        if not 0 <= service_index < len(self._subscribers):
+            raise UsageError(f"service {service_index}: give one from 0 to {len(self._subscribers) - 1}")
+        self._subscribers[service_index].ack(offset)
 
     @property
     def cursors(self) -> list[Cursor | None]:
@@ -195,18 +201,18 @@ class SpreadSubscriber:
 
     # --- helpers
 
-    def _take(self, place: int) -> DeliveredBatch | None:
+    def _take(self, service_index: int) -> DeliveredBatch | None:
         try:
-            return self._subscribers[place].take_batch()
+            return self._subscribers[service_index].take_batch()
         except LogMismatch as mismatch:
-            raise wrong_log(place, mismatch.log_id, self._expected_log_ids) from None
+            raise wrong_log(service_index, mismatch.log_id, self._expected_log_ids) from None
 
     def _check(self) -> None:
-        for place, subscriber in enumerate(self._subscribers):
+        for service_index, subscriber in enumerate(self._subscribers):
             try:
                 subscriber.check()
             except LogMismatch as mismatch:
-                raise wrong_log(place, mismatch.log_id, self._expected_log_ids) from None
+                raise wrong_log(service_index, mismatch.log_id, self._expected_log_ids) from None
 
     def _notify(self) -> None:
         self._changed.set()
@@ -220,7 +226,10 @@ class SpreadSubscriber:
 def _parse_starts(
     start: SpreadStart | None, count: int
 ) -> tuple[list[StartPosition | None], list[bytes | None]]:
-    """Return the start at each service, and the log id that the start requires there. Raises UsageError."""
+    """Return the start position at each service, and the log id that the start requires there (None: any).
+
+    Raises UsageError.
+    """
     if start is None or isinstance(start, str | datetime):
         return [start] * count, [None] * count
     if len(start) != count:

@@ -1,7 +1,8 @@
 """Several services behind one client: finds the service of a vector, and joins the outcomes of a call.
 
-Pure. The place of a service is its index in the list of services. A vector's place is a hash of its name and
-the number of services, so every client that gives the same services in the same order finds the vector.
+Pure. A service's index is its position in the list of services, from 0 on. The index of a vector's service
+follows from a hash of the vector's name and from the number of services. So every client that gives the same
+services in the same order finds the vector.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ if TYPE_CHECKING:
     from delta_prop_wire.delta import Delta
 
 SERVICES_MAX = 64
-PLACE_CACHE_MAX = 50_000
-"""Maximum number of vectors in the cache of places, and in the full cache before it, which is kept too."""
+CACHED_VECTORS_MAX = 50_000
+"""Maximum number of vectors in the newer cache of a `ServiceMap`. A full one becomes the older cache."""
 
 
 class Part(NamedTuple):
-    """One service's part of a call: the indices of the caller's rows, in order, and their acknowledgement."""
+    """One service's part of a call. `rows`: indices of the caller's rows, in order; `ack`: theirs."""
 
-    place: int
+    service_index: int
     rows: Sequence[int]
-    published: PublishAck
+    ack: PublishAck
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,31 +45,32 @@ class SpreadPublished:
     count: int
     parts: tuple[Part, ...]
 
-    def at(self, place: int) -> PublishAck | None:
-        """Return the acknowledgement of the service at `place`; None if the call has no part there."""
-        return next((part.published for part in self.parts if part.place == place), None)
+    def ack_of(self, service_index: int) -> PublishAck | None:
+        """Return the acknowledgement of one service; None if the call has no part there."""
+        return next((part.ack for part in self.parts if part.service_index == service_index), None)
 
 
 class SpreadRefused(Refused):
-    """A call of which services refused some parts. `acknowledged`: the parts that the others acknowledged."""
+    """A call of which some services refused their part. `acknowledged`: the other parts."""
 
     def __init__(
-        self, refusal: Refused, place: int, rows: Sequence[int], acknowledged: Sequence[Part]
+        self, refusal: Refused, service_index: int, rows: Sequence[int], acknowledged: Sequence[Part]
     ) -> None:
         acked_rows = sum(len(part.rows) for part in acknowledged)
         super().__init__(
             refusal.code,
-            f"service {place}: {refusal.message}; {acked_rows} rows were acknowledged by other services",
+            f"service {service_index}: {refusal.message}; {acked_rows} rows were acknowledged by other "
+            "services",
             retry_after_ms=refusal.retry_after_ms,
             row=None if refusal.row is None else rows[refusal.row],
             field=refusal.field,
-            details={**refusal.details, "place": place},
+            details={**refusal.details, "service_index": service_index},
         )
         self.acknowledged = tuple(acknowledged)
 
 
 class ServiceMap:
-    """Maps each vector to one of `count` services; caches recent answers."""
+    """Maps each vector to one of `count` services; caches recent results."""
 
     __slots__ = ("_cache", "_older_cache", "count")
 
@@ -78,29 +80,32 @@ class ServiceMap:
         self._older_cache: dict[tuple[str, str], int] = {}
 
     def find(self, namespace: str, vector_id: str) -> int:
-        """Return the place of a vector."""
+        """Return the index of a vector's service."""
         key = (namespace, vector_id)
-        place = self._cache.get(key)
-        if place is None:
-            place = self._older_cache.get(key)
-            if place is None:
-                place = partition_of(namespace, vector_id, self.count)
-            if len(self._cache) >= PLACE_CACHE_MAX:
+        service_index = self._cache.get(key)
+        if service_index is None:
+            service_index = self._older_cache.get(key)
+            if service_index is None:
+                service_index = partition_of(namespace, vector_id, self.count)
+            if len(self._cache) >= CACHED_VECTORS_MAX:
                 self._older_cache, self._cache = self._cache, {}
-            self._cache[key] = place
-        return place
+            self._cache[key] = service_index
+        return service_index
 
     def group_rows(self, deltas: Sequence[Delta]) -> list[tuple[int, list[int]]]:
-        """Return (place, rows) for each place to which rows go, in order."""
-        rows_by_place: dict[int, list[int]] = {}
+        """Return (service index, rows) for each service that has vectors of these rows, in order."""
+        rows_by_service: dict[int, list[int]] = {}
         for row, delta in enumerate(deltas):
-            rows_by_place.setdefault(self.find(delta.namespace, delta.vector_id), []).append(row)
-        return sorted(rows_by_place.items())
+            rows_by_service.setdefault(self.find(delta.namespace, delta.vector_id), []).append(row)
+        return sorted(rows_by_service.items())
 
     def group_columns(self, namespace: str, ids: Sequence[str]) -> list[tuple[int, list[int]]]:
-        """Return (place, rows) as `group_rows` does, for vectors of one namespace."""
-        places = partitions_of(namespace, ids, self.count)
-        return [(int(place), np.flatnonzero(places == place).tolist()) for place in np.unique(places)]
+        """Do the same as `group_rows` for columns: vectors of one namespace."""
+        service_indices = partitions_of(namespace, ids, self.count)
+        return [
+            (int(service_index), np.flatnonzero(service_indices == service_index).tolist())
+            for service_index in np.unique(service_indices)
+        ]
 
 
 def parse_services(services: Iterable[str | Iterable[str]]) -> list[tuple[Address, ...]]:
@@ -115,7 +120,7 @@ def parse_services(services: Iterable[str | Iterable[str]]) -> list[tuple[Addres
     addresses = [address for service in parsed for address in service]
     for address in addresses:
         if addresses.count(address) > 1:
-            raise UsageError(f"address {address}: given twice: give each service one place")
+            raise UsageError(f"address {address}: given twice: list each service once")
     return parsed
 
 
@@ -132,42 +137,48 @@ def check_log_ids(log_ids: Sequence[bytes] | None, count: int) -> Sequence[bytes
     return log_ids
 
 
-def check_distinct_logs(place: int, log_ids: Mapping[int, bytes]) -> None:
+def check_distinct_logs(service_index: int, log_ids: Mapping[int, bytes]) -> None:
     """Check that no other service has the same log. Raises UsageError."""
     for other, log_id in log_ids.items():
-        if other != place and log_id == log_ids[place]:
+        if other != service_index and log_id == log_ids[service_index]:
             raise UsageError(
-                f"services {other} and {place}: both have log {log_id.hex()}, so they are one: give it once"
+                f"services {other} and {service_index}: both have log {log_id.hex()}, so they are one: "
+                "give it once"
             )
 
 
-def wrong_log(place: int, log_id: bytes, expected: Sequence[bytes | None]) -> UsageError:
-    """Return the error for a service with another log than the one that belongs to its place."""
+def wrong_log(service_index: int, log_id: bytes, expected: Sequence[bytes | None]) -> UsageError:
+    """Return the error for a service whose log is not the one that is expected at its index."""
     owner = (
         f"which belongs to service {expected.index(log_id)}"
         if log_id in expected
         else "which belongs to none of these services"
     )
     return UsageError(
-        f"service {place}: it has log {log_id.hex()}, {owner}: vectors are found by the order of the "
+        f"service {service_index}: it has log {log_id.hex()}, {owner}: vectors are found by the order of the "
         "services: give all of them, in the order that they had"
     )
 
 
 def join_outcomes(outcomes: Sequence[tuple[int, Sequence[int], PublishAck | Refused]]) -> SpreadPublished:
-    """Join the outcomes of the parts of a call. Raises Refused, SpreadRefused."""
+    """Join the outcomes of the parts of a call, each as (service index, rows, outcome).
+
+    Raises Refused if the only part was refused, SpreadRefused if one of several was.
+    """
     parts = tuple(
-        Part(place, rows, outcome) for place, rows, outcome in outcomes if isinstance(outcome, PublishAck)
+        Part(service_index, rows, outcome)
+        for service_index, rows, outcome in outcomes
+        if isinstance(outcome, PublishAck)
     )
-    for place, rows, outcome in outcomes:
+    for service_index, rows, outcome in outcomes:
         if isinstance(outcome, Refused):
             if len(outcomes) == 1:
                 raise outcome
-            raise SpreadRefused(outcome, place, rows, parts)
+            raise SpreadRefused(outcome, service_index, rows, parts)
     return SpreadPublished(sum(len(part.rows) for part in parts), parts)
 
 
-def local_parents(parents: Sequence[Dot | bytes], place: int) -> list[Dot | bytes]:
+def local_parents(parents: Sequence[Dot | bytes], service_index: int) -> list[Dot | bytes]:
     """Return the `parents` that belong to one service. Raises UsageError.
 
     The others are already in the logs of other services, since a caller knows only acknowledged dots.
@@ -178,5 +189,7 @@ def local_parents(parents: Sequence[Dot | bytes], place: int) -> list[Dot | byte
                 f"parent {parent!r:.60}: an id does not show which service has it: name the parent by its dot"
             )
     return [
-        parent for parent in parents if isinstance(parent, Dot) and origin_partition(parent.origin) == place
+        parent
+        for parent in parents
+        if isinstance(parent, Dot) and origin_partition(parent.origin) == service_index
     ]

@@ -87,9 +87,9 @@ class Subscriber:
         """`start`: the position to start at, by default the end of the log. With `group`, only a new group
         starts there, by default at the start of the log; an existing one resumes from its cursor. `sources`,
         `priorities`: deliver only matching deltas with these. `deltas`: request single deltas instead of
-        batches. `credit`: the deltas and bytes that may be here unread. `compressed`: accept compressed
-        batches too, whose content may exceed the credit. `name`: shown to operators. `log_id`: the only log
-        that the service may have.
+        batches. `credit`: the deltas and bytes that may be here and not taken yet. `compressed`: accept
+        compressed batches too, whose content may exceed the credit. `name`: shown to operators. `log_id`:
+        the only log that the service may have.
         """
         if ack not in ("auto", "manual"):
             raise UsageError(f"ack {ack!r}: give auto or manual")
@@ -222,7 +222,7 @@ class Subscriber:
         return _Batches(self)
 
     async def next_batch(self) -> DeliveredBatch:
-        """Return the next batch. Raises the reason why none will come."""
+        """Wait for the next batch, and return it. Raises the reason why none will come."""
         self._mark_processed()
         while (batch := self._consumer_state.take()) is None:
             self._check_open()
@@ -260,7 +260,10 @@ class Subscriber:
         return self._consumer_state.standing_by
 
     def ack(self, offset: int) -> None:
-        """Note that all deltas up to `offset` are processed; this is sent within 0.1 s. Raises UsageError."""
+        """Note that all deltas up to and including `offset` are processed; this is sent within 0.1 s.
+
+        Raises UsageError.
+        """
         self._consumer_state.ack(offset)
         self._link.notify()
 
@@ -375,7 +378,7 @@ class Subscriber:
     def _resolve_time(self, now_us: int) -> None:
         """Resolve a start given as a relative time. Raises UsageError if it lies in the future."""
         given, start = self._start, self._template.start
-        if start is None or start.at is not StartAt.TIME:
+        if start is None or start.kind is not StartAt.TIME:
             return
         time_us = parse_time(given, now_us) if isinstance(given, str) else start.value
         assert isinstance(time_us, int), "the constructor has checked it"
@@ -434,7 +437,7 @@ def _parse_start(start: StartPosition | None, group: str | None) -> Start:
     if start in ("earliest", "latest"):
         return Start(StartAt(start))
     if isinstance(start, str) and parse_time(start, 0) is not None:
-        return Start(StartAt.TIME, 0)  # the time is resolved at opening
+        return Start(StartAt.TIME, 0)  # `_resolve_time` sets it when the subscriber opens
     raise UsageError(
         f"start {start!r:.60}: give earliest, latest, an offset, a datetime, a Cursor, or {TIME_EXAMPLES}"
     )

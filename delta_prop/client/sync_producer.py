@@ -58,14 +58,14 @@ if TYPE_CHECKING:
     from delta_prop_wire.frames import JobPart
 
 POLL_ROWS = 1_000
-"""Rows that may be offered before a call polls the connection."""
+"""After this many offered rows, the call polls the connection."""
 RNG = random.SystemRandom()
 """For waits. Python's own generator belongs to the program, which may have seeded it."""
 FAULTS_MAX = 5
 
 
 class SyncReceipt:
-    """The outcome of an offer. It changes only during calls of its producer."""
+    """The receipt of an offer; it gets the outcome during a call of its producer."""
 
     def __init__(self, producer: SyncProducer) -> None:
         self._producer = producer
@@ -185,7 +185,7 @@ class SyncProducer:
 
     @property
     def in_flight_offers(self) -> int:
-        """Calls without an outcome yet."""
+        """The number of calls that have no outcome yet."""
         return self._producer_state.in_flight_offers
 
     @property
@@ -204,7 +204,10 @@ class SyncProducer:
     def publish(
         self, *deltas: Delta, after: Sequence[SyncReceipt | Dependency] = (), timeout_s: float | None = None
     ) -> PublishAck:
-        """Send and wait for the acknowledgement. Raises Refused, whose text says if it may have happened."""
+        """Send and wait for the acknowledgement.
+
+        Raises Refused, whose text says if the deltas may be in the log.
+        """
         limit_s = timeout_or_default(timeout_s, self.settings.publish_timeout_s)
         started_at = time.monotonic()
         priority, opaque_only = validate(deltas)
@@ -228,9 +231,12 @@ class SyncProducer:
         receipt = self._offer(priority, (), (), limit_s, columns=columns)
         return self.result_of(receipt, limit_s)
 
-    def offer_numbered(self, counter: int, delta: Delta, after_s: float | None = None) -> SyncReceipt:
-        """Send a delta under the caller's counter, which rises within a priority; see `Producer`."""
-        limit_s = timeout_or_default(after_s, self.settings.publish_timeout_s, "after_s")
+    def offer_numbered(self, counter: int, delta: Delta, timeout_s: float | None = None) -> SyncReceipt:
+        """Send a delta under the caller's counter, which rises within a priority; see `Producer`.
+
+        `timeout_s`: maximum wait while too many offers are in flight.
+        """
+        limit_s = timeout_or_default(timeout_s, self.settings.publish_timeout_s)
         return self._offer(check_deltas([delta]), [delta], (), limit_s, counter=counter)
 
     def offer_block(
@@ -239,15 +245,15 @@ class SyncProducer:
         counter: int | None = None,
         *,
         priority: Priority = Priority.NORMAL,
-        after_s: float | None = None,
+        timeout_s: float | None = None,
     ) -> SyncReceipt:
         """Send columns of many deltas unchanged, without waiting for their common outcome.
 
         With `counter`, the rows have the counters `counter`, `counter` + 1 and so on, which must be above all
         earlier counters of this priority. The rows are not validated here, since their encoder has done it.
-        Raises as `offer` does.
+        `timeout_s`: maximum wait while too many offers are in flight. Raises as `offer` does.
         """
-        limit_s = timeout_or_default(after_s, self.settings.publish_timeout_s, "after_s")
+        limit_s = timeout_or_default(timeout_s, self.settings.publish_timeout_s)
         return self._offer(priority, (), (), limit_s, columns=block, counter=counter)
 
     def watermark(self, priority: Priority = Priority.NORMAL) -> int:
@@ -370,9 +376,8 @@ class SyncProducer:
                 self._connect(now, deadline)
             return
         session = connection.session
-        self._on_received(
-            connection, connection.read()
-        )  # first, so that nothing is sent to a service that has closed
+        # Read first, so that nothing is sent to a service that has closed.
+        self._on_received(connection, connection.read())
         now = time.monotonic()
         wait_s = min(deadline - now, session.silence_left_s(now))
         if session.is_open:

@@ -1,4 +1,4 @@
-"""Finds the dependencies of an offer on other senders, so that a vector's deltas keep the order of the calls.
+"""Finds the offers of other senders that an offer depends on, so that a vector's deltas keep the call order.
 
 Pure. As long as a producer has one sender, that sender's order suffices and nothing is tracked. A block keeps
 only the order of its own sender: its rows are not decoded.
@@ -26,8 +26,8 @@ class VectorOrder:
     def __init__(self) -> None:
         self._heads: dict[tuple[str, str], PendingDot] | None = None
 
-    def is_idle(self, sender: SequenceSender, senders: Sequence[SequenceSender]) -> bool:
-        """True if nothing is tracked, and an offer of `sender` without a counter would not change that."""
+    def stays_untracked(self, sender: SequenceSender, senders: Sequence[SequenceSender]) -> bool:
+        """True if nothing is tracked, and an offer of `sender` without a counter would not start it."""
         if self._heads is not None or sender.last_numbered is not None:
             return False
         return not senders or (len(senders) == 1 and senders[0] is sender)
@@ -50,7 +50,7 @@ class VectorOrder:
             self._heads = _collect_heads(senders)
         heads, own = self._heads, offer.pending_dot
         predecessors: dict[PendingDot, None] = {}
-        for delta in () if offer.is_block else offer.rows:
+        for delta in () if offer.is_block else offer.decoded_deltas:
             key = (delta.namespace, delta.vector_id)
             head = heads.pop(key, None)
             if head is not None and head.origin != own.origin:
@@ -62,7 +62,7 @@ class VectorOrder:
 
 
 def _collect_heads(senders: Iterable[SequenceSender]) -> dict[tuple[str, str], PendingDot]:
-    """Return the heads among offers without an outcome; nothing can overtake an acknowledged one."""
+    """Return the heads of offers without an outcome; no later offer can overtake an acknowledged one."""
     heads: dict[tuple[str, str], PendingDot] = {}
     for sender in senders:
         for unacked in sender.unacked.values():
@@ -71,6 +71,6 @@ def _collect_heads(senders: Iterable[SequenceSender]) -> dict[tuple[str, str], P
             for row, offer in unacked.offers:
                 heads.update(dict.fromkeys(keys[row : row + offer.count], offer.pending_dot))
         for offer in sender.waiting:
-            rows = () if offer.is_block else offer.rows
-            heads.update(((delta.namespace, delta.vector_id), offer.pending_dot) for delta in rows)
+            deltas = () if offer.is_block else offer.decoded_deltas
+            heads.update(((delta.namespace, delta.vector_id), offer.pending_dot) for delta in deltas)
     return heads

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 OK, FAILED = 0, 1
 REPORT_COLUMNS = ("difference", "namespace", "vector_id", "reason")
 """Fields of a difference that the printed table shows."""
-_JSON_SUFFIXES = tuple(end for end, kind in FORMATS.items() if kind == "json")
+_JSON_SUFFIXES = tuple(suffix for suffix, kind in FORMATS.items() if kind == "json")
 
 
 def run_audit(options: Namespace) -> int:
@@ -52,8 +52,8 @@ def run_audit(options: Namespace) -> int:
 
     Raises UsageError, Refused, LogCorrupted, OSError.
     """
-    target = check_target(options)
-    _check_local(options)
+    target = find_repair_target(options)
+    _check_only_json_lines(options)
     check_output(options)
     check_directory(options.data, writes=options.repair and target is None)
     name = find_sink_name(options)
@@ -83,7 +83,7 @@ def run_audit(options: Namespace) -> int:
     return note_repair(result, counts)
 
 
-def _check_local(options: Namespace) -> None:
+def _check_only_json_lines(options: Namespace) -> None:
     if options.contents is not None and not options.contents.rstrip("/").lower().endswith(_JSON_SUFFIXES):
         raise UsageError(
             f"--contents {options.contents!r:.300}: only JSON lines are read without --spark: name a file or "
@@ -104,7 +104,7 @@ def _write_report(spool: BinaryIO, counts: Counter[str], options: Namespace) -> 
     elif counts:
         differences = [json.loads(line) for line, _ in zip(spool, range(ROWS_MAX), strict=False)]
         rows = [[difference[name] for name in REPORT_COLUMNS] for difference in differences]
-        put_rows(REPORT_COLUMNS, rows, more=counts.total() > ROWS_MAX)
+        put_rows(REPORT_COLUMNS, rows, has_more=counts.total() > ROWS_MAX)
 
 
 def _read_repair_deltas(spool: BinaryIO) -> Iterator[Delta]:
@@ -118,8 +118,8 @@ def _read_repair_deltas(spool: BinaryIO) -> Iterator[Delta]:
 # --- shared with the audit on Spark
 
 
-def check_target(options: Namespace) -> Remote | None:
-    """Return the service that a repair is sent to, None for the directory. Raises UsageError."""
+def find_repair_target(options: Namespace) -> Remote | None:
+    """Return the service that a repair is sent to; None if it goes to the directory. Raises UsageError."""
     if options.server is not None and not options.repair:
         raise UsageError("--to: only a repair sends something; add --repair")
     if options.next_offset is not None and (options.contents is None or options.next_offset < 0):
@@ -130,7 +130,7 @@ def check_target(options: Namespace) -> Remote | None:
 
 
 def find_sink_name(options: Namespace) -> str | None:
-    """Return the audited sink's name, None if unknown. Raises UsageError if no sink has the given name."""
+    """Return the audited sink's name; None if unknown. Raises UsageError if no sink has the given name."""
     if options.sink is not None:
         read_quarantined_keys(options.data, options.sink)
         return str(options.sink)
@@ -152,7 +152,7 @@ def apply_repair(deltas: Iterable[Delta], options: Namespace, target: Remote | N
 
 def note_differences(counts: Counter[str]) -> None:
     """Report the number of differences by kind."""
-    kinds = ", ".join(f"{number:,} {kind}" for kind, number in sorted(counts.items()))
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(counts.items()))
     system.note(f"{counts.total():,} differences: {kinds}" if counts else "no differences")
 
 

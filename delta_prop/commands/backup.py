@@ -36,7 +36,7 @@ def copy(data: str, to: str, *, fix: str = DATA_DIRECTORY_FIX) -> int:
             DIRECTORY,
             files=(CURSORS,),
             directories=(GROUPS, QUARANTINE),
-            draw=system.draw,
+            random_bytes=system.draw,
             pause=system.pause,
         )
     system.confirm(

@@ -26,11 +26,11 @@ def remove_on_failure(data: str) -> Iterator[Callable[[], None]]:
     """
     was_absent = system.is_absent_or_empty(data)
     missing = system.find_missing_directories(data)
-    keep_calls = list[bool]()
+    stay_calls = list[bool]()
     try:
-        yield lambda: keep_calls.append(True)
+        yield lambda: stay_calls.append(True)
     except Exception:
-        if was_absent and not keep_calls:
+        if was_absent and not stay_calls:
             with suppress(OSError, DeltaPropError):  # the start's own error is the one to raise
                 _remove_log(data)
             for directory in missing:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 OK, FAILED = 0, 1
 WAIT_S = 3.0
-"""Time for which a reset waits until the last member has left the group."""
+"""Seconds for which a reset waits until the last member has left the group."""
 _POLL_S = 0.05
 
 
@@ -50,7 +50,7 @@ async def list_server_groups(connect_options: ConnectOptions, *, as_json: bool) 
 
 
 def reset(data: str, name: str, to: str, *, force: bool) -> int:
-    """Move a group to another offset. Raises UsageError, LogCorrupted, OSError.
+    """Move a group to another position. Raises UsageError, LogCorrupted, OSError.
 
     `to` is resolved here, so that a request means the same offset if it is carried out later, or twice.
     """
@@ -80,15 +80,15 @@ def reset(data: str, name: str, to: str, *, force: bool) -> int:
                 f"group {name!r}: `subscribe --data` reads for it: end that command first"
             ) from None
         subject = f"reset of group {name!r} to offset {offset}"
-        done = f"group {name!r} goes on at offset {offset}"
-        submit_request(data, "reset-group", name, (offset,), subject, done=done)
+        success = f"group {name!r} goes on at offset {offset}"
+        submit_request(data, "reset-group", name, (offset,), subject, success=success)
     else:
         system.confirm(f"done: group {name!r} goes on at offset {offset}")
     return OK
 
 
 def _reset_when_free(disk: Disk, name: str, log_id: bytes, offset: int, *, wait_s: float) -> None:
-    """Move the group; retry while it is held, as a server does briefly after the last member has left.
+    """Move the group; retry while it is in use, as a server holds it briefly after the last member has left.
 
     Raises GroupBusy.
     """

@@ -1,7 +1,7 @@
 """`jobs`: lists the jobs that are staged or decided; `jobs abort` drops a staged one.
 
-A server lists all jobs on its HTTP port, and shows or aborts one over 0xD3. A directory can be listed while
-it is served; an abort in a directory requires that no server has it open.
+A server lists all jobs on its HTTP port, and shows or aborts a job over its protocol, 0xD3. A directory can
+be listed while it is served; an abort in a directory requires that no server has it open.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def list_directory_jobs(data: str, *, as_json: bool) -> int:
 
     Raises UsageError, OSError.
     """
-    found, faults = _read_jobs(open_disk(data))
-    _print_jobs(found, as_json=as_json)
+    jobs, faults = _read_jobs(open_disk(data))
+    _print_jobs(jobs, as_json=as_json)
     for fault in faults:
         system.note(fault)
     return FAILED if faults else OK
@@ -59,18 +59,18 @@ def show(source: ConnectOptions | str, job: str, *, as_json: bool) -> int:
     """
     if isinstance(source, str):
         jobs, _ = _read_jobs(open_disk(source))
-        found = next((fields for fields in jobs if fields["job"] == job), None)
-        if found is None:
+        fields = next((fields for fields in jobs if fields["job"] == job), None)
+        if fields is None:
             raise unknown_job(job)
     else:
-        found = _to_json(job, _ask_server(source, job, Decision.QUERY))
+        fields = _to_json(job, _ask_server(source, job, Decision.QUERY))
     if as_json:
-        system.put(json.dumps(found))
+        system.put(json.dumps(fields))
     else:
         system.put_all(
-            f"{name:9}  {format_value(value)}" for name, value in found.items() if name != "refused_rows"
+            f"{name:9}  {format_value(value)}" for name, value in fields.items() if name != "refused_rows"
         )
-        system.put_all(f"{'':9}  {_refused_row_of(fields)}" for fields in found["refused_rows"])
+        system.put_all(f"{'':9}  {_refused_row_of(row)}" for row in fields["refused_rows"])
     return OK
 
 
@@ -88,7 +88,7 @@ def abort(source: ConnectOptions | str, job: str) -> int:
 
 
 def _ask_server(connect_options: ConnectOptions, job: str, decision: Decision) -> JobStatus:
-    """Return a server's answer; while it does not answer, print the reason."""
+    """Send a server a query or a decision about a job, and return its answer; report a wait and its cause."""
     last_failure: Exception | None = None
 
     def note_failure(cause: Exception) -> None:
@@ -147,8 +147,8 @@ def _to_json(job: str, status: JobStatus) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name not in ("token", "bytes")}
 
 
-def _refused_row_of(fields: dict[str, Any]) -> RefusedRow:
-    return RefusedRow(**fields | {"code": ErrorCode[fields["code"]]})
+def _refused_row_of(row: dict[str, Any]) -> RefusedRow:
+    return RefusedRow(**row | {"code": ErrorCode[row["code"]]})
 
 
 def _print_jobs(jobs: Sequence[dict[str, Any]], *, as_json: bool) -> int:

@@ -123,48 +123,52 @@ def verify(data: str, *, as_json: bool) -> int:
     FormatUnknown, OSError.
     """
     disk = open_disk(data, allow_corrupt=True)
-    found = _scan_log(disk)
-    if found.corruptions:  # a writer may have removed a segment during the scan: real corruption stays
-        found = _scan_log(disk)
-    fields: dict[str, Any] = {"intact": not found.corruptions, "frames": found.frames, "deltas": found.rows}
-    fields |= {"bytes": found.bytes, "start_offset": found.start_offset, "next_offset": found.next_offset}
-    fields |= {"torn_tail": found.torn_tail is not None, "corruptions": len(found.corruptions)}
-    fields |= {"snapshots": len(found.snapshots), "snapshot_rows": sum(found.snapshots.values())}
-    fields |= {"snapshot_offset": max(found.snapshots, default=None), "checkpoints": found.checkpoints}
+    report = _scan_log(disk)
+    if report.corruptions:  # a writer may have removed a segment during the scan: real corruption stays
+        report = _scan_log(disk)
+    fields: dict[str, Any] = {
+        "intact": not report.corruptions,
+        "frames": report.frames,
+        "deltas": report.rows,
+    }
+    fields |= {"bytes": report.bytes, "start_offset": report.start_offset, "next_offset": report.next_offset}
+    fields |= {"torn_tail": report.torn_tail is not None, "corruptions": len(report.corruptions)}
+    fields |= {"snapshots": len(report.snapshots), "snapshot_rows": sum(report.snapshots.values())}
+    fields |= {"snapshot_offset": max(report.snapshots, default=None), "checkpoints": report.checkpoints}
     if as_json:
         system.put(
             json.dumps(
                 fields
                 | {
-                    "first_corruption": _corruption_to_json(found.corruptions[0])
-                    if found.corruptions
+                    "first_corruption": _corruption_to_json(report.corruptions[0])
+                    if report.corruptions
                     else None
                 }
             )
         )
-        return FAILED if found.corruptions else OK
-    state = f"{len(found.corruptions)} corruptions" if found.corruptions else "intact"
+        return FAILED if report.corruptions else OK
+    state = f"{len(report.corruptions)} corruptions" if report.corruptions else "intact"
     system.put(
-        f"{found.rows:,} deltas in {found.frames:,} frames of {found.bytes:,} bytes, "
-        f"offsets {found.start_offset} to {found.next_offset}: {state}"
+        f"{report.rows:,} deltas in {report.frames:,} frames of {report.bytes:,} bytes, "
+        f"offsets {report.start_offset} to {report.next_offset}: {state}"
     )
-    for offset, rows in found.snapshots.items():
+    for offset, rows in report.snapshots.items():
         system.put(f"snapshot of {rows:,} rows at offset {offset}: intact")
-    if 0 < found.start_offset <= max(found.snapshots, default=0):
-        system.put(f"offsets before {found.start_offset}: only the snapshot has them")
-    if found.checkpoints:
-        system.put(f"checkpoints: {found.checkpoints}, intact")
-    if found.torn_tail is not None:
+    if 0 < report.start_offset <= max(report.snapshots, default=0):
+        system.put(f"offsets before {report.start_offset}: only the snapshot has them")
+    if report.checkpoints:
+        system.put(f"checkpoints: {report.checkpoints}, intact")
+    if report.torn_tail is not None:
         system.put(
-            f"after them {found.torn_tail.path}, byte {found.torn_tail.position}: {found.torn_tail.reason}"
+            f"after them {report.torn_tail.path}, byte {report.torn_tail.position}: {report.torn_tail.reason}"
         )
-    for corruption in found.corruptions[:_REPORTED_MAX]:
+    for corruption in report.corruptions[:_REPORTED_MAX]:
         system.note(corruption.description)
-    if len(found.corruptions) > _REPORTED_MAX:
-        system.note(f"and {len(found.corruptions) - _REPORTED_MAX} more")
-    if found.corruptions:
+    if len(report.corruptions) > _REPORTED_MAX:
+        system.note(f"and {len(report.corruptions) - _REPORTED_MAX} more")
+    if report.corruptions:
         system.note(f"nothing was changed; {REPAIR}")
-    return FAILED if found.corruptions else OK
+    return FAILED if report.corruptions else OK
 
 
 @dataclass(slots=True)
@@ -187,15 +191,15 @@ def _scan_log(disk: Disk) -> _VerifyReport:
     saved = [*inspect_snapshots(disk), *inspect_checkpoints(disk)]
     start = start_offset(disk)
     result = _VerifyReport(start_offset=start, next_offset=start)
-    for found in inspect(disk):
-        if not isinstance(found, LogCorrupted):
-            result.start_offset = result.start_offset if result.frames else found.logged.offset
-            result.frames, result.rows = result.frames + 1, result.rows + found.logged.count
-            result.bytes, result.next_offset = result.bytes + found.size, found.logged.next_offset
-        elif _is_torn_tail(found):
-            result.torn_tail = found
+    for entry in inspect(disk):
+        if not isinstance(entry, LogCorrupted):
+            result.start_offset = result.start_offset if result.frames else entry.logged.offset
+            result.frames, result.rows = result.frames + 1, result.rows + entry.logged.count
+            result.bytes, result.next_offset = result.bytes + entry.size, entry.logged.next_offset
+        elif _is_torn_tail(entry):
+            result.torn_tail = entry
         else:
-            result.corruptions.append(found)
+            result.corruptions.append(entry)
     end = max([result.next_offset, *(corruption.end or 0 for corruption in result.corruptions)])
     for file in (*saved, *filter(None, [cursors_corruption(disk)])):
         if isinstance(file, LogCorrupted):
@@ -228,8 +232,8 @@ def _corruption_to_json(corruption: LogCorrupted) -> dict[str, Any]:
 # --- export
 
 
-def export(log_range: LogRange, *, output: str | None, frames: bool, skip_corrupt: bool) -> int:
-    """Write the log out: deltas as JSON lines, or the frames that it consists of.
+def export(log_range: LogRange, *, output: str | None, as_frames: bool, skip_corrupt: bool) -> int:
+    """Write the log out: deltas as JSON lines, or `as_frames`, the bytes of the log.
 
     A corruption raises LogCorrupted; with `skip_corrupt` it is reported, and the export continues after it.
     Raises UsageError, OSError.
@@ -240,7 +244,7 @@ def export(log_range: LogRange, *, output: str | None, frames: bool, skip_corrup
     disk = open_disk(log_range.data, allow_corrupt=skip_corrupt)
     with ExitStack() as exits:
         if skip_corrupt:
-            locations = _skip_corrupt(disk)
+            locations = _readable_frames(disk)
         else:
             _, log, _ = exits.enter_context(open_readonly_log(log_range.data))
             locations = log.frames(log.start_offset)
@@ -248,7 +252,7 @@ def export(log_range: LogRange, *, output: str | None, frames: bool, skip_corrup
             _note_removed(disk, start.offset or 0)
         out = exits.enter_context(system.open_output(output))
         for location, rows in _select_rows(locations, start, log_range.count):
-            if frames:
+            if as_frames:
                 out.write(location.logged.head, location.logged.batch.body)
             else:
                 for row in () if location.logged.batch.is_control else rows:
@@ -258,14 +262,14 @@ def export(log_range: LogRange, *, output: str | None, frames: bool, skip_corrup
     return OK
 
 
-def _skip_corrupt(disk: Disk) -> Iterator[FrameLocation]:
-    """Yield every frame that can be read; report the others."""
-    for found in inspect(disk):
-        if isinstance(found, LogCorrupted):
-            span = "" if found.offset is None else f" (offset {found.offset} to {found.end or 'the end'})"
-            system.note(f"skipped: {found.path}{span}: {found.reason}")
+def _readable_frames(disk: Disk) -> Iterator[FrameLocation]:
+    """Yield every frame that can be read; report the corrupted ones."""
+    for entry in inspect(disk):
+        if isinstance(entry, LogCorrupted):
+            span = "" if entry.offset is None else f" (offset {entry.offset} to {entry.end or 'the end'})"
+            system.note(f"skipped: {entry.path}{span}: {entry.reason}")
         else:
-            yield found
+            yield entry
 
 
 def _note_removed(disk: Disk, start: int) -> None:

@@ -28,7 +28,9 @@ _DIGITS_MAX = 20
 
 
 class LogPosition(NamedTuple):
-    """An offset, or a time in microseconds since 1970; if neither, the start or the end of the log."""
+    """An offset, or a time in microseconds since 1970. If it has neither, it is the start of the log if
+    `earliest`, else the end.
+    """
 
     offset: int | None = None
     time_us: int | None = None
@@ -39,29 +41,29 @@ EARLIEST, LATEST = LogPosition(earliest=True), LogPosition()
 
 
 def parse_position(
-    option: str, text: str, now_us: int, *, ends: bool = True, future: bool = False
+    option: str, text: str, now_us: int, *, allow_ends: bool = True, allow_future: bool = False
 ) -> LogPosition:
-    """Parse a position; `ends`: allow earliest and latest; `future`: allow future times.
+    """Parse a position. `allow_ends`: accept earliest and latest; `allow_future`: accept future times.
 
     Raises UsageError.
     """
-    if ends and text in ("earliest", "latest"):
+    if allow_ends and text in ("earliest", "latest"):
         return EARLIEST if text == "earliest" else LATEST
     if text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX:
         return LogPosition(offset=int(text))
     time_us = parse_time(text, now_us)
     if time_us is None:
-        names = "earliest, latest, " if ends else ""
+        names = "earliest, latest, " if allow_ends else ""
         raise UsageError(
             f"{option} {text!r:.60}: {explain_bad_time(text)}give {names}an offset, {TIME_EXAMPLES}"
         )
-    if not future:
+    if not allow_future:
         check_past(option, text, time_us, now_us)
     return LogPosition(time_us=time_us)
 
 
 def find_name_fault(option: str, name: str, bytes_max: int) -> str | None:
-    """Return the error message for a name, None if it is valid."""
+    """Return the error message for an invalid name; None if it is valid."""
     try:
         check_name(option, name, bytes_max)
     except InvalidDelta as error:
@@ -70,7 +72,7 @@ def find_name_fault(option: str, name: str, bytes_max: int) -> str | None:
 
 
 def offset_of(position: LogPosition, log: DurableLog) -> int:
-    """Return the offset of a position; for a time that of the first row appended then or later."""
+    """Return the offset of a position; for a time, the offset of the first row appended then or later."""
     if position.offset is not None:
         return position.offset
     if position.time_us is not None:

@@ -31,7 +31,9 @@ def migrate(data: str, *, as_json: bool) -> int:
 
     try:
         callbacks = migration.MigrationCallbacks(announce, report_progress, system.note)
-        report = migration.migrate(system.open_existing_disk(data), draw=system.draw, callbacks=callbacks)
+        report = migration.migrate(
+            system.open_existing_disk(data), random_bytes=system.draw, callbacks=callbacks
+        )
     finally:
         progress.end()
     if as_json:

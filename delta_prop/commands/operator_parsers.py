@@ -60,7 +60,7 @@ def _add_sinks(verbs: Any, run: Runner) -> None:
     )
     reset.add_argument("--to", metavar="POSITION", required=True, help=f"earliest, latest, {POSITION_HELP}")
 
-    def start(options: Namespace) -> int:
+    def run_verb(options: Namespace) -> int:
         from delta_prop.commands.sink_control import rebuild, reset, set_paused
         from delta_prop.commands.status import forget, show_sinks
 
@@ -85,7 +85,7 @@ def _add_sinks(verbs: Any, run: Runner) -> None:
             return set_paused(data, options.name, options.sinks_verb)
         return show_sinks(data, as_json=options.json)
 
-    parser.set_defaults(run=start)
+    parser.set_defaults(run=run_verb)
 
 
 def _show_server_sinks(options: Namespace, run: Runner) -> int:

@@ -27,10 +27,10 @@ def add_verbs(verbs: Any, run: Runner) -> None:
     _add_status(verbs, run)
 
 
-def add_verb_parser(verbs: Any, name: str, help_: str, example: str, **more: Any) -> ArgumentParser:
+def add_verb_parser(verbs: Any, name: str, help_: str, example: str, **keywords: Any) -> ArgumentParser:
     """Add and return the parser of one verb."""
     parser: ArgumentParser = verbs.add_parser(
-        name, help=help_, epilog=f"example: delta-prop {example}", allow_abbrev=False, **more
+        name, help=help_, epilog=f"example: delta-prop {example}", allow_abbrev=False, **keywords
     )
     return parser
 
@@ -51,7 +51,7 @@ def add_source_arguments(parser: ArgumentParser, option: str, help_: str, *, req
 
 
 def find_unused_arguments(options: Namespace) -> str | None:
-    """Return the error message for connection options that --data makes useless, None if there are none."""
+    """Return the error message for connection options that --data makes useless; None if there are none."""
     option: str | None = getattr(options, "connects_by", None)
     if option is None or options.server is not None:
         return None
@@ -150,7 +150,7 @@ def _add_publish(verbs: Any, run: Runner) -> None:
         help="level to wait for; default: durable; of a server, the highest that it grants",
     )
 
-    def start(options: Namespace) -> int:
+    def run_verb(options: Namespace) -> int:
         from delta_prop.commands.connect_options import connect_options_of
         from delta_prop.commands.publish import PublishOptions, publish
         from delta_prop_wire.delta import AckLevel
@@ -162,7 +162,7 @@ def _add_publish(verbs: Any, run: Runner) -> None:
         )
         return run(lambda: publish(publish_options))
 
-    parser.set_defaults(run=start)
+    parser.set_defaults(run=run_verb)
 
 
 def _add_subscribe(verbs: Any, run: Runner) -> None:
@@ -194,7 +194,7 @@ def _add_subscribe(verbs: Any, run: Runner) -> None:
         "--no-follow", dest="follow", action="store_false", help="stop at the present end of the log"
     )
 
-    def start(options: Namespace) -> int:
+    def run_verb(options: Namespace) -> int:
         from delta_prop.commands.connect_options import connect_options_of
         from delta_prop.commands.subscribe import SubscribeOptions, subscribe
 
@@ -204,7 +204,7 @@ def _add_subscribe(verbs: Any, run: Runner) -> None:
         )
         return run(lambda: subscribe(subscribe_options))
 
-    parser.set_defaults(run=start)
+    parser.set_defaults(run=run_verb)
 
 
 # --- log
@@ -318,14 +318,14 @@ def _export_log(options: Namespace) -> int:
     from delta_prop_wire.errors import UsageError
 
     if options.to is not None:
-        parts = ("start", "count", "output", "skip_corrupt")
-        if options.format != "jsonl" or any(getattr(options, part) for part in parts):
+        other_options = ("start", "count", "output", "skip_corrupt")
+        if options.format != "jsonl" or any(getattr(options, name) for name in other_options):
             raise UsageError("--to copies the whole log as it is: leave the other options out")
         return copy(options.data, options.to)
     return export(
         LogRange(options.data, options.start, options.count),
         output=options.output,
-        frames=options.format == "frames",
+        as_frames=options.format == "frames",
         skip_corrupt=options.skip_corrupt,
     )
 
@@ -348,12 +348,12 @@ def _add_get(verbs: Any) -> None:
     )
     parser.add_argument("--at", metavar="POSITION", help=f"as of {POSITION_HELP}, inclusive; default: now")
 
-    def start(options: Namespace) -> int:
+    def run_verb(options: Namespace) -> int:
         from delta_prop.commands.vector import show_vector
 
         return show_vector(options.data, options.vector_id, namespace=options.namespace, at=options.at)
 
-    parser.set_defaults(run=start)
+    parser.set_defaults(run=run_verb)
 
 
 def _add_status(verbs: Any, run: Runner) -> None:
@@ -367,7 +367,7 @@ def _add_status(verbs: Any, run: Runner) -> None:
     add_source_arguments(parser, "--http", "a server's HTTP port")
     add_json_argument(parser)
 
-    def start(options: Namespace) -> int:
+    def run_verb(options: Namespace) -> int:
         if options.data is not None:
             from delta_prop.commands.status import show_status
 
@@ -378,4 +378,4 @@ def _add_status(verbs: Any, run: Runner) -> None:
         connect_options = connect_options_of(options)
         return run(lambda: show_server_status(connect_options, as_json=options.json))
 
-    parser.set_defaults(run=start)
+    parser.set_defaults(run=run_verb)

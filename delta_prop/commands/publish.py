@@ -44,7 +44,8 @@ _YIELD_LINES = 500
 class PublishOptions:
     """The lines to publish and their target: a directory, or a server to connect to.
 
-    `producer` None: a random name for this run; `level` None: the highest that the server grants.
+    `producer`: if None, a random name for this run. `acks`: print the outcome of each line. `level`: the ack
+    level to wait for; if None, durable in a directory, or the highest that the server grants.
     """
 
     files: list[str]
@@ -56,7 +57,7 @@ class PublishOptions:
 
 @dataclass(slots=True)
 class Totals:
-    """Counts of the lines by outcome, without blank lines."""
+    """Counts of the lines, except blank ones, by outcome."""
 
     lines: int = 0
     acknowledged: int = 0
@@ -79,12 +80,12 @@ async def publish(options: PublishOptions) -> int:
     publish_run: _PublishRun | None = None
     wait_reporter = WaitReporter()
     try:
-        async with wait_reporter.report(), _open_publisher(options, name, wait_reporter) as sender:
-            publish_run = _PublishRun(sender, acks=options.acks, wait_reporter=wait_reporter)
+        async with wait_reporter.report(), _open_publisher(options, name, wait_reporter) as publisher:
+            publish_run = _PublishRun(publisher, acks=options.acks, wait_reporter=wait_reporter)
             await publish_run.run(source)
             if publish_run.totals.next_offset is None:
-                publish_run.totals.next_offset = sender.log_end()
-    finally:  # closing the sender has waited for the outcomes of the lines in flight
+                publish_run.totals.next_offset = publisher.log_end()
+    finally:  # closing the publisher has waited for the outcomes of the lines in flight
         if publish_run is not None:
             publish_run.progress.end()
             system.confirm(json.dumps(publish_run.to_json()))

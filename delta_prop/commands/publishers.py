@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from delta_prop_wire.delta import AckLevel, Delta
 
 STALL_TIMEOUT_S = 60.0
-"""Time without progress, on the same refusals, after which the run ends; it can be repeated."""
+"""Seconds without progress after which the run ends with the refusal that blocks it; it can be repeated."""
 _RETRY_S = 0.02
 _POLL_S = 0.1
 
 
 class LineAck(NamedTuple):
-    """A line in the log: its offset; `duplicate`: True if an earlier run appended it."""
+    """The acknowledgement of a line: its offset in the log; `duplicate`: True if it was there before."""
 
     offset: int
     duplicate: bool
@@ -62,16 +62,16 @@ class Publisher(Protocol):
         ...
 
     def waits_for(self) -> Exception | None:
-        """Return the reason why lines are unanswered, None if unknown."""
+        """Return the reason why lines are unanswered; None if unknown."""
         ...
 
     def log_end(self) -> int | None:
-        """Return the next offset of the log, None if unknown."""
+        """Return the next offset of the log; None if unknown."""
         ...
 
 
 class LocalPublisher:
-    """Publishes into a propagator of this process with a client's producer state, without a connection."""
+    """Publishes into a propagator of this process, with the producer state that a client has."""
 
     def __init__(self, propagator: Propagator, name: str, level: AckLevel | None = None) -> None:
         """Raises Refused."""

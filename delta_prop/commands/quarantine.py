@@ -47,19 +47,19 @@ class QuarantineSelection:
 
 
 def read_quarantines(disk: Disk, log_id: bytes, epoch_end: EpochEnd) -> dict[str, Quarantine]:
-    """Return each sink's quarantine by its name. Raises QuarantineCorrupted, OSError."""
+    """Return the quarantines by the names of their sinks. Raises QuarantineCorrupted, OSError."""
     return {
         stored.sink: _to_quarantine(stored) for stored in read_all(disk, epoch_end) if stored.log_id == log_id
     }
 
 
-def describe_quarantine(disk: Disk, log: Identity, sink: str) -> str:
-    """Describe for people how many deltas a sink's quarantine holds. Raises OSError."""
+def describe_quarantine(disk: Disk, identity: Identity, sink: str) -> str:
+    """Return a predicate such as "was empty" for a sentence about a sink's quarantine. Raises OSError."""
     try:
-        stored = read_stored(disk, sink, log.epoch_end)
+        stored = read_stored(disk, sink, identity.epoch_end)
     except QuarantineCorrupted:
         return "could not be read"
-    records = [] if stored is None or stored.log_id != log.log_id else _to_quarantine(stored).records()
+    records = [] if stored is None or stored.log_id != identity.log_id else _to_quarantine(stored).records()
     if not records:
         return "was empty"
     rejected = sum(record.blocked_by == record.offset for record in records)
@@ -74,9 +74,9 @@ def _to_quarantine(stored: StoredQuarantine) -> Quarantine:
 
 def list_(data: str, *, sink: str | None, as_json: bool) -> int:
     """Print one line for each quarantined delta. Raises UsageError, QuarantineCorrupted, OSError."""
-    disk, log = open_directory(data)
-    quarantines = read_quarantines(disk, log.log_id, log.epoch_end)
-    requests = read_pending_requests(disk, log.log_id)
+    disk, identity = open_directory(data)
+    quarantines = read_quarantines(disk, identity.log_id, identity.epoch_end)
+    requests = read_pending_requests(disk, identity.log_id)
     rows = [
         _to_json(name, record) | {"requested": _pending_verb(requests, name, record)}
         for name, quarantine in quarantines.items()
@@ -93,14 +93,14 @@ def list_(data: str, *, sink: str | None, as_json: bool) -> int:
 
 def show(data: str, sink: str, offset: int, *, as_json: bool) -> int:
     """Print one quarantined delta in full. Raises UsageError, QuarantineCorrupted, OSError."""
-    disk, log = open_directory(data)
-    record = _find_record(_read_quarantine(disk, log, sink), sink, offset)
+    disk, identity = open_directory(data)
+    record = _find_record(_read_quarantine(disk, identity, sink), sink, offset)
     fields = _to_json(sink, record) | {"delta": delta_to_json(record.delta)}
     fields |= {
         "dot": str(record.logged.batch.dot(record.row)),
         "parents": [_format_parent(parent) for parent in record.parents],
     }
-    fields["requested"] = _pending_verb(read_pending_requests(disk, log.log_id), sink, record)
+    fields["requested"] = _pending_verb(read_pending_requests(disk, identity.log_id), sink, record)
     if as_json:
         system.put(json.dumps(fields, ensure_ascii=False))
     else:
@@ -137,7 +137,10 @@ def _format_row(row: dict[str, Any]) -> str:
 
 
 def _pending_verb(requests: Sequence[OperatorRequest], sink: str, record: QuarantinedDelta) -> str | None:
-    """Return the verb of a pending request for this delta, or for the delta that blocks it; else None."""
+    """Return the pending request for this delta: replay or drop, or None.
+
+    A request for the delta that blocks this one, even a drop, is followed by a replay of this one.
+    """
     verbs = [
         request.verb for request in requests if request.sink == sink and request.matches(record.blocked_by)
     ]
@@ -154,9 +157,9 @@ def _format_parent(parent: object) -> str:
     return parent.hex() if isinstance(parent, bytes) else str(parent)
 
 
-def _read_quarantine(disk: Disk, log: Identity, sink: str) -> Quarantine:
-    stored = read_stored(disk, sink, log.epoch_end)
-    if stored is None or stored.log_id != log.log_id:
+def _read_quarantine(disk: Disk, identity: Identity, sink: str) -> Quarantine:
+    stored = read_stored(disk, sink, identity.epoch_end)
+    if stored is None or stored.log_id != identity.log_id:
         known = ", ".join(sorted(quarantine.sink for quarantine in read_all(disk))) or "none"
         raise UsageError(f"sink {sink!r}: it has no quarantine: name a sink that has one ({known})")
     return _to_quarantine(stored)
@@ -182,8 +185,8 @@ def submit_action(selection: QuarantineSelection, verb: Literal["replay", "drop"
     """
     if bool(selection.offsets) == selection.all:
         raise UsageError(f"quarantine {verb} {selection.sink}: give offsets, or --all")
-    disk, log = open_directory(selection.data)
-    quarantine = _read_quarantine(disk, log, selection.sink)
+    disk, identity = open_directory(selection.data)
+    quarantine = _read_quarantine(disk, identity, selection.sink)
     for offset in selection.offsets:
         record = _find_record(quarantine, selection.sink, offset)
         if record.blocked_by != offset:

@@ -62,7 +62,7 @@ def _open_with_retries(path: str) -> tuple[Disk, DurableLog, RecoveryReport]:
     for attempt in range(_ATTEMPTS_MAX):
         try:
             log, report = DurableLog.open(
-                disk, settings=LogSettings(), draw=_reject_draw, clock=_NoClock(), read_only=True
+                disk, settings=LogSettings(), random_bytes=_reject_draw, clock=_NoClock(), read_only=True
             )
         except (LogCorrupted, FileNotFoundError):
             # The writer may have removed or sealed a segment since the directory was listed.
@@ -89,25 +89,25 @@ def open_prefix_snapshot(log: DurableLog) -> Iterator[Snapshot | None]:
 
 
 def snapshot_to_json(log: DurableLog) -> dict[str, Any] | None:
-    """Describe a log's snapshot, None if there is none. Raises LogCorrupted, OSError."""
-    found = log.snapshot()
-    if found is None:
+    """Describe a log's snapshot; None if there is none. Raises LogCorrupted, OSError."""
+    snapshot = log.snapshot()
+    if snapshot is None:
         return None
-    found.close()
-    facts = found.facts
-    fields: dict[str, Any] = {"offset": found.offset, "rows": found.rows, "bytes": found.bytes}
+    snapshot.close()
+    facts = snapshot.facts
+    fields: dict[str, Any] = {"offset": snapshot.offset, "rows": snapshot.rows, "bytes": snapshot.bytes}
     fields |= {"alive": facts.alive, "out_of_order": facts.out_of_order, "unfolded": facts.unfolded}
     return fields | {"counts_from": facts.begin} if facts.begin else fields
 
 
 class _NoClock:
-    """A clock that fails if it is used: reading needs no time."""
+    """A clock that fails if it is used, because reading needs no time."""
 
     def now(self) -> float:
-        raise AssertionError("only reads, and needs no time")
+        raise AssertionError("a log opened to read asked for the time")
 
     wall_us: Any = now
 
 
 def _reject_draw(count: int) -> bytes:
-    raise AssertionError(f"only reads, and draws no {count} random bytes")
+    raise AssertionError(f"a log opened to read asked for {count} random bytes")

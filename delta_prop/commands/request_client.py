@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from delta_prop_broker.log.files.identity import Identity
 
 WAIT_S = 10.0
-"""Maximum wait until the process that has the directory open has carried a request out."""
+"""Maximum seconds to wait until the process that has the directory open has carried a request out."""
 _POLL_S = 0.05
 
 
@@ -44,9 +44,11 @@ def read_pending_requests(disk: Disk, log_id: bytes) -> list[OperatorRequest]:
 
 
 def submit_request(
-    data: str, verb: Verb, sink: str, offsets: tuple[int, ...], subject: str, *, done: str | None = None
+    data: str, verb: Verb, sink: str, offsets: tuple[int, ...], subject: str, *, success: str | None = None
 ) -> None:
-    """Leave a request, wait for it, and report its outcome; `subject` names it, `done` names its success.
+    """Leave a request, wait until it is carried out, and report its outcome.
+
+    `subject` names the request in reports; `success`, if given, takes its place in the report of success.
 
     Raises UsageError if too many requests wait, RequestRefused if the service refuses it, OSError.
     """
@@ -60,7 +62,7 @@ def submit_request(
     while path in read_requests(disk):
         if system.now() > deadline:
             system.confirm(
-                f"recorded: {subject}; process {writer} has not done it within {WAIT_S:g} s, and does it "
+                f"recorded: {subject}; process {writer} has not done it within {WAIT_S:g} s; it will do it "
                 "when the sink is attached and not stopped"
             )
             return
@@ -68,4 +70,4 @@ def submit_request(
     refusal = take_refusal(disk, path)
     if refusal is not None:
         raise RequestRefused(f"{subject} was not done: {refusal}")
-    system.confirm(f"done: {done or subject}")
+    system.confirm(f"done: {success or subject}")

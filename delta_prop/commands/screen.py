@@ -27,17 +27,20 @@ class StatusSample(NamedTuple):
 def render(
     now: StatusSample, before: StatusSample | None, *, name: str, width: int, height: int
 ) -> list[str]:
-    """Return up to `height` lines of up to `width` characters; rows that do not fit are counted."""
+    """Return up to `height` lines of up to `width` characters.
+
+    If not all rows of a table fit, its last line says how many are left out.
+    """
     before = None if before is None or _is_starting(before) else before
-    top = _render_header(now, before, name)
+    header = _render_header(now, before, name)
     if _is_starting(now):
-        return [escape_unprintable(line)[:width] for line in top[:height]]
-    rows_left = max(height - len(top) - 4, 2)
+        return [escape_unprintable(line)[:width] for line in header[:height]]
+    rows_left = max(height - len(header) - 4, 2)
     connections = now.status["connections"]
     group_rows = min(len(now.status["groups"]), max(rows_left // 4, 1))
     rows_left -= group_rows + 2 if group_rows else 0
     sink_rows = min(len(now.sinks), max(rows_left // 2, rows_left - len(connections), 1))
-    lines = [*top, "", *_render_sinks(now, before, sink_rows), *_render_groups(now, group_rows)]
+    lines = [*header, "", *_render_sinks(now, before, sink_rows), *_render_groups(now, group_rows)]
     lines += ["", *_render_connections(now, before, max(height - len(lines) - 2, 1))]
     return [escape_unprintable(line)[:width].rstrip() for line in lines[:height]]
 
@@ -127,25 +130,30 @@ def _render_sinks(now: StatusSample, before: StatusSample | None, rows_max: int)
 
 
 def _render_connections(now: StatusSample, before: StatusSample | None, rows_max: int) -> list[str]:
-    peers = now.status["connections"]
-    subscribed, catching_up = (sum(peer[key] for peer in peers) for key in ("subscribed", "catching_up"))
-    standby_count = sum(peer.get("standing_by", False) for peer in peers)
+    connections = now.status["connections"]
+    subscribed, catching_up = (
+        sum(connection[key] for connection in connections) for key in ("subscribed", "catching_up")
+    )
+    standby_count = sum(connection.get("standing_by", False) for connection in connections)
     standby = f", {standby_count:,} standing by" if standby_count else ""
-    lines = [f"{len(peers):,} connections, {subscribed:,} subscribed, {catching_up:,} catching up{standby}"]
-    if not peers:
+    lines = [
+        f"{len(connections):,} connections, {subscribed:,} subscribed, {catching_up:,} catching up{standby}"
+    ]
+    if not connections:
         return lines
     header = (
         f"{'client':{_NAME_CHARS}}  {'address':22}  {'token':12}  {'since':>8}  {'open':>6}  {'lag':>11}  "
         "lag time"
     )
-    for peer in _select_worst(peers, rows_max - 1):
+    for connection in _select_worst(connections, rows_max - 1):
         lines.append(
-            f"{_format_name(peer['client'] or '-')}  {peer['address']:22}  {(peer['token'] or '-'):12.12}  "
-            f"{format_duration(peer['seconds']):>8}  {peer['pending_frames']:>6,}  "
-            f"{'stands by' if peer.get('standing_by') else _format_count(peer['lag']):>11}  "
-            f"{format_lag(peer['lag_s']):>8}"
+            f"{_format_name(connection['client'] or '-')}  {connection['address']:22}  "
+            f"{(connection['token'] or '-'):12.12}  "
+            f"{format_duration(connection['seconds']):>8}  {connection['pending_frames']:>6,}  "
+            f"{'stands by' if connection.get('standing_by') else _format_count(connection['lag']):>11}  "
+            f"{format_lag(connection['lag_s']):>8}"
         )
-    return [lines[0], header, *lines[1:], *_render_more(len(peers), rows_max - 1)]
+    return [lines[0], header, *lines[1:], *_render_more(len(connections), rows_max - 1)]
 
 
 def _render_groups(now: StatusSample, rows_max: int) -> list[str]:
@@ -164,7 +172,7 @@ def _render_groups(now: StatusSample, rows_max: int) -> list[str]:
 
 
 def _select_worst(rows: Sequence[dict[str, Any]], rows_max: int) -> list[dict[str, Any]]:
-    """Return the rows in order; if they do not fit, those with the greatest lag."""
+    """Return all rows in order if they fit, else those with the greatest lag, one row less than fit."""
     if len(rows) <= rows_max:
         return list(rows)
     return sorted(rows, key=lambda row: -(row["lag"] or 0))[: max(rows_max - 1, 1)]

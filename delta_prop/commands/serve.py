@@ -45,8 +45,8 @@ def build_configuration(
 ) -> Configuration:
     """Return the configuration to serve: a file and the environment, overridden by options.
 
-    `options`: values by section ("" for the top level) and key; None: not given. `rebuild`: names of the
-    sinks to rebuild. Raises UsageError.
+    `options`: values by section ("" for the top level) and key; an option that was not given is None.
+    `rebuild`: names of the sinks to rebuild. Raises UsageError.
     """
     configuration = load(file)
     changes: dict[str, Any] = {}
@@ -71,7 +71,7 @@ def build_configuration(
 
 
 async def serve(configuration: Configuration, *, command_line: str = "delta-prop serve") -> int:
-    """Serve until a signal. `command_line`: the command as typed, for messages that extend it.
+    """Serve until a signal. `command_line`: the command as typed, which messages repeat with more options.
 
     Raises UsageError, SinkDataMismatch, LogBusy, LogCorrupted, FormatUnknown, OSError.
     """

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 LINES_MAX = 10_000
 CLOSE_TIMEOUT_S = 2.0
-"""Maximum wait until the stream's reader has taken the queued lines when the server ends."""
+"""Maximum seconds to wait, when the server ends, until the stream's reader has taken the queued lines."""
 
 _RECORD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 LOGGER_NAME = "delta_prop"

@@ -67,12 +67,12 @@ def _add_serve(verbs: Any, run: Runner) -> None:
     parser.add_argument("--log-level", choices=LOG_LEVELS, help="default: info")
     parser.add_argument("--log-format", choices=LOG_FORMATS, help="default: text on a terminal, else json")
 
-    def start(options: Namespace) -> int:
+    def run_verb(options: Namespace) -> int:
         from delta_prop.commands.serve import build_configuration, serve
         from delta_prop_wire.delta import AckLevel
 
         level = options.read_level and AckLevel[options.read_level.upper()]
-        given = {
+        given_options = {
             "": {"data": options.data},
             "server": {
                 "host": options.host,
@@ -84,10 +84,10 @@ def _add_serve(verbs: Any, run: Runner) -> None:
             "access": {"tokens": options.tokens},
             "logging": {"level": options.log_level, "format": options.log_format},
         }
-        configuration = build_configuration(options.config, given, rebuild=options.rebuild or ())
+        configuration = build_configuration(options.config, given_options, rebuild=options.rebuild or ())
         return run(lambda: serve(configuration, command_line=options.command))
 
-    parser.set_defaults(run=start)
+    parser.set_defaults(run=run_verb)
 
 
 # --- top
@@ -104,14 +104,14 @@ def _add_top(verbs: Any, run: Runner) -> None:
     add_server_arguments(parser, "--http", "the server's HTTP port")
     parser.add_argument("--once", action="store_true", help="draw once and end")
 
-    def start(options: Namespace) -> int:
+    def run_verb(options: Namespace) -> int:
         from delta_prop.commands.connect_options import connect_options_of
         from delta_prop.commands.top import show_top
 
         connect_options = connect_options_of(options)
         return run(lambda: show_top(connect_options, once=options.once))
 
-    parser.set_defaults(run=start)
+    parser.set_defaults(run=run_verb)
 
 
 # --- config

@@ -27,7 +27,7 @@ def set_paused(data: str, name: str, verb: Literal["pause", "resume"]) -> int:
 
 
 def reset(data: str, name: str, to: str) -> int:
-    """Request that a sink continues from another offset. Raises UsageError, LogCorrupted, OSError.
+    """Request that a sink continues from another position. Raises UsageError, LogCorrupted, OSError.
 
     `to` is resolved here, so that a request means the same offset if it is carried out later, or twice.
     """
@@ -49,8 +49,8 @@ def reset(data: str, name: str, to: str) -> int:
 def rebuild(data: str, name: str) -> int:
     """Request that a sink's data is replaced from the log. Raises UsageError, RequestRefused, OSError."""
     _find_cursor(data, name)
-    done = f"rebuild of sink {name!r} is requested; `delta-prop sinks --http HOST:PORT` shows its progress"
-    submit_request(data, "rebuild", name, (), f"rebuild of sink {name!r}", done=done)
+    success = f"rebuild of sink {name!r} is requested; `delta-prop sinks --http HOST:PORT` shows its progress"
+    submit_request(data, "rebuild", name, (), f"rebuild of sink {name!r}", success=success)
     return OK
 
 

@@ -79,7 +79,7 @@ def _status_to_json(disk: Disk, log: DurableLog, report: RecoveryReport) -> dict
     fields["quarantined"] = {
         name: len(quarantine) for name, quarantine in quarantines.items() if len(quarantine)
     }
-    fields["jobs"] = JobFiles(disk).count()
+    fields["jobs"] = JobFiles(disk).count_by_state()
     jump = read_times(disk, DIRECTORY, report.notes).jump
     fields["clock_jump"] = jump and {name[:-3]: format_time(us) for name, us in jump._asdict().items()}
     return fields
@@ -174,13 +174,15 @@ def read_sinks(disk: Disk, log: DurableLog) -> list[dict[str, Any]]:
 
 
 def _measure_lag(log: DurableLog, offset: int | None) -> dict[str, Any]:
-    """Return the lag at an offset: its rows, and the age of the oldest one by this machine's clock."""
+    """Return the lag of a reader at an offset: the rows that it has not read, and the age in seconds of the
+    oldest of them by this machine's clock.
+    """
     if offset is None:
         return {"lag": None, "lag_s": None}
     if offset >= log.high_watermark:
         return {"lag": 0, "lag_s": 0.0}
-    time = log.append_time(offset)
-    age_s = None if time is None else round(max(system.wall_us() - time, 0) / 1e6, 3)
+    time_us = log.append_time(offset)
+    age_s = None if time_us is None else round(max(system.wall_us() - time_us, 0) / 1e6, 3)
     return {"lag": log.high_watermark - offset, "lag_s": age_s}
 
 

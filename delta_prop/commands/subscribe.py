@@ -56,8 +56,9 @@ STANDBY_POLL_S = 0.5
 class SubscribeOptions:
     """The deltas to read, from a directory or a server.
 
-    `start`: the position at which a new group starts, or a subscription without a group; None: earliest for a
-    group, else latest. `count` None: all. `follow`: wait for new deltas at the end of the log.
+    `start`: the position at which a new group starts, or a subscription without a group; if None, earliest
+    for a group, else latest. `count`: how many deltas; if None, all. `follow`: wait for new deltas at the end
+    of the log.
     """
 
     source: str | ConnectOptions
@@ -69,7 +70,7 @@ class SubscribeOptions:
 
 
 async def subscribe(options: SubscribeOptions) -> int:
-    """Write the lines. Raises UsageError, Refused (CURSOR_TOO_OLD), LogCorrupted, OSError."""
+    """Write the deltas as lines. Raises UsageError, Refused (CURSOR_TOO_OLD), LogCorrupted, OSError."""
     if options.count is not None and options.count < 1:
         raise UsageError(f"--count {options.count}: give 1 or more")
     fault = None if options.group is None else find_name_fault("group", options.group, NAME_BYTES_MAX)
@@ -124,7 +125,7 @@ async def _acquire_group(disk: Disk, name: str, log_id: bytes) -> GroupCursor:
 async def _subscribe_to_server(
     connect_options: ConnectOptions, options: SubscribeOptions, position: LogPosition | None
 ) -> None:
-    """Write the lines of a server's log."""
+    """Write deltas of a server's log as lines."""
     try:
         subscriber = Subscriber(
             connect_options.addresses,
@@ -181,7 +182,7 @@ async def _wait_while_standby(subscriber: Subscriber, options: SubscribeOptions)
 
 
 class _DirectoryReader:
-    """Writes the lines of a directory's log."""
+    """Writes deltas of a directory's log as lines, and stores the group's offset."""
 
     def __init__(
         self, options: SubscribeOptions, topics: list[Topic], group: GroupCursor | None, follower: Follower

@@ -88,7 +88,7 @@ def draw_producer_name() -> str:
 
 @contextmanager
 def receive_signals() -> Iterator[AsyncIterator[int]]:
-    """Receive signals: to end (SIGTERM, SIGINT), or to reload (SIGHUP)."""
+    """Yield an iterator of received signals: to end (SIGTERM, SIGINT), or to reload (SIGHUP)."""
     with anyio.open_signal_receiver(*END_SIGNALS, RELOAD_SIGNAL) as received:
         yield received
 
@@ -235,7 +235,7 @@ def create_directory(path: str) -> Iterator[LocalDisk]:
 
 
 def find_lock_holder(data: str, path: str) -> int | None:
-    """Return the process that has a data directory open for writing, None if there is none."""
+    """Return the id of the process that has a data directory open for writing; None if there is none."""
     try:
         with open(Path(data, path), "rb") as file:
             text = file.read(32).strip()
@@ -289,7 +289,7 @@ def check_standard_output() -> None:
 
 
 def _is_closed() -> bool:
-    """True if standard output is closed, where `open_standard_streams` opened a read-only descriptor."""
+    """True if the caller has closed standard output, so that `open_standard_streams` made it read-only."""
     try:
         flags = fcntl.fcntl(sys.stdout.fileno(), fcntl.F_GETFL)
     except OSError:  # a program has replaced sys.stdout
@@ -298,7 +298,7 @@ def _is_closed() -> bool:
 
 
 def put_all(lines: Iterator[str]) -> None:
-    """Print lines that need no waiting; flush after the last one."""
+    """Print lines; flush after the last one only, as they come without waiting."""
     for line in lines:  # errors of the iterator do not name standard output
         with _name_in_error():
             sys.stdout.write(line + "\n")
@@ -330,18 +330,18 @@ class Progress:
     """A progress line on standard error, redrawn up to ten times per second; silent without a terminal."""
 
     def __init__(self) -> None:
-        self._live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._is_live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._reported_at = 0.0
 
     def report(self, text: str) -> None:
         """Draw the text, unless less than 0.1 s has passed since the last one."""
-        if self._live and (time_s := now()) - self._reported_at >= 0.1:
+        if self._is_live and (time_s := now()) - self._reported_at >= 0.1:
             self._reported_at = time_s
             print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
     def end(self) -> None:
         """Clear the line for the next writer."""
-        if self._live and self._reported_at:
+        if self._is_live and self._reported_at:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
@@ -377,24 +377,25 @@ class Input:
                 os.close(descriptor)
 
     async def lines(self) -> AsyncIterator[bytes]:
-        """Yield each line without its newline; of one longer than LINE_BYTES_MAX, a prefix that is, too.
+        """Yield each line without its newline. Of a line longer than LINE_BYTES_MAX, yield a prefix that is
+        also longer, so that the line is refused.
 
         Raises OSError that names the file.
         """
         for name, descriptor in self._files:
-            partial, skipping = b"", False
+            partial, is_skipping = b"", False
             async for chunk in _read_chunks(descriptor, "standard input" if name == "-" else name):
                 *complete, partial = (partial + chunk).split(b"\n")
                 for line in complete:
-                    if not skipping:
+                    if not is_skipping:
                         yield line
-                    skipping = False
-                if skipping:
+                    is_skipping = False
+                if is_skipping:
                     partial = b""
                 elif len(partial) > LINE_BYTES_MAX:
                     yield partial
-                    partial, skipping = b"", True
-            if partial and not skipping:
+                    partial, is_skipping = b"", True
+            if partial and not is_skipping:
                 yield partial
 
 

@@ -22,7 +22,7 @@ _OPTIONS = {"name": "NAME", "namespaces": "--namespace", "operations": "--operat
 def create_token(name: str, rights: Mapping[str, Any], *, as_json: bool) -> int:
     """Write a table for the token file to standard output, the token itself to standard error.
 
-    `rights`: keys and values of the table; None: omitted. Raises UsageError.
+    `rights`: keys and values of the table; a key with value None is left out. Raises UsageError.
     """
     token = make_token(system.draw(TOKEN_RANDOM_BYTES))
     table = {"name": name, "sha256": digest_of(token).hex()} | dict(rights)

@@ -49,14 +49,14 @@ def _add_record(subverbs: Any, run: Runner) -> None:
     parser.add_argument(
         "--until",
         metavar="POSITION",
-        help="the same; latest is the present end of the log; default: latest for a directory; for a "
-        "server, until --for is over or it is interrupted",
+        help="as for --start; latest is the present end of the log; default: latest for a directory; for a "
+        "server, until --for is over or the command is interrupted",
     )
     parser.add_argument(
         "--for", metavar="TIME", dest="span", help="span of the traffic to record: 90s, 10m, 2h or 1d"
     )
 
-    def start(options: Namespace) -> int:
+    def run_verb(options: Namespace) -> int:
         from delta_prop.commands.connect_options import connect_options_of
         from delta_prop.commands.trace_record import RecordOptions, record
 
@@ -64,7 +64,7 @@ def _add_record(subverbs: Any, run: Runner) -> None:
         record_options = RecordOptions(source, options.to, options.start, options.until, options.span)
         return run(lambda: record(record_options))
 
-    parser.set_defaults(run=start)
+    parser.set_defaults(run=run_verb)
 
 
 def _show_trace(options: Namespace) -> int:

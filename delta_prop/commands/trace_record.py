@@ -66,7 +66,7 @@ async def record(options: RecordOptions) -> int:
     until = (
         None
         if options.until is None
-        else parse_position("--until", options.until, system.wall_us(), future=True)
+        else parse_position("--until", options.until, system.wall_us(), allow_future=True)
     )
     span_s = inf if options.span is None else parse_span_s("--for", options.span)
     if until is not None and _is_empty_range(start, until):

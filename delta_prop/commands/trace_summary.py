@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 OK = 0
 HASHES_MAX = 65_536
-"""Number of distinct vectors from which on the count is an estimate, accurate to about half a percent."""
+"""From this many distinct vectors on, their number is an estimate, accurate to about half a percent."""
 _SECOND_US = 1_000_000
 _COUNTS_MAX = 4096
 
@@ -47,7 +47,11 @@ def show_trace(path: str, *, as_json: bool) -> int:
 
 
 class Summary:
-    """Counts of a recording."""
+    """Counts of a recording.
+
+    `_rows` and `_sizes` count batches by their rows, and deltas by their bytes, in powers of two: the key, or
+    the index, is the exponent.
+    """
 
     def __init__(self) -> None:
         self._batches = self._deltas = self._bytes = 0

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 OK, FAILED = 0, 1
 _FRAMES_MAX = 256
+"""Maximum number of a snapshot's frames in which other namespaces are searched for."""
 _NAMESPACES_MAX = 5
-"""Bounds of the search for other namespaces: frames of a snapshot, and namespaces to report."""
+"""Maximum number of other namespaces that are named."""
 
 
 def show_vector(data: str, vector_id: str, *, namespace: str | None, at: str | None) -> int:
@@ -54,9 +55,9 @@ def show_vector(data: str, vector_id: str, *, namespace: str | None, at: str | N
         if position.time_us is not None:
             end = log.offset_at(position.time_us + 1)
         state, snapshot_last_offset = _snapshot_state(snapshot, namespace, vector_id)
-        span = (start, start if position.earliest else end)
+        offset_range = (start, start if position.earliest else end)
         other_namespaces: set[str] = set()
-        entries = list(_read_rows(log, namespace, vector_id, span, other_namespaces))
+        entries = list(_read_rows(log, namespace, vector_id, offset_range, other_namespaces))
         offsets = [logged.offset + row for logged, row in entries]
         state = _fold_rows(entries, state, is_complete=start == 0)
         if not entries and state.key is None:
@@ -82,25 +83,24 @@ def _snapshot_state(
     snapshot: Snapshot | None, namespace: str, vector_id: str
 ) -> tuple[VectorState, int | None]:
     """Return a vector's state in the snapshot, and the offset of the last delta in that state."""
-    found = None if snapshot is None else snapshot.find(namespace, vector_id)
-    return (
-        (VectorState(), None)
-        if found is None
-        else (state_of(found[0].batch, found[1]), found[0].row_offset(found[1]))
-    )
+    entry = None if snapshot is None else snapshot.find(namespace, vector_id)
+    if entry is None:
+        return VectorState(), None
+    logged, row = entry
+    return state_of(logged.batch, row), logged.row_offset(row)
 
 
 def _fold_rows(
     entries: list[tuple[LoggedBatch, int]], base: VectorState, *, is_complete: bool
 ) -> VectorState:
     """Fold a vector's deltas onto the state before them."""
-    after = [(logged, row) for logged, row in entries if base.key is None or logged.key(row) > base.key]
-    ignored = len(entries) - len(after)  # these sort before the state's last delta: they have no effect
+    newer = [(logged, row) for logged, row in entries if base.key is None or logged.key(row) > base.key]
+    ignored = len(entries) - len(newer)  # these sort before the state's last delta and have no effect
     duplicates = find_duplicates(
-        (IdentifiedDelta.of(*entry) for entry in after), complete=is_complete or base.key is None
+        (IdentifiedDelta.of(*entry) for entry in newer), complete=is_complete or base.key is None
     )
     rows = [
-        (logged.key(row), logged.batch.operation(row), logged.batch.metadata(row)) for logged, row in after
+        (logged.key(row), logged.batch.operation(row), logged.batch.metadata(row)) for logged, row in newer
     ]
     state = fold(rows, base, without_effect=duplicates)
     return replace(state, ignored=state.ignored + ignored)
@@ -128,13 +128,13 @@ def _note_other_namespaces(
 
 
 def _read_rows(
-    log: DurableLog, namespace: str, vector_id: str, span: tuple[int, int], other_namespaces: set[str]
+    log: DurableLog, namespace: str, vector_id: str, offset_range: tuple[int, int], other_namespaces: set[str]
 ) -> Iterator[tuple[LoggedBatch, int]]:
-    """Yield a vector's rows in the log within `span`.
+    """Yield a vector's rows in the log within `offset_range`, whose end is exclusive.
 
     `other_namespaces`: collects the namespaces of other vectors with the same id.
     """
-    start, end = span
+    start, end = offset_range
     for location in log.frames(start):
         logged, batch = location.logged, location.logged.batch
         if logged.offset >= end:

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from delta_prop.client import Subscriber
 
 REPORT_AFTER_S = 3.0
-"""Time without progress after which a wait is reported."""
+"""Seconds without progress after which a wait is reported."""
 REPORT_INTERVAL_S = 30.0
-"""Interval between reports of the same wait."""
+"""Seconds between reports of the same wait."""
 NO_PORT = "no answer has come yet: check that HOST:PORT is the one that `serve` prints as port=…"
 NO_HTTP_PORT = "no answer has come yet: check that HOST:PORT is the one that `serve` prints as http=…"
 _POLL_S = 0.25
@@ -28,24 +28,24 @@ _POLL_S = 0.25
 class WaitReporter:
     """Reports why a command waits.
 
-    Its owner sets `get_cause`, which returns the obstacle (None: unknown), and `is_busy`, which is true while
-    the command waits. `unknown`: text for an unknown obstacle.
+    Its owner sets `get_cause`, which returns the obstacle (None: unknown), and `is_busy`, which returns True
+    while the command waits. `unknown_text`: what to print for an unknown obstacle.
     """
 
-    def __init__(self, unknown: str = "no answer has come yet") -> None:
+    def __init__(self, unknown_text: str = "no answer has come yet") -> None:
         self.get_cause: Callable[[], Exception | None] = lambda: None
         self.is_busy: Callable[[], bool] = lambda: True
-        self._unknown_text = unknown
+        self._unknown_text = unknown_text
         self._since = system.now()
-        self._reported: str | None = None
+        self._reported_kind: str | None = None
         self._reported_at = 0.0
 
     def note_progress(self) -> None:
-        """Note progress."""
+        """Note that the wait is over; report it if the wait was reported."""
         now = system.now()
-        if self._reported is not None:
+        if self._reported_kind is not None:
             system.note(f"goes on after {now - self._since:.0f} s")
-            self._reported = None
+            self._reported_kind = None
         self._since = now
 
     @asynccontextmanager
@@ -81,11 +81,11 @@ class WaitReporter:
         if now - self._since < REPORT_AFTER_S:
             return
         cause = self.get_cause()
-        if cause is None and self._reported is not None:  # a retry is under way
+        if cause is None and self._reported_kind is not None:  # a retry is under way
             return
         kind = cause.code.name if isinstance(cause, Refused) else type(cause).__name__
-        if kind != self._reported or now - self._reported_at >= REPORT_INTERVAL_S:
-            self._reported, self._reported_at = kind, now
+        if kind != self._reported_kind or now - self._reported_at >= REPORT_INTERVAL_S:
+            self._reported_kind, self._reported_at = kind, now
             system.note(f"waiting, no answer for {now - self._since:.0f} s: {self._format_cause(cause)}")
 
     def _format_cause(self, cause: Exception | None) -> str:
@@ -108,7 +108,7 @@ def _mute_client_warning() -> Iterator[None]:
 
 @asynccontextmanager
 async def report_subscriber_waits(subscriber: Subscriber) -> AsyncIterator[None]:
-    """Report until the block ends why there is no connection."""
+    """Report why a subscriber has no connection, until the block ends."""
     wait_reporter = WaitReporter(NO_PORT)
     wait_reporter.get_cause = lambda: subscriber.waits_for
     wait_reporter.is_busy = lambda: not subscriber.started or subscriber.waits_for is not None

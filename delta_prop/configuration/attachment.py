@@ -61,11 +61,11 @@ def make_sinks(configs: tuple[SinkConfig, ...]) -> tuple[Attachment, ...]:
     rebuilt_names = {config.name for config in configs if config.rebuild}
     attachments: list[Attachment] = []
     for index, config in enumerate(configs):
-        storage = getattr(config, "vectors", None)  # the storage sink whose vectors an index shares
+        storage_name = getattr(config, "vectors", None)  # the storage sink whose vectors an index shares
         try:
             sink = _make_sink(config, residents)
             attachments.append(
-                Attachment(sink, replace(config, rebuild=config.rebuild or storage in rebuilt_names))
+                Attachment(sink, replace(config, rebuild=config.rebuild or storage_name in rebuilt_names))
             )
         except UsageError as error:
             raise with_path(error, f"sinks[{index}]", [key.name for key in fields(config)]) from None

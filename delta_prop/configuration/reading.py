@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 ENVIRONMENT_PREFIX = "DELTA_PROP_"
 _SEPARATOR = "__"
+# Keys that hold file names, by section; "" is the part outside sections.
 _PATH_KEYS = {"": ("data",), "tls": ("certificate", "key", "authorities"), "access": ("tokens",)}
 _SINK_PATH_KEYS = ("path", "token_file", "certificate", "key", "authorities")
 
@@ -78,7 +79,10 @@ def _override(table: dict[str, Any], variable: str, value: EnvironmentText) -> N
 def _descend(
     node: dict[str, Any] | list[Any], part: str, new: dict[str, Any] | list[Any], variable: str
 ) -> Any:
-    """Return the value at the key or index `part`; if it is missing, add it: `new`, or a table to a list."""
+    """Return the value at the key or index `part`.
+
+    If it is missing, add it: `new` if `node` is a table, an empty table if it is a list.
+    """
     if isinstance(node, dict):
         return node.setdefault(part, new)
     index = int(part) if part.isdigit() and part.isascii() and len(part) < 6 else -1

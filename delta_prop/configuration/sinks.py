@@ -57,7 +57,7 @@ class SinkConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageConfig(SinkConfig):
     """Vectors in an SQLite file. `resident_bytes_max`: memory for vectors, shared with the indexes that name
-    this sink as `vectors`.
+    this sink as `vectors`. The other keys are arguments of `StorageSink`.
     """
 
     kind: ClassVar[str] = "storage"

@@ -37,6 +37,7 @@ File: TypeAlias = Annotated[str, _FILE_MARKER]
 """Name of a file or directory."""
 
 _SHOWN_MAX = 60
+"""Maximum characters of a value that a message shows."""
 _NUMBER_MAX = 10**15
 """The largest number accepted: 30 million years in seconds, a petabyte in bytes. Some clocks take no more."""
 

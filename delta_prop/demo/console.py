@@ -1,6 +1,7 @@
 """Terminal output of the demo: lines, a progress bar, and a prompt that other lines do not disturb.
 
-A write function, the clock and the kind of terminal are arguments: this module reads nothing itself.
+The write function, the clock and the properties of the terminal are arguments, so this module reads nothing
+itself.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 PIPE_INTERVAL_S = 3.0
-"""Minimum interval of progress lines where no bar can move."""
+"""Minimum interval of progress lines if the output is not a terminal."""
 
 _TERMINAL_INTERVAL_S = 0.05
 _BAR_CELLS = 20
@@ -22,7 +23,10 @@ _CLEAR = "\r\x1b[K"
 
 
 class Console:
-    """Writer to one terminal or pipe. `live`: lines can be rewritten; `color`: styles are supported."""
+    """Writer to one terminal or pipe.
+
+    `live`: it is a terminal, so lines can be rewritten. `color`: styles are supported.
+    """
 
     def __init__(
         self,
@@ -53,7 +57,7 @@ class Console:
             self._write(f"{text}\n")
 
     def fit(self, text: str) -> str:
-        """Truncate a text to one line of a terminal; return it in full if there is none."""
+        """Truncate a text to one line of the terminal; return it in full if the output is not a terminal."""
         return truncate(text, self.columns - 1) if self._live else text
 
     def progress(self, done: int, total: int, note: str) -> None:
@@ -81,13 +85,13 @@ class Console:
         self._pending = ""
         self._reported_at = self._now()
 
-    def table(self, lines: Sequence[str], *, last: bool = False) -> None:
-        """Write lines that change in place on a terminal; elsewhere write only their last version."""
+    def table(self, lines: Sequence[str], *, is_last: bool = False) -> None:
+        """Write a table: on a terminal over its previous version; elsewhere only the last version."""
         if self._live:
             up = f"\x1b[{self._table_lines}A" if self._table_lines else ""
             self._write(up + "".join(f"{_CLEAR}{self.fit(line)}\n" for line in lines))
-            self._table_lines = 0 if last else len(lines)
-        elif last:
+            self._table_lines = 0 if is_last else len(lines)
+        elif is_last:
             self._write("".join(f"{line}\n" for line in lines))
 
     def prompt(self, text: str) -> None:
@@ -99,7 +103,7 @@ class Console:
 
 
 def truncate(text: str, columns: int) -> str:
-    """Truncate a text to `columns`, styles not counted, with an ellipsis if it was longer."""
+    """Truncate a text that is longer than `columns`, styles not counted; end it with an ellipsis."""
     if display_width(text) <= columns:
         return text
     result, used = "", 0

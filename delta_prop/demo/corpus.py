@@ -51,9 +51,9 @@ class ParseFailed(Exception):
 
 def documents_of(path: str, text: str) -> list[Document]:
     """Return all documents of one file, in the file's order, each id once. Raises ParseFailed."""
-    found = _parse_python(path, text) if path.endswith(".py") else _parse_prose(path, text)
+    parsed = _parse_python(path, text) if path.endswith(".py") else _parse_prose(path, text)
     documents: dict[str, Document] = {}
-    for document in found:
+    for document in parsed:
         documents.setdefault(document.id, document)  # the first definition of a name counts
     return list(documents.values())
 
@@ -106,7 +106,7 @@ def _parse_python(path: str, text: str) -> Iterator[Document]:
 
 
 def _iter_definitions(node: ast.AST, prefix: str) -> Iterator[tuple[str, _Definition]]:
-    """Yield functions and classes that a user can reach by name, so none inside functions."""
+    """Yield the qualified name and the node of each function and class, without those inside functions."""
     for child in _iter_statements(node):
         if isinstance(child, _Definition):
             name = f"{prefix}{child.name}"
@@ -126,7 +126,7 @@ def _iter_statements(node: ast.AST) -> Iterator[ast.stmt]:
 
 
 def _find_bound_methods(tree: ast.Module) -> dict[str, str]:
-    """Map methods to their aliases: `sample = _inst.sample`, where `_inst = Random()`, is `Random.sample`."""
+    """Map methods to aliases: `Random.sample` to `sample`, if `_inst = Random(); sample = _inst.sample`."""
     owners: dict[str, str] = {}
     aliases: dict[str, str] = {}
     for statement in _iter_statements(tree):
@@ -179,6 +179,7 @@ def _parse_prose(path: str, text: str) -> Iterator[Document]:
 
 
 def _split_paragraphs(text: str) -> Iterator[tuple[int, str]]:
+    """Yield (number of the first line, paragraph); a line that begins with `#` is a paragraph."""
     lines: list[str] = []
     for number, line in enumerate([*text.splitlines(), ""], 1):
         if line.strip() and not (lines and lines[0].startswith("#")):
@@ -189,7 +190,7 @@ def _split_paragraphs(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _parse_heading(paragraph: str) -> str | None:
-    """Return the title, if a paragraph is `# title`, `= title` or a title with a rule below it."""
+    """Return the title if a paragraph is `# title`, `= title` or a title with a rule below it, else None."""
     lines = paragraph.splitlines()
     if len(lines) == 1 and (marked := re.match(r"(?:#{1,6}|={1,6}|\*{1,6})\s+(\S.*)", lines[0])):
         return marked[1].strip("#= ")

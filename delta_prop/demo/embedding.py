@@ -56,26 +56,26 @@ STOP_WORDS = frozenset(_STOP_TEXT.split())
 
 
 class Embedding:
-    """The weights of words, and the vectors made with them. `learn` sets the weights from the first
-    documents.
+    """The weights of words, and the vectors made with them.
 
-    Afterwards the weights stay fixed: a weight that changed with each new document would change every vector.
+    `learn` sets the weights from the first documents; afterwards they stay fixed, since a weight that changed
+    with each new document would change every vector.
     """
 
     def __init__(self) -> None:
-        self._weights: dict[str, float] = {}
-        self._rarest_weight = 1.0
+        self._rarities: dict[str, float] = {}
+        self._highest_rarity = 1.0  # of words that no document has
         self._cached_positions: dict[str, tuple[NDArray[np.intp], NDArray[np.float64]]] = {}
 
     def learn(self, documents: Iterable[Document]) -> None:
-        """Set the weight of each word from the number of documents with it: a rarer word weighs more."""
+        """Set the weight of each word from the number of documents that have it: a rarer word weighs more."""
         counts: Counter[str] = Counter()
         document_count = 0
         for document in documents:
             document_count += 1
             counts.update(set(_word_weights(document)))
-        self._weights = {word: _compute_rarity(document_count, count) for word, count in counts.items()}
-        self._rarest_weight = _compute_rarity(document_count, 0)
+        self._rarities = {word: _compute_rarity(document_count, count) for word, count in counts.items()}
+        self._highest_rarity = _compute_rarity(document_count, 0)
 
     def document(self, document: Document) -> NDArray[np.float32]:
         """Return the vector of a document."""
@@ -92,7 +92,7 @@ class Embedding:
         if not words:
             return np.zeros(DIMENSION, np.float32)
         positions, signs = zip(*map(self._cached_positions_of, words), strict=True)
-        weights = [amounts[word] * self._weights.get(word, self._rarest_weight) for word in words]
+        weights = [amounts[word] * self._rarities.get(word, self._highest_rarity) for word in words]
         scaled = np.concatenate(signs) * np.repeat(weights, POSITIONS)
         return np.bincount(np.concatenate(positions), scaled, DIMENSION).astype(np.float32)
 
@@ -154,9 +154,9 @@ def _split_identifier(identifier: str) -> tuple[str, ...]:
 
 
 def _word_weights(document: Document) -> dict[str, float]:
-    """Return the weight of each word: more in the name and first sentence than in the rest of the text."""
+    """Return the weight of each word: higher in the name and first paragraph than in the rest of the text."""
     counts = Counter(split_words(document.text))
-    amounts = {word: TEXT_WEIGHT * min(1.0 + log(count), _COUNT_WEIGHT_MAX) for word, count in counts.items()}
+    weights = {word: TEXT_WEIGHT * min(1.0 + log(count), _COUNT_WEIGHT_MAX) for word, count in counts.items()}
     summary = document.text.partition("\n\n")[0][:_SUMMARY_CHARACTERS_MAX]
     for text, weight in (
         (summary, SUMMARY_WEIGHT),
@@ -165,16 +165,17 @@ def _word_weights(document: Document) -> dict[str, float]:
         (" ".join(document.extra), EXTRA_WEIGHT),
     ):
         for word in set(split_words(text)):
-            amounts[word] = amounts.get(word, 0.0) + weight
-    return amounts
+            weights[word] = weights.get(word, 0.0) + weight
+    return weights
 
 
 def _compute_rarity(document_count: int, count: int) -> float:
-    """Return the weight of a word that is in `count` of all documents."""
+    """Return the rarity of a word that is in `count` of all documents."""
     return log((1 + document_count) / (1 + count)) ** RARITY_POWER if document_count else 1.0
 
 
 def _positions_of(word: str) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    """Return the positions of a word in the vector, and the sign of its weight at each."""
     digest = blake2b(word.encode(), digest_size=POSITIONS + 1).digest()
     positions = np.array([quarter * _QUARTER + digest[quarter] for quarter in range(POSITIONS)], np.intp)
     signs = np.array([1.0 if digest[POSITIONS] >> quarter & 1 else -1.0 for quarter in range(POSITIONS)])

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 async def verify_scene(play: Play, wiring: Wiring, corrupted: str | None) -> list[Verdict]:
-    """Compare every sink with the published lines; plant a wrong row first if requested."""
+    """Compare every sink with the published lines; first plant a fault in the sink `corrupted`, if given."""
     console = play.console
     await wiring.wait_settled()
     if corrupted is not None:
@@ -38,7 +38,7 @@ async def verify_scene(play: Play, wiring: Wiring, corrupted: str | None) -> lis
                 console.style("red", f"{verdict.wrong_count:,} WRONG")
                 + f"  {blank_unprintable(verdict.fault)}"
             )
-        console.line(f"  verify {verdict.sink:<10}  {verdict.rows:>7,} {unit:<6}  {result}")
+        console.line(f"  verify {verdict.sink:<10}  {verdict.row_count:>7,} {unit:<6}  {result}")
     play.facts["verify"] = {
         verdict.sink: "identical" if verdict.is_identical else blank_unprintable(verdict.fault)
         for verdict in verdicts
@@ -47,11 +47,11 @@ async def verify_scene(play: Play, wiring: Wiring, corrupted: str | None) -> lis
 
 
 def end_scene(play: Play, wiring: Wiring, elapsed_s: float) -> None:
-    """Show the results in one table."""
+    """Show the totals, and a table of the sinks."""
     console, library = play.console, play.library
     statistics = wiring.propagator.statistics()
     console.line(
-        f"  {len(library.documents):,} documents, {wiring.deltas:,} deltas, "
+        f"  {len(library.documents):,} documents, {wiring.delta_count:,} deltas, "
         f"{format_size(wiring.number_bytes)}, {elapsed_s:.1f} s in all"
     )
     console.line(console.style("dim", "  sink          deltas     lag   publish to visible, p50"))
@@ -66,7 +66,7 @@ def end_scene(play: Play, wiring: Wiring, elapsed_s: float) -> None:
             "p50_ms": None if p50_ms is None else round(p50_ms, 3),
         }
     play.facts |= {
-        "deltas": wiring.deltas,
+        "deltas": wiring.delta_count,
         "bytes": wiring.number_bytes,
         "elapsed_s": round(elapsed_s, 2),
         "sinks": sinks,
@@ -83,6 +83,6 @@ def next_scene(play: Play) -> None:
 
 
 def _middle_document(library: Library) -> str:
-    """Return the id of a document, whose row is corrupted."""
+    """Return the id of the document whose row is corrupted, from the middle of the list."""
     ids = list(library.documents)
     return ids[len(ids) // 2]

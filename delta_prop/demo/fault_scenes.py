@@ -1,7 +1,7 @@
 """The demo's fault scenes: one sink is slowed, one is killed in the middle of a batch.
 
-The deltas published meanwhile are real edits, recorded like all others. They add values instead of setting
-them, so a delta that is lost, or applied twice, leaves a wrong number, which the verification finds.
+The deltas published meanwhile are real edits, recorded like all others. They add to values instead of
+setting them, so a delta that is lost or applied twice leaves a wrong number, which the verification finds.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ if TYPE_CHECKING:
     from delta_prop_wire.delta import Delta
 
 SLOWDOWN_FACTOR = 100
-EDITS = 800
-PAUSE_S = 0.0025
-BEFORE_S_MAX, DURING_S_MAX = 1.0, 2.5
-BATCH = 100
+EDITS_MAX = 800
+EDIT_INTERVAL_S = 0.0025
+UNSLOWED_S_MAX, SLOWED_S_MAX = 1.0, 2.5
+"""Maximum duration of the slow scene before and after the sink is slowed."""
+BATCH_EDITS_MAX = 100
 LINKS_PER_DOCUMENT_MAX = 8
 BATCH_PAUSE_S = 0.03
 _DRAW_INTERVAL_S = 0.1
@@ -40,15 +41,15 @@ _SAMPLE_INTERVAL_S = 0.02
 async def slow_scene(play: Play, wiring: Wiring) -> None:
     """Slow one sink down while edits go on; show the effect on it and on the others."""
     console = play.console
-    count = min(EDITS, LINKS_PER_DOCUMENT_MAX * len(play.library.documents))
+    count = min(EDITS_MAX, LINKS_PER_DOCUMENT_MAX * len(play.library.documents))
     edits = _make_link_edits(play.library, count)
     audit = SlowSink(JsonLinesSink(play.workspace.audit, name="audit"), play.now)
-    wiring.audit_start_offset = wiring.deltas
+    wiring.audit_start_offset = wiring.delta_count
     await wiring.propagator.attach(audit, start="latest")
     pacer = _EditPacer(play, wiring)
     try:
-        pacer.before = wiring.restart_measurement()
-        usual_count = await pacer.publish(edits, count // 4, BEFORE_S_MAX)
+        pacer.unslowed_latencies = wiring.restart_measurement()
+        usual_count = await pacer.publish(edits, count // 4, UNSLOWED_S_MAX)
         await wiring.wait_settled()
         if not usual_count:
             console.line("  no document here can be linked to another; nothing was slowed")
@@ -60,36 +61,36 @@ async def slow_scene(play: Play, wiring: Wiring) -> None:
         console.line(
             f"  in the first {usual_count:,} edits; from now on {SLOWDOWN_FACTOR * usual_s * 1000:.0f} ms"
         )
-        pacer.during = wiring.restart_measurement()
-        slowed_count = await pacer.publish(edits, count, DURING_S_MAX)
+        pacer.slowed_latencies = wiring.restart_measurement()
+        slowed_count = await pacer.publish(edits, count, SLOWED_S_MAX)
         lag = wiring.lags()["audit"]
         started = play.now()
     finally:
         audit.release()  # also after an error, because closing waits for the sink
     await wiring.wait_settled()
     caught_up_s = play.now() - started
-    pacer.show(last=True)
+    pacer.show(is_last=True)
     pacer.report(lag, caught_up_s)
     play.facts["slow"] = {
-        "slower": SLOWDOWN_FACTOR,
-        "usual_ms": round(usual_s * 1000, 3),
+        "slowdown_factor": SLOWDOWN_FACTOR,
+        "usual_delivery_ms": round(usual_s * 1000, 3),
         "edits": usual_count + slowed_count,
-        "behind": lag,
+        "lag": lag,
         "mailbox_deltas": pacer.mailbox_deltas,
         "mailbox_deltas_max": wiring.propagator.settings.mailbox_deltas_max,
-        "read_the_log": pacer.mailbox_full_s is not None,
+        "mailbox_overflowed": pacer.mailbox_full_s is not None,
         "caught_up_s": round(caught_up_s, 3),
         "sinks": pacer.rows(),
     }
 
 
 class _EditPacer:
-    """Publishes edits one by one, evenly, and keeps a table of the sinks' lags and latencies."""
+    """Publishes edits one by one at a steady pace, and keeps a table of the sinks' lags and latencies."""
 
     def __init__(self, play: Play, wiring: Wiring) -> None:
         self._play, self._wiring = play, wiring
-        self.before: dict[str, list[float]] = {}
-        self.during: dict[str, list[float]] = {}
+        self.unslowed_latencies: dict[str, list[float]] = {}  # by sink, in seconds
+        self.slowed_latencies: dict[str, list[float]] = {}
         self.lags_max: dict[str, int] = {}
         self.mailbox_deltas = 0
         self.log_bytes = 0
@@ -97,7 +98,7 @@ class _EditPacer:
         self._drawn_at = self._sampled_at = self._started_at = 0.0
 
     async def publish(self, edits: Iterator[Delta], count_max: int, duration_s_max: float) -> int:
-        """Publish an edit every 2.5 ms, or as fast as this machine can; return the number of edits."""
+        """Publish an edit every `EDIT_INTERVAL_S`, or as fast as possible; return the number of edits."""
         self._started_at = due = self._play.now()
         self.lags_max.clear()
         count = 0
@@ -107,7 +108,7 @@ class _EditPacer:
             if not self._is_slowed:
                 self._play.console.progress(count, count_max, "edits, at the usual pace")
             self._sample()
-            due += PAUSE_S
+            due += EDIT_INTERVAL_S
             await anyio.sleep(max(0, due - self._play.now()))
             if self._play.now() - self._started_at > duration_s_max:
                 break
@@ -116,7 +117,7 @@ class _EditPacer:
 
     @property
     def _is_slowed(self) -> bool:
-        return self.during is self._wiring.scene_latencies
+        return self.slowed_latencies is self._wiring.scene_latencies
 
     def _sample(self) -> None:
         now = self._play.now()
@@ -135,35 +136,35 @@ class _EditPacer:
             self._drawn_at = now
             self.show()
 
-    def show(self, *, last: bool = False) -> None:
-        """Show the table: each sink's lag and latency to visibility, before and while one is slow."""
+    def show(self, *, is_last: bool = False) -> None:
+        """Show the table: each sink's maximum lag, and its latencies before and while one sink is slowed."""
         console = self._play.console
-        head = "  sink         behind   p50 ms  slowed   p99 ms  slowed   publish to visible"
+        head = "  sink       lag, max   p50 ms  slowed   p99 ms  slowed   publish to visible"
         lines = [console.style("dim", head)]
         for name, row in self.rows().items():
             cells = [f"{'–' if value is None else f'{value:,.1f}':>7}" for value in list(row.values())[1:]]
-            line = f"  {name:<10} {row['behind']:>8,}  {cells[0]} {cells[1]}  {cells[2]} {cells[3]}"
+            line = f"  {name:<10} {row['lag_max']:>8,}  {cells[0]} {cells[1]}  {cells[2]} {cells[3]}"
             lines.append(console.style("cyan", line) if name == "audit" else line)
-        console.table(lines, last=last)
+        console.table(lines, is_last=is_last)
 
     def rows(self) -> dict[str, dict[str, float | None]]:
-        """Return the table's numbers by sink: the lag in deltas, and latencies in ms."""
+        """Return the table's numbers by sink: the maximum lag in deltas, and latencies in ms."""
         return {
             name: {
-                "behind": self.lags_max.get(name, 0),
-                "p50_ms": _rounded_quantile_ms(self.before.get(name, ()), 0.5),
-                "p50_slowed_ms": _rounded_quantile_ms(self.during.get(name, ()), 0.5),
-                "p99_ms": _rounded_quantile_ms(self.before.get(name, ()), 0.99),
-                "p99_slowed_ms": _rounded_quantile_ms(self.during.get(name, ()), 0.99),
+                "lag_max": self.lags_max.get(name, 0),
+                "p50_ms": _rounded_quantile_ms(self.unslowed_latencies.get(name, ()), 0.5),
+                "p50_slowed_ms": _rounded_quantile_ms(self.slowed_latencies.get(name, ()), 0.5),
+                "p99_ms": _rounded_quantile_ms(self.unslowed_latencies.get(name, ()), 0.99),
+                "p99_slowed_ms": _rounded_quantile_ms(self.slowed_latencies.get(name, ()), 0.99),
             }
             for name in self._wiring.sinks()
         }
 
     def report(self, lag: int, caught_up_s: float) -> None:
-        """Show how far the slow sink lagged, and how fast it caught up."""
+        """Show the slow sink's lag in deltas, and how fast the sink caught up."""
         console = self._play.console
         bound = self._wiring.propagator.settings.mailbox_deltas_max
-        console.line(f"  audit fell {lag:,} deltas behind; its mailbox takes up to {bound:,},")
+        console.line(f"  audit lags by {lag:,} deltas; its mailbox takes up to {bound:,},")
         if self.mailbox_full_s is None:
             console.line("  which was enough: the rest waited in the service's memory")
         else:
@@ -178,35 +179,36 @@ class _EditPacer:
 async def crash_scene(play: Play, wiring: Wiring) -> None:
     """Kill a store in the middle of a batch, and let another one resume from the file that was left."""
     console = play.console
-    count = min(5 * BATCH, LINKS_PER_DOCUMENT_MAX * len(play.library.documents))
-    edits = list(islice(_make_link_edits(play.library, count, distance=2), 4 * BATCH))
-    batch = len(edits) // 4
-    if not batch:
+    count = min(5 * BATCH_EDITS_MAX, LINKS_PER_DOCUMENT_MAX * len(play.library.documents))
+    edits = list(islice(_make_link_edits(play.library, count, distance=2), 4 * BATCH_EDITS_MAX))
+    batch_edits = len(edits) // 4
+    if not batch_edits:
         console.line("  no document here can be linked to another; nothing was killed")
         if edits:
-            await wiring.publish(edits)  # the library counts them as published
+            await wiring.publish(edits)  # all of them, since the library counts them as published
         return
     started = play.now()
     crashing_sink = CrashingSink(
         StorageSink(play.workspace.replica, name="replica"), play.workspace.copy_replica
     )
     await wiring.propagator.attach(crashing_sink)
-    await wiring.propagator.wait_visible(wiring.deltas, sinks=["replica"], committed=True)
+    await wiring.propagator.wait_visible(wiring.delta_count, sinks=["replica"], committed=True)
     took_s = play.now() - started
     console.line(
-        f"  replica, a second store, attached late: {crashing_sink.applied_offset:,} "
-        "deltas from the log to disk"
+        f"  replica, a second store, attached late: {crashing_sink.applied_end:,} deltas from the log to disk"
     )
-    console.line(f"  in {took_s:.1f} s; then 3 batches of {batch:,} edits, and it is killed within the third")
-    crashing_sink.kill_after(2 * batch + batch // 2)
-    for start in range(0, 3 * batch, batch):
-        await wiring.publish(edits[start : start + batch])
+    console.line(
+        f"  in {took_s:.1f} s; then 3 batches of {batch_edits:,} edits, and it is killed within the third"
+    )
+    crashing_sink.kill_after(2 * batch_edits + batch_edits // 2)
+    for start in range(0, 3 * batch_edits, batch_edits):
+        await wiring.publish(edits[start : start + batch_edits])
         await anyio.sleep(BATCH_PAUSE_S)
     await _wait_until_stopped(wiring)
     await wiring.propagator.detach("replica")
-    await wiring.publish(edits[3 * batch :])
+    await wiring.publish(edits[3 * batch_edits :])
     await wiring.wait_settled()
-    console.line(f"  {len(edits) - 3 * batch:,} more edits while it is down: the others have them")
+    console.line(f"  {len(edits) - 3 * batch_edits:,} more edits while it is down: the others have them")
     await _restart_store(play, wiring, crashing_sink)
 
 
@@ -218,29 +220,29 @@ async def _restart_store(play: Play, wiring: Wiring, dead_sink: CrashingSink) ->
     wiring.replica = store
     await wiring.wait_settled()
     took_s = play.now() - started
-    redelivered = restarted.count_redelivered(dead_sink.applied_offset)
+    redelivered = restarted.count_redelivered(dead_sink.applied_end)
     console.line(
-        f"  it had applied all below offset {dead_sink.applied_offset:,}, "
-        f"written those below {restarted.resumed_at:,};"
+        f"  it had applied all below offset {dead_sink.applied_end:,}, "
+        f"written those below {restarted.resume_offset:,};"
     )
     console.line(
         f"  a new store opens its file: {redelivered:,} deltas are redelivered, "
-        f"{wiring.deltas - dead_sink.applied_offset:,} are new;"
+        f"{wiring.delta_count - dead_sink.applied_end:,} are new;"
     )
     console.line(f"  all on disk after {took_s * 1000:,.0f} ms. None lost, none applied twice? See verify:")
     play.facts["crash"] = {
-        "in_hand": dead_sink.applied_offset,
-        "durable": restarted.resumed_at,
-        "came_again": redelivered,
-        "came_first": wiring.deltas - dead_sink.applied_offset,
+        "applied_end": dead_sink.applied_end,
+        "resume_offset": restarted.resume_offset,
+        "redelivered_deltas": redelivered,
+        "new_deltas": wiring.delta_count - dead_sink.applied_end,
         "caught_up_s": round(took_s, 3),
     }
 
 
 async def _wait_until_stopped(wiring: Wiring) -> None:
-    """Wait until the replica has been killed, so that waiting for it is refused."""
+    """Wait until the replica has been killed: `wait_visible` for it is then refused."""
     try:
-        await wiring.propagator.wait_visible(wiring.deltas, sinks=["replica"])
+        await wiring.propagator.wait_visible(wiring.delta_count, sinks=["replica"])
     except Refused:
         return
     raise AssertionError("the replica has applied all deltas, but was to be killed")
@@ -249,8 +251,8 @@ async def _wait_until_stopped(wiring: Wiring) -> None:
 def _make_link_edits(library: Library, count: int, distance: int = 1) -> Iterator[Delta]:
     """Yield up to `count` edits, spread over all documents: each makes a document say "see also" another one.
 
-    `distance`: how far that one is in the list of documents. The library counts each edit as published as
-    soon as it is made, so publish every one.
+    `distance`: by how many positions the other document follows in the list of documents. The library counts
+    each edit as published as soon as it is made, so publish every one.
     """
     ids = list(library.documents)
     step = max(len(ids) // count, 1)

@@ -29,7 +29,7 @@ class SlowSink:
     def __init__(self, sink: Sink, now: Callable[[], float]) -> None:
         self.name = sink.name
         self._sink, self._now = sink, now
-        self._latencies_s: list[float] = []
+        self._delivery_times_s: list[float] = []
         self._wait_s = 0.0
         self._released = anyio.Event()
 
@@ -44,8 +44,8 @@ class SlowSink:
                 await self._released.wait()
         started = self._now()
         await self._sink.apply(deliveries)
-        if not self._wait_s and len(self._latencies_s) < _MEASURED_MAX:
-            self._latencies_s.append((self._now() - started) / len(deliveries))
+        if not self._wait_s and len(self._delivery_times_s) < _MEASURED_MAX:
+            self._delivery_times_s.append((self._now() - started) / len(deliveries))
 
     async def aclose(self) -> None:
         """Close the real sink."""
@@ -56,8 +56,8 @@ class SlowSink:
         return self._sink.statistics()
 
     def slow_down(self, factor: int) -> float:
-        """Slow each delivery to `factor` times the usual; return the usual time measured so far, in s."""
-        usual_s = median(self._latencies_s)
+        """Slow each delivery to `factor` times its usual duration; return the usual duration in seconds."""
+        usual_s = median(self._delivery_times_s)
         self._wait_s = (factor - 1) * usual_s
         return usual_s
 
@@ -71,7 +71,7 @@ class CrashingSink:
     """A storage sink that can be killed in the middle of a batch, and records the rows delivered to it.
 
     A killed process leaves its files as they are, and nothing of its memory. To simulate this, the sink first
-    stops flushing, since SQLite itself handles a transaction that has begun. Then it applies a part of a
+    stops flushing, since SQLite itself handles a crash within a transaction. Then it applies a part of a
     batch in memory. Then the file and its write-ahead log are copied byte by byte, on the sink's own thread,
     where nothing else writes: a new sink gets only that copy, which was never checkpointed or closed. The old
     sink is abandoned without a flush, together with its vectors, which are not shared. Kills within a
@@ -80,9 +80,9 @@ class CrashingSink:
 
     def __init__(self, sink: StorageSink, copy_files: Callable[[], None] = lambda: None) -> None:
         self.name = sink.name
-        self.resumed_at = 0
-        self.applied_offset = 0
-        # For each delivery, the offset of its first row, and the offset after its last row.
+        self.resume_offset = 0
+        self.applied_end = 0  # all rows below this offset are applied
+        # For each delivery, the offset of its first row and the offset after its last row.
         self.offset_ranges: list[tuple[int, int]] = []
         self.is_dead = False
         self._sink, self._copy_files = sink, copy_files
@@ -93,7 +93,7 @@ class CrashingSink:
         self._context = context
         self._flushing, self._flushed = anyio.CancelScope(), anyio.Event()
         point = await self._sink.open(context)
-        self.resumed_at = point.cursor.next_offset
+        self.resume_offset = point.cursor.next_offset
         return point
 
     async def background(self) -> None:
@@ -105,7 +105,7 @@ class CrashingSink:
             self._flushed.set()
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        """Apply to the real sink. Raises StopSink when it dies."""
+        """Apply to the real sink. Raises StopSink when this sink is killed."""
         passed: list[Delivery] = []
         for delivery in deliveries:
             if self._rows_left is not None:
@@ -138,6 +138,7 @@ class CrashingSink:
         return sum(max(0, min(range_end, end) - start) for start, range_end in self.offset_ranges)
 
     async def _die(self, deliveries: list[Delivery]) -> None:
+        """Apply the last deliveries in memory only, copy the files, and stop. Raises StopSink."""
         self._flushing.cancel()
         await self._flushed.wait()
         if deliveries:
@@ -152,7 +153,7 @@ class CrashingSink:
             rows = np.arange(delivery.logged.count) if delivery.rows is None else delivery.rows
             start, end = delivery.first_offset + int(rows[0]), delivery.first_offset + int(rows[-1]) + 1
             self.offset_ranges.append((start, end))
-            self.applied_offset = end
+            self.applied_end = end
 
 
 def _first_rows(delivery: Delivery, count: int) -> list[Delivery]:

@@ -29,7 +29,7 @@ _SPARSE_MAX = DIMENSION // 4
 
 
 class Library:
-    """The documents of each file, and each document's vector. Bounded: 20,000 documents."""
+    """The documents of each file, and each document's vector; up to 20,000 documents."""
 
     def __init__(self) -> None:
         self.embedding = Embedding()
@@ -44,7 +44,7 @@ class Library:
         return len(self._add_documents(path, documents_of(path, text)))
 
     def learn(self) -> None:
-        """Freeze the weights of words from all documents so far. Call it once, before the first vector."""
+        """Set the weights of words from all documents so far. Call this once, before the first vector."""
         self.embedding.learn(self.documents.values())
 
     def vectors(self, ids: Sequence[str]) -> NDArray[np.float32]:
@@ -111,7 +111,7 @@ class Library:
 
 
 def smallest_change(before: NDArray[np.float32] | None, after: NDArray[np.float32]) -> Operation | None:
-    """Return the smallest operation that changes one vector to the other; None if they are equal."""
+    """Return the smallest operation that changes `before` to `after`; None if they are equal."""
     if before is None:
         return create(after)
     indices = np.flatnonzero(before != after)

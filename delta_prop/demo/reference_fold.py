@@ -24,7 +24,7 @@ Key = tuple[str, str]
 """Namespace and vector id."""
 
 Fingerprint = tuple[Key, str, int]
-"""The compared parts of a delta in a stream: its vector, its operation, a checksum of its numbers."""
+"""What is compared of a delta in a stream: its vector, its operation, a checksum of its numbers."""
 
 _OPERATION_NAMES = {0: "create", 1: "sparse", 2: "dense", 6: "delete", 7: "sparse_add"}
 

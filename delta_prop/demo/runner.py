@@ -49,7 +49,12 @@ _LOGGER = logging.getLogger("delta_prop")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of the command. `path`: the user's own folder, None for the standard library."""
+    """Options of the command.
+
+    `path`: the user's own folder; None: the standard library. `once`: without the interactive scene.
+    `corrupt`: the sink in which a fault is planted. `json`: print the results as JSON, too. `keep`: leave the
+    temporary folder.
+    """
 
     path: str | None = None
     once: bool = False
@@ -157,7 +162,7 @@ async def _run_all(play: Play, options: Options, terminal: Terminal, interrupt: 
 async def _run_scenes(
     play: Play, wiring: Wiring, options: Options, interrupt: Interrupt | None
 ) -> list[Verdict]:
-    """Play all scenes but the first and the last; the interactive one only if `interrupt` is given."""
+    """Play the scenes that need the service; the interactive one only if `interrupt` is given."""
     console = play.console
     await index_scene(play, wiring)
     _print_title(console, "2 search", "words in, nearest texts out")
@@ -172,7 +177,7 @@ async def _run_scenes(
         _print_title(console, "6 by hand", "edit the texts, search them")
         await _run_interactive(play, wiring, interrupt)
     number = 6 if interrupt is None else 7
-    _print_title(console, f"{number} verify", f"each sink against the {wiring.deltas:,} published lines")
+    _print_title(console, f"{number} verify", f"each sink against the {wiring.delta_count:,} published lines")
     verdicts = await verify_scene(play, wiring, options.corrupt)
     _print_title(console, f"{number + 1} end", "")
     return verdicts
@@ -203,7 +208,7 @@ async def _run_interactive(play: Play, wiring: Wiring, interrupt: Interrupt) -> 
 
 
 async def _watch_folder(play: Play, wiring: Wiring) -> None:
-    while wiring.deltas < DELTAS_MAX:
+    while wiring.delta_count < DELTAS_MAX:
         await anyio.sleep(POLL_S)
         new_scan = play.scan()
         changes = compare_scans(play.last_scan, new_scan)
@@ -220,7 +225,7 @@ async def _watch_folder(play: Play, wiring: Wiring) -> None:
             # An interrupt must wait here: deltas that count as published must be published and recorded.
             with anyio.CancelScope(shield=True):
                 await publish_changes(play, wiring, deltas)
-    play.console.line(f"  {wiring.deltas:,} deltas are the maximum of this demo; it ends here")
+    play.console.line(f"  {wiring.delta_count:,} deltas are the maximum of this demo; it ends here")
 
 
 def _print_title(console: Console, name: str, description: str) -> None:

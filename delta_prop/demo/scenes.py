@@ -44,8 +44,11 @@ SEARCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
 """Queries for the standard library, and the expected results; nothing is tuned to them."""
 
 WORKSPACE_BYTES, WORKSPACE_BYTES_PER_DOCUMENT = 2_000_000, 36_000
-"""Size of the temporary folder: published lines, and three files of vectors with write-ahead logs."""
-HITS = 3
+"""Estimated size of the temporary folder: a fixed part, and a part for each document.
+
+It holds the published lines, and three files of vectors with write-ahead logs.
+"""
+HITS_MAX = 3
 EDITED_DOCUMENT = "random:sample"
 EDIT_WORDS = "lottery raffle"
 _BATCH = 256
@@ -53,13 +56,16 @@ _OWN_SEARCHES = 5
 _OWN_SEARCH_WORDS = 8
 _EDIT_TRIES_MAX = 50
 _CHANGES_SHOWN_MAX = 10
+_QUERY_COLUMNS = 42
 _WORDS = re.compile(r"[^\W_][\w'-]*")
 
 
 @dataclass(slots=True)
 class Play:
-    """Shared state of the scenes. `folder`: the folder of the texts; `is_own`: it is the user's, never
-    written.
+    """Shared state of the scenes.
+
+    `folder`: the folder of the texts. `is_own`: the folder is the user's, and is never written to.
+    `facts`: the results for `--json`.
     """
 
     console: Console
@@ -83,28 +89,29 @@ class Play:
         )
 
     def read(self, path: str) -> str | None:
-        """Read a text as it is now."""
+        """Read a text as it is now; None if that fails."""
         return system.read(self.folder if self.is_own else self.workspace.texts, path)
 
 
 async def read_scene(play: Play) -> None:
-    """Read all texts, copy those that may be edited, add their documents. Raises UsageError if there are
-    none.
+    """Read all texts, copy those that may be edited, add their documents.
+
+    Raises UsageError if there are no documents.
     """
     console, library = play.console, play.library
     too_large: list[str] = []
     files = system.scan(play.folder, system.USER_FILTER if play.is_own else system.LIBRARY_FILTER, too_large)
-    unread = empty = short = 0
+    unread = empty = short = 0  # files, files, paragraphs
     for number, path in enumerate(files, 1):
         text = system.read(play.folder, path)
         try:
-            count = library.add(path, text) if text is not None else 0
+            document_count = library.add(path, text) if text is not None else 0
         except ParseFailed:
-            count, text = 0, None
+            document_count, text = 0, None
         unread += text is None
-        empty += text is not None and not count
+        empty += text is not None and not document_count
         short += 0 if text is None else count_short_paragraphs(path, text)
-        if text is not None and count and not play.is_own:
+        if text is not None and document_count and not play.is_own:
             play.workspace.copy(path, text)
         console.progress(number, len(files), f"files read, {len(library.documents):,} documents")
         await anyio.lowlevel.checkpoint()
@@ -141,17 +148,17 @@ async def index_scene(play: Play, wiring: Wiring) -> None:
     for start in range(0, len(ids), _BATCH):
         batch_ids = ids[start : start + _BATCH]
         await wiring.create(batch_ids, play.library.vectors(batch_ids))
-        rate = wiring.deltas / max(play.now() - started, 1e-9)
+        rate = wiring.delta_count / max(play.now() - started, 1e-9)
         lags = ", ".join(f"{name} lags {lag:,}" for name, lag in wiring.lags().items() if lag)
         status = f"{rate:,.0f} deltas/s  {format_size(wiring.number_bytes)}  {lags or 'no sink lags'}"
-        console.progress(wiring.deltas, len(ids), status)
+        console.progress(wiring.delta_count, len(ids), status)
         await anyio.lowlevel.checkpoint()
     published_s = play.now() - started
     await wiring.wait_settled()
     settled_s = play.now() - started
     console.end_progress()
     rate = len(ids) / settled_s
-    amount = f"{wiring.deltas:,} deltas, {format_size(wiring.number_bytes)}"
+    amount = f"{wiring.delta_count:,} deltas, {format_size(wiring.number_bytes)}"
     console.line(f"  {amount}: embedded and published in {published_s:.1f} s,")
     console.line(
         f"  at every sink and on disk after {settled_s:.1f} s; {rate:,.0f} deltas/s from text to disk"
@@ -160,9 +167,7 @@ async def index_scene(play: Play, wiring: Wiring) -> None:
 
 
 async def search_scene(play: Play, wiring: Wiring) -> None:
-    """Search the index: with ten fixed queries for the standard library, or with words of the
-    user's texts.
-    """
+    """Search the index with ten fixed queries for the standard library, or with words of the user's texts."""
     searches = _sample_searches(play.library) if play.is_own else SEARCHES
     found_count = 0
     for query, expected in searches:
@@ -171,14 +176,14 @@ async def search_scene(play: Play, wiring: Wiring) -> None:
         _show_hits(play.console, query, hits, took_s, expected)
         await anyio.lowlevel.checkpoint()
     expected_hit = "the text they are from" if play.is_own else "the function one hopes for"
-    play.console.line(f"  {found_count} of {len(searches)} found {expected_hit} among the first {HITS}")
+    play.console.line(f"  {found_count} of {len(searches)} found {expected_hit} among the first {HITS_MAX}")
     play.facts |= {"searches": len(searches), "searches_found": found_count}
 
 
 def search(play: Play, wiring: Wiring, query: str) -> tuple[list[str], float]:
-    """Return the ids of the nearest documents, and the duration in seconds."""
+    """Return the ids of the nearest documents, and the duration of the search in seconds."""
     started = play.now()
-    hits = wiring.index.search(play.library.embedding.query(query), HITS, NAMESPACE, "pivot")
+    hits = wiring.index.search(play.library.embedding.query(query), HITS_MAX, NAMESPACE, "pivot")
     return [hit.vector_id for hit in hits if hit.score > 0], play.now() - started
 
 
@@ -268,9 +273,7 @@ def _check_free_space(play: Play) -> None:
 
 
 def _sample_searches(library: Library) -> list[tuple[str, tuple[str, ...]]]:
-    """Return the first words of some documents, spread over all; a search for them should find the
-    document.
-    """
+    """Return the first words of some documents, spread over all, each with the id that they should find."""
     searches: list[tuple[str, tuple[str, ...]]] = [
         (" ".join(words[:_OWN_SEARCH_WORDS]), (document.id,))
         for document in library.documents.values()
@@ -288,26 +291,33 @@ def _show_hits(
         console.style("bold", blank_unprintable(hit)) if hit in expected else blank_unprintable(hit)
         for hit in hits
     )
-    listed, took = listed or "nothing", f"{took_s * 1000:.1f} ms"
-    shown = truncate(query, 42)
-    line = f"  {shown}{' ' * (42 - display_width(shown))}  {took:>8}  {listed}"
-    if display_width(line) < console.columns:
-        console.line(line)
+    listed = listed or "nothing"
+    shown = truncate(query, _QUERY_COLUMNS)
+    start = f"  {shown}{' ' * (_QUERY_COLUMNS - display_width(shown))}  {f'{took_s * 1000:.1f} ms':>8}"
+    if display_width(f"{start}  {listed}") < console.columns:
+        console.line(f"{start}  {listed}")
     else:
-        console.line(f"  {shown}{' ' * (42 - display_width(shown))}  {took:>8}")
+        console.line(start)
         console.line(console.fit(f"      {listed}"))
 
 
 def _choose_edit(play: Play) -> tuple[Document, str, str] | None:
-    """Choose a document to edit; return it, the path of its file, and the file's edited text."""
+    """Choose a document to edit; return it, the path of its file, and the file's edited text.
+
+    Returns None if no document can be edited without a change of another one.
+    """
     library = play.library
     first = [EDITED_DOCUMENT] if EDITED_DOCUMENT in library.documents and not play.is_own else []
     for document_id in [*first, *list(library.documents)[:_EDIT_TRIES_MAX]]:
         document, path = library.documents[document_id], library.file_of(document_id)
         text = play.read(path)
-        after = None if text is None else append_words(text, document, EDIT_WORDS)
-        if after is not None and after != text and _changes_only_document(library, path, after, document_id):
-            return document, path, after
+        edited = None if text is None else append_words(text, document, EDIT_WORDS)
+        if (
+            edited is not None
+            and edited != text
+            and _changes_only_document(library, path, edited, document_id)
+        ):
+            return document, path, edited
     return None
 
 

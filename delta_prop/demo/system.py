@@ -27,11 +27,12 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 now = time.perf_counter
-"""Time in seconds, finer than the event loop's clock: uvloop's has steps of 1 ms, and a delta takes less."""
+"""The time in seconds. The event loop's clock is too coarse: uvloop's has steps of 1 ms."""
 
 FILE_BYTES_MAX = 1024 * 1024
 FILES_MAX = 20_000
-SCANNED_MAX = 200_000
+SCANNED_ENTRIES_MAX = 200_000
+"""Files and folders after which a scan ends."""
 LINE_BYTES_MAX = 4_096
 
 _PYTHON = frozenset({".py"})
@@ -60,7 +61,10 @@ ScanResult = dict[str, tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Terminal:
-    """Properties of standard input and output."""
+    """Properties of standard input and output.
+
+    `live`: lines can be rewritten. `interactive`: typed lines can be read, too.
+    """
 
     live: bool
     interactive: bool
@@ -70,18 +74,18 @@ class Terminal:
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """The temporary folder: `texts` may be edited, `published` has the lines, `store` is the SQLite file."""
+    """The temporary folder, and the paths in it."""
 
     root: Path
 
     @property
     def texts(self) -> Path:
-        """Copies of the texts."""
+        """Copies of the texts, which may be edited."""
         return self.root / "texts"
 
     @property
     def published(self) -> Path:
-        """Every published delta as one JSON line."""
+        """A file with every published delta as one JSON line."""
         return self.root / "published.jsonl"
 
     @property
@@ -101,11 +105,11 @@ class Workspace:
 
     @property
     def crashed_replica(self) -> Path:
-        """Files that the killed store leaves: a copy of its file and write-ahead log."""
+        """A copy of the SQLite file as the killed store left it, beside a copy of its write-ahead log."""
         return self.root / "left" / "replica.db"
 
     def copy_replica(self) -> None:
-        """Copy the replica's files as they are; nobody may write them meanwhile."""
+        """Copy the replica's files as they are; no task may write them meanwhile."""
         self.crashed_replica.parent.mkdir()
         for suffix in ("", "-wal"):
             file = self.replica.with_name(self.replica.name + suffix)
@@ -177,11 +181,11 @@ def find_standard_library() -> Path:
 
 
 def scan(root: Path, file_filter: FileFilter, too_large: list[str] | None = None) -> ScanResult:
-    """Return the texts in a folder, ordered by path, up to 20,000, without hidden files.
+    """Return the texts below a folder, in order of folders and names, up to 20,000, without hidden files.
 
-    Files above 1 MiB are skipped too; their paths are added to `too_large`.
+    Files above 1 MiB are skipped; their paths are added to `too_large`.
     """
-    found: ScanResult = {}
+    texts: ScanResult = {}
     scanned = 0
     for folder_name, folders, files in os.walk(root):
         folders[:] = sorted(
@@ -197,14 +201,14 @@ def scan(root: Path, file_filter: FileFilter, too_large: list[str] | None = None
                 if stat is None or not relative.isprintable():  # names become ids, which must be printable
                     continue
                 if stat[1] <= FILE_BYTES_MAX:
-                    found[relative] = stat
+                    texts[relative] = stat
                 elif too_large is not None and len(too_large) < FILES_MAX:
                     too_large.append(relative)
-                if len(found) >= FILES_MAX:
-                    return found
-        if scanned >= SCANNED_MAX:
+                if len(texts) >= FILES_MAX:
+                    return texts
+        if scanned >= SCANNED_ENTRIES_MAX:
             break
-    return found
+    return texts
 
 
 def read(root: Path, path: str) -> str | None:

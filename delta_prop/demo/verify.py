@@ -26,12 +26,14 @@ LINES_PER_CHECKPOINT = 200
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Result for one sink: the number of compared rows (for streams: deltas), and the first
-    difference found.
+    """Result for one sink.
+
+    `row_count`: the number of compared rows (of subscriber and audit: deltas). `fault`: the first difference;
+    empty if there is none.
     """
 
     sink: str
-    rows: int
+    row_count: int
     wrong_count: int = 0
     fault: str = ""
 
@@ -77,19 +79,19 @@ async def _verify_sink(sink: str, wiring: Wiring, workspace: Workspace, folded: 
 
 def compare(sink: str, rows: Iterable[tuple[Key, list[float]]], folded: ReferenceFold) -> Verdict:
     """Compare rows with the fold: none missing, none extra, every number the same."""
-    found: set[Key] = set()
+    compared: set[Key] = set()
     wrong_count, fault = 0, ""
     for key, vector in rows:
-        found.add(key)
+        compared.add(key)
         expected = folded.vectors.get(key)
         if vector != expected:
             wrong_count += 1
             fault = fault or _describe_difference(key, vector, expected)
-    missing = [key for key in folded.vectors if key not in found]
+    missing = [key for key in folded.vectors if key not in compared]
     if missing:
         wrong_count += len(missing)
         fault = fault or f"{_format_key(missing[0])} is missing"
-    return Verdict(sink, len(found), wrong_count, fault)
+    return Verdict(sink, len(compared), wrong_count, fault)
 
 
 def compare_stream(

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 SINKS = ("storage", "index", "cache", "subscriber", "audit", "replica")
 """Sinks in display order; the fault scenes attach the last two."""
 MAILBOX_DELTAS_MAX = 128
-"""A sink that lags more reads the log; the default, 10,000, is too high to show that here."""
+"""A sink that lags by more deltas reads the log. The default, 10,000, is too high to show that here."""
 DELTAS_MAX = 200_000
 """Maximum number of deltas that the listener records; the demo ends before there are more."""
 _MEASURED_MAX = 10_000
@@ -66,7 +66,12 @@ class Listener:
 
 @dataclass(slots=True)
 class Wiring:
-    """The running service, and its measurements."""
+    """The running service, and its measurements.
+
+    `audit_start_offset`: where the audit sink starts. `delta_count`, `number_bytes`: the deltas published so
+    far, and the bytes of their numbers. `latencies`, `scene_latencies`: from publish to visible, by sink, in
+    seconds, in all and in this scene.
+    """
 
     propagator: Propagator
     storage: StorageSink
@@ -76,7 +81,7 @@ class Wiring:
     now: Callable[[], float]
     audit_start_offset: int = 0
     replica: StorageSink | None = None
-    deltas: int = 0
+    delta_count: int = 0
     number_bytes: int = 0
     latencies: dict[str, list[float]] = field(default_factory=dict)
     scene_latencies: dict[str, list[float]] = field(default_factory=dict)
@@ -107,9 +112,11 @@ class Wiring:
         return [name for name in SINKS if name in attached]
 
     async def wait_settled(self) -> None:
-        """Wait until every sink has applied all deltas, and the stores have written them."""
+        """Wait until every sink has applied all deltas, and the stores have written them to disk."""
         try:
-            await self.propagator.wait_visible(self.deltas, sinks=self.sinks(), timeout_s=_SETTLE_TIMEOUT_S)
+            await self.propagator.wait_visible(
+                self.delta_count, sinks=self.sinks(), timeout_s=_SETTLE_TIMEOUT_S
+            )
         except TimeoutError:
             feeds = self.propagator.statistics().sinks.values()
             lagging = [
@@ -136,7 +143,7 @@ class Wiring:
     def _record(self, lines: Iterable[str], *, count: int, size: int) -> None:
         self._lines.writelines(lines)
         self._lines.flush()
-        self.deltas += count
+        self.delta_count += count
         self.number_bytes += size
 
     def _measure(self, ack: PublishAck, started: float) -> None:

@@ -1,7 +1,7 @@
 """A Bloom filter over 16-byte ids, read and filled in bulk.
 
-Pure. A positive answer means "perhaps": callers confirm it with the ids themselves.
-Size and storage of the bits come from pybloom-live, but not hashing and loops: they take 3 to 10 us per id.
+Pure. A positive answer means "perhaps": callers confirm it with the ids themselves. pybloom-live provides the
+size and the storage of the bits. Its hashing and its loops are not used, since they take 3 to 10 us per id.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 
 _WORD = (1 << 64) - 1
 _HALF = (1 << 32) - 1
-_SPREAD = 0x9E3779B97F4A7C15
-_FIRST = 0xBF58476D1CE4E5B9
-_SECOND = 0x94D049BB133111EB
+"""Masks of 64 and of 32 bits."""
+_SECOND_FACTOR = 0x9E3779B97F4A7C15
+_FACTOR_1 = 0xBF58476D1CE4E5B9
+_FACTOR_2 = 0x94D049BB133111EB
+"""Constants of splitmix64: its increment, and the factors of its two rounds."""
 
 
 def hash_ids(ids: Sequence[bytes]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Return for each id a hash of all its bits, and its second half; the pair is unique for each id.
+    """Return for each id a hash of all its bits, and its second 8 bytes; the pair is unique for each id.
 
     Ids of a producer may be counters, times or hashes. The 64-bit finalizer of splitmix spreads them
     uniformly; it is invertible, so two ids with the same second half have different hashes.
@@ -34,25 +36,27 @@ def hash_ids(ids: Sequence[bytes]) -> tuple[NDArray[np.uint64], NDArray[np.uint6
     assert len(joined) == 16 * len(ids)
     halves = np.frombuffer(joined, dtype="<u8").reshape(-1, 2)
     second = halves[:, 1].copy()
-    mixed = halves[:, 0] + second * np.uint64(_SPREAD)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(_FIRST)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(_SECOND)
+    mixed = halves[:, 0] + second * np.uint64(_SECOND_FACTOR)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(_FACTOR_1)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(_FACTOR_2)
     return mixed ^ (mixed >> np.uint64(31)), second
 
 
 def hash_id(delta_id: bytes) -> tuple[int, int]:
     """Hash one id, as `hash_ids` does; for one id, numpy would take longer."""
     second = int.from_bytes(delta_id[8:], "little")
-    mixed = (int.from_bytes(delta_id[:8], "little") + second * _SPREAD) & _WORD
-    mixed = ((mixed ^ (mixed >> 30)) * _FIRST) & _WORD
-    mixed = ((mixed ^ (mixed >> 27)) * _SECOND) & _WORD
+    mixed = (int.from_bytes(delta_id[:8], "little") + second * _SECOND_FACTOR) & _WORD
+    mixed = ((mixed ^ (mixed >> 30)) * _FACTOR_1) & _WORD
+    mixed = ((mixed ^ (mixed >> 27)) * _FACTOR_2) & _WORD
     return mixed ^ (mixed >> 31), second
 
 
 class IdFilter:
-    """A filter for up to `capacity` hashes; when full, about `error_rate` of other hashes match falsely.
+    """A filter for up to `capacity` hashes; once it is full, a share of `error_rate` of other hashes matches
+    falsely.
 
-    For a hash with the halves `low` and `high`, slice i has a bit at `low + i * high`, scaled to the slice.
+    For a hash with the 32-bit halves `low` and `high`, slice i has a bit at `low + i * high` modulo 2^32,
+    scaled to the slice.
     """
 
     __slots__ = ("_bytes", "_filter", "_slices", "bits", "slice_bits")

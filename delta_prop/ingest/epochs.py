@@ -21,12 +21,18 @@ _RETRY_MS = 1_000
 
 
 def epoch_floor(openings: int | None) -> int:
-    """Return the highest epoch that earlier openings of a log may have granted; None: a log in memory."""
+    """Return the highest epoch that earlier openings of a log may have granted.
+
+    `openings`: their number; None for a log in memory.
+    """
     return min(openings or 0, _OPENINGS_MAX) * EPOCHS_PER_OPENING
 
 
 def epoch_limit(openings: int | None) -> int:
-    """Return the highest epoch that this opening may grant; the next opening grants higher ones."""
+    """Return the highest epoch that this opening may grant; the next opening grants higher ones.
+
+    `openings`: the number of earlier openings; None for a log in memory.
+    """
     return EPOCH_MAX if openings is None else min(epoch_floor(openings) + EPOCHS_PER_OPENING, EPOCH_MAX)
 
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def check_expects(batch: Batch, head_of: Callable[[str, str], Head | None], rows: int | None = None) -> None:
     """Raise Refused (CONFLICT) for the first row whose vector is not as the row expects.
 
-    `head_of`: returns a vector's head before the batch; None if it has none. `rows`: check only so many rows,
-    the first ones.
+    `head_of`: returns a vector's head before the batch; None if the vector has none. `rows`: the number of
+    first rows to check; None for all.
     """
     expects = batch.expect_by_row
     namespaces, keys, kinds = batch.namespaces, batch.keys, batch.kinds
@@ -44,8 +44,8 @@ def _is_met(head: Head | None, expected: Dot) -> bool:
 def is_alive_after(kind: int, alive: bool | None) -> bool:
     """Return True if the vector counts as existing after a row of this kind.
 
-    `alive`: the same before the row; None if no earlier row names the vector, so that an unknown operation
-    may create it.
+    `alive`: the same before the row; None if no head of the vector is known. A partial or unknown operation
+    then counts as one on an existing vector.
     """
     return kind in FULL_KINDS or (kind != Kind.DELETE and alive is not False)
 

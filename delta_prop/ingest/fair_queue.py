@@ -22,19 +22,21 @@ AGEING_DOUBLINGS_MAX = 6
 gets up to eight times the share of new critical work, but not all of it."""
 
 KEY_FIFO_MIN = 64
-"""From this number on, a vector's items are in a `_Fifo`. Below it, a dict takes less memory, although it
-must skip all removed entries to find its first one."""
+"""From this number of items on, those of one vector are in a `_Fifo`. Below it, a dict takes less memory,
+although it must skip all removed entries to find its first one."""
 
 METER_WINDOW_S = 0.1
 RETRY_AFTER_MS_MIN = 1
 RETRY_AFTER_MS_MAX = 10_000
 RETRY_AFTER_MS_UNMEASURED = 100
+"""The time to retry that a refusal names before the drain rate is measured."""
 
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """An item of the queue, with its lane, amounts and dependencies.
+    """An item of the queue.
 
+    `lane`: the index of its lane, 0 is the most urgent. `count`, `size`: its number of deltas, and of bytes.
     `keys`: the vectors that it changes, as (namespace, vector id) or any hashable that is equal for the same
     vector. `after`: the items that it depends on; emptied when the item leaves the queue.
     """
@@ -57,7 +59,9 @@ _Fifo = OrderedDict[Item, None]
 
 @dataclass(frozen=True, slots=True)
 class LaneStatistics:
-    """Statistics of one lane, in deltas; `wait_s_…`: the seconds that items waited until they were taken."""
+    """Statistics of one lane: `depth` and `taken` count deltas. `wait_s_…`: the seconds that items waited
+    until they were taken.
+    """
 
     depth: int
     taken: int
@@ -68,7 +72,11 @@ class LaneStatistics:
 
 @dataclass(frozen=True, slots=True)
 class QueueStatistics:
-    """Statistics of the queue, now and since its start, in deltas; `lanes` are in order of priority."""
+    """Statistics of the queue, now and since its start, in deltas.
+
+    `level`: 1 from the high mark until the depth is below the low mark, else 0. `items_donated`: the number
+    of items that were served in the turn of another lane. `lanes`: in order of priority.
+    """
 
     depth: int
     depth_bytes: int
@@ -133,7 +141,9 @@ class FairQueue:
         self._arrivals = 0
         self._lanes_in_use = 0
         self._is_indexed = False
+        # For each vector its queued items, in order of arrival.
         self._index: dict[Hashable, Item | dict[Item, None]] = {}
+        # The choice of `peek`: the item, the lane whose turn it is, its tag, and the time of the choice.
         self._pick: tuple[Item, _Lane, float, float] | None = None
         self._meter = _Meter()
         self._depth_max = 0
@@ -449,7 +459,7 @@ class _Meter:
         self._rates: tuple[float, float] | None = None
 
     def start(self, now: float) -> None:
-        """Start a measurement, without earlier counts and without the time before."""
+        """Start a new measurement, with counts of 0 and from this time on."""
         self._since, self._deltas, self._bytes = now, 0, 0
 
     def note(self, item: Item, now: float) -> None:
@@ -460,7 +470,7 @@ class _Meter:
             self.start(now)
 
     def rates(self, now: float) -> tuple[float, float] | None:
-        """Return the rates; None before the first measurement. After one window, a standstill counts, too."""
+        """Return the rates, which fall while no item is taken; None before the first measurement."""
         elapsed = now - self._since
         if elapsed < METER_WINDOW_S:
             return self._rates

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from delta_prop_wire.batch import Batch
 
 ALIVE, DEAD, UNCHANGED = 0, 1, 2
+"""The state of a vector; UNCHANGED if the range of the log neither creates nor deletes it."""
 ORIGIN_SHIFT = 64
 _LITTLE: repeat[Literal["little"]] = repeat("little")
 _SEPARATOR = "\0"
@@ -29,7 +30,7 @@ class HeadChanges:
     """The heads that a range of the log changed, in log order."""
 
     def __init__(self) -> None:
-        self.writers: list[int] = []
+        self.writers: list[int] = []  # origins; codes name an origin by its index in this list
         self._writer_indexes: dict[int, int] = {}
         self._namespaces: dict[str, _Changes] = {}
         self.count = 0
@@ -49,13 +50,13 @@ class HeadChanges:
             else [first | counter for counter in counters.tolist()]
         )
         if batch.namespace is not None and batch.kind is not None:
-            self._changes(batch.namespace).note(batch.keys, codes, batch.kind, source)
+            self._changes_of(batch.namespace).note(batch.keys, codes, batch.kind, source)
             self.count += batch.count
             return
         for namespace, key, kind, code in zip(
             batch.namespaces, batch.keys, batch.kinds, codes, strict=True
         ):  # fmt: skip
-            self._changes(namespace).note([key], [code], kind, source)
+            self._changes_of(namespace).note([key], [code], kind, source)
         self.count += batch.count
 
     def pack(self) -> list[dict[str, Any]]:
@@ -71,11 +72,11 @@ class HeadChanges:
             packed.append(pack_heads(name, list(changes.heads), list(changes.heads.values()), states))
         return packed
 
-    def _changes(self, namespace: str) -> _Changes:
-        known = self._namespaces.get(namespace)
-        if known is None:
-            known = self._namespaces[namespace] = _Changes()
-        return known
+    def _changes_of(self, namespace: str) -> _Changes:
+        changes = self._namespaces.get(namespace)
+        if changes is None:
+            changes = self._namespaces[namespace] = _Changes()
+        return changes
 
 
 class _Changes:
@@ -119,7 +120,8 @@ def pack_heads(
 def unpack_heads(
     packed: Mapping[str, Any], writers: Sequence[int]
 ) -> tuple[list[str], list[int], list[str], list[str]]:  # fmt: skip
-    """Return the vector ids of one namespace, their codes, the dead ids, and those known to be alive.
+    """Return for one namespace the vector ids, their codes, the ids of dead vectors, and the ids of vectors
+    that are known to be alive.
 
     `writers`: for each index of an origin in the columns, its index in the returned codes.
     """

@@ -21,15 +21,17 @@ if TYPE_CHECKING:
 FANOUT = 4
 """Number of adjacent runs that are merged into one."""
 GENERATIONS_PER_RUN_MAX = 16
-"""Maximum generations of a merged run; a larger run would be forgotten much later."""
+"""Maximum generations of a merged run. A run is forgotten as a whole, so the ids of a larger one would stay
+longer.
+"""
 PAGES_PER_STEP = 16
 """Pages of each run that a step reads, which takes a few milliseconds."""
 
 
 def choose_runs(runs: Sequence[IdRun], generation_ids: int) -> Sequence[IdRun]:
-    """Choose adjacent runs to merge next, none larger than the others together; return () if none fit.
+    """Choose adjacent runs to merge next, none larger than the others together; return () if no runs fit.
 
-    So each merge moves an id into a run at least twice as large. `runs`: oldest first.
+    So each merge moves an id into a run at least twice as large as the one before. `runs`: oldest first.
     """
     for first in range(len(runs) - FANOUT + 1):
         chosen = runs[first : first + FANOUT]
@@ -40,7 +42,8 @@ def choose_runs(runs: Sequence[IdRun], generation_ids: int) -> Sequence[IdRun]:
 
 
 class RunMerge:
-    """One merge: call `step` until `is_done`, then `close`; each step returns the next bytes of the new file.
+    """One merge: call `step` until `is_done`, then `result` and `close`; each step returns bytes of the new
+    file.
 
     If an id is in two runs, its lower offset counts.
     """

@@ -4,7 +4,8 @@ A run maps each id to its first offset. A fence is the first row of a page. A ru
 written to a file; then only the fences and, within a budget, the filter stay in memory. Pure except for the
 file.
 
-    pages of `page_bytes`: rows (hash, second half, offset; 24 bytes each), zeros, page number, rows, CRC32C
+    pages of `page_bytes`: rows (hash, second half of the id, offset; 24 bytes each), zeros, page number,
+        number of rows, CRC32C
     fences: the hash of each page's first row, one after the other, then the second halves
     the bits of the filter
     the trailer
@@ -39,11 +40,12 @@ FENCE_BYTES = 16
 """Memory of the fence of a page."""
 _KEY_BYTES = 16
 _TAIL = struct.Struct("<QII")
-"""Number, rows and CRC32C of a page, the CRC32C over all before it."""
+"""End of a page: its number, its number of rows, and the CRC32C of the bytes before."""
 _CRC_BYTES = 4
 _TRAILER = struct.Struct("<8sIIQQQQdIII")
-"""magic, version, bytes of a page, rows, first and last offset, capacity of the filter, its error rate,
-CRC32C of the fences, of the filter, of the trailer."""
+"""Magic, version, bytes of a page, number of rows, first and last offset, capacity of the filter, its error
+rate, CRC32C of the fences, of the filter, of the trailer.
+"""
 _MAGIC, _VERSION = b"dp-idrun", 1
 _U64 = np.dtype("<u8")
 
@@ -61,7 +63,9 @@ class RunCorrupted(DeltaPropError):
 
 
 class RunFacts(NamedTuple):
-    """Properties of a run, as in its trailer."""
+    """Properties of a run, as in its trailer. `filter_ids`, `error_rate`: capacity and error rate of its
+    filter.
+    """
 
     row_count: int
     first_offset: int
@@ -119,10 +123,10 @@ class IdRun:
         )
         if len(raw) < _TRAILER.size or file.size() != checkpoint_file.size:
             raise RunCorrupted(path, f"the file has {file.size()} bytes, expected {checkpoint_file.size}")
-        magic, version, page_bytes, rows, first, last, *filter_, fences_crc, _, crc = _TRAILER.unpack(raw)
+        magic, version, page_bytes, *properties, fences_crc, _, crc = _TRAILER.unpack(raw)
         if magic != _MAGIC or version != _VERSION or crc != crc32c(raw[:-_CRC_BYTES]):
             raise RunCorrupted(path, "the trailer does not match its checksum, or has another version")
-        facts = RunFacts(rows, first, last, filter_[0], filter_[1], page_bytes)
+        facts = RunFacts._make([*properties, page_bytes])
         position, size = facts.page_count * page_bytes, facts.page_count * FENCE_BYTES
         fences = file.read(position, size)
         if len(fences) != size or crc32c(fences) != fences_crc:
@@ -181,9 +185,10 @@ class IdRun:
 
     def find_many(self, hashes: NDArray[np.uint64], seconds: NDArray[np.uint64]) -> list[int | None]:
         """Find the offsets of many ids, and read each page once."""
-        found: list[int | None] = [None] * len(hashes)
+        offsets: list[int | None] = [None] * len(hashes)
         fences = self._fences.searchsorted(hashes, side="right") - 1
-        for row in np.flatnonzero(self._fences[fences] == hashes).tolist():  # it may be on an earlier page
+        # An id with the hash of a fence may be on an earlier page.
+        for row in np.flatnonzero(self._fences[fences] == hashes).tolist():
             fences[row] = self._find_fence(int(hashes[row]), int(seconds[row]))
         keys = np.stack((hashes, seconds), axis=1).astype(_U64).tobytes()
         loaded, pages = -1, list[_Page]()
@@ -193,8 +198,8 @@ class IdRun:
                 continue
             if fence != loaded:
                 loaded, pages = fence, self._read_pages(fence)
-            found[row] = self._search(pages, keys[_KEY_BYTES * row : _KEY_BYTES * (row + 1)])
-        return found
+            offsets[row] = self._search(pages, keys[_KEY_BYTES * row : _KEY_BYTES * (row + 1)])
+        return offsets
 
     @staticmethod
     def _search(pages: list[_Page], key: bytes) -> int | None:
@@ -229,14 +234,14 @@ class IdRun:
 
     def _read_page(self, number: int) -> _Page:
         size, rows_per_page = self.facts.page_bytes, self.facts.rows_per_page
-        rows = min(self.facts.row_count - number * rows_per_page, rows_per_page)
+        row_count = min(self.facts.row_count - number * rows_per_page, rows_per_page)
         if self._memory_pages is not None:
-            return self._memory_pages[number], rows * ROW_BYTES
+            return self._memory_pages[number], row_count * ROW_BYTES
         assert self._file is not None, "a run is in memory or in a file"
         raw = self._file.read(number * size, size)
-        if len(raw) != size or raw[-_TAIL.size :] != _TAIL.pack(number, rows, crc32c(raw[:-_CRC_BYTES])):
+        if len(raw) != size or raw[-_TAIL.size :] != _TAIL.pack(number, row_count, crc32c(raw[:-_CRC_BYTES])):
             raise RunCorrupted(self.path, f"page {number} does not match its checksum")
-        return raw, rows * ROW_BYTES
+        return raw, row_count * ROW_BYTES
 
     # --- the file
 
@@ -272,7 +277,7 @@ class IdRun:
         self._close()
 
     def close(self) -> None:
-        """Close the file as soon as no one holds it; no lookups may follow."""
+        """Close the file as soon as no caller of `hold` needs it; no lookups may follow."""
         self._is_closed = True
         self._close()
 
@@ -290,7 +295,7 @@ class RunWriter:
         self._error_rate = error_rate
         self._fences = array("Q"), array("Q")
         self._partial_page = np.empty((0, 3), np.uint64)
-        self._rows = self._pages = 0
+        self._row_count = self._page_count = 0
         self._first_offset, self._last_offset = (1 << 64) - 1, 0
         self._page_bytes = PAGE_BYTES
 
@@ -300,14 +305,14 @@ class RunWriter:
             self.filter.add(np.ascontiguousarray(rows[:, 0]))
             self._first_offset = min(self._first_offset, int(rows[:, 2].min()))
             self._last_offset = max(self._last_offset, int(rows[:, 2].max()))
-            self._rows += len(rows)
+            self._row_count += len(rows)
         rows = np.concatenate((self._partial_page, rows)) if len(self._partial_page) else rows
         full_rows = len(rows) - len(rows) % self._facts().rows_per_page
         self._partial_page = rows[full_rows:]
         return self._pack_pages(rows[:full_rows])
 
     def finish(self) -> tuple[RunFacts, list[bytes]]:
-        """End the run; return its facts and its last page."""
+        """End the run; return its facts, and its last page if that is not empty."""
         last_pages = self._pack_pages(self._partial_page)
         return self._facts(), last_pages
 
@@ -318,7 +323,7 @@ class RunWriter:
 
     def _facts(self) -> RunFacts:
         return RunFacts(
-            self._rows,
+            self._row_count,
             self._first_offset,
             self._last_offset,
             self.filter.capacity,
@@ -331,10 +336,10 @@ class RunWriter:
         raw, pages = np.ascontiguousarray(rows, _U64).tobytes(), []
         for start in range(0, len(raw), rows_per_page * ROW_BYTES):
             part = raw[start : start + rows_per_page * ROW_BYTES]
-            head = _TAIL.pack(self._pages, len(part) // ROW_BYTES, 0)[:-_CRC_BYTES]
-            page = part.ljust(size, b"\0") + head
+            tail = _TAIL.pack(self._page_count, len(part) // ROW_BYTES, 0)[:-_CRC_BYTES]
+            page = part.ljust(size, b"\0") + tail
             pages.append(page + crc32c(page).to_bytes(_CRC_BYTES, "little"))
-            self._pages += 1
+            self._page_count += 1
         first_rows = rows[::rows_per_page]
         self._fences[0].extend(first_rows[:, 0].tolist())
         self._fences[1].extend(first_rows[:, 1].tolist())
@@ -351,11 +356,11 @@ def pack_tail(facts: RunFacts, fences: tuple[array[int], array[int]], filter_: I
         chunk = bytes(bits[start : start + _CHUNK_BYTES])
         crc = crc32c(chunk, crc)
         yield chunk
-    head = _TRAILER.pack(
+    trailer = _TRAILER.pack(
         _MAGIC, _VERSION, facts.page_bytes, facts.row_count, facts.first_offset, facts.last_offset,
         facts.filter_ids, facts.error_rate, crc32c(packed_fences), crc, 0,
     )[:-_CRC_BYTES]  # fmt: skip
-    yield head + crc32c(head).to_bytes(_CRC_BYTES, "little")
+    yield trailer + crc32c(trailer).to_bytes(_CRC_BYTES, "little")
 
 
 def sort_rows(rows: NDArray[np.uint64]) -> NDArray[np.uint64]:

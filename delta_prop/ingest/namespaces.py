@@ -24,7 +24,7 @@ ORIGIN_SHIFT = 64
 """Shift of the origin's index in the code of a head; the counter is in the bits below."""
 COUNTER_MASK = (1 << ORIGIN_SHIFT) - 1
 SEVERAL_WRITERS = -2
-"""Value of `Namespace.writer` if several origins have written; None: none has written."""
+"""Value of `Namespace.writer` if several origins have written. Before the first write it is None."""
 VECTOR_KINDS = frozenset({Kind.CREATE, Kind.DENSE})
 VECTOR_BITS = sum(1 << kind for kind in VECTOR_KINDS)
 PARTIAL_BITS = sum(1 << kind for kind in PARTIAL_KINDS)
@@ -45,7 +45,7 @@ class Namespace:
         self.dead: set[str] = set()
         self.dimension = 0
         self.widths: dict[int, int] = {}  # value count -> number of restored states that have it
-        self.complete = complete  # False once a head was dropped: absence then proves nothing
+        self.complete = complete  # False once a head was dropped: a vector without a head may then exist
 
     def note_writer(self, writer: int) -> None:
         """Note that an origin writes heads."""
@@ -84,7 +84,7 @@ class NamespaceTable:
         if (
             kinds & DELETE_BIT
             or (kinds & VECTOR_BITS and batch.dimension != self._dimension)
-            or batch.index_highest >= self._dimension_min
+            or batch.highest_index >= self._dimension_min
             or (self._dead and not all(dead.isdisjoint(keys) for dead in self._dead))
         ):
             return None
@@ -100,9 +100,9 @@ class NamespaceTable:
         for known in self._named:
             known.note_writer(self._writer)
         self._named = ()
-        before = sum(map(len, heads))
+        count_before = sum(map(len, heads))
         deque(map(setitem, rows, keys, count(self._writer << ORIGIN_SHIFT | batch.base)), maxlen=0)
-        return sum(map(len, heads)) - before, concurrent
+        return sum(map(len, heads)) - count_before, concurrent
 
 
 def can_all_apply(
@@ -120,13 +120,13 @@ def can_all_apply(
         return True
     if known is None:
         return False
-    if kind in SPARSE_KINDS and dimension and max([batch.index_highest for batch in batches]) >= dimension:
+    if kind in SPARSE_KINDS and dimension and max([batch.highest_index for batch in batches]) >= dimension:
         return False
     keys = all_keys(batches)
     if known.dead and not known.dead.isdisjoint(keys):
         return False
-    # `__contains__` does not read the value, which would cost one more memory access per row. If heads were
-    # dropped, absence proves nothing, and all rows pass.
+    # `__contains__` does not read the value, which would take one more memory access per row. If heads were
+    # dropped, a missing head proves nothing, and all rows pass.
     return not known.complete or all(map(known.heads.__contains__, keys) if codes is None else codes)
 
 

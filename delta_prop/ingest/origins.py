@@ -40,10 +40,13 @@ IDLE_S_MAX = 7 * 24 * 3600.0
 IDLE_RATIO = 10
 """Maximum number of idle origins, as a multiple of `origins_max`."""
 RECENT_BATCHES = 64
+"""Number of the newest batches of an origin whose checksums are compared."""
 NOOPS_MAX = 10_000
-"""Maximum number of no-op runs stored per origin; a resent older one is acknowledged without an offset."""
+"""Maximum number of stored ranges of no-op dots per origin; a resent delta of an older range is acknowledged
+without an offset.
+"""
 OFFSET_RANGES_MAX = 2_000_000
-"""Maximum number of stored runs of first offsets of all origins together, 24 bytes each."""
+"""Maximum number of stored ranges of first offsets, of all origins together; a range takes 24 bytes."""
 
 
 UNKNOWN_OWNER = "\0"
@@ -51,10 +54,11 @@ UNKNOWN_OWNER = "\0"
 
 
 class SavedOrigin(NamedTuple):
-    """The state of one origin, as arrays.
+    """The state of one origin, as arrays. A base and a last are the first and the last counter of a range.
 
-    `recent`: (bases, lasts, checksums) of batches; `ranges`: (bases, lasts, offsets) of runs; `noops`:
-    (bases, lasts, codes).
+    `recent`: (bases, lasts, checksums) of recent batches; `ranges`: (bases, lasts, offsets) of deltas with
+    contiguous offsets; `noops`: (bases, lasts, codes) of dots that no-ops fill. `forgot`: True if older
+    ranges were dropped. `known_above`: only the outcomes of higher counters are known.
     """
 
     epoch: int
@@ -72,7 +76,11 @@ def _make_columns(kinds: str) -> tuple[array[int], array[int], array[int]]:
 
 @dataclass(slots=True)
 class OriginColumns:
-    """The concatenated columns of many active origins, for a checkpoint, without an object for each."""
+    """The concatenated columns of many active origins, for a checkpoint, without an object for each.
+
+    The attributes have the names of the checkpoint's fields; `runs` and `voids` are the `ranges` and `noops`
+    of `SavedOrigin`.
+    """
 
     epochs: array[int] = field(default_factory=partial(array, "Q"))
     known_above: array[int] = field(default_factory=partial(array, "Q"))
@@ -89,10 +97,7 @@ class OriginState:
     """The state of one origin except its watermark."""
 
     __slots__ = (
-        "_bases",
-        "_crcs",
         "_has_dropped_ranges",
-        "_lasts",
         "_noop_bases",
         "_noop_codes",
         "_noop_lasts",
@@ -100,6 +105,9 @@ class OriginState:
         "_range_lasts",
         "_range_offsets",
         "_ranges_saved",
+        "_recent_bases",
+        "_recent_crcs",
+        "_recent_lasts",
         "claims",
         "epoch",
         "is_changed",
@@ -111,20 +119,20 @@ class OriginState:
     def __init__(self, owner: str, epoch: int, now: float, known_above: int = 0) -> None:
         self.owner = owner
         self.epoch = epoch
-        self.claims = 0  # number of hellos over the network; each is followed by resent batches
+        self.claims = 0  # number of hellos over the network; after each, the producer resends its batches
         self.seen_at = now
         self.known_above = known_above  # up to here memory lacks the outcomes, since the origin was idle
         self.is_changed = True  # since the last save
         self._ranges_saved = 0  # saved ranges that can no longer change
         self._has_dropped_ranges = False
-        self._bases, self._lasts, self._crcs = array("Q"), array("Q"), array("I")
+        self._recent_bases, self._recent_lasts, self._recent_crcs = array("Q"), array("Q"), array("I")
         self._range_bases, self._range_lasts, self._range_offsets = array("Q"), array("Q"), array("Q")
         self._noop_bases, self._noop_lasts, self._noop_codes = array("Q"), array("Q"), array("I")
 
     def note_appended(
         self, batch: Batch, offset: int, first_offsets: Mapping[int, int | None] | None = None
     ) -> int:
-        """Note an appended batch; return the number of added runs.
+        """Note an appended batch; return the number of added ranges.
 
         `first_offsets`: for rows whose ids had been accepted before, the offset of the first copy; None: it
         is unknown.
@@ -144,7 +152,9 @@ class OriginState:
         return sum(self._extend_ranges(int(counter), offset + row) for row, counter in enumerate(counters))
 
     def note_appended_run(self, batches: Sequence[Batch], offset: int) -> int:
-        """Note batches like `note_appended`; their counters and offsets are contiguous across all batches."""
+        """Do the same as `note_appended` for batches whose counters and offsets are contiguous across all
+        batches.
+        """
         self.is_changed = True
         rows = 0
         for batch in batches:
@@ -153,7 +163,9 @@ class OriginState:
         return self._extend_ranges(batches[0].base, offset, rows)
 
     def note_noop(self, batch: Batch, code: ErrorCode) -> None:
-        """Note that these dots were refused for good, so that a duplicate is refused, not acknowledged."""
+        """Note that the dots of a batch were refused for good, so that a duplicate is refused, not
+        acknowledged.
+        """
         self._note_noop(batch.base, batch.last, code)
 
     def _note_noop(self, base: int, last: int, code: ErrorCode) -> None:
@@ -174,14 +186,14 @@ class OriginState:
     def outcome(self, counter: int) -> int | ErrorCode | None:
         """Return the offset of the delta with this counter, or its no-op's code; None if memory lacks it.
 
-        DOT_REUSED if its producer skipped the counter.
+        The code is DOT_REUSED if the producer skipped the counter.
         """
-        found = self._find_noop(counter, counter) or self.first_offset(counter)
+        outcome = self._find_noop(counter, counter) or self.first_offset(counter)
         is_skipped = bool(self._range_bases and self._range_bases[0] < counter)
         return (
             ErrorCode.DOT_REUSED
-            if found is None and is_skipped and not self._may_lack_noop(counter)
-            else found
+            if outcome is None and is_skipped and not self._may_lack_noop(counter)
+            else outcome
         )
 
     def _may_lack_noop(self, counter: int) -> bool:
@@ -202,9 +214,8 @@ class OriginState:
         return self._range_offsets[index] + counter - self._range_bases[index]
 
     def first_offset_above(self, counter: int) -> int | None:
-        """Return the offset of the first delta after a counter, or a lower offset.
-
-        None if memory does not have it.
+        """Return the offset of the first delta after a counter, or a lower offset; None if memory has
+        neither.
         """
         index = bisect_right(self._range_lasts, counter)
         bases, lasts, offsets = self._range_bases, self._range_lasts, self._range_offsets
@@ -213,7 +224,7 @@ class OriginState:
         offset = offsets[index] + max(counter + 1 - bases[index], 0)
         if index == 0:
             return offset
-        # The run of a duplicate under a new dot has the offset of its first copy, which is lower.
+        # The range of a duplicate under a new dot has the offset of its first copy, which is lower.
         return max(offset, offsets[index - 1] + lasts[index - 1] - bases[index - 1] + 1)
 
     def is_same_frame(self, batch: Batch) -> bool | None:
@@ -226,7 +237,7 @@ class OriginState:
         known_crcs = [
             crc
             for base, last, crc in zip(
-                self._bases[recent], self._lasts[recent], self._crcs[recent], strict=True
+                self._recent_bases[recent], self._recent_lasts[recent], self._recent_crcs[recent], strict=True
             )
             if base == batch.base and last == batch.last
         ]
@@ -234,11 +245,11 @@ class OriginState:
 
     @property
     def range_count(self) -> int:
-        """Number of stored runs of first offsets."""
+        """Number of stored ranges of first offsets."""
         return len(self._range_bases)
 
     def drop_older_ranges(self) -> int:
-        """Drop the older half of the first offsets; return the number of dropped runs."""
+        """Drop the older half of the ranges of first offsets; return their number."""
         half = len(self._range_bases) // 2
         for column in (self._range_bases, self._range_lasts, self._range_offsets):
             del column[:half]
@@ -247,7 +258,9 @@ class OriginState:
         return half
 
     def save(self, columns: OriginColumns, *, full: bool) -> None:
-        """Add the state to columns for a checkpoint; unless `full`, only runs changed since the last save."""
+        """Add the state to columns for a checkpoint; unless `full`, only the ranges changed since the last
+        save.
+        """
         first = 0 if full else self._ranges_saved
         self.is_changed = False
         self._ranges_saved = max(len(self._range_bases) - 1, 0)  # the last one may still grow
@@ -256,10 +269,10 @@ class OriginState:
         columns.known_above.append(self.known_above)
         columns.forgot.append(self._has_dropped_ranges)
         bases, lasts, crcs = columns.recent
-        bases.extend(self._bases[recent])
-        lasts.extend(self._lasts[recent])
-        crcs.extend(self._crcs[recent])
-        columns.recent_counts.append(min(len(self._bases), RECENT_BATCHES))
+        bases.extend(self._recent_bases[recent])
+        lasts.extend(self._recent_lasts[recent])
+        crcs.extend(self._recent_crcs[recent])
+        columns.recent_counts.append(min(len(self._recent_bases), RECENT_BATCHES))
         bases, lasts, offsets = columns.runs
         bases.extend(self._range_bases[first:])
         lasts.extend(self._range_lasts[first:])
@@ -276,7 +289,7 @@ class OriginState:
         """Restore a state that `save` wrote in full; its owner is unknown until its producer says hello."""
         state = cls(UNKNOWN_OWNER, saved.epoch, now, saved.known_above)
         state._has_dropped_ranges = saved.forgot
-        state._bases, state._lasts, state._crcs = saved.recent
+        state._recent_bases, state._recent_lasts, state._recent_crcs = saved.recent
         state._range_bases, state._range_lasts, state._range_offsets = saved.ranges
         state._noop_bases, state._noop_lasts, state._noop_codes = saved.noops
         state._ranges_saved = max(len(state._range_bases) - 1, 0)
@@ -284,18 +297,20 @@ class OriginState:
         return state
 
     def note_checksum(self, base: int, last: int, crc: int) -> None:
-        """Store the checksum of these dots' bytes, to distinguish a duplicate from a reused dot."""
-        if len(self._bases) >= 2 * RECENT_BATCHES:  # shortened now and then, not at each batch
-            for column in (self._bases, self._lasts, self._crcs):
+        """Store the checksum of a batch with these first and last counters, to distinguish a duplicate from a
+        reused dot.
+        """
+        if len(self._recent_bases) >= 2 * RECENT_BATCHES:  # shortened now and then, not at each batch
+            for column in (self._recent_bases, self._recent_lasts, self._recent_crcs):
                 del column[:RECENT_BATCHES]
-        self._bases.append(base)
-        self._lasts.append(last)
-        self._crcs.append(crc)
+        self._recent_bases.append(base)
+        self._recent_lasts.append(last)
+        self._recent_crcs.append(crc)
 
     def _extend_ranges(self, base: int, offset: int, count: int = 1) -> int:
         bases, lasts, offsets = self._range_bases, self._range_lasts, self._range_offsets
         if bases and base == lasts[-1] + 1 and base - bases[-1] == offset - offsets[-1]:
-            lasts[-1] = base + count - 1  # contiguous with the last run, in counters and in offsets
+            lasts[-1] = base + count - 1  # contiguous with the last range, in counters and in offsets
             return 0
         bases.append(base)
         lasts.append(base + count - 1)
@@ -323,17 +338,20 @@ class Origins:
         epoch_floor: int = 0,
         epoch_limit: int = EPOCH_MAX,
     ) -> None:
-        """`epoch_floor`, `epoch_limit`: a new epoch is above the first and not above the second, whatever
-        epoch its origin had before.
+        """`epoch_floor`, `epoch_limit`: a new epoch is above the floor and up to the limit, whatever epoch
+        its origin had before.
         """
         self.epoch_requested = 0
-        """The highest epoch that the caller must reserve on disk; 0: none beyond `epoch_limit` is needed."""
+        """The highest epoch that the caller must reserve on disk; 0 if the epochs up to `epoch_limit`
+        suffice.
+        """
         self._epoch_floor = epoch_floor
         self._epoch_limit = epoch_limit
         self._origins_max = origins_max
         self._per_owner_max = per_owner_max
         self._active: OrderedDict[int, OriginState] = OrderedDict()  # least recently seen first
-        self._idle: dict[int, tuple[str, int]] = {}  # bounded too, since no entry may be forgotten
+        # Origin -> (owner, epoch). No entry may be forgotten, so new origins are refused at a bound.
+        self._idle: dict[int, tuple[str, int]] = {}
         self._owned_counts: dict[str, int] = {}
         self._range_count = 0
 
@@ -341,7 +359,9 @@ class Origins:
         return len(self._active) + len(self._idle)
 
     def check_capacity(self, origins: Iterable[int], owner: str, *, bounded: bool = True) -> None:
-        """Raise Refused (RATE_LIMITED) if these are too many, for this owner (if `bounded`) or in total."""
+        """Raise Refused (RATE_LIMITED) if these origins are too many, for this owner (if `bounded`) or in
+        total.
+        """
         new_count = sum(origin not in self._active and origin not in self._idle for origin in origins)
         owned_count = self._owned_counts.get(owner, 0)
         is_full = (
@@ -359,14 +379,15 @@ class Origins:
             )
 
     def hello(self, origin: int, owner: str, now: float, watermark: int = 0) -> OriginState:
-        """Grant the next epoch, which fences a writer under an earlier one. Call `check_capacity` before.
+        """Grant the next epoch, which fences writers under earlier epochs. Call `check_capacity` before.
 
         Raises Refused (RATE_LIMITED) while no more epochs are reserved, BAD_REQUEST if none are left.
         """
         return self._grant(origin, owner, self._next_epoch(origin), now, watermark)
 
     def claim(self, origin: int, epoch: int, owner: str, now: float, watermark: int) -> OriginState:
-        """Grant the epoch that a producer holds (0: none, so a new one) unless another holds a later one.
+        """Grant the epoch that a producer holds, or a new one if `epoch` is 0, unless another producer holds
+        a later one.
 
         An unknown epoch is accepted: an earlier opening of this log, or a lost log, may have granted it.
         Raises Refused as `hello` does, and FENCED, UNAUTHORIZED, or BAD_REQUEST if the epoch is too high.
@@ -523,7 +544,7 @@ class Origins:
         """Note an appended batch; see `OriginState.note_appended`."""
         state.seen_at = now
         self._active.move_to_end(batch.origin)
-        self._note_ranges(state.note_appended(batch, offset, first_offsets))
+        self._count_ranges(state.note_appended(batch, offset, first_offsets))
 
     def note_appended_run(
         self, state: OriginState, batches: Sequence[Batch], offset: int, now: float
@@ -531,10 +552,10 @@ class Origins:
         """Note appended batches; see `OriginState.note_appended_run`."""
         state.seen_at = now
         self._active.move_to_end(batches[0].origin)
-        self._note_ranges(state.note_appended_run(batches, offset))
+        self._count_ranges(state.note_appended_run(batches, offset))
 
-    def _note_ranges(self, count: int) -> None:
-        self._range_count += count
+    def _count_ranges(self, added_count: int) -> None:
+        self._range_count += added_count
         if self._range_count > OFFSET_RANGES_MAX:
             self._range_count -= max(self._active.values(), key=_range_count).drop_older_ranges()
 

@@ -59,7 +59,7 @@ class RefusedIds:
         self._codes = dict(zip(restored_ids, np.frombuffer(codes, _U16).tolist(), strict=True))
 
     def merge_older(self, older: RefusedIds) -> None:
-        """Add the ids of another table, as older ones."""
+        """Add the ids of another table, as if they had been added before those of this one."""
         newer = self._codes
         self._codes = {**older._codes, **newer}
         self.add((), 0)  # drops the oldest beyond the bound

@@ -26,8 +26,9 @@ FEW_IDS = 64
 """Up to this number, ids are searched one by one, since calls of numpy would take longer."""
 
 STEP_IDS = 4_096
+"""Number of ids that one step of a sealing handles, which takes a millisecond or two."""
 STEP_EVERY_IDS = 800
-"""Sealing makes one step, of a millisecond or two, per 800 added ids, so it ends long before the next one."""
+"""Number of added ids per step, so that a sealing ends long before the next one begins."""
 
 WAITING_MAX = 4
 """Maximum number of runs that wait to be written, as on a failing disk; then no more ids are accepted."""
@@ -40,8 +41,9 @@ ID_OBJECT_BYTES = 64 + 32
 class SeenIdsStatistics:
     """Statistics of the stored ids; the bytes of ids in a dict are estimated.
 
-    `ids_open`: in a dict, so not sealed yet. `runs_waiting`: in memory, so not written yet. `kept_since`: the
-    offset from which on every id is known.
+    `ids_open`: ids in a dict, so not sealed yet. `runs_waiting`: runs in memory, so not written yet.
+    `kept_since`: the offset from which on every id is known. `confirmed`, `false_positives`: the number of
+    searches in a run that found the id, or did not, though the filter (if loaded) matched.
     """
 
     ids: int
@@ -106,23 +108,23 @@ class SeenIds:
     def find(self, ids: Sequence[bytes]) -> list[int | None]:
         """Find the first offset of each id; None if it was not seen. Raises RunCorrupted, OSError."""
         if len(ids) <= FEW_IDS:
-            return [self._find_one(delta_id) for delta_id in ids]
-        found: list[int | None] = [None] * len(ids)
+            return [self._find_id(delta_id) for delta_id in ids]
+        offsets: list[int | None] = [None] * len(ids)
         if self._runs:
             hashes, seconds = hash_ids(ids)
             for run in self._runs:
-                self._find_in(run, hashes, seconds, found)
+                self._find_in_run(run, hashes, seconds, offsets)
         for table in (self._closed, self._open):
             if not table.keys().isdisjoint(ids):
                 for row, delta_id in enumerate(ids):
-                    if found[row] is None:
-                        found[row] = table.get(delta_id)
-        return found
+                    if offsets[row] is None:
+                        offsets[row] = table.get(delta_id)
+        return offsets
 
     def __contains__(self, delta_id: object) -> bool:
         """Return True if an id was seen; False also if its run cannot be read."""
         try:
-            return isinstance(delta_id, bytes) and self._find_one(delta_id) is not None
+            return isinstance(delta_id, bytes) and self._find_id(delta_id) is not None
         except (RunCorrupted, OSError):
             return False
 
@@ -134,7 +136,7 @@ class SeenIds:
         self.add_at(ids, range(first_offset, first_offset + len(ids)))
 
     def add_at(self, ids: Sequence[bytes], offsets: Sequence[int]) -> None:
-        """Note ids at these offsets."""
+        """Note ids of appended rows, each with its offset. A known id keeps its first offset."""
         assert len(ids) == len(offsets)
         start = 0
         while start < len(ids):
@@ -143,7 +145,7 @@ class SeenIds:
             start += capacity
             if len(self._open) >= self.generation_ids:
                 self._close_generation()
-        self._step(len(ids))
+        self._continue_sealing(len(ids))
 
     def forget_below(self, offset: int) -> None:
         """Forget the runs that are entirely below an offset, but not the newest ids."""
@@ -167,7 +169,7 @@ class SeenIds:
             ids=self._count_ids(),
             ids_open=unsealed,
             runs=len(self._runs),
-            runs_waiting=sum(run.is_in_memory for run in self._runs),
+            runs_waiting=self.waiting_run_count,
             runs_forgotten=self._forgotten,
             kept_since=self.kept_since,
             memory_bytes=unsealed * ID_OBJECT_BYTES
@@ -189,18 +191,18 @@ class SeenIds:
         return self._runs[:]
 
     @property
-    def waiting_runs(self) -> int:
-        """Number of runs in memory."""
+    def waiting_run_count(self) -> int:
+        """Number of runs that wait to be written."""
         return sum(run.is_in_memory for run in self._runs)
 
     @property
     def is_full(self) -> bool:
         """True while no more ids are accepted, since too many runs wait to be written."""
-        return self._waiting_max is not None and self.waiting_runs >= self._waiting_max
+        return self._waiting_max is not None and self.waiting_run_count >= self._waiting_max
 
     @property
     def forgotten(self) -> int:
-        """Number of forgotten runs."""
+        """Number of runs forgotten so far."""
         return self._forgotten
 
     def unsealed_tables(self) -> tuple[dict[bytes, int], dict[bytes, int]]:
@@ -275,7 +277,7 @@ class SeenIds:
 
     # --- lookups
 
-    def _find_one(self, delta_id: bytes) -> int | None:
+    def _find_id(self, delta_id: bytes) -> int | None:
         """Find the offset of one id; search the oldest run first, so that the lowest offset is returned."""
         if self._runs:
             hashed, second = hash_id(delta_id)
@@ -286,38 +288,39 @@ class SeenIds:
                     except (RunCorrupted, OSError):
                         self._note_corruption(run)
                         raise
-                    self._count(1, int(offset is not None))
+                    self._count_searches(1, int(offset is not None))
                     if offset is not None:
                         return offset
         offset = self._closed.get(delta_id)
         return self._open.get(delta_id) if offset is None else offset
 
-    def _find_in(
+    def _find_in_run(
         self,
         run: IdRun,
         hashes: NDArray[np.uint64],
         seconds: NDArray[np.uint64],
-        found: list[int | None],
+        offsets: list[int | None],
     ) -> None:
+        """Set the offsets that are still None for the ids that the run has."""
         rows = np.arange(len(hashes)) if run.filter is None else run.filter.candidates(hashes)
         if not rows.size:
             return
         try:
-            offsets = run.find_many(hashes[rows], seconds[rows])
+            run_offsets = run.find_many(hashes[rows], seconds[rows])
         except (RunCorrupted, OSError):
             self._note_corruption(run)
             raise
-        for row, offset in zip(rows.tolist(), offsets, strict=True):
-            if found[row] is None:
-                found[row] = offset
-        self._count(len(offsets), len(offsets) - offsets.count(None))
+        for row, offset in zip(rows.tolist(), run_offsets, strict=True):
+            if offsets[row] is None:
+                offsets[row] = offset
+        self._count_searches(len(run_offsets), len(run_offsets) - run_offsets.count(None))
 
     def _note_corruption(self, run: IdRun) -> None:
         self.corrupted_run = run
         self.revision += 1
         self.on_corruption()
 
-    def _count(self, searched: int, confirmed: int) -> None:
+    def _count_searches(self, searched: int, confirmed: int) -> None:
         self._confirmed += confirmed
         self._false_positives += searched - confirmed
 
@@ -329,13 +332,13 @@ class SeenIds:
         self._closed, self._open = self._open, {}
         self._sealing = self._seal()
 
-    def _step(self, ids: int) -> None:
+    def _continue_sealing(self, added_count: int) -> None:
         if self._sealing is None:
             return
-        self._ids_since_step += ids
+        self._ids_since_step += added_count
         while self._sealing is not None and self._ids_since_step >= STEP_EVERY_IDS:
             self._ids_since_step -= STEP_EVERY_IDS
-            if next(self._sealing, self) is self:
+            if next(self._sealing, self) is self:  # the default: the sealing has ended
                 self._sealing, self._ids_since_step = None, 0
 
     def _seal(self) -> Generator[None, None, None]:

@@ -49,7 +49,7 @@ _NO_HEADS: dict[str, int] = {}
 
 
 class SavedVectors(NamedTuple):
-    """The state of `VectorHeads` without the heads.
+    """The state of `VectorHeads`, without the heads.
 
     `writers`: the origins that have written, by index. `namespaces`: the dimension of each, and whether it
     is complete, i.e. all its heads are stored. `complete`: the same for all other namespaces.
@@ -123,7 +123,8 @@ class VectorHeads:
             self._get_namespace(name).dimension = dimension
 
     def check(self, batch: Batch, load: Callable[[str, str], Head | None]) -> None:
-        """Raise Refused for the first row that cannot apply: wrong dimension, unknown vector, or `expect`.
+        """Raise Refused for the first row that cannot apply: wrong dimension, unknown vector, or unmet
+        `expect`.
 
         `load`: reads a head that is not stored here.
         """
@@ -132,17 +133,17 @@ class VectorHeads:
             self._check_apply(batch)
         except InvalidDelta as refusal:
             if expects and min(expects) < (refusal.row or 0):
-                check_expects(batch, partial(self._head, load=load), rows=refusal.row)
+                check_expects(batch, partial(self._head_or_load, load=load), rows=refusal.row)
             raise
         if expects:
-            check_expects(batch, partial(self._head, load=load))
+            check_expects(batch, partial(self._head_or_load, load=load))
 
     def _check_apply(self, batch: Batch) -> None:
         namespace, kind = batch.namespace, batch.kind
         if namespace is not None and kind is not None:
             all_apply = can_all_apply(self._namespaces.get(namespace), (batch,), kind)
         else:
-            all_apply = self._can_all_apply(batch)
+            all_apply = self._can_all_heterogeneous_apply(batch)
         if not all_apply:
             self._check_rows(batch)
 
@@ -164,18 +165,19 @@ class VectorHeads:
         )
         if batch.namespace is not None and batch.kind is not None:
             known = self._get_namespace(batch.namespace)
-            self._append_uniform(known, (batch,), batch.kind, codes, source)
+            self._write_uniform(known, (batch,), batch.kind, codes, source)
             known.note_writer(writer)
         else:
-            self._append_rows(batch, codes, source)
+            self._write_heterogeneous(batch, codes, source)
         if self._count > self._heads_max:
             self._drop_oldest()
 
     def append_uniform(self, batches: Sequence[Batch], source: Source, seen: Callable[[int], int]) -> bool:
         """Run `check`, `count_concurrent` and `note_appended` for several batches in one pass.
 
-        They are homogeneous, of one origin, namespace and kind, with contiguous counters. Return False, with
-        nothing changed, if the caller must handle each batch separately.
+        The batches are homogeneous, of one origin, namespace and kind, with contiguous counters. Return
+        False, with nothing changed, if the caller must handle each batch separately. `seen`: as for
+        `count_concurrent`.
         """
         first = batches[0]
         namespace, kind, origin = first.namespace, first.kind, first.origin
@@ -195,14 +197,14 @@ class VectorHeads:
             known.note_writer(writer)
         self._codes_cache = None
         self._tables.clear()
-        self._append_uniform(known, batches, kind, count(writer << ORIGIN_SHIFT | first.base), source)
+        self._write_uniform(known, batches, kind, count(writer << ORIGIN_SHIFT | first.base), source)
         return True
 
     def append_heterogeneous(self, batches: Sequence[Batch], seen: Callable[[int], int]) -> int:
         """Run `check`, `count_concurrent` and `note_appended` for several heterogeneous batches in one pass.
 
-        They are valid, of one origin, with common columns only. Stop before the first batch that changes more
-        than heads; return the number of batches before it.
+        The batches are valid, of one origin, with common columns only. Stop before the first batch that
+        changes more than heads; return the number of batches before it. `seen`: as for `count_concurrent`.
         """
         writer = self._writer_indexes.get(batches[0].origin)
         if writer is None or self._count + sum([batch.count for batch in batches]) > self._heads_max:
@@ -234,7 +236,8 @@ class VectorHeads:
     def count_concurrent(self, batch: Batch, seen: Callable[[int], int]) -> None:
         """Count the rows whose vector was last changed by a delta that this batch's origin had not seen.
 
-        `seen`: returns the highest counter seen of an origin. Call it before the batch is appended.
+        `seen`: returns the highest counter of another origin that this origin had seen. Call
+        `count_concurrent` before the batch is appended.
         """
         writer = self._writer_indexes.get(batch.origin, -1)
         named = [self._namespaces.get(name) for name in batch.namespace_names]
@@ -267,7 +270,7 @@ class VectorHeads:
         return codes
 
     def _row_heads(self, batch: Batch) -> list[dict[str, int]]:
-        """Return for each row the table of heads of its namespace, so that one `map` looks up all rows."""
+        """Return for each row the heads of its namespace, so that one `map` looks up all rows."""
         cached = self._heads_cache
         if cached is not None and cached[0] is batch:
             return cached[1]
@@ -301,16 +304,16 @@ class VectorHeads:
         keys, names, codes = list(known.heads), iter(known.heads), iter(known.heads.values())
         can_iterate = True
         for first in range(0, len(keys), rows):
-            chunk, found = keys[first : first + rows], list[int | None]()
+            chunk, chunk_codes = keys[first : first + rows], list[int | None]()
             if can_iterate:
                 try:
-                    can_iterate, found = list(islice(names, rows)) == chunk, list(islice(codes, rows))
+                    can_iterate, chunk_codes = list(islice(names, rows)) == chunk, list(islice(codes, rows))
                 except RuntimeError:  # the table has grown or shrunk
                     can_iterate = False
             if not can_iterate:
-                found = list(map(known.heads.get, chunk))
+                chunk_codes = list(map(known.heads.get, chunk))
             dead = bytes(map(known.dead.__contains__, chunk)) if known.dead else bytes(len(chunk))
-            yield chunk, found, dead
+            yield chunk, chunk_codes, dead
 
     def restore(self, saved: SavedVectors, heads: Mapping[str, tuple[dict[str, int], set[str]]]) -> None:
         """Restore the state from a checkpoint."""
@@ -357,7 +360,7 @@ class VectorHeads:
     # --- helpers
 
     def _make_table(self, names: tuple[str, ...], writer: int) -> NamespaceTable | None:
-        """Create a table of these namespaces; return None if one is unknown, or named twice."""
+        """Create a table of these namespaces; return None if a name is unknown, or occurs twice."""
         named = {name: known for name in names if (known := self._namespaces.get(name)) is not None}
         if len(named) < len(names):
             return None
@@ -369,12 +372,12 @@ class VectorHeads:
     def _dot(self, code: int) -> Dot:
         return Dot(self._writers[code >> ORIGIN_SHIFT], code & COUNTER_MASK)
 
-    def _can_all_apply(self, batch: Batch) -> bool:
+    def _can_all_heterogeneous_apply(self, batch: Batch) -> bool:
         """Return True if the columns prove that all rows of several namespaces or kinds apply.
 
         Otherwise `_check_rows` checks each row.
         """
-        kinds, highest, keys = batch.kinds_mask, batch.index_highest, batch.keys
+        kinds, highest, keys = batch.kinds_mask, batch.highest_index, batch.keys
         for name in batch.namespace_names:
             known = self._namespaces.get(name)
             if known is None or (known.dead and not known.dead.isdisjoint(keys)):
@@ -395,14 +398,14 @@ class VectorHeads:
         dimensions = {name: 0 if known is None else known.dimension for name, known in named.items()}
         codes = self._head_codes(batch) if batch.kinds_mask & PARTIAL_BITS else []
         widths = np.diff(batch.value_bounds).tolist() if batch.kinds_mask & VECTOR_BITS else []
-        highest, keys = batch.index_highest, batch.keys
+        highest, keys = batch.highest_index, batch.keys
         for row, (namespace, kind) in enumerate(zip(batch.namespaces, batch.kinds, strict=True)):
             if kind in VECTOR_KINDS:
-                fixed, found = dimensions[namespace], widths[row]
-                if found != fixed:
+                fixed, width = dimensions[namespace], widths[row]
+                if width != fixed:
                     if fixed:
-                        raise _wrong_dimension(namespace, found, fixed, row)
-                    dimensions[namespace] = found
+                        raise _wrong_dimension(namespace, width, fixed, row)
+                    dimensions[namespace] = width
             elif kind in PARTIAL_KINDS:
                 is_alive = alive.get((namespace, keys[row])) if alive else None
                 if is_alive is None:
@@ -435,26 +438,30 @@ class VectorHeads:
             )
 
     def _is_alive(self, known: Namespace | None, vector_id: str) -> bool | None:
-        """Return True if a vector is known to be alive, False if it is known not to be, else None."""
+        """Return True if a vector is known to be alive, False if it is known to be missing or deleted, None
+        otherwise.
+        """
         if known is None:
             return False if self._complete else None
         if vector_id in known.heads:
             return vector_id not in known.dead
         return False if known.complete else None
 
-    def _head(self, namespace: str, vector_id: str, load: Callable[[str, str], Head | None]) -> Head | None:
+    def _head_or_load(
+        self, namespace: str, vector_id: str, load: Callable[[str, str], Head | None]
+    ) -> Head | None:
         dot = self.head(namespace, vector_id)
         if dot is None:
             return load(namespace, vector_id) if self.is_incomplete(namespace) else None
         return Head(dot, vector_id not in self._namespaces[namespace].dead)
 
-    def _append_uniform(
+    def _write_uniform(
         self, known: Namespace, batches: Sequence[Batch], kind: int, codes: Iterator[int], source: Source
     ) -> None:
-        before = len(known.heads)
+        count_before = len(known.heads)
         for batch in batches:  # one by one, since a long call would hold the GIL and delay the commit thread
             known.heads.update(zip(batch.keys, codes, strict=False))
-        self._count += len(known.heads) - before
+        self._count += len(known.heads) - count_before
         if kind == Kind.DELETE and source is not Source.REPLICA:
             known.dead.update(all_keys(batches))
         elif known.dead and (kind in FULL_KINDS or source is Source.REPLICA):
@@ -462,33 +469,33 @@ class VectorHeads:
         if not known.dimension and kind in VECTOR_KINDS:
             known.dimension = batches[0].values_per_row or 0
 
-    def _append_rows(self, batch: Batch, codes: Iterator[int], source: Source) -> None:
+    def _write_heterogeneous(self, batch: Batch, codes: Iterator[int], source: Source) -> None:
         named = {name: self._get_namespace(name) for name in batch.namespace_names}
-        writer, before = (
+        writer, count_before = (
             self._writer_indexes[batch.origin],
             sum([len(known.heads) for known in named.values()]),
         )
-        replica = source is Source.REPLICA
+        is_replica = source is Source.REPLICA
         for known in named.values():
             known.note_writer(writer)
-        if self._moves_heads_only(named, batch, replica=replica):
+        if self._moves_heads_only(named, batch, is_replica=is_replica):
             deque(map(setitem, self._row_heads(batch), batch.keys, codes), maxlen=0)
         else:
-            self._append_each(named, batch, codes, replica=replica)
+            self._write_each_row(named, batch, codes, is_replica=is_replica)
         self._heads_cache = None
-        self._count += sum([len(known.heads) for known in named.values()]) - before
+        self._count += sum([len(known.heads) for known in named.values()]) - count_before
 
-    def _moves_heads_only(self, named: dict[str, Namespace], batch: Batch, *, replica: bool) -> bool:
-        """Return True if a heterogeneous batch changes only heads, and no tombstone or dimension."""
+    def _moves_heads_only(self, named: dict[str, Namespace], batch: Batch, *, is_replica: bool) -> bool:
+        """Return True if a heterogeneous batch changes only heads, no tombstone and no dimension."""
         kinds, keys = batch.kinds_mask, batch.keys
         return (
-            (replica or not kinds & DELETE_BIT)
+            (is_replica or not kinds & DELETE_BIT)
             and all(not known.dead or known.dead.isdisjoint(keys) for known in named.values())
             and (not kinds & VECTOR_BITS or all(known.dimension for known in named.values()))
         )
 
-    def _append_each(
-        self, named: dict[str, Namespace], batch: Batch, codes: Iterator[int], *, replica: bool
+    def _write_each_row(
+        self, named: dict[str, Namespace], batch: Batch, codes: Iterator[int], *, is_replica: bool
     ) -> None:
         widths = np.diff(batch.value_bounds).tolist() if batch.kinds_mask & VECTOR_BITS else []
         for row, (namespace, vector_id, kind, code) in enumerate(
@@ -496,9 +503,9 @@ class VectorHeads:
         ):
             known = named[namespace]
             known.heads[vector_id] = code
-            if kind == Kind.DELETE and not replica:
+            if kind == Kind.DELETE and not is_replica:
                 known.dead.add(vector_id)
-            elif known.dead and (kind in FULL_KINDS or replica):
+            elif known.dead and (kind in FULL_KINDS or is_replica):
                 # A forwarded delete may sort before the present head, so the vector may still be alive.
                 known.dead.discard(vector_id)
             if not known.dimension and kind in VECTOR_KINDS:
@@ -511,7 +518,7 @@ class VectorHeads:
         return known
 
     def _drop_oldest(self) -> None:
-        """Drop a quarter of the heads: those of the largest namespaces whose vectors were written first."""
+        """Drop about a quarter of the heads: those written first, in the largest namespaces."""
         for known in sorted(self._namespaces.values(), key=lambda known: len(known.heads), reverse=True):
             if self._count <= 3 * self._heads_max // 4:
                 return
@@ -522,10 +529,10 @@ class VectorHeads:
             known.complete = False
 
 
-def _wrong_dimension(namespace: str, found: int, fixed: int, row: int) -> InvalidDelta:
+def _wrong_dimension(namespace: str, width: int, fixed: int, row: int) -> InvalidDelta:
     return InvalidDelta(
         "vector",
-        f"{found} numbers, but namespace {namespace!r} holds vectors of {fixed}: "
+        f"{width} numbers, but namespace {namespace!r} holds vectors of {fixed}: "
         "send that many, or use another namespace",
         row=row,
     )

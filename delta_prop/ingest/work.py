@@ -29,7 +29,8 @@ DELTA_OVERHEAD_BYTES = 128
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """The sender of batches. `owner`: whose bounds apply. `source`: the source that it declared.
+    """The sender of batches. `owner`: the owner of its origins, whose bounds apply. `source`: the
+    source that it declared.
 
     A forwarder sends other services' batches, under their origins and Lamport numbers. `can_split`: if a
     batch of several rows is refused for good, its dots stay open, since the sender splits and resends it.
@@ -125,7 +126,7 @@ class Draft:
     def add_receipt_parents(self) -> None:
         """Add the dots of the receipts in `after` to the rows' parents, so that sinks get them, too.
 
-        Adds no more than the bound on parents allows, since the log has those deltas first in any case.
+        Dots beyond the bound on parents are left out: their deltas come first in the log in any case.
         """
         last_dots = [receipt.result().last_dot for receipt in self.after if receipt.acknowledged]
         dots = [dot for dot in last_dots if dot is not None]
@@ -142,7 +143,7 @@ class Draft:
     def encode(
         self, rows: Sequence[int] | None, *, origin: int, base: int, clock: Sequence[Dot], hybrid_time: int
     ) -> Batch:
-        """Encode these rows (None: all) as a batch under the dots from (origin, base) on."""
+        """Encode these rows, or all if `rows` is None, as a batch under the dots from (origin, base) on."""
         return encode_batch(
             self.deltas if rows is None else [self.deltas[row] for row in rows],
             origin=origin,
@@ -199,7 +200,7 @@ class MatrixDraft:
     def encode(
         self, rows: Sequence[int] | None, *, origin: int, base: int, clock: Sequence[Dot], hybrid_time: int
     ) -> Batch:
-        """Encode these rows (None: all) as a batch under the dots from (origin, base) on."""
+        """Encode these rows, or all if `rows` is None, as a batch under the dots from (origin, base) on."""
         chosen = slice(None) if rows is None else list(rows)
         return encode_vectors(
             self.keys if rows is None else [self.keys[row] for row in rows],

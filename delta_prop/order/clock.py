@@ -62,10 +62,10 @@ def to_canonical(clock: Mapping[int, int] | Iterable[Dot]) -> tuple[Dot, ...]:
 class OriginClocks:
     """Each origin's whole clock, rebuilt from the changed entries that its batches carry.
 
-    Only appended batches change a clock, so no change must be undone. Bounded: an origin keeps the
-    `CLOCK_ENTRIES_MAX` entries that changed last; of all origins together, the `entries_max` entries of those
-    that wrote last are stored. With entries lost, too many deltas count as concurrent, but never too few; the
-    orderer does not read these clocks.
+    Only appended batches change a clock, so no change must be undone. An origin keeps the
+    `entries_per_origin_max` entries that changed last. If all origins together have more than `entries_max`
+    entries, the clocks of the origins that wrote least recently are dropped. Without the dropped entries, too
+    many deltas count as concurrent, but never too few; the orderer does not read these clocks.
     """
 
     def __init__(
@@ -75,8 +75,9 @@ class OriginClocks:
         self._entries_max = entries_max
         self._entries_per_origin_max = entries_per_origin_max
         self._clocks: OrderedDict[int, dict[int, int]] = OrderedDict()  # least recent writer first
-        self.entries = 0
-        self.forgotten = 0
+        self.entry_count = 0
+        self.forgotten_count = 0
+        """Number of entries dropped at the two bounds."""
 
     def __len__(self) -> int:
         return len(self._clocks)
@@ -93,7 +94,8 @@ class OriginClocks:
         """Return the highest counter of `other` that the origin's next batch has seen; 0 if none."""
         clock = self._clocks.get(origin)
         counter = 0 if clock is None else clock.get(other, 0)
-        return max((seen for name, seen in entries if name == other and seen > counter), default=counter)
+        later = (seen for dot_origin, seen in entries if dot_origin == other and seen > counter)
+        return max(later, default=counter)
 
     def note_appended(self, origin: int, entries: Iterable[Dot]) -> None:
         """Note the changed entries of a batch that was appended."""
@@ -105,22 +107,22 @@ class OriginClocks:
                 clock = self._clocks[origin] = {}
             before = clock.pop(other, 0)  # inserted at the end: the dict keeps the order of change
             clock[other] = max(before, counter)
-            self.entries += not before
+            self.entry_count += not before
         if clock is not None:
             self._clocks.move_to_end(origin)
             self._evict(clock)
 
     def restore_clocks(self, clocks: Mapping[int, dict[int, int]]) -> None:
-        """Restore clocks that `clock` returned; each has its entries in the order of change."""
+        """Restore clocks that `clock` returned, with their entries in the order of change."""
         for origin, clock in clocks.items():
             self.forget(origin)
             self._clocks[origin] = clock
-            self.entries += len(clock)
+            self.entry_count += len(clock)
             self._evict(clock)
 
     def forget(self, origin: int) -> None:
         """Drop an origin's clock."""
-        self.entries -= len(self._clocks.pop(origin, ()))
+        self.entry_count -= len(self._clocks.pop(origin, ()))
 
     def snapshot(self) -> dict[int, tuple[Dot, ...]]:
         """Return all clocks in canonical form, for `restore`."""
@@ -129,19 +131,19 @@ class OriginClocks:
     def restore(self, snapshot: Mapping[int, Iterable[Dot]]) -> None:
         """Replace all clocks with those of a snapshot."""
         self._clocks.clear()
-        self.entries = 0
+        self.entry_count = 0
         for origin, entries in snapshot.items():
             self.note_appended(origin, entries)
 
     def _evict(self, clock: dict[int, int]) -> None:
         while len(clock) > self._entries_per_origin_max:
             del clock[next(iter(clock))]
-            self.entries -= 1
-            self.forgotten += 1
-        while self.entries > self._entries_max:
+            self.entry_count -= 1
+            self.forgotten_count += 1
+        while self.entry_count > self._entries_max:
             _, oldest = self._clocks.popitem(last=False)
-            self.entries -= len(oldest)
-            self.forgotten += len(oldest)
+            self.entry_count -= len(oldest)
+            self.forgotten_count += len(oldest)
 
 
 def _entries(clock: Mapping[int, int] | Iterable[Dot]) -> Iterable[tuple[int, int]]:

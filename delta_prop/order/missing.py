@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from delta_prop.order.pending import Entry, Shortage
 
 RETRY_AFTER_MS = 1_000
-"""Delay before a retry; no one knows when another producer sends the missing delta."""
+"""Delay before a retry: a guess, since no one knows when another producer sends the missing delta."""
 
 NAMED_MAX = 16
 """Maximum number of missing dots and ids that a refusal names; it only counts the others."""
@@ -30,35 +30,35 @@ class DotRange(NamedTuple):
     def __str__(self) -> str:
         if self.origin < 0:
             return "a delta that has no dot yet"  # callers do not know stand-in origins
-        head = f"{self.origin:016x}:{self.first}"
-        return head if self.first == self.last else f"{head}-{self.last}"
+        first_dot = f"{self.origin:016x}:{self.first}"
+        return first_dot if self.first == self.last else f"{first_dot}-{self.last}"
 
 
 class MissingDependencies(NamedTuple):
     """The dots and ids that an entry waits for."""
 
-    dots: tuple[DotRange, ...]
+    dot_ranges: tuple[DotRange, ...]
     ids: tuple[bytes, ...]
 
     def __bool__(self) -> bool:
-        return bool(self.dots or self.ids)
+        return bool(self.dot_ranges or self.ids)
 
     @property
     def names(self) -> list[str]:
         """Each missing dot, range or id as text, up to `NAMED_MAX`."""
-        return [str(dots) for dots in self.dots[:NAMED_MAX]] + [
-            delta_id.hex() for delta_id in self.ids[: max(0, NAMED_MAX - len(self.dots))]
+        return [str(dot_range) for dot_range in self.dot_ranges[:NAMED_MAX]] + [
+            delta_id.hex() for delta_id in self.ids[: max(0, NAMED_MAX - len(self.dot_ranges))]
         ]
 
     def __str__(self) -> str:
-        more = len(self.dots) + len(self.ids) - NAMED_MAX
+        more = len(self.dot_ranges) + len(self.ids) - NAMED_MAX
         return ", ".join(self.names) + (f" and {more} more" if more > 0 else "")
 
     @property
     def blocked_by(self) -> str | None:
         """The first missing dot or id; None if nothing is missing."""
-        if self.dots:
-            origin, first, _ = self.dots[0]
+        if self.dot_ranges:
+            origin, first, _ = self.dot_ranges[0]
             return str(DotRange(origin, first, first))
         return self.ids[0].hex() if self.ids else None
 
@@ -67,8 +67,8 @@ def pending_full(missing: MissingDependencies, shortage: Shortage) -> Refused:
     """Return the refusal of an entry that would exceed a bound of the pending entries."""
     return Refused(
         ErrorCode.PENDING_FULL,
-        f"delta waits for {missing}, but {shortage.depth} of {shortage.capacity} {shortage.what} are in use: "
-        "send its dependencies first, then resend it, under its dot if it has one",
+        f"delta waits for {missing}, but there are {shortage.depth} {shortage.unit}, and the maximum is "
+        f"{shortage.capacity}: send its dependencies first, then resend it, under its dot if it has one",
         retry_after_ms=RETRY_AFTER_MS,
         details={
             "depth": shortage.depth,
@@ -96,29 +96,31 @@ def timed_out(missing: MissingDependencies, waited_s: float, ids_kept_since: str
 def blocked_by_refused(root: Entry, cause: Refused, missing: MissingDependencies) -> Refused:
     """Return the refusal of an entry that depends on the refused entry `root`; `cause`: its refusal."""
     code = cause.code if cause.retryable else ErrorCode.DEP_TIMEOUT
-    holder = str(DotRange(root.origin, root.first, root.first))
+    root_dot = str(DotRange(root.origin, root.first, root.first))
     more = f", and waits for {missing}" if missing.names else ""
     return Refused(
         code,
-        f"delta depends on {holder}, which was refused ({cause.code.name}){more}: "
+        f"delta depends on {root_dot}, which was refused ({cause.code.name}){more}: "
         "resend it after that delta, under its dot if it has one",
         retry_after_ms=cause.retry_after_ms if cause.retry_after_ms is not None else RETRY_AFTER_MS,
-        details={"blocked_by": holder, "missing": missing.names},
+        details={"blocked_by": root_dot, "missing": missing.names},
     )
 
 
 def overlap(entry: Entry, watermark: int, pending: Entry | None) -> Refused:
     """Return the refusal of an entry of which a part was delivered, or is pending, in another batch.
 
-    `pending`: the pending entry at the same position; None if there is none.
+    `pending`: the pending entry with the same `previous`; None if there is none.
     """
-    what = f"counters {entry.first} to {entry.last} of origin {entry.origin:016x}"
+    counters = f"counters {entry.first} to {entry.last} of origin {entry.origin:016x}"
     if pending is None or watermark > entry.previous:
-        message = f"{what} begin below its watermark {watermark}: split after {watermark}, resend the rest"
+        message = (
+            f"{counters} begin below its watermark {watermark}: split after {watermark}, resend the rest"
+        )
         return Refused(ErrorCode.OVERLAP, message, retry_after_ms=0, details={"watermark": watermark})
     return Refused(
         ErrorCode.OVERLAP,
-        f"{what} are pending as {pending.first} to {pending.last}: resend them in the same batch",
+        f"{counters} are pending as {pending.first} to {pending.last}: resend them in the same batch",
         retry_after_ms=RETRY_AFTER_MS,
         details={"watermark": watermark, "current": f"{pending.first}-{pending.last}"},
     )

@@ -6,9 +6,9 @@ moves `watermarks`, so the dot of a refused or failed delta stays open.
     if orderer.check(entry):
         append(entry); orderer.note_delivered(entry.origin, entry.last, entry.ids)
         while (entry := orderer.next_ready()) is not None:
-            ...the same for each entry, or `refuse` if the append fails
+            ...append and note each released entry, too, or `refuse` it if the append fails
     else:
-        report(orderer.park(entry, now))
+        report(orderer.hold_pending(entry, now))
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RESERVE_SHARE = 0.1
 
 
 class RefusedEntry(NamedTuple):
-    """An entry and the refusal for its producer; its dot stays open."""
+    """An entry and the refusal for its producer; the entry's dots stay open."""
 
     entry: Entry
     error: Refused
@@ -52,8 +52,14 @@ class RefusedEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OrdererStatistics:
-    """Statistics of an orderer; its gauges are 0 while nothing is pending. `index_length` counts stale items,
-    too; `parked` counts the entries that became pending.
+    """Statistics of an orderer. The fields up to `index_length` are 0 while nothing is pending; the others
+    count events since the start.
+
+    `pending_runs`: the pending entries. `awaited_origins`: origins that have pending entries, or that entries
+    wait for. `awaited_ids`: ids that entries wait for. `index_length`: items of all indexes, including stale
+    ones. `became_pending`: entries that became pending. `overtaken`: released entries whose deltas had been
+    delivered in other batches, all or in part. `refused_dependents`: entries that were refused because they
+    depended on a refused one.
     """
 
     pending_runs: int
@@ -63,7 +69,7 @@ class OrdererStatistics:
     awaited_origins: int
     awaited_ids: int
     index_length: int
-    parked: int
+    became_pending: int
     released: int
     overtaken: int
     refused_full: int
@@ -105,13 +111,13 @@ class Orderer:
         )
         self._waiters = Waiters(self._pending.entries, self.watermarks)
         self._ready: deque[Entry] = deque()
-        self._parked = self._released = self._overtaken = 0
-        self._refused_full = self._refused_timeout = self._refused_blocked = 0
+        self._became_pending = self._released = self._overtaken = 0
+        self._refused_full = self._refused_timeout = self._refused_dependents = 0
 
     # --- arrivals
 
     def check(self, entry: Entry) -> bool:
-        """Return True if the entry can be appended: its predecessor, clock and parents are delivered."""
+        """Return True if the entry can be appended: all that it depends on is delivered."""
         watermarks, origin = self.watermarks, entry.origin
         if watermarks.get(origin, 0) != entry.previous:
             return False
@@ -121,24 +127,25 @@ class Orderer:
         return not entry.parents or self._has_parents(entry)
 
     def is_pending(self, entry: Entry) -> bool:
-        """Return True if `entry` itself (not only one with the same dots) is pending."""
+        """Return True if `entry` itself is pending, not only another entry with the same dots."""
         return entry in self._pending
 
     def find_pending(self, entry: Entry) -> Entry | None:
-        """Return the pending entry at the same position of its origin, maybe with another end."""
+        """Return the pending entry with the same origin and `previous`, maybe with another end."""
         return self._waiters.find_run(entry.origin, entry.previous)
 
-    def park(self, entry: Entry, now: float) -> list[RefusedEntry]:
-        """Make an entry pending that is not, and that cannot be appended yet; return refusals.
+    def hold_pending(self, entry: Entry, now: float) -> list[RefusedEntry]:
+        """Hold an entry as pending; return its refusal and those of its dependents if it cannot be held.
 
-        Without capacity, the entry is refused with all its dependents. An entry that begins below its
-        origin's watermark is refused without its dependents.
+        Call it if `check` has returned False and the entry is not pending yet. Without capacity, the entry is
+        refused with all its dependents. An entry that begins below its origin's watermark is refused without
+        its dependents.
         """
         if entry.previous < self.watermarks.get(entry.origin, 0):
             return [RefusedEntry(entry, self.overlap(entry))]
         pending = self._pending
         if not pending.can_hold(entry):
-            shortage = pending.shortage(entry, is_wanted=self._waiters.is_wanted(entry))
+            shortage = pending.find_shortage(entry, is_awaited=self._waiters.is_awaited(entry))
             if shortage is not None:
                 self._refused_full += 1
                 return self._refuse(entry, pending_full(self.missing(entry), shortage))
@@ -146,7 +153,10 @@ class Orderer:
         return []
 
     def note_delivered(self, origin: int, last: int, ids: Sequence[bytes] = ()) -> None:
-        """Note appended deltas, or a control row; then call `next_ready` for the released entries."""
+        """Note that deltas up to counter `last`, or a control row in their place, were appended.
+
+        The caller then takes the released entries with `next_ready`.
+        """
         before = self.watermarks.get(origin, 0)
         assert last > before, "delivered twice"
         self.watermarks[origin] = last
@@ -164,7 +174,10 @@ class Orderer:
         return bool(self._ready)
 
     def next_ready(self) -> Entry | None:
-        """Return the next released entry, in order of release. Act on its verdict before the next call."""
+        """Return the next released entry, in order of release; None if there is none.
+
+        Act on its verdict before the next call.
+        """
         if not self._ready:
             return None
         entry = self._ready.popleft()
@@ -200,11 +213,11 @@ class Orderer:
         return None if oldest is None else oldest.deadline
 
     def withdraw(self, entry: Entry, now: float) -> bool:
-        """Withdraw a pending entry: it becomes a no-op that only fills its position in its origin's order.
+        """Withdraw a pending entry: it becomes a no-op that only fills its counters in its origin's order.
 
-        It no longer waits for its parents, but still for its clock, on which later runs depend. Once it is
-        released, maybe by this call, the caller appends a control row, so its dependents proceed. Return
-        False if it is not pending.
+        It no longer waits for its parents, but still for its clock, since later runs of its origin rely on
+        that. Once it is released, maybe by this call, the caller appends a control row, so its dependents
+        proceed. Return False if it is not pending.
         """
         if entry not in self._pending:
             return False
@@ -229,7 +242,7 @@ class Orderer:
         return entries
 
     def drain(self) -> list[Entry]:
-        """Remove and return all entries, in order of arrival."""
+        """Remove and return all entries: the released ones, then the pending ones in order of arrival."""
         entries = [*self._ready, *self._pending.entries.values()]
         self._ready.clear()
         for entry in list(self._pending.entries.values()):
@@ -244,14 +257,14 @@ class Orderer:
 
     def missing(self, entry: Entry) -> MissingDependencies:
         """Return the missing dependencies of an entry, its own origin first."""
-        watermarks, dots = self.watermarks, []
+        watermarks, dot_ranges = self.watermarks, []
         watermark = watermarks.get(entry.origin, 0)
         if watermark < entry.previous:
-            dots.append(DotRange(entry.origin, watermark + 1, entry.previous))
+            dot_ranges.append(DotRange(entry.origin, watermark + 1, entry.previous))
         missing_counters, ids = self._find_missing(entry)
         for origin, last in sorted(missing_counters):
-            dots.append(DotRange(origin, watermarks.get(origin, 0) + 1, last))
-        return MissingDependencies(tuple(dots), tuple(ids))
+            dot_ranges.append(DotRange(origin, watermarks.get(origin, 0) + 1, last))
+        return MissingDependencies(tuple(dot_ranges), tuple(ids))
 
     def overlap(self, entry: Entry) -> Refused:
         """Return the refusal of an entry of which a part was delivered, or is pending, in another batch."""
@@ -268,12 +281,12 @@ class Orderer:
             awaited_origins=waiters.origin_count,
             awaited_ids=waiters.id_count,
             index_length=waiters.index_length + pending.queue_length,
-            parked=self._parked,
+            became_pending=self._became_pending,
             released=self._released,
             overtaken=self._overtaken,
             refused_full=self._refused_full,
             refused_timeout=self._refused_timeout,
-            refused_dependents=self._refused_blocked,
+            refused_dependents=self._refused_dependents,
         )
 
     # --- internals
@@ -313,7 +326,7 @@ class Orderer:
             entry.missing_counters, entry.missing_ids = self._find_missing(entry)
         self._pending.add(entry, now)
         self._waiters.add(entry)
-        self._parked += 1
+        self._became_pending += 1
         assert entry.missing_count, "nothing is missing, so nothing would release it: append it"
 
     def _remove(self, entry: Entry) -> None:
@@ -346,7 +359,7 @@ class Orderer:
                 dependents.append(entry)
                 unexplored.append(entry)
         dependents.sort(key=_arrival_order)
-        self._refused_blocked += len(dependents)
+        self._refused_dependents += len(dependents)
         refusals = [
             RefusedEntry(entry, blocked_by_refused(root, error, self.missing(entry))) for entry in dependents
         ]

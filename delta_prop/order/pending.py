@@ -1,7 +1,7 @@
 """Pending deltas: deltas that wait for their dependencies, counted per owner, with deadlines and bounds.
 
-This module only holds and counts them; `waiters.py` indexes the dependencies. The caller calls `shortage`
-before each `add`, so bounds are never exceeded.
+This module only holds and counts them; `waiters.py` indexes the dependencies. The caller calls
+`find_shortage` before each `add`, so bounds are never exceeded.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ class Verdict(Enum):
 class Entry:
     """One run of an origin's deltas with its dependencies; `item` belongs to the caller.
 
-    `previous` is the origin's counter before `first`: `first - 1` unless counters have gaps. An entry that
-    has no dot yet gets a negative stand-in origin, used only once. Items of `clock` and `parents` that name
-    the run itself or earlier deltas of its origin have no effect.
+    `previous` is the origin's counter before `first`: `first - 1` unless counters have gaps. `count` deltas
+    of `size` bytes count towards the bounds of `owner`. An entry that has no dot yet gets a negative stand-in
+    origin, used only once. Items of `clock` and `parents` that name the run itself or earlier deltas of its
+    origin have no effect.
     """
 
     origin: int
@@ -52,13 +53,16 @@ class Entry:
     parents: Sequence[Dot | bytes] = ()
     ids: Sequence[bytes] = ()
     is_withdrawn: bool = False
-    """True if it was withdrawn: a control row fills its position."""
+    """True if it was withdrawn: a control row fills its counters."""
     deadline: float = 0.0
     ticket: int = 0
+    """The entry's number in order of arrival, set when it becomes pending."""
     missing_count: int = 0
+    """Number of dependencies that are still missing; at 0 the entry is released."""
     missing_counters: Sequence[tuple[int, int]] = ()
-    """(origin, counter) of the counters of other origins that were missing when the entry became pending."""
+    """(origin, highest missing counter) for each other origin, as of when the entry became pending."""
     missing_ids: Sequence[bytes] = ()
+    """The ids of parents that were missing when the entry became pending."""
     verdict: Verdict = Verdict.APPEND
     """The action for the entry once it is released."""
 
@@ -70,9 +74,9 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """A bound that an entry would exceed; `depth` is its present use."""
+    """A bound that an entry would exceed. `depth`: how many units of it are in use."""
 
-    what: str
+    unit: str
     depth: int
     capacity: int
 
@@ -112,8 +116,8 @@ class PendingEntries:
         self._owner_deltas_max = int(deltas_max * owner_share)
         self._owner_bytes_max = int(bytes_max * owner_share)
         # An entry that no pending entry waits for must leave a reserve free for entries that release others.
-        self._open_deltas_max = deltas_max - int(deltas_max * reserve_share)
-        self._open_bytes_max = bytes_max - int(bytes_max * reserve_share)
+        self._unreserved_deltas_max = deltas_max - int(deltas_max * reserve_share)
+        self._unreserved_bytes_max = bytes_max - int(bytes_max * reserve_share)
         self._ticket = 0
         self._queue: deque[int] = deque()
 
@@ -133,25 +137,25 @@ class PendingEntries:
         deltas, size = entry.count, entry.size
         usage = self.owners.get(entry.owner)
         return (
-            self.delta_count + deltas <= self._open_deltas_max
-            and self.bytes + size <= self._open_bytes_max
+            self.delta_count + deltas <= self._unreserved_deltas_max
+            and self.bytes + size <= self._unreserved_bytes_max
             and (deltas if usage is None else usage.delta_count + deltas) <= self._owner_deltas_max
             and (size if usage is None else usage.bytes + size) <= self._owner_bytes_max
         )
 
-    def shortage(self, entry: Entry, *, is_wanted: bool) -> Shortage | None:
+    def find_shortage(self, entry: Entry, *, is_awaited: bool) -> Shortage | None:
         """Return the first bound that the entry would exceed; None if it fits.
 
-        `is_wanted`: a pending entry waits for it, so it may use the reserve.
+        `is_awaited`: a pending entry waits for it, so it may use the reserve.
         """
-        deltas_max = self._deltas_max if is_wanted else self._open_deltas_max
-        bytes_max = self._bytes_max if is_wanted else self._open_bytes_max
+        deltas_max = self._deltas_max if is_awaited else self._unreserved_deltas_max
+        bytes_max = self._bytes_max if is_awaited else self._unreserved_bytes_max
         usage = self.owners.get(entry.owner) or OwnerUsage()
         bounds = (
-            Shortage("deltas of this producer pending", usage.delta_count, self._owner_deltas_max),
-            Shortage("bytes of this producer pending", usage.bytes, self._owner_bytes_max),
-            Shortage("deltas pending", self.delta_count, deltas_max),
-            Shortage("bytes pending", self.bytes, bytes_max),
+            Shortage("pending deltas of this producer", usage.delta_count, self._owner_deltas_max),
+            Shortage("bytes of pending deltas of this producer", usage.bytes, self._owner_bytes_max),
+            Shortage("pending deltas", self.delta_count, deltas_max),
+            Shortage("bytes of pending deltas", self.bytes, bytes_max),
         )
         amounts = (entry.count, entry.size, entry.count, entry.size)
         return next(

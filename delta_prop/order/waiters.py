@@ -1,10 +1,11 @@
 """Dependency indexes: from a missing dot or id to the entries that wait for it.
 
-They answer three queries: which entries a delivery completes, which entries depend on a delta, and whether
-any entry waits for a delta. No operation iterates over all pending entries.
+The indexes answer three queries: which entries a delivery completes (nothing is missing for them any more),
+which entries depend on a delta, and whether any entry waits for a delta. No operation iterates over all
+pending entries.
 
-Indexes hold (counter, ticket) and are cleaned lazily: a ticket whose entry is no longer pending is skipped,
-and a mostly stale index is rebuilt, so the number of pending entries bounds its length.
+The heaps hold (counter, ticket) and are cleaned lazily: a ticket whose entry is no longer pending is skipped,
+and a mostly stale heap is rebuilt, so the number of pending entries bounds its length.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ STALE_MAX = 64
 
 
 class LazyHeap(Generic[T]):
-    """A heap with cheap appends and rare reads: appended items enter the heap when it is read."""
+    """A heap with cheap appends and rare reads: appended items are in `fresh` until `heap` is called."""
 
     __slots__ = ("_heap", "append", "fresh")
 
@@ -54,16 +55,17 @@ class LazyHeap(Generic[T]):
 class OriginWaiters:
     """The runs of one origin that are pending, and the entries that wait for its deltas."""
 
-    __slots__ = ("added", "awaited", "dependents", "foreign", "runs", "starts")
+    __slots__ = ("added", "dependents", "foreign", "live_foreign", "runs", "starts")
 
     def __init__(self) -> None:
-        self.runs: dict[int, Entry] = {}  # the origin's own pending runs, by the counter before each run
+        self.runs: dict[int, Entry] = {}  # the origin's own pending runs, by the counter before each
         self.starts: LazyHeap[int] = LazyHeap()  # the keys of `runs`, to find overtaken runs
-        # Entries of other origins: a heap by missing counter, lowest first, to find completed entries.
+        # Entries of other origins that wait for this one, as (missing counter, ticket): a heap, lowest
+        # counter first, to find completed entries.
         self.foreign: list[tuple[int, int]] = []
-        # These and own runs: by the negative missing counter, to find the dependents of a delta.
+        # These entries and own runs, as (negative missing counter, ticket), to find dependents of a delta.
         self.dependents: LazyHeap[tuple[int, int]] = LazyHeap()
-        self.awaited = 0  # items of `foreign` that are not stale
+        self.live_foreign = 0  # items of `foreign` that are not stale
         self.added = 0  # items added to the three heaps since their last rebuild
 
 
@@ -104,12 +106,12 @@ class Waiters:
         return [] if waiters is None else [waiters.runs[previous] for previous in sorted(waiters.runs)]
 
     def add(self, entry: Entry) -> None:
-        """Index a pending entry by its position and its missing dependencies, and count these."""
+        """Index a pending entry by `previous` and by its missing dependencies, and count the latter."""
         origin, previous = entry.origin, entry.previous
         waiters = self._origins.get(origin)
         if waiters is None:
             waiters = self._origins[origin] = OriginWaiters()
-        assert previous not in waiters.runs, "the position is already pending"
+        assert previous not in waiters.runs, "a run after this counter is already pending"
         waiters.runs[previous] = entry
         waiters.starts.append(previous)
         waiters.added += 2
@@ -127,15 +129,15 @@ class Waiters:
             self._discard_missing(entry)
         waiters = self._origins[entry.origin]
         del waiters.runs[entry.previous]
-        live = len(waiters.runs) + waiters.awaited
+        live = len(waiters.runs) + waiters.live_foreign
         if not live or waiters.added > 4 * live + STALE_MAX:
             self._clean_index(entry.origin, waiters)
 
     def note_reached(self, origin: int, before: int, counter: int) -> tuple[list[Entry], list[Entry]]:
         """Note a delivery; return the entries that it completes, and the origin's runs that it overtook.
 
-        These entries stay in the indexes until the caller discards them. `before`: the watermark before the
-        delivery; `counter`: the one after it.
+        These entries stay in the indexes until the caller discards them. `before`, `counter`: the watermark
+        before and after the delivery.
         """
         waiters = self._origins.get(origin)
         if waiters is None:
@@ -151,13 +153,13 @@ class Waiters:
         while foreign and foreign[0][0] <= counter:
             entry = self._entries.get(heappop(foreign)[1])
             if entry is not None:
-                waiters.awaited -= 1
+                waiters.live_foreign -= 1
                 entry.missing_count -= 1
                 if not entry.missing_count:
                     complete.append(entry)
         if overtaken:
             complete = [entry for entry in complete if entry not in overtaken]
-        if not waiters.runs and not waiters.awaited:
+        if not waiters.runs and not waiters.live_foreign:
             del self._origins[origin]
         return complete, overtaken
 
@@ -178,8 +180,8 @@ class Waiters:
         tickets = {ticket for delta_id in ids for ticket in self._ids.get(delta_id, ())}
         return [self._entries[ticket] for ticket in tickets]
 
-    def is_wanted(self, entry: Entry) -> bool:
-        """Return True if a pending entry waits for this entry, or for a later one of its origin."""
+    def is_awaited(self, entry: Entry) -> bool:
+        """True if a pending entry waits for a delta of this entry, or for a later one of its origin."""
         waiters = self._origins.get(entry.origin)
         if waiters is not None:
             dependents = waiters.dependents.heap()
@@ -194,19 +196,19 @@ class Waiters:
 
         The caller must discard them, since each is found only once.
         """
-        found: dict[int, Entry] = {}
+        entries_by_ticket: dict[int, Entry] = {}
         waiters = self._origins.get(entry.origin)
         if waiters is not None:
             dependents = waiters.dependents.heap()
             while dependents and -dependents[0][0] >= entry.first:
                 ticket = heappop(dependents)[1]
                 if ticket in self._entries:
-                    found[ticket] = self._entries[ticket]
+                    entries_by_ticket[ticket] = self._entries[ticket]
         if self._ids:
             for delta_id in entry.ids:
                 for ticket in self._ids.get(delta_id, ()):
-                    found[ticket] = self._entries[ticket]
-        return list(found.values())
+                    entries_by_ticket[ticket] = self._entries[ticket]
+        return list(entries_by_ticket.values())
 
     def _add_missing(self, entry: Entry) -> None:
         ticket = entry.ticket
@@ -214,7 +216,7 @@ class Waiters:
             waiters = self._origins.get(origin)
             if waiters is None:
                 waiters = self._origins[origin] = OriginWaiters()
-            waiters.awaited += 1
+            waiters.live_foreign += 1
             waiters.added += 2
             heappush(waiters.foreign, (counter, ticket))
             waiters.dependents.append((-counter, ticket))
@@ -227,7 +229,7 @@ class Waiters:
             # No entry waits for an origin whose watermark was dropped, since its deltas were delivered.
             waiters = self._origins.get(origin)
             if waiters is not None and self._watermarks.get(origin, 0) < counter:
-                waiters.awaited -= 1
+                waiters.live_foreign -= 1
                 self._clean_index(origin, waiters)
         for delta_id in entry.missing_ids:
             tickets = self._ids.get(delta_id)
@@ -237,8 +239,8 @@ class Waiters:
                     del self._ids[delta_id]
 
     def _clean_index(self, origin: int, waiters: OriginWaiters) -> None:
-        """Drop unused waiters; rebuild mostly stale ones."""
-        live = len(waiters.runs) + waiters.awaited
+        """Drop an origin's indexes if they are unused; rebuild them if they are mostly stale."""
+        live = len(waiters.runs) + waiters.live_foreign
         if not live:
             del self._origins[origin]
         elif waiters.added > 4 * live + STALE_MAX:
@@ -255,7 +257,7 @@ class Waiters:
 
 
 def _find_overtaken(waiters: OriginWaiters, before: int, counter: int) -> list[Entry]:
-    """Find the pending runs that begin below `counter`: their deltas were delivered in other batches."""
+    """Find the pending runs that begin below `counter`: other batches delivered their first deltas."""
     if counter == before + 1:  # such a run can only begin after `before`
         run = waiters.runs.get(before)
         return [] if run is None else [run]

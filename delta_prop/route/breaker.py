@@ -42,12 +42,13 @@ class Breaker:
 
     def __init__(self, limits: RetryLimits) -> None:
         self.state = BreakerState.CLOSED
-        self.opened = 0
+        self.times_opened = 0
         self.probe_at = 0.0
         self._limits = limits
         self._failed_calls = 0
         self._successes = 0
         self._has_progressed = False  # the present call fails, but has applied rows
+        # Times at which a delivery had used up its retries.
         self._exhausted_at: deque[float] = deque(maxlen=limits.breaker_failures)
 
     def note_failure(self, now: float, random_value: float) -> float:
@@ -91,7 +92,7 @@ class Breaker:
         self._exhausted_at.clear()
 
     def _open(self, now: float) -> float:
-        self.opened += self.state is BreakerState.CLOSED
+        self.times_opened += self.state is BreakerState.CLOSED
         self.state = BreakerState.OPEN
         self._successes = 0
         self.probe_at = now + self._limits.probe_s

@@ -23,7 +23,7 @@ class CallSize:
     """One sink's call size. `failing`: a delta that was delivered alone, in calls that all failed."""
 
     def __init__(self, *, can_split: bool) -> None:
-        """`can_split`: batches may be delivered in parts."""
+        """Create it; `can_split`: True if batches may be delivered in parts."""
         self.failing: FailingDelta | None = None
         self._can_split = can_split
         self._rows_max: int | None = None  # None: no bound, since no recent call failed
@@ -43,25 +43,25 @@ class CallSize:
             rows_left -= delivery.count
         return deliveries, []
 
-    def note_failure(self, deliveries: Sequence[Delivery], done: int) -> None:
-        """Note that a call with these deliveries failed after it applied `done` rows."""
+    def note_failure(self, deliveries: Sequence[Delivery], applied_count: int) -> None:
+        """Note that a call with these deliveries failed after it applied `applied_count` rows."""
         count = sum(delivery.count for delivery in deliveries)
-        self._rows_max = done or max(count // 2, 1)
+        self._rows_max = applied_count or max(count // 2, 1)
         first = deliveries[0]
-        if count > 1 or done or first.batch.is_control:
+        if count > 1 or applied_count or first.batch.is_control:
             self.failing = None
             return
         row = int(row_numbers(first)[0])
-        offset, before = first.first_offset + row, self.failing
-        failures = before.failures if before is not None and before.offset == offset else 0
+        offset, previous = first.first_offset + row, self.failing
+        failures = previous.failures if previous is not None and previous.offset == offset else 0
         self.failing = FailingDelta(offset, first.batch.namespaces[row], first.batch.keys[row], failures + 1)
 
-    def note_success(self, enough: int) -> None:
-        """Note a call that applied all its rows. `enough`: the size from which on no bound is needed."""
+    def note_success(self, rows_per_call: int) -> None:
+        """Note a call that applied all its rows; from `rows_per_call` on no bound is needed."""
         self.failing = None
         if self._rows_max is not None:
             self._rows_max *= 2
-            if self._rows_max >= enough:
+            if self._rows_max >= rows_per_call:
                 self._rows_max = None
 
 

@@ -86,7 +86,7 @@ class Feed(SinkInvoker):
         quarantine.resume_from(start)
         self.quarantine = quarantine
         self._quarantine_writer = quarantine_writer
-        self.pacing = False
+        self.pacing = False  # True while the sink paces producers
         self.lazy_progress = False
         """True if progress past rows that are not for this sink may be deferred until it is needed."""
         self._routing_table = routing_table
@@ -96,11 +96,11 @@ class Feed(SinkInvoker):
         self._end = start  # all rows below are processed, in a call, or in the mailbox
         self._wake_event: anyio.Event | None = None
         self._call_scope = anyio.CancelScope()
-        self._requests: deque[ReplayRequest] = deque()
-        self._quarantined = 0
+        self._requests: deque[ReplayRequest] = deque()  # of operators, oldest first
+        self._quarantined = 0  # number of rows
         # Offsets that were held from the present delivery before the cursor has reached them.
         self._held_ahead: list[int] = []
-        self._pulled = 0
+        self._pulled = 0  # number of rows that were not pushed
         self._recoveries = 0  # number of recoveries of the log
 
     # --- queries
@@ -149,7 +149,7 @@ class Feed(SinkInvoker):
             unexpected_errors=self._unexpected_errors,
             retries=self._retries,
             breaker=self.breaker.state.value,
-            breaker_opened=self.breaker.opened,
+            breaker_opened=self.breaker.times_opened,
             quarantined=len(quarantine) - ahead,
             quarantined_bytes=quarantine.bytes,
             rejected=quarantine.rejected,
@@ -288,7 +288,7 @@ class Feed(SinkInvoker):
             request.finish(self.reason)
             return
         open_requests = [
-            known for known in self._requests if known is self._requests[0] or not known.is_withdrawn
+            queued for queued in self._requests if queued is self._requests[0] or not queued.is_withdrawn
         ]
         self._requests = deque([*open_requests, request])
         if request.reset_to is not None:
@@ -400,22 +400,23 @@ class Feed(SinkInvoker):
         if self._mailbox:
             return self._take()
         self._end = max(self._end, self._applied)
-        found: list[Delivery] = []
-        rows, size = self._deltas_per_call, READ_BYTES_MAX
+        deliveries: list[Delivery] = []
+        rows_left, bytes_left = self._deltas_per_call, READ_BYTES_MAX
         while True:
             try:
-                read = self._log.read(self._end, rows_max=min(rows, READ_ROWS_MAX), bytes_max=size)
+                rows_max = min(rows_left, READ_ROWS_MAX)
+                batches = self._log.read(self._end, rows_max=rows_max, bytes_max=bytes_left)
             except Refused as refusal:
                 if refusal.code is ErrorCode.CURSOR_TOO_OLD:
                     self._require_snapshot(refusal)
                 else:
                     self.stop(refusal)
                 return []
-            found += make_deliveries(read, self, self._routing_table, self._end)
-            end = self._end = read[-1].next_offset if read else self._end
-            rows -= sum(logged.count for logged in read)
-            size -= sum(logged.batch.size for logged in read)
-            if end >= self._log.high_watermark or rows <= 0 or size <= 0:
+            deliveries += make_deliveries(batches, self, self._routing_table, self._end)
+            end = self._end = batches[-1].next_offset if batches else self._end
+            rows_left -= sum(logged.count for logged in batches)
+            bytes_left -= sum(logged.batch.size for logged in batches)
+            if end >= self._log.high_watermark or rows_left <= 0 or bytes_left <= 0:
                 break
             await anyio.lowlevel.checkpoint()
             if self._end != end:  # the log was recovered, and lost rows
@@ -424,9 +425,9 @@ class Feed(SinkInvoker):
         self._catching_up = self._end < self._log.high_watermark
         if self.rebuilder is not None and not self._catching_up:
             self.rebuilder.note_caught_up()
-        if not found:
+        if not deliveries:
             self._advance_applied(self._end)
-        return found
+        return deliveries
 
     async def _linger(self) -> None:
         """Wait for a full batch, up to `linger_ms` from the arrival of the first delta."""

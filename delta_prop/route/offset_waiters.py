@@ -12,20 +12,21 @@ class OffsetWaiters:
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, anyio.Event]] = []
-        self._waits = 0  # breaks ties: events cannot be compared
+        self._wait_count = 0  # breaks ties: events cannot be compared
 
     def __len__(self) -> int:
         return len(self._heap)
 
     async def wait(self, offset: int) -> None:
-        """Wait until the mark is at `offset`, or `wake_all`. A cancelled wait is removed."""
-        self._waits += 1
-        waiter = (offset, self._waits, anyio.Event())
+        """Wait until the mark is at `offset`, or until `wake_all` is called. A cancelled wait is removed."""
+        self._wait_count += 1
+        event = anyio.Event()
+        waiter = (offset, self._wait_count, event)
         heapq.heappush(self._heap, waiter)
         try:
-            await waiter[2].wait()
+            await event.wait()
         finally:
-            if not waiter[2].is_set():
+            if not event.is_set():
                 self._heap.remove(waiter)
                 heapq.heapify(self._heap)
 

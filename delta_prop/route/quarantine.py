@@ -90,6 +90,7 @@ class Quarantine:
         self.deltas_max = deltas_max
         self.bytes_max = bytes_max
         self.bytes = 0
+        # Numbers of deltas since the sink was attached or rebuilt.
         self.rejected = 0
         self.held_dependents = 0
         self.dropped = 0
@@ -305,9 +306,9 @@ class Quarantine:
         self._dropped_end = max(self._dropped_end, offset + 1)
         self._touch(offset)
         if len(self._dropped_offsets) > DROPPED_MAX:
-            first = next(iter(self._dropped_offsets))
-            del self._dropped_offsets[first]
-            self._touch(first)
+            oldest = next(iter(self._dropped_offsets))
+            del self._dropped_offsets[oldest]
+            self._touch(oldest)
 
     def _remove(self, offset: int) -> None:
         record = self._held.pop(offset)
@@ -352,9 +353,9 @@ class Quarantine:
         if offsets is not None and offsets[0] < record.offset:
             return self._held[offsets[0]].blocked_by
         for parent in record.parents:
-            held = self._names.get(parent)
-            if held is not None:
-                return self._held[min(held)].blocked_by
+            held_offsets = self._names.get(parent)
+            if held_offsets is not None:
+                return self._held[min(held_offsets)].blocked_by
         return -1
 
     def _has_capacity(self, logged: LoggedBatch) -> bool:

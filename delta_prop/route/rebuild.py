@@ -95,6 +95,7 @@ class Rebuilder:
         self.is_persistent = False
         """True while a rebuild that an operator requested has not begun; saved for the next process."""
         self.rebuilds = 0
+        """Number of rebuilds that have ended."""
         self._sink = sink
         self._log = log
         self._routing_table = routing_table
@@ -172,46 +173,46 @@ class Rebuilder:
 
         Raises _RebuildAborted if the log is not complete either.
         """
-        found: Snapshot | None = None
+        snapshot: Snapshot | None = None
 
-        async def find() -> None:
-            nonlocal found
-            found = await self._threads().run(partial(newest_snapshot, self._log))
+        async def open_newest() -> None:
+            nonlocal snapshot
+            snapshot = await self._threads().run(partial(newest_snapshot, self._log))
 
-        await self._call_until_done(feed, request_number, find)
-        if found is not None and found.offset < self._log.start_offset:
-            found.close()  # the rows in between are lost
-            found = None
-        if found is None and self._log.start_offset:
+        await self._call_until_done(feed, request_number, open_newest)
+        if snapshot is not None and snapshot.offset < self._log.start_offset:
+            snapshot.close()  # the rows in between are lost
+            snapshot = None
+        if snapshot is None and self._log.start_offset:
             self.note_caught_up()
             feed.stop(cannot_be_rebuilt(feed.name, self._log.start_offset), FeedState.NEEDS_SNAPSHOT)
             raise _RebuildAborted
-        return found
+        return snapshot
 
     async def _load_snapshot(self, feed: Feed, request_number: int, snapshot: Snapshot) -> None:
         frames = snapshot.frames()
         while True:
-            read: list[LoggedBatch] = []
+            frame: list[LoggedBatch] = []  # the next frame; none at the end
 
-            async def read_on(read: list[LoggedBatch] = read) -> None:
+            async def read_next(frame: list[LoggedBatch] = frame) -> None:
                 try:
-                    read += await self._threads().run(
-                        lambda: [frame for frame in (next(frames, None),) if frame]
+                    frame += await self._threads().run(
+                        lambda: [logged for logged in (next(frames, None),) if logged]
                     )
                 except Exception as failure:
                     self._request_number += 1  # its position is lost: restart from the newest snapshot
                     raise TryAgain(f"the snapshot cannot be read: {format_failure(failure)}") from failure
 
-            await self._call_until_done(feed, request_number, read_on)
-            if not read:
+            await self._call_until_done(feed, request_number, read_next)
+            if not frame:
                 return
-            rows = self._select_rows(feed, read[0])  # in parts: a frame may hold 10,000 rows
+            rows = self._select_rows(feed, frame[0])  # in parts: a frame may hold 10,000 rows
             while part := await _take_rows(rows, feed.limits.merge_deltas_max):
                 await self._call_until_done(
                     feed, request_number, partial(self._sink.load_states, part), len(part)
                 )
                 await anyio.lowlevel.checkpoint()  # a sink that never waits must not block other tasks
-            self._rows_done += read[0].count
+            self._rows_done += frame[0].count
 
     def _select_rows(self, feed: Feed, logged: LoggedBatch) -> Iterator[StateRow]:
         batch = logged.batch
@@ -256,16 +257,17 @@ class _RebuildAborted(Exception):
 
 def newest_snapshot(log: Log) -> Snapshot | None:
     """Open the newest snapshot of a log; None if it has none. Raises DeltaPropError, OSError."""
-    take: Callable[[], Snapshot | None] | None = getattr(log, "snapshot", None)  # a log in memory has none
-    return None if take is None else take()
+    # A log in memory has no such method.
+    open_snapshot: Callable[[], Snapshot | None] | None = getattr(log, "snapshot", None)
+    return None if open_snapshot is None else open_snapshot()
 
 
 def has_snapshot(log: Log) -> bool:
     """Return True if the log continues from its snapshot. Raises DeltaPropError, OSError."""
-    found = newest_snapshot(log)
-    if found is not None:
-        found.close()
-    return found is not None and found.offset >= log.start_offset
+    snapshot = newest_snapshot(log)
+    if snapshot is not None:
+        snapshot.close()
+    return snapshot is not None and snapshot.offset >= log.start_offset
 
 
 def may_have_snapshot(log: Log) -> bool:
@@ -276,13 +278,13 @@ def may_have_snapshot(log: Log) -> bool:
 
 def oldest_known_offset(log: Log) -> int:
     """Return the first offset that the log or its snapshot covers; 0 if the log has lost no row."""
-    found = newest_snapshot(log) if log.start_offset else None
-    if found is None:
+    snapshot = newest_snapshot(log) if log.start_offset else None
+    if snapshot is None:
         return log.start_offset
     try:
-        return found.begin if found.offset >= log.start_offset else log.start_offset
+        return snapshot.begin if snapshot.offset >= log.start_offset else log.start_offset
     finally:
-        found.close()
+        snapshot.close()
 
 
 def can_be_rebuilt(sink: Sink, topics: Iterable[Topic]) -> bool:

@@ -30,7 +30,7 @@ class NoRows:
     """Marker that no row matches (None means that all rows match)."""
 
     def __repr__(self) -> str:
-        return "NOTHING"
+        return "NO_ROWS"
 
 
 NO_ROWS: Final = NoRows()
@@ -54,8 +54,8 @@ class RouteTarget(Hashable, Protocol):
 class RoutingTable(Generic[Target]):
     """The subscriptions of all targets.
 
-    For each combination of namespaces, kinds and tags, it computes once which targets get all rows, and for
-    which targets each row must be checked. Vector ids are first compared as sets, then row by row.
+    For each combination of namespaces, kinds and custom topics, it computes once which targets get all rows,
+    and for which targets each row must be checked. Vector ids are first compared as sets, then row by row.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class RoutingTable(Generic[Target]):
         # Name -> its targets; the inner dicts are used as ordered sets.
         self._by_vector_id: dict[str, dict[Target, None]] = {}
         self._by_namespace: dict[str, dict[Target, None]] = {}
-        self._by_tag: dict[str, dict[Target, None]] = {}
+        self._by_custom_topic: dict[str, dict[Target, None]] = {}
         self._with_control_rows: dict[Target, None] = {}
         self._plans: dict[Hashable, _Plan[Target]] = {}
         self._last_plan: _LastPlan[Target] = _NO_LAST_PLAN
@@ -98,19 +98,19 @@ class RoutingTable(Generic[Target]):
         if batch.namespace_names is names and batch.kinds_mask == kinds:  # often the same tuple of names
             return targets
         plan = self._plan(batch)
-        named = self._by_vector_id and not self._by_vector_id.keys().isdisjoint(batch.keys)
-        if not named and not plan.partial:
-            if not self._by_vector_id and not self._by_tag:
+        has_named_ids = self._by_vector_id and not self._by_vector_id.keys().isdisjoint(batch.keys)
+        if not has_named_ids and not plan.partial:
+            if not self._by_vector_id and not self._by_custom_topic:
                 self._last_plan = batch.namespace_names, batch.kinds_mask, plan.full
             return plan.full
-        rows_by_id = self._rows_by_id(batch) if named else {}
-        found: list[tuple[Target, Rows]] = list(plan.full)
+        rows_by_id = self._rows_by_id(batch) if has_named_ids else {}
+        matches: list[tuple[Target, Rows]] = list(plan.full)
         for target in dict.fromkeys((*plan.partial, *rows_by_id)):
             if target not in plan.full_targets:
                 rows = self._filters[target].rows(batch, rows_by_id.get(target, ()))
                 if not isinstance(rows, NoRows):
-                    found.append((target, rows))
-        return found
+                    matches.append((target, rows))
+        return matches
 
     def rows_for(self, target: Target, batch: Batch) -> Rows | NoRows:
         """Return the rows of a batch that a target gets: an index array, None for all, or NO_ROWS."""
@@ -129,7 +129,7 @@ class RoutingTable(Generic[Target]):
         return (
             (self._by_vector_id, topic_filter.vector_ids),
             (self._by_namespace, topic_filter.namespaces),
-            (self._by_tag, topic_filter.tags),
+            (self._by_custom_topic, topic_filter.custom_topics),
         )
 
     def _plan(self, batch: Batch) -> _Plan[Target]:
@@ -137,7 +137,7 @@ class RoutingTable(Generic[Target]):
         key = (  # namespaces that no target names make no difference
             None if self._by_namespace.keys().isdisjoint(names) else names,
             batch.kinds_mask,
-            batch.custom_topics.intersection(self._by_tag) if self._by_tag else None,
+            batch.custom_topics.intersection(self._by_custom_topic) if self._by_custom_topic else None,
         )
         plan = self._plans.get(key)
         if plan is None:
@@ -185,18 +185,18 @@ class _Plan(Generic[Target]):
 class _TopicFilter:
     """One target's topics, by kind."""
 
-    __slots__ = ("kind_flags", "kinds", "matches_everything", "namespaces", "tags", "vector_ids")
+    __slots__ = ("custom_topics", "kind_flags", "kinds", "matches_everything", "namespaces", "vector_ids")
 
     def __init__(self, topics: Iterable[Topic]) -> None:
         self.matches_everything = False
         self.vector_ids: set[str] = set()
         self.namespaces: set[str] = set()
         self.kinds: set[int] = set()
-        self.tags: set[str] = set()
+        self.custom_topics: set[str] = set()
         names = {
             TopicKind.VECTOR_ID: self.vector_ids,
             TopicKind.NAMESPACE: self.namespaces,
-            TopicKind.CUSTOM: self.tags,
+            TopicKind.CUSTOM: self.custom_topics,
         }
         for topic in topics:
             if topic.kind is TopicKind.ALL:
@@ -209,7 +209,7 @@ class _TopicFilter:
         self.kind_flags[list(self.kinds)] = True
 
     def matches_all(self, batch: Batch) -> bool:
-        """Return True if all rows match, by the topic of all, or by their one namespace or kind."""
+        """Return True if all rows match: by the topic `*`, or by their common namespace or kind."""
         return self.matches_everything or batch.namespace in self.namespaces or batch.kind in self.kinds
 
     def may_match_some(self, batch: Batch) -> bool:
@@ -217,7 +217,7 @@ class _TopicFilter:
         return (
             not self.namespaces.isdisjoint(batch.namespace_names)
             or any(batch.kinds_mask >> kind & 1 for kind in self.kinds)
-            or not self.tags.isdisjoint(batch.custom_topics)
+            or not self.custom_topics.isdisjoint(batch.custom_topics)
         )
 
     def rows_by_id(self, batch: Batch) -> Sequence[int]:
@@ -230,15 +230,15 @@ class _TopicFilter:
         """Return all rows that match, given those that match by their vector id."""
         if self.matches_all(batch):
             return None
-        if not (self.kinds or self.namespaces or self.tags):
+        if not (self.kinds or self.namespaces or self.custom_topics):
             return _normalize_rows(np.array(by_id, np.intp), batch)
         mask = np.zeros(batch.count, bool)
         if self.kinds and batch.kind is None:
             mask |= self.kind_flags[np.frombuffer(batch.kinds, np.uint8)]
         if self.namespaces and batch.namespace is None:
             mask |= [name in self.namespaces for name in batch.namespaces]
-        if self.tags:
-            mask[[row for row, tag in batch.row_topics if tag in self.tags]] = True
+        if self.custom_topics:
+            mask[[row for row, topic in batch.row_topics if topic in self.custom_topics]] = True
         if by_id:
             mask[by_id] = True
         return _normalize_rows(np.flatnonzero(mask), batch)

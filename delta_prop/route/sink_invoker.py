@@ -64,11 +64,12 @@ class SinkInvoker(Progress):
         self._catching_up = start < log.high_watermark
         # A sink of control rows takes whole batches, as they are in the log.
         self._call_size = CallSize(can_split=not isinstance(sink, ControlRowSink))
-        self._called_deliveries: Sequence[Delivery] = ()  # of the running call
-        self._in_call = self._in_call_end = 0  # the number of rows, and the offset after the last one
+        self._called_deliveries: Sequence[Delivery] = ()  # those of the running call
+        self._in_call = self._in_call_end = 0  # rows taken and not applied; end offset of the running call
         self._called_at = inf  # inf: no call is running
-        self._is_stuck = False  # the call was cancelled, but does not end
+        self._is_stuck = False  # True while the call was cancelled, but does not end
         self._probe_now = anyio.Event()
+        # Numbers of calls, and of applied rows.
         self._deliveries = self._applied_deltas = 0
         self._errors = self._unexpected_errors = self._retries = 0
 
@@ -91,9 +92,9 @@ class SinkInvoker(Progress):
         self.note_done((delivery,))
         return True
 
-    async def call(self, deliveries: Sequence[Delivery], waiting: int = 0) -> Exception | None:
-        """Apply deliveries; return the failure, or None. `waiting`: number of further rows taken."""
-        count = waiting + sum(delivery.count for delivery in deliveries)
+    async def call(self, deliveries: Sequence[Delivery], rows_waiting: int = 0) -> Exception | None:
+        """Apply deliveries; return the failure, or None. `rows_waiting`: rows taken for later calls."""
+        count = rows_waiting + sum(delivery.count for delivery in deliveries)
         self._in_call_end = deliveries[-1].next_offset
         self._called_deliveries = deliveries
         failure = await self.attempt(partial(self.sink.apply, deliveries), FeedState.WORKING, count)
@@ -137,14 +138,14 @@ class SinkInvoker(Progress):
         self.last_failure = failure
         if self.has_ended:  # stopped during the call
             return
-        opened = self.breaker.opened
+        times_opened = self.breaker.times_opened
         wait_s = self.breaker.note_failure(self._clock.now(), self._rng.random())
         if self.breaker.state is not BreakerState.OPEN:
             self.state = FeedState.RETRYING
             await anyio.sleep(wait_s)
             return
         self.state = FeedState.BREAKER_OPEN
-        if self.breaker.opened > opened:
+        if self.breaker.times_opened > times_opened:
             fix = "" if self.failing is None else reasons.REJECT_FIX
             logger.warning(
                 "sink %r keeps failing and is retried every %g s: %s%s",
@@ -206,6 +207,7 @@ class SinkInvoker(Progress):
 
 
 def has_apply_now(sink: Sink) -> bool:
-    """Return True if the most derived class of a sink with `apply` or `apply_now` has `apply_now`."""
-    owners = [kind for kind in type(sink).__mro__ if "apply" in vars(kind) or "apply_now" in vars(kind)]
+    """Return True if the most derived class that defines `apply` or `apply_now` defines `apply_now`."""
+    classes = type(sink).__mro__
+    owners = [owner for owner in classes if "apply" in vars(owner) or "apply_now" in vars(owner)]
     return bool(owners) and "apply_now" in vars(owners[0]) and "apply" not in getattr(sink, "__dict__", ())

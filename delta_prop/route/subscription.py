@@ -45,7 +45,7 @@ class Subscription:
         self._rows_end = 0  # the offset after the present rows
         self._changed_event = anyio.Event()
         self._drained_event = anyio.Event()
-        self._delivered = 0
+        self._delivered_count = 0
         self._closed = False
         self._unread_refusal: Refused | None = None
 
@@ -138,7 +138,7 @@ class Subscription:
 
     def statistics(self) -> int:
         """Return the number of deltas that the reader has taken."""
-        return self._delivered
+        return self._delivered_count
 
     # --- helpers
 
@@ -153,5 +153,5 @@ class Subscription:
     def _take(self) -> Delivered:
         delivery, row = self._rows.popleft()
         logged = delivery.logged
-        self._delivered += 1
+        self._delivered_count += 1
         return Delivered(logged.offset + row, logged.lamport + row, logged.batch.delta(row, logged.source))

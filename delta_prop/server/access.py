@@ -30,39 +30,42 @@ logger = logging.getLogger("delta_prop")
 class Access:
     """Grants the permissions of tokens. Without a token file every client may do everything.
 
-    *Resources*: `run` polls the file, on a thread of its own; it ends by cancellation. *Errors*: a file that
-    cannot be read or parsed is refused at the start (UsageError), and later only logged.
+    *Resources*: `run` polls the file, on a thread of its own; it ends by cancellation. *Errors*: if the file
+    cannot be read or parsed, the constructor raises UsageError or OSError; `run` only logs this.
     """
 
     def __init__(
-        self, world: World, read: Callable[[], bytes] | None = None, defaults: TokenDefaults | None = None
+        self,
+        world: World,
+        read_file: Callable[[], bytes] | None = None,
+        defaults: TokenDefaults | None = None,
     ) -> None:
-        """`read`: returns the file's bytes, and may block; None: no tokens. Raises UsageError, OSError.
+        """`read_file`: returns the token file's bytes, and may block; None if there is no token file.
 
         `on_change`, if set, is called when a token is no longer valid: the server then checks the permissions
-        of each connection with `is_valid`.
+        of each connection with `is_valid`. Raises UsageError, OSError.
         """
         self._clock = world.clock
         self._threads = world.new_threads()
-        self._read = read
+        self._read_file = read_file
         self._defaults = defaults or TokenDefaults()
         self.on_change: Callable[[], None] | None = None
         self._raw = b""
         self._tokens: tuple[Token, ...] = ()
         self._checked_at_us = world.clock.wall_us()
         self._last_error: str | None = None
-        if read is not None:
-            self._raw = read()
+        if read_file is not None:
+            self._raw = read_file()
             self._tokens = _parse(self._raw, self._defaults)
 
     @property
     def is_open(self) -> bool:
         """True if every client may do everything."""
-        return self._read is None
+        return self._read_file is None
 
     def check(self, token: str | None) -> Permissions:
         """Return a token's permissions. Raises Unauthorized; clients get the same text for every cause."""
-        if self._read is None:
+        if self._read_file is None:
             return ALL_PERMISSIONS
         if not token:
             raise Unauthorized("no token was given")
@@ -80,7 +83,7 @@ class Access:
 
     def is_valid(self, permissions: Permissions) -> bool:
         """True if the token that has these permissions is still in the file, unchanged and not expired."""
-        if self._read is None:
+        if self._read_file is None:
             return True
         if self._is_expired(permissions, self._clock.wall_us()):
             return False
@@ -88,10 +91,10 @@ class Access:
 
     async def reload(self) -> None:
         """Read the file now. If it cannot be used, this is logged once, and the tokens stay."""
-        if self._read is None:
+        if self._read_file is None:
             return
         try:
-            raw = await self._threads.run(self._read)
+            raw = await self._threads.run(self._read_file)
             if raw == self._raw:
                 self._last_error = None
             else:
@@ -101,14 +104,14 @@ class Access:
 
     async def run(self) -> None:
         """Poll the file and the expiry of tokens; end by cancellation."""
-        while self._read is not None:
+        while self._read_file is not None:
             await anyio.sleep(POLL_INTERVAL_S)
             await self.reload()
             self._check_expired()
 
     def _replace_tokens(self, raw: bytes) -> None:
         removed = {token: token for token in self._tokens}
-        # Unchanged tokens keep their objects.
+        # Unchanged tokens keep their objects; `removed` ends with those that are no longer valid.
         tokens = tuple(removed.pop(token, token) for token in _parse(raw, self._defaults))
         self._raw, self._tokens, self._last_error = raw, tokens, None
         logger.info("the token file has changed: %d tokens", len(tokens))

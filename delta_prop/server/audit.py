@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from delta_prop_wire.spec import ErrorCode
 
 WINDOW_S = 10.0
+"""Refusals of one kind are counted together for this long."""
 FLUSH_S = 1.0
 LINES_PER_WINDOW = 10
 KINDS_MAX = 1_000

@@ -39,16 +39,16 @@ def connection_in_use() -> Refused:
 
 
 def silence_reason(silent_s: float, settings: ServerSettings) -> str | None:
-    """Return the reason to close a connection that received no frame for `silent_s`; None: keep it open."""
+    """Return the reason to close a connection after `silent_s` without a frame; None if it stays open."""
     return f"no frame for {settings.peer_timeout_s} s" if silent_s > settings.peer_timeout_s else None
 
 
-def slowness_reason(receiving_s: float, received: int, settings: ServerSettings) -> str | None:
-    """Return the reason to close a connection whose frame arrives too slowly; None: keep it open.
+def slowness_reason(receiving_s: float, received_bytes: int, settings: ServerSettings) -> str | None:
+    """Return the reason to close a connection whose frame arrives too slowly; None if it stays open.
 
-    `received`: bytes of the incomplete frame, received in `receiving_s`.
+    `received_bytes`: how much of the incomplete frame has arrived in `receiving_s`.
     """
-    if receiving_s <= settings.peer_timeout_s or received >= receiving_s * settings.receive_rate_min:
+    if receiving_s <= settings.peer_timeout_s or received_bytes >= receiving_s * settings.receive_rate_min:
         return None
     return (
         f"a frame arrived at less than {settings.receive_rate_min} bytes per second for {receiving_s:.0f} s"

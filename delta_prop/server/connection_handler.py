@@ -93,8 +93,9 @@ class ConnectionHandler:
         self._receive_buffer = self._connection.receive_buffer
         self._writer = ConnectionWriter(stream, self._connection, context, self)
         self.notify = self._writer.notify  # wakes the writer
-        self.codecs: frozenset[int] = frozenset()  # compression of stored frames that the client can read
-        self._draining = self._finishing = False
+        self.codecs: frozenset[int] = frozenset()  # of compressed frames that the client can read
+        self._draining = False  # True once `drain` was called
+        self._finishing = False  # True once the client has ended its side
         self._drain_until = self._log_end = inf
         self._pending_answers = 0  # requests whose answer waits for a sync
         self._queries = QueryHandler(context, self._respond, self._refuse_request)
@@ -108,7 +109,7 @@ class ConnectionHandler:
         self._heartbeats = 0
         self._progress_sent = (0, 0.0)  # the last progress report: offset, time
         self._sent_level = PressureLevel.OK
-        self._known_recoveries = 0  # the pipeline's, when the client got its watermarks
+        self._known_recoveries = 0  # the pipeline's count of recoveries when the client got its watermarks
         # each is handled once everything below its offset is delivered
         self._pending_unsubscribes: deque[tuple[int, Unsubscribe]] = deque()
         self._scope = anyio.CancelScope()
@@ -129,10 +130,10 @@ class ConnectionHandler:
         finally:
             # While the server drains, a subscriber may still be reading what was written.
             may_read = self._draining and self.consumer_session is not None
-            self._close_parts()
+            self._release_all()
             await self._stream.aclose(self._drain_until - self._context.now() if may_read else 0.0)
 
-    def _close_parts(self) -> None:
+    def _release_all(self) -> None:
         if self.produce_handler is not None:
             self.produce_handler.close()
         if self.consumer_session is not None:
@@ -194,11 +195,11 @@ class ConnectionHandler:
             context.counters.count_nack(error.code)
             self._close_for(error)
 
-    def _on_received(self, count: int) -> bool:
+    def _on_received(self, byte_count: int) -> bool:
         """Handle received bytes; return True if all were handled and the budget allows more."""
         connection, buffer = self._connection, self._receive_buffer
-        self._context.counters.bytes_in += count
-        connection.buffer_updated(count)
+        self._context.counters.bytes_in += byte_count
+        connection.buffer_updated(byte_count)
         if not self._handle_frames() or self._writer.is_ending:
             return False
         return not (buffer.end - buffer.start >= self._budget_bytes < connection.incoming_frame_bytes)
@@ -365,9 +366,9 @@ class ConnectionHandler:
         if hello.origins and self.produce_handler is not None:
             grants = self.produce_handler.claim(hello.origins)
         if hello.source is Source.REPLICA:
-            grants = context.watermarks()
+            grants = context.forwarder_grants()
         if not grants:
-            self._send_welcome(sequence, grants, first=is_first)
+            self._send_welcome(sequence, grants, is_first=is_first)
             return
         self._pending_answers += 1
         hello_done = self._hello_done = anyio.Event() if is_first else None
@@ -382,7 +383,7 @@ class ConnectionHandler:
             if failure is not None:
                 self._refuse(0, failure, correlation_id=sequence)
             else:
-                self._send_welcome(sequence, grants, first=is_first)
+                self._send_welcome(sequence, grants, is_first=is_first)
 
         self._pipeline.when_reached(answer)  # watermarks may count rows that the log can still lose
 
@@ -413,15 +414,16 @@ class ConnectionHandler:
             self._pending_answers -= 1
             raise refused from None
 
-    def _send_welcome(self, sequence: int, granted: list[OriginGrant], *, first: bool) -> None:
+    def _send_welcome(self, sequence: int, grants: list[OriginGrant], *, is_first: bool) -> None:
         settings = self._context.settings
         self._known_recoveries = self._pipeline.recoveries
         credit = None
-        if first and self.produce_handler is not None:
+        if is_first and self.produce_handler is not None:
             credit = Credit(settings.producer_deltas_credit, settings.producer_bytes_credit)
-        elif first:  # not announced; so its deltas are refused for its token, not for lack of credit
+        elif is_first:
+            # The client does not learn of it: deltas that it sends are refused for its token, not for credit.
             self._connection.receive_window.grant(Credit(1, 1))
-        *pages, last = make_welcomes(self._context, granted)
+        *pages, last = make_welcomes(self._context, grants)
         for page in pages:
             self._respond(sequence, page, more=True)
         self._send(Ack(0, credit=credit, correlation_id=sequence, response=last))
@@ -532,7 +534,7 @@ class ConnectionHandler:
         return answers
 
     def next_chunk(self, now: float) -> SendChunk | None:
-        """Return the next chunk to deliver; None: nothing now."""
+        """Return the next chunk to deliver; None if there is none now."""
         if self._pending_unsubscribes:
             self._end_drained_subscriptions()
         session, advice = self.consumer_session, self._advice
@@ -558,22 +560,22 @@ class ConnectionHandler:
         return (handler is None or not handler.has_answers) and (session is None or session.try_idle())
 
     def wait_s(self, now: float) -> float | None:
-        """Return the seconds until there may be more to deliver; None: not before a `notify`."""
+        """Return the seconds until there may be more to deliver; None if `notify` will report it."""
         if self.consumer_session is None:
             return None
         return self._advice.wait_s(now) or self.consumer_session.wait_s(now)
 
     # --- time
 
-    def tick(self, now: float, stalled_s: float) -> None:
+    def run_checks(self, now: float, stalled_s: float) -> None:
         """Check timeouts and the token; send what is due. `stalled_s`: how long this server was stalled."""
         if self._writer.is_ending:
             return
         settings = self._context.settings
         self._received_at += stalled_s
-        fault = self._find_fault(now)
-        if fault is not None:
-            logger.info("connection %d of %s ends: %s", self.number, self.address, fault)
+        timeout_reason = self._timeout_reason(now)
+        if timeout_reason is not None:
+            logger.info("connection %d of %s ends: %s", self.number, self.address, timeout_reason)
             self._context.counters.connections_timed_out += 1
             self.abort()
         elif self.produce_handler is not None and self.produce_handler.is_forwarder and self._is_outdated():
@@ -589,7 +591,7 @@ class ConnectionHandler:
         """True if a recovery since the hello may have lost rows below the client's watermarks."""
         return self._known_recoveries != self._pipeline.recoveries
 
-    def _find_fault(self, now: float) -> str | None:
+    def _timeout_reason(self, now: float) -> str | None:
         settings, frame_started_at = self._context.settings, self._frame_started_at
         if self.permissions is None:
             timed_out = now - self._started_at > settings.handshake_timeout_s

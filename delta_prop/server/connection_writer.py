@@ -39,10 +39,10 @@ class FrameSource(Protocol):
         """Return the outcomes of received deltas that were not reported yet."""
 
     def next_chunk(self, now: float) -> SendChunk | None:
-        """Return the next chunk to deliver; None: nothing now."""
+        """Return the next chunk to deliver; None if there is none now."""
 
     def wait_s(self, now: float) -> float | None:
-        """Return the seconds until `next_chunk` may have more; None: not before a `notify`."""
+        """Return the seconds until `next_chunk` may have more; None if `notify` will report it."""
 
     def is_idle(self) -> bool:
         """Return True if nothing is to be written or ended before the next `notify`.
@@ -73,9 +73,9 @@ class ConnectionWriter:
         self._source = source
         self._tick_callbacks = context.internals.tick_callbacks
         self._wakeup = Wakeup()
-        self._is_scheduled = False  # a write at the end of the tick
+        self._is_scheduled = False  # True while a write at the end of the tick is due
         self._wakes_at = math.inf  # when the loop wakes even without a `notify`
-        self._control: list[Buffer] = []
+        self._control: list[Buffer] = []  # queued answers
         self._control_bytes = 0
         self._unsent: Sequence[Buffer] = ()  # bytes that the socket has not accepted yet
         self._unsent_file: FileRange | None = None  # to be sent after `_unsent`
@@ -87,7 +87,7 @@ class ConnectionWriter:
         return self._control_bytes > CONTROL_BYTES_MAX
 
     def send(self, frame: Frame) -> None:
-        """Queue a frame, before all deliveries."""
+        """Queue a frame; it is written before all deliveries."""
         raw = self._connection.send(frame)
         self._control.append(raw)
         self._control_bytes += len(raw)

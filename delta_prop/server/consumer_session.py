@@ -41,13 +41,15 @@ if TYPE_CHECKING:
 READ_FRAMES_MAX, READ_BYTES_MAX = 64, 1024 * 1024
 """Bounds of one read, which may exceed them a little; low, so that a read hardly delays other tasks."""
 _READ_ROWS_MAX = 100
+"""Maximum rows of one call of `Log.read`; one read makes several."""
 SENDFILE_BYTES_MAX = 4 * 1024 * 1024
 """Maximum bytes sent from a file at once, provided that the slowest allowed client reads them in time."""
 READ_RETRY_S = 0.5
 """Seconds after which the log is read again after a disk failure."""
 BATCH_DELTAS_MAX = 10_000
+"""Maximum of a subscription's `batch_deltas_max`; a higher one is reduced to it."""
 WARN_FROM, THROTTLE_FROM = 0.8, 0.95
-"""Shares of the log's retention from which on a lagging subscriber is warned."""
+"""Shares of the log's retention from which on a lagging subscriber gets pressure WARN, then THROTTLE."""
 _UNBOUNDED = Credit(1 << 62, 1 << 62)
 
 NO_SUBSCRIPTION = {"processed": None, "catching_up": False, "group": None, "standing_by": False}
@@ -59,7 +61,7 @@ logger = logging.getLogger("delta_prop.server")
 class _SendState(Enum):
     """The result of the last `take`, which decides the events that call `notify`."""
 
-    ACTIVE = "active"
+    ACTIVE = "active"  # there may be more to send
     IDLE = "idle"  # everything is sent
     LINGERING = "lingering"
     NO_CREDIT = "no credit"
@@ -82,7 +84,10 @@ class ConsumerSession:
         notify: Callable[[], None],
         groups: Groups,
     ) -> None:
-        """`codecs`: compressed frames that the client reads. `can_read`: filters namespaces; None: all."""
+        """`codecs`: those of compressed frames that the client can read.
+
+        `can_read`: returns True for a namespace that the client may read; None if it may read all.
+        """
         self.is_catching_up = False
         """True while it reads the log, so that no batches are pushed into its queue."""
         self.group: str | None = None
@@ -126,16 +131,16 @@ class ConsumerSession:
     def subscribe(
         self, request: Subscription, on_takeover: Callable[[Subscribed], None] | None = None
     ) -> Subscribed:
-        """Add topics. The first request sets the cursor, later ones apply from its current position on.
+        """Add topics. The first request sets the cursor; later ones apply from its present position on.
 
-        `on_takeover` is called with a second answer if the session stands by at first, once it reads for its
+        If the session stands by at first, `on_takeover` is called with a second answer once it reads for its
         group. Raises Refused (BAD_REQUEST, CURSOR_TOO_OLD, LOG_FAILED) and changes nothing.
         """
         if self._first_request is None:
             self._start(request)
             self._on_takeover = on_takeover
         else:
-            self._check_further(request, self._first_request)
+            self._check_later_request(request, self._first_request)
             self._subscriptions.add(request)
             self._reread_log()
             if request.credit is not None:
@@ -159,7 +164,7 @@ class ConsumerSession:
             self._wake()
 
     def note_processed(self, offset: int) -> None:
-        """Commit the group's cursor: all below `offset` is processed. It never passes what was sent."""
+        """Commit the group's cursor: all below `offset` is processed. The cursor never passes sent rows."""
         if self.group is not None and not self.standing_by:
             self._groups.commit(self.group, min(offset, self.processed), self)
 
@@ -177,7 +182,7 @@ class ConsumerSession:
 
     @property
     def processed(self) -> int:
-        """The offset below which each row is sent or has no subscriber here; on standby, the group's."""
+        """The offset below which each row is sent or not subscribed to; on standby, the group's cursor."""
         if self.standing_by:
             return self._next_offset
         if self._queue.waiting:
@@ -223,7 +228,7 @@ class ConsumerSession:
     # --- events of the service
 
     def offer(self, logged: LoggedBatch, rows: Rows) -> None:
-        """Queue a batch that became visible; if the queue is full, read it from the log later."""
+        """Queue a batch that became visible; if the queue is full, the batch is read from the log later."""
         if self.is_catching_up:
             return
         selected = self._subscriptions.narrow(logged, rows) if self._subscriptions.is_narrowing else rows
@@ -285,9 +290,10 @@ class ConsumerSession:
     # --- sending
 
     def take(self, now: float, bytes_max: int, *, rows_max: int | None = None) -> SendChunk | None:
-        """Return the next chunk, of about `bytes_max`; None: nothing now. The previous one must be sent.
+        """Return the next chunk, of about `bytes_max`; None if there is none now.
 
-        `rows_max`: the maximum number of rows; a batch with more is sliced. None: no maximum.
+        The previous chunk must be written. `rows_max`: the maximum number of rows, None if there is none; a
+        batch with more is sliced.
         Raises Refused: CURSOR_TOO_OLD, FENCED, PROCESSING_FAILED (the next rows are corrupted) or
         SHUTTING_DOWN.
         """
@@ -304,7 +310,7 @@ class ConsumerSession:
         try:
             if self._refusal is not None:
                 raise self._refusal
-            chunk = self._take(now, bytes_max, rows_max)
+            chunk = self._take_next(now, bytes_max, rows_max)
         except (Refused, DeltaPropError) as error:
             self.close()
             raise _to_refusal(error) from None
@@ -332,7 +338,7 @@ class ConsumerSession:
         return True
 
     def wait_s(self, now: float) -> float | None:
-        """Return the seconds until there may be something to send; None: not before `notify`."""
+        """Return the seconds until there may be something to send; None if `notify` will report it."""
         if self._state is _SendState.ACTIVE:
             return 0.0
         if self._state is _SendState.LINGERING:
@@ -373,14 +379,14 @@ class ConsumerSession:
         """Return the first offset: the group's cursor; without a group or for a new one, the start."""
         start, log, group = request.start, self._log, request.group
         if group is None:
-            if start.at is StartAt.GROUP:
+            if start.kind is StartAt.GROUP:
                 raise Refused(ErrorCode.BAD_REQUEST, "start at group: no group is named: name one")
             return resolve_start(start, log)
         if isinstance(start.value, Cursor):  # a cursor of another log, or of a lost tail, is always refused
             check_cursor(start.value, log)
 
         def first_offset_of_new_group() -> int:
-            return log.start_offset if start.at is StartAt.GROUP else resolve_start(start, log)
+            return log.start_offset if start.kind is StartAt.GROUP else resolve_start(start, log)
 
         joined = self._groups.join(group, self, first_offset_of_new_group, member_id=request.member)
         self.group, self.standing_by, self._resets = group, joined.is_standby, joined.resets
@@ -389,19 +395,19 @@ class ConsumerSession:
     def _make_answer(self, request: Subscription) -> Subscribed:
         first = self._first_request
         assert first is not None
-        of_group = first.group is not None and request.subscription == first.subscription
+        is_of_group = first.group is not None and request.subscription == first.subscription
         return Subscribed(
             request.subscription,
             Cursor(self._log.log_id, self._log.epoch, self._next_offset),
             self._batch_deltas_max,
             first.wait_ms_max,
-            standby=of_group and self.standing_by,
-            resets=self._resets if of_group else 0,
+            standby=is_of_group and self.standing_by,
+            resets=self._resets if is_of_group else 0,
         )
 
-    def _check_further(self, request: Subscription, first: Subscription) -> None:
+    def _check_later_request(self, request: Subscription, first: Subscription) -> None:
         conflicts = {
-            "start": request.start != first.start and request.start.at is not StartAt.LATEST,
+            "start": request.start != first.start and request.start.kind is not StartAt.LATEST,
             "group": request.group not in (None, first.group),
             "deltas": request.deltas and not first.deltas,
             "credit": request.credit is not None and first.credit is None,
@@ -426,7 +432,10 @@ class ConsumerSession:
         self._wake()
 
     def _must_catch_up(self) -> bool:
-        """Return True if it must read the log, also while there is no credit: topics may still be added."""
+        """Return True if it must read the log.
+
+        It must without credit, too: so its position stays, and topics that are added later start there.
+        """
         return self.standing_by or self._next_offset < self._log.high_watermark or not self._window.is_open
 
     def _leave_group(self) -> None:
@@ -448,7 +457,7 @@ class ConsumerSession:
             or queue.bytes >= self._settings.send_bytes_max
         )
 
-    def _take(self, now: float, bytes_max: int, rows_max: int | None) -> SendChunk | None:
+    def _take_next(self, now: float, bytes_max: int, rows_max: int | None) -> SendChunk | None:
         first, waiting = self._first_request, self._queue.waiting
         if self._has_open_file and not self.is_catching_up:
             self._release_file()
@@ -518,11 +527,11 @@ class ConsumerSession:
         assert first is not None
         if first.deltas:
             return None
-        rows, bytes_max = self._window.remaining or _UNBOUNDED
+        credit_rows, bytes_max = self._window.remaining or _UNBOUNDED
         bytes_max = min(bytes_max, self._sendfile_bytes_max)
-        rows = rows if rows_max is None else min(rows, rows_max)
+        rows_max = credit_rows if rows_max is None else min(credit_rows, rows_max)
         bounds = RangeBounds(
-            rows, bytes_max, read_bytes_max=self._settings.send_bytes_max, verified=not self._has_read
+            rows_max, bytes_max, read_bytes_max=self._settings.send_bytes_max, verified=not self._has_read
         )
         self._has_open_file = True
         try:

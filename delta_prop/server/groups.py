@@ -1,7 +1,7 @@
-"""Named groups of subscribers: their readers, standbys and cursors, in the same files as `subscribe --data`.
+"""Named groups of subscribers: their readers, standbys and cursors.
 
-A stored cursor may lag behind the current one, but never leads it: after a crash, rows are redelivered. No
-log retains rows for a group.
+The cursors are in the same files as those of `subscribe --data`. A stored cursor may lag behind the current
+one, but never leads it: after a crash, rows are redelivered. No log retains rows for a group.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Member(Protocol):
 
 
 class GroupStatistics(NamedTuple):
-    """A group with a reader, or with a cursor that is not stored yet."""
+    """A group's cursor and members. `has_member`: True if one reads; `standing_by`: how many stand by."""
 
     next_offset: int | None
     has_member: bool
@@ -83,7 +83,11 @@ class _Membership(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _GroupState:
-    """A group that this process reads or waits for. `offset`: its cursor; None before its first reader."""
+    """A group that this process reads or waits for.
+
+    `offset`: the committed offset; None before the first reader. `cursor`: the file that stores it.
+    `resets`: how often an operator has moved it.
+    """
 
     offset: int | None
     cursor: GroupCursor | None = None  # None with a log in memory, and while another process has the group
@@ -103,10 +107,10 @@ class _GroupState:
         stored = None if self.cursor is None else self.cursor.stored
         return stored == (None if self.offset is None else (self.offset, self.resets))
 
-    def assignment(self, *, standby: bool = False) -> GroupAssignment:
+    def assignment(self, *, is_standby: bool = False) -> GroupAssignment:
         """Return the answer to a member."""
         assert self.offset is not None, "the first member sets it"
-        return GroupAssignment(self.offset, self.resets, standby)
+        return GroupAssignment(self.offset, self.resets, is_standby)
 
 
 class Groups:
@@ -121,7 +125,7 @@ class Groups:
         self._world = world
         self._groups: dict[str, _GroupState] = {}
         self._names: set[str] = set()  # of every group, as far as this process knows
-        self._prepared = False
+        self._prepared = False  # True once the directory exists
         self._absent: dict[str, int] = {}  # cursors of groups without a reader here, as last read
         self._absent_valid_until = -inf
         self._released: dict[str, int] = {}  # cursors stored since the absent ones were read
@@ -155,7 +159,7 @@ class Groups:
             return state.assignment()
         if all(membership.member is not member for membership in state.standby):
             state.standby.append(joining)
-        return state.assignment(standby=True)
+        return state.assignment(is_standby=True)
 
     def commit(self, name: str, offset: int, member: Member) -> None:
         """Set the group's cursor: everything below `offset` is processed. Ignored unless from its reader."""
@@ -167,7 +171,7 @@ class Groups:
             self._wakeup.set()
 
     def leave(self, name: str, member: Member) -> None:
-        """Remove a member; if it was the reader, the next member resumes from its cursor."""
+        """Remove a member; if it was the reader, the next member resumes from the group's cursor."""
         state = self._groups.get(name)
         if state is None:
             return
@@ -242,10 +246,10 @@ class Groups:
             logger.warning("the cursors of groups cannot be read: %s", error)
         else:
             self._absent = {name: cursor for name, cursor in cursors.items() if isinstance(cursor, int)}
-            self._absent |= self._released  # these may be newer than the file's
+            self._absent |= self._released  # cursors that may be newer than those in the files
         finally:
-            read = self._world.clock.now()
-            self._absent_valid_until = read + ABSENT_CACHE_FACTOR * (read - now)
+            read_at = self._world.clock.now()
+            self._absent_valid_until = read_at + ABSENT_CACHE_FACTOR * (read_at - now)
 
     def all_statistics(self) -> dict[str, GroupStatistics]:
         """Return every group, the absent ones as `poll_absent` last read them."""
@@ -255,7 +259,7 @@ class Groups:
     # --- helpers
 
     def _fence_former(self, name: str, state: _GroupState, membership: _Membership) -> None:
-        """Replace the former connection of a client that reconnects, and fence it."""
+        """Give a client that reconnects the place of its former connection, and fence that connection."""
         reader, member_id = state.reader, membership.member_id
         if reader is not None and reader.member_id == member_id and reader.member is not membership.member:
             state.reader = membership
@@ -353,7 +357,7 @@ class Groups:
             cursor.next_offset = offset if offset is None else min(offset, synced_offset)
             cursor.resets = state.resets
             try:
-                await threads.run(partial(self._use_reserve, cursor))
+                await threads.run(partial(self._store_with_reserve, cursor))
             except OSError as error:
                 logger.warning("the cursor of group %r cannot be stored: %s: retrying", name, error)
             if state.reader is None and state.is_stored:
@@ -363,7 +367,7 @@ class Groups:
                 del self._groups[name]
         return all(state.is_settled for state in self._groups.values())
 
-    def _use_reserve(self, cursor: GroupCursor) -> None:
+    def _store_with_reserve(self, cursor: GroupCursor) -> None:
         """Store a cursor, with the reserve if the disk is full. Call it on a thread. Raises OSError."""
         if isinstance(self._log, DurableLog):
             self._log.reserve.use(cursor.store)

@@ -38,7 +38,7 @@ SEND_TIMEOUT_S = 10.0
 HEAD_BYTES_MAX = 16 * 1024
 CONNECTIONS_MAX = 100
 CONNECTIONS_PER_HOST_SHARE = 0.5
-"""Below 1, so that one host at its limit leaves connections for health checks."""
+"""Share of the connections that one host may have; the rest stays for the health checks of others."""
 RECEIVE_BYTES = 4 * 1024
 JSON = "application/json"
 
@@ -73,7 +73,7 @@ class HttpPort:
         tls: Tls | None = None,
         connections_max: int = CONNECTIONS_MAX,
     ) -> None:
-        """`port` 0: any free port, which `run` reports."""
+        """`port`: 0 for any free port, which `run` reports."""
         self._network = network
         self._clock = world.clock
         self._view = view
@@ -124,7 +124,7 @@ class HttpPort:
         try:
             request = await client.receive()
         except _BadRequestError as error:
-            await client.send(_error_response(error.status, str(error)), self._date(), last=True)
+            await client.send(_error_response(error.status, str(error)), self._date(), is_last=True)
             return False
         if request is None:
             return False
@@ -187,8 +187,8 @@ class HttpPort:
     async def _show_metrics(self, request: _Request) -> HttpResponse:
         await self._view.refresh()
         scrape = self._metrics.scrape()
-        text, type_ = await self._threads.run(lambda: scrape.text(request.accepts))
-        return HttpResponse(200, text, type_)
+        body, content_type = await self._threads.run(lambda: scrape.text(request.accepts))
+        return HttpResponse(200, body, content_type)
 
     async def _show_status(self, _: _Request) -> HttpResponse:
         await self._view.refresh()
@@ -249,7 +249,7 @@ class _HttpConnection:
             return None  # the client sent nothing
         raise _BadRequestError(408, f"the request was not complete within {REQUEST_TIMEOUT_S:g} s: retry")
 
-    async def send(self, response: HttpResponse, date: str, *, last: bool = False) -> bool:
+    async def send(self, response: HttpResponse, date: str, *, is_last: bool = False) -> bool:
         """Send a complete response; return True if another request may come. Raises ConnectionError."""
         headers = [
             ("Date", date),
@@ -258,7 +258,7 @@ class _HttpConnection:
             ("Cache-Control", "no-store"),
             ("X-Content-Type-Options", "nosniff"),
             *response.headers,
-            *([("Connection", "close")] if last else []),
+            *([("Connection", "close")] if is_last else []),
         ]
         protocol = self._protocol
         parts = [protocol.send(h11.Response(status_code=response.status, headers=headers))]

@@ -16,7 +16,7 @@ import msgpack
 
 from delta_prop.server.part_file import (
     DIRECTORY,
-    SUFFIX,
+    PART_SUFFIX,
     PartHead,
     PartPosition,
     path_of,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from delta_prop_wire.frames import StagedPart
 
 VERSION = 1
-_DECISION, _PROGRESS = ".job", ".at"
+_DECISION_SUFFIX, _PROGRESS_SUFFIX = ".job", ".at"
 _CRC_BYTES = 4
 
 
@@ -55,7 +55,7 @@ class JobCorrupted(DeltaPropError):
 
 
 class CommittedPart(NamedTuple):
-    """A part that a committed job publishes. `size`, `checksum`: of its file.
+    """A part that a committed job publishes. `deltas`: their number; `size`, `checksum`: of its file.
 
     `watermark`: that of the part's origin at the decision; the part's deltas up to it are duplicates.
     """
@@ -70,7 +70,9 @@ class CommittedPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress of a publication: part `index` up to `position`. `refused_rows`: the first refused rows.
+    """The progress of a publication: the parts before `index`, and part `index` up to `position`, are done.
+
+    `published`, `duplicates`, `refused`: numbers of deltas. `refused_rows`: the first refused rows.
 
     `retry_counter`: if rows of the frame after `position` were refused, the first counter in the retry origin
     under which its rows are sent again; else 0.
@@ -99,9 +101,10 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class JobDecision:
-    """A decision about a job, and its outcome. `parts`: none once published. `decided_us`: log time.
+    """A decision about a job, and its outcome. `decided_us`: log time. `deltas`: the number in all parts.
 
-    `parts_digest`: of (part, deltas) of all parts; `content_digest`: of their contents as well.
+    `parts`: none once published. `parts_digest`: of (part, deltas) of all parts; `content_digest`: of their
+    contents as well.
     """
 
     job: str
@@ -178,7 +181,7 @@ class JobFiles:
         """Return all decisions, in the order in which they were made, and the corrupted ones, by stem."""
         decisions, corrupted = [], {}
         for name in self.disk.list(DIRECTORY):
-            stem = name.removesuffix(_DECISION)
+            stem = name.removesuffix(_DECISION_SUFFIX)
             if stem == name:
                 continue
             try:
@@ -202,30 +205,32 @@ class JobFiles:
         for decision in decisions:
             stem = stem_of(decision.job)
             needed[stem] = {path_of(stem, part.part, part.attempt) for part in decision.parts}
-            needed[stem].add(f"{DIRECTORY}/{stem}{_DECISION}")
+            needed[stem].add(f"{DIRECTORY}/{stem}{_DECISION_SUFFIX}")
             if decision.parts:
-                needed[stem].add(f"{DIRECTORY}/{stem}{_PROGRESS}")
+                needed[stem].add(f"{DIRECTORY}/{stem}{_PROGRESS_SUFFIX}")
         parts, unneeded = [], []
         for name in self.disk.list(DIRECTORY):
             path, stem = f"{DIRECTORY}/{name}", name.partition("-")[0].partition(".")[0]
             if stem in skipped:
                 continue
             needed_paths, staged = needed.get(stem), None
-            if needed_paths is None and name.endswith(SUFFIX):
+            if needed_paths is None and name.endswith(PART_SUFFIX):
                 staged = self._read_part(path, read_only=read_only)
             if staged is not None:
                 parts.append(staged)
-            elif path not in (needed_paths or ()) and name.endswith((SUFFIX, _PROGRESS, TEMPORARY)):
+            elif path not in (needed_paths or ()) and name.endswith(
+                (PART_SUFFIX, _PROGRESS_SUFFIX, TEMPORARY)
+            ):
                 unneeded.append(path)
         if not read_only:
             self.remove(unneeded)
         return parts
 
-    def count(self) -> dict[str, int]:
+    def count_by_state(self) -> dict[str, int]:
         """Count the jobs by state, without reading staged parts."""
         decisions, corrupted = self.read_decisions()
         known = corrupted.keys() | {stem_of(decision.job) for decision in decisions}
-        parts = {name.partition("-")[0] for name in self.disk.list(DIRECTORY) if name.endswith(SUFFIX)}
+        parts = {name.partition("-")[0] for name in self.disk.list(DIRECTORY) if name.endswith(PART_SUFFIX)}
         counts = Counter(decision.state.value for decision in decisions)
         counts |= Counter({JobState.STAGING.value: len(parts - known), "corrupted": len(corrupted)})
         return {state: count for state, count in counts.items() if count}
@@ -233,28 +238,28 @@ class JobFiles:
     def write_decision(self, decision: JobDecision) -> None:
         """Write a decision; durable when this returns."""
         self.prepare()
-        path = f"{DIRECTORY}/{stem_of(decision.job)}{_DECISION}"
+        path = f"{DIRECTORY}/{stem_of(decision.job)}{_DECISION_SUFFIX}"
         replace_file(self.disk, DIRECTORY, path, [_add_checksum(_pack_decision(decision))])
 
     def write_progress(self, job: str, progress: Progress) -> None:
         """Write the progress of a publication; durable when this returns."""
-        path = f"{DIRECTORY}/{stem_of(job)}{_PROGRESS}"
+        path = f"{DIRECTORY}/{stem_of(job)}{_PROGRESS_SUFFIX}"
         replace_file(self.disk, DIRECTORY, path, [_add_checksum(msgpack.packb(_pack_progress(progress)))])
 
     def forget(self, job: str) -> None:
         """Remove the decision about a job."""
-        self.remove([f"{DIRECTORY}/{stem_of(job)}{_DECISION}"])
+        self.remove([f"{DIRECTORY}/{stem_of(job)}{_DECISION_SUFFIX}"])
 
     def drop(self, job: str, paths: Iterable[str]) -> None:
         """Remove the staged parts of a job, and before them its unreported decision, if there is one."""
         stem = stem_of(job)
-        self.remove([f"{DIRECTORY}/{stem}{_DECISION}", *paths])
+        self.remove([f"{DIRECTORY}/{stem}{_DECISION_SUFFIX}", *paths])
 
     def remove_parts(self, decision: JobDecision) -> None:
-        """Remove the files that a decision no longer needs."""
+        """Remove the parts of a published job and its progress, which the decision no longer needs."""
         stem = stem_of(decision.job)
         paths = {path_of(stem, part.part, part.attempt) for part in decision.parts}
-        self.remove([*paths, f"{DIRECTORY}/{stem}{_PROGRESS}"])
+        self.remove([*paths, f"{DIRECTORY}/{stem}{_PROGRESS_SUFFIX}"])
 
     def remove(self, paths: Iterable[str]) -> None:
         """Remove files, if they exist; durable when this returns."""
@@ -268,8 +273,11 @@ class JobFiles:
     # --- helpers
 
     def _read_progress(self, stem: str) -> Progress | None:
-        """Return the progress; None if it is missing or corrupted: the dots then tell what is published."""
-        raw = read_small_file(self.disk, f"{DIRECTORY}/{stem}{_PROGRESS}")
+        """Return the progress; None if it is missing or corrupted.
+
+        In both cases the dots in the log show what is published.
+        """
+        raw = read_small_file(self.disk, f"{DIRECTORY}/{stem}{_PROGRESS_SUFFIX}")
         content = None if raw is None else _strip_checksum(raw)
         if content is None:
             return None
@@ -346,7 +354,7 @@ def _unpack_progress(fields: list[Any]) -> Progress:
     index, byte_offset, checksum, counter, retry_counter, published, duplicates, refused, *more = fields
     rows = tuple(
         RefusedRow(part, row, vector_id, ErrorCode(code), text)
-        for part, row, vector_id, code, text in (more[0] if more else ())  # older files have none
+        for part, row, vector_id, code, text in (more[0] if more else ())  # older files list no rows
     )
     position = PartPosition(byte_offset, checksum, counter)
     return Progress(index, position, retry_counter, published, duplicates, refused, rows)
@@ -357,5 +365,6 @@ def _add_checksum(content: bytes) -> bytes:
 
 
 def _strip_checksum(raw: bytes) -> bytes | None:
+    """Return the content of a file; None if it does not match the checksum at its end."""
     content = raw[:-_CRC_BYTES]
     return content if _add_checksum(content) == raw and content else None

@@ -3,7 +3,7 @@
 Dots reveal which deltas are in the log, so a publication that was interrupted, by a crash or a log failure,
 resumes from any earlier position without publishing a delta twice. When a batch is finally refused, its rows
 are sent again under dots of a retry origin, in halves, then in halves of a refused half, until each refused
-row is alone. The order depends only on earlier outcomes, so the retry resumes, too.
+row is alone. Their order depends only on earlier outcomes, so an interrupted retry resumes, too.
 """
 
 from __future__ import annotations
@@ -74,6 +74,8 @@ class _BatchReceipt(Receipt):
 
 
 class _UnackedBatch(NamedTuple):
+    """A batch in flight. `progress`: the publication's progress once this batch is acknowledged."""
+
     receipt: _BatchReceipt
     size: int
     progress: Progress
@@ -129,7 +131,7 @@ class JobPublisher:
 
     async def read(self, file: File, position: PartPosition) -> list[StagedFrame]:
         """Return the next frames after a position; none if no intact frame follows."""
-        return await self._threads.run(partial(_read_some, file, position))
+        return await self._threads.run(partial(_read_next_frames, file, position))
 
     async def read_head(self, file: File) -> tuple[PartHead, PartPosition] | None:
         """Return the head of a part's file."""
@@ -264,7 +266,10 @@ class _Publication:
         return receipt.is_noop or refusal is not None
 
     def _refused_from(self, batch: Batch, watermark: int) -> int:
-        """Return the first row refused since the decision, or the row count; later rows were refused, too."""
+        """Return the first row refused since the decision; all later rows were refused, too.
+
+        Returns the number of rows if none was refused.
+        """
         first = max(watermark + 1 - batch.base, 0)
         if first >= batch.count or not self._was_refused(batch.origin, batch.last):
             return batch.count
@@ -281,7 +286,7 @@ class _Publication:
         await self.store_progress()
         base, progress, deltas = self.progress.retry_counter, self.progress, list(deltas_of(batch))
         stack = _split_halves(rows)
-        if not stack:
+        if not stack:  # a single row, which was refused under its own dot
             progress = self._with_refused(
                 progress, batch, rows.start, Dot(batch.origin, batch.base + rows.start)
             )
@@ -323,7 +328,7 @@ class _Publication:
     def _with_refused(self, progress: Progress, batch: Batch, row: int, dot: Dot) -> Progress:
         """Return the progress with one more refused row, which was sent by itself under `dot`."""
         refusal = self._refusals.get(dot)
-        if refusal is None:  # it was refused before a restart, or is beyond the remembered ones
+        if refusal is None:  # the refusal came before a restart, or is beyond those that are remembered
             code, text = self._pipeline.outcome(*dot), ""
         else:
             code, text = refusal.code, refusal.message.removeprefix("row 0: ")
@@ -366,7 +371,10 @@ class _Publication:
     def _count_frame(
         self, progress: Progress, part: CommittedPart, frame: StagedFrame, rows: int | None = None
     ) -> Progress:
-        """Return the progress after a frame whose first `rows` are in the log under their own dots."""
+        """Return the progress after a frame whose first `rows` are in the log under their own dots.
+
+        `rows`: None if all are.
+        """
         batch = frame.batch
         count = batch.count if rows is None else rows
         duplicates = min(max(part.watermark + 1 - batch.base, 0), count)
@@ -408,11 +416,11 @@ class _Publication:
             self._set_progress(self._stored)
 
     async def store_progress(self) -> None:
-        """Store the progress, once all of it is on stable storage. Raises Refused, OSError."""
+        """Store the progress, once all rows that it counts are on stable storage. Raises Refused, OSError."""
         progress, failures = self.progress, list[Refused]()
         if progress == self._stored:
             return
-        self._pipeline.check_running()  # a waiter is not notified of a failure before it was added
+        self._pipeline.check_running()  # a waiter is not notified of a failure that came before the waiter
         reached = anyio.Event()
 
         def on_reached(failure: Refused | None) -> None:
@@ -459,7 +467,7 @@ def _split_halves(rows: range) -> list[range]:
 
 
 def _encode_rows(deltas: Sequence[Delta], batch: Batch, origin: int, base: int, epoch: int) -> Batch:
-    """Encode rows as a batch of their own."""
+    """Encode rows as a batch of their own, with the priority and the time of `batch`."""
     return encode_batch(
         deltas,
         origin=origin,
@@ -478,7 +486,7 @@ def _open_part(files: JobFiles, job: str, part: CommittedPart) -> File | None:
         return None
 
 
-def _read_some(file: File, position: PartPosition) -> list[StagedFrame]:
+def _read_next_frames(file: File, position: PartPosition) -> list[StagedFrame]:
     frames: list[StagedFrame] = []
     size = 0
     for frame in read_frames(file, position):

@@ -26,8 +26,8 @@ def make_decision(
 ) -> JobDecision | None:
     """Return the decision to store for a commit.
 
-    Returns the earlier decision, if it is the same; None if there are no deltas to publish, which needs no
-    job. Raises Refused (UNKNOWN_JOB, JOB_DECIDED, BAD_REQUEST, UNAUTHORIZED).
+    Returns the earlier decision, if that had the same parts; None if there are no deltas to publish, which
+    needs no job. Raises Refused (UNKNOWN_JOB, JOB_DECIDED, BAD_REQUEST, UNAUTHORIZED).
     """
     parts = request.parts
     if job is not None:
@@ -110,7 +110,10 @@ def _commit_parts(
 
 
 def _find_attempt(job: Job | None, part: StagedPart, parts: tuple[StagedPart, ...]) -> Attempt | None:
-    """Return the attempt that a part names; None if it has no deltas. Raises Refused if they differ."""
+    """Return the attempt that a part names; None if the part has no deltas.
+
+    Raises Refused if the attempt here has other deltas than the decision says.
+    """
     attempt = None if job is None else job.attempts.get((part.part, part.attempt))
     staged_deltas = 0 if attempt is None else attempt.stored_deltas
     if staged_deltas != part.deltas:

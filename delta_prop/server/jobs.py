@@ -61,7 +61,7 @@ logger = logging.getLogger("delta_prop.server")
 
 FEATURE = "jobs"
 NAMES_MAX = 10_000
-"""Finished jobs whose names are remembered; beyond that the oldest is forgotten early."""
+"""Maximum finished jobs whose names are remembered; beyond it, the oldest is forgotten early."""
 ATTEMPTS_MAX = 100_000
 """Maximum attempts of parts without a decision, and of committed parts that are not published yet."""
 UNWRITTEN_BYTES_MAX = 64 * 1024 * 1024
@@ -69,12 +69,17 @@ UNWRITTEN_BYTES_MAX = 64 * 1024 * 1024
 LISTED_ROWS_BYTES_MAX, ROW_OVERHEAD_BYTES = 1024 * 1024, 100
 """Maximum bytes of refused rows in a list of all jobs; bytes that a row counts besides its id and reason."""
 POLL_MAX_S = 60.0
+"""Maximum interval between two searches for expired jobs."""
 RETRY_S = 5.0
+"""Wait after a disk failure."""
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One job. `touched_us`: when its last batch was staged or it was decided, in the log's seen time."""
+    """One job. `attempts`: by the numbers of part and attempt.
+
+    `touched_us`: when its last batch was staged or it was decided, in the log's seen time.
+    """
 
     name: str
     owner: str
@@ -122,12 +127,12 @@ class Jobs:
         self._files = None if internals.disk is None else JobFiles(internals.disk)
         self._threads = internals.world.new_threads()
         self._jobs: dict[str, Job] = {}
-        self._corrupted: dict[str, JobCorrupted] = {}
+        self._corrupted: dict[str, JobCorrupted] = {}  # decisions, by the stem of their files
         self._is_loaded = False
-        self._dirty: dict[Attempt, None] = {}
+        self._dirty: dict[Attempt, None] = {}  # with batches to write, or a file to close
         self._decide_requests: deque[_DecideRequest] = deque()
         self._attempt_count = 0
-        self._free_bytes = self._unwritten_bytes = 0  # free on the disk when last checked; queued for it
+        self._free_bytes = self._unwritten_bytes = 0  # on the disk, when last checked; waiting for the disk
         self._must_check_disk = False
         self._wakeup, self._publish_wakeup = Wakeup(), Wakeup()
 
@@ -171,14 +176,15 @@ class Jobs:
         job = self._find_job(part.job, owner)
         if job is not None and job.decision is not None:
             raise already_decided(job.name, job.decision.state)
-        attempt = None if job is None else job.attempts.get(part[1:])
+        key = part.part, part.attempt
+        attempt = None if job is None else job.attempts.get(key)
         if attempt is None:
             if self._attempt_count >= ATTEMPTS_MAX:
                 raise limit_reached("attempts of parts", self._attempt_count, ATTEMPTS_MAX)
             job = job or self._start_job(part.job, owner)
             path = path_of(stem_of(job.name), part.part, part.attempt)
             head = PartHead(job.name, part.part, part.attempt, 0, int(source), owner, self._clock.poll())
-            attempt = job.attempts[part[1:]] = Attempt(part.part, part.attempt, path, head)
+            attempt = job.attempts[key] = Attempt(part.part, part.attempt, path, head)
             self._attempt_count += 1
         return attempt
 
@@ -197,7 +203,7 @@ class Jobs:
         job.touched_us = self._clock.poll()
         attempt.add(batch, receipt)
         self._unwritten_bytes += size
-        self._recount(attempt)
+        self._count_staged_bytes(attempt)
         self._dirty[attempt] = None
         self._wakeup.notify()
 
@@ -209,7 +215,7 @@ class Jobs:
             and attempt.holder is None
             and not attempt.taken_counter
             and attempt.refusal is None
-        ):
+        ):  # an attempt without deltas is forgotten
             if job.attempts.pop((attempt.part, attempt.attempt), None) is not None:
                 self._attempt_count -= 1
             if not job.attempts and job.decision is None:
@@ -291,7 +297,7 @@ class Jobs:
         path = path_of(stem_of(head.job), head.part, head.attempt)
         attempt = job.attempts[key] = Attempt(head.part, head.attempt, path, head, part.end)
         self._attempt_count += 1
-        self._recount(attempt)
+        self._count_staged_bytes(attempt)
 
     # --- writing
 
@@ -319,7 +325,7 @@ class Jobs:
                 elif batches:
                     attempt.on_written(batches, outcome)
                     self.counts.staged += sum(batch.count for batch, _ in batches)
-                self._recount(attempt)
+                self._count_staged_bytes(attempt)
 
     async def _decide(self, files: JobFiles, pending: _DecideRequest) -> None:
         try:
@@ -394,8 +400,8 @@ class Jobs:
             await self._threads.run(remove)
         except OSError:
             attempts_left = self._jobs.setdefault(job.name, job).attempts
-            by_key = {(attempt.part, attempt.attempt): attempt for attempt in removed}
-            attempts_left |= by_key | attempts_left
+            removed_by_key = {(attempt.part, attempt.attempt): attempt for attempt in removed}
+            attempts_left |= removed_by_key | attempts_left  # their files may still exist
             raise
         finally:
             self._count_active()
@@ -511,7 +517,7 @@ class Jobs:
     def _count_active(self) -> None:
         self.counts.active = sum(not _is_finished(job) for job in self._jobs.values())
 
-    def _recount(self, attempt: Attempt) -> None:
+    def _count_staged_bytes(self, attempt: Attempt) -> None:
         job = self._jobs.get(attempt.head.job)
         if job is not None and job.attempts.get((attempt.part, attempt.attempt)) is attempt:
             self.counts.staged_bytes += attempt.bytes - attempt.counted_bytes

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def lag_at(log: Log, offset: int | None) -> dict[str, Any]:
-    """Return the lag of a reader that has processed all below an offset; None: its offset is unknown."""
+    """Return the lag of a reader that has processed all below `offset`, which is None if unknown."""
     if offset is None:
         return {"lag": None, "lag_s": None}
     age_s = log.age_s(offset)

@@ -37,31 +37,31 @@ class TokenBucket:
     wait longer. In a time t, at most rate * t deltas pass besides one burst, or one batch if that is larger.
     """
 
-    __slots__ = ("_at", "_tokens", "burst", "rate")
+    __slots__ = ("_available", "_filled_at", "burst", "rate")
 
     def __init__(self, rate: float, burst: float, now: float) -> None:
         assert 0 < rate < inf
         assert burst >= 1
         self.rate = rate
         self.burst = burst
-        self._tokens = float(burst)
-        self._at = now
+        self._available = float(burst)  # deltas; below 0 after a batch larger than `burst`
+        self._filled_at = now
 
     def wait_s(self, count: int, now: float) -> float:
-        """Return the seconds until `count` deltas may pass; 0: now."""
+        """Return the seconds until `count` deltas may pass; 0 if they may pass now."""
         self._fill(now)
-        missing = min(count, self.burst) - self._tokens
+        missing = min(count, self.burst) - self._available
         return missing / self.rate if missing > ROUNDING else 0.0
 
     def take(self, count: int, now: float) -> None:
         """Take out `count` deltas, which `wait_s` allowed at this same time."""
         self._fill(now)
-        self._tokens -= count
+        self._available -= count
 
     def _fill(self, now: float) -> None:
-        if now > self._at:
-            self._tokens = min(self._tokens + self.rate * (now - self._at), self.burst)
-            self._at = now
+        if now > self._filled_at:
+            self._available = min(self._available + self.rate * (now - self._filled_at), self.burst)
+            self._filled_at = now
 
 
 class BucketCache:
@@ -93,10 +93,10 @@ class RateLimiter:
     """
 
     def __init__(self, *, vector_rate: float = 0.0, vector_buckets_max: int = VECTOR_BUCKETS_MAX) -> None:
-        """`vector_rate`: deltas per second that one vector may get; 0: no limit."""
+        """`vector_rate`: deltas per second that one vector may get; 0 for no limit."""
         self._vector_rate = vector_rate
-        self._tokens = BucketCache(TOKEN_BUCKETS_MAX)
-        self._vectors = BucketCache(vector_buckets_max)
+        self._token_buckets = BucketCache(TOKEN_BUCKETS_MAX)
+        self._vector_buckets = BucketCache(vector_buckets_max)
 
     def has_limit(self, permissions: Permissions) -> bool:
         """Return True if any limit applies to deltas of this token."""
@@ -116,7 +116,7 @@ class RateLimiter:
     ) -> None:
         bucket = None
         if permissions.rate != inf:
-            bucket = self._tokens.get(permissions.name, permissions.rate, permissions.burst, now)
+            bucket = self._token_buckets.get(permissions.name, permissions.rate, permissions.burst, now)
             if wait_s := bucket.wait_s(count, now):
                 limit = (
                     f"token {permissions.name!r} may send {permissions.rate:g} deltas/s, "
@@ -134,14 +134,14 @@ class RateLimiter:
         rate = self._vector_rate if permissions.vector_rate is None else permissions.vector_rate
         return 0.0 if rate == inf else rate
 
-    def _take_vectors(self, owner: str | None, rate: float, rows: list[_Vector], now: float) -> None:
+    def _take_vectors(self, owner: str | None, rate: float, row_vectors: list[_Vector], now: float) -> None:
         buckets = []
-        for vector, count in Counter(rows).items():
-            bucket = self._vectors.get((owner, *vector), rate, max(rate, 1.0), now)
+        for vector, count in Counter(row_vectors).items():
+            bucket = self._vector_buckets.get((owner, *vector), rate, max(rate, 1.0), now)
             if wait_s := bucket.wait_s(count, now):
                 namespace, key = vector
                 limit = f"vector {key!r:.80} of namespace {namespace!r:.80} may change {rate:g} times/s"
-                raise _rate_limited_error(limit, count, wait_s, row=rows.index(vector))
+                raise _rate_limited_error(limit, count, wait_s, row=row_vectors.index(vector))
             buckets.append((bucket, count))
         for bucket, count in buckets:
             bucket.take(count, now)
@@ -154,22 +154,24 @@ class ConnectionLimiter:
         self._total_max = total_max
         self._per_host_max = per_host_max
         self._by_host: dict[str, int] = {}
-        self.open = 0
-        self.refused = 0
+        self.open_count = 0
+        self.refused_count = 0
 
     def enter(self, host: str) -> None:
         """Count a new connection. Raises Refused (RATE_LIMITED) if there are too many."""
         address = address_of(host)
         open_connections = self._by_host.get(address, 0)
-        if self.open >= self._total_max:
-            self.refused += 1
-            raise _connections_error(f"{self.open} connections are open; the maximum is {self._total_max}")
+        if self.open_count >= self._total_max:
+            self.refused_count += 1
+            raise _connections_error(
+                f"{self.open_count} connections are open; the maximum is {self._total_max}"
+            )
         if open_connections >= self._per_host_max:
-            self.refused += 1
+            self.refused_count += 1
             raise _connections_error(
                 f"{open_connections} connections from {address} are open; the maximum is {self._per_host_max}"
             )
-        self.open += 1
+        self.open_count += 1
         self._by_host[address] = open_connections + 1
 
     def leave(self, host: str) -> None:
@@ -178,7 +180,7 @@ class ConnectionLimiter:
         remaining = self._by_host.pop(address) - 1
         if remaining:
             self._by_host[address] = remaining
-        self.open -= 1
+        self.open_count -= 1
 
 
 @lru_cache(maxsize=4096)

@@ -238,8 +238,8 @@ class Scrape(Collector):
 
         `accepts`: the client's Accept header.
         """
-        encode, type_ = choose_encoder(accepts)
-        return encode(self), type_
+        encode, content_type = choose_encoder(accepts)
+        return encode(self), content_type
 
 
 class Metrics:

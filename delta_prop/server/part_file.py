@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from delta_prop_broker.disk import Disk, File
 
 DIRECTORY = "jobs"
-SUFFIX = ".part"
+PART_SUFFIX = ".part"
 VERSION = 1
 READ_BYTES = 1024 * 1024
 """Approximate number of bytes that one read returns."""
@@ -32,14 +32,13 @@ READ_BYTES = 1024 * 1024
 _RECORD = struct.Struct("<4sII")
 """magic, length of the content, CRC32C of all lengths and contents up to its end."""
 _LENGTH = struct.Struct("<I")
-_HEAD, _FRAME = b"dpj1", b"dpj2"
+_HEAD_MAGIC, _FRAME_MAGIC = b"dpj1", b"dpj2"
 
 
 class PartHead(NamedTuple):
-    """The identity of a staged part. `origin`: of all its deltas; `source`: of its deltas, as the client
-    said.
+    """The identity of an attempt of a part. `origin`, `source`: those of all its deltas.
 
-    `owner`: the name of the client's token; `begun_us`: its start, in the log's seen time.
+    `owner`: the name of the client's token; `begun_us`: when the attempt began, in the log's seen time.
     """
 
     job: str
@@ -73,7 +72,7 @@ class StagedFrame(NamedTuple):
 
 def path_of(stem: str, part: int, attempt: int) -> str:
     """Return the path of an attempt of a part; `stem` identifies its job."""
-    return f"{DIRECTORY}/{stem}-{part}-{attempt}{SUFFIX}"
+    return f"{DIRECTORY}/{stem}-{part}-{attempt}{PART_SUFFIX}"
 
 
 def create(disk: Disk, path: str, head: PartHead) -> tuple[File, PartPosition]:
@@ -82,7 +81,7 @@ def create(disk: Disk, path: str, head: PartHead) -> tuple[File, PartPosition]:
     try:
         file.truncate(0)
         content: bytes = msgpack.packb([VERSION, *head])
-        return file, _write_records(file, PartPosition(), [(_HEAD, content, 0)])
+        return file, _write_records(file, PartPosition(), [(_HEAD_MAGIC, content, 0)])
     except BaseException:
         file.close()
         raise
@@ -90,7 +89,7 @@ def create(disk: Disk, path: str, head: PartHead) -> tuple[File, PartPosition]:
 
 def append(file: File, position: PartPosition, batches: Sequence[Batch]) -> PartPosition:
     """Write batches after `position`. Syncs nothing. Raises OSError."""
-    end = _write_records(file, position, [(_FRAME, batch.raw, batch.count) for batch in batches])
+    end = _write_records(file, position, [(_FRAME_MAGIC, batch.raw, batch.count) for batch in batches])
     checksum = position.content_checksum
     for batch in batches:
         checksum = batch.content_crc(checksum)
@@ -99,7 +98,7 @@ def append(file: File, position: PartPosition, batches: Sequence[Batch]) -> Part
 
 def read_head(file: File) -> tuple[PartHead, PartPosition] | None:
     """Return the head of a file; None if it is incomplete or of another version."""
-    record = _read_record(file, PartPosition(), _HEAD)
+    record = _read_record(file, PartPosition(), _HEAD_MAGIC)
     if record is None:
         return None
     content, end = record
@@ -112,7 +111,7 @@ def read_head(file: File) -> tuple[PartHead, PartPosition] | None:
 
 def read_frames(file: File, position: PartPosition) -> Iterator[StagedFrame]:
     """Yield the frames after `position`, up to the first torn one, or the end. Raises OSError."""
-    while (record := _read_record(file, position, _FRAME)) is not None:
+    while (record := _read_record(file, position, _FRAME_MAGIC)) is not None:
         content, end = record
         batch = Batch(content)
         counter, crc = position.counter + batch.count, batch.content_crc(position.content_checksum)

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 
 class WriteResult(NamedTuple):
-    """`outcomes`: of each part, in order. `free_bytes`: on the disk; None if unknown."""
+    """The result of `write_parts`. `outcomes`: for each part, the end of its synced batches, or the error.
+
+    `free_bytes`: on the disk; None if unknown.
+    """
 
     outcomes: list[PartPosition | OSError]
     free_bytes: int | None

@@ -36,12 +36,12 @@ class Unauthorized(Refused):
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """Rights, each denied unless given. `namespaces`: names, or prefixes followed by `*`; None: all.
+    """Rights, each denied unless given. `namespaces`: names, or prefixes followed by `*`; None for all.
 
     `publish`, `subscribe` apply to these namespaces. `forward`: forward another service's log, complete,
     with every producer's deltas. `admin`: read the service's status. `kinds_mask`: bit k is set if operations
     of kind k may be published. `rate`: deltas per second; `burst`: deltas at once; `vector_rate`: deltas per
-    second of one vector; None: the server's. `expires_at`: microseconds since 1970; None: never.
+    second of one vector, None for the server's. `expires_at`: microseconds since 1970, None for never.
     """
 
     name: str

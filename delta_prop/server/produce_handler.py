@@ -48,7 +48,10 @@ _NO_DOT = Dot(0, 1)
 
 
 class _PendingFrame(Receipt):
-    """A frame, or a run of frames, whose outcome is to be reported. `batches`: those of a run."""
+    """A frame, or a run of frames, whose outcome is to be reported. `batches`: those of a run.
+
+    `first`, `last`: the sequences of its deltas; `size`: bytes for which credit was charged.
+    """
 
     __slots__ = ("_on_settled", "_split", "batches", "count", "first", "is_ack_wanted", "last", "size")
 
@@ -118,17 +121,18 @@ class ProduceHandler:
         self._permissions = permissions
         self._rate_limiter = rate_limiter
         self._is_limited = rate_limiter.has_limit(permissions)
-        self._last_allowed: tuple[tuple[str, ...] | None, int] = (None, 0)  # last allowed names and kinds
+        # the namespaces and the kinds that the token allowed last
+        self._last_allowed: tuple[tuple[str, ...] | None, int] = (None, 0)
         self._counters = counters
         self._notify = notify
         self._audit = audit
         self._sender = Sender(owner=permissions.name, source=source, can_split=can_split)
-        self._epochs: dict[int, int] = {}
+        self._epochs: dict[int, int] = {}  # of the claimed origins
         self._pending: deque[_PendingFrame] = deque()
         self._acked_sequence = 0
         self._ranges: list[AckRange] = []
         self._nacks: deque[Nack] = deque()
-        self._owed_deltas = self._owed_bytes = 0
+        self._owed_deltas = self._owed_bytes = 0  # credit to return with the next Ack
         self._closed = False
         self.is_used = False
         """True once the client has claimed an origin or sent something, and so is a producer."""
@@ -161,20 +165,20 @@ class ProduceHandler:
     def handle_run(self, run: FrameRun) -> None:
         """Offer batches that came together: as many as possible by the fast path, then the rest."""
         self.is_used = True
-        batches, offered = run.batches, 0
+        batches, offered_count = run.batches, 0
         if self._is_run_allowed(batches):
-            offered = self._pipeline.offer_run(
+            offered_count = self._pipeline.offer_run(
                 batches, self._sender, partial(self._open_run, run), self._now()
             )
-        if offered == len(batches):
+        if offered_count == len(batches):
             self._counters.deltas_in += run.rows
             return
-        rows = sum([batch.count for batch in batches[:offered]])
-        self._counters.deltas_in += rows
-        for batch in batches[offered:]:
-            frame = BatchFrame(run.sequence + rows, batch, ack_wanted=run.ack_wanted)
+        row_count = sum([batch.count for batch in batches[:offered_count]])
+        self._counters.deltas_in += row_count
+        for batch in batches[offered_count:]:
+            frame = BatchFrame(run.sequence + row_count, batch, ack_wanted=run.ack_wanted)
             self.handle_batch(frame, batch.size)
-            rows += batch.count
+            row_count += batch.count
 
     def _is_run_allowed(self, batches: Sequence[Batch]) -> bool:
         """True if the token allows all of these batches, and they need no check of a rate limit."""
@@ -193,11 +197,11 @@ class ProduceHandler:
         return True
 
     def _open_run(self, run: FrameRun, frame_count: int) -> _PendingFrame:
-        rows, size = run.rows, run.size
+        row_count, size = run.rows, run.size
         if frame_count < len(run.batches):
-            rows = sum([batch.count for batch in run.batches[:frame_count]])
+            row_count = sum([batch.count for batch in run.batches[:frame_count]])
             size = sum([batch.size for batch in run.batches[:frame_count]])
-        entry = self._open_frame(run.sequence, rows, size, is_ack_wanted=run.ack_wanted)
+        entry = self._open_frame(run.sequence, row_count, size, is_ack_wanted=run.ack_wanted)
         entry.batches = run.batches
         return entry
 
@@ -310,14 +314,14 @@ class ProduceHandler:
         """
         self._rate_limiter.take(self._permissions, batch, self._now())
         if not self.is_forwarder:
-            self._check_scope(batch.namespace_names, batch.kinds_mask, batch.clock_entries)
+            self._check_scope(batch.namespace_names, batch.kinds_mask, batch.clock_entry_count)
 
-    def _check_scope(self, namespaces: Sequence[str], kinds_mask: int, clock_entries: int) -> None:
+    def _check_scope(self, namespaces: Sequence[str], kinds_mask: int, clock_entry_count: int) -> None:
         self._permissions.check_publish(namespaces, kinds_mask)
-        if clock_entries > self._settings.clock_entries_max:
+        if clock_entry_count > self._settings.clock_entries_max:
             raise InvalidDelta(
                 "clock",
-                f"{clock_entries} entries: name only what has changed, up to "
+                f"{clock_entry_count} entries: name only what has changed, up to "
                 f"{self._settings.clock_entries_max} entries",
             )
 
@@ -357,7 +361,7 @@ class ProduceHandler:
             self._audit(refusal)
 
     def _add_ranges(self, entry: _PendingFrame, published: PublishAck) -> None:
-        first = entry.first + len(entry.sliced_offsets)
+        first = entry.first + len(entry.sliced_offsets)  # after the rows that the log had before
         for sequence, offset in enumerate(entry.sliced_offsets, start=entry.first):
             ack_offset = UNKNOWN_OFFSET if offset is None else offset
             self._add_range(AckRange(sequence, sequence, ack_offset, duplicate=True))
@@ -381,9 +385,9 @@ class ProduceHandler:
     # --- answers
 
     def take_answers(self, *, throttled: bool) -> Sequence[Ack | Nack]:
-        """Return all that is to be reported now, refusals first; check `has_answers` first, it is faster.
+        """Return all that is to be reported now, refusals first.
 
-        `throttled`: hold back the credit that is owed.
+        Callers check `has_answers` before, which is faster. `throttled`: if True, no credit is returned yet.
         """
         self.has_answers = throttled
         answers: list[Ack | Nack] = [*self._nacks]
@@ -426,14 +430,15 @@ def make_ack_ranges(first: int, published: PublishAck) -> tuple[AckRange, ...]:
         return (AckRange(first, first + published.count - 1, published.offset),)
     return tuple(
         AckRange(sequence, sequence, UNKNOWN_OFFSET if offset is None else offset, duplicate)
-        for sequence, (offset, _, duplicate) in enumerate(published.places(), start=first)
+        for sequence, (offset, _, duplicate) in enumerate(published.row_acks(), start=first)
     )
 
 
 def _find_unbatchable_fault(delta: Delta) -> InvalidDelta | None:
-    """Return the refusal of a delta that no batch can encode unchanged; None for others, checked as batches.
+    """Return the refusal of a delta that no batch can encode unchanged; None for other deltas.
 
-    Such a delta has a name too long for the table of names, or a clock that encoding would sort.
+    Such a delta has a name too long for the table of names, or a clock that encoding would sort. Other deltas
+    are checked as batches.
     """
     longest = max(len(name.encode()) for name in (delta.namespace, *delta.topics))
     try:

@@ -104,13 +104,13 @@ class QueryHandler:
             self.pending -= 1
 
 
-def make_welcomes(context: ServerContext, granted: Sequence[OriginGrant]) -> list[Welcome]:
+def make_welcomes(context: ServerContext, grants: Sequence[OriginGrant]) -> list[Welcome]:
     """Return the pages of the answer to a hello."""
     log, features = context.internals.log, tuple(context.features)
     end = Cursor(log.log_id, log.epoch, log.high_watermark)
-    starts = range(0, max(len(granted), 1), WATERMARKS_PER_PAGE)
+    starts = range(0, max(len(grants), 1), WATERMARKS_PER_PAGE)
     return [
-        Welcome(features, tuple(granted[start : start + WATERMARKS_PER_PAGE]), end, log.ack_level)
+        Welcome(features, tuple(grants[start : start + WATERMARKS_PER_PAGE]), end, log.ack_level)
         for start in starts
     ]
 
@@ -144,8 +144,10 @@ def find_offsets(request: FindOffsets, internals: Internals) -> FoundOffsets:
     check_partition(request.stream, request.partition)
     log = internals.log
     for start in request.starts:
-        if start.at not in _STARTS:
-            raise Refused(ErrorCode.BAD_REQUEST, f"starts: {start.at.value}: use earliest, latest or a time")
+        if start.kind not in _STARTS:
+            raise Refused(
+                ErrorCode.BAD_REQUEST, f"starts: {start.kind.value}: use earliest, latest or a time"
+            )
     offsets = tuple([resolve_start(start, log) for start in request.starts])
     return FoundOffsets(offsets, Cursor(log.log_id, log.epoch, log.high_watermark))
 
@@ -158,7 +160,7 @@ async def get_fact(request: Get, internals: Internals, permissions: Permissions)
     """
     namespace = namespace_of(request.vector_id) if request.namespace is None else request.namespace
     permissions.check_read(namespace)
-    name, sink = _find_reader(internals)
+    name, sink = _find_state_sink(internals)
     offset = internals.log.high_watermark
     try:
         with anyio.fail_after(GET_TIMEOUT_S):
@@ -182,8 +184,8 @@ async def get_fact(request: Get, internals: Internals, permissions: Permissions)
     return list(_paginate(state, offset))
 
 
-def _find_reader(internals: Internals) -> tuple[str, VectorReader]:
-    """Return the first attached sink that holds the states of all facts."""
+def _find_state_sink(internals: Internals) -> tuple[str, VectorReader]:
+    """Return the first attached sink that holds the states of all facts, after its name. Raises Refused."""
     for name, runtime in internals.sinks.runtimes.items():
         sink = runtime.sink
         if isinstance(sink, VectorHolder) and hasattr(sink, "get") and str(ALL) in runtime.topics:

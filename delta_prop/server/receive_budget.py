@@ -25,12 +25,13 @@ class ReceiveBudget:
         if not self._waiting and size <= self.free_bytes:
             self.free_bytes -= size
             return
-        waiter = (size, anyio.Event())
+        admitted = anyio.Event()
+        waiter = (size, admitted)
         self._waiting.append(waiter)
         try:
-            await waiter[1].wait()
+            await admitted.wait()
         except anyio.get_cancelled_exc_class():
-            if waiter[1].is_set():
+            if admitted.is_set():
                 self.release(size)
             else:
                 self._waiting.remove(waiter)
@@ -44,6 +45,6 @@ class ReceiveBudget:
 
     def _admit(self) -> None:
         while self._waiting and self._waiting[0][0] <= self.free_bytes:
-            size, waiter = self._waiting.popleft()
+            size, admitted = self._waiting.popleft()
             self.free_bytes -= size
-            waiter.set()
+            admitted.set()

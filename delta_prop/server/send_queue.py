@@ -32,12 +32,15 @@ BATCH_OVERHEAD_BYTES = 256
 """Memory of a queued batch besides its bytes, which the log may hold as well."""
 _UNBOUNDED = 1 << 62
 _ROW_OVERHEAD_BYTES = 16
-"""Bytes of a row in a sliced frame beyond those in the complete one: its offset, its counter."""
+"""Bytes that a row takes in a sliced frame only: its offset and its counter."""
 
 
 @dataclass(slots=True)
 class SendChunk:
-    """The next bytes to write: buffers, or a range of a file that stays open until the next `take`."""
+    """The next bytes to write: buffers, or a range of a file that stays open until the next `take`.
+
+    `next_offset`: the offset of the next row to send after them.
+    """
 
     parts: list[Buffer] | FileRange
     delta_count: int
@@ -46,7 +49,7 @@ class SendChunk:
 
 
 class SendQueue:
-    """A FIFO queue. `waiting`: batches, each with its rows to send; None: all rows."""
+    """A FIFO queue. `waiting`: batches, each with its rows to send, None for all of them."""
 
     __slots__ = ("bytes", "delta_count", "waiting")
 
@@ -167,7 +170,10 @@ def _make_head(logged: LoggedBatch) -> bytes:
 
 
 def _add_sliced(parts: list[Buffer], logged: LoggedBatch, rows: Rows, rows_max: int) -> tuple[int, int, Rows]:
-    """Add one sliced frame with these rows, or with the first of them if all are too many or too large."""
+    """Add one sliced frame with these rows, or with the first of them if all are too many or too large.
+
+    Returns the rows and bytes added, and the rows left over; None if none are.
+    """
     if rows is None:
         rows = np.arange(logged.count)
     unsent_rows = None
@@ -191,17 +197,20 @@ def _add_deltas(
     bytes_max: int,
     rows_max: int,
 ) -> tuple[int, int, Rows]:
-    """Add a Delta frame for each row, as many as may be sent now."""
+    """Add a Delta frame for each row, as many as may be sent now.
+
+    Returns the rows and bytes added, and the rows left over; None if none are.
+    """
     count = logged.count if rows is None else len(rows)
-    done = size = 0
-    while done < min(count, ENCODED_MAX, rows_max) and size < bytes_max and window.is_open:
-        row = done if rows is None else int(rows[done])
+    row_count = size = 0
+    while row_count < min(count, ENCODED_MAX, rows_max) and size < bytes_max and window.is_open:
+        row = row_count if rows is None else int(rows[row_count])
         delta = logged.batch.delta(row, logged.source)
         frame = encode(DeltaFrame(logged.offset + row, delta, lamport=logged.lamport + row))
         window.spend(1, len(frame))
         parts.append(frame)
         size += len(frame)
-        done += 1
-    if done == count:
-        return done, size, None
-    return done, size, np.arange(done, count) if rows is None else rows[done:]
+        row_count += 1
+    if row_count == count:
+        return row_count, size, None
+    return row_count, size, np.arange(row_count, count) if rows is None else rows[row_count:]

@@ -56,8 +56,8 @@ class ServerContext:
         self._last_number += 1
         return self._last_number
 
-    def watermarks(self) -> list[OriginGrant]:
-        """Return the watermark that each origin has here, for a forwarder. Raises Refused (LOG_FAILED)."""
+    def forwarder_grants(self) -> list[OriginGrant]:
+        """Return each origin's epoch and watermark here, for a forwarder. Raises Refused (LOG_FAILED)."""
         pipeline = self.internals.pipeline
         pipeline.check_running()
         grants = []

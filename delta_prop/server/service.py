@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("delta_prop.server")
 
-TICK_INTERVAL_S = 0.5
+CHECK_INTERVAL_S = 0.5
 DRAIN_POLL_S = 0.005
 """Poll interval while the server drains."""
 _CLOSE_TIMEOUT_S = 1.0
@@ -65,7 +65,7 @@ class Service:
         access: Access | None = None,
         tls: Tls | None = None,
     ) -> None:
-        """`access`: checks tokens; None: every client may do everything, on this machine only."""
+        """`access`: checks tokens; without it, every client may do everything, on this machine only."""
         self.settings = settings or ServerSettings()
         self.address: Address | None = None
         self._propagator = propagator
@@ -113,7 +113,7 @@ class Service:
             async with anyio.create_task_group() as background:
                 for run_task in (access.run, context.audit.run, context.groups.run, context.jobs.run):
                     background.start_soon(run_task)
-                background.start_soon(self._tick)
+                background.start_soon(self._run_checks)
                 background.start_soon(self._forward_pressure)
                 async with anyio.create_task_group() as serving:
                     accepting = anyio.CancelScope()
@@ -166,7 +166,7 @@ class Service:
             handler.drain(deadline)
         if self._handlers:
             with anyio.CancelScope(deadline=deadline):
-                end = await self._wait_deliveries()
+                end = await self._wait_visible()
                 for handler in list(self._handlers.values()):
                     handler.drain(deadline, end)
                 if self._handlers:
@@ -179,31 +179,31 @@ class Service:
         for handler in list(self._handlers.values()):
             handler.abort()
 
-    async def _wait_deliveries(self) -> int:
+    async def _wait_visible(self) -> int:
         """Wait until all that was accepted is refused, or logged and visible; return the end of the log."""
         context = self._context
         assert context is not None
         log, pipeline = context.internals.log, context.internals.pipeline
         while any(handler.has_pending_outcomes for handler in self._handlers.values()):  # noqa: ASYNC110 - of many
             await anyio.sleep(DRAIN_POLL_S)
-        end = log.next_offset  # it does not wait for later publishes
+        end = log.next_offset  # rows published from now on do not delay the end
         while log.high_watermark < end and pipeline.stop_refusal is None:  # noqa: ASYNC110 - moved by commits and recoveries
             await anyio.sleep(DRAIN_POLL_S)
         return min(end, log.high_watermark)
 
     # --- periodic tasks
 
-    async def _tick(self) -> None:
+    async def _run_checks(self) -> None:
         context = self._context
         assert context is not None
         now = context.now()
         while True:
-            due = now + TICK_INTERVAL_S
-            await anyio.sleep(TICK_INTERVAL_S)
+            due = now + CHECK_INTERVAL_S
+            await anyio.sleep(CHECK_INTERVAL_S)
             now = context.now()
             for handler in list(self._handlers.values()):
                 try:
-                    handler.tick(now, stalled_s=max(now - due, 0.0))
+                    handler.run_checks(now, stalled_s=max(now - due, 0.0))
                 except Exception:  # a defect here must end only this connection
                     logger.exception("connection %d of %s failed", handler.number, handler.address)
                     handler.abort()

@@ -26,9 +26,10 @@ _PORT_MAX = 65_535
 class ServerSettings:
     """Limits are in deltas and in bytes; the first one reached applies. A name ends with its unit of time.
 
-    `vector_rate`: deltas per second that one vector may get; 0: no limit. `allow_anonymous`: serve without
-    tokens even if other machines can connect. Raises UsageError if a limit makes no sense, or two contradict
-    each other.
+    `receive_rate_min`: bytes per second at which a frame must arrive. `token_rate`, `token_burst`: deltas per
+    second, and deltas at once, of a token that names none. `vector_rate`: deltas per second that one vector
+    may get, 0 for no limit. `allow_anonymous`: serve without tokens even if other machines can connect.
+    Raises UsageError if a limit makes no sense, or two contradict each other.
     """
 
     host: str = "127.0.0.1"

@@ -47,7 +47,8 @@ class Attempt:
     """One attempt of one part: the batches on disk, and those waiting to be written.
 
     `taken_counter`: counter of the last delta accepted. `synced_position`: end of the synced batches; None
-    before the file exists. `refusal`: why it accepts no more. `holder`: the connection that staged it last.
+    before the file exists. `refusal`: why it accepts no more. `holder`: the handler that stages
+    it; None once its connection has closed.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class Attempt:
             receipt.acknowledge(_make_ack(batch, duplicate=True))
 
     def on_failed(self, batches: Sequence[tuple[Batch, Receipt]], refusal: Refused) -> None:
-        """Refuse batches that could not be written, and all later ones."""
+        """Refuse batches that could not be written, and all that were queued after them."""
         failed = [*batches, *self.pending, *self.duplicates]
         self.pending, self.duplicates, self.pending_bytes, self.taken_counter = [], [], 0, self.stored_deltas
         for _, receipt in failed:
@@ -209,7 +210,7 @@ class StagingHandler(ProduceHandler):
     # --- checks
 
     def _is_duplicate(self, batch: Batch) -> bool:
-        """Return True if a batch was accepted before; check a new one. Raises Refused."""
+        """Return True if a batch was accepted before; else check it. Raises Refused."""
         attempt, taken = self._attempt, self._attempt.taken_counter
         if batch.origin != attempt.head.origin or batch.epoch:
             raise Refused(

@@ -25,14 +25,14 @@ def resolve_start(start: Start, log: Log) -> int:
     Raises Refused (BAD_REQUEST, CURSOR_TOO_OLD), LogCorrupted, OSError.
     """
     value = start.value
-    if start.at is StartAt.EARLIEST:
+    if start.kind is StartAt.EARLIEST:
         return log.start_offset
-    if start.at is StartAt.LATEST:
+    if start.kind is StartAt.LATEST:
         return log.high_watermark
-    if start.at is StartAt.CURSOR and isinstance(value, Cursor):
+    if start.kind is StartAt.CURSOR and isinstance(value, Cursor):
         return check_in_log(check_cursor(value, log), log)
     assert isinstance(value, int), "the frame's decoder has checked it"
-    if start.at is StartAt.TIME:
+    if start.kind is StartAt.TIME:
         return _offset_at(value, log)
     return check_offset(value, log)
 

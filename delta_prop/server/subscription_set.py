@@ -30,7 +30,7 @@ TOPICS_MAX = 4_096
 
 
 class SubscriptionSet:
-    """Subscriptions by number. `can_read`: returns True for a readable namespace; None: all are.
+    """Subscriptions by number. `can_read`: returns True for a readable namespace; None if all are.
 
     `topics`: those of all subscriptions. `wants_all`: True if every row of every batch is sent.
     `is_narrowing`: True if `narrow` may leave rows out.
@@ -43,7 +43,7 @@ class SubscriptionSet:
         self._can_read = can_read
         self._requests: dict[int, Subscription] = {}
         self._has_filters = False
-        # each of its targets is a set of subscriptions, those whose filters a batch matches
+        # a target is a set of subscriptions by number: those whose filters let a batch through
         self._routing_table: RoutingTable[frozenset[int]] = RoutingTable()
         self._matching_cache: dict[tuple[Source, Priority], frozenset[int]] = {}
 
@@ -86,7 +86,7 @@ class SubscriptionSet:
         self._combine()
 
     def narrow(self, logged: LoggedBatch, rows: Rows) -> Rows | NoRows:
-        """Return those of `rows`, which match `topics`, that filters and rights let through."""
+        """Return those of `rows` that filters and rights let through. All `rows` must match `topics`."""
         if self._has_filters:
             return self.rows(logged)
         return rows if self._can_read is None else self._readable_rows(logged.batch, rows)

@@ -32,6 +32,7 @@ TOKEN_RANDOM_BYTES = 32
 SECRETS_MAX = 10
 """Maximum hashes per token; two are needed while a new secret replaces the old one."""
 NAMES_MAX = 1_000
+"""Maximum namespaces per token."""
 BURST_S = 0.1
 """A token without `burst` may send at once what its rate allows in this many seconds."""
 
@@ -89,14 +90,18 @@ def parse_tokens(text: str, defaults: TokenDefaults) -> tuple[Token, ...]:
         raise UsageError("token: begin each token with a line [[token]]")
     if not 1 <= len(tables) <= TOKENS_MAX:
         raise UsageError(f"the token file has {len(tables)} tables [[token]]: give 1 to {TOKENS_MAX}")
-    grants = [_parse_permissions(f"token[{index}].", table, defaults) for index, table in enumerate(tables)]
-    _check_distinct({f"token[{index}].name": grant.name for index, grant in enumerate(grants)})
+    permissions_list = [
+        _parse_permissions(f"token[{index}].", table, defaults) for index, table in enumerate(tables)
+    ]
+    _check_distinct(
+        {f"token[{index}].name": permissions.name for index, permissions in enumerate(permissions_list)}
+    )
     digests = [_parse_digests(f"token[{index}].", table) for index, table in enumerate(tables)]
     _check_distinct({path: digest for by_path in digests for path, digest in by_path.items()})
     # Each secret has a copy of the permissions, so that its removal ends only its own connections.
     return tuple(
         Token(digest, replace(permissions))
-        for permissions, by_path in zip(grants, digests, strict=True)
+        for permissions, by_path in zip(permissions_list, digests, strict=True)
         for digest in by_path.values()
     )
 
@@ -124,7 +129,7 @@ def _parse_permissions(path: str, table: Mapping[str, Any], defaults: TokenDefau
     return Permissions(
         name=name,
         **rights,
-        namespaces=_parse_namespaces(path, table, needed=rights["publish"] or rights["subscribe"]),
+        namespaces=_parse_namespaces(path, table, is_needed=rights["publish"] or rights["subscribe"]),
         kinds_mask=_parse_kinds_mask(path, table),
         rate=rate,
         burst=burst,
@@ -154,10 +159,10 @@ def _parse_digests(path: str, table: Mapping[str, Any]) -> dict[str, bytes]:
     return digests
 
 
-def _parse_namespaces(path: str, table: Mapping[str, Any], *, needed: bool) -> tuple[str, ...] | None:
+def _parse_namespaces(path: str, table: Mapping[str, Any], *, is_needed: bool) -> tuple[str, ...] | None:
     given = table.get("namespaces")
     if given is None:
-        if needed:
+        if is_needed:
             raise UsageError(
                 f'{path}namespaces: missing: give the names that it may use, like ["docs", "img-*"], or ["*"]'
             )

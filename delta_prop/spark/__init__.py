@@ -63,8 +63,8 @@ def __getattr__(name: str) -> object:
 
     check_packages()
     # The name is not cached here, as it may also be the name of its module.
-    found: object = getattr(import_module(home), name)
-    return found
+    value: object = getattr(import_module(home), name)
+    return value
 
 
 def __dir__() -> list[str]:

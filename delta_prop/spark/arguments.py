@@ -15,7 +15,7 @@ from delta_prop_wire.errors import UsageError
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-    Place: TypeAlias = str | PurePath | Remote
+    LogSource: TypeAlias = str | PurePath | Remote
     When: TypeAlias = int | str | datetime | LogPosition | None
 
 
@@ -37,26 +37,26 @@ def check_table(field: str, table: object) -> None:
         )
 
 
-def source_of(place: Place) -> str | Remote:
-    """Return a data directory as text, or a service as it is. Raises UsageError."""
-    if isinstance(place, Remote):
-        return place
-    if isinstance(place, str | PurePath) and str(place):
-        return str(place)
-    raise UsageError(f"place {place!r:.60}: give a data directory, or a service as delta://host:port")
+def normalize_source(source: LogSource) -> str | Remote:
+    """Return a data directory as text, or a service unchanged. Raises UsageError."""
+    if isinstance(source, Remote):
+        return source
+    if isinstance(source, str | PurePath) and str(source):
+        return str(source)
+    raise UsageError(f"source {source!r:.60}: give a data directory, or a service as delta://host:port")
 
 
 def position_of(
     at: When, default: LogPosition = LATEST, *, name: str = "at", ends: bool = False
 ) -> LogPosition:
-    """Return the log position of an offset or a time; `ends`: a text may also be `earliest` or `latest`.
+    """Return the log position of an offset or a time; of None, `default`.
 
-    Raises UsageError.
+    `ends`: a text may also be `earliest` or `latest`. Raises UsageError.
     """
     if at is None or isinstance(at, LogPosition):
         return default if at is None else at
     if isinstance(at, str):
-        return parse_position(name, at, system.wall_us(), ends=ends)
+        return parse_position(name, at, system.wall_us(), allow_ends=ends)
     if isinstance(at, datetime):
         time = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
         time_us = (time - EPOCH) // US

@@ -53,7 +53,7 @@ READ_SCHEMA = StructType(
         StructField("lamport", LongType(), nullable=False),
     ]
 )
-"""Columns that a read returns; the same as `rows.SCHEMA`."""
+"""Columns that a read returns: those of `rows.SCHEMA`, as types of Spark."""
 
 
 class _ColumnRule(NamedTuple):
@@ -98,7 +98,7 @@ WRITABLE_COLUMNS = {
     "id": _BYTES,
     "timestamp": _TIME,
 }
-"""Columns that a write accepts."""
+"""Columns that a write accepts, each with the types that it may have."""
 _SERVICE_COLUMNS = tuple(name for name in READ_SCHEMA.names if name not in WRITABLE_COLUMNS)
 """Columns of a read that the service assigns, so that a write cannot set them."""
 
@@ -149,11 +149,11 @@ def check_read_schema(schema: StructType) -> None:
 
 
 def _check_names(names: Sequence[str]) -> None:
-    given = [name for name in names if name in _SERVICE_COLUMNS]
-    if given:
-        listed = ", ".join(f'"{name}"' for name in given)
+    assigned = [name for name in names if name in _SERVICE_COLUMNS]
+    if assigned:
+        listed = ", ".join(f'"{name}"' for name in assigned)
         raise UsageError(
-            f"column {given[0]} is assigned by the service and cannot be written: leave it out with "
+            f"column {assigned[0]} is assigned by the service and cannot be written: leave it out with "
             f"df.drop({listed})"
         )
     for name in names:

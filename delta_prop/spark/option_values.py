@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 PRODUCER_BYTES_MAX = 240
 """Maximum length of a job's name, to which each part appends its number."""
 PARTITIONS_MAX = 10_000
-ROWS_MAX = 1 << 53
+OFFSETS_PER_TRIGGER_MAX = 1 << 53
 TOPICS_MAX = 256
 SECONDS_MAX = 31_536_000
-"""A year."""
+"""Maximum of any timeout: a year."""
 HOST_BYTES_MAX = 253
 
 
@@ -36,9 +36,9 @@ HOST_BYTES_MAX = 253
 
 def read_addresses(option: str, text: str) -> tuple[str, ...]:
     """Parse the addresses of one service, separated by commas."""
-    each = [_read_address(option, one.strip()) for one in text.split(",")]
+    addresses = [_read_address(option, one.strip()) for one in text.split(",")]
     try:
-        return tuple(map(str, parse_addresses(each)))
+        return tuple(map(str, parse_addresses(addresses)))
     except UsageError as error:  # there are too many
         raise UsageError(f"{option}: {error}") from None
 
@@ -100,10 +100,10 @@ def make_number_reader(name: str, maximum: int) -> Callable[[str], int]:
     """Return a reader of a whole number from 1 up to `maximum`."""
 
     def read(text: str) -> int:
-        found = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
-        if not 1 <= found <= maximum:
+        number = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
+        if not 1 <= number <= maximum:
             raise UsageError(f"option {name} {text!r:.40}: give a whole number from 1 to {maximum:,}")
-        return found
+        return number
 
     return read
 
@@ -117,16 +117,16 @@ def make_seconds_reader(name: str) -> Callable[[str], float]:
 
     def read(text: str) -> float:
         try:
-            found = float(text)
+            seconds = float(text)
         except ValueError:
-            found = 0.0
-        if not seconds_min < found <= SECONDS_MAX:
+            seconds = 0.0
+        if not seconds_min < seconds <= SECONDS_MAX:
             reason = ", since a peer is silent between two heartbeats, and" if seconds_min else ","
             raise UsageError(
                 f"option {name} {text!r:.40}: give a number of seconds above {seconds_min:g}{reason} "
                 f"up to {SECONDS_MAX:,}"
             )
-        return found
+        return seconds
 
     return read
 
@@ -135,8 +135,10 @@ def make_position_reader(name: str, now_us: int) -> Callable[[str], LogPosition]
     """Return a reader of a log position; a time before 1970 becomes 1970."""
 
     def read(text: str) -> LogPosition:
-        at = parse_position(f"option {name}", text, now_us)
-        return at if at.time_us is None else at._replace(time_us=max(at.time_us, 0))
+        position = parse_position(f"option {name}", text, now_us)
+        if position.time_us is None:
+            return position
+        return position._replace(time_us=max(position.time_us, 0))
 
     return read
 
@@ -182,11 +184,11 @@ def _read_name(option: str, text: str, bytes_max: int) -> str:
 
 def read_priority(text: str) -> Priority:
     """Parse a priority."""
-    found = Priority.__members__.get(text.upper())
-    if found is None:
+    priority = Priority.__members__.get(text.upper())
+    if priority is None:
         names = ", ".join(one.name.lower() for one in Priority)
         raise UsageError(f"option priority {text!r:.40}: give {names}")
-    return found
+    return priority
 
 
 def read_on_refused(text: str) -> bool:

@@ -24,16 +24,18 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 URL_VARIABLE, TOKEN_VARIABLE = "DELTA_PROP_URL", "DELTA_PROP_TOKEN"
-WAIT_S = 3_600.0
+WAIT_TIMEOUT_S = 3_600.0
+"""Default of waitTimeoutSeconds."""
 TLS_FILES = ("tlsCa", "tlsCertificate", "tlsKey")
 """Options that name files."""
-_CONNECTING = ("url", "token", "tls", "tlsName", *TLS_FILES)
-_TIMES = {
+_CONNECTION_OPTIONS = ("url", "token", "tls", "tlsName", *TLS_FILES)
+_TIMEOUT_OPTIONS = {
     "openTimeoutSeconds": "open_timeout_s",
     "deliveryTimeoutSeconds": "delivery_timeout_s",
     "silenceTimeoutSeconds": "peer_timeout_s",
 }
-_USES = {
+"""Options of timeouts, each with its field of `ClientSettings`."""
+_OPTIONS_BY_USE = {
     "batch read": ("start", "end", "topics", "namespace", "partitions", "pushdown"),
     "stream read": ("start", "topics", "namespace", "partitions", "maxOffsetsPerTrigger"),
     "batch write": ("producer", "namespace", "priority", "onRefused", "staged", "wait", "waitTimeoutSeconds"),
@@ -55,9 +57,10 @@ class Remote:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """Range to read, from `start` up to `end` (exclusive); `partitions` None: by size.
+    """Range to read, from `start` up to `end` (exclusive).
 
-    `offsets_max`: the maximum number of offsets in one micro-batch; None: all.
+    `partitions`: into how many partitions to split it; None: by its size. `offsets_max`: the maximum number
+    of offsets in one micro-batch; None: all.
     """
 
     remote: Remote
@@ -73,8 +76,9 @@ class ReadOptions:
 class WriteOptions:
     """Settings of a write.
 
-    `producer` None: the id of Spark's query. `namespace`: for rows without one; None: the prefix of their
-    vector ids, else `default`. `fails_on_refused`: a refused delta fails the job.
+    `producer`: the job's name; None: the id of Spark's query. `namespace`: for rows without one; None: the
+    prefix of their vector ids, else `default`. `waits`: the job ends once it is published.
+    `fails_on_refused`: a refused delta fails the job.
     """
 
     remote: Remote
@@ -83,7 +87,7 @@ class WriteOptions:
     priority: Priority = Priority.NORMAL
     staged: bool = True
     waits: bool = True
-    wait_timeout_s: float = WAIT_S
+    wait_timeout_s: float = WAIT_TIMEOUT_S
     fails_on_refused: bool = True
 
 
@@ -107,7 +111,9 @@ def read_options(
             "partitions", values.make_number_reader("partitions", values.PARTITIONS_MAX), None
         ),
         offsets_max=options.take(
-            "maxOffsetsPerTrigger", values.make_number_reader("maxOffsetsPerTrigger", values.ROWS_MAX), None
+            "maxOffsetsPerTrigger",
+            values.make_number_reader("maxOffsetsPerTrigger", values.OFFSETS_PER_TRIGGER_MAX),
+            None,
         ),
         pushdown=options.take("pushdown", values.make_flag_reader("pushdown"), False),
     )
@@ -126,7 +132,7 @@ def write_options(
         staged=options.take("staged", values.make_flag_reader("staged"), True),
         waits=options.take("wait", values.make_flag_reader("wait"), True),
         wait_timeout_s=options.take(
-            "waitTimeoutSeconds", values.make_seconds_reader("waitTimeoutSeconds"), WAIT_S
+            "waitTimeoutSeconds", values.make_seconds_reader("waitTimeoutSeconds"), WAIT_TIMEOUT_S
         ),
         fails_on_refused=options.take("onRefused", values.read_on_refused, True),
     )
@@ -136,7 +142,9 @@ class _OptionReader:
     """Options as Spark passes them, with case-insensitive names."""
 
     def __init__(self, given: Mapping[str, str], use: str) -> None:
-        known = {name.lower(): name for name in (*_CONNECTING, *_TIMES, *_USES[use])}
+        known = {
+            name.lower(): name for name in (*_CONNECTION_OPTIONS, *_TIMEOUT_OPTIONS, *_OPTIONS_BY_USE[use])
+        }
         self._values: dict[str, str] = {}
         for name, value in given.items():
             if name.lower() in _SPARK_OPTIONS:
@@ -146,7 +154,7 @@ class _OptionReader:
             self._values[known[name.lower()]] = value
 
     def take(self, name: str, read: Callable[[str], T], default: U) -> T | U:
-        """Return the value of an option, `default` if it is not given."""
+        """Return the value of an option as `read` parses it, `default` if it is not given."""
         value = self._values.get(name)
         return default if value is None else read(value.strip())
 
@@ -154,8 +162,8 @@ class _OptionReader:
 def _unknown_option_text(name: str, known: Mapping[str, str], use: str) -> str:
     if name.lower() == "path":
         return "path: a service has no path: give load() and save() no argument, and give option url"
-    spelt = {one.lower(): one for names in _USES.values() for one in names}.get(name.lower())
-    others = [other for other, names in _USES.items() if spelt in names]
+    spelt = {one.lower(): one for names in _OPTIONS_BY_USE.values() for one in names}.get(name.lower())
+    others = [other for other, names in _OPTIONS_BY_USE.items() if spelt in names]
     if others:
         return f"option {spelt} belongs to a {' and a '.join(others)}: leave it out of this {use}"
     near = get_close_matches(name.lower(), known, 1)
@@ -178,7 +186,7 @@ def _read_remote(options: _OptionReader, environment: Mapping[str, str]) -> Remo
     token = options.take("token", values.read_token, None) or environment.get(TOKEN_VARIABLE) or None
     times = {
         setting: options.take(option, values.make_seconds_reader(option), getattr(ClientSettings(), setting))
-        for option, setting in _TIMES.items()
+        for option, setting in _TIMEOUT_OPTIONS.items()
     }
     return Remote(values.read_addresses(name, url), token, _read_tls(options), ClientSettings(**times))
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-_LOGGING = Path(__file__).with_name("log4j2.properties").as_uri()
+_LOG_SETTINGS = Path(__file__).with_name("log4j2.properties").as_uri()
 _DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -26,7 +26,7 @@ _DEFAULTS = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     # Full compilation of code that runs once would delay the first job by a second.
-    "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -Dlog4j2.configurationFile={_LOGGING}",
+    "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -Dlog4j2.configurationFile={_LOG_SETTINGS}",
 }
 
 
@@ -49,7 +49,7 @@ def session(
     builder = SparkSession.builder.appName(name).master(master)
     for key, value in {**_DEFAULTS, **(settings or {})}.items():
         builder = builder.config(key, value)
-    found: SparkSession = builder.getOrCreate()
-    found.sparkContext.setLogLevel("ERROR")
-    register(found)  # Spark itself finds no source in a path with a space
-    return found
+    spark: SparkSession = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    register(spark)  # Spark itself finds no source in a path with a space
+    return spark

@@ -40,20 +40,20 @@ draw_bits = secrets.randbits
 PYTHON = sys.executable
 HOST = socket.gethostname()
 _JAVA_TIMEOUT_S = 30.0
-_DRAINED = b"\0"
+_DRAINED = b"\0"  # ends the line that `drain` writes
 _CHUNK_BYTES = 65_536
 _UNKNOWN_HOST = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
 
 
 def get_logger() -> logging.Logger:
-    """Return the logger for users; it uses standard error in Spark's processes, which set no logging up."""
-    found = logging.getLogger("delta_prop.spark")
-    if not found.hasHandlers():
+    """Return the logger for users; in a process that configures no logging, it writes to standard error."""
+    logger = logging.getLogger("delta_prop.spark")
+    if not logger.hasHandlers():
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("delta_prop: %(message)s"))
-        found.addHandler(handler)
-        found.setLevel(logging.INFO)
-    return found
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+    return logger
 
 
 def read_environment() -> Mapping[str, str]:
@@ -135,16 +135,16 @@ class StderrCapture:
         """`accept_line` gets each line, and returns True to forward it to this process's standard error."""
         self._accept_line = accept_line
         self._drained = threading.Event()
-        self._write = -1
+        self._write_end = -1  # of the pipe
 
     @contextmanager
     def capture(self) -> Iterator[None]:
         """Redirect the standard error of the processes started in the block, until they end."""
         sys.stderr.flush()
-        read, self._write = os.pipe()
+        read_end, self._write_end = os.pipe()
         original = os.dup(2)
-        threading.Thread(target=self._forward, args=(read, os.dup(original)), daemon=True).start()
-        os.dup2(self._write, 2)
+        threading.Thread(target=self._forward, args=(read_end, os.dup(original)), daemon=True).start()
+        os.dup2(self._write_end, 2)
         try:
             yield
         finally:
@@ -154,13 +154,13 @@ class StderrCapture:
 
     def drain(self, timeout_s: float) -> None:
         """Wait until the lines written before are processed."""
-        if self._write >= 0:
-            os.write(self._write, _DRAINED + b"\n")
+        if self._write_end >= 0:
+            os.write(self._write_end, _DRAINED + b"\n")
             self._drained.wait(timeout_s)
 
-    def _forward(self, read: int, target: int) -> None:
+    def _forward(self, read_end: int, target: int) -> None:
         partial = b""
-        while chunk := os.read(read, _CHUNK_BYTES):
+        while chunk := os.read(read_end, _CHUNK_BYTES):
             *lines, partial = (partial + chunk).split(b"\n")
             for line in lines:
                 self._forward_line(line, target)
@@ -194,8 +194,8 @@ def read_java_release(path: str) -> int | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = re.search(r'version "(?:1\.)?(\d+)', result.stderr + result.stdout)
-    return int(found[1]) if found else None
+    release = re.search(r'version "(?:1\.)?(\d+)', result.stderr + result.stdout)
+    return int(release[1]) if release else None
 
 
 def find_installer() -> str | None:

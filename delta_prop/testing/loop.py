@@ -57,9 +57,9 @@ def run_virtual(
 
     `seed`: run tasks that are runnable at the same time in an order drawn from it, instead of the order of
     their creation. On trio the order is trio's own, which varies. `horizon_s`: a run that lasts longer counts
-    as stuck: it waits for an event that never happens, while timers keep the loop running. `on_turn`: called
-    at every turn of the loop with the time and the number of runnable callbacks; an exception from it ends
-    the run. On asyncio only.
+    as stuck, since it may wait for an event that never happens while timers keep the loop running. `on_turn`
+    (asyncio only): called at every turn of the loop with the time and the number of runnable callbacks; an
+    exception from it ends the run.
     """
     if backend == "trio":
         if on_turn is not None:
@@ -92,7 +92,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._turns = 0
         self._shuffle = None if seed is None else random.Random(seed).shuffle
         self._task_numbers: WeakKeyDictionary[asyncio.Task[Any], int] = WeakKeyDictionary()
-        self._tasks_made = 0
+        self._task_count = 0
         self._owner_thread_id = threading.get_ident()
         self._disturbed = threading.Event()  # set by other threads
         self._is_stuck = False
@@ -175,8 +175,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
         """Create a task as usual; numbers give the order of creation."""
         task = super().create_task(coro, **options)
-        self._tasks_made += 1
-        self._task_numbers[task] = self._tasks_made
+        self._task_count += 1
+        self._task_numbers[task] = self._task_count
         return task
 
     def _order_tasks(self) -> None:

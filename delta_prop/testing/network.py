@@ -1,7 +1,7 @@
 """A fake network in virtual time: hosts, streams between them, and faults, all from one seed.
 
-TLS streams are not encrypted here, but both sides must agree to use TLS. `struck` counts the faults that
-happened: a test whose fault never happened proves nothing.
+TLS streams are not encrypted here, but both sides must agree to use TLS. `fault_counts` counts the faults
+that happened: a test whose fault never happened proves nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class VirtualNetwork:
         self._shared = _SharedNetwork(seed, conditions or NetworkConditions())
 
     @property
-    def struck(self) -> Counter[str]:
+    def fault_counts(self) -> Counter[str]:
         """Number of faults of each kind."""
         return self._shared.fault_counts
 
@@ -74,7 +74,7 @@ class VirtualNetwork:
         """Cut the path from one host to another: sent bytes wait for `heal`, as with real retransmission."""
         self._shared.cuts.add((source, target))
         self._shared.update_paths()
-        self.struck["cut"] += 1
+        self.fault_counts["cut"] += 1
 
     def heal(self, source: str, target: str) -> None:
         """Reopen the path."""
@@ -90,14 +90,14 @@ class VirtualNetwork:
     def kill(self, host: str) -> None:
         """End the process on a host: its listeners and streams close, and the other ends are reset."""
         self._shared.end_host(host, notify=True)
-        self.struck["kill"] += 1
+        self.fault_counts["kill"] += 1
 
     def crash(self, host: str) -> None:
         """Crash a host: it answers nothing; other ends are not notified, and connecting to it waits."""
         self._shared.crashed_hosts.add(host)
         self._shared.end_host(host, notify=False)
         self._shared.update_paths()
-        self.struck["crash"] += 1
+        self.fault_counts["crash"] += 1
 
     def restore(self, host: str) -> None:
         """Restart a host without its former connections: it answers a send on one of them by a reset."""
@@ -196,7 +196,7 @@ class _SharedNetwork:
         self._rng = Random(f"network {seed}")
 
     def update_paths(self) -> None:
-        """Open each path, or cut it, according to the present cuts."""
+        """Open or cut each path, according to the present cuts and crashed hosts."""
         now = anyio.current_time()
         for connection in self.connections:
             for path in connection.paths:

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 LINGER_S_MAX = 1.0
 LINGER_BYTES_MAX = 4 * 1024 * 1024
-"""Maximum seconds, and received bytes, for which a closed stream waits until the other end closes.
-"""
+"""Maximum seconds, and maximum received bytes, for which a closed stream waits for the other end to close."""
 
 _CHUNK_BYTES = 64 * 1024
 
@@ -117,7 +116,7 @@ class VirtualStream:
         self.connection = connection
         self.wakeup = Broadcast()
         """Notified of changes at this end only, so that few waiters wake in vain."""
-        self.wants_capacity = False
+        self.wants_capacity = False  # True while a send waits for capacity
         self.is_closed = False  # once True, data that arrives is answered by a reset
         self._incoming = incoming
         self._outgoing = outgoing

@@ -9,7 +9,7 @@ import { setTimeout as sleep } from "node:timers/promises";
 import tls from "node:tls";
 import { HEADER_BYTES, InvalidFrame, OPERATIONS, decode, encode, readFrame, withSequence } from "./frames.mjs";
 
-const HEARTBEAT_MS = 5_000; // a peer times out after three times as long
+const HEARTBEAT_MS = 5_000; // a peer that is silent for three times as long has timed out
 const HANDSHAKE_TIMEOUT_MS = 10_000;
 const RETRY_BACKOFF_MS = 50;
 const RETRY_BACKOFF_MAX_MS = 5_000;
@@ -17,6 +17,7 @@ const STOP_MS_MAX = 60_000; // how long a stop by Backpressure lasts if no other
 const SEQUENCE_HELLO = 1n;
 const SEQUENCE_SUBSCRIBE = 2n;
 
+// The names of the error codes; the index is the code.
 const CODES = [
   "", "BAD_FRAME", "UNSUPPORTED_VERSION", "UNSUPPORTED_FLAG", "TOO_LARGE", "CHECKSUM", "UNAUTHORIZED", "UNKNOWN_TOPIC",
   "QUEUE_FULL", "RATE_LIMITED", "DEP_TIMEOUT", "FENCED", "CURSOR_TOO_OLD", "PROCESSING_FAILED", "INVALID_DELTA",
@@ -31,7 +32,8 @@ const RETRYABLE = new Set([
 const RECONNECTABLE = new Set([
   "SHUTTING_DOWN", "LOG_FAILED", "CHECKSUM", "UNKNOWN_ORIGIN", "RATE_LIMITED", "OUTCOME_UNKNOWN",
 ]);
-const UNKNOWN_OFFSET = 2n ** 63n - 1n; // instead of an offset: the log may have lost the delta, so it is not acknowledged
+// An Ack has this in place of an offset if the log may have lost the delta, which is then not acknowledged.
+const UNKNOWN_OFFSET = 2n ** 63n - 1n;
 
 /** A Nack as an error. `code` is the name of the error code; `retryAfterMs` is undefined if a retry cannot succeed. */
 export class Refused extends Error {
@@ -86,7 +88,8 @@ class Connection {
 
   constructor(socket, heartbeatMs = HEARTBEAT_MS, onFrame, onEnd) {
     Object.assign(this, { socket, heartbeatMs, onFrame, onEnd, ended: false });
-    Object.assign(this, { chunks: [], bytesReceived: 0, bytesNeeded: HEADER_BYTES }); // of a frame that is partly received
+    // The received bytes that are not handled yet, and how many bytes the next frame needs.
+    Object.assign(this, { chunks: [], bytesReceived: 0, bytesNeeded: HEADER_BYTES });
     this.receivedAt = this.sentAt = performance.now();
     this.heartbeats = 0n;
     socket.setNoDelay(true);
@@ -242,10 +245,10 @@ export class Producer extends ReconnectingClient {
   constructor(options) {
     super(options);
     this.origin = options.origin ?? drawOrigin(options.priority);
-    this.epoch = 0; // 0 requests a new epoch; later hellos claim the granted epoch, which each encoded batch contains
+    this.epoch = 0; // 0 requests a new epoch; later hellos name the granted epoch, which each encoded batch contains
     this.counter = 0n; // of the next delta; known from the first welcome
     this.queue = []; // entries to send, in order
-    this.inFlight = []; // entries that are sent and whose outcome is not known yet, in order
+    this.inFlight = []; // entries that were sent and have no outcome yet, in order
     this.nextSequence = 1n; // of this connection; a Nack with 0 is about the connection itself
     // The producer sends nothing before any of these times:
     this.refusedUntil = 0; // the time to retry of the last retryable refusal,
@@ -268,7 +271,7 @@ export class Producer extends ReconnectingClient {
   }
 
   enqueue(rows, clock) {
-    const entry = { rows, clock, base: this.counter, count: rows.length, since: performance.now() };
+    const entry = { rows, clock, base: this.counter, count: rows.length, enqueuedAt: performance.now() };
     entry.bytes = this.encodeEntry(entry);
     this.counter += BigInt(rows.length);
     this.queue.push(entry);
@@ -332,7 +335,7 @@ export class Producer extends ReconnectingClient {
   }
 
   sendEntry(connection, entry) {
-    Object.assign(entry, { sequence: this.nextSequence, pending: entry.count, unknown: false });
+    Object.assign(entry, { sequence: this.nextSequence, rowsWithoutOutcome: entry.count, isUnknown: false });
     connection.send(withSequence(entry.bytes, entry.sequence));
     this.nextSequence += BigInt(entry.count);
     this.credit[0] -= entry.count; // the balance may go below 0, and then the producer waits for grants
@@ -357,7 +360,7 @@ export class Producer extends ReconnectingClient {
       for (const [first, last, offset, duplicate] of frame.ranges ?? []) {
         this.onRange(BigInt(first), BigInt(last), BigInt(offset), duplicate);
       }
-      this.inFlight = this.inFlight.filter(({ pending }) => pending > 0);
+      this.inFlight = this.inFlight.filter(({ rowsWithoutOutcome }) => rowsWithoutOutcome > 0);
       if (frame.credit) this.credit = this.credit.map((left, i) => left + Number(frame.credit[i]));
     } else if (frame.type === "nack") {
       this.onNack(frame);
@@ -370,7 +373,7 @@ export class Producer extends ReconnectingClient {
     this.wake();
   }
 
-  /** Handles one range of an Ack: sequences `first` to `last` have offsets from `offset` on. Several may cover an entry. */
+  /** Handles one range of an Ack: sequences `first` to `last` have offsets from `offset` on. An entry may lie in several. */
   onRange(first, last, offset, duplicate) {
     for (const entry of this.inFlight) {
       const end = entry.sequence + BigInt(entry.count) - 1n;
@@ -378,11 +381,11 @@ export class Producer extends ReconnectingClient {
       if (end < first) continue;
       const from = first > entry.sequence ? first : entry.sequence;
       if (from === entry.sequence) entry.outcome = { counter: entry.base, offset: offset + (from - first), duplicate };
-      entry.unknown ||= offset === UNKNOWN_OFFSET;
-      entry.pending -= Number((last < end ? last : end) - from) + 1;
-      if (entry.pending > 0) continue;
+      entry.isUnknown ||= offset === UNKNOWN_OFFSET;
+      entry.rowsWithoutOutcome -= Number((last < end ? last : end) - from) + 1;
+      if (entry.rowsWithoutOutcome > 0) continue;
       const code = CODES.indexOf("OUTCOME_UNKNOWN");
-      if (entry.unknown) entry.reject(new Refused({ code, text: "the log no longer has these dots: read the vectors" }));
+      if (entry.isUnknown) entry.reject(new Refused({ code, text: "the log no longer has these dots: read the vectors" }));
       else entry.resolve(entry.outcome);
     }
   }
@@ -395,7 +398,7 @@ export class Producer extends ReconnectingClient {
     const [entry] = this.inFlight.splice(index, 1);
     if (RETRYABLE.has(error.code)) {
       const now = performance.now();
-      if (now - entry.since > this.timeoutMs) this.fail(error);
+      if (now - entry.enqueuedAt > this.timeoutMs) this.fail(error);
       this.refusedUntil = now + (error.retryAfterMs ?? RETRY_BACKOFF_MS);
       this.requeue(entry);
     } else if (error.code === "OVERLAP") this.requeue(this.dropAccepted(entry, BigInt(error.details.watermark)));
@@ -511,6 +514,7 @@ export class Subscriber extends ReconnectingClient {
     const last = frame.type === "delta" ? frame.sequence : lastOffset(frame);
     if (last >= this.nextOffset) this.nextOffset = last + 1n;
     this.counts.frames += 1;
+    // `cost`: the credit that the frame has spent, in deltas and bytes. `end`: the offset after its rows.
     this.frames.push({ rows: newRows, cost: [frame.rows?.length ?? 1, frame.length], end: last + 1n });
     const buffered = this.frames.reduce((sum, { rows: left }) => sum + left.length, 0);
     this.counts.bufferedMax = Math.max(this.counts.bufferedMax, buffered);

@@ -9,14 +9,14 @@ export const OPERATIONS = [
 ];
 export const HEADER_BYTES = 16;
 
-const ACK_WANTED = 1, HIGH = 2, COMPRESSED = 4, BATCHED = 8;
+const ACK_WANTED = 1, HIGH = 2, COMPRESSED = 4, BATCHED = 8; // flags in the header
 const STAMP_BYTES = 48;
-const BODY_AT = HEADER_BYTES + STAMP_BYTES; // in a batch's frame
-const PARTITION_AT = 28; // in the stamp
+const BODY_AT = HEADER_BYTES + STAMP_BYTES; // where the body begins in a batch's frame
+const PARTITION_AT = 28; // where the stamp's partition is in a batch's frame
 const ROWS_MAX = 65_536;
-const PAYLOAD_MAX = [1_310_720, 16_777_216, ...Array(6).fill(65_536)]; // by type
-const TRANSACTIONAL = 0, CONTROL = 1, GAPS = 8, STATES = 9; // attribute bits
-const NORMAL = 2;
+const PAYLOAD_MAX = [1_310_720, 16_777_216, ...Array(6).fill(65_536)]; // bytes, by the frame type's number
+const TRANSACTIONAL = 0, CONTROL = 1, GAPS = 8, STATES = 9; // bit numbers in a batch's attributes
+const NORMAL = 2; // the default priority; below it is higher
 
 /** The error for bytes that violate the protocol. `code` is the error code for the Nack. */
 export class InvalidFrame extends Error {
@@ -82,7 +82,7 @@ export function decode(bytes) {
   }
 }
 
-/** Encodes a frame as `decode` returns it. */
+/** Encodes a frame that has the form in which `decode` returns frames. */
 export function encode(frame) {
   const { type, sequence, length, ackWanted, ...fields } = frame;
   if (type === "batch") return encodeBatch(sequence, ackWanted, fields);
@@ -186,7 +186,7 @@ const COLUMNS = [
   "times", "valueEnds", "indices", "values", "blobEnds", "blobs", "metadataEnds", "metadata", "tagNames", "tags",
   "expects", "stateOrigins", "stateCounters", "stateLamports", "stateIgnored",
 ];
-// The attribute bit of a column is set if the column is present.
+// The attribute's bit number for these columns: the bit is set if the column is present.
 const ATTRIBUTES = { ids: 2, parents: 3, clock: 4, kinds: 5, namespaceIndex: 6, rowOffsets: 7, counters: GAPS };
 
 function encodeBatch(sequence, ackWanted, batch) {
@@ -224,8 +224,8 @@ function writeBodyHeader(header, batch, present, bodyLength) {
   for (const [name, bit] of Object.entries(ATTRIBUTES)) if (has.has(name)) attributes |= 1 << bit;
   attributes |= ((batch.ackLevel ?? 0) << 10) | ((batch.priority ?? NORMAL) << 12);
   const lengths = new Set(rows.filter(({ op }) => op === 0 || op === 2).map(({ values }) => values.length));
-  header[0] = 1;
-  header[1] = 8;
+  header[0] = 1; // the body's version
+  header[1] = 8; // the length of this header, in units of 8 bytes
   header.writeUInt16LE(attributes, 2);
   header.writeUInt32LE(rows.length, 4);
   header.writeBigUInt64LE(batch.origin, 8);
@@ -340,40 +340,43 @@ function splitColumns(body, length) {
 }
 
 function decodeRows(batch, count, mask, columns, sequence) {
-  const each = (name, size, read) => columns[name] && (checkSize(columns, name, count * size), read(columns[name]));
-  const part = (name, ends, i) => columns[name]?.subarray(i ? ends[i - 1] : 0, ends[i]);
-  const keyEnds = each("keyEnds", 4, toIntegers) ?? [];
-  const blobEnds = each("blobEnds", 4, toIntegers);
-  const metadataEnds = each("metadataEnds", 4, toIntegers);
+  // `readColumn` reads a column of one number per row; `bytesOfRow` takes a row's bytes out of a column.
+  const readColumn = (name, size, read) => columns[name] && (checkSize(columns, name, count * size), read(columns[name]));
+  const bytesOfRow = (name, ends, i) => columns[name]?.subarray(i ? ends[i - 1] : 0, ends[i]);
+  const keyEnds = readColumn("keyEnds", 4, toIntegers) ?? [];
+  const blobEnds = readColumn("blobEnds", 4, toIntegers);
+  const metadataEnds = readColumn("metadataEnds", 4, toIntegers);
   const values = columns.values ? toFloats(columns.values) : new Float32Array();
   const equalEnds = () => Array.from({ length: count }, (_, i) => ((i + 1) * values.length) / count);
-  const valueEnds = each("valueEnds", 4, toIntegers) ?? equalEnds();
+  const valueEnds = readColumn("valueEnds", 4, toIntegers) ?? equalEnds();
   const indices = columns.indices && toIntegers(columns.indices);
   const namespaces = columns.namespaces ? readNames(columns.namespaces) : [""];
-  const namespaceIndex = each("namespaceIndex", 2, (bytes) => new Uint16Array(copyBuffer(bytes)));
-  const kinds = each("kinds", 1, (bytes) => bytes) ?? Array(count).fill(mask.toString(2).length - 1);
-  const [counters, offsets, times] = ["counters", "rowOffsets", "times"].map((name) => each(name, 8, toBigInts));
-  const states = ["stateOrigins", "stateCounters", "stateLamports", "stateIgnored"].map((name) => each(name, 8, toBigInts));
+  const namespaceIndex = readColumn("namespaceIndex", 2, (bytes) => new Uint16Array(copyBuffer(bytes)));
+  // Without the column, all rows have the one kind whose bit is set in the mask.
+  const kinds = readColumn("kinds", 1, (bytes) => bytes) ?? Array(count).fill(mask.toString(2).length - 1);
+  const [counters, offsets, times] = ["counters", "rowOffsets", "times"].map((name) => readColumn(name, 8, toBigInts));
+  const stateColumns = ["stateOrigins", "stateCounters", "stateLamports", "stateIgnored"].map((name) => readColumn(name, 8, toBigInts));
   let indexAt = 0;
   const rows = Array.from({ length: count }, (_, i) => {
     const op = kinds[i];
     const row = {
-      vectorId: part("keys", keyEnds, i)?.toString() ?? "",
+      vectorId: bytesOfRow("keys", keyEnds, i)?.toString() ?? "",
       namespace: namespaces[namespaceIndex?.[i] ?? 0],
       op,
       counter: counters?.[i] ?? batch.base + BigInt(i),
     };
-    const own = values.subarray(i ? valueEnds[i - 1] : 0, valueEnds[i]);
-    if ([0, 1, 2, 3, 4, 7].includes(op)) row.values = own;
-    if (op === 1 || op === 7) row.indices = indices.subarray(indexAt, (indexAt += own.length));
-    if (op === 5 || op === 8 || op > 9) row.data = blobEnds ? part("blobs", blobEnds, i) : Buffer.alloc(0);
+    const ownValues = values.subarray(i ? valueEnds[i - 1] : 0, valueEnds[i]);
+    if ([0, 1, 2, 3, 4, 7].includes(op)) row.values = ownValues;
+    if (op === 1 || op === 7) row.indices = indices.subarray(indexAt, (indexAt += ownValues.length));
+    if (op === 5 || op === 8 || op > 9) row.data = blobEnds ? bytesOfRow("blobs", blobEnds, i) : Buffer.alloc(0);
     if (columns.ids) row.id = columns.ids.subarray(16 * i, 16 * i + 16);
     if (offsets) row.offset = offsets[i];
     if (times) row.timestamp = times[i];
-    const patch = metadataEnds && part("metadata", metadataEnds, i);
+    const patch = metadataEnds && bytesOfRow("metadata", metadataEnds, i);
     if (patch?.length) row.metadata = unpack(patch, { lastWins: true }); // the patch may have duplicate keys
     if (batch.states) {
-      row.state = { origin: states[0][i], counter: states[1][i], lamport: states[2][i], ignored: states[3]?.[i] ?? 0n };
+      const [origin, counter, lamport, ignored = 0n] = stateColumns.map((column) => column?.[i]);
+      row.state = { origin, counter, lamport, ignored };
     }
     return row;
   });
@@ -387,7 +390,7 @@ function decodeRows(batch, count, mask, columns, sequence) {
   return rows;
 }
 
-/** Yields the entries of a column as `[row, number, bytes]`: two u32, then the remaining bytes of the entry. */
+/** Yields the entries of a column, of `size` bytes each, as `[row, number, bytes]`: two u32, then the remaining bytes. */
 function* readEntries(column, size) {
   for (let position = 0; column && position < column.length; position += size) {
     yield [column.readUInt32LE(position), column.readUInt32LE(position + 4), column.subarray(position + 8, position + size)];
@@ -437,8 +440,8 @@ const encodeU64 = (list) => bytesOf(BigUint64Array.from(list));
 const encodeU16 = (number) => Buffer.of(number & 0xff, number >> 8);
 
 function checkSize(columns, name, length) {
-  const found = columns[name].length;
-  if (found !== length) throw new InvalidFrame(`column ${name} has ${found} bytes: send ${length}`);
+  const actual = columns[name].length;
+  if (actual !== length) throw new InvalidFrame(`column ${name} has ${actual} bytes: send ${length}`);
 }
 
 function readNames(bytes) {

@@ -87,7 +87,7 @@ const REQUESTS = {
 };
 
 const path = process.argv[2] ?? new URL("../../docs/protocol-golden.json", import.meta.url);
-// JSON.parse would round integers above 2^53, so they are quoted here and compared as text.
+// JSON.parse would round integers above 2^53, so long integers are quoted here, and compared as text.
 const text = readFileSync(path, "utf8").replace(/(": )(\d{17,})(?=[,\n])/g, '$1"$2"');
 let failures = 0;
 const { frames } = JSON.parse(text);

@@ -1,5 +1,5 @@
 // Publishes JSON lines from a file or standard input: `{"vector_id": "doc-1", "op": "create", "values": [1, 2]}`.
-// The counter of a delta is its line number, so each line has one effect even if the import is killed and restarted.
+// A delta's counter is its line number, so each line has one effect even if the import is killed and restarted.
 //
 //     node publish.mjs --port 7373 --origin 12345 facts.jsonl
 //
@@ -40,10 +40,10 @@ try {
   async function send() {
     const outcome = producer.publish(rows);
     rows = [];
-    const printed = outcome.then(({ counter, offset, duplicate }) => {
+    const handled = outcome.then(({ counter, offset, duplicate }) => {
       console.log(JSON.stringify({ counter: Number(counter), offset: Number(offset), duplicate }));
-    }).catch((error) => (failure ??= error)).finally(() => inFlight.delete(printed));
-    inFlight.add(printed);
+    }).catch((error) => (failure ??= error)).finally(() => inFlight.delete(handled));
+    inFlight.add(handled);
     if (inFlight.size >= BATCHES_IN_FLIGHT_MAX) await Promise.race(inFlight);
     if (failure) throw failure;
   }

@@ -1,5 +1,5 @@
 // Prints deltas as JSON lines. A file stores the cursor, so that a restart resumes where the last run stopped.
-// It stores the cursor after it has printed the line, so a crash loses no line.
+// The file is written after the line is printed, so a crash loses no line.
 //
 //     node subscribe.mjs --port 7373 --topic ns:docs --cursor cursor.json --count 10
 

@@ -36,22 +36,22 @@ class ClockFaults:
 
 
 class FaultyClock:
-    """The clock of one machine. `struck` counts the observed jumps, and readings during a drift."""
+    """The clock of one machine. `event_counts`: counts the observed jumps, and readings during a drift."""
 
-    def __init__(self, now: Callable[[], float], faults: ClockFaults, struck: Counter[str]) -> None:
+    def __init__(self, now: Callable[[], float], faults: ClockFaults, event_counts: Counter[str]) -> None:
         self.now = now
         self._faults = faults
-        self._struck = struck
+        self._event_counts = event_counts
         self._jumps_seen = 0
 
     def wall_us(self) -> int:
         """Return the microseconds since 1970 that this machine's wall clock shows."""
         now = self.now()
         past_jumps = [by_s for at_s, by_s in self._faults.jumps if at_s <= now]
-        self._struck["clock jumped"] += max(0, len(past_jumps) - self._jumps_seen)
+        self._event_counts["clock jumped"] += max(0, len(past_jumps) - self._jumps_seen)
         self._jumps_seen = len(past_jumps)
         if self._faults.drift:
-            self._struck["clock read while it drifts"] += 1
+            self._event_counts["clock read while it drifts"] += 1
         return EPOCH_US + round((now * (1 + self._faults.drift) + sum(past_jumps)) * _US)
 
 

@@ -1,11 +1,11 @@
 """A fake disk behind the disk port. On request it crashes, fails, and tears or loses writes, as its seed
 determines.
 
-A process works on a SimDisk until it ends. `kill()` returns the disk that its successor finds after SIGKILL,
-`crash()` one that it may find after a power cut. Neither changes the original disk, so one state can be
-examined with many seeds. Calls of the port are numbered from 1, and each can be made to fail, or to be the
-last one before a crash. `struck` counts the faults that occurred, for all disks derived from one: a test of a
-fault that never occurred proves nothing. Not thread-safe.
+A process works on a SimDisk until it ends. `kill()` returns the disk that the next process finds after
+SIGKILL, `crash()` a disk that it may find after a power cut. Neither changes the original disk, so one state
+can be examined with many seeds. Calls of the port are numbered from 1, and each can be made to fail, or to be
+the last one before a crash. `fault_counts` counts the faults that occurred, for all disks derived from one: a
+test of a fault that never occurred proves nothing. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class SimDisk(Faults):
         super().__init__(Random(seed))
         self._process = 1
         self._root = DirectoryMedia()
-        self._used = 0
-        self._changes = 0
+        self._used_bytes = 0
+        self._change_count = 0
         self._locked: dict[FileMedia, int] = {}
 
     # --- immediate faults
@@ -62,26 +62,28 @@ class SimDisk(Faults):
         survivors = draw_surviving_changes(directories, rng)
         files: dict[int, FileMedia] = {}
 
-        def found(node: Node) -> Node:
+        def surviving_node(node: Node) -> Node:
             if isinstance(node, FileMedia):
                 if id(node) not in files:
-                    files[id(node)] = node.after_crash(rng, self.struck)
+                    files[id(node)] = node.after_crash(rng, self.fault_counts)
                 return files[id(node)]
-            names = {name: found(child) for name, child in names_after(node, survivors[id(node)]).items()}
+            names = {
+                name: surviving_node(child) for name, child in names_after(node, survivors[id(node)]).items()
+            }
             return DirectoryMedia(names, dict(names))
 
         for directory in directories:
-            self.struck["names kept"] += survivors[id(directory)]
-            self.struck["names lost"] += len(directory.changes) - survivors[id(directory)]
-        self.struck["crash"] += 1
-        return self._successor(found(self._root), rng)
+            self.fault_counts["names kept"] += survivors[id(directory)]
+            self.fault_counts["names lost"] += len(directory.changes) - survivors[id(directory)]
+        self.fault_counts["crash"] += 1
+        return self._successor(surviving_node(self._root), rng)
 
     def kill(self) -> SimDisk:
         """Return the disk as the next process finds it after SIGKILL: a copy, including the page cache."""
         directories = {id(one): DirectoryMedia() for one in self._all_directories()}
         files: dict[int, FileMedia] = {}
 
-        def copied(node: Node) -> Node:
+        def copy_of(node: Node) -> Node:
             if isinstance(node, DirectoryMedia):
                 return directories[id(node)]
             if id(node) not in files:
@@ -90,15 +92,15 @@ class SimDisk(Faults):
 
         for one in self._all_directories():
             new = directories[id(one)]
-            new.names = {name: copied(node) for name, node in one.names.items()}
-            new.stored = {name: copied(node) for name, node in one.stored.items()}
+            new.names = {name: copy_of(node) for name, node in one.names.items()}
+            new.stored = {name: copy_of(node) for name, node in one.stored.items()}
             for change in one.changes:
-                names = {name: node and copied(node) for name, node in change.names.items()}
+                names = {name: node and copy_of(node) for name, node in change.names.items()}
                 other = None if change.other is None else directories[id(change.other)]
                 new.changes.append(Change(change.number, names, other))
-        self.struck["kill"] += 1
+        self.fault_counts["kill"] += 1
         new_disk = self._successor(directories[id(self._root)], Random(self.rng.getrandbits(64)))
-        new_disk._changes = self._changes
+        new_disk._change_count = self._change_count
         return new_disk
 
     def flip(self, path: str, at: int | None = None, bit: int | None = None) -> tuple[int, int]:
@@ -111,7 +113,7 @@ class SimDisk(Faults):
         at = self.rng.randrange(len(file.cached)) if at is None else at
         bit = self.rng.randrange(8) if bit is None else bit
         file.flip(at, bit)
-        self.struck["flip"] += 1
+        self.fault_counts["flip"] += 1
         return at, bit
 
     def evict(self, path: str) -> None:
@@ -138,14 +140,14 @@ class SimDisk(Faults):
             directory.stored[part] = directory = child
         file = FileMedia(content)
         file.links = 1
-        self._used += len(content)
+        self._used_bytes += len(content)
         self._unlink(directory.names.get(name))
         directory.names[name] = directory.stored[name] = file
 
     @property
     def used_bytes(self) -> int:
         """The total length of all files, including removed ones that are still open."""
-        return self._used
+        return self._used_bytes
 
     # --- the port
 
@@ -161,7 +163,7 @@ class SimDisk(Faults):
         return self.do("open", path, effect)
 
     def list(self, path: str) -> list[str]:
-        """Return the names in a directory, sorted; none if it does not exist."""
+        """Return the names in a directory, sorted; an empty list if the directory does not exist."""
         parts = path_parts(path)
 
         def effect() -> list[str]:
@@ -222,7 +224,7 @@ class SimDisk(Faults):
 
         def failing() -> None:
             with suppress(OSError):
-                self.struck["names lost by sync"] += self._directory(parts).fail_sync(self.rng)
+                self.fault_counts["names lost by sync"] += self._directory(parts).fail_sync(self.rng)
 
         self.do("sync_directory", path, lambda: self._directory(parts).sync(), failing=failing)
 
@@ -250,15 +252,15 @@ class SimDisk(Faults):
     def _successor(self, root: Node, rng: Random) -> SimDisk:
         assert isinstance(root, DirectoryMedia)
         new = SimDisk(rng.getrandbits(64), capacity_bytes=self.capacity_bytes)
-        new.struck, new._process, new._root = self.struck, self._process + 1, root
+        new.fault_counts, new._process, new._root = self.fault_counts, self._process + 1, root
         for file in _files(root):
             file.links += 1
-            new._used += file.size
+            new._used_bytes += file.size
         return new
 
     def _all_directories(self) -> Sequence[DirectoryMedia]:
         """Return every directory that exists, or may exist after a crash."""
-        found = {id(self._root): self._root}
+        directories = {id(self._root): self._root}
         unvisited = [self._root]
         while unvisited:
             directory = unvisited.pop()
@@ -266,10 +268,10 @@ class SimDisk(Faults):
             for change in directory.changes:
                 nodes += [node for node in change.names.values() if node is not None]
             for node in nodes:
-                if isinstance(node, DirectoryMedia) and id(node) not in found:
-                    found[id(node)] = node
+                if isinstance(node, DirectoryMedia) and id(node) not in directories:
+                    directories[id(node)] = node
                     unvisited.append(node)
-        return list(found.values())
+        return list(directories.values())
 
     def _directory(self, parts: Sequence[str]) -> DirectoryMedia:
         directory = self._root
@@ -284,16 +286,16 @@ class SimDisk(Faults):
     def _file(self, path: str, *, create: bool = False) -> FileMedia:
         parents, name = file_parts(path)
         directory = self._directory(parents)
-        found = directory.names.get(name)
-        if isinstance(found, DirectoryMedia):
+        node = directory.names.get(name)
+        if isinstance(node, DirectoryMedia):
             raise disk_error(errno.EISDIR, path)
-        if found is None:
+        if node is None:
             if not create:
                 raise disk_error(errno.ENOENT, path)
-            found = FileMedia()
-            found.links = 1
-            self._change(directory, {name: found})
-        return found
+            node = FileMedia()
+            node.links = 1
+            self._change(directory, {name: node})
+        return node
 
     def _change(
         self,
@@ -302,10 +304,10 @@ class SimDisk(Faults):
         other: DirectoryMedia | None = None,
         other_names: dict[str, Node | None] | None = None,
     ) -> None:
-        self._changes += 1
-        directory.change(Change(self._changes, names, other))
+        self._change_count += 1
+        directory.change(Change(self._change_count, names, other))
         if other is not None:
-            other.change(Change(self._changes, other_names or {}, directory))
+            other.change(Change(self._change_count, other_names or {}, directory))
 
     def _unlink(self, node: Node | None) -> None:
         if isinstance(node, FileMedia):
@@ -314,20 +316,20 @@ class SimDisk(Faults):
 
     def _forget(self, file: FileMedia) -> None:
         if not file.links and not file.opened:
-            self._used -= file.size
+            self._used_bytes -= file.size
 
     def _free_capacity(self) -> int:
         if self.capacity_bytes is None:
             return _UNLIMITED_BYTES
-        return max(0, self.capacity_bytes - self._used)
+        return max(0, self.capacity_bytes - self._used_bytes)
 
     def _write(self, file: FileMedia, at: int, data: bytes) -> None:
         before = file.size
         file.write(at, data)
-        self._used += file.size - before
+        self._used_bytes += file.size - before
 
     def _resize(self, file: FileMedia, size: int) -> None:
-        self._used += size - file.size
+        self._used_bytes += size - file.size
         file.truncate(size)
 
 
@@ -346,8 +348,8 @@ class SimFile:
 
         def effect() -> bytes:
             file = self._open(at)
-            found = bytes(memoryview(file.cached)[at : at + size])
-            return found + bytes(max(0, min(at + size, file.allocated) - at - len(found)))
+            content = bytes(memoryview(file.cached)[at : at + size])
+            return content + bytes(max(0, min(at + size, file.allocated) - at - len(content)))
 
         return self._disk.do("read", self._path, effect, at=at, size=size)
 
@@ -360,9 +362,9 @@ class SimFile:
             file = self._writable(at, errno.EBADF)
             written = min(len(data), file.size + disk._free_capacity() - at)
             if data and written <= 0:
-                disk.struck["no room"] += 1
+                disk.fault_counts["no room"] += 1
                 raise disk_error(errno.ENOSPC, self._path)
-            disk.struck["short for want of room"] += written < len(data)
+            disk.fault_counts["short for want of room"] += written < len(data)
             written = self._shortened(written)
             disk._write(file, at, data[:written])
             return written
@@ -385,17 +387,17 @@ class SimFile:
             sector_count = -(-len(file.cached) // SECTOR)
             if lose is not None and dirty:
                 file.sync(disk.rng.sample(dirty, disk.rng.randint(1, len(dirty))))
-                disk.struck["writes lost"] += 1
+                disk.fault_counts["writes lost"] += 1
             elif misdirect is not None and dirty and sector_count > 1:
                 sector = disk.rng.choice(dirty)
                 file.misdirect(sector, (sector + disk.rng.randint(1, sector_count - 1)) % sector_count)
-                disk.struck["writes misdirected"] += 1
+                disk.fault_counts["writes misdirected"] += 1
             else:
                 file.sync()
 
         def failing() -> None:
             if self._file is not None:
-                disk.struck["sectors lost by sync"] += self._file.fail_sync(disk.rng)
+                disk.fault_counts["sectors lost by sync"] += self._file.fail_sync(disk.rng)
 
         disk.do("sync", self._path, effect, failing=failing)
 
@@ -409,7 +411,7 @@ class SimFile:
         def effect() -> None:
             file = self._writable(size, errno.EINVAL)
             if size - file.size > self._disk._free_capacity():
-                self._disk.struck["no room"] += 1
+                self._disk.fault_counts["no room"] += 1
                 raise disk_error(errno.ENOSPC, self._path)
             self._disk._resize(file, size)
 
@@ -421,9 +423,9 @@ class SimFile:
         def effect() -> None:
             file = self._writable(size, errno.EBADF)
             if size - file.size > self._disk._free_capacity():
-                self._disk.struck["no room"] += 1
+                self._disk.fault_counts["no room"] += 1
                 raise disk_error(errno.ENOSPC, self._path)
-            self._disk._used += max(0, size - file.size)
+            self._disk._used_bytes += max(0, size - file.size)
             file.allocated = max(file.allocated, size)
 
         self._disk.do("allocate", self._path, effect, size=size)
@@ -457,7 +459,7 @@ class SimFile:
         if rule is None or size < 2:
             return size
         shortened = self._disk.rng.randint(1, size - 1) if rule.value is None else min(rule.value, size)
-        self._disk.struck["short writes"] += shortened < size
+        self._disk.fault_counts["short writes"] += shortened < size
         return shortened
 
 
@@ -477,17 +479,17 @@ class SimLock:
 
 
 def _paths(directory: DirectoryMedia, prefix: str) -> list[str]:
-    found = []
+    paths = []
     for name, node in directory.names.items():
-        found += [prefix + name] if isinstance(node, FileMedia) else _paths(node, f"{prefix}{name}/")
-    return found
+        paths += [prefix + name] if isinstance(node, FileMedia) else _paths(node, f"{prefix}{name}/")
+    return paths
 
 
 def _files(directory: DirectoryMedia) -> list[FileMedia]:
-    found = []
+    files = []
     for node in directory.names.values():
-        found += [node] if isinstance(node, FileMedia) else _files(node)
-    return found
+        files += [node] if isinstance(node, FileMedia) else _files(node)
+    return files
 
 
 if TYPE_CHECKING:

@@ -23,19 +23,21 @@ Kind = Literal["crash", "fail", "shorten", "lose", "misdirect"]
 _FILE_CALLS = ("open", "write", "sync", "truncate", "allocate")
 _NAME_CALLS = ("make_directory", "rename", "remove", "sync_directory", "lock")
 CHANGING = frozenset(_FILE_CALLS + _NAME_CALLS)
-"""Calls that may change what a crash leaves; `close` and `release` do not count as calls at all."""
+"""Names of the calls that may change what a crash leaves. `close` and `release` do not count as calls at all.
+"""
 
 _TRACE_MAX = 100_000
 
 
 class SimCrash(BaseException):
-    """The machine is off. A BaseException, so that no `except Exception` catches it; then use `crash()` or
-    `kill()`.
+    """The machine is off. `crash()` or `kill()` of the disk returns the disk for the next process.
+
+    A BaseException, so that no `except Exception` catches it.
     """
 
 
 class Call(NamedTuple):
-    """One call of the port. `path`: for a rename, the old one; `size`: in bytes."""
+    """One call of the port. `path`: of a rename, the old path. `at`, `size`: position and size in bytes."""
 
     number: int
     name: str
@@ -69,7 +71,7 @@ class _Rule:
     kind: Kind
     when: When
     times: int | None  # the number of occurrences left; None: always
-    value: int | None = None
+    value: int | None = None  # of `fail`: the error number; of `shorten`: the number of bytes written
     moment: Moment | None = None
 
 
@@ -84,16 +86,17 @@ class Faults:
     def __init__(self, rng: Random) -> None:
         self.calls = 0
         self.trace: deque[Call] = deque(maxlen=_TRACE_MAX)
-        self.struck: Counter[str] = Counter()
+        self.fault_counts: Counter[str] = Counter()
         self.is_off = False
         self.rng = rng
         self._rules: list[_Rule] = []
-        self._matching: list[_Rule] = []
+        self._matching: list[_Rule] = []  # the rules that match the current call
 
     # --- planned faults
 
     def fail(self, when: When, error: int = errno.EIO, *, times: int | None = 1) -> None:
-        """Make a call raise OSError of this number, `times` times; None: always.
+        """Make the next `times` calls that match raise OSError of this number; all of them if `times` is
+        None.
 
         A failed write may have written some of its bytes. A failed sync loses some of the unsynced data, and
         the next sync succeeds all the same.
@@ -137,8 +140,8 @@ class Faults:
         partly: Callable[[], None] | None = None,
         failing: Callable[[], None] | None = None,
     ) -> T:
-        """Count a call and apply its effect. Instead of it, `partly` is called if the machine goes off within
-        the call, and `failing` if the call fails.
+        """Count a call and apply its effect. Instead of the effect, `partly` is called if the machine goes
+        off within the call, and `failing` if the call fails.
         """
         if self.is_off:
             raise SimCrash(f"the machine is off: {name} of {path!r} has no disk")
@@ -161,7 +164,7 @@ class Faults:
         if failure is not None:
             if failing is not None:
                 failing()
-            self.struck[f"{name} failed"] += 1
+            self.fault_counts[f"{name} failed"] += 1
             raise disk_error(failure.value or errno.EIO, path)
         if moment is None:
             return effect()
@@ -183,7 +186,7 @@ class Faults:
 
     def _turn_off(self, call: Call, moment: Moment) -> NoReturn:
         self.is_off = True
-        self.struck[f"off {moment}"] += 1
+        self.fault_counts[f"off {moment}"] += 1
         raise SimCrash(f"the machine went off {moment} call {call.number}, {call.name} of {call.path!r}")
 
 

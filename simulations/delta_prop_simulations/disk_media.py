@@ -42,11 +42,12 @@ class FileMedia:
 
     def __init__(self, content: bytes | bytearray = b"") -> None:
         self.cached = self.stored = content
-        self.stored_size = self._size_low = self._size_high = len(content)
-        self._shared = True  # both are copied before a change
+        self.stored_size = len(content)
+        self._size_low = self._size_high = len(content)  # the shortest and longest length since the last sync
+        self._shared = True  # `cached` and `stored` may be one object, and are copied before a change
         self.dirty: set[int] = set()
-        self._older: dict[int, list[bytes]] = {}
-        self.links = self.opened = 0
+        self._older: dict[int, list[bytes]] = {}  # older contents of dirty sectors since the last sync
+        self.links = self.opened = 0  # the number of its names, and of its open `SimFile`s
         self.allocated = self.allocated_stored = 0  # lengths of allocated space, which has no bytes here
 
     def copy(self) -> FileMedia:
@@ -153,22 +154,22 @@ class FileMedia:
             if at < len(content):
                 content[at] ^= 1 << bit
 
-    def after_crash(self, rng: Random, struck: Counter[str]) -> FileMedia:
+    def after_crash(self, rng: Random, fault_counts: Counter[str]) -> FileMedia:
         """Return the file as a process may find it after a crash."""
-        found = self._new_after_crash(rng, struck)
-        found.allocated = self.allocated_stored
+        file = self._new_after_crash(rng, fault_counts)
+        file.allocated = self.allocated_stored
         if self.allocated != self.allocated_stored:
-            found.allocated = rng.choice((self.allocated, self.allocated_stored))
-        found.allocated_stored = found.allocated
-        return found
+            file.allocated = rng.choice((self.allocated, self.allocated_stored))
+        file.allocated_stored = file.allocated
+        return file
 
-    def _new_after_crash(self, rng: Random, struck: Counter[str]) -> FileMedia:
+    def _new_after_crash(self, rng: Random, fault_counts: Counter[str]) -> FileMedia:
         if not self.dirty and self._size_low == self._size_high == self.stored_size:
             return self._as_stored()
-        size = self._found_size(rng)
-        found = bytearray(_resized(self.stored, size))
+        size = self._draw_size(rng)
+        content = bytearray(_resized(self.stored, size))
         share = rng.choice((0.0, 1.0, rng.random(), rng.random()))
-        survivors = stale = 0
+        survivor_count = stale_count = 0
         dirty = sorted(self.dirty)
         for sector in dirty:
             at = sector * SECTOR
@@ -183,17 +184,17 @@ class FileMedia:
             # likely as all older ones together.
             newest = share == 1.0 or rng.random() < 0.5
             pick = len(versions) - 1 if newest else rng.randrange(len(versions))
-            stale += pick < len(versions) - 1
-            survivors += 1
-            found[at : at + SECTOR] = _resized(versions[pick], min(SECTOR, size - at))
-        struck["sectors kept"] += survivors
-        struck["sectors lost"] += len(dirty) - survivors
-        struck["sectors stale"] += stale
-        struck["torn"] += 0 < survivors < len(dirty)
-        struck["size between"] += size not in (self.stored_size, len(self.cached))
-        return FileMedia(found)
+            stale_count += pick < len(versions) - 1
+            survivor_count += 1
+            content[at : at + SECTOR] = _resized(versions[pick], min(SECTOR, size - at))
+        fault_counts["sectors kept"] += survivor_count
+        fault_counts["sectors lost"] += len(dirty) - survivor_count
+        fault_counts["sectors stale"] += stale_count
+        fault_counts["torn"] += 0 < survivor_count < len(dirty)
+        fault_counts["size between"] += size not in (self.stored_size, len(self.cached))
+        return FileMedia(content)
 
-    def _found_size(self, rng: Random) -> int:
+    def _draw_size(self, rng: Random) -> int:
         choice = rng.randrange(5)
         if choice < 2:
             return len(self.cached)
@@ -241,8 +242,8 @@ class Change:
 
 @dataclass(slots=True, eq=False)
 class DirectoryMedia:
-    """One directory: `names` are the current ones, `stored` those on the media; `changes` lead from these to
-    those.
+    """One directory. `names`: its current names; `stored`: the names on the media; `changes` lead from
+    `stored` to `names`.
     """
 
     names: dict[str, FileMedia | DirectoryMedia] = field(default_factory=dict)

@@ -79,12 +79,14 @@ class Machine:
         self.disk = SimDisk(seed.stream("disk").getrandbits(64), capacity_bytes=capacity_bytes)
         self.process_count = 0
         self.process: Process | None = None
-        self.struck: Counter[str] = Counter()
-        self.disk_struck = self.disk.struck  # one counter for this disk and all disks derived from it
+        self.event_counts: Counter[str] = Counter()
+        self.disk_fault_counts = (
+            self.disk.fault_counts
+        )  # one counter for this disk and all disks derived from it
         self._seed = seed
         self._network = network.at(name)
         self._trace = trace
-        self._clock = FaultyClock(LoopClock().now, clock, self.struck)
+        self._clock = FaultyClock(LoopClock().now, clock, self.event_counts)
         self.thread_faults = threads
         self.on_end: Callable[[Process], object] = lambda _process: None
         """Called as soon as a process has ended."""
@@ -105,7 +107,7 @@ class Machine:
         self.process_count += 1
         process = self.process = Process(self.name, self.process_count)
         seed = self._seed.child(f"life {process.number}")
-        threads = SimThreads(seed.stream("threads"), lambda: self.thread_faults, self.struck)
+        threads = SimThreads(seed.stream("threads"), lambda: self.thread_faults, self.event_counts)
         disk = self.disk
         return World(
             clock=self._clock,
@@ -200,7 +202,7 @@ class Machine:
 
     def _end(self, process: Process, ending: Ending, next_disk: SimDisk) -> None:
         self._trace.note(self.name, ending.value, process.number, self.disk.calls)
-        self.struck[ending.value] += 1
+        self.event_counts[ending.value] += 1
         process.end(ending)
         if ending is Ending.POWER_CUT:
             self._network.crash(self.name)

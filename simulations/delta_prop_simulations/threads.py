@@ -25,9 +25,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ThreadFaults:
-    """`delay_s_max`: a call's delay is drawn from 0 to this. `early`: the probability that a call has its
-    effect before its delay, not after it. `stalls`: the probability that a call stalls; `stall_s`: the
-    additional delay of such a call.
+    """`delay_s_max`: the maximum of a call's delay, which is drawn from 0 on. `early`: the probability that a
+    call has its effect before its delay, not after it. `stalls`: the probability that a call stalls;
+    `stall_s`: the additional delay of such a call.
     """
 
     delay_s_max: float = 0.002
@@ -48,10 +48,10 @@ class ThreadFaults:
 class SimThreads:
     """The threads of one process. `faults`: returns the current faults."""
 
-    def __init__(self, rng: Random, faults: Callable[[], ThreadFaults], struck: Counter[str]) -> None:
+    def __init__(self, rng: Random, faults: Callable[[], ThreadFaults], event_counts: Counter[str]) -> None:
         self._rng = rng
         self._faults = faults
-        self._struck = struck
+        self._event_counts = event_counts
 
     def new_thread(self) -> SimThread:
         """Return one more worker."""
@@ -68,11 +68,11 @@ class SimThreads:
         delay_s = rng.uniform(0, faults.delay_s_max)
         if rng.random() < faults.stalls:
             delay_s += faults.stall_s
-            self._struck["thread stalled"] += 1
-        early = rng.random() < faults.early
+            self._event_counts["thread stalled"] += 1
+        is_early = rng.random() < faults.early
         if delay_s:
-            self._struck["thread early" if early else "thread late"] += 1
-        return delay_s, early
+            self._event_counts["thread early" if is_early else "thread late"] += 1
+        return delay_s, is_early
 
 
 class SimThread:
@@ -88,13 +88,13 @@ class SimThread:
         """
         with anyio.CancelScope(shield=True):
             async with self._limiter:
-                delay_s, early = self._threads.draw_call()
-                if not early:
+                delay_s, is_early = self._threads.draw_call()
+                if not is_early:
                     await anyio.sleep(delay_s)
                 try:
                     result = function()
                 finally:
-                    if early:
+                    if is_early:
                         await anyio.sleep(delay_s)
         return result
 

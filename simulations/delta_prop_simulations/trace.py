@@ -28,24 +28,22 @@ class Trace:
 
     def __init__(self, now: Callable[[], float] = anyio.current_time) -> None:
         self.lines: deque[str] = deque(maxlen=LINES_MAX)
-        self.notes = 0
         self._now = now
         self._hash = blake2b(digest_size=_HASH_BYTES)
 
     def note(self, *fields: object) -> None:
-        """Note an event. Only text, numbers and bytes: the text of other objects may have an address, which
-        differs between runs.
+        """Note an event. The fields are text, numbers or bytes, since the text of other objects may have an
+        address, which differs between runs.
         """
         for value in fields:
             if value is not None and not isinstance(value, str | int | float | bytes):
                 raise UsageError(f"{type(value).__name__} in a trace: give text, numbers or bytes")
         line = f"{self._now():.6f} {' '.join([str(value) for value in fields])}"
         self.lines.append(line)
-        self.notes += 1
         self._hash.update(line.encode())
         self._hash.update(b"\n")
 
-    def turn(self, now: float, runnable: int) -> None:
+    def note_turn(self, now: float, runnable: int) -> None:
         """Hash one turn of the event loop, without a line of text."""
         self._hash.update(_TURN.pack(now, runnable))
 

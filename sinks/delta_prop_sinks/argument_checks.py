@@ -37,7 +37,7 @@ def check_path(path: object) -> None:
     """Check that `path` can be the path of a file. Raises UsageError."""
     if not isinstance(path, str | PurePath):
         raise UsageError(
-            f"path {path!r:.60} is of type {type(path).__name__}: give text or a Path, of a file"
+            f"path {path!r:.60} is of type {type(path).__name__}: give a file's path as text or Path"
         )
     if not str(path) or "\0" in str(path):
         raise UsageError(f"path {str(path)!r:.60} names no file: give the path of a file")

@@ -65,7 +65,9 @@ _NO_SLOTS = np.zeros(0, np.intp)
 class CacheStatistics:
     """Counts since the cache was made, and its contents.
 
-    `out_of_order`: forwarded deltas that sort before the last one of their vector.
+    `refreshed`: deltas that were applied to entries. `dropped`: entries that a delta made invalid; `evicted`:
+    entries that exceeded a bound. `out_of_order`: forwarded deltas that sort before the last one of their
+    vector.
     """
 
     entries: int
@@ -81,7 +83,10 @@ class CacheStatistics:
 
 @dataclass(slots=True)
 class _Load:
-    """A load in progress, and the newest delta that has arrived for its vector meanwhile."""
+    """A load in progress, and the key of the newest delta that has arrived for its vector meanwhile.
+
+    `is_stale`: the load must be repeated, whatever state it returns.
+    """
 
     done: anyio.Event = field(default_factory=anyio.Event)
     newest: Key | None = None
@@ -103,9 +108,9 @@ class CacheSink:
     defines; `invalidate` drops each vector that a delta touches. `loader(namespace, vector_id)` answers
     misses, usually a storage sink's `get`; a load that a newer delta overtakes is repeated, never cached. If
     the loader's source may lag this sink, `loader_offset` returns the offset that the source has applied: a
-    state loaded while the source lags is returned and not cached. Without a loader, a DENSE does not bring an
-    uncached vector into the cache, because the vector may have older metadata. A state's `ignored` counts
-    from when the cache first knew the vector.
+    state loaded while the source lags is returned and not cached. A DENSE does not bring an uncached vector
+    into the cache, because the vector may have older metadata. A state's `ignored` counts from when the cache
+    first knew the vector.
     """
 
     def __init__(
@@ -127,16 +132,16 @@ class CacheSink:
         self.mode = mode
         self._loader, self._loader_offset = loader, loader_offset
         self._tables: dict[str, VectorTable] = {}
-        self._order: OrderedDict[Ref, None] = OrderedDict()
-        self._states: dict[Ref, VectorState] = {}
+        self._order: OrderedDict[Ref, None] = OrderedDict()  # the entries, least recently requested first
+        self._states: dict[Ref, VectorState] = {}  # entries as state objects, made when they are requested
         self._states_bytes = 0
         self._loading: dict[Ref, _Load] = {}
-        self._touched: set[VectorTable] = set()
+        self._unsized: set[VectorTable] = set()  # tables whose size may differ from `counted_size`
         self._fold_buffer = FoldBuffer(SETTING_KINDS - _COMPLETE_KINDS)
         self._bytes = 0
         self._log_id = b""
         self._next_offset = self._lamport = 0
-        self._committed: Callable[[int], None] | None = None
+        self._report_committed: Callable[[int], None] | None = None
         self._hits = self._misses = self._loads = 0
         self._refreshed = self._dropped = self._evicted = self._out_of_order = 0
 
@@ -146,7 +151,7 @@ class CacheSink:
         """Continue at the offset where this object stopped; a new object begins at the start of the log."""
         if context.log_id != self._log_id:
             self._log_id, self._next_offset = context.log_id, 0
-        self._committed = context.committed
+        self._report_committed = context.committed
         return ResumePoint(Cursor(context.log_id, context.epoch, self._next_offset), self._lamport)
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
@@ -168,9 +173,9 @@ class CacheSink:
             if next_offset > self._next_offset and not delivery.redelivered:
                 self._next_offset = next_offset
             self._lamport = max(self._lamport, logged.lamport + logged.count - 1)
-        if self._committed is not None:  # the sink is open
+        if self._report_committed is not None:  # the sink is open
             # Entries exist in this process only, so after a crash no applied row needs redelivery.
-            self._committed(self._next_offset)
+            self._report_committed(self._next_offset)
         return True
 
     async def begin_rebuild(self, offset: int) -> None:
@@ -197,8 +202,8 @@ class CacheSink:
     async def end_rebuild(self, offset: int, lamport: int) -> None:
         """Continue from `offset`."""
         self._next_offset, self._lamport = offset, lamport
-        if self._committed is not None:
-            self._committed(offset)
+        if self._report_committed is not None:
+            self._report_committed(offset)
 
     async def aclose(self) -> None:
         """Drop all entries: without deltas they would become outdated."""
@@ -207,7 +212,7 @@ class CacheSink:
 
     def _clear(self) -> None:
         self._tables.clear()
-        self._touched.clear()
+        self._unsized.clear()
         self._fold_buffer.clear()
         self._order.clear()
         self._forget_states()
@@ -242,7 +247,10 @@ class CacheSink:
         return self._state_of(ref)
 
     async def get(self, namespace: str, vector_id: str) -> VectorState | None:
-        """Return the state, loaded on a miss; a tombstone is a state that is not alive. None: unknown."""
+        """Return the state, loaded on a miss; None if it is unknown.
+
+        For a deleted vector this is a tombstone: a state that is not alive.
+        """
         state = self.peek(namespace, vector_id)
         if state is not None or self._loader is None:
             return state
@@ -278,7 +286,7 @@ class CacheSink:
 
     def _fold_buffered(self) -> None:
         """Fold the buffered rows. Call it before entries are read or changed."""
-        if self._fold_buffer.rows:
+        if self._fold_buffer.row_count:
             self._fold_buffer.fold(self._fold_run)
             self._evict_excess()
 
@@ -289,7 +297,7 @@ class CacheSink:
         rows = ((slots >= 0) & (run.heads[:, LAMPORT] > table.heads[slots, LAMPORT])).nonzero()[0]
         if not len(rows):
             return
-        self._touched.add(table)
+        self._unsized.add(table)
         fold_new(run, slots[rows], rows)
         self._refreshed += len(rows)
         if self._states:
@@ -311,18 +319,18 @@ class CacheSink:
             return False
         keys: Sequence[str] = batch.keys if rows is None else itemgetter(*rows.tolist())(batch.keys)
         if kind in _COMPLETE_KINDS:
-            return self._complete_block(delivery, self._table(name), keys)
+            return self._fold_complete_block(delivery, self._table(name), keys)
         table = self._tables.get(name)
         slots = _NO_SLOTS if table is None else table.find_slots(keys)
-        cached = (slots >= 0).nonzero()[0]
-        if table is None or not len(cached):
+        indexes = (slots >= 0).nonzero()[0]
+        if table is None or not len(indexes):
             return True
-        cached_rows = cached if rows is None else rows[cached]
-        cached_keys = [keys[index] for index in cached.tolist()]
-        return self._fold_block(delivery, table, slots[cached], cached_rows, cached_keys)
+        cached_rows = indexes if rows is None else rows[indexes]
+        cached_keys = [keys[index] for index in indexes.tolist()]
+        return self._fold_block(delivery, table, slots[indexes], cached_rows, cached_keys)
 
-    def _complete_block(self, delivery: Delivery, table: VectorTable, keys: Sequence[str]) -> bool:
-        """Fold creates and deletes in bulk: vectors that were not cached enter the cache."""
+    def _fold_complete_block(self, delivery: Delivery, table: VectorTable, keys: Sequence[str]) -> bool:
+        """Fold creates or deletes in bulk. Vectors that were not cached enter the cache."""
         width = delivery.batch.values_per_row
         if delivery.batch.kind == Kind.CREATE:
             if table.dimension is None and width is not None:
@@ -344,19 +352,19 @@ class CacheSink:
     ) -> bool:
         logged, kind = delivery.logged, delivery.batch.kind
         assert kind is not None
-        block = heads_of(logged, rows)
+        new_heads = heads_of(logged, rows)
         # A local delta not newer than its vector's last one is in the state already: it is a duplicate, or
         # the loader's source was ahead.
-        is_new = block[:, LAMPORT] > table.heads[slots, LAMPORT]
+        is_new = new_heads[:, LAMPORT] > table.heads[slots, LAMPORT]
         if not is_new.all():
             rows = is_new.nonzero()[0] if rows is None else rows[is_new]
-            slots, block = slots[is_new], block[is_new]
+            slots, new_heads = slots[is_new], new_heads[is_new]
         if not len(slots):
             return True
-        self._touched.add(table)
+        self._unsized.add(table)
         if not table.fold_block(logged.batch, kind, rows, slots):
             return False
-        table.heads[slots] = block
+        table.heads[slots] = new_heads
         self._refreshed += len(slots)
         if self._states:
             for key in keys:
@@ -375,13 +383,13 @@ class CacheSink:
                 change(ref, logged, row, kinds[row])
 
     def _refresh(self, ref: Ref, logged: LoggedBatch, row: int, kind: int) -> None:
-        key, forwarded = logged.key(row), logged.source == Source.REPLICA
-        self._notify_load(ref, key, forwarded)
-        cached = ref in self._order
-        if cached and logged.known_ids is not KnownIds.NONE:
+        key, is_forwarded = logged.key(row), logged.source == Source.REPLICA
+        self._notify_load(ref, key, is_forwarded=is_forwarded)
+        is_cached = ref in self._order
+        if is_cached and logged.known_ids is not KnownIds.NONE:
             self._drop(ref)  # whether the delta has an effect depends on the vector's full history
             return
-        if not cached and (kind not in _COMPLETE_KINDS or forwarded):
+        if not is_cached and (kind not in _COMPLETE_KINDS or is_forwarded):
             return  # a forwarded create may sort before deltas that the cache does not know
         if kind not in FOLDED_KINDS:
             self._drop(ref)
@@ -391,8 +399,8 @@ class CacheSink:
         self._order.setdefault(ref)
         head = table.head(slot)[:3]
         if key <= head:
-            # The state includes a local delta already. A forwarded one may be missing in it: drop the entry.
-            if forwarded and key != head:
+            # A local delta is in the state already. A forwarded one may be missing in it: drop the entry.
+            if is_forwarded and key != head:
                 self._out_of_order += 1
                 self._drop(ref)
             return
@@ -406,22 +414,22 @@ class CacheSink:
         self._forget_state(ref)
 
     def _invalidate(self, ref: Ref, logged: LoggedBatch, row: int, kind: int) -> None:
-        key, forwarded = logged.key(row), logged.source == Source.REPLICA
-        self._notify_load(ref, key, forwarded)
+        key, is_forwarded = logged.key(row), logged.source == Source.REPLICA
+        self._notify_load(ref, key, is_forwarded=is_forwarded)
         if ref not in self._order:
             return
         table = self._tables[ref[0]]
         head = table.head(table.slots[ref[1]])[:3]
-        if key > head or (forwarded and key != head):
+        if key > head or (is_forwarded and key != head):
             self._drop(ref)
 
     # --- loads
 
-    def _notify_load(self, ref: Ref, key: Key, forwarded: bool) -> None:
+    def _notify_load(self, ref: Ref, key: Key, *, is_forwarded: bool) -> None:
         load = self._loading.get(ref)
         if load is not None:
             load.newest = key if load.newest is None else max(load.newest, key)
-            load.is_stale |= forwarded
+            load.is_stale |= is_forwarded
 
     async def _load(
         self, ref: Ref, loader: Callable[[str, str], Awaitable[VectorState | None]]
@@ -459,7 +467,7 @@ class CacheSink:
         table = self._tables.get(namespace)
         if table is None:
             table = self._tables[namespace] = VectorTable(namespace)
-        self._touched.add(table)
+        self._unsized.add(table)
         return table
 
     def _state_of(self, ref: Ref) -> VectorState:
@@ -494,7 +502,7 @@ class CacheSink:
     def _release(self, ref: Ref) -> None:
         table = self._tables[ref[0]]
         table.release(table.slots[ref[1]])
-        self._touched.add(table)
+        self._unsized.add(table)
         self._forget_state(ref)
 
     def _evict_excess(self) -> None:
@@ -511,13 +519,13 @@ class CacheSink:
                 self._evicted += 1
 
     def _update_bytes(self) -> None:
-        for table in self._touched:
+        for table in self._unsized:
             size = table.size if table.slots else 0
             self._bytes += size - table.counted_size
             table.counted_size = size
             if not table.slots and self._tables.get(table.namespace) is table:
                 del self._tables[table.namespace]
-        self._touched.clear()
+        self._unsized.clear()
 
 
 def _state_bytes(state: VectorState) -> int:

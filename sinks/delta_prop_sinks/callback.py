@@ -1,6 +1,6 @@
-"""A sink made of one function: for a target that one call can reach.
+"""A sink that calls one function for each delta or delivery.
 
-It stores no cursor; the service does. So after a failure or restart the function may get a delta twice.
+The service stores its cursor. So after a failure or restart the function may get a delta twice.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ class CallbackSink:
 
     `per="delta"` calls it with (offset, Delta); `per="delivery"` with a Delivery, many rows at once.
     When it returns, its rows are applied. It may raise a `SinkFailure`; any other exception counts as
-    TryAgain. Rows applied before a TryAgain without a `done_offset` are not redelivered.
+    TryAgain. After a TryAgain without a `done_offset`, the rows of earlier calls are not redelivered.
 
     The sink calls a plain function in its own thread, so a function that blocks delays nothing else. With
-    `nonblocking=True` the event loop calls it: give it only with a function that never waits, or that uses
-    objects of the loop.
-    The event loop always calls an `async def` function. Nothing can stop a plain call: if a delivery takes
-    longer than `apply_timeout_s`, the sink waits for the running call, and the delivery is redelivered in
-    parts. A call that still runs when the sink is closed is abandoned after `close_timeout_s`, and the sink
-    cannot be opened until it returns.
+    `nonblocking=True` the event loop calls it: use this only for a function that never waits, or that uses
+    objects of the loop. The event loop always calls an `async def` function.
+
+    Nothing can stop a plain call: if a delivery takes longer than `apply_timeout_s`, the sink waits for the
+    running call, and the delivery is redelivered in parts. A call that still runs when the sink is closed is
+    abandoned after `close_timeout_s`, and the sink cannot be opened until it returns.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class CallbackSink:
         self._thread: Threads | None = None
         self._now: Callable[[], float]  # set by open()
         self._running = False  # True while the thread runs a call
-        self._calls = self._failures = self._applied = 0
+        self._calls = self._failures = self._applied_offset = 0
 
     async def open(self, context: SinkContext) -> ResumePoint | None:
         """Start the thread; the service stores the cursor.
@@ -127,7 +127,7 @@ class CallbackSink:
 
     def statistics(self) -> CallbackStatistics:
         """Return a snapshot of the sink's numbers."""
-        return CallbackStatistics(self._calls, self._failures, self._applied, self._running)
+        return CallbackStatistics(self._calls, self._failures, self._applied_offset, self._running)
 
     # --- within
 
@@ -153,10 +153,10 @@ class CallbackSink:
                 unfinished = await thread.run(partial(self._run_in_thread, calls))
             if unfinished is None:
                 return
-            offset, answer = unfinished
-            if answer is not None:
+            offset, result = unfinished
+            if result is not None:
                 try:
-                    await answer
+                    await result
                 except Exception as failure:
                     self._raise(failure, offset)
 
@@ -168,18 +168,18 @@ class CallbackSink:
             self._running = False
 
     def _run_until(self, calls: Iterator[Call], until: float) -> tuple[int, Awaitable[object] | None] | None:
-        """Make calls until one returns an awaitable or time is up; return None once all are made.
+        """Make calls until one returns an awaitable or the time is `until`; return None once all are made.
 
-        Else return the offset of the last call, and the awaitable if there is one.
+        Otherwise return the offset of the last call, and the awaitable if there is one.
         """
         for offset, arguments in calls:
             self._calls += 1
             try:
-                answer = self._function(*arguments)
+                result = self._function(*arguments)
             except Exception as failure:
                 self._raise(failure, offset)
-            if answer is not None and isawaitable(answer):
-                return offset, answer
+            if result is not None and isawaitable(result):
+                return offset, result
             if until < inf and self._now() >= until:
                 return offset, None
         return None
@@ -196,7 +196,7 @@ class CallbackSink:
     def _note_applied(self, deliveries: Sequence[Delivery], end: int) -> None:
         for delivery in deliveries:
             if not delivery.redelivered and delivery.next_offset <= end:
-                self._applied = max(self._applied, delivery.next_offset)
+                self._applied_offset = max(self._applied_offset, delivery.next_offset)
 
 
 def _check_signature(function: Callable[..., Any], parameters: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Finds the slots of very many vectors that were not looked up before, by sorted hashes of their ids.
+"""Finds the slots of vectors by sorted hashes of their ids, for tables of very many vectors.
 
 A dictionary of ten million entries takes several seconds to build and 700 MB. After a start from an image,
 most ids are not looked up for a long time, if ever; an id enters the dictionary when it is first looked up.
@@ -30,20 +30,20 @@ class ColdSlots(dict[str, int]):
     """Maps vector ids to slots. The dictionary holds the ids looked up so far; a sorted column of hashes
     finds the others.
 
-    `ids` is the table's own column, in which a released slot holds None or another id.
+    `ids` is the table's own column, in which a released slot holds None or another id. `order`: the slots in
+    the order of their ids' hashes; `hashes`: these hashes, ascending.
     """
 
     def __init__(self, ids: list[str | None], order: NDArray[np.int32], hashes: NDArray[np.uint32]) -> None:
         super().__init__()
         self._ids, self._order, self._hashes = ids, order, hashes
-        self._cold = len(order)
+        self._cold_count = len(order)  # ids that are not in the dictionary
 
     @classmethod
     def from_hashes(cls, ids: list[str | None], hashes: NDArray[np.uint32]) -> ColdSlots | None:
-        """Return the slots of a table whose ids have these hashes, slot by slot; None if too many hashes
-        collide.
+        """Return the slots of a table; None if more than `COLLISIONS_MAX` ids have one hash.
 
-        Raises ValueError if an id occurs twice.
+        `hashes`: those of the ids, slot by slot. Raises ValueError if an id occurs twice.
         """
         order = np.argsort(hashes, kind="stable").astype(np.int32)
         hashes = hashes[order]
@@ -67,7 +67,7 @@ class ColdSlots(dict[str, int]):
         """Look up many ids at once; those that have a slot enter the dictionary."""
         is_in_dictionary = super().__contains__
         missing = [key for key in keys if not is_in_dictionary(key)]
-        if not missing or not self._cold:
+        if not missing or not self._cold_count:
             return
         hashes = hashes_of(missing)
         for key, index, key_hash in zip(
@@ -76,13 +76,14 @@ class ColdSlots(dict[str, int]):
             self._find_from(key, index, key_hash)
 
     def _find_from(self, key: str, index: int, key_hash: int) -> int | None:
+        """Search the sorted hashes from `index`, their first `key_hash`, on; add the id to the dictionary."""
         hashes, ids = self._hashes, self._ids
         while index < len(hashes) and hashes[index] == key_hash:
             slot = int(self._order[index])
             if ids[slot] == key:
                 if not super().__contains__(key):
                     super().__setitem__(key, slot)
-                    self._cold -= 1
+                    self._cold_count -= 1
                 return slot
             index += 1
         return None
@@ -112,7 +113,7 @@ class ColdSlots(dict[str, int]):
         super().__delitem__(key)
 
     def __len__(self) -> int:
-        return super().__len__() + self._cold
+        return super().__len__() + self._cold_count
 
     def __bool__(self) -> bool:
         return len(self) > 0

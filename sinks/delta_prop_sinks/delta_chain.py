@@ -34,6 +34,7 @@ Ref = tuple[str, str]
 """Namespace and vector id."""
 
 NOTHING_KEY: Key = (-1, 0, 0)
+"""The key of a base that contains no delta."""
 
 SAVEPOINT_ENTRIES = 16
 """The maximum number of deltas between the last savepoint of a chain and its end."""
@@ -85,7 +86,7 @@ class Entry:
 
 @dataclass(slots=True)
 class ChainBase:
-    """A vector's state, and the key of the last delta in it."""
+    """A vector's state, and the key of the last delta in it. `form`: as in `VectorTable.forms`."""
 
     key: Key = NOTHING_KEY
     form: int = 0
@@ -124,8 +125,8 @@ class DeltaChain:
     """A base and the deltas after it, in canonical order, with savepoints between them.
 
     `first_changed`: the index of the first delta to refold; None if the vector's state is up to date.
-    `size`: approximate bytes, without the batches. `savepoint_at`: the number of deltas at which a new
-    savepoint is due.
+    `changed_at`: when the last delta was added, by the clock's `now()`. `size`: approximate bytes, without
+    the batches. `savepoint_at`: the number of deltas at which a new savepoint is due.
     """
 
     __slots__ = (
@@ -176,8 +177,8 @@ class DeltaChain:
     def insert(self, entry: Entry) -> bool:
         """Insert a delta that `can_insert` accepts; False if the chain has it already.
 
-        Of several deltas with one id, only the first has an effect; if the first is below the base, none of
-        the chain has.
+        Of several deltas with one id, only the first has an effect. If the first is below the base, none in
+        the chain has one.
         """
         entries = self.entries
         index = len(entries)
@@ -216,14 +217,14 @@ class DeltaChain:
     # --- duplicate ids
 
     def _with_same_id(self, entry: Entry) -> list[Entry]:
-        """Return the deltas that have the same id as `entry`."""
+        """Return the deltas with this id: the oldest in the log, and those that can be duplicates."""
         if self._by_id is None:
             self._by_id = {}
             for other in self.entries:
                 self._note_id(other)
-        found = self._by_id.get(entry.id, [])  # type: ignore[arg-type]
-        oldest = min(found, key=_entry_offset, default=None)
-        return [other for other in found if other is oldest or other.can_be_duplicate]
+        same_id = self._by_id.get(entry.id, [])  # type: ignore[arg-type]
+        oldest = min(same_id, key=_entry_offset, default=None)
+        return [other for other in same_id if other is oldest or other.can_be_duplicate]
 
     def _note_id(self, entry: Entry) -> None:
         assert self._by_id is not None
@@ -330,6 +331,7 @@ class DeltaChains:
         self.age_s_max = age_s_max
         self.bytes_max = bytes_max
         self.active = False
+        """True from the first forwarded delta on: the owner then notes each delta here."""
         self._bytes = 0
         self._batches = BatchReferences()
         self._chains: OrderedDict[Ref, DeltaChain] = OrderedDict()  # least recently changed first
@@ -347,8 +349,9 @@ class DeltaChains:
         return self._chains.get(ref)
 
     def note(self, ref: Ref, entry: Entry, base: ChainBase | None, now: float) -> DeltaChain:
-        """Add the vector's next delta; the caller calls `hold` for the batch. `base`: the vector's state
-        before the delta, if the vector has no chain yet.
+        """Add the vector's next delta; the caller calls `hold` for the batch.
+
+        `base`: the vector's state before the delta, needed if the vector has no chain yet.
         """
         chain = self._chains.get(ref)
         if chain is None:

@@ -39,7 +39,7 @@ def missing_vectors(tables: Mapping[str, VectorTable], deliveries: Iterable[Deli
 def oldest_first(tables: Iterable[VectorTable]) -> Iterator[tuple[VectorTable, str]]:
     """Yield the vectors whose present state is in the store, least recently used first.
 
-    Callers may release each one.
+    The caller may release each vector before it takes the next.
     """
     ages: list[NDArray[np.int64]] = []
     candidates: list[tuple[VectorTable, str]] = []

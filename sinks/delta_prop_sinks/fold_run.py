@@ -124,10 +124,10 @@ class FoldRun:
         return self._concatenate([batch.indices for batch in self.batches])
 
     @lazy
-    def index_highest(self) -> int:
+    def highest_index(self) -> int:
         """An upper bound of all indices."""
         if len(self.deliveries) == 1:
-            return self.batches[0].index_highest
+            return self.batches[0].highest_index
         return int(np.maximum.reduce(self.indices, axis=None, initial=0))
 
     @lazy
@@ -165,10 +165,8 @@ class FoldBuffer:
     """Deliveries that a sink has accepted and not yet folded, by table. Every reader folds them first."""
 
     def __init__(self, kinds: frozenset[int]) -> None:
-        """`kinds`: kinds to buffer. They set numbers, so folding a delta twice in succession
-        changes nothing.
-        """
-        self.rows = 0
+        """`kinds`: kinds to buffer. They set numbers, so folding a delta twice changes nothing."""
+        self.row_count = 0
         self.is_full = False
         """True if no more rows may be buffered."""
         self._bytes = 0
@@ -198,9 +196,9 @@ class FoldBuffer:
         run.deliveries.append(delivery)
         count = logged.count
         run.count += count
-        self.rows += count
+        self.row_count += count
         self._bytes += batch.size
-        if self.rows >= ROWS_MAX or self._bytes >= BYTES_MAX:
+        if self.row_count >= ROWS_MAX or self._bytes >= BYTES_MAX:
             self.is_full = True
         return True
 
@@ -233,27 +231,27 @@ class FoldBuffer:
         self._last = run
         run.deliveries.append(delivery)
         run.count += count
-        self.rows += count
+        self.row_count += count
         self._bytes += batch.size
-        self.is_full = self.rows >= ROWS_MAX or self._bytes >= BYTES_MAX
+        self.is_full = self.row_count >= ROWS_MAX or self._bytes >= BYTES_MAX
         return True
 
-    def fold(self, fold: Callable[[FoldRun], None]) -> None:
-        """Call `fold` with each run. If it raises, the buffer is unchanged, and is folded later."""
+    def fold(self, fold_run: Callable[[FoldRun], None]) -> None:
+        """Call `fold_run` with each run. If it raises, the buffer is unchanged, and is folded later."""
         for run in self._runs.values():
-            fold(run)
+            fold_run(run)
         self.clear()
 
     def clear(self) -> None:
         """Empty the buffer: its rows are folded or invalid."""
         self._runs.clear()
         self._last = None
-        self.rows = self._bytes = 0
+        self.row_count = self._bytes = 0
         self.is_full = False
 
 
 def fold_new(run: FoldRun, slots: NDArray[np.intp], rows: NDArray[np.intp] | None = None) -> None:
-    """Fold a run, or the given rows of it, into slots whose deltas are all older."""
+    """Fold a run, or the given rows of it, into slots. All deltas in these slots must be older."""
     table = run.table
     if not table.fold_block(run, run.kind, rows, slots):
         _fold_in_parts(run, slots, np.arange(run.count) if rows is None else rows)

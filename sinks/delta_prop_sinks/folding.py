@@ -27,10 +27,10 @@ _BYTES_MAX = 64 << 20
 
 
 def must_fold_again(logged: LoggedBatch, row: int, key: Key | None) -> bool:
-    """True if a row cannot be applied to its vector's state, whose last delta has this key (None: no delta).
+    """True if a row cannot be applied to its vector's state. `key`: the state's, None if it has no delta.
 
-    The row was forwarded, and sorts before that delta, or may have the id of an earlier one. If it is only a
-    duplicate, refolding its vector changes nothing.
+    Such a row was forwarded, and sorts before the state's last delta, or may have the id of an earlier one.
+    If it is only a duplicate, refolding its vector changes nothing.
     """
     if logged.source is not Source.REPLICA or key is None:
         return False
@@ -46,17 +46,17 @@ async def fold_again(
     no longer holds enough, TryAgain if it drops rows that are being read.
     """
     states: dict[tuple[str, str], VectorState] = {}
-    pace, is_full = Pace(context.clock), not vectors or context.log_start == 0
+    pace, log_is_complete = Pace(context.clock), not vectors or context.log_start == 0
     while remaining := {ref: offset for ref, offset in vectors.items() if ref not in states}:
         for ref, history in (await read_histories(context, remaining, bytes_max=_BYTES_MAX)).items():
-            states[ref] = await _fold_vector(ref, history, pace, is_full=is_full)
+            states[ref] = await _fold_vector(ref, history, pace, log_is_complete=log_is_complete)
     return states
 
 
 async def _fold_vector(
-    ref: tuple[str, str], history: VectorHistory, pace: Pace, *, is_full: bool
+    ref: tuple[str, str], history: VectorHistory, pace: Pace, *, log_is_complete: bool
 ) -> VectorState:
-    chain = history.chain((), is_full=is_full)
+    chain = history.chain((), log_is_complete=log_is_complete)
     if chain is None:
         raise StopSink(
             f"needs snapshot: vector {ref[1]!r} must be refolded, and the log lacks part of its history: "

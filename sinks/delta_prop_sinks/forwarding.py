@@ -23,7 +23,7 @@ ALL_TOPICS = frozenset({"*"})
 
 @dataclass(frozen=True, slots=True)
 class ForwardStatistics:
-    """`forwarded`: rows that the other service stored or already had; `link`: the connection's numbers."""
+    """`forwarded`: rows that the other service stored or already had; `link`: the connection's statistics."""
 
     forwarded: int
     link: object
@@ -81,9 +81,9 @@ class ForwardSink:
             self._forwarded += delivery.logged.count
 
     async def _check_receiver_has_prefix(self, offset: int) -> None:
-        """Rewind if the receiver lost deltas: with a new log, a restored copy, or a disk without its tail."""
+        """Rewind if the receiver lost deltas, for example because its log is new or an older copy."""
         watermarks, context = await self._link.wait_for_watermarks(), self._context
-        assert context is not None, "a sink that gets deliveries is open"
+        assert context is not None, "deliveries came before the sink was opened"
         missing = None if watermarks is None else context.first_missing(watermarks)
         if missing is None or missing >= offset:
             return

@@ -76,9 +76,9 @@ class Graph:
 
     def search(self, queries: NDArray[np.float32], count: int) -> NDArray[np.int64]:
         """Return node numbers near each query, nearest first, padded with -1. Raises GraphError."""
-        found = np.full((len(queries), count), -1, np.int64)
+        numbers = np.full((len(queries), count), -1, np.int64)
         if not len(self._index):
-            return found
+            return numbers
         try:
             matches = self._index.search(queries, count, threads=1)
         except (RuntimeError, ValueError, MemoryError) as error:
@@ -86,8 +86,8 @@ class Graph:
         keys, counts = np.atleast_2d(matches.keys), getattr(matches, "counts", None)
         for row in range(len(queries)):
             match_count = keys.shape[1] if counts is None else int(counts[row])
-            found[row, :match_count] = keys[row, :match_count]
-        return found
+            numbers[row, :match_count] = keys[row, :match_count]
+        return numbers
 
     def dump(self) -> memoryview:
         """Return the graph as bytes. The library holds the GIL meanwhile, about 0.6 µs per node."""

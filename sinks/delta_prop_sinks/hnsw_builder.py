@@ -109,7 +109,9 @@ class HnswStatistics:
 
     `indexed_rows`: rows in graphs; `unindexed_rows`: rows that wait to enter a graph;
     `unindexed_rows_highest`: their maximum since the index was opened. `added_rows`: rows ever added to
-    graphs. `searches_in_graph`: searches by graph. `file`: the state of the file, or none.
+    graphs. `rebuilds`: graphs that replaced one with too many tombstones. `capacity_waits`: calls that waited
+    for capacity. `searches_in_graph`: searches by graph. `file`: the state of the file, as text;
+    `saved_offset`: the offset below which all deltas were applied at the last save.
     """
 
     indexed_rows: int
@@ -138,11 +140,13 @@ class HnswBuilder:
         self.searches_in_graph = self.searches_exact = 0
         self._file = None if path is None else GraphFile(path)
         self._file_state = "none" if path is None else "not written yet"
+        # `_changes` counts changes of the rows in graphs; `_saved_changes`: its value at the last save.
         self._saved_offset = self._saved_changes = self._changes = 0
         self._failure: str | None = None
-        self._excess = self._highest = self._waits = 0
+        self._excess = 0  # by how much `unindexed_rows_max` is raised
+        self._unindexed_highest = self._capacity_waits = 0
         self._rows_added = self._rebuilds_before = 0
-        self._turn = 0
+        self._turn = 0  # the index of the namespace that `_step` serves next
         self._work_ready = anyio.Event()
         self._capacity_freed = anyio.Event()
 
@@ -163,7 +167,7 @@ class HnswBuilder:
         if self._file is not None:
             await self._load(self._file, resident, threads)
         self._ensure_all_rows(resident)
-        self._highest = self.unindexed_rows
+        self._unindexed_highest = self.unindexed_rows
         self._saved_changes = self._changes
 
     async def _load(self, file: GraphFile, resident: ResidentVectors, threads: Threads) -> None:
@@ -223,7 +227,7 @@ class HnswBuilder:
                 await self._work_ready.wait()
 
     async def _step(self, thread: Threads) -> bool:
-        """Index one chunk, of each namespace in turn; False if there is none."""
+        """Index one chunk of rows of the next namespace that has work; False if none has."""
         rows_in_turn = list(self.rows_by_namespace.values())
         for step in range(len(rows_in_turn)):
             hnsw_rows = rows_in_turn[(self._turn + step) % len(rows_in_turn)]
@@ -263,7 +267,7 @@ class HnswBuilder:
         changes, space = self._changes, self.settings.metric
         parts = [part for rows in self.rows_by_namespace.values() for part in GraphPart.all_of(rows)]
         for part in parts:
-            part.generation.saving = True
+            part.generation.is_saving = True
         try:
             await thread.run(lambda: file.write(pack(parts, space, cursor)))
             self._file_state, self._saved_offset, self._saved_changes = "saved", cursor.next_offset, changes
@@ -272,7 +276,7 @@ class HnswBuilder:
             raise
         finally:
             for part in parts:
-                part.generation.saving = False
+                part.generation.is_saving = False
 
     def _clear(self) -> None:
         self._rebuilds_before += sum(rows.rebuilds for rows in self.rows_by_namespace.values())
@@ -302,18 +306,18 @@ class HnswBuilder:
         for table in resident.tables.values():
             self._ensure_rows(table)
         unindexed = self.unindexed_rows
-        self._highest = max(self._highest, unindexed)
+        self._unindexed_highest = max(self._unindexed_highest, unindexed)
         self._excess = unindexed if unindexed > self.settings.unindexed_rows_max else 0
 
     async def wait_for_capacity(self, resident: ResidentVectors, rows: Mapping[str, int]) -> None:
-        """Wait until there is capacity for more unindexed rows. `rows`: their number by namespace.
+        """Wait until there is capacity for more unindexed rows. `rows`: the number of new rows by namespace.
 
         Raises TryAgain after `capacity_timeout_s`.
         """
-        growth = self._count_growth(resident, rows)
+        growth = self._total_growth(resident, rows)
         if self.unindexed_rows + growth <= self.unindexed_rows_max:
             return
-        self._waits += 1
+        self._capacity_waits += 1
         with anyio.move_on_after(self.settings.capacity_timeout_s):
             while self.unindexed_rows + growth > self.unindexed_rows_max and self._failure is None:
                 self._capacity_freed = anyio.Event()
@@ -331,11 +335,11 @@ class HnswBuilder:
         return (
             is_one_piece
             and self._failure is None
-            and self.unindexed_rows + self._count_growth(resident, rows) <= self.unindexed_rows_max
+            and self.unindexed_rows + self._total_growth(resident, rows) <= self.unindexed_rows_max
         )
 
-    def _count_growth(self, resident: ResidentVectors, rows: Mapping[str, int]) -> int:
-        """Return by how many these rows would raise the number of unindexed rows."""
+    def _total_growth(self, resident: ResidentVectors, rows: Mapping[str, int]) -> int:
+        """Return how many more rows would be unindexed once these rows are applied."""
         growth = 0
         for namespace, count in rows.items():
             table = resident.tables.get(namespace)
@@ -345,10 +349,11 @@ class HnswBuilder:
                 and self._ensure_rows(table) is not None
             ):
                 self._ensure_all_rows(resident)  # another sink that shares the vectors made the table large
-            growth += self._growth(table, count)
+            growth += self._unindexed_growth(table, count)
         return growth
 
-    def _growth(self, table: VectorTable | None, count: int) -> int:
+    def _unindexed_growth(self, table: VectorTable | None, count: int) -> int:
+        """Return the same for `count` rows of one table. If it gets a graph by them, all its rows count."""
         if table is not None and table.namespace in self.rows_by_namespace:
             return count
         rows = (0 if table is None else len(table.slots)) + count
@@ -369,7 +374,7 @@ class HnswBuilder:
             if hnsw_rows is not None and hnsw_rows.unindexed_rows:
                 self._work_ready.set()
         self._changes += 1
-        self._highest = max(self._highest, self.unindexed_rows)
+        self._unindexed_highest = max(self._unindexed_highest, self.unindexed_rows)
 
     def _ensure_rows(self, table: VectorTable) -> HnswRows | None:
         """Return the graph rows of a table that is large enough for a graph, else None."""
@@ -397,7 +402,7 @@ class HnswBuilder:
     def candidates(
         self, table: VectorTable, query: NDArray[np.float32], k: int, metric: Metric
     ) -> NDArray[np.intp] | None:
-        """Return slots of vectors that may be among the `k` nearest; None: search all rows."""
+        """Return slots of vectors that may be among the `k` nearest; None if all rows must be searched."""
         hnsw_rows = self.rows_by_namespace.get(table.namespace)
         if hnsw_rows is None or hnsw_rows.table is not table:  # the table was rebuilt
             return None
@@ -437,14 +442,14 @@ class HnswBuilder:
         return HnswStatistics(
             indexed_rows=sum(rows.indexed_rows for rows in all_rows),
             unindexed_rows=self.unindexed_rows,
-            unindexed_rows_highest=self._highest,
+            unindexed_rows_highest=self._unindexed_highest,
             unindexed_rows_max=self.unindexed_rows_max,
             tombstones=sum(rows.tombstones for rows in all_rows),
             graphs=len(self.rows_by_namespace),
             bytes=sum(rows.size for rows in all_rows),
             added_rows=self._rows_added,
             rebuilds=self._rebuilds_before + sum(rows.rebuilds for rows in all_rows),
-            capacity_waits=self._waits,
+            capacity_waits=self._capacity_waits,
             searches_in_graph=self.searches_in_graph,
             searches_exact=self.searches_exact,
             file=self._file_state,

@@ -34,38 +34,42 @@ CHUNK_STEPS = 8
 """Steps per chunk. A chunk runs without a return to the event loop unless a search arrives."""
 
 MARGIN_MIN = 16
+"""Minimum number of nodes that a search requests beyond `k`, since the graph's scores are rough."""
 FETCH_MAX = 4096
+"""Maximum number of nodes that a search requests from the graph; a full search replaces a larger request."""
 LISTED_PER_FETCHED = 8
 """Rows that can be scored one by one in the time that the graph takes to find one more."""
 
 SAMPLE_ROWS = 32
+"""Rows per measurement of distances between neighbours."""
 SAMPLE_QUANTILE = 0.1
+"""Quantile of the measured distances, of which `drift_max` is a share."""
 
 
 class Generation:
-    """A graph, and the slot that each node represents, -1 for none."""
+    """A graph, and the slot that each node represents; -1 for none, else the node is live."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.slots: NDArray[np.int32] = np.full(64, -1, np.int32)
-        self.nodes = 0
-        self.live = 0
-        self.saving = False
+        self.node_count = 0
+        self.live_count = 0
+        self.is_saving = False
         self.has_waiting_search = False
 
     def allot(self, count: int) -> NDArray[np.uint64]:
         """Allocate numbers for new nodes, which represent no row yet."""
-        first, self.nodes = self.nodes, self.nodes + count
-        if self.nodes > len(self.slots):
-            slots = np.full(max(2 * len(self.slots), self.nodes), -1, np.int32)
+        first, self.node_count = self.node_count, self.node_count + count
+        if self.node_count > len(self.slots):
+            slots = np.full(max(2 * len(self.slots), self.node_count), -1, np.int32)
             slots[:first] = self.slots[:first]
             self.slots = slots
-        return np.arange(first, self.nodes, dtype=np.uint64)
+        return np.arange(first, self.node_count, dtype=np.uint64)
 
     @property
     def tombstones(self) -> int:
         """Nodes that represent no row."""
-        return self.nodes - self.live
+        return self.node_count - self.live_count
 
 
 @dataclass(slots=True, eq=False)
@@ -111,7 +115,12 @@ class Sample:
 
 
 class HnswRows:
-    """The graph rows of one table. `drift_max` is a length in the graph's space; 0 until it is measured."""
+    """The graph rows of one table.
+
+    `base`: the present generation. `young`: the next one, while unchanged rows are moved to it, else None.
+    `drift_max`: how far a row may move before it is indexed again, a length in the graph's space; 0 until it
+    is measured.
+    """
 
     def __init__(
         self,
@@ -139,12 +148,14 @@ class HnswRows:
         self._tombstone_ratio_max, self._drift_share_max = tombstone_ratio_max, drift_share_max
         self.base = self._new_generation()
         self.young: Generation | None = None
-        self._node: NDArray[np.int32] = np.full(0, -1, np.int32)
+        # By slot: the row's node, -1 for none; True if `young` has the node; True if the row is unindexed;
+        # how often the row has changed; the row as it was indexed.
+        self._nodes: NDArray[np.int32] = np.full(0, -1, np.int32)
         self._is_in_young: NDArray[np.bool_] = np.zeros(0, np.bool_)
         self._is_unindexed: NDArray[np.bool_] = np.zeros(0, np.bool_)
         self._changes: NDArray[np.uint32] = np.zeros(0, np.uint32)
         self._indexed_matrix: NDArray[np.floating[Any]] = np.zeros((0, self.dimension), row_type(space))
-        self._queue: NDArray[np.intp] = np.zeros(0, np.intp)
+        self._queue: NDArray[np.intp] = np.zeros(0, np.intp)  # slots of rows to index
         self._queue_position = self._move_position = 0
         self._moves_are_next = False
         self._sample_due_at = 1000
@@ -164,7 +175,7 @@ class HnswRows:
         self._drop_nodes(deleted)
         self._set_unindexed(deleted, False)
         self._note_recent(slots)
-        is_indexed = self._node[slots] >= 0
+        is_indexed = self._nodes[slots] >= 0
         moved = slots[is_indexed]
         if len(moved):
             moved = moved[self._have_moved(moved, self._rows(moved))]
@@ -182,14 +193,12 @@ class HnswRows:
         """Mark all vectors that no node represents as unindexed."""
         self._grow()
         slots = (self.table.forms[: self.table.used] == VECTOR).nonzero()[0]
-        self._set_unindexed(slots[self._node[slots] < 0], True)
+        self._set_unindexed(slots[self._nodes[slots] < 0], True)
 
     def adopt(self, generation: Generation) -> None:
-        """Adopt a loaded graph. A second one is the young generation, if it was being built during
-        the save.
-        """
+        """Adopt a loaded graph. A second one was being built during the save, so it becomes `young`."""
         self._grow()
-        if self.base.nodes:
+        if self.base.node_count:
             self.young = generation
         else:
             self.base = generation
@@ -202,10 +211,10 @@ class HnswRows:
         is_near = (self.table.forms[slots] == VECTOR) & ~self._have_moved(slots, self._rows(slots))
         slots, nodes = slots[is_near], nodes[is_near]
         generation.slots[nodes] = slots
-        generation.live += len(slots)
-        self._node[slots] = nodes
+        generation.live_count += len(slots)
+        self._nodes[slots] = nodes
         self._is_in_young[slots] = generation is self.young
-        self._sample_due_at = max(1000, generation.live // 2)
+        self._sample_due_at = max(1000, generation.live_count // 2)
 
     def _have_moved(self, slots: NDArray[np.intp], rows: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
         """Return a mask of the rows that are too far from the position at which they were indexed."""
@@ -235,7 +244,7 @@ class HnswRows:
         return Chunk(self.step_rows, generation, slots, rows, numbers, changes, self._threads)
 
     def install(self, chunk: Chunk) -> None:
-        """Note that the done part of a chunk is in the graph: its rows that have hardly moved are now
+        """Note that the first `done` rows of a chunk are in the graph: those that have hardly moved are now
         indexed.
 
         The chunk's other rows stay as they were, and their node numbers are reused.
@@ -246,7 +255,7 @@ class HnswRows:
             chunk.numbers[: chunk.done],
             chunk.rows[: chunk.done],
         )
-        chunk.generation.nodes -= len(chunk.slots) - chunk.done
+        chunk.generation.node_count -= len(chunk.slots) - chunk.done
         changed = self._changes[slots] != chunk.changes[: chunk.done]
         if changed.any():
             is_near = ~changed
@@ -259,11 +268,11 @@ class HnswRows:
                 ] = True
             slots, numbers, rows = slots[is_near], numbers[is_near], rows[is_near]
         self._drop_nodes(slots)
-        self._node[slots] = numbers
+        self._nodes[slots] = numbers
         self._is_in_young[slots] = chunk.generation is self.young
         self._indexed_matrix[slots] = rows
         chunk.generation.slots[numbers] = slots
-        chunk.generation.live += len(slots)
+        chunk.generation.live_count += len(slots)
         self._set_unindexed(slots, False)
 
     def _next_unindexed(self) -> NDArray[np.intp]:
@@ -278,14 +287,14 @@ class HnswRows:
 
     def _next_moves(self) -> NDArray[np.intp]:
         base = self.base
-        while self.young is not None and base.live:
+        while self.young is not None and base.live_count:
             part = base.slots[
-                self._move_position : min(self._move_position + 4 * self.chunk_rows, base.nodes)
+                self._move_position : min(self._move_position + 4 * self.chunk_rows, base.node_count)
             ]
-            alive = (part >= 0).nonzero()[0][: self.chunk_rows]
-            if len(alive):
-                self._move_position += int(alive[-1]) + 1
-                return part[alive].astype(np.intp)
+            indexes = (part >= 0).nonzero()[0][: self.chunk_rows]
+            if len(indexes):
+                self._move_position += int(indexes[-1]) + 1
+                return part[indexes].astype(np.intp)
             self._move_position += len(part)
             if not len(part):  # some rows changed while they were copied, and are still in the base
                 self._move_position = 0
@@ -296,25 +305,25 @@ class HnswRows:
         tombstones.
         """
         base = self.base
-        if self.young is not None and not base.live:
+        if self.young is not None and not base.live_count:
             self.base, self.young = self.young, None
             self._is_in_young[:] = False
             self.rebuilds += 1
-        elif self.young is None and base.tombstones > max(self._tombstone_ratio_max * base.live, 1000):
+        elif self.young is None and base.tombstones > max(self._tombstone_ratio_max * base.live_count, 1000):
             self.young = self._new_generation()
             self._move_position = 0
 
     # --- drift
 
     def sample(self) -> Sample | None:
-        """Return rows for a measurement of distances between neighbours; None while the last one is valid."""
+        """Return rows for a measurement of distances between neighbours; None if none is due."""
         generation = self.young or self.base
-        if self.rows_added < self._sample_due_at or generation.live < SAMPLE_ROWS:
+        if self.rows_added < self._sample_due_at or generation.live_count < SAMPLE_ROWS:
             return None
-        alive = (generation.slots[: generation.nodes] >= 0).nonzero()[0]
+        alive = (generation.slots[: generation.node_count] >= 0).nonzero()[0]
         nodes = alive[np.linspace(0, len(alive) - 1, SAMPLE_ROWS).astype(np.intp)]
         slots = generation.slots[nodes].astype(np.intp)
-        self._sample_due_at = self.rows_added + max(1000, generation.live // 2)
+        self._sample_due_at = self.rows_added + max(1000, generation.live_count // 2)
         return Sample(generation, slots, self._indexed_matrix[slots].astype(np.float32))
 
     def set_drift_max(self, sample: Sample, neighbours: NDArray[np.int64]) -> None:
@@ -351,21 +360,23 @@ class HnswRows:
     def nearest_slots(self, query: NDArray[np.float32], k: int) -> NDArray[np.intp] | None:
         """Return slots of indexed rows near a query in the graph's space; None if a full search is needed."""
         margin = k + max(MARGIN_MIN, k // 2)
-        found = []
+        slots_by_generation = []
         for generation in (self.base, self.young):
-            if generation is not None and generation.live:
-                slots = None if generation.saving else _find_nearest(generation, query, margin)
+            if generation is not None and generation.live_count:
+                slots = None if generation.is_saving else _find_nearest(generation, query, margin)
                 if slots is None:
                     return None
-                found.append(slots)
-        return np.concatenate(found).astype(np.intp) if found else np.zeros(0, np.intp)
+                slots_by_generation.append(slots)
+        if not slots_by_generation:
+            return np.zeros(0, np.intp)
+        return np.concatenate(slots_by_generation).astype(np.intp)
 
     # --- sizes
 
     @property
     def indexed_rows(self) -> int:
         """Rows that a node represents."""
-        return self.base.live + (self.young.live if self.young else 0)
+        return self.base.live_count + (self.young.live_count if self.young else 0)
 
     @property
     def tombstones(self) -> int:
@@ -388,13 +399,13 @@ class HnswRows:
     # --- columns
 
     def _drop_nodes(self, slots: NDArray[np.intp]) -> None:
-        slots = slots[self._node[slots] >= 0]
+        slots = slots[self._nodes[slots] >= 0]
         young = self._is_in_young[slots]
         for generation, dropped in ((self.base, slots[~young]), (self.young, slots[young])):
             if generation is not None and len(dropped):
-                generation.slots[self._node[dropped]] = -1
-                generation.live -= len(dropped)
-        self._node[slots] = -1
+                generation.slots[self._nodes[dropped]] = -1
+                generation.live_count -= len(dropped)
+        self._nodes[slots] = -1
         self._is_in_young[slots] = False
 
     def _set_unindexed(self, slots: NDArray[np.intp], value: bool) -> None:
@@ -404,11 +415,11 @@ class HnswRows:
         self._is_unindexed[slots] = value
 
     def _grow(self) -> None:
-        old_size, new_size = len(self._node), len(self.table.heads)
+        old_size, new_size = len(self._nodes), len(self.table.heads)
         if old_size >= new_size:
             return
         more = new_size - old_size
-        self._node = np.concatenate((self._node, np.full(more, -1, np.int32)))
+        self._nodes = np.concatenate((self._nodes, np.full(more, -1, np.int32)))
         self._is_in_young = np.concatenate((self._is_in_young, np.zeros(more, np.bool_)))
         self._is_unindexed = np.concatenate((self._is_unindexed, np.zeros(more, np.bool_)))
         self._changes = np.concatenate((self._changes, np.zeros(more, np.uint32)))
@@ -426,10 +437,10 @@ def _find_nearest(
     None if that takes a full search.
     """
     # Tombstones are found too, so ask for more nodes in proportion.
-    count = math.ceil(max(count_min, EXPANSION_SEARCH) * generation.nodes / generation.live)
+    count = math.ceil(max(count_min, EXPANSION_SEARCH) * generation.node_count / generation.live_count)
     while True:
-        if generation.live <= LISTED_PER_FETCHED * count:
-            listed: NDArray[np.int32] = generation.slots[: generation.nodes]
+        if generation.live_count <= LISTED_PER_FETCHED * count:
+            listed: NDArray[np.int32] = generation.slots[: generation.node_count]
             return listed[listed >= 0]
         if count > FETCH_MAX:
             return None

@@ -47,44 +47,45 @@ class ImageManager:
         self.state = "none"
         self.image_due = anyio.Event()
         self._file, self._resident = file, resident
-        self._rows_written = 0
-        self._ready_image: ImageName | None = None
+        self._rows_written = 0  # rows written to the storage file since the last image
+        self._ready_image: ImageName | None = None  # durable, and not named by the storage file yet
 
     # --- at the start
 
     async def load(self, opened: StorageFileState, log_id: bytes, thread: Threads) -> bool:
-        """Load all rows into memory from the image; False, with nothing changed, if that fails."""
+        """Load all rows into memory from the image; False, with nothing changed, if no image is usable."""
         file, resident, name = self._file, self._resident, opened.image
         self._ready_image = None
         await thread.run(lambda: remove_images(file.path, None if name is None else name.image))
         self._rows_written = _ALL_ROWS
         if name is None or opened.rebuilding or resident.rebuilding or resident.tables:
             return False
-        load = ImageLoader(image_path(file.path, name.image), name.image, log_id)
-        steps = load.steps()
+        loader = ImageLoader(image_path(file.path, name.image), name.image, log_id)
+        steps = loader.steps()
         try:
             while await thread.run(lambda: next(steps, None)) is not None:
                 await anyio.lowlevel.checkpoint()
-            if sum(table.size for table in load.tables.values()) > resident.resident_bytes_max // 8 * 7:
+            if sum(table.size for table in loader.tables.values()) > resident.resident_bytes_max // 8 * 7:
                 raise ImageError("its rows need more memory than resident_bytes_max allows")
         except ImageError as failure:
             self.state = f"not used; all rows were read one by one: {failure}"
             return False
         finally:
             steps.close()
-        later_rows = await self._override(load, name, thread) if opened.last_commit > name.after else 0
-        resident.adopt(load.tables.values(), load.lamport)
+        later_rows = await self._override(loader, name, thread) if opened.last_commit > name.after else 0
+        resident.adopt(loader.tables.values(), loader.lamport)
         self._rows_written = later_rows
         self.state = f"loaded, with {later_rows} rows that were written later"
         return True
 
-    async def _override(self, load: ImageLoader, name: ImageName, thread: Threads) -> int:
+    async def _override(self, loader: ImageLoader, name: ImageName, thread: Threads) -> int:
+        """Replace the rows that were written to the file after the image was begun; return their number."""
         count, after = 0, None
         while True:
             page = partial(self._file.page_of_blocks, after, _PAGE_ROWS, written_after=name.after)
             blocks, after = await thread.run(page)
             for block in blocks:
-                load.override(block)
+                loader.override(block)
                 count += len(block.keys)
             if after is None:
                 return count
@@ -109,7 +110,7 @@ class ImageManager:
         return rows >= self.rows_min and self._rows_written >= max(share * rows, 1)
 
     async def write(self, threads: Threads, log_id: bytes) -> None:
-        """Write an image, which the next flush names. `state` reports a failure."""
+        """Write an image, which the next flush names. After a failure, `state` has the reason."""
         name = ImageName(new_image_name(), self._file.last_commit)
         written, path = self._rows_written, image_path(self._file.path, name.image)
         rebuilds = self._resident.rebuilds

@@ -154,9 +154,7 @@ class IndexSink:
             context.committed(deliveries[-1].next_offset)
 
     def apply_now(self, deliveries: Sequence[Delivery]) -> bool:
-        """Fold and return True, unless that must wait for another sink's rebuild, or for capacity of the
-        graphs.
-        """
+        """Fold and return True; return False if that must wait for a rebuild or for the graphs' capacity."""
         context, resident, builder = self._context, self.resident, self._builder
         if (
             context is None
@@ -166,18 +164,18 @@ class IndexSink:
         ):
             return False
         if builder is None:
-            done = resident.apply_now(deliveries, context)
+            is_done = resident.apply_now(deliveries, context)
         else:
             keys = _keys_by_namespace(deliveries)
             if not builder.has_capacity(resident, _count_rows(keys)):
                 return False
             try:
-                done = resident.apply_now(deliveries, context)
+                is_done = resident.apply_now(deliveries, context)
             finally:
                 builder.note(resident, keys)
-        if done:
+        if is_done:
             context.committed(deliveries[-1].next_offset)
-        return done
+        return is_done
 
     async def _apply_to_graph(
         self, deliveries: Sequence[Delivery], builder: HnswBuilder, context: SinkContext
@@ -356,16 +354,16 @@ class IndexSink:
         self._searches += 1
         if table is None or table.matrix is None:
             return []
-        rows = self._candidates(table, vector, k, metric)
-        if rows is None:
+        slots = self._candidates(table, vector, k, metric)
+        if slots is None:
             refresh_norms(table)
-            rows = (table.forms[: table.used] == VECTOR).nonzero()[0]
+            slots = (table.forms[: table.used] == VECTOR).nonzero()[0]
         else:
-            refresh_norms(table, rows)
-        if not len(rows):
+            refresh_norms(table, slots)
+        if not len(slots):
             return []
         scorer = Scorer(vector, metric, median_norm(table) if metric == "pivot" else 0.0)
-        candidates = scorer.candidates(table, rows, k)
+        candidates = scorer.candidates(table, slots, k)
         scores = scorer.exact(table, candidates)
         ranked = sorted(
             zip((-scores).tolist(), (str(table.ids[slot]) for slot in candidates.tolist()), strict=True)
@@ -375,13 +373,13 @@ class IndexSink:
     def _candidates(
         self, table: VectorTable, query: NDArray[np.float32], k: int, metric: Metric
     ) -> NDArray[np.intp] | None:
-        """Return the rows that may be nearest, with the graph's help; None: search all rows."""
+        """Return the slots that may be nearest, found with a graph; None if all vectors must be scored."""
         builder = self._builder
         if builder is None or self._context is None:
             return None
-        rows = builder.candidates(table, query, k, metric)
-        if rows is not None:
-            alive: NDArray[np.intp] = rows[table.forms[rows] == VECTOR]
+        slots = builder.candidates(table, query, k, metric)
+        if slots is not None:
+            alive: NDArray[np.intp] = slots[table.forms[slots] == VECTOR]
             if len(alive) >= k:
                 builder.searches_in_graph += 1
                 return alive

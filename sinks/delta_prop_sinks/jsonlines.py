@@ -69,8 +69,8 @@ class JsonLinesSink:
         self.fsync = fsync
         self._context: SinkContext | None = None
         self._file: BinaryIO | None = None
-        self._intact_bytes = 0
-        self._is_torn = False
+        self._intact_bytes = 0  # the file's length up to its last complete line
+        self._is_torn = False  # True if bytes after the last complete line must be truncated
         self._last_line = _LastLine(None, 0, frozenset())
         self._next_offset = 0
         self._lines = self._bytes = self._duplicates = 0
@@ -148,11 +148,11 @@ class JsonLinesSink:
         file.seek(0)
         self._check_opening(file.read(len(_OPENING)))
         try:
-            found = _LastLine.of(line)
+            last_line = _LastLine.of(line)
         except (ValueError, KeyError, TypeError, UsageError):
             raise self._new_foreign_error() from None
         file.truncate(self._intact_bytes)  # after the checks: a foreign file stays untouched
-        return found
+        return last_line
 
     def _check_opening(self, start: bytes) -> None:
         if not _OPENING.startswith(start):  # a torn first line may hold only a part of the opening
@@ -164,21 +164,21 @@ class JsonLinesSink:
     def _append(self, deliveries: Sequence[Delivery], log_id: bytes, epoch: int) -> None:
         lines: list[str] = []
         next_offset, last_line = self._next_offset, self._last_line
-        written = last_line.ahead | self._redelivered_offsets(deliveries, log_id)
+        written_offsets = last_line.ahead | self._redelivered_offsets(deliveries, log_id)
         for delivery in deliveries:
             logged = delivery.logged
             if delivery.batch.is_control:
                 continue
             for row in range(logged.count) if delivery.rows is None else delivery.rows.tolist():
                 offset = logged.offset + row
-                if offset in written or (offset < self._next_offset and not delivery.redelivered):
+                if offset in written_offsets or (offset < self._next_offset and not delivery.redelivered):
                     self._duplicates += 1
                     continue
                 # A redelivered row proves nothing about rows below it, so the cursor stays.
                 cursor = Cursor(log_id, epoch, next_offset if delivery.redelivered else offset + 1)
                 ahead = {other for other in last_line.ahead if other >= cursor.next_offset}
                 if delivery.redelivered:
-                    written |= {offset}
+                    written_offsets |= {offset}
                     ahead |= {offset} if offset >= next_offset else set()
                 last_line = _LastLine(cursor, max(last_line.lamport, logged.lamport + row), frozenset(ahead))
                 lines.append(_line(logged, row, last_line, redelivered=delivery.redelivered))

@@ -19,7 +19,7 @@ _REST_SHARE, _REST_S_MAX = 2.0, 0.05
 
 
 class Pace:
-    """Reports when a pause is due, and pauses for twice as long as it worked since the last pause.
+    """Reports when a pause is due, and pauses for twice as long as the work since the last pause took.
 
     Requests that arrive during a pause wait, and the next call serves them together. So work that is done
     once per call is shared by them, and takes up to a third of the time in total.
@@ -43,7 +43,7 @@ class Pace:
         self.check()
 
     async def rest(self) -> None:
-        """Pause for twice as long as the last piece of work took."""
+        """Pause for twice as long as the last piece of work took, up to 50 ms."""
         await anyio.sleep(min((self._clock.now() - self._since) * _REST_SHARE, _REST_S_MAX))
         self._since = self._clock.now()
         self.check()

@@ -49,8 +49,8 @@ class ForwardLink(Protocol):
 
     async def wait_for_watermarks(self) -> Mapping[int, int] | None:
         """Wait for the connection. Return the other service's watermarks, which it sends on each new
-        connection: for each origin the counter up to which none is missing. None: those of the present
-        connection were returned already.
+        connection: for each origin the counter up to which none is missing. Return None if those of the
+        present connection were returned already.
 
         Raises ConnectionError or Refused, as `forward` does.
         """

@@ -28,8 +28,8 @@ _STEP_ENTRIES = 64
 
 
 @dataclass(slots=True)
-class PendingRefold:
-    """The rows of one vector in this call, in log order. `head`: the key of the vector's last delta.
+class DeferredVector:
+    """The rows of one vector in this call, in log order. `head`: its highest key, these rows included.
 
     `out_of_order`: the number of rows that sort before an earlier one. `inserted`: the number of rows that
     are in the chain. `offset`: the offset of the last delta that the vector includes once it is folded.
@@ -47,22 +47,23 @@ class PendingRefold:
 class Refolder:
     """The rows of a call that cannot be folded on top, by vector; and counts since the object was made.
 
-    `below_snapshot`: rows that sort before the state with which the log starts. `duplicates`: rows whose dot
-    was known. `vectors_from_log`: vectors folded from the log. `log_passes`: reads of the log.
-    `refolded`: deltas folded by refolds, the out-of-order rows included.
+    `out_of_order`: rows that sort before an earlier one of their vector. `below_snapshot`: rows that sort
+    before the state with which the log starts. `duplicates`: rows whose dot was known.
+    `vectors_from_log`: vectors folded from the log. `log_passes`: reads of the log. `refolded`: deltas folded
+    by refolds, the out-of-order rows included.
     """
 
     def __init__(self, chains: DeltaChains) -> None:
-        self.pending: dict[Ref, PendingRefold] = {}
+        self.deferred: dict[Ref, DeferredVector] = {}
         self.out_of_order = self.below_snapshot = self.duplicates = 0
         self.vectors_from_log = self.log_passes = self.refolded = 0
         self._chains = chains
 
     def add(self, ref: Ref, table: VectorTable, slot: int, row: Entry) -> None:
         """Defer a row. Later rows of its vector must be deferred too, until all are folded."""
-        vector = self.pending.get(ref)
+        vector = self.deferred.get(ref)
         if vector is None:
-            vector = self.pending[ref] = PendingRefold(table, slot, table.head(slot)[:3])
+            vector = self.deferred[ref] = DeferredVector(table, slot, table.head(slot)[:3])
         elif row.offset <= vector.offset:
             self.duplicates += 1
             return
@@ -77,43 +78,48 @@ class Refolder:
         """Drop the rows that are not folded (they are redelivered), and the chains that contain
         some of them.
         """
-        for ref in self.pending:
+        for ref in self.deferred:
             chain = self._chains.get(ref)
             if chain is not None and chain.first_changed is not None:
                 self._chains.forget(ref)
-        self.pending.clear()
+        self.deferred.clear()
 
     async def fold(
-        self, table_of: Callable[[str], VectorTable], context: SinkContext, pace: Pace, *, is_full: bool
+        self,
+        table_of: Callable[[str], VectorTable],
+        context: SinkContext,
+        pace: Pace,
+        *,
+        log_is_complete: bool,
     ) -> int:
-        """Fold all vectors; return the number of rows. `table_of` marks a table as changed. `is_full`: no
-        delta was folded before this log was first opened.
+        """Fold all vectors; return the number of rows. `table_of` marks a table as changed.
+        `log_is_complete`: no delta was folded before this log was first opened.
 
         Raises StopSink if the log lacks deltas that are needed, and the errors of `pace`.
         """
-        not_in_chain, rows = [], 0
-        for ref, vector in list(self.pending.items()):
+        not_in_chain, row_count = [], 0
+        for ref, vector in list(self.deferred.items()):
             if not self._insert(ref, vector, context.clock.now()):
                 not_in_chain.append(ref)
                 continue
-            rows += await self._fold(ref, pace)
+            row_count += await self._fold(ref, pace)
             table_of(ref[0])
-        is_full = is_full and bool(not_in_chain) and context.log_start == 0
+        log_is_complete = log_is_complete and bool(not_in_chain) and context.log_start == 0
         while not_in_chain:
             self.log_passes += 1
-            ends = {ref: self.pending[ref].rows[-1].offset for ref in not_in_chain}
+            ends = {ref: self.deferred[ref].rows[-1].offset for ref in not_in_chain}
             histories = await read_histories(context, ends, bytes_max=self._chains.bytes_max)
             pace.check()
             for ref, history in histories.items():
-                self._load_history(ref, history, context, is_full=is_full)
-                rows += await self._fold(ref, pace)
+                self._load_history(ref, history, context, log_is_complete=log_is_complete)
+                row_count += await self._fold(ref, pace)
                 table_of(ref[0])
             not_in_chain = [ref for ref in not_in_chain if ref not in histories]
-        return rows
+        return row_count
 
     # --- positions of rows
 
-    def _insert(self, ref: Ref, vector: PendingRefold, now: float) -> bool:
+    def _insert(self, ref: Ref, vector: DeferredVector, now: float) -> bool:
         """Insert rows into the vector's chain until one sorts too early for it; True if all were inserted."""
         chain = self._chains.get(ref)
         if chain is None:
@@ -129,14 +135,16 @@ class Refolder:
             vector.inserted += 1
         return True
 
-    def _load_history(self, ref: Ref, history: VectorHistory, context: SinkContext, *, is_full: bool) -> None:
+    def _load_history(
+        self, ref: Ref, history: VectorHistory, context: SinkContext, *, log_is_complete: bool
+    ) -> None:
         """Start a vector's chain from its history in the log.
 
         If the log lacks some of the history, the present chain continues with rows that sort after all
         others; for these rows, the log only needs to show which are duplicates.
         """
-        vector, chains, now = self.pending[ref], self._chains, context.clock.now()
-        new_chain = history.chain(vector.rows, is_full=is_full)
+        vector, chains, now = self.deferred[ref], self._chains, context.clock.now()
+        new_chain = history.chain(vector.rows, log_is_complete=log_is_complete)
         if new_chain is not None:
             chains.start(ref, new_chain, now)
             vector.offset = max(vector.offset, history.offset)
@@ -163,7 +171,7 @@ class Refolder:
 
     async def _fold(self, ref: Ref, pace: Pace) -> int:
         """Fold a vector's chain from its last savepoint, in pieces, and replace the vector by the result."""
-        vector, chain = self.pending[ref], self._chains.get(ref)
+        vector, chain = self.deferred[ref], self._chains.get(ref)
         assert chain is not None
         index, state = chain.last_savepoint()
         entries, positions = chain.entries, chain.savepoint_positions()
@@ -189,5 +197,5 @@ class Refolder:
         table.flags[vector.slot] = DIRTY | STALE
         chain.first_changed = None
         self.out_of_order += vector.out_of_order
-        del self.pending[ref]
+        del self.deferred[ref]
         return len(vector.rows)

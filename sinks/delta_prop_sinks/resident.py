@@ -80,8 +80,8 @@ class ResidentVectors:
         self.resident_bytes_max = resident_bytes_max
         self.chains = DeltaChains(age_s_max=chain_age_s_max, bytes_max=chain_bytes_max)
         self._refolder = Refolder(self.chains)
-        self._pending = self._refolder.pending  # read for each row, so held here for speed
-        self._deferred: list[Delivery] = []  # those with pending rows, and all after them
+        self._deferred_vectors = self._refolder.deferred  # read for each row, so held here for speed
+        self._deferred_deliveries: list[Delivery] = []  # those with deferred rows, and all after them
         self._apply_done: anyio.Event | None = None  # exists while an `apply` that yields is running
         self._version = 0  # changes when the tables are replaced, which aborts a running `apply`
         self.deltas_per_call = 0
@@ -92,17 +92,17 @@ class ResidentVectors:
         self._row_bytes = 0  # bytes per row, in the table of the rows buffered last
         self._topics: frozenset[str] = frozenset()
         self._dimension: Callable[[str], int | None] = lambda _: None
-        self.lamport = 0
-        self.complete = True
-        self.next_offset = 0
-        self.stored = False
-        self.loaded = False
+        self.lamport = 0  # the highest Lamport number that was folded
+        self.complete = True  # True if all vectors are in memory, none only in the store
+        self.next_offset = 0  # below it, all deltas for these vectors are folded
+        self.stored = False  # True if a storage sink shares the vectors: it is the store
+        self.loaded = False  # True once the store has loaded its rows
         self._log_id: bytes | None = None
         self._lamport_before_log = 0
         self._pins = 0
-        self.touched: dict[VectorTable, None] = {}  # an ordered set
+        self.touched: dict[VectorTable, None] = {}  # an ordered set of tables that may have dirty rows
         self._size = 0
-        self._unsized: set[VectorTable] = set()
+        self._unsized: set[VectorTable] = set()  # tables whose size may differ from `counted_size`
         self._folded = self._duplicates = 0
         self._evicted = 0
         self.rebuilds = 0
@@ -111,7 +111,8 @@ class ResidentVectors:
         """True from the start of a rebuild to its end: no sink may fold meanwhile."""
         self.watchers: list[Callable[[], None]] = []
         """Called whenever deltas have been folded, or a rebuild has ended."""
-        self._rebuilder: SinkContext | None = None
+        self._rebuilder: SinkContext | None = None  # the context of the sink that rebuilds the vectors
+        # The new tables of a rebuild, until they are swapped in.
         self._staged: dict[str, VectorTable] | None = None
 
     # --- sharing
@@ -175,14 +176,14 @@ class ResidentVectors:
     @property
     def tables(self) -> dict[str, VectorTable]:
         """Tables by namespace; buffered rows are folded first."""
-        if self._fold_buffer.rows:
+        if self._fold_buffer.row_count:
             self._fold_buffered()
         return self._tables
 
     @property
     def size(self) -> int:
         """Bytes of the rows, or of the staged rows while there are any; chains have their own bound."""
-        if self._fold_buffer.rows:
+        if self._fold_buffer.row_count:
             self._fold_buffered()
         return self._measure_size()
 
@@ -278,12 +279,12 @@ class ResidentVectors:
                     self._hold_other_calls()
                     await pace.yield_to_others()
         except RejectDelta:
-            await self._fold_pending(context, pace)  # rows before the rejected one are applied
+            await self._fold_deferred(context, pace)  # rows before the rejected one are applied
             raise
         else:
             if self._folded > before:
                 self.deltas_per_call = 0
-            await self._fold_pending(context, pace)
+            await self._fold_deferred(context, pace)
         finally:
             self._end_apply(context)
         self._notify_watchers()
@@ -300,34 +301,34 @@ class ResidentVectors:
             for delivery in deliveries:
                 if not self._buffer(delivery):
                     self._apply_one(delivery, context)
-            done = not self._pending
+            is_done = not self._deferred_vectors
         finally:
             if self.chains.active:
                 self._end_apply(context)
         if self.watchers:
             self._notify_watchers()
-        return done
+        return is_done
 
     def _hold_other_calls(self) -> None:
         """Make other calls wait for the end of this one."""
         if self._apply_done is None:
             self._apply_done = anyio.Event()
 
-    async def _fold_pending(self, context: SinkContext, pace: Pace) -> None:
-        if not self._pending:
+    async def _fold_deferred(self, context: SinkContext, pace: Pace) -> None:
+        if not self._deferred_vectors:
             return
         self.deltas_per_call = _REFOLD_DELTAS
         self._hold_other_calls()
-        is_full = self._lamport_before_log == 0
-        self._folded += await self._refolder.fold(self._table, context, pace, is_full=is_full)
-        for delivery in self._deferred:
+        log_is_complete = self._lamport_before_log == 0
+        self._folded += await self._refolder.fold(self._table, context, pace, log_is_complete=log_is_complete)
+        for delivery in self._deferred_deliveries:
             self._note(delivery)
 
     def _end_apply(self, context: SinkContext) -> None:
         """Drop the rows that were deferred and not folded, and admit the next call."""
-        if self._pending or self._deferred:
+        if self._deferred_vectors or self._deferred_deliveries:
             self._refolder.clear()
-            self._deferred.clear()
+            self._deferred_deliveries.clear()
         if self.chains.active:
             self.chains.expire(context.clock.now())
         if self._apply_done is not None:
@@ -378,16 +379,16 @@ class ResidentVectors:
         table.flags.put(slots, DIRTY | STALE)
 
     def _apply_one(self, delivery: Delivery, context: SinkContext) -> None:
-        """Fold a delivery, or defer its rows, and those after them, until `_fold_pending`."""
+        """Fold a delivery, or defer its rows, and those after them, until `_fold_deferred`."""
         if self._folded_range.has_all_of(delivery):
             self._duplicates += delivery.count  # another sink that shares these vectors brought them
             return
-        if self._fold_buffer.rows:
+        if self._fold_buffer.row_count:
             self._fold_buffered()
         self.check_fits()
         self._fold_rows(delivery.logged, delivery.rows, context)
-        if self._pending:
-            self._deferred.append(delivery)
+        if self._deferred_vectors:
+            self._deferred_deliveries.append(delivery)
         else:
             self._note(delivery)
         self._spare_bytes = self.resident_bytes_max - self._measure_size()
@@ -414,7 +415,7 @@ class ResidentVectors:
             and kind in BLOCK_KINDS
             and namespace is not None
             and logged.known_ids is KnownIds.NONE
-            and not self._pending
+            and not self._deferred_vectors
             and self._fold_block(logged, rows, self._table(namespace), context)
         ):
             return
@@ -493,7 +494,7 @@ class ResidentVectors:
         if (
             (lamport >= key[0] and (lamport, origin, counter) >= key)
             or (logged.known_ids is not KnownIds.NONE and lamport != NO_LAMPORT)
-            or ref in self._pending
+            or ref in self._deferred_vectors
         ):
             self._defer_row(Entry(key, logged, row), table, slot)
             return
@@ -511,7 +512,7 @@ class ResidentVectors:
         """Defer a row, to fold it with others of its vector, unless it is the vector's last delta again."""
         vector_id = str(table.ids[slot])
         ref = (table.namespace, vector_id)
-        if ref not in self._pending and table.head(slot)[:3] == entry.key:
+        if ref not in self._deferred_vectors and table.head(slot)[:3] == entry.key:
             self._duplicates += 1
             table.set_head(slot, *entry.key, entry.offset)  # the same delta, at another offset
             return
@@ -539,7 +540,7 @@ class ResidentVectors:
         """Invalidate the vectors, which stay readable; False if another sink rebuilds them."""
         if self._rebuilder is not None and self._rebuilder is not context:
             return False
-        if self._fold_buffer.rows:
+        if self._fold_buffer.row_count:
             self._fold_buffered()
         self._rebuilder, self.rebuilding = context, True
         self._version += 1
@@ -604,7 +605,7 @@ class ResidentVectors:
 
     def take_touched(self) -> dict[VectorTable, None]:
         """Return the tables whose rows may have become dirty since the last call."""
-        if self._fold_buffer.rows:
+        if self._fold_buffer.row_count:
             self._fold_buffered()
         touched, self.touched = self.touched, {}
         return touched

@@ -33,6 +33,7 @@ _ROWS_PER_STEP = 4096
 class GraphPart:
     """One generation of one namespace, at the time of creation; `encode` may run on any thread.
 
+    `nodes`: the numbers of the live nodes; `slots`: the slot of each; `rows`: the indexed rows of all slots.
     Rows and ids are read later, but do not change: no row is indexed during a save, and ids of live slots
     never change.
     """
@@ -49,12 +50,12 @@ class GraphPart:
         return [
             cls._of(hnsw_rows, generation)
             for generation in (hnsw_rows.base, hnsw_rows.young)
-            if generation is not None and generation.live
+            if generation is not None and generation.live_count
         ]
 
     @classmethod
     def _of(cls, hnsw_rows: HnswRows, generation: Generation) -> GraphPart:
-        slots = generation.slots[: generation.nodes]
+        slots = generation.slots[: generation.node_count]
         nodes = (slots >= 0).nonzero()[0].astype(np.int32)
         return cls(hnsw_rows, generation, nodes, slots[nodes].astype(np.intp), hnsw_rows.indexed_matrix)
 
@@ -72,7 +73,7 @@ class GraphPart:
         entry = {
             "namespace": table.namespace,
             "dimension": self.hnsw_rows.dimension,
-            "all_nodes": self.generation.nodes,
+            "all_nodes": self.generation.node_count,
             "drift_max": self.hnsw_rows.drift_max,
             "sections": [len(section) for section in sections],
         }
@@ -101,7 +102,7 @@ def pack(parts: Iterable[GraphPart], space: Space, cursor: Cursor) -> list[bytes
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedPart:
-    """One generation read from the file."""
+    """One generation read from the file. `nodes`, `ids`, `rows`: of the live nodes."""
 
     namespace: str
     dimension: int

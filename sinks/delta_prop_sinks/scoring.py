@@ -1,4 +1,4 @@
-"""Scores vectors by a metric: a fast pass over many rows, then an exact pass over the best."""
+"""Scores vectors by a metric: a fast pass over many rows, then an exact pass over the best of them."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def median_norm(table: VectorTable) -> float:
 
 
 class Scorer:
-    """Scores rows by one query: a fast pass over all rows, an exact pass over the best."""
+    """Scores rows by one query: a fast pass over all rows, then an exact pass over the best of them."""
 
     def __init__(self, query: NDArray[np.float32], metric: str, median: float) -> None:
         self._query, self._metric, self._median = query, metric, median

@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Delivery:
-    """A batch from the log for one sink. `rows`: the rows that match its topics, ascending; None: all rows.
+    """A batch from the log for one sink. `rows`: those that match its topics, ascending; None if all do.
 
     Immutable: a sink may store it, and other sinks may hold it too.
 
     `redelivered`: these rows were released from the sink's quarantine, and come after rows with higher
-    offsets. `end`: the batch is delivered up to this offset; the rest follows in another delivery. None: all
-    of it.
+    offsets. `end`: the batch is delivered up to this offset, and the rest follows in another delivery; None
+    if the whole batch is delivered.
     """
 
     logged: LoggedBatch
@@ -136,8 +136,8 @@ class SinkContext(Protocol):
     def first_missing(self, watermarks: Mapping[int, int]) -> int | None:
         """Return the offset of the first delta that another log lacks, given its watermark for each origin.
 
-        A watermark is the counter up to which none is missing. None: the other log lacks nothing, as far as
-        is known here.
+        A watermark is the counter up to which none is missing. Return None if the other log lacks nothing, as
+        far as is known here.
         """
         ...
 
@@ -330,7 +330,7 @@ class SinkFailure(DeltaPropError):
 
 
 class TryAgain(SinkFailure):
-    """A passing failure. Rows below `done_offset` are applied (None: none of this call)."""
+    """A passing failure. Rows below `done_offset` are applied; without it, no row of the call is."""
 
     def __init__(self, reason: str, done_offset: int | None = None) -> None:
         super().__init__(reason)

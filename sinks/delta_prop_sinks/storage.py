@@ -52,12 +52,15 @@ T = TypeVar("T")
 
 _PAGE_ROWS = 1000
 _IDLE_S = 2.0
+"""After this time without a change, the write-ahead log is checkpointed."""
 
 
 @dataclass(frozen=True, slots=True)
 class StorageStatistics:
     """The file's progress, and counts of writes. `failure`: the reason why the last flush failed, or None.
 
+    `dirty_rows`: rows in memory that have changed since they were last collected for a write.
+    `rows_read_back`: evicted rows that a delta made the sink read from the file.
     `image`: the state of the image beside the file, from which a start is fast.
     """
 
@@ -77,7 +80,8 @@ class StorageSink:
     """Stores vectors in the file at `path`, which one process may use at a time.
 
     `flush_s` is the pause between flushes of `background`; if no task runs that, `apply` flushes after
-    `rows_unflushed_max` rows. To share one copy of the vectors with an index, give both the same `resident`
+    `rows_unflushed_max` rows. Above `wal_bytes_max`, SQLite's write-ahead log is truncated. `close_s` limits
+    the writes of `aclose`. To share one copy of the vectors with an index, give both the same `resident`
     and attach this sink first.
 
     From `image_rows_min` rows on, the sink writes an image of all rows beside the file, so that a start need
@@ -122,7 +126,7 @@ class StorageSink:
         self._file = StorageFile(path, wal_bytes_max=wal_bytes_max)
         self._image_manager = ImageManager(self._file, self.resident, rows_min=image_rows_min)
         self._context: SinkContext | None = None
-        self._applied = self._committed = 0
+        self._applied_offset = self._committed_offset = 0
         self._reach = 0  # rows of the file may include deltas up to this offset, though the cursor is lower
         self._unflushed_rows = 0
         self._background_count = 0
@@ -159,9 +163,9 @@ class StorageSink:
         cursor = file_state.cursor or Cursor(context.log_id, context.epoch, 0)
         is_invalid = file_state.rebuilding or resident.rebuilding
         is_same_log = cursor.log_id == context.log_id and not is_invalid
-        self._applied = self._committed = cursor.next_offset if is_same_log else 0
+        self._applied_offset = self._committed_offset = cursor.next_offset if is_same_log else 0
         self._reach = file_state.reach if is_same_log else 0
-        resident.note_loaded(self._applied)
+        resident.note_loaded(self._applied_offset)
         return ResumePoint(cursor, file_state.lamport, is_invalid, self._reach)
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
@@ -180,13 +184,13 @@ class StorageSink:
             raise
         is_redelivered = deliveries[-1].redelivered
         if not is_redelivered:  # a redelivered row does not show that the rows below it are applied
-            self._applied = max(self._applied, deliveries[-1].next_offset)
+            self._applied_offset = max(self._applied_offset, deliveries[-1].next_offset)
         self._work_ready.set()
         # A row released from quarantine may be below the cursor: it would not come again after a crash.
         if (
             is_redelivered
             or self.mode == "through"
-            or (not self._background_count and self._is_due(deliveries))
+            or (not self._background_count and self._is_flush_due(deliveries))
         ):
             await self.flush()
         if resident.is_full:
@@ -206,7 +210,7 @@ class StorageSink:
             return False
         if not resident.apply_now(deliveries, context):
             return False
-        self._applied = max(self._applied, deliveries[-1].next_offset)
+        self._applied_offset = max(self._applied_offset, deliveries[-1].next_offset)
         self._work_ready.set()
         return True
 
@@ -256,7 +260,7 @@ class StorageSink:
             resident.complete = is_complete
             resident.end_rebuild(context, offset, lamport)
             self._image_manager.end_rebuild()
-            self._applied = self._committed = self._reach = offset
+            self._applied_offset = self._committed_offset = self._reach = offset
         context.committed(offset)
 
     async def background(self) -> None:
@@ -316,17 +320,17 @@ class StorageSink:
             finally:
                 self.resident.abandon_rebuild(context)
                 await self._release(context)
-        if self._committed < self._applied:
+        if self._committed_offset < self._applied_offset:
             raise TryAgain(
-                f"{self._file.path} was closed after {self.close_s} s, at offset {self._committed} of "
-                f"{self._applied}: the rest is redelivered; raise close_s to write all of it"
+                f"{self._file.path} was closed after {self.close_s} s, at offset {self._committed_offset} of "
+                f"{self._applied_offset}: the rest is redelivered; raise close_s to write all of it"
             )
 
     def statistics(self) -> StorageStatistics:
         """Return a snapshot of the sink's numbers."""
         return StorageStatistics(
-            applied_offset=self._applied,
-            committed_offset=self._committed,
+            applied_offset=self._applied_offset,
+            committed_offset=self._committed_offset,
             dirty_rows=sum(
                 int(np.count_nonzero(dirty_slots(table))) for table in self.resident.tables.values()
             ),
@@ -384,17 +388,17 @@ class StorageSink:
         async with self._flushing:
             if self._file.rebuilding or self.resident.rebuilding:
                 return  # memory and file hold invalidated data
-            applied = self._applied
+            applied = self._applied_offset
             touched = self.resident.take_touched()
             groups = dirty_groups(touched)
             image = self._image_manager.take_ready()
-            if not groups and applied == self._committed and image is None:
+            if not groups and applied == self._committed_offset and image is None:
                 return
             started = context.clock.now()
             try:
                 # The cursor moves with the last transaction: rows may be ahead of it, but never behind.
                 for group in groups[:-1]:
-                    await self._commit(context, group, self._committed)
+                    await self._commit(context, group, self._committed_offset)
                     await anyio.lowlevel.checkpoint_if_cancelled()
                 await self._commit(context, groups[-1] if groups else (), applied, image)
             except BaseException:
@@ -403,7 +407,7 @@ class StorageSink:
             if image is not None:
                 await self._image_manager.note_named(image, _FileThread(self, context))
             self._last_flush_s = context.clock.now() - started
-            self._committed = applied
+            self._committed_offset = applied
             context.committed(applied)
 
     async def _commit(
@@ -416,7 +420,7 @@ class StorageSink:
         parts = [DirtyRows(table, slots) for table, slots in group]
         # The rows are written as they are now: they may include deltas after `next_offset`.
         cursor, lamport = Cursor(context.log_id, context.epoch, next_offset), self.resident.lamport
-        reach = self._reach = max(self._reach, self._applied)
+        reach = self._reach = max(self._reach, self._applied_offset)
 
         def write() -> int:
             written = self._file.commit(parts, cursor, lamport, reach=reach, image=image)
@@ -451,7 +455,7 @@ class StorageSink:
 
     async def _flush_prefix(self, rejected: RejectDelta, *, now: bool) -> None:
         """Treat the rows before a rejected delta as applied; with `now`, write them at once."""
-        self._applied = max(self._applied, rejected.offset)
+        self._applied_offset = max(self._applied_offset, rejected.offset)
         self._work_ready.set()
         if now:
             try:
@@ -516,7 +520,7 @@ class StorageSink:
         for row in rows:
             self.resident.load(row.namespace, row.vector_id, row.base, row.offset)
 
-    def _is_due(self, deliveries: Sequence[Delivery]) -> bool:
+    def _is_flush_due(self, deliveries: Sequence[Delivery]) -> bool:
         """True if many rows have arrived since the last flush; called only if no background flushes."""
         self._unflushed_rows += sum(delivery.count for delivery in deliveries)
         is_due = self._unflushed_rows >= self.rows_unflushed_max

@@ -116,7 +116,7 @@ class StorageFileLost(StorageFileError):
 
 @dataclass(frozen=True, slots=True)
 class ImageName:
-    """A unique image name; rows written by a commit later than `after` override the image's."""
+    """An image by its unique name. Rows written by a commit later than `after` override the image's rows."""
 
     image: bytes
     after: int
@@ -149,9 +149,8 @@ class StorageFile:
         self.wal_bytes_max = wal_bytes_max
         self._log_id = b""
         self._log_number: int | None = None
-        self._stored_log_number: int | None = (
-            None  # of the present log, if rows with offsets of it are stored
-        )
+        # The number of the present log, if rows with offsets of it are stored.
+        self._stored_log_number: int | None = None
         self._lamport_before = 0
         self.last_commit = 0
         self._rows_in_wal = 0
@@ -194,7 +193,7 @@ class StorageFile:
         try:
             self._lock()
             self._writer = self._new_connection(f"{self.path.resolve().as_uri()}?mode=rwc")
-            self._check()
+            self._check_format()
             self._writer.execute("PRAGMA journal_mode = WAL")
             self._writer.execute("PRAGMA synchronous = FULL")
             self._reader = self._new_connection(f"{self.path.resolve().as_uri()}?mode=ro")
@@ -217,7 +216,7 @@ class StorageFile:
 
     def _disconnect(self) -> None:
         """Close all connections; the writer last, since the last one to close checkpoints."""
-        while self._connections:
+        while self._connections:  # up to three, in this order: lock, writer, reader
             connection = self._connections.pop(0 if len(self._connections) < 3 else 2)
             with suppress(sqlite3.Error):  # close the other connections even then, also that of the lock
                 connection.close()
@@ -250,7 +249,7 @@ class StorageFile:
         image: ImageName | None,
     ) -> int:
         with self._transaction() as writer:
-            number = self._number()
+            number = self._assign_log_number()
             # In the file's order: neighbours share pages.
             commit = self.last_commit + 1
             records = sorted(chain.from_iterable(part.records(number, commit) for part in parts))
@@ -287,7 +286,7 @@ class StorageFile:
     def load_states(self, rows: Sequence[StateRow]) -> None:
         """Write rows to the new table, beside the invalidated ones. Raises StorageFileError."""
         with self._translate_errors("written"), self._transaction():
-            self._upsert(records_of(rows, self._number(), self.last_commit + 1), "vectors_next")
+            self._upsert(records_of(rows, self._assign_log_number(), self.last_commit + 1), "vectors_next")
 
     def end_rebuild(self, cursor: Cursor, lamport: int) -> None:
         """Replace the invalidated rows by the new ones, with their cursor, in one synced transaction.
@@ -296,7 +295,7 @@ class StorageFile:
         """
         self._lamport_before, self._log_number = 0, None  # all new rows are of this log
         with self._translate_errors("written"), self._transaction() as writer:
-            number = self._number()
+            number = self._assign_log_number()
             writer.execute("DROP TABLE vectors")
             writer.execute("ALTER TABLE vectors_next RENAME TO vectors")
             writer.execute(
@@ -349,31 +348,31 @@ class StorageFile:
         """Return the rows of vectors (namespace, id) that the file has. Raises StorageFileError."""
         query = f"{_SELECT} WHERE namespace = ? AND vector_id = ?"
         with self._translate_errors("read"):
-            found = (self._reader.execute(query, ref).fetchone() for ref in refs)
-            return [StoredRow.of(record, self._stored_log_number) for record in found if record is not None]
+            records = (self._reader.execute(query, ref).fetchone() for ref in refs)
+            return [StoredRow.of(record, self._stored_log_number) for record in records if record is not None]
 
     def page(self, after: tuple[str, str] | None, rows_max: int) -> list[StoredRow]:
         """Return the next rows, ordered by namespace and vector id. Raises StorageFileError."""
         with self._translate_errors("read"):
             return [
-                StoredRow.of(record, self._stored_log_number) for record in self._page(after, rows_max, None)
+                StoredRow.of(record, self._stored_log_number)
+                for record in self._select_page(after, rows_max, None)
             ]
 
     def page_of_blocks(
         self, after: tuple[str, str] | None, rows_max: int, *, written_after: int | None = None
     ) -> tuple[list[Block], tuple[str, str] | None]:
-        """Return the next rows, in the same order, as columns, and the key to continue after; None at the
-        end.
+        """Return the next rows as blocks, in the order of `page`, and the `after` of the next call.
 
-        Returns all rows, or only those written by a commit later than `written_after`. Raises
-        StorageFileError.
+        The latter is None after the last row. Returns all rows, or only those written by a commit later than
+        `written_after`. Raises StorageFileError.
         """
         with self._translate_errors("read"):
-            records = self._page(after, rows_max, written_after).fetchall()
+            records = self._select_page(after, rows_max, written_after).fetchall()
         last = (records[-1][0], records[-1][1]) if len(records) == rows_max else None
         return list(blocks_of(records, self._stored_log_number)), last
 
-    def _page(
+    def _select_page(
         self, after: tuple[str, str] | None, rows_max: int, written_after: int | None
     ) -> sqlite3.Cursor:
         where = "TRUE" if after is None else "(namespace, vector_id) > (?, ?)"
@@ -447,7 +446,8 @@ class StorageFile:
             return f"no file can be created in {folder}: let this user write there, or name another file"
         return f"let this user read and write it and create files in {folder}, or name another file"
 
-    def _check(self) -> None:
+    def _check_format(self) -> None:
+        """Create the tables of a new file, upgrade an older format, refuse any other file."""
         writer = self._writer
         try:
             application = writer.execute("PRAGMA application_id").fetchone()[0]
@@ -498,7 +498,7 @@ class StorageFile:
         name = None if image is None else ImageName(image, after)
         return StorageFileState(cursor, lamport, self._lamport_before, self.rebuilding, last, name, reach)
 
-    def _number(self) -> int:
+    def _assign_log_number(self) -> int:
         """Return the number that stands for the present log in rows; the log's first commit assigns it."""
         if self._log_number is None:
             row = self._writer.execute(

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 MAGIC = b"dpimage1"
 _BLOCK = struct.Struct("<IQI")
+"""What a block begins with: the header's length, the length of all sections, the checksum."""
 _BLOCK_ROWS = 65_536
 _BLOCK_BYTES = 8 << 20
 _NO_HASHES = np.zeros(0, np.uint32)
@@ -71,7 +72,7 @@ class Block:
     hashes: NDArray[np.uint32] | None = None
 
     def fit_to(self, dimension: int | None) -> Block:
-        """Return the same rows for a table of that dimension (None: not fixed yet)."""
+        """Return the same rows for a table of that dimension, which is None if it is not fixed yet."""
         vectors = self.vectors
         other_rows = (self.forms == OTHER_DIMENSION).nonzero()[0].tolist()
         if dimension is None or dimension == self.dimension or (vectors is None and not other_rows):

@@ -62,7 +62,9 @@ Record: TypeAlias = tuple[Any, ...]
 """The values of a row, in the order of COLUMNS."""
 
 ROWS_MAX = 4096
+"""Maximum number of rows per transaction."""
 BYTES_MAX = 16 << 20
+"""Maximum bytes of numbers per transaction."""
 
 
 class DirtyRows:
@@ -85,11 +87,8 @@ class DirtyRows:
     def __len__(self) -> int:
         return len(self._slots)
 
-    def records(self, log: int, written: int) -> Iterator[Record]:
-        """Yield the rows as the file stores them. Reads no data that the event loop changes.
-
-        `log`: the number of the present log. `written`: the number of the commit.
-        """
+    def records(self, log_number: int, commit_number: int) -> Iterator[Record]:
+        """Yield the rows as the file stores them. Reads no data that the event loop changes."""
         forms, heads = self._forms.tolist(), self._heads
         width = 0 if self._values is None else self._values.shape[1]
         values: Iterable[bytes | None] = self._vectors(width)
@@ -111,14 +110,14 @@ class DirtyRows:
             self._ids,
             forms,
             dimensions,
-            repeat(written),
+            repeat(commit_number),
             values,
             repeat(None) if self._metadata is None else map(_metadata_text, self._metadata),
             repeat(0) if self._ignored is None else self._ignored,
             heads[:, LAMPORT].tolist(),
             heads[:, ORIGIN].tolist(),
             heads[:, COUNTER].tolist(),
-            repeat(log),
+            repeat(log_number),
             heads[:, OFFSET].tolist(),
             strict=False,
         )
@@ -150,8 +149,8 @@ class StoredRow(NamedTuple):
     offset: int
 
     @classmethod
-    def of(cls, record: Record, log: int | None) -> StoredRow:
-        """Decode a row; `log` is the number of the present log."""
+    def of(cls, record: Record, log_number: int | None) -> StoredRow:
+        """Decode a row. `log_number`: that of the present log."""
         namespace, vector_id, form, _, _, value, text, ignored, lamport, origin, counter, row_log, offset = (
             record
         )
@@ -163,7 +162,7 @@ class StoredRow(NamedTuple):
             metadata=None if text is None else json.loads(text),
             ignored=ignored,
         )
-        return cls(namespace, vector_id, base, offset if row_log == log else NO_OFFSET)
+        return cls(namespace, vector_id, base, offset if row_log == log_number else NO_OFFSET)
 
     @property
     def state(self) -> VectorState:
@@ -171,14 +170,14 @@ class StoredRow(NamedTuple):
         return self.base.state
 
 
-def records_of(rows: Iterable[StateRow], log: int, written: int) -> list[Record]:
+def records_of(rows: Iterable[StateRow], log_number: int, commit_number: int) -> list[Record]:
     """Return states as the file stores them, in the file's order, so that neighbours share pages."""
-    return sorted((_record_of(row, log, written) for row in rows), key=itemgetter(0, 1))
+    return sorted((_record_of(row, log_number, commit_number) for row in rows), key=itemgetter(0, 1))
 
 
-def _record_of(row: StateRow, log: int, written: int) -> Record:
+def _record_of(row: StateRow, log_number: int, commit_number: int) -> Record:
     state = row.state
-    assert state.key is not None, "the state of a vector names its last delta"
+    assert state.key is not None, "the state has no key of a last delta"
     lamport, origin, counter = state.key
     form, dimension, value = ABSENT, None, state.data
     if state.data is not None:
@@ -188,13 +187,13 @@ def _record_of(row: StateRow, log: int, written: int) -> Record:
         value = state.vector.astype("<f4", copy=False).tobytes()
     metadata = _metadata_text(dict(state.metadata))
     return (
-        *(row.namespace, row.vector_id, form, dimension, written, value, metadata, state.ignored),
-        *(lamport, to_signed(origin), counter, log, row.offset),
+        *(row.namespace, row.vector_id, form, dimension, commit_number, value, metadata, state.ignored),
+        *(lamport, to_signed(origin), counter, log_number, row.offset),
     )
 
 
-def blocks_of(records: Sequence[Record], log: int | None) -> Iterator[Block]:
-    """Yield rows in the file's order as blocks, one per namespace; `log` is the number of the present log.
+def blocks_of(records: Sequence[Record], log_number: int | None) -> Iterator[Block]:
+    """Yield rows in the file's order as blocks, one per namespace. `log_number`: that of the present log.
 
     A block has the dimension of its first vector; vectors of another dimension are marked `OTHER_DIMENSION`,
     and the loader may reclassify them.
@@ -204,9 +203,9 @@ def blocks_of(records: Sequence[Record], log: int | None) -> Iterator[Block]:
         _, vector_ids, forms, dimensions, _, values, metadata, ignored, *key_columns, logs, offsets = columns
         dimension = next((d for form, d in zip(forms, dimensions, strict=True) if form == VECTOR), None)
         is_other = [form == VECTOR and d != dimension for form, d in zip(forms, dimensions, strict=True)]
-        form = np.array(forms, np.uint8)
-        form[is_other] = OTHER_DIMENSION
-        vector_rows = (form == VECTOR).nonzero()[0]
+        block_forms = np.array(forms, np.uint8)
+        block_forms[is_other] = OTHER_DIMENSION
+        vector_rows = (block_forms == VECTOR).nonzero()[0]
         vectors = None
         if dimension is not None:
             vectors = np.zeros((len(vector_ids), dimension), np.float32)
@@ -214,19 +213,19 @@ def blocks_of(records: Sequence[Record], log: int | None) -> Iterator[Block]:
             numbers_of_rows = values if has_only_vectors else [values[row] for row in vector_rows.tolist()]
             numbers_joined = np.frombuffer(b"".join(numbers_of_rows), "<f4")
             vectors[vector_rows] = numbers_joined.reshape(len(vector_rows), dimension)
-        is_of_log = np.array([number == log for number in logs])
+        is_of_log = np.array([number == log_number for number in logs])
         heads = np.stack([np.array(column, np.int64) for column in (*key_columns, offsets)], axis=1)
         heads[~is_of_log, OFFSET] = NO_OFFSET
         extras = {
             row: (
-                values[row] if form[row] in (OPAQUE, OTHER_DIMENSION) else None,
+                values[row] if block_forms[row] in (OPAQUE, OTHER_DIMENSION) else None,
                 None if metadata[row] is None else json.loads(metadata[row]),
                 ignored[row],
             )
             for row in range(len(vector_ids))
-            if form[row] in (OPAQUE, OTHER_DIMENSION) or metadata[row] is not None or ignored[row]
+            if block_forms[row] in (OPAQUE, OTHER_DIMENSION) or metadata[row] is not None or ignored[row]
         }
-        yield Block(namespace, dimension, list(vector_ids), heads, form, vectors, extras)
+        yield Block(namespace, dimension, list(vector_ids), heads, block_forms, vectors, extras)
 
 
 def dirty_groups(tables: Iterable[VectorTable]) -> list[list[tuple[VectorTable, NDArray[np.intp]]]]:

@@ -1,6 +1,6 @@
 """The history of one vector in a log: its deltas, after a state if the log starts with one.
 
-Also folds deltas into a slot of a table.
+The module also folds deltas into a slot of a table.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from delta_prop_wire.algebra import Key, VectorState
     from delta_prop_wire.batch import LoggedBatch
 
-_RESETS = frozenset({Kind.CREATE, Kind.DELETE})
+_RESET_KINDS = frozenset({Kind.CREATE, Kind.DELETE})
 _RUN_MIN = 4
 """From this many consecutive sparse deltas on, a few calls over arrays are faster than one call per delta."""
 
@@ -74,28 +74,28 @@ class VectorHistory:
             return True
         return False
 
-    def chain(self, rows: Sequence[Entry], *, is_full: bool) -> DeltaChain | None:
+    def chain(self, rows: Sequence[Entry], *, log_is_complete: bool) -> DeltaChain | None:
         """Return the chain to fold, or None if the log lacks its beginning.
 
         `rows`: rows of this call, which belong to the history even if the log lacks them. Deltas that sort
-        before a state have no effect and count as ignored, as in a compacted log. `is_full`: the log still
-        covers all deltas, one by one or by a state.
+        before a state have no effect and count as ignored, as in a compacted log. `log_is_complete`: the
+        log still covers all deltas, one by one or by a state.
         """
-        entries_by_key, state, base = self._entries, self._state, self._state.key
-        from_state = self._state_offset >= 0
+        entries_by_key, state, state_key = self._entries, self._state, self._state.key
+        has_state = self._state_offset >= 0
         self.offset = max(self._end, self._state_offset)
         new_rows = [row for row in rows if row.offset > self._state_offset]
         entries_by_key |= {row.key: row for row in new_rows}
         entries = [entries_by_key[key] for key in sorted(entries_by_key)]
-        if from_state:
-            first_after = bisect_right(entries, base, key=_entry_key)
-            state.ignored += first_after - (base in entries_by_key)
+        if has_state:
+            first_after = bisect_right(entries, state_key, key=_entry_key)
+            state.ignored += first_after - (state_key in entries_by_key)
             entries = entries[first_after:]
-            self.below_snapshot = sum(row.key < base for row in new_rows)
-        chain = _chain_of(entries, state, from_state=from_state, is_full=is_full)
+            self.below_snapshot = sum(row.key < state_key for row in new_rows)
+        chain = _chain_of(entries, state, has_state=has_state, log_is_complete=log_is_complete)
         if self._can_have_duplicates or any(row.can_be_duplicate for row in new_rows):
             identified = (IdentifiedDelta.of(entry.logged, entry.row) for entry in entries)
-            self.duplicates = find_duplicates(identified, complete=is_full and not from_state)
+            self.duplicates = find_duplicates(identified, complete=log_is_complete and not has_state)
             for entry in () if chain is None else chain.entries:
                 entry.is_duplicate = entry.key in self.duplicates
         return chain
@@ -123,7 +123,7 @@ async def read_histories(
 
 
 def _chain_of(
-    entries: list[Entry], state: ChainBase, *, from_state: bool, is_full: bool
+    entries: list[Entry], state: ChainBase, *, has_state: bool, log_is_complete: bool
 ) -> DeltaChain | None:
     """Return a chain that starts at the first delta, at a state, or at a reset that no lost delta can follow;
     None if there is no such start.
@@ -131,8 +131,8 @@ def _chain_of(
     A reset by this service's own writers has a higher Lamport number than all deltas that the log held before
     it; so deltas that the log has dropped since sort before that reset.
     """
-    below_base = BelowBase.STATE if from_state else BelowBase.NOTHING
-    if not (from_state or is_full):
+    below_base = BelowBase.STATE if has_state else BelowBase.NOTHING
+    if not (has_state or log_is_complete):
         resets = [index for index, entry in enumerate(entries) if _is_own_reset(entry)]
         if not resets:
             return None
@@ -144,7 +144,7 @@ def _chain_of(
 
 def _is_own_reset(entry: Entry) -> bool:
     """True if this service's own writers recreated or deleted the vector here."""
-    return entry.logged.source != Source.REPLICA and entry.logged.batch.kinds[entry.row] in _RESETS
+    return entry.logged.source != Source.REPLICA and entry.logged.batch.kinds[entry.row] in _RESET_KINDS
 
 
 def _entry_key(entry: Entry) -> Key:
@@ -152,7 +152,7 @@ def _entry_key(entry: Entry) -> Key:
 
 
 def _base_of(state: VectorState) -> ChainBase:
-    assert state.key is not None, "the state of a vector names its last delta"
+    assert state.key is not None, "the state has no key of a last delta"
     form = OPAQUE if state.data is not None else ABSENT if state.vector is None else VECTOR
     return ChainBase(state.key, form, state.vector, state.data, dict(state.metadata) or None, state.ignored)
 

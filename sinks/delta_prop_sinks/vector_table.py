@@ -73,16 +73,19 @@ def unknown_kind(kind: int) -> Misfit:
 
 
 class VectorTable:
-    """Columns with one row per slot; `matrix` is None until the namespace's first vector fixes the
-    dimension.
+    """Columns with one row per slot, and dictionaries by slot for what few vectors have.
+
+    `matrix` is None until the namespace's first vector fixes the dimension. `data`: the bytes of opaque
+    vectors and of those of another dimension. `ignored`: the number of deltas without effect.
+    `extra_bytes`: the bytes that `data` and `metadata` take. `releases`: how often a slot was released.
     """
 
     def __init__(self, namespace: str) -> None:
         self.namespace = namespace
         self.dimension: int | None = None
         self.matrix: NDArray[np.float32] | None = None
-        self.slots: dict[str, int] = {}
-        self.ids: list[str | None] = []
+        self.slots: dict[str, int] = {}  # by vector id
+        self.ids: list[str | None] = []  # None for a released slot
         self.heads: NDArray[np.int64] = np.zeros((_SLOTS_FIRST, 4), np.int64)
         self.forms: NDArray[np.uint8] = np.zeros(_SLOTS_FIRST, np.uint8)
         self.flags: NDArray[np.uint8] = np.zeros(_SLOTS_FIRST, np.uint8)
@@ -119,15 +122,15 @@ class VectorTable:
         if isinstance(slots, ColdSlots):
             slots.warm(keys)
         try:
-            found = itemgetter(*keys)(slots)
+            found_slots = itemgetter(*keys)(slots)
         except KeyError:
             if self._free:
-                found = [self.slot_of(key) for key in keys]
+                found_slots = [self.slot_of(key) for key in keys]
             else:
                 is_known = partial(dict.__contains__, slots)
                 self._append([key for key in dict.fromkeys(keys) if not is_known(key)])
-                found = itemgetter(*keys)(slots)
-        return np.array(found, np.intp).reshape(len(keys))
+                found_slots = itemgetter(*keys)(slots)
+        return np.array(found_slots, np.intp).reshape(len(keys))
 
     def find_slots(self, keys: Sequence[str]) -> NDArray[np.intp]:
         """Return the slots of vectors, -1 for each unknown vector."""
@@ -135,10 +138,10 @@ class VectorTable:
         if isinstance(slots, ColdSlots):
             slots.warm(keys)
         try:
-            found = itemgetter(*keys)(slots)
+            found_slots = itemgetter(*keys)(slots)
         except KeyError:
-            found = [dict.get(slots, key, -1) for key in keys]
-        return np.array(found, np.intp).reshape(len(keys))
+            found_slots = [dict.get(slots, key, -1) for key in keys]
+        return np.array(found_slots, np.intp).reshape(len(keys))
 
     def _append(self, keys: Sequence[str], *, cold: bool = False) -> slice:
         """Allocate adjacent slots to distinct new vectors; with `cold`, without dictionary entries."""
@@ -178,8 +181,10 @@ class VectorTable:
         """Make all slots findable by their ids. `hashes`: the ids' hashes, slot by slot. Raises ValueError if
         an id occurs twice.
         """
-        found = ColdSlots.from_hashes(self.ids, hashes) if self.used >= COLD_SLOTS_MIN else None
-        self.slots = {key: slot for slot, key in enumerate(self.ids) if key} if found is None else found
+        cold_slots = ColdSlots.from_hashes(self.ids, hashes) if self.used >= COLD_SLOTS_MIN else None
+        self.slots = (
+            {key: slot for slot, key in enumerate(self.ids) if key} if cold_slots is None else cold_slots
+        )
         if len(self.slots) != self.used:
             raise ValueError(f"a vector of namespace {self.namespace!r} occurs twice")
 
@@ -438,9 +443,9 @@ class VectorTable:
         if kind in (Kind.SPARSE, Kind.SPARSE_ADD):
             indices = batch.indices.reshape(batch.count, width)
             row_indices = indices if rows is None else indices[rows]
-            return self._sparse_block(kind, slots, row_indices, values, batch.index_highest)
+            return self._change_sparse_block(kind, slots, row_indices, values, batch.highest_index)
         if kind in (Kind.SCALE, Kind.OFFSET) and len(set(slots.tolist())) == len(slots):
-            return self._full_block(kind, slots, values)
+            return self._change_block(kind, slots, values)
         return False
 
     def _set_block(self, kind: int, slots: NDArray[np.intp], values: NDArray[np.float32]) -> bool:
@@ -457,7 +462,7 @@ class VectorTable:
         self.forms[slots] = VECTOR
         return True
 
-    def _full_block(self, kind: int, slots: NDArray[np.intp], values: NDArray[np.float32]) -> bool:
+    def _change_block(self, kind: int, slots: NDArray[np.intp], values: NDArray[np.float32]) -> bool:
         assert self.matrix is not None
         vectors = self.matrix[slots]
         with np.errstate(over="ignore"):
@@ -466,7 +471,7 @@ class VectorTable:
         self.matrix[slots] = vectors
         return True
 
-    def _sparse_block(
+    def _change_sparse_block(
         self,
         kind: int,
         slots: NDArray[np.intp],
@@ -529,7 +534,7 @@ def restore(table: VectorTable, slot: int, state: VectorState | ChainBase) -> No
 
 def put(table: VectorTable, vector_id: str, stored: VectorState | ChainBase, offset: int) -> None:
     """Set a new or existing vector to a stored state."""
-    assert stored.key is not None, "the state of a vector names its last delta"
+    assert stored.key is not None, "the state has no key of a last delta"
     slot = table.slot_of(vector_id)
     restore(table, slot, stored)
     table.set_head(slot, *stored.key, offset)
@@ -542,13 +547,13 @@ def heads_of(logged: LoggedBatch, rows: NDArray[np.intp] | None) -> NDArray[np.i
     if batch.counters is None and (rows is None or len(rows) == batch.count):
         return consecutive_heads(logged, batch.count)
     indexes = np.arange(batch.count) if rows is None else rows
-    block = np.empty((len(indexes), 4), np.int64)
-    block[:, LAMPORT] = indexes + logged.lamport
-    block[:, ORIGIN] = to_signed(batch.origin)
+    heads = np.empty((len(indexes), 4), np.int64)
+    heads[:, LAMPORT] = indexes + logged.lamport
+    heads[:, ORIGIN] = to_signed(batch.origin)
     counters = batch.counters
-    block[:, COUNTER] = indexes + batch.base if counters is None else counters[indexes]
-    block[:, OFFSET] = indexes + logged.offset
-    return block
+    heads[:, COUNTER] = indexes + batch.base if counters is None else counters[indexes]
+    heads[:, OFFSET] = indexes + logged.offset
+    return heads
 
 
 def consecutive_heads(first: LoggedBatch, count: int) -> NDArray[np.int64]:

@@ -15,7 +15,7 @@ from benchmarks._arguments import select_names
 
 ROOT = Path(__file__).parents[2]
 NAMES = bench.benchmark_names(ROOT / "benchmarks")
-MISSING = ("--json", "/nonexistent/x.json")
+UNWRITABLE_JSON = ("--json", "/nonexistent/x.json")
 WRITING_BENCHMARKS = [name for name in NAMES if name not in ("compare", "controllers", "report")]
 SCENES = [scene.name for scene in pipeline.SCENES]
 
@@ -38,7 +38,7 @@ def refusal_line(
 def test_unwritable_file_is_refused_at_start(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = refusal_line(name, *MISSING, monkeypatch=monkeypatch, capsys=capsys)
+    line = refusal_line(name, *UNWRITABLE_JSON, monkeypatch=monkeypatch, capsys=capsys)
     assert "/nonexistent" in line
 
 
@@ -143,7 +143,7 @@ def test_every_reported_benchmark_accepts_quick(
 ) -> None:
     for name in import_module("benchmarks.report").BENCHES:
         assert "/nonexistent" in refusal_line(
-            name, "--quick", *MISSING, monkeypatch=monkeypatch, capsys=capsys
+            name, "--quick", *UNWRITABLE_JSON, monkeypatch=monkeypatch, capsys=capsys
         )
 
 

@@ -43,18 +43,18 @@ class Scene:
             self.log_index.counters[ORIGIN].add(offset + 1)
         call = self.answers.call
         self.answers.note_published(call("publish", ["k0", "k1"], DURABLE, TIMEOUT_S), publish_ack(0, 2))
-        self.answers.note_published(call("ids", ["k2"], DURABLE), publish_ack(None, 1, {0: 2}))
+        self.answers.note_published(call("publish-ids", ["k2"], DURABLE), publish_ack(None, 1, {0: 2}))
         self.answers.note_acknowledged(call("bare", ["k3", "k4"], DURABLE), [3, 4], duplicate=True)
         self.answers.note_refused(call("refused", ["gone"], DURABLE, TIMEOUT_S), log_failed())
-        self.resent = call("again", ["k5"], DURABLE)
+        self.resent = call("resends", ["k5"], DURABLE)
         self.answers.note_refused(self.resent, log_failed())
         self.now = 1.0
         self.answers.note_resent(self.resent)
         self.answers.note_acknowledged(self.resent, [5], duplicate=True)
-        self.uncertain = call("doubt", ["k6"], DURABLE, 0.01)
+        self.uncertain = call("uncertain", ["k6"], DURABLE, 0.01)
         self.answers.note_refused(self.uncertain, outcome_unknown())
         self.uncertain.queried_offsets.append(6)
-        call("broken", ["nobody knows"], DURABLE).excused = True
+        call("broken", ["nobody knows"], DURABLE).is_excused = True
         for at_s, watermark in ((0.0, 0), (1.0, 7), (2.0, 10)):
             self.now = at_s
             self.answers.note_welcome("bare", ORIGIN, watermark)
@@ -94,11 +94,11 @@ def move_delta(scene: Scene) -> None:
     scene.log_index.offsets["k4"] = [40]
 
 
-def forget_offset(scene: Scene) -> None:
-    scene.answers.note_acknowledged(scene.answers.call("one", ["k8"], DURABLE), [None], duplicate=True)
+def acknowledge_without_offset(scene: Scene) -> None:
+    scene.answers.note_acknowledged(scene.answers.call("other", ["k8"], DURABLE), [None], duplicate=True)
 
 
-def log_delta_twice(scene: Scene) -> None:
+def store_delta_twice(scene: Scene) -> None:
     scene.log_index.offsets["k0"].append(11)
 
 
@@ -106,24 +106,24 @@ def store_refused_delta(scene: Scene) -> None:
     scene.log_index.offsets["gone"].append(10)
 
 
-def refuse_wrongly(scene: Scene) -> None:
+def refuse_stored_delta(scene: Scene) -> None:
     scene.answers.note_refused(scene.resent, log_failed())
 
 
-def raise_unexpected_error(scene: Scene) -> None:
-    scene.answers.note_refused(scene.answers.call("one", ["k8"], DURABLE), UsageError("it is closed"))
+def report_closed_for_stored_delta(scene: Scene) -> None:
+    scene.answers.note_refused(scene.answers.call("other", ["k8"], DURABLE), UsageError("it is closed"))
 
 
-def report_unknown_too_soon(scene: Scene) -> None:
-    scene.answers.note_refused(scene.answers.call("one", ["k8"], DURABLE, TIMEOUT_S), outcome_unknown())
+def report_unknown_before_deadline(scene: Scene) -> None:
+    scene.answers.note_refused(scene.answers.call("other", ["k8"], DURABLE, TIMEOUT_S), outcome_unknown())
 
 
 def report_unknown_without_deadline(scene: Scene) -> None:
-    scene.answers.note_refused(scene.answers.call("one", ["k8"], DURABLE), outcome_unknown())
+    scene.answers.note_refused(scene.answers.call("other", ["k8"], DURABLE), outcome_unknown())
 
 
 def report_unknown_without_dot(scene: Scene) -> None:
-    scene.answers.note_refused(scene.answers.call("one", ["k8"], DURABLE, 0.0), outcome_unknown(None))
+    scene.answers.note_refused(scene.answers.call("other", ["k8"], DURABLE, 0.0), outcome_unknown(None))
 
 
 def deny_stored_dot(scene: Scene) -> None:
@@ -139,18 +139,18 @@ def lower_watermark(scene: Scene) -> None:
     scene.answers.note_welcome("bare", ORIGIN, 9)
 
 
-def count_lost_delta(scene: Scene) -> None:
+def count_missing_delta(scene: Scene) -> None:
     scene.answers.note_welcome("bare", OTHER, 1)
 
 
 def answer_late(scene: Scene) -> None:
-    call = scene.answers.call("one", ["k8"], DURABLE, 1.0)
+    call = scene.answers.call("other", ["k8"], DURABLE, 1.0)
     scene.now += 2.0
     scene.answers.note_published(call, publish_ack(8, 1))
 
 
 def leave_unanswered(scene: Scene) -> None:
-    scene.answers.call("one", ["k8"], DURABLE)
+    scene.answers.call("other", ["k8"], DURABLE)
 
 
 def report_corruption(scene: Scene) -> None:
@@ -161,22 +161,22 @@ def report_corruption(scene: Scene) -> None:
     ("plant_fault", "kind"),
     [
         (lose_delta, "lost"),
-        (move_delta, "moved"),
-        (forget_offset, "nowhere"),
-        (log_delta_twice, "twice"),
-        (store_refused_delta, "refused, but happened"),
-        (refuse_wrongly, "refused, but happened"),
-        (raise_unexpected_error, "refused, but happened"),
-        (report_unknown_too_soon, "vague"),
-        (report_unknown_without_deadline, "vague"),
-        (report_unknown_without_dot, "nameless"),
-        (deny_stored_dot, "outcome"),
-        (report_wrong_offset, "outcome"),
-        (lower_watermark, "counted, but lost"),
-        (count_lost_delta, "counted, but lost"),
-        (answer_late, "late"),
+        (move_delta, "other offset"),
+        (acknowledge_without_offset, "no offset"),
+        (store_delta_twice, "stored twice"),
+        (store_refused_delta, "refused, but stored"),
+        (refuse_stored_delta, "refused, but stored"),
+        (report_closed_for_stored_delta, "refused, but stored"),
+        (report_unknown_before_deadline, "needlessly unknown"),
+        (report_unknown_without_deadline, "needlessly unknown"),
+        (report_unknown_without_dot, "unknown without dot"),
+        (deny_stored_dot, "wrong query answer"),
+        (report_wrong_offset, "wrong query answer"),
+        (lower_watermark, "wrong watermark"),
+        (count_missing_delta, "wrong watermark"),
+        (answer_late, "late answer"),
         (leave_unanswered, "unanswered"),
-        (report_corruption, "corruption"),
+        (report_corruption, "corrupt"),
     ],
 )
 def test_each_wrong_answer_is_found_and_named(plant_fault: Callable[[Scene], None], kind: str) -> None:
@@ -188,21 +188,21 @@ def test_each_wrong_answer_is_found_and_named(plant_fault: Callable[[Scene], Non
 
 def test_unknown_outcome_at_deadline_is_wrong_if_log_had_recovered_well_before() -> None:
     scene = Scene()
-    call = scene.answers.call("one", ["k8"], DURABLE, 10.0)
+    call = scene.answers.call("other", ["k8"], DURABLE, 10.0)
     scene.now += 10.0
     scene.answers.note_refused(call, outcome_unknown())
     deadline = call.deadline_s
     assert deadline is not None
     assert scene.verdict(Failures(recovered_s=deadline - 0.5)).examples == []
-    assert scene.verdict(Failures(recovered_s=deadline - 5.0)).counts == {"vague": 1}
+    assert scene.verdict(Failures(recovered_s=deadline - 5.0)).counts == {"needlessly unknown": 1}
 
 
-def test_unknown_outcome_is_allowed_if_log_closed_undecided() -> None:
+def test_unknown_outcome_is_allowed_if_log_closed_before_its_recovery() -> None:
     scene = Scene()
-    call = scene.answers.call("one", ["k8"], DURABLE, TIMEOUT_S)
+    call = scene.answers.call("other", ["k8"], DURABLE, TIMEOUT_S)
     scene.answers.note_refused(call, outcome_unknown())
     scene.answers.note_refused(call, log_failed())  # resending decides nothing about the first call
-    assert scene.verdict(Failures(undecided=True)).examples == []
+    assert scene.verdict(Failures(has_no_recovery=True)).examples == []
 
 
 def test_delta_below_surviving_level_may_be_lost() -> None:
@@ -220,7 +220,7 @@ def test_answers_round_trip_through_json() -> None:
 
 
 def test_log_index_is_read_from_log_files(tmp_path: Path) -> None:
-    log, _ = DurableLog.open(LocalDisk(tmp_path), settings=LogSettings(), draw=bytes, clock=Clock())
+    log, _ = DurableLog.open(LocalDisk(tmp_path), settings=LogSettings(), random_bytes=bytes, clock=Clock())
     for base in (1, 3):
         deltas = [Delta(f"k{base + row}", opaque(b"x")) for row in range(2)]
         log.append(encode_batch(deltas, origin=ORIGIN, base=base), lamport=base, source=Source.LOCAL)

@@ -1,4 +1,4 @@
-"""The log's benchmark: each figure is related to the disk's speed in the same round."""
+"""The log's benchmark: each figure is related to its baseline in the same round."""
 
 from __future__ import annotations
 

@@ -9,16 +9,25 @@ import anyio
 import pytest
 
 from benchmarks import _memory_cases, memory
-from benchmarks._memory_cases import CASES, FRAME_BYTES, Case, frames, in_mailbox, pending, run, subscriptions
+from benchmarks._memory_cases import (
+    CASES,
+    FRAME_BYTES,
+    Case,
+    frames,
+    mailbox_delta_bytes,
+    pending_delta_bytes,
+    run,
+    subscription_bytes,
+)
 
 
 def test_frames_have_assumed_size() -> None:
-    batches = frames("some", 300, 1, ids=False)
+    batches = frames("some", 300, 1, with_ids=False)
     assert sum(batch.size for batch in batches) / 300 == pytest.approx(FRAME_BYTES, rel=0.1)
     assert [batch.base for batch in batches] == list(range(1, 301))
 
 
-@pytest.mark.parametrize("case", [in_mailbox, pending, subscriptions])
+@pytest.mark.parametrize("case", [mailbox_delta_bytes, pending_delta_bytes, subscription_bytes])
 def test_case_holds_and_releases_items(case: object) -> None:
     assert isinstance(anyio.run(case, 200), float)  # type: ignore[arg-type]
 
@@ -34,7 +43,7 @@ def test_failed_case_reports_reason(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_measured_bytes_are_compared_with_assumed_bytes() -> None:
-    free, bound = Case("free", in_mailbox, 1), Case("bound", pending, 1, 100)
+    free, bound = Case("free", mailbox_delta_bytes, 1), Case("bound", pending_delta_bytes, 1, 100)
     results = memory.report({free: [500.0], bound: [90.0, 110.0, 120.0]})
     (goal,) = results.goals
     assert (goal["what"], goal["verdict"]) == ("memory: bound", "short")
@@ -45,7 +54,7 @@ def test_measured_bytes_are_compared_with_assumed_bytes() -> None:
     ("quick", "added", "note_end"), [(True, "5,000", "did"), (False, "20,000", "did not")]
 )
 def test_report_shows_item_count_beside_bytes(quick: bool, added: str, note_end: str) -> None:
-    case = Case("some", pending, 20_000)
+    case = Case("some", pending_delta_bytes, 20_000)
     results = memory.report({case: [500.0]}, quick=quick)
     assert re.search(rf"\nsome +{added} +500 ", results.text())
     (note,) = results.notes

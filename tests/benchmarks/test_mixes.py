@@ -7,7 +7,7 @@ from itertools import islice
 import pytest
 
 from benchmarks import mix
-from benchmarks._mixes import BY_BATCH, BY_ROW, DIMENSION, KEYS, NAMESPACES, ONE, TEMPLATES, Traffic
+from benchmarks._mixes import BY_BATCH, BY_ROW, DIMENSION, KEYS, NAMESPACES, ONE_KIND, TEMPLATES, Traffic
 from benchmarks._peers_ours import with_counter
 from benchmarks.mix import EMBEDDED, SERVER, TRAFFICS
 from delta_prop_wire.body_checks import parse_batch
@@ -19,11 +19,13 @@ from delta_prop_wire.validate import validate_batch
 
 def batches(traffic: Traffic, count: int) -> list[tuple[set[str], set[int]]]:
     """Return the namespaces and the kinds of each of the first `count` batches."""
-    found = []
+    namespaces_and_kinds = []
     for batch in islice(traffic.batches("t", NAMESPACES * 4, 16, AckLevel.LOGGED, 1), count):
         rows = [batch.delta(row) for row in range(batch.count)]
-        found.append(({delta.namespace for delta in rows}, {int(delta.operation.kind) for delta in rows}))
-    return found
+        namespaces_and_kinds.append(
+            ({delta.namespace for delta in rows}, {int(delta.operation.kind) for delta in rows})
+        )
+    return namespaces_and_kinds
 
 
 def test_mixture_covers_all_namespaces_and_kinds_by_row_or_by_batch() -> None:
@@ -32,7 +34,9 @@ def test_mixture_covers_all_namespaces_and_kinds_by_row_or_by_batch() -> None:
     by_batch = batches(BY_BATCH, TEMPLATES)
     assert all((len(spaces), len(kinds)) == (1, 1) for spaces, kinds in by_batch)
     assert len({(*spaces, *kinds) for spaces, kinds in by_batch}) == TEMPLATES == NAMESPACES * 4
-    assert [batches(traffic, 1)[0] for traffic in ONE] == [({"t-0"}, {int(kind)}) for kind in (2, 1, 7, 8)]
+    assert [batches(traffic, 1)[0] for traffic in ONE_KIND] == [
+        ({"t-0"}, {int(kind)}) for kind in (2, 1, 7, 8)
+    ]
 
 
 @pytest.mark.parametrize("traffic", TRAFFICS, ids=lambda traffic: traffic.name)
@@ -52,7 +56,7 @@ def test_frames_are_valid_and_vectors_exist_first(traffic: Traffic) -> None:
 
 
 def test_shares_are_relative_to_mean_of_single_kinds() -> None:
-    rates = {(target, traffic.name): [2.0, 4.0, 4.0] for target in (SERVER, EMBEDDED) for traffic in ONE}
+    rates = {(target, traffic.name): [2.0, 4.0, 4.0] for target in (SERVER, EMBEDDED) for traffic in ONE_KIND}
     rates |= {
         (target, traffic.name): [1.0, 3.0, 4.0]
         for target in (SERVER, EMBEDDED)

@@ -49,7 +49,7 @@ SIZE = len(PAYLOADS[0])
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[socket.socket, Wire]]:
+def socket_pair() -> Iterator[tuple[socket.socket, Wire]]:
     """A connection: the server's socket and the client's `Wire`."""
     server, client = socket.socketpair()
     yield server, Wire(client)
@@ -60,15 +60,15 @@ def pair() -> Iterator[tuple[socket.socket, Wire]]:
 def nats(wire: Wire) -> Consumer:
     consumer = _peers_nats._Consumer.__new__(_peers_nats._Consumer)
     consumer._wire, consumer._subject = wire, b"s"
-    consumer._message = _peers_nats.message_of(SIZE)
+    consumer._message = _peers_nats.message_pattern(SIZE)
     return consumer
 
 
 def redis(wire: Wire) -> Consumer:
     consumer = _peers_redis._Consumer.__new__(_peers_redis._Consumer)
     consumer._wire, consumer._topic, consumer._group = wire, b"t", b"g"
-    consumer._read, consumer._left = b"READ", 0
-    consumer._entry = _peers_redis.entry_of(SIZE)
+    consumer._read, consumer._entries_left = b"READ", 0
+    consumer._entry = _peers_redis.entry_pattern(SIZE)
     return consumer
 
 
@@ -120,9 +120,9 @@ def our_stream() -> bytes:
     ],
 )
 def test_consumer_reads_payloads_wherever_stream_is_split(
-    client: Callable[[Wire], Consumer], stream: bytes, answer: bytes, pair: tuple[socket.socket, Wire]
+    client: Callable[[Wire], Consumer], stream: bytes, answer: bytes, socket_pair: tuple[socket.socket, Wire]
 ) -> None:
-    server, wire = pair
+    server, wire = socket_pair
     for step in (len(stream), 1, 7, 50):
         consumer, stamps = client(wire), b""
         for start in range(0, len(stream), step):
@@ -163,9 +163,9 @@ def test_our_consumer_reports_gap_and_wrong_row_size() -> None:
 
 @pytest.mark.parametrize("module", [_peers_nats, _peers_redis])
 def test_server_error_is_raised(module: ModuleType) -> None:
-    assert module.acks_in(b"") == 0
+    assert module.count_acks(b"") == 0
     with pytest.raises(RuntimeError, match="no"):
-        module.acks_in(b"-ERR no\r\n")
+        module.count_acks(b"-ERR no\r\n")
 
 
 def test_single_calls_respect_window_and_raise_failures() -> None:
@@ -240,21 +240,23 @@ def rounds(**figures: tuple[float, float]) -> Rounds:
     }
 
 
-def ratios(found: Rounds, limits: Limits | None = None) -> dict[str, list[float]]:
-    return {goal.what: values for goal, values in judge(found, limits or {}, 1_000_000).items()}
+def ratios(peer_rounds: Rounds, limits: Limits | None = None) -> dict[str, list[float]]:
+    return {goal.what: values for goal, values in judge(peer_rounds, limits or {}, 1_000_000).items()}
 
 
 def test_ratio_uses_rounds_of_both_peers() -> None:
-    found = rounds(ours=(8.0, 3.0), jetstream=(2.0, 2.0))
-    found[FLOW.name, "ours"][1] = measurement(10.0, 3.0)
-    del found[FLOW.name, "jetstream"][2]
-    by_goal = ratios(found, {0: {"tcp": 16.0}, 2: {"tcp": 32.0}})
+    peer_rounds = rounds(ours=(8.0, 3.0), jetstream=(2.0, 2.0))
+    peer_rounds[FLOW.name, "ours"][1] = measurement(10.0, 3.0)
+    del peer_rounds[FLOW.name, "jetstream"][2]
+    by_goal = ratios(peer_rounds, {0: {"tcp": 16.0}, 2: {"tcp": 32.0}})
     assert by_goal["publish to receive, rate: ours / jetstream"] == [4.0, 5.0]
     assert by_goal["publish to receive, server CPU a delta: ours / jetstream"] == [1.5, 1.5]
     assert by_goal["2,000 a second, p99: ours / jetstream"] == [1.5] * 3
     assert by_goal["publish to receive, rate: ours / redis"] == []
     assert by_goal["bulk to one receiver, rate: ours / best loopback TCP"] == [0.5, 0.25]
-    assert not any(what.startswith("single") for what in by_goal), "no single scene was played"
+    assert not any(what.startswith("single") for what in by_goal), (
+        "there is a goal of a scene that was not played"
+    )
 
 
 def test_compared_peers_play_each_goal_scene() -> None:
@@ -264,9 +266,11 @@ def test_compared_peers_play_each_goal_scene() -> None:
     assert {comparison.theirs for comparison in COMPARISONS} <= peers_and_limits
 
 
-def report_rounds(found: Rounds, limits: Limits | None = None) -> Results:
+def report_rounds(peer_rounds: Rounds, limits: Limits | None = None) -> Results:
     results = Results("peers", calibration_ns=50.0)
-    report(results, found, limits or {}, {name: peers.PEERS[name]() for name in ("ours", "jetstream")}, 128)
+    report(
+        results, peer_rounds, limits or {}, {name: peers.PEERS[name]() for name in ("ours", "jetstream")}, 128
+    )
     return results
 
 
@@ -304,9 +308,9 @@ def test_server_is_found_in_administrator_paths(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(_peers_contract, "PATHS", str(tmp_path))
     monkeypatch.setenv("PATH", "/nonexistent")
     peer = _peers_nats.JetStream()
-    assert peer.missing() == "nats-server", "the file is not executable"
+    assert peer.missing_program() == "nats-server", "a file that is not executable was accepted"
     server.chmod(0o755)
-    assert peer.missing() is None
+    assert peer.missing_program() is None
     assert peer.spawn([peer.program, "-c", "x"], tmp_path).wait(20) == 0
     assert (tmp_path / "output").read_text() == "started -c x\n"
 

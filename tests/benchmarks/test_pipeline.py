@@ -44,8 +44,8 @@ def test_each_call_records_ack_and_visible_times(size: int) -> None:
 def test_scenes_are_measured_at_both_levels_and_judged(tmp_path: Path) -> None:
     scenes = [scene for scene in pipeline.SCENES if scene.name in ("batch 10", "single sink")]
     results = Results("pipeline")
-    found = pipeline.measure(results, scenes, 1, 0.01)
-    pipeline._report(results, scenes, found)
+    runs = pipeline.measure(results, scenes, 1, 0.01)
+    pipeline._report(results, scenes, runs)
     assert {goal["row"] for goal in results.goals} == {"13", "14"}
     assert results.figures["batch 10, durable: rate"]["median"] > 0
     assert results.figures[pipeline.bare_name(100)]["median"] > 0

@@ -23,10 +23,10 @@ SLOW = Goal("8", "p99: ours / theirs", 1.0, 0.8, less=True)
 
 def save_results(path: Path, bench: str, rate: list[float], p99: list[float]) -> Path:
     results = Results(bench, calibration_ns=50.0)
-    results.figure("publish: ours", rate, "deltas/s")
-    results.figure("p99", p99, "µs", less=True)
-    results.goal(FAST, rate)
-    results.goal(SLOW, p99)
+    results.add_figure("publish: ours", rate, "deltas/s")
+    results.add_figure("p99", p99, "µs", less=True)
+    results.add_goal(FAST, rate)
+    results.add_goal(SLOW, p99)
     results.tables.append("a table\n")
     results.notes.append("a note")
     results.more["memory"] = [(0.5, 100.0), (1.0, 101.0)]
@@ -45,12 +45,12 @@ def save_results(path: Path, bench: str, rate: list[float], p99: list[float]) ->
     ],
 )
 def test_goal_is_judged_by_its_median(rates: list[float] | None, verdict: str) -> None:
-    assert Results("b", calibration_ns=1.0).goal(FAST, rates) == verdict
+    assert Results("b", calibration_ns=1.0).add_goal(FAST, rates) == verdict
 
 
 def test_less_is_better_if_goal_says_so() -> None:
     results = Results("b", calibration_ns=1.0)
-    assert [results.goal(SLOW, [p99]) for p99 in (0.8, 1.0, 2.9, 3.1)] == [
+    assert [results.add_goal(SLOW, [p99]) for p99 in (0.8, 1.0, 2.9, 3.1)] == [
         "far beyond",
         "reached",
         "short",
@@ -62,8 +62,8 @@ def test_less_is_better_if_goal_says_so() -> None:
 def test_partial_results_of_benchmark_are_merged(tmp_path: Path) -> None:
     save_results(tmp_path / "a.json", "peers", [5.0], [1.0])
     second = Results("peers", calibration_ns=50.0)
-    second.goal(FAST, [7.0])
-    second.goal(Goal("2", "other", 1.0), [1.0])
+    second.add_goal(FAST, [7.0])
+    second.add_goal(Goal("2", "other", 1.0), [1.0])
     second.finish(str(tmp_path / "b.json"))
     (tmp_path / "c.json").write_text("[]")
     run = read([tmp_path])
@@ -80,10 +80,10 @@ def test_partial_results_of_benchmark_are_merged(tmp_path: Path) -> None:
 def test_change_is_reported_only_beyond_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     old = save_results(tmp_path / "old.json", "peers", [90.0, 100.0, 110.0], [10.0, 11.0, 12.0])
     new = save_results(tmp_path / "new.json", "peers", [105.0, 120.0, 130.0], [8.0, 9.0, 9.5])
-    found = {
+    verdicts = {
         change.name: (round(change.ratio, 2), change.verdict) for change in changes(read([old]), read([new]))
     }
-    assert found == {"publish: ours": (1.2, ""), "p99": (1.22, "better")}
+    assert verdicts == {"publish: ours": (1.2, ""), "p99": (1.22, "better")}
     assert compare.main([str(old), str(new)]) == 0
     assert "2 figures in both, 1 of them within the noise" in capsys.readouterr().out
     assert compare.main([str(new), str(old)]) == 0

@@ -14,10 +14,10 @@ def test_figures_are_ratios_and_losses_fail() -> None:
         for setting in SETTINGS
         for count in SERVICES
     }
-    found = _report(rounds, {1: [5.0], 2: [6.0]})
+    results = _report(rounds, {1: [5.0], 2: [6.0]})
     name = SETTINGS[0].name
-    assert found.figures[f"{name}: two against one, rate"]["median"] == 2.0
-    assert found.figures[f"{name}: two against one, server CPU a delta"]["median"] == 1.0
-    assert not found.has_failed
+    assert results.figures[f"{name}: two against one, rate"]["median"] == 2.0
+    assert results.figures[f"{name}: two against one, server CPU a delta"]["median"] == 1.0
+    assert not results.has_failed
     rounds[name, 2] = [ScaleMeasurement(100.0, 2.0, 1.0, 1)] * 2
     assert _report(rounds, {1: [5.0], 2: [6.0]}).failures == [f"{name}: 2 deltas were lost, or came twice"]

@@ -81,7 +81,7 @@ def compress_next_segment(log: DurableLog) -> SegmentCompression | None:
 def compressed_log(
     codec: Compress = "lz4", *, batches: int = 9, settings: LogSettings = COMPRESSED
 ) -> tuple[SimDisk, Writer, int]:
-    """Return the disk and the writer of a log with all sealed segments compressed, and its size before."""
+    """Return the disk and writer of a log with all sealed segments compressed, and its uncompressed size."""
     disk = SimDisk()
     log, _ = open_log(disk, replace(settings, compress=codec))
     writer = Writer(log)

@@ -1,4 +1,4 @@
-"""A fixed sequence of operations on a small log, with rolls, removals, a close and a reopening.
+"""A fixed sequence of operations on a small log, with new segments, removals, a close and a reopening.
 
 The ledger records what was acknowledged at each moment, to check the log that is found after a fault.
 """
@@ -52,7 +52,7 @@ class Ledger:
     def _ends(self) -> set[int]:
         return {
             *self.appended,
-            max((offset + _count(raw) for offset, raw in self.appended.items()), default=0),
+            max((offset + _row_count(raw) for offset, raw in self.appended.items()), default=0),
         }
 
 
@@ -63,9 +63,9 @@ def run_scenario(disk: Disk, ledger: Ledger, *, logged: bool = False) -> None:
         log = open_session(disk, ledger, clock, logged=logged)
         writer = Writer(log, appended=ledger.appended, counter=log.next_offset)
         for step in range(8):
-            for part in range(1 + step % 3):
+            for number in range(1 + step % 3):
                 level = AckLevel.LOGGED if logged and step % 4 != 3 else AckLevel.DURABLE
-                writer.append(1 + (step + part) % 4, level=level, dimension=1 + 20 * (step % 2))
+                writer.append(1 + (step + number) % 4, level=level, dimension=1 + 20 * (step % 2))
             record_acknowledged(log, ledger)
             commit_and_record(log, ledger)
             if step % 4 == 3:
@@ -112,5 +112,6 @@ def continue_after_fault(disk: Disk, ledger: Ledger, *, logged: bool = False) ->
     open_session(disk, ledger, logged=logged).close()
 
 
-def _count(raw: bytes) -> int:
+def _row_count(raw: bytes) -> int:
+    """Return the number of rows of a frame, which the header of its body holds."""
     return int.from_bytes(raw[68:72], "little")

@@ -40,7 +40,7 @@ START_US = 1_700_000_000_000_000
 
 @dataclass
 class Clock:
-    """A clock that advances by `step_us` at each read; its wall time is ahead by `off_us`."""
+    """A monotonic clock that advances by `step_us` at each read, and a wall clock, ahead by `off_us`."""
 
     us: int = START_US
     step_us: int = 1_000_000
@@ -63,7 +63,7 @@ def open_log(
     return DurableLog.open(
         disk,
         settings=settings,
-        draw=lambda size: LOG_ID[:size],
+        random_bytes=lambda size: LOG_ID[:size],
         clock=clock or Clock(),
         read_only=read_only,
     )
@@ -130,7 +130,7 @@ def frame(logged: LoggedBatch) -> bytes:
 
 def contents(log: DurableLog, **bounds: int) -> dict[int, bytes]:
     """Return all visible frames by offset, read in order; check their offsets and their stamps."""
-    found: dict[int, bytes] = {}
+    frames: dict[int, bytes] = {}
     offset = log.start_offset
     while batches := log.read(offset, **(bounds or EVERYTHING)):
         for logged in batches:
@@ -138,7 +138,7 @@ def contents(log: DurableLog, **bounds: int) -> dict[int, bytes]:
             stamp = unpack_stamp(logged.head[16:64], logged.head[:16])
             assert stamp is not None
             assert (stamp.lamport, stamp.source) == (logged.lamport, logged.source)
-            found[offset] = frame(logged)
+            frames[offset] = frame(logged)
             offset = logged.next_offset
     assert offset == log.high_watermark
-    return found
+    return frames

@@ -103,16 +103,18 @@ class Writer:
         known_count = sum(id_ in self.ids for id_ in batch.ids or ())
         self.ids.update(batch.ids or ())
         if known_count:
-            flag = KnownIds.ALL if known_count == batch.count else KnownIds.SOME
+            known_ids = KnownIds.ALL if known_count == batch.count else KnownIds.SOME
         else:
-            flag = KnownIds.NONE
-        self.batches.append(self.log.append(batch, lamport=lamport, source=Source.LOCAL, known_ids=flag))
+            known_ids = KnownIds.NONE
+        self.batches.append(self.log.append(batch, lamport=lamport, source=Source.LOCAL, known_ids=known_ids))
         self.counters[step.origin] = counter + batch.count
         self.lamport = max(self.lamport, lamport + batch.count - 1)
 
     def _batch(self, step: Step, base: int) -> Batch:
         clock = [
-            d.Dot(other, counter) for other, counter in sorted(self.counters.items()) if other != step.origin
+            d.Dot(origin, counter)
+            for origin, counter in sorted(self.counters.items())
+            if origin != step.origin
         ]
         if step.rows is None:
             return encode_noop(
@@ -127,13 +129,14 @@ class Writer:
 
 @dataclass
 class Rows:
-    """The changes of each vector, in log order."""
+    """The changes of each vector, in log order: canonical key, offset, operation, metadata."""
 
     changes: dict[Name, list[tuple[tuple[int, int, int], int, Operation, Any]]] = field(default_factory=dict)
     ids: dict[int, bytes] = field(default_factory=dict)  # by offset
 
     @classmethod
     def below(cls, batches: list[LoggedBatch], end: int, start: int = 0) -> Rows:
+        """Return the rows with offsets from `start` to `end` (exclusive)."""
         rows = cls()
         for name, change in changes(batches):
             if start <= change[1] < end:
@@ -145,7 +148,7 @@ class Rows:
 
     def fold(self) -> dict[Name, VectorState]:
         """Return each vector's state, folded in canonical order."""
-        found = {}
+        states = {}
         for name, rows in self.changes.items():
             state, seen_ids = VectorState(), set()
             for key, offset, operation, patch in sorted(rows, key=lambda row: row[0]):
@@ -154,8 +157,8 @@ class Rows:
                 state = with_ignored(state, 1, key) if is_duplicate else apply(state, operation, patch, key)
                 if id_ is not None:
                     seen_ids.add(id_)
-            found[name] = state
-        return found
+            states[name] = state
+        return states
 
 
 def changes(batches: list[LoggedBatch]) -> Iterator[tuple[Name, Any]]:

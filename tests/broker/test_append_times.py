@@ -81,6 +81,7 @@ def test_memory_log_row_is_as_old_as_the_next_time_mark() -> None:
     for offset, appended_s in enumerate(appended):
         age_s = log.age_s(offset)
         assert age_s is not None
+        # A mark comes every 0.1 s; older marks are thinned out.
         is_recent = offset > len(appended) - TIME_MARKS_MAX // 4
         assert 0 <= now[0] - appended_s - age_s <= (0.11 if is_recent else 120.0)
     assert len(log._mark_ends) <= TIME_MARKS_MAX

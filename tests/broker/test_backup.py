@@ -29,7 +29,7 @@ SETTINGS = replace(COMPRESSED, retention_bytes=20_000)
 
 
 def run_backup(
-    source: Disk, target: Disk, *, random_bytes: bytes = b"\x06\0", pauses: list[float] | None = None
+    source: Disk, target: Disk, *, epoch_step: bytes = b"\x06\0", pauses: list[float] | None = None
 ) -> BackupReport:
     return copy_log(
         source,
@@ -37,7 +37,7 @@ def run_backup(
         DIRECTORY,
         files=("cursors",),
         directories=("groups", "set-aside"),
-        draw=lambda size: random_bytes[:size],
+        random_bytes=lambda size: epoch_step[:size],
         pause=(pauses if pauses is not None else []).append,
     )
 
@@ -82,7 +82,7 @@ class Service:
         commit(self.log)
 
     def compact(self) -> None:
-        """Drop rows that a snapshot covers."""
+        """Remove the oldest rows, and put a file in place of the snapshot that covers them."""
         self.write()
         self.log.retain()
         self.disk.put(f"{DIRECTORY}/{self.log.start_offset:020}.snapshot", b"snapshot of the removed rows")
@@ -119,7 +119,7 @@ def check_copy(target: SimDisk, service: Service, copy_report: BackupReport, *, 
     assert log.epoch_end(service.log.epoch) == copy_report.next_offset, (
         "a source's cursor beyond the copy must be ahead of it"
     )
-    assert not [found for found in inspect(target) if isinstance(found, LogCorrupted)]
+    assert not [entry for entry in inspect(target) if isinstance(entry, LogCorrupted)]
     Writer(log, counter=log.next_offset).append(2)
     commit(log)
     return log
@@ -166,7 +166,8 @@ def test_change_at_any_call_leaves_a_complete_copy(change: str, full: bool) -> N
         if change == "compact" and report.start_offset:
             assert f"{DIRECTORY}/{report.start_offset:020}.snapshot" in target.paths()
     print(f"{calls} calls, retried {retries} times")
-    assert (retries > 0) == (change not in ("write", "compress"))
+    does_invalidate_copy = change not in ("write", "compress")
+    assert (retries > 0) == does_invalidate_copy
 
 
 def test_copy_of_an_ever_changing_log_fails_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,13 +178,13 @@ def test_copy_of_an_ever_changing_log_fails_with_advice(monkeypatch: pytest.Monk
     assert len(pauses) == 5
 
 
-@pytest.mark.parametrize("segments", [1, 6], ids=["the only one", "the oldest"])
-def test_segment_deleted_during_copy_is_reported_as_corruption(segments: int, full: bool) -> None:
-    calls, batches = 1, 1 if segments == 1 else 12
-    number = failures = 0
+@pytest.mark.parametrize("segment_count", [1, 6], ids=["the only one", "the oldest"])
+def test_segment_deleted_during_copy_is_reported_as_corruption(segment_count: int, full: bool) -> None:
+    calls, batches = 1, 1 if segment_count == 1 else 12
+    number = reported = 0
     while number < calls:
         service, call_counter, pauses = Service(batches), count(), list[float]()
-        assert len(service.log._segments.all) == segments
+        assert len(service.log._segments.all) == segment_count
 
         def hook(
             service: Service = service, call_counter: count[int] = call_counter, number: int = number
@@ -195,14 +196,16 @@ def test_segment_deleted_during_copy_is_reported_as_corruption(segments: int, fu
         try:
             run_backup(HookedDisk(service.disk, hook), SimDisk(), pauses=pauses)  # type: ignore[arg-type]
         except LogCorrupted as error:
-            error_found, failures = error, failures + 1
+            error_found, reported = error, reported + 1
         if error_found is not None:
             assert (error_found.path, error_found.offset) == (service.log._segments.all[0].path, 0)
             assert "the file is missing" in error_found.reason
-        assert len(pauses) <= 1, "the copy may be retried once: the segment was listed before"
+        assert len(pauses) <= 1, (
+            "the copy is retried at most once: if the segment was listed before it was deleted"
+        )
         calls = next(call_counter)
         number += 1 if full else 2
-    assert failures > 3
+    assert reported > 3
 
 
 def test_unsynced_rows_are_not_in_the_copy() -> None:
@@ -224,8 +227,8 @@ def test_copy_of_a_copy_starts_its_own_epoch() -> None:
     first, second, third = SimDisk(), SimDisk(), SimDisk()
     run_backup(service.disk, first)
     reports = [
-        run_backup(first, second, random_bytes=b"\0\0"),
-        run_backup(first, third, random_bytes=b"\xff\xff"),
+        run_backup(first, second, epoch_step=b"\0\0"),
+        run_backup(first, third, epoch_step=b"\xff\xff"),
     ]
     assert [report.epoch for report in reports] == [8 + 1, 8 + 65_536]
     log, _ = open_log(second, SETTINGS)
@@ -254,12 +257,12 @@ def test_crash_during_copy_leaves_no_log_or_a_complete_one() -> None:
         target.crash_at(number)
         with pytest.raises(SimCrash):
             run_backup(service.disk, target)
-        found = target.crash(number)
-        if "format" in found.paths():
-            check_copy(found, service, report, synced=36)
+        crashed = target.crash(number)
+        if "format" in crashed.paths():
+            check_copy(crashed, service, report, synced=36)
             continue
         with pytest.raises((LogCorrupted, UsageError)):
-            open_log(found, SETTINGS, read_only=True)
+            open_log(crashed, SETTINGS, read_only=True)
     print(f"{len(calls)} disk calls of a copy")
     for seed in range(10):
         check_copy(complete.crash(seed), service, report, synced=36)

@@ -24,10 +24,10 @@ LARGE = LogSettings(segment_bytes_max=1 << 20, bytes_max=1 << 22, retention_byte
 
 
 def write_checkpoint(log: DurableLog, position: Position | None = None, **sections: bytes) -> int:
-    """Write a checkpoint of the log's end, or of `position`, with a file of its own; return its offset."""
+    """Write a checkpoint of the log's end, or of `position`, with its own part file; return its offset."""
     position = position or log.position()
     part = log.checkpoints.write_file(file_name(position.offset, "p"), [b"part of ", b"%d" % position.offset])
-    named_files = [file for known in log.checkpoints.stored[:1] for file in known.files.values()]
+    named_files = [file for newest in log.checkpoints.stored[:1] for file in newest.files.values()]
     log.checkpoints.write(
         position, log.synced, sections or {"state": b"%d" % position.offset}, [*named_files[-1:], part]
     )  # fmt: skip
@@ -47,8 +47,12 @@ def append_batches(writer: Writer, batches: int) -> None:
         commit(writer.log)
 
 
-def checkpoints(disk: SimDisk, suffix: str = ".checkpoint") -> list[str]:
-    return sorted(path for path in disk.paths() if path.endswith(suffix))
+def checkpoint_paths(disk: SimDisk) -> list[str]:
+    return sorted(path for path in disk.paths() if path.endswith(".checkpoint"))
+
+
+def part_paths(disk: SimDisk) -> list[str]:
+    return sorted(path for path in disk.paths() if path.endswith(".part"))
 
 
 def checkpoint_offsets(log: DurableLog) -> list[int]:
@@ -59,15 +63,19 @@ def test_checkpoint_is_read_back_with_its_sections_and_files() -> None:
     disk = SimDisk()
     log, writer = make_log(disk)
     large = bytes(range(256)) * 5_000
-    at = write_checkpoint(log, large=large, empty=b"")
+    offset = write_checkpoint(log, large=large, empty=b"")
     append_batches(writer, 3)
     log.close()
     log, report = open_log(disk)
-    assert report.checkpoint == at
-    assert f"checkpoint at offset {at}" in str(report)
+    assert report.checkpoint == offset
+    assert f"checkpoint at offset {offset}" in str(report)
     (checkpoint,) = log.checkpoints.stored
-    assert (checkpoint.offset, checkpoint.section("large"), checkpoint.section("empty")) == (at, large, b"")
-    assert [checkpoint.read_file(name) for name in checkpoint.files] == [b"part of %d" % at]
+    assert (checkpoint.offset, checkpoint.section("large"), checkpoint.section("empty")) == (
+        offset,
+        large,
+        b"",
+    )
+    assert [checkpoint.read_file(name) for name in checkpoint.files] == [b"part of %d" % offset]
 
 
 @pytest.mark.parametrize("unclean", [False, True])
@@ -114,8 +122,8 @@ def test_truncated_index_equals_index_of_the_frames_before() -> None:
     for location in log.frames(position.offset):
         index_frame(copy, location)
         index_frame(expected, location)
-    assert copy.pack()[:88] == expected.pack()[:88]
-    assert copy.find_run(16, 180) == (position.offset, 179), "a run starts where the truncated index ends"
+    assert copy.pack()[:88] == expected.pack()[:88]  # the headers
+    assert copy.find_run(16, 180) == (position.offset, 179), "a new run starts where the truncated index ends"
     assert expected.find_run(16, 180) == (0, 179)
 
 
@@ -127,13 +135,13 @@ def test_two_checkpoints_are_retained_with_their_files() -> None:
         written.append(write_checkpoint(log))
         append_batches(writer, 2)
     assert checkpoint_offsets(log) == [written[3], written[2]]
-    assert len(checkpoints(disk)) == 2
-    assert len(checkpoints(disk, ".part")) == 3  # each checkpoint also names the previous file
+    assert len(checkpoint_paths(disk)) == 2
+    assert len(part_paths(disk)) == 3  # each checkpoint also names the previous file
     disk.put(f"{SEGMENTS}/{file_name(7, 'x')}", b"of a checkpoint that was never completed")
     log.close()
     log, _ = open_log(disk)
     assert checkpoint_offsets(log) == [written[3], written[2]]
-    assert len(checkpoints(disk, ".part")) == 3
+    assert len(part_paths(disk)) == 3
 
 
 def test_flipped_bit_in_a_checkpoint_is_detected() -> None:
@@ -143,11 +151,11 @@ def test_flipped_bit_in_a_checkpoint_is_detected() -> None:
     append_batches(writer, 2)
     newer = write_checkpoint(log)
     log.close()
-    path = checkpoints(disk)[-1]
+    path = checkpoint_paths(disk)[-1]
     detected = 0
-    for at in range(0, len(disk.peek(path)), 3):
+    for position in range(0, len(disk.peek(path)), 3):
         flipped = disk.kill()
-        flipped.flip(path, at, at % 8)
+        flipped.flip(path, position, position % 8)
         log, report = open_log(flipped, read_only=True)
         if newer not in checkpoint_offsets(log):
             assert report.checkpoint == older
@@ -160,7 +168,7 @@ def test_flipped_bit_in_a_checkpoint_is_detected() -> None:
             with suppress(CheckpointCorrupted):
                 read()
                 readable += 1
-        assert readable == 1
+        assert readable == 1, "the bit is in one of the two sections"
         detected += 1
     assert detected == len(range(0, len(disk.peek(path)), 3))
 
@@ -170,7 +178,7 @@ def test_corrupted_or_missing_checkpoint_file_is_reported_on_read() -> None:
         disk = SimDisk()
         log, _ = make_log(disk)
         write_checkpoint(log)
-        (path,) = checkpoints(disk, ".part")
+        (path,) = part_paths(disk)
         if corruption == "flip":
             disk.flip(path, 3)
         elif corruption == "remove":
@@ -187,7 +195,7 @@ def test_checkpoint_of_other_log_version_or_name_is_not_used() -> None:
     log, _ = make_log(disk)
     write_checkpoint(log)
     log.close()
-    (path,) = checkpoints(disk)
+    (path,) = checkpoint_paths(disk)
     raw = disk.peek(path)
     for content, reason in (
         (raw[:16] + bytes([raw[16] ^ 1]) + raw[17:], "checksum"),
@@ -217,13 +225,13 @@ def test_checkpoint_of_another_history_is_not_used() -> None:
     writer.append(4, dimension=8)
     commit(log)
     log.close()
-    (path,) = checkpoints(disk)
+    (path,) = checkpoint_paths(disk)
     other.put(path, disk.peek(path))
     log, report = open_log(other)
     assert checkpoint_offsets(log) == []
     assert "does not fit the frames" in report.notes[-1]
     assert contents(log) == writer.appended
-    assert checkpoints(other) == []
+    assert checkpoint_paths(other) == []
 
 
 def test_missing_frames_below_a_checkpoint_are_corruption() -> None:
@@ -244,10 +252,10 @@ def test_checkpoint_with_unsynced_name_is_discarded() -> None:
     write_checkpoint(log)
     append_batches(writer, 4)
     disk.fail(lambda call: call.name == "sync_directory", errno.EIO)
-    before = checkpoints(disk)
+    before = checkpoint_paths(disk)
     with pytest.raises(OSError, match="Input/output"):
         write_checkpoint(log)
-    assert checkpoints(disk) == before
+    assert checkpoint_paths(disk) == before
 
 
 def test_crash_at_any_call_leaves_a_valid_checkpoint() -> None:

@@ -46,14 +46,14 @@ def compact_segments(
 
 
 def states(snapshot: Snapshot) -> dict[Name, tuple[VectorState, int]]:
-    found = {}
+    found_states = {}
     for logged in snapshot.frames():
         batch = logged.batch
         for row in range(batch.count):
             name = (batch.namespaces[row], batch.keys[row])
-            assert name not in found
-            found[name] = (state_of(batch, row), logged.row_offset(row))
-    return found
+            assert name not in found_states
+            found_states[name] = (state_of(batch, row), logged.row_offset(row))
+    return found_states
 
 
 def check_rows(writer: Writer, snapshot: Snapshot, history: Rows) -> None:
@@ -65,7 +65,7 @@ def check_rows(writer: Writer, snapshot: Snapshot, history: Rows) -> None:
     }
     assert list(found) == sorted(found, key=lambda name: sort_key(*name))
     for name, (state, offset) in found.items():
-        assert (state.key, offset) in [(key, at) for key, at, _, _ in history.changes[name]]
+        assert (state.key, offset) in [(change[0], change[1]) for change in history.changes[name]]
         assert snapshot.find(*name) is not None
     counters = {
         batch.batch.origin: batch.batch.last for batch in writer.batches if batch.offset < snapshot.offset
@@ -96,9 +96,11 @@ def test_snapshot_equals_the_fold_of_all_rows_before_it(history: list[Step], run
         clocks: dict[int, dict[int, int]] = {}
         for logged in writer.batches:
             if logged.offset < snapshot.offset:
-                for other, counter in logged.batch.clock:
-                    clocks.setdefault(logged.batch.origin, {})[other] = counter
-        assert {o: dict(mark.clock) for o, mark in snapshot.watermarks.items() if mark.clock} == clocks
+                for seen_origin, counter in logged.batch.clock:
+                    clocks.setdefault(logged.batch.origin, {})[seen_origin] = counter
+        assert {
+            origin: dict(mark.clock) for origin, mark in snapshot.watermarks.items() if mark.clock
+        } == clocks
     assert [name for name in disk.paths() if ".new" in name] == []
 
 
@@ -153,25 +155,23 @@ def test_out_of_order_delta_is_ignored_and_counted() -> None:
     assert snapshot.facts.out_of_order == 1
 
 
-@pytest.mark.parametrize("known", KnownIds)
-def test_duplicate_id_of_the_previous_snapshot_is_ignored_if_flagged(
-    known: KnownIds,
-) -> None:
+@pytest.mark.parametrize("flag", KnownIds)
+def test_row_with_an_id_of_the_previous_snapshot_is_ignored_only_if_flag_is_all(flag: KnownIds) -> None:
     disk = SimDisk()
     log, _ = open_log(disk, TINY)
     operations = [create([1.0]), scale(2), scale(2), create([7.0])]
     ids = [None, b"1" * 16, b"1" * 16, None]
     for base, (operation, id_) in enumerate(zip(operations, ids, strict=True), start=1):
         batch = encode_batch([Delta("v", operation, "n", id=id_)], origin=1, base=base)
-        mark = known if base == 3 else KnownIds.NONE
-        log.append(batch, lamport=base, source=Source.REPLICA, known_ids=mark)
+        known_ids = flag if base == 3 else KnownIds.NONE
+        log.append(batch, lamport=base, source=Source.REPLICA, known_ids=known_ids)
         log._segments.last.size = 1 << 20
     commit(log)
     first, second, third = sealed_segments(log)
     snapshot = compact_segments(disk, [first, second])
     snapshot = compact_segments(disk, [third], snapshot.offset)
     ((state, offset),) = states(snapshot).values()
-    is_ignored = known is KnownIds.ALL
+    is_ignored = flag is KnownIds.ALL
     assert (state.content[1], state.ignored) == (
         np.float32([2 if is_ignored else 4]).tobytes(),
         int(is_ignored),

@@ -24,20 +24,23 @@ from tests.broker.durable import EVERYTHING, SMALL, Clock, commit, open_log
 COMPACT = replace(
     SMALL, compact=True, retention_bytes=6_000, bytes_max=30_000, segment_bytes_max=1_500, retention_s=1e6
 )
-KEYS = 5
+KEYS = 5  # number of vectors
 
 
-def delta_at(number: int) -> Delta:
-    key = f"v-{number % KEYS}"
-    if number < KEYS:
-        return Delta(key, create([float(number), 1.0]), "n", metadata={"n": number})
-    step = (scale(-1.0), sparse_add([1], [1.0]))[number // KEYS % 2]
-    return Delta(key, step, "n", metadata={"n": number} if number % 3 else None)
+def delta_at(offset: int) -> Delta:
+    key = f"v-{offset % KEYS}"
+    if offset < KEYS:
+        return Delta(key, create([float(offset), 1.0]), "n", metadata={"n": offset})
+    operation = (scale(-1.0), sparse_add([1], [1.0]))[offset // KEYS % 2]
+    return Delta(key, operation, "n", metadata={"n": offset} if offset % 3 else None)
 
 
 @dataclass
 class Service:
-    """Appends, commits, compacts and retains in turn, as a service does; rows below `acked` are durable."""
+    """Appends, commits, compacts and retains in turn, as a service does.
+
+    Rows below the offset `acked` are durable; `removed` counts segments.
+    """
 
     disk: SimDisk
     acked: int = 0
@@ -51,10 +54,10 @@ class Service:
 
     def append(self, count: int) -> None:
         for _ in range(count):
-            at = self.log.next_offset
-            batch = encode_batch([delta_at(at), delta_at(at + 1)], origin=1, base=at + 1)
-            self.log.append(batch, lamport=at + 1, source=Source.LOCAL)
-            if at % 4 == 0:
+            offset = self.log.next_offset
+            batch = encode_batch([delta_at(offset), delta_at(offset + 1)], origin=1, base=offset + 1)
+            self.log.append(batch, lamport=offset + 1, source=Source.LOCAL)
+            if offset % 4 == 0:
                 self.commit()
 
     def commit(self) -> None:
@@ -104,11 +107,11 @@ def check(disk: SimDisk, acked: int) -> None:
                 states[key] = apply(states.get(key, VectorState()), operation, metadata, logged.key(row))
         offset = batches[-1].next_offset
     expected: dict[str, VectorState] = {}
-    for at in range(log.next_offset):
-        delta = delta_at(at)
+    for offset in range(log.next_offset):
+        delta = delta_at(offset)
         key = delta.vector_id
         expected[key] = apply(
-            expected.get(key, VectorState()), delta.operation, delta.metadata, (at + 1, 1, at + 1)
+            expected.get(key, VectorState()), delta.operation, delta.metadata, (offset + 1, 1, offset + 1)
         )
     assert {key: (*state.content, state.key) for key, state in states.items()} == {
         key: (*state.content, state.key) for key, state in expected.items()
@@ -143,17 +146,17 @@ def test_no_segment_is_removed_without_a_snapshot() -> None:
     service.append(2)
 
 
-def test_holder_blocks_compaction_and_yielding_holder_only_removal() -> None:
+def test_holder_blocks_compaction_but_evictable_holder_blocks_only_removal() -> None:
     service = Service(SimDisk())
     service.open()
     service.log.hold("slow", lambda: 0)
     service.append(40)
     assert service.log.take_compaction() is None
     service.log.release("slow")
-    service.log.hold("gives way", lambda: 0, lambda: None)
+    service.log.hold("evictable", lambda: 0, lambda: None)
     service.compact()
     assert (service.compactions, service.removed) == (1, 0)
-    service.log.release("gives way")
+    service.log.release("evictable")
     service.compact()
     assert service.removed > 0
     check(service.disk.crash(), service.acked)
@@ -163,9 +166,9 @@ def test_rows_within_min_compaction_lag_are_not_compacted() -> None:
     clock = Clock()
     settings = replace(COMPACT, retention_bytes=20_000, bytes_max=40_000, min_compaction_lag_s=50.0)
     log, _ = open_log(SimDisk(), settings, clock=clock)
-    for at in range(40):
-        batch = encode_batch([delta_at(at)], origin=1, base=at + 1)
-        log.append(batch, lamport=at + 1, source=Source.LOCAL)
+    for offset in range(40):
+        batch = encode_batch([delta_at(offset)], origin=1, base=offset + 1)
+        log.append(batch, lamport=offset + 1, source=Source.LOCAL)
         commit(log)
     segments = list(log._segments.all)
     assert len(segments) > 4
@@ -180,12 +183,12 @@ def test_rows_within_min_compaction_lag_are_not_compacted() -> None:
     assert log.take_compaction() is None, "one compaction at a time"
 
 
-@pytest.mark.parametrize("previous", ["old", "new"])
-def test_aborted_compaction_leaves_no_files(previous: str) -> None:
+@pytest.mark.parametrize("has_snapshot", [False, True])
+def test_aborted_compaction_leaves_no_files(has_snapshot: bool) -> None:
     service = Service(SimDisk())
     service.open()
     service.append(40)
-    if previous == "old":
+    if has_snapshot:
         service.compact()
         service.append(40)
     before = service.disk.paths()
@@ -203,7 +206,7 @@ def test_crash_at_any_call_preserves_acknowledged_rows(full: bool) -> None:
     fault_free = Service(SimDisk())
     fault_free.run()
     calls = fault_free.disk.calls
-    found = {"snapshot": 0, "none": 0, "temporary": 0}
+    crash_counts = {"snapshot": 0, "no snapshot": 0, "temporary file": 0}
     for number in range(1, calls + 1, 1 if full else 17):
         for seed in range(5 if full else 1):
             disk = SimDisk(seed)
@@ -212,14 +215,14 @@ def test_crash_at_any_call_preserves_acknowledged_rows(full: bool) -> None:
             with pytest.raises(SimCrash):
                 service.run()
             disk.heal()
-            after = disk.crash(seed)
-            names = after.list(DIRECTORY)
-            found["temporary"] += any(name.endswith(".new") for name in names)
-            found["snapshot" if snapshot_offsets(names) else "none"] += 1
-            check(after, service.acked)
+            crashed = disk.crash(seed)
+            names = crashed.list(DIRECTORY)
+            crash_counts["temporary file"] += any(name.endswith(".new") for name in names)
+            crash_counts["snapshot" if snapshot_offsets(names) else "no snapshot"] += 1
+            check(crashed, service.acked)
             check(disk.kill(), service.acked)
-    print(f"{calls} calls: {found}")
-    assert min(found.values()) > 0
+    print(f"{calls} calls: {crash_counts}")
+    assert min(crash_counts.values()) > 0
 
 
 def test_disk_error_during_compaction_preserves_the_log(full: bool) -> None:

@@ -28,7 +28,9 @@ FLOATS = 256
 def make_large_log(path: Path) -> DurableLog:
     """Make a log of about 24 MiB: full vectors, some of which are overwritten or changed later."""
     settings = LogSettings(segment_bytes_max=2 * MIB, reserve_bytes=0, free_bytes_min=0, compact=False)
-    log, _ = DurableLog.open(LocalDisk(path), settings=settings, draw=lambda n: LOG_ID[:n], clock=Clock())
+    log, _ = DurableLog.open(
+        LocalDisk(path), settings=settings, random_bytes=lambda n: LOG_ID[:n], clock=Clock()
+    )
     ids = [f"vector-{number:06}" for number in range(KEYS)]
     matrix = np.ones((200, FLOATS), np.float32)
     base = 1
@@ -60,8 +62,8 @@ def test_compaction_memory_is_bounded(tmp_path: Path) -> None:
     assert run_to_end(compaction)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    print(f"{size / MIB:.0f} MiB of log in {compaction.runs} runs, {peak / MIB:.1f} MiB at the peak")
-    assert compaction.runs > 5
+    print(f"{size / MIB:.0f} MiB of log in {compaction.run_count} runs, {peak / MIB:.1f} MiB at the peak")
+    assert compaction.run_count > 5
     assert size > 18 * MIB
     assert peak < 12 * MIB
     snapshot = open_snapshot(disk, DIRECTORY, compaction.offset)

@@ -28,10 +28,10 @@ def test_file_of_mixed_frames_reads_as_uncompressed_frames(codec: Compression) -
     stored_frames = [stored_form(logged, codec) for logged in frames]
     assert [len(raw) % 8 for raw in stored_frames] == [0] * 6
     assert [bool(raw[3] & Flag.COMPRESSED) for raw in stored_frames] == [True, True, False] * 2
-    found = scan_frames(b"".join(stored_frames))
-    assert [frame(location.logged) for location in found] == [frame(logged) for logged in frames]
-    assert [location.size for location in found] == [len(raw) for raw in stored_frames]
-    assert [location.codec for location in found] == [codec, codec, 0] * 2
+    locations = scan_frames(b"".join(stored_frames))
+    assert [frame(location.logged) for location in locations] == [frame(logged) for logged in frames]
+    assert [location.size for location in locations] == [len(raw) for raw in stored_frames]
+    assert [location.codec for location in locations] == [codec, codec, 0] * 2
 
 
 @EACH_CODEC
@@ -39,10 +39,10 @@ def test_bytes_before_the_seal_are_the_compressed_wire_frame(codec: Compression)
     logged = logged_frames(large=1, small=0)[0]
     raw = stored_form(logged, codec)
     length = 16 + int.from_bytes(raw[12:16], "big")
-    plain = decode(frame(logged))
-    assert isinstance(plain, BatchFrame)
-    assert raw[:length] == encode(plain, compression=codec)
-    assert decode(raw[:length]) == plain
+    uncompressed = decode(frame(logged))
+    assert isinstance(uncompressed, BatchFrame)
+    assert raw[:length] == encode(uncompressed, compression=codec)
+    assert decode(raw[:length]) == uncompressed
     assert 4 <= len(raw) - length < 12
 
 
@@ -64,10 +64,8 @@ def test_flipped_bit_in_a_compressed_frame_is_found_in_that_frame(codec: Compres
                 intact.extend(FrameScanner(file, position=0, offset=0, end=len(raw), previous_crc=None))
             assert [frame(location.logged) for location in intact] == [frame(frames[0])]
             assert (caught.value.position, caught.value.offset) == (start, frames[1].offset)
-            following = next(heads_after(file, start + caught.value.skip, len(raw)))
-            assert (following[0], following[1].offset) == (end, frames[2].offset), (
-                "the scan finds the next frame"
-            )
+            position_after, head = next(heads_after(file, start + caught.value.skip, len(raw)))
+            assert (position_after, head.offset) == (end, frames[2].offset), "the scan finds the next frame"
             reasons["seal" if "compressed frame's" in caught.value.reason else "head"] += 1
             raw[position] ^= 1 << bit
     print(f"{8 * (end - start)} flipped bits, found by: {dict(reasons)}")
@@ -80,10 +78,10 @@ def test_oversized_frame_is_refused_before_decompression(
     raw = bytearray(stored_form(logged_frames(large=1, small=0)[0], Compression.LZ4))
     raw[65:69] = (1 << 30).to_bytes(4, "little")
 
-    def never(*_: object) -> bytes:
+    def fail_test(*_: object) -> bytes:
         raise AssertionError("the size must be refused before decompression")
 
-    monkeypatch.setattr("delta_prop_broker.log.files.compressed.decompress", never)
+    monkeypatch.setattr("delta_prop_broker.log.files.compressed.decompress", fail_test)
     with pytest.raises(BadFrame, match="announces 1073741824 bytes; the maximum is 16777168"):
         scan_frames(bytes(raw))
 
@@ -91,10 +89,10 @@ def test_oversized_frame_is_refused_before_decompression(
 def test_missing_codec_is_not_reported_as_corruption(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = stored_form(logged_frames(large=1, small=0)[0], Compression.ZSTD)
 
-    def missing(*_: object) -> bytes:
+    def raise_import_error(*_: object) -> bytes:
         raise ImportError
 
-    monkeypatch.setattr(compression, "_decompress_zstd", missing)
+    monkeypatch.setattr(compression, "_decompress_zstd", raise_import_error)
     with pytest.raises(CodecMissing, match=r"compressed with zstd.*install delta-prop\[compress\]") as caught:
         scan_frames(raw)
     assert caught.value.codec == "zstd"

@@ -262,7 +262,7 @@ class DiskComparison(RuleBasedStateMachine):
         self.on_file(pair, lambda file: file.truncate(size))
 
     @rule(pair=files, close=st.booleans())
-    def sync(self, pair: tuple[File, File] | None, close: bool) -> None:
+    def sync_or_close(self, pair: tuple[File, File] | None, close: bool) -> None:
         """Sync or close a file; without a crash, a sync has no visible effect."""
         self.on_file(pair, lambda file: file.close() if close else file.sync())
 

@@ -167,8 +167,12 @@ def test_short_write_is_returned_and_short_read_is_continued(
         return real_write(descriptor, [b"".join(parts)[:1500]], position)
 
     monkeypatch.setattr(os, "pwritev", pwritev)
-    assert file.write(0, [b"x"] * 3000) == 1024 + 1024 + 952  # each batch is below 1,500 bytes
-    assert file.write(0, [b"yy"] * 3000) == 1500  # the first batch is larger; nothing is written after a gap
+    assert (
+        file.write(0, [b"x"] * 3000) == 1024 + 1024 + 952
+    )  # groups of 1,024 buffers, each below 1,500 bytes
+    assert (
+        file.write(0, [b"yy"] * 3000) == 1500
+    )  # the first group is larger, and nothing is written after a gap
     monkeypatch.setattr(os, "pread", lambda fd, size, at: real_read(fd, min(size, 7), at))
     assert file.read(1490, 20) == b"y" * 10 + b"x" * 10
     assert len(file.read(0, 10_000)) == 3000

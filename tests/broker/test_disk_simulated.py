@@ -43,15 +43,15 @@ class History:
         self.file.sync()
         self.contents = [self.disk.peek(self.path)]
 
-    def check(self, found: bytes) -> None:
+    def check(self, content: bytes) -> None:
         """Check that the length, and each sector, is possible after a crash."""
         sizes = [len(content) for content in self.contents]
-        assert min(sizes) <= len(found) <= max(sizes)
+        assert min(sizes) <= len(content) <= max(sizes)
         longest = max(sizes) + SECTOR
         padded = [content.ljust(longest, b"\0") for content in self.contents]
-        for at in range(0, len(found), SECTOR):
-            end = min(at + SECTOR, len(found))
-            assert found[at:end] in {content[at:end] for content in padded}, f"sector at {at}"
+        for at in range(0, len(content), SECTOR):
+            end = min(at + SECTOR, len(content))
+            assert content[at:end] in {possible[at:end] for possible in padded}, f"sector at {at}"
 
 
 def change_at_random(history: History, rng: Random, steps: int) -> None:
@@ -71,7 +71,7 @@ def change_at_random(history: History, rng: Random, steps: int) -> None:
 
 def test_crash_keeps_synced_data_and_any_part_of_the_rest(full: bool) -> None:
     faults: Counter[str] = Counter()
-    found_written = found_synced = 0
+    all_survived = all_lost = 0  # crashes that kept all unsynced changes, or lost them all
     runs, crashes = (2_000, 50) if full else (60, 25)
     for seed in range(runs):
         disk, rng = SimDisk(seed), Random(seed)
@@ -79,15 +79,15 @@ def test_crash_keeps_synced_data_and_any_part_of_the_rest(full: bool) -> None:
         change_at_random(history, rng, rng.randint(1, 25))
         now = disk.peek("f")
         for crash_seed in range(crashes):
-            found = disk.crash(crash_seed).peek("f")
-            history.check(found)
+            content = disk.crash(crash_seed).peek("f")
+            history.check(content)
             if len(history.contents) > 1 and history.contents[0] != now:
-                found_written += found == now
-                found_synced += found == history.contents[0]
+                all_survived += content == now
+                all_lost += content == history.contents[0]
         assert disk.peek("f") == now  # the running process notices nothing
-        faults += disk.struck
+        faults += disk.fault_counts
     print(f"{runs * crashes} crashes: {dict(faults)}")
-    assert min(found_written, found_synced) > 20
+    assert min(all_survived, all_lost) > 20
     for fault in ("torn", "size between", "sectors lost", "sectors kept", "sectors stale"):
         assert faults[fault] > 20, fault
 
@@ -96,8 +96,8 @@ def test_sectors_of_an_overwrite_survive_independently() -> None:
     disk = SimDisk()
     disk.put("f", b"o" * 3 * SECTOR)
     disk.open("f").write(0, [b"n" * 3 * SECTOR])
-    found = {disk.crash(crash_seed).peek("f")[::SECTOR] for crash_seed in range(200)}
-    assert found == {b"ooo", b"oon", b"ono", b"onn", b"noo", b"non", b"nno", b"nnn"}
+    outcomes = {disk.crash(crash_seed).peek("f")[::SECTOR] for crash_seed in range(200)}
+    assert outcomes == {b"ooo", b"oon", b"ono", b"onn", b"noo", b"non", b"nno", b"nnn"}
 
 
 def test_truncated_data_does_not_return_when_the_file_grows() -> None:
@@ -140,9 +140,9 @@ def test_killed_process_loses_only_its_locks() -> None:
     lock.release()
     with pytest.raises(BlockingIOError, match="process 1"):
         disk.lock("lock")
-    found = {after.crash(crash_seed).peek("f") for crash_seed in range(50)}
-    assert len(found) > 1  # the data is still not on the media
-    for content in found:
+    outcomes = {after.crash(crash_seed).peek("f") for crash_seed in range(50)}
+    assert len(outcomes) > 1  # the data is still not on the media
+    for content in outcomes:
         history.check(content)
     after.open("f").write(0, [b"the successor's"])
     assert disk.peek("f").startswith(b"not synced")
@@ -185,7 +185,7 @@ def test_file_names_survive_a_crash_in_order_of_change(full: bool) -> None:
                 assert names(after, path) in states[path]
             contents = [after.peek(path) for path in after.paths()]
             assert len(contents) == len(set(contents))
-        faults += disk.struck
+        faults += disk.fault_counts
     print(f"{runs * crashes} crashes: {dict(faults)}")
     assert min(faults["names lost"], faults["names kept"]) > 100
 
@@ -194,7 +194,9 @@ def names(disk: SimDisk, path: str) -> dict[str, bytes]:
     """Return each file's content by name in a directory; contents are unique."""
     prefix = path + "/" if path else ""
     return {
-        one.removeprefix(prefix): disk.peek(one) for one in disk.paths() if one.rpartition("/")[0] == path
+        file_path.removeprefix(prefix): disk.peek(file_path)
+        for file_path in disk.paths()
+        if file_path.rpartition("/")[0] == path
     }
 
 
@@ -224,7 +226,7 @@ def change_names(disk: SimDisk, rng: Random, step: int, states: dict[str, list[d
         states[path].append(names(disk, path))
 
 
-def test_synced_file_survives_for_sure_only_if_its_name_is_synced() -> None:
+def test_synced_file_may_be_lost_until_its_name_is_synced() -> None:
     disk = SimDisk()
     disk.make_directory("d/e")
     file = disk.open("d/e/f", create=True)
@@ -247,8 +249,8 @@ def test_crash_after_rename_leaves_the_old_or_the_new_file() -> None:
     new.write(0, [b"new"])
     new.sync()
     disk.rename("mark.new", "mark")
-    found = Counter((disk.crash(crash_seed).peek("mark")) for crash_seed in range(60))
-    assert set(found) == {b"old", b"new"}
+    outcomes = Counter((disk.crash(crash_seed).peek("mark")) for crash_seed in range(60))
+    assert set(outcomes) == {b"old", b"new"}
     disk.sync_directory("")
     assert {disk.crash(crash_seed).peek("mark") for crash_seed in range(30)} == {b"new"}
 
@@ -259,13 +261,13 @@ def test_file_renamed_before_its_sync_may_be_empty_after_a_crash() -> None:
     disk.open("mark.new", create=True).write(0, [b"new"])
     disk.rename("mark.new", "mark")
     disk.sync_directory("")
-    found = {disk.crash(crash_seed).peek("mark") for crash_seed in range(60)}
-    assert b"new" in found
-    assert found & {b"", b"\0\0\0"}
+    outcomes = {disk.crash(crash_seed).peek("mark") for crash_seed in range(60)}
+    assert b"new" in outcomes
+    assert outcomes & {b"", b"\0\0\0"}
 
 
 def test_failed_directory_sync_may_lose_names_for_good() -> None:
-    found = set()
+    outcomes = set()
     for seed in range(30):
         disk = SimDisk(seed)
         disk.open("a", create=True)
@@ -274,8 +276,8 @@ def test_failed_directory_sync_may_lose_names_for_good() -> None:
         with pytest.raises(OSError, match="Input/output error"):
             disk.sync_directory("")
         disk.sync_directory("")
-        found.add(tuple(disk.crash().paths()))
-    assert found == {(), ("a",), ("a", "b")}
+        outcomes.add(tuple(disk.crash().paths()))
+    assert outcomes == {(), ("a",), ("a", "b")}
 
 
 # --- failures
@@ -299,7 +301,7 @@ def test_sync_after_a_failed_sync_succeeds_but_data_is_lost() -> None:
         assert after[: 2000 // SECTOR * SECTOR] == b"a" * (2000 // SECTOR * SECTOR)
         lost += after != history.contents[-1]
         arrived += after.count(b"b") > 0
-        assert disk.struck["sectors lost by sync"] > 0
+        assert disk.fault_counts["sectors lost by sync"] > 0
     assert lost == 50
     assert 0 < arrived < 50
     assert 0 < lost_before_crash < 50
@@ -332,7 +334,7 @@ def test_error_or_crash_can_be_injected_into_any_call(name: str, call) -> None: 
     assert caught.value.errno == errno.EROFS
     assert (disk.trace[-1].name, disk.trace[-1].number) == (name, disk.calls)
     assert disk.paths() == ["f"]
-    assert disk.struck[f"{name} failed"] == 1
+    assert disk.fault_counts[f"{name} failed"] == 1
     call(disk)  # the error was injected once
 
     for moment in ("before", "after"):
@@ -352,20 +354,20 @@ def test_error_or_crash_can_be_injected_into_any_call(name: str, call) -> None: 
 
 
 def test_failed_write_leaves_any_part_of_the_data() -> None:
-    found = set()
+    outcomes = set()
     for seed in range(60):
         disk = SimDisk(seed)
         file = disk.open("f", create=True)
         disk.fail(2, errno.ENOSPC)
         with pytest.raises(OSError, match="No space left"):
             file.write(0, [b"ab", b"cd"])
-        found.add(disk.peek("f"))
+        outcomes.add(disk.peek("f"))
         assert file.write(0, [b"abcd"]) == 4
-    assert found == {b"", b"a", b"ab", b"abc", b"abcd"}
+    assert outcomes == {b"", b"a", b"ab", b"abc", b"abcd"}
 
 
 def test_crash_within_a_write_leaves_any_part_of_it() -> None:
-    found = set()
+    outcomes = set()
     for seed in range(60):
         disk = SimDisk(seed)
         file = disk.open("f", create=True)
@@ -373,8 +375,8 @@ def test_crash_within_a_write_leaves_any_part_of_it() -> None:
         with pytest.raises(SimCrash):
             file.write(0, [b"ab", b"cd"])
         file.close()  # the close on the way out must not hide the crash
-        found.add(disk.kill().peek("f"))
-    assert found == {b"", b"a", b"ab", b"abc", b"abcd"}
+        outcomes.add(disk.kill().peek("f"))
+    assert outcomes == {b"", b"a", b"ab", b"abc", b"abcd"}
 
 
 def test_short_write_returns_the_bytes_written() -> None:
@@ -387,7 +389,7 @@ def test_short_write_returns_the_bytes_written() -> None:
     assert disk.peek("f") == b"x" * written
     assert file.write(written, [b"y" * 1000]) == 7
     assert file.write(written + 7, [b"z" * 1000]) == 1000
-    assert disk.struck["short writes"] == 2
+    assert disk.fault_counts["short writes"] == 2
 
 
 def test_full_disk_writes_what_fits_until_space_is_freed() -> None:
@@ -413,7 +415,7 @@ def test_full_disk_writes_what_fits_until_space_is_freed() -> None:
     replaced.close()
     disk.rename("f", "other")
     assert (disk.used_bytes, disk.kill().used_bytes) == (600, 600)
-    assert (disk.struck["no room"], disk.struck["short for want of room"]) == (2, 1)
+    assert (disk.fault_counts["no room"], disk.fault_counts["short for want of room"]) == (2, 1)
 
 
 def test_flipped_bit_is_read_and_persists() -> None:
@@ -445,7 +447,7 @@ def test_lost_write_shows_after_cache_eviction() -> None:
         assert b"o" * SECTOR in stale <= {b"o" * SECTOR, b"n" * SECTOR}
         disk.evict("f")
         assert file.read(0, 4096) == after
-        assert disk.struck["writes lost"] == 1
+        assert disk.fault_counts["writes lost"] == 1
 
 
 def test_misdirected_write_corrupts_another_sector() -> None:
@@ -463,7 +465,7 @@ def test_misdirected_write_corrupts_another_sector() -> None:
         assert len(changed) == 1
         assert changed != [3]
         assert after[changed[0] * SECTOR :][:SECTOR] == b"n" * SECTOR
-        assert disk.struck["writes misdirected"] == 1
+        assert disk.fault_counts["writes misdirected"] == 1
 
 
 # --- determinism
@@ -498,8 +500,8 @@ def run_all_faults(seed: int, faults: Counter[str]) -> str:
         disk = disk.crash()
         for path in disk.paths():
             digest.update(path.encode() + b"\0" + disk.peek(path))
-    digest.update(repr(sorted(disk.struck.items())).encode())
-    faults.update(disk.struck)
+    digest.update(repr(sorted(disk.fault_counts.items())).encode())
+    faults.update(disk.fault_counts)
     return digest.hexdigest()
 
 

@@ -85,13 +85,12 @@ def test_reopened_log_holds_the_same_bytes(disk: Disk) -> None:
     for bounds in ({"rows_max": 1, "bytes_max": 1}, {"rows_max": 50, "bytes_max": 3_000}):
         assert contents(log, **bounds) == writer.appended
     for offset in range(log.next_offset):
-        found = log.read(offset, rows_max=1, bytes_max=1)
-        assert len(found) == 1
-        assert found[0].offset <= offset < found[0].next_offset
+        (logged,) = log.read(offset, rows_max=1, bytes_max=1)
+        assert logged.offset <= offset < logged.next_offset
     log.close()
 
 
-def test_read_stops_at_either_bound_like_a_memory_log(disk: Disk) -> None:
+def test_read_from_memory_or_disk_stops_at_either_bound(disk: Disk) -> None:
     for tail_bytes_max in (1, 1 << 20):
         log, _ = open_log(disk, replace(SMALL, tail_bytes_max=tail_bytes_max, segment_bytes_max=9_000))
         writer = Writer(log, counter=log.next_offset)
@@ -104,8 +103,8 @@ def test_read_stops_at_either_bound_like_a_memory_log(disk: Disk) -> None:
         def read(
             offset: int, rows_max: int, bytes_max: int, log: DurableLog = log, base: int = base
         ) -> list[int]:
-            found = log.read(base + offset, rows_max=rows_max, bytes_max=bytes_max)
-            return [logged.offset - base for logged in found]
+            batches = log.read(base + offset, rows_max=rows_max, bytes_max=bytes_max)
+            return [logged.offset - base for logged in batches]
 
         assert read(0, 1 << 20, 1 << 20) == [0, 10, 20, 30, 40]
         assert read(0, 30, 1 << 20) == [0, 10, 20]
@@ -149,7 +148,7 @@ def test_quorum_append_is_refused_by_a_single_disk() -> None:
     log.append(batch, lamport=1, source=Source.REPLICA)
 
 
-def test_segments_roll_by_size_or_age_and_take_first_offset_names() -> None:
+def test_segments_roll_by_size_or_age_and_are_named_by_first_offset() -> None:
     disk, clock = SimDisk(), Clock()
     log, _ = open_log(disk, replace(SMALL, segment_bytes_max=1_000), clock=clock)
     writer = Writer(log)
@@ -223,7 +222,7 @@ def test_segments_are_removed_by_size_and_age_unless_held(disk: Disk) -> None:
     log.close()
 
 
-def test_full_log_refuses_append_with_holder_and_usage() -> None:
+def test_refusal_of_a_full_log_names_holder_and_usage() -> None:
     log, _ = open_log(SimDisk())
     writer = Writer(log)
     needed = {"slow": 0, "fast": 0}
@@ -233,12 +232,12 @@ def test_full_log_refuses_append_with_holder_and_usage() -> None:
         needed["fast"] = writer.append().offset
     refusal = append_until_refused(writer)
     needed["fast"] = log.next_offset - 2
-    full = log.capacity_refusal(2, batch_of(2).size)
+    later_refusal = log.capacity_refusal(2, batch_of(2).size)
     assert refusal.code is ErrorCode.LOG_FULL
     assert refusal.retry_after_ms
     assert "'slow'" in refusal.message
-    assert full is not None
-    assert full.details == {
+    assert later_refusal is not None
+    assert later_refusal.details == {
         "depth": log.next_offset,
         "depth_bytes": log.statistics().bytes,
         "capacity_bytes": 40_000,
@@ -255,17 +254,17 @@ def test_full_log_refuses_append_with_holder_and_usage() -> None:
     assert log.statistics().bytes <= 40_000
 
 
-def test_evictable_holder_is_released_only_if_that_frees_space() -> None:
+def test_evictable_holder_is_evicted_only_if_that_frees_space() -> None:
     log, _ = open_log(SimDisk())
     writer = Writer(log)
-    released: list[str] = []
-    log.hold("subscriber", lambda: 0, lambda: released.append("subscriber"))
+    evicted: list[str] = []
+    log.hold("subscriber", lambda: 0, lambda: evicted.append("subscriber"))
     log.hold("sink", lambda: 0)
     append_until_refused(writer)
-    assert released == [], "the sink holds the same rows: a release would free nothing"
+    assert evicted == [], "the sink holds the same rows, so an eviction would free nothing"
     log.release("sink")
     writer.append()
-    assert released == ["subscriber"]
+    assert evicted == ["subscriber"]
     assert log.statistics().held_by is None
 
 
@@ -326,7 +325,7 @@ def test_low_disk_space_refuses_appends_until_space_is_freed() -> None:
         ({"segment_s_max": True}, "segment_s_max = True: give a number"),
     ],
 )
-def test_contradictory_settings_are_refused(wrong: dict[str, int], message: str) -> None:
+def test_invalid_settings_are_refused(wrong: dict[str, int], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         LogSettings(**{"segment_bytes_max": 2_000, "bytes_max": 40_000, "retention_bytes": 30_000} | wrong)  # type: ignore[arg-type]
 
@@ -375,7 +374,7 @@ def test_dot_is_found_before_its_batch_is_written() -> None:
     assert [log.find(16, counter) for counter in range(1, 6)] == [0, 1, 2, 3, None]
 
 
-def test_offset_at_time_is_right_after_the_clock_was_set_back() -> None:
+def test_offset_at_time_is_correct_although_the_clock_was_set_back() -> None:
     disk, clock = SimDisk(), Clock()
     log, _ = open_log(disk, clock=clock)
     writer = Writer(log)
@@ -389,9 +388,10 @@ def test_offset_at_time_is_right_after_the_clock_was_set_back() -> None:
     assert log.offset_at(0) == 0 == log.high_watermark
     commit(log)
     for _ in range(2):
-        for time, _offset in times:
+        for time, _ in times:
             for requested in (time, time - 1, time + 1):
-                expected = next((offset for at, offset in times if at >= requested), log.high_watermark)
+                later_offsets = (offset for appended, offset in times if appended >= requested)
+                expected = next(later_offsets, log.high_watermark)
                 assert log.offset_at(requested) == expected
         log.close()
         log, _ = open_log(disk, clock=clock)
@@ -465,7 +465,7 @@ def test_commits_run_on_a_thread_during_appends_and_reads(tmp_path: Path) -> Non
     assert overlapped > 50
     assert log.statistics().removed_segments > 3
     print(f"{overlapped} batches read during commits, {log.next_offset} deltas")
-    retained = {at: raw for at, raw in writer.appended.items() if at >= log.start_offset}
+    retained = {offset: raw for offset, raw in writer.appended.items() if offset >= log.start_offset}
     assert contents(log) == retained
     log.close()
     log, _ = open_log(disk, settings)
@@ -476,14 +476,14 @@ def test_commits_run_on_a_thread_during_appends_and_reads(tmp_path: Path) -> Non
 def test_free_bytes_are_polled_and_estimated_in_between() -> None:
     disk, clock, polls = SimDisk(1), Clock(step_us=0), 0
     log, _ = open_log(disk, LOGGED, clock=clock)
-    writer, real = Writer(log), disk.free_bytes
+    writer, real_free_bytes = Writer(log), disk.free_bytes
     writer.append(level=AckLevel.LOGGED)
     commit(log)
 
     def counted_free_bytes() -> int:
         nonlocal polls
         polls += 1
-        return real() - 7  # marks the value as polled
+        return real_free_bytes() - 7  # marks the value as polled
 
     disk.free_bytes = counted_free_bytes  # type: ignore[method-assign]
     for wait_us, expected_polls in (
@@ -498,7 +498,7 @@ def test_free_bytes_are_polled_and_estimated_in_between() -> None:
         before, written = log._free.bytes, log.committed_bytes
         commit(log)
         estimated = before - (log.committed_bytes - written)
-        assert log._free.bytes == (estimated if wait_us == 10 else real() - 7)
+        assert log._free.bytes == (estimated if wait_us == 10 else real_free_bytes() - 7)
         assert polls == expected_polls
     for wait_us, expected_polls in ((10, 2), (POLL_INTERVAL_US, 3)):
         clock.us += wait_us

@@ -41,7 +41,7 @@ def segments_of(disk: SimDisk) -> list[str]:
     return [path for path in disk.paths() if path.endswith(".log")]
 
 
-def state(disk: SimDisk) -> dict[str, bytes]:
+def file_contents(disk: SimDisk) -> dict[str, bytes]:
     return {path: disk.peek(path) for path in disk.paths() if path != "lock"}
 
 
@@ -54,16 +54,16 @@ def try_open(disk: SimDisk) -> DurableLog | Exception:
 
 def read_each(log: DurableLog, appended: dict[int, bytes]) -> list[LogCorrupted]:
     """Read each offset by itself: it must give the appended bytes or a LogCorrupted; return these errors."""
-    corruptions, wrong = [], []
+    corruptions, are_wrong = [], []
     for offset, raw in appended.items():
         try:
-            found = log.read(offset, rows_max=1, bytes_max=1)
+            batches = log.read(offset, rows_max=1, bytes_max=1)
         except LogCorrupted as corruption:
             corruptions.append(corruption)
-            wrong.append(corruption.offset != offset)
+            are_wrong.append(corruption.offset != offset)
         else:
-            wrong.append([frame(logged) for logged in found] != [raw])
-    assert not any(wrong), "corruption must be reported at its offset, and all other rows must be read"
+            are_wrong.append([frame(logged) for logged in batches] != [raw])
+    assert not any(are_wrong), "corruption must be reported at its offset, and all other rows must be read"
     return corruptions
 
 
@@ -76,20 +76,20 @@ def test_frame_with_a_flipped_bit_is_never_accepted() -> None:
     for path in segments_of(disk):
         base, size = int(path[-24:-4]), len(disk.peek(path))
         starts = sorted(offset for offset in appended if base <= offset)
-        for at in range(size):
+        for position in range(size):
             for bit in range(8):
-                disk.flip(path, at, bit)
+                disk.flip(path, position, bit)
                 scanner = FrameScanner(
                     disk.open(path, read_only=True), position=0, offset=base, end=size, previous_crc=None
                 )
                 intact = []
                 with pytest.raises(BadFrame) as caught:
                     intact.extend(scanner)
-                assert caught.value.position <= at
+                assert caught.value.position <= position
                 assert [frame(location.logged) for location in intact] == [
                     appended[offset] for offset in starts[: len(intact)]
                 ]
-                disk.flip(path, at, bit)
+                disk.flip(path, position, bit)
                 bits += 1
     print(f"{bits} flipped bits in {len(segments_of(disk))} segments")
 
@@ -103,23 +103,25 @@ def test_flipped_bit_in_any_file_is_reported_and_never_delivered(full: bool) -> 
     for path in intact.paths():
         if path == "lock":
             continue
-        for at in range(len(intact.peek(path))):
-            if not any(intact.peek(path)[at - 64 : at + 64]):
+        for position in range(len(intact.peek(path))):
+            if not any(intact.peek(path)[position - 64 : position + 64]):
                 continue  # the gap between the slots of the recovery point
-            for bit in range(8) if full else (at % 8,):
+            for bit in range(8) if full else (position % 8,):
                 disk = intact.kill()
-                disk.flip(path, at, bit)
-                before = state(disk)
+                disk.flip(path, position, bit)
+                before = file_contents(disk)
                 log = try_open(disk)
                 if not isinstance(log, DurableLog):
                     refused += 1
                     assert path in str(log)
                     assert path.endswith((".log", "log", "format"))
-                    assert state(disk) == before, "a refused open changes no file"
-                    assert any(path in str(one) for one in _try_inspect(disk) if isinstance(one, Exception))
+                    assert file_contents(disk) == before, "a refused open changes no file"
+                    assert any(
+                        path in str(entry) for entry in _try_inspect(disk) if isinstance(entry, Exception)
+                    )
                     continue
                 assert log.next_offset == 5, "the log must not get shorter without a report"
-                assert log.epoch == 1 + (log.next_offset != 5)
+                assert log.epoch == 1
                 assert not path.endswith((".log", "log", "format")), (
                     "corruption of a needed file is not ignored"
                 )
@@ -143,17 +145,17 @@ def test_corruption_in_a_sealed_segment_is_found_on_read() -> None:
         commit(log)
     log.close()
     path = segments_of(intact)[0]
-    size, found = len(intact.peek(path)), 0
-    for at in range(1_000, size - 10_000, 997):
+    size, flip_count = len(intact.peek(path)), 0
+    for position in range(1_000, size - 10_000, 997):
         disk = intact.kill()
-        disk.flip(path, at)
+        disk.flip(path, position)
         log, report = open_log(disk, settings)
         assert (report.clean, report.indexes_rebuilt) == (True, 0)
         corruptions = read_each(log, writer.appended)
         assert [corruption.path for corruption in corruptions] == [path]
-        found += 1
-    print(f"{found} flips in {size} bytes")
-    assert found > 10
+        flip_count += 1
+    print(f"{flip_count} flips in {size} bytes")
+    assert flip_count > 10
 
 
 def _try_inspect(disk: SimDisk) -> list[object]:
@@ -166,15 +168,15 @@ def _try_inspect(disk: SimDisk) -> list[object]:
 def test_bit_flipped_while_the_log_is_open_is_found_on_read() -> None:
     intact, appended = small_log()
     for path in segments_of(intact):
-        for at in range(0, len(intact.peek(path)), 7):
+        for position in range(0, len(intact.peek(path)), 7):
             disk = intact.kill()
             log, _ = open_log(disk, TINY)
-            disk.flip(path, at)
+            disk.flip(path, position)
             corruptions = read_each(log, appended)
             assert [corruption.path for corruption in corruptions] == [path]
             corruption = corruptions[0]
             assert corruption.position is not None
-            assert corruption.position <= at
+            assert corruption.position <= position
             assert corruption.end == corruption.offset + 1  # type: ignore[operator]
             for text in (path, "offset", "delta-prop log verify", "delta-prop log export"):
                 assert text in str(corruption)
@@ -192,16 +194,16 @@ def test_inspect_returns_every_frame_but_corrupted_ones() -> None:
     first, second = segments_of(disk)[:2]
     disk.flip(first, 20)
     disk.flip(second, 250)
-    found = list(inspect(disk))
-    corruptions = [item for item in found if isinstance(item, LogCorrupted)]
+    entries = list(inspect(disk))
+    corruptions = [entry for entry in entries if isinstance(entry, LogCorrupted)]
     assert [(corruption.path, corruption.offset, corruption.end) for corruption in corruptions] == [
         (first, 0, 1),
         (second, 3, 4),
     ]
-    offsets = [item.logged.offset for item in found if not isinstance(item, LogCorrupted)]
+    offsets = [entry.logged.offset for entry in entries if not isinstance(entry, LogCorrupted)]
     assert offsets == [1, 2, 4, 5, 6]
     disk.remove(segments_of(disk)[2])
-    corruptions = [found for found in inspect(disk) if isinstance(found, LogCorrupted)]
+    corruptions = [entry for entry in inspect(disk) if isinstance(entry, LogCorrupted)]
     assert (corruptions[-1].offset, corruptions[-1].end) == (3, 6)
 
 
@@ -255,17 +257,17 @@ def test_index_that_points_to_wrong_frames_is_rebuilt() -> None:
     assert log.find(16, 3) == 2
 
 
-@pytest.mark.parametrize("number", [0, 1, 2])
-def test_missing_segment_is_reported_with_its_offset_range(number: int) -> None:
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_missing_segment_is_reported_with_its_offset_range(index: int) -> None:
     disk, _ = small_log()
-    path = segments_of(disk)[number]
+    path = segments_of(disk)[index]
     disk.remove(path)
-    before = state(disk)
+    before = file_contents(disk)
     with pytest.raises(LogCorrupted) as caught:
         open_log(disk, TINY)
-    first_offset = 2 * number
+    first_offset = 2 * index
     assert (caught.value.offset, caught.value.end) == (first_offset, min(first_offset + 2, 5))
-    assert state(disk) == before
+    assert file_contents(disk) == before
 
 
 def test_log_without_any_segment_is_corruption() -> None:
@@ -281,11 +283,11 @@ def test_log_without_any_segment_is_corruption() -> None:
 def test_log_without_its_metadata_files_is_not_taken_as_new(name: str) -> None:
     disk, _ = small_log()
     disk.remove(name)
-    before = state(disk)
+    before = file_contents(disk)
     with pytest.raises(LogCorrupted, match="missing"):
         open_log(disk, TINY)
-    assert state(disk) == before
-    assert any(isinstance(found, LogCorrupted) and found.path == name for found in inspect(disk))
+    assert file_contents(disk) == before
+    assert any(isinstance(entry, LogCorrupted) and entry.path == name for entry in inspect(disk))
 
 
 def test_log_without_recovery_point_opens_and_reports_it() -> None:
@@ -300,12 +302,12 @@ def test_log_without_recovery_point_opens_and_reports_it() -> None:
 def test_newer_format_is_refused_with_its_number() -> None:
     disk, _ = small_log()
     disk.put("format", json.dumps({"format": 7, "made_by": "9.0", "more": []}).encode())
-    before = state(disk)
+    before = file_contents(disk)
     for read_only in (False, True):
         with pytest.raises(FormatUnknown, match=r"format 7 \(made by 9.0\).*reads up to 2") as caught:
             open_log(disk, TINY, read_only=read_only)
         assert caught.value.format == 7
-    assert state(disk) == before
+    assert file_contents(disk) == before
 
 
 # --- the tail
@@ -339,7 +341,7 @@ def test_torn_tail_above_the_recovery_point_is_truncated(kind: str, zeros: int) 
     assert reader.high_watermark == 3
     assert read_only_report.truncated_tail is not None
     assert after.peek(path) == corrupted + bytes(zeros)
-    assert any(isinstance(found, LogCorrupted) and "a torn tail" in found.reason for found in inspect(after))
+    assert any(isinstance(entry, LogCorrupted) and "a torn tail" in entry.reason for entry in inspect(after))
     log, report = open_log(after)
     offset = 4 if kind == "garbage" else 3
     assert report.truncated_tail is not None
@@ -347,7 +349,9 @@ def test_torn_tail_above_the_recovery_point_is_truncated(kind: str, zeros: int) 
     assert (report.truncated_tail.offset, report.truncated_tail.position) == (offset, offset * size)
     assert report.truncated_tail.bytes == len(corrupted.rstrip(b"\0")) - offset * size
     assert "never synced and are left out" in str(report)
-    assert contents(log) == {at: raw for at, raw in writer.appended.items() if at < offset}
+    assert contents(log) == {
+        row_offset: raw for row_offset, raw in writer.appended.items() if row_offset < offset
+    }
     assert (log.epoch, log.next_offset, log.epoch_end(1)) == (2, offset, offset)
     assert after.peek(path) == raw[: offset * size]
 
@@ -360,11 +364,11 @@ def test_torn_frame_below_the_recovery_point_is_corruption() -> None:
     for corrupted in (raw[:-1], raw[:-70], b"", bytes(len(raw)), raw[: len(raw) // 2] + bytes(len(raw) // 2)):
         after = disk.kill()
         after.put(path, corrupted)
-        before = state(after)
+        before = file_contents(after)
         with pytest.raises(LogCorrupted) as caught:
             open_log(after, TINY)
         assert (caught.value.path, caught.value.offset, caught.value.end) == (path, 4, 5)
-        assert state(after) == before
+        assert file_contents(after) == before
 
 
 def test_frames_after_corruption_prove_sync_without_recovery_point() -> None:
@@ -377,13 +381,13 @@ def test_frames_after_corruption_prove_sync_without_recovery_point() -> None:
     after = disk.kill()
     after.remove(f"{SEGMENTS}/mark")
     path, size = segments_of(after)[0], len(writer.appended[0])
-    for at, end in ((size + 20, 3), (2 * size + 100, 3)):
+    for position in (size + 20, 2 * size + 100):
         corrupted = after.kill()
-        corrupted.flip(path, at)
+        corrupted.flip(path, position)
         with pytest.raises(LogCorrupted) as caught:
             open_log(corrupted)
-        assert (caught.value.offset, caught.value.end) == (at // size, at // size + 1)
-        assert end == 3
+        offset = position // size
+        assert (caught.value.offset, caught.value.end) == (offset, offset + 1)
     after.flip(path, 3 * size + 20)  # the last frame: no later frame proves that it was synced
     log, report = open_log(after)
     assert (log.next_offset, report.truncated_tail is not None) == (3, True)
@@ -391,10 +395,10 @@ def test_frames_after_corruption_prove_sync_without_recovery_point() -> None:
 
 @pytest.mark.parametrize("kind", ["lose", "misdirect"])
 def test_lost_or_misdirected_write_is_detected(kind: str) -> None:
-    found = harmless = 0
-    for count in range(1, 30):
-        disk = SimDisk(count)
-        matching_sync = nth("sync", count, ".log")
+    detected = harmless = 0
+    for sync_number in range(1, 30):
+        disk = SimDisk(sync_number)
+        matching_sync = nth("sync", sync_number, ".log")
         disk.lose(matching_sync) if kind == "lose" else disk.misdirect(matching_sync)
         log, _ = open_log(disk)
         writer = Writer(log)
@@ -402,38 +406,41 @@ def test_lost_or_misdirected_write_is_detected(kind: str) -> None:
             writer.append(2, dimension=30)
             commit(log)
         log.close()
-        fault_count = disk.struck["writes lost"] + disk.struck["writes misdirected"]
-        after = disk.crash(count)
+        fault_count = disk.fault_counts["writes lost"] + disk.fault_counts["writes misdirected"]
+        after = disk.crash(sync_number)
         try:
             log, _ = open_log(after)
             corruptions = read_each(log, writer.appended)
         except LogCorrupted as corruption:
             corruptions = [corruption]
         assert fault_count or not corruptions
-        found += bool(corruptions)
+        detected += bool(corruptions)
         harmless += not corruptions
         assert log.next_offset == 40
-    print(f"{found} found, {harmless} had no effect")
-    assert found > 5
+    print(f"{detected} detected, {harmless} had no effect")
+    assert detected > 5
 
 
 def test_frame_of_another_history_is_corruption() -> None:
     """The stored frame has the same offset and a valid stamp and body, but is not the one appended there."""
     disk, appended = small_log(2)
-    disk.put(segments_of(disk)[0], appended[0] + _at_offset_one(appended))
+    disk.put(segments_of(disk)[0], appended[0] + _frame_of_another_log(appended))
     with pytest.raises(LogCorrupted, match="follows stamp"):
         open_log(disk, TINY)
 
 
 def test_renamed_segment_is_not_taken_as_a_torn_tail() -> None:
-    """No recovery point shows which rows were synced, and no offset matches; yet valid frames stay."""
+    """Valid frames with other offsets than the file name says are not truncated as a torn tail.
+
+    Without a recovery point, nothing shows that they were synced.
+    """
     disk, _ = small_log(2)
     disk.remove(f"{SEGMENTS}/mark")
     disk.rename(segments_of(disk)[0], f"{SEGMENTS}/{7:020}.log")
-    before = state(disk)
+    before = file_contents(disk)
     with pytest.raises(LogCorrupted, match="offset 0 is where the frame of offset 7 belongs"):
         open_log(disk, TINY)
-    assert state(disk) == before
+    assert file_contents(disk) == before
 
 
 def test_valid_body_with_a_foreign_stamp_is_corruption() -> None:
@@ -443,7 +450,8 @@ def test_valid_body_with_a_foreign_stamp_is_corruption() -> None:
         open_log(disk, TINY)
 
 
-def _at_offset_one(appended: dict[int, bytes]) -> bytes:
+def _frame_of_another_log(appended: dict[int, bytes]) -> bytes:
+    """Return a frame at offset 1, as large as the one in `appended`, after another frame at offset 0."""
     disk = SimDisk()
     log, _ = open_log(disk, TINY)
     writer = Writer(log, counter=7)

@@ -55,7 +55,7 @@ def test_power_cut_or_kill_at_any_call_keeps_acknowledged_rows(logged: bool, ful
         killed = ledger.copy()
         killed.acknowledged = killed.written  # a kill loses nothing of the page cache
         continue_after_fault(disk.kill(), killed, logged=logged)
-        faults += disk.struck
+        faults += disk.fault_counts
     print(f"{len(calls)} calls of {fault_free.calls}, {seeds} seeds each: {dict(faults)}")
     assert faults["crash"] == seeds * len(calls)
     assert faults["kill"] == len(calls)
@@ -86,7 +86,7 @@ def test_failure_of_any_call_keeps_acknowledged_rows(logged: bool, full: bool) -
         except OSError:
             stopped += 1
         disk.heal()
-        faults += disk.struck
+        faults += disk.fault_counts
         # The process ends and another one starts, or the machine loses power at once.
         for seed in range(seeds if full or number % 3 == 0 else 0):
             continue_after_fault(disk.crash(1_000 * number + seed), ledger.copy(), logged=logged)
@@ -109,7 +109,7 @@ def test_short_writes_are_continued(logged: bool) -> None:
     disk, ledger = SimDisk(3), Ledger()
     disk.shorten(lambda call: call.name == "write", times=None)
     run_scenario(disk, ledger, logged=logged)
-    assert disk.struck["short writes"] > 50
+    assert disk.fault_counts["short writes"] > 50
     for seed in range(5):
         continue_after_fault(disk.crash(seed), ledger.copy(), logged=logged)
 
@@ -121,7 +121,7 @@ def test_full_disk_acknowledges_only_stored_rows_and_recovers() -> None:
         disk.free_bytes = lambda: 1 << 40  # type: ignore[method-assign]  # the log cannot see that others fill the disk
         with suppress(OSError):
             run_scenario(disk, ledger)
-        stopped += disk.struck["no room"] > 0
+        stopped += disk.fault_counts["no room"] > 0
         crashed = disk.crash(0)
         for after in (crashed, disk.kill()):
             after.capacity_bytes = None
@@ -143,7 +143,7 @@ def test_failed_log_acknowledges_nothing_but_can_be_read(logged: bool) -> None:
         writer.append()
         with pytest.raises(OSError, match="Input/output error"):
             commit_and_record(log, ledger)
-        assert disk.struck[f"{name} failed"] == 1
+        assert disk.fault_counts[f"{name} failed"] == 1
         assert log.high_watermark == 10
         assert contents(log) == visible
         assert log.take_commit(sync=True) is None

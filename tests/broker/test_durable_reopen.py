@@ -37,42 +37,44 @@ class Session:
         self.log, _ = open_log(disk, SCENARIO_LOGGED if logged else SCENARIO_DURABLE, clock=self.clock)
         self.writer = Writer(self.log)
         self.acknowledged: dict[int, bytes] = {}
-        self.reopened = 0
+        self.recovery_count = 0
         self.is_reading = False  # the test itself reads: no fault may occur then
 
     def read_all(self) -> dict[int, bytes]:
         self.is_reading = True
-        found = contents(self.log)
+        frames = contents(self.log)
         self.is_reading = False
-        return found
+        return frames
 
     def fails_from(self, number: int) -> Callable[[Call], bool]:
         return lambda call: call.number >= number and not self.is_reading
 
     def run(self) -> None:
         for step in range(10):
-            for part in range(1 + step % 3):
+            for number in range(1 + step % 3):
                 level = AckLevel.LOGGED if step % 4 != 3 else AckLevel.DURABLE
                 with suppress(Refused):
-                    self.writer.append(1 + (step + part) % 4, level=level, dimension=1 + 20 * (step % 2))
+                    self.writer.append(1 + (step + number) % 4, level=level, dimension=1 + 20 * (step % 2))
             try:
                 commit(self.log)
             except OSError:
-                self.reopen()
+                self.recover()
             self.acknowledged = {
-                at: raw for at, raw in self.writer.appended.items() if self.log.start_offset <= at
+                offset: raw for offset, raw in self.writer.appended.items() if self.log.start_offset <= offset
             }
-            self.acknowledged = {at: raw for at, raw in self.acknowledged.items() if at < self.log.synced}
+            self.acknowledged = {
+                offset: raw for offset, raw in self.acknowledged.items() if offset < self.log.synced
+            }
             if step % 4 == 3:
                 self.log.retain()
         self.log.close()
 
-    def reopen(self) -> None:
+    def recover(self) -> None:
         """Retry the recovery until it succeeds; compare the log with one newly opened from the same disk."""
         log, before = self.log, self.read_all()
         assert log.high_watermark == log.synced, "rows that a failed sync may have lost must not be visible"
         for _ in range(10):
-            image = self.disk.kill()
+            killed_disk = self.disk.kill()
             try:
                 recovered = log.recover_in_place()
             except OSError:
@@ -80,18 +82,20 @@ class Session:
                 continue
             log.resume(recovered)
             break
-        fresh, _ = open_log(image)
+        fresh, _ = open_log(killed_disk)
         now = self.read_all()
         assert (now, log.next_offset, log.log_id) == (contents(fresh), fresh.next_offset, fresh.log_id)
         assert log.start_offset == fresh.start_offset
         assert log.epoch == fresh.epoch
         assert log.high_watermark == log.synced == log.next_offset
         assert {
-            at: raw for at, raw in self.acknowledged.items() if at >= log.start_offset
+            offset: raw for offset, raw in self.acknowledged.items() if offset >= log.start_offset
         }.items() <= now.items()
-        self.writer.appended = {at: raw for at, raw in self.writer.appended.items() if at < log.next_offset}
-        self.writer.counter = 1000 * (1 + self.reopened) + log.next_offset
-        self.reopened += 1
+        self.writer.appended = {
+            offset: raw for offset, raw in self.writer.appended.items() if offset < log.next_offset
+        }
+        self.writer.counter = 1000 * (1 + self.recovery_count) + log.next_offset
+        self.recovery_count += 1
 
 
 @LEVELS
@@ -101,7 +105,7 @@ def test_log_recovers_in_place_from_a_failure_of_any_call(logged: bool, kind: st
     probe_session = Session(probe, logged=logged)
     first = probe.calls
     probe_session.run()
-    reopened = faults = 0
+    recovery_count = fault_count = 0
     for number in range(first + 1, probe.calls - 6, 1 if full else 9):
         disk = SimDisk(number)
         session = Session(disk, logged=logged)
@@ -112,16 +116,18 @@ def test_log_recovers_in_place_from_a_failure_of_any_call(logged: bool, kind: st
                 disk.fail(session.fails_from(number), getattr(errno, kind), times=times)
         with suppress(OSError):  # the last close may fail
             session.run()
-        faults += sum(count for name, count in disk.struck.items() if name.endswith(("failed", "writes")))
-        reopened += session.reopened
+        fault_count += sum(
+            count for name, count in disk.fault_counts.items() if name.endswith(("failed", "writes"))
+        )
+        recovery_count += session.recovery_count
         after = disk.crash(number)
         log, _ = open_log(after)
-        found = contents(log)
+        frames = contents(log)
         assert {
-            at: raw for at, raw in session.acknowledged.items() if at >= log.start_offset
-        }.items() <= found.items()
-    assert faults > 3
-    assert reopened > 8 or kind == "short"
+            offset: raw for offset, raw in session.acknowledged.items() if offset >= log.start_offset
+        }.items() <= frames.items()
+    assert fault_count > 3
+    assert recovery_count > 8 or kind == "short"
 
 
 def failed_log(disk: SimDisk) -> tuple[DurableLog, Writer]:
@@ -187,7 +193,7 @@ def test_log_on_a_full_disk_can_be_opened_and_shortened_by_retention() -> None:
     session = Session(probe, logged=False)
     first = probe.calls
     session.run()
-    reserve_drops = 0
+    reserve_releases = 0
     for number in range(first, probe.calls, 7):
         disk = SimDisk(number)
         session = Session(disk, logged=False)
@@ -199,8 +205,10 @@ def test_log_on_a_full_disk_can_be_opened_and_shortened_by_retention() -> None:
         disk.capacity_bytes = disk.used_bytes
         clock = Clock()
         log, _ = open_log(disk, settings, clock=clock)
-        reserve_drops += log.reserve.releases
-        acknowledged = {at: raw for at, raw in session.acknowledged.items() if at >= log.start_offset}
+        reserve_releases += log.reserve.releases
+        acknowledged = {
+            offset: raw for offset, raw in session.acknowledged.items() if offset >= log.start_offset
+        }
         assert acknowledged.items() <= contents(log).items()
         clock.wait(settings.retention_s)
         log.retain()
@@ -208,7 +216,7 @@ def test_log_on_a_full_disk_can_be_opened_and_shortened_by_retention() -> None:
         log.close()
         reopened, _ = open_log(disk, settings)
         assert reopened.next_offset == log.next_offset
-    assert reserve_drops > 4
+    assert reserve_releases > 4
 
 
 def test_appends_never_use_the_reserve_and_resume_with_space() -> None:
@@ -222,7 +230,7 @@ def test_appends_never_use_the_reserve_and_resume_with_space() -> None:
 
     def write_small() -> None:
         file = disk.open("small", create=True)
-        file.write(0, [bytes(4_000)][:1])
+        file.write(0, [bytes(4_000)])
         sizes.append(file.size())
         if sizes[-1] < 4_000:
             raise OSError(errno.ENOSPC, "no room")
@@ -236,20 +244,20 @@ def test_appends_never_use_the_reserve_and_resume_with_space() -> None:
     assert caught.value.code is ErrorCode.LOG_FULL
     assert not log.reserve.allocate(0)
     disk.remove("others")
-    writer.append()  # there is space for both
+    writer.append()  # there is space for the batch and the reserve
     assert log.reserve.allocate(0)
     assert log.reserve.missing == 0
 
 
-@pytest.mark.parametrize("reserve", [0, 10])
+@pytest.mark.parametrize("reserve_bytes", [0, 10])
 @pytest.mark.parametrize("is_new", [False, True])
-def test_open_on_a_full_disk_reports_free_bytes_and_advice(is_new: bool, reserve: int) -> None:
+def test_open_on_a_full_disk_reports_free_bytes_and_advice(is_new: bool, reserve_bytes: int) -> None:
     disk = SimDisk()
     if not is_new:
         session = Session(disk, logged=False)
         session.run()
         before = contents(session.log)
-    disk.put("reserve", bytes(reserve))  # the reserve was released before, or is too small
+    disk.put("reserve", bytes(reserve_bytes))  # the reserve was released before, or is too small
     disk.capacity_bytes = disk.used_bytes + 7
     for _ in range(2):
         with pytest.raises(DiskFull, match=r"disk is full: .*; \d+ bytes are free.*free a few MB") as caught:

@@ -1,4 +1,4 @@
-"""A Follower reads each synced frame once, in order, while the log is written, rolled and reopened."""
+"""A Follower reads each synced frame once, in order, while the log grows, begins segments and is reopened."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 def read(follower: Follower) -> dict[int, bytes]:
-    found: dict[int, bytes] = {}
+    frames: dict[int, bytes] = {}
     for location in follower.read():
-        assert location.logged.offset not in found
-        found[location.logged.offset] = frame(location.logged)
-    return found
+        assert location.logged.offset not in frames
+        frames[location.logged.offset] = frame(location.logged)
+    return frames
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_follower_reads_each_synced_frame_once(seed: int, level: AckLevel, disk:
             new = read(follower)
             reads += bool(new)
             seen |= new
-            assert seen == {at: raw for at, raw in writer.appended.items() if at < log.synced}
+            assert seen == {offset: raw for offset, raw in writer.appended.items() if offset < log.synced}
             assert follower.offset == log.synced
     log.close()
     seen |= read(follower)

@@ -35,46 +35,46 @@ def test_log_time_never_falls_and_seen_time_is_monotonic(
     steps: list[tuple[int, int, bool]],
 ) -> None:
     clock = Clock(step_us=0)
-    times = start_clock(clock)
-    times.read()
+    log_clock = start_clock(clock)
+    log_clock.read()
     for wait_us, off_us, restarts in steps:
-        seen, stamp, read_us = times.seen_us, times.time_us, clock.us
+        seen_us, time_us, read_us = log_clock.seen_us, log_clock.time_us, clock.us
         clock.us += wait_us
         clock.off_us = off_us
         if restarts:
-            times = start_clock(clock, seen_us=seen, time_us=stamp)
-            assert times.read() == max(stamp, clock.wall_us())
-            assert times.seen_us == seen, "time between two processes must not count as seen"
+            log_clock = start_clock(clock, seen_us=seen_us, time_us=time_us)
+            assert log_clock.read() == max(time_us, clock.wall_us())
+            assert log_clock.seen_us == seen_us, "time between two processes must not count as seen"
         else:
-            assert stamp + wait_us // 2 <= times.read() <= stamp + 2 * wait_us
-            assert times.seen_us - seen == clock.us - read_us
-        assert times.time_us >= stamp
-        assert times.ahead_us == clock.wall_us() - times.time_us
+            assert time_us + wait_us // 2 <= log_clock.read() <= time_us + 2 * wait_us
+            assert log_clock.seen_us - seen_us == clock.us - read_us
+        assert log_clock.time_us >= time_us
+        assert log_clock.ahead_us == clock.wall_us() - log_clock.time_us
 
 
 @pytest.mark.parametrize("off_us", [3_600_000_000, -3_600_000_000])
 def test_log_time_converges_to_an_adjusted_wall_clock(off_us: int) -> None:
     clock = Clock()
-    times = start_clock(clock)
-    times.read()
+    log_clock = start_clock(clock)
+    log_clock.read()
     clock.off_us = off_us
     for _ in range(3_601):
-        times.read()
-    halved = 2 if off_us < 0 else 1
-    for _ in range(3_601 * (halved - 1)):
-        times.read()
-    assert times.ahead_us == 0
-    assert times.read() == clock.wall_us()
+        log_clock.read()
+    if off_us < 0:  # log time follows at half the speed, so it takes twice as long
+        for _ in range(3_601):
+            log_clock.read()
+    assert log_clock.ahead_us == 0
+    assert log_clock.read() == clock.wall_us()
 
 
 def test_jump_and_return_leaves_log_time_unchanged() -> None:
     clock = Clock()
-    times = start_clock(clock)
+    log_clock = start_clock(clock)
     for second in range(1_000):
         clock.off_us = 20 * DAY_US if 100 <= second < 110 else 0
-        times.read()
-    assert times.ahead_us == 0
-    assert times.jumps == 2
+        log_clock.read()
+    assert log_clock.ahead_us == 0
+    assert log_clock.jumps == 2
 
 
 @pytest.mark.parametrize(
@@ -82,13 +82,13 @@ def test_jump_and_return_leaves_log_time_unchanged() -> None:
 )
 def test_jump_of_a_minute_or_more_is_counted(jump_us: int, jump_count: int) -> None:
     clock = Clock()
-    times = start_clock(clock)
-    times.read()
+    log_clock = start_clock(clock)
+    log_clock.read()
     expected = clock.us + clock.step_us
     clock.off_us += jump_us
-    times.read()
-    assert times.jumps == jump_count
-    assert times.jump == (ClockJump(expected, expected + jump_us) if jump_count else None)
+    log_clock.read()
+    assert log_clock.jumps == jump_count
+    assert log_clock.jump == (ClockJump(expected, expected + jump_us) if jump_count else None)
 
 
 @pytest.mark.parametrize(
@@ -96,10 +96,10 @@ def test_jump_of_a_minute_or_more_is_counted(jump_us: int, jump_count: int) -> N
 )
 def test_start_far_from_the_last_log_time_counts_as_a_jump(stopped_us: int, jump_count: int) -> None:
     clock = Clock(step_us=0)
-    times = start_clock(clock, time_us=START_US - stopped_us)
-    times.read()
-    assert times.jumps == jump_count
-    assert times.jump == (ClockJump(START_US - stopped_us, START_US) if jump_count else None)
+    log_clock = start_clock(clock, time_us=START_US - stopped_us)
+    log_clock.read()
+    assert log_clock.jumps == jump_count
+    assert log_clock.jump == (ClockJump(START_US - stopped_us, START_US) if jump_count else None)
 
 
 # --- stored times
@@ -125,7 +125,10 @@ def test_missing_or_corrupted_times_equal_those_of_a_new_log() -> None:
 
 
 class FaultyClockRun:
-    """A log in several processes with a faulty clock; `seen_s`: the age of each offset in open time."""
+    """A log in several processes with a faulty clock.
+
+    `seen_s`: the age of each offset, in seconds of seen time. `stamps`: the log time of each append.
+    """
 
     def __init__(self) -> None:
         self.disk, self.clock = SimDisk(), Clock(step_us=0)
@@ -136,7 +139,7 @@ class FaultyClockRun:
     def open(self) -> None:
         self.log, _ = open_log(self.disk, AGEING, clock=self.clock)
         self.writer = Writer(self.log, counter=self.log.next_offset)
-        self.seen_s = {at: seen for at, seen in self.seen_s.items() if at < self.log.next_offset}
+        self.seen_s = {offset: seen for offset, seen in self.seen_s.items() if offset < self.log.next_offset}
         self.log.clock.read()
 
     def append(self) -> None:
@@ -150,15 +153,23 @@ class FaultyClockRun:
             step = min(seconds, 50.0)
             seconds -= step
             self.clock.wait(step)
-            self.seen_s = {at: seen + step for at, seen in self.seen_s.items()}
+            self.seen_s = {offset: seen + step for offset, seen in self.seen_s.items()}
             self.log.roll()
             start = self.log.start_offset
             self.log.retain()
             commit(self.log)
-            removed = {at: seen for at, seen in self.seen_s.items() if start <= at < self.log.start_offset}
+            removed = {
+                offset: seen
+                for offset, seen in self.seen_s.items()
+                if start <= offset < self.log.start_offset
+            }
             assert all(seen >= RETENTION_S for seen in removed.values()), removed
 
     def end(self, how: str, stopped_us: int, off_us: int) -> None:
+        """End the process and start the next one.
+
+        `how`: closed, killed, crashed, or written (crashed after the times were written).
+        """
         if how == "written":
             self.log.write_times(self.log.times())
         if how == "closed":

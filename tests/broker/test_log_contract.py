@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from delta_prop_broker.log.contract import Log
 
 SHORT = replace(SMALL, segment_bytes_max=1_500, bytes_max=20_000, retention_bytes=20_000)
-Make = Callable[[], "Log"]
+MakeLog = Callable[[], "Log"]
 
 
 def _on_disk() -> Log:
@@ -33,11 +33,11 @@ def _in_memory() -> Log:
     return MemoryLog(LOG_ID, bytes_max=SHORT.bytes_max * 5)
 
 
-LOGS = pytest.mark.parametrize("make", [_in_memory, _on_disk], ids=["in memory", "on disk"])
+LOGS = pytest.mark.parametrize("make_log", [_in_memory, _on_disk], ids=["in memory", "on disk"])
 
 
 def make_visible(log: Log) -> None:
-    """Make all appended rows visible."""
+    """MakeLog all appended rows visible."""
     if isinstance(log, DurableLog):
         commit(log)
     assert log.high_watermark == log.next_offset
@@ -48,13 +48,13 @@ def append(log: Log, rows: int = 2) -> int:
     return log.append(batch, lamport=log.next_offset + 1, source=Source.LOCAL).offset
 
 
-def offsets(log: Log, offset: int, rows_max: int = 1 << 20, bytes_max: int = 1 << 30) -> list[int]:
+def read_offsets(log: Log, offset: int, rows_max: int = 1 << 20, bytes_max: int = 1 << 30) -> list[int]:
     return [logged.offset for logged in log.read(offset, rows_max=rows_max, bytes_max=bytes_max)]
 
 
 @LOGS
-def test_offsets_are_consecutive_and_batches_are_read_back(make: Make) -> None:
-    log = make()
+def test_offsets_are_consecutive_and_batches_are_read_back(make_log: MakeLog) -> None:
+    log = make_log()
     batches = [
         log.append(batch_of(rows, 1, level=AckLevel.MEMORY), lamport=7 * rows, source=Source.REPLICA)
         for rows in (3, 1, 4)
@@ -62,8 +62,7 @@ def test_offsets_are_consecutive_and_batches_are_read_back(make: Make) -> None:
     make_visible(log)
     assert [logged.offset for logged in batches] == [0, 3, 4]
     assert (log.start_offset, log.next_offset, log.epoch, len(log.log_id)) == (0, 8, 1, 16)
-    found = log.read(0, **EVERYTHING)
-    for logged, read_back in zip(batches, found, strict=True):
+    for logged, read_back in zip(batches, log.read(0, **EVERYTHING), strict=True):
         assert (read_back.offset, read_back.lamport, read_back.source) == (
             logged.offset,
             logged.lamport,
@@ -73,31 +72,31 @@ def test_offsets_are_consecutive_and_batches_are_read_back(make: Make) -> None:
 
 
 @LOGS
-def test_read_starts_at_the_containing_batch_and_stops_at_bounds(make: Make) -> None:
-    log = make()
+def test_read_starts_at_the_containing_batch_and_stops_at_bounds(make_log: MakeLog) -> None:
+    log = make_log()
     for _ in range(4):
         append(log, 10)
     make_visible(log)
     size = batch_of(10).size
-    assert offsets(log, 0) == [0, 10, 20, 30]
-    assert offsets(log, 15) == [10, 20, 30]
-    assert offsets(log, 0, rows_max=29) == [0, 10]
-    assert offsets(log, 0, bytes_max=2 * size) == [0, 10]
-    assert offsets(log, 39, rows_max=1, bytes_max=1) == [30]
-    assert offsets(log, 40) == offsets(log, 99) == []
+    assert read_offsets(log, 0) == [0, 10, 20, 30]
+    assert read_offsets(log, 15) == [10, 20, 30]
+    assert read_offsets(log, 0, rows_max=29) == [0, 10]
+    assert read_offsets(log, 0, bytes_max=2 * size) == [0, 10]
+    assert read_offsets(log, 39, rows_max=1, bytes_max=1) == [30]
+    assert read_offsets(log, 40) == read_offsets(log, 99) == []
 
 
 @LOGS
-def test_appended_rows_are_read_back_before_they_are_visible(make: Make) -> None:
-    log = make()
+def test_appended_rows_are_read_back_before_they_are_visible(make_log: MakeLog) -> None:
+    log = make_log()
     for rows in (10, 10):
         append(log, rows)
     make_visible(log)
     batches = [(append(log, rows), rows) for rows in (3, 1, 4)]
 
     def read_back(offset: int, rows_max: int = 1) -> list[tuple[int, int]]:
-        found = log.read_appended(offset, rows_max=rows_max, bytes_max=1 << 20)
-        return [(logged.offset, logged.count) for logged in found]
+        found_batches = log.read_appended(offset, rows_max=rows_max, bytes_max=1 << 20)
+        return [(logged.offset, logged.count) for logged in found_batches]
 
     assert batches == [(20, 3), (23, 1), (24, 4)]
     assert [read_back(offset) for offset in (0, 9, 19, 22, 27)] == [
@@ -116,8 +115,8 @@ def test_appended_rows_are_read_back_before_they_are_visible(make: Make) -> None
 
 
 @LOGS
-def test_reading_back_dropped_rows_is_refused(make: Make) -> None:
-    log = make()
+def test_reading_back_dropped_rows_is_refused(make_log: MakeLog) -> None:
+    log = make_log()
     while log.start_offset == 0:
         append(log, 10)
         make_visible(log)
@@ -125,12 +124,12 @@ def test_reading_back_dropped_rows_is_refused(make: Make) -> None:
     with pytest.raises(Refused) as caught:
         log.read_appended(log.start_offset - 1, rows_max=1, bytes_max=1)
     assert caught.value.code is ErrorCode.CURSOR_TOO_OLD
-    assert [one.offset for one in log.read_appended(end + 9, rows_max=1, bytes_max=1)] == [end]
+    assert [logged.offset for logged in log.read_appended(end + 9, rows_max=1, bytes_max=1)] == [end]
 
 
 @LOGS
-def test_ack_level_above_the_logs_own_is_refused(make: Make) -> None:
-    log = make()
+def test_ack_level_above_the_logs_own_is_refused(make_log: MakeLog) -> None:
+    log = make_log()
     batch = batch_of(1, level=AckLevel(log.ack_level + 1))
     with pytest.raises(Refused, match="requested, but") as caught:
         log.append(batch, lamport=1, source=Source.LOCAL)
@@ -140,8 +139,8 @@ def test_ack_level_above_the_logs_own_is_refused(make: Make) -> None:
 
 
 @LOGS
-def test_refusal_of_several_batches_judges_them_together(make: Make) -> None:
-    log = make()
+def test_refusal_of_several_batches_judges_them_together(make_log: MakeLog) -> None:
+    log = make_log()
     log.hold("sink", lambda: 0)
     assert log.refusal(batch_of(2, level=AckLevel.MEMORY), batch_of(3, level=AckLevel.MEMORY)) is None
     refusal = log.refusal(batch_of(2, level=AckLevel.MEMORY), batch_of(1, level=AckLevel(log.ack_level + 1)))
@@ -157,9 +156,9 @@ def test_refusal_of_several_batches_judges_them_together(make: Make) -> None:
 
 
 @LOGS
-def test_full_log_names_its_holder_and_releases_yielding_ones(make: Make) -> None:
-    log = make()
-    released: list[str] = []
+def test_full_log_names_its_holder_and_evicts_evictable_ones(make_log: MakeLog) -> None:
+    log = make_log()
+    evicted: list[str] = []
     log.hold("sink", lambda: 0)
     with pytest.raises(Refused) as caught:
         _fill(log)
@@ -172,10 +171,10 @@ def test_full_log_names_its_holder_and_releases_yielding_ones(make: Make) -> Non
     assert log.used_share(log.next_offset) == 0
     assert log.capacity_refusal(2, batch_of(2).size) is not None
     log.release("sink")
-    log.hold("subscriber", lambda: 0, lambda: released.append("subscriber"))
+    log.hold("subscriber", lambda: 0, lambda: evicted.append("subscriber"))
     end = log.next_offset
     append(log)
-    assert (log.next_offset, released) == (end + 2, ["subscriber"])
+    assert (log.next_offset, evicted) == (end + 2, ["subscriber"])
     make_visible(log)
     with pytest.raises(Refused) as caught:
         log.read(0, **EVERYTHING)
@@ -194,15 +193,15 @@ def _fill(log: Log) -> None:
     steps=st.lists(
         st.one_of(
             st.tuples(st.just("append"), st.integers(50, 150)),
-            st.tuples(st.sampled_from(["hold", "hold, yielding", "release", "advance"]), st.integers(0, 2)),
+            st.tuples(st.sampled_from(["hold", "hold, evictable", "release", "advance"]), st.integers(0, 2)),
         ),
         max_size=60,
     )
 )
-def test_held_rows_stay_and_the_bounds_hold(make: Make, steps: list[tuple[str, int]]) -> None:
-    log = make()
+def test_held_rows_stay_and_the_bounds_hold(make_log: MakeLog, steps: list[tuple[str, int]]) -> None:
+    log = make_log()
     holders: dict[str, int] = {}
-    yielding: set[str] = set()
+    evictable: set[str] = set()
     refusals: list[ErrorCode] = []
     for step, amount in steps:
         name = f"sink-{amount % 3}"
@@ -211,26 +210,26 @@ def test_held_rows_stay_and_the_bounds_hold(make: Make, steps: list[tuple[str, i
                 append(log, amount)
             except Refused as refusal:
                 refusals.append(refusal.code)
-                assert holders.keys() - yielding, "only a holder that does not yield may cause a refusal"
+                assert holders.keys() - evictable, "only a holder that cannot be evicted may cause a refusal"
             make_visible(log)
-        elif step in ("hold", "hold, yielding") and name not in holders:
+        elif step in ("hold", "hold, evictable") and name not in holders:
             holders[name] = log.start_offset
-            if step == "hold, yielding":
-                yielding.add(name)
+            if step == "hold, evictable":
+                evictable.add(name)
                 log.hold(name, lambda name=name: holders[name], lambda name=name: _forget(holders, name))
             else:
-                yielding.discard(name)  # an earlier holder of this name may have yielded
+                evictable.discard(name)  # an earlier holder of this name may have been evictable
                 log.hold(name, lambda name=name: holders[name])
         elif step == "release":
             _forget(holders, name)
-            yielding.discard(name)
+            evictable.discard(name)
             log.release(name)
         elif name in holders:
             holders[name] = min(holders[name] + 500, log.next_offset)
         assert all(offset >= log.start_offset for offset in holders.values())
         assert log.used_share(log.start_offset) <= 1
-        found = offsets(log, log.start_offset)
-        assert not found or found[0] == log.start_offset
+        offsets = read_offsets(log, log.start_offset)
+        assert not offsets or offsets[0] == log.start_offset
     assert set(refusals) <= {ErrorCode.LOG_FULL}
     assert isinstance(log, MemoryLog | DurableLog)
     assert log.statistics().bytes <= log.statistics().bytes_max

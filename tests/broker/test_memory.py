@@ -150,9 +150,9 @@ def test_refused_append_changes_nothing() -> None:
     with pytest.raises(Refused):
         _append(log, 3)
     assert log.next_offset == before.next_offset
-    assert _held(log) == [2, 3]  # rows that no holder needs may be dropped, held rows stay
+    assert _stored_offsets(log) == [2, 3]  # rows that no holder needs may be dropped, held rows stay
     _append(log, 2)
-    assert _held(log) == [2, 3, 4, 5]
+    assert _stored_offsets(log) == [2, 3, 4, 5]
 
 
 # --- reading
@@ -197,7 +197,7 @@ def test_reading_dropped_rows_names_the_log_start_offset() -> None:
 
 @given(
     deltas_max=st.integers(1, 30),
-    batches_bytes_max=st.integers(1, 12),
+    batches_of_four_max=st.integers(1, 12),
     steps=st.lists(
         st.one_of(
             st.tuples(st.just("append"), st.integers(1, 8)),
@@ -208,21 +208,21 @@ def test_reading_dropped_rows_names_the_log_start_offset() -> None:
     ),
 )
 def test_log_behaves_like_a_bounded_list(
-    deltas_max: int, batches_bytes_max: int, steps: list[tuple[str, int]]
+    deltas_max: int, batches_of_four_max: int, steps: list[tuple[str, int]]
 ) -> None:
-    bytes_max = batches_bytes_max * weight(_batch(4))
+    bytes_max = batches_of_four_max * weight(_batch(4))
     log = MemoryLog(LOG_ID, deltas_max=deltas_max, bytes_max=bytes_max)
     appended: list[LoggedBatch] = []
     holders: dict[str, int] = {}
     for step, amount in steps:
         name = f"sink-{amount % 3}"
         if step == "append":
-            batch, held = _batch(amount), _held(log)
+            batch, stored_before = _batch(amount), _stored_offsets(log)
             refusal = log.refusal(batch)
             if refusal is None:
                 appended.append(log.append(batch, lamport=1, source=Source.LOCAL))
             floor = min(holders.values(), default=log.next_offset)
-            assert {offset for offset in held if offset >= floor} <= set(_held(log))
+            assert {offset for offset in stored_before if offset >= floor} <= set(_stored_offsets(log))
             if refusal and refusal.code is ErrorCode.LOG_FULL:
                 oldest = _batch_at(appended, log.start_offset)
                 assert oldest.next_offset > floor
@@ -237,12 +237,12 @@ def test_log_behaves_like_a_bounded_list(
             holders.pop(name, None)
             log.release(name)
         statistics = log.statistics()
-        assert statistics.deltas == len(_held(log)) <= deltas_max
+        assert statistics.deltas == len(_stored_offsets(log)) <= deltas_max
         assert statistics.bytes <= bytes_max
         assert statistics.deltas + statistics.dropped == statistics.next_offset
         for offset in range(log.start_offset, log.next_offset, 3):
-            found = log.read(offset, **EVERYTHING)
-            assert found == appended[appended.index(_batch_at(appended, offset)) :]
+            batches = log.read(offset, **EVERYTHING)
+            assert batches == appended[appended.index(_batch_at(appended, offset)) :]
 
 
 @pytest.mark.parametrize("rows", [1, 10, 1000])
@@ -288,9 +288,9 @@ def _read(log: MemoryLog, offset: int, *, rows_max: int, bytes_max: int) -> list
     return [logged.offset for logged in log.read(offset, rows_max=rows_max, bytes_max=bytes_max)]
 
 
-def _held(log: MemoryLog) -> list[int]:
-    found = log.read(log.start_offset, **EVERYTHING)
-    return [logged.offset + row for logged in found for row in range(logged.count)]
+def _stored_offsets(log: MemoryLog) -> list[int]:
+    batches = log.read(log.start_offset, **EVERYTHING)
+    return [logged.offset + row for logged in batches for row in range(logged.count)]
 
 
 def _batch_at(appended: list[LoggedBatch], offset: int) -> LoggedBatch:

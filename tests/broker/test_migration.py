@@ -44,7 +44,10 @@ SETTINGS = replace(
 
 
 class History:
-    """A log with random appends, compressions, compactions and checkpoints, drawn from a seed."""
+    """A log with random appends, compressions, compactions and checkpoints, drawn from a seed.
+
+    `typed`: its control rows begin with their types, so its format is 2, not 1.
+    """
 
     def __init__(self, seed: int, *, typed: bool, steps: int = 60) -> None:
         self.disk = SimDisk()
@@ -67,10 +70,8 @@ class History:
             elif choice < CONTROL_SHARE + 0.2:
                 self._append(compressible_batch(6, self._last + 1, origin=ORIGIN))
             else:
-                at = self._last
-                self._append(
-                    encode_batch([delta_at(at + row) for row in range(rows)], origin=ORIGIN, base=at + 1)
-                )
+                last, deltas = self._last, [delta_at(self._last + row) for row in range(rows)]
+                self._append(encode_batch(deltas, origin=ORIGIN, base=last + 1))
             if rng.random() < 0.7:
                 commit(log)
             if choice > 0.9:
@@ -115,11 +116,11 @@ class History:
                 commit(self.log)
 
 
-def bodies(log: DurableLog, before: int = 0) -> dict[int, bytes]:
+def bodies(log: DurableLog, first: int = 0) -> dict[int, bytes]:
     return {
         location.logged.offset: bytes(location.logged.batch.body)
         for location in log.frames()
-        if location.logged.offset >= before
+        if location.logged.offset >= first
     }
 
 
@@ -132,8 +133,8 @@ def check_migrated(
     """
     assert read_format(disk) == (FORMAT, "test", False)
     assert not [path for path in disk.paths() if path.endswith(".new")]
-    for found in (inspect(disk), inspect_snapshots(disk), inspect_checkpoints(disk)):
-        assert not [item for item in found if isinstance(item, LogCorrupted)]
+    for entries in (inspect(disk), inspect_snapshots(disk), inspect_checkpoints(disk)):
+        assert not [entry for entry in entries if isinstance(entry, LogCorrupted)]
     log, report = open_log(disk, history.settings)
     assert (report.clean, report.notes) == (True, [])
     if not failed:
@@ -150,7 +151,7 @@ SEEDS = pytest.mark.parametrize("seed", range(12))
 @SEEDS
 def test_migrated_log_equals_one_written_in_the_current_format(seed: int) -> None:
     old, new = History(seed, typed=False), History(seed, typed=True)
-    before = {
+    new_stamps = {
         location.logged.offset: location.stamp
         for location in open_log(new.disk, new.settings, read_only=True)[0].frames()
     }
@@ -160,18 +161,18 @@ def test_migrated_log_equals_one_written_in_the_current_format(seed: int) -> Non
     assert (report.from_format, report.to_format, report.completed) == (1, FORMAT, False)
     assert report.control_batches > 0
     log, _ = open_log(old.disk, old.settings, read_only=True)
-    first = max(log.start_offset, min(before))
-    expected = open_log(new.disk, new.settings, read_only=True)[0]
-    assert bodies(log, first) == bodies(expected, first)
+    first = max(log.start_offset, min(new_stamps))
+    expected_log = open_log(new.disk, new.settings, read_only=True)[0]
+    assert bodies(log, first) == bodies(expected_log, first)
     migrated_stamps = {
         location.logged.offset: location.stamp for location in log.frames() if location.logged.offset >= first
     }
     for offset, stamp in migrated_stamps.items():
         expected_stamp = replace(
-            before[offset], previous_crc=stamp.previous_crc, append_time=stamp.append_time
+            new_stamps[offset], previous_crc=stamp.previous_crc, append_time=stamp.append_time
         )
         assert stamp == expected_stamp, offset
-    snapshot, expected_snapshot = log.snapshot(), expected.snapshot()
+    snapshot, expected_snapshot = log.snapshot(), expected_log.snapshot()
     assert (snapshot is None) == (expected_snapshot is None)
     if snapshot is not None and expected_snapshot is not None:
         snapshot.verify()
@@ -270,13 +271,13 @@ def test_lack_of_disk_space_is_reported_before_any_write() -> None:
 
 
 def is_old(disk: SimDisk, expected_bodies: dict[int, bytes]) -> bool:
-    """True if an earlier version would open the log and find the expected bodies."""
-    found = read_format(disk)
-    assert found is not None
-    if found.number == FORMAT:
+    """Return False if the log has the new format, else True: an earlier version finds the expected bodies."""
+    format_file = read_format(disk)
+    assert format_file is not None
+    if format_file.number == FORMAT:
         return False
     copy = disk.kill()
-    recovered = recover(copy, DIRECTORY, draw=bytes, made_by="", oldest_format=1)
+    recovered = recover(copy, DIRECTORY, random_bytes=bytes, made_by="", oldest_format=1)
     recovered.close()
     copy.put("format", _pack_format(Format(FORMAT, "test")))
     assert bodies(open_log(copy, SETTINGS, read_only=True)[0]) == expected_bodies
@@ -286,7 +287,7 @@ def is_old(disk: SimDisk, expected_bodies: dict[int, bytes]) -> bool:
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_crash_at_any_call_leaves_the_old_or_the_new_directory(seed: int, full: bool) -> None:
     old = History(seed, typed=False, steps=30)
-    found = read_format(old.disk)
+    assert read_format(old.disk) == (1, "test", False)
     before = bodies(open_old_log(old))
     migrated = old.disk.kill()
     migrate_disk(migrated)
@@ -310,7 +311,6 @@ def test_crash_at_any_call_leaves_the_old_or_the_new_directory(seed: int, full: 
                 migrate_disk(after)
                 check_migrated(after, old, expected_bodies, failed=True)
     print(f"{len(numbers)} calls: {outcomes}")
-    assert found == (1, "test", False)
     assert min(outcomes.values()) > 0
 
 
@@ -331,10 +331,10 @@ def test_migration_can_be_resumed_after_a_crash_while_resuming() -> None:
     with pytest.raises(SimCrash):
         migrate_disk(interrupted)
     interrupted = interrupted.kill()
-    tried = interrupted.kill()
-    assert migrate_disk(tried).completed
-    calls = tried.calls
-    check_migrated(tried, old, expected_bodies)
+    resumed = interrupted.kill()
+    assert migrate_disk(resumed).completed
+    calls = resumed.calls
+    check_migrated(resumed, old, expected_bodies)
     for number in range(1, calls + 1):
         disk = interrupted.kill()
         disk.crash_at(number)
@@ -363,8 +363,8 @@ def test_failed_call_is_reported_and_migration_can_be_rerun(error: int) -> None:
             failures += 1
         disk.heal()
         if read_format(disk) == (1, "test", False):
-            written = (".log.new", ".index.new", ".snapshot.new", ".checkpoint.new")
-            assert not [path for path in disk.paths() if path.endswith(written)]
+            suffixes = (".log.new", ".index.new", ".snapshot.new", ".checkpoint.new")
+            assert not [path for path in disk.paths() if path.endswith(suffixes)]
         after = disk.crash(number)
         is_old(after, before)
         migrate_disk(after)

@@ -97,7 +97,7 @@ def test_zeros_are_truncated_silently_after_a_crash() -> None:
     size = writer.log.statistics().bytes
     after = disk.kill()
     assert sizes(after)[0] > size
-    assert not [found for found in inspect(after) if isinstance(found, LogCorrupted)]
+    assert not [entry for entry in inspect(after) if isinstance(entry, LogCorrupted)]
     assert len(list(Follower(after, 0).read())) == 3
     reader, report = open_log(after, ROOMY, read_only=True)
     assert (contents(reader), report.truncated_tail) == (writer.appended, None)
@@ -115,20 +115,22 @@ def test_zeros_in_place_of_a_synced_frame_are_corruption() -> None:
     after.put(path, after.peek(path)[: 2 * size] + bytes(8192))
     with pytest.raises(LogCorrupted):
         open_log(after, ROOMY)
-    assert any(isinstance(found, LogCorrupted) for found in inspect(after))
+    assert any(isinstance(entry, LogCorrupted) for entry in inspect(after))
 
 
-@pytest.mark.parametrize(("content", "zeros"), [(0, 0), (0, 5), (7, 0), (7, 3), (3_000_000, 2_500_000)])
+@pytest.mark.parametrize(
+    ("content_bytes", "zero_bytes"), [(0, 0), (0, 5), (7, 0), (7, 3), (3_000_000, 2_500_000)]
+)
 def test_content_end_excludes_trailing_zeros(
-    content: int, zeros: int, monkeypatch: pytest.MonkeyPatch
+    content_bytes: int, zero_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = SimDisk()
     disk.make_directory(SEGMENTS)
-    disk.put("file", b"x" * content + bytes(zeros))
+    disk.put("file", b"x" * content_bytes + bytes(zero_bytes))
     file = disk.open("file")
-    assert content_end(file, 0, file.size()) == content
+    assert content_end(file, 0, file.size()) == content_bytes
     monkeypatch.setattr(preallocation, "CHUNK_BYTES", 1_000)
-    assert content_end(file, content // 2, file.size()) == content
+    assert content_end(file, content_bytes // 2, file.size()) == content_bytes
 
 
 @pytest.mark.parametrize("access", ["opened", "inspected", "followed"])
@@ -144,14 +146,14 @@ def test_zeros_filled_during_a_read_are_not_corruption(
 
     def read_then_append(self: Any, at: int, size: int) -> bytes:
         nonlocal reads
-        found = real_read(self, at, size)
+        content = real_read(self, at, size)
         if self._path == path:
             reads += 1
             if reads == append_at_read:
                 for _ in range(3):
                     writer.append(2)
                     commit(writer.log)
-        return found
+        return content
 
     monkeypatch.setattr(file_type, "read", read_then_append)
     if access == "opened":
@@ -159,6 +161,6 @@ def test_zeros_filled_during_a_read_are_not_corruption(
         assert report.truncated_tail is None
         assert len(contents(reader)) >= 3
     elif access == "inspected":
-        assert not [found for found in inspect(disk) if isinstance(found, LogCorrupted)]
+        assert not [entry for entry in inspect(disk) if isinstance(entry, LogCorrupted)]
     else:
         assert len(list(Follower(disk, 0).read())) >= 3

@@ -1,4 +1,4 @@
-"""RetentionQuota: the share of the log above an offset, and the holders that a full log releases."""
+"""The capacity of a MemoryLog: the share of it that rows use, and the holders that a full log evicts."""
 
 from __future__ import annotations
 
@@ -58,55 +58,54 @@ def test_dropped_rows_take_no_share() -> None:
     assert log.used_share(8) == 0.5
 
 
-# --- released holders
+# --- evicted holders
 
 
-def test_yielding_holder_is_released_before_an_append_is_refused() -> None:
-    log, released = MemoryLog(LOG_ID, deltas_max=4), []
-    log.hold("snapshots", lambda: 0, lambda: released.append(log.next_offset))
+def test_evictable_holder_is_evicted_before_an_append_is_refused() -> None:
+    log, evicted = MemoryLog(LOG_ID, deltas_max=4), []
+    log.hold("snapshots", lambda: 0, lambda: evicted.append(log.next_offset))
     log.hold("quick", lambda: log.next_offset)
     for _ in range(4):
         append(log, 1)
-    assert released == []
+    assert evicted == []
     append(log, 1)
-    assert released == [4]  # before the append, once
+    assert evicted == [4]  # before the append, once
     append(log, 1)
-    assert released == [4]
+    assert evicted == [4]
     assert (log.start_offset, log.next_offset) == (2, 6)
     assert log.statistics().refused == 0
 
 
-@pytest.mark.parametrize("first", ["yields", "stays"])
-def test_no_holder_is_released_if_the_log_stays_full(first: str) -> None:
-    log, released = MemoryLog(LOG_ID, deltas_max=4), []
-    holders = {"yields": lambda: released.append(1), "stays": None}
-    for name in (first, *(one for one in holders if one != first)):
+@pytest.mark.parametrize("first", ["evictable", "required"])
+def test_no_holder_is_evicted_if_the_log_stays_full(first: str) -> None:
+    log, evicted = MemoryLog(LOG_ID, deltas_max=4), []
+    holders = {"evictable": lambda: evicted.append(1), "required": None}
+    for name in (first, *(name for name in holders if name != first)):
         log.hold(name, lambda: 0, holders[name])
     for _ in range(4):
         append(log, 1)
-    full = log.capacity_refusal(1, 0)
-    assert isinstance(full, Refused)
+    assert isinstance(log.capacity_refusal(1, 0), Refused)
     with pytest.raises(Refused) as caught:
         append(log, 1)
     assert caught.value.code is ErrorCode.LOG_FULL
-    assert released == []
-    log.release("stays")
+    assert evicted == []
+    log.release("required")
     append(log, 1)
-    assert released == [1]
+    assert evicted == [1]
 
 
-def test_only_as_many_holders_are_released_as_needed() -> None:
-    log, released = MemoryLog(LOG_ID, deltas_max=6), []
+def test_only_as_many_holders_are_evicted_as_needed() -> None:
+    log, evicted = MemoryLog(LOG_ID, deltas_max=6), []
     for name, offset in (("far", 0), ("middle", 2), ("near", 4)):
-        log.hold(name, lambda offset=offset: offset, lambda name=name: released.append(name))  # type: ignore[misc]
+        log.hold(name, lambda offset=offset: offset, lambda name=name: evicted.append(name))  # type: ignore[misc]
     for _ in range(3):
         append(log, 2)
     append(log, 1)
-    assert released == ["far"]
+    assert evicted == ["far"]
     append(log, 1)
-    assert released == ["far"]
+    assert evicted == ["far"]
     append(log, 2)
-    assert released == ["far", "middle"]
+    assert evicted == ["far", "middle"]
 
 
 # --- against a model
@@ -114,34 +113,36 @@ def test_only_as_many_holders_are_released_as_needed() -> None:
 
 @dataclass
 class Model:
-    """The rules of the quota over lists: rows that no holder needs are dropped when capacity is short."""
+    """The rules of a log's capacity over lists: when it is short, rows that no holder needs are dropped."""
 
-    held_batches: list[tuple[int, int]] = field(default_factory=list)  # offset and count of each batch held
+    batches: list[tuple[int, int]] = field(default_factory=list)  # offset and count of each stored batch
     end: int = 0
-    holders: dict[str, tuple[int, bool]] = field(default_factory=dict)
-    released: list[str] = field(default_factory=list)
+    holders: dict[str, tuple[int, bool]] = field(default_factory=dict)  # oldest needed offset, is evictable
+    evicted: list[str] = field(default_factory=list)
 
-    def held(self) -> int:
-        return sum(count for _, count in self.held_batches)
+    def stored_count(self) -> int:
+        return sum(count for _, count in self.batches)
 
-    def held_from(self, floor: int) -> int:
-        return sum(count for start, count in self.held_batches if start + count > floor)
+    def count_above(self, floor: int) -> int:
+        """Return the number of rows in batches that do not end at or below `floor`."""
+        return sum(count for start, count in self.batches if start + count > floor)
 
     def append(self, count: int) -> bool:
-        while self.held() + count > DELTAS_MAX:
+        while self.stored_count() + count > DELTAS_MAX:
             floor = min((offset for offset, _ in self.holders.values()), default=self.end)
-            if self.held_batches[0][0] + self.held_batches[0][1] <= floor:
-                self.held_batches.pop(0)
+            if self.batches[0][0] + self.batches[0][1] <= floor:
+                self.batches.pop(0)
                 continue
             required_floor = min(
-                (offset for offset, yields in self.holders.values() if not yields), default=self.end
+                (offset for offset, is_evictable in self.holders.values() if not is_evictable),
+                default=self.end,
             )
-            if self.held_from(required_floor) + count > DELTAS_MAX:
+            if self.count_above(required_floor) + count > DELTAS_MAX:
                 return False
-            name = min(self.holders, key=lambda one: self.holders[one][0])
+            name = min(self.holders, key=lambda name: self.holders[name][0])
             del self.holders[name]
-            self.released.append(name)
-        self.held_batches.append((self.end, count))
+            self.evicted.append(name)
+        self.batches.append((self.end, count))
         self.end += count
         return True
 
@@ -158,8 +159,8 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_capacity_is_freed_as_in_the_model(steps: list[tuple[str, int, bool]]) -> None:
-    log, model, released = MemoryLog(LOG_ID, deltas_max=DELTAS_MAX), Model(), []
-    for step, amount, yields in steps:
+    log, model, evicted = MemoryLog(LOG_ID, deltas_max=DELTAS_MAX), Model(), []
+    for step, amount, is_evictable in steps:
         if step == "append":
             has_capacity = log.capacity_refusal(amount, BATCHES[amount].size) is None
             with nullcontext() if has_capacity else pytest.raises(Refused, match="LOG_FULL"):
@@ -175,11 +176,11 @@ def test_capacity_is_freed_as_in_the_model(steps: list[tuple[str, int, bool]]) -
             log.hold(
                 step,
                 lambda offset=offset: offset,  # type: ignore[misc]
-                (lambda step=step: released.append(step)) if yields else None,  # type: ignore[misc]
+                (lambda step=step: evicted.append(step)) if is_evictable else None,  # type: ignore[misc]
             )
-            model.holders[step] = (offset, yields)
-        assert released == model.released
+            model.holders[step] = (offset, is_evictable)
+        assert evicted == model.evicted
         assert log.next_offset == model.end
-        assert log.start_offset == (model.held_batches[0][0] if model.held_batches else model.end)
+        assert log.start_offset == (model.batches[0][0] if model.batches else model.end)
         for offset in range(log.start_offset, log.next_offset):
             assert log.used_share(offset) == (log.next_offset - offset) / DELTAS_MAX

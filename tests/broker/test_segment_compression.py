@@ -12,9 +12,9 @@ import pytest
 from delta_prop_broker.log.corruption import CodecMissing, LogCorrupted
 from delta_prop_broker.log.readonly.follow import Follower
 from delta_prop_broker.log.readonly.inspect import inspect
-from delta_prop_broker.log.retention import segment_compression as module
+from delta_prop_broker.log.retention import segment_compression
 from delta_prop_broker.log.settings import LogSettings
-from delta_prop_simulations.disk import SimDisk
+from delta_prop_simulations.disk import CHANGING, SimCrash, SimDisk
 from delta_prop_wire import compression
 from delta_prop_wire.compression import Compression
 from delta_prop_wire.encode import encode_vectors
@@ -42,11 +42,11 @@ def bytes_of(disk: SimDisk) -> int:
 
 @CODECS
 def test_compressed_log_is_smaller_and_reads_the_same(codec: Compress) -> None:
-    disk, writer, before = compressed_log(codec)
+    disk, writer, uncompressed_bytes = compressed_log(codec)
     log = writer.log
     statistics = log.statistics()
     assert (statistics.segments, statistics.compressed_segments) == (5, 4)
-    assert statistics.bytes == bytes_of(disk) < before / 2
+    assert statistics.bytes == bytes_of(disk) < uncompressed_bytes / 2
     for opened in (log, open_log(disk.kill(), COMPRESSED)[0], open_log(disk, COMPRESSED, read_only=True)[0]):
         assert contents(opened) == writer.appended
         assert contents(opened, rows_max=1, bytes_max=1) == writer.appended
@@ -56,11 +56,9 @@ def test_compressed_log_is_smaller_and_reads_the_same(codec: Compress) -> None:
         ]
         times = [location.stamp.append_time for location in opened.frames()]
         assert [opened.offset_at(time) for time in times] == list(writer.appended)
-    found = list(inspect(disk))
-    assert not [corruption for corruption in found if isinstance(corruption, LogCorrupted)]
-    assert sum(location.size for location in found if not isinstance(location, LogCorrupted)) == bytes_of(
-        disk
-    )
+    entries = list(inspect(disk))
+    assert not [entry for entry in entries if isinstance(entry, LogCorrupted)]
+    assert sum(entry.size for entry in entries if not isinstance(entry, LogCorrupted)) == bytes_of(disk)
     follower = Follower(disk, 0)
     assert {location.logged.offset: frame(location.logged) for location in follower.read()} == writer.appended
 
@@ -89,7 +87,7 @@ def test_compressed_log_is_opened_by_its_indexes() -> None:
 
 
 def test_active_readers_continue_while_segments_are_replaced() -> None:
-    """One reader is in the middle of a segment, one has read only its index, and one reads it later."""
+    """A follower and a reader are within a segment; another reader has read only the indexes."""
     disk, writer, _ = compressed_log(settings=replace(COMPRESSED, compress="none"), codec="none")
     writer.log.close()
     log, _ = open_log(disk, COMPRESSED)
@@ -100,7 +98,7 @@ def test_active_readers_continue_while_segments_are_replaced() -> None:
     remaining_frames = early.frames()
     read_frames = [frame(next(remaining_frames).logged)]
     late, _ = open_log(disk, COMPRESSED, read_only=True)
-    sizes = [late.find(16, counter) for counter in (1, 13, 30)]
+    offsets = [late.find(16, counter) for counter in (1, 13, 30)]
     while compress_next_segment(log) is not None:
         pass
     assert seen + [frame(location.logged) for location in following] == list(writer.appended.values())
@@ -108,7 +106,7 @@ def test_active_readers_continue_while_segments_are_replaced() -> None:
         writer.appended.values()
     )
     assert contents(late) == writer.appended
-    assert sizes == [0, 12, 29]
+    assert offsets == [0, 12, 29]
 
 
 def test_log_reads_and_writes_between_compression_steps() -> None:
@@ -118,7 +116,7 @@ def test_log_reads_and_writes_between_compression_steps() -> None:
     for _ in range(4):
         writer.append_batch(compressible_batch(6, writer.counter + 1))
         commit(log)
-    assert contents(log) == writer.appended, "the read leaves its files open"
+    assert contents(log) == writer.appended  # the read leaves its files open
     compression_run = log.take_compression()
     assert compression_run is not None
     assert log.take_compression() is None, "one compression at a time"
@@ -147,9 +145,9 @@ def test_incompressible_segment_is_left_as_is_and_not_retried() -> None:
         commit(log)
     before = {path: disk.peek(path).rstrip(b"\0") for path in segments_of(disk)}
     for _ in range(3):
-        found = compress_next_segment(log)
-        assert found is not None
-        assert found.is_useless
+        useless = compress_next_segment(log)
+        assert useless is not None
+        assert useless.is_useless
     assert compress_next_segment(log) is None
     log.close()
     assert {path: disk.peek(path).rstrip(b"\0") for path in segments_of(disk)} == before
@@ -182,9 +180,9 @@ def test_corrupted_segment_is_reported_and_not_rewritten() -> None:
         compress_next_segment(log)
     assert (caught.value.path, caught.value.offset) == (path, 0)
     assert disk.peek(path) == before
-    found = compress_next_segment(log)
-    assert found is not None
-    assert found.segment.base == 12, "the other segments must be compressed"
+    next_compression = compress_next_segment(log)
+    assert next_compression is not None
+    assert next_compression.segment.base == 12, "the other segments must be compressed"
     assert not [path for path in disk.paths() if path.endswith(".new")]
 
 
@@ -265,22 +263,25 @@ def test_settings_parse_the_codec() -> None:
 # --- crashes and failures
 
 
-def run_log(disk: SimDisk, written: dict[int, bytes], held: list[int]) -> None:
-    """Commit, roll, remove and compress; a compression makes one step after each commit."""
+def run_log(disk: SimDisk, written: dict[int, bytes], start_and_synced: list[int]) -> None:
+    """Commit, remove segments and compress; a compression makes one step after each commit.
+
+    `start_and_synced`: a list for the start offset and the synced offset of the log, updated as they grow.
+    """
     clock = Clock()
     log, report = open_log(disk, replace(COMPRESSED, retention_bytes=20_000), clock=clock)
-    held[:] = [report.start_offset, log.synced]
+    start_and_synced[:] = [report.start_offset, log.synced]
     writer = Writer(log, appended=written, counter=log.next_offset)
     compression_run = None
     for step in range(24):
         writer.append_batch(compressible_batch(5 + step % 3, writer.counter + 1))
         commit(log)
-        held[1] = log.synced
+        start_and_synced[1] = log.synced
         compression_run = compression_run or log.take_compression()
         if step % 8 == 5:
-            held[0] = max(held[0], log.start_offset)
+            start_and_synced[0] = max(start_and_synced[0], log.start_offset)
             log.retain()
-            held[0] = max(held[0], log.start_offset)
+            start_and_synced[0] = max(start_and_synced[0], log.start_offset)
         try:
             if compression_run is not None and compression_run.step():
                 compression_run.close()
@@ -297,13 +298,13 @@ def run_log(disk: SimDisk, written: dict[int, bytes], held: list[int]) -> None:
     log.close()
 
 
-def check_log(disk: SimDisk, written: dict[int, bytes], held: list[int]) -> None:
+def check_log(disk: SimDisk, written: dict[int, bytes], start_and_synced: list[int]) -> None:
     """Check that all synced rows are in the log, and that it accepts appends."""
     log, _ = open_log(disk, COMPRESSED)
-    found = contents(log)
-    assert found == {offset: written[offset] for offset in found}
-    assert log.next_offset >= held[1]
-    assert log.start_offset <= held[0]
+    frames = contents(log)
+    assert frames == {offset: written[offset] for offset in frames}
+    assert log.next_offset >= start_and_synced[1]
+    assert log.start_offset <= start_and_synced[0]
     assert not [path for path in disk.paths() if path.endswith(".new")], "leftovers must be removed"
     assert log.statistics().bytes == bytes_of(disk)
     writer = Writer(log, counter=log.next_offset)
@@ -313,15 +314,13 @@ def check_log(disk: SimDisk, written: dict[int, bytes], held: list[int]) -> None
         pass
     log.close()
     log, _ = open_log(disk, COMPRESSED)
-    assert contents(log) == found | writer.appended
+    assert contents(log) == frames | writer.appended
 
 
 def test_crash_at_any_call_of_a_compressed_log_keeps_synced_rows(
     full: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from delta_prop_simulations.disk import CHANGING, SimCrash
-
-    monkeypatch.setattr(module, "STEP_BYTES", 2_000)
+    monkeypatch.setattr(segment_compression, "STEP_BYTES", 2_000)
     seeds = 20 if full else 1
     fault_free = SimDisk()
     run_log(fault_free, {}, [0, 0])
@@ -329,13 +328,13 @@ def test_crash_at_any_call_of_a_compressed_log_keeps_synced_rows(
     calls = [call.number for call in fault_free.trace if call.name in CHANGING]
     crashes = 0
     for number in calls if full else calls[::6]:
-        disk, written, held = SimDisk(number), dict[int, bytes](), [0, 0]
+        disk, written, start_and_synced = SimDisk(number), dict[int, bytes](), [0, 0]
         disk.crash_at(number)
         with pytest.raises(SimCrash):
-            run_log(disk, written, held)
+            run_log(disk, written, start_and_synced)
         for seed in range(seeds):
-            check_log(disk.crash(1_000 * number + seed), written, held)
-        check_log(disk.kill(), written, held)
+            check_log(disk.crash(1_000 * number + seed), written, start_and_synced)
+        check_log(disk.kill(), written, start_and_synced)
         crashes += 1
     print(f"{crashes} of {len(calls)} calls, {seeds} seeds each; {len(renamed)} segments replaced")
     assert fault_free.calls >= 200
@@ -345,19 +344,19 @@ def test_crash_at_any_call_of_a_compressed_log_keeps_synced_rows(
 def test_log_continues_after_a_failure_of_any_compression_call(
     full: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "STEP_BYTES", 2_000)
+    monkeypatch.setattr(segment_compression, "STEP_BYTES", 2_000)
     fault_free = SimDisk()
     run_log(fault_free, {}, [0, 0])
     failed = 0
     calls = [call for call in fault_free.trace if call.path.endswith(".log.new")]
     for call in calls if full else calls[::3]:
-        disk, written, held = SimDisk(call.number), dict[int, bytes](), [0, 0]
+        disk, written, start_and_synced = SimDisk(call.number), dict[int, bytes](), [0, 0]
         disk.fail(call.number, (errno.EIO, errno.ENOSPC)[call.number % 2])
-        run_log(disk, written, held)
+        run_log(disk, written, start_and_synced)
         disk.heal()
         failed += 1
-        check_log(disk.crash(call.number), written, held)
-        check_log(disk.kill(), written, held)
+        check_log(disk.crash(call.number), written, start_and_synced)
+        check_log(disk.kill(), written, start_and_synced)
     print(f"{failed} of {len(calls)} calls failed")
     assert len(calls) > 50
 
@@ -388,7 +387,7 @@ def test_flipped_bit_in_a_compressed_log_is_never_delivered(full: bool) -> None:
 
 def _find_corruption(disk: SimDisk, appended: dict[int, bytes]) -> str | None:
     """Return the file that is reported as corrupted; None if every row is read as it was appended."""
-    inspected = [found.path for found in inspect(disk) if isinstance(found, LogCorrupted)]
+    inspected = [entry.path for entry in inspect(disk) if isinstance(entry, LogCorrupted)]
     corrupted_path: str | None = None
     try:
         assert contents(open_log(disk, COMPRESSED)[0]) == appended

@@ -50,16 +50,16 @@ def test_sequential_small_reads_read_the_files_once(monkeypatch: pytest.MonkeyPa
         writer.append()
         commit(writer.log)
     log, _ = open_log(disk.kill())
-    read_bytes, read = [], SimFile.read
+    read_sizes, real_read = [], SimFile.read
     monkeypatch.setattr(
-        SimFile, "read", lambda file, at, size: read_bytes.append(size) or read(file, at, size)
+        SimFile, "read", lambda file, at, size: read_sizes.append(size) or real_read(file, at, size)
     )
     assert contents(log, rows_max=2, bytes_max=1) == writer.appended
-    in_steps = sum(read_bytes)
-    read_bytes.clear()
+    bytes_in_small_reads = sum(read_sizes)
+    read_sizes.clear()
     assert contents(log) == writer.appended
-    print(f"{in_steps} bytes were read batch by batch, {sum(read_bytes)} in large reads")
-    assert in_steps <= 1.5 * sum(read_bytes)
+    print(f"{bytes_in_small_reads} bytes were read batch by batch, {sum(read_sizes)} in large reads")
+    assert bytes_in_small_reads <= 1.5 * sum(read_sizes)
 
 
 def test_interleaved_readers_each_resume_at_their_position() -> None:
@@ -68,11 +68,11 @@ def test_interleaved_readers_each_resume_at_their_position() -> None:
         writer.append()
         commit(writer.log)
     offsets = sorted(writer.appended)
-    seen: list[dict[int, bytes]] = [{} for _ in range(7)]  # more readers than stored positions
+    seen: list[dict[int, bytes]] = [{} for _ in range(7)]  # more readers than cached scanners
     for step in range(len(offsets)):
-        for reader, found in enumerate(seen):
+        for reader, frames in enumerate(seen):
             (logged, *_) = writer.log.read(
                 offsets[(step + 9 * reader) % len(offsets)], rows_max=2, bytes_max=1
             )
-            found[logged.offset] = frame(logged)
+            frames[logged.offset] = frame(logged)
     assert seen == [writer.appended] * 7

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delta_prop_broker.disk import FileRange
-from delta_prop_broker.log.files import sendfile as module
+from delta_prop_broker.log.files import sendfile
 from delta_prop_broker.log.files.sendfile import RangeBounds, SendfileRange
 from delta_prop_broker.log.files.sparse_index import SparseIndex
 from delta_prop_simulations.disk import SimDisk
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from delta_prop_broker.log.settings import LogSettings
 
 SPACIOUS = replace(SMALL, segment_bytes_max=12_000, bytes_max=200_000, retention_bytes=200_000)
+LZ4, ZSTD = frozenset({1}), frozenset({2})
+"""Codecs that a reader decompresses."""
 SMALL_RANGES = RangeBounds(deltas_max=1 << 40, bytes_max=1 << 40, bytes_min=1)
 
 
@@ -51,10 +53,11 @@ def make_log(disk: SimDisk | None = None, settings_: LogSettings = SPACIOUS) -> 
     return MixedLog(Writer(open_log(disk or SimDisk(), settings_)[0]))
 
 
-def bytes_of(found: SendfileRange) -> bytes:
-    if isinstance(found.content, FileRange):
-        return found.content.file.read(found.content.position, found.content.size)
-    return b"".join(found.content)
+def bytes_of(sendfile_range: SendfileRange) -> bytes:
+    content = sendfile_range.content
+    if isinstance(content, FileRange):
+        return content.file.read(content.position, content.size)
+    return b"".join(content)
 
 
 def frames_between(writer: Writer, first: int, end: int) -> list[bytes]:
@@ -82,8 +85,10 @@ def test_ranges_are_contiguous_up_to_the_high_watermark() -> None:
         assert bytes_of(found) == b"".join(expected)
         assert (found.delta_count, found.bytes) == (found.next_offset - offset, sum(map(len, expected)))
         offset, count = found.next_offset, count + 1
-    assert len(mixed.log.frames.__self__._segments.all) == count > 1  # type: ignore[attr-defined]
-    assert mixed.log.high_watermark - offset <= 30, "except the frames after the last index entry"
+    assert len(mixed.log._segments.all) == count > 1
+    assert mixed.log.high_watermark - offset <= 30, (
+        "only the frames after the last index entry may be missing"
+    )
 
 
 def test_range_bounds_hold_and_small_ranges_are_not_sent() -> None:
@@ -181,15 +186,15 @@ def test_file_is_opened_once_and_closed_after_the_last_reader() -> None:
 
 
 def test_open_files_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FILES_MAX", 2)
+    monkeypatch.setattr(sendfile, "FILES_MAX", 2)
     mixed = make_log()
     while len(mixed.log._segments.all) < 4:
         mixed.writer.append()
         commit(mixed.log)
     bases = [segment.base for segment in mixed.log._segments.all[:3]]
     readers = [mixed.log.sendfile_pool.reader() for _ in bases]
-    found = [reader.next(base, SMALL_RANGES) for reader, base in zip(readers, bases, strict=True)]
-    assert [item is not None for item in found] == [True, True, False]
+    ranges = [reader.next(base, SMALL_RANGES) for reader, base in zip(readers, bases, strict=True)]
+    assert [found is not None for found in ranges] == [True, True, False]
     readers[0].close()
     assert readers[2].next(bases[2], SMALL_RANGES) is not None
 
@@ -297,8 +302,8 @@ def test_compressed_frames_are_sent_to_readers_of_the_codec() -> None:
     _, writer, _ = compressed_log("lz4")
     reader = writer.log.sendfile_pool.reader()
     assert reader.next(0, SMALL_RANGES) is None
-    assert reader.next(0, SMALL_RANGES, codecs=frozenset({2})) is None
-    found = reader.next(0, SMALL_RANGES, codecs=frozenset({1, 2}))
+    assert reader.next(0, SMALL_RANGES, codecs=ZSTD) is None
+    found = reader.next(0, SMALL_RANGES, codecs=LZ4 | ZSTD)
     assert found is not None
     assert isinstance(found.content, list)
     uncompressed = frames_between(writer, 0, found.next_offset)
@@ -313,10 +318,10 @@ def test_compressed_frames_are_sent_to_readers_of_the_codec() -> None:
 
 def test_frames_read_into_memory_have_their_own_bound() -> None:
     _, writer, _ = compressed_log("lz4")
-    unbounded = writer.log.sendfile_pool.reader().next(0, SMALL_RANGES, codecs=frozenset({1}))
+    unbounded = writer.log.sendfile_pool.reader().next(0, SMALL_RANGES, codecs=LZ4)
     assert unbounded is not None
     bounds = SMALL_RANGES._replace(read_bytes_max=unbounded.bytes - 1)
-    found = writer.log.sendfile_pool.reader().next(0, bounds, codecs=frozenset({1}))
+    found = writer.log.sendfile_pool.reader().next(0, bounds, codecs=LZ4)
     assert found is None or found.bytes < unbounded.bytes
     mixed = make_log(SimDisk())
     for _ in range(40):
@@ -329,58 +334,54 @@ def test_frames_read_into_memory_have_their_own_bound() -> None:
 def test_compressed_range_ends_at_any_frame_within_bounds() -> None:
     _, writer, _ = compressed_log("lz4", settings=replace(COMPRESSED, segment_bytes_max=9_000))
     reader = writer.log.sendfile_pool.reader()
-    unbounded = reader.next(0, SMALL_RANGES, codecs=frozenset({1}))
+    unbounded = reader.next(0, SMALL_RANGES, codecs=LZ4)
     assert unbounded is not None
     sizes = [len(memoryview(part)) for part in unbounded.content]  # type: ignore[arg-type]
-    for deltas_max, deltas in ((5, None), (6, 6), (17, 12), (18, 18)):
-        found = reader.next(0, SMALL_RANGES._replace(deltas_max=deltas_max), codecs=frozenset({1}))
-        assert (None if found is None else found.delta_count) == deltas
-    limited_bytes = reader.next(
-        0, RangeBounds(1 << 40, 3 * sizes[0], bytes_min=1 << 20), codecs=frozenset({1})
-    )
+    for deltas_max, delta_count in ((5, None), (6, 6), (17, 12), (18, 18)):
+        found = reader.next(0, SMALL_RANGES._replace(deltas_max=deltas_max), codecs=LZ4)
+        assert (None if found is None else found.delta_count) == delta_count
+    limited_bytes = reader.next(0, RangeBounds(1 << 40, 3 * sizes[0], bytes_min=1 << 20), codecs=LZ4)
     assert limited_bytes is not None
     assert 0 < limited_bytes.bytes <= 3 * sizes[0], "any number of frames within the bytes that may be sent"
-    one = reader.next(0, SMALL_RANGES._replace(read_bytes_max=sizes[0] // 2), codecs=frozenset({1}))
-    assert one is not None
-    assert one.delta_count == 6, "a frame larger than one read is a range of its own"
-    assert reader.next(0, RangeBounds(1 << 40, sizes[0] // 2, 1), codecs=frozenset({1})) is None
+    single_frame = reader.next(0, SMALL_RANGES._replace(read_bytes_max=sizes[0] // 2), codecs=LZ4)
+    assert single_frame is not None
+    assert single_frame.delta_count == 6, "a first frame above `read_bytes_max` is a range of its own"
+    assert reader.next(0, RangeBounds(1 << 40, sizes[0] // 2, 1), codecs=LZ4) is None
 
 
-def test_unread_position_gives_only_verified_frames() -> None:
+def test_verified_bounds_give_only_frames_of_compressed_segments() -> None:
     _, writer, _ = compressed_log("lz4")
     reader, verified = writer.log.sendfile_pool.reader(), SMALL_RANGES._replace(verified=True)
-    assert reader.next(0, verified, codecs=frozenset({1})) is not None
+    assert reader.next(0, verified, codecs=LZ4) is not None
     last = writer.log._segments.all[-1].base
-    assert reader.next(last, SMALL_RANGES, codecs=frozenset({1})) is not None
-    assert reader.next(last, verified, codecs=frozenset({1})) is None
+    assert reader.next(last, SMALL_RANGES, codecs=LZ4) is not None
+    assert reader.next(last, verified, codecs=LZ4) is None
 
 
 def test_range_ends_before_corruption_in_a_compressed_segment() -> None:
     disk, writer, _ = compressed_log("lz4")
     segment = writer.log._segments.all[0]
-    unbounded = writer.log.sendfile_pool.reader().next(0, SMALL_RANGES, codecs=frozenset({1}))
+    unbounded = writer.log.sendfile_pool.reader().next(0, SMALL_RANGES, codecs=LZ4)
     assert unbounded is not None
     assert unbounded.delta_count > 6
-    first_frame = writer.log.sendfile_pool.reader().next(
-        0, SMALL_RANGES._replace(deltas_max=6), codecs=frozenset({1})
-    )
+    first_frame = writer.log.sendfile_pool.reader().next(0, SMALL_RANGES._replace(deltas_max=6), codecs=LZ4)
     assert first_frame is not None
     disk.flip(segment.path, at=first_frame.bytes + 8 + 64 + 40)  # in the second frame's compressed bytes
-    before = writer.log.sendfile_pool.reader().next(0, SMALL_RANGES, codecs=frozenset({1}))
+    before = writer.log.sendfile_pool.reader().next(0, SMALL_RANGES, codecs=LZ4)
     assert before is not None
     assert before.delta_count == 6
-    assert writer.log.sendfile_pool.reader().next(6, SMALL_RANGES, codecs=frozenset({1})) is None
+    assert writer.log.sendfile_pool.reader().next(6, SMALL_RANGES, codecs=LZ4) is None
 
 
 def test_corruption_in_the_first_compressed_frame_gives_no_range() -> None:
     disk, writer, _ = compressed_log("lz4")
     segment = writer.log._segments.all[0]
     disk.flip(segment.path, at=64 + 40)  # in the first frame's compressed bytes
-    assert writer.log.sendfile_pool.reader().next(0, SMALL_RANGES, codecs=frozenset({1})) is None
+    assert writer.log.sendfile_pool.reader().next(0, SMALL_RANGES, codecs=LZ4) is None
 
 
-@pytest.mark.parametrize("held", [True, False])
-def test_replaced_file_is_not_sent_by_its_old_index(held: bool) -> None:
+@pytest.mark.parametrize("is_old_file_open", [True, False])
+def test_replaced_file_is_not_sent_by_its_old_index(is_old_file_open: bool) -> None:
     disk = SimDisk()
     log = open_log(disk, COMPRESSED)[0]
     writer = Writer(log)
@@ -394,14 +395,14 @@ def test_replaced_file_is_not_sent_by_its_old_index(held: bool) -> None:
     assert compression_run is not None
     while not compression_run.step():
         pass  # after the last step the new file has the old name, and the log does not use it yet
-    if not held:
+    if not is_old_file_open:
         reader.close()
         assert fresh.next(0, SMALL_RANGES) is None, "the frames of the new file do not match the old index"
     compression_run.close()
     log.finish_compression(compression_run)
     assert fresh.next(0, SMALL_RANGES) is None
-    compressed = fresh.next(0, SMALL_RANGES, codecs=frozenset({1}))
+    compressed = fresh.next(0, SMALL_RANGES, codecs=LZ4)
     assert compressed is not None
     assert compressed.bytes < before.bytes
-    if held:
+    if is_old_file_open:
         assert bytes_of(before) == expected, "a reader of the old file continues in it"

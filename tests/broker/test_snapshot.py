@@ -55,7 +55,7 @@ def test_written_rows_are_read_and_found_by_name() -> None:
     assert (snapshot.offset, snapshot.rows, snapshot.lamport, snapshot.log_id) == (40, 5, 44, LOG_ID)
     assert dict(snapshot.watermarks) == WATERMARKS
     assert [logged.batch.keys for logged in snapshot.frames()] == [["x", "y"], ["é", "a"], ["b"]]
-    for expected in (one for frame in FRAMES for one in frame):
+    for expected in (row for frame in FRAMES for row in frame):
         found = snapshot.find(expected.namespace, expected.vector_id)
         assert found is not None
         logged, row = found
@@ -111,12 +111,12 @@ def test_flipped_bit_is_found() -> None:
     assert disk.peek(PATH) == intact
 
 
-@pytest.mark.parametrize("cut", [1, 8, 200, 600])
-def test_truncated_or_extended_snapshot_is_corruption(cut: int) -> None:
+@pytest.mark.parametrize("size_change", [1, 8, 200, 600])
+def test_truncated_or_extended_snapshot_is_corruption(size_change: int) -> None:
     disk = SimDisk()
     write_snapshot(disk, FRAMES).close()
     intact = disk.peek(PATH)
-    for wrong in (intact[:-cut], intact + bytes(cut)):
+    for wrong in (intact[:-size_change], intact + bytes(size_change)):
         disk.put(PATH, wrong)
         with pytest.raises(LogCorrupted, match=PATH):
             open_snapshot(disk, DIRECTORY, 40).verify()

@@ -23,7 +23,7 @@ ORIGINS = tuple(make_origin(producer, Priority.NORMAL) for producer in (3, 1, 1 
 VECTORS = ("a", "b", "c", "d", "e")
 DIMENSION = 3
 NUMBERS = (0.0, 1.0, -1.0, 0.5, 0.1, -7.3, 3e38, -3e38)
-REORDERED, DUPLICATED, LATE = 0.30, 0.05, 0.01
+REORDERED_SHARE, DUPLICATE_SHARE, LATE_SHARE = 0.30, 0.05, 0.01
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,31 +37,35 @@ class SentBatch:
 
 @dataclass(slots=True)
 class Arrivals:
-    """An order of arrival, with the counts of reordered, duplicated and late batches."""
+    """An order of arrival: `batches`, and after them the `late` ones."""
 
     batches: list[SentBatch]
     late: list[SentBatch]
-    reordered: int
-    duplicates: int
+    reordered_count: int
+    duplicate_count: int
 
 
-def draw_graph(random: Random, batches: int) -> list[SentBatch]:
+def draw_graph(random: Random, batch_count: int) -> list[SentBatch]:
     """Draw batches in causal order: each depends on its origin's last one, and on some of other origins."""
     sent_batches: list[SentBatch] = []
-    watermark = dict.fromkeys(ORIGINS, 0)
+    watermarks = dict.fromkeys(ORIGINS, 0)
     announced: dict[int, dict[int, int]] = {origin: {} for origin in ORIGINS}
     lamports: dict[Dot, int] = {}
     ids: dict[Dot, bytes] = {}
-    for number in range(batches):
+    for number in range(batch_count):
         origin = random.choice(ORIGINS)
-        base = watermark[origin] + 1
+        base = watermarks[origin] + 1
         causes = {Dot(origin, base - 1)} if base > 1 else set()
         clock = []
-        for other in ORIGINS:
-            counter = random.randint(0, watermark[other])
-            if other != origin and random.random() < 0.3 and counter > announced[origin].get(other, 0):
-                clock.append(Dot(other, counter))
-                announced[origin][other] = counter
+        for other_origin in ORIGINS:
+            counter = random.randint(0, watermarks[other_origin])
+            if (
+                other_origin != origin
+                and random.random() < 0.3
+                and counter > announced[origin].get(other_origin, 0)
+            ):
+                clock.append(Dot(other_origin, counter))
+                announced[origin][other_origin] = counter
         causes.update(clock)
         parents: list[Dot | bytes] = []
         if lamports and random.random() < 0.3:
@@ -76,7 +80,7 @@ def draw_graph(random: Random, batches: int) -> list[SentBatch]:
             lamports[batch.dot(row)] = lamport + row
             if delta.id is not None:
                 ids[batch.dot(row)] = delta.id
-        watermark[origin] = batch.last
+        watermarks[origin] = batch.last
         sent_batches.append(SentBatch(batch, lamport, frozenset(causes)))
     return sent_batches
 
@@ -84,18 +88,18 @@ def draw_graph(random: Random, batches: int) -> list[SentBatch]:
 def draw_arrivals(random: Random, sent_batches: list[SentBatch]) -> Arrivals:
     """Draw an order of arrival: 30 % reordered, 5 % duplicated, 1 % after all others."""
     order = list(sent_batches)
-    positions = random.sample(range(len(order)), round(REORDERED * len(order)))
+    positions = random.sample(range(len(order)), round(REORDERED_SHARE * len(order)))
     moved = [order[position] for position in positions]
     random.shuffle(moved)
     for position, sent in zip(positions, moved, strict=True):
         order[position] = sent
-    reordered = sum(sent is not other for sent, other in zip(order, sent_batches, strict=True))
-    late = random.sample(order, max(1, round(LATE * len(order))))
+    reordered_count = sum(arriving is not sent for arriving, sent in zip(order, sent_batches, strict=True))
+    late = random.sample(order, max(1, round(LATE_SHARE * len(order))))
     order = [sent for sent in order if sent not in late]
-    duplicates = random.sample(order, max(1, round(DUPLICATED * len(order))))
+    duplicates = random.sample(order, max(1, round(DUPLICATE_SHARE * len(order))))
     for sent in duplicates:
         order.insert(random.randint(order.index(sent) + 1, len(order)), sent)
-    return Arrivals(order, late, reordered, len(duplicates))
+    return Arrivals(order, late, reordered_count, len(duplicates))
 
 
 def fold_all(sent_batches: list[SentBatch]) -> dict[tuple[str, str], VectorState]:

@@ -189,14 +189,14 @@ def net_setup(request: pytest.FixtureRequest) -> NetworkSetup:
 
 async def receive(stream: Stream, count: int, *, buffer_bytes: int = 65_536) -> bytes:
     """Receive `count` bytes, or fewer at the end of the stream."""
-    found = bytearray()
+    content = bytearray()
     buffer = memoryview(bytearray(buffer_bytes))
-    while len(found) < count:
-        received = await stream.receive_into(buffer[: count - len(found)])
+    while len(content) < count:
+        received = await stream.receive_into(buffer[: count - len(content)])
         if not received:
             break
-        found += buffer[:received]
-    return bytes(found)
+        content += buffer[:received]
+    return bytes(content)
 
 
 async def receive_all(stream: Stream) -> bytes:

@@ -35,7 +35,7 @@ class Bench:
     ) -> None:
         self.now = 0.0
         self.log = GatedLog(bytes(16), deltas_max=log_deltas_max)
-        self.owners: dict[int, str] = {}
+        self.owners: dict[int, str] = {}  # producer names by origin
         self.routed: list[LoggedBatch] = []
         ids = SeenIds(generation_ids=1000)
         self.vectors = VectorHeads()
@@ -75,8 +75,8 @@ class Bench:
         source: Source = Source.LOCAL,
         lamport: int | None = None,
     ) -> Receipt:
-        session = Sender(self.owners.get(batch.origin, "x") if owner is None else owner, source)
-        return self.pipeline.offer(SequencedBatch(batch, session, Receipt(), lamport), self.now)
+        sender = Sender(self.owners.get(batch.origin, "x") if owner is None else owner, source)
+        return self.pipeline.offer(SequencedBatch(batch, sender, Receipt(), lamport), self.now)
 
     def hello(self, name: str) -> int:
         """Open a producer; return its origin in the normal lane."""

@@ -74,8 +74,8 @@ class FakeSnapshot:
         self.rows = len(rows)
         self.begin = 0
         self.lamport = max(row.state.key[0] for row in rows if row.state.key)
-        self.opened = self.closed = 0
-        self.read_failures = 0
+        self.opened = self.closed = 0  # numbers of calls
+        self.read_failures = 0  # how many reads still fail
         self._rows = rows
 
     def frames(self) -> Iterator[LoggedBatch]:
@@ -109,14 +109,14 @@ class FakeStorage:
 class FakeStorageSink:
     """A sink that stores its states and its cursor together in a `FakeStorage`."""
 
-    def __init__(self, storage: FakeStorage, name: str = "fake", *, cursor: bool = True) -> None:
+    def __init__(self, storage: FakeStorage, name: str = "fake", *, has_cursor: bool = True) -> None:
         self.name = name
         self.storage = storage
-        self._cursor = cursor
+        self._has_cursor = has_cursor
 
     async def open(self, context: SinkContext) -> ResumePoint | None:
         self.context = context
-        if not self._cursor:
+        if not self._has_cursor:
             return None
         storage = self.storage
         cursor = storage.cursor or Cursor(context.log_id, context.epoch, 0)
@@ -142,7 +142,7 @@ class FakeStorageSink:
 
     def _set_cursor(self, offset: int) -> None:
         self.storage.cursor = Cursor(self.context.log_id, self.context.epoch, offset)
-        if self._cursor:
+        if self._has_cursor:
             self.context.committed(offset)
 
     async def begin_rebuild(self, offset: int) -> None:

@@ -63,7 +63,7 @@ class Service:
     ) -> None:
         self.number = number
         self.random = random
-        self.forwarded_below: dict[int, int] = {}
+        self.forwarded_below: dict[int, int] = {}  # offset by number of the other service
         path = folder / f"{number}.db"
         self.storage = StorageSink(path, flush_s=0.5)
         self.shared = IndexSink(name="shared", resident=self.storage.resident)
@@ -130,7 +130,9 @@ class Service:
         return {
             "file": file,
             "storage": {name: summarize_state(await self.storage.get(*name)) for name in names},
-            "cache": {name: summarize_state(await self.cache.get(*name), counts=False) for name in names},
+            "cache": {
+                name: summarize_state(await self.cache.get(*name), with_counts=False) for name in names
+            },
             "shared": {(space, name): summarize_state(state) for space, name, state in self.shared.rows()},
             "index": {(space, name): summarize_state(state) for space, name, state in self.index.rows()},
         }
@@ -140,10 +142,13 @@ class Service:
         return [logged.batch.dot(row) for logged in self.batches() for row in range(logged.count)]
 
 
-def summarize_state(state: VectorState | None, *, counts: bool = True) -> Any:
-    """Return the parts of a state that services share; a cache counts only deltas that it has applied."""
+def summarize_state(state: VectorState | None, *, with_counts: bool = True) -> Any:
+    """Return the parts of a state that are equal at all services.
+
+    `with_counts`: False for a cache, which counts only the deltas without effect that it got itself.
+    """
     assert state is not None
-    return (*state.content, state.key, state.ignored if counts else None)
+    return (*state.content, state.key, state.ignored if with_counts else None)
 
 
 def fold_accepted(services: list[Service]) -> dict[Name, VectorState]:
@@ -184,9 +189,9 @@ class Writer:
         if self.recent_deltas and random.random() < 0.3:  # a client resends after a failover
             deltas = [random.choice(self.recent_deltas)]
         else:
-            deltas = [self._delta(service) for _ in range(random.choice((1, 1, 2, 6)))]
+            deltas = [self._draw_delta(service) for _ in range(random.choice((1, 1, 2, 6)))]
             if random.random() < 0.5:
-                deltas = [self._identified(delta) for delta in deltas]
+                deltas = [self._with_new_id(delta) for delta in deltas]
         with suppress(Refused):
             if random.random() < 0.5:
                 await service.p.publish(*deltas)
@@ -194,7 +199,7 @@ class Writer:
                 name = f"{random.choice('xy')}{service.number}"
                 await service.p.producer(name).publish(*deltas)
 
-    def _identified(self, delta: Delta) -> Delta:
+    def _with_new_id(self, delta: Delta) -> Delta:
         self.id_count += 1
         identified = Delta(
             delta.vector_id,
@@ -206,7 +211,7 @@ class Writer:
         self.recent_deltas = [*self.recent_deltas, identified][-6:]
         return identified
 
-    def _delta(self, service: Service) -> Delta:
+    def _draw_delta(self, service: Service) -> Delta:
         random = self.random
         namespace = random.choice(("n", "n", "odd"))
         dimension = 2 + service.number if namespace == "odd" else 2  # each service has its own dimension here

@@ -1,4 +1,4 @@
-"""A loop of `offer`: one batch per turn of the event loop, and an outcome per offer."""
+"""A loop of `offer`: a few batches per tick, and an outcome per offer."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def opaque_delta(n: int) -> Delta:
     return Delta(f"v{n}", opaque(b"%d" % n), metadata={"n": n}, topics=("news",))
 
 
-@pytest.mark.parametrize("make", [vector_delta, opaque_delta])
-def test_loop_of_offers_is_appended_in_few_batches(make: object) -> None:
+@pytest.mark.parametrize("make_row", [vector_delta, opaque_delta])
+def test_loop_of_offers_is_appended_in_few_batches(make_row: object) -> None:
     async def main() -> None:
         async with Propagator(world=virtual_world()) as p:
-            receipts = [p.offer(make(n)) for n in range(ROWS)]  # type: ignore[operator]
+            receipts = [p.offer(make_row(n)) for n in range(ROWS)]  # type: ignore[operator]
             offsets = [(await receipt).offset for receipt in receipts]
             assert offsets == list(range(ROWS))
             dots = [receipt.result().dot for receipt in receipts]

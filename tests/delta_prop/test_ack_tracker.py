@@ -31,6 +31,8 @@ class SlowLog(MemoryLog):
 
 
 class SlowBench(Bench):
+    """A pipeline with a `SlowLog`, which is `slow`."""
+
     def __init__(self) -> None:
         super().__init__()
         self.slow = self.pipeline.log = self.pipeline.appender.log = SlowLog(bytes(16))
@@ -42,11 +44,11 @@ class SlowBench(Bench):
 
 
 def batch_at_level(bench: SlowBench, key: str, level: AckLevel) -> Batch:
-    origin = bench.hello(f"{key}")
+    origin = bench.hello(key)
     return batch_of(origin, 1, make_delta(key), ack_level=level)
 
 
-def test_acks_follow_written_and_synced_and_delivery_the_high_watermark() -> None:
+def test_acks_follow_their_level_and_delivery_follows_the_high_watermark() -> None:
     bench = SlowBench()
     levels = (AckLevel.MEMORY, AckLevel.LOGGED, AckLevel.DURABLE)
     receipts = [bench.send(batch_at_level(bench, level.name, level)) for level in levels]

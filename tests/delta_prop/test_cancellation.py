@@ -77,7 +77,7 @@ def _check(seed: int, outcomes: Counter[str]) -> None:
     random = Random(seed)
 
     async def main(p: RecordedPropagator) -> tuple[dict[str, str], dict[str, Receipt], list[str]]:
-        async def slow(_at: int, _delta: Delta) -> None:
+        async def slow(_offset: int, _delta: Delta) -> None:
             await anyio.sleep(random.random() * 0.05)
             if random.random() < 0.1:
                 raise TryAgain("now and then")

@@ -85,7 +85,7 @@ class SlowFile:
 
 def open_durable_log(level: AckLevel = AckLevel.DURABLE) -> DurableLog:
     settings = LogSettings(read_level=level)
-    log, _ = DurableLog.open(SimDisk(1), settings=settings, draw=bytes, clock=Clock())
+    log, _ = DurableLog.open(SimDisk(1), settings=settings, random_bytes=bytes, clock=Clock())
     return log
 
 
@@ -145,7 +145,7 @@ def test_sequential_batches_commit_without_linger() -> None:
     assert commit_times(scenario, append_on_move) == pytest.approx([0, 0.01, 0.02, 0.03, 0.04])
 
 
-def test_batch_during_commit_goes_at_once_if_none_follows() -> None:
+def test_batch_appended_during_a_commit_is_committed_next_without_linger() -> None:
     async def scenario(log: DurableLog, committer: Committer) -> None:
         append_batch(log, committer)
         await anyio.sleep(0.005)
@@ -259,7 +259,7 @@ def test_segment_removal_is_left_to_the_thread() -> None:
     async def scenario(log: DurableLog, committer: Committer) -> None:
         append_batch(log, committer, level=LOGGED)
         await anyio.sleep(1)
-        log._removed.append(Segment("gone", 0))
+        log._segments_to_remove.append(Segment("gone", 0))
         append_batch(log, committer, level=LOGGED)
         await anyio.sleep(1)
 
@@ -274,7 +274,8 @@ def test_slow_write_offloads_to_the_thread_for_a_while() -> None:
         assert segment is not None
         assert segment.file is not None
         slow = segment.file = SlowFile(segment.file)
-        for slow.write_s in (CACHED_S_MAX / 2, CACHED_S_MAX * 2, 0.0, 0.0):
+        for write_s in (CACHED_S_MAX / 2, CACHED_S_MAX * 2, 0.0, 0.0):
+            slow.write_s = write_s
             append_batch(log, committer, level=LOGGED)
             await anyio.sleep(OFFLOAD_S / 4)
         await anyio.sleep(OFFLOAD_S)
@@ -310,8 +311,8 @@ def test_slow_writes_in_a_row_lengthen_the_offload() -> None:
                 offload_s.append(committer._offload_until - loop.time())
 
     commit_times(scenario, level=LOGGED)
-    times = [round((seconds + OFFLOAD_S / 4) / OFFLOAD_S) for seconds in offload_s]
-    assert times[:4] == [1, 2, 4, 8]
+    multiples = [round((seconds + OFFLOAD_S / 4) / OFFLOAD_S) for seconds in offload_s]
+    assert multiples[:4] == [1, 2, 4, 8]
 
 
 async def append_stream(log: DurableLog, committer: Committer, *, until: float, dimension: int) -> None:

@@ -41,7 +41,7 @@ def test_settings_not_above_zero_are_rejected(name: str, value: Any) -> None:
         ({"batch_deltas": 2_000}, "merge_deltas_max 1000: below batch_deltas 2000"),
     ],
 )
-def test_contradictory_settings_are_rejected(values: dict[str, Any], message: str) -> None:
+def test_settings_out_of_range_or_in_conflict_are_rejected(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Settings(**values)
 

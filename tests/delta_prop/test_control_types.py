@@ -38,7 +38,7 @@ def control_row(kind: int) -> bytes:
 
 
 @pytest.mark.parametrize("kind", OTHER_TYPES)
-def test_forwarded_other_control_type_is_refused(kind: ControlType) -> None:
+def test_forwarded_batch_of_another_control_type_is_refused(kind: ControlType) -> None:
     bench = ForwardTarget()
     before = bench.pipeline.appender.lamport
     refusal = bench.forward_batch(control_batch(control_row(kind)), 700).refusal()
@@ -70,8 +70,8 @@ def open_propagator(disk: SimDisk, seed: int) -> Propagator:
     return Propagator(Settings(close_timeout_s=5), data="x", log=LOG, world=virtual_world(seed, disk=disk))
 
 
-@pytest.mark.parametrize("checkpoint", [True, False], ids=["with a checkpoint", "from the log"])
-def test_service_continues_a_log_with_other_control_types(checkpoint: bool) -> None:
+@pytest.mark.parametrize("has_checkpoint", [True, False], ids=["with a checkpoint", "from the log"])
+def test_service_continues_a_log_with_other_control_types(has_checkpoint: bool) -> None:
     disk, seen = SimDisk(1), list[int]()
 
     async def run_service(seed: int, key: str) -> tuple[int, dict[int, int]]:
@@ -79,7 +79,7 @@ def test_service_continues_a_log_with_other_control_types(checkpoint: bool) -> N
             await p.attach(CallbackSink(lambda offset, _: seen.append(offset), name="all"))
             published = await p.producer("writer").publish(Delta(key, create([1.0]), "n"))
             await p.wait_visible(published)
-            if not checkpoint:
+            if not has_checkpoint:
                 p._service_log.checkpointer = None
             assert published.offset is not None
             return published.offset, dict(p._pipeline.orderer.watermarks)
@@ -87,7 +87,7 @@ def test_service_continues_a_log_with_other_control_types(checkpoint: bool) -> N
     first, watermarks = run_virtual(lambda: run_service(1, "a"))
     end = append_other_types(disk)
     offset, watermarks_after = run_virtual(lambda: run_service(2, "b"))
-    assert (first, offset, end) == (0, end, 1 + 2 * 7)
+    assert (first, offset, end) == (0, end, 1 + 2 * (len(OTHER_TYPES) + 1))
     (origin,) = (origin for origin in watermarks if watermarks[origin])
     assert watermarks_after == {**watermarks, origin: 2}
     assert seen == [first, offset]
@@ -148,9 +148,9 @@ def test_forwarder_skips_other_control_types() -> None:
             with anyio.fail_after(60):
                 while a.statistics_to(b).lag:  # noqa: ASYNC110 - no event to wait for
                     await anyio.sleep(0.2)
-            rows_of_deltas = [row for row in a.deltas() if row[0]]
+            rows_of_deltas = [row for row in a.logged_dots() if row[0]]
             assert len(rows_of_deltas) == 4
-            assert b.deltas() == rows_of_deltas
+            assert b.logged_dots() == rows_of_deltas
 
     run_virtual(run)
 

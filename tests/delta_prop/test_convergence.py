@@ -106,8 +106,8 @@ class ConvergenceRun:
         index = IndexSink()
         cache = CacheSink(loader=storage.get, loader_offset=lambda: storage.statistics().applied_offset)
         slow_sinks = [
-            SlowFailingSink(one, self.random, pause)
-            for one, pause in ((storage, 0.05), (index, 0.0), (cache, 0.3))
+            SlowFailingSink(sink, self.random, pause_s)
+            for sink, pause_s in ((storage, 0.05), (index, 0.0), (cache, 0.3))
         ]
 
         def record_dot(_offset: int, delta: Delta) -> None:
@@ -115,8 +115,8 @@ class ConvergenceRun:
             callback_dots.append(delta.dot)
 
         async with Propagator(world=virtual_world(self.random.getrandbits(32))) as propagator:
-            for one in slow_sinks:
-                await propagator.attach(one)
+            for sink in slow_sinks:
+                await propagator.attach(sink)
             await propagator.attach(CallbackSink(record_dot))
             receipts = await self._send(propagator, arrivals)
             for receipt in receipts:
@@ -135,7 +135,7 @@ class ConvergenceRun:
             }
         self.orders = {sink.name: sink.seen for sink in slow_sinks} | {"callback": callback_dots}
         counters.deltas += len(callback_dots)
-        counters.pending += statistics.pending.parked
+        counters.pending += statistics.pending.became_pending
         counters.acked_as_duplicate += statistics.duplicates
         counters.out_of_order += index.resident.statistics().out_of_order
         counters.redelivered += sum(sink.redelivered for sink in slow_sinks)
@@ -159,27 +159,28 @@ def _content_of(state: VectorState | None) -> Any:
 
 
 def _check_causal_order(order: list[Dot], sent: list[SentBatch]) -> None:
-    position = {dot: at for at, dot in enumerate(order)}
-    for one in sent:
-        rows = [position[one.batch.dot(row)] for row in range(one.batch.count)]
-        assert all(before < after for before, after in pairwise(rows))
-        assert all(position[cause] < rows[0] for cause in one.causes)
+    positions = {dot: position for position, dot in enumerate(order)}
+    for sent_batch in sent:
+        batch = sent_batch.batch
+        row_positions = [positions[batch.dot(row)] for row in range(batch.count)]
+        assert all(before < after for before, after in pairwise(row_positions))
+        assert all(positions[cause] < row_positions[0] for cause in sent_batch.causes)
 
 
-def _check_convergence(seed: int, batches: int, orders: int, path: Path, counters: Counters) -> None:
+def _check_convergence(seed: int, batch_count: int, order_count: int, path: Path, counters: Counters) -> None:
     random = Random(seed)
-    sent = draw_graph(random, batches)
+    sent = draw_graph(random, batch_count)
     expected = {ref: _content_of(state) for ref, state in fold_all(sent).items()}
-    rows = sum(sent_batch.batch.count for sent_batch in sent)
-    for number in range(orders):
+    row_count = sum(sent_batch.batch.count for sent_batch in sent)
+    for number in range(order_count):
         arrivals = draw_arrivals(random, sent)
         run = ConvergenceRun(path / f"{seed}-{number}.db", random)
         run_virtual(run.run_arrivals, arrivals, sent, counters, seed=seed)
-        counters.reordered += arrivals.reordered
-        counters.duplicates += arrivals.duplicates
+        counters.reordered += arrivals.reordered_count
+        counters.duplicates += arrivals.duplicate_count
         counters.late += len(arrivals.late)
         first = run.orders["callback"]
-        assert len(first) == len(set(first)) == rows
+        assert len(first) == len(set(first)) == row_count
         for name, order in run.orders.items():
             assert order == first, name
         _check_causal_order(first, sent)
@@ -193,9 +194,9 @@ def test_sinks_see_one_order_and_arrival_orders_converge(
     counters = Counters()
 
     @settings(max_examples=60 if full else 6)
-    @given(seed=st.integers(0, 2**32 - 1), batches=st.integers(60, 300 if full else 120))
-    def check(seed: int, batches: int) -> None:
-        _check_convergence(seed, batches, 3, tmp_path_factory.mktemp("run"), counters)
+    @given(seed=st.integers(0, 2**32 - 1), batch_count=st.integers(60, 300 if full else 120))
+    def check(seed: int, batch_count: int) -> None:
+        _check_convergence(seed, batch_count, 3, tmp_path_factory.mktemp("run"), counters)
 
     check()
     print(counters)

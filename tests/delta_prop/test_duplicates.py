@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 import anyio
 import pytest
@@ -35,9 +34,6 @@ from delta_prop_wire.frames import Nack, OriginClaim
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.pipeline_bench import Bench, batch_of
 from tests.delta_prop.server.raw import ORIGIN, connected, opaque_batch, serving
-
-if TYPE_CHECKING:
-    from delta_prop_wire.batch import Batch
 
 BATCHES = 300
 SMALL = LogSettings(segment_bytes_max=4_096, tail_bytes_max=1, free_bytes_min=0, reserve_bytes=0)
@@ -76,41 +72,41 @@ def test_other_bytes_under_an_old_dot_are_dot_reused() -> None:
 
 
 def rows_with_one_change() -> list[tuple[Delta, Delta]]:
-    """Return pairs of rows that differ in one field."""
-    one = Delta("v", dense([1.0, 2.0]), "n", metadata={"a": 1}, topics=("t",), id=bytes(16), timestamp=5)
+    """Return pairs of rows, each an original and a row that differs from it in one field."""
+    original = Delta("v", dense([1.0, 2.0]), "n", metadata={"a": 1}, topics=("t",), id=bytes(16), timestamp=5)
     return [
-        (one, other)
-        for other in (
-            replace(one, vector_id="w"),
-            replace(one, namespace="m"),
-            replace(one, operation=dense([1.0, 3.0])),
-            replace(one, operation=create([1.0, 2.0])),
-            replace(one, metadata={"a": 2}),
-            replace(one, topics=("u",)),
-            replace(one, id=bytes(15) + b"1"),
-            replace(one, timestamp=6),
-            replace(one, parents=(Dot(9, 1),)),
-            replace(one, expect=Dot(9, 1)),
+        (original, changed)
+        for changed in (
+            replace(original, vector_id="w"),
+            replace(original, namespace="m"),
+            replace(original, operation=dense([1.0, 3.0])),
+            replace(original, operation=create([1.0, 2.0])),
+            replace(original, metadata={"a": 2}),
+            replace(original, topics=("u",)),
+            replace(original, id=bytes(15) + b"1"),
+            replace(original, timestamp=6),
+            replace(original, parents=(Dot(9, 1),)),
+            replace(original, expect=Dot(9, 1)),
         )
     ]
 
 
-@pytest.mark.parametrize(("one", "other"), rows_with_one_change())
-def test_rebatched_row_is_duplicate_only_if_all_fields_are_equal(one: Delta, other: Delta) -> None:
+@pytest.mark.parametrize(("original", "changed"), rows_with_one_change())
+def test_rebatched_row_is_duplicate_only_if_all_fields_are_equal(original: Delta, changed: Delta) -> None:
     bench = Bench()
     origin = bench.hello("p")
-    bench.send(batch_of(origin, 1, one))
-    bench.send(batch_of(origin, 2, replace(one, vector_id="x", id=bytes(15) + b"x")))
-    second = replace(one, vector_id="x", id=bytes(15) + b"x")
-    both = bench.send(batch_of(origin, 1, one, second))
+    bench.send(batch_of(origin, 1, original))
+    second = replace(original, vector_id="x", id=bytes(15) + b"x")
+    bench.send(batch_of(origin, 2, second))
+    both = bench.send(batch_of(origin, 1, original, second))
     assert both.result().duplicates == {0: 0, 1: 1}
-    assert refusal_code(bench.send(batch_of(origin, 1, other, second))) is ErrorCode.DOT_REUSED
+    assert refusal_code(bench.send(batch_of(origin, 1, changed, second))) is ErrorCode.DOT_REUSED
 
 
 def test_outcome_query_is_answered_by_content_and_not_appended() -> None:
     bench = Bench()
     origin = bench.hello("p")
-    first = [make_delta(f"v{at}", at) for at in range(4)]
+    first = [make_delta(f"v{number}", number) for number in range(4)]
     bench.send(batch_of(origin, 1, *first))
     bench.hello("p")
     query_rows = [replace(delta, timestamp=9) for delta in first]
@@ -129,15 +125,15 @@ def test_outcome_query_is_answered_by_content_and_not_appended() -> None:
     assert bench.log.next_offset == 4
 
 
-@pytest.mark.parametrize("first", [[1, 3], [1, 2, 3]], ids=["with a gap", "without one"])
+@pytest.mark.parametrize("first", [[1, 3], [1, 2, 3]], ids=["with a gap", "without a gap"])
 def test_batch_with_same_ends_but_other_counters_than_noop_is_dot_reused(first: list[int]) -> None:
     bench = Bench()
     origin = bench.hello("p")
 
     def send(*counters: int) -> ErrorCode | None:
         rows = [Delta("v", scale(2.0), "n")] * len(counters)
-        gaps = len(counters) <= counters[-1] - counters[0]
-        gap_fields = {"counters": counters} if gaps else {}
+        has_gap = len(counters) <= counters[-1] - counters[0]
+        gap_fields = {"counters": counters} if has_gap else {}
         return refusal_code(bench.send(batch_of(origin, counters[0], *rows, **gap_fields)))
 
     assert send(*first) is ErrorCode.INVALID_DELTA
@@ -195,27 +191,27 @@ def test_forwarder_gets_first_offsets_evicted_from_memory(
 ROW_COUNTS = st.lists(st.integers(1, 6), min_size=1, max_size=12)
 
 
-@given(first=ROW_COUNTS, second=ROW_COUNTS, changed=st.integers(0, 100), is_changed=st.booleans())
+@given(first=ROW_COUNTS, second=ROW_COUNTS, changed_number=st.integers(0, 100), is_changed=st.booleans())
 def test_any_rebatched_rows_get_their_exact_first_offsets(
-    first: list[int], second: list[int], changed: int, is_changed: bool
+    first: list[int], second: list[int], changed_number: int, is_changed: bool
 ) -> None:
     bench = Bench()
     origin = bench.hello("p")
-    rows = [make_delta(f"v{at}", float(at)) for at in range(sum(first))]
+    rows = [make_delta(f"v{number}", float(number)) for number in range(sum(first))]
     base = 0
     for count in first:
         bench.send(batch_of(origin, base + 1, *rows[base : base + count]))
         base += count
-    wrong = changed % len(rows) if is_changed else None
+    changed_row = changed_number % len(rows) if is_changed else None
     base = 0
     for count in second:
         resent_rows = rows[base : base + count]
         if len(resent_rows) < count:
             break
-        if wrong is not None and base <= wrong < base + count:
-            resent_rows[wrong - base] = make_delta("wrong")
+        if changed_row is not None and base <= changed_row < base + count:
+            resent_rows[changed_row - base] = make_delta("wrong")
         receipt = bench.send(batch_of(origin, base + 1, *resent_rows))
-        if wrong is not None and base <= wrong < base + count:
+        if changed_row is not None and base <= changed_row < base + count:
             assert refusal_code(receipt) is ErrorCode.DOT_REUSED
         else:
             assert receipt.result().duplicates == {row: base + row for row in range(count)}
@@ -252,17 +248,16 @@ def test_unreadable_log_leaves_the_outcome_unknown(fault: str) -> None:
         world = virtual_world(1, disk=disk)
         async with Propagator(data="x", log=SMALL, world=world) as p:
             producer = p.producer("me")
-            frames: list[Batch] = []
             for number in range(100):
                 await producer.publish(make_delta(f"v{number}"))
-            frames.append(p._log.read(3, rows_max=1, bytes_max=1)[0].batch)
-            assert (await producer.send_frame(frames[0])).duplicates == {0: 3}
+            batch = p._log.read(3, rows_max=1, bytes_max=1)[0].batch
+            assert (await producer.send_frame(batch)).duplicates == {0: 3}
             if fault == "read":
                 disk.fail(lambda call: call.name == "read", times=None)
             else:
-                disk.flip("streams/default/0/00000000000000000000.log", 3 * frames[0].size + 140)
+                disk.flip("streams/default/0/00000000000000000000.log", 3 * batch.size + 140)
             with pytest.raises(Refused) as caught:
-                await producer.send_frame(frames[0])
+                await producer.send_frame(batch)
             assert caught.value.code is ErrorCode.OUTCOME_UNKNOWN
             assert caught.value.retry_after_ms
             disk.heal()
@@ -278,7 +273,9 @@ def test_batch_over_too_many_frames_gets_outcome_unknown() -> None:
     for counter in range(1, rows + 1):
         batch = encode_batch([make_delta("v")], origin=origin, base=counter, epoch=1)
         bench.pipeline.offer(SequencedBatch(batch, Sender("p"), Receipt()), 0.0)
-    full = encode_batch([make_delta("v")] * rows, origin=origin, base=1, epoch=1, ack_level=AckLevel.MEMORY)
+    large_batch = encode_batch(
+        [make_delta("v")] * rows, origin=origin, base=1, epoch=1, ack_level=AckLevel.MEMORY
+    )
     receipt = Receipt()
-    bench.pipeline.offer(SequencedBatch(full, Sender("p"), receipt), 0.0)
+    bench.pipeline.offer(SequencedBatch(large_batch, Sender("p"), receipt), 0.0)
     assert refusal_code(receipt) is ErrorCode.OUTCOME_UNKNOWN

@@ -78,7 +78,7 @@ def test_published_delta_is_visible_in_every_sink(backend: dict[str, Any], tmp_p
     anyio.run(main, **backend)
 
 
-def test_matrix_publish_duplicate_id_and_cancelled_publish(backend: dict[str, Any]) -> None:
+def test_publish_many_known_id_and_cancelled_publish_report_their_outcomes(backend: dict[str, Any]) -> None:
     async def main() -> None:
         async with Propagator() as p:
             rows = np.arange(200, dtype=np.float32).reshape(100, 2)
@@ -370,7 +370,7 @@ def test_slow_reader_gets_every_matching_row_of_the_log() -> None:
                 await anyio.sleep(0.001)
                 if len(read) == 600:
                     break
-        assert read == [at for at in range(900) if at % 3 != 2]
+        assert read == [number for number in range(900) if number % 3 != 2]
         assert list(p.statistics().sinks) == ["recorder"]
 
     run_propagator(main, Settings(mailbox_deltas_max=10))

@@ -149,7 +149,7 @@ def test_after_option_orders_deltas_by_dependency() -> None:
         parent = p.offer(make_delta("parent", parents=(b"x" * 16,)))
         child = p.offer(make_delta("child", priority=Priority.CRITICAL), after=[parent])
         grandchild = p.offer(make_delta("grandchild", priority=Priority.CRITICAL), after=[child])
-        assert {one.state for one in (parent, child, grandchild)} == {OfferState.PENDING}
+        assert {receipt.state for receipt in (parent, child, grandchild)} == {OfferState.PENDING}
         await p.publish(make_delta("x", id=b"x" * 16))
         published = await grandchild
         await p.publish(make_delta("last"), after=[published, parent, b"x" * 16])
@@ -204,17 +204,19 @@ def test_invalid_delta_is_refused_by_field_and_changes_nothing(
 
 
 def test_publish_many_folds_like_single_deltas() -> None:
-    """Vectors and elements with indices; a call without numbers changes nothing."""
+    """Whole vectors, and elements with indices, fold so; a call without numbers changes nothing."""
 
     async def main(p: RecordedPropagator) -> None:
-        storage = await p.attach(CacheSink())
+        cache = await p.attach(CacheSink())
         await p.publish_many(["a", "ä"], np.ones((2, 4), np.float32))
         published = await p.publish_many(["ä", "a"], [[5, 6], [7, 8]], indices=[[0, 3], [1, 1]])
         await p.publish_many(["a"], [[0.5]], indices=np.array([[2]], np.int64), kind=Kind.SPARSE_ADD)
         await p.publish_many(["a"], np.empty((1, 0)), indices=np.empty((1, 0), np.uint32))
         await p.wait_visible(4)
-        found = [storage.peek("default", name) for name in ("a", "ä")]
-        vectors = [state.vector.tolist() for state in found if state is not None and state.vector is not None]
+        states = [cache.peek("default", name) for name in ("a", "ä")]
+        vectors = [
+            state.vector.tolist() for state in states if state is not None and state.vector is not None
+        ]
         assert vectors == [[1, 8, 1.5, 1], [5, 1, 1, 6]]
         assert (published.offset, published.count) == (2, 2)
         refusal = await catch_refusal(p.publish_many(["a", "ä"], [[1.0], [2.0]], indices=[[1], [4]]))

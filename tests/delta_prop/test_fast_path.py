@@ -48,7 +48,7 @@ DELTAS = st.builds(
     st.sampled_from(OPERATIONS),
     st.sampled_from(["default", "default", "default", "other"]),
 )
-TWO_PRODUCERS = st.tuples(
+STEP_OF_TWO_PRODUCERS = st.tuples(
     st.sampled_from([0, 1]),  # the sender
     st.sampled_from([1, 1, 1, 1, 2, 0]),  # the distance of its base from the sender's last counter
     st.sampled_from([1, 1, 1, 2]),  # the epoch of the batch
@@ -109,7 +109,7 @@ def send_batches(bench: Bench, steps: list[Any]) -> list[object]:
     ]
 
 
-@given(st.lists(TWO_PRODUCERS, min_size=1, max_size=30))
+@given(st.lists(STEP_OF_TWO_PRODUCERS, min_size=1, max_size=30))
 def test_fast_path_ends_like_full_path(steps: list[Any]) -> None:
     assert send_batches(Bench(pending_deltas_max=20, log_deltas_max=60), steps) == send_batches(
         FullPathBench(), steps
@@ -137,13 +137,15 @@ def test_only_simple_batches_take_the_fast_path() -> None:
     assert full_path == [10, 11]
 
 
-ONE_PRODUCER = st.tuples(
+STEP_OF_ONE_PRODUCER = st.tuples(
     st.lists(DELTAS, min_size=1, max_size=3),
     st.sampled_from(["", "", "", "", "", "clock", "resent", "gap"]),
 )
 
 
-@given(st.lists(ONE_PRODUCER, min_size=1, max_size=12), st.integers(5, 60), st.sampled_from([1, 1, 2]))
+@given(
+    st.lists(STEP_OF_ONE_PRODUCER, min_size=1, max_size=12), st.integers(5, 60), st.sampled_from([1, 1, 2])
+)
 def test_batches_offered_as_run_end_like_single_ones(
     steps: list[Any], log_deltas_max: int, epoch: int
 ) -> None:
@@ -167,17 +169,17 @@ def offer_batches(steps: list[Any], log_deltas_max: int, epoch: int, *, as_run: 
     outcomes: list[object] = []
     while batches:
         run = leading_run(batches) if as_run else batches[:1]
-        session, receipts = Sender("p", Source.LOCAL), []
+        sender, receipts = Sender("p", Source.LOCAL), []
 
         def receipt(_: int, receipts: list[Receipt] = receipts) -> Receipt:
             receipts.append(Receipt())
             return receipts[-1]
 
-        taken = bench.pipeline.offer_run(run, session, receipt, bench.now) if as_run else 0
-        assert len(receipts) == (taken > 0)
-        if taken:
+        taken_count = bench.pipeline.offer_run(run, sender, receipt, bench.now) if as_run else 0
+        assert len(receipts) == (taken_count > 0)
+        if taken_count:
             outcomes += row_outcomes(receipts[0])
-        for batch in run[taken:]:
+        for batch in run[taken_count:]:
             outcomes += row_outcomes(bench.send(batch))
         del batches[: len(run)]
     appender, vectors = bench.pipeline.appender, bench.vectors
@@ -259,10 +261,10 @@ def test_batches_of_one_kind_are_noted_together() -> None:
         note_each(*arguments),
     )[1]  # type: ignore[method-assign]
     batches = [batch_of(origin, 1 + row, Delta(f"key-{row}", create([1, 2]))) for row in range(4)]
-    session = Sender("p", Source.LOCAL)
-    assert bench.pipeline.offer_run(batches[:1], session, lambda _: Receipt(), bench.now) == 1
+    sender = Sender("p", Source.LOCAL)
+    assert bench.pipeline.offer_run(batches[:1], sender, lambda _: Receipt(), bench.now) == 1
     assert noted_counts == [1]  # a new namespace is noted
-    assert bench.pipeline.offer_run(batches[1:], session, lambda _: Receipt(), bench.now) == 3
+    assert bench.pipeline.offer_run(batches[1:], sender, lambda _: Receipt(), bench.now) == 3
     assert noted_counts == [1]
     heads = [bench.vectors.head("default", f"key-{row}") for row in range(4)]
     assert heads == [Dot(origin, 1 + row) for row in range(4)]

@@ -173,8 +173,8 @@ def test_first_offsets_in_noop_of_another_log_are_ignored() -> None:
     bench.forward_batch(noop)
     restored = ForwardTarget()
     restored.pipeline.restore(bench.routed[0], 0.0)
-    for one in (bench, restored):
-        assert one.pipeline.outcome(FAR_ORIGIN, 1) == 0
+    for target in (bench, restored):
+        assert target.pipeline.outcome(FAR_ORIGIN, 1) == 0
 
 
 def test_forwarded_origin_keeps_its_epoch() -> None:

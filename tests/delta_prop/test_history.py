@@ -79,7 +79,7 @@ def test_history_of_several_vectors_is_in_log_order() -> None:
         await p.wait_visible(300)
         assert [offset for *_, offset in full_sink.history] == list(range(300))
         expected = {("x", "b"), ("y", "a")}
-        assert sink.history == [one for one in full_sink.history if one[:2] in expected]
+        assert sink.history == [entry for entry in full_sink.history if entry[:2] in expected]
 
     run_propagator(main)
 
@@ -110,14 +110,14 @@ def test_history_below_log_start_is_retryable(monkeypatch: pytest.MonkeyPatch) -
         sink = await p.attach(HistorySink(598, ("x", "b")))
         await publish_alternating(p, 597)
         log = p.internals().log
-        read, reads = log.read, 0
+        real_read, read_count = log.read, 0
 
         def read_or_fail(offset: int, **bounds: int) -> object:
-            nonlocal reads
-            reads += 1
-            if reads == 2:
+            nonlocal read_count
+            read_count += 1
+            if read_count == 2:
                 raise Refused(ErrorCode.CURSOR_TOO_OLD, "the log starts at offset 500")
-            return read(offset, **bounds)
+            return real_read(offset, **bounds)
 
         monkeypatch.setattr(log, "read", read_or_fail)
         with pytest.raises(TryAgain, match="the log cannot be read: the log starts at offset 500"):

@@ -57,9 +57,11 @@ def mixed_batch(origin: int, base: int = 1, **more: object) -> Batch:
 DUPLICATES = {0: 0, 2: 1, 3: 2, 7: 3}
 
 
-def summarize_batches(logged: list[LoggedBatch]) -> list[tuple[str, int, int]]:
+def summarize_batches(batches: list[LoggedBatch]) -> list[tuple[str, int, int]]:
     """Return the kind, first counter and row count of each logged batch."""
-    return [("known" if one.batch.is_control else "new", one.batch.base, one.count) for one in logged]
+    return [
+        ("known" if logged.batch.is_control else "new", logged.batch.base, logged.count) for logged in batches
+    ]
 
 
 LOGGED_BATCHES = [("known", 1, 1), ("new", 2, 1), ("known", 3, 2), ("new", 5, 3), ("known", 8, 1)]
@@ -69,7 +71,7 @@ def test_mixed_batch_logs_new_rows_and_reports_duplicates() -> None:
     bench, origin = bench_with_known()
     published = bench.send(mixed_batch(origin)).result()
     assert published.duplicates == DUPLICATES
-    assert [(place.offset, place.duplicate) for place in published.places()] == [
+    assert [(row_ack.offset, row_ack.duplicate) for row_ack in published.row_acks()] == [
         *((0, True), (5, False), (1, True), (2, True), (8, False), (9, False), (10, False), (3, True))
     ]
     assert published.next_offset == 11
@@ -81,7 +83,7 @@ def test_mixed_batch_logs_new_rows_and_reports_duplicates() -> None:
     counters = bench.pipeline.appender.counters
     assert (counters.accepted, counters.duplicates, counters.noops) == (4 + 4 + 1, 4, 4)
     assert bench.publish(*map(delta_with_id, range(8))).result().duplicates == {
-        row: place.offset for row, place in enumerate(published.places())
+        row: row_ack.offset for row, row_ack in enumerate(published.row_acks())
     }
 
 
@@ -101,10 +103,10 @@ def duplicate_offsets(receipt: Receipt) -> list[int | None]:
     return [published.duplicates[number] for number in range(published.count)]
 
 
-def test_resent_batch_is_duplicate_at_once_and_after_many() -> None:
+def test_resent_batch_is_duplicate_at_once_and_after_many_others() -> None:
     bench, origin = bench_with_known()
     frame = mixed_batch(origin)
-    first = [one.offset for one in bench.send(frame).result().places()]
+    first = [row_ack.offset for row_ack in bench.send(frame).result().row_acks()]
     assert duplicate_offsets(bench.send(frame)) == first
     for number in range(9, 9 + 70):
         bench.send(batch_of(origin, number, make_delta("other")))
@@ -134,12 +136,12 @@ def test_split_batches_keep_counter_gaps() -> None:
     ]
     assert previous_counters == [0, 3, 4, 10, 30]
     assert [bench.pipeline.outcome(origin, counter) for counter in counters] == [
-        place.offset for place in published.places()
+        row_ack.offset for row_ack in published.row_acks()
     ]
     assert bench.pipeline.outcome(origin, 20) is ErrorCode.DOT_REUSED, (
         "the skipped counter must have no outcome"
     )
-    assert duplicate_offsets(bench.send(frame)) == [place.offset for place in published.places()]
+    assert duplicate_offsets(bench.send(frame)) == [row_ack.offset for row_ack in published.row_acks()]
     assert bench.send(batch_of(origin, 32, make_delta("on"))).acknowledged
 
 
@@ -191,7 +193,7 @@ def test_expect_is_checked_for_new_rows_only() -> None:
     assert refusal.message.startswith("row 2: 'v1'")
 
 
-def test_invalid_new_row_refuses_full_batch_and_is_named() -> None:
+def test_invalid_new_row_refuses_all_rows_of_its_batch_and_is_named() -> None:
     bench, origin = bench_with_known()
     end = bench.log.next_offset
     bad = Delta("nobody", sparse_add([0], [1.0]), id=delta_with_id(70).id)
@@ -275,7 +277,7 @@ def test_any_batches_apply_each_id_once_with_exact_offsets(
     offset_by_number: dict[int, int] = {}
     for number in known:
         offset_by_number.setdefault(
-            number, bench.publish(delta_with_id(number)).result().places()[0].offset or 0
+            number, bench.publish(delta_with_id(number)).result().row_acks()[0].offset or 0
         )
     sent: list[tuple[Batch, list[int | None]]] = []
     last = 0
@@ -288,18 +290,18 @@ def test_any_batches_apply_each_id_once_with_exact_offsets(
         last = counters[-1]
         expected = []
         for index, number in enumerate(numbers):
-            duplicate = number in offset_by_number
-            expected.append((offset_by_number.setdefault(number, start + index), duplicate))
-        assert [(place.offset, place.duplicate) for place in published.places()] == expected
+            is_duplicate = number in offset_by_number
+            expected.append((offset_by_number.setdefault(number, start + index), is_duplicate))
+        assert [(row_ack.offset, row_ack.duplicate) for row_ack in published.row_acks()] == expected
         assert bench.log.next_offset == start + len(numbers)
         sent.append((frame, [offset for offset, _ in expected]))
     for frame, offsets in sent:
         assert duplicate_offsets(bench.send(frame)) == offsets
     keys = {
-        one.offset + index: key
-        for one in bench.routed
-        if not one.batch.is_control
-        for index, key in enumerate(one.batch.keys)
+        logged.offset + index: key
+        for logged in bench.routed
+        if not logged.batch.is_control
+        for index, key in enumerate(logged.batch.keys)
     }
     assert keys == {offset: f"v{number}" for number, offset in offset_by_number.items()}
 
@@ -313,8 +315,8 @@ def open_propagator(disk: SimDisk, seed: int = 1) -> Propagator:
     )
 
 
-@pytest.mark.parametrize("checkpoint", [True, False], ids=["with a checkpoint", "from the log"])
-def test_resent_batch_is_duplicate_after_restart(checkpoint: bool) -> None:
+@pytest.mark.parametrize("has_checkpoint", [True, False], ids=["with a checkpoint", "from the log"])
+def test_resent_batch_is_duplicate_after_restart(has_checkpoint: bool) -> None:
     disk = SimDisk(1)
 
     async def first_session() -> tuple[Batch, list[int | None]]:
@@ -330,17 +332,17 @@ def test_resent_batch_is_duplicate_after_restart(checkpoint: bool) -> None:
                 number: cache.peek("default", f"v{number}") is not None for number in range(8)
             } == dict.fromkeys(range(8), True)
             assert p.statistics().sinks["cache"].applied_deltas == 8
-            if checkpoint:
+            if has_checkpoint:
                 assert p._service_log.checkpointer is not None
                 await p._service_log.checkpointer.write()
-            offsets = [place.offset for place in published.places()]
+            offsets = [row_ack.offset for row_ack in published.row_acks()]
             p._service_log.checkpointer = None  # no checkpoint is written at close
             return frame, offsets
 
     async def second_session(frame: Batch, offsets: list[int | None]) -> None:
         async with open_propagator(disk) as p:
             assert p.recovery is not None
-            assert (p.recovery.checkpoint is not None) is checkpoint
+            assert (p.recovery.checkpoint is not None) is has_checkpoint
             (grant, *_) = p._pipeline.hello(5, "p", p._now())
             assert duplicate_offsets(await resend_batch(p, frame, Sender("p"))) == offsets
             rows = [delta_with_id(number) for number in range(8)]
@@ -385,11 +387,11 @@ def test_crash_within_split_batch_lets_producer_resume() -> None:
                     epoch=grant.epoch,
                 )
             published = (await resend_batch(p, rest, Sender("p"))).result()
-            offsets = [place.offset for place in published.places()]
+            offsets = [row_ack.offset for row_ack in published.row_acks()]
             assert offsets == [0, 5, 1, 2, 8, 9, 10, 3][-rest.count :]
             await anyio.sleep(0.1)
-            logged = [one for one in read_all(p.internals().log) if not one.batch.is_control]
-            assert sorted(key for batch in logged for key in batch.batch.keys) == [
+            batches = [logged for logged in read_all(p.internals().log) if not logged.batch.is_control]
+            assert sorted(key for logged in batches for key in logged.batch.keys) == [
                 f"v{index}" for index in range(8)
             ]
 
@@ -413,10 +415,11 @@ def test_forwarded_split_batch_is_duplicate_at_target() -> None:
             published = (await resend_batch(source.p, frame, Sender("p"))).result()
             assert published.duplicates == DUPLICATES
             await wait_converged(nodes)
-            assert source.deltas() == target.deltas()
+            assert source.logged_dots() == target.logged_dots()
             for node in nodes:
-                logged = [one for one in read_all(node.p.internals().log) if one.batch.origin == grant.origin]
-                assert summarize_batches(logged) == LOGGED_BATCHES
+                batches = read_all(node.p.internals().log)
+                split = [logged for logged in batches if logged.batch.origin == grant.origin]
+                assert summarize_batches(split) == LOGGED_BATCHES
                 assert [node.resident.state("default", f"v{number}") is not None for number in range(8)] == [
                     True
                 ] * 8
@@ -474,7 +477,7 @@ async def test_client_gets_each_row_outcome_and_continues() -> None:
     ):
         await p.publish(*map(delta_with_id, KNOWN_NUMBERS))
         published = await c.publish(*map(delta_with_id, range(8)))
-        assert [(place.offset, place.duplicate) for place in published.places()] == [
+        assert [(row_ack.offset, row_ack.duplicate) for row_ack in published.row_acks()] == [
             *((0, True), (5, False), (1, True), (2, True), (8, False), (9, False), (10, False), (3, True))
         ]
         assert published.duplicates == DUPLICATES

@@ -25,7 +25,9 @@ BODY = random.Random(1).randbytes(700_000)
 
 def test_bytes_arrive_in_order_in_both_directions(net_setup: NetworkSetup) -> None:
     async def main(net_setup: NetworkSetup, network: Network) -> None:
-        small = [BODY[at : at + 7] for at in range(0, 21_000, 7)]  # more buffers than one system call takes
+        small = [
+            BODY[start : start + 7] for start in range(0, 21_000, 7)
+        ]  # more buffers than one system call takes
         parts = [*small, b"", BODY[21_000:300_000], memoryview(bytearray(BODY[300_000:]))]
         async with net_setup.pair(network) as (client, server), anyio.create_task_group() as tasks:
             tasks.start_soon(client.send, parts)
@@ -139,17 +141,17 @@ def test_cancelled_receive_into_loses_no_bytes(net_setup: NetworkSetup) -> None:
         async with net_setup.pair(network) as (client, server), anyio.create_task_group() as tasks:
 
             async def trickle() -> None:
-                for at in range(0, 400, 4):
-                    await server.send([BODY[at : at + 4]])
+                for start in range(0, 400, 4):
+                    await server.send([BODY[start : start + 4]])
                     await anyio.sleep(0.0003)
 
             tasks.start_soon(trickle)
-            found, buffer = b"", memoryview(bytearray(3))
-            while len(found) < 400:
+            received, buffer = b"", memoryview(bytearray(3))
+            while len(received) < 400:
                 with anyio.move_on_after(0.0002):
                     count = await client.receive_into(buffer)
-                    found += buffer[:count]
-            assert found == BODY[:400]
+                    received += buffer[:count]
+            assert received == BODY[:400]
 
     net_setup.run(main)
 
@@ -194,8 +196,8 @@ def test_cancelled_receive_each_loses_no_bytes(net_setup: NetworkSetup) -> None:
         async with net_setup.pair(network) as (client, server), anyio.create_task_group() as tasks:
 
             async def trickle() -> None:
-                for at in range(0, 400, 4):
-                    await server.send([BODY[at : at + 4]])
+                for start in range(0, 400, 4):
+                    await server.send([BODY[start : start + 4]])
                     await anyio.sleep(0.0003)
 
             tasks.start_soon(trickle)

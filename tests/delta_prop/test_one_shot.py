@@ -40,8 +40,8 @@ def test_factory_uses_event_one_shot_only_outside_asyncio() -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_waiter_gets_result_set_before_or_during_the_wait(backend: str) -> None:
-    async def scenario(make: Callable[[], OneShot]) -> None:
-        before, after = make(), make()
+    async def scenario(make_one_shot: Callable[[], OneShot]) -> None:
+        before, after = make_one_shot(), make_one_shot()
         before.set_result("before")
         received: list[object] = []
 
@@ -64,8 +64,8 @@ def test_waiter_gets_result_set_before_or_during_the_wait(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_cancelled_wait_leaves_the_one_shot_done(backend: str) -> None:
-    async def scenario(make: Callable[[], OneShot]) -> None:
-        one_shot = make()
+    async def scenario(make_one_shot: Callable[[], OneShot]) -> None:
+        one_shot = make_one_shot()
         with anyio.move_on_after(1) as scope:
             await one_shot
         assert scope.cancelled_caught

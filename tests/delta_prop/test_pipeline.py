@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -93,14 +91,14 @@ def test_draft_waits_for_pending_draft_of_its_vector() -> None:
     assert bench.keys() == ["w", "parent", "v", "v"]
     assert dependent.result().offset == 3
     assert bench.pipeline.orderer.statistics().pending_deltas == 0
-    assert all(one > 0 for one in bench.pipeline.orderer.watermarks)
+    assert all(origin > 0 for origin in bench.pipeline.orderer.watermarks), "no origin of a draft remains"
 
 
 # --- pending
 
 
 @pytest.mark.parametrize("parent_arrives", [True, False])
-def test_full_pending_drains_with_parent_and_times_out_without(parent_arrives: bool) -> None:
+def test_full_pending_buffer_drains_with_the_parent_and_times_out_without_it(parent_arrives: bool) -> None:
     bench = Bench(pending_deltas_max=100)
     root = bench.hello("root")
     others = [bench.hello(f"p{n}") for n in range(4)]
@@ -126,9 +124,9 @@ def test_full_pending_drains_with_parent_and_times_out_without(parent_arrives: b
         refused = [batch for batch, _ in sent]
         bench.send(batch_of(root, 1, make_delta("root")))
     assert all(receipt.done for _, receipt in sent)
-    retries = [bench.send(batch) for batch in refused]
-    assert all(receipt.result().offset is not None for receipt in retries)
-    assert sorted(bench.keys()) == sorted(["root", *(b.keys[0] for b, _ in sent)])
+    resent_receipts = [bench.send(batch) for batch in refused]
+    assert all(receipt.result().offset is not None for receipt in resent_receipts)
+    assert sorted(bench.keys()) == sorted(["root", *(batch.keys[0] for batch, _ in sent)])
     assert bench.pipeline.orderer.statistics().pending_runs == 0
 
 
@@ -218,13 +216,13 @@ def test_same_dot_with_other_bytes_is_dot_reused() -> None:
     refusal = bench.send(batch_of(origin, 1, make_delta("w"))).refusal()
     assert refusal is not None
     assert refusal.code is ErrorCode.DOT_REUSED
-    parked = bench.send(batch_of(origin, 3, make_delta("x")))
+    pending = bench.send(batch_of(origin, 3, make_delta("x")))
     refusal = bench.send(batch_of(origin, 3, make_delta("y"))).refusal()
     assert refusal is not None
     assert refusal.code is ErrorCode.DOT_REUSED
     same = bench.send(batch_of(origin, 3, make_delta("x")))
     bench.send(batch_of(origin, 2, make_delta("between")))
-    assert parked.result() == same.result()
+    assert pending.result() == same.result()
     assert bench.keys() == ["v", "between", "x"]
 
 
@@ -238,7 +236,7 @@ def test_batch_partly_below_watermark_is_refused_as_overlap() -> None:
     assert bench.pipeline.orderer.watermarks[origin] == 2
 
 
-def test_ids_count_as_seen_only_once_logged() -> None:
+def test_ids_are_known_only_after_their_deltas_are_logged() -> None:
     bench = Bench(log_deltas_max=2)
     bench.log.hold("sink", lambda: 0)
     ids = [bytes([n]) * 16 for n in range(3)]
@@ -454,7 +452,7 @@ def test_full_queue_refuses_next_delta_with_depth_and_capacity() -> None:
     bench.log.is_accepting = False
     for n in range(1000):
         bench.publish(make_delta(f"v{n}"))
-    refusal = bench.publish(replace(make_delta("one more"))).refusal()
+    refusal = bench.publish(make_delta("one more")).refusal()
     assert refusal is not None
     assert refusal.code is ErrorCode.QUEUE_FULL
     assert refusal.details["depth"] == refusal.details["capacity"] == 1000

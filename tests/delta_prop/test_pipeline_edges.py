@@ -114,7 +114,7 @@ def test_known_id_is_duplicate_even_if_its_vector_is_deleted() -> None:
     assert bench.send(batch_of(origin, 1, duplicate)).result().duplicates == {0: 0}
 
 
-def test_session_can_write_only_under_its_own_origins() -> None:
+def test_sender_can_write_only_under_its_own_origins() -> None:
     bench = Bench()
     origin = bench.hello("p")
     for foreign in (origin, bench.pipeline._own_origins[Priority.NORMAL]):
@@ -135,15 +135,15 @@ def test_pending_rows_resent_in_other_bytes_are_overlap() -> None:
     assert first.result().offset == 1
 
 
-@pytest.mark.parametrize(("claimed", "code"), [(1, "DEP_TIMEOUT"), (6, "FENCED"), (0, "FENCED")])
-def test_claim_refuses_pending_batches_by_granted_epoch(claimed: int, code: str) -> None:
+@pytest.mark.parametrize(("claimed_epoch", "code"), [(1, "DEP_TIMEOUT"), (6, "FENCED"), (0, "FENCED")])
+def test_claim_refuses_pending_batches_by_granted_epoch(claimed_epoch: int, code: str) -> None:
     bench = Bench()
     origin = make_origin(77, Priority.NORMAL)
     bench.owners[origin] = "p"
     bench.pipeline.claim([OriginClaim(origin)], "p", 0.0)
     pending = bench.send(batch_of(origin, 3, make_delta("c")))
     forwarded = bench.send(batch_of(origin, 5, make_delta("e"), epoch=3), source=Source.REPLICA, lamport=9)
-    (grant,) = bench.pipeline.claim([OriginClaim(origin, claimed)], "p", 1.0)
+    (grant,) = bench.pipeline.claim([OriginClaim(origin, claimed_epoch)], "p", 1.0)
     assert refusal_code(pending).name == code
     if code == "FENCED":
         assert pending.refusal().details == {"origin": origin, "epoch": grant.epoch}
@@ -209,10 +209,10 @@ def test_dots_older_than_an_idle_week_are_read_from_the_log() -> None:
     assert bench.send(batch_of(origin, 2, make_delta("b"), epoch=2)).result().offset == 1
 
 
-@pytest.mark.parametrize("queued", [True, False])
-def test_dependent_of_refused_draft_is_refused(queued: bool) -> None:
+@pytest.mark.parametrize("is_queued", [True, False])
+def test_dependent_of_refused_draft_is_refused(is_queued: bool) -> None:
     bench = Bench()
-    bench.log.is_accepting = not queued
+    bench.log.is_accepting = not is_queued
     cause = bench.publish(Delta("v", delete(), expect=Dot(1, 1)))
     effect = bench.publish(make_delta("w"), after=(cause,))
     bench.log.is_accepting = True
@@ -239,17 +239,19 @@ def test_new_claim_refuses_pending_batch_so_dots_are_reusable() -> None:
     assert bench.keys() == ["a", "b"]
 
 
-@pytest.mark.parametrize("batches", [1, 3])
-def test_new_claim_refuses_queued_batches_and_admits_later_ones(batches: int) -> None:
+@pytest.mark.parametrize("batch_count", [1, 3])
+def test_new_claim_refuses_queued_batches_and_admits_later_ones(batch_count: int) -> None:
     bench = Bench()
     origin = make_origin(77, Priority.NORMAL)
     bench.pipeline.claim([OriginClaim(origin)], "p", 0.0)
     bench.owners[origin] = "p"
     bench.log.is_accepting = False
-    before = [bench.send(batch_of(origin, base, make_delta("a"))) for base in range(1, batches + 1)]
+    before = [bench.send(batch_of(origin, base, make_delta("a"))) for base in range(1, batch_count + 1)]
     (grant,) = bench.pipeline.claim([OriginClaim(origin, 1)], "p", 1.0)
     assert grant.watermark == 0
-    other_bytes = [batch_of(origin, base, make_delta("a"), hybrid_time=7) for base in range(1, batches + 1)]
+    other_bytes = [
+        batch_of(origin, base, make_delta("a"), hybrid_time=7) for base in range(1, batch_count + 1)
+    ]
     after = [bench.send(batch) for batch in other_bytes]
     bench.log.is_accepting = True
     bench.pipeline.pump(2.0)
@@ -258,5 +260,5 @@ def test_new_claim_refuses_queued_batches_and_admits_later_ones(batches: int) ->
         assert refusal is not None
         assert refusal.code is ErrorCode.DEP_TIMEOUT
         assert refusal.retryable
-    assert [receipt.result().offset for receipt in after] == list(range(batches))
+    assert [receipt.result().offset for receipt in after] == list(range(batch_count))
     assert not any(receipt.result().duplicate for receipt in after)

@@ -304,7 +304,7 @@ def test_pending_receipt_can_be_named_as_dependency() -> None:
 # --- bounds
 
 
-def test_in_flight_batches_are_limited_with_their_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusal_at_the_limit_of_in_flight_batches_names_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delta_prop.producer, "IN_FLIGHT_BATCHES_MAX", 3)
     bench = Bench()
     producer = bench.producer("p")

@@ -51,7 +51,7 @@ def test_sink_absent_since_start_is_rebuilt_and_catches_up() -> None:
     async def main() -> None:
         async with Propagator(SMALL, world=virtual_world()) as p:
             offsets: list[int] = []
-            await p.attach(CallbackSink(lambda at, _: offsets.append(at), name="other"))
+            await p.attach(CallbackSink(lambda row_offset, _: offsets.append(row_offset), name="other"))
             history = History(p)
             await publish_rounds(p, history, range(8))
             snapshot = history.take_snapshot()
@@ -91,7 +91,7 @@ def test_rebuild_survives_every_failure_of_its_sink(failing_call: int, keeps_cur
                 await publish_rounds(p, history, range(8, 10))
                 storage = FakeStorage()
                 storage.failures[failing_call] = failure
-                await p.attach(FakeStorageSink(storage, cursor=keeps_cursor))
+                await p.attach(FakeStorageSink(storage, has_cursor=keeps_cursor))
                 await anyio.sleep(1)
                 if p.statistics().sinks["fake"].state == "stopped":
                     assert "no more" in (p.statistics().sinks["fake"].reason or "")
@@ -275,8 +275,8 @@ def test_refused_rebuild_names_the_fix() -> None:
 
 
 @pytest.mark.parametrize("keeps_cursor", [True, False])
-@pytest.mark.parametrize("crash", [True, False])
-def test_interrupted_rebuild_is_restarted_by_next_service(keeps_cursor: bool, crash: bool) -> None:
+@pytest.mark.parametrize("is_crash", [True, False], ids=["crash", "close"])
+def test_interrupted_rebuild_is_restarted_by_next_service(keeps_cursor: bool, is_crash: bool) -> None:
     disk = SimDisk(1)
     log = LogSettings(segment_bytes_max=4096, bytes_max=1 << 20, retention_bytes=1 << 19)
     storage = FakeStorage()
@@ -291,14 +291,14 @@ def test_interrupted_rebuild_is_restarted_by_next_service(keeps_cursor: bool, cr
     async def run_interrupted() -> None:
         async with service(1, disk) as p:
             history = History(p)
-            await p.attach(FakeStorageSink(storage, cursor=keeps_cursor))
+            await p.attach(FakeStorageSink(storage, has_cursor=keeps_cursor))
             await publish_rounds(p, history, range(3))
             history.take_snapshot()
             storage.hanging_calls.add(len(storage.calls) + 3)
             p.rebuild("fake")
             await anyio.sleep(0.3)
             assert p.statistics().sinks["fake"].state == "rebuilding"
-            disks.append(disk.crash(3) if crash else disk)
+            disks.append(disk.crash(3) if is_crash else disk)
 
     async def run_to_end() -> None:
         storage.hanging_calls.clear()
@@ -308,18 +308,18 @@ def test_interrupted_rebuild_is_restarted_by_next_service(keeps_cursor: bool, cr
         async with service(2, disks[0]) as p:
             history = History(p)
             history.take_snapshot()
-            await p.attach(FakeStorageSink(storage, cursor=keeps_cursor), start="latest")
+            await p.attach(FakeStorageSink(storage, has_cursor=keeps_cursor), start="latest")
             await publish_rounds(p, history, range(3, 5))
             await p.wait_visible(p.statistics().log.next_offset)
             assert_same_states(storage.states, history.states())
             assert storage.calls[calls] == "begin"
         async with service(3, disks[0]) as p:
             calls = len(storage.calls)
-            await p.attach(FakeStorageSink(storage, cursor=keeps_cursor))
+            await p.attach(FakeStorageSink(storage, has_cursor=keeps_cursor))
             await p.wait_visible(p.statistics().log.next_offset)
             assert storage.calls[calls:] == []
 
-    with suppress(SimCrash) if crash else nullcontext():
+    with suppress(SimCrash) if is_crash else nullcontext():
         run_virtual(run_interrupted)
     run_virtual(run_to_end)
 
@@ -378,9 +378,9 @@ def test_rebuilt_storage_index_and_cache_give_equal_answers(tmp_path: Path) -> N
                     {(namespace, key): state for namespace, key, state in index.rows()}, states
                 )
             for ref, state in states.items():
-                found = await cache.get(*ref)
-                assert found is not None
-                assert (found.content, found.key) == (state.content, state.key)
+                cached = await cache.get(*ref)
+                assert cached is not None
+                assert (cached.content, cached.key) == (state.content, state.key)
             for name in ("shared", "own", "cache", "storage"):
                 assert p.statistics().sinks[name].rebuilds == 1, name
             p.rebuild("storage")  # the index that shares its vectors is rebuilt too
@@ -388,7 +388,7 @@ def test_rebuilt_storage_index_and_cache_give_equal_answers(tmp_path: Path) -> N
             await p.wait_visible(p.statistics().log.next_offset)
             await storage.flush()
             assert_same_states(
-                {ref[:2]: ref[2] for ref in [row async for row in storage.rows()]}, history.states()
+                {row[:2]: row[2] for row in [row async for row in storage.rows()]}, history.states()
             )
             assert shared_index.search(query, 20, metric="l2") == full_index.search(query, 20, metric="l2")
 
@@ -403,7 +403,7 @@ def test_states_of_a_large_frame_are_built_in_parts(monkeypatch: pytest.MonkeyPa
         lambda *arguments: (built_counts.append(built_counts.pop() + 1), state_of(*arguments))[1],
     )
 
-    async def count_per_turn() -> None:
+    async def count_per_tick() -> None:
         while True:
             built_counts.append(0)
             await anyio.lowlevel.checkpoint()
@@ -415,7 +415,7 @@ def test_states_of_a_large_frame_are_built_in_parts(monkeypatch: pytest.MonkeyPa
             await publish_rounds(p, history, range(8))
             assert history.take_snapshot().rows > 9
             await p.attach(FakeStorageSink(storage := FakeStorage()))
-            tasks.start_soon(count_per_turn)
+            tasks.start_soon(count_per_tick)
             await p.wait_visible(p.statistics().log.next_offset)
             assert_same_states(storage.states, history.states())
             assert sum(built_counts) > 9

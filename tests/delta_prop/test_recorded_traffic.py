@@ -90,8 +90,9 @@ def test_recorded_batch_is_read_back_equal() -> None:
 
 def test_recording_bytes_equal_golden_bytes() -> None:
     raw = record((encode_rows(Delta("v", opaque(b"abc"))), SECOND_US))
-    columns, heads = slice(FILE_HEAD.size + BLOCK_HEAD.size, -BLOCK_HEAD.size), FILE_HEAD.size
-    assert (raw[:heads], raw[-BLOCK_HEAD.size :]) == (GOLDEN[:heads], GOLDEN[-BLOCK_HEAD.size :])
+    columns = slice(FILE_HEAD.size + BLOCK_HEAD.size, -BLOCK_HEAD.size)
+    assert raw[: FILE_HEAD.size] == GOLDEN[: FILE_HEAD.size]
+    assert raw[-BLOCK_HEAD.size :] == GOLDEN[-BLOCK_HEAD.size :]
     # Compressed bytes may differ between zlib versions; their content does not.
     assert zlib.decompress(raw[columns]) == zlib.decompress(GOLDEN[columns])
     (batch,) = open_recording(GOLDEN).batches()
@@ -101,7 +102,7 @@ def test_recording_bytes_equal_golden_bytes() -> None:
 
 def test_recording_contains_no_names_or_content() -> None:
     raw = record((A_BATCH, 1), block_per_batch=True)
-    inside = b"".join(bytes(str(one), "ascii") for one in open_recording(raw).batches())
+    inside = b"".join(bytes(str(batch), "ascii") for batch in open_recording(raw).batches())
     for name in (b"doc-1", b"row-9", b"docs", b"rows", b"twelve"):
         assert name not in raw
         assert name not in inside
@@ -116,8 +117,8 @@ def test_recording_contains_no_names_or_content() -> None:
 
 def test_same_id_in_two_namespaces_is_two_vectors() -> None:
     batch = encode_rows(Delta("v", opaque(b""), namespace="a"), Delta("v", opaque(b""), namespace="b"))
-    (found,) = open_recording(record((batch, 1))).batches()
-    assert found.keys[0] != found.keys[1]
+    (read_back,) = open_recording(record((batch, 1))).batches()
+    assert read_back.keys[0] != read_back.keys[1]
 
 
 def test_noop_records_are_not_recorded() -> None:
@@ -146,19 +147,19 @@ def test_block_is_written_when_full() -> None:
     batch = encode_rows(*(Delta(f"v{n}", opaque(b"")) for n in range(BLOCK_ROWS - 1)))
     assert writer.add(batch, 1, Source.LOCAL) == b""
     assert writer.add(batch, 2, Source.LOCAL)
-    assert writer.pending_rows == 0
+    assert writer.pending_row_count == 0
 
 
 def test_clock_set_back_does_not_reorder_arrivals() -> None:
     batches = [(A_BATCH, 5 * SECOND_US), (A_BATCH, 2 * SECOND_US), (A_BATCH, 6 * SECOND_US)]
     for block_per_batch in (False, True):
-        found = open_recording(record(*batches, block_per_batch=block_per_batch)).arrivals()
-        assert [item.at_s for item in found] == [0, 0, 1]
+        arrivals = open_recording(record(*batches, block_per_batch=block_per_batch)).arrivals()
+        assert [arrival.at_s for arrival in arrivals] == [0, 0, 1]
 
 
 def test_speed_two_halves_arrival_times() -> None:
-    found = open_recording(record((A_BATCH, SECOND_US), (A_BATCH, 3 * SECOND_US))).arrivals(speed=2)
-    assert [item.at_s for item in found] == [0, 1]
+    arrivals = open_recording(record((A_BATCH, SECOND_US), (A_BATCH, 3 * SECOND_US))).arrivals(speed=2)
+    assert [arrival.at_s for arrival in arrivals] == [0, 1]
 
 
 @pytest.mark.parametrize("speed", [0.0, -1.0, float("inf"), float("nan")])
@@ -168,9 +169,9 @@ def test_speed_not_above_zero_is_rejected(speed: float) -> None:
 
 
 def test_complete_recording_gives_begin_and_end_times() -> None:
-    found = open_recording(record((A_BATCH, 1)))
-    assert len(list(found.batches())) == 1
-    assert (found.began_us, found.ended_us, found.fault) == (7, 9 * SECOND_US, None)
+    recording = open_recording(record((A_BATCH, 1)))
+    assert len(list(recording.batches())) == 1
+    assert (recording.began_us, recording.ended_us, recording.fault) == (7, 9 * SECOND_US, None)
 
 
 @pytest.mark.parametrize(
@@ -188,14 +189,14 @@ def test_bytes_that_are_not_a_recording_are_rejected(raw: bytes, why: str) -> No
 
 
 def test_truncated_recording_is_read_up_to_last_full_block() -> None:
-    recording = record((A_BATCH, 1), (A_BATCH, 2), block_per_batch=True)
+    raw = record((A_BATCH, 1), (A_BATCH, 2), block_per_batch=True)
     first_end = len(record((A_BATCH, 1), block_per_batch=True)) - BLOCK_HEAD.size
-    for size in range(FILE_HEAD.size, len(recording)):
-        found = open_recording(recording[:size], piece_bytes=7)
+    for size in range(FILE_HEAD.size, len(raw)):
+        recording = open_recording(raw[:size], piece_bytes=7)
         second_end = first_end + first_end - FILE_HEAD.size
-        assert len(list(found.batches())) == (size >= first_end) + (size >= second_end)
-        assert found.fault is not None
-        assert "truncated" in found.fault
+        assert len(list(recording.batches())) == (size >= first_end) + (size >= second_end)
+        assert recording.fault is not None
+        assert "truncated" in recording.fault
 
 
 @settings(max_examples=40)
@@ -204,9 +205,10 @@ def test_corruption_is_reported_and_earlier_blocks_are_read(data: st.DataObject)
     raw = bytearray(record((A_BATCH, 1), (A_BATCH, 2), block_per_batch=True))
     position = data.draw(st.integers(FILE_HEAD.size, len(raw) - 1))
     raw[position] ^= 1 << data.draw(st.integers(0, 7))
-    found = open_recording(bytes(raw))
-    assert [item.time_us for item in found.batches()] == [1, 2][: len(list(found.batches()))]
-    assert found.fault is not None
+    recording = open_recording(bytes(raw))
+    times = [batch.time_us for batch in recording.batches()]
+    assert times == [1, 2][: len(times)]
+    assert recording.fault is not None
 
 
 rows = st.tuples(
@@ -242,18 +244,21 @@ def test_any_recorded_batches_are_read_back_equal(
     batches = [
         (
             encode_rows(
-                *(Delta(key, op, namespace=space) for key, space, op in rows), priority=p, ack_level=level
+                *(Delta(key, operation, namespace=namespace) for key, namespace, operation in rows),
+                priority=priority,
+                ack_level=level,
             ),
             time,
         )
-        for rows, time, p, level in recorded_batches
+        for rows, time, priority, level in recorded_batches
     ]
-    found = list(open_recording(record(*batches, block_per_batch=block_per_batch), piece_bytes).batches())
-    assert [(len(rows), p, level) for rows, _, p, level in recorded_batches] == [
-        (batch.count, batch.priority, batch.ack_level) for batch in found
+    raw = record(*batches, block_per_batch=block_per_batch)
+    read_batches = list(open_recording(raw, piece_bytes).batches())
+    assert [(len(rows), priority, level) for rows, _, priority, level in recorded_batches] == [
+        (batch.count, batch.priority, batch.ack_level) for batch in read_batches
     ]
     key_by_name: dict[tuple[str, str], int] = {}
-    for (batch, _), read_back in zip(batches, found, strict=True):
+    for (batch, _), read_back in zip(batches, read_batches, strict=True):
         for row in range(batch.count):
             delta = batch.delta(row)
             op = delta.operation

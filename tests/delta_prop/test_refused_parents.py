@@ -33,7 +33,7 @@ BAD = Delta("nobody", sparse_add([0], [1.0]), id=ONE)
 CHILD = make_delta("child", parents=(ONE,))
 
 
-def assert_orphaned(
+def assert_refused_for_its_parent(
     refusal: Refused | None, *, row: int = 0, parent: bytes = ONE, code: int = ErrorCode.INVALID_DELTA
 ) -> None:
     assert refusal is not None, "the delta must be refused at once"
@@ -66,8 +66,8 @@ Send = "Callable[..., Receipt]"
 def test_child_of_a_refused_parent_is_refused_at_once(send: Send, send_parent: Send) -> None:  # type: ignore[valid-type]
     bench = Bench()
     assert send_parent(bench, BAD).refusal().code is ErrorCode.INVALID_DELTA  # type: ignore[misc]
-    assert_orphaned(send(bench, CHILD).refusal())  # type: ignore[misc]
-    assert_orphaned(send(bench, make_delta("a"), CHILD).refusal(), row=1)  # type: ignore[misc]
+    assert_refused_for_its_parent(send(bench, CHILD).refusal())  # type: ignore[misc]
+    assert_refused_for_its_parent(send(bench, make_delta("a"), CHILD).refusal(), row=1)  # type: ignore[misc]
     assert send(bench, make_delta("next")).acknowledged, "later counters must be accepted"  # type: ignore[misc]
     assert bench.keys() == ["next"]
 
@@ -88,13 +88,13 @@ def test_pending_child_is_refused_when_its_parent_is_refused(send: Send, send_pa
         bench.publish(BAD)
     else:
         bench.send(batch_of(parent_origin, 1, BAD))
-    assert_orphaned(child.refusal())
+    assert_refused_for_its_parent(child.refusal())
     assert dependent.acknowledged
     assert len(bench.keys()) == 1
     assert bench.pipeline.orderer.statistics().pending_deltas == 0
 
 
-def test_resent_noop_gets_its_code() -> None:
+def test_resent_batch_gets_the_code_of_its_noop() -> None:
     bench = Bench()
     bench.publish(BAD)
     origin = bench.hello("p")
@@ -109,7 +109,9 @@ def test_ids_of_other_rows_of_a_refused_batch_are_refused() -> None:
     for send in (publish, send_batch):
         bench = Bench()
         send(bench, make_delta("fine", id=TWO), BAD)
-        assert_orphaned(bench.publish(make_delta("child", parents=(TWO,))).refusal(), parent=TWO)
+        assert_refused_for_its_parent(
+            bench.publish(make_delta("child", parents=(TWO,))).refusal(), parent=TWO
+        )
 
 
 def test_descendants_of_a_refused_parent_are_refused_together() -> None:
@@ -121,8 +123,8 @@ def test_descendants_of_a_refused_parent_are_refused_together() -> None:
         bench.send(batch_of(bench.hello("q"), 1, make_delta("last", parents=(THREE,)))),
     ]
     bench.publish(BAD)
-    for one, parent in zip(waiting, (ONE, TWO, THREE), strict=True):
-        assert_orphaned(one.refusal(), parent=parent)
+    for receipt, parent in zip(waiting, (ONE, TWO, THREE), strict=True):
+        assert_refused_for_its_parent(receipt.refusal(), parent=parent)
     assert bench.keys() == []
 
 
@@ -223,8 +225,8 @@ def open_propagator(disk: SimDisk) -> Propagator:
     )
 
 
-@pytest.mark.parametrize("checkpoint", [True, False], ids=["with a checkpoint", "from the log"])
-def test_refused_ids_are_known_after_a_restart(checkpoint: bool) -> None:
+@pytest.mark.parametrize("has_checkpoint", [True, False], ids=["with a checkpoint", "from the log"])
+def test_refused_ids_are_known_after_a_restart(has_checkpoint: bool) -> None:
     disk = SimDisk(1)
 
     async def first_session() -> None:
@@ -234,16 +236,16 @@ def test_refused_ids_are_known_after_a_restart(checkpoint: bool) -> None:
             await resend_batch(p, batch_of(origin, 3, replace(BAD, id=THREE)), Sender("p"))
             await p.publish(make_delta("right", id=THREE))
             assert p._service_log.checkpointer is not None
-            if checkpoint:
+            if has_checkpoint:
                 await p._service_log.checkpointer.write()
             p._service_log.checkpointer = None
 
     async def second_session() -> None:
         async with open_propagator(disk) as p:
             assert p.recovery is not None
-            assert (p.recovery.checkpoint is not None) is checkpoint
+            assert (p.recovery.checkpoint is not None) is has_checkpoint
             for parent in (ONE, TWO):
-                assert_orphaned(
+                assert_refused_for_its_parent(
                     await catch_refusal(p.publish(make_delta("child", parents=(parent,)))), parent=parent
                 )
             assert (await p.publish(make_delta("child", parents=(THREE,)))).offset is not None
@@ -265,7 +267,7 @@ def test_refused_draft_is_known_after_the_next_checkpoint() -> None:
 
     async def second_session() -> None:
         async with open_propagator(disk) as p:
-            assert_orphaned(await catch_refusal(p.publish(CHILD)))
+            assert_refused_for_its_parent(await catch_refusal(p.publish(CHILD)))
 
     run_virtual(first_session)
     run_virtual(second_session)
@@ -279,10 +281,12 @@ def test_delta_rejected_by_its_call_is_a_refused_parent() -> None:
         async with Propagator(world=virtual_world(1)) as p:
             with pytest.raises(InvalidDelta):
                 p.offer(Delta("", opaque(b""), id=ONE))
-            assert_orphaned(await catch_refusal(p.publish(CHILD)))
+            assert_refused_for_its_parent(await catch_refusal(p.publish(CHILD)))
             with pytest.raises(InvalidDelta):
                 p.producer("p").offer(Delta("", opaque(b""), id=TWO))
-            assert_orphaned(await catch_refusal(p.publish(make_delta("child", parents=(TWO,)))), parent=TWO)
+            assert_refused_for_its_parent(
+                await catch_refusal(p.publish(make_delta("child", parents=(TWO,)))), parent=TWO
+            )
 
     run_virtual(main)
 
@@ -318,4 +322,4 @@ async def test_child_is_refused_at_once_over_a_connection() -> None:
                     last_sequence = max(last_sequence, getattr(answer, "sequence", 0))
         assert sorted(nacks) == [1, 3, 5, 6, 7, 8, 9]
         for sequence, parent in ((1, ONE), (5, TWO), (7, THREE), (9, b"4" * 16)):
-            assert_orphaned(nacks[sequence].refusal(), parent=parent)
+            assert_refused_for_its_parent(nacks[sequence].refusal(), parent=parent)

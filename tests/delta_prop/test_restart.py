@@ -45,7 +45,7 @@ def test_vectors_persist_across_service_restarts(tmp_path: Path) -> None:
         anyio.run(run_session)
 
 
-async def _fill(path: Path) -> None:
+async def _publish_one_vector(path: Path) -> None:
     async with Propagator() as p:
         await p.attach(StorageSink(path))
         await p.publish(Delta("old", create([1.0, 2.0])))
@@ -53,7 +53,7 @@ async def _fill(path: Path) -> None:
 
 def test_vectors_in_the_storage_file_are_known_after_restart(tmp_path: Path) -> None:
     path = tmp_path / "facts.db"
-    anyio.run(_fill, path)
+    anyio.run(_publish_one_vector, path)
 
     async def main() -> None:
         async with Propagator() as p:
@@ -82,7 +82,7 @@ def test_vectors_in_the_storage_file_are_known_after_restart(tmp_path: Path) -> 
 
 def test_storage_with_data_must_be_attached_before_publishing(tmp_path: Path) -> None:
     path = tmp_path / "facts.db"
-    anyio.run(_fill, path)
+    anyio.run(_publish_one_vector, path)
 
     async def main() -> None:
         async with Propagator() as p:

@@ -75,19 +75,19 @@ def bench_with_first() -> Bench:
     return bench
 
 
-def check_reuse_refusal(refusal: Refused | None, *, row: int = 0, offset: int | None = 2) -> bool:
+def check_reuse_refusal(refusal: Refused | None, *, row: int = 0, offset: int | None = 2) -> None:
     assert refusal is not None, "the delta must be refused"
     assert (refusal.code, refusal.field) == (ErrorCode.ID_REUSED, "id"), refusal
     assert refusal.is_final
     assert refusal.row == row
     assert refusal.details == ({} if offset is None else {"offset": offset})
-    return ONE.hex() in refusal.message
+    assert ONE.hex() in refusal.message
 
 
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
 def test_id_with_other_content_is_refused_and_nothing_is_logged(other: Delta) -> None:
     bench = bench_with_first()
-    assert check_reuse_refusal(bench.publish(make_delta("before", id=TWO), other).refusal(), row=1)
+    check_reuse_refusal(bench.publish(make_delta("before", id=TWO), other).refusal(), row=1)
     assert bench.log.next_offset == 4
     assert bench.publish(make_delta("before", id=TWO)).result().offset == 4
 
@@ -101,7 +101,7 @@ def test_dot_with_reused_id_becomes_noop_and_later_dots_go_on(other: Delta) -> N
         refusal = bench.send(resent).refusal()
         assert refusal is not None
         assert refusal.code is ErrorCode.ID_REUSED
-    assert check_reuse_refusal(bench.send(batch_of(origin, 3, other)).refusal())
+    check_reuse_refusal(bench.send(batch_of(origin, 3, other)).refusal())
     assert [read_noop(logged.batch).code for logged in bench.routed[-2:]] == [ErrorCode.ID_REUSED] * 2
     assert bench.send(batch_of(origin, 4, make_delta("a", id=TWO))).result().offset == 7
 
@@ -123,8 +123,8 @@ ROWS = [make_delta("a", id=TWO), make_delta("b", id=ONE), make_delta("c", id=THR
 def test_id_twice_in_a_call_with_other_content_is_refused() -> None:
     bench = Bench()
     origin = bench.hello("p")
-    assert check_reuse_refusal(bench.publish(*ROWS).refusal(), row=3, offset=None)
-    assert check_reuse_refusal(bench.send(batch_of(origin, 1, *ROWS)).refusal(), row=3, offset=None)
+    check_reuse_refusal(bench.publish(*ROWS).refusal(), row=3, offset=None)
+    check_reuse_refusal(bench.send(batch_of(origin, 1, *ROWS)).refusal(), row=3, offset=None)
     assert bench.keys() == []
 
 
@@ -166,7 +166,7 @@ def test_duplicate_has_the_dot_of_its_first_copy() -> None:
 def test_reused_id_is_refused_before_other_rows_are_validated() -> None:
     bench = bench_with_first()
     refusal = bench.publish(OTHERS["vector"], replace(FIRST, id=TWO, vector_id="nobody")).refusal()
-    assert check_reuse_refusal(refusal)
+    check_reuse_refusal(refusal)
 
 
 def test_known_rows_are_compared_with_the_frames_that_hold_them() -> None:
@@ -187,13 +187,13 @@ def test_known_rows_are_compared_with_the_frames_that_hold_them() -> None:
     assert published.duplicates == {
         row: offsets[int(delta.vector_id[1:])] for row, delta in enumerate(shifted)
     }
-    for bad in (0, 13, 24, 25, 31, len(shifted) - 1):
-        wrong = [*shifted]
-        wrong[bad] = replace(wrong[bad], metadata={"n": -1})
-        refusal = bench.publish(*wrong).refusal()
+    for changed_row in (0, 13, 24, 25, 31, len(shifted) - 1):
+        resent = [*shifted]
+        resent[changed_row] = replace(resent[changed_row], metadata={"n": -1})
+        refusal = bench.publish(*resent).refusal()
         assert refusal is not None
-        assert (refusal.code, refusal.row) == (ErrorCode.ID_REUSED, bad)
-        assert refusal.details == {"offset": published.duplicates[bad]}
+        assert (refusal.code, refusal.row) == (ErrorCode.ID_REUSED, changed_row)
+        assert refusal.details == {"offset": published.duplicates[changed_row]}
 
 
 def test_forwarded_rows_with_reused_ids_are_accepted() -> None:
@@ -205,7 +205,7 @@ def test_forwarded_rows_with_reused_ids_are_accepted() -> None:
     assert bench.publish(FIRST).result().duplicates == {0: 2}
 
 
-def test_known_rows_over_too_many_frames_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_known_rows_over_too_many_frames_are_refused_as_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(duplicate_id_finder, "COST_MAX", 110)
     bench = Bench()
     adjacent = [make_delta(f"v{number}", id=number.to_bytes(16, "big")) for number in range(200)]
@@ -254,12 +254,12 @@ def test_first_copy_is_found_before_write_and_after_restart() -> None:
             ]
             assert p.internals().log.high_watermark == 0
             assert (await receipts[1]).duplicates == {0: 0}
-            assert check_reuse_refusal(await catch_refusal(receipts[2].wait()), offset=0)
+            check_reuse_refusal(await catch_refusal(receipts[2].wait()), offset=0)
 
     async def second_session() -> None:
         async with open_propagator(disk) as p:
             assert (await p.publish(make_delta("v", id=ONE))).duplicates == {0: 0}
-            assert check_reuse_refusal(await catch_refusal(p.publish(make_delta("w", id=ONE))), offset=0)
+            check_reuse_refusal(await catch_refusal(p.publish(make_delta("w", id=ONE))), offset=0)
 
     run_virtual(first_session)
     run_virtual(second_session)
@@ -298,7 +298,7 @@ def test_resent_transform_is_a_duplicate_after_its_vector_changed() -> None:
             twice = Delta("v", transform("double"), id=ONE)
             assert (await p.publish(twice)).offset == 1
             assert (await p.publish(twice)).duplicates == {0: 1}
-            assert check_reuse_refusal(
+            check_reuse_refusal(
                 await catch_refusal(p.publish(Delta("v", dense([2.0, 4.0, 6.0]), id=ONE))), offset=1
             )
 
@@ -329,8 +329,8 @@ async def test_reused_id_is_refused_over_a_connection() -> None:
         nacks: list[Nack] = []
         ranges: list[AckRange] = []
         sequence = 1
-        for make in frames:
-            frame = make(sequence)
+        for make_frame in frames:
+            frame = make_frame(sequence)
             await client.send(frame)
             sequence += frame.batch.count if isinstance(frame, BatchFrame) else 1
         last_sequence = 0

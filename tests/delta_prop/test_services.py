@@ -59,22 +59,22 @@ async def run_services(
             await anyio.sleep(random.choice((0.01, 100.0)))  # time passes for the delta chains
         await heal(services, links)
         expected_by_name = fold_accepted(services)
-        first = set(services[0].dots())
+        first_service_dots = set(services[0].dots())
         for service in services:
             dots = service.dots()
             assert len(dots) == len(set(dots))
-            assert set(dots) == first
+            assert set(dots) == first_service_dots
             assert service.p.statistics().pending.pending_runs == 0
             for sink, content in (await service.contents(set(expected_by_name))).items():
                 expected_content = {
-                    name: summarize_state(state, counts=sink != "cache")
+                    name: summarize_state(state, with_counts=sink != "cache")
                     for name, state in expected_by_name.items()
                 }
                 assert content == expected_content, (service.number, sink)
             counters.late += service.index.resident.statistics().out_of_order
             counters.left_out += service.index.statistics().left_out
             counters.duplicate_ids += sum(bool(logged.known_ids) for logged in service.batches())
-        counters.deltas += len(first)
+        counters.deltas += len(first_service_dots)
 
 
 @pytest.mark.parametrize("links", [PAIR, CYCLE], ids=["pair", "ring"])

@@ -55,7 +55,9 @@ def test_real_world_network_can_listen() -> None:
         ("0.0.0.0", "127.0.0.1", "127.0.0.1"),
     ],
 )
-def test_peer_host_by_listen_and_connect_address(listen_at: str, connect_to: str, peer_host: str) -> None:
+def test_peer_host_is_the_ip_address_for_any_listen_address(
+    listen_at: str, connect_to: str, peer_host: str
+) -> None:
     async def main() -> None:
         network = SocketNetwork()
         listener = await network.listen(listen_at, 0)
@@ -80,7 +82,7 @@ def test_ipv6_listener_refuses_ipv4() -> None:
     anyio.run(main)
 
 
-def test_bad_port_host_or_address_is_named() -> None:
+def test_bad_port_host_or_address_is_named_in_the_error() -> None:
     async def main() -> None:
         network = SocketNetwork()
         for call in (network.listen, network.connect):
@@ -191,9 +193,9 @@ def test_listener_survives_descriptor_exhaustion(loop: str, caplog: pytest.LogCa
 def exhausted_descriptors() -> Iterator[None]:
     """Prevent the process from opening descriptors until the block ends."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = os.open(os.devnull, os.O_RDONLY)
-    os.close(free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    next_descriptor = os.open(os.devnull, os.O_RDONLY)
+    os.close(next_descriptor)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next_descriptor, hard))
     try:
         yield
     finally:
@@ -431,12 +433,12 @@ def test_send_now_stops_after_a_partly_sent_buffer() -> None:
     """The system may take a part of the first buffers, and have capacity for more directly after."""
     taken: list[bytes] = []
 
-    class Short:
+    class ShortSocket:
         def sendmsg(self, parts: list[bytes]) -> int:
             taken.append(b"".join(parts)[:10])
             return 10
 
-    stream = SocketStream(Short(), CoopBudget(), "host:1", "host")  # type: ignore[arg-type]
+    stream = SocketStream(ShortSocket(), CoopBudget(), "host:1", "host")  # type: ignore[arg-type]
     assert stream.send_now([b"%05d" % number for number in range(3000)]) == 10
     assert taken == [b"0000000001"]
 

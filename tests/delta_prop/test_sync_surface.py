@@ -36,10 +36,10 @@ def public_names(kind: type) -> set[str]:
     """Return the public attributes of a class, and the parameters of its constructor."""
     parameters = set(inspect.signature(kind).parameters)
     parameters = {f"__init__({name}=)" for name in parameters}
-    found = {name for name in dir(kind) if not name.startswith("_")}
+    names = {name for name in dir(kind) if not name.startswith("_")}
     if kind is Propagator:  # these attributes are set in __init__
-        found |= {"settings", "recovery"}
-    return found | parameters
+        names |= {"settings", "recovery"}
+    return names | parameters
 
 
 def method_signature(kind: type, name: str) -> dict[str, Any]:

@@ -117,7 +117,7 @@ def test_log_in_a_directory_persists(tmp_path: Path) -> None:
         assert p.publish(make_delta("b")).offset == 1
 
 
-def test_offer_receipt_pressure_and_forget() -> None:
+def test_offer_pressure_and_forget_work_as_in_propagator() -> None:
     with SyncPropagator() as p:
         sink = p.attach(CallbackSink(lambda *_: None, name="heard"))
         assert p.sink("heard") is sink
@@ -171,8 +171,8 @@ def test_iteration_in_another_thread_ends_at_close() -> None:
     def read() -> list[str]:
         received = []
         try:
-            for one in p.subscribe(start="earliest"):
-                received.append(one.delta.vector_id)
+            for delivered in p.subscribe(start="earliest"):
+                received.append(delivered.delta.vector_id)
         except Refused as refusal:  # the propagator was closed before all was read
             if refusal.code is not ErrorCode.SHUTTING_DOWN:
                 raise

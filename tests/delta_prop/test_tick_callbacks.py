@@ -66,7 +66,7 @@ def test_calls_per_tick_are_limited() -> None:
     assert len(calls) == CALLS_MAX
 
 
-def test_calls_of_close_ticks_are_left_to_the_task() -> None:
+def test_calls_of_ticks_in_quick_succession_are_left_to_the_task() -> None:
     async def main() -> list[tuple[float, str]]:
         tick, calls = TickCallbacks(anyio.current_time), list[tuple[float, str]]()
 
@@ -151,8 +151,8 @@ def test_wait_on_notified_wakeup_yields_once() -> None:
 
 def test_loop_callback_runs_deferred_calls_without_the_task() -> None:
     async def main() -> None:
-        waiting: list[Callable[[], None]] = []
-        tick, calls = TickCallbacks(lambda: 0.0, waiting.append), list[str]()
+        loop_callbacks: list[Callable[[], None]] = []
+        tick, calls = TickCallbacks(lambda: 0.0, loop_callbacks.append), list[str]()
 
         def end_tick(name: str) -> None:
             with tick:
@@ -164,14 +164,14 @@ def test_loop_callback_runs_deferred_calls_without_the_task() -> None:
             for name in "abc":
                 end_tick(name)
             await anyio.sleep(1)
-            assert (calls, len(waiting)) == (["a"], 1), "all deferred calls must share one callback"
+            assert (calls, len(loop_callbacks)) == (["a"], 1), "all deferred calls must share one callback"
             with tick:
                 tick.call_at_end(lambda: calls.append("d"))
-                waiting.pop()()  # the callback runs in a tick of its own
+                loop_callbacks.pop()()  # the callback runs in a tick of its own
                 assert calls == ["a", "b", "c", "d"]
             end_tick("e")
             tasks.cancel_scope.cancel()
-        waiting.pop()()
+        loop_callbacks.pop()()
         end_tick("f")
         assert calls == ["a", "b", "c", "d", "e", "f"]
 

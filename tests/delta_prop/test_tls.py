@@ -1,4 +1,4 @@
-"""TLS streams: accepted and rejected handshakes, error messages, and full transports."""
+"""TLS streams: accepted and rejected handshakes, error messages, and transports that take only a part."""
 
 from __future__ import annotations
 

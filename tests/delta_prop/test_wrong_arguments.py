@@ -96,9 +96,9 @@ CONSTRUCTORS: dict[str, tuple[Callable[[], object], str]] = {
 
 @pytest.mark.parametrize("case", CONSTRUCTORS)
 def test_constructor_with_wrong_argument_is_rejected(case: str) -> None:
-    make, message = CONSTRUCTORS[case]
+    construct, message = CONSTRUCTORS[case]
     with pytest.raises(DeltaPropError, match=message):
-        make()
+        construct()
 
 
 async def _await_if_needed(call: Callable[[Any], Any], p: RecordedPropagator) -> None:
@@ -135,7 +135,7 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "subscribe name": (lambda p: p.subscribe(name=5), "name 5 is of type int: give text"),
     "topics": (lambda p: p.attach(CallbackSink(print), topics=[5]), "topic 5 is of type int: give text"),
     "generator": (
-        lambda p: p.publish_many((one for one in "ab"), [[1.0], [2.0]]),
+        lambda p: p.publish_many((key for key in "ab"), [[1.0], [2.0]]),
         "type generator has no length",
     ),
     "class": (

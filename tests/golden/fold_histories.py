@@ -35,17 +35,19 @@ if TYPE_CHECKING:
 
     from delta_prop_wire.algebra import Key
 
-HISTORIES = 200
+HISTORY_COUNT = 200
 NAMESPACE = "golden"
 ORIGIN, OTHER, THIRD = 0x0000_0ABC_DEF0_0002, 0x0000_0ABC_DEF0_0012, 0xFFFF_FFFF_FFFF_FFF2
+"""Three origins, in canonical order."""
 MAX = struct.unpack("<f", bytes.fromhex("ffff7f7f"))[0]
+"""The largest finite float32."""
 NORMAL_MIN, DENORMAL_MIN = 2.0**-126, 2.0**-149
 HALF_ULP_OF_MAX = 2.0**103
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One delta. `patch`: its metadata in msgpack. `logged`: valid in a log, but refused from a producer."""
+    """One delta. `patch`: its metadata in msgpack. `log_only`: valid in a log, refused from a producer."""
 
     operation: Operation
     patch: bytes | None = None
@@ -54,16 +56,16 @@ class Change:
     lamport: int = 0
     origin: int = ORIGIN
     counter: int = 0
-    logged: bool = False
+    log_only: bool = False
 
     @property
     def key(self) -> Key:
-        """Return its key in canonical order."""
+        """The canonical key."""
         return self.lamport, self.origin, self.counter
 
 
 def change(operation: Operation, patch: dict[str, Any] | bytes | None = None, **fields: Any) -> Change:
-    """Make a change. `patch`: as a value, or in msgpack."""
+    """Make a change. `patch`: as a dictionary or in msgpack."""
     packed = msgpack.packb(patch) if isinstance(patch, dict) else patch
     return Change(operation, packed, **fields)
 
@@ -99,8 +101,9 @@ def histories() -> Iterator[tuple[str, list[Change]]]:
     for group in groups:
         for name, changes in group():
             yield name, _with_own_ids(number_changes(changes), next(number))
-    for seed in range(HISTORIES - next(number)):
-        yield f"mixed {seed}", _with_own_ids(number_changes(_draw_history(Random(seed))), HISTORIES + seed)
+    for seed in range(HISTORY_COUNT - next(number)):
+        changes = number_changes(_draw_history(Random(seed)))
+        yield f"mixed {seed}", _with_own_ids(changes, HISTORY_COUNT + seed)
 
 
 def _with_own_ids(changes: list[Change], number: int) -> list[Change]:
@@ -111,15 +114,16 @@ def _with_own_ids(changes: list[Change], number: int) -> list[Change]:
     ]
 
 
-Named = tuple[str, "list[Change]"]
+NamedHistory = tuple[str, "list[Change]"]
 
 ONE, TWO = b"\x01", b"\x02"
+"""Ids, which `_with_own_ids` makes 16 bytes long."""
 
 
 # --- operations and states
 
 
-def _each_operation_on_each_state() -> Iterator[Named]:
+def _each_operation_on_each_state() -> Iterator[NamedHistory]:
     operations = {
         "create": create([4.5, -2.0]),
         "sparse": sparse([1], [9.25]),
@@ -162,7 +166,7 @@ def _vector_history(*operations: Operation) -> list[Change]:
     return [change(operation) for operation in operations]
 
 
-def _rounding() -> Iterator[Named]:
+def _rounding() -> Iterator[NamedHistory]:
     big = 2.0**24
     yield "product rounds once", _vector_history(create([0.1, 1 / 3, 1.1, 16777215.0]), scale(0.3))
     yield "sum rounds once", _vector_history(create([0.1, 1 / 3, 1e8, -0.7]), offset(0.7))
@@ -187,7 +191,7 @@ def _rounding() -> Iterator[Named]:
     yield "offset is not undone", _vector_history(create([0.1, 1e-9]), offset(1e9), offset(-1e9))
 
 
-def _ends_of_the_range() -> Iterator[Named]:
+def _ends_of_the_range() -> Iterator[NamedHistory]:
     below, half_step = HALF_ULP_OF_MAX - 2.0**79, HALF_ULP_OF_MAX
     yield "product saturates", _vector_history(create([MAX, -MAX, 3e38, 1.0]), scale(2))
     yield "negative product saturates", _vector_history(create([MAX, -MAX, 3e38, 1.0]), scale(-MAX))
@@ -223,7 +227,7 @@ def _ends_of_the_range() -> Iterator[Named]:
     )
 
 
-def _small_numbers() -> Iterator[Named]:
+def _small_numbers() -> Iterator[NamedHistory]:
     small = [DENORMAL_MIN, -DENORMAL_MIN, NORMAL_MIN, DENORMAL_MIN - NORMAL_MIN]
     yield (
         "denormals are kept",
@@ -251,7 +255,7 @@ def _small_numbers() -> Iterator[Named]:
     )
 
 
-def _zeros() -> Iterator[Named]:
+def _zeros() -> Iterator[NamedHistory]:
     yield "negative zero is set", _vector_history(create([-0.0, 0.0]), sparse([1], [-0.0]))
     yield "negative zero in dense", _vector_history(create([1.0, 1.0]), dense([0.0, -0.0]))
     yield "zero times a negative", _vector_history(create([0.0, -0.0, 3.0, -3.0]), scale(-1))
@@ -265,7 +269,7 @@ def _zeros() -> Iterator[Named]:
     )
 
 
-def _duplicate_indices() -> Iterator[Named]:
+def _duplicate_indices() -> Iterator[NamedHistory]:
     start = create([1.0, 2.0, 3.0])
     yield "sparse, last one wins", _vector_history(start, sparse([1, 0, 1, 1], [5, 6, 7, 8]))
     yield "sparse, all the same", _vector_history(start, sparse([2] * 6, [6, 5, 4, 3, 2, -0.0]))
@@ -287,7 +291,7 @@ def _duplicate_indices() -> Iterator[Named]:
     )
 
 
-def _dimensions() -> Iterator[Named]:
+def _dimensions() -> Iterator[NamedHistory]:
     """Yield histories that only a forwarder or several services can produce."""
     patch = {"seen": True}
     yield "index at the dimension", [change(create([1.0, 2.0])), change(sparse([0, 2], [5, 5]), patch)]
@@ -327,7 +331,7 @@ def _with_patches(*patches: dict[str, Any] | bytes) -> list[Change]:
     return [change(create([1.0])), *(change(metadata_only(), patch) for patch in patches)]
 
 
-def _metadata() -> Iterator[Named]:
+def _metadata() -> Iterator[NamedHistory]:
     yield "members are set and replaced", _with_patches({"a": 1, "b": "x"}, {"b": [1, 2], "c": True})
     yield "nil removes", _with_patches({"a": 1, "b": 2}, {"a": None, "z": None})
     yield "objects merge", _with_patches({"o": {"a": 1, "b": 2}}, {"o": {"b": None, "c": {"d": 3}}})
@@ -367,7 +371,7 @@ def _metadata() -> Iterator[Named]:
     )
 
 
-def _odd_metadata() -> Iterator[Named]:
+def _odd_metadata() -> Iterator[NamedHistory]:
     integers = {
         "least": -(1 << 63),
         "most": (1 << 64) - 1,
@@ -412,7 +416,7 @@ def _odd_metadata() -> Iterator[Named]:
     for _ in range(31):
         inner = {"x": inner}
     yield "as deep as can be", _with_patches(deep, inner)
-    one, two = b"\x01", b"\x02"
+    one, two = msgpack.packb(1), msgpack.packb(2)
     flat = packed_map(("a", one), ("b", one), ("a", two))
     nested = packed_map(("o", packed_map(("x", one))), ("o", packed_map(("y", one), ("y", two))))
     nil = packed_map(("a", two), ("a", b"\xc0"))
@@ -420,7 +424,7 @@ def _odd_metadata() -> Iterator[Named]:
         "a key twice in a log",
         [
             change(create([1.0])),
-            *(change(metadata_only(), patch, logged=True) for patch in (flat, nested, nil)),
+            *(change(metadata_only(), patch, log_only=True) for patch in (flat, nested, nil)),
         ],
     )
 
@@ -428,91 +432,104 @@ def _odd_metadata() -> Iterator[Named]:
 # --- order and duplicate ids
 
 
-def _at(change: Change, lamport: int, origin: int = ORIGIN, counter: int = 0) -> Change:
-    return replace(change, lamport=lamport, origin=origin, counter=counter)
+def _keyed(unplaced: Change, lamport: int, origin: int = ORIGIN, counter: int = 0) -> Change:
+    """Return a change with this canonical key; `number_changes` replaces a counter of 0."""
+    return replace(unplaced, lamport=lamport, origin=origin, counter=counter)
 
 
-def _order() -> Iterator[Named]:
+def _order() -> Iterator[NamedHistory]:
     start, doubled, more = (
         change(create([1.0]), {"n": 0}),
         change(scale(2), {"n": 2}),
         change(offset(1), {"n": 1}),
     )
-    yield "a late delta", [_at(start, 1), _at(doubled, 9), _at(more, 5, OTHER)]
-    yield "backwards", [_at(doubled, 9, OTHER), _at(more, 5), _at(start, 1, THIRD)]
-    yield "one Lamport number, smaller origin first", [_at(start, 1), _at(doubled, 5, OTHER, 1), _at(more, 5)]
-    yield "origins have no sign", [_at(start, 1), _at(doubled, 5, THIRD), _at(more, 5, OTHER)]
+    yield "a late delta", [_keyed(start, 1), _keyed(doubled, 9), _keyed(more, 5, OTHER)]
+    yield "backwards", [_keyed(doubled, 9, OTHER), _keyed(more, 5), _keyed(start, 1, THIRD)]
+    yield (
+        "one Lamport number, smaller origin first",
+        [_keyed(start, 1), _keyed(doubled, 5, OTHER, 1), _keyed(more, 5)],
+    )
+    yield "origins have no sign", [_keyed(start, 1), _keyed(doubled, 5, THIRD), _keyed(more, 5, OTHER)]
     yield (
         "one Lamport number and origin",
-        [_at(start, 1), _at(doubled, 5, counter=9), _at(more, 5, counter=8)],
+        [_keyed(start, 1), _keyed(doubled, 5, counter=9), _keyed(more, 5, counter=8)],
     )
     large = (1 << 62) - 3
-    yield "large Lamport numbers", [_at(start, 1), _at(doubled, large + 1), _at(more, large, OTHER)]
+    yield "large Lamport numbers", [_keyed(start, 1), _keyed(doubled, large + 1), _keyed(more, large, OTHER)]
     yield (
         "large counters",
-        [_at(start, 1), _at(doubled, 7, counter=(1 << 62) + 1), _at(more, 7, counter=1 << 62)],
+        [_keyed(start, 1), _keyed(doubled, 7, counter=(1 << 62) + 1), _keyed(more, 7, counter=1 << 62)],
     )
     yield (
         "a dot that comes again",
         [
-            _at(start, 1, counter=1),
-            _at(more, 2, counter=2),
-            _at(doubled, 3, counter=3),
-            _at(more, 2, counter=2),
-            _at(doubled, 3, counter=3),
+            _keyed(start, 1, counter=1),
+            _keyed(more, 2, counter=2),
+            _keyed(doubled, 3, counter=3),
+            _keyed(more, 2, counter=2),
+            _keyed(doubled, 3, counter=3),
         ],
     )
-    yield "a late create", [_at(change(scale(2)), 4), _at(change(offset(1)), 6), _at(start, 5, OTHER)]
-    yield "a late delete", [_at(start, 1), _at(doubled, 4), _at(change(delete()), 3, OTHER), _at(more, 5)]
+    yield (
+        "a late create",
+        [_keyed(change(scale(2)), 4), _keyed(change(offset(1)), 6), _keyed(start, 5, OTHER)],
+    )
+    yield (
+        "a late delete",
+        [_keyed(start, 1), _keyed(doubled, 4), _keyed(change(delete()), 3, OTHER), _keyed(more, 5)],
+    )
     yield (
         "late metadata",
         [
-            _at(start, 1),
-            _at(change(metadata_only(), {"n": 7, "o": {"b": None}}), 9),
-            _at(change(metadata_only(), {"n": 6, "o": {"a": 1, "b": 1}}), 5, OTHER),
+            _keyed(start, 1),
+            _keyed(change(metadata_only(), {"n": 7, "o": {"b": None}}), 9),
+            _keyed(change(metadata_only(), {"n": 6, "o": {"a": 1, "b": 1}}), 5, OTHER),
         ],
     )
     yield (
         "a late unknown kind",
-        [_at(start, 1), _at(doubled, 4), _at(change(Operation(40, data=b"x")), 2, OTHER)],
+        [_keyed(start, 1), _keyed(doubled, 4), _keyed(change(Operation(40, data=b"x")), 2, OTHER)],
     )
-    yield "an unknown kind, then more", [_at(start, 1), _at(change(Operation(40)), 2), _at(more, 3)]
+    yield "an unknown kind, then more", [_keyed(start, 1), _keyed(change(Operation(40)), 2), _keyed(more, 3)]
 
 
-def _duplicate_ids() -> Iterator[Named]:
+def _duplicate_ids() -> Iterator[NamedHistory]:
     start = change(create([1.0]))
     add = change(sparse_add([0], [1]), id=ONE)
-    yield "two of one id", [_at(start, 1), _at(add, 3), _at(add, 5, OTHER)]
+    yield "two of one id", [_keyed(start, 1), _keyed(add, 3), _keyed(add, 5, OTHER)]
     yield (
         "two of one id, first one late",
-        [_at(start, 1), _at(add, 5), _at(change(scale(2)), 4), _at(add, 3, OTHER)],
+        [_keyed(start, 1), _keyed(add, 5), _keyed(change(scale(2)), 4), _keyed(add, 3, OTHER)],
     )
-    yield "three of one id", [_at(start, 1), _at(add, 5), _at(add, 3, OTHER), _at(add, 4, THIRD)]
-    yield "two of one id at one Lamport number", [_at(start, 1), _at(add, 5, OTHER), _at(add, 5)]
-    yield "two of one id, first one without effect", [_at(add, 2), _at(start, 3), _at(add, 5, OTHER)]
+    yield "three of one id", [_keyed(start, 1), _keyed(add, 5), _keyed(add, 3, OTHER), _keyed(add, 4, THIRD)]
+    yield "two of one id at one Lamport number", [_keyed(start, 1), _keyed(add, 5, OTHER), _keyed(add, 5)]
+    yield "two of one id, first one without effect", [_keyed(add, 2), _keyed(start, 3), _keyed(add, 5, OTHER)]
     yield (
         "two creates of one id",
         [
-            _at(change(create([1.0]), {"a": 1}, id=ONE), 1),
-            _at(change(scale(3), {"b": 1}), 2),
-            _at(change(create([1.0]), {"a": 1}, id=ONE), 3, OTHER),
+            _keyed(change(create([1.0]), {"a": 1}, id=ONE), 1),
+            _keyed(change(scale(3), {"b": 1}), 2),
+            _keyed(change(create([1.0]), {"a": 1}, id=ONE), 3, OTHER),
         ],
     )
     yield (
         "two deletes of one id",
         [
-            _at(start, 1),
-            _at(change(delete(), id=ONE), 2),
-            _at(change(opaque(b"x")), 3),
-            _at(change(delete(), id=ONE), 4, OTHER),
+            _keyed(start, 1),
+            _keyed(change(delete(), id=ONE), 2),
+            _keyed(change(opaque(b"x")), 3),
+            _keyed(change(delete(), id=ONE), 4, OTHER),
         ],
     )
     other = [replace(delta, vector_id="w") for delta in (start, add)]
     yield (
         "one id on two facts",
-        [_at(start, 1), _at(add, 3), _at(other[0], 2, OTHER), _at(other[1], 4, OTHER)],
+        [_keyed(start, 1), _keyed(add, 3), _keyed(other[0], 2, OTHER), _keyed(other[1], 4, OTHER)],
     )
-    yield "two ids", [_at(start, 1), _at(add, 3), _at(replace(add, id=TWO), 4), _at(add, 5, OTHER)]
+    yield (
+        "two ids",
+        [_keyed(start, 1), _keyed(add, 3), _keyed(replace(add, id=TWO), 4), _keyed(add, 5, OTHER)],
+    )
 
 
 # --- refused operations
@@ -524,7 +541,7 @@ def _with_bits(operation: Operation, *words: int) -> Operation:
     return Operation(operation.kind, values, operation.indices)
 
 
-def _refused() -> Iterator[Named]:
+def _refused() -> Iterator[NamedHistory]:
     quiet, signalling, infinite, minus = 0x7FC00000, 0xFF800001, 0x7F800000, 0xFF800000
     one = 0x3F800000
     bad = {

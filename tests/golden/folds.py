@@ -1,6 +1,6 @@
 """Write docs/protocol-golden-folds.json, histories and their states: `python -m tests.golden.folds`.
 
-Deterministic: the same histories and bytes each time. The histories are in `fold_histories.py`.
+The bytes are the same each time. The histories are in `fold_histories.py`.
 """
 
 from __future__ import annotations
@@ -72,12 +72,15 @@ def later_copies(ids: dict[Key, bytes]) -> set[Key]:
 
 
 def refused_field(change: Change) -> str | None:
-    """Return the field for which a service refuses a delta in any state, or None."""
+    """Return the field for which a service refuses a delta, whatever its vector's state is.
+
+    Return None for a delta that it accepts, or that a log may hold.
+    """
     batch = batch_of([change])
     try:
         validate_batch(batch)
     except InvalidDelta as refusal:
-        return None if change.logged else refusal.field
+        return None if change.log_only else refusal.field
     return None
 
 
@@ -140,7 +143,7 @@ def format_file() -> str:
 
 
 def check_canonical(packed: bytes) -> None:
-    """Fail unless packed metadata are in canonical form, which unpacking and packing keeps."""
+    """Fail unless packed metadata are in canonical form, so that unpacking and packing changes no byte."""
     metadata = msgpack.unpackb(packed, strict_map_key=True)
     assert VectorState(metadata=metadata).content[3] == packed
 

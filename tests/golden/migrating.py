@@ -25,7 +25,7 @@ def migrate_disk(disk: Disk, plans: list[MigrationPlan] | None = None) -> Migrat
     """Migrate the directory on a disk."""
     collected = [] if plans is None else plans
     callbacks = MigrationCallbacks(collected.append, lambda done, total: None, lambda line: None)
-    return migrate(disk, draw=lambda size: bytes(range(size)), callbacks=callbacks)
+    return migrate(disk, random_bytes=lambda size: bytes(range(size)), callbacks=callbacks)
 
 
 def migrate_files(files: Mapping[str, bytes]) -> dict[str, bytes]:

@@ -21,7 +21,7 @@ from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.jsonlines import delta_to_json
 from delta_prop_wire.spec import ErrorCode
 from tests.broker.durable import Clock
-from tests.golden.story import (
+from tests.golden.directory_history import (
     ADDS,
     AUDIT,
     EDITOR,
@@ -32,7 +32,7 @@ from tests.golden.story import (
     OTHER_SERVICE,
     REFUSED,
     RESENDER,
-    outcome,
+    resend_frame,
 )
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 def read_content(disk: Disk) -> dict[str, Any]:
     """Return the content of a directory, without changing a byte."""
     log, report = DurableLog.open(
-        disk, settings=LogSettings(), draw=lambda size: b"", clock=Clock(), read_only=True
+        disk, settings=LogSettings(), random_bytes=lambda size: b"", clock=Clock(), read_only=True
     )
     identity = read_identity(disk, f"{DIRECTORY}/{IDENTITY}")
     assert identity is not None
@@ -149,11 +149,12 @@ async def _query_refusals(p: Propagator) -> dict[str, Any]:
     outcomes = {f"{origin:x}:{counter}": p._pipeline.outcome(origin, counter) for origin, counter in dots}
     answers: dict[str, Any] = {
         "dots": {
-            dot: found.name if isinstance(found, ErrorCode) else found for dot, found in outcomes.items()
+            dot: outcome.name if isinstance(outcome, ErrorCode) else outcome
+            for dot, outcome in outcomes.items()
         }
     }
     p._pipeline.hello(7, "teller", p._now())
-    answers["outcomes"] = {name: await outcome(p, frame) for name, frame in FRAMES.items()}
+    answers["outcomes"] = {name: await resend_frame(p, frame) for name, frame in FRAMES.items()}
     try:
         answers["refused"] = (await p.publish(REFUSED)).offset
     except Refused as refusal:

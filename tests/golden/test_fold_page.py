@@ -38,6 +38,7 @@ TABLE = {
     for row in re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \| (.+?) \|$", SECTION, re.MULTILINE)
     if row[0] not in ("operation", "---")
 }
+"""Maps each operation in the page's table to its three cells: on an absent vector, a vector, and bytes."""
 OPERATIONS = {
     "create": create([3.0, 4.0]),
     "dense": dense([3.0, 4.0]),
@@ -58,6 +59,7 @@ STATES: list[tuple[int, list[Operation]]] = [
     (1, [create([1.0, 2.0])]),
     (2, [opaque(b"old")]),
 ]
+"""For a column of `TABLE`, operations that lead to its state."""
 
 
 def test_fold_table_has_each_operation() -> None:

@@ -1,7 +1,7 @@
 """Directories that earlier versions wrote are read without a change, and a service can continue them.
 
-Each is a packed directory with its content as JSON; `make.py` describes how to add one. A directory of an
-earlier format is migrated first.
+Each is a packed directory with its content as JSON; `write_golden_directory.py` describes how to add one. A
+directory of an earlier format is migrated first.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from delta_prop_broker.log.files.identity import FORMAT, read_format
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_sinks import CallbackSink
 from tests.delta_prop.durable.quarantined import RejectingSink, Store
-from tests.golden.make import HERE, serve_files, unpack
+from tests.golden.directory_history import ADDS, AUDIT, IMPORTER, SETTINGS, service
 from tests.golden.migrating import disk_of, migrate_files
 from tests.golden.reading import read_content
-from tests.golden.story import ADDS, AUDIT, IMPORTER, SETTINGS, service
+from tests.golden.write_golden_directory import HERE, serve_and_query, unpack
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,23 +80,23 @@ def test_newest_golden_directory_holds_every_kind_of_data() -> None:
 @EACH_DIRECTORY
 def test_golden_directory_is_read_without_changing_a_byte(packed: Path, tmp_path: Path) -> None:
     files = unpack_to(packed, tmp_path)
-    found = json.loads(json.dumps(read_content(LocalDisk(tmp_path))))
+    content = json.loads(json.dumps(read_content(LocalDisk(tmp_path))))
     expected = read_expected(packed)["kept"]
-    for name, cursor in found["cursors"].items():  # a later version may add fields
-        found["cursors"][name] = {part: cursor[part] for part in expected["cursors"][name]}
+    for name, cursor in content["cursors"].items():  # a later version may add fields
+        content["cursors"][name] = {field: cursor[field] for field in expected["cursors"][name]}
     for part in expected:
-        assert found[part] == expected[part], part
+        assert content[part] == expected[part], part
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files
 
 
 @EACH_DIRECTORY
 def test_service_opens_golden_directory(packed: Path) -> None:
-    found, expected = (
-        json.loads(json.dumps(serve_files(current_files(packed)))),
+    answers, expected = (
+        json.loads(json.dumps(serve_and_query(current_files(packed)))),
         read_expected(packed)["served"],
     )
-    assert {name: found[name] for name in expected} == expected
-    assert found["notes"] == []
+    assert {name: answers[name] for name in expected} == expected
+    assert answers["notes"] == []
 
 
 @EACH_DIRECTORY
@@ -120,7 +120,7 @@ def test_sinks_and_producers_resume_in_golden_directory(packed: Path) -> None:
             assert published.dot.counter == watermark + 1
             await p.wait_visible(published)
             assert delivered == [end]
-            assert (await p.replay(ADDS)).applied == 2, "with its held dependent"
+            assert (await p.replay(ADDS)).applied == 2, "not the rejected row and its held dependent"
             await anyio.sleep(1)
             assert not p.quarantine(ADDS)
 

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from delta_prop_wire.errors import DeltaPropError
-from tests.golden.make import serve_files
 from tests.golden.migrating import disk_of
 from tests.golden.reading import read_content
 from tests.golden.test_golden import EACH_DIRECTORY, current_files, read_expected
+from tests.golden.write_golden_directory import serve_and_query
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 REFUSED = (".log", "/log", "format", ".snapshot", ".journal", ".cursor")
-"""Kinds of files that must be intact: a corrupted one is refused with its name when it is read."""
+"""Path endings of files that must be intact: reading a corrupted one is refused, with its name."""
 REBUILT = (".index", "mark", "/time", ".checkpoint", ".part", "cursors")
-"""Kinds of files that may lag or are rebuilt."""
+"""Path endings of files that may be stale or lost, since a start corrects or rebuilds them."""
 
 
 def kind_of(path: str) -> str:
@@ -37,10 +37,10 @@ def flip_bit(files: dict[str, bytes], path: str, position: int) -> dict[str, byt
     return {**files, path: bytes(raw)}
 
 
-def read_or_error(read: Any, files: dict[str, bytes]) -> Any:
+def result_or_error(read_files: Any, files: dict[str, bytes]) -> Any:
     """Return the result as JSON data, or the error."""
     try:
-        return json.loads(json.dumps(read(files)))
+        return json.loads(json.dumps(read_files(files)))
     except DeltaPropError as error:
         return error
 
@@ -57,12 +57,12 @@ def test_flipped_bit_in_any_file_is_reported_or_has_no_effect(
         for position in range(len(path) % step, len(raw), step):
             changed = flip_bit(files, path, position)
             caplog.clear()
-            content = read_or_error(lambda files: read_content(disk_of(files)), changed)
-            served = read_or_error(serve_files, changed)
-            for found in (content, served):
-                if isinstance(found, DeltaPropError):
-                    assert kind in REFUSED, f"{path}, byte {position}: {found}"
-                    assert path in str(found) or path.rpartition("/")[2] in str(found), f"{path}: {found}"
+            content = result_or_error(lambda files: read_content(disk_of(files)), changed)
+            served = result_or_error(serve_and_query, changed)
+            for result in (content, served):
+                if isinstance(result, DeltaPropError):
+                    assert kind in REFUSED, f"{path}, byte {position}: {result}"
+                    assert path in str(result) or path.rpartition("/")[2] in str(result), f"{path}: {result}"
             if isinstance(content, dict):
                 for part in ("log_id", "epochs", "offsets", "segments", "rows"):
                     assert content[part] == expected["kept"][part], f"{path}, byte {position}: {part}"

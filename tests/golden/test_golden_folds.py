@@ -27,7 +27,7 @@ from delta_prop_wire.state_rows import StateRow, encode_states, state_of
 from delta_prop_wire.validate import validate_batch, validate_delta
 from tests.broker.durable import commit, open_log
 from tests.broker.test_compaction import TINY, compact_segments, sealed_segments, states
-from tests.golden.fold_histories import HISTORIES, NAMESPACE, Change, change, histories
+from tests.golden.fold_histories import HISTORY_COUNT, NAMESPACE, Change, change, histories
 from tests.golden.folds import (
     PATH,
     batch_of,
@@ -51,7 +51,7 @@ CHANGES = dict(histories())
 
 def test_golden_file_equals_generated_file() -> None:
     assert PATH.read_text(encoding="utf-8") == format_file()
-    assert len(GOLDEN) == HISTORIES
+    assert len(GOLDEN) == HISTORY_COUNT
 
 
 def test_histories_cover_all_operations_and_edge_numbers() -> None:
@@ -79,9 +79,9 @@ def test_refused_deltas_are_refused_as_batch_and_as_delta_frame(name: str) -> No
             validate_batch(batch)
         frame = decode(encode(DeltaFrame(1, batch.delta(0))))
         assert isinstance(frame, DeltaFrame)
-        with pytest.raises(InvalidDelta) as single:
+        with pytest.raises(InvalidDelta) as caught_in_frame:
             validate_delta(frame.delta)
-        assert caught.value.field == single.value.field == golden["refused"]["field"]
+        assert caught.value.field == caught_in_frame.value.field == golden["refused"]["field"]
 
 
 # --- the reference fold
@@ -112,12 +112,12 @@ def test_fold_resumes_from_state_row_at_any_cut(name: str) -> None:
         )
         copies = later_copies({entry.key: entry.id for entry in changes if entry.id is not None})
         for cut in range(len(changes) + 1):
-            before = changes[cut - 1].key if cut else None
+            last_key = changes[cut - 1].key if cut else None
             state = fold(rows_of(changes[:cut]), without_effect=copies)
-            if before is not None:
+            if last_key is not None:
                 states = encode_states([StateRow(NAMESPACE, vector_id, state, 0)])
                 state = state_of(states, 0)
-            rest = [entry for entry in changes[cut:] if before is None or entry.key > before]
+            rest = [entry for entry in changes[cut:] if last_key is None or entry.key > last_key]
             assert format_state(fold(rows_of(rest), state, without_effect=copies)) == expected
 
 
@@ -127,13 +127,13 @@ def test_fold_resumes_from_state_row_at_any_cut(name: str) -> None:
 def group_changes(changes: Sequence[Change], *, uniform: bool = False) -> list[list[Change]]:
     """Group neighbours that one batch can hold, whose rows have rising counters and Lamport numbers.
 
-    `uniform`: of one kind; large enough groups are folded as a block.
+    `uniform`: each group has one kind, so that sinks fold a large one as a block.
     """
     groups = [[changes[0]]] if changes else []
     for previous, entry in pairwise(changes):
-        follows = (previous.lamport + 1, previous.origin, previous.counter + 1) == entry.key
-        fits = not uniform or previous.operation.kind == entry.operation.kind
-        if follows and fits and (previous.id is None) == (entry.id is None):
+        is_next = (previous.lamport + 1, previous.origin, previous.counter + 1) == entry.key
+        kind_fits = not uniform or previous.operation.kind == entry.operation.kind
+        if is_next and kind_fits and (previous.id is None) == (entry.id is None):
             groups[-1].append(entry)
         else:
             groups.append([entry])
@@ -145,15 +145,16 @@ async def apply_changes(
 ) -> set[Any]:
     """Have a sink apply changes as a log delivers them; return the keys that it rejects.
 
-    All are forwarded batches, unless they are in canonical order and have no ids.
+    `at_once`: all groups in one call. The batches are forwarded ones, unless they are applied at once, in
+    canonical order and without ids.
     """
     all_changes = [entry for group in groups for entry in group]
-    local = (
+    is_local = (
         at_once
         and all(a.key < b.key for a, b in pairwise(all_changes))
         and not any(entry.id for entry in all_changes)
     )
-    source = Source.LOCAL if local else Source.REPLICA
+    source = Source.LOCAL if is_local else Source.REPLICA
     batches = [
         log.append_batch(batch_of(group, namespace), lamport=group[0].lamport, source=source)
         for group in groups
@@ -183,7 +184,7 @@ def rows_after(delivery: Delivery, offset: int) -> Delivery | None:
     return Delivery(logged, rows) if len(rows) else None
 
 
-def check_states(name: str, found: dict[str, VectorState], rejected: set[Any]) -> None:
+def check_states(name: str, sink_states: dict[str, VectorState], rejected: set[Any]) -> None:
     """Compare a sink's states with the golden ones.
 
     A sink rejects unknown kinds, so their keys and counts are left out of the expected states.
@@ -201,7 +202,7 @@ def check_states(name: str, found: dict[str, VectorState], rejected: set[Any]) -
             expected[vector_id] = state | {
                 "lamport": lamport, "origin": origin, "counter": counter, "ignored": ignored
             }  # fmt: skip
-    assert format_states(found) == expected, name
+    assert format_states(sink_states) == expected, name
 
 
 ORDERS = {
@@ -256,10 +257,10 @@ def test_storage_folds_to_golden_states_in_memory_and_file(order: str, tmp_path:
 
 
 def check_all_states(rows: Sequence[tuple[str, str, VectorState]], rejected: Mapping[str, set[Any]]) -> None:
-    found: dict[str, dict[str, VectorState]] = {name: {} for name in GOLDEN}
+    states_by_history: dict[str, dict[str, VectorState]] = {name: {} for name in GOLDEN}
     for name, vector_id, state in rows:
-        found[name][vector_id] = state
-    for name, vector_states in found.items():
+        states_by_history[name][vector_id] = state
+    for name, vector_states in states_by_history.items():
         check_states(name, vector_states, rejected[name])
 
 
@@ -282,8 +283,8 @@ def test_snapshot_of_compacted_log_equals_golden_states(order: str) -> None:
         log._segments.last.size = 1 << 20  # the next append begins a segment, which is not compacted
         log.append(batch_of([change(delete(), counter=1)]), lamport=1 << 62, source=Source.LOCAL)
         commit(log)
-        found = {
+        snapshot_states = {
             vector_id: state
             for (_, vector_id), (state, _) in states(compact_segments(disk, sealed_segments(log))).items()
         }
-        assert format_states(found) == GOLDEN[name]["states"], name
+        assert format_states(snapshot_states) == GOLDEN[name]["states"], name

@@ -15,11 +15,11 @@ from delta_prop_broker.log.corruption import FormatOutdated
 from delta_prop_broker.log.files.identity import FORMAT, read_format
 from delta_prop_broker.log.files.paths import DIRECTORY
 from tests.delta_prop.server.jobs import JOB, serve_jobs, wait_published
-from tests.golden.make import HERE, serve_files, unpack
+from tests.golden.directory_history import SETTINGS, service
 from tests.golden.migrating import disk_of, migrate_disk
 from tests.golden.reading import read_content
-from tests.golden.story import SETTINGS, service
 from tests.golden.test_golden import EACH_DIRECTORY, GOLDEN, read_expected, write_files
+from tests.golden.write_golden_directory import HERE, serve_and_query, unpack
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,7 +37,7 @@ def read_tree(root: Path) -> dict[Path, bytes]:
 
 def test_golden_directories_cover_each_format() -> None:
     formats = [read_format(disk_of(unpack(packed))) for packed in GOLDEN]
-    assert {found.number for found in formats if found is not None} == set(range(1, FORMAT + 1))
+    assert {file.number for file in formats if file is not None} == set(range(1, FORMAT + 1))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_migrate_reports_its_rewrite_and_log_verifies(
         assert shown.out.startswith(f"{tmp_path}: format 1 to 2: 1")
         assert "segments are rewritten, from the first control row at offset 31 on; up to 1,0" in shown.err
         assert "bytes are needed, " in shown.err
-        assert shown.err.count("\n") == 1, "no progress bar without a terminal"
+        assert shown.err.count("\n") == 1, "a progress bar without a terminal"
     assert not list(tmp_path.rglob("*.new"))
     assert main(["log", "verify", "--data", str(tmp_path)]) == 0
     assert "intact" in capsys.readouterr().out
@@ -127,9 +127,9 @@ def test_migrate_reports_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[s
     ):
         assert main(["log", "migrate", str(tmp_path), "--json"]) == 0
         (line,) = capsys.readouterr().out.splitlines()
-        found = json.loads(line)
-        assert {name: found[name] for name in expected} == expected
-        assert (found["bytes_needed"] > found["bytes_written"]) == (expected["segments_rewritten"] > 0)
+        report = json.loads(line)
+        assert {name: report[name] for name in expected} == expected
+        assert (report["bytes_needed"] > report["bytes_written"]) == (expected["segments_rewritten"] > 0)
 
 
 @pytest.mark.parametrize("name", ["nowhere", "empty"])
@@ -160,11 +160,11 @@ def test_migration_leaves_files_without_stamps_unchanged() -> None:
     files, disk = unpack(OLD), disk_of(unpack(OLD))
     migrate_disk(disk)
     changed = {path for path in disk.paths() if path != "lock" and disk.peek(path) != files.get(path)}
-    first = f"{DIRECTORY}/{28:020}"
-    assert changed >= {"format", f"{first}.log", f"{first}.index"}
+    first_rewritten = f"{DIRECTORY}/{28:020}"
+    assert changed >= {"format", f"{first_rewritten}.log", f"{first_rewritten}.index"}
     for path in changed - {"format", f"{DIRECTORY}/mark", f"{DIRECTORY}/log"}:
         assert path.endswith((".log", ".index", ".checkpoint")), path
-        assert path >= first, "files before the first control row stay unchanged"
+        assert path >= first_rewritten, "a file before the first control row has changed"
     assert not changed & {"cursors", "groups/reports.cursor", "quarantine/adds.journal", f"{DIRECTORY}/time"}
 
 
@@ -191,11 +191,11 @@ def tear_log(files: dict[str, bytes]) -> dict[str, bytes]:
 def test_migration_recovers_unclosed_directory_first() -> None:
     disk = disk_of(tear_log(unpack(OLD)))
     migrate_disk(disk)
-    found, expected = json.loads(json.dumps(read_content(disk))), read_expected(OLD)["kept"]
-    assert [epoch[0] for epoch in found.pop("epochs")] == [1, 2, 3]
-    for name, cursor in found["cursors"].items():  # a later version may add fields
-        found["cursors"][name] = {part: cursor[part] for part in expected["cursors"][name]}
-    for part in found:
-        assert found[part] == expected[part], part
-    served = serve_files({path: disk.peek(path) for path in disk.paths() if path != "lock"})
+    content, expected = json.loads(json.dumps(read_content(disk))), read_expected(OLD)["kept"]
+    assert [epoch[0] for epoch in content.pop("epochs")] == [1, 2, 3]
+    for name, cursor in content["cursors"].items():  # a later version may add fields
+        content["cursors"][name] = {field: cursor[field] for field in expected["cursors"][name]}
+    for part in content:
+        assert content[part] == expected[part], part
+    served = serve_and_query({path: disk.peek(path) for path in disk.paths() if path != "lock"})
     assert served["outcomes"] == read_expected(OLD)["served"]["outcomes"]

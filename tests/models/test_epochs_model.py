@@ -29,15 +29,15 @@ class EpochsMachine(RuleBasedStateMachine):
     @initialize(openings=st.sampled_from([0, 1, 1_000, 600_000]))
     def begin(self, openings: int) -> None:
         self.openings = openings  # as stored on the disk
-        self.durable = 0  # the highest epoch of a synced batch
+        self.synced_epoch = 0  # the highest epoch of a synced batch
         self.holders: list[int] = []  # by holder: the epoch granted last
-        self.highest = 0
+        self.highest_epoch = 0
         self.origins = self.open_origins()
 
     def open_origins(self) -> Origins:
         origins = Origins(epoch_floor=epoch_floor(self.openings), epoch_limit=epoch_limit(self.openings))
-        if self.durable:
-            origins.restore(ORIGIN, self.durable, 0.0)
+        if self.synced_epoch:
+            origins.restore(ORIGIN, self.synced_epoch, 0.0)
         return origins
 
     def claim_until_granted(self, epoch: int) -> int:
@@ -53,12 +53,12 @@ class EpochsMachine(RuleBasedStateMachine):
     def note_grant(self, epoch: int) -> None:
         assert epoch not in self.holders, "no two holders may have the same epoch"
         self.holders.append(epoch)
-        self.highest = max(self.highest, epoch)
+        self.highest_epoch = max(self.highest_epoch, epoch)
 
     @rule()
     def say_hello(self) -> None:
         epoch = self.claim_until_granted(0)
-        assert epoch > self.highest, "a new epoch must be above every earlier one, across restarts"
+        assert epoch > self.highest_epoch, "a new epoch must be above every earlier one, across restarts"
         assert epoch <= EPOCH_MAX
         self.note_grant(epoch)
 
@@ -66,8 +66,8 @@ class EpochsMachine(RuleBasedStateMachine):
     def say_hello_many_times(self, count: int) -> None:
         for _ in range(count):
             epoch = self.claim_until_granted(0)
-            assert epoch > self.highest
-            self.highest = epoch
+            assert epoch > self.highest_epoch
+            self.highest_epoch = epoch
         self.note_grant(epoch)
 
     @precondition(lambda self: self.holders)
@@ -85,7 +85,7 @@ class EpochsMachine(RuleBasedStateMachine):
 
     @rule(distance=st.sampled_from([1, 2, 6, 4_096, 5_000, 1 << 20]))
     def claim_higher_epoch(self, distance: int) -> None:
-        epoch = self.highest + distance
+        epoch = self.highest_epoch + distance
         if epoch > max(CLAIMED_EPOCH_MAX, epoch_floor(self.openings)):
             return
         granted = self.claim_until_granted(epoch)
@@ -94,7 +94,7 @@ class EpochsMachine(RuleBasedStateMachine):
 
     @rule(epoch=st.integers(CLAIMED_EPOCH_MAX + 1, EPOCH_MAX))
     def claim_epoch_above_maximum(self, epoch: int) -> None:
-        if epoch <= epoch_floor(self.openings) or epoch <= self.highest:
+        if epoch <= epoch_floor(self.openings) or epoch <= self.highest_epoch:
             return
         before = self.origins.get(ORIGIN)
         with pytest.raises(Refused) as refused:
@@ -113,7 +113,7 @@ class EpochsMachine(RuleBasedStateMachine):
                 self.origins.require(batch, OWNER)
             return
         self.origins.require(batch, OWNER)
-        self.durable = epoch if is_synced else self.durable
+        self.synced_epoch = epoch if is_synced else self.synced_epoch
 
     @rule()
     def restart(self) -> None:

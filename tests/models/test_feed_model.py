@@ -23,7 +23,7 @@ from delta_prop_wire.delta import Delta, Dot, create
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.route.support import ORIGIN, SMALL, Route, offsets_of
+from tests.delta_prop.route.support import ORIGIN, SMALL_LIMITS, Route, offsets_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +36,9 @@ ACTIONS = (
     *("nothing", "wait", "long wait", "restart", "replay", "replay one", "drop one", "drop"),
     *("replay and go", "stop", "watch", "reattach", "reattach earlier", "fail late"),
 )
+"""Actions of the operator. `replay and go`: does not wait for the replay."""
 BEHAVIORS = ("ok", "ok", "slow", "retry", "half", "larger half", "broken", "stop", "hang", "stray reject")
+"""Behaviors of a call of the sink. `half`, `larger half`: applies this part of the rows, then fails."""
 
 
 @dataclass
@@ -50,7 +52,11 @@ class Row:
 
 @dataclass
 class ContractSink:
-    """A sink that keeps the contract, the published rows, and their outcomes."""
+    """A sink that keeps the contract. It also stores the published rows and their outcomes.
+
+    `rejects`: for an offset, how many times the sink still rejects it. `behaviors`: of the next calls, the
+    last one first.
+    """
 
     rejects: dict[int, int]
     behaviors: list[str]
@@ -78,12 +84,12 @@ class ContractSink:
         behavior = self.behaviors.pop() if self.behaviors else "ok"
         if behavior in ("slow", "hang"):
             await (anyio.sleep(0.5) if behavior == "slow" else anyio.sleep_forever())
-        bad = next((offset for offset in offsets if self.rejects.get(offset)), None)
+        rejected = next((offset for offset in offsets if self.rejects.get(offset)), None)
         if behavior in ("ok", "slow"):
-            if bad is not None:
-                self.rejects[bad] -= 1
-                self.take(offset for offset in offsets if offset < bad)
-                raise RejectDelta(bad, "no")
+            if rejected is not None:
+                self.rejects[rejected] -= 1
+                self.take(offset for offset in offsets if offset < rejected)
+                raise RejectDelta(rejected, "no")
             self.take(offsets)
             if not deliveries[-1].redelivered:
                 self.check_cursor(deliveries[-1].next_offset)
@@ -97,8 +103,8 @@ class ContractSink:
         applied_end: int | None = None
         if behavior in ("half", "larger half"):
             applied_rows = offsets[: len(offsets) // 2 + (behavior == "larger half")]
-            if bad is not None:
-                applied_rows = [offset for offset in applied_rows if offset < bad]
+            if rejected is not None:
+                applied_rows = [offset for offset in applied_rows if offset < rejected]
             self.take(applied_rows)
             applied_end = applied_rows[-1] + 1 if applied_rows else offsets[0] - 1
         raise TryAgain("later", applied_end)
@@ -111,7 +117,7 @@ class ContractSink:
                 self.applied.append(offset)
 
     def check_cursor(self, next_offset: int) -> None:
-        """Check that no row is missing below the cursor of a sink that keeps its own cursor."""
+        """Check that a sink with a cursor of its own would miss no row below it."""
         assert self.feed is not None
         present = set(self.applied) | self.dropped
         for offset in range(next_offset):
@@ -136,7 +142,7 @@ def scenarios(draw: st.DrawFn) -> tuple[ContractSink, list[object], int]:
 
 
 @given(scenarios())
-def test_any_scenario_loses_duplicates_and_reorders_nothing(
+def test_no_scenario_loses_or_duplicates_or_reorders_a_row(
     scenario: tuple[ContractSink, list[object], int],
 ) -> None:
     sink, steps, quarantine_max = scenario
@@ -149,7 +155,7 @@ def test_any_scenario_loses_duplicates_and_reorders_nothing(
 
 
 async def _run_scenario(sink: ContractSink, steps: list[object], quarantine_max: int) -> None:
-    limits = replace(SMALL, quarantine_deltas_max=quarantine_max, apply_timeout_s=5)
+    limits = replace(SMALL_LIMITS, quarantine_deltas_max=quarantine_max, apply_timeout_s=5)
     async with Route.running() as route:
         driver = FeedDriver(route, sink, limits)
         for step in steps:
@@ -177,7 +183,7 @@ class FeedDriver:
         self.route = route
         self.sink = sink
         self.limits = limits
-        self.start = self.inherited = 0
+        self.start = self.quarantined_at_start = 0
         self.attach(0)
 
     def attach(self, start: int, quarantine: object = None) -> None:
@@ -188,7 +194,7 @@ class FeedDriver:
             limits=self.limits,  # type: ignore[arg-type]
             quarantine=quarantine,  # type: ignore[arg-type]
         )
-        self.start, self.inherited = start, len(self.feed.quarantine)
+        self.start, self.quarantined_at_start = start, len(self.feed.quarantine)
         if quarantine is None:
             drop, dropped = self.feed.quarantine.drop, self.sink.dropped
 
@@ -201,12 +207,12 @@ class FeedDriver:
     def publish(self, batch: list[tuple[str, str, list[int]]]) -> None:
         deltas = []
         base = self.route.log.next_offset
-        for row, (space, vector, distances) in enumerate(batch):
+        for row, (namespace, vector, distances) in enumerate(batch):
             causes = sorted({base + row - distance for distance in distances if base + row - distance >= 0})
             delta_id = bytes(8) + (base + row).to_bytes(8, "big") if len(batch) % 2 else None
-            self.sink.rows.append(Row((space, vector), causes, delta_id))
+            self.sink.rows.append(Row((namespace, vector), causes, delta_id))
             parents = tuple(self.sink.rows[cause].ids or Dot(ORIGIN, cause + 1) for cause in causes)
-            deltas.append(Delta(vector, create([1.0]), space, parents=parents, id=delta_id))
+            deltas.append(Delta(vector, create([1.0]), namespace, parents=parents, id=delta_id))
         self.route.append(encode_batch(deltas, origin=ORIGIN, base=base + 1))
 
     async def run_action(self, action: str) -> None:
@@ -248,7 +254,7 @@ class FeedDriver:
             statistics.applied_deltas + statistics.skipped + statistics.quarantined + statistics.dropped
         )
         assert statistics.skipped >= 0
-        assert outcomes == statistics.applied_offset - self.start + self.inherited
+        assert outcomes == statistics.applied_offset - self.start + self.quarantined_at_start
         assert len(self.feed.quarantine) <= self.feed.quarantine.deltas_max
         for record in self.feed.quarantine.records():
             assert record.blocked_by in self.feed.quarantine

@@ -32,7 +32,7 @@ class ListModel:
         self.log = []
 
     def missing(self, entry):
-        """Return the dots and ids an entry waits for."""
+        """Return the dots and the ids that an entry waits for."""
         dots = [dot for dot in entry.clock if dot.origin != entry.origin]
         dots += [
             parent
@@ -40,9 +40,9 @@ class ListModel:
             if isinstance(parent, tuple)
             and not (parent.origin == entry.origin and parent.counter <= entry.last)
         ]
-        own = [Dot(entry.origin, entry.previous)]
+        predecessor = Dot(entry.origin, entry.previous)
         ids = {p for p in entry.parents if isinstance(p, bytes)} - set(entry.ids) - self.ids
-        return {dot for dot in dots + own if dot.counter > self.watermarks[dot.origin]}, ids
+        return {dot for dot in [*dots, predecessor] if dot.counter > self.watermarks[dot.origin]}, ids
 
     def is_next(self, entry):
         return self.missing(entry) == (set(), set()) and self.watermarks[entry.origin] == entry.previous
@@ -126,16 +126,16 @@ class OrdererMachine(RuleBasedStateMachine):
         )
         is_next = self.model.is_next(entry)
         assert self.orderer.check(entry) == is_next
-        parked = next(
+        pending = next(
             (e for e, _ in self.model.pending if (e.origin, e.previous) == (origin, previous)), None
         )
-        assert self.orderer.find_pending(entry) is parked
+        assert self.orderer.find_pending(entry) is pending
         if is_next and fails:
             self.fail(entry)
         elif is_next:
             self.append(entry)
-        elif parked is None:
-            self.park(entry)
+        elif pending is None:
+            self.hold_pending(entry)
 
     @rule(origin=st.sampled_from(ORIGINS))
     def append_next(self, origin):
@@ -188,7 +188,9 @@ class OrdererMachine(RuleBasedStateMachine):
         awaited |= {dot.origin for entry in pending for dot in self.model.missing(entry)[0]}
         assert statistics.awaited_origins == len(awaited)
         assert bool(statistics.index_length) == bool(pending)
-        assert self.orderer.next_deadline() == min((at for _, at in self.model.pending), default=None)
+        assert self.orderer.next_deadline() == min(
+            (deadline for _, deadline in self.model.pending), default=None
+        )
 
     @invariant()
     def same_entries_were_appended(self):
@@ -197,7 +199,7 @@ class OrdererMachine(RuleBasedStateMachine):
 
     def append(self, entry):
         overtaken = self.model.append(entry)
-        found, queue = [], [entry]
+        not_appended, queue = [], [entry]
         while queue:
             entry = queue.pop()
             self.log.append(entry)
@@ -209,16 +211,18 @@ class OrdererMachine(RuleBasedStateMachine):
                 else:
                     is_fully_overtaken = released.last <= self.orderer.watermarks[released.origin]
                     assert (released.verdict is Verdict.DUPLICATE) == is_fully_overtaken
-                    found.append(released)
-        assert set(map(id, found)) == set(map(id, overtaken))
+                    not_appended.append(released)
+        assert set(map(id, not_appended)) == set(map(id, overtaken))
 
-    def park(self, entry):
+    def hold_pending(self, entry):
         if self.model.has_capacity(entry):
             self.model.pending.append((entry, self.now + PENDING_TIMEOUT_S))
-            assert self.orderer.park(entry, self.now) == []
+            assert self.orderer.hold_pending(entry, self.now) == []
             return
         dependents = self.model.take_dependents(entry)
-        self.check_refusals(self.orderer.park(entry, self.now), entry, dependents, ErrorCode.PENDING_FULL)
+        self.check_refusals(
+            self.orderer.hold_pending(entry, self.now), entry, dependents, ErrorCode.PENDING_FULL
+        )
 
     def fail(self, entry):
         dependents = self.model.take_dependents(entry)

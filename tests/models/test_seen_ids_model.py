@@ -16,7 +16,7 @@ ids = st.integers(0, 150).map(lambda number: id_with_hash(number % 40 << 58, num
 
 
 class SeenIdsMachine(RuleBasedStateMachine):
-    """Adds unknown ids when their batch is appended, and looks up any ids at any time."""
+    """Adds the unknown ids of each appended batch, and looks up any ids at any time."""
 
     @initialize(
         generation_ids=st.integers(4, 30),
@@ -47,8 +47,8 @@ class SeenIdsMachine(RuleBasedStateMachine):
     @rule(batch=st.lists(ids, max_size=40), gap=st.integers(0, 5), explicit_offsets=st.booleans())
     def publish(self, batch: list[bytes], gap: int, explicit_offsets: bool) -> None:
         self.offset += gap
-        found = zip(batch, self.seen.find(batch), strict=True)
-        new_ids = (id_ for id_, offset in found if offset is None)
+        pairs = zip(batch, self.seen.find(batch), strict=True)
+        new_ids = (id_ for id_, offset in pairs if offset is None)
         new = list(dict.fromkeys(new_ids))  # a batch holds each id once
         for row, id_ in enumerate(new):
             if self.model.get(id_, -1) < self.seen.kept_since:  # forgotten, so it counts as new
@@ -63,10 +63,10 @@ class SeenIdsMachine(RuleBasedStateMachine):
 
     @rule(batch=st.lists(ids, min_size=1, max_size=FEW_IDS + 40))
     def find(self, batch: list[bytes]) -> None:
-        found = self.seen.find(batch)
-        assert [self.seen.find([id_])[0] for id_ in batch] == found
-        assert [id_ in self.seen for id_ in batch] == [offset is not None for offset in found]
-        for id_, offset in zip(batch, found, strict=True):
+        offsets = self.seen.find(batch)
+        assert [self.seen.find([id_])[0] for id_ in batch] == offsets
+        assert [id_ in self.seen for id_ in batch] == [offset is not None for offset in offsets]
+        for id_, offset in zip(batch, offsets, strict=True):
             known = self.model.get(id_)
             assert offset == known or (offset is None and known is not None and known < self.seen.kept_since)
 
@@ -78,7 +78,7 @@ class SeenIdsMachine(RuleBasedStateMachine):
     @rule()
     def write(self) -> None:
         self.stored.write(self.seen)
-        assert self.seen.waiting_runs == 0
+        assert self.seen.waiting_run_count == 0
 
     @rule()
     def merge(self) -> None:

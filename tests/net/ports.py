@@ -7,7 +7,7 @@ import socket
 from contextlib import ExitStack
 
 LOWEST, HIGHEST = 20_000, 30_000
-"""This range is below the system's ephemeral ports, so that no connection takes a drawn port."""
+"""Bounds of the range to draw from: below the system's ephemeral ports, which connections take."""
 
 
 def free_ports() -> tuple[int, int]:

@@ -32,7 +32,7 @@ _READ_BYTES = 65_536
 class Faults:
     """The faults of one direction of a connection.
 
-    `cut_at`: the connection is reset after this many bytes. `delay_s`: how long bytes are held.
+    `cut_at`: number of bytes after which the connection is reset. `delay_s`: how long bytes are held.
     `piece_bytes_max`: bytes are sent in pieces of a random size, from 1 up to this.
     """
 
@@ -42,10 +42,11 @@ class Faults:
 
 
 ConnectionFaults = tuple[Faults, Faults]
+"""The faults from the client to the target, and those back."""
 
 
 def no_faults(_: int) -> ConnectionFaults:
-    """Return faults that never strike."""
+    """Return a connection's faults, none of which ever happens."""
     return Faults(), Faults()
 
 
@@ -73,8 +74,7 @@ def random_faults(
 class Proxy:
     """A running proxy. Changes of `target` and `draw_faults` apply to later connections.
 
-    While `refusing` is true, new connections are reset at once. `counts` counts faults and connections by
-    kind.
+    While `refusing` is true, new connections are reset at once. `counts`: faults and connections by kind.
     """
 
     def __init__(
@@ -91,14 +91,14 @@ class Proxy:
         self.counts: Counter[str] = Counter()
         self.bytes: Counter[str] = Counter()  # forwarded bytes by direction
         self._listening = listening
-        self._rng = Random(f"proxy {seed}")
+        self._rng = Random(f"proxy {seed}")  # draws the sizes of pieces
         self._links: list[_Link] = []
         self._stalled: set[Direction] = set()
         self._resumed = anyio.Event()
 
     @property
     def connections(self) -> int:
-        """Return the number of open connections."""
+        """The number of open connections."""
         return len(self._links)
 
     def cut(self) -> None:

@@ -94,16 +94,16 @@ def test_cut_resets_both_ends(loop: str) -> None:
 def test_refused_or_failed_target_resets_the_client() -> None:
     async def main(proxy: Proxy, client: Stream, server: Stream) -> None:
         proxy.refusing = True
-        other = await SocketNetwork().connect(*proxy.address)
+        refused = await SocketNetwork().connect(*proxy.address)
         with pytest.raises(ConnectionError):
-            await receive_all(other)
-        await other.aclose()
+            await receive_all(refused)
+        await refused.aclose()
         proxy.refusing = False
         proxy.target = (HOST, 1)  # nobody listens on this port
-        other = await SocketNetwork().connect(*proxy.address)
+        without_target = await SocketNetwork().connect(*proxy.address)
         with pytest.raises(ConnectionError):
-            await receive_all(other)
-        await other.aclose()
+            await receive_all(without_target)
+        await without_target.aclose()
 
     run_through_proxy(no_faults, main)
 

@@ -34,7 +34,7 @@ def make_machine(name: str = "m", *, network: VirtualNetwork | None = None, seed
     )
 
 
-def with_machine(scenario: Callable[[Machine], Awaitable[None]], seed: int = 1) -> None:
+def run_with_machine(scenario: Callable[[Machine], Awaitable[None]], seed: int = 1) -> None:
     async def main() -> None:
         await scenario(make_machine(seed=seed))
 
@@ -76,7 +76,7 @@ def test_trace_digest_depends_on_events_and_times() -> None:
     )
     trace = Trace(lambda: 0.0)
     before = trace.digest()
-    trace.turn(1.0, 3)
+    trace.note_turn(1.0, 3)
     assert trace.digest() != before
     with pytest.raises(UsageError, match="object in a trace"):
         trace.note(object())
@@ -90,14 +90,14 @@ def test_only_wall_clock_jumps_and_drifts() -> None:
     async def main() -> None:
         machine = make_machine()
         now = machine.world().clock.now
-        clock = FaultyClock(now, ClockFaults(drift=0.1, jumps=((10.0, -3600.0),)), machine.struck)
+        clock = FaultyClock(now, ClockFaults(drift=0.1, jumps=((10.0, -3600.0),)), machine.event_counts)
         start_us = clock.wall_us()
         await anyio.sleep(5)
         assert clock.wall_us() - start_us == 5_500_000
-        assert not machine.struck["clock jumped"]
+        assert not machine.event_counts["clock jumped"]
         await anyio.sleep(5)
         assert clock.wall_us() - start_us == 11_000_000 - 3_600_000_000
-        assert machine.struck["clock jumped"] == 1
+        assert machine.event_counts["clock jumped"] == 1
         assert clock.now() == anyio.current_time()
 
     run_virtual(main)
@@ -110,14 +110,14 @@ def test_thread_runs_calls_one_at_a_time_early_or_late(early: float, first_effec
     async def main() -> None:
         machine = make_machine()
         faults = ThreadFaults(delay_s_max=0, early=early, stalls=1.0, stall_s=4.0)
-        thread = SimThreads(Seed(1).stream("x"), lambda: faults, machine.struck).new_thread()
+        thread = SimThreads(Seed(1).stream("x"), lambda: faults, machine.event_counts).new_thread()
         effects: list[float] = []
         async with anyio.create_task_group() as tasks:
             for _ in range(2):
                 tasks.start_soon(thread.run, lambda: effects.append(anyio.current_time()))
         assert effects == [first_effect_at, first_effect_at + 4.0]
         assert anyio.current_time() == 8.0
-        assert machine.struck["thread stalled"] == 2
+        assert machine.event_counts["thread stalled"] == 2
 
     run_virtual(main)
 
@@ -147,9 +147,9 @@ def test_killed_process_leaves_page_cache_without_cleanup() -> None:
         assert endings == [Ending.KILLED]
         assert machine.disk.peek("file") == b"written"
         assert anyio.current_time() == 1
-        assert machine.struck["killed"] == 1
+        assert machine.event_counts["killed"] == 1
 
-    with_machine(scenario)
+    run_with_machine(scenario)
 
 
 def test_power_cut_loses_unsynced_data_and_stops_machine() -> None:
@@ -179,7 +179,7 @@ def test_power_cut_loses_unsynced_data_and_stops_machine() -> None:
         assert await machine.run(nothing) is Ending.ENDED
         assert machine.process_count == 2
 
-    with_machine(scenario)
+    run_with_machine(scenario)
 
 
 def test_crash_at_disk_call_ends_the_process() -> None:
@@ -193,7 +193,7 @@ def test_crash_at_disk_call_ends_the_process() -> None:
         assert await machine.run(process) is Ending.CRASHED
         assert not machine.disk.is_off
 
-    with_machine(scenario)
+    run_with_machine(scenario)
 
 
 def test_error_of_a_running_process_is_raised() -> None:
@@ -206,7 +206,7 @@ def test_error_of_a_running_process_is_raised() -> None:
             await machine.run(process)
         assert not machine.is_up
 
-    with_machine(scenario)
+    run_with_machine(scenario)
 
 
 def test_killed_process_gets_no_stream_and_no_listener() -> None:
@@ -247,7 +247,9 @@ def test_killed_process_gets_no_stream_and_no_listener() -> None:
 
 def test_disk_fault_persists_across_processes_until_removed() -> None:
     async def scenario(machine: Machine) -> None:
-        machine.add_disk_fault("sick", lambda disk: disk.fail(lambda call: call.name == "write", times=None))
+        machine.add_disk_fault(
+            "failing writes", lambda disk: disk.fail(lambda call: call.name == "write", times=None)
+        )
 
         async def process(world: World) -> None:
             file = world.open_disk("x").open("file", create=True)
@@ -260,10 +262,10 @@ def test_disk_fault_persists_across_processes_until_removed() -> None:
                 tasks.start_soon(machine.run, process)
                 await anyio.sleep(1)
                 machine.kill()
-        machine.remove_disk_fault("sick")
+        machine.remove_disk_fault("failing writes")
         machine.disk.open("file", create=True).write(0, [b"x"])
 
-    with_machine(scenario)
+    run_with_machine(scenario)
 
 
 def test_acknowledged_deltas_survive_power_cut() -> None:
@@ -288,4 +290,4 @@ def test_acknowledged_deltas_survive_power_cut() -> None:
         assert await machine.run(serve) is Ending.ENDED
         assert acknowledged[before:][0] in {f"{before}", f"{before + 1}"}
 
-    with_machine(scenario)
+    run_with_machine(scenario)

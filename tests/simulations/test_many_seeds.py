@@ -1,4 +1,4 @@
-"""Chaos seeds that no run has tried before, on all cores: they find no violation."""
+"""Chaos runs with seeds that no run has tried before, on all cores, find no violation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ RUN_S, RUN_SEEDS_MIN = 40.0, 100
 VACUOUS_SHARE_MAX = 0.02
 """Maximum share of seeds whose strikes all missed their targets: these runs prove nothing."""
 FULL_SEEDS = 2_000
-RARE = {"read error"}  # services seldom read the disk, as their newest batches are in memory
+RARE = {"read error"}
+"""Kinds of strikes that often miss: services seldom read the disk, since their newest batches are in memory.
+"""
 KINDS_SHARE_MIN = 0.6
 """Minimum share of the kinds of strikes that the few seeds of a normal run cover."""
 
@@ -29,16 +31,18 @@ def test_fresh_seeds_find_no_violation(
 ) -> None:
     first: int = pytestconfig.getoption("--first-seed")
     summary, end = Summary(), monotonic() + RUN_S
-    for results in sweep(first, FULL_SEEDS, cores()):
-        summary.add_all(results)
-        if not full and monotonic() > end and summary.seeds >= RUN_SEEDS_MIN:
+    for task_summary in sweep(first, FULL_SEEDS, cores()):
+        summary.add_all(task_summary)
+        if not full and monotonic() > end and summary.seed_count >= RUN_SEEDS_MIN:
             break
-    print_at_end(f"{summary.seeds:,} chaos seeds from {first} on, {summary.deltas:,} deltas acknowledged")
+    print_at_end(
+        f"{summary.seed_count:,} chaos seeds from {first} on, {summary.delta_count:,} deltas acknowledged"
+    )
     assert [finding for finding in summary.findings if finding.check != "vacuous"] == []
-    assert len(summary.findings) <= VACUOUS_SHARE_MAX * summary.seeds, summary.findings
-    struck = summary.struck
-    missing = {kind for kind in STRIKES if not struck[f"strike: {kind}"]}
-    assert missing <= RARE if full else len(missing) < (1 - KINDS_SHARE_MIN) * len(STRIKES)
-    for what in ("disk: sectors lost", "network: bytes lost by a reset", "machine: power cut"):
-        assert struck[what] > 0, what
-    assert summary.deltas > 50 * summary.seeds
+    assert len(summary.findings) <= VACUOUS_SHARE_MAX * summary.seed_count, summary.findings
+    event_counts = summary.event_counts
+    missing_kinds = {kind for kind in STRIKES if not event_counts[f"strike: {kind}"]}
+    assert missing_kinds <= RARE if full else len(missing_kinds) < (1 - KINDS_SHARE_MIN) * len(STRIKES)
+    for event in ("disk: sectors lost", "network: bytes lost by a reset", "machine: power cut"):
+        assert event_counts[event] > 0, event
+    assert summary.delta_count > 50 * summary.seed_count

@@ -33,12 +33,13 @@ if TYPE_CHECKING:
 
     Ref = tuple[str, str]
 
-KNOWN = frozenset(map(int, Kind))
+KNOWN_KINDS = frozenset(map(int, Kind))
 FLUSH_ROWS = 6
+"""From this many changed vectors on, `Store` writes them within `apply`."""
 
 
 @dataclass(frozen=True)
-class Numbers:
+class CallStatistics:
     calls: int = 0
 
 
@@ -64,7 +65,7 @@ class Plain:
         await self.refold()
 
     async def refold(self) -> None:
-        """Fold again the vectors with forwarded rows that sort before their last key, in one call."""
+        """Refold the vectors with forwarded rows that sort before their last key, in one call."""
         self.states |= await fold_again(self.context, self.to_refold)
         self.to_refold.clear()
 
@@ -94,11 +95,11 @@ class Plain:
         pass
 
     def statistics(self) -> Any:
-        return Numbers(self.calls)
+        return CallStatistics(self.calls)
 
 
 class Target:
-    """Storage that outlives its sinks, as a file does. `fail(n)`: its operations fail from the n-th on."""
+    """Storage that outlives its sinks, as a file does. After `fail(n)`, operations fail from the n-th on."""
 
     def __init__(self) -> None:
         self.states: dict[Ref, VectorState] = {}
@@ -107,15 +108,15 @@ class Target:
         self.users = 0
         self.rebuilding = False
         self.next_states: dict[Ref, VectorState] = {}
-        self._left: int | None = None
+        self._operations_left: int | None = None
 
     def fail(self, operations: int | None) -> None:
-        self._left = operations
+        self._operations_left = operations
 
     def operate(self) -> None:
-        if self._left is not None:
-            self._left -= 1
-            if self._left <= 0:
+        if self._operations_left is not None:
+            self._operations_left -= 1
+            if self._operations_left <= 0:
                 raise OSError(28, "No space left on device")
 
     def take(self, ref: Ref, offset: int) -> None:
@@ -187,7 +188,7 @@ class Store(Plain):
     def __init__(self, target: Target) -> None:
         super().__init__()
         self.target = target
-        self.pending: dict[Ref, VectorState] = {}
+        self.unwritten: dict[Ref, VectorState] = {}
         self.next_offset = self.lamport = 0
         self.failure: OSError | None = None
         self.is_open = False
@@ -208,7 +209,7 @@ class Store(Plain):
     async def begin_rebuild(self, offset: int) -> None:
         async with self.flushing:
             await self.call_target(self.target.begin_rebuild)
-            self.pending.clear()
+            self.unwritten.clear()
 
     async def load_states(self, rows: Sequence[StateRow]) -> None:
         await self.call_target(lambda: self.target.load_states(rows))
@@ -235,13 +236,13 @@ class Store(Plain):
                 await anyio.lowlevel.checkpoint()
                 await self.take_full_delivery(delivery)
                 self.advance_past(delivery)
-                if len(self.pending) >= FLUSH_ROWS:
+                if len(self.unwritten) >= FLUSH_ROWS:
                     await self.flush_or_raise()
         except RejectDelta:
             if has_redelivered:
                 await self.flush_or_raise()
             raise
-        if has_redelivered:  # redelivered rows are not delivered a second time
+        if has_redelivered:  # after a crash these rows would not be delivered again
             await self.flush_or_raise()
 
     async def take_full_delivery(self, delivery: Delivery) -> None:
@@ -257,7 +258,7 @@ class Store(Plain):
     async def refold(self) -> None:
         refs = list(self.to_refold)
         await super().refold()
-        self.pending |= {ref: self.states[ref] for ref in refs}
+        self.unwritten |= {ref: self.states[ref] for ref in refs}
 
     def advance_past(self, delivery: Delivery) -> None:
         if not delivery.redelivered:
@@ -268,11 +269,11 @@ class Store(Plain):
 
     def take_row(self, delivery: Delivery, row: int) -> None:
         batch, offset = delivery.batch, delivery.first_offset + row
-        if batch.kinds[row] not in KNOWN:
+        if batch.kinds[row] not in KNOWN_KINDS:
             self.reject(offset)
         super().take_row(delivery, row)
         ref = (batch.namespaces[row], batch.keys[row])
-        self.pending[ref] = self.states[ref]
+        self.unwritten[ref] = self.states[ref]
         self.note_lamport(delivery.logged.lamport + row)
 
     def note_lamport(self, lamport: int) -> None:
@@ -293,12 +294,12 @@ class Store(Plain):
             await self.write()
 
     async def write(self) -> None:
-        pending, self.pending = self.pending, {}
+        unwritten, self.unwritten = self.unwritten, {}
         next_offset, lamport = self.next_offset, self.lamport
         try:
-            await self.context.threads.run(lambda: self.target.write(pending, next_offset, lamport))
+            await self.context.threads.run(lambda: self.target.write(unwritten, next_offset, lamport))
         except BaseException:
-            self.pending = pending | self.pending
+            self.unwritten = unwritten | self.unwritten
             raise
         self.failure = None
         self.context.committed(next_offset)
@@ -306,14 +307,14 @@ class Store(Plain):
     async def background(self) -> None:
         while True:
             await anyio.sleep(0.5)
-            if self.pending:
+            if self.unwritten:
                 try:
                     await self.flush()
                 except OSError as error:
                     self.failure = error
 
     def backlog(self) -> Backlog:
-        return Backlog(min(len(self.pending), 1000), 1000)
+        return Backlog(min(len(self.unwritten), 1000), 1000)
 
     def head(self, namespace: str, vector_id: str) -> Head | None:
         state = self.get(namespace, vector_id)

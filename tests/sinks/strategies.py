@@ -33,8 +33,8 @@ full_vectors = st.lists(numbers, min_size=DIMENSION, max_size=DIMENSION)
 sparse_pairs = st.lists(st.tuples(st.integers(0, DIMENSION), numbers), max_size=3)  # index 3 has no effect
 
 
-def _sparse(make: Any, changes: list[tuple[int, float]]) -> Any:
-    return make([index for index, _ in changes], [value for _, value in changes])
+def _sparse(make_operation: Any, changes: list[tuple[int, float]]) -> Any:
+    return make_operation([index for index, _ in changes], [value for _, value in changes])
 
 
 operations = st.one_of(
@@ -66,14 +66,14 @@ deltas = st.builds(
 
 
 @st.composite
-def uniform(draw: st.DrawFn) -> list[Delta]:
+def rows_of_one_kind(draw: st.DrawFn) -> list[Delta]:
     """Draw rows of one kind, enough of them for the fast path."""
     kind = draw(st.sampled_from(["create", "dense", "sparse", "sparse_add", "scale", "offset", "delete"]))
     count = draw(st.integers(5, 9))
     width = draw(st.integers(0, 3))
     indices = st.lists(st.integers(0, DIMENSION - 1), min_size=width, max_size=width)
     values = st.lists(numbers, min_size=width, max_size=width)
-    make = {
+    operations_by_kind = {
         "create": full_vectors.map(create),
         "dense": full_vectors.map(dense),
         "sparse": st.builds(sparse, indices, values),
@@ -81,32 +81,33 @@ def uniform(draw: st.DrawFn) -> list[Delta]:
         "scale": numbers.map(scale),
         "offset": numbers.map(offset),
         "delete": st.just(delete()),
-    }[kind]
+    }
     names = st.sampled_from(["a", "b", "c", *(f"v{i}" for i in range(8))])
-    rows = draw(st.lists(st.tuples(names, make), min_size=count, max_size=count))
+    rows = draw(st.lists(st.tuples(names, operations_by_kind[kind]), min_size=count, max_size=count))
     return [Delta(name, operation) for name, operation in rows]
 
 
-batches = st.one_of(st.lists(deltas, min_size=1, max_size=4), uniform())
+batches = st.one_of(st.lists(deltas, min_size=1, max_size=4), rows_of_one_kind())
 wider_vectors = st.lists(numbers, min_size=DIMENSION + 1, max_size=DIMENSION + 1)
 IDS = [bytes([number]) * 16 for number in range(9)]
 
 
 @st.composite
-def logs(draw: st.DrawFn, *, forwarded: bool = True) -> FakeLog:
+def logs(draw: st.DrawFn, *, with_forwarded: bool = True) -> FakeLog:
     """Draw a log of up to 6 batches; forwarded ones with any Lamport number, known ids, other dimensions."""
     log = FakeLog()
     for content in draw(st.lists(batches, min_size=1, max_size=6)):
-        if forwarded and draw(st.booleans()):
+        if with_forwarded and draw(st.booleans()):
             rows = _with_ids(draw, content)
             if draw(st.integers(0, 3)) == 0:
                 rows[0] = replace(
                     rows[0], operation=draw(wider_vectors.map(create) | wider_vectors.map(dense))
                 )
-            log.forward(_remote(log, draw(st.sampled_from(REMOTE)), rows), draw(st.integers(1, 60)))
+            log.forward(_remote_batch(log, draw(st.sampled_from(REMOTE)), rows), draw(st.integers(1, 60)))
         else:
-            rows = _with_ids(draw, content) if forwarded else content
-            has_known_id = any(row.id in log.ids for row in rows)  # then the service logs them as no-ops
+            rows = _with_ids(draw, content) if with_forwarded else content
+            # The service would log a no-op for a known id, so these rows get no ids.
+            has_known_id = any(row.id in log.ids for row in rows)
             log.append(*(content if has_known_id else rows))
     return log
 
@@ -118,7 +119,7 @@ def _with_ids(draw: st.DrawFn, rows: list[Delta]) -> list[Delta]:
     return [replace(row, id=id_) for row, id_ in zip(rows, ids, strict=False)]
 
 
-def _remote(log: FakeLog, origin: int, content: list[Delta]) -> Batch:
+def _remote_batch(log: FakeLog, origin: int, content: list[Delta]) -> Batch:
     base = log.counters.get(origin, 0) + 1
     log.counters[origin] = base + len(content) - 1
     return encode_batch(content, origin=origin, base=base)

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from delta_prop_wire.delta import Delta
 
 LOG_ID = bytes(range(16))
-HERE = 0x8000_0000_0000_0010
+LOCAL_ORIGIN = 0x8000_0000_0000_0010
 """Origin of local deltas; its top bit is set, so stores must handle unsigned numbers."""
 
 
 class StillClock:
     def __init__(self) -> None:
         self.time = 0.0
-        self.step = 0.0
+        self.step = 0.0  # seconds that each reading adds
 
     def now(self) -> float:
         self.time += self.step
@@ -54,7 +54,7 @@ class InlineThreads:
 
 
 class FakeLog:
-    """Appends as the service does: contiguous offsets, local Lamport numbers above all earlier ones."""
+    """A log and a sink's context. As in the service, local Lamport numbers are above all earlier ones."""
 
     topics = frozenset("*")
 
@@ -67,7 +67,7 @@ class FakeLog:
         self.batches: list[LoggedBatch] = []
         self.next_offset = 0
         self.lamport = lamport
-        self.commits: list[int] = []
+        self.commits: list[int] = []  # the offsets that the sink reported as committed
         self.ids: set[bytes] = set()
         self.counters: dict[int, int] = {}
 
@@ -101,9 +101,9 @@ class FakeLog:
                         yield logged, row
 
     def append(self, *deltas: Delta) -> LoggedBatch:
-        base = self.counters.get(HERE, 0) + 1
-        self.counters[HERE] = base + len(deltas) - 1
-        return self.append_batch(encode_batch(deltas, origin=HERE, base=base))
+        base = self.counters.get(LOCAL_ORIGIN, 0) + 1
+        self.counters[LOCAL_ORIGIN] = base + len(deltas) - 1
+        return self.append_batch(encode_batch(deltas, origin=LOCAL_ORIGIN, base=base))
 
     def append_batch(
         self, batch: Batch, *, lamport: int | None = None, source: Source = Source.LOCAL
@@ -129,7 +129,7 @@ class FakeLog:
 
 
 def apply_all(resident: ResidentVectors, deliveries: Sequence[Delivery], log: FakeLog) -> int:
-    """Have deliveries folded, including late rows, which need the log; return the number of rows."""
+    """Fold deliveries, also rows that must be refolded from the log; return the number of new rows."""
     return anyio.run(resident.apply, deliveries, log)
 
 
@@ -174,13 +174,13 @@ def states_at(log: FakeLog, end: int) -> list[StateRow]:
 
 
 def check_state(
-    found: VectorState | None, expected: VectorState, *, counts: bool = True, context: object = ""
+    actual: VectorState | None, expected: VectorState, *, compare_ignored: bool = True, context: object = ""
 ) -> None:
-    """Assert that two states are equal to the bit, including metadata and last key."""
-    assert found is not None, context
-    assert found.content == expected.content, context
-    assert found.key == expected.key, context
-    assert not counts or found.ignored == expected.ignored, context
+    """Assert that two states are equal to the bit, including metadata and the last key."""
+    assert actual is not None, context
+    assert actual.content == expected.content, context
+    assert actual.key == expected.key, context
+    assert not compare_ignored or actual.ignored == expected.ignored, context
 
 
 def vectors(count: int, dimension: int, seed: int = 1) -> np.ndarray[Any, np.dtype[np.float32]]:

@@ -1,4 +1,4 @@
-"""`apply_now` of the sinks: the same fold as `apply`, or False if the sink would have to wait."""
+"""`apply_now` of the sinks folds as `apply` does, or returns False if the sink would have to wait."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def test_apply_now_and_apply_give_the_same_fold(log: FakeLog, use_apply_now: lis
                         if not (use_apply_now[(position + sink_number) % 30] and sink.apply_now([delivery])):
                             await sink.apply([delivery])
                 tasks.cancel_scope.cancel()
-            found = {(space, name): state for space, name, state in storage.resident.rows()}
+            resident_states = {(space, name): state for space, name, state in storage.resident.rows()}
             expected = oracle(log.batches)
-            assert found.keys() == expected.keys()
+            assert resident_states.keys() == expected.keys()
             for ref, state in expected.items():
-                check_state(found[ref], state, context=ref)
+                check_state(resident_states[ref], state, context=ref)
                 cached = cache.peek(*ref)
                 if cached is not None:
-                    check_state(cached, state, counts=False, context=ref)
+                    check_state(cached, state, compare_ignored=False, context=ref)
             assert storage.resident.next_offset == log.next_offset
             for sink in sinks:
                 await sink.aclose()
@@ -104,7 +104,7 @@ def test_has_apply_now_honours_overridden_apply() -> None:
     assert not has_apply_now(patched)
 
 
-class Failing(CacheSink):
+class FailsAtThirdDelta(CacheSink):
     """`apply_now` fails at the third delta and declines the second; `apply` rejects the third."""
 
     def __init__(self) -> None:
@@ -126,16 +126,14 @@ class Failing(CacheSink):
 
 def test_failure_in_apply_now_is_retried_with_apply() -> None:
     async def main(p: RecordedPropagator) -> None:
-        sink = await p.attach(Failing(), name="failing")
+        sink = await p.attach(FailsAtThirdDelta(), name="failing")
         for value in range(4):
             await p.publish(Delta("a" if value != 3 else "b", create([value])))
             await p.settle()
         statistics = p.statistics().sinks["failing"]
         assert (statistics.applied_offset, statistics.applied_deltas, statistics.rejected) == (4, 3, 1)
-        assert (sink.apply_now_calls, sink.apply_calls) == (
-            3,
-            3,
-        )  # after a rejection each delta goes through apply()
+        # After a rejection, each delta goes through `apply`.
+        assert (sink.apply_now_calls, sink.apply_calls) == (3, 3)
 
     run_propagator(main)
 

@@ -1,4 +1,7 @@
-"""CacheSink against the algebra's fold, with redelivered, late, evicted and concurrently loaded rows."""
+"""CacheSink against the algebra's fold, with redelivered, late, evicted and concurrently loaded rows.
+
+A late row is a forwarded one that sorts before a row of its vector that is applied already.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +43,10 @@ def test_every_hit_equals_the_fold(log: FakeLog, data: st.DataObject, mode: Any)
             position = data.draw(st.integers(position + 1, len(log.batches)))
             await cache.apply([Delivery(logged) for logged in log.batches[start:position]])
         for ref, state in final_states.items():
-            found = cache.peek(*ref)
-            if found is not None:
-                check_state(found, state, counts=False, context=ref)
-            check_state(await cache.get(*ref), state, counts=False, context=ref)
+            cached = cache.peek(*ref)
+            if cached is not None:
+                check_state(cached, state, compare_ignored=False, context=ref)
+            check_state(await cache.get(*ref), state, compare_ignored=False, context=ref)
 
     anyio.run(main)
 
@@ -66,10 +69,12 @@ def test_cached_state_without_loader_equals_the_fold(log: FakeLog) -> None:
             await cache.apply([Delivery(logged)])
             defined = defined_by(logged)
             for ref, state in oracle(log.batches[: position + 1]).items():
-                found = cache.peek(*ref)
-                assert found is not None or ref not in defined, "a create or delete defines the state"
-                if found is not None:
-                    assert found.content == state.content
+                cached = cache.peek(*ref)
+                assert cached is not None or ref not in defined, (
+                    "a state that a create or delete defines is not cached"
+                )
+                if cached is not None:
+                    assert cached.content == state.content
 
     anyio.run(main)
 
@@ -94,10 +99,11 @@ def test_redelivered_batches_have_one_effect() -> None:
 
 
 def next_change(log: FakeLog, number: float) -> list[Delivery]:
+    """Append a row that the cache buffers, as it only sets a number; return its delivery."""
     return [Delivery(log.append(Delta("a", sparse([0], [number]))))]
 
 
-def test_redelivered_unfolded_rows_have_one_effect() -> None:
+def test_redelivered_buffered_rows_have_one_effect() -> None:
     async def main() -> None:
         log, cache = FakeLog(), CacheSink()
         await cache.open(log)
@@ -132,7 +138,7 @@ def test_row_contained_in_loaded_state_is_not_refolded() -> None:
     anyio.run(main)
 
 
-def test_rows_applied_during_a_load_are_not_lost() -> None:
+def test_buffered_row_applied_during_a_load_is_not_lost() -> None:
     async def main() -> None:
         log = FakeLog()
         log.append(Delta("a", create([1, 2])))
@@ -156,7 +162,7 @@ def test_rows_applied_during_a_load_are_not_lost() -> None:
     anyio.run(main)
 
 
-def test_closing_drops_unfolded_rows() -> None:
+def test_closing_drops_buffered_rows() -> None:
     async def main() -> None:
         log, cache = FakeLog(), CacheSink()
         await cache.open(log)
@@ -169,7 +175,7 @@ def test_closing_drops_unfolded_rows() -> None:
     anyio.run(main)
 
 
-def test_batch_applied_during_a_load_is_not_lost() -> None:
+def test_block_applied_during_a_load_is_not_lost() -> None:
     async def main() -> None:
         log = FakeLog()
         names = [f"v{i}" for i in range(12)]
@@ -196,34 +202,34 @@ def test_load_overtaken_by_a_delta_is_retried() -> None:
     async def main() -> None:
         log = FakeLog()
         log.append(Delta("a", dense([1])))
-        entered, go = anyio.Event(), anyio.Event()
-        calls = []
+        load_begun, release = anyio.Event(), anyio.Event()
+        loaded_states = []
 
         async def loader(namespace: str, vector_id: str) -> VectorState | None:
             state = oracle(log.batches)[namespace, vector_id]
-            calls.append(state)
-            if len(calls) == 1:
-                entered.set()
-                await go.wait()
+            loaded_states.append(state)
+            if len(loaded_states) == 1:
+                load_begun.set()
+                await release.wait()
             return state
 
         cache = CacheSink(loader=loader)
         await cache.open(log)
         await cache.apply(log.deliveries())
-        answers: list[VectorState | None] = []
+        results: list[VectorState | None] = []
 
         async def read() -> None:
-            answers.append(await cache.get("default", "a"))
+            results.append(await cache.get("default", "a"))
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(read)
             tasks.start_soon(read)
-            await entered.wait()
+            await load_begun.wait()
             log.append(Delta("a", sparse_add([0], [5])))
             await cache.apply(log.deliveries(1))
-            go.set()
-        assert len(calls) == 2  # retried once; the second caller waited for the result
-        for state in [*answers, cache.peek("default", "a")]:
+            release.set()
+        assert len(loaded_states) == 2  # retried once; the second caller waited for the result
+        for state in [*results, cache.peek("default", "a")]:
             check_state(state, oracle(log.batches)["default", "a"])
 
     anyio.run(main)

@@ -135,11 +135,11 @@ def test_only_plain_functions_run_in_their_own_thread() -> None:
             await p.attach(CallbackSink(partial(record_awaited, "tag"), name="partial"))
             await p.wait_visible(await p.publish(*(Delta(f"v{n}", create([1])) for n in range(250))))
             await p.detach("plain")
-            assert threads() == before + 1  # the thread of the sink "other"
+            assert count_own_threads() == before + 1  # the thread of the sink "other"
 
-    loop_thread, before = threading.get_ident(), threads()
+    loop_thread, before = threading.get_ident(), count_own_threads()
     anyio.run(main)
-    assert threads() == before
+    assert count_own_threads() == before
     thread_ids = {name: set(idents) for name, idents in received.items()}
     assert thread_ids["nonblocking"] == thread_ids["object"] == thread_ids["partial"] == {loop_thread}
     assert len(thread_ids["plain"]) == len(thread_ids["other"]) == 1
@@ -147,7 +147,7 @@ def test_only_plain_functions_run_in_their_own_thread() -> None:
     assert len(received["plain"]) == 250
 
 
-def threads() -> int:
+def count_own_threads() -> int:
     return sum(thread.name == "delta-prop own" for thread in threading.enumerate())
 
 
@@ -219,7 +219,7 @@ def test_closing_does_not_wait_for_hanging_function() -> None:
         release.set()
 
 
-def test_retryable_failure_gets_missing_done_offset() -> None:
+def test_retryable_failure_without_done_offset_gets_offset_of_the_call() -> None:
     shared_error = TryAgain("busy")  # some programs raise one shared instance
 
     def busy(offset: int, _: Delta) -> None:

@@ -38,33 +38,33 @@ def make_table(count: int, *, cold: bool) -> VectorTable:
     return table
 
 
-def call_table(table: VectorTable, what: str, keys: list[str]) -> object:
+def call_table(table: VectorTable, call_name: str, keys: list[str]) -> object:
     key = keys[0]
-    if what == "slot":
+    if call_name == "slot":
         return table.slot_of(key)
-    if what == "many":
+    if call_name == "many":
         return table.slots_of(keys).tolist()
-    if what == "known":
+    if call_name == "known":
         return table.find_slots(keys).tolist()
-    if what == "release":
+    if call_name == "release":
         return table.release(table.slots[key]) if key in table.slots else None
-    if what == "item":
+    if call_name == "item":
         try:
             return table.slots[key]
         except KeyError:
             return "not there"
-    if what == "items":
+    if call_name == "items":
         return sorted(table.slots.items()), sorted(table.slots), sorted(table.slots.values())
-    if what == "len":
+    if call_name == "len":
         return len(table.slots), bool(table.slots), table.size
-    return table.slots.get(key) if what == "get" else key in table.slots
+    return table.slots.get(key) if call_name == "get" else key in table.slots
 
 
 @given(st.integers(1, 10), CALLS)
 def test_cold_slots_answer_like_a_dictionary(count: int, calls: list[tuple[str, list[str]]]) -> None:
     cold, warm = make_table(count, cold=True), make_table(count, cold=False)
-    for what, keys in [*calls, ("items", KEYS), ("len", KEYS)]:
-        assert call_table(cold, what, keys) == call_table(warm, what, keys)
+    for call_name, keys in [*calls, ("items", KEYS), ("len", KEYS)]:
+        assert call_table(cold, call_name, keys) == call_table(warm, call_name, keys)
 
 
 def test_duplicate_id_is_refused() -> None:

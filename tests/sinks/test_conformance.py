@@ -54,25 +54,25 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 VARIANTS: dict[str, tuple[str, list[tuple[Any, ...]], list[tuple[Any, ...]]]] = {
-    "test_storage": (
+    "test_storage_conforms": (
         "mode bytes_max backend",
         [("behind", 3_000, "asyncio")],
         [("through", 1 << 30, "asyncio"), ("behind", 1 << 30, "trio")],
     ),
-    "test_storage_and_index_of_the_same_vectors": ("with_graph", [(True,)], [(False,)]),
-    "test_index": ("with_graph", [(False,), (True,)], []),
-    "test_cache": (
+    "test_storage_and_index_that_share_vectors_conform": ("with_graph", [(True,)], [(False,)]),
+    "test_index_conforms": ("with_graph", [(False,), (True,)], []),
+    "test_cache_conforms": (
         "mode entries_max",
         [("refresh", 8), ("invalidate", 100_000)],
         [("refresh", 100_000)],
     ),
-    "test_jsonlines": ("fsync", [(False,)], [(True,)]),
+    "test_jsonlines_conforms": ("fsync", [(False,)], [(True,)]),
     "test_sink_conforms_in_real_time": ("kind backend", [(Plain, "trio")], [(Store, "asyncio")]),
 }
 """Per test: its arguments, their values in each run, and further values with `--full`."""
 
 
-def test_storage(tmp_path: Path, mode: Any, bytes_max: int, backend: Backend) -> None:
+def test_storage_conforms(tmp_path: Path, mode: Any, bytes_max: int, backend: Backend) -> None:
     def make() -> StorageSink:
         resident = ResidentVectors(resident_bytes_max=bytes_max)
         return StorageSink(tmp_path / "v.db", mode=mode, resident=resident, rows_unflushed_max=5)
@@ -164,7 +164,7 @@ class FoldedVectors:
         return last[1]
 
 
-def test_storage_and_index_of_the_same_vectors(tmp_path: Path, with_graph: bool) -> None:
+def test_storage_and_index_that_share_vectors_conform(tmp_path: Path, with_graph: bool) -> None:
     more: dict[str, Any] = {}
     if with_graph:
         pytest.importorskip("usearch")
@@ -173,18 +173,18 @@ def test_storage_and_index_of_the_same_vectors(tmp_path: Path, with_graph: bool)
     check_conforms(lambda: Pair(tmp_path / "v.db", **more), index_content, expected=FoldedVectors())
 
 
-def test_index(with_graph: bool) -> None:
+def test_index_conforms(with_graph: bool) -> None:
     if with_graph:
         pytest.importorskip("usearch")
     graph = Hnsw(graph_rows_min=4, unindexed_rows_max=64) if with_graph else False
     check_conforms(lambda: IndexSink(hnsw=graph), index_content, expected=FoldedVectors())
 
 
-def test_cache(mode: Any, entries_max: int) -> None:
+def test_cache_conforms(mode: Any, entries_max: int) -> None:
     check_conforms(lambda: CacheSink(entries_max=entries_max, mode=mode), forgets=True)
 
 
-def test_cache_in_front_of_a_source() -> None:
+def test_cache_that_loads_from_a_source_conforms() -> None:
     plain = Plain()
 
     class Cache(CacheSink):
@@ -212,21 +212,21 @@ def test_cache_in_front_of_a_source() -> None:
     check_conforms(lambda: Cache(entries_max=8, loader=load))
 
 
-async def offsets(sink: JsonLinesSink) -> object:
+async def read_offsets(sink: JsonLinesSink) -> object:
     return [json.loads(line)["offset"] for line in sink.path.read_text(encoding="utf-8").splitlines()]
 
 
-def test_jsonlines(tmp_path: Path, fsync: bool) -> None:
+def test_jsonlines_conforms(tmp_path: Path, fsync: bool) -> None:
     def each_offset_once(rows: Sequence[Applied]) -> object:
         return [row.offset for row in rows]
 
     check_conforms(
-        lambda: JsonLinesSink(tmp_path / "out.jsonl", fsync=fsync), offsets, expected=each_offset_once
+        lambda: JsonLinesSink(tmp_path / "out.jsonl", fsync=fsync), read_offsets, expected=each_offset_once
     )
 
 
 @pytest.mark.parametrize("per", ["delta", "delivery"])
-def test_callback(per: Any) -> None:
+def test_callback_conforms(per: Any) -> None:
     target = Target()
 
     async def probe(sink: CallbackSink) -> object:

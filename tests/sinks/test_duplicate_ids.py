@@ -28,7 +28,7 @@ CHANGES = [create([1, 2]), scale(2), offset(1), sparse_add([0], [5]), delete(), 
 ORIGINS = (0x20, 0x30, 0x40)
 
 
-def remote(log: FakeLog, lamport: int, *deltas: Delta, origin: int = ORIGINS[0]) -> LoggedBatch:
+def forward_deltas(log: FakeLog, lamport: int, *deltas: Delta, origin: int = ORIGINS[0]) -> LoggedBatch:
     base = log.counters.get(origin, 0) + 1
     log.counters[origin] = base + len(deltas) - 1
     return log.forward(encode_batch(deltas, origin=origin, base=base), lamport)
@@ -40,12 +40,12 @@ def change(number: int, id_: int | None, vector_id: str = "v") -> Delta:
 
 @st.composite
 def histories(draw: st.DrawFn) -> FakeLog:
-    """Draw two vectors, few ids, mostly forwarded rows, in any canonical order."""
+    """Draw a log of two vectors and few ids, whose rows are mostly forwarded, in any canonical order."""
     log = FakeLog()
     numbers = st.integers(0, len(CHANGES) - 1)
     log.append(Delta("v", create([1, 1])), Delta("w", create([1, 1])))
     for _ in range(draw(st.integers(2, 12))):
-        lamport = draw(st.sampled_from([None, *range(1, 40)]))
+        lamport = draw(st.sampled_from([None, *range(1, 40)]))  # None: a local batch
         count = draw(st.sampled_from([1, 1, 1, 2, 6]))
         ids = draw(st.permutations(range(4)))[:count] if count <= 2 and draw(st.booleans()) else None
         names = [draw(st.sampled_from("vvvw")) for _ in range(count)]
@@ -58,24 +58,24 @@ def histories(draw: st.DrawFn) -> FakeLog:
             if not any(row.id in log.ids for row in rows):
                 log.append(*rows)
         else:
-            remote(log, lamport, *rows, origin=draw(st.sampled_from(ORIGINS)))
+            forward_deltas(log, lamport, *rows, origin=draw(st.sampled_from(ORIGINS)))
     return log
 
 
-def check(found: dict[Any, Any], batches: list[LoggedBatch], *, counts: bool = True) -> None:
+def check(actual: dict[Any, Any], batches: list[LoggedBatch]) -> None:
     expected = oracle(batches)
-    assert found.keys() == expected.keys()
+    assert actual.keys() == expected.keys()
     for ref, state in expected.items():
-        check_state(found[ref], state, counts=counts, context=ref)
+        check_state(actual[ref], state, context=ref)
 
 
 def states(resident: ResidentVectors) -> dict[Any, Any]:
     return {(namespace, vector_id): state for namespace, vector_id, state in resident.rows()}
 
 
-@given(log=histories(), chains=st.sampled_from([0, 3_000, 1 << 20]), data=st.data())
-def test_any_order_with_duplicates_equals_the_fold(log: FakeLog, chains: int, data: st.DataObject) -> None:
-    resident = ResidentVectors(chain_bytes_max=chains)
+@given(log=histories(), bytes_max=st.sampled_from([0, 3_000, 1 << 20]), data=st.data())
+def test_any_order_with_duplicates_equals_the_fold(log: FakeLog, bytes_max: int, data: st.DataObject) -> None:
+    resident = ResidentVectors(chain_bytes_max=bytes_max)
     resident.enter(log)
     end = 0
     while end < len(log.batches):
@@ -117,19 +117,19 @@ def test_cache_loading_from_storage_equals_the_fold(log: FakeLog, data: st.DataO
             expected = oracle(log.batches[: position + 1])
             if data.draw(st.booleans()):
                 for ref in expected:
-                    check_state(await cache.get(*ref), expected[ref], counts=False, context=ref)
+                    check_state(await cache.get(*ref), expected[ref], compare_ignored=False, context=ref)
 
     anyio.run(main)
 
 
-def test_late_duplicate_id_takes_effect_from_later_row() -> None:
+def test_row_that_sorts_first_takes_over_the_effect_of_its_id() -> None:
     log = FakeLog()
-    remote(log, 1, Delta("v", create([1, 1])))
-    remote(log, 8, Delta("v", offset(1)))
-    remote(log, 10, change(1, 0))
+    forward_deltas(log, 1, Delta("v", create([1, 1])))
+    forward_deltas(log, 8, Delta("v", offset(1)))
+    forward_deltas(log, 10, change(1, 0))
     log.log_start = 1  # the chain has every row, so the log is not read
-    remote(log, 5, change(1, 0), origin=ORIGINS[1])
-    remote(log, 20, change(1, 0), origin=ORIGINS[2])
+    forward_deltas(log, 5, change(1, 0), origin=ORIGINS[1])
+    forward_deltas(log, 20, change(1, 0), origin=ORIGINS[2])
     resident = ResidentVectors()
     resident.enter(log)
     apply_all(resident, log.deliveries(), log)
@@ -146,8 +146,8 @@ def test_block_of_duplicate_ids_equals_the_fold() -> None:
     rows = [Delta(f"v{number}", scale(2), id=ids[number]) for number in range(8)]
     log.append(*(Delta(f"v{number}", create([1, number])) for number in range(8)))
     log.append(*rows[:6])
-    remote(log, 50, *rows)
-    remote(log, 60, *rows[:6], origin=ORIGINS[1])
+    forward_deltas(log, 50, *rows)
+    forward_deltas(log, 60, *rows[:6], origin=ORIGINS[1])
     resident = ResidentVectors()
     resident.enter(log)
     apply_all(resident, log.deliveries(), log)
@@ -155,12 +155,12 @@ def test_block_of_duplicate_ids_equals_the_fold() -> None:
 
 
 @pytest.mark.parametrize("only_known", [True, False])
-def test_frame_of_only_known_ids_has_no_effect(only_known: bool) -> None:
-    """In a frame of only known ids, a row whose original was compacted has no effect either."""
+def test_row_with_compacted_original_has_no_effect_in_frame_of_only_known_ids(only_known: bool) -> None:
+    """In any other frame such a row has an effect, since the frame does not show which ids were known."""
     log = FakeLog()
     log.append(Delta("v", create([1, 1]), id=IDS[2]), change(1, 0))
     rows = states_at(log, 2)
-    remote(log, 40, *([] if only_known else [change(2, 1)]), change(1, 0))
+    forward_deltas(log, 40, *([] if only_known else [change(2, 1)]), change(1, 0))
     resident = ResidentVectors()
     resident.enter(log)
     resident.begin_rebuild(log)
@@ -177,17 +177,16 @@ def test_frame_of_only_known_ids_has_no_effect(only_known: bool) -> None:
 
     log.history = from_state  # type: ignore[method-assign]
     apply_all(resident, log.deliveries(2), log)
-    found = resident.state("default", "v")
-    assert found is not None
-    assert found.vector is not None
-    # A frame that also holds a new delta does not show which id was known, so every row has an effect.
-    assert found.vector.tolist() == ([2, 2] if only_known else [6, 6])
+    state = resident.state("default", "v")
+    assert state is not None
+    assert state.vector is not None
+    assert state.vector.tolist() == ([2, 2] if only_known else [6, 6])
 
 
 def test_same_id_on_another_vector_is_not_duplicate() -> None:
     log = FakeLog()
     log.append(Delta("v", create([1, 1]), id=IDS[0]), Delta("w", create([1, 1]), id=IDS[1]))
-    remote(log, 50, Delta("w", scale(2), id=IDS[0]))
+    forward_deltas(log, 50, Delta("w", scale(2), id=IDS[0]))
     resident = ResidentVectors()
     resident.enter(log)
     apply_all(resident, log.deliveries(), log)
@@ -205,8 +204,8 @@ def test_storage_and_index_equal_the_fold_after_restart(
     path: Path = tmp_path_factory.mktemp("duplicates") / "v.db"
 
     async def main() -> None:
-        half = len(log.batches) // 2
-        for batches in (log.batches[:half], log.batches[half:]):
+        middle = len(log.batches) // 2
+        for batches in (log.batches[:middle], log.batches[middle:]):
             storage = StorageSink(path, mode="through")
             index = IndexSink(resident=storage.resident)
             await storage.open(log)

@@ -45,6 +45,7 @@ PARTS = st.lists(
 
 
 def log_of(parts: list[tuple[str, list[int], str]]) -> FakeLog:
+    """Return a log with a batch for each part: (operation, numbers of the vectors, variant)."""
     log, forwarded = FakeLog(), 0
     for number, (kind, keys, variant) in enumerate(parts, 1):
         operation = OPERATIONS[kind](float(number))
@@ -97,10 +98,10 @@ def test_runs_fold_only_selected_rows(parts: list[tuple[str, list[int], str]]) -
     for delivery in selected:
         apply_all(single, [delivery], log)
     expected = {(namespace, vector_id): state for namespace, vector_id, state in single.rows()}
-    found = {(namespace, vector_id): state for namespace, vector_id, state in together.rows()}
-    assert found.keys() == expected.keys()
+    actual = {(namespace, vector_id): state for namespace, vector_id, state in together.rows()}
+    assert actual.keys() == expected.keys()
     for ref, state in expected.items():
-        check_state(found[ref], state, context=ref)
+        check_state(actual[ref], state, context=ref)
 
 
 def make_resident(**settings: int) -> tuple[FakeLog, ResidentVectors]:
@@ -112,7 +113,7 @@ def make_resident(**settings: int) -> tuple[FakeLog, ResidentVectors]:
 
 
 def buffered_rows(resident: ResidentVectors) -> int:
-    return resident._fold_buffer.rows
+    return resident._fold_buffer.row_count
 
 
 def append_number(log: FakeLog, key: int, number: float) -> list[Delivery]:
@@ -165,16 +166,16 @@ NOT_BUFFERABLE: dict[str, Delivery] = {
 }
 
 
-@pytest.mark.parametrize("what", sorted(NOT_BUFFERABLE))
-def test_buffer_holds_only_ordinary_rows(what: str) -> None:
+@pytest.mark.parametrize("case", sorted(NOT_BUFFERABLE))
+def test_buffer_holds_only_ordinary_rows(case: str) -> None:
     buffer = fold_run.FoldBuffer(fold_run.SETTING_KINDS)
     ordinary = Delivery(LoggedBatch(ORDINARY, 0, 1, Source.LOCAL))
     assert buffer.can_hold(ordinary)
-    assert not buffer.can_hold(NOT_BUFFERABLE[what])
+    assert not buffer.can_hold(NOT_BUFFERABLE[case])
     assert not buffer.extend(ordinary)  # there is no run yet that it could extend
     assert buffer.add(ordinary, VectorTable("default"), 1)
     assert buffer.extend(ordinary)
-    assert not buffer.extend(NOT_BUFFERABLE[what])
+    assert not buffer.extend(NOT_BUFFERABLE[case])
 
 
 def test_row_of_other_namespace_does_not_extend_run() -> None:
@@ -253,7 +254,7 @@ def test_run_equals_its_batches_concatenated(
     indices = [index for logged in batches for index in logged.batch.indices.tolist()]
     if make is sparse:
         assert run.indices.reshape(-1).tolist() == indices
-        assert run.index_highest == max(indices, default=0 if len(batches) > 1 else -1)
+        assert run.highest_index == max(indices, default=0 if len(batches) > 1 else -1)
     assert run.keys == ["v"] * run.count
 
 
@@ -313,14 +314,14 @@ def test_unbufferable_row_is_folded_after_buffered_rows() -> None:
         check_state(resident.state(namespace, vector_id), state, context=vector_id)
 
 
-def test_no_row_is_buffered_after_late_or_duplicate_rows() -> None:
+def test_no_row_is_buffered_after_forwarded_or_duplicate_rows() -> None:
     log, resident = make_resident()
     apply_all(resident, append_number(log, 1, 1.0), log)
     assert apply_all(resident, log.deliveries(), log) == 0  # only duplicates
     log.forward(encode_batch([Delta("v1", sparse([0], [2.0]))], origin=99, base=1), lamport=log.lamport + 5)
     apply_all(resident, log.deliveries(log.next_offset - 1), log)
     apply_all(resident, append_number(log, 1, 3.0), log)
-    assert buffered_rows(resident) == 0  # from here on the sink keeps each vector's deltas, in chains
+    assert buffered_rows(resident) == 0  # from here on each delta is noted in its vector's chain
     assert resident.statistics().folded == log.next_offset
 
 
@@ -373,7 +374,7 @@ def test_reads_between_folds_see_the_folded_state(log: FakeLog, reads: list[bool
                 check_state(resident.state(*ref), state, context=ref)
                 cached = cache.peek(*ref)
                 if cached is not None:
-                    check_state(cached, state, counts=False, context=ref)
+                    check_state(cached, state, compare_ignored=False, context=ref)
 
 
 def test_vectors_that_change_dimension_are_folded_like_the_oracle() -> None:

@@ -13,7 +13,7 @@ from delta_prop_sinks import ForwardSink, StopSink, TryAgain, check_sink
 from delta_prop_wire.delta import Delta, create, opaque
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
-from tests.sinks.support import HERE, FakeLog
+from tests.sinks.support import LOCAL_ORIGIN, FakeLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class OtherService:
-    """The other service: holds its batches by their first dot, and its next answer."""
+    """The other service: holds its batches by their first dot, and its answer to all calls."""
 
     def __init__(self) -> None:
         self.batches: dict[tuple[int, int], bytes] = {}
@@ -82,7 +82,9 @@ def filled_log() -> FakeLog:
     return log
 
 
-def deliver(service: OtherService) -> Callable[[], Any]:
+def delivery_to(service: OtherService) -> Callable[[], Any]:
+    """Return a main function that forwards the filled log to a service."""
+
     async def main() -> None:
         log = filled_log()
         sink = forward_sink(service)
@@ -94,8 +96,8 @@ def deliver(service: OtherService) -> Callable[[], Any]:
 
 def test_each_batch_is_forwarded_unchanged_and_in_order() -> None:
     service, log = OtherService(), filled_log()
-    run_virtual(deliver(service))
-    assert list(service.batches) == [(HERE, 1), (HERE, 3)]
+    run_virtual(delivery_to(service))
+    assert list(service.batches) == [(LOCAL_ORIGIN, 1), (LOCAL_ORIGIN, 3)]
     assert list(service.batches.values()) == [bytes(logged.batch.body) for logged in log.batches]
 
 
@@ -103,7 +105,7 @@ def test_retryable_refusal_resumes_at_refused_batch() -> None:
     service = OtherService()
     service.answer = Refused(ErrorCode.LOG_FULL, "the log is full", retry_after_ms=50)
     with pytest.raises(TryAgain, match="the log is full") as caught:
-        run_virtual(deliver(service))
+        run_virtual(delivery_to(service))
     assert caught.value.done_offset == 2
 
 
@@ -111,7 +113,7 @@ def test_final_refusal_stops_sink_and_names_offset() -> None:
     service = OtherService()
     service.answer = Refused(ErrorCode.BAD_REQUEST, "look at the service that gave it")
     with pytest.raises(StopSink, match=r"refuses offset 2: .*look at the service that gave it"):
-        run_virtual(deliver(service))
+        run_virtual(delivery_to(service))
 
 
 def test_lost_connection_is_retried() -> None:

@@ -14,7 +14,7 @@ from delta_prop_sinks import IndexSink, ResidentVectors, StopSink, StorageSink
 from delta_prop_wire.delta import Delta, create, delete, opaque, scale, sparse
 from delta_prop_wire.encode import encode_vectors
 from delta_prop_wire.errors import UsageError
-from tests.sinks.support import HERE, FakeLog, check_state, oracle, vectors
+from tests.sinks.support import LOCAL_ORIGIN, FakeLog, check_state, oracle, vectors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,11 +35,14 @@ def score(metric: str, query: Any, vector: Any, median: float) -> float:
     return float((q * v).sum()) / (divisor or 1.0)
 
 
-def expected(log: FakeLog, query: Any, k: int, metric: str) -> list[tuple[str, float]]:
+def find_by_loop(log: FakeLog, query: Any, k: int, metric: str) -> list[tuple[str, float]]:
+    """Return the vector ids and scores of the `k` nearest vectors, by a plain loop."""
     states = oracle(log.batches).items()
-    found = {ref[1]: s.vector for ref, s in states if ref[0] == "default" and s.vector is not None}
-    median = float(np.median([np.sqrt((v.astype(np.float64) ** 2).sum()) for v in found.values()] or [0]))
-    scored = [(-score(metric, query, vector, median), key) for key, vector in found.items()]
+    vectors_by_id = {ref[1]: s.vector for ref, s in states if ref[0] == "default" and s.vector is not None}
+    median = float(
+        np.median([np.sqrt((v.astype(np.float64) ** 2).sum()) for v in vectors_by_id.values()] or [0])
+    )
+    scored = [(-score(metric, query, vector, median), key) for key, vector in vectors_by_id.items()]
     return [(key, -value) for value, key in sorted(scored)[:k]]
 
 
@@ -70,7 +73,7 @@ def test_search_equals_plain_loop_after_every_delta(content: Any, query: Any, k:
             log.append(Delta(key, operation))
             await index.apply(log.deliveries()[-1:])
             hits = index.search(query, k, metric=metric)
-            expected_hits = expected(log, query, k, metric)
+            expected_hits = find_by_loop(log, query, k, metric)
             assert [hit.vector_id for hit in hits] == [key for key, _ in expected_hits]
             assert [hit.score for hit in hits] == pytest.approx([value for _, value in expected_hits])
 
@@ -85,14 +88,16 @@ def test_rough_scores_never_lose_a_neighbour(metric: Any) -> None:
         log = FakeLog()
         matrix = vectors(1, 64).repeat(400, axis=0) + vectors(400, 64) * np.float32(3e-7)
         log.append_batch(
-            encode_vectors([f"v{i}" for i in range(400)], matrix, namespace="default", origin=HERE, base=1)
+            encode_vectors(
+                [f"v{i}" for i in range(400)], matrix, namespace="default", origin=LOCAL_ORIGIN, base=1
+            )
         )
         index = IndexSink()
         await index.open(log)
         await index.apply(log.deliveries())
         query = vectors(1, 64, seed=9)[0]
         hits = index.search(query, 5, metric=metric)
-        assert [hit.vector_id for hit in hits] == [key for key, _ in expected(log, query, 5, metric)]
+        assert [hit.vector_id for hit in hits] == [key for key, _ in find_by_loop(log, query, 5, metric)]
 
     anyio.run(main)
 
@@ -107,7 +112,7 @@ def test_hits_carry_dot_and_ignore_order_of_arrival() -> None:
         hits = index.search([1, 1], 3)
         for hit in hits:
             assert hit.metadata == {"name": hit.vector_id}
-            assert hit.dot == (HERE, names.index(hit.vector_id) + 1)
+            assert hit.dot == (LOCAL_ORIGIN, names.index(hit.vector_id) + 1)
         return [(hit.vector_id, hit.score) for hit in hits]
 
     async def main() -> None:
@@ -158,10 +163,10 @@ def test_storage_and_index_share_one_copy(tmp_path: Path) -> None:
             sinks: list[Sink] = [storage, index]
             await sinks[number % 2 - 1].apply(log.deliveries()[-1:])
             if number % 3 == 2:
-                await storage.flush()  # does not touch the changed rows noted for the index
-            found = {hit.vector_id: hit.score for hit in index.search([3, 1], 10)}
+                await storage.flush()  # must not change what the index finds
+            scores = {hit.vector_id: hit.score for hit in index.search([3, 1], 10)}
             for (_, vector_id), state in oracle(log.batches).items():
-                assert found[vector_id] == pytest.approx(score("cosine", [3, 1], state.vector, 0))
+                assert scores[vector_id] == pytest.approx(score("cosine", [3, 1], state.vector, 0))
             if number % 5 == 4:
                 await sinks[number % 2].apply(log.deliveries())
         await storage.apply(log.deliveries())

@@ -24,7 +24,7 @@ from delta_prop_sinks.sink import Backlog
 from delta_prop_wire.delta import Delta, create, delete, dense, opaque, scale, sparse_add
 from delta_prop_wire.encode import encode_vectors
 from delta_prop_wire.errors import UsageError
-from tests.sinks.support import HERE, FakeLog
+from tests.sinks.support import LOCAL_ORIGIN, FakeLog
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
@@ -49,9 +49,9 @@ def clustered(count: int, seed: int = 1, dimension: int = DIMENSION) -> NDArray[
 class Log(FakeLog):
     def write(self, keys: Iterable[str], rows: NDArray[np.float32], namespace: str = "default") -> None:
         keys = list(keys)
-        base = self.counters.get(HERE, 0) + 1
-        self.counters[HERE] = base + len(keys) - 1
-        self.append_batch(encode_vectors(keys, rows, namespace=namespace, origin=HERE, base=base))
+        base = self.counters.get(LOCAL_ORIGIN, 0) + 1
+        self.counters[LOCAL_ORIGIN] = base + len(keys) - 1
+        self.append_batch(encode_vectors(keys, rows, namespace=namespace, origin=LOCAL_ORIGIN, base=base))
 
 
 @asynccontextmanager
@@ -78,11 +78,13 @@ def graph_statistics(index: IndexSink) -> Any:
 
 
 def recall(index: IndexSink, queries: NDArray[np.float32], k: int = 10, metric: Any = "cosine") -> float:
-    found = [{hit.vector_id for hit in index.search(query, k, metric=metric)} for query in queries]
+    """Return the share of the exact hits that searches with the graph find."""
+    found_ids = [{hit.vector_id for hit in index.search(query, k, metric=metric)} for query in queries]
     builder, index._builder = index._builder, None
-    exact = [{hit.vector_id for hit in index.search(query, k, metric=metric)} for query in queries]
+    exact_ids = [{hit.vector_id for hit in index.search(query, k, metric=metric)} for query in queries]
     index._builder = builder
-    return float(np.mean([len(hits & best) / len(best) for hits, best in zip(found, exact, strict=True)]))
+    shares = [len(ids & best) / len(best) for ids, best in zip(found_ids, exact_ids, strict=True)]
+    return float(np.mean(shares))
 
 
 def names(count: int) -> list[str]:
@@ -115,14 +117,14 @@ def test_indexed_rows_have_high_recall_and_exact_scores(metric: Any) -> None:
         assert graph_statistics(index).searches_in_graph - before.searches_in_graph == 50
         exact = IndexSink(resident=index.resident)
         for query in queries[:10]:
-            found = {hit.vector_id: hit.score for hit in index.search(query, 10, metric=metric)}
-            scores = {hit.vector_id: hit.score for hit in exact.search(query, 10, metric=metric)}
-            assert all(scores.get(key, score) == score for key, score in found.items())
+            graph_scores = {hit.vector_id: hit.score for hit in index.search(query, 10, metric=metric)}
+            exact_scores = {hit.vector_id: hit.score for hit in exact.search(query, 10, metric=metric)}
+            assert all(exact_scores.get(key, score) == score for key, score in graph_scores.items())
         after = graph_statistics(index)
         other = "dot" if metric == "cosine" else "cosine"
         assert recall(index, queries, metric=other) == 1.0
         assert graph_statistics(index).searches_in_graph == after.searches_in_graph, (
-            "other metrics are searched exactly"
+            "a search by another metric used the graph"
         )
 
     run_virtual(main)
@@ -135,14 +137,14 @@ changes = st.tuples(
         st.integers(1, 10_000).map(lambda seed: ("nudge", seed)),
         st.just(("delete", 0)),
         st.just(("opaque", 0)),
-        st.just(("link", 0)),
+        st.just(("index step", 0)),
     ),
 )
 
 
 @given(st.lists(changes, max_size=40), st.sampled_from(["cosine", "l2"]))
 def test_row_just_applied_is_found_first(content: list[tuple[int, tuple[str, int]]], metric: Any) -> None:
-    """The nearest row of a vector is itself, in the exact tier and in the graph, at any time of indexing."""
+    """The row nearest to a vector is its own, whether it is scored exactly or found by the graph."""
 
     async def main() -> None:
         settings = Hnsw(
@@ -154,7 +156,7 @@ def test_row_just_applied_is_found_first(content: list[tuple[int, tuple[str, int
         for step, (number, (kind, seed)) in enumerate(content):
             key = f"v{number}"
             row = clustered(1, 100 * seed + step)[0]  # all rows differ
-            if kind == "link":
+            if kind == "index step":
                 await builder._step(log.threads)
                 continue
             state = index.resident.state("default", key)
@@ -240,7 +242,7 @@ def test_cancelled_indexing_ends_after_one_chunk() -> None:
         with anyio.CancelScope() as scope:
             scope.cancel()
             await index._builder.run(Uncancellable(), log.clock, lambda: index._cursor(log))  # type: ignore[union-attr]
-        assert 0 < index.backlog().rows < 3000, "only one chunk was indexed"
+        assert 0 < index.backlog().rows < 3000, "none, or more than one chunk was indexed"
 
     run_virtual(main)
 
@@ -276,7 +278,7 @@ def test_only_large_moves_need_reindexing() -> None:
     async def main() -> None:
         log, index = await make_index(2000, replace(SMALL, recent_rows=1, unindexed_rows_max=4000))
         hnsw_rows = index._builder.rows_by_namespace["default"]  # type: ignore[union-attr]
-        assert hnsw_rows.drift_max > 0, "the drift is measured while rows are indexed"
+        assert hnsw_rows.drift_max > 0, "the drift was not measured while rows were indexed"
         before = graph_statistics(index).added_rows
         random = np.random.default_rng(4)
         rows = clustered(2000)
@@ -329,10 +331,10 @@ def test_many_tombstones_build_new_graph_during_searches() -> None:
             await index.apply([log.deliveries()[-1]])
             await wait_until_indexed(index)
             await anyio.sleep(1)
-        found = graph_statistics(index)
-        assert found.rebuilds >= 2
-        assert found.indexed_rows == 501
-        assert found.tombstones <= 1000
+        statistics = graph_statistics(index)
+        assert statistics.rebuilds >= 2
+        assert statistics.indexed_rows == 501
+        assert statistics.tombstones <= 1000
         assert recall(index, clustered(20, seed=8)) >= 0.95
 
     run_virtual(main)
@@ -380,7 +382,7 @@ def test_recent_rows_are_found_even_if_graph_misses_them(monkeypatch: pytest.Mon
     run_virtual(main)
 
 
-def test_search_shortens_a_chunk_and_the_rest_follows() -> None:
+def test_waiting_search_shortens_a_chunk_and_its_rest_follows() -> None:
     async def main() -> None:
         settings = Hnsw(graph_rows_min=50, unindexed_rows_max=4000)
         log, index = Log(), IndexSink(hnsw=settings)
@@ -395,9 +397,8 @@ def test_search_shortens_a_chunk_and_the_rest_follows() -> None:
         hnsw_rows.base.has_waiting_search = False
         assert chunk.done == hnsw_rows.step_rows < len(chunk.slots)
         hnsw_rows.install(chunk)
-        assert (
-            hnsw_rows.indexed_rows == hnsw_rows.base.nodes == len(hnsw_rows.base.graph) == hnsw_rows.step_rows
-        )
+        base = hnsw_rows.base
+        assert hnsw_rows.indexed_rows == base.node_count == len(base.graph) == hnsw_rows.step_rows
         assert hnsw_rows.unindexed_rows == 2000 - hnsw_rows.step_rows
         async with indexing_in_background(index):
             await wait_until_indexed(index)
@@ -417,9 +418,9 @@ def test_old_and_new_graph_are_searched_together() -> None:
         rows[:1500] = clustered(1500, seed=31)
         log.write(names(1500), rows[:1500])
         await index.apply([log.deliveries()[-1]])
-        while hnsw_rows.young is None or hnsw_rows.young.live < 2000:
+        while hnsw_rows.young is None or hnsw_rows.young.live_count < 2000:
             assert await builder._step(log.threads)
-        assert hnsw_rows.base.live > 2000
+        assert hnsw_rows.base.live_count > 2000
         before = graph_statistics(index).searches_in_graph
         missed = sum(index.search(rows[row], 1)[0].vector_id != f"v{row}" for row in range(0, 6000, 20))
         assert missed <= 3
@@ -442,9 +443,7 @@ def test_each_large_namespace_has_its_own_graph() -> None:
         assert graph_statistics(index).indexed_rows == 500
         assert index.search(clustered(200, 2, 8)[7], 1, "other")[0].vector_id == "v7"
         assert index.search(clustered(40, 3)[7], 1, "small")[0].vector_id == "v7"
-        assert (
-            index.search(np.zeros(DIMENSION), 3)[0].score == 0
-        )  # all are equally near: searched exactly, ordered by vector id
+        assert index.search(np.zeros(DIMENSION), 3)[0].score == 0  # equally near to all: searched exactly
 
     run_virtual(main)
 

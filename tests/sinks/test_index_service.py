@@ -34,11 +34,11 @@ def names(slots: NDArray[np.intp]) -> list[str]:
     return [f"v{slot}" for slot in slots.tolist()]
 
 
-def background_threads() -> int:
+def count_background_threads() -> int:
     return sum(thread.name == "delta-prop background" for thread in threading.enumerate())
 
 
-def exact(index: IndexSink, query: NDArray[np.float32]) -> set[str]:
+def find_exactly(index: IndexSink, query: NDArray[np.float32]) -> set[str]:
     return {hit.vector_id for hit in IndexSink(resident=index.resident).search(query, 10)}
 
 
@@ -58,16 +58,16 @@ def test_updates_are_found_at_once_while_rows_are_indexed(full: bool) -> None:
         random = np.random.default_rng(1)
         rows, index = clustered(count, random), IndexSink(hnsw=SETTINGS)
         checked = updates = 0
-        recalled: list[float] = []
+        found_counts: list[int] = []  # of the 10 exact hits, how many a search by the graph finds
         async with Propagator() as propagator:
             await propagator.attach(index)
             last_ack = await publish(propagator, rows, np.arange(count))
             await propagator.wait_visible(last_ack, timeout_s=60)
 
             def has_done_enough() -> bool:
-                linked = index.statistics().hnsw
-                assert linked is not None
-                return updates >= UPDATES_MIN and linked.added_rows >= count / 2
+                statistics = index.statistics().hnsw
+                assert statistics is not None
+                return updates >= UPDATES_MIN and statistics.added_rows >= count / 2
 
             end = time.monotonic() + seconds
             while time.monotonic() < end or not has_done_enough():  # a busy machine takes longer
@@ -86,20 +86,20 @@ def test_updates_are_found_at_once_while_rows_are_indexed(full: bool) -> None:
                 updates += BATCH
                 if updates % (20 * BATCH) == 0:
                     query = clustered(1, random)[0]
-                    recalled.append(
-                        len(exact(index, query) & {hit.vector_id for hit in index.search(query, 10)})
+                    found_counts.append(
+                        len(find_exactly(index, query) & {hit.vector_id for hit in index.search(query, 10)})
                     )
-            linked = index.statistics().hnsw
-            assert linked is not None
-        print(f"{count} vectors, {updates} updates, {checked} searches checked, {linked}")
+            statistics = index.statistics().hnsw
+            assert statistics is not None
+        print(f"{count} vectors, {updates} updates, {checked} searches checked, {statistics}")
         assert checked > 20
-        assert np.mean(recalled) / 10 >= 0.95
-        assert 0 < linked.unindexed_rows_highest <= SETTINGS.unindexed_rows_max
-        assert linked.added_rows >= count / 2
-        assert linked.searches_in_graph > 0
+        assert np.mean(found_counts) / 10 >= 0.95
+        assert 0 < statistics.unindexed_rows_highest <= SETTINGS.unindexed_rows_max
+        assert statistics.added_rows >= count / 2
+        assert statistics.searches_in_graph > 0
 
     anyio.run(main)
-    assert background_threads() == 0
+    assert count_background_threads() == 0
 
 
 @pytest.mark.parametrize("ending", ["detached", "closed", "cancelled", "failed"])
@@ -117,10 +117,10 @@ def test_no_thread_remains_however_service_ends_under_load(ending: str) -> None:
                 await publish(propagator, rows, np.arange(3_000))
                 while index.backlog().rows == 0:  # noqa: ASYNC110 - no event signals this
                     await anyio.sleep(0.001)
-                assert background_threads() == 1
+                assert count_background_threads() == 1
                 if ending == "detached":
                     await propagator.detach(index.name)
-                    assert background_threads() == 0
+                    assert count_background_threads() == 0
                 if ending == "cancelled":
                     scope.cancel()
                     await anyio.sleep(1)
@@ -132,4 +132,4 @@ def test_no_thread_remains_however_service_ends_under_load(ending: str) -> None:
             anyio.run(main)
     else:
         anyio.run(main)
-    assert background_threads() == 0
+    assert count_background_threads() == 0

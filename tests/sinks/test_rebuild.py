@@ -98,8 +98,8 @@ def test_rebuilt_storage_continues_after_the_snapshot(tmp_path: Path, bytes_max:
     run_virtual(main)
 
 
-@pytest.mark.parametrize("steps", range(4))
-def test_unfinished_storage_rebuild_is_reported_and_redone(tmp_path: Path, steps: int) -> None:
+@pytest.mark.parametrize("steps_done", range(4))
+def test_unfinished_storage_rebuild_is_reported_and_redone(tmp_path: Path, steps_done: int) -> None:
     async def main() -> None:
         path, log = tmp_path / "v.db", fill_log(FakeLog())
         sink = StorageSink(path)
@@ -107,12 +107,12 @@ def test_unfinished_storage_rebuild_is_reported_and_redone(tmp_path: Path, steps
         await sink.apply(log.deliveries())
         await sink.flush()
         states, middle = states_at(log, log.batches[1].next_offset), log.batches[1].next_offset
-        if steps:
+        if steps_done:
             await sink.begin_rebuild(middle)
             await check(sink.get, log)  # readers still see the old rows
-        if steps > 1:
+        if steps_done > 1:
             await sink.load_states(states[:5])
-        if steps > 2:
+        if steps_done > 2:
             await sink.load_states(states[5:])
         del sink  # the process crashes
         gc.collect()
@@ -123,10 +123,10 @@ def test_unfinished_storage_rebuild_is_reported_and_redone(tmp_path: Path, steps
 
         sink = StorageSink(path)
         point = await sink.open(log)
-        assert point.rebuilding is (steps > 0)
+        assert point.rebuilding is (steps_done > 0)
         await sink.aclose()  # writes nothing and finishes nothing
         sink = StorageSink(path)
-        assert (await sink.open(log)).rebuilding is (steps > 0)
+        assert (await sink.open(log)).rebuilding is (steps_done > 0)
         log.commits.clear()
         await sink.flush()
         assert not log.commits
@@ -353,23 +353,25 @@ def test_rebuilt_cache_keeps_within_its_bounds(bounds: dict[str, int]) -> None:
         cache = CacheSink(**bounds)
         await cache.open(log)
 
-        def check_cached_keys(end: int) -> set[str]:
-            """Check the bounds and each cached state; return the vectors that are cached."""
-            counts, states = cache.statistics(), states_at(log, end)
-            assert counts.entries <= cache.entries_max
-            assert counts.bytes <= cache.bytes_max
-            found = [(row, cache.peek(row.namespace, row.vector_id)) for row in states]
-            assert counts.entries == sum(state is not None for _, state in found) < len(states)
-            for row, state in found:
+        def check_cached_ids(end: int) -> set[str]:
+            """Check the bounds and each cached state; return the ids of the cached vectors."""
+            statistics, states = cache.statistics(), states_at(log, end)
+            assert statistics.entries <= cache.entries_max
+            assert statistics.bytes <= cache.bytes_max
+            cached_states = [(row, cache.peek(row.namespace, row.vector_id)) for row in states]
+            assert statistics.entries == sum(state is not None for _, state in cached_states) < len(states)
+            for row, state in cached_states:
                 assert state is None or (state.content, state.key) == (row.state.content, row.state.key)
-            return {row.vector_id for row, state in found if state is not None}
+            return {row.vector_id for row, state in cached_states if state is not None}
 
         await rebuild(cache, log, middle)
-        assert check_cached_keys(middle) == {"w6", "w7", "w8", "w9"}, "the states loaded last"
+        assert check_cached_ids(middle) == {"w6", "w7", "w8", "w9"}, "other states than those loaded last"
         evicted = cache.statistics().evicted
         assert evicted
         await cache.apply(log.deliveries(middle))
-        assert check_cached_keys(log.next_offset) >= {"v3", "v4", "v5", "gone-0"}, "the vectors created last"
+        assert check_cached_ids(log.next_offset) >= {"v3", "v4", "v5", "gone-0"}, (
+            "a vector created last is missing"
+        )
         assert cache.statistics().evicted > evicted
 
     run_virtual(main)

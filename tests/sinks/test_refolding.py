@@ -1,5 +1,6 @@
 """Refolding: late deltas of a call are folded once, in slices; interruptions between slices change no state.
 
+A late delta is a forwarded one that sorts before a delta of its vector that is folded already.
 The logs are merges after a network cut: deltas that several services appended meanwhile to few vectors, one
 service after the other.
 """
@@ -25,8 +26,8 @@ from delta_prop_sinks import (
     StorageSink,
     TryAgain,
     fold_again,
+    refolding,
 )
-from delta_prop_sinks import refolding as module
 from delta_prop_sinks.conformance.steps import call_and_cancel_at
 from delta_prop_sinks.delta_chain import SAVEPOINT_ENTRIES, ChainBase, DeltaChain, Entry
 from delta_prop_wire.algebra import VectorState, fold, with_ignored
@@ -61,12 +62,12 @@ seeds = st.integers(0, 2**32 - 1)
 def operation(random: Random) -> Operation:
     """Return a mostly sparse operation, as sparse rows fold in runs; some numbers exceed float32."""
     number = random.choice((0.5, 1.0, -7.3, 0.1, 1e-38, 3e38, -3e38))
-    index = random.randrange(4)  # 3 has no effect
-    kinds = [sparse_add([index, 0], [number, 1.0]), sparse([index, index], [1.0, number])]
+    index = random.randrange(4)  # index 3 has no effect
+    candidates = [sparse_add([index, 0], [number, 1.0]), sparse([index, index], [1.0, number])]
     if random.random() < 0.3:
-        kinds = [scale(number), offset(number), create([number] * 3), dense([1, number, 3]), delete()]
-        kinds += [opaque(b"bytes"), metadata_only(), create([number] * 4)]
-    return random.choice(kinds)
+        candidates = [scale(number), offset(number), create([number] * 3), dense([1, number, 3]), delete()]
+        candidates += [opaque(b"bytes"), metadata_only(), create([number] * 4)]
+    return random.choice(candidates)
 
 
 def deltas(random: Random, count: int, *, identified: bool) -> list[Delta]:
@@ -84,12 +85,12 @@ def deltas(random: Random, count: int, *, identified: bool) -> list[Delta]:
     ]
 
 
-def append_concurrent_rows(log: FakeLog, random: Random, *, ids: bool) -> None:
+def append_concurrent_rows(log: FakeLog, random: Random, *, with_ids: bool) -> None:
     """Append local rows since a network cut, then rows of other services, mixed with new local rows."""
     start = log.lamport + 1
     log.lamport = start + 20
     for _ in range(random.randint(1, 12)):
-        rows = deltas(random, random.choice((1, 1, 2, 7)), identified=ids)
+        rows = deltas(random, random.choice((1, 1, 2, 7)), identified=with_ids)
         if not any(row.id in log.ids for row in rows):  # else the service logs them as no-ops
             log.append(*rows)
     clocks = {origin: start + random.randrange(20) for origin in REMOTE_ORIGINS}
@@ -98,18 +99,18 @@ def append_concurrent_rows(log: FakeLog, random: Random, *, ids: bool) -> None:
             log.append(Delta(random.choice(VECTORS), operation(random)))
             continue
         origin = random.choice(REMOTE_ORIGINS)
-        rows = deltas(random, random.choice((1, 1, 3, 9)), identified=ids)
+        rows = deltas(random, random.choice((1, 1, 3, 9)), identified=with_ids)
         base = log.counters.get(origin, 0) + 1
         log.counters[origin] = base + len(rows) - 1
         log.forward(encode_batch(rows, origin=origin, base=base), clocks[origin])
         clocks[origin] += len(rows) + random.randrange(4)
 
 
-def merged_log(seed: int, *, ids: bool = False, network_cuts: int = 2) -> FakeLog:
+def merged_log(seed: int, *, with_ids: bool = False, network_cuts: int = 2) -> FakeLog:
     log, random = FakeLog(), Random(seed)
     log.append(*(Delta(name, create([1, 2, 3])) for name in VECTORS))
     for _ in range(network_cuts):
-        append_concurrent_rows(log, random, ids=ids)
+        append_concurrent_rows(log, random, with_ids=with_ids)
     return log
 
 
@@ -118,10 +119,10 @@ def states(resident: ResidentVectors) -> dict[Any, VectorState]:
 
 
 def check(resident: ResidentVectors, expected: dict[Any, VectorState]) -> None:
-    found = states(resident)
-    assert found.keys() == expected.keys()
+    actual = states(resident)
+    assert actual.keys() == expected.keys()
     for ref, state in expected.items():
-        check_state(found[ref], state, context=ref)
+        check_state(actual[ref], state, context=ref)
 
 
 def split_into_calls(log: FakeLog, random: Random, start: int = 0) -> list[list[Delivery]]:
@@ -140,9 +141,9 @@ def end_position(log: FakeLog, call: list[Delivery]) -> int:
 chain_bytes = st.sampled_from([0, 5_000, 20_000, 1 << 26])
 
 
-@given(seed=seeds, ids=st.booleans(), bytes_max=chain_bytes)
-def test_merges_in_calls_of_any_size_equal_the_fold(seed: int, ids: bool, bytes_max: int) -> None:
-    log, random = merged_log(seed, ids=ids), Random(seed)
+@given(seed=seeds, with_ids=st.booleans(), bytes_max=chain_bytes)
+def test_merges_in_calls_of_any_size_equal_the_fold(seed: int, with_ids: bool, bytes_max: int) -> None:
+    log, random = merged_log(seed, with_ids=with_ids), Random(seed)
     resident = ResidentVectors(chain_bytes_max=bytes_max)
     resident.enter(log)
     for call in split_into_calls(log, random):
@@ -159,13 +160,13 @@ def fold_onto_states(
         for row, name in enumerate(logged.batch.keys):
             change = (logged.key(row), logged.batch.operation(row), logged.batch.metadata(row))
             rows.setdefault((logged.batch.namespaces[row], name), {})[change[0]] = change
-    found = dict(states)
+    states_after = dict(states)
     for ref, changes in rows.items():
         base = states.get(ref, VectorState())
         older = [key for key in changes if base.key is not None and key < base.key]
         folded_base = with_ignored(base, len(older), base.key)
-        found[ref] = fold([changes[key] for key in changes.keys() - set(older)], folded_base)
-    return found
+        states_after[ref] = fold([changes[key] for key in changes.keys() - set(older)], folded_base)
+    return states_after
 
 
 def load_snapshot(resident: ResidentVectors, log: FakeLog, offset: int) -> None:
@@ -322,18 +323,18 @@ def test_storage_killed_during_merge_resumes_from_its_file(
     run_virtual(main)
 
 
-@given(seed=seeds, ids=st.booleans())
-def test_public_fold_equals_the_fold(seed: int, ids: bool) -> None:
-    log = merged_log(seed, ids=ids)
+@given(seed=seeds, with_ids=st.booleans())
+def test_public_refold_equals_the_fold(seed: int, with_ids: bool) -> None:
+    log = merged_log(seed, with_ids=with_ids)
     end = Random(seed).randrange(len(log.batches))
     expected = oracle(log.batches[: end + 1])
-    found = anyio.run(fold_again, log, dict.fromkeys(expected, log.batches[end].next_offset - 1))
-    assert found.keys() == expected.keys()
+    actual = anyio.run(fold_again, log, dict.fromkeys(expected, log.batches[end].next_offset - 1))
+    assert actual.keys() == expected.keys()
     for ref, state in expected.items():
-        check_state(found[ref], state, context=ref)
+        check_state(actual[ref], state, context=ref)
 
 
-def test_public_fold_of_missing_rows_stops_the_sink() -> None:
+def test_public_refold_stops_the_sink_if_log_lacks_rows() -> None:
     log = merged_log(1)
     log.log_start = log.batches[3].offset
     log.batches = [logged for logged in log.batches if not logged.batch.kinds_mask & 1 << 1]
@@ -377,7 +378,7 @@ def test_late_rows_before_a_rejected_row_are_applied() -> None:
     rows = encode_batch([Delta("a", offset(1)), Delta("b", create([5]))], origin=REMOTE_ORIGINS[0], base=1)
     expected.append(LoggedBatch(rows, 2, 1, Source.REPLICA))
     check(resident, oracle(expected))
-    assert resident.next_offset == 2, "the call has not succeeded"
+    assert resident.next_offset == 2, "the failed call has moved the offset"
 
 
 @pytest.mark.parametrize("await_number", range(1, 5))
@@ -473,7 +474,7 @@ def test_apply_now_declines_late_rows() -> None:
         [local_delivery(log, Delta("a", create([1]))), local_delivery(log, Delta("a", scale(2)))], log
     )
     assert resident.apply_now([late_delivery(log, 9, Delta("b", create([1])))], log), (
-        "no row of this call is late"
+        "a call without late rows was declined"
     )
     call = [late_delivery(log, 1, Delta("a", offset(7)), Delta("b", scale(2)))]
     assert not resident.apply_now(call, log)
@@ -483,7 +484,7 @@ def test_apply_now_declines_late_rows() -> None:
     check(resident, oracle(log.batches))
 
 
-def test_rows_below_a_state_count_in_every_savepoint() -> None:
+def test_rows_below_a_state_are_counted_in_every_savepoint() -> None:
     log = FakeLog()
     apply_all(make_resident(log), [local_delivery(log, Delta("a", create([1])))], log)
     resident, base = make_resident(log), oracle(log.batches)
@@ -592,7 +593,7 @@ def test_long_fold_yields_to_other_tasks(monkeypatch: pytest.MonkeyPatch) -> Non
 
     run_virtual(main)
     check(resident, oracle(log.batches))
-    assert turns > 1_200 / module._STEP_ENTRIES
+    assert turns > 1_200 / refolding._STEP_ENTRIES
 
 
 # --- chains

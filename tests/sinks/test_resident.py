@@ -1,4 +1,7 @@
-"""ResidentVectors against the algebra's fold: redelivered and late rows, fast and slow path, two sinks."""
+"""ResidentVectors against the algebra's fold: redelivered and late rows, fast and slow path, two sinks.
+
+A late delta is a forwarded one that sorts before a delta of its vector that is folded already.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delta_prop_sinks import Delivery, RejectDelta, ResidentVectors, StopSink
-from delta_prop_sinks import resident as module
+from delta_prop_sinks import resident as resident_module
 from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.delta import (
     Delta,
@@ -41,10 +44,10 @@ def make_resident(log: FakeLog, **settings: Any) -> ResidentVectors:
 
 def check(resident: ResidentVectors, batches: Sequence[LoggedBatch]) -> None:
     expected = oracle(batches)
-    found = {(namespace, vector_id): state for namespace, vector_id, state in resident.rows()}
-    assert found.keys() == expected.keys()
+    actual = {(namespace, vector_id): state for namespace, vector_id, state in resident.rows()}
+    assert actual.keys() == expected.keys()
     for ref, state in expected.items():
-        check_state(found[ref], state, context=ref)
+        check_state(actual[ref], state, context=ref)
 
 
 @given(log=logs(), data=st.data())
@@ -63,9 +66,9 @@ def test_any_history_with_duplicates_equals_the_fold(log: FakeLog, data: st.Data
 def test_any_selection_of_rows_equals_the_fold(log: FakeLog, data: st.DataObject) -> None:
     resident = make_resident(log)
     for logged in log.batches:
-        first = data.draw(st.sets(st.integers(0, logged.count - 1)))
+        rows_drawn = data.draw(st.sets(st.integers(0, logged.count - 1)))
         # Rows that a sink with other topics applied are duplicates for the next sink; no vector is split.
-        names = {logged.batch.keys[row] for row in first}
+        names = {logged.batch.keys[row] for row in rows_drawn}
         for in_first_part in (True, False):
             rows = [row for row, key in enumerate(logged.batch.keys) if (key in names) is in_first_part]
             if not rows:  # a delivery without rows does not exist
@@ -74,12 +77,12 @@ def test_any_selection_of_rows_equals_the_fold(log: FakeLog, data: st.DataObject
     check(resident, log.batches)
 
 
-@given(log=logs(forwarded=False))
+@given(log=logs(with_forwarded=False))
 def test_fast_path_equals_slow_path(log: FakeLog) -> None:
     fast, slow = make_resident(log), make_resident(log)
     apply_all(fast, log.deliveries(), log)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "BLOCK_ROWS_MIN", 1 << 30)
+        patch.setattr(resident_module, "BLOCK_ROWS_MIN", 1 << 30)
         patch.setattr(ResidentVectors, "_buffer", lambda *_: False)  # no row waits in the buffer
         apply_all(slow, log.deliveries(), log)
     check(fast, log.batches)
@@ -125,7 +128,7 @@ def test_services_with_same_deltas_have_same_state(log: FakeLog, order: Any) -> 
     check(other_resident, log.batches)
 
 
-def remote(log: FakeLog, lamport: int, *deltas: Delta, counter: int | None = None) -> LoggedBatch:
+def forward_deltas(log: FakeLog, lamport: int, *deltas: Delta, counter: int | None = None) -> LoggedBatch:
     base = log.counters.get(0x30, 0) + 1 if counter is None else counter
     log.counters[0x30] = base + len(deltas) - 1
     return log.forward(encode_batch(deltas, origin=0x30, base=base), lamport)
@@ -134,9 +137,9 @@ def remote(log: FakeLog, lamport: int, *deltas: Delta, counter: int | None = Non
 def test_late_delta_is_folded_from_chain_without_the_log() -> None:
     log = FakeLog()
     resident = make_resident(log)
-    remote(log, 1, Delta("a", create([1, 1])))
+    forward_deltas(log, 1, Delta("a", create([1, 1])))
     log.append(Delta("a", sparse([0], [5])))
-    remote(log, 1, Delta("a", sparse([0], [7])))
+    forward_deltas(log, 1, Delta("a", sparse([0], [7])))
     log.history = None  # type: ignore[assignment,method-assign]
     apply_all(resident, log.deliveries(), log)
     check(resident, log.batches)
@@ -148,11 +151,11 @@ def test_first_late_delta_is_folded_from_the_log() -> None:
     log = FakeLog()
     resident = make_resident(log)
     log.append(Delta("a", create([1, 1])), Delta("a", sparse([0], [5])))
-    remote(log, 1, Delta("a", sparse_add([0], [7])))
+    forward_deltas(log, 1, Delta("a", sparse_add([0], [7])))
     apply_all(resident, log.deliveries(), log)
     check(resident, log.batches)
     assert resident.statistics().refolded_from_log == 1
-    remote(log, 1, Delta("a", sparse_add([1], [7])))
+    forward_deltas(log, 1, Delta("a", sparse_add([1], [7])))
     apply_all(resident, log.deliveries(), log)
     check(resident, log.batches)
     assert resident.statistics().refolded_from_log == 1
@@ -166,10 +169,10 @@ def test_late_delta_below_log_start_stops_unless_reset_later() -> None:
     log.append(Delta("a", sparse([0], [5])), Delta("b", sparse_add([1], [1])))
     apply_all(resident, log.deliveries(), log)
     log.log_start = 2
-    late = remote(log, 3, Delta("b", sparse_add([0], [7])))
+    late = forward_deltas(log, 3, Delta("b", sparse_add([0], [7])))
     apply_all(resident, [Delivery(late)], log)
     check(resident, log.batches)
-    too_late = remote(log, 3, Delta("a", sparse([0], [7])))
+    too_late = forward_deltas(log, 3, Delta("a", sparse([0], [7])))
     with pytest.raises(StopSink, match=r"needs snapshot: the delta at offset 6 .* vector 'a'"):
         apply_all(resident, [Delivery(too_late)], log)
 
@@ -196,7 +199,7 @@ def test_late_delta_is_folded_onto_initial_state_of_log() -> None:
     log.append(Delta("a", create([1, 1])), Delta("a", sparse_add([0], [1])))
     middle = log.next_offset
     log.append(Delta("other", create([1, 1])), Delta("a", scale(3)))
-    remote(log, 3, Delta("a", sparse_add([0], [7])))  # after the state, before the last delta
+    forward_deltas(log, 3, Delta("a", sparse_add([0], [7])))  # after the state, before the last delta
     apply_all(resident, log.deliveries()[:2], log)
     replace_prefix_by_states(log, middle)
     apply_all(resident, log.deliveries()[2:], log)
@@ -204,7 +207,7 @@ def test_late_delta_is_folded_onto_initial_state_of_log() -> None:
     assert resident.statistics().below_snapshot == 0
     before = resident.state("default", "a")
     for counter in (20, 21):  # the state before these deltas is no longer stored
-        late = remote(log, 1, Delta("a", sparse_add([0], [100])), counter=counter)
+        late = forward_deltas(log, 1, Delta("a", sparse_add([0], [100])), counter=counter)
         apply_all(resident, [Delivery(late)], log)
         apply_all(resident, [Delivery(late)], log)
     state = resident.state("default", "a")
@@ -224,7 +227,7 @@ def test_state_ahead_of_sink_makes_its_rows_duplicates() -> None:
     resident = make_resident(log)
     log.append(Delta("a", create([1, 1])))
     log.append(Delta("b", create([1, 1])), Delta("a", sparse_add([0], [1])))
-    remote(log, 2, Delta("a", sparse_add([1], [5])))
+    forward_deltas(log, 2, Delta("a", sparse_add([1], [5])))
     log.append(Delta("a", scale(2)))
     end = log.next_offset
     log.append(Delta("a", sparse_add([0], [1])))
@@ -239,7 +242,7 @@ def test_state_ahead_of_sink_makes_its_rows_duplicates() -> None:
 def test_new_log_needs_snapshot_for_late_but_not_duplicate() -> None:
     old = FakeLog()
     resident = make_resident(old)
-    first = remote(old, 5, Delta("a", create([1, 1])))
+    first = forward_deltas(old, 5, Delta("a", create([1, 1])))
     apply_all(resident, old.deliveries(), old)
     new = FakeLog(b"n" * 16, lamport=old.lamport)
     resident.enter(new)
@@ -247,7 +250,7 @@ def test_new_log_needs_snapshot_for_late_but_not_duplicate() -> None:
     apply_all(resident, [Delivery(duplicate)], new)
     check(resident, old.batches)
     new.append(Delta("a", sparse([0], [3])))
-    late = remote(new, 1, Delta("a", sparse([0], [2])), counter=9)
+    late = forward_deltas(new, 1, Delta("a", sparse([0], [2])), counter=9)
     with pytest.raises(StopSink, match="needs snapshot"):
         apply_all(resident, [Delivery(new.batches[1]), Delivery(late)], new)
 
@@ -255,7 +258,7 @@ def test_new_log_needs_snapshot_for_late_but_not_duplicate() -> None:
 def test_chains_are_bounded_in_bytes_and_idle_time() -> None:
     log = FakeLog()
     resident = make_resident(log, chain_bytes_max=200_000)
-    remote(log, 1, Delta("z", create([0])))
+    forward_deltas(log, 1, Delta("z", create([0])))
     log.append(*(Delta(f"v{i}", create([i])) for i in range(200)))
     for delivery in log.deliveries():
         apply_all(resident, [delivery], log)
@@ -265,22 +268,24 @@ def test_chains_are_bounded_in_bytes_and_idle_time() -> None:
         log.append(Delta("z", sparse([0], [1])))
     apply_all(resident, log.deliveries(201), log)
     statistics = resident.statistics()
-    assert 50 < statistics.chains < 201, "chains with the oldest last delta are dropped first"
+    assert 50 < statistics.chains < 201, "too few or too many chains were dropped at the bound"
     assert statistics.chain_bytes <= 200_000
     assert resident.chains.get(("default", "z")) is not None
     log.clock.time = 61.0
     apply_all(resident, [], log)
-    assert resident.statistics().chains == 1, "a chain stays while its vector gets deltas"
+    assert resident.statistics().chains == 1, (
+        "the chain of a vector with new deltas was dropped, or an idle one stayed"
+    )
     log.clock.time = 101.0
     apply_all(resident, [], log)
     assert resident.statistics().chains == 0
     assert resident.statistics().chain_bytes == 0
 
 
-def test_too_long_chain_loses_its_older_half() -> None:
+def test_too_long_chain_loses_its_oldest_deltas() -> None:
     log = FakeLog()
     resident = make_resident(log, chain_bytes_max=100_000)
-    remote(log, 1, Delta("z", create([0])))
+    forward_deltas(log, 1, Delta("z", create([0])))
     for number in range(500):
         log.append(Delta("z", sparse_add([0], [number])))
         apply_all(resident, log.deliveries(number), log)
@@ -288,7 +293,7 @@ def test_too_long_chain_loses_its_older_half() -> None:
         assert statistics.chains == 1
         assert statistics.chain_bytes <= 100_000
     log.history = None  # type: ignore[assignment,method-assign]
-    remote(log, 480, Delta("z", scale(3)))
+    forward_deltas(log, 480, Delta("z", scale(3)))
     apply_all(resident, log.deliveries(501), log)
     check(resident, log.batches)
 

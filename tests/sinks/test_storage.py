@@ -197,7 +197,7 @@ def test_commit_failing_halfway_leaves_nothing(tmp_path: Path) -> None:
         log = FakeLog()
         sink = StorageSink(path)
         await sink.open(log)
-        # FAIL keeps the rows that the statement wrote before it failed
+        # FAIL keeps the rows that the statement wrote before it failed.
         with sqlite3.connect(path) as connection:
             connection.execute(
                 "CREATE TRIGGER broken BEFORE INSERT ON vectors WHEN NEW.vector_id = 'b' "
@@ -399,16 +399,16 @@ def _change(name: str, round_number: int) -> Delta:
 def test_rows_equal_the_fold_for_any_history_crashes_and_memory_bound(
     log: FakeLog, data: st.DataObject
 ) -> None:
-    """The history includes late rows; those of evicted vectors are folded again from the log."""
+    """The history has forwarded rows that sort before applied ones; evicted vectors are refolded, too."""
 
     async def main(folder: str) -> None:
-        size = data.draw(st.sampled_from([2_000, 1 << 30]))
+        bytes_max = data.draw(st.sampled_from([2_000, 1 << 30]))
         mode: Any = data.draw(st.sampled_from(["behind", "through"]))
         position, sink = 0, None
         while position < len(log.batches):
             if sink is None:
                 sink = StorageSink(
-                    f"{folder}/v.db", resident=ResidentVectors(resident_bytes_max=size), mode=mode
+                    f"{folder}/v.db", resident=ResidentVectors(resident_bytes_max=bytes_max), mode=mode
                 )
                 cursor = (await sink.open(log)).cursor.next_offset
                 position = next(i for i, logged in enumerate(log.batches) if logged.next_offset > cursor)
@@ -461,9 +461,9 @@ def test_file_stays_open_during_call_of_cancelled_task(
 ) -> None:
     """On Ctrl-C asyncio cancels the task despite its shielded scope, while a thread still uses the file."""
     entered, release, order = threading.Event(), threading.Event(), list[str]()
-    check, disconnect = StorageFile._check, StorageFile._disconnect
+    check, disconnect = StorageFile._check_format, StorageFile._disconnect
 
-    def slow(file: StorageFile) -> None:
+    def slow_check(file: StorageFile) -> None:
         entered.set()
         release.wait(60)
         check(file)
@@ -473,7 +473,7 @@ def test_file_stays_open_during_call_of_cancelled_task(
         order.append("closed")
         disconnect(file)
 
-    monkeypatch.setattr(StorageFile, "_check", slow)
+    monkeypatch.setattr(StorageFile, "_check_format", slow_check)
     monkeypatch.setattr(StorageFile, "_disconnect", record_disconnect)
 
     async def main() -> None:

@@ -25,7 +25,7 @@ NEVER = 10**9
 
 @pytest.fixture(autouse=True, params=[1, NEVER], ids=["cold", "warm"])
 def _cold_slots(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Find vectors by the column of hashes, or by a dictionary."""
+    """Make tables find vectors by the column of hashes, or by a dictionary."""
     monkeypatch.setattr(vector_table, "COLD_SLOTS_MIN", request.param)
 
 
@@ -68,10 +68,10 @@ async def check_opened(
     await sink.open(current_log or log)
     assert sink.statistics().image.startswith(image)
     expected = oracle(log.batches)
-    found = {(namespace, vector_id): state for namespace, vector_id, state in sink.resident.rows()}
-    assert found.keys() == expected.keys()
+    actual = {(namespace, vector_id): state for namespace, vector_id, state in sink.resident.rows()}
+    assert actual.keys() == expected.keys()
     for ref, state in expected.items():
-        check_state(found[ref], state, context=ref)
+        check_state(actual[ref], state, context=ref)
     return sink
 
 
@@ -117,14 +117,14 @@ def test_rows_written_later_override_the_image(tmp_path: Path) -> None:
 
 
 class InterruptedThread:
-    """A thread that runs a change of the rows after each call."""
+    """A thread that runs `after_call` after each call, for example a change of the rows."""
 
     def __init__(self) -> None:
-        self.between: Callable[[], Any] = lambda: None
+        self.after_call: Callable[[], Any] = lambda: None
 
     async def run(self, function: Callable[[], Any]) -> Any:
         result = function()
-        await self.between()
+        await self.after_call()
         return result
 
 
@@ -153,7 +153,7 @@ def test_rows_changed_during_image_write_survive_crash(
             )
             await sink.apply(log.deliveries(applied_offset))
 
-        thread.between = change
+        thread.after_call = change
         await sink._image_manager.write(thread, log.log_id)
         assert changes > 5
         assert sink.statistics().image == "none"  # written only after every changed row is in the file
@@ -171,9 +171,8 @@ def test_rebuild_discards_an_older_image(tmp_path: Path) -> None:
         await write_with_image(path, log)
         sink = StorageSink(path, image_rows_min=1)
         await sink.open(log)
-        await sink._image_manager.write(
-            log.threads, log.log_id
-        )  # this write begins before the rebuild, and a flush would name its image after it
+        # This write precedes the rebuild; a flush after the rebuild would name its image.
+        await sink._image_manager.write(log.threads, log.log_id)
         await sink.begin_rebuild(log.next_offset)
         state = oracle(log.batches)["default", "a"]
         await sink.load_states([StateRow("default", "a", state, log.next_offset - 1)])
@@ -218,7 +217,7 @@ def test_reused_slot_aborts_the_image(tmp_path: Path) -> None:
             if "passing" not in rows.slots:
                 rows.release(rows.slot_of("passing"))
 
-        thread.between = release_slot
+        thread.after_call = release_slot
         await sink._image_manager.write(thread, log.log_id)
         assert "was evicted meanwhile" in sink.statistics().image
         assert not images(path)

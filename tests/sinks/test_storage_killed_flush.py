@@ -72,7 +72,7 @@ def test_flush_killed_between_transactions_duplicates_nothing(
         reopened = StorageSink(tmp_path / "v.db")
         point = await reopened.open(log)
         assert (point.cursor.next_offset, point.reach) == (cursor, end)
-        assert point.lamport == log.lamport, "rows of the file have Lamport numbers up to this one"
+        assert point.lamport == log.lamport, "the file's rows may have higher Lamport numbers"
         log.append(Delta("v0", sparse_add([0], [5])))
         await reopened.apply(log.deliveries(cursor))
         await check_rows(reopened, log)
@@ -125,13 +125,13 @@ def test_file_without_reach_column_is_usable(tmp_path: Path) -> None:
 
 
 class SinkAheadOfCursor(FakeStorageSink):
-    """A sink some of whose rows are ahead of its cursor."""
+    """A sink whose rows may include deltas up to `reach`, although its cursor is 0."""
+
+    reach = 0
 
     async def open(self, context: Any) -> ResumePoint:
         await super().open(context)
         return ResumePoint(Cursor(context.log_id, context.epoch, 0), 0, reach=self.reach)
-
-    reach = 0
 
 
 @pytest.mark.parametrize("reach", [2, 3])

@@ -32,14 +32,13 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 class Disk:
-    """Opens SQLite connections, and fails from the n-th on, as a full disk does."""
+    """Opens SQLite connections, one per transaction. After `fail(n)`, the disk is full from the n-th on."""
 
     def __init__(self) -> None:
         self.connections_left: int | None = None
 
-    def fail(self, transactions: int | None) -> None:
-        # The example opens one connection per transaction.
-        self.connections_left = transactions
+    def fail(self, connections: int | None) -> None:
+        self.connections_left = connections
 
     def connect(self, path: Path) -> sqlite3.Connection:
         if self.connections_left is not None:
@@ -75,11 +74,11 @@ def write_rows_and_cursor_separately(example: Any) -> None:
     original = example.ProductTable._on_thread
 
     async def on_thread(self: Any, function: Any) -> Any:
-        if getattr(function, "func", None) != self._write:
+        if getattr(function, "func", None) != self._write_with_cursor:
             return await original(self, function)
         states, next_offset, lamport = function.args
-        await original(self, partial(self._write, {}, next_offset, lamport))
-        return await original(self, partial(self._put, states))
+        await original(self, partial(self._write_with_cursor, {}, next_offset, lamport))
+        return await original(self, partial(self._write_states, states))
 
     example.ProductTable._on_thread = on_thread
 

@@ -32,7 +32,7 @@ class FoldsForwardedRowsOnTop(Plain):
 
 
 class TakesForwardedRowsForDuplicates(Plain):
-    """Drops late forwarded rows as duplicates."""
+    """Drops forwarded rows that sort before earlier ones, as if they were duplicates."""
 
     def take(self, delivery: Delivery) -> None:
         logged = delivery.logged
@@ -54,6 +54,8 @@ class BreaksTiesByArrival(Plain):
 
 
 class FoldsDuplicateIdsTwice(Plain):
+    """Treats rows of known ids as rows of new ids."""
+
     def take(self, delivery: Delivery) -> None:
         logged = delivery.logged
         unmarked = LoggedBatch(logged.batch, logged.offset, logged.lamport, logged.source)
@@ -84,7 +86,7 @@ class RefoldsOnlyRowsSinceARebuild(Store):
                 key for key in sorted(rows) if rows[key][2] and ids.setdefault(rows[key][2], key) != key
             }
             changes = [(key, operation, patch) for key, (operation, patch, _) in rows.items()]
-            self.pending[ref] = self.states[ref] = fold(changes, without_effect=duplicates)
+            self.unwritten[ref] = self.states[ref] = fold(changes, without_effect=duplicates)
         self.to_refold.clear()
 
     async def end_rebuild(self, offset: int, lamport: int) -> None:
@@ -93,6 +95,8 @@ class RefoldsOnlyRowsSinceARebuild(Store):
 
 
 class _WithoutStates:
+    """A context whose history leaves out the states with which the log starts."""
+
     def __init__(self, context: SinkContext) -> None:
         self._context = context
 
@@ -106,7 +110,7 @@ class _WithoutStates:
 
 
 class RefoldsWithoutInitialStates(Store):
-    """Folds again from the deltas of the log, without the initial state."""
+    """Refolds from the deltas of the log, without the state with which the log starts."""
 
     async def refold(self) -> None:
         context = self.context

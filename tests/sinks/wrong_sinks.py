@@ -13,7 +13,7 @@ import anyio.lowlevel
 
 from delta_prop_sinks import Backlog, RejectDelta, ResumePoint, TryAgain
 from delta_prop_wire.delta import Dot, Head
-from tests.sinks.correct_sinks import KNOWN, Plain, Prompt, Store, Through
+from tests.sinks.correct_sinks import KNOWN_KINDS, Plain, Prompt, Store, Through
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,6 +41,8 @@ class ReordersDeliveries(Plain):
 
 
 class IgnoresRows(Plain):
+    """Applies all rows of a batch, also those for other sinks."""
+
     def rows(self, delivery: Delivery) -> list[int]:
         return list(range(delivery.batch.count))
 
@@ -87,10 +89,10 @@ class RefoldsRowsAfterAFailure(Plain):
 # --- resume
 
 
-class ForgetsWhatIsPendingWhenClosed(Store):
+class DropsUnwrittenRowsWhenClosed(Store):
     async def flush(self) -> None:
         if not self.is_open:
-            self.pending.clear()
+            self.unwritten.clear()
         await super().flush()
 
 
@@ -110,19 +112,23 @@ class KeepsTheLastLamportNumber(Store):
 # --- committed
 
 
-class AcksEarly(Store):
+class ReportsCommitsEarly(Store):
+    """Reports applied rows as committed before they are written."""
+
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
         await super().apply(deliveries)
         self.context.committed(self.next_offset)
 
 
-class AcksBeyond(Store):
+class ReportsCommitsBeyondDeliveries(Store):
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
         await super().apply(deliveries)
         self.context.committed(deliveries[-1].next_offset + 1)
 
 
 class WritesItsCursorFirst(Store):
+    """Writes the cursor of a call at once, and the rows later."""
+
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
         logged = deliveries[-1].logged
         self.target.next_offset = max(self.target.next_offset, logged.next_offset)
@@ -141,6 +147,8 @@ class CommitsItsCursorFirst(Prompt):
 
 
 class CommitsPartsAsFullBatches(Prompt):
+    """Moves its cursor to the end of a batch of which only a part was delivered."""
+
     def cursor_after(self, delivery: Delivery) -> int:
         return (
             self.next_offset if delivery.redelivered else max(self.next_offset, delivery.logged.next_offset)
@@ -148,7 +156,7 @@ class CommitsPartsAsFullBatches(Prompt):
 
 
 class TakesPartsForFullBatches(CommitsPartsAsFullBatches):
-    """As its base class, but reports no offset while it is open."""
+    """Moves its cursor like its base class but reports no offset, so only open() shows the wrong cursor."""
 
     def report(self) -> None:
         pass
@@ -187,10 +195,12 @@ class RejectsAnUnknownOffset(Store):
 
 
 class RejectsWithoutThePrefix(Store):
+    """Rejects a row before it has applied the rows before it."""
+
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
         for delivery in deliveries:
             for row in self.rows(delivery):
-                if delivery.batch.kinds[row] not in KNOWN:
+                if delivery.batch.kinds[row] not in KNOWN_KINDS:
                     self.reject(delivery.first_offset + row)
         await super().apply(deliveries)
 
@@ -217,12 +227,12 @@ class ReportsAnUnknownDoneOffset(Store):
 
 class SwallowsAFailure(Store):
     async def flush(self) -> None:
-        pending = dict(self.pending)
+        unwritten = dict(self.unwritten)
         try:
             await super().flush()
         except OSError:
-            for ref in pending:
-                self.pending.pop(ref, None)
+            for ref in unwritten:
+                self.unwritten.pop(ref, None)
 
 
 class RaisesAForeignError(Store):
@@ -240,14 +250,14 @@ class RejectsWithAForeignError(Store):
 
 class LosesRowsOnCancellation(Store):
     async def flush(self) -> None:
-        pending = dict(self.pending)
+        unwritten = dict(self.unwritten)
         try:
             await super().flush()
         except OSError:
             raise
         except BaseException:
-            for ref in pending:
-                self.pending.pop(ref, None)
+            for ref in unwritten:
+                self.unwritten.pop(ref, None)
             raise
 
 
@@ -300,10 +310,10 @@ class FailsInTheBackground(Store):
 
 class HasAnUnboundedBacklog(Store):
     def backlog(self) -> Backlog:
-        return Backlog(len(self.pending), 5)
+        return Backlog(len(self.unwritten), 5)
 
 
-class AnswersItsBacklogLater(Store):
+class ReturnsItsBacklogAsACoroutine(Store):
     async def backlog(self) -> Backlog:  # type: ignore[override]
         return Backlog(0, 1)
 
@@ -343,7 +353,7 @@ class MovesItsCursorOnForRedeliveredRows(Prompt):
 
 
 class SkipsRowsAfterRedeliveredOnes(MovesItsCursorOnForRedeliveredRows):
-    """As its base class, but reports no offset while it is open."""
+    """Moves its cursor like its base class but reports no offset, so only open() shows the wrong cursor."""
 
     def report(self) -> None:
         pass
@@ -522,7 +532,7 @@ WRONG: tuple[tuple[type[Plain], str, str], ...] = (
         "after an apply() that was cancelled at its wait 3 was repeated",
     ),
     (
-        ForgetsWhatIsPendingWhenClosed,
+        DropsUnwrittenRowsWhenClosed,
         "resume",
         "after a restart from the sink's cursor 51, get(",
     ),
@@ -532,8 +542,12 @@ WRONG: tuple[tuple[type[Plain], str, str], ...] = (
         "resume",
         "returned the Lamport number 30, but below its cursor, 51, is a row",
     ),
-    (AcksEarly, "committed", ", after committed("),
-    (AcksBeyond, "committed", "the sink reported committed(15), but only rows below 14 were delivered"),
+    (ReportsCommitsEarly, "committed", ", after committed("),
+    (
+        ReportsCommitsBeyondDeliveries,
+        "committed",
+        "the sink reported committed(15), but only rows below 14 were delivered",
+    ),
     (
         WritesItsCursorFirst,
         "committed",
@@ -555,7 +569,7 @@ WRONG: tuple[tuple[type[Plain], str, str], ...] = (
     (
         RejectsTheNextOffset,
         "failure",
-        "a scale, as it had applied before; the delta that may not fit is next to it",
+        "a scale, of which it had applied others; the delta that may not fit is next to it",
     ),
     (RejectsAnUnknownOffset, "failure", "which is not a delivered row"),
     (RejectsWithoutThePrefix, "failure", "after deltas of a wrong dimension and of an unknown kind, get("),
@@ -574,7 +588,7 @@ WRONG: tuple[tuple[type[Plain], str, str], ...] = (
     (OpensWithAForeignError, "open", "open(), while the thread port failed, raised OSError(5, "),
     (FailsInTheBackground, "background", "background() raised OSError(5, "),
     (HasAnUnboundedBacklog, "backlog", "rows of at most 5"),
-    (AnswersItsBacklogLater, "backlog", "backlog() returned <coroutine object"),
+    (ReturnsItsBacklogAsACoroutine, "backlog", "backlog() returned <coroutine object"),
     (
         DropsRedeliveredRows,
         "released",

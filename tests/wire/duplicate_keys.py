@@ -28,6 +28,7 @@ FLAT = packed_map(("a", b"\x01"), ("b", b"\x03"), ("a", b"\x02"))
 DEEP = packed_map(("a", packed_map(("b", packed_map(("x", b"\x01"), ("x", b"\x02"))))))
 IN_LIST = packed_map(("a", b"\x92\x00" + packed_map(("x", b"\x01"), ("x", b"\x02"))))
 NULLED = packed_map(("a", b"\x01"), ("a", b"\xc0"))
+"""Packed maps with a duplicate key: at the top, in an inner map, in a list's map, and with nil at last."""
 
 
 def with_metadata(

@@ -213,10 +213,10 @@ SAMPLES: dict[str, Frame] = {
     **{
         f"batch of {name} rows": BatchFrame(
             22 + index,
-            rows,
-            dataclasses.replace(STAMP, lamport=905 + index, body_crc=rows.crc, source=Source.LOCAL),
+            batch,
+            dataclasses.replace(STAMP, lamport=905 + index, body_crc=batch.crc, source=Source.LOCAL),
         )
-        for index, (name, rows) in enumerate(LOG_BATCHES.items())
+        for index, (name, batch) in enumerate(LOG_BATCHES.items())
     },
     "batch of states": BatchFrame(0, states_batch(), STATE_STAMP),
     "ack": Ack(6, ranges=(AckRange(5, 5, 17), AckRange(6, 6, 3, True)), credit=Credit(2, 416)),
@@ -362,7 +362,7 @@ COMPRESSED = {
     for codec in Compression
 }
 """Compressed frames to read, each with the name of its uncompressed sample."""
-NAMES_OF = {codec.request_type: codec.name for codec in requests._CODECS} | {
+REQUEST_NAMES = {codec.request_type: codec.name for codec in requests._CODECS} | {
     codec.response_type: codec.name for codec in requests._CODECS
 }
 """The name of a request, by the types of the request and of its response."""
@@ -379,13 +379,13 @@ def to_json_value(value: object) -> object:
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, Batch):
-        return [row_of(value, row) for row in range(value.count)]
+        return [row_to_json(value, row) for row in range(value.count)]
     if dataclasses.is_dataclass(value):
         fields = {
             field.name: to_json_value(getattr(value, field.name)) for field in dataclasses.fields(value)
         }
         present = {name: field for name, field in fields.items() if field not in (None, [], {})}
-        return {"name": NAMES_OF[type(value)]} | present if type(value) in NAMES_OF else present
+        return {"name": REQUEST_NAMES[type(value)]} | present if type(value) in REQUEST_NAMES else present
     if isinstance(value, Mapping):
         return {name: to_json_value(item) for name, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
@@ -395,7 +395,7 @@ def to_json_value(value: object) -> object:
     return value
 
 
-def row_of(batch: Batch, row: int) -> object:
+def row_to_json(batch: Batch, row: int) -> object:
     entry = to_json_value(batch.delta(row))
     if batch.parent_positions and isinstance(entry, dict):
         entry["places"] = [

@@ -58,7 +58,7 @@ def vector_of(*changes: Operation) -> list[float]:
 # --- each rule
 
 
-def test_partial_kinds_change_the_vector() -> None:
+def test_arithmetic_and_writes_change_the_vector() -> None:
     start = create([1, 2, 3])
     assert vector_of(start, sparse([0, 2], [5, 6])) == [5, 2, 6]
     assert vector_of(start, sparse_add([0, 2], [5, 6])) == [6, 2, 9]
@@ -112,7 +112,7 @@ def test_transforms_and_unknown_kinds_leave_state_unchanged(operation: Operation
     assert after.ignored == 1
 
 
-def test_create_clears_metadata_dense_and_opaque_keep_it() -> None:
+def test_create_clears_metadata_while_dense_and_opaque_keep_it() -> None:
     before = state_of((create([1]), {"a": 1, "b": None}))
     assert before.metadata == {"a": 1}
     assert apply(before, create([2]), {"c": 3}).metadata == {"c": 3}
@@ -122,8 +122,8 @@ def test_create_clears_metadata_dense_and_opaque_keep_it() -> None:
 
 
 def test_full_writes_replace_each_other() -> None:
-    facts = state_of(dense([1]), opaque(b""), dense([2, 3]), opaque(b"x"))
-    assert (facts.alive, facts.vector, facts.data) == (True, None, b"x")
+    state = state_of(dense([1]), opaque(b""), dense([2, 3]), opaque(b"x"))
+    assert (state.alive, state.vector, state.data) == (True, None, b"x")
     assert vector_of(opaque(b"x"), dense([2, 3])) == [2, 3]
 
 
@@ -155,7 +155,7 @@ def test_apply_does_not_modify_its_input() -> None:
     assert before.vector is not None
     assert before.vector.tolist() == [1, 2]
     values[0] = 5
-    assert before.vector.tolist() == [1, 2], "a state must share no memory with the batch it came from"
+    assert before.vector.tolist() == [1, 2], "the state shares memory with the batch it came from"
 
 
 def test_apply_in_place_changes_a_row_of_a_matrix() -> None:
@@ -187,10 +187,10 @@ def test_fold_sorts_rows_and_applies_duplicates_once() -> None:
 def test_fold_resumes_from_a_state_and_rejects_an_older_row() -> None:
     rows = [((n, 1, n), sparse_add([0], [n]), None) for n in range(2, 6)]
     first = ((1, 1, 1), create([0]), None)
-    checkpoint = fold([first, *rows[:2]])
-    assert fold(rows[1:], checkpoint).content == fold([first, *rows]).content
+    earlier_state = fold([first, *rows[:2]])
+    assert fold(rows[1:], earlier_state).content == fold([first, *rows]).content
     with pytest.raises(AssertionError, match="sorts before"):
-        fold([((2, 0, 9), scale(1), None)], checkpoint)
+        fold([((2, 0, 9), scale(1), None)], earlier_state)
 
 
 def test_empty_fold_is_an_unknown_vector() -> None:
@@ -204,16 +204,16 @@ NUMBERS = st.floats(width=32, allow_nan=False, allow_infinity=False) | st.sample
 VECTORS = st.lists(NUMBERS, min_size=1, max_size=DIMENSION)
 
 
-def pairs(operation: Callable[..., Operation]) -> st.SearchStrategy[Operation]:
+def sparse_operations(make_operation: Callable[..., Operation]) -> st.SearchStrategy[Operation]:
     entries = st.lists(st.tuples(st.integers(0, DIMENSION), NUMBERS), max_size=5)
-    return entries.map(lambda found: operation([i for i, _ in found], [x for _, x in found]))
+    return entries.map(lambda pairs: make_operation([i for i, _ in pairs], [x for _, x in pairs]))
 
 
 OPERATIONS = st.one_of(
     VECTORS.map(create),
     VECTORS.map(dense),
-    pairs(sparse),
-    pairs(sparse_add),
+    sparse_operations(sparse),
+    sparse_operations(sparse_add),
     NUMBERS.map(scale),
     NUMBERS.map(offset),
     st.binary(max_size=3).map(opaque),
@@ -246,7 +246,7 @@ def test_fold_is_independent_of_order_and_duplicates(
     )
     split = shuffler.randrange(len(rows) + 1)
     ordered = sorted(rows, key=lambda row: row[0])
-    assert fold(shuffled[:0] + ordered[split:], fold(ordered[:split])).content == in_order.content
+    assert fold(ordered[split:], fold(ordered[:split])).content == in_order.content
 
 
 @given(st.lists(CHANGES, max_size=8))

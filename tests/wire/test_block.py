@@ -45,10 +45,10 @@ def test_block_encodes_to_the_bytes_of_its_deltas(
 def test_batch_records_a_gap_before_its_counters(deltas: list[Delta], previous: int, step: int) -> None:
     base = previous + step
     batch = block_of(deltas).encode(origin=7, base=base, previous=previous)
-    read: Batch = parse_batch(batch.raw)
-    assert read.has_gaps == (step > 1)
-    assert [read.counter(row) for row in range(read.count)] == list(range(base, base + len(deltas)))
-    assert read.previous == (previous if step > 1 else 0)
+    decoded: Batch = parse_batch(batch.raw)
+    assert decoded.has_gaps == (step > 1)
+    assert [decoded.counter(row) for row in range(decoded.count)] == list(range(base, base + len(deltas)))
+    assert decoded.previous == (previous if step > 1 else 0)
 
 
 NAMES = st.sampled_from(["a", "b" * 300, "long" * 500, "é", "", "tab\t", "nul\0"])
@@ -63,9 +63,12 @@ VECTORS = st.lists(NUMBERS, min_size=2, max_size=2)
     st.booleans(),
 )
 def test_homogeneous_block_check_agrees_with_validation(
-    rows: list[tuple[str, list[float]]], namespace: str, make: Callable[[Any], Operation], with_views: bool
+    rows: list[tuple[str, list[float]]],
+    namespace: str,
+    make_operation: Callable[[Any], Operation],
+    with_views: bool,
 ) -> None:
-    block = block_of([Delta(name, make(vector), namespace) for name, vector in rows])
+    block = block_of([Delta(name, make_operation(vector), namespace) for name, vector in rows])
     if with_views:
         block = replace(
             block, columns={column: memoryview(content) for column, content in block.columns.items()}
@@ -75,6 +78,7 @@ def test_homogeneous_block_check_agrees_with_validation(
         validate_batch(block.encode(origin=0, base=1))
     except InvalidDelta as error:
         expected_error = error
+    # The quick check accepts no invalid row; of valid rows it leaves only those with other than ASCII names.
     assert block._is_homogeneous_and_valid() <= (expected_error is None)
     assert (
         block._is_homogeneous_and_valid() or expected_error or "é" in {namespace, *(name for name, _ in rows)}
@@ -91,10 +95,12 @@ def test_homogeneous_block_check_agrees_with_validation(
 def test_block_of_views_encodes_to_the_same_bytes(row_count: int) -> None:
     deltas = [Delta(f"v{row}", create(np.arange(8) + row)) for row in range(row_count)]
     block = block_of(deltas)
-    views = replace(block, columns={column: memoryview(content) for column, content in block.columns.items()})
+    block_of_views = replace(
+        block, columns={column: memoryview(content) for column, content in block.columns.items()}
+    )
     expected = encode_batch(deltas, origin=7, base=5)
-    assert bytes(views.encode(origin=7, base=5).raw) == bytes(expected.raw)
-    assert parse_batch(views.encode(origin=7, base=5).raw).keys == expected.keys
+    assert bytes(block_of_views.encode(origin=7, base=5).raw) == bytes(expected.raw)
+    assert parse_batch(block_of_views.encode(origin=7, base=5).raw).keys == expected.keys
 
 
 def test_invalid_row_is_named() -> None:

@@ -20,9 +20,9 @@ SIZES = st.integers(0, 50) | st.integers(0, 3 * BUFFER_BYTES_MIN)
 
 @given(steps=st.lists(st.tuples(st.booleans(), SIZES)))
 def test_bytes_come_out_in_order(steps: list[tuple[bool, int]]) -> None:
-    buffer, expected, fresh = ReceiveBuffer(100_000), b"", itertools.cycle(range(251))
+    buffer, expected, byte_values = ReceiveBuffer(100_000), b"", itertools.cycle(range(251))
     for into_buffer, size in steps:
-        chunk = bytes(itertools.islice(fresh, size))
+        chunk = bytes(itertools.islice(byte_values, size))
         if into_buffer:
             space = buffer.get_buffer(len(buffer) + size)
             chunk = chunk[: len(space)]
@@ -102,7 +102,9 @@ def test_memory_of_a_large_frame_is_released() -> None:
     assert reads < 10
     buffer.take(frame_bytes - 5)
     for _ in range(SMALL_READS_MAX):
-        assert len(buffer.get_buffer(16)) > BUFFER_BYTES_MAX, "another large frame must fit"
+        assert len(buffer.get_buffer(16)) > BUFFER_BYTES_MAX, (
+            "the block shrank, though another large frame may follow"
+        )
     assert len(buffer.get_buffer(16)) == BUFFER_BYTES_MAX - 5
 
 
@@ -121,8 +123,7 @@ def test_consecutive_large_frames_reuse_the_same_memory() -> None:
 
 def test_memory_is_bounded_for_a_stream_of_any_length() -> None:
     decoder = Decoder()
-    chunk = encode(Heartbeat(1)) * 1000 + encode(Heartbeat(1))[:5]
-    chunk += encode(Heartbeat(1))[5:]
+    chunk = encode(Heartbeat(1)) * 1001
     tracemalloc.start()
     try:
         for _ in range(20):

@@ -38,7 +38,7 @@ from tests.wire.samples import (
     small_batch,
     to_json_value,
 )
-from tests.wire.sealing import sealed
+from tests.wire.sealing import frame_with_checksum
 
 NAMES = pytest.mark.parametrize("name", SAMPLES)
 WITH_DELTAS = pytest.mark.parametrize(
@@ -46,7 +46,7 @@ WITH_DELTAS = pytest.mark.parametrize(
 )
 
 
-def events(decoder: Decoder) -> list[Frame]:
+def take_events(decoder: Decoder) -> list[Frame]:
     received = []
     while (event := decoder.next_event()) is not NEED_BYTES:
         received.append(event)
@@ -58,7 +58,7 @@ def decode_chunks(*chunks: bytes) -> list[Frame]:
     frames = []
     for chunk in chunks:
         decoder.receive(chunk)
-        frames += events(decoder)
+        frames += take_events(decoder)
     assert decoder.buffered_bytes == 0
     return frames
 
@@ -103,7 +103,7 @@ def test_compressed_golden_frames_are_read(name: str) -> None:
         decoder = Decoder()
         decoder.receive(flipped)
         with suppress(ProtocolError):
-            assert events(decoder) in ([], [SAMPLES[sample]]), bit
+            assert take_events(decoder) in ([], [SAMPLES[sample]]), bit
         flipped[bit // 8] ^= 1 << bit % 8
 
 
@@ -117,10 +117,10 @@ def test_frame_is_decoded_at_once_or_byte_by_byte(name: str) -> None:
     assert decode_chunks(*(bytes((byte,)) for byte in raw)) == [frame]
     decoder = Decoder()
     decoder.receive(raw + raw[:7])
-    assert events(decoder) == [frame]
+    assert take_events(decoder) == [frame]
     assert decoder.buffered_bytes == 7
     decoder.receive(raw[7:])
-    assert events(decoder) == [frame]
+    assert take_events(decoder) == [frame]
 
 
 @NAMES
@@ -139,7 +139,7 @@ def test_flipped_bit_is_refused_or_has_no_effect(name: str) -> None:
         decoder = Decoder()
         decoder.receive(raw)
         with suppress(ProtocolError):
-            decoded = events(decoder)
+            decoded = take_events(decoder)
             are_bare = all(
                 isinstance(event, Heartbeat) and event == Heartbeat(event.sequence) for event in decoded
             )
@@ -169,9 +169,9 @@ def test_consecutive_frames_are_decoded_from_any_chunks() -> None:
 def test_decoded_frame_is_unaffected_by_later_frames() -> None:
     decoder = Decoder()
     decoder.receive(encode(SAMPLES["batch"]))
-    (first,) = events(decoder)
+    (first,) = take_events(decoder)
     decoder.receive(encode(SAMPLES["batch from the log"]) * 20)
-    assert len(events(decoder)) == 20
+    assert len(take_events(decoder)) == 20
     assert first == SAMPLES["batch"]
 
 
@@ -179,7 +179,7 @@ def test_decoded_frame_is_unaffected_by_later_frames() -> None:
 
 
 @WITH_DELTAS
-def test_every_flipped_bit_is_refused_or_well_typed(name: str) -> None:
+def test_every_flipped_bit_is_refused_or_gives_a_frame_of_the_same_type(name: str) -> None:
     frame = SAMPLES[name]
     raw = bytearray(encode(frame))
     accepted_positions = set()
@@ -216,7 +216,7 @@ def assert_only_protocol_error(raw: bytes) -> None:
     decoder = Decoder()
     decoder.receive(raw)
     try:
-        for event in events(decoder):
+        for event in take_events(decoder):
             read_all_rows(event)
             encode(event)
     except ProtocolError:
@@ -238,7 +238,7 @@ def test_garbage_raises_only_protocol_errors(full: bool) -> None:
         flags = Flag.BATCHED if kind == FrameType.BATCH else 0
         if kind == FrameType.DELTA:
             payload += crc32c(payload).to_bytes(4, "little")
-        assert_only_protocol_error(sealed(FrameType(kind), payload, flags=flags))
+        assert_only_protocol_error(frame_with_checksum(FrameType(kind), payload, flags=flags))
         assert_only_protocol_error(rng.randbytes(60))
 
 
@@ -257,7 +257,7 @@ def test_error_is_permanent_and_frees_the_buffer() -> None:
 def test_header_of_the_failed_frame_is_available() -> None:
     payload = msgpack.packb({"level": 9})
     decoder = Decoder()
-    decoder.receive(sealed(FrameType.BACKPRESSURE, payload, sequence=77))
+    decoder.receive(frame_with_checksum(FrameType.BACKPRESSURE, payload, sequence=77))
     with pytest.raises(ProtocolError, match=r"Backpressure: field 'level' is 9: send one of 0 ok, 1 warn"):
         decoder.next_event()
     assert decoder.header is not None
@@ -327,7 +327,7 @@ def test_small_frame_cannot_announce_gigabytes() -> None:
     ):
         tracemalloc.start()
         try:
-            error = decode_error(sealed(FrameType.ACK, bomb))
+            error = decode_error(frame_with_checksum(FrameType.ACK, bomb))
             assert tracemalloc.get_traced_memory()[1] < 200_000
         finally:
             tracemalloc.stop()

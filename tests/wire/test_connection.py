@@ -50,7 +50,7 @@ from delta_prop_wire.message_rules import (
 from delta_prop_wire.spec import ErrorCode, Flag, FrameType
 from delta_prop_wire.stamp import Stamp
 from delta_prop_wire.topics import ALL
-from tests.wire.sealing import sealed
+from tests.wire.sealing import frame_with_checksum
 
 DELTA = Delta("doc-1", d.opaque(b"x" * 9))
 BATCH = encode_batch([DELTA] * 3, origin=7, base=1)
@@ -211,7 +211,7 @@ def test_only_a_forwarder_may_send_stamped_batches(source: Source) -> None:
             client.send(FRAMES[MessageKind.LOGGED_BATCH])
 
 
-def test_later_hello_makes_no_forwarder() -> None:
+def test_later_hello_with_source_replica_makes_no_forwarder() -> None:
     client, server = connected_pair()
     transmit(client, server, Subscribe(4, Hello(source=Source.REPLICA)))
     with pytest.raises(UsageError):
@@ -295,8 +295,8 @@ def test_bytes_after_the_end_are_discarded() -> None:
         (encode(replace(FRAMES[MessageKind.LOGGED_BATCH], sequence=77)), 77, None),  # type: ignore[type-var]
         (pack_header(FrameType.DELTA, 0, 78, 0), 78, None),
         (pack_header(FrameType.UNSUBSCRIBE, 0, 5, 0), 0, 5),
-        (sealed(FrameType.SUBSCRIBE, b"\xc1", sequence=6), 0, 6),
-        (sealed(FrameType.ACK, b"\xc1", sequence=7), 0, None),
+        (frame_with_checksum(FrameType.SUBSCRIBE, b"\xc1", sequence=6), 0, 6),
+        (frame_with_checksum(FrameType.ACK, b"\xc1", sequence=7), 0, None),
     ],
 )
 def test_nack_names_the_failed_frame(raw: bytes, sequence: int, correlation_id: int | None) -> None:
@@ -440,7 +440,7 @@ def test_both_ends_count_credit_equally(steps: list[tuple[str, int, int]], from_
     transmit(client, server, Subscribe(2, Subscription(1, (ALL,), credit=Credit(0, 0))))
     transmit(server, client, Ack(correlation_id=2, response=Subscribed(1, START, 1, 0)))
     sender, receiver = (server, client) if from_server else (client, server)
-    data = {
+    frames = {
         "delta": FRAMES[MessageKind.LOGGED_DELTA if from_server else MessageKind.DELTA],
         "batch": FRAMES[MessageKind.LOGGED_BATCH if from_server else MessageKind.BATCH],
     }
@@ -452,9 +452,9 @@ def test_both_ends_count_credit_equally(steps: list[tuple[str, int, int]], from_
             deltas, size = deltas + more_deltas, size + more_bytes
         elif deltas <= 0 or size <= 0:
             with pytest.raises(UsageError, match="no credit"):
-                sender.spend(3, 1) if step == "stored" else sender.send(data[step])
+                sender.spend(3, 1) if step == "stored" else sender.send(frames[step])
         else:
-            frame = replace(data["batch" if step == "stored" else step], sequence=sequence)
+            frame = replace(frames["batch" if step == "stored" else step], sequence=sequence)
             raw = encode(frame)
             if step == "stored":
                 sender.spend(3, len(raw))

@@ -42,9 +42,9 @@ from delta_prop_wire.packing import U64_MAX, unpack_map
 from delta_prop_wire.requests import join_pages
 from delta_prop_wire.spec import ErrorCode, FrameType
 from delta_prop_wire.topics import ALL
-from tests.wire.sealing import sealed
+from tests.wire.sealing import frame_with_checksum
 
-REFUSED = [0, 249, "doc-1", 14, "why"]
+REFUSED_ROW = [0, 249, "doc-1", 14, "why"]
 
 
 def decode_error(raw: bytes) -> ProtocolError:
@@ -60,7 +60,7 @@ def control_frame(kind: FrameType, **fields: Any) -> bytes:
     if kind is FrameType.SUBSCRIBE and "request" not in fields:
         name = "subscribe" if "topics" in fields else "decide" if "decide" in fields else "hello"
         fields = {"request": name, **fields}
-    return sealed(kind, msgpack.packb(fields))
+    return frame_with_checksum(kind, msgpack.packb(fields))
 
 
 def response_to(request: str, **fields: Any) -> dict[str, Any]:
@@ -97,12 +97,12 @@ def response_to(request: str, **fields: Any) -> dict[str, Any]:
         (
             FrameType.ACK,
             "refused_rows",
-            response_to("decide", state="published", refused_rows=[REFUSED] * 11),
+            response_to("decide", state="published", refused_rows=[REFUSED_ROW] * 11),
         ),
         (
             FrameType.ACK,
             "refused_rows",
-            response_to("decide", state="published", refused_rows=[[*REFUSED[:3], 0, ""]]),
+            response_to("decide", state="published", refused_rows=[[*REFUSED_ROW[:3], 0, ""]]),
         ),
         (FrameType.SUBSCRIBE, "job", ["nightly", 1]),
         (FrameType.SUBSCRIBE, "decide", {"job": "nightly", "decide": "perhaps"}),
@@ -205,7 +205,7 @@ def test_long_text_is_truncated_when_encoded() -> None:
     ],
 )
 def test_invalid_msgpack_is_refused(payload: bytes, message: str) -> None:
-    error = decode_error(sealed(FrameType.BACKPRESSURE, payload))
+    error = decode_error(frame_with_checksum(FrameType.BACKPRESSURE, payload))
     assert error.code is ErrorCode.BAD_FRAME
     assert message in error.message
 
@@ -237,7 +237,7 @@ def test_random_maps_raise_only_protocol_errors(kind: FrameType, fields: dict[st
     payload = msgpack.packb(fields)
     if kind is FrameType.DELTA:
         payload += crc32c(payload).to_bytes(4, "little")
-    raw = sealed(kind, payload)
+    raw = frame_with_checksum(kind, payload)
     with contextlib.suppress(ProtocolError):
         decode(raw)
 
@@ -258,9 +258,9 @@ def test_fast_ack_decoder_agrees_with_the_general_one(
     payload = bytearray(msgpack.packb(fields)) + tail
     if flip is not None and flip[0] < len(payload):
         payload[flip[0]] = flip[1]
-    found = control_module._unpack_short_ack(7, bytes(payload))
-    if found is not None:
-        assert found == control_module._unpack_ack(7, unpack_map("Ack", bytes(payload)))
+    short_ack = control_module._unpack_short_ack(7, bytes(payload))
+    if short_ack is not None:
+        assert short_ack == control_module._unpack_ack(7, unpack_map("Ack", bytes(payload)))
 
 
 _numbers = st.integers(0, 2**62)
@@ -323,7 +323,7 @@ def test_unknown_keys_and_flags_are_ignored() -> None:
         1, Describe()
     )
     for bit in (4, 5, 6, 7):
-        raw = sealed(FrameType.HEARTBEAT, msgpack.packb({"sent_us": 1}), flags=1 << bit)
+        raw = frame_with_checksum(FrameType.HEARTBEAT, msgpack.packb({"sent_us": 1}), flags=1 << bit)
         assert decode(raw) == Heartbeat(1, sent_us=1)
     assert decode(control_frame(FrameType.ACK, request="later", response={"a": 1})) == Ack(1)
 

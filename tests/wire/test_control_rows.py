@@ -27,12 +27,13 @@ from tests.wire.control_batches import control_batch, without_types
 
 ORIGIN = 0x0000_0ABC_DEF0_0002
 CODES = st.sampled_from(ErrorCode)
-CRC = st.integers(0, (1 << 32) - 1)
+CRCS = st.integers(0, (1 << 32) - 1)
 OFFSETS = st.none() | st.integers(0, (1 << 63) - 1)
 
 
-@given(code=CODES, crc=CRC, offsets=st.lists(OFFSETS, min_size=1, max_size=5), detail=st.integers(0, 2))
+@given(code=CODES, crc=CRCS, offsets=st.lists(OFFSETS, min_size=1, max_size=5), detail=st.integers(0, 2))
 def test_refused_rows_round_trip(code: ErrorCode, crc: int, offsets: list[int | None], detail: int) -> None:
+    """`detail`: 0 for rows with only a code, 1 for a checksum besides, 2 for offsets, too."""
     packed_crc, first_offsets = (crc if detail > 0 else None), (offsets if detail > 1 else None)
     batch = encode_noop(
         origin=ORIGIN,

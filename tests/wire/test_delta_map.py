@@ -18,7 +18,7 @@ from delta_prop_wire.frames import BatchFrame, DeltaFrame
 from delta_prop_wire.header import DELTA_PAYLOAD_BYTES_MAX, pack_header
 from delta_prop_wire.packed_metadata import PackedMetadata
 from delta_prop_wire.spec import COUNTER_MAX, ErrorCode, FrameType
-from tests.wire.sealing import sealed
+from tests.wire.sealing import frame_with_checksum
 
 
 def decode_error(raw: bytes) -> ProtocolError:
@@ -34,7 +34,7 @@ def delta_frame(**fields: Any) -> bytes:
     """Return a Delta frame of a valid map with some fields changed; None removes a field."""
     all_fields: dict[str, Any] = {"vector_id": "doc-1", "op": 0, "values": bytes(8)}
     all_fields.update(fields)
-    return sealed(
+    return frame_with_checksum(
         FrameType.DELTA,
         msgpack.packb({name: value for name, value in all_fields.items() if value is not None}),
     )

@@ -35,7 +35,7 @@ def test_forgotten_id_counts_as_new() -> None:
     assert duplicate_lamports(first, forgotten, identified_delta(5, 2)) == [5]
 
 
-def test_removed_first_copy_had_the_effect_if_the_frame_says_so() -> None:
+def test_known_id_has_no_effect_if_its_first_copy_may_be_removed() -> None:
     assert duplicate_lamports(identified_delta(5, 8), identified_delta(4, 9), complete=False) == [4, 5]
     assert duplicate_lamports(identified_delta(5, 8), identified_delta(4, 9), complete=True) == [5]
     # Only some ids of that frame are known, maybe not this one: a delta that may be new has its effect.

@@ -61,23 +61,23 @@ def test_column_encoder_makes_the_bytes_of_rows(ids: list[str], width: int, kind
     )
     general = encode_batch(deltas, clock=clock, **header_fields)
     assert bytes(fast.raw) == bytes(general.raw)
-    read = Batch(fast.raw)
+    reread = Batch(fast.raw)
     names = (
         "keys",
         "namespace",
         "namespace_names",
         "values_per_row",
-        "index_highest",
+        "highest_index",
         "clock",
         "crc",
         "last",
     )
-    assert [getattr(fast, name) for name in names] == [getattr(read, name) for name in names]
+    assert [getattr(fast, name) for name in names] == [getattr(reread, name) for name in names]
     for name in ("values", "indices"):
-        ready, decoded = getattr(fast, name), getattr(read, name)
-        assert ready.dtype == decoded.dtype
-        assert ready.tolist() == decoded.tolist()
-        assert not len(ready) or not ready.flags.writeable
+        preset, decoded = getattr(fast, name), getattr(reread, name)
+        assert preset.dtype == decoded.dtype
+        assert preset.tolist() == decoded.tolist()
+        assert not len(preset) or not preset.flags.writeable
 
 
 def test_delta_is_an_immutable_value() -> None:

@@ -21,7 +21,6 @@ from delta_prop_wire.frame_runs import FRAMES_MAX, FrameRun
 from delta_prop_wire.frames import Ack, BatchFrame, Credit, DeltaFrame, Heartbeat, Hello, Subscribe, Welcome
 from delta_prop_wire.message_rules import Role
 from delta_prop_wire.spec import HEADER_BYTES
-from delta_prop_wire.stamp import Stamp
 
 OPERATIONS = (opaque(b"x"), opaque(bytes(300)), create([1.0, 2.0]), sparse([1], [2.0]), delete())
 KINDS = (
@@ -70,7 +69,7 @@ def bytes_of(pieces: list[Any]) -> bytes:
     for kind, operation, row_count, fault, ack_wanted in pieces:
         counter += 3 if kind == "gap" else 0
         sequence = {2: sequence + 5, 3: max(1, sequence - 1)}.get(fault, sequence)
-        if kind in ("stamped", "delta", "heartbeat"):
+        if kind in ("delta", "heartbeat"):
             frames.append(
                 encode(DeltaFrame(sequence, Delta("v", operation)) if kind == "delta" else Heartbeat(1))
             )
@@ -88,13 +87,7 @@ def bytes_of(pieces: list[Any]) -> bytes:
             ack_level=AckLevel.LOGGED if kind == "level" else AckLevel.MEMORY,
             priority=Priority.NORMAL,
         )
-        raw = bytearray(
-            encode(
-                BatchFrame(
-                    sequence, batch, Stamp(9, body_crc=batch.crc) if kind == "stamped" else None, ack_wanted
-                )
-            )
-        )
+        raw = bytearray(encode(BatchFrame(sequence, batch, ack_wanted=ack_wanted)))
         if fault == 1:
             raw[HEADER_BYTES + 60 + row_count] ^= 4
         frames.append(bytes(raw))

@@ -49,7 +49,7 @@ DELTAS = st.lists(
     max_size=5,
 )
 COLUMNS = (
-    *("keys", "namespace_names", "namespace", "namespaces", "kinds", "values", "indices", "index_highest"),
+    *("keys", "namespace_names", "namespace", "namespaces", "kinds", "values", "indices", "highest_index"),
     *("values_per_row", "value_bounds", "index_bounds", "blob_bounds"),
 )
 
@@ -107,10 +107,10 @@ def test_valid_rows_are_accepted(batches: list[list[Delta]]) -> None:
     assert None not in [decode_columns(batch) for batch in together]
     assert rows_are_valid(together)
     for batch in together:
-        single = Batch(batch.raw)
-        assert decode_heterogeneous(single)
+        decoded_singly = Batch(batch.raw)
+        assert decode_heterogeneous(decoded_singly)
         for column in COLUMNS:
-            np.testing.assert_array_equal(getattr(batch, column), getattr(single, column), column)
+            np.testing.assert_array_equal(getattr(batch, column), getattr(decoded_singly, column), column)
 
 
 @given(
@@ -139,8 +139,8 @@ KINDS_MASK_AT, DIMENSION_AT, LENGTH_AT = 40, 48, 52
 @pytest.mark.parametrize(
     ("rows", "column", "offset", "replacement"),
     [
-        ([VECTOR, FACT], None, DIMENSION_AT, struct.pack("<I", 3)),  # fewer numbers than a vector has
-        ([VECTOR, FACT], None, DIMENSION_AT, struct.pack("<I", 1)),  # more
+        ([VECTOR, FACT], None, DIMENSION_AT, struct.pack("<I", 3)),  # the vector has fewer numbers
+        ([VECTOR, FACT], None, DIMENSION_AT, struct.pack("<I", 1)),  # it has more
         ([VECTOR, FACT], None, DIMENSION_AT, struct.pack("<I", 0)),
         ([DELETED, FACT], None, DIMENSION_AT, struct.pack("<I", 3)),  # a dimension without a vector
         ([DELETED, FACT], None, DIMENSION_AT, struct.pack("<I", DIMENSION_MAX + 1)),

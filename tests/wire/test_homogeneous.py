@@ -64,7 +64,7 @@ def test_decoding_stops_at_the_first_batch_with_an_empty_id(ids: list[list[str]]
 
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=6))
 def test_key_ends_that_do_not_rise_are_not_decoded(ends: list[int]) -> None:
-    (batch,) = batches_of([f"{'x' * 2}" for _ in ends])
+    (batch,) = batches_of(["xx" for _ in ends])
     raw = bytearray(batch.raw)
     start, stop = batch._bounds_of_column(homogeneous.Column.KEY_ENDS) or (0, 0)
     raw[start:stop] = b"".join(end.to_bytes(4, "little") for end in ends)

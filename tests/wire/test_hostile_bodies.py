@@ -43,28 +43,28 @@ def body(columns: dict[Column, bytes]) -> bytes:
     return bytes(batch.body)
 
 
-def metadata(packed: bytes) -> dict[Column, bytes]:
+def metadata_columns(packed: bytes) -> dict[Column, bytes]:
     return {Column.METADATA_ENDS: struct.pack("<I", len(packed)), Column.METADATA: packed}
 
 
-def entries(count: int) -> bytes:
-    return b"".join(struct.pack("<QQ", origin, 1) for origin in range(count))
+def clock_column(origin_count: int) -> bytes:
+    return b"".join(struct.pack("<QQ", origin, 1) for origin in range(origin_count))
 
 
 def test_unchanged_bodies_are_valid() -> None:
     assert parse_batch(body({})).keys == ["k"]
-    assert len(parse_batch(body({Column.CLOCK: entries(CLOCK_ENTRIES_MAX)})).clock) == CLOCK_ENTRIES_MAX
+    assert len(parse_batch(body({Column.CLOCK: clock_column(CLOCK_ENTRIES_MAX)})).clock) == CLOCK_ENTRIES_MAX
     long = b"\x81\xa1a\xdc\x02\x58" + bytes(600)
-    assert parse_batch(body(metadata(long))).metadata(0) == {"a": [0] * 600}
+    assert parse_batch(body(metadata_columns(long))).metadata(0) == {"a": [0] * 600}
 
 
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        (metadata(b"\x81\xa1a" + b"\xdc\xff\xff" * 100 + bytes(65_000)), "ends too early"),
-        (metadata(b"\x81\xa1a" + b"\xdd\x00\x90\x00\x00" * 30 + bytes(1_000_000)), "ends too early"),
-        (metadata(b"\x81\xa1a" * 1025 + b"\xc0"), "deep"),
-        (metadata(b"\xc0"), "not a msgpack map"),
+        (metadata_columns(b"\x81\xa1a" + b"\xdc\xff\xff" * 100 + bytes(65_000)), "ends too early"),
+        (metadata_columns(b"\x81\xa1a" + b"\xdd\x00\x90\x00\x00" * 30 + bytes(1_000_000)), "ends too early"),
+        (metadata_columns(b"\x81\xa1a" * 1025 + b"\xc0"), "deep"),
+        (metadata_columns(b"\xc0"), "not a msgpack map"),
         ({Column.NAMESPACES: bytes(2_000_000)}, "more names"),
         ({Column.TAG_NAMES: bytes(2_000_000), Column.TAGS: bytes(8)}, "more names"),
         ({Column.TAG_NAMES: b"\1\0\xff", Column.TAGS: bytes(8)}, "UTF-8"),
@@ -94,8 +94,8 @@ def test_hostile_column_is_refused_at_small_cost(columns: dict[Column, bytes], m
         b"\x81\x01\xc0",
     ],
 )
-def test_metadata_beyond_log_bounds_are_read_only_of_producers(packed: bytes) -> None:
-    raw = body(metadata(packed))
+def test_metadata_beyond_log_bounds_are_refused_as_a_delta_or_as_a_logged_frame(packed: bytes) -> None:
+    raw = body(metadata_columns(packed))
     tracemalloc.start()
     try:
         batch = parse_batch(raw)
@@ -113,13 +113,13 @@ def test_metadata_beyond_log_bounds_are_read_only_of_producers(packed: bytes) ->
 @pytest.mark.parametrize(
     "clock",
     [
-        entries(CLOCK_ENTRIES_MAX + 1),
-        entries(50_000),
+        clock_column(CLOCK_ENTRIES_MAX + 1),
+        clock_column(50_000),
         struct.pack("<4Q", 2, 1, 1, 1),
         struct.pack("<4Q", 1, 1, 1, 2),
     ],
 )
-def test_clock_beyond_its_bound_is_read_only_of_producers(clock: bytes) -> None:
+def test_clock_beyond_its_bound_is_refused_as_a_delta_or_as_a_logged_frame(clock: bytes) -> None:
     batch = parse_batch(body({Column.CLOCK: clock}))
     tracemalloc.start()
     try:
@@ -130,12 +130,12 @@ def test_clock_beyond_its_bound_is_read_only_of_producers(clock: bytes) -> None:
         tracemalloc.stop()
     with pytest.raises(ProtocolError, match="sorted by origin"):
         decode(encode(BatchFrame(1, batch, Stamp(100))))
-    valid_batch = parse_batch(body({Column.CLOCK: entries(CLOCK_ENTRIES_MAX)}))
+    valid_batch = parse_batch(body({Column.CLOCK: clock_column(CLOCK_ENTRIES_MAX)}))
     decode(encode(BatchFrame(1, valid_batch, Stamp(100))))
 
 
 SPARSE = Delta("doc-1", sparse([0, 7], [0.5, -1.25]), "docs")
-ALL = Delta(
+RICH = Delta(
     "doc-2",
     create([1.0, 2.0]),
     "other",
@@ -144,9 +144,12 @@ ALL = Delta(
     topics=("news", "more"),
     expect=Dot(1, 4),
 )
-SEEDS = [
+OPAQUE = encode_batch(
+    [Delta(f"k{i % 7}", opaque(b"bytes" + bytes(i % 3))) for i in range(9)], origin=1, base=1
+)
+ORIGINALS = [
     encode_batch(
-        [SPARSE, ALL, Delta("ü", opaque(b"x"), "docs"), Delta("d", delete(), "docs")], origin=7, base=5
+        [SPARSE, RICH, Delta("ü", opaque(b"x"), "docs"), Delta("d", delete(), "docs")], origin=7, base=5
     ),
     encode_batch([SPARSE] * 3, origin=1, base=5, previous=2, counters=[5, 9, 11], row_offsets=[1, 4, 6]),
     encode_batch(
@@ -159,7 +162,7 @@ SEEDS = [
         [f"k{i}" for i in range(20)], np.ones((20, 4), np.float32), namespace="n", origin=1, base=1
     ),
     encode_noop(origin=1, base=1, count=3, code=ErrorCode.INVALID_DELTA),
-    encode_batch([Delta(f"k{i % 7}", opaque(b"bytes" + bytes(i % 3))) for i in range(9)], origin=1, base=1),
+    OPAQUE,
     encode_batch([SPARSE] * 3, origin=1, base=5),
 ]
 
@@ -168,8 +171,8 @@ def test_mutated_body_is_refused_or_fully_readable(full: bool) -> None:
     rng = random.Random(3)
     accepted_count = 0
     rounds = 20_000 if full else 400
-    for _, seed in product(range(rounds), SEEDS):
-        raw = mutate(bytes(seed.body[:-4]), rng)
+    for _, original in product(range(rounds), ORIGINALS):
+        raw = mutate(bytes(original.body[:-4]), rng)
         try:
             batch = parse_batch(raw + crc32c(raw).to_bytes(4, "little"))
         except ProtocolError:
@@ -181,8 +184,10 @@ def test_mutated_body_is_refused_or_fully_readable(full: bool) -> None:
 
 def test_fast_check_accepts_only_what_the_general_check_does(full: bool) -> None:
     rng, outcomes = random.Random(4), Counter[str]()
-    for _, seed in product(range(20_000 if full else 600), [seed for seed in SEEDS if seed.homogeneous]):
-        raw = mutate(bytes(seed.body[:-4]), rng)
+    for _, original in product(
+        range(20_000 if full else 600), [original for original in ORIGINALS if original.homogeneous]
+    ):
+        raw = mutate(bytes(original.body[:-4]), rng)
         raw += crc32c(raw).to_bytes(4, "little")
         batch = Batch(raw)
         is_fast = batch.homogeneous and homogeneous_is_intact(batch)
@@ -235,7 +240,7 @@ def with_checksum(raw: bytes) -> bytes:
 
 
 def test_homogeneous_batch_of_wrong_length_or_checksum_is_refused() -> None:
-    raw = bytes(SEEDS[-2].body[:-4])
+    raw = bytes(OPAQUE.body[:-4])
     assert parse_batch(with_checksum(raw)).homogeneous
     for invalid in (raw + bytes(8), raw + bytes(1), raw + bytes(4), raw[:-8]):
         with pytest.raises(ProtocolError):
@@ -257,7 +262,7 @@ def test_homogeneous_batch_of_too_many_rows_is_refused() -> None:
 
 @pytest.mark.parametrize("size", [0, 4, 68, 71, 72, 76, 80, 88])
 def test_truncated_body_is_refused(size: int) -> None:
-    raw = bytes(SEEDS[-2].body[:size])
+    raw = bytes(OPAQUE.body[:size])
     with pytest.raises(ProtocolError):
         parse_batch(with_checksum(raw))
 

@@ -286,8 +286,8 @@ PAIRS = st.lists(st.tuples(st.integers(0, 65_535), NUMBERS), max_size=4)
 OPERATIONS = st.one_of(
     st.lists(NUMBERS, min_size=1, max_size=4).map(create),
     st.lists(NUMBERS, min_size=1, max_size=4).map(dense),
-    PAIRS.map(lambda found: sparse([i for i, _ in found], [x for _, x in found])),
-    PAIRS.map(lambda found: sparse_add([i for i, _ in found], [x for _, x in found])),
+    PAIRS.map(lambda pairs: sparse([i for i, _ in pairs], [x for _, x in pairs])),
+    PAIRS.map(lambda pairs: sparse_add([i for i, _ in pairs], [x for _, x in pairs])),
     NUMBERS.map(scale),
     NUMBERS.map(offset),
     TEXTS.map(transform),

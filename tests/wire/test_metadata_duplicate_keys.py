@@ -29,15 +29,16 @@ DUPLICATE_KEYS = {
     "in a list": (IN_LIST, "x", {"a": [0, {"x": 2}]}),
     "removed": (NULLED, "a", {"a": None}),
 }
+"""By name: a packed map, its duplicate key, and the map as it is read."""
 
 
-@pytest.mark.parametrize("packed", [case[:2] for case in DUPLICATE_KEYS.values()], ids=DUPLICATE_KEYS)
+@pytest.mark.parametrize("packed_and_key", [case[:2] for case in DUPLICATE_KEYS.values()], ids=DUPLICATE_KEYS)
 @pytest.mark.parametrize("row_count", [1, 3, 400])
 def test_batch_with_a_duplicate_key_is_refused_with_its_row(
-    packed: tuple[bytes, str], row_count: int
+    packed_and_key: tuple[bytes, str], row_count: int
 ) -> None:
-    raw, key = packed
-    batch = parse_batch(bytes(with_metadata({row_count - 1: raw}, row_count).body))
+    packed, key = packed_and_key
+    batch = parse_batch(bytes(with_metadata({row_count - 1: packed}, row_count).body))
     with pytest.raises(InvalidDelta, match=f"metadata: the key '{key}' occurs twice: name each") as refused:
         validate_batch(batch)
     assert (refused.value.field, refused.value.row) == ("metadata", row_count - 1)
@@ -60,9 +61,9 @@ def test_reader_takes_the_last_value_of_a_duplicate_key(packed: bytes, patch: di
     batch = parse_batch(bytes(with_metadata({1: packed}, 3).body))
     assert [batch.metadata(row) for row in range(3)] == [None, patch, None]
     assert batch.delta(1).metadata == patch
-    read = decode(encode(BatchFrame(1, batch)))
-    assert isinstance(read, BatchFrame)
-    assert read.batch.metadata(1) == patch
+    frame = decode(encode(BatchFrame(1, batch)))
+    assert isinstance(frame, BatchFrame)
+    assert frame.batch.metadata(1) == patch
     logged = LoggedBatch(batch, 10, 1, Source.LOCAL)
     sliced = decode(b"".join(slice_rows(logged, np.array([1]))))
     assert isinstance(sliced, BatchFrame)

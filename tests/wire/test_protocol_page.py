@@ -69,7 +69,7 @@ def test_annotated_batch_is_the_golden_batch() -> None:
     for position_text, cell in rows:
         position = int(position_text)
         for text in re.findall(r"`([0-9a-f ]+)`", cell):
-            if cell.startswith("13"):
+            if cell.startswith("13"):  # 13 lengths, which the last cell of the row lists
                 continue
             count = re.match(rf".*?(\d+) × `{text}`", cell)
             part = bytes.fromhex(text) * (int(count[1]) if count and text == "00" else 1)
@@ -125,7 +125,7 @@ def test_table_of_retryable_errors_matches_the_code() -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "number"),
+    ("label", "number"),
     [
         ("payload of a Batch", spec.FRAME_PAYLOAD_BYTES_MAX),
         ("payload of a Delta", header.DELTA_PAYLOAD_BYTES_MAX),
@@ -163,9 +163,9 @@ def test_table_of_retryable_errors_matches_the_code() -> None:
         ("`wait_ms_max`", requests.WAIT_MS_MAX),
     ],
 )
-def test_each_limit_is_documented(what: str, number: int) -> None:
+def test_each_limit_is_documented(label: str, number: int) -> None:
     limits = PAGE[PAGE.index("## Limits") : PAGE.index("## A worked example")]
-    (row,) = (line for line in limits.splitlines() if line.startswith(f"| {what}"))
+    (row,) = (line for line in limits.splitlines() if line.startswith(f"| {label}"))
     assert str(number) in row.replace(",", "")
 
 
@@ -185,7 +185,9 @@ def test_table_of_error_code_contexts_matches_the_code() -> None:
         if code in CLOSING:
             assert {producer, forwarder, staged, *requests, connection_itself} == {"closes"}
         assert producer.startswith("void") == (code in FINAL)
-        assert not forwarder.startswith("void"), "another service accepted the delta, so it is not void"
+        assert not forwarder.startswith("void"), (
+            "a forwarded delta becomes void, though another service accepted it"
+        )
         assert staged.startswith("ends the attempt") == (code in FINAL and staged != "–")
         for cell in (producer, forwarder, staged):
             assert (cell == "open") == (code in RETRYABLE and cell != "–"), (name, cell)
@@ -213,8 +215,8 @@ def test_documented_topics_are_valid() -> None:
     section = PAGE[PAGE.index("\n## Topics") : PAGE.index("## Error codes")]
     forms = re.findall(r"^\| `(.+?)`.*?\| `(\d\d)`", section, re.MULTILINE)
     assert len(forms) == 5
-    for text, tag in forms:
-        assert Topic.parse(text).to_bytes()[:1] == bytes.fromhex(tag)
+    for text, kind in forms:
+        assert Topic.parse(text).to_bytes()[:1] == bytes.fromhex(kind)
 
 
 MESSAGE_ROWS = {

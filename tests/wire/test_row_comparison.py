@@ -126,5 +126,7 @@ def test_signed_zeros_differ_in_metadata() -> None:
 def test_operands_can_be_excluded_from_the_comparison() -> None:
     batch, other = batch_of([Delta("v", d.dense([1.0, 2.0]))]), batch_of([Delta("v", d.dense([3.0, 2.0]))])
     assert not same_contents(batch, 0, other, 0)
-    assert same_contents(batch, 0, other, 0, operands=False)
-    assert not same_contents(batch, 0, batch_of([Delta("v", d.create([3.0, 2.0]))]), 0, operands=False)
+    assert same_contents(batch, 0, other, 0, compare_operands=False)
+    assert not same_contents(
+        batch, 0, batch_of([Delta("v", d.create([3.0, 2.0]))]), 0, compare_operands=False
+    )

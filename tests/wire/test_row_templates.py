@@ -29,11 +29,9 @@ from delta_prop_wire.validate import homogeneous_is_valid, validate_batch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from delta_prop_wire.delta import Operation as Op
-
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 NUMBERS = st.lists(FINITE, min_size=1, max_size=6)
-OPERATIONS: st.SearchStrategy[Op] = st.one_of(
+OPERATIONS: st.SearchStrategy[Operation] = st.one_of(
     NUMBERS.map(create),
     st.lists(st.tuples(st.integers(0, 300), FINITE), max_size=6, unique_by=lambda pair: pair[0]).map(
         lambda pairs: sparse([index for index, _ in pairs], [number for _, number in pairs])
@@ -66,7 +64,7 @@ FIELDS = (
         "has_gaps",
         "homogeneous",
     ),
-    *("crc", "last", "keys", "namespace", "namespaces", "namespace_names", "values_per_row", "index_highest"),
+    *("crc", "last", "keys", "namespace", "namespaces", "namespace_names", "values_per_row", "highest_index"),
     *("kinds", "clock", "ids", "parents", "row_topics", "decoded", "_column_bounds"),
 )
 

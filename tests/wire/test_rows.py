@@ -43,6 +43,10 @@ def test_rare_columns_are_traversed_once_for_all_rows(column: str) -> None:
     entries = CountedEntries(getattr(batch, column))
     setattr(batch, column, entries)
     for row, delta in enumerate(deltas):
-        found = batch.delta(row)
-        assert (found.parents, found.topics, found.expect) == (delta.parents, delta.topics, delta.expect)
+        decoded = batch.delta(row)
+        assert (decoded.parents, decoded.topics, decoded.expect) == (
+            delta.parents,
+            delta.topics,
+            delta.expect,
+        )
     assert entries.traversals == 1

@@ -65,7 +65,7 @@ def reencode(logged: LoggedBatch, rows: list[int]) -> Batch:
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> LoggedBatch:
+def logged_batches(draw: st.DrawFn) -> LoggedBatch:
     deltas = draw(st.lists(DELTAS, min_size=1, max_size=5))
     few_namespaces = draw(st.booleans())
     with_ids = draw(st.booleans())
@@ -97,7 +97,7 @@ def batches(draw: st.DrawFn) -> LoggedBatch:
 
 
 @settings(max_examples=settings().max_examples // 2)
-@given(logged=batches(), data=st.data())
+@given(logged=logged_batches(), data=st.data())
 def test_sliced_frame_holds_the_rows_of_the_full_frame(logged: LoggedBatch, data: st.DataObject) -> None:
     rows = data.draw(st.sets(st.integers(0, logged.count - 1), min_size=1).map(sorted))
     (frame,) = sliced_frames(logged, rows)
@@ -110,25 +110,25 @@ def test_sliced_frame_holds_the_rows_of_the_full_frame(logged: LoggedBatch, data
 
 
 @settings(max_examples=settings().max_examples // 2)
-@given(logged=batches(), data=st.data())
+@given(logged=logged_batches(), data=st.data())
 def test_selected_rows_keep_their_content_and_dots(logged: LoggedBatch, data: st.DataObject) -> None:
     batch = logged.batch
     rows = data.draw(st.sets(st.integers(0, logged.count - 1), min_size=1).map(sorted))
     previous = data.draw(st.sampled_from([batch.counter(rows[0]) - 1, batch.previous]))
     clock = data.draw(st.sampled_from([(), batch.clock]))
-    part = select_rows(batch, np.array(rows, np.intp), previous=previous, clock=clock)
-    frame = decode(encode(BatchFrame(1, part)))
+    selected = select_rows(batch, np.array(rows, np.intp), previous=previous, clock=clock)
+    frame = decode(encode(BatchFrame(1, selected)))
     assert isinstance(frame, BatchFrame)
-    assert bytes(frame.batch.body) == bytes(part.body)
-    assert [replace(part.delta(row), clock=()) for row in range(part.count)] == [
+    assert bytes(frame.batch.body) == bytes(selected.body)
+    assert [replace(selected.delta(row), clock=()) for row in range(selected.count)] == [
         replace(batch.delta(row), clock=()) for row in rows
     ]
-    assert (part.clock, part.epoch, part.ack_level) == (clock, batch.epoch, batch.ack_level)
-    assert part.has_gaps == (
-        batch.counter(rows[0]) != previous + 1 or part.last - part.base != part.count - 1
+    assert (selected.clock, selected.epoch, selected.ack_level) == (clock, batch.epoch, batch.ack_level)
+    assert selected.has_gaps == (
+        batch.counter(rows[0]) != previous + 1 or selected.last - selected.base != selected.count - 1
     )
-    assert part.previous == (previous if part.has_gaps else 0)
-    assert part.row_offsets is None
+    assert selected.previous == (previous if selected.has_gaps else 0)
+    assert selected.row_offsets is None
 
 
 def is_encoded_plainly(batch: Batch, row: int) -> bool:

@@ -71,11 +71,10 @@ def test_numbers_are_little_endian() -> None:
 )
 def test_stamp_round_trips(stamp: Stamp) -> None:
     raw = pack_stamp(stamp, HEADER)
-    found = unpack_stamp(raw, HEADER)
-    assert found == stamp
-    assert found is not None
+    unpacked = unpack_stamp(raw, HEADER)
+    assert unpacked == stamp
     assert len(raw) == STAMP_BYTES
-    assert found.crc == stamp_crc(raw)
+    assert unpacked.crc == stamp_crc(raw)
 
 
 STAMPS = st.builds(Stamp, NUMBERS, st.sampled_from(Source), NUMBERS, U32, st.just(0), NUMBERS)
@@ -147,7 +146,6 @@ def test_stamp_holds_the_checksum_of_the_previous_one() -> None:
     second = unpack_stamp(
         pack_stamp(dataclasses.replace(STAMP, previous_crc=stamp_crc(first)), HEADER), HEADER
     )
-    assert second is not None
     assert second.previous_crc == stamp_crc(first)
 
 

@@ -172,7 +172,8 @@ VALID = [
 ]
 
 
-def refusal(deltas: list[Delta]) -> tuple[int, str | None] | None:
+def first_refusal(deltas: list[Delta]) -> tuple[int, str | None] | None:
+    """Return row and field of the first refused delta, None if all are valid."""
     for row, delta in enumerate(deltas):
         try:
             validate_delta(delta)
@@ -199,7 +200,7 @@ def test_refusal_names_field_bound_and_fix(field: str, fix: str, delta: Delta) -
 @pytest.mark.parametrize(("field", "fix", "delta"), ENCODABLE_FAULTS)
 def test_batch_refusal_names_the_row(field: str, fix: str, delta: Delta, row_count: int) -> None:
     rows = [replace(GOOD, vector_id=f"doc-{n}", operation=delta.operation) for n in range(row_count)]
-    if refusal(rows) or len(delta.operation.data) > 1000:
+    if first_refusal(rows) or len(delta.operation.data) > 1000:
         rows = [GOOD] * row_count
     with pytest.raises(InvalidDelta) as caught:
         validate_batch(batch_of([*rows, delta]))
@@ -290,8 +291,8 @@ PAIRS = st.lists(st.tuples(st.integers(0, DIMENSION_MAX) | st.integers(0, 5), NU
 OPERATIONS = st.one_of(
     st.lists(NUMBERS, max_size=3).map(create),
     st.lists(st.floats(-2, 2, width=32), min_size=1, max_size=3).map(dense),
-    PAIRS.map(lambda found: sparse([i for i, _ in found], [x for _, x in found])),
-    PAIRS.map(lambda found: sparse_add([i for i, _ in found], [x for _, x in found])),
+    PAIRS.map(lambda pairs: sparse([i for i, _ in pairs], [x for _, x in pairs])),
+    PAIRS.map(lambda pairs: sparse_add([i for i, _ in pairs], [x for _, x in pairs])),
     NUMBERS.map(scale),
     st.binary(max_size=3).map(opaque),
     st.just(delete()),
@@ -315,7 +316,7 @@ DELTAS = st.builds(
     expect=st.none() | st.builds(Dot, st.integers(0, 9), st.integers(0, 9)),
 )
 VALID_DELTAS = st.builds(
-    Delta, st.sampled_from("abc"), OPERATIONS.filter(lambda o: not refusal([Delta("a", o)]))
+    Delta, st.sampled_from("abc"), OPERATIONS.filter(lambda o: not first_refusal([Delta("a", o)]))
 )
 
 
@@ -324,9 +325,9 @@ def test_batch_validation_agrees_with_delta_validation(deltas: list[Delta], befo
     rows = [*before, *deltas]
     try:
         validate_batch(batch_of(rows))
-        assert refusal(rows) is None
+        assert first_refusal(rows) is None
     except InvalidDelta as error:
-        assert refusal(rows) == (error.row, error.field)  # noqa: PT017
+        assert first_refusal(rows) == (error.row, error.field)  # noqa: PT017
 
 
 ODD_VALUES = st.sampled_from(
@@ -380,7 +381,7 @@ def test_homogeneous_check_agrees_with_validation(
     ]
     batch, general = batch_of(rows), batch_of(rows)
     assert batch.homogeneous
-    fault = refusal(rows)
+    fault = first_refusal(rows)
     is_accepted = homogeneous_is_valid(batch)
     assert is_accepted <= (fault is None)
     assert is_accepted or fault or not batch.homogeneous or any(not key.isascii() for key in keys)
@@ -399,10 +400,10 @@ def test_invalid_bytes_of_a_kind_are_refused(kind: Kind) -> None:
         validate_batch(batch)
 
 
-BAD = Dot(1, 0)
+BAD_DOT = Dot(1, 0)
 
 
-def expecting(*expects: Dot) -> Batch:
+def batch_expecting(*expects: Dot) -> Batch:
     """Return a batch of one row with these entries in its column of expectations."""
     batch = encode_batch([replace(GOOD, expect=expects[0])], origin=7, base=1)
     columns = {Column(index): batch.column(Column(index)) for index in range(len(Column))}
@@ -414,11 +415,11 @@ def expecting(*expects: Dot) -> Batch:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("later", [BAD, ABSENT, Dot(2, 2)])
+@pytest.mark.parametrize("later", [BAD_DOT, ABSENT, Dot(2, 2)])
 def test_row_with_several_expectations_is_judged_by_the_first(later: Dot) -> None:
-    valid = expecting(Dot(1, 1), later)
+    valid = batch_expecting(Dot(1, 1), later)
     validate_batch(valid)
     assert valid.delta(0).expect == Dot(1, 1)
     with pytest.raises(InvalidDelta) as refused:
-        validate_batch(expecting(BAD, Dot(1, 1), later))
+        validate_batch(batch_expecting(BAD_DOT, Dot(1, 1), later))
     assert (refused.value.field, refused.value.row) == ("expect", 0)

@@ -25,7 +25,7 @@ _NUMPY_MIN = 60
 def pack_ascii_keys(keys: Sequence[str], bytes_max: int) -> tuple[bytes, bytes] | None:
     """Return names of printable ASCII as bytes, end to end, and the end of each (u32, little-endian).
 
-    None if one is empty, longer than `bytes_max`, or not printable ASCII.
+    Return None if a name is empty, longer than `bytes_max`, or not printable ASCII.
     """
     if len(keys) == 1:
         return _pack_single(keys[0], bytes_max)
@@ -37,23 +37,22 @@ def pack_ascii_keys(keys: Sequence[str], bytes_max: int) -> tuple[bytes, bytes] 
     if not count or not text.isascii():
         return None
     raw = text.encode("ascii")
+    # Valid only if the line feeds between names are the only characters that are not printable.
     if count < _NUMPY_MIN:
         sizes = [*map(len, keys)]
         if min(sizes) < 1 or max(sizes) > bytes_max or len(raw.translate(None, PRINTABLE)) != count - 1:
             return None
         return "".join(keys).encode("ascii"), _pack_ends(accumulate(sizes), count)
-    # Valid only if the line feeds between names are the only characters that are not printable.
     if len(raw.translate(None, PRINTABLE)) != count - 1 or raw.count(b"\n") != count - 1:
         return None
-    stops = np.empty(count, np.int64)
-    stops[:-1] = (np.frombuffer(raw, np.uint8) == _LINE_FEED).nonzero()[0]
-    stops[-1] = len(raw)
-    stops -= np.arange(count)
-    widths = stops[1:] - stops[:-1]
-    first_width = int(stops[0])
-    if min(first_width, int(widths.min())) < 1 or max(first_width, int(widths.max())) > bytes_max:
+    ends = np.empty(count, np.int64)
+    ends[:-1] = (np.frombuffer(raw, np.uint8) == _LINE_FEED).nonzero()[0]
+    ends[-1] = len(raw)
+    ends -= np.arange(count)
+    first_size, later_sizes = int(ends[0]), ends[1:] - ends[:-1]
+    if min(first_size, int(later_sizes.min())) < 1 or max(first_size, int(later_sizes.max())) > bytes_max:
         return None
-    return raw.replace(b"\n", b""), stops.astype("<u4").tobytes()
+    return raw.replace(b"\n", b""), ends.astype("<u4").tobytes()
 
 
 def _pack_single(name: object, bytes_max: int) -> tuple[bytes, bytes] | None:
@@ -62,5 +61,5 @@ def _pack_single(name: object, bytes_max: int) -> tuple[bytes, bytes] | None:
     return name.encode("ascii"), _END.pack(len(name))
 
 
-def _pack_ends(stops: accumulate[int], count: int) -> bytes:
-    return struct.pack(f"<{count}I", *stops)
+def _pack_ends(ends: accumulate[int], count: int) -> bytes:
+    return struct.pack(f"<{count}I", *ends)

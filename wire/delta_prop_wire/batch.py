@@ -95,14 +95,20 @@ class Batch:
     def __init__(self, body: bytes | memoryview) -> None:
         """Read the header of a body known to be valid; `body_checks.parse_batch` reads any other."""
         self.raw = body
-        """The body as it was given: a memoryview of it would take two more objects per stored batch."""
+        """The body as it was given; a memoryview of it would cost two more objects per stored batch."""
         self.attributes: int
+        """Bits of `Attribute`, the ack level and the priority."""
         self.count: int
+        """The number of rows."""
         self.origin: int
         self.epoch: int
+        """The producer epoch under which the rows were sent."""
         self.base: int
+        """The counter of the first row."""
         self.kinds_mask: int
+        """Bit k is set if a row has kind k."""
         self.dimension: int
+        """The dimension of all full vectors; 0 if there are none or their dimensions differ."""
         self.length: int
         """Bytes of the body without padding and checksum."""
         self.columns_mask: int
@@ -125,8 +131,8 @@ class Batch:
         """The one kind of all rows, None if they differ."""
         self.ack_level = _LEVELS[self.attributes >> ACK_LEVEL_SHIFT & 3]
         """The ack level that the producer requests."""
-        self.priority = _LANES[self.attributes >> PRIORITY_SHIFT & 3]
-        """The lane of all rows."""
+        self.priority = _PRIORITIES[self.attributes >> PRIORITY_SHIFT & 3]
+        """The priority of all rows."""
         self.is_control = self.attributes & _CONTROL != 0
         """True if the rows are control rows: they take offsets and are never delivered."""
         self.has_gaps = self.attributes & _GAPS != 0
@@ -152,9 +158,9 @@ class Batch:
         """The checksum that the producer computed."""
         return int(_CRC.unpack_from(self.raw, len(self.raw) - CRC_BYTES)[0])
 
-    def content_crc(self, before: int = 0) -> int:
-        """Return the checksum of the rows' content, without origin and dots, continued from `before`."""
-        return crc32c(memoryview(self.raw)[_CONTENT_AT:-CRC_BYTES], before)
+    def content_crc(self, crc_before: int = 0) -> int:
+        """Return the checksum of the rows' content, without origin and dots, continued from `crc_before`."""
+        return crc32c(memoryview(self.raw)[_CONTENT_AT:-CRC_BYTES], crc_before)
 
     @property
     def is_state(self) -> bool:
@@ -181,7 +187,7 @@ class Batch:
 
     @lazy
     def _column_bounds(self) -> tuple[int, ...]:
-        """The start and end in the body of each column that is present, in their order."""
+        """Start and end in the body of the first column that is present, then of the next, in one tuple."""
         _, lengths, start = directory_layout(self.columns_mask)
         bounds: tuple[int, ...] = ()
         for length in lengths.unpack_from(self.raw, DIRECTORY_AT):
@@ -207,14 +213,14 @@ class Batch:
         return np.frombuffer(self.raw, dtype, (end - start) // dtype.itemsize, start)
 
     @property
-    def clock_entries(self) -> int:
+    def clock_entry_count(self) -> int:
         """The number of entries in the clock."""
         bounds = self._bounds_of_column(Column.CLOCK)
         return 0 if bounds is None else (bounds[1] - bounds[0]) // CLOCK_ENTRY.size
 
     @lazy
     def clock(self) -> tuple[Dot, ...]:
-        """The clock entries of other origins that changed since this origin's previous batch, sorted."""
+        """The clock's entries of other origins that changed since this origin's previous batch, sorted."""
         raw = self.column(Column.CLOCK)
         return () if raw is None else tuple(Dot(*entry) for entry in CLOCK_ENTRY.iter_unpack(raw))
 
@@ -224,7 +230,7 @@ class Batch:
         return self._decode_texts(Column.KEY_ENDS, Column.KEYS)
 
     def drop_decoded_keys(self) -> None:
-        """Drop the decoded vector ids, which are as large as small deltas; `keys` decodes them again."""
+        """Drop the decoded vector ids, to free memory; the next access to `keys` decodes them again."""
         if self.decoded:
             self.decoded = False
             del self.keys
@@ -293,7 +299,7 @@ class Batch:
 
     @lazy
     def parents(self) -> tuple[tuple[int, Dot | bytes], ...]:
-        """(row, parent) for each parent that a row names."""
+        """(row, parent) for each parent that a row names: the parent's dot or its 16-byte id."""
         raw = self.column(Column.PARENTS)
         if raw is None:
             return ()
@@ -352,7 +358,7 @@ class Batch:
         return NO_INDICES if array is None else array
 
     @lazy
-    def index_highest(self) -> int:
+    def highest_index(self) -> int:
         """The highest index of all sparse rows, -1 if there is none."""
         indices = self.indices
         if len(indices) < _NUMPY_MIN:
@@ -393,7 +399,7 @@ class Batch:
     validated = False
     """True if all bounds were checked when the body was read (`row_templates.py`, `heterogeneous.py`)."""
     unreadable_row: int | None = None
-    """The first row whose metadata change breaks a bound, so `metadata` cannot read it. None in any log."""
+    """The first row whose metadata change breaks a bound and cannot be read; None for a batch in a log."""
     key_bytes_bound: int
     """An upper bound of the bytes of any vector id; set if `decoded`."""
 
@@ -423,7 +429,7 @@ class Batch:
         """Return the operation of a row; its arrays are read-only views of the body."""
         kind = self.kinds[row]
         if kind in _BLOB_FREE_KINDS:
-            values = self._row_values_of(row) if kind in _VALUE_KINDS else None
+            values = self._values_of_row(row) if kind in _VALUE_KINDS else None
             if kind not in SPARSE_KINDS:
                 return Operation(kind, values)
             bounds = self.index_bounds
@@ -480,7 +486,7 @@ class Batch:
     def _topics_by_row(self) -> dict[int, tuple[str, ...]]:
         return _group_by_row(self.row_topics)
 
-    def _row_values_of(self, row: int) -> NDArray[np.float32]:
+    def _values_of_row(self, row: int) -> NDArray[np.float32]:
         width = self.values_per_row
         if width is not None:
             return self.values[row * width : (row + 1) * width]
@@ -531,9 +537,9 @@ class LoggedBatch:
     A batch of state rows belongs to a snapshot instead: `offset` counts the snapshot's rows, and `key` and
     `row_offset` return those of the last delta of a row's vector.
 
-    `next_offset` is the offset after the last row. `head` is the 64 bytes of frame header and stamp if the
-    log stores frames; a frame is head, then body. `known_ids`: the share of a forwarded batch's ids that had
-    been accepted before (`duplicate_ids.py`).
+    `next_offset` is the offset after the last row. `source` is the entry point of its deltas. `head` is the
+    64 bytes of frame header and stamp if the log stores frames, else empty. `known_ids`: the share of a
+    forwarded batch's ids that had been accepted before (`duplicate_ids.py`).
     """
 
     batch: Batch
@@ -581,11 +587,12 @@ _BLOB_FREE_KINDS = _VALUE_KINDS | {Kind.DELETE, Kind.METADATA}
 NO_VALUES = np.zeros(0, np.float32)
 NO_INDICES = np.zeros(0, np.uint32)
 _CONTROL, _GAPS = int(Attribute.CONTROL), int(Attribute.COUNTER_GAPS)
-_LEVELS, _LANES = tuple(AckLevel), tuple(Priority)
+_LEVELS, _PRIORITIES = tuple(AckLevel), tuple(Priority)
 _MAXIMUM = np.maximum.reduce
 _NUMPY_MIN = 40
 """Below this many numbers a Python loop is faster than a call of numpy."""
 DIRECTORY_AT = BODY_HEADER_BYTES + COLUMN_MASK.size
+"""Offset in a body of its directory, the lengths of the columns."""
 _NUMBER_COLUMNS = 1 << Column.INDICES | 1 << Column.VALUES
 _KEY_COLUMNS = 1 << Column.KEY_ENDS | 1 << Column.KEYS | 1 << Column.NAMESPACES
 _KEY_AND_BLOB_COLUMNS = _KEY_COLUMNS | 1 << Column.BLOB_ENDS | 1 << Column.BLOBS
@@ -596,12 +603,15 @@ _HEADER = struct.Struct("<2xHIQI4xQ8xQII8xQ")
 """The fields of the body's header that `Batch` reads, and the mask of columns after it."""
 assert _HEADER.size == DIRECTORY_AT
 _TIME_AT, _PREVIOUS_AT = 32, 56
+"""Offsets in a body of the hybrid time and of the previous counter."""
 U16, U32, U64, F32 = (np.dtype(name) for name in ("<u2", "<u4", "<u8", "<f4"))
 
 
 @lru_cache(maxsize=1024)
 def directory_layout(mask: int) -> tuple[dict[int, int], struct.Struct, int]:
-    """Return for a mask of columns: index of each one's bounds, struct of lengths, start of the first one."""
+    """Return the layout of a body with these columns: for each column, the index of its start in
+    `Batch._column_bounds`; the struct of the columns' lengths; the start of the first column in the body.
+    """
     columns = [k for k in range(mask.bit_length()) if mask >> k & 1]
     lengths = struct.Struct(f"<{len(columns)}I")
     indexes = {column: 2 * index for index, column in enumerate(columns)}

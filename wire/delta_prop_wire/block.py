@@ -42,7 +42,8 @@ class Block:
 
     `columns`: as in a body, without clock and counters; a memoryview must have format `B`, and its memory
     must not change. `kinds_mask`: bit k is set if a row has kind k. `dimension`: the dimension of all full
-    vectors; 0 if there are none or they differ in it. `hybrid_time`: the time of all rows without their own.
+    vectors; 0 if there are none or their dimensions differ. `hybrid_time`: the time of all rows without their
+    own.
     """
 
     count: int
@@ -61,13 +62,13 @@ class Block:
         return sum(map(len, self.columns.values()))
 
     def check(self) -> None:
-        """Validate every row. Raises InvalidDelta with the first bad one."""
+        """Validate every row. Raises InvalidDelta that names the first bad row."""
         if not self._is_homogeneous_and_valid():
             validate_batch(self.encode(origin=0, base=1))
 
-    def content_crc(self, before: int = 0) -> int:
-        """Return the checksum of the rows' content, as `Batch.content_crc` does, continued from `before`."""
-        return self.encode(origin=0, base=1).content_crc(before)
+    def content_crc(self, crc_before: int = 0) -> int:
+        """Return the checksum of the rows' content from `crc_before` on, as `Batch.content_crc` does."""
+        return self.encode(origin=0, base=1).content_crc(crc_before)
 
     def encode(
         self,

@@ -121,9 +121,9 @@ def parse_batch(body: bytes | memoryview) -> Batch:
 
 
 def homogeneous_is_intact(batch: Batch) -> bool:
-    """Check and decode a homogeneous batch in few steps. True if it passes all checks.
+    """Check and decode a homogeneous batch in few steps. Return True if it passes all checks.
 
-    If False, `check_body` and `check_columns` find the reason.
+    If it does not, `check_body` and `check_columns` find the reason.
     """
     return homogeneous_body_is_valid(batch) and decode_homogeneous(batch)
 
@@ -136,7 +136,7 @@ def homogeneous_body_is_valid(batch: Batch) -> bool:
 def heterogeneous_is_intact(batch: Batch) -> bool:
     """Check, validate and decode a batch whose rows may differ in kind, namespace or length.
 
-    True if it passes all checks, including those of `validate_batch`.
+    Return True if it passes all checks, including those of `validate_batch`.
     """
     return body_is_valid(batch) and decode_heterogeneous(batch)
 
@@ -239,7 +239,7 @@ def _raise_flag_mismatch(batch: Batch) -> NoReturn:
 
 @lru_cache(maxsize=1024)
 def _column_widths(mask: int) -> tuple[tuple[Column, int, int], ...]:
-    """Return (column, bytes per row, bytes per entry) of the columns in a mask; 0 if not fixed."""
+    """Return (column, bytes per row, bytes per entry) of the columns in a mask; 0 for a size that varies."""
     present = [Column(k) for k in range(len(Column)) if mask >> k & 1]
     return tuple((column, ROW_WIDTHS.get(column, 0), ENTRY_WIDTHS.get(column, 0)) for column in present)
 
@@ -314,7 +314,10 @@ def _check_texts(batch: Batch) -> None:
         _raise_bad_frame("a batch without vector ids: send one for each row")
     index = batch.column(Column.NAMESPACE_INDEX)
     if index is not None and int(np.frombuffer(index, "<u2").max()) >= name_count:
-        _raise_bad_frame(f"a row has a namespace index above the {name_count} in the table: count from 0")
+        _raise_bad_frame(
+            f"a row has a namespace index of {name_count} or more, with {name_count} names in the table: "
+            "count from 0"
+        )
     if index is None and name_count > 1:
         _raise_bad_frame(f"{name_count} namespaces without an index per row: send column NAMESPACE_INDEX")
 
@@ -381,7 +384,8 @@ def _check_entries(batch: Batch) -> None:
             name_count = len(batch._name_table(Column.TAG_NAMES))
             if int(words[:, 1].max()) >= name_count:
                 _raise_bad_frame(
-                    f"a row has a custom topic above the {name_count} in the table: count from 0"
+                    f"a row has a custom topic's index of {name_count} or more, with {name_count} names in "
+                    "the table: count from 0"
                 )
     counters = batch.counters
     if counters is not None:
@@ -390,7 +394,7 @@ def _check_entries(batch: Batch) -> None:
         if counter_list[0] != batch.base or not is_rising or counter_list[-1] > COUNTER_MAX:
             _raise_bad_frame(
                 f"counters do not rise from the previous counter {batch.previous}: start at the base counter "
-                f"{batch.base} and send rising counters"
+                f"{batch.base} and send rising counters up to {COUNTER_MAX}"
             )
 
 
@@ -438,10 +442,10 @@ def _check_metadata(batch: Batch) -> None:
         if not packed:
             continue
         try:
-            read = read_packed(packed, bytes_max)
+            members = read_packed(packed, bytes_max)
         except ValueError as error:
             _raise_bad_frame(f"row {row}: the metadata change is not a msgpack map ({error}): send one map")
-        if read is None and batch.unreadable_row is None:
+        if members is None and batch.unreadable_row is None:
             batch.unreadable_row = row
 
 

@@ -50,7 +50,7 @@ _KIND_FIELDS: dict[int, str] = {
     Kind.OFFSET: "amount",
     Kind.TRANSFORM: "name",
 }
-# The bounds of the numbers, and of the bytes of data, that an operation of each kind has.
+# By kind: how many numbers and how many bytes of data an operation may have.
 NUMBERS_MIN = [0] * (KIND_MAX + 1)
 NUMBERS_MAX = [0] * (KIND_MAX + 1)
 BYTES_MAX = [DELTA_BYTES_MAX] * (KIND_MAX + 1)
@@ -111,7 +111,7 @@ def name_is_valid(name: str, bytes_max: int) -> bool:
 
 
 def check_operation(operation: Operation) -> int:
-    """Raise InvalidDelta unless an operation has what its kind requires; return its payload's bytes."""
+    """Raise InvalidDelta unless an operation has what its kind requires; return its size in bytes."""
     kind, values, indices, data = operation.kind, operation.values, operation.indices, operation.data
     if not isinstance(kind, int) or not 0 <= kind <= KIND_MAX:
         refuse(
@@ -120,26 +120,27 @@ def check_operation(operation: Operation) -> int:
     if not isinstance(data, bytes):
         refuse("data", f"it is of type {type(data).__name__}: give bytes")
     field = _KIND_FIELDS.get(kind, "values")
-    numbers = _checked_length(field, values, "f4")
-    check_operand_sizes(kind, numbers, len(data))
-    pairs = _checked_length("indices", indices, "u4")
-    if pairs != (numbers if kind in SPARSE_KINDS else 0):
+    value_count = _checked_length(field, values, "f4")
+    check_operand_sizes(kind, value_count, len(data))
+    index_count = _checked_length("indices", indices, "u4")
+    if index_count != (value_count if kind in SPARSE_KINDS else 0):
         refuse(
             "indices",
-            f"{pairs} indices for {numbers} values: give one index per value, and only with sparse kinds",
+            f"{index_count} indices for {value_count} values: give one index per value, and only with "
+            "sparse kinds",
         )
-    if numbers and values is not None and not all_finite(values):
+    if value_count and values is not None and not all_finite(values):
         index = int(np.argmin(np.isfinite(values)))
         refuse(
             field,
             f"number {index} is {values[index]}; must be finite and within {FLOAT_BOUND}: "
             "clamp it or leave it out",
         )
-    if pairs and indices is not None:
+    if index_count and indices is not None:
         check_indices(indices, DIMENSION_MAX)
     if kind == Kind.TRANSFORM:
         _check_transform(data)
-    return 4 * (numbers + pairs) + len(data)
+    return 4 * (value_count + index_count) + len(data)
 
 
 def _checked_length(field: str, array: NDArray[Any] | None, dtype: str) -> int:
@@ -150,16 +151,18 @@ def _checked_length(field: str, array: NDArray[Any] | None, dtype: str) -> int:
     return len(array)
 
 
-def check_operand_sizes(kind: int, numbers: int, size: int) -> None:
+def check_operand_sizes(kind: int, number_count: int, data_bytes: int) -> None:
     """Raise InvalidDelta if an operation of this kind has too few or too many numbers, or too many bytes."""
     count_min, count_max = NUMBERS_MIN[kind], NUMBERS_MAX[kind]
-    if not count_min <= numbers <= count_max:
+    if not count_min <= number_count <= count_max:
         bound = str(count_max) if count_min == count_max else f"{count_min} to {count_max}"
-        fix = "give more" if numbers < count_min else "give fewer"
-        refuse(_KIND_FIELDS.get(kind, "values"), f"{numbers} numbers; {kind_name(kind)} has {bound}: {fix}")
-    if size > BYTES_MAX[kind]:
+        fix = "give more" if number_count < count_min else "give fewer"
+        refuse(
+            _KIND_FIELDS.get(kind, "values"), f"{number_count} numbers; {kind_name(kind)} has {bound}: {fix}"
+        )
+    if data_bytes > BYTES_MAX[kind]:
         field = "name" if kind == Kind.TRANSFORM else "data"
-        refuse(field, f"{size} bytes; {kind_name(kind)} has up to {BYTES_MAX[kind]}: give fewer")
+        refuse(field, f"{data_bytes} bytes; {kind_name(kind)} has up to {BYTES_MAX[kind]}: give fewer")
 
 
 def _check_transform(data: bytes) -> None:
@@ -189,16 +192,16 @@ def check_size(size: int) -> None:
         )
 
 
-def check_metadata_present(kind: int, given: bool) -> None:
+def check_metadata_present(kind: int, has_metadata: bool) -> None:
     """Raise InvalidDelta if a metadata delta has no metadata."""
-    if kind == Kind.METADATA and not given:
+    if kind == Kind.METADATA and not has_metadata:
         refuse("metadata", "missing; a metadata delta carries nothing else: give a patch, at least {}")
 
 
 def check_metadata(patch: object) -> int:
-    """Raise InvalidDelta unless `patch` is a JSON object within depth and size; return its packed bytes.
+    """Raise InvalidDelta unless `patch` is a JSON object within depth and size; return its packed size.
 
-    For a patch that arrived packed these are the received bytes, even if it could be packed shorter.
+    For a patch that arrived packed this is the received size, even if it could be packed shorter.
     """
     if isinstance(patch, PackedMetadata):
         check_metadata_size(len(patch.packed))
@@ -266,7 +269,7 @@ def check_parents(parents: Iterable[object]) -> None:
 def check_clock(clock: tuple[Dot, ...]) -> None:
     """Raise InvalidDelta if there are too many entries, one is not a dot, or an origin occurs twice.
 
-    The clock must not be empty.
+    Requires at least one entry.
     """
     check_count("clock", len(clock), CLOCK_ENTRIES_MAX)
     for entry in clock:

@@ -14,7 +14,8 @@ BUFFER_BYTES_MAX = 256 * 1024
 """The maximum size of the block, unless a frame is larger."""
 SMALL_READS_MAX = 16
 """After more than this many small reads in a row, the block shrinks to the minimum; a block above
-`BUFFER_BYTES_MAX` shrinks to that after more than this many reads in a row for smaller frames.
+`BUFFER_BYTES_MAX` shrinks to `BUFFER_BYTES_MAX` after more than this many reads in a row for frames that fit
+into it.
 """
 _GROWTH = 4
 
@@ -47,7 +48,7 @@ class ReceiveBuffer:
     def get_buffer(self, frame_bytes: int = 0) -> memoryview:
         """Return the memory to receive into; `frame_bytes` is the size of the frame being received.
 
-        Raises UsageError if the buffer must already hold a whole frame.
+        Raises UsageError if no memory is free, since the buffer then holds a whole frame to take first.
         """
         unread_bytes, size = self.end - self.start, len(self._block)
         if (

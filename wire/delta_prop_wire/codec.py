@@ -80,7 +80,10 @@ def encode(frame: Frame, *, compression: Compression | None = None) -> bytes:
 def encode_head(
     batch: Batch, sequence: int, stamp: Stamp | None = None, *, ack_wanted: bool = False
 ) -> bytes:
-    """Encode the 64 bytes before a batch's body: frame header and stamp. A log stores them, then the body."""
+    """Encode the 64 bytes before a batch's body: frame header and stamp. A log stores them, then the body.
+
+    `stamp`: None for a frame of a producer.
+    """
     header = _batch_header(batch, sequence, ack_wanted)
     if stamp is None:
         return header + pack_producer_stamp(header, origin_partition(batch.origin))
@@ -170,9 +173,10 @@ class Decoder:
             raise
 
     def next_run(self, window: CreditWindow, sequence_min: int) -> FrameRun | None:
-        """Return the next whole frames if they form a run, else None: call `next_event` then.
+        """Return the next whole frames if they form a run, else None; the caller then calls `next_event`.
 
-        Charges `window` for them; a closed window ends the run. `sequence_min` is the lowest first sequence.
+        Charges `window` for them; a closed window ends the run. `sequence_min`: the lowest sequence that the
+        first frame may have.
         """
         if self._error is not None:
             return None
@@ -195,8 +199,8 @@ class Decoder:
         buffer.take(HEADER_BYTES)
         if header.type is FrameType.BATCH:
             # The body is a separate object, so that a stored batch pins nothing else.
-            head = buffer.take(STAMP_BYTES)
-            event: Frame = _decode_batch(header, head, buffer.take(header.length - STAMP_BYTES))
+            raw_stamp = buffer.take(STAMP_BYTES)
+            event: Frame = _decode_batch(header, raw_stamp, buffer.take(header.length - STAMP_BYTES))
         else:
             event = _decode_other(header, buffer.take(header.length))
         self._header = None
@@ -278,7 +282,7 @@ def _encode_batch(frame: BatchFrame, compression: Compression | None) -> bytes:
     return b"".join((header, head[HEADER_BYTES:], packed))
 
 
-def _decode_batch(header: Header, head: bytes | memoryview, body: bytes | memoryview) -> BatchFrame:
+def _decode_batch(header: Header, raw_stamp: bytes | memoryview, body: bytes | memoryview) -> BatchFrame:
     if header.flags & Flag.COMPRESSED:
         body = decompress(memoryview(body))
     batch = parse_batch(body)
@@ -287,7 +291,7 @@ def _decode_batch(header: Header, head: bytes | memoryview, body: bytes | memory
             ErrorCode.BAD_FRAME,
             f"{batch.count} rows from sequence {header.sequence} on end above {COUNTER_MAX - 1}: start lower",
         )
-    stamp = _decode_stamp(header, head, batch)
+    stamp = _decode_stamp(header, raw_stamp, batch)
     if stamp is not None:
         _check_stamp(stamp, batch)
     if batch.attributes & Attribute.ROW_OFFSETS and not batch.is_state:
@@ -295,13 +299,14 @@ def _decode_batch(header: Header, head: bytes | memoryview, body: bytes | memory
     return BatchFrame(header.sequence, batch, stamp, bool(header.flags & Flag.ACK_WANTED))
 
 
-def _decode_stamp(header: Header, head: bytes | memoryview, batch: Batch) -> Stamp | None:
+def _decode_stamp(header: Header, raw_stamp: bytes | memoryview, batch: Batch) -> Stamp | None:
+    """Return the stamp; None if it is a producer's for this batch. Raises ProtocolError."""
     # The stamp's checksum covers the header of the uncompressed frame, since compression comes later.
     flags = header.flags & ~Flag.COMPRESSED
     uncompressed = pack_header(header.type, flags, header.sequence, STAMP_BYTES + len(batch.body))
-    if head == pack_producer_stamp(uncompressed, origin_partition(batch.origin)):
+    if raw_stamp == pack_producer_stamp(uncompressed, origin_partition(batch.origin)):
         return None
-    return unpack_stamp(head, uncompressed)
+    return unpack_stamp(raw_stamp, uncompressed)
 
 
 def _check_stamp(stamp: Stamp, batch: Batch) -> None:
@@ -328,7 +333,7 @@ def _check_logged_batch(batch: Batch) -> None:
             f"row {batch.unreadable_row} of a batch from a log: its metadata change breaks the bounds of a "
             "log: send what the log holds",
         )
-    count = batch.clock_entries
+    count = batch.clock_entry_count
     if count > CLOCK_ENTRIES_MAX or any(a.origin >= b.origin for a, b in pairwise(batch.clock)):
         raise ProtocolError(
             ErrorCode.BAD_FRAME,

@@ -70,7 +70,7 @@ def uncompressed_size(compressed: Buffer) -> int:
 
 
 def decompress(compressed: Buffer) -> bytes:
-    """Decompress a body. Raises ProtocolError if it has another size than announced, or lacks the codec."""
+    """Decompress a body. Raises ProtocolError if it is malformed or its codec is not available here."""
     size = uncompressed_size(compressed)
     view = memoryview(compressed)
     number = view[0]

@@ -51,7 +51,7 @@ _REQUESTS = frozenset({FrameType.SUBSCRIBE, FrameType.UNSUBSCRIBE})
 class Connection:
     """One end of a connection.
 
-    `phase`: the phase of the connection. `send_window`: the credit that this end may still spend;
+    `phase`: how far the connection has come. `send_window`: the credit that this end may still spend;
     `receive_window`: the credit that the other end may still spend.
     """
 
@@ -121,7 +121,7 @@ class Connection:
         return frame
 
     def next_run(self) -> FrameRun | None:
-        """Return the next frames of a producer if they form a run, else None: call `next_event` then."""
+        """Return the next frames of a producer if they form a run, else None; then call `next_event`."""
         if self.phase is not Phase.OPEN or self._remote_speaker is not Speaker.CLIENT:
             return None
         run = self._decoder.next_run(self.receive_window, self._next_sequence)
@@ -304,5 +304,5 @@ class Connection:
 
 
 def _speaker_of(hello: Hello | UnknownRequest) -> Speaker:
-    forwards = isinstance(hello, Hello) and hello.source is Source.REPLICA
-    return Speaker.FORWARDER if forwards else Speaker.CLIENT
+    is_forwarder = isinstance(hello, Hello) and hello.source is Source.REPLICA
+    return Speaker.FORWARDER if is_forwarder else Speaker.CLIENT

@@ -68,7 +68,7 @@ _range_parts = record(read_u64, read_u64, read_offset, flag)
 
 
 def pack_control(frame: ControlFrame) -> tuple[FrameType, bytes]:
-    """Return type and payload of a control frame. Raises UsageError for an empty request."""
+    """Return type and payload of a control frame. Raises UsageError as `pack_request` does."""
     match frame:
         case Ack():
             return FrameType.ACK, _pack_ack(frame)
@@ -106,8 +106,8 @@ _NO_EXTRAS = (None, None, None, None, False, 0, 0)
 
 def _pack_ack(ack: Ack) -> bytes:
     """Pack an Ack; in few steps if it holds only ranges and credit, as most Acks of a server do."""
-    others = ack.cursor, ack.processed, ack.correlation_id, ack.response, ack.more, ack.stream, ack.partition
-    if ack.credit is None or not ack.ranges or others != _NO_EXTRAS:
+    extras = ack.cursor, ack.processed, ack.correlation_id, ack.response, ack.more, ack.stream, ack.partition
+    if ack.credit is None or not ack.ranges or extras != _NO_EXTRAS:
         return _pack_fields(_ack_fields(ack))
     return pack({"ranges": ack.ranges, "credit": ack.credit})
 
@@ -139,8 +139,8 @@ def _unpack_short_ack(sequence: int, payload: Buffer) -> Ack | None:
 def _unpack_ack(sequence: int, fields: Fields) -> Ack:
     request, response = fields.get("request", read_name, None), None
     if "response" in fields:
-        inner = fields.require_map("response")
-        response = None if request is None else unpack_response(request, inner)
+        response_fields = fields.require_map("response")
+        response = None if request is None else unpack_response(request, response_fields)
     return Ack(
         sequence,
         ranges=fields.get("ranges", _read_ranges, ()),

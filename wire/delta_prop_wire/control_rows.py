@@ -51,7 +51,8 @@ _CODES = frozenset(map(int, ErrorCode))
 class NoOp(NamedTuple):
     """The no-op record of refused dots: the code, the refused body's checksum (None: unknown).
 
-    `first_offsets`: maps each row to the offset of its id's first copy, if the ids are duplicates; else None.
+    `first_offsets`: if ids were duplicates, maps each row to the offset of its id's first copy, or to None if
+    that offset is unknown; else None.
     """
 
     code: ErrorCode
@@ -85,7 +86,7 @@ def pack_refused(
 
 
 def read_noop(batch: Batch) -> NoOp:
-    """Read a batch of type REFUSED; fields that its shorter form lacks are None."""
+    """Read a batch of type REFUSED; fields that a shorter form of its rows lacks are None."""
     blobs = [batch.blob(row) for row in range(batch.count)]
     number = refused_code(batch, 0)
     # Another service's no-op record may have a code of a later version; its dots are used up as well.
@@ -108,10 +109,10 @@ def refused_code(batch: Batch, row: int) -> int:
     return int(_CODE.unpack_from(raw)[1]) if len(raw) >= _CODE.size else 0
 
 
-def add_type(row: bytes) -> bytes:
-    """Add the type to the blob of a control row of format 1 of the data directory, which has none."""
-    size = max((size for size in _SIZES if size <= 1 + len(row)), default=_CODE.size)
-    return (bytes((ControlType.REFUSED,)) + row).ljust(_CODE.size, b"\0")[:size]
+def add_type(blob: bytes) -> bytes:
+    """Put the type before the blob of a control row of format 1 of the data directory, which has no types."""
+    size = max((size for size in _SIZES if size <= 1 + len(blob)), default=_CODE.size)
+    return (bytes((ControlType.REFUSED,)) + blob).ljust(_CODE.size, b"\0")[:size]
 
 
 def check_control_rows(batch: Batch) -> None:

@@ -21,7 +21,7 @@ class CreditWindow:
         self.reset(credit)
 
     def reset(self, credit: Credit | None) -> None:
-        """Replace both balances; None: unbounded."""
+        """Replace both balances; None makes the window unbounded."""
         self._unbounded = credit is None
         self._deltas, self._bytes = (min(amount, _CREDIT_MAX) for amount in credit or NO_CREDIT)
 

@@ -73,7 +73,10 @@ class KnownIds(IntEnum):
 
 
 class AckLevel(IntEnum):
-    """The ack levels, from weak to strong: the failures that acknowledged deltas survive."""
+    """The ack levels, from weak to strong: the failures that acknowledged deltas survive.
+
+    QUORUM is reserved.
+    """
 
     MEMORY = 0
     LOGGED = 1
@@ -291,9 +294,10 @@ class Delta:
     """One change to one vector (fact).
 
     `id`: 16 bytes, for sources without counters. `parents`: dots or 16-byte ids of deltas that must be
-    delivered first. `timestamp`: hybrid, 48 bits of ms and 16 logical, information only. `metadata`: a JSON
-    merge patch. `expect`: the service refuses the delta with CONFLICT unless the vector's last delta has this
-    dot; ABSENT: unless the vector does not exist.
+    delivered first. `clock`: the highest counters of other origins that the writer had seen. `topics`: custom
+    topics, by which subscribers can select it. `timestamp`: hybrid, 48 bits of ms and 16 logical, information
+    only. `metadata`: a JSON merge patch. `expect`: the service refuses the delta with CONFLICT unless the
+    vector's last delta has this dot; ABSENT: unless the vector does not exist.
     """
 
     vector_id: str

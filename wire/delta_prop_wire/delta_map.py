@@ -74,7 +74,7 @@ class DeltaMap(NamedTuple):
     """The content of a map: the delta and its addressing.
 
     `ack_level`: None for the server's default. `lamport`: the delta's Lamport number, in maps from a log.
-    `stream`, `partition`: the log that it belongs to; partition None: its origin's partition.
+    `stream`, `partition`: the log that it belongs to; without a partition, it is the origin's.
     """
 
     delta: Delta
@@ -123,7 +123,7 @@ def pack_delta(
 
 
 def unpack_delta(packed: Buffer) -> DeltaMap:
-    """Read a map. Raises ProtocolError, naming the field."""
+    """Read the map of a Delta frame. Raises ProtocolError, naming the field."""
     rest, patch = _split_metadata(bytes(packed))
     fields = unpack_map("Delta", rest)
     vector_id = fields.require("vector_id", _read_text)
@@ -153,7 +153,7 @@ def unpack_delta(packed: Buffer) -> DeltaMap:
 
 
 def _split_metadata(packed: bytes) -> tuple[bytes, bytes | None]:
-    """Return the map without its metadata, and the packed metadata; None if there are none.
+    """Return the map without its metadata, and the packed metadata or None if the map has none.
 
     A map that is malformed or has the key twice is returned whole; `unpack_map` then refuses it.
     """
@@ -184,7 +184,7 @@ def _split_metadata(packed: bytes) -> tuple[bytes, bytes | None]:
 
 
 def _read_metadata(packed: bytes, *, is_logged: bool) -> PackedMetadata | dict[str, Any]:
-    """Read a metadata change; one of a producer is returned packed, since `validate.py` checks it."""
+    """Read a metadata change. One from a producer is returned packed, for `validate.py` to check."""
     try:
         members = read_packed(packed)
     except ValueError as error:
@@ -201,8 +201,8 @@ def _read_metadata(packed: bytes, *, is_logged: bool) -> PackedMetadata | dict[s
 
 
 def _read_namespace(fields: Fields, vector_id: str) -> str:
-    given = fields.get("namespace", _read_text, None)
-    return namespace_of(vector_id) if given is None else given
+    namespace = fields.get("namespace", _read_text, None)
+    return namespace_of(vector_id) if namespace is None else namespace
 
 
 def _payload_parts(kind: int) -> tuple[bool, bool]:

@@ -37,10 +37,10 @@ class IdentifiedDelta(NamedTuple):
 def find_duplicates(deltas: Iterable[IdentifiedDelta | None], *, complete: bool) -> set[Key]:
     """Return the keys of one vector's deltas that have no effect, since an earlier one has their id.
 
-    Only frames with `known_ids` hold duplicates. Any other delta with an earlier id was accepted as new,
-    since the id was no longer known. `complete`: no older deltas were removed. Otherwise the first copy of an
-    id may have been removed. If it was, the frame of the oldest remaining copy has KnownIds.ALL, and no
-    remaining copy has an effect.
+    Only frames whose `known_ids` is not NONE hold duplicates. Any other delta with an earlier id was accepted
+    as new, since the id was no longer known. `complete`: True if no older deltas of the vector were removed.
+    If some were, the first copy of an id may be among them. Then the frame of the oldest remaining copy has
+    KnownIds.ALL, and no remaining copy has an effect.
     """
     groups: dict[bytes, list[IdentifiedDelta]] = {}
     for delta in deltas:

@@ -132,7 +132,7 @@ def encode_batch(
 
 
 def name_columns(namespaces: Sequence[str], vector_ids: Sequence[str]) -> dict[Column, bytes]:
-    """Encode the columns that name the rows."""
+    """Encode the columns of the rows' vector ids and namespaces."""
     columns: dict[Column, bytes] = {}
     _add_texts(columns, vector_ids)
     _add_namespaces(columns, namespaces)
@@ -301,7 +301,8 @@ def encode_noop(
 
     `clock`: the refused frame's clock entries, since later frames of the origin send only changes.
     `refused_crc`: the checksum of the refused body, which identifies a duplicate of it. `first_offsets`: the
-    offset of each row's first copy, if the ids had been accepted before. `ids`: the refused deltas' ids.
+    offset of the first copy of each row's id, if the ids had been accepted before. `ids`: the refused deltas'
+    ids.
     """
     columns: dict[Column, bytes] = {}
     _add_clock(columns, clock)
@@ -462,7 +463,7 @@ def _encode_homogeneous(
     batch.crc = crc
     batch.last = batch.base + count - 1
     if indices is None:
-        batch.indices, batch.index_highest = _NO_INDICES, -1
+        batch.indices, batch.highest_index = _NO_INDICES, -1
     else:
         batch.indices = np.frombuffer(raw, _U32, number_count, numbers_at)
         numbers_at += size + len(padding)

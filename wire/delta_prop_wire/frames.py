@@ -39,7 +39,7 @@ class DeltaFrame:
 
     `sequence`: from a producer, a number above its previous one; from a log, the offset. `ack_level`: None
     for the server's default. `lamport`: the delta's Lamport number, which only a log assigns. `stream`,
-    `partition`: the log that it belongs to; partition None: its origin's partition.
+    `partition`: the log that it belongs to; without a partition, it is the origin's.
     """
 
     sequence: int
@@ -80,7 +80,7 @@ class BatchFrame:
 
 
 class Credit(NamedTuple):
-    """Credit to send more, in deltas and in bytes of frames; sending stops when either runs out."""
+    """Credit to send more, in deltas and in bytes of frames; sending stops when one of them runs out."""
 
     deltas: int
     bytes: int
@@ -110,7 +110,7 @@ class OriginGrant(NamedTuple):
 class Welcome:
     """The answer to a hello: the server's optional features, and where each origin continues.
 
-    `log`: the log's id, epoch and end. `level`: the highest ack level that the server grants.
+    `log`: the log's id, epoch and next offset. `level`: the highest ack level that the server grants.
     """
 
     features: tuple[str, ...] = ()
@@ -178,7 +178,7 @@ class Ack:
 class Nack:
     """A refusal, its reason, and the time to wait before a retry (None: something has to be changed first).
 
-    `sequence`: the sequence of a refused frame with deltas, all of which are refused. `frame`: True if such a
+    `sequence`: the sequence of a refused frame with deltas, all of which are refused. `frame`: True if this
     frame had sequence 0. `correlation_id`: the sequence of a refused request; `sequence` is 0 then. A Nack
     with none of the three refuses the connection. `row`, `field`: the first bad row of a batch and its bad
     field. `details`: further facts, by name.
@@ -330,22 +330,22 @@ class StartAt(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A start, and its value: an offset, a time in microseconds since 1970, or a cursor."""
+    """A kind of start, and its value: an offset, a time in microseconds since 1970, or a cursor."""
 
-    at: StartAt
+    kind: StartAt
     value: int | Cursor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A filter by source and priority of the deltas that match a topic; empty: all of them."""
+    """A filter by source and priority of the deltas that match a topic; an empty field filters nothing."""
 
     sources: tuple[Source, ...] = ()
     priorities: tuple[Priority, ...] = ()
 
 
 class PartitionStart(NamedTuple):
-    """A partition to read, its start and its credit; None: the subscription's."""
+    """A partition to read, its start and its credit; None for those of the subscription."""
 
     partition: int
     start: Start | None = None
@@ -396,7 +396,7 @@ def job_run_of(attempt: int) -> int:
 
 
 class StagedPart(NamedTuple):
-    """A staged part of a job: the attempt that counts, and the number of its deltas.
+    """A staged part of a job: the attempt that counts, and the number of deltas in it.
 
     `checksum`: the checksum of the content of its batches, one after the other (`content_crc`); 0: unknown.
     """
@@ -454,8 +454,10 @@ class RefusedRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """The answer to a decision: how many of the job's deltas were published, duplicates, or refused so far.
+    """The answer to a decision.
 
+    `deltas`: how many deltas the job has; before the decision, how many are staged so far. Of these,
+    `published` have been appended by now, `duplicates` had been accepted before, and `refused` were refused.
     `refused_rows`: the first refused rows.
     """
 
@@ -471,7 +473,7 @@ class JobStatus:
 class Get:
     """A request for a fact in the service: its state, and the dot of its last change.
 
-    `namespace`: None for the one in the vector id, as for a delta.
+    `namespace`: None for the namespace that the vector id names before its first ":", as for a delta.
     """
 
     vector_id: str
@@ -526,7 +528,7 @@ class FindOffsets:
 
 @dataclass(frozen=True, slots=True)
 class FoundOffsets:
-    """The answer to FindOffsets: the offset of each start, and the end of the log."""
+    """The answer to FindOffsets: the offset of each start, and a cursor at the end of the log."""
 
     offsets: tuple[int, ...]
     log: Cursor
@@ -538,7 +540,7 @@ class Describe:
 
 
 class PartitionRange(NamedTuple):
-    """A partition, its log's start offset, and its log's end."""
+    """A partition, its log's start offset, and a cursor at its log's end."""
 
     partition: int
     start_offset: int

@@ -49,7 +49,7 @@ _ANNOUNCING_FLAGS = {
     1 << Column.NAMESPACE_INDEX: int(Attribute.MIXED_NAMESPACES),
     _MIXED_COLUMNS: int(Attribute.MIXED_KINDS | Attribute.MIXED_NAMESPACES),
 }
-"""The attributes that announce these columns."""
+"""Maps each combination of these two columns to the attributes that announce it."""
 _RARE_ATTRIBUTES = sum(
     (
         *(Attribute.IDS, Attribute.PARENTS, Attribute.CLOCK, Attribute.CONTROL),
@@ -75,9 +75,10 @@ def common_columns_only(batch: Batch) -> bool:
 
 
 def decode_heterogeneous(batch: Batch) -> bool:
-    """Decode and validate a batch that has only names, kinds, numbers and bytes. True if it is valid.
+    """Decode and validate a batch that has only names, kinds, numbers and bytes. Return True if it is valid.
 
-    False if it is invalid or a vector id is not printable ASCII; its columns are then decoded one by one.
+    Return False if it is invalid or a vector id is not printable ASCII; its columns are decoded later, one by
+    one.
     """
     key_columns = decode_columns(batch)
     if key_columns is None or not rows_are_valid([batch]) or not decode_keys([batch], [key_columns]):
@@ -129,10 +130,10 @@ def decode_columns(batch: Batch) -> KeyColumns | None:
 
 
 def rows_are_valid(batches: Sequence[Batch]) -> bool:
-    """True if all rows of batches have a namespace, and the numbers and bytes that their kinds may have.
+    """Check rows of batches that have passed `decode_columns`.
 
-    The batches have passed `decode_columns`. Decodes the rows' namespace indexes and the highest vector
-    index.
+    Return True if each row has a namespace, and as many numbers and bytes as its kind may have. Also decodes
+    the rows' namespace indexes and the highest vector index.
     """
     groups: dict[tuple[int, int], list[Batch]] = {}
     for batch in batches:
@@ -171,7 +172,7 @@ def _kinds_in(mask: int) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _widths(mask: int) -> tuple[tuple[int, int], ...]:
-    """Return for each column in a mask: bytes per row, 0 if that is not fixed, and bytes per entry."""
+    """Return for each column in a mask: bytes per row (0 if they vary), and bytes per entry."""
     present = [column for column in Column if mask >> column & 1]
     return tuple((ROW_WIDTHS.get(column, 0), ENTRY_WIDTHS.get(column, 1)) for column in present)
 
@@ -199,8 +200,9 @@ def _decode_name_table(raw: bytes) -> tuple[str, ...] | None:
 class _UniformGroup(NamedTuple):
     """Batches with the same columns and dimension, their rows taken end to end.
 
-    `bounds_at`: maps each column to the index of its bounds. `kinds`: the kind of each row. `first_rows`,
-    `last_rows`: the first and last row of each batch, None if there is only one batch.
+    `bounds_at`: maps each column to the index of its start in `Batch._column_bounds`. `kinds`: the kind of
+    each row. `first_rows`, `last_rows`: the first and last row of each batch, None if there is only one
+    batch.
     """
 
     batches: Sequence[Batch]
@@ -242,10 +244,10 @@ class _UniformGroup(NamedTuple):
         return np.frombuffer(b"".join(parts), dtype)
 
     def lengths(self, column: Column, totals: list[int]) -> NDArray[np.uint32] | None:
-        """Return the length of each row's part from the column of ends.
+        """Return the length of each row's part, from a column of ends.
 
-        None if a batch's last end is not its total. An end below the one before it wraps around to a length
-        above every bound.
+        Return None if the last end of some batch is not its entry in `totals`. An end below the previous one
+        wraps around to a length above every bound.
         """
         ends = self.join(column, U32)
         if (ends[-1:] if self.last_rows is None else ends[self.last_rows]).tolist() != totals:
@@ -256,12 +258,12 @@ class _UniformGroup(NamedTuple):
             lengths[self.first_rows] = ends[self.first_rows]
         return lengths
 
-    def sums(self, row_numbers: NDArray[np.uint32]) -> list[int]:
-        """Return for each batch the sum of its rows' numbers; the bytes of a frame bound the sum."""
+    def sums(self, lengths: NDArray[np.uint32]) -> list[int]:
+        """Return for each batch the sum of its rows' lengths, which a frame's size keeps below 2**32."""
         return (
-            [int(_ADD.reduce(row_numbers))]
+            [int(_ADD.reduce(lengths))]
             if self.first_rows is None
-            else _ADD.reduceat(row_numbers, self.first_rows).tolist()
+            else _ADD.reduceat(lengths, self.first_rows).tolist()
         )
 
 
@@ -284,7 +286,8 @@ def _group_is_valid(group: _UniformGroup) -> bool:
 
 @lru_cache(maxsize=64)
 def _operand_bounds(dimension: int) -> NDArray[np.uint32]:
-    """Return for each kind the minimum of numbers per row, how many more are allowed, the maximum of bytes.
+    """Return three rows with a column per kind: a row's minimum of numbers, how many more it may have, and
+    its maximum of bytes.
 
     `dimension`: the dimension of full vectors.
     """
@@ -309,7 +312,9 @@ def _row_widths(group: _UniformGroup) -> NDArray[np.uint32] | None:
 
 def _decode_indices(batch: Batch) -> bool:
     """Decode the namespace indexes and the highest vector index. True if all are within bounds."""
-    index = batch.namespace_index
+    namespace_index = batch.namespace_index
     indices = batch.indices
-    batch.index_highest = highest = int(_MAXIMUM(indices)) if len(indices) else -1
-    return highest < DIMENSION_MAX and (index is None or max(index) < len(batch.namespace_names))
+    batch.highest_index = highest = int(_MAXIMUM(indices)) if len(indices) else -1
+    return highest < DIMENSION_MAX and (
+        namespace_index is None or max(namespace_index) < len(batch.namespace_names)
+    )

@@ -50,10 +50,10 @@ class KeyColumns(NamedTuple):
 
 
 def decode_homogeneous(batch: Batch) -> bool:
-    """Decode all columns of a homogeneous batch at once, in half the time. True if they are decoded.
+    """Decode all columns of a homogeneous batch at once, in half the time. Return True if they are decoded.
 
-    False if the batch is not homogeneous, an id is empty or not printable ASCII, or the columns do not agree
-    with the header; the columns are then decoded one by one.
+    Return False if the batch is not homogeneous, an id is empty or not printable ASCII, or the columns do not
+    agree with the header; the columns are decoded later, one by one.
     """
     if not batch.decoded and batch.homogeneous:
         key_columns = decode_columns(batch)
@@ -156,14 +156,14 @@ def _decode_batch_keys(batch: Batch, key_columns: KeyColumns) -> bool:
 
 
 def _decode_numbers(batch: Batch, columns: int, position: int, sizes: list[int]) -> bool:
-    """Decode the number columns from `position` on. True if they hold as many numbers as the rows need."""
+    """Decode the number columns from `position` on. Return True if they hold what the rows need."""
     count, indices, values = batch.count, NO_INDICES, NO_VALUES
     if columns & _INDICES:
         size = sizes[0]
         indices = np.frombuffer(batch.raw, U32, size >> 2, position)
         position += size + -size % ALIGNMENT
     else:
-        batch.index_highest = -1
+        batch.highest_index = -1
     if columns & _VALUES:
         values = np.frombuffer(batch.raw, F32, sizes[-1] >> 2, position)
     batch.indices, batch.values, batch.values_per_row = indices, values, len(values) // count
@@ -173,8 +173,8 @@ def _decode_numbers(batch: Batch, columns: int, position: int, sizes: list[int])
 
 
 def _decode_blobs(batch: Batch, position: int, ends_size: int, text_size: int) -> bool:
-    """Decode the columns of rows with bytes. True if the ends of the bytes, at `position`, are valid."""
-    batch.indices, batch.values, batch.values_per_row, batch.index_highest = NO_INDICES, NO_VALUES, 0, -1
+    """Set the number columns of rows with bytes. Return True if the bytes' ends, at `position`, are valid."""
+    batch.indices, batch.values, batch.values_per_row, batch.highest_index = NO_INDICES, NO_VALUES, 0, -1
     return ends_size == 4 * batch.count and _ends_are_valid(
         text_size, bytes(batch.raw[position : position + ends_size]), batch.count
     )
@@ -198,7 +198,7 @@ def _uniform_ends(count: int, size: int) -> bytes:
 
 @lru_cache(maxsize=1024)
 def read_single_name(raw: bytes) -> tuple[str] | None:
-    """Return the name in a table of names, as a tuple; None unless the table holds one valid name."""
+    """Return the name in a table of names, as a tuple; None unless the table holds one name, in UTF-8."""
     if len(raw) < NAME_LENGTH.size or len(raw) != NAME_LENGTH.size + NAME_LENGTH.unpack_from(raw)[0]:
         return None
     try:

@@ -110,7 +110,9 @@ _PAYLOADS: dict[int, tuple[str, ...]] = {
     Kind.DELETE: (),
     Kind.METADATA: (),
 }
+"""The fields of a line that hold an operation's operands, by its kind."""
 _OPAQUE_PAYLOAD = ("data",)
+"""The field of opaque and unknown kinds: their bytes in base64."""
 _FIELD_ALIASES: dict[int, str] = {
     Kind.CREATE: "values",
     Kind.DENSE: "values",
@@ -118,7 +120,7 @@ _FIELD_ALIASES: dict[int, str] = {
     Kind.OFFSET: "values",
     Kind.TRANSFORM: "data",
 }
-"""For an operation's field that lines name differently: its name in docs/protocol.md's Delta map."""
+"""By kind: the name in a Delta map (docs/protocol.md) of the field that lines name differently."""
 _FIELDS = frozenset(
     {"vector_id", "namespace", "op", "metadata", "topics", "priority", "source", "offset"}
     | {"id", "dot", "parents", "clock", "timestamp", "expect"}
@@ -175,13 +177,13 @@ def _parse_kind(name: object) -> int:
 
 
 def _find_alias(fields: dict[str, Any], kind: int) -> str | None:
-    """Return the operation's field name in the Delta map if the line uses that name, else None."""
+    """Return the name of the operation's field in a Delta map if the line uses that name, else None."""
     alias = _FIELD_ALIASES.get(kind)
     if alias is None or alias not in fields:
         return None
-    (own,) = _PAYLOADS[kind]
-    if own in fields:
-        refuse(alias, f"given besides {own}, which means the same: leave one of them out")
+    (line_name,) = _PAYLOADS[kind]
+    if line_name in fields:
+        refuse(alias, f"given besides {line_name}, which means the same: leave one of them out")
     return alias
 
 
@@ -204,8 +206,11 @@ def _parse_operation(kind: int, fields: dict[str, Any]) -> Operation:
     if _FIELD_ALIASES.get(kind) == "values":
         if "values" in fields:
             return Operation(kind, _parse_numbers("values", fields["values"]))
-        (own,) = _PAYLOADS[kind]
-        return Operation(kind, _parse_numbers(own, fields[own] if own == "vector" else [fields[own]]))
+        (line_name,) = _PAYLOADS[kind]
+        return Operation(
+            kind,
+            _parse_numbers(line_name, fields[line_name] if line_name == "vector" else [fields[line_name]]),
+        )
     if kind == Kind.TRANSFORM and "name" in fields:
         return Operation(kind, data=_read_text(fields, "name").encode("utf-8", "surrogatepass"))
     if kind in (Kind.DELETE, Kind.METADATA):

@@ -47,8 +47,6 @@ class Column(IntEnum):
     STATE_IGNORED = 24
 
 
-COLUMNS_MAX = 64
-
 CLOCK_ENTRY = struct.Struct("<QQ")
 """origin, counter."""
 
@@ -57,6 +55,7 @@ PARENT = struct.Struct("<II16s")
 counter u64, little-endian; a log position: see `POSITION`)."""
 
 POSITION_FORM = 2
+"""The form of a `PARENT` entry that holds a log position."""
 POSITION = struct.Struct("<IIQ")
 """partition, leader epoch, offset."""
 

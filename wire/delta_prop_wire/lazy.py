@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class lazy(Generic[T]):
-    """Decorator that turns a method without arguments into such a property."""
+    """Decorator that turns a method without arguments into a property that is computed once."""
 
     def __init__(self, compute: Callable[[Any], T]) -> None:
         self._compute = compute

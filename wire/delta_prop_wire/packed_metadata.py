@@ -30,7 +30,7 @@ _MAP_LEADS = frozenset({*range(0x80, 0x90), 0xDE, 0xDF})
 class PackedMetadata(Mapping[str, Any]):
     """A metadata change as its producer packed it, unpacked on first access.
 
-    Read members only after `packed_json_fault` has passed the change.
+    Read members only after `packed_json_fault` has found no fault.
     """
 
     __slots__ = ("_members", "packed")
@@ -82,7 +82,7 @@ def read_packed(packed: Buffer, bytes_max: int = METADATA_BYTES_MAX) -> dict[str
         return None
     if not isinstance(members, dict):
         raise ValueError(f"it is of type {type(members).__name__}, not a map")
-    if size > _SMALL_BYTES and _is_deep(members):
+    if size > _SMALL_BYTES and _is_too_deep(members):
         return None
     return None if _NOT_JSON_LEADS.search(packed) and _has_non_json(members) else members
 
@@ -101,7 +101,7 @@ def _has_non_json(value: object) -> bool:
     return False
 
 
-def _is_deep(value: object) -> bool:
+def _is_too_deep(value: object) -> bool:
     containers = [value]
     for _ in range(_DEPTH_MAX):
         containers = [
@@ -169,8 +169,11 @@ def _first_duplicate(keys: list[object]) -> object:
     raise AssertionError("no key occurs twice")
 
 
-def json_fault(value: object, depth: int) -> str | None:
-    """Return the reason why a value is not JSON, with the path to it; None if the value is JSON."""
+def json_fault(value: object, levels_left: int) -> str | None:
+    """Return the reason why a value is not JSON of up to `levels_left` levels, with the path to the fault.
+
+    Return None if it is.
+    """
     if value is None or isinstance(value, (str, bool)):
         return None
     if isinstance(value, int):
@@ -180,18 +183,18 @@ def json_fault(value: object, depth: int) -> str | None:
         return None if math.isfinite(value) else f"{value} is not JSON: leave it out or send null"
     if isinstance(value, msgpack.ExtType):  # checked before tuples, since it is a tuple
         return "an extension type is not JSON: use text and numbers"
-    if depth == 0:
+    if levels_left == 0:
         return f"nested deeper than {METADATA_DEPTH_MAX} levels: flatten it"
     if isinstance(value, dict):
         for name, inner in value.items():
             if not isinstance(name, str):
                 return f"the key {name!r:.40} is of type {type(name).__name__}: use text as keys"
-            fault = json_fault(inner, depth - 1)
+            fault = json_fault(inner, levels_left - 1)
             if fault:
                 return f"{name[:40]}: {fault}"
         return None
     if isinstance(value, (list, tuple)):
-        faults = (json_fault(inner, depth - 1) for inner in value)
+        faults = (json_fault(inner, levels_left - 1) for inner in value)
         return next((f"[{index}]: {fault}" for index, fault in enumerate(faults) if fault), None)
     return (
         f"a value of type {type(value).__name__} is not JSON: "

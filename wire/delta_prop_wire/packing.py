@@ -28,7 +28,9 @@ D = TypeVar("D")
 DEPTH_MAX = 64
 ITEMS_MAX = 131_072
 """More items than a delta with the longest clock and the largest metadata change can have."""
-_SHORT_BYTES_MAX, _ONE_FIELD = 64, 0x81
+_SHORT_BYTES_MAX = 64
+_ONE_FIELD = 0x81
+"""The lead byte of a map of one field."""
 U16_MAX = (1 << 16) - 1
 U32_MAX = (1 << 32) - 1
 U64_MAX = (1 << 64) - 1
@@ -61,9 +63,9 @@ def unpack_map(frame: str, packed: Buffer) -> Fields:
 
 
 def unpack_short_map(packed: Buffer) -> dict[Any, Any]:
-    """Read a map of one field in a few bytes, so short that it needs no check of its structure.
+    """Read a map of one field, if it is so short that its structure needs no check before it is built.
 
-    Neither key nor value is checked. Raises ValueError if `packed` is anything else or malformed.
+    Checks neither key nor value. Raises ValueError for any other or malformed bytes.
     """
     raw = memoryview(packed)
     if not 0 < len(raw) <= _SHORT_BYTES_MAX or raw[0] != _ONE_FIELD:
@@ -84,17 +86,17 @@ class Fields:
     def __contains__(self, name: str) -> bool:
         return self._values.get(name) is not None
 
-    def require(self, name: str, read: Callable[[Any], T]) -> T:
-        """Return the field as `read` converts it. Raises ProtocolError if it is missing or invalid."""
+    def require(self, name: str, read_value: Callable[[Any], T]) -> T:
+        """Return the field as `read_value` converts it. Raises ProtocolError if it is missing or invalid."""
         value = self._values.get(name)
         if value is None:
             self.refuse(name, "is missing: send it")
-        return self._read(name, value, read)
+        return self._convert(name, value, read_value)
 
-    def get(self, name: str, read: Callable[[Any], T], default: D) -> T | D:
-        """Return the field as `read` converts it, `default` if it is absent. Raises ProtocolError."""
+    def get(self, name: str, read_value: Callable[[Any], T], default: D) -> T | D:
+        """Return the field as `read_value` converts it, `default` if it is absent. Raises ProtocolError."""
         value = self._values.get(name)
-        return default if value is None else self._read(name, value, read)
+        return default if value is None else self._convert(name, value, read_value)
 
     def require_map(self, name: str) -> Fields:
         """Return the fields of the map in a field. Raises ProtocolError if it is missing or not a map."""
@@ -104,9 +106,9 @@ class Fields:
         """Raise the ProtocolError that names the field."""
         raise ProtocolError(ErrorCode.BAD_FRAME, f"{self._frame}: field {name!r} {why}")
 
-    def _read(self, name: str, value: Any, read: Callable[[Any], T]) -> T:
+    def _convert(self, name: str, value: Any, read_value: Callable[[Any], T]) -> T:
         try:
-            return read(value)
+            return read_value(value)
         except ValueError as error:
             self.refuse(name, str(error))
 
@@ -222,7 +224,10 @@ _SCALAR, _BYTES, _ARRAY, _MAP, _REFUSED = range(5)
 
 
 def _lead_byte_table() -> tuple[tuple[int, int, int], ...]:
-    """Return for each lead byte: its form, the bytes of its length field, or the length that it holds."""
+    """Return for each lead byte: its form, the size of the length field after it, and the length.
+
+    If a length field follows, the length here is 0. Else the lead byte determines the length.
+    """
     forms = [(_SCALAR, 0, 0)] * 256
     for i in range(16):
         forms[0x80 + i], forms[0x90 + i] = (_MAP, 0, i), (_ARRAY, 0, i)

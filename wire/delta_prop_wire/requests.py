@@ -105,7 +105,7 @@ class _RequestCodec(NamedTuple):
 
 
 def pack_request(request: Request) -> dict[str, Any]:
-    """Return the fields of a request. Raises UsageError if it is empty or unknown."""
+    """Return the fields of a request. Raises UsageError if it is unknown, or subscribes without topics."""
     if isinstance(request, UnknownRequest):
         raise UsageError(f"request {request.name!r} is unknown: send one of {', '.join(_BY_NAME)}")
     codec = _BY_REQUEST_TYPE[type(request)]
@@ -298,7 +298,7 @@ def _read_topic(value: Any) -> Topic:
 
 
 def _pack_start(start: Start) -> list[Any]:
-    return [start.at.value] + ([] if start.value is None else [start.value])
+    return [start.kind.value] + ([] if start.value is None else [start.value])
 
 
 def _read_start(value: Any) -> Start:

@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 def same_contents(
-    batch: Batch, row: int, other: Batch, other_row: int, count: int = 1, *, operands: bool = True
+    batch: Batch, row: int, other: Batch, other_row: int, count: int = 1, *, compare_operands: bool = True
 ) -> bool:
     """True if `count` rows of two batches change the same facts in the same way.
 
-    Compares vector id, namespace, kind, operand bytes (unless `operands` is False), metadata change and
-    topics. Ignores dot, id, parents, clock, times, priority, expectation and ack level.
+    Compares vector id, namespace, kind, operand bytes (unless `compare_operands` is False), metadata change
+    and topics. Ignores dot, id, parents, clock, times, priority, expectation and ack level.
     """
     row_slice, other_slice = slice(row, row + count), slice(other_row, other_row + count)
     return (
         batch.keys[row_slice] == other.keys[other_slice]
         and batch.kinds[row_slice] == other.kinds[other_slice]
         and _same_namespaces(batch, row_slice, other, other_slice)
-        and (not operands or _same_operands(batch, row_slice, other, other_slice))
+        and (not compare_operands or _same_operands(batch, row_slice, other, other_slice))
         and _same_metadata(batch, row_slice, other, other_slice)
         and _same_topics(batch, row_slice, other, other_slice)
     )
@@ -61,19 +61,22 @@ def _same_operands(batch: Batch, row_slice: slice, other: Batch, other_slice: sl
     return _operands(batch, row_slice) == _operands(other, other_slice)
 
 
-def _operands(batch: Batch, rows: slice) -> tuple[tuple[bytes, bytes], ...]:
+def _operands(batch: Batch, row_slice: slice) -> tuple[tuple[bytes, bytes], ...]:
     return (
-        _part(batch, Column.VALUES, batch.value_bounds, rows, 4),
-        _part(batch, Column.INDICES, batch.index_bounds, rows, 4),
-        _part(batch, Column.BLOBS, batch.blob_bounds, rows),
+        _row_parts(batch, Column.VALUES, batch.value_bounds, row_slice, 4),
+        _row_parts(batch, Column.INDICES, batch.index_bounds, row_slice, 4),
+        _row_parts(batch, Column.BLOBS, batch.blob_bounds, row_slice),
     )
 
 
-def _part(
-    batch: Batch, column: Column, bounds: NDArray[np.int64], rows: slice, width: int = 1
+def _row_parts(
+    batch: Batch, column: Column, bounds: NDArray[np.int64], row_slice: slice, width: int = 1
 ) -> tuple[bytes, bytes]:
-    """Return the length of each row's part of a column (as bytes), and these parts end to end."""
-    stops = bounds[rows.start : rows.stop + 1]
+    """Return the length of each row's part of a column (as bytes), and these parts end to end.
+
+    `width`: the bytes of one unit of `bounds`.
+    """
+    stops = bounds[row_slice.start : row_slice.stop + 1]
     start, stop = int(stops[0]), int(stops[-1])
     raw = batch.column(column)
     content = b"" if raw is None else bytes(raw[start * width : stop * width])
@@ -83,8 +86,8 @@ def _part(
 def _same_metadata(batch: Batch, row_slice: slice, other: Batch, other_slice: slice) -> bool:
     if not batch.has_metadata and not other.has_metadata:
         return True
-    metadata = _part(batch, Column.METADATA, batch._metadata_bounds, row_slice)
-    if metadata == _part(other, Column.METADATA, other._metadata_bounds, other_slice):
+    metadata = _row_parts(batch, Column.METADATA, batch._metadata_bounds, row_slice)
+    if metadata == _row_parts(other, Column.METADATA, other._metadata_bounds, other_slice):
         return True
     if batch.unreadable_row is not None or other.unreadable_row is not None:
         return False  # an unreadable row is refused, so only identical bytes count as equal

@@ -57,11 +57,15 @@ _INFINITE, _MINUS_INFINITE = 0x7F, 0xFF
 _templates: dict[tuple[int, bytes, bytes], _RowTemplate | None] = {}
 """Templates by length, first four bytes and row description; None after the first body with that key."""
 _encode_templates: dict[tuple[int, str, int, int, int], _EncodeTemplate] = {}
-"""Templates by kind, namespace, number of values, level with lane, and length of the vector id."""
+"""Templates by kind (as a bit), namespace, number of values, ack level with priority, and length of the
+vector id."""
 
 
 def parse_with_template(body: bytes | memoryview) -> Batch | None:
-    """Parse and validate a body that has a template; None if `parse_batch` and `validate_batch` have to."""
+    """Parse and validate a body that has a template.
+
+    Return None if it has none or may be invalid; `parse_batch` and `validate_batch` then check it.
+    """
     size = len(body)
     if not _HEAD_BYTES <= size <= BODY_BYTES_MAX or type(body) is not bytes:
         return None
@@ -94,7 +98,7 @@ def parse_with_template(body: bytes | memoryview) -> Batch | None:
         return None
     batch = template.make_batch(body, key, namespace_names)
     batch.origin, batch.epoch, batch.base, batch.last = origin, epoch, base, base
-    batch.index_highest = highest
+    batch.highest_index = highest
     return batch
 
 
@@ -145,7 +149,7 @@ def encode_row(
     crc = crc32c(content)
     batch = template.make_batch(content + crc.to_bytes(CRC_BYTES, "little"), key, template.namespace_names)
     batch.origin, batch.epoch, batch.base, batch.last = origin, _EPOCH, base, base
-    batch.index_highest, batch.crc = highest, crc
+    batch.highest_index, batch.crc = highest, crc
     return batch
 
 
@@ -203,7 +207,7 @@ class _RowTemplate:
         self.unpack_columns = struct.Struct(f"{layout}{batch.length - position}xI").unpack_from
 
     def make_batch(self, body: bytes, key: str, namespace_names: tuple[str, ...]) -> Batch:
-        """Return the batch of a body; the caller sets its dot and its highest index."""
+        """Return the batch of a body; the caller sets its epoch, its dot and its highest index."""
         batch = _new_object(Batch)
         batch.raw, batch.size, batch.count = body, _FRAME_BYTES + len(body), 1
         batch.namespace_names, batch.namespace, batch.keys = namespace_names, namespace_names[0], [key]
@@ -243,6 +247,6 @@ _new_object, _read_head = object.__new__, _HEAD.unpack_from
 
 @lru_cache(maxsize=TEMPLATES_MAX)
 def _valid_namespace(raw: bytes) -> tuple[str] | None:
-    """Return the namespace of a table with one name, None unless it is valid."""
+    """Return the namespace in a table of names, as a tuple; None unless it is the only one and valid."""
     names = read_single_name(raw)
     return names if names is not None and name_is_valid(names[0], NAMESPACE_BYTES_MAX) else None

@@ -55,7 +55,8 @@ class Row(NamedTuple):
 def slice_rows(logged: LoggedBatch, rows: NDArray[np.intp]) -> list[bytes]:
     """Return the frame of some rows of a batch, as parts to send one after the other: head, then body.
 
-    `rows` are ascending. Returns several frames if one would be above its bound; each row has its offset.
+    `rows` are ascending. Each row has its offset. If one frame would be above its size bound, the parts of
+    several frames follow each other.
     """
     batch = logged.batch
     assert not batch.is_control, "control rows are never delivered"
@@ -65,8 +66,8 @@ def slice_rows(logged: LoggedBatch, rows: NDArray[np.intp]) -> list[bytes]:
     except Refused as refused:
         if refused.code is not ErrorCode.TOO_LARGE or len(rows) == 1:
             raise
-        half = len(rows) // 2
-        return slice_rows(logged, rows[:half]) + slice_rows(logged, rows[half:])
+        middle = len(rows) // 2
+        return slice_rows(logged, rows[:middle]) + slice_rows(logged, rows[middle:])
     first = logged.row_offset(int(rows[0]))
     time = _APPEND_TIME.unpack_from(logged.head, _APPEND_TIME_AT)[0] if logged.head else 0
     head, _ = pack_logged_head(
@@ -87,7 +88,7 @@ def select_rows(batch: Batch, rows: NDArray[np.intp], *, previous: int, clock: S
 
     `rows` are ascending. `previous`: the origin's last counter before them. `clock`: the new batch's clock.
     """
-    columns, *content = _slice_columns(batch, rows)
+    columns, kinds_mask, dimension = _slice_columns(batch, rows)
     counters = _counters_of(batch, rows)
     if clock:
         columns[Column.CLOCK] = b"".join(CLOCK_ENTRY.pack(*entry) for entry in clock)
@@ -95,7 +96,12 @@ def select_rows(batch: Batch, rows: NDArray[np.intp], *, previous: int, clock: S
     if has_gaps:
         columns[Column.COUNTERS] = counters.tobytes()
     return _assemble_slice(
-        batch, columns, counters, (content[0], content[1]), previous=previous if has_gaps else 0
+        batch,
+        columns,
+        counters,
+        kinds_mask=kinds_mask,
+        dimension=dimension,
+        previous=previous if has_gaps else 0,
     )
 
 
@@ -187,7 +193,9 @@ def _slice_body(logged: LoggedBatch, rows: NDArray[np.intp]) -> Batch:
     offsets = _count_up(logged.offset, rows) if offsets is None else offsets
     columns[Column.COUNTERS], columns[Column.ROW_OFFSETS] = counters.tobytes(), offsets.tobytes()
     previous = batch.previous if batch.has_gaps else batch.base - 1
-    return _assemble_slice(batch, columns, counters, (kinds_mask, dimension), previous=previous)
+    return _assemble_slice(
+        batch, columns, counters, kinds_mask=kinds_mask, dimension=dimension, previous=previous
+    )
 
 
 def _slice_columns(batch: Batch, rows: NDArray[np.intp]) -> tuple[dict[Column, bytes], int, int]:
@@ -218,11 +226,11 @@ def _assemble_slice(
     batch: Batch,
     columns: dict[Column, bytes],
     counters: NDArray[np.uint64],
-    content: tuple[int, int],
     *,
+    kinds_mask: int,
+    dimension: int,
     previous: int,
 ) -> Batch:
-    kinds_mask, dimension = content
     return assemble(
         columns,
         attributes=batch.attributes & _PRESERVED_ATTRIBUTES,
@@ -359,7 +367,7 @@ def _counters_of(batch: Batch, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
 
 
 def _count_up(first: int, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
-    """Return the numbers of rows that count up from `first`."""
+    """Return `first` plus the row number, for each row."""
     return rows.astype(U64) + np.uint64(first)
 
 

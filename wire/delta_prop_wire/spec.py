@@ -63,7 +63,10 @@ class Flag(IntEnum):
 
 
 class Attribute(IntEnum):
-    """Bits of a body's attributes; bits 10-11 hold the ack level, 12-13 the priority, 14-15 are 0."""
+    """Bits of a body's attributes; bits 10-11 hold the ack level, 12-13 the priority, 14-15 are 0.
+
+    TRANSACTIONAL is stored and has no meaning yet.
+    """
 
     TRANSACTIONAL = 1 << 0
     CONTROL = 1 << 1

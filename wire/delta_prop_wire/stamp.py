@@ -59,8 +59,9 @@ class Stamp:
 
     `lamport` is row 0's; row i has `lamport + i`. `append_time` is in microseconds since 1970, information
     only. `previous_crc` is the `crc` of the previous stamp in the partition, `body_crc` the checksum of the
-    batch's body (0: unknown). `known_ids`: the share of a forwarded batch's ids that had been accepted before
-    it was logged here. `unpack_stamp` sets `crc`, which comparisons ignore.
+    batch's body (0: unknown). `synced_offset`: the log had synced all rows below it when it wrote the stamp.
+    `leader_epoch`, `stream` and `partition` identify the log. `known_ids`: the share of a forwarded batch's
+    ids that had been accepted before it was logged here. `unpack_stamp` sets `crc`, which comparisons ignore.
     """
 
     lamport: int = 0

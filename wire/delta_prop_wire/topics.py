@@ -82,10 +82,10 @@ class Topic(NamedTuple):
             value: str | int = str(rest, "utf-8") if kind is not TopicKind.DELTA_TYPE else -1
         except (IndexError, ValueError) as error:
             raise _unknown_topic_error(
-                data, f"{error}: send a tag from 0 to 4, then UTF-8 or one byte"
+                data, f"{error}: send a kind from 0 to 4, then UTF-8 or one byte"
             ) from None
         if kind is TopicKind.ALL:
-            fault, topic = "bytes after the tag of *: send the tag only" if rest else None, ALL
+            fault, topic = "bytes after the kind of *: send the kind only" if rest else None, ALL
         else:
             topic = cls(kind, rest[0] if kind is TopicKind.DELTA_TYPE and len(rest) == 1 else value)
             fault = _find_fault(topic)

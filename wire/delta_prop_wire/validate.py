@@ -132,7 +132,7 @@ def _check(delta: Delta) -> None:
 
 
 def validate_batch(batch: Batch) -> None:
-    """Raise InvalidDelta with the first bad row. Control rows hold no delta and are not checked."""
+    """Raise InvalidDelta that names the first bad row. Control rows hold no delta and are not checked."""
     if batch.validated or batch.is_control:
         return
     if batch.is_state:
@@ -165,7 +165,7 @@ def homogeneous_is_valid(batch: Batch) -> bool:
         and (batch.key_bytes_bound <= VECTOR_ID_BYTES_MAX or max(map(len, batch.keys)) <= VECTOR_ID_BYTES_MAX)
         and _is_valid_namespace(namespace)
         and (not width or all_finite(batch.values))
-        and batch.index_highest < DIMENSION_MAX
+        and batch.highest_index < DIMENSION_MAX
         # All rows together are within the bound, so each row is; a row's numbers alone cannot exceed it.
         and (batch.size <= DELTA_BYTES_MAX or not batch.columns_mask & _BLOBS)
     )
@@ -180,7 +180,7 @@ def common_columns_are_valid(batch: Batch) -> bool:
 
 @lru_cache(maxsize=1024)
 def _is_valid_namespace(name: str) -> bool:
-    """Check a namespace; cached, since batches reuse the same few."""
+    """Check a namespace; cached, since batches reuse a few."""
     return name_is_valid(name, NAMESPACE_BYTES_MAX)
 
 
@@ -226,17 +226,17 @@ def _numbers_are_valid(batch: Batch, columns: int) -> bool:
         sizes_are_valid = NUMBERS_MIN[kind] <= width <= NUMBERS_MAX[kind]
         sizes_are_valid = sizes_are_valid and batch.dimension == (width if kind in _FULL_VECTOR_KINDS else 0)
         sizes_are_valid = sizes_are_valid and kind != _TRANSFORM
-    return sizes_are_valid and all_finite(batch.values) and batch.index_highest < DIMENSION_MAX
+    return sizes_are_valid and all_finite(batch.values) and batch.highest_index < DIMENSION_MAX
 
 
 def _operand_sizes_are_valid(batch: Batch) -> bool:
     kinds = np.frombuffer(batch.kinds, np.uint8)
     numbers_min, numbers_max, bytes_max = _OPERAND_BOUNDS.take(kinds, 1)
     ends, blob_ends = batch.value_bounds, batch.blob_bounds
-    numbers, sizes = ends[1:] - ends[:-1], blob_ends[1:] - blob_ends[:-1]
-    if _ANY((numbers < numbers_min) | (numbers > numbers_max) | (sizes > bytes_max)):
+    widths, blob_sizes = ends[1:] - ends[:-1], blob_ends[1:] - blob_ends[:-1]
+    if _ANY((widths < numbers_min) | (widths > numbers_max) | (blob_sizes > bytes_max)):
         return False
-    if batch.dimension != _common_dimension(batch.kinds, numbers):
+    if batch.dimension != _common_dimension(batch.kinds, widths):
         return False
     has_no_transform = not batch.kinds_mask >> Kind.TRANSFORM & 1
     return has_no_transform or all(
@@ -244,9 +244,10 @@ def _operand_sizes_are_valid(batch: Batch) -> bool:
     )
 
 
-def _common_dimension(kinds: bytes, numbers: NDArray[np.int64]) -> int:
-    widths = {*compress(numbers.tolist(), kinds.translate(_IS_VECTOR))}
-    return widths.pop() if len(widths) == 1 else 0
+def _common_dimension(kinds: bytes, widths: NDArray[np.int64]) -> int:
+    """Return the number of values that all full vectors have, 0 if there are none or they differ."""
+    dimensions = {*compress(widths.tolist(), kinds.translate(_IS_VECTOR))}
+    return dimensions.pop() if len(dimensions) == 1 else 0
 
 
 def _transform_is_valid(name: bytes) -> bool:
@@ -262,7 +263,7 @@ def _extras_are_valid(batch: Batch, columns: int) -> bool:
     if not columns & _EXTRA_COLUMNS and not batch.kinds_mask & _METADATA_BIT:
         return True
     return (
-        batch.clock_entries <= CLOCK_ENTRIES_MAX
+        batch.clock_entry_count <= CLOCK_ENTRIES_MAX
         and clock_is_valid(batch.clock)
         and _parents_are_valid(batch)
         and all(1 <= dot.counter <= COUNTER_MAX or dot == ABSENT for dot in batch.expect_by_row.values())
@@ -272,11 +273,11 @@ def _extras_are_valid(batch: Batch, columns: int) -> bool:
 
 
 def _row_sizes(batch: Batch) -> NDArray[np.int64]:
-    numbers = 4 * (np.diff(batch.value_bounds) + np.diff(batch.index_bounds))
-    return numbers + np.diff(batch.blob_bounds) + _sizes(batch, Column.METADATA_ENDS)
+    number_bytes = 4 * (np.diff(batch.value_bounds) + np.diff(batch.index_bounds))
+    return number_bytes + np.diff(batch.blob_bounds) + _part_sizes(batch, Column.METADATA_ENDS)
 
 
-def _sizes(batch: Batch, ends: Column) -> NDArray[np.int64]:
+def _part_sizes(batch: Batch, ends: Column) -> NDArray[np.int64]:
     """Return the length of each row's part, from a column of ends; zeros if that column is absent."""
     sizes, raw = np.zeros(batch.count, np.int64), batch.column(ends)
     if raw is not None:
@@ -302,7 +303,7 @@ def _tags_are_valid(batch: Batch) -> bool:
 
 
 def _metadata_is_valid(batch: Batch) -> bool:
-    sizes = _sizes(batch, Column.METADATA_ENDS)
+    sizes = _part_sizes(batch, Column.METADATA_ENDS)
     if int(sizes.max()) > METADATA_BYTES_MAX:
         return False
     if (sizes[np.frombuffer(batch.kinds, np.uint8) == Kind.METADATA] == 0).any():
@@ -324,14 +325,14 @@ def _raise_first_fault(batch: Batch) -> NoReturn:
     for row, topic in batch.row_topics:
         topics[row].append(topic)
     positions = {row: position for row, _, position in batch.parent_positions}
-    numbers, blobs = np.diff(batch.value_bounds), np.diff(batch.blob_bounds)
-    metadata_sizes = _sizes(batch, Column.METADATA_ENDS)
+    value_counts, blob_sizes = np.diff(batch.value_bounds), np.diff(batch.blob_bounds)
+    metadata_sizes = _part_sizes(batch, Column.METADATA_ENDS)
     for row, (key, namespace, kind) in enumerate(zip(batch.keys, batch.namespaces, batch.kinds, strict=True)):
         try:
             check_name("vector_id", key, VECTOR_ID_BYTES_MAX)
             check_name("namespace", namespace, NAMESPACE_BYTES_MAX)
             # Checked here, since `operation` drops numbers that its kind does not take.
-            check_operand_sizes(kind, int(numbers[row]), int(blobs[row]))
+            check_operand_sizes(kind, int(value_counts[row]), int(blob_sizes[row]))
             validate_delta(
                 Delta(
                     vector_id=key,
@@ -353,7 +354,7 @@ def _raise_first_fault(batch: Batch) -> NoReturn:
                 )
         except InvalidDelta as error:
             raise _with_row(error, row) from None
-    check_count("clock", batch.clock_entries, CLOCK_ENTRIES_MAX)
+    check_count("clock", batch.clock_entry_count, CLOCK_ENTRIES_MAX)
     if batch.clock:
         check_clock(batch.clock)
         check_clock_order(batch.clock)

@@ -41,7 +41,7 @@ class Log(Protocol):
 
     @property
     def is_accepting(self) -> bool:
-        """False while the log is overloaded: deltas wait in the queue before the pipeline."""
+        """False while the log is overloaded; then deltas wait in the queue before the pipeline."""
 
     @property
     def start_offset(self) -> int:
@@ -67,7 +67,8 @@ class Log(Protocol):
     def capacity_refusal(self, count: int, size: int) -> Exception | None:
         """Return the error with which a batch of this size would be refused now; None if it fits.
 
-        `count` and `size` may be estimates. Returns None for a batch that exceeds the log's bounds, too.
+        `count` and `size` may be estimates. Also returns None for a batch that exceeds the log's bounds,
+        which `append` refuses with another code.
         """
 
     def shortage(self) -> Refused | None:
@@ -82,9 +83,9 @@ class Log(Protocol):
     def append(
         self, batch: Batch, *, lamport: int, source: Source, known_ids: KnownIds = KnownIds.NONE
     ) -> LoggedBatch:
-        """Append a batch: assign its offsets. On Refused (LOG_FULL, LEVEL_UNAVAILABLE) nothing changes.
+        """Append a batch: assign its offsets. If it raises Refused, nothing has changed.
 
-        `known_ids`: tells readers which ids of the batch the log already holds.
+        `known_ids`: tells readers which ids of the batch the log already had.
         """
 
     def can_append(self, batches: Sequence[Batch]) -> bool:
@@ -97,9 +98,10 @@ class Log(Protocol):
         """
 
     def read(self, offset: int, *, rows_max: int, bytes_max: int) -> list[LoggedBatch]:
-        """Return batches from the one that holds `offset` on, at least one below `high_watermark`.
+        """Return batches from the one that holds `offset` on, below `high_watermark` and within the bounds.
 
-        Raises Refused (CURSOR_TOO_OLD) below `start_offset`.
+        Returns at least one batch below `high_watermark`, even if it exceeds the bounds. Raises Refused
+        (CURSOR_TOO_OLD) below `start_offset`.
         """
 
     def read_appended(self, offset: int, *, rows_max: int, bytes_max: int) -> list[LoggedBatch]:
@@ -128,9 +130,10 @@ class Log(Protocol):
         """Note the time; called ten times per second. A log without stamps derives ages from these notes."""
 
     def hold(self, holder: str, needed: Callable[[], int], evict: Callable[[], None] | None = None) -> None:
-        """Keep all rows from the offset on that `needed` returns; the log calls it when capacity is short.
+        """Keep all rows from the offset on that `needed` returns.
 
-        Rather than refuse an append, the log calls `evict` of a holder that has it, and releases the holder.
+        The log calls `needed` when capacity is short. If `evict` is given, the log calls `evict` and releases
+        the holder rather than refuse an append.
         """
 
     def release(self, holder: str) -> None:

@@ -1,4 +1,4 @@
-"""Errors of a log on disk; each names the file and offset, and a fix."""
+"""Errors of a log on disk; the messages say what to do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class LogCorrupted(DeltaPropError):
     """Bytes that were on stable storage do not read back as they were written.
 
     `path`: the file, relative to the data directory, which `add_directory_to_errors` adds to the message.
-    `position`: of the first bad frame in the file (None: the file as a whole is bad). `offset` to `end`
+    `position`: where the first bad frame is in the file (None: the file as a whole is bad). `offset` to `end`
     (exclusive): the deltas that are lost or in doubt (None: not known).
     """
 
@@ -77,7 +77,10 @@ class LogBusy(DeltaPropError):
 
 
 class FormatUnknown(DeltaPropError):
-    """Another version made the data directory, in a format that this one does not know: number `format`."""
+    """A later version made the data directory, in a format that this version does not know.
+
+    `format`: the number of that format.
+    """
 
     def __init__(self, path: str, found: int, known: int, made_by: str) -> None:
         super().__init__(
@@ -89,7 +92,7 @@ class FormatUnknown(DeltaPropError):
 
 
 class FormatOutdated(DeltaPropError):
-    """The data directory has an earlier format, or its migration is unfinished. `format` is its number."""
+    """The data directory has an earlier format, or its migration is unfinished. `format`: its number."""
 
     def __init__(self, directory: str, found: int, known: int, *, unfinished: bool) -> None:
         why = "its migration was interrupted" if unfinished else f"this version reads only format {known}"

@@ -1,10 +1,10 @@
 """The log on disk: one partition's frames, numbered, chained and written together.
 
 Synchronous and deterministic. An append only buffers; `take_commit` returns the disk's work, for a thread
-that may wait for it, and `finish_commit` then advances `written` and `synced`. Everything else happens on
-the one thread that owns the log. The first failure stops the log: from then on it only reads, until it is
-recovered in place (`recover_in_place`, `resume`) or opened again. This module opens, recovers and closes
-it; the rest is in `engine/`.
+that may wait for the disk, and `finish_commit` then advances `written` and `synced`. Everything else happens
+on the one thread that owns the log. The first failure stops the log: from then on it only reads, until it is
+recovered in place (`recover_in_place`, `resume`) or opened again. This module opens, recovers and closes it;
+the rest is in `engine/`.
 """
 
 from __future__ import annotations
@@ -41,15 +41,16 @@ class DurableLog(Appending, Committing, Reading):
         disk: Disk,
         *,
         settings: LogSettings,
-        draw: Callable[[int], bytes],
+        random_bytes: Callable[[int], bytes],
         clock: Clock,
         read_only: bool = False,
     ) -> tuple[DurableLog, RecoveryReport]:
         """Open the log in a data directory, or create it there; recover it if it was not closed.
 
-        `draw` returns random bytes. A read-only log takes no lock, changes nothing, reads no clock, and shows
-        only rows known to be synced. Raises LogBusy, LogCorrupted, FormatUnknown, FormatOutdated, UsageError,
-        OSError (DiskFull if there is no space even after the reserve was released).
+        `random_bytes(n)` returns n random bytes. A read-only log takes no lock, changes nothing, reads
+        no clock, and shows only rows known to be synced. Raises LogBusy, LogCorrupted, FormatUnknown,
+        FormatOutdated, UsageError, OSError (DiskFull if there is no space even after the reserve was
+        released).
         """
         lock: Lock | None = None
         if not read_only:
@@ -63,15 +64,17 @@ class DurableLog(Appending, Committing, Reading):
         reserve = Reserve(disk, settings.reserve_bytes)
 
         def run_recovery() -> RecoveryResult:
-            return recover(disk, DIRECTORY, draw=draw, made_by=settings.made_by, read_only=read_only)
+            return recover(
+                disk, DIRECTORY, random_bytes=random_bytes, made_by=settings.made_by, read_only=read_only
+            )
 
         try:
             with add_directory_to_errors(disk.name), report_full_disk(disk):
                 recovered = run_recovery() if read_only else reserve.use(run_recovery)
             times = read_times(disk, DIRECTORY, recovered.report.notes)
             log = cls(
-                disk, recovered, settings=settings, draw=draw, clock=clock, times=times, lock=lock,
-                reserve=reserve,
+                disk, recovered, settings=settings, random_bytes=random_bytes, clock=clock, times=times,
+                lock=lock, reserve=reserve,
             )  # fmt: skip
         except BaseException:
             if lock is not None:
@@ -82,14 +85,16 @@ class DurableLog(Appending, Committing, Reading):
     def recover_in_place(self) -> RecoveryResult:
         """Recover the directory after a failure; `resume` then adopts the result.
 
-        For a thread: does not change this log, which holds its lock throughout. Rows that were synced before
-        the failure must be found. Raises LogCorrupted, FormatUnknown, OSError: then the caller may retry.
+        For a thread: does not change this log, which holds its lock throughout. Raises OSError, after which
+        the caller may retry; LogCorrupted, e.g. if rows that were synced are missing; FormatUnknown.
         """
         assert self.failure is not None, "the log has not failed: recover only a failed log"
 
-        made_by, draw = self.settings.made_by, self._draw
+        made_by, random_bytes = self.settings.made_by, self._random_bytes
         recovered = self.reserve.use(
-            lambda: recover(self._disk, DIRECTORY, draw=draw, made_by=made_by, synced=self.synced)
+            lambda: recover(
+                self._disk, DIRECTORY, random_bytes=random_bytes, made_by=made_by, synced=self.synced
+            )
         )
         if recovered.identity.log_id != self.log_id:
             recovered.close()
@@ -110,7 +115,7 @@ class DurableLog(Appending, Committing, Reading):
         self._recoveries += 1
 
     def raise_openings(self, openings: int) -> None:
-        """Set the number of openings; it is on stable storage when this returns.
+        """Raise the number of openings to at least `openings`; it is on stable storage when this returns.
 
         For a thread, while the log works. Raises OSError.
         """
@@ -125,7 +130,7 @@ class DurableLog(Appending, Committing, Reading):
         """
         if self._closed:
             return
-        assert self._running is None, "a commit is under way: wait for it"
+        assert self._running_commit is None, "a commit is under way: wait for it"
         try:
             if self._recovery_point is not None and self.failure is None:
                 commit = self.take_commit(sync=True)

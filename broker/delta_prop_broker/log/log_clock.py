@@ -51,8 +51,8 @@ class LogClock:
         self.jumps = 0
         self._now, self._read_wall_us = clock.now, clock.wall_us
         self._first_now: float | None = None
-        self._base_us = seen_us
-        self._wall_us = 0
+        self._base_us = seen_us  # seen time at the first read of the clock
+        self._wall_us = 0  # wall time at the last read
 
     def read(self) -> int:
         """Advance both times, and return log time."""
@@ -95,6 +95,6 @@ class LogClock:
         self.ahead_us = wall - self.time_us
         return self.time_us
 
-    def _note_jump(self, expected: int, found: int) -> None:
-        self.jump = ClockJump(expected, found)
+    def _note_jump(self, expected_us: int, found_us: int) -> None:
+        self.jump = ClockJump(expected_us, found_us)
         self.jumps += 1

@@ -1,6 +1,6 @@
 """The log in memory: lost with the process, so its acknowledgements promise only level `memory`.
 
-Stores as many rows as its bounds allow; drops the oldest batch that no holder needs, and
+It stores as many rows as its bounds allow. At a bound, it drops the oldest batches that no holder needs, and
 refuses new ones while a holder still needs the oldest.
 """
 
@@ -35,7 +35,11 @@ ROW_OVERHEAD_BYTES = 96
 
 @dataclass(frozen=True, slots=True)
 class MemoryLogStatistics:
-    """Contents and bounds of the log."""
+    """Contents and bounds of the log.
+
+    `dropped`: number of deltas that were dropped; `refused`: number of refused appends; `held_by`: the
+    slowest holder.
+    """
 
     start_offset: int
     next_offset: int
@@ -72,12 +76,12 @@ class MemoryLog:
         self._bytes_max = bytes_max
         self._batches: list[LoggedBatch] = []
         self._starts: list[int] = []
-        self._weights: list[int] = []  # cumulative: of all batches appended up to each one, inclusive
+        self._weights: list[int] = []  # cumulative: the sum up to and including each batch
         self._head = 0  # index of the oldest stored batch; the entries before it are deleted now and then
         self._bytes = 0
         self._appended_bytes = 0
-        self._dropped = 0
-        self._refused = 0
+        self._dropped_count = 0
+        self._refused_count = 0
         self._refused_size: tuple[int, int] | None = None  # deltas and bytes of the batch last refused
         self._holders = Holders()
         self._now = now
@@ -113,8 +117,8 @@ class MemoryLog:
     def capacity_refusal(self, count: int, size: int) -> Refused | None:
         """Return the error with which a batch of about this size would be refused now; None if it fits."""
         size += BATCH_OVERHEAD_BYTES + ROW_OVERHEAD_BYTES * count
-        too_large = count > self._deltas_max or size > self._bytes_max
-        return None if too_large or self._ensure_capacity(count, size) else self._full_refusal(count, size)
+        is_too_large = count > self._deltas_max or size > self._bytes_max
+        return None if is_too_large or self._ensure_capacity(count, size) else self._full_refusal(count, size)
 
     def shortage(self) -> Refused | None:
         """Return the error if the size that was refused last would be refused now; None otherwise."""
@@ -129,11 +133,11 @@ class MemoryLog:
     def append(
         self, batch: Batch, *, lamport: int, source: Source, known_ids: KnownIds = KnownIds.NONE
     ) -> LoggedBatch:
-        """Append a batch: assign its offsets. Raises Refused and changes nothing."""
+        """Append a batch: assign its offsets. If it raises Refused, nothing has changed."""
         # The level of a forwarded batch counts only at the service where it entered.
         refusal = self._refusal(batch) if source is Source.REPLICA else self.refusal(batch)
         if refusal is not None:
-            self._refused += 1
+            self._refused_count += 1
             raise refusal
         logged = LoggedBatch(batch, self.next_offset, lamport, source, known_ids=known_ids)
         self._batches.append(logged)
@@ -161,21 +165,24 @@ class MemoryLog:
         return appended
 
     def read(self, offset: int, *, rows_max: int, bytes_max: int) -> list[LoggedBatch]:
-        """Return batches from the one that holds `offset` on, until either bound is reached."""
+        """Return batches from the one that holds `offset` on, within the bounds, or a single larger one.
+
+        Returns none from `high_watermark` on. Raises Refused (CURSOR_TOO_OLD) below `start_offset`.
+        """
         if offset >= self.next_offset:
             return []
         if offset < self.start_offset:
             raise refusals.offset_too_old(offset, self.start_offset)
         index = bisect_right(self._starts, offset, self._head) - 1
-        found: list[LoggedBatch] = []
-        rows = size = 0
+        batches: list[LoggedBatch] = []
+        row_count = size = 0
         for logged in self._batches[index : index + rows_max]:
-            if found and (rows + logged.count > rows_max or size + logged.batch.size > bytes_max):
+            if batches and (row_count + logged.count > rows_max or size + logged.batch.size > bytes_max):
                 break
-            found.append(logged)
-            rows += logged.count
+            batches.append(logged)
+            row_count += logged.count
             size += logged.batch.size
-        return found
+        return batches
 
     def read_appended(self, offset: int, *, rows_max: int, bytes_max: int) -> list[LoggedBatch]:
         """Return the result of `read`: every appended row is readable."""
@@ -221,16 +228,17 @@ class MemoryLog:
         self._mark_ends.append(self.next_offset)
         self._mark_times.append(self._now())
         if len(self._mark_ends) > TIME_MARKS_MAX:
-            removed = bisect_right(self._mark_ends, self.start_offset)
-            if removed * 2 > TIME_MARKS_MAX:
-                del self._mark_ends[:removed], self._mark_times[:removed]
+            removed_count = bisect_right(self._mark_ends, self.start_offset)
+            if removed_count * 2 > TIME_MARKS_MAX:
+                del self._mark_ends[:removed_count], self._mark_times[:removed_count]
             else:  # thin out the older half
                 del self._mark_ends[: TIME_MARKS_MAX // 2 : 2], self._mark_times[: TIME_MARKS_MAX // 2 : 2]
 
     def hold(self, holder: str, needed: Callable[[], int], evict: Callable[[], None] | None = None) -> None:
-        """Keep all rows from the offset on that `needed` returns; the log calls it when capacity is short.
+        """Keep all rows from the offset on that `needed` returns.
 
-        Rather than refuse an append, the log calls `evict` of a holder that has it, and releases the holder.
+        The log calls `needed` when capacity is short. If `evict` is given, the log calls `evict` and releases
+        the holder rather than refuse an append.
         """
         self._holders.hold(holder, needed, evict)
 
@@ -247,8 +255,8 @@ class MemoryLog:
             bytes=self._bytes,
             deltas_max=self._deltas_max,
             bytes_max=self._bytes_max,
-            dropped=self._dropped,
-            refused=self._refused,
+            dropped=self._dropped_count,
+            refused=self._refused_count,
             held_by=self._holders.slowest(),
         )
 
@@ -305,7 +313,7 @@ class MemoryLog:
             if oldest.next_offset > floor:
                 break
             self._bytes -= weight(oldest.batch)
-            self._dropped += oldest.count
+            self._dropped_count += oldest.count
             self._batches[self._head] = _REMOVED
             self._head += 1
         if self._head * 2 > len(self._batches):  # delete at half, so that each entry moves once on average

@@ -68,7 +68,10 @@ SPARE_BYTES = 1024 * 1024
 
 
 class MigrationPlan(NamedTuple):
-    """The extent of a migration; sizes in bytes. `start_offset`: of the first frame with control rows."""
+    """The extent of a migration; sizes in bytes.
+
+    `start_offset`: of the first frame with control rows; None if there is none: then no segment is rewritten.
+    """
 
     start_offset: int | None
     segments: int
@@ -79,7 +82,11 @@ class MigrationPlan(NamedTuple):
 
 @dataclass(slots=True)
 class MigrationReport:
-    """The outcome of a migration. `completed`: it completed an earlier migration that was interrupted."""
+    """The outcome of a migration.
+
+    `control_batches`: number of batches with control rows. `completed`: it completed an earlier migration
+    that was interrupted.
+    """
 
     from_format: int
     to_format: int = FORMAT
@@ -101,73 +108,74 @@ class MigrationCallbacks(NamedTuple):
     note: Callable[[str], object]
 
 
-def migrate(disk: Disk, *, draw: Callable[[int], bytes], callbacks: MigrationCallbacks) -> MigrationReport:
+def migrate(
+    disk: Disk, *, random_bytes: Callable[[int], bytes], callbacks: MigrationCallbacks
+) -> MigrationReport:
     """Migrate a data directory to the present format; a directory that has it stays unchanged.
 
     Holds the lock of the directory throughout. Raises UsageError (no log there), LogBusy, LogCorrupted,
     CodecMissing, FormatUnknown, InsufficientDiskSpace, OSError. It can be run again after any of them.
     """
-    found = read_format(disk)
-    if found is None:
+    current_format = read_format(disk)
+    if current_format is None:
         raise UsageError(f"{disk.name!r} is not a data directory: name the one that `serve --data DIR` made")
     try:
         lock = disk.lock(LOCK_PATH)
     except BlockingIOError as error:
         raise LogBusy(error.strerror or str(error)) from None
     try:
-        found = read_format(disk) or found
-        report = MigrationReport(found.number)
-        if found.number < FORMAT:
-            _prepare(disk, report, draw, callbacks)
-        elif not found.unfinished:
+        current_format = read_format(disk) or current_format
+        report = MigrationReport(current_format.number)
+        if current_format.number < FORMAT:
+            _prepare(disk, report, random_bytes, callbacks)
+        elif not current_format.unfinished:
             return report
         else:
             report.completed = True
-        _switch(disk, found.made_by)
-        _exchange(disk)
-        write_format(disk, found.made_by)
+        _mark_unfinished(disk, current_format.made_by)
+        _rename_new_files(disk)
+        write_format(disk, current_format.made_by)
     finally:
         lock.release()
     return report
 
 
 def _prepare(
-    disk: Disk, result: MigrationReport, draw: Callable[[int], bytes], callbacks: MigrationCallbacks
+    disk: Disk, report: MigrationReport, random_bytes: Callable[[int], bytes], callbacks: MigrationCallbacks
 ) -> None:
     """Write all changed files beside the old ones, durably."""
-    recovered = recover(disk, DIRECTORY, draw=draw, made_by="", oldest_format=OLDEST_FORMAT)
+    recovered = recover(disk, DIRECTORY, random_bytes=random_bytes, made_by="", oldest_format=OLDEST_FORMAT)
     try:
-        report = recovered.report
-        if not report.clean:
-            callbacks.note(str(report))
-        _close(recovered)
-        _Rewriter(disk, recovered, result, callbacks).run()
+        if not recovered.report.clean:
+            callbacks.note(str(recovered.report))
+        _mark_closed(recovered)
+        _Rewriter(disk, recovered, report, callbacks).run()
     finally:
         recovered.close()
 
 
-def _close(recovered: RecoveryResult) -> None:
+def _mark_closed(recovered: RecoveryResult) -> None:
     """Mark the log as closed; the recovery has synced all of it."""
     assert recovered.recovery_point is not None
     preallocation.truncate_last(recovered.segments.last)
     recovered.recovery_point.write_clean(recovered.next_offset, recovered.start)
 
 
-def _switch(disk: Disk, made_by: str) -> None:
+def _mark_unfinished(disk: Disk, made_by: str) -> None:
     """Replace the format file by one with the present format and the mark "unfinished".
 
-    Does this even if an earlier run did it: the sync that makes it durable may have failed.
+    Writes the file even if an earlier run wrote it: the sync that makes it durable may have failed.
     """
     try:
         write_format(disk, made_by, unfinished=True)
     except OSError:
-        found = read_format(disk)
-        if found is not None and found.number < FORMAT:  # there was no rename
-            _discard(disk)
+        current_format = read_format(disk)
+        if current_format is not None and current_format.number < FORMAT:  # there was no rename
+            _remove_temporary_files(disk)
         raise
 
 
-def _discard(disk: Disk) -> None:
+def _remove_temporary_files(disk: Disk) -> None:
     """Remove the temporary files of a directory that stays the old one."""
     for name in disk.list(DIRECTORY):
         if name.endswith(TEMPORARY):
@@ -175,7 +183,7 @@ def _discard(disk: Disk) -> None:
                 disk.remove(f"{DIRECTORY}/{name}")
 
 
-def _exchange(disk: Disk) -> None:
+def _rename_new_files(disk: Disk) -> None:
     """Rename each temporary file to the file that it replaces."""
     for name in disk.list(DIRECTORY):
         if name.endswith(TEMPORARY):
@@ -188,13 +196,13 @@ class _Rewriter:
     """Writes the new files (step 2) of a log that was just recovered."""
 
     def __init__(
-        self, disk: Disk, recovered: RecoveryResult, result: MigrationReport, callbacks: MigrationCallbacks
+        self, disk: Disk, recovered: RecoveryResult, report: MigrationReport, callbacks: MigrationCallbacks
     ) -> None:
         self._disk = disk
         self._log_id = recovered.identity.log_id
         self._segments: Sequence[Segment] = tuple(recovered.segments.all)
         self._checkpoints: Sequence[Checkpoint] = tuple(recovered.checkpoints.stored)
-        self._result = result
+        self._report = report
         self._callbacks = callbacks
         self._chain_crc: int | None = None  # checksum of the last new stamp
         self._old_chain_crc: int | None = None  # checksum of the last old stamp
@@ -210,7 +218,7 @@ class _Rewriter:
         self._total_bytes = sum(segment.size for segment in self._segments)
         changed = self._segments[self._count_unchanged() :]
         try:
-            snapshots = self._select_after_first(snapshot_offsets(self._disk.list(DIRECTORY)))
+            snapshots = self._select_changed(snapshot_offsets(self._disk.list(DIRECTORY)))
             self._check_disk_space(changed, snapshots)
             noted_offsets = {*snapshots, *(checkpoint.offset for checkpoint in self._checkpoints)}
             for segment in changed:
@@ -221,7 +229,7 @@ class _Rewriter:
                 self._rewrite_checkpoint(checkpoint)
             self._disk.sync_directory(DIRECTORY)
         except BaseException:
-            _discard(self._disk)
+            _remove_temporary_files(self._disk)
             raise
         self._callbacks.progress(self._total_bytes, self._total_bytes)
 
@@ -233,15 +241,15 @@ class _Rewriter:
         Reads the frames, not the indexes, which are only hints.
         """
         for index, segment in enumerate(self._segments):
-            before, done = self._old_chain_crc, self._done_bytes
+            crc_before, bytes_before = self._old_chain_crc, self._done_bytes
             for frame in self._frames(segment):
                 if frame.logged.batch.is_control:
                     self._first_control_offset = frame.logged.offset
-                    self._old_chain_crc, self._done_bytes = before, done
+                    self._old_chain_crc, self._done_bytes = crc_before, bytes_before
                     return index
         return len(self._segments)
 
-    def _select_after_first(self, offsets: list[int]) -> list[int]:
+    def _select_changed(self, offsets: list[int]) -> list[int]:
         """Select the offsets after the first stamp that changes."""
         return [
             offset
@@ -302,7 +310,7 @@ class _Rewriter:
         index.compression_tried = segment.compression_tried
         if segment is not self._segments[-1]:
             write_temporary(self._disk, segment.index_path, [index.pack()])
-        self._result.segments_rewritten += 1
+        self._report.segments_rewritten += 1
 
     def _rewrite_frames(
         self, segment: Segment, index: SparseIndex, noted_offsets: set[int]
@@ -326,7 +334,7 @@ class _Rewriter:
                     synced = position
         position = write_all(file, position, buffered) if buffered else position
         file.sync()
-        self._result.bytes_written += position
+        self._report.bytes_written += position
 
     def _convert(self, frame: FrameLocation) -> tuple[bytes, FrameLocation]:
         """Add types to a frame's control rows, and stamp it anew; return its bytes and its location."""
@@ -335,7 +343,7 @@ class _Rewriter:
             batch = with_control_types(batch)
             fields = unpack_header(header)
             header = pack_header(fields.type, fields.flags, fields.sequence, STAMP_BYTES + len(batch.raw))
-            self._result.control_batches += 1
+            self._report.control_batches += 1
         previous = frame.stamp.previous_crc if self._chain_crc is None else self._chain_crc
         stamp = replace(frame.stamp, previous_crc=previous, body_crc=batch.crc)
         packed = pack_stamp(stamp, header)
@@ -378,7 +386,7 @@ class _Rewriter:
         except BaseException:
             writer.discard()
             raise
-        self._result.bytes_written += writer.bytes
+        self._report.bytes_written += writer.bytes
         writer.seal(
             old.watermarks, alive=facts.alive, out_of_order=facts.out_of_order, unfolded=facts.unfolded
         )
@@ -393,4 +401,4 @@ class _Rewriter:
         except CheckpointCorrupted as error:
             self._callbacks.note(str(error))
             return
-        self._result.bytes_written += write_temporary(self._disk, checkpoint.path, parts)
+        self._report.bytes_written += write_temporary(self._disk, checkpoint.path, parts)

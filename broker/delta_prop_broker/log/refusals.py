@@ -26,7 +26,7 @@ def level_refusal(batch: Batch) -> Refused:
 
 
 def log_stopped(failure: Exception | None) -> Refused:
-    """Return the refusal of a log whose disk has failed."""
+    """Return the refusal of a stopped log: for good after a DeltaPropError, else until its recovery."""
     if isinstance(failure, DeltaPropError):  # a retry cannot repair it
         return Refused(ErrorCode.LOG_FAILED, f"the log has stopped: {failure}")
     details = disk_full_details(failure)
@@ -49,11 +49,11 @@ def disk_full_details(failure: Exception | None) -> dict[str, object]:
 
 
 def batch_too_large(size: int, bytes_max: int) -> Refused:
-    """Return the refusal of a batch that never fits."""
+    """Return the refusal of a batch that can never fit."""
     return Refused(
         ErrorCode.TOO_LARGE,
-        f"a batch of {size} bytes exceeds the maximum of {bytes_max} (the log's bytes_max without one "
-        "segment): send smaller batches",
+        f"a batch of {size} bytes exceeds the maximum of {bytes_max} (the log's bytes_max less "
+        "segment_bytes_max): send smaller batches",
     )
 
 

@@ -39,14 +39,16 @@ class LogSettings:
 
     `read_level`: DURABLE shows readers synced rows, LOGGED written ones (then a commit is synced only if a
     batch in it asks for it). `bytes_max` is the hard limit, at which an append is refused while a holder
-    needs the oldest; rows that no holder needs are retained up to `retention_bytes` and `retention_s`. A
+    needs the oldest rows; rows that no holder needs are retained up to `retention_bytes` and `retention_s`. A
     checkpoint is written after `checkpoint_frames` or `checkpoint_bytes`: about what a start must replay.
     `free_bytes_min` stays free on the disk; `reserve_bytes` are allocated on it, for writes that must succeed
-    on a full disk (0: none).
-    `compact`: rows are compacted into a snapshot, the latest state of each vector, before they are removed;
-    a delta stays uncompacted for `min_compaction_lag_s` (None: `retention_s`), the window for time travel,
-    as far as the bytes allow. Making a snapshot takes about `compact_memory_bytes_max` of memory.
-    `compress`: the codec of sealed segments, `none`, `lz4` or `zstd`.
+    on a full disk (0: none). `compact`: rows are compacted into a snapshot, the latest state of each vector,
+    before they are removed; a delta stays uncompacted for `min_compaction_lag_s` (None: `retention_s`), the
+    window for time travel, as far as the bytes allow. Making a snapshot takes about
+    `compact_memory_bytes_max` of memory. A segment is sealed at `segment_bytes_max` or `segment_s_max`.
+    `unwritten_bytes_max`: what may be appended and not yet written; `tail_bytes_max`: newest batches in
+    memory. `compress`: the codec of sealed segments, `none`, `lz4` or `zstd`. `made_by`: name of the program,
+    for the file `format`.
     """
 
     read_level: ReadLevel = AckLevel.DURABLE

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DurableLogStatistics:
-    """Offsets, contents and bounds of a log, in bytes; `held_by` is the slowest holder.
+    """Offsets, contents and bounds of a log; names with `bytes` are sizes in bytes, other counts are numbers.
 
-    `time_us`: log time, in microseconds since 1970; `clock_ahead_s`: seconds by which the wall clock is ahead
-    of it; `clock_jumps`: jumps of the wall clock since the log was opened.
+    `written`, `synced`: offsets up to which rows are written, or synced. `refused`: number of refused
+    appends; `held_by`: the slowest holder; `reopened`: number of recoveries in place. `time_us`: log time, in
+    microseconds since 1970; `clock_ahead_s`: seconds by which the wall clock is ahead of it; `clock_jumps`:
+    jumps of the wall clock since the log was opened.
     """
 
     start_offset: int

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
     from delta_prop.commands.log_positions import LogPosition
 
-_ARGUMENTS = {"tlsCa": "--tls-ca", "tlsCertificate": "--tls-certificate", "tlsKey": "--tls-key"}
+_ARGUMENT_NAMES = {"tlsCa": "--tls-ca", "tlsCertificate": "--tls-certificate", "tlsKey": "--tls-key"}
 
 
-def check_tables(paths: list[str], options: Namespace, kinds: str = "Parquet, CSV or JSON lines") -> None:
+def check_tables(paths: list[str], options: Namespace, formats: str = "Parquet, CSV or JSON lines") -> None:
     """Check the format of each table, the namespace, and that tables on this machine exist.
 
-    `kinds`: the formats that they may have, for messages. Raises UsageError.
+    `formats`: the accepted formats as text, for messages. Raises UsageError.
     """
     for path in paths:
         format_of(path, getattr(options, "format", None))
@@ -42,7 +42,7 @@ def check_tables(paths: list[str], options: Namespace, kinds: str = "Parquet, CS
             and not any(letter in local_path for letter in "*?[{")
             and not system.path_exists(local_path)
         ):
-            raise UsageError(f"table {path!r:.300} does not exist: name a file or a folder of {kinds}")
+            raise UsageError(f"table {path!r:.300} does not exist: name a file or a folder of {formats}")
     namespace = getattr(options, "namespace", None)
     if namespace is not None and (fault := find_name_fault("--namespace", namespace, NAMESPACE_BYTES_MAX)):
         raise UsageError(fault)
@@ -61,7 +61,7 @@ def check_output(options: Namespace) -> None:
 
 
 def _local_path(path: str, master: str) -> str | None:
-    """Return the path on this machine that Spark would use, None if it is on another one."""
+    """Return the path on this machine that Spark would use, None if Spark uses another machine's files."""
     path = path.removeprefix("file://").removeprefix("file:")
     is_elsewhere = "://" in path or not master.startswith("local") or system.read_variable("HADOOP_CONF_DIR")
     return None if is_elsewhere else path
@@ -75,7 +75,7 @@ def check_folder(option: str, path: str) -> None:
 
 
 def check_directory(data: str, *, writes: bool = False) -> None:
-    """Check that a data directory exists and, if the verb `writes` there, that no process has it open.
+    """Check that a data directory exists and, if the verb `writes` to it, that no process has it open.
 
     Raises UsageError.
     """
@@ -105,7 +105,7 @@ def remote_of(options: Namespace, option: str) -> Remote:
     except UsageError as error:
         raise UsageError(f"{option}: {error}") from None
     remote = Remote(addresses, connection.token, connection.tls)
-    check_on_driver(remote, {"url": option, **_ARGUMENTS})
+    check_on_driver(remote, {"url": option, **_ARGUMENT_NAMES})
     return remote
 
 
@@ -130,4 +130,8 @@ def check_takes_jobs(target: Remote | None) -> None:
 
 def position_of(options: Namespace) -> LogPosition:
     """Return the position of `--at`. Raises UsageError."""
-    return LATEST if options.at is None else parse_position("--at", options.at, system.wall_us(), ends=False)
+    return (
+        LATEST
+        if options.at is None
+        else parse_position("--at", options.at, system.wall_us(), allow_ends=False)
+    )

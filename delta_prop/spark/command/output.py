@@ -54,20 +54,20 @@ def _to_json_line(fields: dict[str, Any]) -> bytes:
 
 
 def to_delta_line(row: Row) -> dict[str, Any]:
-    """Return a delta as `publish` reads it."""
+    """Return the fields of a delta's line, as `publish` reads them."""
     fields = {"vector_id": row.vector_id, "namespace": row.namespace, "op": row.op}
     return fields | _payload_of(row)
 
 
 def to_state_line(row: Row) -> dict[str, Any]:
-    """Return a vector's state."""
+    """Return the fields of a line with a vector's state."""
     fields = {"vector_id": row.vector_id, "namespace": row.namespace, "alive": row.alive} | _payload_of(row)
     fields |= {name: row[name] for name in ("offset", "lamport", "origin", "counter")}
     return fields | ({"ignored": row.ignored} if row.ignored else {})
 
 
 def to_difference_line(row: Row) -> dict[str, Any]:
-    """Return a difference, with the delta that repairs it."""
+    """Return the fields of a line with a difference and the delta that repairs it."""
     return Difference(**row.asDict()).line()
 
 
@@ -105,14 +105,14 @@ def put_rebuilt(file: str, result: RebuildResult, *, as_json: bool) -> None:
 
 def put_table(rows: DataFrame) -> None:
     """Print the first rows as a table, and whether there are more."""
-    found = rows.limit(ROWS_MAX + 1).collect()
-    put_rows(rows.columns, found[:ROWS_MAX], more=len(found) > ROWS_MAX)
+    first_rows = rows.limit(ROWS_MAX + 1).collect()
+    put_rows(rows.columns, first_rows[:ROWS_MAX], has_more=len(first_rows) > ROWS_MAX)
 
 
-def put_rows(headers: Sequence[str], rows: Iterable[Iterable[object]], *, more: bool) -> None:
-    """Print rows as a table; `more`: say that there are more rows."""
+def put_rows(headers: Sequence[str], rows: Iterable[Iterable[object]], *, has_more: bool) -> None:
+    """Print rows as a table; if `has_more`, say that there are more rows."""
     _put_cells(headers, [[_format_cell(value) for value in row] for row in rows])
-    if more:
+    if has_more:
         system.put("and more: give --json or --output to get all")
 
 

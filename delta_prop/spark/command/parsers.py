@@ -1,4 +1,4 @@
-"""Argument parsers of `delta-prop spark` and `audit`; load no module that runs them, nor Spark."""
+"""Argument parsers of `delta-prop spark` and `audit`: they load neither Spark nor the code of the verbs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Captures the standard error of Spark's processes, so that users see only the line with the error.
 
-Lines of delta-prop itself are forwarded at once. To capture while the JVM starts is enough, as it keeps the
-standard error that it was started with.
+Lines of delta-prop itself are forwarded at once. To capture while the JVM starts is enough, as the JVM
+keeps the standard error that it was started with.
 """
 
 from __future__ import annotations

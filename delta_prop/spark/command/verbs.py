@@ -12,7 +12,7 @@ from delta_prop.commands import system
 from delta_prop.commands.audit import (
     REPORT_COLUMNS,
     apply_repair,
-    check_target,
+    find_repair_target,
     find_sink_name,
     note_differences,
     note_repair,
@@ -48,7 +48,7 @@ OK, FAILED = 0, 1
 _OWN_ERROR = re.compile(r"^(?:delta_prop\w*\.)+(?:\w+\.)*(\w+): (.+)$", re.MULTILINE)
 _USAGE_ERRORS = ("PATH_NOT_FOUND", "PATH_ALREADY_EXISTS")
 """Spark's error classes for arguments that only Spark can check."""
-_STATE = re.compile(r"\s*SQLSTATE: \w+\s*$")
+_SQL_STATE = re.compile(r"\s*SQLSTATE: \w+\s*$")
 
 
 class JobFailed(DeltaPropError):
@@ -201,7 +201,7 @@ def run_rebuild(options: Namespace) -> int:
 
 def run_audit(options: Namespace) -> int:
     """Run `audit --spark`. Raises UsageError, JobFailed, Refused, and what reading the log raises."""
-    target, progress = check_target(options), system.Progress()
+    target, progress = find_repair_target(options), system.Progress()
     check_spark()
     check_output(options)
     check_directory(options.data, writes=options.repair and target is None)
@@ -261,7 +261,7 @@ def check_spark() -> None:
 
 @contextmanager
 def _open_session(options: Namespace, progress: system.Progress | None = None) -> Iterator[SparkSession]:
-    """Open a session for one verb; an error on Spark becomes one line.
+    """Open a session for one verb; turn an error on Spark into one line.
 
     `progress`: the verb's progress line, which is cleared at the end.
     """
@@ -317,4 +317,4 @@ def translate_error(error: Exception, logged: str = "") -> DeltaPropError:
         (line for line in lines if not line.startswith("An error occurred while")), type(error).__name__
     )
     is_usage_error = any(f"[{one}]" in reason for one in _USAGE_ERRORS)
-    return (UsageError if is_usage_error else JobFailed)(f"Spark: {_STATE.sub('', reason):.500}")
+    return (UsageError if is_usage_error else JobFailed)(f"Spark: {_SQL_STATE.sub('', reason):.500}")

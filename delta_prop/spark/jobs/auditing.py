@@ -24,7 +24,7 @@ from delta_prop.auditing.sink_file import StorageSinkFile
 from delta_prop.spark.arguments import check_session, check_table
 from delta_prop.spark.jobs.replaying import partition_blobs, read_parts
 from delta_prop.spark.reads.segments import states_of
-from delta_prop.spark.states.buckets import BLOBS_DDL, buckets_for, spread_sink_states
+from delta_prop.spark.states.buckets import BLOBS_DDL, bucket_count_for, spread_sink_states
 from delta_prop.spark.states.differences import DIFFERENCES_DDL, find_differences
 from delta_prop.spark.states.sink_contents import normalize_columns, to_states
 from delta_prop.spark.states.storage_rows import read_states
@@ -64,22 +64,24 @@ def audit(
     if not isinstance(sink, DataFrame):
         sink = check_path("sink", sink)
     log = log_to_audit(path)
-    buckets = buckets_for(log.bytes)
+    bucket_count = bucket_count_for(log.bytes)
     if isinstance(sink, DataFrame):
-        spread = _make_table_spread(buckets, metadata="metadata" in sink.columns)
+        spread = _make_table_spread(bucket_count, has_metadata="metadata" in sink.columns)
         sink_blobs = normalize_columns(sink).mapInArrow(spread, BLOBS_DDL)
         sink_offset = log.end if next_offset is None else next_offset
     else:
         sink_offset = sink_offset_in(sink, path, log)
         # All rows are read now, in one transaction, so that the log opened after it has their deltas.
         sink_blobs = (
-            spark.range(0, 1, 1, 1).mapInArrow(_make_file_spread(sink, buckets), BLOBS_DDL).localCheckpoint()
+            spark.range(0, 1, 1, 1)
+            .mapInArrow(_make_file_spread(sink, bucket_count), BLOBS_DDL)
+            .localCheckpoint()
         )
         log = states_of(path)
     check_sink_offset(sink_offset, log.start, log.end)
     quarantined = read_quarantined_keys(path, name)
-    all_blobs = sink_blobs.unionByName(read_parts(spark, log, buckets))
-    return partition_blobs(all_blobs, buckets).mapInArrow(
+    all_blobs = sink_blobs.unionByName(read_parts(spark, log, bucket_count))
+    return partition_blobs(all_blobs, bucket_count).mapInArrow(
         lambda blobs: find_differences(blobs, sink_offset, quarantined), DIFFERENCES_DDL
     )
 
@@ -98,39 +100,46 @@ def sink_offset_in(sink: str, path: str, log: LogView) -> int:
         return sink_offset_of(file, path, log.log_id)
 
 
-def differences_in(rows: DataFrame) -> Iterator[Difference]:
+def differences_in(table: DataFrame) -> Iterator[Difference]:
     """Yield the differences in a table that `audit` returned."""
-    for row in rows.toLocalIterator():
+    for row in table.toLocalIterator():
         yield Difference(**row.asDict())
 
 
-def repairs(found: DataFrame) -> Iterator[Delta]:
+def repairs(differences: DataFrame) -> Iterator[Delta]:
     """Yield the deltas that repair an audit's differences, one each; see `delta_prop.auditing.repairs`."""
-    check_table("found", found)
-    return auditing.repairs(differences_in(found.where("op is not null")))
+    check_table("differences", differences)
+    return auditing.repairs(differences_in(differences.where("op is not null")))
 
 
-def repair(found: DataFrame, producer: SyncProducer, *, data: str | PurePath | None = None) -> RepairResult:
+def repair(
+    differences: DataFrame, producer: SyncProducer, *, data: str | PurePath | None = None
+) -> RepairResult:
     """Send the repairs of an audit's differences and wait for all outcomes; see `delta_prop.auditing.repair`.
 
     Raises UsageError, Refused, Unreachable.
     """
-    return auditing.repair(repairs(found), producer, data=data)
+    return auditing.repair(repairs(differences), producer, data=data)
 
 
 def _make_file_spread(
-    path: str, buckets: int
+    path: str, bucket_count: int
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the function with which a task yields all rows of a sink's file as blobs."""
+
     def spread(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         deque(rows, 0)  # Spark expects that its input is read
         with StorageSinkFile(path) as file:
             for states in read_states(file):
-                yield spread_sink_states(states, buckets)
+                yield spread_sink_states(states, bucket_count)
 
     return spread
 
 
 def _make_table_spread(
-    buckets: int, *, metadata: bool
+    bucket_count: int, *, has_metadata: bool
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    return lambda rows: (spread_sink_states(to_states(batch, metadata=metadata), buckets) for batch in rows)
+    """Return the function with which tasks yield the rows of a table as blobs."""
+    return lambda rows: (
+        spread_sink_states(to_states(batch, has_metadata=has_metadata), bucket_count) for batch in rows
+    )

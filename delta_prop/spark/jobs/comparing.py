@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from delta_prop.auditing.differences import diff_metadata
-from delta_prop.spark.jobs.pairs import FACTS, MEMBER, Pairs, first_of_vector, pair_rows, row_error
+from delta_prop.spark.jobs.pairs import FACTS, MEMBER, Pairs, is_first_of_vector, pair_rows, row_error
 from delta_prop.spark.states.folding_numbers import Lists, expand_spans
 from delta_prop_wire.delta import Kind
 from delta_prop_wire.metadata import merge
@@ -47,7 +47,7 @@ _OPERATIONS = pa.array([kind_name(kind) for kind in range(max(Kind) + 1)], pa.st
 
 
 def compare(batches: Iterable[pa.RecordBatch], threshold: float = 0.0) -> Iterator[pa.RecordBatch]:
-    """Yield the deltas. `threshold`: of two numbers that differ by up to this, the old one stays.
+    """Yield the deltas. `threshold`: an old number stays if the new one differs from it by up to this.
 
     Raises InvalidDelta, naming table, vector id and column.
     """
@@ -56,7 +56,7 @@ def compare(batches: Iterable[pa.RecordBatch], threshold: float = 0.0) -> Iterat
         if not batch.num_rows:
             continue
         rows = batch if pending is None else pa.concat_batches([pending, batch])
-        last = int(first_of_vector(rows).nonzero()[0][-1])
+        last = int(is_first_of_vector(rows).nonzero()[0][-1])
         pending = rows.slice(last)  # the vector's other row may be in the next batch
         if last:
             yield _compare_rows(rows.slice(0, last), threshold)
@@ -83,8 +83,8 @@ def _compare_rows(rows: pa.RecordBatch, threshold: float) -> pa.RecordBatch:
         "data": rows.column("data").take(pa.array(opaque, mask=opaque < 0)),
         "metadata": patches,
     }
-    found = pa.RecordBatch.from_arrays([columns[name] for name in DELTAS.names], schema=DELTAS)
-    return found.filter(pa.array(kinds != _UNCHANGED))
+    deltas = pa.RecordBatch.from_arrays([columns[name] for name in DELTAS.names], schema=DELTAS)
+    return deltas.filter(pa.array(kinds != _UNCHANGED))
 
 
 # --- numbers
@@ -115,26 +115,30 @@ def _compare_numbers(pairs: Pairs, threshold: float) -> tuple[NDArray[np.uint8],
 
 
 def _find_changed(old: NDArray[np.float32], new: NDArray[np.float32], threshold: float) -> NDArray[np.bool_]:
+    """Return a mask of the numbers that differ by more than `threshold`."""
     if threshold > 0:
-        found: NDArray[np.bool_] = np.abs(new.astype(np.float64) - old) > threshold
-        return found
-    bits: NDArray[np.bool_] = new.view(np.uint32) != old.view(np.uint32)  # 0.0 is not -0.0
-    return bits
+        is_changed: NDArray[np.bool_] = np.abs(new.astype(np.float64) - old) > threshold
+        return is_changed
+    has_other_bits: NDArray[np.bool_] = new.view(np.uint32) != old.view(np.uint32)  # 0.0 is not -0.0
+    return has_other_bits
 
 
 def _count_flags(flags: NDArray[np.bool_], lists: Lists) -> NDArray[np.int64]:
     """Return the number of flags set in each list."""
     total = np.concatenate([[0], np.cumsum(flags)])
-    found: NDArray[np.int64] = np.diff(total[lists.bounds])
-    return found
+    counts: NDArray[np.int64] = np.diff(total[lists.bounds])
+    return counts
 
 
 def _select_elements(
-    count: int, same_size: NDArray[np.intp], after: Lists, selected: NDArray[np.bool_]
+    count: int, comparable: NDArray[np.intp], after: Lists, selected: NDArray[np.bool_]
 ) -> tuple[Lists, Lists]:
-    """Return indices and values of the selected numbers, one list per vector."""
+    """Return indices and values of the selected numbers, one list for each of `count` pairs.
+
+    `after`: the new vectors of the `comparable` pairs; `selected`: a mask of their numbers.
+    """
     sizes = np.zeros(count, np.int64)
-    sizes[same_size] = _count_flags(selected, after)
+    sizes[comparable] = _count_flags(selected, after)
     bounds = np.concatenate([[0], np.cumsum(sizes)])
     positions = selected.nonzero()[0]
     row_of = np.searchsorted(after.bounds, positions, "right") - 1
@@ -144,13 +148,13 @@ def _select_elements(
 
 
 def _mask_absent(lists: Lists, is_present: NDArray[np.bool_], kind: pa.DataType) -> pa.Array:
-    """Return the lists, null where absent."""
+    """Return the lists as an Arrow array, null where `is_present` is false."""
     bounds = pa.array(lists.bounds.astype(np.int32))
     return pa.ListArray.from_arrays(bounds, pa.array(lists.flat, kind), mask=pa.array(~is_present))
 
 
 def _compare_data(pairs: Pairs, kinds: NDArray[np.uint8]) -> None:
-    """Set the kind of facts whose bytes are new or differ."""
+    """Set the kind of facts with bytes: opaque if the bytes are new or differ, else unchanged."""
     has_new_data = (pairs.new >= 0) & pairs.has_data[pairs.new] & ~pairs.has_vector[pairs.new]
     if not has_new_data.any():
         return
@@ -167,22 +171,22 @@ def _compare_data(pairs: Pairs, kinds: NDArray[np.uint8]) -> None:
 
 
 def _make_patches(pairs: Pairs) -> pa.Array:
-    """Return each vector's metadata change as a merge patch; null if it has none, or is deleted."""
+    """Return each fact's metadata change as a merge patch; null if there is none or the fact is deleted."""
     rows = pairs.rows
     names = rows.schema.names[len(FACTS) :]
     if names:
         return _join_patches(rows, pairs, names)
-    found: list[str | None] = [None] * len(pairs.new)
+    patches: list[str | None] = [None] * len(pairs.new)
     column = rows.column("metadata")
     if column.null_count == len(column):
-        return pa.array(found, pa.string())
+        return pa.array(patches, pa.string())
     old, new = (column.take(pa.array(side, mask=side < 0)) for side in (pairs.old, pairs.new))
     differ = ~pc.fill_null(pc.equal(old, new), False).to_numpy(zero_copy_only=False) & (pairs.new >= 0)
     differ &= ~pc.and_(old.is_null(), new.is_null()).to_numpy(zero_copy_only=False)
     for pair in differ.nonzero()[0].tolist():
         patch = diff_metadata(_read_metadata(rows, pairs.old[pair]), _read_metadata(rows, pairs.new[pair]))
-        found[pair] = json.dumps(patch, ensure_ascii=False, separators=(",", ":")) if patch else None
-    return pa.array(found, pa.string())
+        patches[pair] = json.dumps(patch, ensure_ascii=False, separators=(",", ":")) if patch else None
+    return pa.array(patches, pa.string())
 
 
 def _read_metadata(rows: pa.RecordBatch, row: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from delta_prop.commands.log_positions import EARLIEST, LATEST
 from delta_prop.commands.readonly_log import open_readonly_log
 from delta_prop.commands.status import read_sinks
-from delta_prop.spark.arguments import check_session, position_of, source_of
+from delta_prop.spark.arguments import check_session, normalize_source, position_of
 from delta_prop.spark.reads.segments import log_of, spark_parts
 from delta_prop.spark.reads.served import remote_of, served_range
 from delta_prop.spark.states.changes import CHANGES, changes_of, split_keys
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from delta_prop.commands.log_positions import LogPosition
-    from delta_prop.spark.arguments import Place, When
+    from delta_prop.spark.arguments import LogSource, When
     from delta_prop.spark.options import Remote
     from delta_prop.spark.reads.segments import LogPart, LogView
     from delta_prop_wire.batch import LoggedBatch
@@ -49,8 +49,9 @@ COUNTS_DDL = (
     "namespace string not null, vector_id string, op string, deltas long not null, bytes long not null, "
     "numbers long not null, dimension long not null"
 )
-_ROWS = 100_000
-_KINDS = 256
+_ROWS_PER_COUNT = 100_000
+_KIND_CODES = 256
+"""Number of codes that the kind of an operation can have."""
 
 
 class Stats(NamedTuple):
@@ -68,7 +69,7 @@ class Stats(NamedTuple):
     sinks: list[dict[str, Any]]
 
 
-def stats(spark: SparkSession, place: Place, *, start: When = None, end: When = None) -> Stats:
+def stats(spark: SparkSession, source: LogSource, *, start: When = None, end: When = None) -> Stats:
     """Count the deltas in a data directory, or of a service, from `start` up to `end` (exclusive).
 
     Raises UsageError, Refused, LogCorrupted, OSError, Unreachable.
@@ -76,18 +77,18 @@ def stats(spark: SparkSession, place: Place, *, start: When = None, end: When = 
     check_session(spark)
     first = position_of(start, EARLIEST, name="start", ends=True)
     end = position_of(end, LATEST, name="end", ends=True)
-    return count_log(spark, *log_to_count(source_of(place), first, end))
+    return count_log(spark, *log_to_count(normalize_source(source), first, end))
 
 
 def log_to_count(
-    place: str | Remote, start: LogPosition, end: LogPosition
+    source: str | Remote, start: LogPosition, end: LogPosition
 ) -> tuple[LogView, list[dict[str, Any]]]:
     """Return the log to count, and its sinks and groups. Raises as `stats` does."""
-    remote = remote_of(place)
+    remote = remote_of(source)
     if remote is None:
-        assert isinstance(place, str)
-        with open_readonly_log(place) as (disk, log, _):
-            return log_of(place, start=start, end=end), read_sinks(disk, log)
+        assert isinstance(source, str)
+        with open_readonly_log(source) as (disk, log, _):
+            return log_of(source, start=start, end=end), read_sinks(disk, log)
     return served_range(remote, start=start, end=end), []
 
 
@@ -113,17 +114,17 @@ def count_log(spark: SparkSession, log: LogView, sinks: list[dict[str, Any]]) ->
     return Stats(log.start, log.end, traffic.orderBy("namespace", "op"), vectors, sinks)
 
 
-def count(batches: Iterable[LoggedBatch], start: int, end: int) -> Iterator[pa.RecordBatch]:
-    """Yield counts of the rows from one offset up to another, for about `_ROWS` rows each."""
+def count_rows(batches: Iterable[LoggedBatch], start: int, end: int) -> Iterator[pa.RecordBatch]:
+    """Yield counts of the rows from `start` up to `end` (exclusive), each of about `_ROWS_PER_COUNT`."""
     pending: list[pa.RecordBatch] = []
-    rows = 0
+    row_count = 0
     for logged in batches:
         pending.append(changes_of(logged, end))
-        rows += pending[-1].num_rows
-        if rows >= _ROWS:
+        row_count += pending[-1].num_rows
+        if row_count >= _ROWS_PER_COUNT:
             yield _count_batches(pending, start)
-            pending, rows = [], 0
-    if rows:
+            pending, row_count = [], 0
+    if row_count:
         yield _count_batches(pending, start)
 
 
@@ -131,7 +132,7 @@ def _make_counter(log: LogView) -> Any:
     start, end = log.start, log.end
 
     def read(part: LogPart) -> Iterator[pa.RecordBatch]:
-        return count(part.batches(), start, end)
+        return count_rows(part.batches(), start, end)
 
     return read
 
@@ -143,21 +144,26 @@ def _count_batches(pending: list[pa.RecordBatch], start: int) -> pa.RecordBatch:
     namespaces, ids = split_keys(coded.dictionary)
     coded_names = pc.dictionary_encode(namespaces)
     codes = coded.indices.to_numpy()
-    kinds, numbers = column_of(table, "kind").to_numpy(), _lengths(table, "values")
+    kinds, numbers = column_of(table, "kind").to_numpy(), _list_lengths(table, "values")
     sizes = pc.binary_length(column_of(table, "key")).to_numpy() + 4 * numbers
-    sizes += 4 * _lengths(table, "indices") + _bytes(table, "data") + _bytes(table, "patch")
+    sizes += 4 * _list_lengths(table, "indices")
+    sizes += _binary_lengths(table, "data") + _binary_lengths(table, "patch")
     by_key, by_kind = (
         _Sums(codes, len(ids)),
-        _Sums(coded_names.indices.to_numpy()[codes] * _KINDS + kinds),
+        _Sums(coded_names.indices.to_numpy()[codes] * _KIND_CODES + kinds),
     )
     used = by_kind.deltas.nonzero()[0]
     longest = np.zeros(len(by_kind.deltas), np.int64)
     np.maximum.at(longest, by_kind.codes, np.where(np.isin(kinds, (0, 2)), numbers, 0))
     zeros = np.zeros(len(ids), np.int64)
     columns = {
-        "namespace": pa.concat_arrays([namespaces, coded_names.dictionary.take(pa.array(used // _KINDS))]),
+        "namespace": pa.concat_arrays(
+            [namespaces, coded_names.dictionary.take(pa.array(used // _KIND_CODES))]
+        ),
         "vector_id": pa.concat_arrays([ids, pa.nulls(len(used), pa.string())]),
-        "op": pa.array([None] * len(ids) + [kind_name(code % _KINDS) for code in used.tolist()], pa.string()),
+        "op": pa.array(
+            [None] * len(ids) + [kind_name(code % _KIND_CODES) for code in used.tolist()], pa.string()
+        ),
         "deltas": np.concatenate([by_key.deltas, by_kind.deltas[used]]),
         "bytes": np.concatenate([by_key.sum(sizes), by_kind.sum(sizes)[used]]),
         "numbers": np.concatenate([zeros, by_kind.sum(numbers)[used]]),
@@ -167,7 +173,7 @@ def _count_batches(pending: list[pa.RecordBatch], start: int) -> pa.RecordBatch:
 
 
 class _Sums:
-    """Sums over the rows that have the same code."""
+    """Sums over the rows that have the same code; `codes` has the code of each row."""
 
     def __init__(self, codes: NDArray[Any], count_min: int = 0) -> None:
         self.codes = codes
@@ -178,12 +184,11 @@ class _Sums:
         return np.bincount(self.codes, values, len(self.deltas)).astype(np.int64)
 
 
-def _lengths(table: pa.Table, name: str) -> NDArray[np.int64]:
-    found: NDArray[np.int64] = pc.list_value_length(column_of(table, name)).to_numpy().astype(np.int64)
-    return found
+def _list_lengths(table: pa.Table, name: str) -> NDArray[np.int64]:
+    lengths: NDArray[np.int64] = pc.list_value_length(column_of(table, name)).to_numpy().astype(np.int64)
+    return lengths
 
 
-def _bytes(table: pa.Table, name: str) -> NDArray[np.int64]:
-    sizes = pc.fill_null(pc.binary_length(column_of(table, name)), 0)
-    found: NDArray[np.int64] = sizes.to_numpy().astype(np.int64)
-    return found
+def _binary_lengths(table: pa.Table, name: str) -> NDArray[np.int64]:
+    lengths = pc.fill_null(pc.binary_length(column_of(table, name)), 0)
+    return lengths.to_numpy().astype(np.int64)  # type: ignore[no-any-return]

@@ -10,11 +10,11 @@ FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "jso
 def format_of(path: str, chosen: str | None = None) -> str:
     """Return the chosen format, else that of the name's suffix. Raises UsageError."""
     by_suffix = next(
-        (kind for suffix, kind in FORMATS.items() if path.rstrip("/").lower().endswith(suffix)), None
+        (name for suffix, name in FORMATS.items() if path.rstrip("/").lower().endswith(suffix)), None
     )
-    found = chosen or by_suffix
-    if found is None:
+    format_name = chosen or by_suffix
+    if format_name is None:
         raise UsageError(
             f"table {path!r:.300}: its name has no known suffix: give parquet, csv or json as format"
         )
-    return found
+    return format_name

@@ -31,7 +31,11 @@ _TABLE_NAMES = ("old", "new")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pairs:
-    """Each vector's row in the old and in the new table, -1 if absent."""
+    """The facts of both tables in `rows`, paired by vector.
+
+    `old`, `new`: by pair, the row of the old and of the new fact, -1 if absent. `vectors`, `has_vector`,
+    `has_data`: by row.
+    """
 
     rows: pa.RecordBatch
     old: NDArray[np.intp]
@@ -41,20 +45,20 @@ class Pairs:
     has_data: NDArray[np.bool_]
 
 
-def first_of_vector(rows: pa.RecordBatch) -> NDArray[np.bool_]:
+def is_first_of_vector(rows: pa.RecordBatch) -> NDArray[np.bool_]:
     """Return a mask of each vector's first row."""
-    first = np.ones(rows.num_rows, bool)
+    is_first = np.ones(rows.num_rows, bool)
     same = [pc.equal(one.slice(1), one.slice(0, len(one) - 1)) for one in (rows.column(0), rows.column(1))]
-    first[1:] = ~pc.fill_null(pc.and_(*same), False).to_numpy(zero_copy_only=False)
-    return first
+    is_first[1:] = ~pc.fill_null(pc.and_(*same), False).to_numpy(zero_copy_only=False)
+    return is_first
 
 
 def pair_rows(rows: pa.RecordBatch) -> Pairs:
     """Pair sorted rows. Raises InvalidDelta for an invalid row."""
-    first = first_of_vector(rows)
-    pair_of = np.cumsum(first) - 1
+    is_first = is_first_of_vector(rows)
+    pair_of = np.cumsum(is_first) - 1
     sides = rows.column("side").to_numpy()
-    _check(rows, first, sides)
+    _check(rows, is_first, sides)
     rows_by_side = np.full((2, int(pair_of[-1]) + 1), -1, np.intp)
     rows_by_side[sides, pair_of] = np.arange(rows.num_rows)
     is_present = [rows.column(name).is_valid().to_numpy(zero_copy_only=False) for name in ("vector", "data")]
@@ -63,11 +67,12 @@ def pair_rows(rows: pa.RecordBatch) -> Pairs:
     return Pairs(rows, rows_by_side[OLD], rows_by_side[NEW], vectors, *is_present)
 
 
-def _check(rows: pa.RecordBatch, first: NDArray[np.bool_], sides: NDArray[Any]) -> None:
+def _check(rows: pa.RecordBatch, is_first: NDArray[np.bool_], sides: NDArray[Any]) -> None:
+    """Raise InvalidDelta for the first fault of these rows."""
     ids = rows.column("vector_id")
     if ids.null_count:
         raise row_error(rows, int(np.argmax(ids.is_null().to_numpy(zero_copy_only=False))), "the key is NULL")
-    duplicates = (~first[1:] & (sides[1:] == sides[:-1])).nonzero()[0]
+    duplicates = (~is_first[1:] & (sides[1:] == sides[:-1])).nonzero()[0]
     if len(duplicates):
         raise row_error(rows, int(duplicates[0]), "the key occurs more than once: keep one row")
     wrong = rows.column("wrong")
@@ -75,10 +80,10 @@ def _check(rows: pa.RecordBatch, first: NDArray[np.bool_], sides: NDArray[Any]) 
         row = int(np.argmax(wrong.is_valid().to_numpy(zero_copy_only=False)))
         raise row_error(rows, row, str(wrong[row].as_py()))
     column = rows.column("vector")
-    empty = pc.and_(column.is_null(), rows.column("data").is_null()).to_numpy(zero_copy_only=False)
-    if empty.any():
+    is_empty = pc.and_(column.is_null(), rows.column("data").is_null()).to_numpy(zero_copy_only=False)
+    if is_empty.any():
         raise row_error(
-            rows, int(np.argmax(empty)), "the vector is NULL: leave the row out to delete the fact"
+            rows, int(np.argmax(is_empty)), "the vector is NULL: leave the row out to delete the fact"
         )
     flat = column.flatten()
     is_invalid = flat.is_null().to_numpy(zero_copy_only=False) | ~np.isfinite(

@@ -17,7 +17,7 @@ from delta_prop.argument_checks import check_path
 from delta_prop.spark.arguments import check_session, position_of
 from delta_prop.spark.jobs.replaying import STATES, replay_log
 from delta_prop.spark.reads.segments import states_of
-from delta_prop.spark.states.buckets import buckets_for
+from delta_prop.spark.states.buckets import bucket_count_for
 from delta_prop_sinks.storage_file import StorageFile
 from delta_prop_wire.algebra import VectorState
 from delta_prop_wire.cursor import Cursor
@@ -37,7 +37,7 @@ WAL_BYTES_MAX = 64 << 20
 
 
 class RebuildResult(NamedTuple):
-    """Counts of a rebuilt file: its rows, the alive ones, and the offset of its cursor."""
+    """Counts of a rebuilt file: its rows, the alive ones of them; and the offset of its cursor."""
 
     rows: int
     alive: int
@@ -57,7 +57,7 @@ def rebuild(
 
     `at`: as of an offset or a time; the sink continues from there. `replace`: replace the content of an
     existing file. `on_progress` is called with the rows written so far. The file of an interrupted rebuild is
-    marked as incomplete: the next call, or the sink, rebuilds it. Raises UsageError, Refused, FileFailed,
+    marked as incomplete; the next call, or the sink, rebuilds it. Raises UsageError, Refused, FileFailed,
     LogCorrupted, OSError.
     """
     check_session(spark)
@@ -90,7 +90,7 @@ def rebuild_from(
 ) -> RebuildResult:
     """Rebuild from an opened log, as `rebuild` does."""
     names = ("namespace", "vector_id")  # the order of the file: neighbours share pages
-    states = replay_log(spark, log).repartitionByRange(buckets_for(log.bytes), *names)
+    states = replay_log(spark, log).repartitionByRange(bucket_count_for(log.bytes), *names)
     blobs = states.sortWithinPartitions(*names).mapInArrow(_pack, "rows binary")
     stored = StorageFile(file, wal_bytes_max=WAL_BYTES_MAX)
     opened = stored.connect(log.log_id)
@@ -100,7 +100,7 @@ def rebuild_from(
         rows = alive = lamport = 0
         for blob in blobs.toLocalIterator(prefetchPartitions=True):
             states_batch = pa.ipc.read_record_batch(pa.py_buffer(bytes(blob.rows)), STATES)
-            stored.load_states(list(_rows(states_batch)))
+            stored.load_states(list(_state_rows(states_batch)))
             stored.checkpoint()
             rows, alive = rows + states_batch.num_rows, alive + states_batch.column("alive").true_count
             lamport = max(lamport, *states_batch.column("lamport").to_pylist())
@@ -119,17 +119,17 @@ def _check_empty(file: str, opened: StorageFileState, *, replace: bool) -> None:
 
 def _pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        blob = batch.cast(STATES).serialize().to_pybytes()
-        yield pa.record_batch([pa.array([blob], pa.binary())], names=["rows"])
+        serialized = batch.cast(STATES).serialize().to_pybytes()
+        yield pa.record_batch([pa.array([serialized], pa.binary())], names=["rows"])
 
 
-def _rows(states: pa.RecordBatch) -> Iterator[StateRow]:
+def _state_rows(states: pa.RecordBatch) -> Iterator[StateRow]:
     columns = [states.column(name).to_pylist() for name in STATES.names if name != "vector"]
     vectors = states.column("vector")
     bounds = np.concatenate([[0], np.cumsum(vectors.value_lengths().fill_null(0).to_numpy())])
     flat = vectors.flatten().to_numpy()
-    for row, one in enumerate(zip(*columns, strict=True)):
-        namespace, vector_id, alive, data, text, offset, lamport, origin, counter, ignored = one
+    for row, fields in enumerate(zip(*columns, strict=True)):
+        namespace, vector_id, alive, data, text, offset, lamport, origin, counter, ignored = fields
         metadata: dict[str, Any] = {} if text is None else json.loads(text)
         vector = flat[bounds[row] : bounds[row + 1]] if alive and data is None else None
         key = (lamport, int(origin, 16), counter)

@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from delta_prop.spark.arguments import check_session, position_of, source_of
+from delta_prop.spark.arguments import check_session, normalize_source, position_of
 from delta_prop.spark.reads.segments import spark_parts, states_of
 from delta_prop.spark.reads.served import remote_of, served_log
-from delta_prop.spark.states.buckets import BLOBS_DDL, buckets_for, fold_blobs, spread
+from delta_prop.spark.states.buckets import BLOBS_DDL, bucket_count_for, fold_blobs, spread
 from delta_prop.spark.states.changes import STATE, split_keys
 from delta_prop_wire.delta import Kind
 from delta_prop_wire.errors import UsageError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from delta_prop.spark.arguments import Place, When
+    from delta_prop.spark.arguments import LogSource, When
     from delta_prop.spark.reads.segments import LogPart, LogView
 
 STATES = pa.schema(
@@ -56,25 +56,25 @@ CONTENT = ("namespace", "vector_id", "vector", "data", "metadata")
 _ROWS = 8_192
 
 
-def replay(spark: SparkSession, place: Place, at: When = None) -> DataFrame:
+def replay(spark: SparkSession, source: LogSource, at: When = None) -> DataFrame:
     """Return the state of every vector in a log, one row per vector, with the columns of `STATES`.
 
-    `place`: a data directory, or a service as `delta://host:port`, whose log must still be complete. A
+    `source`: a data directory, or a service as `delta://host:port`, whose log must still be complete. A
     deleted vector has a row that is not alive. `at`: as of an offset (inclusive) or a time; None: now. Raises
     UsageError, Refused (CURSOR_TOO_OLD) if the log no longer reaches back there, LogCorrupted, OSError,
     Unreachable.
     """
     check_session(spark)
-    return replay_log(spark, log_at(place, at))
+    return replay_log(spark, log_at(source, at))
 
 
-def log_at(place: Place, at: When = None) -> LogView:
+def log_at(source: LogSource, at: When = None) -> LogView:
     """Return the log to fold, of a directory or a service. Raises as `replay` does."""
-    source, end = source_of(place), position_of(at)
-    remote = remote_of(source)
+    path_or_service, end = normalize_source(source), position_of(at)
+    remote = remote_of(path_or_service)
     if remote is None:
-        assert isinstance(source, str)
-        return states_of(source, at=end)
+        assert isinstance(path_or_service, str)
+        return states_of(path_or_service, at=end)
     log = served_log(remote, at=end)
     if not log.is_complete:
         raise UsageError(
@@ -86,18 +86,18 @@ def log_at(place: Place, at: When = None) -> LogView:
 
 def replay_log(spark: SparkSession, log: LogView) -> DataFrame:
     """Replay an opened log, as `replay` does."""
-    buckets = buckets_for(log.bytes)
-    return partition_blobs(read_parts(spark, log, buckets), buckets).mapInArrow(_fold, STATES_DDL)
+    bucket_count = bucket_count_for(log.bytes)
+    return partition_blobs(read_parts(spark, log, bucket_count), bucket_count).mapInArrow(_fold, STATES_DDL)
 
 
-def read_parts(spark: SparkSession, log: LogView, buckets: int) -> DataFrame:
-    """Return the changes in a log as blobs."""
-    return spark_parts(spark, log.parts, _make_spread(buckets, log.end), BLOBS_DDL)
+def read_parts(spark: SparkSession, log: LogView, bucket_count: int) -> DataFrame:
+    """Return the changes in a log as blobs; see `buckets.py`."""
+    return spark_parts(spark, log.parts, _make_spread(bucket_count, log.end), BLOBS_DDL)
 
 
-def partition_blobs(blobs: DataFrame, buckets: int) -> DataFrame:
+def partition_blobs(blobs: DataFrame, bucket_count: int) -> DataFrame:
     """Return the blobs with one partition per bucket, sorted within it."""
-    return blobs.repartitionById(buckets, "bucket").sortWithinPartitions("first")
+    return blobs.repartitionById(bucket_count, "bucket").sortWithinPartitions("first")
 
 
 def to_rows(states: pa.Table) -> Iterator[pa.RecordBatch]:
@@ -106,8 +106,8 @@ def to_rows(states: pa.Table) -> Iterator[pa.RecordBatch]:
         yield _to_rows(batch)
 
 
-def _make_spread(buckets: int, end: int) -> Callable[[LogPart], Iterator[pa.RecordBatch]]:
-    return lambda part: spread(part.batches(), buckets, end)
+def _make_spread(bucket_count: int, end: int) -> Callable[[LogPart], Iterator[pa.RecordBatch]]:
+    return lambda part: spread(part.batches(), bucket_count, end)
 
 
 def _fold(blobs: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

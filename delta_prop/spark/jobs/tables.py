@@ -212,13 +212,13 @@ def _member_column(name: str) -> Column:
 
 def _not_finite_message(name: str, kind: DataType) -> Column:
     """Return the message for a column with a number that is not finite, NULL if all are finite."""
-    found = _is_not_finite(F.col(_quote(name)), kind)
+    condition = _is_not_finite(F.col(_quote(name)), kind)
     message = F.lit(f"column {name} has a number that is not finite, which JSON cannot represent: replace it")
-    return _null_text() if found is None else F.when(found, message)
+    return _null_text() if condition is None else F.when(condition, message)
 
 
 def _overflow_messages(fields: dict[str, DataType], mapping: ColumnMapping) -> list[Column]:
-    """Return messages for a finite number that overflows float32, with the number as it was given."""
+    """Return columns with the message for a finite number that overflows float32; NULL if none does."""
     if mapping.vector is None:
         return []
     vector = _vector_column(fields, mapping)
@@ -238,6 +238,7 @@ def _overflow_messages(fields: dict[str, DataType], mapping: ColumnMapping) -> l
 
 
 def _is_not_finite(column: Column, kind: DataType) -> Column | None:
+    """Return the condition that a column has a number that is not finite; None if its type cannot."""
     if isinstance(kind, FloatType | DoubleType):
         return F.isnan(column) | (F.abs(column) == _INFINITE)
     if isinstance(kind, ArrayType):
@@ -246,9 +247,10 @@ def _is_not_finite(column: Column, kind: DataType) -> Column | None:
             return None
         return F.exists(column, lambda one: _is_not_finite(one, element))
     if isinstance(kind, StructType):
-        found = None
+        condition = None
         for field in kind.fields:
             inner = _is_not_finite(column.getField(field.name), field.dataType)
-            found = inner if found is None else found if inner is None else found | inner
-        return found
+            if inner is not None:
+                condition = inner if condition is None else condition | inner
+        return condition
     return None

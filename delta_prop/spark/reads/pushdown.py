@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql.datasource import Filter
 
-VALUES_MAX = 256
+TOPICS_MAX = 256
 """Maximum number of topics in one subscription."""
 _PREFIXES = {"vector_id": "v:", "namespace": "ns:", "op": "op:"}
 """Columns that topics select by, the most selective one first."""
@@ -35,7 +35,7 @@ _PREFIXES = {"vector_id": "v:", "namespace": "ns:", "op": "op:"}
 
 @dataclass(frozen=True)
 class ReadFilter:
-    """A filter of reads: passes these topics, at offsets from `first` up to `end` (exclusive)."""
+    """A filter of reads: passes these topics, at offsets from `first` up to `end` (exclusive; None: all)."""
 
     topics: tuple[Topic, ...]
     first: int = 0
@@ -57,7 +57,8 @@ def narrow(current: ReadFilter, filters: Iterable[Filter]) -> ReadFilter:
         if column == "offset":
             low, high = _offset_range_of(filter_)
             first = max(first, low)
-            end = high if end is None else end if high is None else min(end, high)
+            if high is not None:
+                end = high if end is None else min(end, high)
         elif column in _PREFIXES:
             topics = _topics_of(_PREFIXES[column], filter_)
             if topics:
@@ -70,7 +71,7 @@ def narrow(current: ReadFilter, filters: Iterable[Filter]) -> ReadFilter:
 
 
 def _offset_range_of(filter_: Filter) -> tuple[int, int | None]:
-    """Return the first offset that passes, and the offset after the last filter_ (None: unbounded)."""
+    """Return the first offset that passes, and the offset after the last one that does (None: no bound)."""
     match filter_:
         case EqualTo(value=int(offset)) | EqualNullSafe(value=int(offset)):
             return offset, offset + 1
@@ -86,6 +87,7 @@ def _offset_range_of(filter_: Filter) -> tuple[int, int | None]:
 
 
 def _topics_of(prefix: str, filter_: Filter) -> tuple[Topic, ...]:
+    """Return the topics of the values that pass; none if the filter cannot be expressed by topics."""
     match filter_:
         case EqualTo(value=value) | EqualNullSafe(value=value):
             values: tuple[Any, ...] = (value,)
@@ -93,7 +95,7 @@ def _topics_of(prefix: str, filter_: Filter) -> tuple[Topic, ...]:
             values = tuple(value)
         case _:
             return ()
-    if not 1 <= len(values) <= VALUES_MAX or not all(isinstance(value, str) for value in values):
+    if not 1 <= len(values) <= TOPICS_MAX or not all(isinstance(value, str) for value in values):
         return ()
     try:
         return tuple(Topic.parse(prefix + value) for value in values)

@@ -35,9 +35,10 @@ if TYPE_CHECKING:
     from delta_prop.commands.log_positions import LogPosition
     from delta_prop.spark.options import ReadOptions
 
-PARTITION_ROWS = 100_000
-"""Offsets of a partition, if the user does not set the number of partitions."""
+PARTITION_OFFSETS = 100_000
+"""Number of offsets in a partition, if the user does not set the number of partitions."""
 PARTITIONS_DEFAULT_MAX = 200
+"""Maximum number of partitions if the user does not set it; each then has more offsets."""
 
 
 @dataclass
@@ -51,11 +52,11 @@ class OffsetRange(InputPartition):
 
 
 def split_range(start: int, end: int, bounds: LogBounds, partitions: int | None) -> list[OffsetRange]:
-    """Split a range into `partitions` parts, at least one; None: into parts of `PARTITION_ROWS`."""
-    rows = max(end - start, 0)
-    count_by_size = min(-(-rows // PARTITION_ROWS), PARTITIONS_DEFAULT_MAX)
-    count = max(min(count_by_size if partitions is None else partitions, rows), 1)
-    edges = [start + rows * number // count for number in range(count + 1)]
+    """Split a range into `partitions` parts, at least one; None: into parts of `PARTITION_OFFSETS`."""
+    size = max(end - start, 0)
+    default_count = min(-(-size // PARTITION_OFFSETS), PARTITIONS_DEFAULT_MAX)
+    count = max(min(default_count if partitions is None else partitions, size), 1)
+    edges = [start + size * number // count for number in range(count + 1)]
     return [OffsetRange(first, stop, bounds.log_id, bounds.epoch) for first, stop in pairwise(edges)]
 
 
@@ -73,9 +74,8 @@ class _BaseReader:
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition; Spark calls this on an executor."""
-        from delta_prop.spark.reads.rows import (
-            merge_batches,  # the driver, which only plans, starts quicker without Arrow
-        )
+        # Loaded here, since the driver, which only plans, starts quicker without Arrow.
+        from delta_prop.spark.reads.rows import merge_batches
 
         assert isinstance(partition, OffsetRange)
         log = (partition.log_id, partition.epoch)
@@ -133,15 +133,15 @@ class StreamReader(_BaseReader, DataSourceStreamReader, SupportsTriggerAvailable
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return the end of the next micro-batch. Raises UsageError, Refused, Unreachable."""
         bounds = self._range_reader().bounds()
-        at = _check_spark_offset(start, bounds)
+        next_offset = _check_spark_offset(start, bounds)
         end = (
             bounds.end_offset
             if self._stream_end is None
-            else max(min(bounds.end_offset, self._stream_end), at)
+            else max(min(bounds.end_offset, self._stream_end), next_offset)
         )
         if isinstance(limit, ReadMaxRows):
-            end = min(end, at + limit.max_rows)
-        return start if end <= at else _to_spark_offset(end, bounds)
+            end = min(end, next_offset + limit.max_rows)
+        return start if end <= next_offset else _to_spark_offset(end, bounds)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """End the stream at the log's present end."""

@@ -69,24 +69,25 @@ def merge_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield batches of the log as rows, and merge small batches.
 
-    `columns`: names of the columns to return, and whether each is declared nullable.
+    `columns`: (name, True if it is declared nullable) of each column to return; None: all.
     """
     schema = SCHEMA
     if columns is not None:
         schema = pa.schema([SCHEMA.field(name).with_nullable(nullable) for name, nullable in columns])
     pending: list[pa.RecordBatch] = []
-    rows = size = 0
+    row_count = size = 0
     for logged in batches:
-        large = logged.count >= UNMERGED_ROWS
-        if rows and (large or rows + logged.count > MERGE_ROWS or size + logged.batch.size > MERGE_BYTES):
+        is_large = logged.count >= UNMERGED_ROWS
+        is_full = row_count + logged.count > MERGE_ROWS or size + logged.batch.size > MERGE_BYTES
+        if row_count and (is_large or is_full):
             yield _concat_batches(pending)
-            pending, rows, size = [], 0, 0
-        found = to_arrow(logged, schema)
-        if large:
-            yield found
+            pending, row_count, size = [], 0, 0
+        rows = to_arrow(logged, schema)
+        if is_large:
+            yield rows
             continue
-        pending.append(found)
-        rows, size = rows + logged.count, size + logged.batch.size
+        pending.append(rows)
+        row_count, size = row_count + logged.count, size + logged.batch.size
     if pending:
         yield _concat_batches(pending)
 
@@ -144,7 +145,7 @@ def _text_column(batch: Batch, ends: Column, texts: Column) -> pa.Array:
     return pa.StringArray.from_buffers(batch.count, pa.py_buffer(bounds), data)
 
 
-def _names_column(batch: Batch) -> pa.Array:
+def _namespaces_column(batch: Batch) -> pa.Array:
     names = batch.namespace_names
     if len(names) == 1:
         return fill_text(names[0], batch.count)
@@ -188,12 +189,10 @@ def _blob_column(inputs: _BatchColumns) -> pa.Array:
     content = batch.column(Column.BLOBS)
     bounds = pa.py_buffer(batch.blob_bounds.astype(np.int32))
     data = pa.py_buffer(b"" if content is None else content)
-    found = pa.BinaryArray.from_buffers(pa.binary(), batch.count, [None, bounds, data])
-    return (
-        found
-        if is_present.all()
-        else pc.if_else(flags_of(is_present), found, pa.nulls(batch.count, pa.binary()))
-    )
+    blobs = pa.BinaryArray.from_buffers(pa.binary(), batch.count, [None, bounds, data])
+    if is_present.all():
+        return blobs
+    return pc.if_else(flags_of(is_present), blobs, pa.nulls(batch.count, pa.binary()))
 
 
 def _metadata_column(batch: Batch) -> pa.Array:
@@ -208,10 +207,10 @@ def _topics_column(batch: Batch) -> pa.Array:
     kind = pa.list_(pa.string())
     if not batch.row_topics:
         return pa.nulls(batch.count, kind)
-    found: list[list[str] | None] = [None] * batch.count
+    topics: list[list[str] | None] = [None] * batch.count
     for row, topic in batch.row_topics:
-        found[row] = [*(found[row] or ()), topic]
-    return pa.array(found, kind)
+        topics[row] = [*(topics[row] or ()), topic]
+    return pa.array(topics, kind)
 
 
 def _time_column(batch: Batch) -> pa.Array:
@@ -239,7 +238,7 @@ def _ids_column(inputs: _BatchColumns) -> pa.Array:
 _COLUMN_MAKERS: dict[str, Callable[[_BatchColumns], pa.Array]] = {
     "offset": lambda inputs: _to_int64(inputs.offsets),
     "vector_id": lambda inputs: _text_column(inputs.batch, Column.KEY_ENDS, Column.KEYS),
-    "namespace": lambda inputs: _names_column(inputs.batch),
+    "namespace": lambda inputs: _namespaces_column(inputs.batch),
     "op": _operations_column,
     "vector": lambda inputs: _list_column(
         inputs.batch.value_bounds, inputs.batch.values, inputs.is_full, pa.float32()

@@ -46,7 +46,7 @@ PARTS_MAX = 10_000
 
 @dataclass(frozen=True, slots=True)
 class SegmentPart:
-    """The log from offset `start` up to `end`; `bytes`: the approximate size."""
+    """The log from offset `start` up to `end` (exclusive); `bytes`: the approximate size."""
 
     data: str
     start: int
@@ -67,7 +67,7 @@ class SegmentPart:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPart:
-    """Frames `first_frame` up to `end_frame` of the snapshot at an offset; `bytes`: the approximate size."""
+    """Frames of the snapshot at `offset`: from `first_frame` up to `end_frame` (exclusive)."""
 
     data: str
     offset: int
@@ -144,7 +144,7 @@ def spark_parts(
     read: Callable[[LogPart], Iterator[pa.RecordBatch]],
     schema: object,
 ) -> DataFrame:
-    """Return the rows that `read` yields for each part, one task per part. Spark sends both to the tasks."""
+    """Return the rows that `read` yields for each part; one task per part, which gets `parts` and `read`."""
 
     def rows(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
@@ -177,16 +177,16 @@ def states_of(path: str, *, at: LogPosition = LATEST) -> LogView:
     log's start. Raises UsageError, Refused (CURSOR_TOO_OLD) if the log has compacted the deltas
     up to the position, LogCorrupted, OSError.
     """
-    before: list[SnapshotPart] = []
+    snapshot_parts: list[SnapshotPart] = []
     with open_readonly_log(path) as (disk, log, _), open_prefix_snapshot(log) as snapshot:
         if snapshot is None:
             begin = log.start_offset
         else:
             check_not_before(at, snapshot)
-            begin, before = snapshot.offset, _snapshot_parts(path, snapshot)
+            begin, snapshot_parts = snapshot.offset, _snapshot_parts(path, snapshot)
         end = max(_end_of(at, log), begin)
         is_complete = log.start_offset == 0 if snapshot is None else snapshot.begin == 0
-        parts: list[LogPart] = [*before, *_segment_parts(disk, path, log, begin, end)]
+        parts: list[LogPart] = [*snapshot_parts, *_segment_parts(disk, path, log, begin, end)]
     return LogView(log.log_id, log.epoch, begin, end, is_complete, parts)
 
 
@@ -242,7 +242,7 @@ def _snapshot_parts(path: str, snapshot: Snapshot) -> list[SnapshotPart]:
 
 def _make_row_reader(begin: int, end: int) -> Callable[[LogPart], Iterator[pa.RecordBatch]]:
     def read(part: LogPart) -> Iterator[pa.RecordBatch]:
-        for rows in merge_batches(one for one in part.batches() if not one.batch.is_control):
+        for rows in merge_batches(logged for logged in part.batches() if not logged.batch.is_control):
             first, stop = np.searchsorted(rows.column("offset").to_numpy(), (begin, end)).tolist()
             yield rows.slice(first, stop - first)
 

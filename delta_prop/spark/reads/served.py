@@ -49,13 +49,13 @@ class ServicePart:
         return range_reader_of(self.remote).read(self.start, self.end, log=self.log)
 
 
-def remote_of(place: str | Remote) -> Remote | None:
+def remote_of(source: str | Remote) -> Remote | None:
     """Return the service that `delta://host:port` names, None for a directory. Raises UsageError."""
-    if isinstance(place, Remote):
-        return place
-    if not place.startswith("delta://"):
+    if isinstance(source, Remote):
+        return source
+    if not source.startswith("delta://"):
         return None
-    remote = read_options({"url": place}, system.read_environment(), system.wall_us()).remote
+    remote = read_options({"url": source}, system.read_environment(), system.wall_us()).remote
     check_on_driver(remote)
     return remote
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from delta_prop_wire.batch import LoggedBatch
 
 BLOBS_DDL = "bucket int, first long, changes binary"
+"""Columns of blobs. `first`: the offset of the first change, or one of the values below."""
 BUCKET_BYTES = 32 << 20
 """Bytes of the log per bucket."""
 BUCKETS_MAX = 10_000
@@ -28,24 +29,28 @@ _BLOB_BYTES = 16 << 20
 _BUFFER_BYTES = 64 << 20
 _BLOBS = pa.schema([("bucket", pa.int32()), ("first", pa.int64()), ("changes", pa.binary())])
 STATES, UNORDERED, SINK_STATES = -1, -2, -3
-"""Values of `first` that are not an offset. They mark the states of a snapshot, which sort before all
-changes; a log that is not in canonical order; and a sink's states.
+"""Values of `first` that are no offsets.
+
+`STATES` marks the states of a snapshot, which sort before all changes; `UNORDERED`, a part of the log that is
+not in canonical order; `SINK_STATES`, a sink's states.
 """
 
 
-def buckets_for(size: int) -> int:
+def bucket_count_for(size: int) -> int:
     """Return the number of buckets for a log of `size` bytes."""
     return min(max(-(-size // BUCKET_BYTES), 1), BUCKETS_MAX)
 
 
-def spread(batches: Iterable[LoggedBatch], buckets: int, end: int | None = None) -> Iterator[pa.RecordBatch]:
+def spread(
+    batches: Iterable[LoggedBatch], bucket_count: int, end: int | None = None
+) -> Iterator[pa.RecordBatch]:
     """Yield the changes in batches of the log below offset `end`, or states of a snapshot, as blobs.
 
     The batches come in the order of the log.
     """
     pending: list[pa.RecordBatch] = []
     size, first, lamport, in_order = 0, STATES, 0, True
-    flush_bytes = max(_BLOB_BYTES, buckets << 12)
+    flush_bytes = max(_BLOB_BYTES, bucket_count << 12)
     for logged in batches:
         batch = logged.batch
         if not batch.is_state:
@@ -57,25 +62,25 @@ def spread(batches: Iterable[LoggedBatch], buckets: int, end: int | None = None)
         pending.append(changes_of(logged, end))
         size += batch.size
         if size >= flush_bytes:
-            yield _pack_blobs(pending, buckets, first)
+            yield _pack_blobs(pending, bucket_count, first)
             pending, size = [], 0
     if pending:
-        yield _pack_blobs(pending, buckets, first)
+        yield _pack_blobs(pending, bucket_count, first)
     if not in_order:
         empty_blob = EMPTY.serialize().to_pybytes()
         yield pa.record_batch(
             [
-                np.arange(buckets, dtype=np.int32),
-                np.full(buckets, UNORDERED),
-                pa.array([empty_blob] * buckets),
+                np.arange(bucket_count, dtype=np.int32),
+                np.full(bucket_count, UNORDERED),
+                pa.array([empty_blob] * bucket_count),
             ],
             schema=_BLOBS,
         )
 
 
-def spread_sink_states(states: pa.Table, buckets: int) -> pa.RecordBatch:
+def spread_sink_states(states: pa.Table, bucket_count: int) -> pa.RecordBatch:
     """Return a sink's states as blobs, in the buckets of the same vectors' changes."""
-    return _pack_blobs(states.to_batches(), buckets, SINK_STATES)
+    return _pack_blobs(states.to_batches(), bucket_count, SINK_STATES)
 
 
 def unpack_blobs(blobs: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -120,17 +125,17 @@ def fold_blobs(blobs: Iterable[pa.RecordBatch]) -> pa.Table:
     return fold(buffer.table())
 
 
-def _pack_blobs(pending: list[pa.RecordBatch], buckets: int, first: int) -> pa.RecordBatch:
+def _pack_blobs(pending: list[pa.RecordBatch], bucket_count: int, first: int) -> pa.RecordBatch:
     table = pa.Table.from_batches(pending, CHANGES).combine_chunks()
     if not table.num_rows:
         return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in _BLOBS], schema=_BLOBS)
     batch = table.to_batches()[0]
-    if buckets == 1:
+    if bucket_count == 1:
         bucket_numbers, pieces = np.zeros(1, np.int32), [batch]
     else:
-        bucket_by_row = buckets_of(batch.column("key"), buckets)
+        bucket_by_row = buckets_of(batch.column("key"), bucket_count)
         sorted_rows = batch.take(pa.array(np.argsort(bucket_by_row, kind="stable")))
-        counts = np.bincount(bucket_by_row, minlength=buckets)
+        counts = np.bincount(bucket_by_row, minlength=bucket_count)
         bucket_numbers = counts.nonzero()[0].astype(np.int32)
         starts = (np.cumsum(counts) - counts)[bucket_numbers]
         pieces = [

@@ -50,7 +50,7 @@ _KEY_BYTES_MAX = 1 << 13
 def changes_of(logged: LoggedBatch, end: int | None = None) -> pa.RecordBatch:
     """Return the rows of a batch of the log below offset `end`, or the states in a batch of a snapshot.
 
-    A control batch has none: it only fills offsets.
+    A control batch gives no rows: it only fills offsets.
     """
     batch = logged.batch
     if batch.is_control:
@@ -70,10 +70,10 @@ def changes_of(logged: LoggedBatch, end: int | None = None) -> pa.RecordBatch:
         "offset": offsets,
         **_canonical_columns(logged, offsets),
     }
-    found = pa.RecordBatch.from_arrays([pa.array(columns[name]) for name in CHANGES.names], schema=CHANGES)
+    changes = pa.RecordBatch.from_arrays([pa.array(columns[name]) for name in CHANGES.names], schema=CHANGES)
     if end is None or batch.is_state or int(offsets[-1]) < end:
-        return found
-    return found.slice(0, int(np.searchsorted(offsets, end)))
+        return changes
+    return changes.slice(0, int(np.searchsorted(offsets, end)))
 
 
 EMPTY = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in CHANGES], schema=CHANGES)
@@ -103,7 +103,7 @@ def split_keys(keys: pa.Array) -> tuple[pa.Array, pa.Array]:
     return parts.take(pa.array(both[:, 0])), parts.take(pa.array(both[:, 1]))
 
 
-def buckets_of(keys: pa.Array, buckets: int) -> NDArray[np.int64]:
+def buckets_of(keys: pa.Array, bucket_count: int) -> NDArray[np.int64]:
     """Return each vector's bucket, a hash of its key alone, so that all tasks agree."""
     bounds, flat = text_bounds(keys)
     sizes = np.diff(bounds)
@@ -114,7 +114,7 @@ def buckets_of(keys: pa.Array, buckets: int) -> NDArray[np.int64]:
     hashes ^= hashes >> np.uint32(15)
     hashes *= np.uint32(0x85EBCA6B)
     hashes ^= hashes >> np.uint32(13)
-    return (hashes % np.uint32(buckets)).astype(np.int64)
+    return (hashes % np.uint32(bucket_count)).astype(np.int64)
 
 
 def text_bounds(texts: pa.Array) -> tuple[NDArray[np.int32], Any]:
@@ -147,9 +147,9 @@ def _canonical_columns(logged: LoggedBatch, offsets: NDArray[np.int64]) -> dict[
     if batch.is_state:
         columns = {"lamport": Column.STATE_LAMPORTS, "origin": Column.STATE_ORIGINS}
         columns["counter"] = Column.STATE_COUNTERS
-        found = {name: np.frombuffer(batch.column(one), "<u8") for name, one in columns.items()}  # type: ignore[arg-type]
+        numbers = {name: np.frombuffer(batch.column(one), "<u8") for name, one in columns.items()}  # type: ignore[arg-type]
         ignored = batch.state_ignored
-        return {**found, "ignored": _zeros(batch) if ignored is None else ignored.astype(np.int64)}
+        return {**numbers, "ignored": _zeros(batch) if ignored is None else ignored.astype(np.int64)}
     counters = batch.counters
     if counters is None:
         counters = np.arange(batch.base, batch.base + batch.count, dtype=np.uint64)

@@ -42,9 +42,9 @@ DIFFERENCES = pa.schema(
         pa.field("counter", pa.int64()),
     ]
 )
-"""`op`, `vector`, `data`, `metadata`: the delta that repairs it. `origin`, `counter`: the log's last delta of
-the vector, on which the repair depends; null if there is none. A vector with quarantined deltas gets no
-repair, as the quarantine would hold the repair, too.
+"""`op`, `vector`, `data`, `metadata`: the delta that repairs the difference. `origin`, `counter`: the log's
+last delta of the vector, on which the repair depends; null if there is none. A vector with quarantined deltas
+gets no repair, as the quarantine would hold the repair, too.
 """
 DIFFERENCES_DDL = (
     "namespace string not null, vector_id string not null, difference string not null, "
@@ -78,12 +78,12 @@ def find_differences(
         pa.Table.from_batches(batches, CHANGES).combine_chunks() for batches in (sink_batches, later_batches)
     )
     log = fold(pa.concat_tables([buffer.table(), _select_applied(later_changes, sink)]))
-    found = list(_compare(_StateColumns(log), _StateColumns(sink)))
-    if found:
-        keys = pa.array([one.key for one in found], pa.string())
-        now = pa.concat_tables([buffer.table(), later_changes])
-        present = fold(now.filter(pc.is_in(now.column("key"), keys)))
-        yield _to_batch(found, {row["key"]: row for row in present.to_pylist()}, quarantined)
+    row_differences = list(_compare(_StateColumns(log), _StateColumns(sink)))
+    if row_differences:
+        keys = pa.array([one.key for one in row_differences], pa.string())
+        all_changes = pa.concat_tables([buffer.table(), later_changes])
+        present = fold(all_changes.filter(pc.is_in(all_changes.column("key"), keys)))
+        yield _to_batch(row_differences, {row["key"]: row for row in present.to_pylist()}, quarantined)
 
 
 def _select_applied(changes: pa.Table, sink: pa.Table) -> pa.Table:
@@ -136,8 +136,8 @@ class _StateColumns:
         return SinkRow(kind, vector, fields["data"] or b"", metadata, key, fields["offset"], has_metadata)
 
     def _row(self, row: int) -> dict[str, Any]:
-        found: dict[str, Any] = self.table.slice(row, 1).to_pylist()[0]
-        return found
+        fields: dict[str, Any] = self.table.slice(row, 1).to_pylist()[0]
+        return fields
 
 
 def _compare(log: _StateColumns, sink: _StateColumns) -> Iterator[_RowDifference]:
@@ -170,21 +170,22 @@ def _find_different(
     has_delta = sink_keys[:, 0] > 0  # without the sink's last delta, only the content is compared
     same = (log_keys == sink_keys).all(axis=1) | ~has_delta
     same &= _has_same_content(log, sink, log_rows, sink_rows)
-    differ: NDArray[np.bool_] = (log.alive[log_rows] | sink.alive[sink_rows]) & ~same
-    return differ
+    is_different: NDArray[np.bool_] = (log.alive[log_rows] | sink.alive[sink_rows]) & ~same
+    return is_different
 
 
 def _has_same_content(
     log: _StateColumns, sink: _StateColumns, log_rows: NDArray[np.intp], sink_rows: NDArray[np.intp]
 ) -> NDArray[np.bool_]:
+    """Return a mask of the vectors with the same kind, numbers, bytes and metadata in both tables."""
     same: NDArray[np.bool_] = log.kinds[log_rows] == sink.kinds[sink_rows]
     same &= log.values.sizes[log_rows] == sink.values.sizes[sink_rows]
     comparable = same.nonzero()[0]
     log_values, sink_values = log.values.take(log_rows[comparable]), sink.values.take(sink_rows[comparable])
-    differ = np.concatenate(
+    differing_before = np.concatenate(
         [[0], np.cumsum(log_values.flat.view(np.uint32) != sink_values.flat.view(np.uint32))]
     )
-    same[comparable] &= np.diff(differ[log_values.bounds]) == 0
+    same[comparable] &= np.diff(differing_before[log_values.bounds]) == 0
     left, right = pa.array(log_rows), pa.array(sink_rows)
     same &= pc.equal(log.data.take(left), sink.data.take(right)).to_numpy(zero_copy_only=False)
     patches = log.patches.take(left), sink.patches.take(right)
@@ -197,7 +198,7 @@ def _has_same_content(
 
 
 def _to_canonical(packed: bytes | None) -> str | None:
-    """Return metadata in a canonical form, None if they cannot be read."""
+    """Return metadata as JSON with sorted keys; None if they cannot be read."""
     metadata = _unpack(packed)
     return None if metadata is None else json.dumps(metadata, sort_keys=True)
 
@@ -217,8 +218,8 @@ def _to_batch(
     rows = []
     for one in row_differences:
         namespace, _, vector_id = one.key.partition("\0")
-        now = present.get(one.key)
-        state = None if now is None else state_of_row(now)
+        present_row = present.get(one.key)
+        state = None if present_row is None else state_of_row(present_row)
         difference = make_difference(
             (namespace, vector_id), one.verdict, one.sink_row, state, is_quarantined=one.key in quarantined
         )

@@ -22,6 +22,7 @@ from delta_prop_wire.delta import Kind
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+# Kinds that set a fact in full or delete it; that set a vector; that clear metadata; that change numbers.
 _SETS = np.array([Kind.CREATE, Kind.DENSE, Kind.OPAQUE, Kind.DELETE])
 _VECTORS = np.array([Kind.CREATE, Kind.DENSE])
 _CLEARS = np.array([Kind.CREATE, Kind.DELETE])
@@ -40,10 +41,10 @@ def fold(changes: pa.Table) -> pa.Table:
     rows = _sort(changes)
     last = rows.last_set[rows.ends]
     kinds = np.where(last < 0, Kind.DELETE, rows.kinds[last])
-    vectors = np.isin(kinds, _VECTORS)
-    kinds[vectors] = Kind.CREATE
-    numbers = rows.values.take(np.where(vectors, rows.order[last], _NONE))
-    separate = _may_duplicate_ids(rows)
+    is_vector = np.isin(kinds, _VECTORS)
+    kinds[is_vector] = Kind.CREATE
+    numbers = rows.values.take(np.where(is_vector, rows.order[last], _NONE))
+    separate = _may_have_duplicate_ids(rows)
     separate |= change_numbers(numbers, *_number_changes(rows, last))
     states = _make_states(rows, last, kinds, numbers)
     if not separate.any():
@@ -59,8 +60,9 @@ def fold(changes: pa.Table) -> pa.Table:
 class _SortedChanges:
     """Changes by vector in canonical order, without duplicates. Position p holds row `order[p]` of the table.
 
-    `vector` numbers the vectors, which span positions `starts` to `ends`. `counted_from`: each vector's first
-    position that counts: its state in a snapshot, or the first change if it has none.
+    `vector`: the number of the vector at each position. `starts`, `ends`: the first and the last position of
+    each vector. `counted_from`: each vector's first position that counts: its state in a snapshot, or the
+    first change if it has none.
     """
 
     table: pa.Table
@@ -74,12 +76,13 @@ class _SortedChanges:
     indices: Lists
     last_set: NDArray[np.intp]
     """Per position p: the last position up to p where its vector was set in full or deleted; -1: none."""
-    effective: NDArray[np.bool_]
+    has_effect: NDArray[np.bool_]
+    """Per position: True if the change has an effect on the state."""
 
     def column(self, name: str) -> NDArray[Any]:
         """Return a column of numbers, by position."""
-        found: NDArray[Any] = column_of(self.table, name).to_numpy()[self.order]
-        return found
+        by_position: NDArray[Any] = column_of(self.table, name).to_numpy()[self.order]
+        return by_position
 
 
 def column_of(table: pa.Table, name: str) -> pa.Array:
@@ -94,22 +97,22 @@ def _sort(changes: pa.Table) -> _SortedChanges:
     kinds = column_of(table, "kind").to_numpy()
     order, is_first_copy = _canonical_order(table, codes, kinds)
     order, codes = order[is_first_copy], codes[order[is_first_copy]]
-    first = np.concatenate([[True], codes[1:] != codes[:-1]])
-    starts = first.nonzero()[0]
+    is_first = np.concatenate([[True], codes[1:] != codes[:-1]])
+    starts = is_first.nonzero()[0]
     ends = np.append(starts[1:], len(order)) - 1
-    vector = np.cumsum(first) - 1
-    state, kinds = kinds[order] >= STATE, kinds[order] & np.uint8(STATE - 1)
+    vector = np.cumsum(is_first) - 1
+    is_state, kinds = kinds[order] >= STATE, kinds[order] & np.uint8(STATE - 1)
     counted_from = starts.copy()
-    counted_from[vector[state]] = state.nonzero()[0]
+    counted_from[vector[is_state]] = is_state.nonzero()[0]
     positions = np.arange(len(order))
     is_counted = positions >= counted_from[vector]
-    sets = np.isin(kinds, _SETS) & is_counted
-    last_set = np.maximum.accumulate(np.where(sets, positions, _NONE))
+    is_set = np.isin(kinds, _SETS) & is_counted
+    last_set = np.maximum.accumulate(np.where(is_set, positions, _NONE))
     last_set[last_set < counted_from[vector]] = _NONE
     values, indices = (Lists.of(column_of(table, name)) for name in ("values", "indices"))
-    effective = sets | _has_effect(kinds, last_set, values.sizes[order], indices.highest()[order])
+    has_effect = is_set | _changes_set_fact(kinds, last_set, values.sizes[order], indices.highest()[order])
     return _SortedChanges(
-        table, order, vector, starts, ends, counted_from, kinds, values, indices, last_set, effective
+        table, order, vector, starts, ends, counted_from, kinds, values, indices, last_set, has_effect
     )
 
 
@@ -130,35 +133,35 @@ def _canonical_order(
     return order, is_first_copy
 
 
-def _has_effect(
+def _changes_set_fact(
     kinds: NDArray[np.uint8],
     last_set: NDArray[np.intp],
     sizes: NDArray[np.int64],
     highest: NDArray[np.int64],
 ) -> NDArray[np.bool_]:
-    """Return a mask of the changes with effect.
+    """Return a mask of the changes that have an effect on what was set before.
 
-    A change of metadata has one on an alive fact, a change of numbers on a vector that has the elements that
-    it names.
+    A change of metadata has an effect on an alive fact; a change of numbers, on a vector that has the
+    elements that the change names.
     """
     base = np.where(last_set < 0, Kind.DELETE, kinds[last_set])
     on_numbers = np.isin(kinds, _ON_NUMBERS) & np.isin(base, _VECTORS) & (highest < sizes[last_set])
-    found: NDArray[np.bool_] = on_numbers | ((kinds == Kind.METADATA) & (base != Kind.DELETE))
-    return found
+    has_effect: NDArray[np.bool_] = on_numbers | ((kinds == Kind.METADATA) & (base != Kind.DELETE))
+    return has_effect
 
 
-def _may_duplicate_ids(rows: _SortedChanges) -> NDArray[np.bool_]:
+def _may_have_duplicate_ids(rows: _SortedChanges) -> NDArray[np.bool_]:
     """Return a mask of the vectors with changes that may have duplicate ids."""
-    found = np.zeros(len(rows.starts), bool)
-    found[rows.vector[rows.column("known") > 0]] = True
-    return found
+    may_have = np.zeros(len(rows.starts), bool)
+    may_have[rows.vector[rows.column("known") > 0]] = True
+    return may_have
 
 
 def _number_changes(
     rows: _SortedChanges, last: NDArray[np.intp]
 ) -> tuple[NDArray[np.intp], NDArray[np.uint8], Lists, Lists]:
     """Return the changes to numbers since the last set: their vectors, kinds, indices and values."""
-    is_later = rows.effective & np.isin(rows.kinds, _ON_NUMBERS) & (rows.last_set == last[rows.vector])
+    is_later = rows.has_effect & np.isin(rows.kinds, _ON_NUMBERS) & (rows.last_set == last[rows.vector])
     positions = is_later.nonzero()[0]
     change_rows = rows.order[positions]
     return (
@@ -174,7 +177,7 @@ def _make_states(
 ) -> pa.Table:
     table, count = rows.table, len(rows.starts)
     last_rows = rows.order[rows.ends]
-    ignored = np.bincount(rows.vector[~rows.effective], minlength=count)
+    ignored = np.bincount(rows.vector[~rows.has_effect], minlength=count)
     ignored_before = column_of(table, "ignored").to_numpy()[rows.order[rows.counted_from]]
     set_by = pa.array(rows.order[last], mask=last < 0)
     empty = pa.ListArray.from_arrays(pa.array(np.zeros(count + 1, np.int32)), pa.array([], pa.uint32()))
@@ -200,10 +203,10 @@ def _patch_rows(rows: _SortedChanges) -> tuple[NDArray[np.intp], NDArray[np.intp
     if not has_patch.any():
         return np.zeros(0, np.intp), np.zeros(0, np.intp)
     positions = np.arange(len(rows.order))
-    clears = np.isin(rows.kinds, _CLEARS) & rows.effective
-    cleared = np.maximum.accumulate(np.where(clears, positions, _NONE))
-    since = np.maximum(cleared[rows.ends], rows.counted_from)
-    found = (
-        has_patch & rows.effective & (rows.kinds != Kind.DELETE) & (positions >= since[rows.vector])
+    is_clear = np.isin(rows.kinds, _CLEARS) & rows.has_effect
+    last_clear = np.maximum.accumulate(np.where(is_clear, positions, _NONE))
+    merged_from = np.maximum(last_clear[rows.ends], rows.counted_from)
+    merged = (
+        has_patch & rows.has_effect & (rows.kinds != Kind.DELETE) & (positions >= merged_from[rows.vector])
     ).nonzero()[0]
-    return rows.order[found], rows.vector[found]
+    return rows.order[merged], rows.vector[merged]

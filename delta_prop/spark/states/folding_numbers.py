@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ROUNDS_MAX = 32
-"""Maximum number of rounds; a vector whose changes need more is folded separately, row by row."""
+"""Maximum number of rounds (see `_assign_rounds`); a vector that needs more is folded row by row."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,11 +54,11 @@ class Lists:
 
     def highest(self) -> NDArray[np.int64]:
         """Return the highest number of each list, -1 for an empty one."""
-        found = np.full(len(self.bounds) - 1, -1, np.int64)
+        highest = np.full(len(self.bounds) - 1, -1, np.int64)
         is_nonempty = self.sizes > 0
         if is_nonempty.any():
-            found[is_nonempty] = np.maximum.reduceat(self.flat, self.bounds[:-1][is_nonempty])
-        return found
+            highest[is_nonempty] = np.maximum.reduceat(self.flat, self.bounds[:-1][is_nonempty])
+        return highest
 
     def _is_uniform(self, width: int) -> bool:
         return bool((self.sizes == width).all())
@@ -75,15 +75,14 @@ def change_numbers(
 ) -> NDArray[np.bool_]:
     """Change vectors in place: change i is of vector `vector_of[i]`, which never decreases.
 
-    All changes have an effect. Returns a mask of the vectors that must be folded separately; their numbers
-    are then invalid.
+    All changes must have an effect. Returns a mask of the vectors that must be folded separately; their
+    numbers are then invalid.
     """
     separate = np.zeros(len(vectors.bounds) - 1, bool)
     if not len(vector_of):
         return separate
     rounds = _assign_rounds(vector_of, kinds)
     separate[vector_of[rounds >= ROUNDS_MAX]] = True
-    changes_all = np.isin(kinds, (Kind.SCALE, Kind.OFFSET))
     for round_number in range(min(int(rounds.max()) + 1, ROUNDS_MAX)):
         in_round = rounds == round_number
         for kind in (Kind.SPARSE, Kind.SPARSE_ADD):
@@ -93,7 +92,7 @@ def change_numbers(
                     vectors, vector_of[rows], kind, indices.take(rows), values.take(rows)
                 )
         for kind in (Kind.SCALE, Kind.OFFSET):
-            rows = (in_round & changes_all & (kinds == kind)).nonzero()[0]
+            rows = (in_round & (kinds == kind)).nonzero()[0]
             if len(rows):
                 _change_all(vectors, vector_of[rows], kind, values.flat[values.bounds[rows]])
     return separate
@@ -105,12 +104,12 @@ def _assign_rounds(vector_of: NDArray[np.intp], kinds: NDArray[np.uint8]) -> NDA
     A vector's changes are applied one per round, but consecutive sparse changes share a round, and so do
     consecutive sparse_adds.
     """
-    first = np.concatenate([[True], vector_of[1:] != vector_of[:-1]])
+    is_first = np.concatenate([[True], vector_of[1:] != vector_of[:-1]])
     has_new_kind = np.concatenate([[True], kinds[1:] != kinds[:-1]]) | np.isin(
         kinds, (Kind.SCALE, Kind.OFFSET)
     )
-    number = np.cumsum(first | has_new_kind)
-    return number - np.maximum.accumulate(np.where(first, number, 0))
+    number = np.cumsum(is_first | has_new_kind)
+    return number - np.maximum.accumulate(np.where(is_first, number, 0))
 
 
 def _change_elements(
@@ -125,7 +124,7 @@ def _change_elements(
         return separate
     with np.errstate(over="ignore", invalid="ignore"):
         np.add.at(vectors.flat, positions, values.flat)
-    # Each sum saturates, not only the last.
+    # The algebra saturates after each sum, which these sums at once cannot reproduce.
     separate[owners[~np.isfinite(vectors.flat[positions])]] = True
     return separate
 

@@ -1,6 +1,6 @@
 """Folds row by row what cannot be folded by columns: metadata, and vectors that are folded one at a time.
 
-It converts rows of Arrow tables for the algebra of `wire`, and its results to rows.
+It converts rows of Arrow tables for the algebra of `wire`, and the algebra's results to rows.
 """
 
 from __future__ import annotations
@@ -38,20 +38,22 @@ def metadata_of(table: pa.Table, rows: NDArray[np.intp], vectors: NDArray[np.int
     """Return the metadata of `count` vectors in msgpack, folded from the rows' patches; null if empty."""
     if not len(rows):
         return pa.nulls(count, pa.binary())
-    found: dict[int, dict[str, Any]] = {}
+    metadata: dict[int, dict[str, Any]] = {}
     patches = table.column("patch").take(pa.array(rows)).to_pylist()
     for vector, patch in zip(vectors.tolist(), patches, strict=True):
-        found[vector] = merge(found.get(vector, {}), msgpack.unpackb(patch, strict_map_key=True))
-    return pa.array(map(_pack, map(found.get, range(count))), pa.binary())
+        metadata[vector] = merge(metadata.get(vector, {}), msgpack.unpackb(patch, strict_map_key=True))
+    return pa.array(map(_pack, map(metadata.get, range(count))), pa.binary())
 
 
 def fold_rows(table: pa.Table, rows: NDArray[np.intp]) -> FoldedVector:
     """Fold one vector from its changes: `rows`, in canonical order."""
     row_fields = table.take(pa.array(rows)).to_pylist()
-    base, changes, earlier = VectorState(), row_fields, 0
+    base, changes, ignored_count = VectorState(), row_fields, 0
     state_at = next((position for position, row in enumerate(row_fields) if row["kind"] & STATE), None)
     if state_at is not None:
-        base, changes, earlier = _state_of(row_fields[state_at]), row_fields[state_at + 1 :], state_at
+        # Changes that sort before the state have no effect.
+        base, changes = state_of_row(row_fields[state_at]), row_fields[state_at + 1 :]
+        ignored_count = state_at
     identified = [
         IdentifiedDelta(row["id"], _key_of(row), row["offset"], KnownIds(row["known"]))
         for row in changes
@@ -64,7 +66,7 @@ def fold_rows(table: pa.Table, rows: NDArray[np.intp]) -> FoldedVector:
         without_effect=duplicates,
     )
     return FoldedVector(
-        row_fields[-1]["key"], with_ignored(state, earlier, state.key), row_fields[-1]["offset"]
+        row_fields[-1]["key"], with_ignored(state, ignored_count, state.key), row_fields[-1]["offset"]
     )
 
 
@@ -75,7 +77,15 @@ def states_of(folded: Sequence[FoldedVector]) -> pa.Table:
 
 def state_of_row(row: dict[str, Any]) -> VectorState:
     """Return the state in a row."""
-    return _state_of(row)
+    kind, metadata = row["kind"] & ~STATE, _unpack(row["patch"]) or {}
+    if kind == Kind.DELETE:
+        return VectorState(ignored=row["ignored"], key=_key_of(row))
+    if kind == Kind.OPAQUE:
+        return VectorState(
+            True, data=row["data"], metadata=metadata, ignored=row["ignored"], key=_key_of(row)
+        )
+    vector = np.array(row["values"], np.float32)
+    return VectorState(True, vector, None, metadata, row["ignored"], _key_of(row))
 
 
 def _to_row(folded: FoldedVector) -> dict[str, Any]:
@@ -97,18 +107,6 @@ def _to_row(folded: FoldedVector) -> dict[str, Any]:
         "counter": counter,
         "ignored": state.ignored,
     }
-
-
-def _state_of(row: dict[str, Any]) -> VectorState:
-    kind, metadata = row["kind"] & ~STATE, _unpack(row["patch"]) or {}
-    if kind == Kind.DELETE:
-        return VectorState(ignored=row["ignored"], key=_key_of(row))
-    if kind == Kind.OPAQUE:
-        return VectorState(
-            True, data=row["data"], metadata=metadata, ignored=row["ignored"], key=_key_of(row)
-        )
-    vector = np.array(row["values"], np.float32)
-    return VectorState(True, vector, None, metadata, row["ignored"], _key_of(row))
 
 
 def _operation_of(row: dict[str, Any]) -> Operation:

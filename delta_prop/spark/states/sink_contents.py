@@ -64,12 +64,15 @@ def normalize_columns(contents: DataFrame) -> DataFrame:
     return contents.select(*(column.alias(name) for column, name in zip(columns, _SCHEMA.names, strict=True)))
 
 
-def to_states(rows: pa.RecordBatch, *, metadata: bool) -> pa.Table:
-    """Return rows with the columns of `normalize_columns` as states; `metadata`: the table had metadata."""
+def to_states(rows: pa.RecordBatch, *, has_metadata: bool) -> pa.Table:
+    """Return rows with the columns of `normalize_columns` as states.
+
+    `has_metadata`: the table had a column of metadata before `normalize_columns`.
+    """
     count = rows.num_rows
     alive = pc.fill_null(rows.column("alive"), True).to_numpy(zero_copy_only=False)
-    vectors = rows.column("vector").is_valid().to_numpy(zero_copy_only=False)
-    kinds = np.where(alive, np.where(vectors, Kind.CREATE, Kind.OPAQUE), Kind.DELETE).astype(np.uint8)
+    has_vector = rows.column("vector").is_valid().to_numpy(zero_copy_only=False)
+    kinds = np.where(alive, np.where(has_vector, Kind.CREATE, Kind.OPAQUE), Kind.DELETE).astype(np.uint8)
     empty = pa.scalar([], pa.list_(pa.float32()))
     lists = pc.coalesce(rows.column("vector").cast(pa.list_(pa.float32())), empty)
     patches = rows.column("metadata").to_pylist()
@@ -80,7 +83,7 @@ def to_states(rows: pa.RecordBatch, *, metadata: bool) -> pa.Table:
         "indices": pa.array([[]] * count, pa.list_(pa.uint32())),
         "data": pc.if_else(pa.array(kinds == Kind.OPAQUE), pc.fill_null(rows.column("data"), b""), b""),
         "patch": pa.array(
-            map(pack_metadata, patches) if metadata else [UNKNOWN_METADATA] * count, pa.binary()
+            map(pack_metadata, patches) if has_metadata else [UNKNOWN_METADATA] * count, pa.binary()
         ),
         "id": pa.nulls(count, pa.binary()),
         "known": np.zeros(count, np.uint8),
@@ -97,8 +100,8 @@ _SCHEMA = pa.schema([STATES.field(name).with_nullable(True) for name in STATES.n
 
 
 def _number_column(rows: pa.RecordBatch, name: str) -> NDArray[np.uint64]:
-    found: NDArray[np.uint64] = pc.fill_null(rows.column(name), 0).to_numpy().astype(np.uint64)
-    return found
+    numbers: NDArray[np.uint64] = pc.fill_null(rows.column(name), 0).to_numpy().astype(np.uint64)
+    return numbers
 
 
 def _to_row(row: tuple[str, str, VectorState]) -> dict[str, Any]:

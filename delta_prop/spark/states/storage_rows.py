@@ -41,7 +41,7 @@ def _to_table(page: list[Row]) -> pa.Table:
     bounds = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
     numbers = np.frombuffer(b"".join(vectors), "<f4").astype(np.float32)
     count = len(page)
-    found = {
+    arrays = {
         "key": [f"{namespace}\0{one}" for namespace, one in zip(namespaces, ids, strict=True)],
         "kind": kinds | np.uint8(STATE),
         "values": pa.ListArray.from_arrays(pa.array(bounds), pa.array(numbers)),
@@ -56,7 +56,7 @@ def _to_table(page: list[Row]) -> pa.Table:
         "counter": np.array(counters, np.int64).view(np.uint64),
         "ignored": np.array(ignored, np.int64),
     }
-    return pa.table([found[name] for name in CHANGES.names], schema=CHANGES)
+    return pa.table([arrays[name] for name in CHANGES.names], schema=CHANGES)
 
 
 def pack_metadata(text: object) -> bytes | None:

@@ -31,7 +31,7 @@ KINDS = {kind_name(kind): int(kind) for kind in Kind if kind is not Kind.TRANSFO
 """Operations that a row can name. Transform is not among them, as a job cannot read the vector."""
 _FULL, _SPARSE = np.zeros(256, bool), np.zeros(256, bool)
 _FULL[[Kind.CREATE, Kind.DENSE]] = _SPARSE[[Kind.SPARSE, Kind.SPARSE_ADD]] = True
-"""Masks by kind: has a full vector; names elements of one."""
+"""Masks by kind: True for kinds with a full vector; for kinds that change elements of a vector."""
 _Columns = dict[Column, bytes | memoryview]
 
 
@@ -91,8 +91,8 @@ def _first_null(column: pa.Array | None) -> int:
 
 def _ends_and_bytes(column: pa.Array) -> tuple[bytes, bytes]:
     """Return ends and content of an array of texts or bytes; a null has no content."""
-    at, count = column.offset, len(column)
-    ends = np.frombuffer(column.buffers()[1], np.int32)[at : at + count + 1]
+    start, count = column.offset, len(column)
+    ends = np.frombuffer(column.buffers()[1], np.int32)[start : start + count + 1]
     if column.null_count and np.diff(ends)[~validity_of(column)].any():  # the buffer has content for a null
         return _ends_and_bytes(pc.fill_null(column, b"" if pa.types.is_binary(column.type) else ""))
     content = column.buffers()[2]
@@ -184,11 +184,12 @@ def _add_numbers(columns: _Columns, given: dict[str, pa.Array], kinds: NDArray[n
 
 
 def _numbers_of(given: dict[str, pa.Array], count: int) -> pa.Array | None:
-    found = [given[name] for name in ("vector", "values") if name in given]
-    found = [column for column in found if column.null_count < count]
-    if len(found) < 2:
-        return found[0] if found else None
-    vectors, values = found
+    """Return the lists of numbers in `vector` and `values`, None if there are none. Raises InvalidDelta."""
+    columns = [given[name] for name in ("vector", "values") if name in given]
+    columns = [column for column in columns if column.null_count < count]
+    if len(columns) < 2:
+        return columns[0] if columns else None
+    vectors, values = columns
     has_both = validity_of(vectors) & validity_of(values)
     if has_both.any():
         raise InvalidDelta("values", "given with a vector: give one of them", row=int(np.argmax(has_both)))

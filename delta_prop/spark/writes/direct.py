@@ -35,13 +35,14 @@ POLL_S = 0.2
 COUNTERS_PER_BATCH = 1 << 32
 """Each micro-batch of a stream has its own range of counters."""
 _ROW_ERRORS = FINAL - {ErrorCode.UNAUTHORIZED}
+"""Codes of refusals that are about single rows."""
 
 
 class _InFlightBlock(NamedTuple):
-    """A block without an outcome. `was_sent`: an earlier attempt sent it, so this queries its outcome."""
+    """A block without an outcome. `was_sent`: an earlier attempt sent it; its outcome is queried now."""
 
     receipt: SyncReceipt
-    first: int
+    first_counter: int
     rows: pa.RecordBatch
     was_sent: bool
 
@@ -49,10 +50,10 @@ class _InFlightBlock(NamedTuple):
 class NumberedPart:
     """Sends one part; several attempts, even two tasks at once, have one effect.
 
-    `name`: the job's, and the part's number. `base`: the counter before its first row. The last row is sent
-    alone, after the outcomes of all others, so that a watermark that covers it means that the part is
-    complete. A refusal by the service is reported and fails nothing here: Spark would retry a failed task,
-    and the driver would get only the last attempt's report.
+    `name`: the job's name, a slash, and the part's number. `base`: the counter before the part's first row.
+    The last row is sent alone, after the outcomes of all others, so that a watermark that covers it means
+    that the part is complete. A refusal by the service is reported and fails nothing here: Spark would retry
+    a failed task, and the driver would get only the last attempt's report.
     """
 
     def __init__(self, options: WriteOptions, name: str, base: int = 0) -> None:
@@ -66,8 +67,8 @@ class NumberedPart:
 
     def send(self, batches: Iterable[pa.RecordBatch]) -> PartResult:
         """Send the rows that are not in the log yet. Raises Refused, Unreachable, UsageError."""
-        rows = RowBlocks(batches)
-        blocks = iter(rows)
+        row_blocks = RowBlocks(batches)
+        blocks = iter(row_blocks)
         first = next(blocks, None)
         if first is None:
             return self._result
@@ -77,7 +78,7 @@ class NumberedPart:
         except Refused as refused:
             if refused.code is not ErrorCode.FENCED:
                 raise
-            self._wait_for_other_attempt(rows)
+            self._wait_for_other_attempt(row_blocks)
         finally:
             self._close_retry_producer()
         return self._result
@@ -86,12 +87,12 @@ class NumberedPart:
         watermark = producer.watermark(self._options.priority)
         check_batch(self._name, watermark, self._base)
         if self._base and not self._base - COUNTERS_PER_BATCH < watermark <= self._base:
-            self._check_stream()
-        for rows, last in slices:
-            if last:
+            self._check_first_part()
+        for rows, is_last in slices:
+            if is_last:
                 self._take_outcomes(waits=True)
             self._offer(producer, rows, watermark)
-            self._take_outcomes(waits=last)
+            self._take_outcomes(waits=is_last)
         end = self._base + self._result.deltas
         if watermark > end:
             raise UsageError(
@@ -101,8 +102,8 @@ class NumberedPart:
             )
         self._result.waited_s += producer.waited_s
 
-    def _check_stream(self) -> None:
-        """Check the watermark of the stream's first part, unless this part wrote the previous micro-batch."""
+    def _check_first_part(self) -> None:
+        """Check that part 0 of the stream has written no later micro-batch. Raises UsageError."""
         stream, _, part = self._name.rpartition("/")
         if part != "0":
             first = f"{stream}/0"
@@ -115,11 +116,11 @@ class NumberedPart:
     def _offer(self, producer: SyncProducer, rows: pa.RecordBatch, watermark: int) -> None:
         """Send a block; if its dots are not new, the service compares its rows with their first copies."""
         before = self._result.deltas
-        first = self._base + before + 1
-        was_sent = first + rows.num_rows - 1 <= watermark
-        receipt = offer_rows(producer, rows, self._options, first, before)
-        self._in_flight.append(_InFlightBlock(receipt, first, rows, was_sent))
-        self._result.processed_before += min(max(watermark + 1 - first, 0), rows.num_rows)
+        first_counter = self._base + before + 1
+        was_sent = first_counter + rows.num_rows - 1 <= watermark
+        receipt = offer_rows(producer, rows, self._options, first_counter, before)
+        self._in_flight.append(_InFlightBlock(receipt, first_counter, rows, was_sent))
+        self._result.processed_before += min(max(watermark + 1 - first_counter, 0), rows.num_rows)
         self._result.deltas += rows.num_rows
 
     def _take_outcomes(self, *, waits: bool) -> None:
@@ -136,17 +137,17 @@ class NumberedPart:
                 if block.rows.num_rows == 1:
                     self._note_refused(block, refused)
                 else:
-                    self._retry_rows(block.first, block.rows)
+                    self._retry_rows(block.first_counter, block.rows)
 
     def _changed_rows_error(self, block: _InFlightBlock) -> UsageError:
-        row = block.first - self._base - 1
+        row = block.first_counter - self._base - 1
         return UsageError(
             f"{self._name}: rows {row} to {row + block.rows.num_rows - 1} differ from those written under "
             "its name before: make the job deterministic (sort, repartition by a key), so that a part has "
             "the same rows when it runs again, or name another producer"
         )
 
-    def _retry_rows(self, first: int, rows: pa.RecordBatch) -> None:
+    def _retry_rows(self, first_counter: int, rows: pa.RecordBatch) -> None:
         """Send each row of a refused block by itself: valid rows take effect, the others are reported.
 
         The block's dots are used up, so the rows go under another origin, with the same counters.
@@ -156,16 +157,16 @@ class NumberedPart:
         producer, watermark = self._retry_producer, self._retry_producer.watermark(self._options.priority)
         sent = []
         for row in range(rows.num_rows):
-            one, counter = rows.slice(row, 1), first + row
-            receipt = offer_rows(producer, one, self._options, counter)
-            sent.append(_InFlightBlock(receipt, counter, one, counter <= watermark))
-        for each in sent:
+            single_row, counter = rows.slice(row, 1), first_counter + row
+            receipt = offer_rows(producer, single_row, self._options, counter)
+            sent.append(_InFlightBlock(receipt, counter, single_row, counter <= watermark))
+        for block in sent:
             try:
-                each.receipt.result()
+                block.receipt.result()
             except Refused as refused:
                 if refused.code not in _ROW_ERRORS:
                     raise
-                self._note_refused(each, refused)
+                self._note_refused(block, refused)
 
     def _note_refused(self, block: _InFlightBlock, refused: Refused) -> None:
         result = self._result
@@ -175,7 +176,7 @@ class NumberedPart:
             reason = refused.message.removeprefix("row 0: ")[:_REASON_CHARS_MAX]
             if block.was_sent:  # the service stores only the code
                 reason = "refused when it was sent before; the reason was reported then"
-            row = block.first - self._base - 1
+            row = block.first_counter - self._base - 1
             result.refused_rows.append(RefusedRow(self._part, row, vector_id, refused.code, reason))
 
     def _close_retry_producer(self) -> None:
@@ -200,10 +201,10 @@ class NumberedPart:
 
     # --- another task has the part
 
-    def _wait_for_other_attempt(self, rows: RowBlocks) -> None:
+    def _wait_for_other_attempt(self, row_blocks: RowBlocks) -> None:
         """Wait until another attempt has written this part. Raises UsageError if it makes no progress."""
         self._in_flight.clear()
-        total, began = rows.count(), system.now()
+        total, began = row_blocks.count(), system.now()
         end = self._base + total
         remote, origin = self._options.remote, self._origin_of(self._name)
         range_reader = range_reader_of(remote)
@@ -219,15 +220,18 @@ class NumberedPart:
             system.pause(POLL_S)
         self._result = PartResult(total, waited_s=system.now() - began)
         if self._options.fails_on_refused:
-            self._check_other_attempt(rows)
+            self._check_other_attempt(row_blocks)
 
-    def _check_other_attempt(self, rows: RowBlocks) -> None:
+    def _check_other_attempt(self, row_blocks: RowBlocks) -> None:
         """Raise UsageError if rows that another attempt sent were refused, whose reasons are unknown here."""
-        assert rows.last is not None
-        last = rows.last.slice(rows.last.num_rows - 1)
-        firsts = sorted({*rows.starts, rows.taken - 1})  # of each block, as the other attempt sliced them
+        assert row_blocks.last is not None
+        last_row = row_blocks.last.slice(row_blocks.last.num_rows - 1)
+        # The first row of each block, as the other attempt sliced them.
+        first_rows = sorted({*row_blocks.starts, row_blocks.taken - 1})
         with producer_of(self._options, self._name) as producer:
-            receipts = [offer_rows(producer, last, self._options, self._base + 1 + first) for first in firsts]
+            receipts = [
+                offer_rows(producer, last_row, self._options, self._base + 1 + first) for first in first_rows
+            ]
             for receipt in receipts:
                 try:
                     receipt.result()

@@ -32,9 +32,9 @@ _COMMITTED_STATES = ("committed", "published")
 
 
 class RowBlocks:
-    """Slices of a part. Iterating counts the rows `taken`, and notes the first row of each slice in `starts`.
+    """Slices of a part. Iterating updates the attributes.
 
-    `last`: the last slice taken.
+    `taken`: the number of rows so far. `starts`: the first row of each slice. `last`: the last slice.
     """
 
     def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
@@ -58,7 +58,7 @@ class RowBlocks:
 
 
 class Blocks:
-    """Blocks of a part. Iterating sums up `deltas` and `checksum`, and raises InvalidDelta."""
+    """Blocks of a part. Iterating updates the number of `deltas` and `checksum`; raises InvalidDelta."""
 
     def __init__(self, batches: Iterable[pa.RecordBatch], namespace: str | None) -> None:
         self._slices = slice_blocks(batches)
@@ -125,4 +125,4 @@ def _offer_block(
     producer: SyncProducer, block: Block, options: WriteOptions, counter: int | None = None
 ) -> SyncReceipt:
     limit_s = options.remote.settings.delivery_timeout_s
-    return producer.offer_block(block, counter, priority=options.priority, after_s=limit_s)
+    return producer.offer_block(block, counter, priority=options.priority, timeout_s=limit_s)

@@ -1,7 +1,7 @@
 """Slices a part's rows into blocks, each of which travels as one frame.
 
-The bounds depend on the rows alone, counted from the part's first one, not on their batches: a retried part
-is sliced the same way, so that each block was accepted or refused as a whole.
+The bounds of blocks depend only on the part's rows, not on the batches in which Spark passes them. So a
+retried part is sliced into the same blocks, each of which was accepted or refused as a whole.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 BLOCK_ROWS = 5_000
-"""Half of a batch of Spark, so that nothing is copied. Changing it breaks running streams."""
+"""Half the rows of a batch of Spark, so that slices need no copy. Another value breaks running streams."""
 BLOCK_BYTES = 4 * 1024 * 1024
 
 
 def slice_blocks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the same rows in slices of up to `BLOCK_ROWS` and about `BLOCK_BYTES`."""
     pending: list[pa.RecordBatch] = []
-    rows = 0
+    row_count = 0
     for batch in batches:
         start = 0
         while start < batch.num_rows:
-            count = min(BLOCK_ROWS - rows, batch.num_rows - start)
+            count = min(BLOCK_ROWS - row_count, batch.num_rows - start)
             pending.append(batch.slice(start, count))
-            start, rows = start + count, rows + count
-            if rows == BLOCK_ROWS:
+            start, row_count = start + count, row_count + count
+            if row_count == BLOCK_ROWS:
                 yield from _split_large(concat_batches(pending))
-                pending, rows = [], 0
+                pending, row_count = [], 0
     if pending:
         yield from _split_large(concat_batches(pending))
 

@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 PARTS_MAX = 2_500
 """Maximum number of parts of one decision."""
 REPORTED_WAIT_S = 1.0
-"""A micro-batch that waited for the service at least this long is reported."""
-PROGRESS_S = 5.0
+"""A micro-batch whose tasks waited for the service for this long in total is reported."""
+PROGRESS_INTERVAL_S = 5.0
 _POLL_S, _POLL_S_MAX = 0.02, 1.0
-_QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
+_QUERY_PROPERTY, _BATCH_PROPERTY = "sql.streaming.queryId", "streaming.sql.batchId"
 
 
 @dataclass
@@ -74,7 +74,8 @@ class StagedWriter(DataSourceArrowWriter):
             )
         self._options = options
         self._job = job_name_of(options)
-        self._run = system.draw_bits(32)  # so that attempts of two runs of a job have different numbers
+        # Random, so that attempts of two runs of a job have different numbers.
+        self._run = system.draw_bits(32)
         self._started_at = system.now()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PartReport:
@@ -128,7 +129,7 @@ class StagedWriter(DataSourceArrowWriter):
             waited_s = system.now() - started_at
             if waited_s >= self._options.wait_timeout_s:
                 raise UsageError(format_job_waits(self._job, status, self._options.wait_timeout_s))
-            if system.now() - reported_at >= PROGRESS_S:
+            if system.now() - reported_at >= PROGRESS_INTERVAL_S:
                 reported_at = system.now()
                 report(f"job {self._job}: {status.published:,} of {status.deltas:,} deltas are published")
             system.pause(pause_s)
@@ -201,7 +202,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         part, attempt = _task_numbers()
         context = TaskContext.get()
         assert context is not None
-        batch, query = (context.getLocalProperty(name) for name in (_BATCH, _QUERY))
+        batch, query = (context.getLocalProperty(name) for name in (_BATCH_PROPERTY, _QUERY_PROPERTY))
         name = self._options.producer or query
         if batch is None or name is None:
             raise UsageError(

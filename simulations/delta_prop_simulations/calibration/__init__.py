@@ -1,1 +1,1 @@
-"""Distributions of the shipped sinks' service times on this machine; predictions and measurements."""
+"""Measures the service times of shipped sinks on this machine, and tests predictions made from them."""

@@ -26,7 +26,8 @@ class Calibration:
     """`machine`: the machine's description, versions and the date. `sinks`: for each sink its distributions,
     by kind.
 
-    The kind `call` is a complete call; predictions are composed of the other kinds, its parts.
+    The kind `call` is a complete call. The other kinds are parts of a call, from which predictions are
+    composed.
     """
 
     machine: Mapping[str, str]

@@ -1,6 +1,4 @@
-"""Lists the sinks that can be calibrated and the set-ups that can be compared; calibrates and
-compares them.
-"""
+"""Lists the sinks to calibrate and the set-ups to compare, and runs the calibration and the comparison."""
 
 from __future__ import annotations
 
@@ -31,6 +29,7 @@ SINKS: dict[str, Callable[[Path], AbstractAsyncContextManager[RealRig]]] = {
     **{name: one.real for name, one in SET_UPS.items()},
     **SINK_RIGS,
 }
+"""The sinks that can be calibrated, by name: each function opens the sink's rig in a directory."""
 
 
 def select_names(names: str | None, known: Iterable[str]) -> list[str]:

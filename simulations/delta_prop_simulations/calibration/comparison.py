@@ -1,6 +1,6 @@
 """Compares the predictions of several rounds with the measurements, and judges if they are good enough.
 
-`table` formats the comparison for people, `to_json` for programs.
+`format_table` formats the comparison for people, `to_json` for programs.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _figure(figures: Figures, what: str) -> float:
     }[what]
 
 
-def table(comparisons: Sequence[Comparison], machine: Mapping[str, str]) -> str:
+def format_table(comparisons: Sequence[Comparison], machine: Mapping[str, str]) -> str:
     """Return a table in Markdown, which is readable in a terminal, too."""
     lines = [
         "| set-up | what | predicted | measured | predicted / measured (rounds) | |",

@@ -123,7 +123,7 @@ class Source:
         self._on_send = on_send
 
     def send(self) -> Receipt:
-        """Send the next batch."""
+        """Send the next batch, and return its receipt."""
         batch = next(self._batches)
         self._on_send(len(batch))
         receipt = self._propagator.offer(*batch)

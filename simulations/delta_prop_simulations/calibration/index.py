@@ -42,26 +42,29 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 DIMENSION, SPREAD = 64, 0.5
+"""Numbers per vector, and the largest difference of a number from the centre's."""
 CENTRES, DIRECTIONS, STRIDE = 499, 4_099, 1_009
-"""Primes, so that a vector recurs only after two million vectors."""
+"""Number of centres, number of directions from a centre, and the step from one vector's direction to the
+next. All are primes, so that a vector recurs only after two million vectors.
+"""
 INITIAL_ROWS = 6_000
 """The number of rows in the graph before the measurement starts."""
 HNSW = Hnsw(unindexed_rows_max=4_000, graph_rows_min=1_000)
 CHUNK = 512
 """The number of rows of this dimension that the builder indexes per call."""
-SIZES = {1: 10, 10: 10, 100: 8, 500: 3}
-"""Deltas per call, and the number of calls of each size in one slice of calibration."""
+CALLS_BY_SIZE = {1: 10, 10: 10, 100: 8, 500: 3}
+"""For each number of deltas per call, the number of calls in one slice of calibration."""
 FILLS = 2
-"""The number of backlogs that are indexed in one slice of calibration: uncontended, and while the loop is
+"""The number of backlogs that are indexed in one slice of calibration while the loop is idle, and while it is
 busy.
 """
-BACKLOG = 3_072
+BACKLOG_ROWS = 3_072
 DELTAS_PER_PUBLISH = 10
 
 
-def vectors(deltas_per_publish: int, name: str) -> Iterator[list[Delta]]:
-    """Yield the deltas of endless publishes; every vector is new, and near one of the centres. Cheap, since
-    the event loop generates them while it is measured.
+def generate_publishes(deltas_per_publish: int, name: str) -> Iterator[list[Delta]]:
+    """Yield the deltas of one publish after the other, without end. Every vector is new, and near one of the
+    centres. This is cheap, since the event loop generates them while it is measured.
     """
     random = Seed(1).stream(name)
     centres = [noise(random, DIMENSION) for _ in range(CENTRES)]
@@ -86,7 +89,7 @@ class _ThreadCalls:
         if self.sink is not None and (hnsw := self.sink.statistics().hnsw) is not None:
             self.calls.append((system.now_s(), hnsw.added_rows))
 
-    def full_chunks(self) -> list[float]:
+    def full_chunk_times_s(self) -> list[float]:
         """Return, for each call that indexed a full chunk, the seconds until the next call."""
         pairs = zip(self.calls, self.calls[1:], strict=False)
         return [end - start for (start, before), (end, after) in pairs if after - before == CHUNK]
@@ -103,37 +106,41 @@ class _RecordedThread:
 
 
 class IndexRig(RealRig):
-    """The real set-up, while it is open."""
+    """The real set-up, while it is open. `other`: a propagator without sinks, whose publishes keep the loop
+    busy.
+    """
 
     def __init__(
         self, propagator: Propagator, other: Propagator, sink: IndexSink, thread_calls: _ThreadCalls
     ) -> None:
         watch = Stopwatch(system.now_s)
         observe(sink, watch)
-        super().__init__(Source(propagator, vectors(DELTAS_PER_PUBLISH, "source"), watch), watch)
+        super().__init__(Source(propagator, generate_publishes(DELTAS_PER_PUBLISH, "source"), watch), watch)
         self._propagator = propagator
         self._sink = sink
         self._thread_calls = thread_calls
-        self._contender = Contender(other, vectors(DELTAS_PER_PUBLISH, "crowd"))
-        self._calls = {size: vectors(size, f"calls of {size}") for size in SIZES}
-        self._publishes = {size: vectors(size, f"sends of {size}") for size in (1, DELTAS_PER_PUBLISH, 100)}
+        self._contender = Contender(other, generate_publishes(DELTAS_PER_PUBLISH, "crowd"))
+        self._calls = {size: generate_publishes(size, f"calls of {size}") for size in CALLS_BY_SIZE}
+        self._publishes = {
+            size: generate_publishes(size, f"sends of {size}") for size in (1, DELTAS_PER_PUBLISH, 100)
+        }
         for publishes in (*self._calls.values(), *self._publishes.values()):
             next(publishes)  # the first call creates the centres and directions
 
     async def calibrate(self, samples: Samples, random: Random) -> None:
         """Run one slice: calls of each size; then indexing, uncontended and while the loop is busy."""
         await self.wait_until_indexed()
-        for size, calls in SIZES.items():
+        for size, calls in CALLS_BY_SIZE.items():
             for _ in range(calls):
                 samples.add(CALL, size, await self.call(self._propagator, next(self._calls[size])))
             await self.wait_until_indexed()
         for _ in range(FILLS):
             await self._fill()
             await self.wait_until_indexed()
-            samples.add(THREAD, CHUNK, *self._thread_calls.full_chunks())
+            samples.add(THREAD, CHUNK, *self._thread_calls.full_chunk_times_s())
             await self._fill()
             await self._contender.publish_during_call(samples, CHUNK, lambda: not self._sink.backlog().rows)
-            samples.add(THREAD_CONTENDED, CHUNK, *self._thread_calls.full_chunks())
+            samples.add(THREAD_CONTENDED, CHUNK, *self._thread_calls.full_chunk_times_s())
             await self._contender.publish_uncontended(samples, CHUNK, 50)
         await measure_machine(samples, random, self._publishes)
 
@@ -145,7 +152,7 @@ class IndexRig(RealRig):
 
     async def _fill(self) -> None:
         """Create a backlog, far below the bound at which pacing starts."""
-        for _ in range(BACKLOG // 500):
+        for _ in range(BACKLOG_ROWS // 500):
             receipt = self._propagator.offer(*next(self._calls[500]))
         ack = await receipt.wait()
         await self._propagator.wait_visible(ack, timeout_s=60)
@@ -166,7 +173,7 @@ async def real(folder: Path) -> AsyncIterator[IndexRig]:
     async with Propagator(world=recorded_world) as propagator, Propagator(world=world) as other:
         thread_calls.sink = await propagator.attach(IndexSink(hnsw=HNSW))
         rig = IndexRig(propagator, other, thread_calls.sink, thread_calls)
-        initial = vectors(500, "first")
+        initial = generate_publishes(500, "first")
         for _ in range(INITIAL_ROWS // 500):
             await propagator.wait_visible(await propagator.publish(*next(initial)), timeout_s=60)
             await rig.wait_until_indexed()
@@ -180,7 +187,10 @@ async def model(draws: Draws, now_s: Callable[[], float]) -> AsyncIterator[Rig]:
     async with Propagator(world=virtual_world()) as propagator:
         await propagator.attach(_Model("index", draws, watch))
         yield Rig(
-            Source(propagator, vectors(DELTAS_PER_PUBLISH, "source"), watch, draws.compute_publish), watch
+            Source(
+                propagator, generate_publishes(DELTAS_PER_PUBLISH, "source"), watch, draws.compute_publish
+            ),
+            watch,
         )
 
 
@@ -228,7 +238,7 @@ SET_UP = SetUp(
     f"{DIMENSION}, {DELTAS_PER_PUBLISH} per publish, as fast as it paces",
     deltas_per_publish=DELTAS_PER_PUBLISH,
     unapplied_max=4_000,
-    share=None,
+    peak_share=None,
     settle_s=2.0,
     real=real,
     model=model,

@@ -31,17 +31,19 @@ publish."""
 TIMER_DELAY = "late"
 """The delay of a timer on an idle loop."""
 SEND_UNCONTENDED, SEND_CONTENDED = "send alone", "send beside"
-"""A publish directly after another one: alone, and while a thread runs a call; keyed by the number of deltas
-of that call.
+"""A publish directly after another one: while no other thread works, and while a thread runs a call; both
+keyed by the number of deltas of that call.
 """
 BUSY = "busy"
-"""The share of time for which the loop was busy during such a call."""
+"""The share of time for which the loop was busy during a call on a thread."""
 
 BATCHES = 100
+"""Number of batches that a source sends again and again."""
 TIMERS, SENDS = 40, 40
+"""Number of timers, and of publishes of each size, that one call of `measure_machine` measures."""
 _TIMER_S_MIN, _TIMER_S_MAX = 0.0003, 0.012
 _BETWEEN_S = 0.001
-_BURST = 3
+_BURST_PUBLISHES = 3
 
 
 def batches(
@@ -116,9 +118,9 @@ class Contender:
 
     async def _burst(self, samples: Samples, kind: str, call_deltas: int) -> float:
         start = system.now_s()
-        for _ in range(_BURST):
+        for _ in range(_BURST_PUBLISHES):
             self._source.send()
         took_s = system.now_s() - start
-        samples.add(kind, call_deltas, took_s / _BURST)
+        samples.add(kind, call_deltas, took_s / _BURST_PUBLISHES)
         await anyio.sleep(_BETWEEN_S / 2)
         return took_s

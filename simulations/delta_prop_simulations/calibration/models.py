@@ -68,7 +68,7 @@ class Draws:
         self.time = time
         self._distributions = distributions
         self._random = random
-        self._contention = contention_of(distributions)
+        self._contention = contention_by_size(distributions)
 
     def draw_s(self, kind: str, delta_count: int) -> float:
         """Draw a duration, in seconds."""
@@ -99,7 +99,7 @@ class Draws:
         return self._contention[min(self._contention, key=lambda size: abs(log(size / max(delta_count, 1))))]
 
 
-def contention_of(distributions: Mapping[str, Distribution]) -> dict[int, Contention]:
+def contention_by_size(distributions: Mapping[str, Distribution]) -> dict[int, Contention]:
     """Return the contention of loop and thread for each measured size of a call, computed from medians."""
     if THREAD_CONTENDED not in distributions:
         return {}

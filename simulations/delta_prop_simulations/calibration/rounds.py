@@ -37,17 +37,17 @@ SLICES = 3
 
 @dataclass(frozen=True, slots=True)
 class SetUp:
-    """A set-up to measure and to predict. `share`: the share of the predicted peak at which lags are
-    measured, in an open loop; None to measure them at the peak, for a sink that paces its source.
+    """A set-up to measure and to predict. `peak_share`: the share of the predicted peak rate at which lags
+    are measured, in an open loop; None to measure them at the peak, for a sink that paces its source.
     `unapplied_max`: how many deltas may wait to be applied at the peak. `settle_s`: the warm-up of each run,
-    which does not count.
+    which does not count. `real`, `model`: open the real set-up, and its model.
     """
 
     name: str
     about: str
     deltas_per_publish: int
     unapplied_max: int
-    share: float | None
+    peak_share: float | None
     settle_s: float
     real: Callable[[Path], AbstractAsyncContextManager[RealRig]]
     model: Callable[[Draws, Callable[[], float]], AbstractAsyncContextManager[Rig]]
@@ -78,13 +78,13 @@ class Round:
 def run_round(set_up: SetUp, seed: Seed, seconds: float) -> Round:
     """Calibrate and measure in turns, and predict. `seconds`: the time for which lags are measured."""
     runs = _Runs(set_up, seed)
-    peak_s = seconds if set_up.share is None else seconds / 2
+    peak_s = seconds if set_up.peak_share is None else seconds / 2
     measured_peak, predicted_peak = runs.measure_and_predict(
         "peak", partial(_run_closed_loop, set_up), peak_s
     )
     asked_per_s, measured, predicted = None, measured_peak, predicted_peak
-    if set_up.share is not None:
-        asked_per_s = set_up.share * predicted_peak.rate
+    if set_up.peak_share is not None:
+        asked_per_s = set_up.peak_share * predicted_peak.rate
         drive = partial(_run_open_loop, set_up, seed.child("arrivals"), asked_per_s)
         measured, predicted = runs.measure_and_predict("open loop", drive, seconds)
     return Round(

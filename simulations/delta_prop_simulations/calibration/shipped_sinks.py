@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     from delta_prop_simulations.rng import Random
 
 KEYS, DIMENSION = 5_000, 32
+"""Number of vectors, and of numbers per vector."""
 CALLS_BY_SIZE = {1: 20, 10: 20, 100: 15, 1_000: 5}
-_VARIETY = 10
+"""For each number of deltas per call, the number of calls in one slice of calibration."""
+_BATCHES_PER_SIZE = 10
 
 
 class SinkRig(RealRig):
@@ -39,7 +41,8 @@ class SinkRig(RealRig):
 
     def __init__(self, propagator: Propagator, watch: Stopwatch) -> None:
         self._calls = {
-            size: cycle(batches(size, _VARIETY, keys=KEYS, dimension=DIMENSION)) for size in CALLS_BY_SIZE
+            size: cycle(batches(size, _BATCHES_PER_SIZE, keys=KEYS, dimension=DIMENSION))
+            for size in CALLS_BY_SIZE
         }
         super().__init__(Source(propagator, self._calls[1], watch), watch)
         self._propagator = propagator

@@ -48,9 +48,11 @@ WAL_BYTES = "bytes written to the write-ahead log"
 WAL_BYTES_MAX = 64 << 20
 """The default of the sink."""
 KEYS, DIMENSION = 5_000, 32
-SIZES = {1: 12, 10: 12, 30: 12, 100: 10, 300: 6, 1_000: 3}
-"""Deltas per call, and the number of calls of each size in one slice of calibration."""
-CONTENDED_SIZES = {10: 10, 100: 8, 1_000: 3}
+"""Number of vectors, and of numbers per vector."""
+CALLS_BY_SIZE = {1: 12, 10: 12, 30: 12, 100: 10, 300: 6, 1_000: 3}
+"""For each number of deltas per call, the number of calls in one slice of calibration."""
+CONTENDED_CALLS_BY_SIZE = {10: 10, 100: 8, 1_000: 3}
+"""For each number of deltas per call, the number of calls in one slice that run while the loop is busy."""
 TRUNCATING_DELTAS, CALLS_TO_TRUNCATE_MAX = 300, 400
 """Deltas per call, and maximum number of calls, until a call truncates the write-ahead log: about one in a
 hundred does.
@@ -62,7 +64,10 @@ _batches = partial(batches, keys=KEYS, dimension=DIMENSION)
 
 
 class StorageRig(RealRig):
-    """The real set-up, while it is open: calibration and measurements use it in turns."""
+    """The real set-up, while it is open: calibration and measurements use it in turns.
+
+    `other`: a propagator without sinks, whose publishes keep the loop busy.
+    """
 
     def __init__(self, propagator: Propagator, other: Propagator, sink: StorageSink) -> None:
         self.thread_times: list[float] = []
@@ -73,22 +78,22 @@ class StorageRig(RealRig):
         super().__init__(Source(propagator, cycle(_batches(DELTAS_PER_PUBLISH, BATCHES)), watch), watch)
         self._propagator = propagator
         self._contender = Contender(other, cycle(_batches(DELTAS_PER_PUBLISH, BATCHES)))
-        self._calls = {size: _batches(size, 12, name="calls") for size in SIZES}
+        self._calls = {size: _batches(size, 12, name="calls") for size in CALLS_BY_SIZE}
         self._publishes = {size: cycle(_batches(size, 40)) for size in (1, DELTAS_PER_PUBLISH, 100)}
 
     def _watch_wal(self, sink: StorageSink) -> None:
-        """Note after each call whether it truncated the write-ahead log, and else how many bytes it wrote to
-        the log.
+        """Note after each call whether the call truncated the write-ahead log, and if not, how many bytes it
+        wrote there.
         """
         apply = sink.apply
         self._wal_bytes = self._grown_bytes = 0
-        self._truncated = False
+        self._has_truncated = False
 
         async def observed_apply(deliveries: Sequence[Delivery]) -> None:
             await apply(deliveries)
             wal_bytes = sink.statistics().wal_bytes
             self._grown_bytes = wal_bytes - self._wal_bytes
-            self._truncated = self._grown_bytes < -WAL_BYTES_MAX // 2
+            self._has_truncated = self._grown_bytes < -WAL_BYTES_MAX // 2
             self._wal_bytes = wal_bytes
 
         sink.apply = observed_apply  # type: ignore[method-assign]
@@ -97,14 +102,14 @@ class StorageRig(RealRig):
         """Run one slice: calls of each size; calls until one truncates the write-ahead log; calls while the
         loop is busy.
         """
-        for size, count in SIZES.items():
+        for size, count in CALLS_BY_SIZE.items():
             for _ in range(count):
                 await self._timed_call(samples, random, size)
         for _ in range(CALLS_TO_TRUNCATE_MAX):
             await self._timed_call(samples, random, TRUNCATING_DELTAS)
-            if self._truncated:
+            if self._has_truncated:
                 break
-        for size, count in CONTENDED_SIZES.items():
+        for size, count in CONTENDED_CALLS_BY_SIZE.items():
             for _ in range(count):
                 await self._contender.publish_uncontended(samples, size)
                 self.thread_times.clear()
@@ -112,7 +117,7 @@ class StorageRig(RealRig):
                 await self._contender.publish_during_call(
                     samples, size, partial(self._has_applied, receipt.result().next_offset)
                 )
-                if not self._truncated:
+                if not self._has_truncated:
                     samples.add(THREAD_CONTENDED, size, sum(self.thread_times))
         await measure_machine(samples, random, self._publishes)
 
@@ -121,7 +126,7 @@ class StorageRig(RealRig):
         lag_s = await self.call(self._propagator, random.choice(self._calls[size]))
         thread_s = sum(self.thread_times)
         samples.add(CALL, size, lag_s)
-        samples.add(THREAD_TRUNCATING if self._truncated else THREAD, size, thread_s)
+        samples.add(THREAD_TRUNCATING if self._has_truncated else THREAD, size, thread_s)
         samples.add(LOOP, size, lag_s - thread_s)
         if self._grown_bytes > 0:
             samples.add(WAL_BYTES, size, self._grown_bytes)
@@ -187,8 +192,8 @@ class _Wal:
 
     def write(self, rows: int, size: float) -> bool:
         """Write rows of `size` bytes in total. Return True if the log has become so large that this call
-        truncates it. After many rows the log is only copied, which is fast, and then rewritten from its
-        start.
+        truncates it. After many rows the log is only copied into the database, which is fast, and then
+        overwritten from its start.
         """
         self._rows += rows
         self._position += size
@@ -207,7 +212,7 @@ SET_UP = SetUp(
     "per publish",
     deltas_per_publish=DELTAS_PER_PUBLISH,
     unapplied_max=4_000,
-    share=0.4,
+    peak_share=0.4,
     settle_s=0.5,
     real=real,
     model=model,

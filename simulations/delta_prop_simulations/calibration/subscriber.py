@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 
 RATE_PER_S = 3_000.0
 KEYS, DIMENSION = 5_000, 32
-SIZES = {1: 20, 10: 20, 50: 15, 100: 15}
+"""Number of vectors, and of numbers per vector."""
+CALLS_BY_SIZE = {1: 20, 10: 20, 50: 15, 100: 15}
+"""For each number of deltas per call, the number of calls in one slice of calibration."""
 DELTAS_PER_PUBLISH = 10
 NO_WAIT_S_MAX = 0.0002
 """A batch that is returned this quickly had already arrived, because the reader's timer fired late; the
@@ -51,8 +53,8 @@ _batches = partial(batches, keys=KEYS, dimension=DIMENSION)
 
 
 class _Reader:
-    """Reads batches, and takes its time for each delta. `on_received`: called with the number of received
-    deltas.
+    """Reads batches, and waits for `1 / rate_per_s` seconds per delta. `on_received`: called with the number
+    of received deltas.
     """
 
     def __init__(
@@ -89,14 +91,14 @@ class SubscriberRig(RealRig):
         super().__init__(Source(propagator, cycle(_batches(DELTAS_PER_PUBLISH, BATCHES)), watch), watch)
         self._propagator = propagator
         self._reader = reader
-        self._calls = {size: _batches(size, 20, name="calls") for size in SIZES}
+        self._calls = {size: _batches(size, 20, name="calls") for size in CALLS_BY_SIZE}
         self._publishes = {size: cycle(_batches(size, 40)) for size in (1, DELTAS_PER_PUBLISH, 100)}
 
     async def calibrate(self, samples: Samples, random: Random) -> None:
         """Run one slice: measure how long deltas take to a reader that needs no time itself."""
         await anyio.sleep(0.1)
         self._reader.rate_per_s = 1e9
-        for size, count in SIZES.items():
+        for size, count in CALLS_BY_SIZE.items():
             for _ in range(count):
                 samples.add(CALL, size, await self.call(self._propagator, random.choice(self._calls[size])))
         self._reader.rate_per_s = RATE_PER_S
@@ -154,7 +156,7 @@ SET_UP = SetUp(
     f"{DELTAS_PER_PUBLISH} per publish",
     deltas_per_publish=DELTAS_PER_PUBLISH,
     unapplied_max=1_000,
-    share=0.6,
+    peak_share=0.6,
     settle_s=0.5,
     real=real,
     model=model,

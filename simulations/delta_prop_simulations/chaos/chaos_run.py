@@ -53,17 +53,17 @@ _CLOSE_S_MAX = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a run. `vacuous`: why the run tested nothing, None if it did test; `struck`: the count of
-    each event; `trace`: the hash of the trace, `lines`: its last lines; `deltas`: the number of acknowledged
-    deltas.
+    """The result of a run. `vacuous`: why the run tested nothing; None if it tested something.
+    `event_counts`: how often each fault, check and other event occurred; `trace`: the hash of the trace,
+    `lines`: its last lines; `delta_count`: the number of acknowledged deltas.
     """
 
     seed: int
     violation: Violation | None
     vacuous: str | None
-    struck: Counter[str]
+    event_counts: Counter[str]
     trace: str
-    deltas: int
+    delta_count: int
     virtual_s: float
     lines: tuple[str, ...] = field(default=(), repr=False)
 
@@ -122,7 +122,7 @@ class ChaosRun:
 
     async def main(self) -> None:
         """Run the plan from the start of all hosts to the last check."""
-        self._make()
+        self._make_parts()
         hosts = self._hosts
         async with anyio.create_task_group() as tasks:
             for host in hosts:
@@ -163,7 +163,7 @@ class ChaosRun:
     def note_turn(self, now: float, runnable: int) -> None:
         """Note one turn of the event loop, and check the services every few turns."""
         self._now = now
-        self.trace.turn(now, runnable)
+        self.trace.note_turn(now, runnable)
         for node in self.nodes:
             node.machine.check_disk()
         self._turns += 1
@@ -177,9 +177,9 @@ class ChaosRun:
         pending = [writer.waits_for() for writer in self._writers if not writer.is_done]
         for node in self.nodes:
             pending += node.waits_for()
-        return pending or self._diverged() or self._lagging()
+        return pending or self._describe_divergence() or self._describe_lag()
 
-    def _diverged(self) -> list[str]:
+    def _describe_divergence(self) -> list[str]:
         """Return a line for each service if their logs hold different deltas; none if all logs hold
         the same.
         """
@@ -190,7 +190,8 @@ class ChaosRun:
             ]
         return []
 
-    def _lagging(self) -> list[str]:
+    def _describe_lag(self) -> list[str]:
+        """Return a line for each reader that has not read its service's log to the end."""
         ends = {node.name: node.log_end() for node in self.nodes}
         return [
             f"{reader.name} has read up to {reader.saved_offset} of {ends[reader.node]}"
@@ -204,18 +205,20 @@ class ChaosRun:
     def _hosts(self) -> list[Host]:
         return [*self.nodes, *self.clients]
 
-    def _make(self) -> None:
+    def _make_parts(self) -> None:
         plan, seed = self.plan, self._seed
         conditions = NetworkConditions(**plan.network)  # type: ignore[arg-type]
         self._network = VirtualNetwork(plan.seed, conditions, host="nowhere")
         embedded: dict[str, list[Writer]] = {node.name: [] for node in plan.nodes}
         for writer_plan in plan.writers:
-            writer = self._writer(writer_plan)
+            writer = self._make_writer(writer_plan)
             self._writers.append(writer)
             if writer_plan.embedded:
                 embedded[writer_plan.node].append(writer)
             else:
-                self.clients.append(WriterHost(self._machine(writer_plan.name), writer, writer_plan.node))
+                self.clients.append(
+                    WriterHost(self._make_machine(writer_plan.name), writer, writer_plan.node)
+                )
         for reader_plan in plan.readers:
             reader = Reader(
                 reader_plan.name,
@@ -226,15 +229,15 @@ class ChaosRun:
                 credit=reader_plan.credit,
             )
             self._readers.append(reader)
-            self.clients.append(ReaderHost(self._machine(reader_plan.name), reader, reader_plan.node))
+            self.clients.append(ReaderHost(self._make_machine(reader_plan.name), reader, reader_plan.node))
         for node_plan in plan.nodes:
             writers = [writer.run_embedded for writer in embedded[node_plan.name]]
-            machine = self._machine(node_plan.name, node_plan)
+            machine = self._make_machine(node_plan.name, node_plan)
             self.nodes.append(Node(node_plan, machine, seed.child(node_plan.name), self.oracle, writers))
         hosts = {host.name: host for host in self._hosts}
         self._nemesis = Nemesis(plan.strikes, hosts, self._network, self.trace)
 
-    def _machine(self, name: str, plan: NodePlan | None = None) -> Machine:
+    def _make_machine(self, name: str, plan: NodePlan | None = None) -> Machine:
         return Machine(
             name,
             self._seed.child(name),
@@ -244,7 +247,7 @@ class ChaosRun:
             threads=ThreadFaults() if plan is None else ThreadFaults(**plan.threads),
         )
 
-    def _writer(self, plan: WriterPlan) -> Writer:
+    def _make_writer(self, plan: WriterPlan) -> Writer:
         return Writer(
             plan.name,
             self._seed.stream(f"writer {plan.name}"),
@@ -264,48 +267,48 @@ class ChaosRun:
 
     def outcome(self, violation: Violation | None) -> Outcome:
         """Return the outcome of the run."""
-        struck = self._struck()
-        for event, count in sorted(struck.items()):
+        event_counts = self._count_events()
+        for event, count in sorted(event_counts.items()):
             self.trace.note(event, count)
-        deltas = self.client_history.counts["acknowledged"]
+        delta_count = self.client_history.counts["acknowledged"]
         return Outcome(
             seed=self.plan.seed,
             violation=violation,
-            vacuous=None if violation else self._vacuous(deltas),
-            struck=struck,
+            vacuous=None if violation else self._vacuous_reason(delta_count),
+            event_counts=event_counts,
             trace=self.trace.digest(),
-            deltas=deltas,
+            delta_count=delta_count,
             virtual_s=self._now,
             lines=tuple(self.trace.lines),
         )
 
-    def _struck(self) -> Counter[str]:
-        struck: Counter[str] = Counter()
+    def _count_events(self) -> Counter[str]:
+        event_counts: Counter[str] = Counter()
         if not self.nodes:
-            return struck
+            return event_counts
         counters: Iterable[tuple[str, Counter[str]]] = (
-            ("strike", self._nemesis.struck),
-            ("missed", self._nemesis.missed),
-            ("network", self._network.struck),
-            ("check", self.oracle.struck),
+            ("strike", self._nemesis.fault_counts),
+            ("missed", self._nemesis.missed_counts),
+            ("network", self._network.fault_counts),
+            ("check", self.oracle.check_counts),
             ("answered", self.client_history.counts),
-            *(("disk", node.machine.disk_struck) for node in self.nodes),
-            *(("machine", host.machine.struck) for host in self._hosts),
-            *(("sink", model.struck) for node in self.nodes for model in node.models.values()),
+            *(("disk", node.machine.disk_fault_counts) for node in self.nodes),
+            *(("machine", host.machine.event_counts) for host in self._hosts),
+            *(("sink", model.event_counts) for node in self.nodes for model in node.models.values()),
         )
         for kind, counter in counters:
             for event, count in counter.items():
-                struck[f"{kind}: {event}"] += count
-        struck["processes started"] = sum(host.machine.process_count for host in self._hosts)
-        struck["starts failed"] = sum(host.failures for host in self._hosts)
-        return +struck
+                event_counts[f"{kind}: {event}"] += count
+        event_counts["processes started"] = sum(host.machine.process_count for host in self._hosts)
+        event_counts["starts failed"] = sum(host.failure_count for host in self._hosts)
+        return +event_counts
 
-    def _vacuous(self, deltas: int) -> str | None:
-        if not deltas:
+    def _vacuous_reason(self, delta_count: int) -> str | None:
+        if not delta_count:
             return "no delta was acknowledged"
-        if self.plan.strikes and not self._nemesis.struck:
+        if self.plan.strikes and not self._nemesis.fault_counts:
             return "no fault found a target"
-        if not self.oracle.struck:
+        if not self.oracle.check_counts:
             return "no check examined anything"
         return None
 

@@ -65,7 +65,7 @@ class ClientHistory:
         self.outcomes.setdefault(token, DeltaOutcome(node, writer, ref, asked))
 
     def note_acknowledged(self, token: str, ack: Ack, dot: Dot | None = None) -> None:
-        """Note an acknowledgement. `dot`: the delta's, if another delta can safely name it as a
+        """Note an acknowledgement. `dot`: the delta's dot, if another delta can safely name it as a
         dependency.
         """
         outcome = self.outcomes[token]
@@ -85,7 +85,7 @@ class ClientHistory:
         self.counts["outcome unknown"] += 1
 
     def durable_dots(self) -> list[Dot]:
-        """Return the newest dots that were acknowledged as durable: every service has or will have these
+        """Return the newest dots that were acknowledged as durable: every service has or will have their
         deltas.
         """
         return [dot for node in sorted(self._dots) for dot in self._dots[node]]

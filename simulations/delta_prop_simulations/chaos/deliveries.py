@@ -29,8 +29,8 @@ _SHOWN_MAX = 5
 
 
 class ExpectedRows(NamedTuple):
-    """The rows that a sink should hold: those that match `topics`, with offsets below `end` and not in
-    `excluded`.
+    """The rows that a sink should hold: rows that match `topics` and have an offset below `end` that is not
+    in `excluded`.
 
     `excluded`: quarantined or dropped offsets. `excused`: vectors whose state is not checked, since a late
     delta met a snapshot in place of earlier deltas. `from_states`: the sink may have loaded full states;
@@ -64,15 +64,15 @@ def check_states(
     for ref in sorted(expected_states.keys() | states.keys()):
         if ref in expected_rows.excused:
             continue
-        expected, found = expected_states.get(ref), states.get(ref)
-        if expected_rows.from_states and _is_dead(expected) and _is_dead(found):
+        expected, actual = expected_states.get(ref), states.get(ref)
+        if expected_rows.from_states and _is_dead(expected) and _is_dead(actual):
             continue
         if (
             expected is None
-            or found is None
-            or _comparable(expected, expected_rows) != _comparable(found, expected_rows)
+            or actual is None
+            or _comparable(expected, expected_rows) != _comparable(actual, expected_rows)
         ):
-            raise Violation("state", f"{who}: {ref} is {found}, but the fold of the log is {expected}")
+            raise Violation("state", f"{who}: {ref} is {actual}, but the fold of the log is {expected}")
 
 
 def fold_rows(
@@ -153,18 +153,18 @@ def excused_vectors(history: LogHistory) -> set[Ref]:
     the vector's state.
     """
     highest: dict[Ref, tuple[int, int, int]] = {}
-    found: set[Ref] = set()
+    excused: set[Ref] = set()
     for _, logged, row in history.rows():
         ref, key = (logged.batch.namespaces[row], logged.batch.keys[row]), logged.key(row)
         if key < highest.get(ref, key):
             assert logged.source is Source.REPLICA
-            found.add(ref)
+            excused.add(ref)
         highest[ref] = max(highest.get(ref, key), key)
-    return found
+    return excused
 
 
 def check_reader(history: LogHistory, reader: Reader) -> int:
-    """Check that a reader got each delta of its topics, in order, and none below its saved cursor.
+    """Check that a reader got each delta of its topics, in order, and no delta below its saved cursor.
 
     Returns the number of deltas examined. Raises Violation.
     """
@@ -185,7 +185,7 @@ def check_reader(history: LogHistory, reader: Reader) -> int:
             if dots.get(offset) != dot and (offset, dot) not in lost:
                 raise Violation("foreign", f"{who}: {dot} at offset {offset}; the log has {dots.get(offset)}")
         first = _start_of(session, previous, who)
-        expected = ExpectedRows(reader.topics, session.saved_rows)
+        expected = ExpectedRows(reader.topics, session.saved_end)
         expected_offsets = [offset for offset, _, _ in rows_for(history, expected) if offset >= first]
         # A previous session may have received rows without saving the cursor after them.
         missed = set(expected_offsets).difference(offsets, received)
@@ -193,7 +193,7 @@ def check_reader(history: LogHistory, reader: Reader) -> int:
         require(
             not missed,
             "subscriber",
-            f"{who}: lacks {_format_offsets(missed)} of {session.first}…{session.saved_rows}",
+            f"{who}: lacks {_format_offsets(missed)} of {session.first}…{session.saved_end}",
         )
         examined += len(expected_offsets)
         previous = session
@@ -212,7 +212,7 @@ def _start_of(session: ReadSession, previous: ReadSession | None, who: str) -> i
             f"{who}: got {_format_offsets(duplicates)} again, but had saved up to {begin.next_offset}",
         )
         return min(first, begin.next_offset)
-    return first if previous is None or session.is_from_start else min(first, previous.saved_rows)
+    return first if previous is None or session.is_from_start else min(first, previous.saved_end)
 
 
 def _is_dead(state: VectorState | None) -> bool:
@@ -220,8 +220,8 @@ def _is_dead(state: VectorState | None) -> bool:
 
 
 def _comparable(state: VectorState, expected: ExpectedRows) -> tuple[object, ...]:
-    """Return the comparable part of a state; with `from_states` without the count of deltas that had no
-    effect, as that count is dropped with a tombstone.
+    """Return the comparable part of a state; with `from_states`, without the count of deltas that had
+    no effect, since that count is dropped with a tombstone.
     """
     return comparable_state(state)[:-1] if expected.from_states else comparable_state(state)
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 NAMESPACES = ("a", "b")
 HOT = ("a", "b", "c", "d")
+"""Vector ids that all writers share."""
 NUMBERS = (0.0, 1.0, -1.5, 3e38)
 
 
@@ -66,32 +67,32 @@ class DeltaGenerator:
         causes: Sequence[Dot] = (),
         heads: Sequence[tuple[str, str, Dot]] = (),
         *,
-        identified: bool,
+        with_id: bool,
     ) -> TaggedDelta:
         """Return the next delta. `causes`: dots, one of which it may name as a parent. `heads`: heads, one of
-        which it may expect. `identified`: give it an id of its own.
+        which it may expect. `with_id`: give the delta an id of its own.
         """
         rng, self._count = self._rng, self._count + 1
         token = f"{self._writer}-{self._count}"
-        own = _id_of(token) if identified else None
+        own_id = _id_of(token) if with_id else None
         draw = rng.random()
         parents = (rng.choice(causes),) if causes and rng.random() < 0.1 else ()
         if self._hot:
             patch: dict[str, object] = {TOKEN: token}
             namespace, key = NAMESPACES[0], rng.choice(HOT[:2])
-            changed = self._operation(namespace, key)
+            operation = self._operation(namespace, key)
             return TaggedDelta(
-                Delta(key, changed, namespace, id=own, priority=priority, metadata=patch), token
+                Delta(key, operation, namespace, id=own_id, priority=priority, metadata=patch), token
             )
         if draw < 0.35:
             vector = create([rng.choice(NUMBERS), 1.0])
             key = ONCE + token
             return TaggedDelta(
-                Delta(key, vector, NAMESPACES[0], id=own, parents=parents, priority=priority), key
+                Delta(key, vector, NAMESPACES[0], id=own_id, parents=parents, priority=priority), key
             )
         if draw < 0.55 and priority is Priority.NORMAL:  # ordered after the vector's first delta
             add_one = sparse_add([0], [1.0])
-            return TaggedDelta(Delta(SUM + self._writer, add_one, NAMESPACES[0], id=own), f"{SUM}{token}")
+            return TaggedDelta(Delta(SUM + self._writer, add_one, NAMESPACES[0], id=own_id), f"{SUM}{token}")
         patch = {TOKEN: token}
         if rng.random() < self._poison:
             patch[POISON] = "all"
@@ -104,7 +105,7 @@ class DeltaGenerator:
                 key,
                 self._operation(namespace, key),
                 namespace,
-                id=own,
+                id=own_id,
                 parents=parents,
                 priority=priority,
                 metadata=patch,
@@ -113,11 +114,11 @@ class DeltaGenerator:
             token,
         )
 
-    def next_sum(self, *, identified: bool) -> TaggedDelta:
+    def create_sum(self, *, with_id: bool) -> TaggedDelta:
         """Return the delta that creates the vector to which this writer adds."""
         token = f"{SUM}{self._writer}"
-        own = _id_of(token) if identified else None
-        return TaggedDelta(Delta(token, create([0.0, 0.0]), NAMESPACES[0], id=own), token)
+        own_id = _id_of(token) if with_id else None
+        return TaggedDelta(Delta(token, create([0.0, 0.0]), NAMESPACES[0], id=own_id), token)
 
     def forget(self) -> None:
         """Forget which vectors are assumed to exist: after a refusal they may not exist."""

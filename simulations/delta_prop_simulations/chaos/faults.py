@@ -29,16 +29,20 @@ if TYPE_CHECKING:
     from delta_prop_simulations.chaos.host import Host
     from delta_prop_simulations.chaos.plan import StrikePlan
     from delta_prop_simulations.disk import Call, SimDisk
+    from delta_prop_simulations.machine import Machine
     from delta_prop_simulations.trace import Trace
 
 _STALL_S = 1.5
+"""The longest stall of a call on a slow disk."""
 _FREE_BYTES = 300
+"""The free space of a full disk."""
 _LAST_CALL_S_MAX = 5.0
+"""The longest wait for the disk call at which the process or the machine ends."""
 
 
 class Nemesis:
-    """Injects the planned faults until `heal`. `struck`, `missed`: the faults that had, or did not have, an
-    effect, by kind.
+    """Injects the planned faults (the strikes of the plan) until `heal`. `fault_counts`, `missed_counts`: the
+    number of faults of each kind that had an effect, or had none.
     """
 
     def __init__(
@@ -48,8 +52,8 @@ class Nemesis:
         network: VirtualNetwork,
         trace: Trace,
     ) -> None:
-        self.struck: Counter[str] = Counter()
-        self.missed: Counter[str] = Counter()
+        self.fault_counts: Counter[str] = Counter()
+        self.missed_counts: Counter[str] = Counter()
         self._strikes = strikes
         self._hosts = hosts
         self._network = network
@@ -60,7 +64,7 @@ class Nemesis:
         self._handlers: dict[str, Callable[[StrikePlan], Awaitable[bool]]] = {
             "kill": self._kill,
             "power": self._cut_power,
-            "last call": self._last_call,
+            "last call": self._crash_at_call,
             "write error": self._write_error,
             "sync error": self._sync_error,
             "read error": self._read_error,
@@ -90,9 +94,9 @@ class Nemesis:
     async def _strike(self, strike: StrikePlan) -> None:
         self._trace.note("strike", strike.kind, strike.on, strike.for_s)
         if await self._handlers[strike.kind](strike):
-            self.struck[strike.kind] += 1
+            self.fault_counts[strike.kind] += 1
         else:
-            self.missed[strike.kind] += 1
+            self.missed_counts[strike.kind] += 1
 
     def heal(self) -> None:
         """End all faults: heal machines, network paths and sinks, and start the processes that do not run."""
@@ -133,7 +137,7 @@ class Nemesis:
 
     # --- disks
 
-    async def _last_call(self, strike: StrikePlan) -> bool:
+    async def _crash_at_call(self, strike: StrikePlan) -> bool:
         host = self._hosts[strike.on]
         process = host.machine.process
         if process is None or process.has_ended:
@@ -153,26 +157,26 @@ class Nemesis:
 
     async def _fail_calls(self, strike: StrikePlan, matches: Callable[[Call], bool]) -> bool:
         machine = self._hosts[strike.on].machine
-        before = sum(machine.disk_struck.values())
+        before = sum(machine.disk_fault_counts.values())
         machine.add_disk_fault(strike.kind, lambda disk: disk.fail(matches, errno.EIO, times=None))
         await anyio.sleep(strike.for_s)
         machine.remove_disk_fault(strike.kind)
-        return sum(machine.disk_struck.values()) > before
+        return sum(machine.disk_fault_counts.values()) > before
 
     async def _sync_error(self, strike: StrikePlan) -> bool:
         machine = self._hosts[strike.on].machine
-        before = sum(machine.disk_struck.values())
+        before = sum(machine.disk_fault_counts.values())
 
         def inject(disk: SimDisk) -> None:
             disk.fail(lambda call: call.name in ("sync", "sync_directory"), errno.EIO)
 
         inject(machine.disk)
         await anyio.sleep(1.0)
-        return sum(machine.disk_struck.values()) > before
+        return sum(machine.disk_fault_counts.values()) > before
 
     async def _disk_full(self, strike: StrikePlan) -> bool:
         machine = self._hosts[strike.on].machine
-        before = machine.disk_struck["no room"] + machine.disk_struck["short for want of room"]
+        before = _count_full_disk_faults(machine)
 
         def inject(disk: SimDisk) -> None:
             disk.capacity_bytes = disk.used_bytes + _FREE_BYTES
@@ -180,15 +184,15 @@ class Nemesis:
         machine.add_disk_fault(strike.kind, inject)
         await anyio.sleep(strike.for_s)
         machine.remove_disk_fault(strike.kind)
-        return machine.disk_struck["no room"] + machine.disk_struck["short for want of room"] > before
+        return _count_full_disk_faults(machine) > before
 
     async def _slow_disk(self, strike: StrikePlan) -> bool:
         machine = self._hosts[strike.on].machine
-        before, stalled = machine.thread_faults, machine.struck["thread stalled"]
+        before, stalled = machine.thread_faults, machine.event_counts["thread stalled"]
         machine.thread_faults = replace(before, stalls=0.5, stall_s=_STALL_S * strike.amount / 60)
         await anyio.sleep(strike.for_s)
         machine.thread_faults = before
-        return machine.struck["thread stalled"] > stalled
+        return machine.event_counts["thread stalled"] > stalled
 
     # --- the network
 
@@ -232,7 +236,7 @@ class Nemesis:
     async def _detach(self, strike: StrikePlan) -> bool:
         try:
             return await self._detach_for_a_while(strike)
-        except SimCrash:  # the machine crashed meanwhile; the process ends without our help
+        except SimCrash:  # the machine crashed meanwhile, which ends the process
             return True
 
     async def _detach_for_a_while(self, strike: StrikePlan) -> bool:
@@ -279,3 +283,7 @@ class Nemesis:
         host = self._hosts[name]
         assert isinstance(host, Node)
         return host
+
+
+def _count_full_disk_faults(machine: Machine) -> int:
+    return machine.disk_fault_counts["no room"] + machine.disk_fault_counts["short for want of room"]

@@ -1,7 +1,7 @@
 """Keeps a process running on its machine: restarts it after each end, until its work is done.
 
-An exception that leaves a process is a violation, unless a failure of its disk explains it: then the process
-is restarted, as a supervisor would do.
+An exception that leaves a process is a violation, unless a failed call of its disk caused the exception. Then
+the process is restarted, as a supervisor would do.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Host:
         self.machine = machine
         self.name = machine.name
         self.is_finished = False
-        self.failures = 0
+        self.failure_count = 0
         self._not_before_s = 0.0
         self._start_requested = anyio.Event()
         self._ended = anyio.Event()
@@ -75,14 +75,14 @@ class Host:
             await self._ended.wait()
 
     def kill(self, for_s: float) -> bool:
-        """Kill the process with SIGKILL; returns True if there was one."""
+        """Kill the process with SIGKILL, for at least `for_s` seconds; return True if one ran."""
         was_up = self.is_up
         self.delay_start(for_s)
         self.machine.kill()
         return was_up
 
     def cut_power(self, for_s: float) -> bool:
-        """Cut the machine's power; returns True if there was a process."""
+        """Cut the machine's power, for at least `for_s` seconds; return True if a process ran."""
         was_up = self.is_up
         self.delay_start(for_s)
         self.machine.cut_power()
@@ -118,12 +118,12 @@ class Host:
             raise
         except Exception as error:
             if disk_failures(machine) == before or not all(
-                _is_of_disk(one) for one in leaf_exceptions(error)
+                _is_disk_error(one) for one in leaf_exceptions(error)
             ):
                 raise Violation(
                     "crash", f"{self.name}, process {machine.process_count}: {format_error(error)}"
                 ) from error
-            self.failures += 1
+            self.failure_count += 1
             self.delay_start(RESTART_DELAY_S)
         else:
             if ending is Ending.ENDED and self.is_done():
@@ -159,10 +159,12 @@ def _format_trace(error: BaseException) -> str:
     return " < ".join(reversed(locations[-4:]))
 
 
-def _is_of_disk(error: BaseException) -> bool:
+def _is_disk_error(error: BaseException) -> bool:
     return isinstance(error, OSError | Refused)
 
 
 def disk_failures(machine: Machine) -> int:
     """Return the number of disk calls that have failed on this machine."""
-    return sum(count for event, count in machine.disk_struck.items() if event.endswith(_FAILURE_SUFFIXES))
+    return sum(
+        count for event, count in machine.disk_fault_counts.items() if event.endswith(_FAILURE_SUFFIXES)
+    )

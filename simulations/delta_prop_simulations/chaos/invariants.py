@@ -43,34 +43,34 @@ class StepChecker:
     """Checks one service during one of its processes."""
 
     def __init__(self, node: str, internals: Internals, history: LogHistory) -> None:
-        self.checks = 0
+        self.check_count = 0
         self._node = node
         self._internals = internals
         self._history = history
         self._log = internals.log
-        self._durable = self._log if isinstance(self._log, DurableLog) else None
+        self._durable_log = self._log if isinstance(self._log, DurableLog) else None
         self._offsets = log_offsets(self._log)
-        self._raw: tuple[int, ...] = ()
+        self._raw_offsets: tuple[int, ...] = ()
         self._ever_failed = False
 
     def check(self, service: Service | None) -> None:
         """Check the service now. Raises Violation."""
-        self.checks += 1
-        log = self._durable
+        self.check_count += 1
+        log = self._durable_log
         raw = (
             (self._log.next_offset,)
             if log is None
             else (log.next_offset, log.written, log.synced, log.start_offset, log.failure is None)
         )
-        if raw != self._raw:
-            self._raw = raw
+        if raw != self._raw_offsets:
+            self._raw_offsets = raw
             self._check_offsets()
         visible = self._log.high_watermark
         for name, runtime in self._internals.sinks.runtimes.items():
             feed = runtime.feed
             if feed is not None:
                 self._check_feed(name, feed, visible)
-        if self.checks % BOUNDS_EVERY == 0:
+        if self.check_count % BOUNDS_EVERY == 0:
             self._check_bounds(service)
 
     def _check_offsets(self) -> None:
@@ -105,7 +105,7 @@ class StepChecker:
         check_bound(node, "bytes queued", queue.depth_bytes, queue.capacity_bytes)
         check_bound(node, "deltas pending", pending.delta_count, pending._deltas_max)
         check_bound(node, "bytes pending", pending.bytes, pending._bytes_max)
-        log = self._durable
+        log = self._durable_log
         # A log without unwritten batches takes one batch of any size.
         if log is not None and len(log._active_segment.pending_writes) > 1:
             check_bound(node, "bytes unwritten", log.unwritten_bytes, log.settings.unwritten_bytes_max)

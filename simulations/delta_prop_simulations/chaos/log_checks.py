@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 class TokenLocation(NamedTuple):
-    """The offset of a token's delta in the log, or before its loss. `survives`: for a lost delta, the lowest
-    level at which an acknowledged delta must survive.
+    """The offset at which a token's delta is in the log, or was before its loss. `survives`: for a lost
+    delta, the lowest level at which an acknowledged delta must survive.
     """
 
     offset: int
@@ -173,7 +173,7 @@ def check_drift(histories: Iterable[LogHistory]) -> int:
     """
     keys: dict[Dot, tuple[Key, str]] = {}
     held: dict[frozenset[Dot], tuple[str, dict[Ref, tuple[Any, ...]]]] = {}
-    agreeing = 0
+    agreeing_count = 0
     for history in histories:
         dots = set()
         for offset, logged, row in history.rows():
@@ -185,11 +185,11 @@ def check_drift(histories: Iterable[LogHistory]) -> int:
                 raise Violation("drift", what)
         states = {
             ref: comparable_state(state)
-            for ref, state in fold_canonically((b, r) for _, b, r in history.rows()).items()
+            for ref, state in fold_canonically((logged, row) for _, logged, row in history.rows()).items()
         }
         node, its_states = held.setdefault(frozenset(dots), (history.node, states))
         if node != history.node:
-            agreeing += 1
+            agreeing_count += 1
             differing = sorted(
                 ref for ref in states.keys() | its_states if states.get(ref) != its_states.get(ref)
             )
@@ -198,7 +198,7 @@ def check_drift(histories: Iterable[LogHistory]) -> int:
                 "drift",
                 f"{node} and {history.node} hold the same deltas, but differ in {differing}",
             )
-    return agreeing
+    return agreeing_count
 
 
 def _locate_tokens(

@@ -1,5 +1,5 @@
 """Records all rows that were appended to a service's log, across all its processes. The record keeps rows
-that retention or compaction removed, and keeps rows that a crash removed apart.
+that retention or compaction removed, and stores rows that a crash removed separately.
 
 It wraps the log's append methods, and does not change their effect.
 """

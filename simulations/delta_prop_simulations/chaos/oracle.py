@@ -58,27 +58,29 @@ class Node(Protocol):
 
 
 class Oracle:
-    """The oracle of one run. `struck` counts the steps, rows and sinks that the checks have examined."""
+    """The oracle of one run. `check_counts`: the number of steps, rows and sinks that the checks have
+    examined.
+    """
 
     def __init__(self) -> None:
         self.histories: dict[str, LogHistory] = {}
-        self.struck: Counter[str] = Counter()
+        self.check_counts: Counter[str] = Counter()
         self.complaints: list[Violation] = []
         """Violations found in code that must not raise them; raised at the next step."""
         self._step_checkers: dict[str, StepChecker] = {}
 
     def note_start(self, node: str, propagator: Propagator, ending: str | None) -> None:
-        """Start to check a new process. `ending`: how the previous one ended. Raises Violation."""
+        """Start the checks of a new process. `ending`: how the previous one ended. Raises Violation."""
         internals = propagator.internals()
         history = self.histories.setdefault(node, LogHistory(node))
         history.start(internals.log, ending)
         self._step_checkers[node] = StepChecker(node, internals, history)
 
     def note_end(self, node: str) -> None:
-        """Stop to check a process, which has ended."""
+        """Stop the checks of a process, which has ended."""
         checker = self._step_checkers.pop(node, None)
         if checker is not None:
-            self.struck["steps looked at"] += checker.checks
+            self.check_counts["steps looked at"] += checker.check_count
         history = self.histories.get(node)
         if history is not None:
             history.note_failure()
@@ -106,16 +108,16 @@ class Oracle:
             histories.append(history)
             history.note_recovery()
             internals = node.propagator.internals()
-            self.struck["rows of logs"] += check_log(history, internals)
+            self.check_counts["rows of logs"] += check_log(history, internals)
             log_checks.check_causal(history)
             log_checks.check_expected(history)
             log_checks.check_outcomes(history, client_history)
             states = log_checks.fold_canonically((logged, row) for _, logged, row in history.rows())
             log_checks.check_sums(history, client_history, states, f"{node.name}, by its log")
             await self._check_sinks(node, node.propagator, history, states)
-        self.struck["services with the same deltas"] += log_checks.check_drift(histories)
+        self.check_counts["services with the same deltas"] += log_checks.check_drift(histories)
         for reader in readers:
-            self.struck["deltas that readers got"] += deliveries.check_reader(
+            self.check_counts["deltas that readers got"] += deliveries.check_reader(
                 self.histories[reader.node], reader
             )
 
@@ -128,7 +130,7 @@ class Oracle:
         for name in propagator.statistics().sinks:
             feed = internals.sinks.feed(name)
             if feed.has_ended or feed.is_rebuilding:
-                self.struck[f"sinks that are {feed.state.value}"] += 1
+                self.check_counts[f"sinks that are {feed.state.value}"] += 1
                 continue
             who = f"{node.name}, sink {name!r}"
             quarantined = propagator.quarantine(name)
@@ -147,15 +149,15 @@ class Oracle:
                 self._check_model(history, expected_rows, model)
                 deliveries.check_states(expected_states, model.states(), expected_rows, who)
             else:
-                await _check_real(expected_states, expected_rows, propagator.sink(name), who)
-            self.struck["sinks looked at"] += 1
+                await _check_real_sink(expected_states, expected_rows, propagator.sink(name), who)
+            self.check_counts["sinks looked at"] += 1
 
     def _check_model(self, history: LogHistory, expected: ExpectedRows, model: ModelSink) -> None:
         if model.violations:
             raise model.violations[0]
         deliveries.check_delivered(history, model)
         deliveries.check_rows(history, expected, model)
-        self.struck["rows brought to sinks"] += len(model.delivered)
+        self.check_counts["rows brought to sinks"] += len(model.delivered)
 
 
 def check_log(history: LogHistory, internals: Internals) -> int:
@@ -191,7 +193,7 @@ def check_log(history: LogHistory, internals: Internals) -> int:
     return row_count
 
 
-async def _check_real(
+async def _check_real_sink(
     expected_states: Mapping[Ref, VectorState], expected_rows: ExpectedRows, sink: object, who: str
 ) -> None:
     """Check the state that readers of a real index or cache see. Raises Violation."""
@@ -200,9 +202,9 @@ async def _check_real(
         deliveries.check_states(expected_states, states, expected_rows, who)
     elif isinstance(sink, CacheSink):
         for ref, state in expected_states.items():
-            found = await sink.get(*ref)
-            if found is not None and ref not in expected_rows.excused and found.content != state.content:
-                raise Violation("state", f"{who}: {ref} is {found}, but the fold of the log is {state}")
+            cached = await sink.get(*ref)
+            if cached is not None and ref not in expected_rows.excused and cached.content != state.content:
+                raise Violation("state", f"{who}: {ref} is {cached}, but the fold of the log is {state}")
 
 
 def _excluded_offsets(feed: Feed) -> set[int]:

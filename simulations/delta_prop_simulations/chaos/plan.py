@@ -20,7 +20,7 @@ Knobs = dict[str, float | int | str | bool]
 STRIKES = {
     "kill": "a service's process is killed, and restarted later",
     "power": "a machine loses its power and unsynced data, and is restarted later",
-    "last call": "the process or the machine crashes at a disk call, its last",
+    "last call": "the process or the machine ends at a disk call",
     "write error": "writes fail for a while",
     "sync error": "a sync fails",
     "read error": "reads fail for a while",
@@ -38,7 +38,7 @@ STRIKES = {
     "kill reader": "a subscriber's process is killed, and restarted later",
     "stall reader": "a subscriber does not read for a while",
 }
-"""The kinds of faults, with a description."""
+"""The kinds of strikes, which are planned faults, with a description."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ class SinkPlan:
 @dataclass(frozen=True, slots=True)
 class NodePlan:
     """A service on its machine. `log`, `settings`, `server`: fields of LogSettings, Settings and
-    ServerSettings; if `log` is None, the log is in memory. `threads`, `jumps`, `drift`: faults of its threads
-    and its clock. `forward_to`: names of other nodes.
+    ServerSettings; if `log` is None, the log is in memory. `threads`, `drift`, `jumps`: faults of its
+    threads and its clock; a jump is (time, seconds added to the clock). `forward_to`: names of other nodes.
     """
 
     name: str
@@ -109,7 +109,12 @@ class ReaderPlan:
 
 @dataclass(frozen=True, slots=True)
 class StrikePlan:
-    """A fault: its time, kind, target (a host, or `node/sink`, or `host>host`), duration and amount."""
+    """A strike, which is a planned fault: its time, kind, target (a host, or `node/sink`, or `host>host`) and
+    duration.
+
+    `amount`: of `last call`, the number of disk calls before it; of `slow disk`, the length of the stalls (60
+    is the longest); of `slow link`, the bytes per second. Other kinds have none.
+    """
 
     at_s: float
     kind: str

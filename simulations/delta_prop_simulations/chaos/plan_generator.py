@@ -31,7 +31,9 @@ _WITHOUT_REBUILD = ("transactional", "plain")
 _MODEL_KINDS = ("transactional", "plain", "volatile", "rebuildable")
 _STRIKES_MAX = 9
 _DELTAS_RANGE = (80, 160)
+"""Minimum and maximum number of deltas of all writers together."""
 _LARGE_BYTES = 1 << 24
+"""The bound of a log that is larger than all rows of a run."""
 _WRITING_S = DURATION_S * 0.8
 _LONG_CUT_SHARE = 0.15
 """The share of plans with several services that get a long network cut."""

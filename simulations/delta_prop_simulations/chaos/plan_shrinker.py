@@ -32,20 +32,20 @@ def shrink_plan(
     """Shrink the plan of a run that found `violation`. `report` is called with the number of runs so far and
     the smaller plan.
     """
-    runs = 0
+    run_count = 0
 
     def fails(data: JsonValue) -> bool | None:
-        nonlocal runs
+        nonlocal run_count
         try:
             proposal = Plan.from_json(json.dumps(data))
             check_plan(proposal)
         except UsageError:
             return None
-        runs += 1
-        found = run(proposal).violation
-        if found is None or not is_same_violation(found, violation):
+        run_count += 1
+        proposal_violation = run(proposal).violation
+        if proposal_violation is None or not is_same_violation(proposal_violation, violation):
             return False
-        report(runs, proposal)
+        report(run_count, proposal)
         return True
 
     shrunk = shrink(

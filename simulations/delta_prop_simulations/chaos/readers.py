@@ -1,5 +1,5 @@
-"""Subscribers as users write them: they save what they read together with the cursor after it, and resume
-from that cursor.
+"""Subscribers that work as users' programs do: they save what they read together with the cursor after it,
+and resume from that cursor.
 
 The saved data of a reader outlives its process.
 """
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 RETRY_S = 0.2
 SAVE_EVERY = 5
+"""A reader of single deltas saves its cursor after this many."""
 _LOST_CURSOR_CODES = frozenset({ErrorCode.CURSOR_TOO_OLD, ErrorCode.BAD_REQUEST})
 """Codes of an unusable cursor: the next row was removed from the log, or the cursor is of another log."""
 CLIENT = ClientSettings(
@@ -41,7 +42,7 @@ CLIENT = ClientSettings(
 @dataclass(slots=True)
 class ReadSession:
     """The rows that one subscriber object received. `begin`: the cursor to start at; None if the group's
-    cursor or the log decided. `first`: the offset at which it started. `saved_rows`: the offset after the
+    cursor or the log decided. `first`: the offset at which it started. `saved_end`: the offset after the
     saved rows. `is_from_start`: no cursor could be used, as none was saved, or the saved one was unusable.
     """
 
@@ -49,7 +50,7 @@ class ReadSession:
     is_from_start: bool
     log_id: bytes = b""
     first: int | None = None
-    saved_rows: int = 0
+    saved_end: int = 0
     rows: list[tuple[int, Dot | None]] = field(default_factory=list)
 
 
@@ -80,7 +81,7 @@ class Reader:
     @property
     def saved_offset(self) -> int:
         """The offset after the saved rows, in the log that was read last."""
-        return self.sessions[-1].saved_rows if self.sessions else 0
+        return self.sessions[-1].saved_end if self.sessions else 0
 
     async def run(self, world: World, addresses: str | Sequence[str]) -> None:
         """Read until cancelled, and reconnect after errors."""
@@ -90,7 +91,7 @@ class Reader:
             except Refused as refusal:
                 if refusal.code in _LOST_CURSOR_CODES:  # the removed rows cannot be read
                     self._saved_cursor, self._is_from_start = None, True
-            except UsageError:  # it is another log: the previous one was in memory, and is lost
+            except UsageError:  # the service has another log: the previous one was in memory, and is lost
                 self._saved_cursor, self._is_from_start = None, True
             except (ProtocolError, OSError):
                 pass
@@ -137,7 +138,7 @@ class Reader:
             self._is_from_start = False
             if session.first is None:
                 session.first, session.log_id = cursor.next_offset, cursor.log_id
-            session.saved_rows = max(session.saved_rows, cursor.next_offset)
+            session.saved_end = max(session.saved_end, cursor.next_offset)
             if not self.group:
                 self._saved_cursor = cursor
 

@@ -26,7 +26,7 @@ class ShrinkResult:
     """
 
     data: JsonValue
-    runs: int = 0
+    run_count: int = 0
     is_minimal: bool = False
 
 
@@ -45,10 +45,10 @@ def shrink(
         before = shrunk.data
         for step in (_shorten, _leave_out, _reduce_values):
             for proposal in step(shrunk, fixed):
-                if shrunk.runs >= runs_max:
+                if shrunk.run_count >= runs_max:
                     return shrunk
                 failed = fails(proposal)
-                shrunk.runs += failed is not None
+                shrunk.run_count += failed is not None
                 if failed:
                     shrunk.data = proposal
         shrunk.is_minimal = shrunk.data is before
@@ -139,8 +139,8 @@ def _get_or_none(data: JsonValue, path: Path) -> JsonValue:
 
 
 def _list_at(data: JsonValue, path: Path) -> list[JsonValue]:
-    found = _get_or_none(data, path)
-    return found if isinstance(found, list) else []
+    part = _get_or_none(data, path)
+    return part if isinstance(part, list) else []
 
 
 def _replace_at(data: JsonValue, path: Path, part: JsonValue) -> JsonValue:

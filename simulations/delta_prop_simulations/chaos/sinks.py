@@ -99,7 +99,7 @@ class ModelSink:
         self.process_count = 0
         self.delivered: list[DeliveredRow] = []
         self.violations: list[Violation] = []
-        self.struck: Counter[str] = Counter()
+        self.event_counts: Counter[str] = Counter()
 
     def for_process(self, process: Process) -> Sink:
         """Return a sink object that the new process attaches."""
@@ -151,12 +151,12 @@ class ModelStatistics:
 
 @dataclass(slots=True)
 class _Progress:
-    """The progress of one sink object. `processed`: the end of the rows that the service knows as processed,
-    in this epoch; `dirty`: the vectors with uncommitted changes.
+    """The progress of one sink object. `processed_end`: the end of the rows that the service knows as
+    processed, in this epoch; `dirty`: the vectors with uncommitted changes.
     """
 
     epoch: int = 0
-    processed: int = 0
+    processed_end: int = 0
     is_busy: bool = False
     calls: int = 0
     dirty: set[Ref] = field(default_factory=set)
@@ -196,7 +196,7 @@ class SinkInstance:
         if progress.is_busy:
             self._model.note_violation("order", "called during another call")
         if progress.epoch != self._context.epoch:  # other rows may reuse the offsets of a lost tail
-            progress.epoch, progress.processed = self._context.epoch, 0
+            progress.epoch, progress.processed_end = self._context.epoch, 0
         progress.is_busy = True
         progress.calls += 1
         try:
@@ -224,12 +224,12 @@ class SinkInstance:
                 for row in rows:
                     self._check_alive()
                     if self._model.is_poison(logged, row):
-                        self._model.struck["sink rejected a delta"] += 1
+                        self._model.event_counts["sink rejected a delta"] += 1
                         self._note_processed(logged.offset + row, redelivered=delivery.redelivered)
                         raise RejectDelta(logged.offset + row, "the delta is poison to this sink")
                     await self._take_row(logged, row, redelivered=delivery.redelivered)
                     if logged.offset + row == failure_offset:
-                        self._model.struck["sink failed half way"] += 1
+                        self._model.event_counts["sink failed half way"] += 1
                         if delivery.redelivered or self._model.rng.random() < 0.5:
                             raise TryAgain("half-way failure without a done offset")
                         self._note_processed(logged.offset + row + 1, redelivered=False)
@@ -247,10 +247,10 @@ class SinkInstance:
         """
         model, faults, draw = self._model, self._model.faults, self._model.rng.random
         if draw() < faults.slow:
-            model.struck["sink was slow"] += 1
+            model.event_counts["sink was slow"] += 1
             await anyio.sleep(faults.slow_s_max * draw())
         if draw() < faults.before:
-            model.struck["sink failed before the effect"] += 1
+            model.event_counts["sink failed before the effect"] += 1
             raise TryAgain("failure before any effect") if draw() < 0.7 else RuntimeError("a defect")
         if draw() >= faults.half_way or not deliveries:
             return None
@@ -260,20 +260,20 @@ class SinkInstance:
     async def _fail_after(self) -> None:
         model, faults, draw = self._model, self._model.faults, self._model.rng.random
         if draw() < faults.hang:
-            model.struck["sink hung"] += 1
+            model.event_counts["sink hung"] += 1
             await anyio.sleep_forever()
         if draw() < faults.after:
-            model.struck["sink failed after the effect"] += 1
+            model.event_counts["sink failed after the effect"] += 1
             raise TryAgain("failure after all effects") if draw() < 0.7 else OSError("a defect")
 
     async def _take_row(self, logged: LoggedBatch, row: int, *, redelivered: bool) -> None:
         """Apply one row, or skip a duplicate."""
         model, store, fact = self._model, self._store, Fact.of(logged, row)
         ref = (logged.batch.namespaces[row], logged.batch.keys[row])
-        if fact.offset < self._progress.processed and not redelivered:
+        if fact.offset < self._progress.processed_end and not redelivered:
             model.note_violation(
                 "twice",
-                f"duplicate offset {fact.offset}: rows up to {self._progress.processed} were processed",
+                f"duplicate offset {fact.offset}: rows up to {self._progress.processed_end} were processed",
             )
         facts = store.facts(ref)
         is_new = not facts.has(fact)
@@ -296,7 +296,7 @@ class SinkInstance:
         """Rebuild a vector from the log's history up to `fact`, which sorts before the state that the vector
         started with.
         """
-        self._model.struck["sink folded a vector again"] += 1
+        self._model.event_counts["sink folded a vector again"] += 1
         rows = [row async for row in self._context.history([ref])]
         self._check_alive()
         facts = self._store.facts(ref)
@@ -313,7 +313,7 @@ class SinkInstance:
 
     def _note_processed(self, offset: int, *, redelivered: bool) -> None:
         if not redelivered:
-            self._progress.processed = max(self._progress.processed, offset)
+            self._progress.processed_end = max(self._progress.processed_end, offset)
             self._store.next_offset = max(self._store.next_offset, offset)
 
     def _commit(self) -> None:
@@ -351,10 +351,10 @@ class RebuildableSink(CommittingSink):
     async def begin_rebuild(self, offset: int) -> None:
         """Drop all data, durably."""
         await self._fail_before(())
-        self._model.struck["sink rebuilt"] += 1
+        self._model.event_counts["sink rebuilt"] += 1
         self._store.begin(self._context.log_id)
         self._store.rebuilding = True
-        self._progress.processed = 0
+        self._progress.processed_end = 0
         self._persist()
 
     async def load_states(self, rows: Sequence[StateRow]) -> None:
@@ -369,7 +369,7 @@ class RebuildableSink(CommittingSink):
         store = self._store
         store.rebuilding, store.next_offset, store.lamport = False, offset, lamport
         store.states_below = offset
-        self._progress.processed = offset
+        self._progress.processed_end = offset
         self._persist()
         self._context.committed(offset)
 

@@ -109,10 +109,10 @@ class Store:
 
     def facts(self, ref: Ref) -> Facts:
         """Return the facts of a vector; they are created if the vector is new."""
-        found = self.vectors.get(ref)
-        if found is None:
-            found = self.vectors[ref] = Facts()
-        return found
+        facts = self.vectors.get(ref)
+        if facts is None:
+            facts = self.vectors[ref] = Facts()
+        return facts
 
     def copy(self) -> Store:
         """Return an independent copy."""

@@ -33,20 +33,20 @@ class Finding:
 
 @dataclass(slots=True)
 class Summary:
-    """The sum of the results of several runs."""
+    """The sum of the results of several runs; `delta_count`: the number of acknowledged deltas."""
 
-    seeds: int = 0
-    deltas: int = 0
+    seed_count: int = 0
+    delta_count: int = 0
     virtual_s: float = 0.0
     findings: list[Finding] = field(default_factory=list)
-    struck: Counter[str] = field(default_factory=Counter)
+    event_counts: Counter[str] = field(default_factory=Counter)
 
     def add(self, outcome: Outcome) -> None:
         """Add one run."""
-        self.seeds += 1
-        self.deltas += outcome.deltas
+        self.seed_count += 1
+        self.delta_count += outcome.delta_count
         self.virtual_s += outcome.virtual_s
-        self.struck += outcome.struck
+        self.event_counts += outcome.event_counts
         if outcome.violation is not None:
             self.findings.append(Finding(outcome.seed, outcome.violation.check, outcome.violation.what))
         elif outcome.vacuous is not None:
@@ -54,10 +54,10 @@ class Summary:
 
     def add_all(self, other: Summary) -> None:
         """Add the results of other runs."""
-        self.seeds += other.seeds
-        self.deltas += other.deltas
+        self.seed_count += other.seed_count
+        self.delta_count += other.delta_count
         self.virtual_s += other.virtual_s
-        self.struck += other.struck
+        self.event_counts += other.event_counts
         self.findings = sorted([*self.findings, *other.findings], key=lambda finding: finding.seed)
 
 

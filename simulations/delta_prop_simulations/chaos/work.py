@@ -46,10 +46,10 @@ class CountedIndex(IndexSink):
     def _count_refolded(self) -> int:
         return self.resident.statistics().refolded
 
-    def _check(self, deliveries: Sequence[Delivery], folded: int) -> None:
-        if not folded:
+    def _check(self, deliveries: Sequence[Delivery], folded_count: int) -> None:
+        if not folded_count:
             return
-        touched = {
+        changed_vectors = {
             ref
             for one in deliveries
             if not one.batch.is_control
@@ -60,15 +60,15 @@ class CountedIndex(IndexSink):
             *((offset, logged, row) for offset, logged, row, _ in self._history.lost_rows()),
         ]
         row_count = sum(
-            (logged.batch.namespaces[row], logged.batch.keys[row]) in touched
+            (logged.batch.namespaces[row], logged.batch.keys[row]) in changed_vectors
             for _, logged, row in logged_rows
         )
-        if folded > REFOLDS_MAX * row_count:
-            delivered = sum(one.count for one in deliveries)
+        if folded_count > REFOLDS_MAX * row_count:
+            delivered_count = sum(one.count for one in deliveries)
             self._note_violation(
                 Violation(
                     "work",
-                    f"{self._history.node}, sink {self.name!r}: a call with {delivered} deltas folded "
-                    f"{folded} deltas, but its vectors have only {row_count}",
+                    f"{self._history.node}, sink {self.name!r}: a call with {delivered_count} deltas folded "
+                    f"{folded_count} deltas, but its vectors have only {row_count}",
                 )
             )

@@ -41,7 +41,9 @@ if TYPE_CHECKING:
 
 RETRY_S = 0.05
 NUMBERED_SHARE = 0.6
+"""The share of writers that number their deltas themselves."""
 IDENTIFIED_SHARE = 0.5
+"""The share of the other writers that give each delta an id."""
 UNKNOWN_MAX = 3
 """Maximum number of unknown outcomes of a delta; then the writer stops resending it."""
 CLIENT = ClientSettings(
@@ -83,7 +85,8 @@ class Writer:
     """A client that writes to one service, under a name.
 
     Some writers number their deltas themselves, and resume after their last number. Others publish with ids,
-    and resend after a lost answer; or without ids: then the outcome stays unknown after a lost answer.
+    and resend after a lost answer; or without ids: then the outcome stays unknown after a lost answer. The
+    parameters are fields of `WriterPlan`.
     """
 
     def __init__(
@@ -173,14 +176,14 @@ class Writer:
         run_number = self._run_number
 
         def callback(item: Item) -> Callable[[Receipt], None]:
-            return lambda receipt: self._note(item, receipt, run_number, process)
+            return lambda receipt: self._note_outcome(item, receipt, run_number, process)
 
         for item in list(self._outbox.items.values()):
             item.can_retry = False
             await self._offer(producer, item, callback(item))
         while not self.is_done:
             if self._outbox.deltas_made < self._delta_count:
-                item = self._make(1)
+                item = self._make_item(1)
                 await self._offer(producer, item, callback(item))
                 await self._pause_after_burst()
             else:
@@ -189,7 +192,7 @@ class Writer:
 
     async def _offer(self, producer: Producer, item: Item, callback: Callable[[Receipt], None]) -> None:
         """Offer an item until it is accepted; if it was sent in a former process, note its outcome."""
-        self._send(item)
+        self._note_sent(item)
         while True:
             try:
                 is_new = producer.offer_numbered(item.number, item.tagged[0].delta, callback)
@@ -227,7 +230,7 @@ class Writer:
             ack = Ack(self._log_level, outcome, duplicate=True)
             self._settle(item, lambda token: self._history.note_acknowledged(token, ack))
 
-    def _note(self, item: Item, receipt: Receipt, run_number: int, process: Process | None) -> None:
+    def _note_outcome(self, item: Item, receipt: Receipt, run_number: int, process: Process | None) -> None:
         """Note an outcome, unless it arrives after the end of the process that sent the item."""
         if item.is_settled or run_number != self._run_number or (process is not None and process.has_ended):
             return
@@ -250,14 +253,14 @@ class Writer:
         run_number = self._run_number
 
         async def offer(item: Item) -> None:
-            self._send(item)
+            self._note_sent(item)
             item.can_retry = False
             while True:
                 try:
                     producer.offer_numbered(
                         item.number,
                         item.tagged[0].delta,
-                        lambda receipt: self._note(item, receipt, run_number, None),
+                        lambda receipt: self._note_outcome(item, receipt, run_number, None),
                     )
                 except Refused as refusal:
                     if refusal.is_final:
@@ -275,7 +278,7 @@ class Writer:
             if any(item.can_retry for item in self._outbox.items.values()):
                 return  # this client cannot offer a refused number again; the next one can
             if self._outbox.deltas_made < self._delta_count:
-                await offer(self._make(1))
+                await offer(self._make_item(1))
                 await self._pause_after_burst()
             else:
                 await anyio.sleep(RETRY_S)
@@ -287,12 +290,12 @@ class Writer:
         for item in list(self._outbox.items.values()):
             await self._publish(publish, item, takes_level=takes_level)
         while self._outbox.deltas_made < self._delta_count:
-            item = self._make(self._rng.randint(1, self._burst))
+            item = self._make_item(self._rng.randint(1, self._burst))
             await self._publish(publish, item, takes_level=takes_level)
             await self._pause()
 
     async def _publish(self, publish: Publish, item: Item, *, takes_level: bool) -> None:
-        self._send(item)
+        self._note_sent(item)
         if not self._has_ids:  # never resend it: without an id the service cannot detect the duplicate
             del self._outbox.items[item.number]
         options = {"ack_level": self._level} if takes_level else {}
@@ -313,22 +316,22 @@ class Writer:
 
     # --- common parts
 
-    def _make(self, count: int) -> Item:
+    def _make_item(self, count: int) -> Item:
         outbox = self._outbox
         rng, priority = self._rng, Priority.NORMAL
         if outbox.deltas_made and rng.random() < 0.2:
             priority = rng.choice(list(Priority))
         parents = self._history.durable_dots()
-        identified = rng.random() < 0.2 if self._is_numbered else self._has_ids
-        deltas = [] if outbox.deltas_made else [self._generator.next_sum(identified=identified)]
+        with_id = rng.random() < 0.2 if self._is_numbered else self._has_ids
+        deltas = [] if outbox.deltas_made else [self._generator.create_sum(with_id=with_id)]
         while len(deltas) < min(count, max(self._delta_count - outbox.deltas_made, 1)):
-            deltas.append(self._generator.next(priority, parents, self._heads, identified=identified))
+            deltas.append(self._generator.next(priority, parents, self._heads, with_id=with_id))
         outbox.deltas_made += len(deltas)
         outbox.last_number += 1
         item = outbox.items[outbox.last_number] = Item(outbox.last_number, deltas)
         return item
 
-    def _send(self, item: Item) -> None:
+    def _note_sent(self, item: Item) -> None:
         for one in item.tagged:
             ref = (one.delta.namespace, one.delta.vector_id)
             self._history.note_sent(one.token, self.node, self.name, ref, self._level)
@@ -356,7 +359,7 @@ class Writer:
     def _acknowledge(self, item: Item, publish_ack: PublishAck) -> None:
         item.is_settled = True
         self._outbox.items.pop(item.number, None)
-        for one, (offset, dot, duplicate) in zip(item.tagged, publish_ack.places(), strict=True):
+        for one, (offset, dot, duplicate) in zip(item.tagged, publish_ack.row_acks(), strict=True):
             ack = Ack(publish_ack.level, offset, duplicate=duplicate)
             durable_dot = dot if publish_ack.level is AckLevel.DURABLE else None
             self._history.note_acknowledged(one.token, ack, durable_dot)

@@ -97,7 +97,7 @@ def _format_calibration(calibration: Calibration, path: str) -> str:
 def _compare(options: Namespace, seconds: float) -> int:
     from delta_prop_simulations.calibration import system
     from delta_prop_simulations.calibration.catalogue import SET_UPS, compare_all, select_names
-    from delta_prop_simulations.calibration.comparison import table
+    from delta_prop_simulations.calibration.comparison import format_table
     from delta_prop_simulations.rng import Seed
 
     names, bar = select_names(options.sinks, SET_UPS), terminal.Progress()
@@ -109,5 +109,5 @@ def _compare(options: Namespace, seconds: float) -> int:
     if options.json:
         print(json.dumps({"machine": machine, "set_ups": [one.to_json() for one in comparisons]}))
     else:
-        print(table(comparisons, machine))
+        print(format_table(comparisons, machine))
     return int(not all(one.is_good for one in comparisons))

@@ -47,13 +47,13 @@ def run(options: Namespace) -> int:
             print(f"{mutant.name}: {mutant.what}; promised: {mutant.promise}")
         return 0
     names = select_mutants(options.names)
-    results = list(_hunts(names, options.seeds, options.jobs))
+    results = list(_run_hunts(names, options.seeds, options.jobs))
     unchanged = join_hunts(one for one in results if one.mutant is None)
     hunts = sorted((one for one in results if one.mutant), key=lambda one: names.index(one.mutant or ""))
     if options.json:
         print(json.dumps([asdict(one) for one in (unchanged, *hunts)], indent=1))
     else:
-        print("\n".join(table([unchanged, *hunts])))
+        print("\n".join(format_table([unchanged, *hunts])))
     return int(unchanged.is_found or not all(one.is_found for one in hunts))
 
 
@@ -65,7 +65,7 @@ def select_mutants(names: Sequence[str]) -> list[str]:
     return [name for name in MUTANTS if not names or name in names]
 
 
-def _hunts(names: Sequence[str], seeds: int, jobs: int) -> Iterator[Hunt]:
+def _run_hunts(names: Sequence[str], seeds: int, jobs: int) -> Iterator[Hunt]:
     tasks = [partial(hunt, name, range(seeds)) for name in names]
     for start in range(0, seeds, _SEEDS_PER_TASK):
         tasks.append(partial(hunt, None, range(start, min(start + _SEEDS_PER_TASK, seeds))))
@@ -89,8 +89,8 @@ def join_hunts(parts: Iterable[Hunt]) -> Hunt:
     return Hunt(first.mutant, tried, reached, first.seed, first.check, first.evidence)
 
 
-def table(hunts: Sequence[Hunt]) -> list[str]:
-    """Return the lines of the table."""
+def format_table(hunts: Sequence[Hunt]) -> list[str]:
+    """Return the lines of a table of the results."""
     width = max(len(one.mutant or "the unchanged program") for one in hunts)
     lines = [f"{'mutant':{width}}  {'seeds':>5}  {'check':10}  evidence"]
     return lines + [_line(one, width) for one in hunts]

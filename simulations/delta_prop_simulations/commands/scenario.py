@@ -46,7 +46,7 @@ def run(options: Namespace) -> int:
         about=setups[0].scenario.about,
         seed=setups[0].scenario.seed,
         duration_s=setups[0].scenario.duration,
-        alternatives=[_run_one(setup, path, checks=options.checks) for setup in setups],
+        alternatives=[_run_setup(setup, path, checks=options.checks) for setup in setups],
     )
     if options.report is not None:
         write_text(options.report, html(result, _command(options, result.seed)))
@@ -86,7 +86,7 @@ def _scenario_text(what: str) -> tuple[str, str]:
     return what, read_text(what)
 
 
-def _run_one(setup: Setup, path: str, *, checks: bool) -> Alternative:
+def _run_setup(setup: Setup, path: str, *, checks: bool) -> Alternative:
     from delta_prop_simulations.calibration.sink_distribution import distribution_of
     from delta_prop_simulations.chaos.violation import Violation
     from delta_prop_simulations.scenarios.run import RunInputs

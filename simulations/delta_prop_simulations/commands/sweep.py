@@ -62,17 +62,14 @@ def run(options: Namespace) -> int:
     if options.seed is None and options.plan is None:
         if options.shrink is not None:
             raise UsageError("--shrink: shrinks one plan: add --seed or --plan")
-        return _run_many(options)
+        return _run_sweep(options)
     plan = draw(options.seed) if options.plan is None else _read_plan(options.plan)
     if options.show:
         system.put(plan.to_json())
         return 0
     if options.shrink is not None:
         plan = _shrink(plan, options.shrink)
-    return _run_one(plan, as_json=options.json)
-
-
-# --- many runs
+    return _run_one_plan(plan, as_json=options.json)
 
 
 def _read_plan(path: str) -> Plan:
@@ -86,14 +83,17 @@ def _read_plan(path: str) -> Plan:
     return plan
 
 
-def _run_many(options: Namespace) -> int:
+# --- many runs
+
+
+def _run_sweep(options: Namespace) -> int:
     summary, progress = Summary(), system.Progress()
     try:
         progress.report(f"0 of {options.seeds:,} seeds")
         for part in sweep(options.first, options.seeds, options.jobs or cores()):
             summary.add_all(part)
             progress.report(
-                f"{summary.seeds:,} of {options.seeds:,} seeds, {summary.deltas:,} deltas, "
+                f"{summary.seed_count:,} of {options.seeds:,} seeds, {summary.delta_count:,} deltas, "
                 f"{len(summary.findings)} found"
             )
     finally:  # an interrupted sweep prints its results, too
@@ -104,8 +104,8 @@ def _run_many(options: Namespace) -> int:
 
 
 def _format_summary(summary: Summary, seed_count: int) -> list[str]:
-    width = max((len(event) for event in summary.struck), default=0)
-    lines = [f"{event:<{width}}  {count:>10,}" for event, count in sorted(summary.struck.items())]
+    width = max((len(event) for event in summary.event_counts), default=0)
+    lines = [f"{event:<{width}}  {count:>10,}" for event, count in sorted(summary.event_counts.items())]
     lines.append("")
     for finding in summary.findings[:_FINDINGS_SHOWN_MAX]:
         lines.append(f"seed {finding.seed}: {finding.check}: {finding.what}")
@@ -117,28 +117,29 @@ def _format_summary(summary: Summary, seed_count: int) -> list[str]:
             f"and {more} more: " + " ".join(str(one.seed) for one in summary.findings[_FINDINGS_SHOWN_MAX:])
         )
     vacuous = sum(finding.check == "vacuous" for finding in summary.findings)
-    note = "" if summary.seeds == seed_count else f" of {seed_count:,}, interrupted"
+    note = "" if summary.seed_count == seed_count else f" of {seed_count:,}, interrupted"
     lines.append(
-        f"{summary.seeds:,} seeds{note}: {len(summary.findings) - vacuous} violations, {vacuous} vacuous; "
-        f"{summary.deltas:,} deltas acknowledged in {summary.virtual_s:,.0f} virtual seconds"
+        f"{summary.seed_count:,} seeds{note}: {len(summary.findings) - vacuous} violations, "
+        f"{vacuous} vacuous; {summary.delta_count:,} deltas acknowledged in "
+        f"{summary.virtual_s:,.0f} virtual seconds"
     )
     return lines
 
 
 def _as_json(summary: Summary) -> dict[str, Any]:
     return {
-        "seeds": summary.seeds,
-        "deltas": summary.deltas,
+        "seeds": summary.seed_count,
+        "deltas": summary.delta_count,
         "virtual_s": summary.virtual_s,
         "found": [{"seed": one.seed, "check": one.check, "what": one.what} for one in summary.findings],
-        "struck": dict(sorted(summary.struck.items())),
+        "event_counts": dict(sorted(summary.event_counts.items())),
     }
 
 
 # --- one run
 
 
-def _run_one(plan: Plan, *, as_json: bool) -> int:
+def _run_one_plan(plan: Plan, *, as_json: bool) -> int:
     outcome = run_plan(plan)
     if as_json:
         summary = Summary()
@@ -150,7 +151,8 @@ def _run_one(plan: Plan, *, as_json: bool) -> int:
         system.put("")
         system.put(_verdict(outcome))
         system.put(
-            f"{outcome.deltas:,} deltas in {outcome.virtual_s:,.1f} virtual seconds, trace {outcome.trace}"
+            f"{outcome.delta_count:,} deltas in {outcome.virtual_s:,.1f} virtual seconds, "
+            f"trace {outcome.trace}"
         )
     return 0 if outcome.is_ok else 1
 

@@ -47,7 +47,7 @@ class Axis:
         return min(log10(value / self.low) / log10(self.high / self.low), 1.0)
 
 
-def linear(high: float, unit: str, *, tight: bool = False) -> Axis:
+def linear_axis(high: float, unit: str, *, tight: bool = False) -> Axis:
     """Return an axis from 0 to the first tick that is not below `high`; with `tight`, to exactly `high`."""
     high = high if high > 0 else 1.0
     factor, shown_unit = _scale(high, unit)
@@ -58,7 +58,7 @@ def linear(high: float, unit: str, *, tight: bool = False) -> Axis:
     return Axis(0.0, end, shown_unit, ticks, factor)
 
 
-def logarithmic(values: Sequence[float], unit: str) -> Axis:
+def logarithmic_axis(values: Sequence[float], unit: str) -> Axis:
     """Return an axis that includes the positive values and ends at powers of ten, of up to `DECADES_MAX`
     decades.
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import inf, isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
-from delta_prop_simulations.report.axis import linear, logarithmic
+from delta_prop_simulations.report.axis import linear_axis, logarithmic_axis
 from delta_prop_simulations.report.plot import Line, Plot
 from delta_prop_simulations.scenarios.result import Latency, SinkResult
 
@@ -37,7 +37,7 @@ def sections(result: Result) -> tuple[Section, ...]:
     names = tuple(alternative.name for alternative in result.alternatives)
     sinks = sink_names(result)
     legend = names if len(names) > 1 or len(sinks) < 2 else sinks
-    time = linear(result.duration_s, "s", tight=True)
+    time = linear_axis(result.duration_s, "s", tight=True)
     all_sections = (
         Section("The service over time", names, tuple(_service_plots(result, time))),
         Section("Each sink over time", legend, tuple(_sink_plots(result, sinks, time))),
@@ -47,9 +47,9 @@ def sections(result: Result) -> tuple[Section, ...]:
 
 
 def _service_plots(result: Result, time: Axis) -> Iterator[Plot]:
-    lists = [alternative.series for alternative in result.alternatives]
-    for name in unique_names(series.name for group in lists for series in group):
-        yield _time_plot(name, time, _lines([one.name for one in result.alternatives], lists, name))
+    series_lists = [alternative.series for alternative in result.alternatives]
+    for name in unique_names(series.name for group in series_lists for series in group):
+        yield _time_plot(name, time, _lines([one.name for one in result.alternatives], series_lists, name))
 
 
 def _sink_plots(result: Result, sinks: Sequence[str], time: Axis) -> Iterator[Plot]:
@@ -62,39 +62,39 @@ def _sink_plots(result: Result, sinks: Sequence[str], time: Axis) -> Iterator[Pl
     for name in unique_names(series_names):
         if len(result.alternatives) == 1:
             own_sinks = result.alternatives[0].sinks
-            lists = [sink.series for sink in own_sinks]
-            yield _time_plot(name, time, _lines([sink.name for sink in own_sinks], lists, name))
+            series_lists = [sink.series for sink in own_sinks]
+            yield _time_plot(name, time, _lines([sink.name for sink in own_sinks], series_lists, name))
             continue
         for sink in sinks:
-            lists = [sink_of(alternative, sink).series for alternative in result.alternatives]
-            if lines := _lines([one.name for one in result.alternatives], lists, name):
+            series_lists = [sink_of(alternative, sink).series for alternative in result.alternatives]
+            if lines := _lines([one.name for one in result.alternatives], series_lists, name):
                 yield _time_plot(f"{sink}: {name}", time, lines)
 
 
 def _latency_plots(result: Result, sinks: Sequence[str]) -> Iterator[Plot]:
     if len(result.alternatives) == 1:
-        named = [(sink.name, sink.lag) for sink in result.alternatives[0].sinks]
-        if plot := _distribution_plot("share applied within", named):
+        named_lags = [(sink.name, sink.lag) for sink in result.alternatives[0].sinks]
+        if plot := _distribution_plot("share applied within", named_lags):
             yield plot
         return
     for sink in sinks:
-        named = [(one.name, sink_of(one, sink).lag) for one in result.alternatives]
-        if plot := _distribution_plot(f"{sink}: share applied within", named):
+        named_lags = [(one.name, sink_of(one, sink).lag) for one in result.alternatives]
+        if plot := _distribution_plot(f"{sink}: share applied within", named_lags):
             yield plot
 
 
-def _distribution_plot(title: str, named: Sequence[tuple[str, Latency]]) -> Plot | None:
+def _distribution_plot(title: str, named_lags: Sequence[tuple[str, Latency]]) -> Plot | None:
     """Return the cumulative distribution of the lag; each line reaches 100 % at its largest lag."""
-    bounds = [bound for _, lag in named for bound, _ in lag.buckets]
+    bounds = [bound for _, lag in named_lags for bound, _ in lag.buckets]
     if not bounds:
         return None
-    x = logarithmic(bounds, "s")
+    x = logarithmic_axis(bounds, "s")
     lines = tuple(
         Line(name, colour, *_cumulate(lag, x.low, x.high))
-        for colour, (name, lag) in enumerate(named)
+        for colour, (name, lag) in enumerate(named_lags)
         if lag.buckets
     )
-    return Plot(title, x, linear(100.0, "%", tight=True), lines)
+    return Plot(title, x, linear_axis(100.0, "%", tight=True), lines)
 
 
 def _cumulate(lag: Latency, low: float, high: float) -> tuple[list[float], list[float]]:
@@ -117,17 +117,19 @@ def _value_axis(unit: str, lines: Sequence[Line]) -> Axis:
     peaks = [max((y for y in line.ys if isfinite(y)), default=0.0) for line in lines]
     lowest = min((peak for peak in peaks if peak > 0), default=inf)
     if unit not in ("bytes", "%") and max(peaks, default=0.0) > SPREAD_MAX * lowest:
-        return logarithmic([y for line in lines for y in line.ys if isfinite(y)], unit)
-    return linear(max(peaks, default=0.0), unit)
+        return logarithmic_axis([y for line in lines for y in line.ys if isfinite(y)], unit)
+    return linear_axis(max(peaks, default=0.0), unit)
 
 
-def _lines(owners: Sequence[str], lists: Sequence[Sequence[Series]], name: str) -> list[tuple[str, Line]]:
+def _lines(
+    owners: Sequence[str], series_lists: Sequence[Sequence[Series]], name: str
+) -> list[tuple[str, Line]]:
     """Return a unit and a line for each owner with a series of that name. An owner's position gives its
     colour.
     """
     return [
         (series.unit, Line(owner, colour, series.times_s, series.values))
-        for colour, (owner, group) in enumerate(zip(owners, lists, strict=True))
+        for colour, (owner, group) in enumerate(zip(owners, series_lists, strict=True))
         for series in group
         if series.name == name
     ]

@@ -29,6 +29,9 @@ PROMISES = {
     "P9": "the network can do no harm",
 }
 HOLDS, LIMITED, BROKEN, NOT_TESTED = "kept", "kept, but", "BROKEN", "not tested"
+"""Verdicts on a promise, as they are displayed. LIMITED: the promise holds, with an exception that the
+evidence names.
+"""
 
 
 class Row(NamedTuple):
@@ -52,7 +55,7 @@ def groups(result: Result) -> tuple[Group, ...]:
     service = [
         Row(_words(name), tuple(_total(one, name) for one in alternatives))
         for name in totals
-        if any(one.totals.get(name) for one in alternatives) or name in _ALWAYS
+        if any(one.totals.get(name) for one in alternatives) or name in _ALWAYS_SHOWN
     ]
     if any(one.acks.count for one in alternatives):
         service += [
@@ -86,7 +89,7 @@ def evidence(alternative: Alternative, promise: str) -> str:
     return next((one.what for one in alternative.verdicts if one.promise == promise), "")
 
 
-_ALWAYS = ("offered", "acknowledged", "refused")
+_ALWAYS_SHOWN = ("offered", "acknowledged", "refused")
 """Totals that are shown even if they are 0; other totals are left out if they are 0 in all alternatives."""
 
 
@@ -136,5 +139,5 @@ def _verdict(alternative: Alternative, promise: str) -> str:
     results = [verdict.ok for verdict in verdicts]
     if not results:
         return NOTHING
-    holds = LIMITED if any(verdict.limited for verdict in verdicts) else HOLDS
-    return BROKEN if False in results else holds if True in results else NOT_TESTED
+    verdict_if_held = LIMITED if any(verdict.limited for verdict in verdicts) else HOLDS
+    return BROKEN if False in results else verdict_if_held if True in results else NOT_TESTED

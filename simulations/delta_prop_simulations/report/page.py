@@ -23,7 +23,7 @@ from delta_prop_simulations.report.numbers import (
     verdicts,
 )
 from delta_prop_simulations.report.plot import POINTS_MAX, colour_class, svg
-from delta_prop_simulations.report.style import SCRIPT, STYLE, colours
+from delta_prop_simulations.report.style import SCRIPT, STYLE, colour_rules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,7 +43,7 @@ def html(result: Result, command: str = "") -> str:
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f"<title>{escape(result.scenario)}, seed {result.seed}</title>"
-        f"<style>{colours()}{STYLE}</style></head><body>",
+        f"<style>{colour_rules()}{STYLE}</style></head><body>",
         *_head(result, command),
         *_promises(result),
         *_numbers(result),
@@ -78,7 +78,7 @@ def _promises(result: Result) -> Iterator[str]:
     yield from _open_table(result)
     yield "<tbody>"
     for row in rows:
-        yield _row(Row(format_promise(row.name), row.cells), verdict=True)
+        yield _row(Row(format_promise(row.name), row.cells), are_verdicts=True)
     yield "</tbody></table></div><details><summary>Evidence for each</summary><dl>"
     for row in rows:
         yield f"<dt>{escape(format_promise(row.name))}</dt>"
@@ -111,8 +111,8 @@ def _open_table(result: Result) -> Iterator[str]:
     yield f'<div class="scroll"><table><thead><tr><th></th>{names}</tr></thead>'
 
 
-def _row(row: Row, *, verdict: bool = False) -> str:
-    cells = "".join(_verdict(text) if verdict else f"<td>{escape(text)}</td>" for text in row.cells)
+def _row(row: Row, *, are_verdicts: bool = False) -> str:
+    cells = "".join(_verdict(text) if are_verdicts else f"<td>{escape(text)}</td>" for text in row.cells)
     return f'<tr><th scope="row">{escape(row.name)}</th>{cells}</tr>'
 
 

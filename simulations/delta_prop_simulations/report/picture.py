@@ -6,7 +6,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from delta_prop_simulations.report.plot import HEIGHT, WIDTH, colour_class, drawing
-from delta_prop_simulations.report.style import PLOT_STYLE, colours
+from delta_prop_simulations.report.style import PLOT_STYLE, colour_rules
 
 if TYPE_CHECKING:
     from delta_prop_simulations.report.plot import Plot
@@ -30,7 +30,7 @@ def picture(plot: Plot) -> str:
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH // 5}">'
-        f"<style>{_BASE_STYLE}{PLOT_STYLE}{colours()}</style>"
+        f"<style>{_BASE_STYLE}{PLOT_STYLE}{colour_rules()}</style>"
         f'<rect class="ground" width="{WIDTH}" height="{height}"/>'
         f'<text class="title" x="60" y="170">{escape(plot.heading)}</text>'
         f'<g transform="translate(0 {_TITLE_HEIGHT})">{drawing(plot, points_max=POINTS_MAX)}</g>'

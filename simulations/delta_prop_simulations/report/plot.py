@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from delta_prop_simulations.report.axis import Axis
 
-COLOURS = 8
+COLOUR_COUNT = 8
 POINTS_MAX = 600
 WIDTH, HEIGHT = 4000, 2200
 """The size of a drawing, in tenths of a pixel."""
@@ -77,7 +77,7 @@ def drawing(plot: Plot, *, points_max: int = POINTS_MAX) -> str:
 
 def colour_class(colour: int) -> str:
     """Return the class that gives a line its colour and its dashes."""
-    return f"c{colour % COLOURS}"
+    return f"c{colour % COLOUR_COUNT}"
 
 
 def thin(xs: Sequence[float], ys: Sequence[float], points_max: int) -> list[tuple[float, float]]:

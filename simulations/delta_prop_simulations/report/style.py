@@ -12,7 +12,7 @@ DASHES = ("", "", "", "", "45 25", "45 25", "45 25", "45 25")
 """The dashes of each colour: of two similar colours, one is dashed."""
 
 
-def colours(selector: str = "") -> str:
+def colour_rules(selector: str = "") -> str:
     """Return the CSS rules that give lines and legend marks their colours, for both backgrounds."""
     return (
         _rules(LIGHT, selector)

@@ -35,19 +35,19 @@ def format_result(result: Result, *, width: int = WIDTH) -> str:
     """
     lines = [
         f"{result.scenario}, seed {result.seed}, {format_value(result.duration_s, 's')} of virtual time",
-        *_tables(result, width),
+        *_table_lines(result, width),
         *_explanations(result),
     ]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-def _tables(result: Result, width: int) -> Iterator[str]:
+def _table_lines(result: Result, width: int) -> Iterator[str]:
     cell_width = max([CELL_MIN, *(len(text) for text in _cell_texts(result))]) + 2
     columns_max = max((width - NAME_MIN) // cell_width, 1)
     for first in range(0, len(result.alternatives), columns_max):
         part = replace(result, alternatives=result.alternatives[first : first + columns_max])
         yield ""
-        yield from _one_table(part, cell_width)
+        yield from _lines_of_one_table(part, cell_width)
 
 
 def _cell_texts(result: Result) -> Iterator[str]:
@@ -62,7 +62,7 @@ def _all_rows(result: Result) -> Iterator[Row]:
         yield from group.rows
 
 
-def _one_table(result: Result, cell_width: int) -> Iterator[str]:
+def _lines_of_one_table(result: Result, cell_width: int) -> Iterator[str]:
     name_width = max([NAME_MIN, *(len(INDENT + row.name) for row in _all_rows(result))])
     yield _line("", [alternative.name for alternative in result.alternatives], name_width, cell_width)
     if rows := verdicts(result):

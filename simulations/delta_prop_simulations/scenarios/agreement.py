@@ -93,7 +93,7 @@ def count_out_of_order(rows: LogRows) -> int:
 
 
 def count_missing(rows: LogRows, acknowledged: Sequence[AckedRows]) -> int:
-    """Count the acknowledged rows whose offset has no delta, or one of another producer."""
+    """Count the acknowledged rows whose offset has no delta, or a delta of another producer."""
     if not acknowledged:
         return 0
     offsets = np.concatenate([_range_from(one.offset, one.count) for one in acknowledged])

@@ -45,7 +45,7 @@ class AckedRows:
 
 
 class Client:
-    """One source with its producers. `acknowledged`: all rows that their services acknowledged."""
+    """One source with its producers. `acknowledged`: all rows that the service acknowledged to them."""
 
     def __init__(
         self, spec: SourceSpec, random: Random, outcomes: Outcomes, on_ack: Callable[[], None]
@@ -59,7 +59,6 @@ class Client:
         self._outcomes = outcomes
         self._on_ack = on_ack
         self.acknowledged: list[AckedRows] = []
-        self.failures: list[str] = []
         self.reconnects = 0
         self.in_flight_calls = 0
 
@@ -109,8 +108,7 @@ class Client:
         except Refused as refusal:
             outcomes.note_refusal(len(rows), refusal)
             outcomes.refused += len(rows)
-        except (TimeoutError, UsageError) as failure:  # the call timed out, or the client has ended
-            self.failures.append(str(failure))
+        except (TimeoutError, UsageError):  # the call timed out, or the client has ended
             outcomes.dropped += len(rows)
         else:
             outcomes.note_acknowledged(len(rows), anyio.current_time() - at_s, rows[0].priority)
@@ -123,6 +121,6 @@ class Client:
         if not publish_ack.duplicates and publish_ack.offset is not None:
             self.acknowledged.append(AckedRows(name, publish_ack.offset, publish_ack.count))
             return
-        for offset, _, _ in publish_ack.places():
+        for offset, _, _ in publish_ack.row_acks():
             if offset is not None:
                 self.acknowledged.append(AckedRows(name, offset, 1))

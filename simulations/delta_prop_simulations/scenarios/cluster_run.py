@@ -86,7 +86,8 @@ class ClusterRun:
         self.readers: list[Reader] = []
         self.idle_after_s: float | None = None
         self.violation: Violation | None = None
-        self._first_ack: anyio.Event
+        self._next_ack: anyio.Event
+        """Set by the next acknowledgement."""
         self._scope: anyio.CancelScope | None = None
         self._observation: ClusterObservation
 
@@ -118,7 +119,7 @@ class ClusterRun:
     async def run(self) -> None:
         """Run the load, heal all faults, wait until all services are idle, and observe the final data."""
         scenario = self.scenario
-        self._first_ack = anyio.Event()
+        self._next_ack = anyio.Event()
         self.sites = {spec.name: self._make_site(spec) for spec in scenario.machine}
         self.readers = [Reader(spec, self._site_of(spec).tap.offset_times) for spec in scenario.reader]
         async with anyio.create_task_group() as services:
@@ -159,18 +160,18 @@ class ClusterRun:
     async def _offer(self, spec: SourceSpec, client: Client) -> None:
         rng = self._seed.stream(f"source {spec.name} arrivals")
         source_arrivals = arrivals(spec, rng, self.scenario.duration, self._inputs.traffic(spec))
-        host, address = self._client_host(spec.name), self._site_of(spec).address
+        host, address = self._make_client_host(spec.name), self._site_of(spec).address
         await host.run(lambda world: client.run(world, address, source_arrivals, spec.ack_level))
 
     async def _read(self, reader: Reader) -> None:
-        host, address = self._client_host(reader.spec.name), self._site_of(reader.spec).address
+        host, address = self._make_client_host(reader.spec.name), self._site_of(reader.spec).address
         await host.run(lambda world: reader.run(world, address))
 
     def _site_of(self, spec: SourceSpec | ReaderSpec) -> SupervisedSite:
         """Return the site that a client connects to."""
         return self.sites[spec.machine or self.scenario.machine[0].name]
 
-    def _client_host(self, name: str) -> Machine:
+    def _make_client_host(self, name: str) -> Machine:
         """Create the host of a client."""
         return Machine(
             name,
@@ -242,11 +243,11 @@ class ClusterRun:
 
     async def _inject(self, fault: FaultSpec) -> None:
         if fault.what == "clock_jumps":
-            return  # the machine was created with its clock jumps
+            return  # `_make_site` has created the machine with its clock jumps
         await anyio.sleep_until(fault.begin)
         if fault.after_ack:
-            self._first_ack = anyio.Event()
-            await self._first_ack.wait()
+            self._next_ack = anyio.Event()
+            await self._next_ack.wait()
         site = self.sites[fault.machine]
         machine = site.machine
         self.trace.note(fault.what, fault.machine)
@@ -285,7 +286,7 @@ class ClusterRun:
             site.bring_back()
 
     def _note_ack(self) -> None:
-        self._first_ack.set()
+        self._next_ack.set()
 
     # --- measurements
 
@@ -332,8 +333,8 @@ class ClusterRun:
         appended_at = site.tap.offset_times.at(feed.applied_offset) if feed.lag else None
         self.timeline.note(sink_name, "lag", "s", now, 0.0 if appended_at is None else now - appended_at)
         self.timeline.note(sink_name, "behind", "deltas", now, feed.lag)
-        self.timeline.note_rate(sink_name, "applied", "deltas/s", now, sink.new_rows)
-        self.trace.note(sink_name, sink.new_rows, sink.duplicates, feed.state)
+        self.timeline.note_rate(sink_name, "applied", "deltas/s", now, sink.new_row_count)
+        self.trace.note(sink_name, sink.new_row_count, sink.duplicate_count, feed.state)
 
     def _sink_name(self, site: SupervisedSite, name: str) -> str:
         return f"{site.name}/{name}" if len(self.sites) > 1 else name
@@ -357,15 +358,15 @@ class ClusterRun:
         }
         for name, machine in machines.items():
             self.trace.note(name, "holds", -1 if machine.log_rows is None else len(machine.log_rows.offsets))
-        checked = sum(site.checked for site in self.sites.values())
+        check_count = sum(site.check_count for site in self.sites.values())
         return ClusterObservation(
             self.scenario,
             machines,
             self.groups,
             self.outcomes,
             is_idle,
-            self.network.struck["cut"] + self.network.struck["reset"],
-            checked,
+            self.network.fault_counts["cut"] + self.network.fault_counts["reset"],
+            check_count,
         )
 
     # --- the result
@@ -397,9 +398,9 @@ class ClusterRun:
             "refused": outcomes.refused,
             "dropped": outcomes.dropped,
             **{f"refusals: {code}": count for code, count in sorted(outcomes.codes.items())},
-            "service_starts": sum(site.starts for site in sites),
+            "service_starts": sum(site.start_count for site in sites),
             "service_down_s": sum(site.down_s for site in sites),
-            **({"steps_checked": sum(site.checked for site in sites)} if self._inputs.checks else {}),
+            **({"steps_checked": sum(site.check_count for site in sites)} if self._inputs.checks else {}),
             "client_reconnects": sum(client.reconnects for _, client in self.clients)
             + sum(reader.reconnects for reader in self.readers),
         }
@@ -418,7 +419,9 @@ class ClusterRun:
     def _reader_results(self) -> list[SinkResult]:
         duration_s = self.scenario.duration
         return [
-            SinkResult(reader.spec.name, reader.rows, 0, reader.within_1s / duration_s, reader.lag.latency())
+            SinkResult(
+                reader.spec.name, reader.row_count, 0, reader.within_1s / duration_s, reader.lag.latency()
+            )
             for reader in self.readers
         ]
 
@@ -427,7 +430,7 @@ class ClusterRun:
         sink_name = self._sink_name(site, name)
         return SinkResult(
             name=sink_name,
-            applied=sink.new_rows,
+            applied=sink.new_row_count,
             failures=sink.inner.failures,
             within_1s_per_s=sink.inner.within_1s / self.scenario.duration,
             lag=sink.inner.lag.latency(),
@@ -445,7 +448,7 @@ def _other_end(scenario: Scenario, link: LinkSpec, name: str) -> str | None:
 
 
 def _groups(scenario: Scenario) -> list[list[str]]:
-    """Return the groups of machines that must hold the same rows in the end, as links join them."""
+    """Return the groups of machines that links join, which must hold the same rows in the end."""
     groups = [{machine.name} for machine in scenario.machine]
     for link in scenario.link:
         if _other_end(scenario, link, link.between[0]) is not None:

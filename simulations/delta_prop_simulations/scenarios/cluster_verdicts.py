@@ -41,8 +41,8 @@ class MachineObservation:
 @dataclass(frozen=True, slots=True)
 class ClusterObservation:
     """All machines at the end of the run. `groups`: the groups of machines whose logs must hold the same
-    rows. `network_faults`: the number of cuts and resets. `checked`: the number of steps at which offsets and
-    bounds were checked; a violation ends the run.
+    rows. `network_fault_count`: the number of cuts and resets. `check_count`: the number of steps at which
+    offsets and bounds were checked; a violation ends the run.
     """
 
     scenario: Scenario
@@ -50,8 +50,8 @@ class ClusterObservation:
     groups: list[list[str]]
     outcomes: Outcomes
     is_idle: bool
-    network_faults: int
-    checked: int
+    network_fault_count: int
+    check_count: int
 
 
 def verdicts(observed: ClusterObservation) -> list[Verdict]:
@@ -70,9 +70,9 @@ def verdicts(observed: ClusterObservation) -> list[Verdict]:
 
 
 def _judge_bounds(observed: ClusterObservation) -> Verdict:
-    if not observed.checked:
+    if not observed.check_count:
         return Verdict("P4", None, "offsets and bounds are checked with --checks only")
-    return Verdict("P4", True, f"offsets and bounds held at every service, at {observed.checked:,} steps")
+    return Verdict("P4", True, f"offsets and bounds held at every service, at {observed.check_count:,} steps")
 
 
 def _judge_durability(observed: ClusterObservation) -> Verdict:
@@ -99,14 +99,14 @@ def _cursor_losses(observed: ClusterObservation) -> Iterator[str]:
         for sink_name, (_, sink) in machine.site.sinks.items():
             feed = machine.statistics.sinks[sink_name]
             if feed.state == CURSOR_INVALIDATED:
-                missed = machine.log_rows.delta_count - sink.new_rows - feed.quarantined
+                missed = machine.log_rows.delta_count - sink.new_row_count - feed.quarantined
                 yield f"{sink_name} at {name} has an invalidated cursor: {missed:,} deltas did not reach it"
 
 
 def _log_losses(observed: ClusterObservation) -> Iterator[str]:
     for name, machine in observed.machines.items():
         if machine.log_rows is None:
-            yield f"{name} has no service: {'; '.join(machine.site.notes[-1:]) or 'it was not restarted'}"
+            yield f"{name} has no service: {'; '.join(machine.site.errors[-1:]) or 'it was not restarted'}"
         elif lost := agreement.count_missing(
             machine.log_rows, machine.acknowledged
         ) + agreement.count_double_acks(machine.acknowledged):
@@ -119,10 +119,10 @@ def _sink_losses(observed: ClusterObservation) -> Iterator[str]:
             continue
         for sink_name, (spec, sink) in machine.site.sinks.items():
             feed = machine.statistics.sinks[sink_name]
-            done = sink.new_rows + feed.quarantined
-            count = machine.log_rows.delta_count
-            if feed.state != CURSOR_INVALIDATED and spec.topics == ("*",) and done != count:
-                yield f"{sink_name} at {name} has applied {done:,} of {count:,}: {feed.state}"
+            done_count = sink.new_row_count + feed.quarantined
+            delta_count = machine.log_rows.delta_count
+            if feed.state != CURSOR_INVALIDATED and spec.topics == ("*",) and done_count != delta_count:
+                yield f"{sink_name} at {name} has applied {done_count:,} of {delta_count:,}: {feed.state}"
 
 
 def _reader_errors(observed: ClusterObservation) -> Iterator[str]:
@@ -134,9 +134,9 @@ def _reader_errors(observed: ClusterObservation) -> Iterator[str]:
                 yield f"{who} was refused: {reader.failure}"
             if lost := agreement.count_lost_deliveries(machine.log_rows, reader.delivered):
                 yield f"{who} got {lost:,} deltas that were lost later"
-            count = machine.log_rows.delta_count
-            if reader.spec.topics == ("*",) and reader.failure is None and reader.rows != count:
-                yield f"{who} got {reader.rows:,} of {count:,}"
+            delta_count = machine.log_rows.delta_count
+            if reader.spec.topics == ("*",) and reader.failure is None and reader.row_count != delta_count:
+                yield f"{who} got {reader.row_count:,} of {delta_count:,}"
 
 
 def _broken_verdict(observed: ClusterObservation, promise: str, wrong: Sequence[str]) -> Verdict:
@@ -198,9 +198,11 @@ def _judge_single_effect(observed: ClusterObservation) -> Verdict:
     if wrong:
         return _broken_verdict(observed, "P3", wrong)
     duplicates = sum(
-        sink.duplicates for machine in observed.machines.values() for _, sink in machine.site.sinks.values()
+        sink.duplicate_count
+        for machine in observed.machines.values()
+        for _, sink in machine.site.sinks.values()
     )
-    starts = sum(machine.site.starts for machine in observed.machines.values())
+    starts = sum(machine.site.start_count for machine in observed.machines.values())
     what = f"after {starts - len(observed.machines)} restarts each delta occurs once in each log"
     if duplicates:
         what += f"; sinks got {duplicates:,} duplicates"
@@ -234,11 +236,13 @@ def _judge_faults(observed: ClusterObservation) -> Verdict:
     wrong_clocks = faults.count("clock_jumps") + sum(
         machine.clock_ahead != 0 or machine.clock_drift != 0 for machine in observed.scenario.machine
     )
-    starts = sum(machine.site.starts for machine in observed.machines.values())
+    starts = sum(machine.site.start_count for machine in observed.machines.values())
     restarts = starts - len(observed.machines)
-    if not wrong_clocks and not restarts and not observed.network_faults:
+    if not wrong_clocks and not restarts and not observed.network_fault_count:
         return Verdict("P8", None, "no clock was wrong, no service restarted, no connection broke")
-    summary = f"{wrong_clocks} wrong clocks, {restarts} restarts, {observed.network_faults:,} network faults"
+    summary = (
+        f"{wrong_clocks} wrong clocks, {restarts} restarts, {observed.network_fault_count:,} network faults"
+    )
     ok = all(
         verdict.ok is not False
         for verdict in (_judge_durability(observed), _judge_order(observed), _judge_single_effect(observed))

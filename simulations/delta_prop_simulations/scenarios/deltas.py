@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from delta_prop_simulations.scenarios.sources import Arrival
     from delta_prop_wire.delta import AckLevel, Operation
 
-POOL = 10_000
+POOL_SIZE = 10_000
 """Number of vector ids that are drawn at the start; each call then uses a slice of them."""
 TEMPLATES_MAX = 100
 TEMPLATES_PER_COUNT_MIN = 2
-"""Maximum number of templates in total, split evenly over the counts of deltas per call; but at least two of
-each count.
+"""Maximum number of templates in total, split evenly over the possible numbers of deltas per call; but each
+of these numbers gets at least two templates.
 """
-OPERATIONS = 32
+OPERATIONS_PER_KIND = 32
 """Number of operations that are created of each kind, and then reused."""
 SPARSE_SHARE = 8
 """A sparse delta changes one in this many numbers."""
@@ -56,7 +56,7 @@ class DeltaGenerator:
         self._spec, self._random, self._ack_level = spec, random, ack_level
         shares = spec.deltas.mix.shares
         self._kinds, self._weights = list(shares), list(shares.values())
-        self._names = [self._name() for _ in range(POOL)]
+        self._names = [self._draw_name() for _ in range(POOL_SIZE)]
         self._operations: dict[Kind, list[Operation]] = {}
         self._live_names: set[str] | None = set() if PARTIAL_KINDS & shares.keys() else None
         counts = spec.batch.max - spec.batch.min + 1 if isinstance(spec.batch, Between) else 1
@@ -68,17 +68,19 @@ class DeltaGenerator:
         if arrival.recorded is not None:
             return self._from_recording(arrival.recorded)
         if self._live_names is not None or self._spec.writers:
-            return self._deltas(arrival.deltas)
+            return self._draw_deltas(arrival.deltas)
         templates = self._templates.setdefault(arrival.deltas, [])
         index = int(self._random.random() * self._templates_per_count)
         if index >= len(templates):
-            templates.append(Template(self._deltas(arrival.deltas), self._spec.priority, self._ack_level))
+            templates.append(
+                Template(self._draw_deltas(arrival.deltas), self._spec.priority, self._ack_level)
+            )
             return templates[-1]
         return templates[index]
 
-    def _deltas(self, count: int) -> list[Delta]:
-        first = int(self._random.random() * (POOL - count))
-        return [self._delta(name) for name in self._names[first : first + count]]
+    def _draw_deltas(self, count: int) -> list[Delta]:
+        first = int(self._random.random() * (POOL_SIZE - count))
+        return [self._draw_delta(name) for name in self._names[first : first + count]]
 
     def _from_recording(self, batch: RecordedBatch) -> list[Delta]:
         keys, namespaces, sizes = batch.keys.tolist(), batch.namespaces.tolist(), batch.sizes.tolist()
@@ -87,14 +89,14 @@ class DeltaGenerator:
             for key, namespace, size in zip(keys, namespaces, sizes, strict=True)
         ]
 
-    def _name(self) -> str:
+    def _draw_name(self) -> str:
         deltas, random = self._spec.deltas, self._random
         hot_count = 0 if deltas.hot is None else max(round(deltas.keys * deltas.hot.share), 1)
         if deltas.hot is not None and random.random() < deltas.hot.of:
             return f"v{random.randrange(hot_count)}"
         return f"v{random.randrange(min(hot_count, deltas.keys - 1), deltas.keys)}"
 
-    def _delta(self, name: str) -> Delta:
+    def _draw_delta(self, name: str) -> Delta:
         (kind,) = self._kinds if len(self._kinds) == 1 else self._random.choices(self._kinds, self._weights)
         if self._live_names is not None:
             # The service refuses a partial change of a missing vector, so the vector is created first.
@@ -102,8 +104,8 @@ class DeltaGenerator:
                 kind = Kind.CREATE
             (self._live_names.discard if kind is Kind.DELETE else self._live_names.add)(name)
         operations = self._operations.setdefault(kind, [])
-        if len(operations) < OPERATIONS:
-            operations.append(self._operation(kind))
+        if len(operations) < OPERATIONS_PER_KIND:
+            operations.append(self._draw_operation(kind))
         return Delta(
             name,
             operations[int(self._random.random() * len(operations))],
@@ -112,7 +114,7 @@ class DeltaGenerator:
             metadata={"changed": self._random.randrange(100)} if kind is Kind.METADATA else None,
         )
 
-    def _operation(self, kind: Kind) -> Operation:
+    def _draw_operation(self, kind: Kind) -> Operation:
         deltas, random = self._spec.deltas, self._random
         if kind is Kind.OPAQUE:
             return opaque(random.randbytes(deltas.size_bytes))

@@ -42,6 +42,7 @@ class Outcomes:
 
     def __init__(self) -> None:
         self.offered = self.acknowledged = self.refused = self.dropped = self.retried = 0
+        """Numbers of deltas."""
         self.codes: Counter[str] = Counter()
         self.unexplained: list[str] = []
         """The codes of refusals without a reason, and of retryable refusals without a delay."""
@@ -69,7 +70,7 @@ class Outcomes:
         times.add(ack_s, count)
 
     def note_refusal(self, count: int, refusal: Refused) -> None:
-        """Note the refusal of `count` deltas, whether it is retryable or not."""
+        """Note a refusal of `count` deltas, final or retryable."""
         self.codes[refusal.code.name] += count
         if (not refusal.message or (refusal.retryable and refusal.retry_after_ms is None)) and len(
             self.unexplained
@@ -80,11 +81,11 @@ class Outcomes:
 class Offer(Receipt):
     """The receipt of one call, with its deltas and the time of its first offer."""
 
-    __slots__ = ("count", "offered_s", "priority", "rows")
+    __slots__ = ("count", "offered_at_s", "priority", "rows")
 
-    def __init__(self, rows: Rows, count: int, priority: Priority, offered_s: float) -> None:
+    def __init__(self, rows: Rows, count: int, priority: Priority, offered_at_s: float) -> None:
         super().__init__()
-        self.rows, self.count, self.priority, self.offered_s = rows, count, priority, offered_s
+        self.rows, self.count, self.priority, self.offered_at_s = rows, count, priority, offered_at_s
 
 
 class Source:
@@ -94,7 +95,7 @@ class Source:
         self._spec, self._generator, self._outcomes = spec, generator, outcomes
         self._retries: deque[Offer] = deque()
         self._retry_at_s = inf
-        self._open = 0
+        self._open_call_count = 0
         self._pipeline: Pipeline
         self._now: Callable[[], float]
 
@@ -109,7 +110,7 @@ class Source:
             if arrival.at_s > self._now():
                 await anyio.sleep_until(arrival.at_s)
             self._start_offer(arrival, ack_level)
-        while self._open:
+        while self._open_call_count:
             await anyio.sleep_until(min(self._retry_at_s, self._now() + _POLL_S))
             if self._retry_at_s <= self._now():
                 self._retry(ack_level)
@@ -120,7 +121,7 @@ class Source:
         priority = self._spec.priority if arrival.recorded is None else arrival.recorded.priority
         offer = Offer(self._generator.make(arrival), arrival.deltas, priority, self._now())
         self._outcomes.offered += arrival.deltas
-        self._open += 1
+        self._open_call_count += 1
         if self._retries:  # calls stay in order, so this one follows those that wait for a retry
             self._queue_retry(offer, self._retry_at_s)
         else:
@@ -140,19 +141,19 @@ class Source:
         assert isinstance(offer, Offer)
         now, refusal, outcomes = self._now(), offer.refusal(), self._outcomes
         if refusal is None:
-            self._open -= 1
-            outcomes.note_acknowledged(offer.count, now - offer.offered_s, offer.priority)
+            self._open_call_count -= 1
+            outcomes.note_acknowledged(offer.count, now - offer.offered_at_s, offer.priority)
             return
         outcomes.note_refusal(offer.count, refusal)
         if self._spec.retry and refusal.retry_after_ms is not None:
             self._queue_retry(offer, now + max(refusal.retry_after_ms / 1000, RETRY_S_MIN))
         else:
-            self._open -= 1
+            self._open_call_count -= 1
             outcomes.refused += offer.count
 
     def _queue_retry(self, offer: Offer, until_s: float) -> None:
         if len(self._retries) >= CALLS_IN_FLIGHT_MAX:
-            self._open -= 1
+            self._open_call_count -= 1
             self._outcomes.dropped += offer.count
             return
         self._retries.append(offer)
@@ -164,7 +165,7 @@ class Source:
         while waiting and not self._retries:
             offer = waiting.popleft()
             self._outcomes.retried += offer.count
-            self._offer(Offer(offer.rows, offer.count, offer.priority, offer.offered_s), ack_level)
+            self._offer(Offer(offer.rows, offer.count, offer.priority, offer.offered_at_s), ack_level)
         self._retries.extend(waiting)
 
 
@@ -173,7 +174,7 @@ class Writers:
 
     def __init__(self, spec: SourceSpec, generator: DeltaGenerator, outcomes: Outcomes) -> None:
         self._spec, self._generator, self._outcomes = spec, generator, outcomes
-        self._open = 0
+        self._open_call_count = 0
 
     async def run(self, propagator: Propagator, arrivals: Iterable[Arrival], ack_level: AckLevel) -> None:
         """Publish every arrival at its time, by the next producer; return when all calls have an outcome."""
@@ -188,23 +189,23 @@ class Writers:
                 self._start_publish(calls, next(producers), arrival)
 
     def _start_publish(self, calls: TaskGroup, producer: Producer, arrival: Arrival) -> None:
-        if self._open >= CALLS_IN_FLIGHT_MAX:
+        if self._open_call_count >= CALLS_IN_FLIGHT_MAX:
             self._outcomes.dropped += arrival.deltas
             return
         rows = self._generator.make(arrival)
         assert isinstance(rows, list)
-        self._open += 1
+        self._open_call_count += 1
         calls.start_soon(self._publish, producer, rows)
 
     async def _publish(self, producer: Producer, rows: list[Delta]) -> None:
-        offered_s, outcomes = anyio.current_time(), self._outcomes
+        offered_at_s, outcomes = anyio.current_time(), self._outcomes
         try:
             await producer.publish(*rows)
         except Refused as refusal:
             outcomes.note_refusal(len(rows), refusal)
             outcomes.refused += len(rows)
         else:
-            ack_s = anyio.current_time() - offered_s
+            ack_s = anyio.current_time() - offered_at_s
             outcomes.note_acknowledged(len(rows), ack_s, self._spec.priority)
         finally:
-            self._open -= 1
+            self._open_call_count -= 1

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class PersistentSink:
-    """A sink that counts its rows. `new_rows`: the rows that had an effect; `duplicates`: rows that it
-    already had.
+    """A sink that counts its rows. `new_row_count`: the number of rows that had an effect; `duplicate_count`:
+    the number of rows that it already had.
     """
 
     def __init__(self, inner: SimulatedSink) -> None:
         self.inner = inner
         self.name = inner.name
-        self.new_rows = self.duplicates = 0
+        self.new_row_count = self.duplicate_count = 0
         self._next_offset = 0
 
     async def open(self, context: SinkContext) -> None:
@@ -48,15 +48,15 @@ class PersistentSink:
 
     def statistics(self) -> int:
         """Return the number of rows that had an effect."""
-        return self.new_rows
+        return self.new_row_count
 
     def _count(self, deliveries: Sequence[Delivery], end: int) -> None:
         """Count the rows below `end`, which were applied."""
         for delivery in deliveries:
             applied = _rows_below(delivery, end)
             known = min(_rows_below(delivery, self._next_offset), applied)
-            self.duplicates += known
-            self.new_rows += applied - known
+            self.duplicate_count += known
+            self.new_row_count += applied - known
         self._next_offset = max(self._next_offset, min(end, deliveries[-1].next_offset))
 
 

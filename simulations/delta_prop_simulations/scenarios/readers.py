@@ -36,7 +36,12 @@ class Reader:
         self.spec = spec
         self.lag = Histogram()
         self.delivered: list[DeliveredDelta] = []
-        self.rows = self.within_1s = self.out_of_order = self.reconnects = 0
+        self.row_count = self.within_1s = 0
+        """Numbers of rows that the reader got, and that it got within `LAG_S_MAX` after they became visible.
+        """
+        self.out_of_order = 0
+        """The number of batches that came out of the log's order."""
+        self.reconnects = 0
         self.next_offset = 0
         """All rows below this offset were delivered, or do not match the topics."""
         self.failure: str | None = None
@@ -71,7 +76,7 @@ class Reader:
                 self.next_offset = max(self.next_offset, subscriber.received)
                 continue
             await self._take_time(batch.count)
-            self._note(batch)
+            self._note_batch(batch)
             subscriber.ack(batch.next_offset - 1)
 
     async def _take_time(self, delta_count: int) -> None:
@@ -81,7 +86,7 @@ class Reader:
                 await anyio.sleep_until(stall.begin + stall.lasts)
         await anyio.sleep(spec.per_call_ms / 1e3 + delta_count * spec.per_delta_us / 1e6)
 
-    def _note(self, batch: DeliveredBatch) -> None:
+    def _note_batch(self, batch: DeliveredBatch) -> None:
         source = batch.batch
         assert source is not None, "the reader subscribes to batches"
         self.out_of_order += batch.offset < self.next_offset
@@ -90,7 +95,7 @@ class Reader:
             DeliveredDelta(batch.offset_of(row), source.origin, source.counter(batch.first + row))
             for row in range(batch.count)
         ]
-        self.rows += batch.count
+        self.row_count += batch.count
         visible_at = self._offset_times.at(batch.offset)
         lag_s = 0.0 if visible_at is None else max(anyio.current_time() - visible_at, 0.0)
         self.lag.add(lag_s, batch.count)

@@ -58,8 +58,8 @@ class Setup:
 def read_setups(
     text: str, *, seed: int | None = None, duration: float | None = None, trace: str | None = None
 ) -> list[Setup]:
-    """Return the scenario as written, then its alternatives. `seed` and `duration` override those of the
-    scenario.
+    """Return the scenario as written, then its alternatives. `seed` and `duration` override the
+    scenario's values.
 
     `trace`: a file of recorded traffic that every source replays, in place of drawn traffic.
     """
@@ -71,9 +71,9 @@ def read_setups(
     overrides = {key: value for key, value in overrides.items() if value is not None}
     table |= overrides
     if trace is not None:
-        _replay(table, trace)
-    alternatives = _alternatives(table.pop("alternative", []))
-    scenario = _scenario(table)
+        _set_trace(table, trace)
+    alternatives = _read_alternatives(table.pop("alternative", []))
+    scenario = _read_scenario(table)
     if duration is None:  # with an overridden duration, some events may start after the end
         _check_times(scenario)
     setups = [Setup(scenario.base, scenario.about, scenario)]
@@ -83,7 +83,7 @@ def read_setups(
             raise UsageError(f"{path}.name {alternative.name!r}: already used: choose another name")
         changed = _apply_alternative(table, alternative, path) | overrides
         try:
-            setups.append(Setup(alternative.name, alternative.about, _scenario(changed)))
+            setups.append(Setup(alternative.name, alternative.about, _read_scenario(changed)))
             if duration is None:
                 _check_times(setups[-1].scenario)
         except UsageError as error:
@@ -109,7 +109,7 @@ def parse_duration(value: object, path: str) -> float:
         ) from None
 
 
-def _replay(table: dict[str, Any], trace: str) -> None:
+def _set_trace(table: dict[str, Any], trace: str) -> None:
     """Make all sources replay this traffic."""
     sources = table.get("source")
     for source in sources if isinstance(sources, list) else []:
@@ -120,22 +120,24 @@ def _replay(table: dict[str, Any], trace: str) -> None:
 # --- the tables
 
 
-def _scenario(table: dict[str, Any]) -> Scenario:
+def _read_scenario(table: dict[str, Any]) -> Scenario:
     table = deepcopy(table)
     check_keys(table, [field.name for field in fields(Scenario)], "")
-    service = _service(table.pop("service", {}))
+    service = _read_service(table.pop("service", {}))
     for path, sink_table in _sinks_with_faults(table):
         sink_table["faults"] = [
-            _event(event, f"{path}.faults[{index}]")
+            _read_event(event, f"{path}.faults[{index}]")
             for index, event in enumerate(_faults_of(sink_table, path))
         ]
     events = {path: sink_table.pop("faults") for path, sink_table in _sinks_with_faults(table)}
-    links = [_link(link, f"link[{index}]") for index, link in enumerate(_tables(table, "link"))]
+    links = [_read_link(link, f"link[{index}]") for index, link in enumerate(_take_tables(table, "link"))]
     faults = [
         _read_timed(FaultSpec, fault, f"fault[{index}]")
-        for index, fault in enumerate(_tables(table, "fault"))
+        for index, fault in enumerate(_take_tables(table, "fault"))
     ]
-    readers = [_reader(reader, f"reader[{index}]") for index, reader in enumerate(_tables(table, "reader"))]
+    readers = [
+        _read_reader(reader, f"reader[{index}]") for index, reader in enumerate(_take_tables(table, "reader"))
+    ]
     _parse_durations(table, "")
     scenario = build_dataclass(Scenario, table, "")
     sinks = [
@@ -179,24 +181,24 @@ def _check_levels(sources: tuple[SourceSpec, ...], service: Service) -> None:
             )
 
 
-def _tables(table: dict[str, Any], name: str) -> list[Any]:
-    """Take a list of tables out of a table."""
+def _take_tables(table: dict[str, Any], name: str) -> list[Any]:
+    """Remove a list of tables from a table, and return it; an empty list if there is none."""
     tables = table.pop(name, [])
     if not isinstance(tables, list):
         raise value_error(name, tables, f"write [[{name}]] above each table")
     return tables
 
 
-def _link(table: Any, path: str) -> LinkSpec:
-    cuts = _tables(table, "cut") if isinstance(table, dict) else []
+def _read_link(table: Any, path: str) -> LinkSpec:
+    cuts = _take_tables(table, "cut") if isinstance(table, dict) else []
     link: LinkSpec = convert(table, LinkSpec, path)
     return replace(
         link, cut=tuple(_read_timed(Cut, cut, f"{path}.cut[{index}]") for index, cut in enumerate(cuts))
     )
 
 
-def _reader(table: Any, path: str) -> ReaderSpec:
-    stalls = _tables(table, "stall") if isinstance(table, dict) else []
+def _read_reader(table: Any, path: str) -> ReaderSpec:
+    stalls = _take_tables(table, "stall") if isinstance(table, dict) else []
     reader = _read_timed(ReaderSpec, {"from": 0.0, **table} if isinstance(table, dict) else table, path)
     return replace(
         reader,
@@ -221,7 +223,7 @@ def _read_timed(kind: type[T], table: Any, path: str) -> T:
     return build_dataclass(kind, {keys[key]: value for key, value in table.items()}, path)
 
 
-def _service(table: Any) -> Service:
+def _read_service(table: Any) -> Service:
     if not isinstance(table, dict):
         raise value_error(
             "service", table, f"{format_value(table)} is not a table: give keys and values below [service]"
@@ -259,7 +261,7 @@ def _faults_of(table: dict[str, Any], path: str) -> list[Any]:
     return faults
 
 
-def _event(table: Any, path: str) -> Event:
+def _read_event(table: Any, path: str) -> Event:
     """Read an event; its keys `from` and `for` cannot be names of fields in Python."""
     if not isinstance(table, dict):
         raise value_error(path, table, f"{format_value(table)} is not a table: give from, for and what")
@@ -287,7 +289,7 @@ def _parse_durations(table: Any, path: str) -> None:
 # --- alternatives
 
 
-def _alternatives(tables: Any) -> list[AlternativeSpec]:
+def _read_alternatives(tables: Any) -> list[AlternativeSpec]:
     if not isinstance(tables, list):
         raise value_error("alternative", tables, "write [[alternative]] above each table")
     alternatives = []

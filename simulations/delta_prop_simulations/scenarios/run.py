@@ -46,8 +46,9 @@ _SAMPLE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class RunInputs:
-    """The inputs of a run. `distribution_of`: the distribution of a sink's call times; `traffic`: what a
-    source replays, if anything; `checks`: True to check offsets and bounds at every turn of the event loop.
+    """The inputs of a run. `distribution_of`: returns the distribution of a sink's call times; `traffic`:
+    returns what a source replays, if anything; `on_progress`: called with the virtual time of each sample;
+    `checks`: True to check offsets and bounds at every turn of the event loop.
     """
 
     distribution_of: Callable[[SinkSpec], Distribution] = ConfiguredDistribution
@@ -118,7 +119,7 @@ class Run:
             with anyio.CancelScope() as self._scope:
                 await self._load(p)
                 await self._wait_until_idle(p)
-            self.site.ended.set()
+            self.site.end_requested.set()
         for sink in self.site.sinks:
             self.trace.note(sink.name, sink.lag.count, sink.lag.sum_s, sink.failures, sink.rejected)
 
@@ -261,7 +262,7 @@ class Run:
             "log_peak_bytes": self.timeline.peak("log"),
             "memory_peak_bytes": self.timeline.peak("memory"),
             "memory_bound_bytes": self.site.final_statistics.memory_bytes_max,
-            **({"steps_checked": self.site.checked} if self._inputs.checks else {}),
+            **({"steps_checked": self.site.check_count} if self._inputs.checks else {}),
         }
 
     def _sink_result(self, sink: SimulatedSink) -> SinkResult:

@@ -201,8 +201,8 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class SinkSpec:
-    """One sink: its call times, attach options and faults. `machine`: where it is; None: there is one on each
-    machine.
+    """One sink: its call times, attach options and faults. `machine`: the machine that has it; None if each
+    machine has one.
     """
 
     name: str

@@ -36,9 +36,13 @@ class SimulatedSink:
         self.name = spec.name
         self.lag = Histogram()
         self.applied = self.failures = self.rejected = self.within_1s = 0
+        """Numbers of applied rows, failed calls, rejected rows, and rows applied within `LAG_S_MAX` of their
+        append.
+        """
         self.next_offset = 0
         """The offset after the last applied row."""
         self.out_of_order = self.duplicates = 0
+        """Numbers of deliveries that came out of the log's order, or again."""
         self._distribution, self._random, self._offset_times = distribution, random, offset_times
         self._faults = spec.faults
         self._rows_to_rejection = 0  # the number of rows before the next rejected one
@@ -66,7 +70,7 @@ class SimulatedSink:
         for event in events:
             self._apply_fault(event, deliveries, now)
         for delivery, count in zip(deliveries, counts, strict=True):
-            self._note(delivery, count, now)
+            self._note_applied(delivery, count, now)
 
     async def aclose(self) -> None:
         """Do nothing: there is nothing to close."""
@@ -83,11 +87,11 @@ class SimulatedSink:
             self.failures += 1
             raise TryAgain("planned failure of the scenario")
         if event.what == "rejects" and (offset := self._first_rejected(deliveries, event)) is not None:
-            self._note_below(deliveries, offset, now)
+            self._note_applied_below(deliveries, offset, now)
             self.rejected += 1
             raise RejectDelta(offset, "planned rejection of the scenario")
 
-    def _note(self, delivery: Delivery, count: int, now: float) -> None:
+    def _note_applied(self, delivery: Delivery, count: int, now: float) -> None:
         """Note that the first `count` rows of a delivery are applied."""
         first = (
             delivery.first_offset if delivery.rows is None else delivery.first_offset + int(delivery.rows[0])
@@ -113,7 +117,7 @@ class SimulatedSink:
         distributed.
         """
         if event.share != self._share:
-            self._share, self._rows_to_rejection = event.share, self._gap(event.share)
+            self._share, self._rows_to_rejection = event.share, self._draw_gap(event.share)
         for delivery in deliveries:
             if self._rows_to_rejection < delivery.count:
                 row = (
@@ -121,26 +125,26 @@ class SimulatedSink:
                     if delivery.rows is None
                     else int(delivery.rows[self._rows_to_rejection])
                 )
-                self._rows_to_rejection = self._gap(event.share)
+                self._rows_to_rejection = self._draw_gap(event.share)
                 return delivery.first_offset + row
             self._rows_to_rejection -= delivery.count
         return None
 
-    def _gap(self, share: float) -> int:
+    def _draw_gap(self, share: float) -> int:
         if share <= 0:
             return 1 << 62
         return 0 if share >= 1 else int(log(1 - self._random.random()) / log(1 - share))
 
-    def _note_below(self, deliveries: Sequence[Delivery], offset: int, now: float) -> None:
+    def _note_applied_below(self, deliveries: Sequence[Delivery], offset: int, now: float) -> None:
         """Note that the rows before `offset`, the rejected one, are applied."""
         for delivery in deliveries:
             if delivery.next_offset <= offset:
-                self._note(delivery, delivery.count, now)
+                self._note_applied(delivery, delivery.count, now)
                 continue
             row = offset - delivery.first_offset
             count = row if delivery.rows is None else int(np.searchsorted(delivery.rows, row))
             if count > 0:
-                self._note(delivery, count, now)
+                self._note_applied(delivery, count, now)
             self.next_offset = min(self.next_offset, offset) if count > 0 else self.next_offset
             return
 

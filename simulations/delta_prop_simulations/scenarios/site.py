@@ -34,8 +34,8 @@ DATA = "log"
 
 
 class Site:
-    """A service and its sinks. `ready`: set once sources may offer; `ended`: set by the run to end the
-    service.
+    """A service and its sinks. `ready`: set once sources may offer; `end_requested`: set by the run to end
+    the service.
     """
 
     def __init__(
@@ -52,14 +52,14 @@ class Site:
             SimulatedSink(sink, distribution_of(sink), seed.stream(f"sink {sink.name}"), self.offset_times)
             for sink in sinks
         ]
-        self.ready, self.ended = anyio.Event(), anyio.Event()
+        self.ready, self.end_requested = anyio.Event(), anyio.Event()
         self.propagator: Propagator | None = None
         """The propagator while it is open."""
         self.final_statistics: Statistics
         """The statistics just before the propagator was closed."""
-        self.checked = 0
+        self.check_count = 0
         """The number of steps at which the service was checked."""
-        self._specs = sinks
+        self._sink_specs = sinks
         self._step_checker: StepChecker | None = None
 
     @property
@@ -73,14 +73,14 @@ class Site:
         return self.spec.settings.log_bytes_max if self.spec.log is None else self.spec.log.bytes_max
 
     async def process(self, world: World) -> None:
-        """Run the service in one process, until `ended` is set."""
+        """Run the service in one process, until `end_requested` is set."""
         service = self.spec
         data = None if service.log is None else DATA
         async with Propagator(service.settings, data=data, log=service.log, world=world) as p:
             internals = p.internals()
             tap = Tap(self.offset_times, internals.now)
             internals.sinks.add_target(tap, parse_topics("*"))
-            for spec, sink in zip(self._specs, self.sinks, strict=True):
+            for spec, sink in zip(self._sink_specs, self.sinks, strict=True):
                 await p.attach(
                     sink,
                     topics=spec.topics,
@@ -95,7 +95,7 @@ class Site:
             self.propagator = p
             self.ready.set()
             try:
-                await self.ended.wait()
+                await self.end_requested.wait()
                 self.final_statistics = p.statistics()
             finally:
                 self.propagator = self._step_checker = None
@@ -104,7 +104,7 @@ class Site:
     def check(self) -> None:
         """Check the invariants now, if the service is open. Raises Violation."""
         if self._step_checker is not None:
-            self.checked += 1
+            self.check_count += 1
             self._step_checker.check(None)
 
     def forget(self, statistics: Statistics) -> None:

@@ -35,7 +35,7 @@ def arrivals(
     """Return all arrivals of a source within the run, in order. `traffic`: the traffic to replay, if any."""
     end_s = duration_s if spec.stop is None else min(spec.stop, duration_s)
     if traffic is None:
-        unbounded = (Arrival(at_s, _count(spec.batch, random)) for at_s in _times(spec, random))
+        unbounded = (Arrival(at_s, _draw_count(spec.batch, random)) for at_s in _draw_times(spec, random))
     else:
         unbounded = (
             Arrival(spec.start + at_s, batch.count, batch) for at_s, batch in traffic.arrivals(spec.speed)
@@ -48,11 +48,11 @@ def mean_batch(batch: int | Between) -> float:
     return batch if isinstance(batch, int) else (batch.min + batch.max) / 2
 
 
-def _count(batch: int | Between, random: Random) -> int:
+def _draw_count(batch: int | Between, random: Random) -> int:
     return batch if isinstance(batch, int) else random.randint(batch.min, batch.max)
 
 
-def _times(spec: SourceSpec, random: Random) -> Iterator[float]:
+def _draw_times(spec: SourceSpec, random: Random) -> Iterator[float]:
     calls_per_s = spec.rate / mean_batch(spec.batch)
     if spec.pattern == "constant":
         return _constant(spec.start, calls_per_s)

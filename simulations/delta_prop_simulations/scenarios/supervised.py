@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 PORT = 7373
 RETRY_S = 1.0
-_NOTES_MAX = 20
+_ERRORS_MAX = 20
 
 
 class SupervisedSite:
@@ -47,9 +47,9 @@ class SupervisedSite:
         self.tap = tap
         self.sinks: dict[str, tuple[SinkSpec, PersistentSink]] = {}
         self.propagator: Propagator | None = None
-        self.starts = 0
+        self.start_count = 0
         self.down_s = 0.0
-        self.notes: list[str] = []
+        self.errors: list[str] = []
         """The errors with which the service failed to start, or ended."""
         self._service = service
         self._others = others
@@ -58,7 +58,7 @@ class SupervisedSite:
         self._stop = anyio.Event()
         self._has_ended = False
         self._checked_server: tuple[StepChecker, Server] | None = None
-        self.checked = 0
+        self.check_count = 0
         """The number of steps at which offsets and bounds were checked."""
         self._down_since: float | None = None
 
@@ -117,7 +117,7 @@ class SupervisedSite:
         read_level = level if self._service.log is None else self._service.log.read_level
         history = LogHistory(self.name, level=level, visible_level=read_level)
         self._checked_server = StepChecker(self.name, p.internals(), history), server
-        self.starts += 1
+        self.start_count += 1
         if self._down_since is not None:
             self.down_s += anyio.current_time() - self._down_since
             self._down_since = None
@@ -126,7 +126,7 @@ class SupervisedSite:
         """Check the invariants now, if the service runs. Raises Violation."""
         if self._checked_server is not None:
             checker, server = self._checked_server
-            self.checked += 1
+            self.check_count += 1
             checker.check(server)
 
     # --- faults
@@ -153,8 +153,8 @@ class SupervisedSite:
         self._stop.set()
 
     def _note_error(self, error: str) -> None:
-        if len(self.notes) < _NOTES_MAX:
-            self.notes.append(error)
+        if len(self.errors) < _ERRORS_MAX:
+            self.errors.append(error)
 
 
 def _is_expected(error: BaseException) -> bool:

@@ -21,6 +21,7 @@ FaultKind: TypeAlias = Literal[
 ]
 
 ENDINGS = frozenset({"kill", "power_cut"})
+"""Kinds of faults that end the service without a warning."""
 MACHINES_MAX = 10
 _TIME_MAX = 86_400.0
 
@@ -62,7 +63,7 @@ class LinkSpec:
     false.
 
     `latency_ms`: in one direction. `mbit_per_s`: 0 for no limit. `reset_mb_mean`: the mean number of
-    megabytes after which a connection breaks; 0 for never. `name`: so that an alternative can leave the link
+    megabytes after which a connection breaks; 0 for never. `name`: by which an alternative leaves the link
     out.
     """
 
@@ -124,7 +125,7 @@ class FaultSpec:
 
     `restart` ends the service gracefully, and starts it again. `by`: the seconds by which the clock jumps.
     `factor`: how many times longer the calls of a slow disk take. `after_ack`: the fault waits for the first
-    acknowledgement after `begin`. `name`: so that an alternative can leave the fault out.
+    acknowledgement after `begin`. `name`: by which an alternative leaves the fault out.
     """
 
     begin: float

@@ -92,10 +92,10 @@ def _format_halted(feed: FeedStatistics, start_offset: int, missed: int) -> str:
 
 def _judge_order(observed: RunObservation) -> Verdict:
     wrong = [sink.name for sink in observed.sinks if sink.out_of_order]
-    calls = sum(observed.statistics.sinks[sink.name].deliveries for sink in observed.sinks)
+    call_count = sum(observed.statistics.sinks[sink.name].deliveries for sink in observed.sinks)
     if wrong:
         return Verdict("P2", False, f"out of the log's order at {', '.join(wrong)}")
-    return Verdict("P2", True if calls else None, f"{calls:,} calls came in the log's order")
+    return Verdict("P2", True if call_count else None, f"{call_count:,} calls came in the log's order")
 
 
 def _judge_single_effect(observed: RunObservation) -> Verdict:

@@ -58,14 +58,14 @@ async def check_sink(
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
             raise UsageError(f"{name} {seconds!r:.80} is not a number of seconds above 0: give one")
     settings = CheckSettings(make, probe, expected, failing, forgets, pause_s, deadline_s)
-    freezes = not gc.get_freeze_count()
-    if freezes:  # older objects are not of the sinks, so the garbage collector need not search them
+    must_freeze = not gc.get_freeze_count()
+    if must_freeze:  # older objects are not of the sinks, so the garbage collector need not search them
         gc.freeze()
     try:
         with LoopWatch().run() as watch:
             failure = await _run_story(settings, watch)
     finally:
-        if freezes:
+        if must_freeze:
             gc.unfreeze()
     if failure is not None:
         raise failure

@@ -53,7 +53,7 @@ class Applied(NamedTuple):
     @property
     def key(self) -> Key:
         """The row's key in canonical order, in which states are folded: (Lamport number, origin, counter)."""
-        assert self.delta.dot is not None, "a delta of a log has a dot"
+        assert self.delta.dot is not None, "a delta of the log has no dot"
         return (self.lamport, *self.delta.dot)
 
 
@@ -73,20 +73,24 @@ class FakeClock:
 
 
 class Fault:
-    """A planned failure of one call on a thread, before or after the call runs."""
+    """A planned failure of one call on a thread, before or after the call runs.
+
+    `call_count`: calls since the last `plan`. `turns`: turns of the event loop that each call takes.
+    `begun`: set when a call begins.
+    """
 
     def __init__(self, watch: LoopWatch) -> None:
         self._watch = watch
-        self.calls = 0
+        self.call_count = 0
         self.running_calls = 0
         self.turns = CALL_TURNS
         self.begun = anyio.Event()
         self._fails_at: int | None = None
-        self._after = False
+        self._fails_after = False
 
     def plan(self, number: int, *, after: bool) -> None:
         """Fail once, in call `number` from now, counted from 1: before it runs, or after."""
-        self.calls, self._fails_at, self._after = 0, number, after
+        self.call_count, self._fails_at, self._fails_after = 0, number, after
 
     def clear(self) -> None:
         """Cancel the planned failure."""
@@ -94,12 +98,12 @@ class Fault:
 
     async def run(self, function: Callable[[], T]) -> T:
         """Make one call. Raises OSError if that is planned."""
-        self.calls += 1
+        self.call_count += 1
         self.begun.set()
-        fails = self.calls == self._fails_at
+        fails = self.call_count == self._fails_at
         for _ in range(self.turns):
             await anyio.lowlevel.checkpoint()
-        if fails and not self._after:
+        if fails and not self._fails_after:
             raise OSError(5, "Input/output error (the conformance kit's)")
         with self._watch.exclude():
             result = function()
@@ -133,7 +137,7 @@ class FakeThreads:
 
 
 class FakeLog:
-    """A log, and the context of the sink. Knows the rows for other sinks, and the quarantined rows."""
+    """A log, and the sink's context. It knows which rows are for other sinks, and which are quarantined."""
 
     log_id = b"conformance kit!"
     epoch = 1
@@ -147,12 +151,15 @@ class FakeLog:
         self.threads = FakeThreads(self.fault)
         self.batches: list[LoggedBatch] = []
         self.next_offset = 0
-        self.delivered = 0
+        self.delivered_offset = 0
         """The offset after the last row ever delivered in order; rows from quarantine do not count."""
-        self.reported = 0
+        self.committed_offset = 0
+        """The highest offset that the sink has reported as committed since it was opened."""
         self.committed_beyond: int | None = None
+        """An offset that the sink reported although rows below it were not delivered; else None."""
         self.quarantined: set[int] = set()
-        self._others: set[int] = set()
+        """Offsets of the quarantined rows."""
+        self._other_offsets: set[int] = set()  # of rows for other sinks
         self._refs: dict[int, dict[Ref, None]] = {}
         self._dimensions: dict[str, int] = {}
         self._batches_seen = 0
@@ -165,9 +172,9 @@ class FakeLog:
 
     def committed(self, next_offset: int) -> None:
         """Note the offset below which all rows are durable, as the sink reports."""
-        if next_offset > self.delivered:
+        if next_offset > self.delivered_offset:
             self.committed_beyond = next_offset
-        self.reported = max(self.reported, next_offset)
+        self.committed_offset = max(self.committed_offset, next_offset)
 
     @asynccontextmanager
     async def own_thread(self) -> AsyncIterator[FakeThreads]:
@@ -196,8 +203,9 @@ class FakeLog:
         return self._dimensions.get(namespace)
 
     async def history(self, vectors: Collection[Ref]) -> AsyncIterator[tuple[LoggedBatch, int]]:
-        """Yield the deltas of vectors in log order, after their states if the log was compacted. Takes one
-        turn of the event loop.
+        """Yield the deltas of vectors in log order, after their states if the log was compacted.
+
+        Takes one turn of the event loop.
         """
         await anyio.lowlevel.checkpoint()
         rows, start = self._snapshot or ([], 0)
@@ -219,16 +227,16 @@ class FakeLog:
 
     def append(self, *deltas: Delta, others: Iterable[int] = ()) -> LoggedBatch:
         """Append a batch of this service's own. `others`: its rows that do not match the sink's topics."""
-        logged = self._log(
+        logged = self._append_batch(
             encode_batch(deltas, origin=_LOCAL_ORIGIN, base=self._counters[_LOCAL_ORIGIN] + 1), Source.LOCAL
         )
-        self._others.update(logged.offset + row for row in others)
+        self._other_offsets.update(logged.offset + row for row in others)
         return logged
 
     def forward(self, *deltas: Delta, lamport: int, origin: int = _REMOTE_ORIGIN) -> LoggedBatch:
         """Append a batch that another service forwarded, with that service's Lamport numbers."""
         batch = encode_batch(deltas, origin=origin, base=self._counters[origin] + 1)
-        return self._log(batch, Source.REPLICA, lamport)
+        return self._append_batch(batch, Source.REPLICA, lamport)
 
     def compact(self, states: list[StateRow], offset: int) -> None:
         """Replace all rows below an offset, the end of a batch, by states."""
@@ -241,17 +249,23 @@ class FakeLog:
     def append_noops(self, count: int) -> None:
         """Append control rows, which are never delivered."""
         base = self._counters[_LOCAL_ORIGIN] + 1
-        self._log(
+        self._append_batch(
             encode_noop(origin=_LOCAL_ORIGIN, base=base, count=count, code=ErrorCode.INVALID_DELTA),
             Source.LOCAL,
         )
 
-    def _log(self, batch: Batch, source: Source, lamport: int | None = None) -> LoggedBatch:
-        count = sum(id_ in self._ids for id_ in batch.ids or ())
-        known_ids = KnownIds.NONE if not count else KnownIds.ALL if count == batch.count else KnownIds.SOME
+    def _append_batch(self, batch: Batch, source: Source, lamport: int | None = None) -> LoggedBatch:
+        known_count = sum(id_ in self._ids for id_ in batch.ids or ())
+        known_ids = (
+            KnownIds.NONE
+            if not known_count
+            else KnownIds.ALL
+            if known_count == batch.count
+            else KnownIds.SOME
+        )
         self._ids.update(batch.ids or ())
-        number = self._lamport + 1 if lamport is None else lamport
-        logged = LoggedBatch(batch, self.next_offset, number, source, known_ids=known_ids)
+        first_lamport = self._lamport + 1 if lamport is None else lamport
+        logged = LoggedBatch(batch, self.next_offset, first_lamport, source, known_ids=known_ids)
         self._counters[batch.origin] += batch.count
         self._lamport = max(self._lamport, logged.lamport + batch.count - 1)
         self.next_offset = logged.next_offset
@@ -260,7 +274,7 @@ class FakeLog:
 
     def hide(self, offset: int) -> None:
         """Exclude a row from the sink's topics from now on."""
-        self._others.add(offset)
+        self._other_offsets.add(offset)
 
     # --- reading
 
@@ -307,8 +321,8 @@ class FakeLog:
         """
         if logged.batch.is_control:
             return None
-        others, held, first = self._others, frozenset() if redelivered else self.quarantined, logged.offset
-        selected = [row for row in rows if first + row not in others and first + row not in held]
+        excluded = self._other_offsets if redelivered else self._other_offsets | self.quarantined
+        selected = [row for row in rows if logged.offset + row not in excluded]
         if not selected:
             return None
         is_full = len(selected) == logged.count and not redelivered
@@ -322,15 +336,15 @@ class FakeLog:
             refs = self._refs[logged.offset] = dict.fromkeys(zip(batch.namespaces, batch.keys, strict=True))
         return refs
 
-    def rows(self, first: int = 0) -> Iterator[Applied]:
-        """Yield every row of the log except control rows, from the batch with index `first` on."""
-        for logged in self.batches[first:]:
+    def rows(self, first_batch: int = 0) -> Iterator[Applied]:
+        """Yield every row of the log except control rows, from the batch with this index on."""
+        for logged in self.batches[first_batch:]:
             for row in range(0 if logged.batch.is_control else logged.count):
                 yield Applied(
                     logged.offset + row, logged.lamport + row, logged.batch.delta(row, logged.source)
                 )
 
-    def later_rows_of(self, ref: Ref, start: int) -> list[int]:
+    def later_offsets_of(self, ref: Ref, start: int) -> list[int]:
         """Return the offsets of a vector's rows from `start` on."""
         return [logged.offset + row for logged, row in self._rows_of([ref]) if logged.offset + row >= start]
 
@@ -355,7 +369,7 @@ class ReferenceModel:
         self._rows_by_ref.clear()
 
     def apply(self, deliveries: Sequence[Delivery], below: int | None = None) -> None:
-        """Note rows as applied, those below an offset if given; duplicates have no effect."""
+        """Note rows as applied; with `below`, only those below that offset. Duplicates have no effect."""
         for delivery in deliveries:
             logged = delivery.logged
             for row in rows_of(delivery):

@@ -18,13 +18,16 @@ if TYPE_CHECKING:
     from delta_prop_sinks.conformance.player import Player
 
 WAITS_MAX = 8
+"""The kit cancels a call at this many of its first waits."""
 _GAP = 100
+"""The size of a gap in the Lamport numbers, for rows that arrive later."""
 _IDS = [bytes([number]) * 16 for number in range(1, 3)]
 
 
 def leave_gap(player: Player) -> int:
-    """Leave a gap in the Lamport numbers, for rows of another service that arrive later; return the first
-    number of the gap.
+    """Leave a gap in the Lamport numbers, for rows of another service that arrive later.
+
+    Return the first number of the gap.
     """
     log = player.log
     first = log.lamport + 1
@@ -56,12 +59,12 @@ async def check_out_of_order_rows(player: Player) -> None:
     log.append(Delta("shared-0", offset(1)), Delta("shared-3", offset(1)))
     log.forward(*(Delta(f"shared-{i}", sparse_add([0, 3], [1, i])) for i in range(8)), lamport=gap + 5)
     log.append(Delta("shared-0", sparse_add([2], [1])), Delta("shared-new", create([1, 2, 3, 4])))
-    first = log.delivered
+    start = log.delivered_offset
     await deliver_new(player)
     await player.check_view(
         "forwarded", "after many forwarded rows, among own ones, that sort before earlier ones"
     )
-    await player.deliver(log.deliveries(first))
+    await player.deliver(log.deliveries(start))
     await player.check_view(
         "redelivery", "after forwarded rows that sort before earlier ones were redelivered"
     )
@@ -75,11 +78,11 @@ async def check_out_of_order_rows(player: Player) -> None:
 
 async def _deliver_ties(player: Player) -> None:
     """Forward rows of two services with equal Lamport numbers: their order is that of their origins."""
-    log, first = player.log, player.log.lamport + 1
-    log.forward(Delta("shared-6", offset(1)), lamport=first)
-    log.forward(Delta("shared-6", scale(2)), lamport=first, origin=THIRD_ORIGIN)
-    log.forward(Delta("shared-7", scale(2)), lamport=first + 1, origin=THIRD_ORIGIN)
-    log.forward(Delta("shared-7", offset(1)), lamport=first + 1)
+    log, lamport = player.log, player.log.lamport + 1
+    log.forward(Delta("shared-6", offset(1)), lamport=lamport)
+    log.forward(Delta("shared-6", scale(2)), lamport=lamport, origin=THIRD_ORIGIN)
+    log.forward(Delta("shared-7", scale(2)), lamport=lamport + 1, origin=THIRD_ORIGIN)
+    log.forward(Delta("shared-7", offset(1)), lamport=lamport + 1)
     await deliver_new(player)
     await player.check_view("forwarded", "after forwarded rows of two origins with equal Lamport numbers")
 
@@ -117,20 +120,20 @@ async def _cancel_calls(player: Player) -> None:
 
 async def deliver_new_until(player: Player, end: int) -> None:
     """Deliver the rows below an offset that the sink has not received yet."""
-    await player.deliver(player.log.deliveries(player.log.delivered, end))
+    await player.deliver(player.log.deliveries(player.log.delivered_offset, end))
 
 
 async def check_rebuild_before_forwarded_rows(player: Player) -> None:
-    """Rebuild from a snapshot whose end lies before forwarded rows; the log before it is compacted away."""
+    """Rebuild from a snapshot, which replaces the log below it; then deliver the forwarded rows above it."""
     if not isinstance(player.sink, Rebuildable):
         return
     log = player.log
-    below = leave_gap(player)
+    lower_gap = leave_gap(player)
     log.append(*(Delta(f"under-{i}", create([i, 1, 2, 3])) for i in range(3)))
-    end, after = log.next_offset, leave_gap(player)
+    end, upper_gap = log.next_offset, leave_gap(player)
     log.append(*(Delta(f"under-{i}", scale(2)) for i in range(3)))
-    log.forward(Delta("under-0", offset(1)), Delta("under-1", sparse_add([0], [1])), lamport=after)
-    log.forward(Delta("under-1", offset(3)), Delta("under-2", scale(5)), lamport=below)  # no effect
+    log.forward(Delta("under-0", offset(1)), Delta("under-1", sparse_add([0], [1])), lamport=upper_gap)
+    log.forward(Delta("under-1", offset(3)), Delta("under-2", scale(5)), lamport=lower_gap)  # no effect
     await deliver_new(player)
     await player.check_view("forwarded", "after forwarded rows that sort before earlier ones")
     log.compact(states_at(player, end), end)
@@ -138,10 +141,10 @@ async def check_rebuild_before_forwarded_rows(player: Player) -> None:
     when = "after a rebuild from a snapshot that lies below forwarded rows"
     player.recheck_all()
     await player.check_view("rebuild", when)
-    await player.deliver(log.deliveries(end, log.delivered), "forwarded")
+    await player.deliver(log.deliveries(end, log.delivered_offset), "forwarded")
     player.recheck_all()
     await player.check_view("forwarded", f"{when}, after these were redelivered")
-    log.forward(Delta("under-0", scale(3)), lamport=after + 10)
+    log.forward(Delta("under-0", scale(3)), lamport=upper_gap + 10)
     await deliver_new(player)
     await player.check_view("forwarded", f"{when}, and another one")
     log.undo_compact()

@@ -26,14 +26,17 @@ T = TypeVar("T")
 BLOCKED_S_MAX = 0.25
 """Maximum time that a step of a call, from one wait to the next, may block the loop."""
 
-BLOCKED_MAX, CALLS = 3, 20
-"""BLOCKED_MAX blocked calls of the last CALLS are a violation: a busy machine may stall one or two."""
+BLOCKED_MAX, WATCHED_CALLS = 3, 20
+"""A sink violates the contract if BLOCKED_MAX of its last WATCHED_CALLS calls have blocked the loop; a busy
+machine may stall one or two."""
 
 _POLL_S = 0.02
 _KIT = str(Path(__file__).parent)
 
 
 class _Call(NamedTuple):
+    """The longest step of a call, and the line that ran; "" if that is unknown."""
+
     name: str
     blocked_s: float
     line: str
@@ -43,8 +46,8 @@ class LoopWatch:
     """Measures each step of a sink's calls, and reports those that are too long."""
 
     def __init__(self) -> None:
-        self._loop = threading.get_ident()
-        self._calls: deque[_Call] = deque(maxlen=CALLS)
+        self._loop_thread = threading.get_ident()
+        self._calls: deque[_Call] = deque(maxlen=WATCHED_CALLS)
         self._since = inf  # the start of the present step; inf while none runs
         self._line = ""  # the position of the present step, once it is slow
         self._stop_event = threading.Event()
@@ -98,7 +101,7 @@ class LoopWatch:
         while not self._stop_event.wait(_POLL_S):
             since = self._since
             if perf_counter() - since > BLOCKED_S_MAX / 2 and not self._line:
-                line = _line_of(sys._current_frames().get(self._loop))
+                line = _line_of(sys._current_frames().get(self._loop_thread))
                 if self._since == since:  # still in the same step
                     self._line = line
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from delta_prop_sinks.conformance.fakes import CALL_TURNS
-from delta_prop_sinks.conformance.story import append_with_gaps, deliver_new, grow, is_applied
+from delta_prop_sinks.conformance.story import append_rows, append_with_gaps, deliver_new, is_applied
 from delta_prop_wire.delta import Delta, create, offset, scale, sparse_add
 
 if TYPE_CHECKING:
@@ -24,44 +24,52 @@ CRASHES_MAX = 24
 
 
 async def check_sliced_batches(player: Player) -> None:
-    """Slice a batch: its second part follows directly, after a row of its first part is released, or after a
-    restart or a crash.
+    """Deliver a batch in two parts: the second follows the first directly, or after a restart or a crash.
+
+    In half of the cases, a row of the first part is released from quarantine in between.
     """
-    for gap in (False, True):
+    for has_gap in (False, True):
         # If no data outlives the sink, a crash equals a restart.
-        for between in ("nothing", "a restart", "a crash")[: 3 if player.is_persistent else 2]:
-            held = await _deliver_first_part(player, f"cut-{gap:d}-{between}", gap=gap)
-            when = f"after the first part of a batch{' and a redelivered row of it' if gap else ''}"
-            if between != "nothing":
-                restart = player.reopen if between == "a restart" else player.crash
-                await restart(f"open() {when} and {between}")
-                when += f" and {between}, from the sink's cursor {player.start}"
-            await player.check_view("released" if gap else "resume", when)
-            if gap:
-                await player.deliver(player.log.redeliveries(held), "released")
+        for interruption in ("nothing", "a restart", "a crash")[: 3 if player.is_persistent else 2]:
+            quarantined = await _deliver_first_part(
+                player, f"cut-{has_gap:d}-{interruption}", has_gap=has_gap
+            )
+            when = f"after the first part of a batch{' and a redelivered row of it' if has_gap else ''}"
+            if interruption != "nothing":
+                restart = player.reopen if interruption == "a restart" else player.crash
+                await restart(f"open() {when} and {interruption}")
+                when += f" and {interruption}, from the sink's cursor {player.start}"
+            await player.check_view("released" if has_gap else "resume", when)
+            if has_gap:
+                await player.deliver(player.log.redeliveries(quarantined), "released")
             await deliver_new(player)
-            await player.check_view("released" if gap else "order", f"{when}, after the rest was delivered")
+            await player.check_view(
+                "released" if has_gap else "order", f"{when}, after the rest was delivered"
+            )
 
 
-async def _deliver_first_part(player: Player, prefix: str, *, gap: bool) -> list[int]:
-    """Deliver the first half of a batch; with a gap, quarantine one of its rows and release it afterwards."""
+async def _deliver_first_part(player: Player, prefix: str, *, has_gap: bool) -> list[int]:
+    """Deliver the first half of a batch; return the offsets of its quarantined rows.
+
+    With `has_gap`, one of its rows is quarantined first and released afterwards.
+    """
     log = player.log
-    cut = log.append(
+    sliced = log.append(
         *(Delta(f"{prefix}-{i}", create([i, 1, 2, 3])) for i in range(6)),
         Delta(f"{prefix}-1", scale(3)),
         Delta(f"{prefix}-0", offset(2)),
     )
     log.append(Delta(f"{prefix}-1", sparse_add([0], [1])), Delta(f"{prefix}-next", create([1, 2, 3, 4])))
-    held = [cut.offset + 1] if gap else []
-    log.quarantined.update(held)
-    await player.deliver(log.deliveries(log.delivered, cut.offset + 4))
+    quarantined = [sliced.offset + 1] if has_gap else []
+    log.quarantined.update(quarantined)
+    await player.deliver(log.deliveries(log.delivered_offset, sliced.offset + 4))
     await player.check_view("order", "after the first part of a batch")
-    if gap:
-        await _redeliver(player, held)
+    if has_gap:
+        await _redeliver(player, quarantined)
         await player.check_view(
             "released", "after a redelivered row of a batch whose second part is still due"
         )
-    return held
+    return quarantined
 
 
 async def check_crashes(player: Player) -> None:
@@ -73,18 +81,18 @@ async def check_crashes(player: Player) -> None:
         "background work and apply()",
         "apply() amid background work",
     ):
-        await player.deliver(grow(player, f"lost-{len(when)}"))
+        await player.deliver(append_rows(player, f"lost-{len(when)}"))
         if when == "background work and apply()":
             await player.pause()
-            await player.deliver(grow(player, "lost"))
+            await player.deliver(append_rows(player, "lost"))
         if when == "apply() amid background work":
             await _wait_for_busy_thread(player)
-            await player.deliver(grow(player, "amid"))
+            await player.deliver(append_rows(player, "amid"))
         await _crash_and_check(player, f"a crash after {when}")
     for wait in range(1, CRASHES_MAX + 1):
-        waits = await player.cancel_apply(wait, grow(player, f"lost-at-{wait}"))
+        waits = await player.cancel_apply(wait, append_rows(player, f"lost-at-{wait}"))
         await _crash_and_check(player, f"a crash at wait {wait} of apply()")
-        if waits < wait or not player.is_persistent:  # a later wait, or no data, cannot lose more
+        if waits < wait or not player.is_persistent:  # no later wait exists, or no data that could be lost
             break
     await _crash_after_redelivery(player)
     await _crash_during_redelivery(player)
@@ -102,28 +110,28 @@ async def _crash_and_check(player: Player, crash_name: str, part: str = "committ
 
 
 async def _crash_after_redelivery(player: Player) -> None:
-    """Crash after rows were released, which must be durable by then: with other unflushed rows, and alone."""
-    for part in ("some", "the other"):
-        held = append_with_gaps(player, f"gone-{part}")
+    """Crash after rows were released, which must be durable by then: beside unflushed rows, then alone."""
+    for which in ("some", "the other"):
+        quarantined = append_with_gaps(player, f"gone-{which}")
         await deliver_new(player)
-        if part == "the other":
+        if which == "the other":
             await player.pause()
             await player.reopen("open() before redelivered rows")
-        await _redeliver(player, held)
-        await _crash_and_check(player, f"a crash after {part} redelivered rows", "released")
-        await player.deliver(player.log.redeliveries(held), "released")
+        await _redeliver(player, quarantined)
+        await _crash_and_check(player, f"a crash after {which} redelivered rows", "released")
+        await player.deliver(player.log.redeliveries(quarantined), "released")
         await player.check_view(
-            "released", f"after a crash after {part} redelivered rows and their duplicates"
+            "released", f"after a crash after {which} redelivered rows and their duplicates"
         )
 
 
 async def _crash_during_redelivery(player: Player) -> None:
     for wait in range(1, CRASHES_MAX // 2 + 1):
-        held = append_with_gaps(player, f"half-{wait}")
+        quarantined = append_with_gaps(player, f"half-{wait}")
         await deliver_new(player)
-        waits = await player.cancel_apply(wait, player.log.redeliveries(held))
+        waits = await player.cancel_apply(wait, player.log.redeliveries(quarantined))
         await player.crash(f"open() after a crash at wait {wait} of redelivered rows")
-        await _redeliver(player, held)
+        await _redeliver(player, quarantined)
         await player.check_view(
             "released", f"after a crash at wait {wait} of redelivered rows and their duplicates"
         )

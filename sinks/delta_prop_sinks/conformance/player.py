@@ -90,11 +90,12 @@ class Player:
         self.model = ReferenceModel()
         self.sink = self.make()
         self.start = 0
-        self.rejected: list[int] = []
+        """The offset at which the sink resumed when it was last opened."""
+        self.rejected_offsets: list[int] = []
         self.is_persistent = False
         """True if the sink's data survives when a new sink is made."""
-        self._returned_cursor = 0  # the offset after the rows that apply has returned for
-        self._named_cursor = 0  # the highest cursor that open returned
+        self._applied_offset = 0  # below it, all rows are applied, as apply() has reported
+        self._opened_cursor = 0  # the cursor that the last open() returned
         self._violation: ContractViolation | None = None
         self.rebuild_begun = False
         """True from the start of a rebuild to its end."""
@@ -121,12 +122,12 @@ class Player:
         async def run_call() -> T:
             return await call()
 
-        limit = self.settings.deadline_s
+        deadline_s = self.settings.deadline_s
         self._watch.begin(label)
-        with anyio.move_on_after(limit) as scope:
+        with anyio.move_on_after(deadline_s) as scope:
             return await WatchedCall(run_call(), self._watch)
         assert scope.cancelled_caught
-        raise ContractViolation(part, f"{label} had not ended after {limit:g} s")
+        raise ContractViolation(part, f"{label} had not ended after {deadline_s:g} s")
 
     async def make_and_open(self, label: str = "open()") -> None:
         """Make a new sink, open it, and deliver the rows that it lacks."""
@@ -145,27 +146,29 @@ class Player:
         if self.rebuild_begun:  # its cursor is invalid until the rebuild is complete
             self.start_background()
             return
-        delivered = self.log.deliveries(0, self.log.delivered)
+        delivered = self.log.deliveries(0, self.log.delivered_offset)
         self.start = self._check_point(label, point, delivered)
-        self.log.reported = 0
+        self.log.committed_offset = 0
         self.start_background()
         if self.start == 0:
             self.model.clear()
         # A correct sink holds all rows below its cursor, including those that a cancelled apply applied.
         self.model.apply(delivered, self.start)
-        await self.deliver(self.log.deliveries(self.start, self.log.delivered))
+        await self.deliver(self.log.deliveries(self.start, self.log.delivered_offset))
 
     def _check_point(self, label: str, point: object, delivered: Sequence[Delivery]) -> int:
+        """Check what open returned; return the offset at which deliveries resume."""
         log = self.log
         if point is None:
-            return self._returned_cursor if self.is_persistent else 0
+            return self._applied_offset if self.is_persistent else 0
         if not isinstance(point, ResumePoint):
             raise ContractViolation("resume", f"{label} returned {point!r:.80}, not a ResumePoint or None")
         cursor = point.cursor
-        if cursor.log_id != log.log_id or not 0 <= cursor.next_offset <= log.delivered:
+        if cursor.log_id != log.log_id or not 0 <= cursor.next_offset <= log.delivered_offset:
             raise ContractViolation(
                 "resume",
-                f"{label} returned the cursor {cursor}, but only rows below {log.delivered} were delivered",
+                f"{label} returned the cursor {cursor}, but only rows below {log.delivered_offset} were "
+                "delivered",
             )
         highest = lamport_below(delivered, cursor.next_offset)
         if point.lamport < highest:
@@ -174,17 +177,17 @@ class Player:
                 f"{label} returned the Lamport number {point.lamport}, but below its cursor, "
                 f"{cursor.next_offset}, is a row with {highest}",
             )
-        if self.is_persistent and cursor.next_offset < log.reported:
+        if self.is_persistent and cursor.next_offset < log.committed_offset:
             raise ContractViolation(
                 "committed",
-                f"{label} returned the cursor {cursor.next_offset}, after committed({log.reported})",
+                f"{label} returned the cursor {cursor.next_offset}, after committed({log.committed_offset})",
             )
-        if self.is_persistent and cursor.next_offset < self._named_cursor:
+        if self.is_persistent and cursor.next_offset < self._opened_cursor:
             raise ContractViolation(
                 "resume",
-                f"{label} returned the cursor {cursor.next_offset}, after an earlier {self._named_cursor}",
+                f"{label} returned the cursor {cursor.next_offset}, after an earlier {self._opened_cursor}",
             )
-        self._named_cursor = cursor.next_offset
+        self._opened_cursor = cursor.next_offset
         return cursor.next_offset
 
     def _check_rebuilding(self, label: str, point: object) -> None:
@@ -205,7 +208,7 @@ class Player:
         self.rebuild_begun = False
         self.model = ReferenceModel()
         self.model.apply(self.log.deliveries(0, offset))
-        self.start = self.log.reported = self._returned_cursor = self._named_cursor = offset
+        self.start = self.log.committed_offset = self._applied_offset = self._opened_cursor = offset
 
     def hide_foreign(self) -> None:
         """Hide the foreign row from the log, so that no state contains it."""
@@ -217,15 +220,15 @@ class Player:
         get = getattr(self.sink, "get", None)
         if get is None:
             return
-        found = get("default", vector_id)
-        found = await found if isawaitable(found) else found
-        if isinstance(found, VectorState) and found.alive:
+        state = get("default", vector_id)
+        state = await state if isawaitable(state) else state
+        if isinstance(state, VectorState) and state.alive:
             raise ContractViolation(
                 "rebuild", f"{when}, {vector_id!r}, which no state contained, still existed"
             )
 
     async def apply(self, deliveries: Sequence[Delivery], part: str = "failure") -> SinkFailure | None:
-        """Call apply once; note the rows that it reports as applied in the reference model."""
+        """Call apply once, and note in the reference model which rows it reports as applied."""
         self._note_delivered(deliveries)
         failure: SinkFailure | None = None
         try:
@@ -240,7 +243,7 @@ class Player:
         return failure
 
     def _note_delivered(self, deliveries: Sequence[Delivery]) -> None:
-        self.log.delivered = max(self.log.delivered, _in_order_end(deliveries))
+        self.log.delivered_offset = max(self.log.delivered_offset, _in_order_end(deliveries))
         for delivery in deliveries:  # also the rows for other sinks, which must have no effect
             refs = self.log.refs(delivery.logged)
             self._touched |= refs
@@ -248,18 +251,18 @@ class Player:
                 self._unchecked |= refs
 
     def note_outcome(self, deliveries: Sequence[Delivery], failure: SinkFailure | None = None) -> None:
-        """Check the outcome that apply reported, and note the rows that are applied by it."""
+        """Check the outcome of a call of apply, and note the rows that it has applied."""
         self._check_background()
         if self.log.committed_beyond is not None:
             raise ContractViolation(
                 "committed",
                 f"the sink reported committed({self.log.committed_beyond}), but only rows below "
-                f"{self.log.delivered} were delivered",
+                f"{self.log.delivered_offset} were delivered",
             )
         self._check_backlog()
         if failure is None:
             self.model.apply(deliveries)
-            self._returned_cursor = max(self._returned_cursor, _in_order_end(deliveries))
+            self._applied_offset = max(self._applied_offset, _in_order_end(deliveries))
             return
         done_offset = (
             failure.offset if isinstance(failure, RejectDelta) else getattr(failure, "done_offset", None)
@@ -268,7 +271,7 @@ class Player:
             return
         self._check_done_offset(deliveries, failure, done_offset)
         self.model.apply(deliveries, done_offset)
-        self._returned_cursor = max(self._returned_cursor, min(done_offset, _in_order_end(deliveries)))
+        self._applied_offset = max(self._applied_offset, min(done_offset, _in_order_end(deliveries)))
 
     def _check_done_offset(
         self, deliveries: Sequence[Delivery], failure: SinkFailure, done_offset: int
@@ -286,9 +289,7 @@ class Player:
             )
 
     async def deliver(self, deliveries: Sequence[Delivery], part: str = "failure") -> None:
-        """Deliver until all rows are applied or quarantined, as the delivery loop does while
-        nothing fails.
-        """
+        """Deliver until all rows are applied or quarantined, as the delivery loop does without a fault."""
         remaining = list(deliveries)
         for _ in range(_ATTEMPTS_MAX):
             while remaining:
@@ -333,13 +334,14 @@ class Player:
         return [delivery for delivery in remaining if delivery is not None]
 
     def _quarantine(self, deliveries: Sequence[Delivery], offset: int) -> set[int]:
-        """Quarantine a delta and later ones of its vector, as the delivery loop does; return their
-        offsets.
+        """Quarantine a delta and the later ones of its vector, as the delivery loop does.
+
+        Return their offsets.
         """
-        self.rejected.append(offset)
+        self.rejected_offsets.append(offset)
         delivery = next(delivery for delivery in deliveries if offset in offsets_of(delivery))
         batch, row = delivery.batch, offset - delivery.first_offset
-        quarantined = set(self.log.later_rows_of((batch.namespaces[row], batch.keys[row]), offset))
+        quarantined = set(self.log.later_offsets_of((batch.namespaces[row], batch.keys[row]), offset))
         self.log.quarantined |= quarantined
         return quarantined
 
@@ -393,7 +395,7 @@ class Player:
         try:
             await self.make_and_open(label)
         except ContractViolation as violation:
-            if violation.part != "open":
+            if violation.rule != "open":
                 raise
             collect_garbage()  # the old sink may still lock the file
             await self.make_and_open(label)
@@ -475,9 +477,9 @@ class Player:
         if get is None or self.settings.forgets:
             return view, states
         for ref in self.model.states:
-            found = get(*ref)
-            found = await found if isawaitable(found) else found
-            states.append((ref, found.content if isinstance(found, VectorState) else found))
+            state = get(*ref)
+            state = await state if isawaitable(state) else state
+            states.append((ref, state.content if isinstance(state, VectorState) else state))
         return view, states
 
     async def _probe(self) -> object:
@@ -493,15 +495,15 @@ class Player:
 
     async def _check_states(self, get: Callable[[str, str], Any], part: str, when: str) -> None:
         for ref, expected in self._vectors_to_check():
-            found = get(*ref)
-            if isawaitable(found):
-                found = await found
-            if found is None and (self.settings.forgets or not expected.alive):
+            actual = get(*ref)
+            if isawaitable(actual):
+                actual = await actual
+            if actual is None and (self.settings.forgets or not expected.alive):
                 continue
-            if not isinstance(found, VectorState) or found.content != expected.content:
+            if not isinstance(actual, VectorState) or actual.content != expected.content:
                 raise ContractViolation(
                     part,
-                    f"{when}, get({ref[0]!r}, {ref[1]!r}) returned {_format_state(found)}, and the fold of "
+                    f"{when}, get({ref[0]!r}, {ref[1]!r}) returned {_format_state(actual)}, and the fold of "
                     f"its deltas is {_format_state(expected)}",
                 )
 
@@ -521,16 +523,17 @@ class Player:
                     "vectors",
                     f"{when}, head({ref[0]!r}, {ref[1]!r}) returned {head}, but the last dot is {expected}",
                 )
-        widths: dict[str, set[int]] = {}
+        widths_by_namespace: dict[str, set[int]] = {}
         for (namespace, _), state in self.model.states.items():
             if state.vector is not None:  # it may have another width than most of its namespace
-                widths.setdefault(namespace, set()).add(len(state.vector))
-        for namespace, found in widths.items():
-            width = dimensions.get(namespace)
-            if width is not None and width not in found:
+                widths_by_namespace.setdefault(namespace, set()).add(len(state.vector))
+        for namespace, widths in widths_by_namespace.items():
+            dimension = dimensions.get(namespace)
+            if dimension is not None and dimension not in widths:
                 raise ContractViolation(
                     "vectors",
-                    f"{when}, dimensions() returned {width} for {namespace!r} with vectors of {min(found)}",
+                    f"{when}, dimensions() returned {dimension} for {namespace!r} with vectors of "
+                    f"{min(widths)}",
                 )
 
     def _check_backlog(self) -> None:

@@ -1,7 +1,7 @@
 """The scenario of a rebuild, for sinks that support it: it takes effect fully or not at all, and then each
 later delta takes effect once.
 
-The states are those of the log at an offset in its middle, so the rest of the log must take effect again.
+The states are those at an offset below the log's end, so the rest of the log must take effect again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import anyio
 from delta_prop_sinks.conformance.fakes import ReferenceModel, lamport_below, rows_of
 from delta_prop_sinks.conformance.rules import ContractViolation
 from delta_prop_sinks.conformance.steps import call_and_cancel_at
-from delta_prop_sinks.conformance.story import grow
+from delta_prop_sinks.conformance.story import append_rows
 from delta_prop_sinks.sink import Rebuildable, TryAgain
 from delta_prop_wire.delta import Delta, create
 from delta_prop_wire.state_rows import StateRow
@@ -27,22 +27,26 @@ if TYPE_CHECKING:
 CALLS_MAX = 3
 """In each step, the thread port fails in this many of the first calls."""
 WAITS_MAX = 3
+"""The kit cancels a step at each wait below this number; 0 is before the step begins."""
 PIECES = 3
+"""The kit passes the states in this many calls of `load_states`, each made twice."""
 ATTEMPTS_MAX = 6
+"""How often a step may raise TryAgain before it counts as a violation."""
 FOREIGN = "not-of-this-log"
 
 
 async def check_rebuilds(player: Player) -> None:
-    """Rebuild in the middle of the log: with failures, with cancelled calls, after a crash; each time deliver
-    the rest.
+    """Rebuild the sink without faults, with failures, with cancelled calls and after crashes.
+
+    Each time, deliver the rows above the rebuild's offset again.
     """
     if not isinstance(player.sink, Rebuildable):
         return
     _add_foreign_vector(player)
-    await player.deliver(player.log.deliveries(player.log.delivered), "rebuild")
+    await player.deliver(player.log.deliveries(player.log.delivered_offset), "rebuild")
     for condition in ("nothing", "a failing thread port", "cancelled calls"):
-        await player.deliver(grow(player, f"tail-{condition.split()[0]}"), "rebuild")
-        offset = _middle(player)
+        await player.deliver(append_rows(player, f"tail-{condition.split()[0]}"), "rebuild")
+        offset = _third_last_offset(player)
         if condition == "a failing thread port":
             await _rebuild_with_failures(player, offset)
         elif condition == "cancelled calls":
@@ -51,11 +55,11 @@ async def check_rebuilds(player: Player) -> None:
             await _rebuild_unhindered(player, offset)
         label = "an undisturbed rebuild" if condition == "nothing" else f"a rebuild with {condition}"
         await _check_and_continue(player, offset, f"after {label}")
-    for calls in (1, 2):
-        await _crash_during_rebuild(player, calls)
-    await player.deliver(grow(player, "tail-last"), "rebuild")
+    for call_count in (1, 2):
+        await _crash_during_rebuild(player, call_count)
+    await player.deliver(append_rows(player, "tail-last"), "rebuild")
     await player.pause()
-    offset = _middle(player)
+    offset = _third_last_offset(player)
     await _rebuild_unhindered(player, offset)
     player.note_rebuilt(offset)
     await player.crash("open() after a rebuild and a crash")
@@ -69,8 +73,8 @@ def _add_foreign_vector(player: Player) -> None:
     player.foreign_offset = logged.offset
 
 
-def _middle(player: Player) -> int:
-    """Return an offset between two batches, near the end of the log."""
+def _third_last_offset(player: Player) -> int:
+    """Return the offset at which the log's third-last batch begins."""
     return player.log.batches[-3].offset
 
 
@@ -113,10 +117,10 @@ async def _rebuild_unhindered(player: Player, offset: int) -> None:
     player.rebuild_begun = False
 
 
-async def _begin(player: Player, offset: int, calls: int | None) -> None:
-    """Make the first `calls` calls of a rebuild, or all; afterwards no call refers to the sink."""
+async def _begin(player: Player, offset: int, call_count: int | None) -> None:
+    """Make the first `call_count` calls of a rebuild, or all. Afterwards no call refers to the sink."""
     player.rebuild_begun = True
-    for step in _steps(player, offset)[:calls]:
+    for step in _steps(player, offset)[:call_count]:
         await _retry_until_done(player, step)
 
 
@@ -178,11 +182,11 @@ async def _rebuild_with_cancellations(player: Player, offset: int) -> None:
     await _rebuild_unhindered(player, offset)
 
 
-async def _crash_during_rebuild(player: Player, calls: int) -> None:
+async def _crash_during_rebuild(player: Player, call_count: int) -> None:
     """Crash during a rebuild: the sink is incomplete, and reports it if its data survives."""
-    offset = _middle(player)
-    await _begin(player, offset, calls)
-    await player.crash(f"open() after a crash after call {calls} of a rebuild")
+    offset = _third_last_offset(player)
+    await _begin(player, offset, call_count)
+    await player.crash(f"open() after a crash after call {call_count} of a rebuild")
     await _rebuild_unhindered(player, offset)
     await _check_and_continue(player, offset, "after a crash during a rebuild, and another rebuild")
 
@@ -192,7 +196,7 @@ async def _check_and_continue(player: Player, offset: int, when: str) -> None:
     player.recheck_all()
     await player.check_view("rebuild", when)
     await player.check_foreign(FOREIGN, when)
-    await player.deliver(player.log.deliveries(offset, player.log.delivered), "rebuild")
+    await player.deliver(player.log.deliveries(offset, player.log.delivered_offset), "rebuild")
     player.recheck_all()
     await player.check_view("rebuild", f"{when}, and the deltas after it")
     await anyio.lowlevel.checkpoint()

@@ -11,8 +11,8 @@ RULES = {
     "order": "apply() applies exactly the selected rows, in the order in which they come",
     "redelivery": "a redelivered row, alone or among others, takes effect once",
     "resume": "open() returns the offset below which all rows are in the sink, never a lower one than "
-    "before, and the highest Lamport number in the sink; None: the service stores the offset that apply() "
-    "has reached",
+    "before, and the highest Lamport number in the sink; or it returns None, and the service stores the "
+    "offset that apply() has reached",
     "committed": "committed(n) means that all rows below n are durable, with a cursor of at least n",
     "failure": "apply() raises TryAgain, RejectDelta or StopSink, and the rows below the offset that the "
     "error names are applied; if it returns, all rows are applied",
@@ -40,9 +40,9 @@ RULES = {
 
 
 class ContractViolation(DeltaPropError):
-    """The sink breaks the contract. `part` is a key of RULES, `seen` the observation."""
+    """The sink breaks the contract. `rule` is the name of a rule in RULES, `observed` what the sink did."""
 
-    def __init__(self, part: str, seen: str) -> None:
-        super().__init__(f"{part}: {seen}. The contract: {RULES[part]}.")
-        self.part = part
-        self.seen = seen
+    def __init__(self, rule: str, observed: str) -> None:
+        super().__init__(f"{rule}: {observed}. The contract: {RULES[rule]}.")
+        self.rule = rule
+        self.observed = observed

@@ -133,13 +133,13 @@ def _threads() -> dict[int, str]:
 
 def _files() -> list[str]:
     """Return the paths of the process's open files; nothing if the system does not list them."""
-    found = []
+    targets = []
     try:
         for path in Path("/proc/self/fd").iterdir():
-            found.append(str(path.readlink()))
+            targets.append(str(path.readlink()))
     except OSError:
         pass  # the listing's own descriptor is closed by now; other systems have no such folder
-    return [name for name in found if name.startswith("/") and not name.startswith(("/proc/", "/dev/"))]
+    return [name for name in targets if name.startswith("/") and not name.startswith(("/proc/", "/dev/"))]
 
 
 def collect_garbage() -> None:
@@ -150,7 +150,7 @@ def collect_garbage() -> None:
 
 
 def weak_reference(target: object) -> ReferenceType[object] | None:
-    """Return a weak reference to an object, None if its class has none."""
+    """Return a weak reference to an object; None if its class does not support them."""
     try:
         return ref(target)
     except TypeError:  # the class defines __slots__

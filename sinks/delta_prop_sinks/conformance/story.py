@@ -42,7 +42,7 @@ WAITS_MAX = 12
 """The kit cancels a call at this many of its first waits."""
 
 CALLS_MAX = 6
-"""The thread port fails in each of this many first calls."""
+"""Of a method's first calls of the thread port, up to this many fail, one in each attempt."""
 
 UNKNOWN_KIND = 40
 _WIDTH = 4
@@ -75,10 +75,10 @@ async def check_order(player: Player) -> None:
     log.forward(Delta("far-2", create([3] * _WIDTH)), lamport=20)
     await deliver_new(player)
     await player.check_view("order", "after forwarded rows, whose Lamport numbers jump up and down")
-    steps = [
+    small_changes = [
         Delta(f"row-{i}", change) for i in (5, 6, 7) for change in (sparse_add([0], [1]), scale(2), offset(1))
     ]
-    log.append(*steps, Delta("row-8", sparse_add([0, 1], [1, 1])))
+    log.append(*small_changes, Delta("row-8", sparse_add([0, 1], [1, 1])))
     await deliver_new(player)
     await player.check_view("order", "after many small changes of the same vectors")
     if repr(snapshot) != before:
@@ -89,13 +89,13 @@ async def check_order(player: Player) -> None:
 async def check_duplicates(player: Player) -> None:
     """Redeliver all rows: in the same deliveries, in parts, in overlapping parts."""
     log = player.log
-    steps = log.batches[-1].offset
+    last_start = log.batches[-1].offset
     view = await player.read_view()
     cases: dict[str, Callable[[], Sequence[Delivery]]] = {
         "after every delivery was redelivered": lambda: log.deliveries(0),
         "after every delivery was redelivered in overlapping parts": lambda: list(_pieces(log.deliveries(0))),
-        "after the last delivery was redelivered": lambda: log.deliveries(steps),
-        "after the end of the last delivery was redelivered": lambda: log.deliveries(steps + 1),
+        "after the last delivery was redelivered": lambda: log.deliveries(last_start),
+        "after the end of the last delivery was redelivered": lambda: log.deliveries(last_start + 1),
     }
     for when, redeliver in cases.items():
         await player.deliver(redeliver())
@@ -126,7 +126,7 @@ async def check_resume(player: Player) -> None:
     await player.check_view("resume", f"after a restart from the sink's cursor {player.start}")
     log.append(*(Delta(f"row-{i}", sparse_add([0], [0.5])) for i in range(12) if i != 2))
     log.append(Delta("row-2", create([1] * _WIDTH)), Delta("fact", delete(), namespace="facts"))
-    await player.deliver(log.deliveries(player.start if player.is_persistent else log.delivered))
+    await player.deliver(log.deliveries(player.start if player.is_persistent else log.delivered_offset))
     await player.check_view("resume", "after a restart, duplicates and new rows")
     await player.deliver(log.deliveries(0))
     await player.check_view("redelivery", "after a restart and a redelivery of everything")
@@ -150,7 +150,7 @@ async def _detect_persistence(player: Player, view: object) -> None:
 async def check_cancellation(player: Player) -> None:
     """Cancel apply, open, background and aclose at every wait."""
     for wait in range(WAITS_MAX):
-        deliveries = grow(player, f"cut-{wait}")
+        deliveries = append_rows(player, f"cut-{wait}")
         waits = await player.cancel_apply(wait, deliveries)
         if waits < wait:
             await player.deliver(deliveries, "cancellation")
@@ -161,7 +161,7 @@ async def check_cancellation(player: Player) -> None:
         await player.check_view(
             "cancellation", f"after an apply() that was cancelled at its wait {wait} was repeated"
         )
-    await player.deliver(player.log.deliveries(player.log.delivered // 2), "cancellation")
+    await player.deliver(player.log.deliveries(player.log.delivered_offset // 2), "cancellation")
     await player.check_view("cancellation", "after cancelled calls of apply() and duplicates")
     await _cancel_background(player)
     await _cancel_aclose(player)
@@ -172,17 +172,17 @@ async def _cancel_background(player: Player) -> None:
     for wait in range(1, WAITS_MAX // 2 if isinstance(player.sink, HasBackground) else 1):
         await player.stop_background()
         player.start_background(cancel_at=wait)
-        await player.deliver(grow(player, f"behind-{wait}"), "cancellation")
+        await player.deliver(append_rows(player, f"behind-{wait}"), "cancellation")
         await player.pause()
         await player.stop_background()
         player.start_background()
-        await player.deliver(grow(player, f"beyond-{wait}"), "cancellation")
+        await player.deliver(append_rows(player, f"beyond-{wait}"), "cancellation")
         await player.check_view("cancellation", f"after a background() that was cancelled at its wait {wait}")
 
 
 async def _cancel_aclose(player: Player) -> None:
     for wait in range(WAITS_MAX // 2):
-        await player.deliver(grow(player, f"shut-{wait}"), "cancellation")
+        await player.deliver(append_rows(player, f"shut-{wait}"), "cancellation")
         waits = 0
         close = partial(call_and_cancel_at, wait, player.sink.aclose)
         try:
@@ -247,11 +247,11 @@ async def _deliver_with_failing_thread(player: Player) -> None:
         for number in range(1, CALLS_MAX + 1):
             # These are enough rows for a write-behind sink to write.
             deliveries = []
-            for part in "xyz":
-                deliveries += grow(player, f"fault-{after:d}-{number}-{part}")
+            for letter in "xyz":
+                deliveries += append_rows(player, f"fault-{after:d}-{number}-{letter}")
             fault.plan(number, after=after)
             failure = await player.apply(deliveries)
-            was_called = fault.calls >= number
+            was_called = fault.call_count >= number
             fault.clear()
             await _resume_delivery(player, deliveries, failure)
             await player.check_view(
@@ -268,7 +268,7 @@ async def _deliver_with_failing_target(player: Player) -> None:
     if failing is None:
         return
     for number in (1, 2, 3, 5):
-        deliveries = grow(player, f"target-{number}")
+        deliveries = append_rows(player, f"target-{number}")
         failing(number)
         failure = await player.apply(deliveries)
         if isinstance(failure, TryAgain):  # the delivery loop retries before the target is repaired
@@ -312,28 +312,28 @@ async def _deliver_misfits(player: Player) -> None:
         Delta("fit-2", scale(5)),
         Delta("fit-0", scale(2)),
     )
-    player.rejected.clear()
+    player.rejected_offsets.clear()
     await deliver_new(player)
     _check_rejected(player)
     await player.check_view("failure", "after deltas of a wrong dimension and of an unknown kind")
-    held = sorted(log.quarantined)
-    if held:  # an operator releases them
+    quarantined = sorted(log.quarantined)
+    if quarantined:  # an operator releases them
         log.quarantined.clear()
-        await player.deliver(log.redeliveries(held), "released")
+        await player.deliver(log.redeliveries(quarantined), "released")
         await player.check_view("released", "after rejected deltas were released from quarantine")
 
 
 def _check_rejected(player: Player) -> None:
     """Check rejections: a sink may reject any kind, but not a kind of which it has applied other deltas."""
     applied = {row.delta.operation.kind for row in player.model.rows() if row.delta.namespace == "default"}
-    for rejected in player.rejected:
+    for rejected in player.rejected_offsets:
         delta = next(row for row in player.log.rows() if row.offset == rejected).delta
         if delta.vector_id != "wide" and delta.operation.kind in applied - {UNKNOWN_KIND}:
             raise ContractViolation(
                 "failure",
                 f"apply() raised RejectDelta for offset {rejected}, a "
-                f"{Kind(delta.operation.kind).name.lower()}, as it had applied before; the delta that may "
-                "not fit is next to it",
+                f"{Kind(delta.operation.kind).name.lower()}, of which it had applied others; the delta that "
+                "may not fit is next to it",
             )
 
 
@@ -343,13 +343,13 @@ async def _run_background_with_failing_thread(player: Player) -> None:
     fault = player.log.fault
     for number in range(1, CALLS_MAX + 1):
         fault.plan(number, after=False)
-        deliveries = grow(player, f"worker-{number}")
+        deliveries = append_rows(player, f"worker-{number}")
         failure = await player.apply(deliveries)
         await player.pause()
-        was_called = fault.calls >= number
+        was_called = fault.call_count >= number
         fault.clear()
         await _resume_delivery(player, deliveries, failure)
-        await player.deliver(grow(player, f"repaired-{number}"))
+        await player.deliver(append_rows(player, f"repaired-{number}"))
         await player.check_view(
             "failure", f"after call {number} of the thread port failed beside background()"
         )
@@ -360,10 +360,10 @@ async def _run_background_with_failing_thread(player: Player) -> None:
 async def _close_with_failing_thread(player: Player) -> None:
     fault = player.log.fault
     for number in range(1, CALLS_MAX + 1):
-        await player.deliver(grow(player, f"end-{number}"))
+        await player.deliver(append_rows(player, f"end-{number}"))
         fault.plan(number, after=False)
         await player.close(f"aclose(), while call {number} of the thread port failed,")
-        was_called = fault.calls >= number
+        was_called = fault.call_count >= number
         fault.clear()
         await player.make_and_open("open() after an aclose() in which the thread port failed")
         await player.check_view(
@@ -405,39 +405,39 @@ async def check_released_rows(player: Player) -> None:
     log = player.log
     log.append(*(Delta(f"late-{i}", create([i] * _WIDTH)) for i in range(4)))
     await deliver_new(player)
-    held = append_with_gaps(player, "late")
+    quarantined = append_with_gaps(player, "late")
     await deliver_new(player)
     await player.check_view("released", "after rows were quarantined and those of other vectors applied")
-    await player.deliver(log.redeliveries(held[:1]), "released")
+    await player.deliver(log.redeliveries(quarantined[:1]), "released")
     await player.check_view("released", "after one row was released from quarantine")
-    await player.deliver(log.redeliveries(held[1:]), "released")
+    await player.deliver(log.redeliveries(quarantined[1:]), "released")
     await player.check_view("released", "after all rows were released from quarantine")
     view = await player.read_view()
-    log.quarantined.difference_update(held)
-    await player.deliver(log.redeliveries(held), "released")
+    log.quarantined.difference_update(quarantined)
+    await player.deliver(log.redeliveries(quarantined), "released")
     await player.check_view("released", "after released rows were redelivered")
-    await player.deliver(log.redeliveries(held[2:]), "released")
-    await player.deliver(log.deliveries(held[0]))
+    await player.deliver(log.redeliveries(quarantined[2:]), "released")
+    await player.deliver(log.deliveries(quarantined[0]))
     await player.check_view("released", "after released rows were redelivered with the others")
     _check_unchanged(
         player, "released", "after released rows were redelivered", view, await player.read_view()
     )
-    await player.deliver(grow(player, "late"))
+    await player.deliver(append_rows(player, "late"))
     await player.check_view("released", "after new rows after released ones")
     await _release_many_rows(player)
     await player.reopen("open() after released rows")
     await player.check_view("released", "after released rows and a restart")
-    await player.deliver(log.redeliveries(held), "released")
+    await player.deliver(log.redeliveries(quarantined), "released")
     await player.check_view("released", "after released rows were redelivered after a restart")
-    held_later = append_with_gaps(player, "late")
+    quarantined_later = append_with_gaps(player, "late")
     await deliver_new(player)
     await player.pause()
-    await player.deliver(log.redeliveries(held_later), "released")
-    log.quarantined.difference_update(held_later)
+    await player.deliver(log.redeliveries(quarantined_later), "released")
+    log.quarantined.difference_update(quarantined_later)
     await player.reopen("open() directly after released rows")
     await player.check_view("released", "after a restart directly after released rows")
-    await player.deliver(log.redeliveries(held_later), "released")
-    await player.deliver(log.deliveries(held_later[0]), "released")
+    await player.deliver(log.redeliveries(quarantined_later), "released")
+    await player.deliver(log.deliveries(quarantined_later[0]), "released")
     await player.check_view("released", "after a restart directly after released rows, and duplicates")
 
 
@@ -446,17 +446,17 @@ async def _release_many_rows(player: Player) -> None:
     log = player.log
     log.append(*(Delta(f"block-{i}", create([1, 2, 3, 4])) for i in range(12)))
     logged = log.append(*(Delta(f"block-{i}", sparse_add([0, 2], [i, 5])) for i in range(12)))
-    held = [logged.offset + row for row in range(12) if row not in (0, 6)]
-    log.quarantined.update(held)
+    quarantined = [logged.offset + row for row in range(12) if row not in (0, 6)]
+    log.quarantined.update(quarantined)
     await deliver_new(player)
-    await player.deliver(log.redeliveries(held[:4]), "released")
-    await player.deliver(log.redeliveries(held), "released")
+    await player.deliver(log.redeliveries(quarantined[:4]), "released")
+    await player.deliver(log.redeliveries(quarantined), "released")
     await player.check_view("released", "after many rows of one kind were released, some of them twice")
-    log.quarantined.difference_update(held)
+    log.quarantined.difference_update(quarantined)
 
 
 def append_with_gaps(player: Player, prefix: str) -> list[int]:
-    """Append rows and quarantine some of them, as after a RejectDelta; return the offsets of those."""
+    """Append rows and quarantine some of them, as after a RejectDelta; return the offsets of the latter."""
     log = player.log
     first = log.append(
         Delta(f"{prefix}-0", sparse([0], [7])),
@@ -471,16 +471,16 @@ def append_with_gaps(player: Player, prefix: str) -> list[int]:
         Delta(f"{prefix}-2", scale(2)), Delta(f"{prefix}-0", offset(2)), Delta(f"{prefix}-3", scale(2))
     )
     log.append(Delta(f"{prefix}-3", offset(1)), Delta("row-0", offset(1)))
-    held = [first.offset, first.offset + 2, second.offset, third.offset + 1]
-    log.quarantined.update(held)
-    return held
+    quarantined = [first.offset, first.offset + 2, second.offset, third.offset + 1]
+    log.quarantined.update(quarantined)
+    return quarantined
 
 
 async def check_slow_calls(player: Player) -> None:
     """Pause for long between deliveries, so that background work runs; then deliver many rows at once."""
     log = player.log
     for number in range(3):
-        await player.deliver(grow(player, f"slow-{number}"), "background")
+        await player.deliver(append_rows(player, f"slow-{number}"), "background")
         await player.pause()
         await player.check_view("background", "after a pause between deliveries")
     for number in range(4):
@@ -498,15 +498,15 @@ async def check_closing(player: Player, before: Leftovers) -> None:
     """Close the sink under load, with work in progress; check that nothing is left open."""
     fault = player.log.fault
     fault.turns = 20
-    await player.deliver(grow(player, "load"))
+    await player.deliver(append_rows(player, "load"))
     await player.pause()
-    await player.deliver(grow(player, "load"))
+    await player.deliver(append_rows(player, "load"))
     await player.close("aclose() under load")
     fault.turns = CALL_TURNS
     await player.make_and_open("open() after aclose() under load")
     player.recheck_all()
     await player.check_view("resume", "after aclose() under load and a restart")
-    await player.deliver(grow(player, "last"))
+    await player.deliver(append_rows(player, "last"))
     await player.close("the last aclose()")
     await player.close("the last aclose(), a second time,")
     check_frozen(player.sink.statistics())
@@ -527,11 +527,10 @@ async def check_closing(player: Player, before: Leftovers) -> None:
 
 async def deliver_new(player: Player) -> None:
     """Deliver the rows that the sink has not received yet, in one call."""
-    new = player.log.deliveries(player.log.delivered)
-    await player.deliver(new)
+    await player.deliver(player.log.deliveries(player.log.delivered_offset))
 
 
-def grow(player: Player, prefix: str) -> list[Delivery]:
+def append_rows(player: Player, prefix: str) -> list[Delivery]:
     """Append some rows of new and old vectors; return their deliveries."""
     log, start = player.log, player.log.next_offset
     log.append(

@@ -35,13 +35,13 @@ def differences_of(
     rows = [(*row[:-1], contents[row[0], row[1]][1]) for row in rows_of_states(states)]
     with Scratch() as scratch:
         with scratch.open_sorted(rows, "rows") as sink_rows, open_audited_log(folder) as log:
-            found = list(
+            differences = list(
                 compare(
                     sink_rows, log.fold_input(next_offset, sink_rows), scratch, quarantined, memory_bytes_max
                 )
             )
         assert not open_below(scratch.path)
-        return found
+        return differences
 
 
 def history_states(rows: HistoryRows, ends: dict[Name, int]) -> SinkContents:

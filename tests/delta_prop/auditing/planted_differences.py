@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 DOCUMENTS = 200
 KINDS = ("missing", "stale", "extra", "corrupted")
+"""Kinds of the planted differences."""
 
 
 def document_id(number: int) -> str:
@@ -29,7 +30,11 @@ def document_id(number: int) -> str:
 
 
 class Service:
-    """A service with a storage and an index sink, and the contents of each halfway through the deltas."""
+    """A service with a storage and an index sink.
+
+    `states_before`, `stored_before`: by vector id, the states of the index and the rows of the storage file
+    halfway through the deltas; a fault makes a vector stale by them.
+    """
 
     def __init__(self, running: Served, path: Path) -> None:
         self.running = running

@@ -21,7 +21,7 @@ from delta_prop_wire.errors import UsageError
 from tests.delta_prop.backpressure.simulated_sinks import TICKS_PER_S, RunRecord, simulate
 
 MakeLaw = Callable[[], _MeasuredLaw]
-with_each_law = pytest.mark.parametrize("make", [DrainLaw, DepthLaw])
+with_each_law = pytest.mark.parametrize("make_law", [DrainLaw, DepthLaw])
 
 amounts = st.one_of(st.integers(-10, 3_000), st.integers(0, 1 << 63))
 samples = st.tuples(amounts, amounts, amounts, st.floats(0, 10) | st.floats(), st.booleans())
@@ -38,10 +38,10 @@ def admitted_per_s(record: RunRecord, first_s: float, last_s: float) -> float:
 
 @with_each_law
 @given(history=st.lists(samples, max_size=15))
-def test_update_any_measurements_keep_rate_within_limits(
-    make: MakeLaw, history: list[tuple[int, int, int, float, bool]]
+def test_update_keeps_rate_within_limits_for_any_measurements(
+    make_law: MakeLaw, history: list[tuple[int, int, int, float, bool]]
 ) -> None:
-    law = make()
+    law = make_law()
     for drained, depth, depth_max, elapsed_s, demand_limited in history:
         before = law.rate
         rate = law.update(
@@ -62,14 +62,22 @@ def test_update_any_measurements_keep_rate_within_limits(
 
 
 @with_each_law
+def test_infinite_elapsed_time_keeps_rate_finite(make_law: MakeLaw) -> None:
+    law = make_law()
+    for _ in range(4):
+        rate = law.update(drained=0, depth=0, depth_max=0, elapsed_s=float("inf"))  # type: ignore[attr-defined]
+        assert isfinite(rate)
+
+
+@with_each_law
 @given(
     drains=st.lists(st.tuples(amounts, st.floats(0, 10) | st.floats()), max_size=10),
     share=st.floats(0.01, 0.99),
 )
-def test_follow_any_drains_keep_rate_within_limits(
-    make: MakeLaw, drains: list[tuple[int, float]], share: float
+def test_follow_keeps_rate_within_limits_for_any_drains(
+    make_law: MakeLaw, drains: list[tuple[int, float]], share: float
 ) -> None:
-    law = make()
+    law = make_law()
     for drained, elapsed_s in drains:
         before = law.rate
         rate = law.follow(drained=drained, share=share, elapsed_s=elapsed_s)
@@ -111,7 +119,7 @@ def test_capacity_rise_raises_rate_smoothed() -> None:
     assert after == pytest.approx(0.3 * 1.5 * rate + 0.7 * rate, rel=0.02)
 
 
-def test_queue_of_a_quarter_second_and_one_step_is_allowed() -> None:
+def test_queue_of_a_quarter_second_plus_one_step_keeps_rate() -> None:
     law = DrainLaw()
     depth = 10_000 // 4 + 1_000
     assert update_n_times(law, 50, drained=1_000, depth=depth, depth_max=20_000)[-1] == pytest.approx(10_000)
@@ -126,9 +134,9 @@ def test_first_samples_change_rate_only_near_depth_limit() -> None:
     assert update_n_times(fuller, 2, drained=10, depth=950, depth_max=1_000) == [5_000, 2_500]
 
 
-@pytest.mark.parametrize("make", [DrainLaw, DepthLaw])
-def test_update_without_elapsed_time_keeps_rate(make: MakeLaw) -> None:
-    law = make()
+@pytest.mark.parametrize("make_law", [DrainLaw, DepthLaw])
+def test_update_without_elapsed_time_keeps_rate(make_law: MakeLaw) -> None:
+    law = make_law()
     assert law.update(drained=10, depth=10, depth_max=10, elapsed_s=0.0) == 10_000  # type: ignore[attr-defined]
     assert law.drain_rate == 0
 
@@ -142,7 +150,7 @@ def test_late_step_is_measured_over_elapsed_time() -> None:
 
 def test_slow_source_does_not_inflate_rate() -> None:
     record = simulate(
-        DrainLaw(), capacity=lambda _: 20_000, seconds=20, mailbox=20_000, demand=lambda _: 9_000
+        DrainLaw(), capacity=lambda _: 20_000, seconds=20, mailbox_deltas=20_000, demand=lambda _: 9_000
     )
     assert record.rates[-1] <= HEADROOM * 9_000 * 1.05
     assert record.rates[-1] >= 9_000
@@ -154,7 +162,7 @@ def test_idle_source_keeps_its_rate() -> None:
         DrainLaw(),
         capacity=lambda _: 50_000,
         seconds=15,
-        mailbox=20_000,
+        mailbox_deltas=20_000,
         demand=lambda now: 0 if 5 < now < 10 else 45_000,
     )
     assert min(record.rates[5 * 10 :]) >= 45_000  # neither the idle time nor the restart lowers the rate
@@ -174,9 +182,9 @@ def test_source_pause_does_not_lower_rate() -> None:
         DrainLaw(),
         capacity=lambda _: 20_000,
         seconds=15,
-        mailbox=20_000,
+        mailbox_deltas=20_000,
         demand=lambda now: 100 if 5 < now < 10 else 200_000,
-        batch=10,
+        batch_deltas=10,
         waiting_max=20_000,
     )
     assert min(record.rates[5 * 10 :]) >= 18_000
@@ -187,9 +195,9 @@ def test_low_demand_keeps_initial_rate() -> None:
         DrainLaw(),
         capacity=lambda _: 20_000,
         seconds=5,
-        mailbox=20_000,
+        mailbox_deltas=20_000,
         demand=lambda _: 60,
-        batch=3,
+        batch_deltas=3,
         bursty=True,
     )
     assert min(record.rates) == 10_000
@@ -198,7 +206,10 @@ def test_low_demand_keeps_initial_rate() -> None:
 @pytest.mark.parametrize("stall_s", [0.3, 1, 3])
 def test_stalled_sink_recovers_its_rate_within_two_seconds(stall_s: float) -> None:
     record = simulate(
-        DrainLaw(), capacity=lambda now: 0 if 5 < now < 5 + stall_s else 20_000, seconds=12, mailbox=20_000
+        DrainLaw(),
+        capacity=lambda now: 0 if 5 < now < 5 + stall_s else 20_000,
+        seconds=12,
+        mailbox_deltas=20_000,
     )
     assert not record.credit_exceeded
     assert admitted_per_s(record, 5 + stall_s + 2, 12) == pytest.approx(20_000, rel=0.1)
@@ -209,7 +220,12 @@ def test_stalled_sink_recovers_its_rate_within_two_seconds(stall_s: float) -> No
 @pytest.mark.parametrize("call_s", [0.2, 1.0, 3.0])
 def test_sink_with_long_calls_is_not_throttled_for_in_call_deltas(call_s: float) -> None:
     record = simulate(
-        DrainLaw(), capacity=lambda _: 1_000 / call_s, seconds=48, mailbox=20_000, bursty=True, batch=100
+        DrainLaw(),
+        capacity=lambda _: 1_000 / call_s,
+        seconds=48,
+        mailbox_deltas=20_000,
+        bursty=True,
+        batch_deltas=100,
     )
     assert admitted_per_s(record, 24, 48) == pytest.approx(1_000 / call_s, rel=0.05)
     # The queue: a quarter of a second's worth, one call that waits and one in progress.
@@ -217,14 +233,14 @@ def test_sink_with_long_calls_is_not_throttled_for_in_call_deltas(call_s: float)
 
 
 def test_steady_sink_depth_stays_small_and_stable() -> None:
-    record = simulate(DrainLaw(), capacity=lambda _: 10_000, seconds=30, mailbox=100_000)
+    record = simulate(DrainLaw(), capacity=lambda _: 10_000, seconds=30, mailbox_deltas=100_000)
     settled = record.depths[20 * TICKS_PER_S :]
     assert max(settled) <= 4_000
     assert min(settled) >= 2_500
 
 
 def test_sink_slower_than_rate_min_is_limited_by_credits() -> None:
-    record = simulate(DrainLaw(), capacity=lambda _: 40, seconds=30, mailbox=500, batch=1)
+    record = simulate(DrainLaw(), capacity=lambda _: 40, seconds=30, mailbox_deltas=500, batch_deltas=1)
     assert not record.credit_exceeded
     assert record.rates[-1] == 100
     assert admitted_per_s(record, 10, 30) == pytest.approx(40, rel=0.05)
@@ -232,7 +248,7 @@ def test_sink_slower_than_rate_min_is_limited_by_credits() -> None:
 
 def test_large_capacity_drop_is_drained_then_followed() -> None:
     record = simulate(
-        DrainLaw(), capacity=lambda now: 50_000 if now < 5 else 5_000, seconds=20, mailbox=100_000
+        DrainLaw(), capacity=lambda now: 50_000 if now < 5 else 5_000, seconds=20, mailbox_deltas=100_000
     )
     assert max(record.depths) <= 50_000  # up to one second's worth; the credits allow 100,000
     assert admitted_per_s(record, 14, 20) == pytest.approx(5_000, rel=0.05)

@@ -47,7 +47,7 @@ def test_take_or_release_beyond_window_raises_and_changes_nothing() -> None:
     assert (window.deltas_outstanding, window.bytes_outstanding) == (8, 80)
 
 
-def test_set_out_accepts_more_than_the_window() -> None:
+def test_outstanding_amount_may_be_set_above_the_window() -> None:
     window = Credits(10, 1_000)
     window.set_outstanding(15, 200)
     assert window.available == (0, 800)

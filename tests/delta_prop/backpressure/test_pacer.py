@@ -96,7 +96,7 @@ def test_admission_allows_one_interval_burst_then_rate() -> None:
     assert admit_deltas(pacer, 60.0) == 100  # unused tokens beyond one burst are not saved
 
 
-def test_wait_ends_exactly_when_batch_is_admitted() -> None:
+def test_batch_is_admitted_exactly_when_its_wait_ends() -> None:
     pacer = new_pacer(a=FixedLaw(300.0))
     assert admit_deltas(pacer, 0.0) == 30
     wait_s = pacer.wait_s(7, 1, 0.0)
@@ -118,7 +118,7 @@ def test_new_rate_applies_from_its_step_on() -> None:
     assert admit_deltas(pacer, 0.06) == 10  # the bucket held 1,000 tokens, and shrank
 
 
-def test_batch_larger_than_bucket_goes_when_full_and_is_paid_for() -> None:
+def test_batch_larger_than_bucket_is_admitted_when_bucket_is_full() -> None:
     pacer = new_pacer(a=FixedLaw(100.0))
     assert pacer.admits(1_000, 1, 0.0)
     pacer.note(1_000, 1, 0.0)
@@ -209,15 +209,15 @@ def test_credits_are_never_exceeded(requests: list[tuple[int, int, int]]) -> Non
         if in_flight and applied > 30:
             window.release(*in_flight.pop(0))
         assert (window.deltas_outstanding, window.bytes_outstanding) == (
-            sum(c for c, _ in in_flight),
-            sum(s for _, s in in_flight),
+            sum(count for count, _ in in_flight),
+            sum(size for _, size in in_flight),
         )
 
 
 # --- the measures that each law gets
 
 
-def test_only_limiting_sink_is_not_demand_limited() -> None:
+def test_sink_that_holds_back_the_source_is_not_demand_limited() -> None:
     slow, unlimited = FixedLaw(100.0), FixedLaw(1_000.0)
     pacer = new_pacer(slow=slow, fast=unlimited)
     measures = {"slow": Measure(1, 0, 10), "fast": Measure(1, 0, 10)}

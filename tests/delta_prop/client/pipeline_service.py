@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from delta_prop.outcomes import PublishAck
     from delta_prop_wire.frames import OriginClaim
 
+OWN_PRODUCER_ID = 1
+"""The id of the pipeline's own producer, whose origins no client claims."""
+
 
 class PipelineService:
     """A pipeline, and up to one connection of a producer to it."""
@@ -46,7 +49,7 @@ class PipelineService:
 
     def lose_tail(self, offset: int) -> None:
         """Remove the rows from an offset on, as after a failure of the log."""
-        remaining = [one for one in self.bench.routed if one.next_offset <= offset]
+        remaining = [logged for logged in self.bench.routed if logged.next_offset <= offset]
         epochs = {state.origin: state.epoch for state in self._grants()}
         self.bench = Bench()
         for logged in remaining:
@@ -58,9 +61,11 @@ class PipelineService:
 
     def _grants(self) -> list[OriginGrant]:
         active, _ = self.bench.pipeline.origins.list_all()
-        found = [(one, self.bench.pipeline.origins.get(one)) for one in active]
+        states = [(origin, self.bench.pipeline.origins.get(origin)) for origin in active]
         return [
-            OriginGrant(one, state.epoch, 0) for one, state in found if state is not None and one >> 20 != 1
+            OriginGrant(origin, state.epoch, 0)
+            for origin, state in states
+            if state is not None and origin >> 20 != OWN_PRODUCER_ID
         ]
 
     def receive(self, frame: BatchFrame, refuse: Refused | None = None) -> None:
@@ -106,6 +111,6 @@ def _ranges(sequence: int, published: PublishAck) -> tuple[AckRange, ...]:
         return (AckRange(sequence, sequence + published.count - 1, published.offset),)
     return tuple(
         AckRange(number, number, offset, duplicate)
-        for number, (offset, _, duplicate) in enumerate(published.places(), start=sequence)
+        for number, (offset, _, duplicate) in enumerate(published.row_acks(), start=sequence)
         if offset is not None
     )

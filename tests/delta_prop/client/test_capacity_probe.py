@@ -10,15 +10,15 @@ from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.client.test_producer_state import Wire, check_outcomes, make_delta
 
-BATCHES = 52
-NO_CAPACITY = (ErrorCode.LOG_FULL, ErrorCode.QUEUE_FULL, ErrorCode.LOG_FAILED)
+BATCH_COUNT = 52
+NO_CAPACITY_CODES = (ErrorCode.LOG_FULL, ErrorCode.QUEUE_FULL, ErrorCode.LOG_FAILED)
 
 
-def no_capacity(code: ErrorCode = ErrorCode.LOG_FULL, after_s: float = 1.0) -> Refused:
+def no_capacity_refusal(code: ErrorCode = ErrorCode.LOG_FULL, after_s: float = 1.0) -> Refused:
     return Refused(code, "the disk is full", retry_after_ms=round(1000 * after_s))
 
 
-def send_batches(wire: Wire, count: int = BATCHES) -> None:
+def send_batches(wire: Wire, count: int = BATCH_COUNT) -> None:
     """Offer and send `count` batches."""
     for number in range(count):
         wire.offer(make_delta(str(number)))
@@ -42,23 +42,23 @@ def bases_after(wire: Wire, seconds: float) -> list[int]:
     return [frame.batch.base for frame in wire.in_transit]
 
 
-@pytest.mark.parametrize("code", NO_CAPACITY)
+@pytest.mark.parametrize("code", NO_CAPACITY_CODES)
 def test_each_probe_is_one_batch_until_it_is_acknowledged(code: ErrorCode) -> None:
     wire = Wire()
     send_batches(wire)
-    assert refuse_all(wire, no_capacity(code)) == BATCHES
+    assert refuse_all(wire, no_capacity_refusal(code)) == BATCH_COUNT
     for _ in range(57):
         assert bases_after(wire, 0.9) == [], "the producer must wait for the retry time"
         assert bases_after(wire, 0.1) == [1]
-        assert wire.out.waits_for is not None
-        assert wire.out.waits_for.message == "the disk is full"
-        assert refuse_all(wire, no_capacity(code)) == 1
+        assert wire.producer_state.waits_for is not None
+        assert wire.producer_state.waits_for.message == "the disk is full"
+        assert refuse_all(wire, no_capacity_refusal(code)) == 1
     assert bases_after(wire, 1.0) == [1]
     wire.arrive()
     while wire.service.answers:
         wire.answer()
-    assert wire.out.waits_for is None
-    assert bases_after(wire, 0.0) == [*range(2, BATCHES + 1)]
+    assert wire.producer_state.waits_for is None
+    assert bases_after(wire, 0.0) == [*range(2, BATCH_COUNT + 1)]
     wire.settle()
     check_outcomes(wire)
 
@@ -68,7 +68,7 @@ def test_producer_waits_for_the_retry_time_of_the_refusal(after_s: float) -> Non
     wire = Wire()
     send_batches(wire, 3)
     for retry_s in (after_s, 2 * after_s, after_s / 2):
-        refuse_all(wire, no_capacity(after_s=retry_s))
+        refuse_all(wire, no_capacity_refusal(after_s=retry_s))
         assert bases_after(wire, 0.9 * retry_s) == []
         assert bases_after(wire, 0.1 * retry_s + 0.001) == [1]
     wire.settle()
@@ -79,7 +79,7 @@ def test_ack_of_an_earlier_batch_does_not_end_the_probe() -> None:
     wire = Wire()
     send_batches(wire, 4)
     wire.arrive()
-    refuse_all(wire, no_capacity())
+    refuse_all(wire, no_capacity_refusal())
     assert bases_after(wire, 1.0) == [2]
     wire.settle()
     check_outcomes(wire)
@@ -92,7 +92,7 @@ def test_first_sent_batch_of_several_lanes_is_the_probe() -> None:
     # The second delta depends on the first, so it cannot be sent before it.
     wire.offer(make_delta("a", priority=Priority.CRITICAL))
     wire.send()
-    refuse_all(wire, no_capacity())
+    refuse_all(wire, no_capacity_refusal())
     wire.service.bench.now += 1.0
     wire.send()
     assert [frame.batch.priority for frame in wire.in_transit] == [Priority.LOW]
@@ -103,10 +103,10 @@ def test_first_sent_batch_of_several_lanes_is_the_probe() -> None:
 def test_unanswered_probe_delays_others_until_its_timeout() -> None:
     wire = Wire()
     send_batches(wire, 3)
-    refuse_all(wire, no_capacity())
+    refuse_all(wire, no_capacity_refusal())
     assert bases_after(wire, 1.0) == [1]
     assert bases_after(wire, PROBE_TIMEOUT_S - 0.1) == [1]
-    assert 0 < (wire.out.wait_s(wire.service.bench.now) or 0) <= 0.2
+    assert 0 < (wire.producer_state.wait_s(wire.service.bench.now) or 0) <= 0.2
     assert bases_after(wire, 0.2) == [1, 2, 3]
     wire.settle()
     check_outcomes(wire)
@@ -115,7 +115,7 @@ def test_unanswered_probe_delays_others_until_its_timeout() -> None:
 def test_new_connection_probes_with_one_batch_too() -> None:
     wire = Wire()
     send_batches(wire, 5)
-    refuse_all(wire, no_capacity())
+    refuse_all(wire, no_capacity_refusal())
     assert bases_after(wire, 1.0) == [1]
     wire.connect()
     assert bases_after(wire, 0.0) == [1]
@@ -128,7 +128,7 @@ def test_rate_limited_batches_are_all_retried_at_once() -> None:
     send_batches(wire, 3)
     refuse_all(wire, Refused(ErrorCode.RATE_LIMITED, "too fast", retry_after_ms=1000))
     assert bases_after(wire, 1.0) == [1, 2, 3]
-    assert wire.out.waits_for is not None
+    assert wire.producer_state.waits_for is not None
     wire.settle()
     check_outcomes(wire)
-    assert wire.out.waits_for is None
+    assert wire.producer_state.waits_for is None

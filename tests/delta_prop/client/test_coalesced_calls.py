@@ -52,15 +52,17 @@ class Caller(Wire):
         self.coalesces = coalesces
         self.wakers: list[RecordingWaker] = []
         self.offers_made: list[tuple[CoalescedCalls, int] | Offer] = []
-        self.note_calls = 0
+        self.outcome_count = 0  # of offers of coalesced calls
 
     def call(self, delta: Delta) -> None:
         waker, now = RecordingWaker(), self.service.bench.now
         self.wakers.append(waker)
         assert is_opaque_only(delta)
-        found = self.out.offer_call(delta, waker, now, self._note) if self.coalesces else None
-        if found is not None:
-            self.offers_made.append((found, found.count - 1))
+        calls = None
+        if self.coalesces:
+            calls = self.producer_state.offer_call(delta, waker, now, self._count_outcome)
+        if calls is not None:
+            self.offers_made.append((calls, calls.count - 1))
             return
 
         def settle_waker(outcome: PublishAck | Refused) -> None:
@@ -69,7 +71,7 @@ class Caller(Wire):
 
         offer = Offer(delta.priority, [delta], settle_waker)
         offer.is_awaited = True
-        self.out.offer(offer, now)
+        self.producer_state.offer(offer, now)
         self.offers_made.append(offer)
 
     def cancel_call(self, number: int) -> bool:
@@ -77,7 +79,11 @@ class Caller(Wire):
         if waker.done():
             return False
         waker.is_cancelled = True
-        return self.out.drop_call(*call) if isinstance(call, tuple) else self.out.drop(call)
+        return (
+            self.producer_state.drop_call(*call)
+            if isinstance(call, tuple)
+            else self.producer_state.drop(call)
+        )
 
     def refuse_row(self, row: int) -> None:
         """Give the next batch a final refusal for one row: its dots become no-ops."""
@@ -89,10 +95,11 @@ class Caller(Wire):
         work = SequencedBatch(batch, Sender("owner"), receipt, final_refusal=refusal)
         self.service.bench.pipeline.offer(work, self.service.bench.now)
 
-    def _note(self, outcome: PublishAck | Refused) -> None:
-        self.note_calls += 1
+    def _count_outcome(self, outcome: PublishAck | Refused) -> None:
+        self.outcome_count += 1
 
     def results(self) -> list[Any]:
+        """Return the outcome of each call; of a call without one, True if it was cancelled."""
         return [
             _comparable(one.outcome) if one.outcome is not None else one.is_cancelled for one in self.wakers
         ]
@@ -159,7 +166,7 @@ def play(wire: Caller, steps: list[tuple[Any, ...]]) -> None:
                 wire.arrive()
                 wire.answer()
             case ("expire",):
-                wire.out.expire(wire.service.bench.now, 1_000.0, 0.03)
+                wire.producer_state.expire(wire.service.bench.now, 1_000.0, 0.03)
 
 
 def check_outcomes_agree(steps: list[tuple[Any, ...]]) -> Caller:
@@ -171,11 +178,14 @@ def check_outcomes_agree(steps: list[tuple[Any, ...]]) -> Caller:
     assert coalescing.logged() == separate.logged()
     assert _comparable_outcomes(coalescing) == _comparable_outcomes(separate)
     assert (
-        coalescing.out.in_flight_offers == coalescing.out._unacked.bytes == separate.out._unacked.bytes == 0
+        coalescing.producer_state.in_flight_offers
+        == coalescing.producer_state._unacked.bytes
+        == separate.producer_state._unacked.bytes
+        == 0
     )
-    assert (coalescing.out.counts.acknowledged, coalescing.out.counts.refused) == (
-        separate.out.counts.acknowledged,
-        separate.out.counts.refused,
+    assert (coalescing.producer_state.counts.acknowledged, coalescing.producer_state.counts.refused) == (
+        separate.producer_state.counts.acknowledged,
+        separate.producer_state.counts.refused,
     )
     return coalescing
 
@@ -216,13 +226,13 @@ def test_calls_of_one_tick_share_an_offer_up_to_the_maximum() -> None:
     offers = [one[0] for one in wire.offers_made if isinstance(one, tuple)]
     assert offers[0] is offers[CALLS_MAX - 1] is not offers[CALLS_MAX]
     wire.settle()
-    assert wire.note_calls == 2, "each offer must call the note once"
+    assert wire.outcome_count == 2, "each offer must report its outcome once"
     assert [one.outcome.offset for one in wire.wakers if isinstance(one.outcome, PublishAck)] == list(
         range(CALLS_MAX + 1)
     )
 
 
-def test_calls_large_late_or_after_an_offer_are_not_coalesced() -> None:
+def test_large_or_late_call_and_call_after_an_offer_are_not_coalesced() -> None:
     wire = Caller(coalesces=True)
     wire.call(make_opaque("a"))
     wire.call(make_opaque("b", data=bytes(CALLS_BYTES_MAX)))
@@ -246,8 +256,10 @@ def test_failed_producer_fails_every_call() -> None:
     wire = Caller(coalesces=True)
     for key in "abc":
         wire.call(make_opaque(key))
-    wire.out.fail(Refused(ErrorCode.FENCED, "another one"))
+    wire.producer_state.fail(Refused(ErrorCode.FENCED, "another one"))
     assert [one.outcome.code for one in wire.wakers if isinstance(one.outcome, Refused)] == [
         ErrorCode.FENCED
     ] * 3
-    assert wire.out.offer_call(make_opaque("d"), RecordingWaker(), 0.0, wire._note) is None
+    assert (
+        wire.producer_state.offer_call(make_opaque("d"), RecordingWaker(), 0.0, wire._count_outcome) is None
+    )

@@ -278,10 +278,10 @@ def prompt_error(call: Callable[[], object]) -> str:
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda one: one.__name__)
 def test_misconfigured_clients_report_at_once_with_the_fix(fault: object, tmp_path: Path) -> None:
     with fault(tmp_path / "facts") as target:  # type: ignore[operator]
-        for entry in CLIENTS:
-            message = prompt_error(lambda entry=entry: entry(target))  # type: ignore[misc]
+        for client in CLIENTS:
+            message = prompt_error(lambda client=client: client(target))  # type: ignore[misc]
             for part in target.expected:
-                assert part in message, (entry.__name__, message)
+                assert part in message, (client.__name__, message)
 
 
 CALLS = [

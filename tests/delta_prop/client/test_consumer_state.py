@@ -52,7 +52,7 @@ class ConsumerBench:
     def __init__(self, rows: list[str], *, group: str | None = None, start: Start | None = None) -> None:
         self.rows = rows
         first = Subscription(1, (ALL,), start or Start(StartAt.EARLIEST), group=group)
-        self.incoming = ConsumerState(first, credit=CREDIT)
+        self.consumer_state = ConsumerState(first, credit=CREDIT)
         self.now = 0.0
         self.log = LOG
         self.requests: list[Subscription] = []
@@ -64,7 +64,7 @@ class ConsumerBench:
         self.connect()
 
     def connect(self) -> None:
-        self.incoming.on_disconnect()
+        self.consumer_state.on_disconnect()
         self.session = Session(ClientSettings(), self.now, Address("service", 7373), secured=False)
         self.server = Connection(Role.SERVER)
         self.next_offset = 0
@@ -74,12 +74,12 @@ class ConsumerBench:
 
     def exchange(self) -> None:
         if self.session.is_open:
-            for raw in self.incoming.data_to_send(self.session, self.now):
+            for raw in self.consumer_state.data_to_send(self.session, self.now):
                 self._to_server(raw)
 
-    def deliver(self, rows: int, frame_type: str = "batch") -> None:
-        """Send up to `rows` more rows: only the wanted ones, and only if credit is left."""
-        end = min(self.next_offset + rows, len(self.rows))
+    def deliver(self, count: int, frame_type: str = "batch") -> None:
+        """Send the wanted rows among the next `count` rows, if credit is left."""
+        end = min(self.next_offset + count, len(self.rows))
         if self.next_offset >= end or not self.requests or not self.server.send_window.is_open:
             return
         offsets = [offset for offset in range(self.next_offset, end) if self.rows[offset] == WANTED]
@@ -109,9 +109,9 @@ class ConsumerBench:
         self.session.connection.receive(self.server.send(frame))
         for received in self.session.frames(self.now):
             if isinstance(received, Ack) and received.welcome is not None:
-                self.incoming.on_welcome(received.welcome)
+                self.consumer_state.on_welcome(received.welcome)
             else:
-                self.incoming.on_frame(received, self.session.connection.last_frame_bytes, self.now)
+                self.consumer_state.on_frame(received, self.session.connection.last_frame_bytes, self.now)
 
     def _to_server(self, raw: bytes) -> None:
         self.server.receive(raw)
@@ -138,7 +138,7 @@ class ConsumerBench:
         if not self.requests:
             self.sequence = sequence
             value = request.start.value
-            match request.start.at:
+            match request.start.kind:
                 case StartAt.CURSOR:
                     assert isinstance(value, Cursor)
                     assert value.log_id == self.log.log_id
@@ -173,14 +173,14 @@ def _stamp(offset: int, crc: int) -> Stamp:
 
 
 def take_all(bench: ConsumerBench) -> list[int]:
-    found = []
-    while (taken := bench.incoming.take_row()) is not None:
+    offsets = []
+    while (taken := bench.consumer_state.take_row()) is not None:
         batch, row = taken
         delivered = batch.row(row)
         assert delivered.delta.vector_id == f"k{delivered.offset}"
         assert delivered.lamport == delivered.offset + 100
-        found.append(delivered.offset)
-    return found
+        offsets.append(delivered.offset)
+    return offsets
 
 
 STEPS = st.one_of(
@@ -197,10 +197,10 @@ STEPS = st.one_of(
     st.booleans(),
 )
 def test_each_offset_is_delivered_once_in_order_within_credit(
-    rows: list[str], steps: list[Any], grouped: bool
+    rows: list[str], steps: list[Any], is_grouped: bool
 ) -> None:
-    bench = ConsumerBench(rows, group="g" if grouped else None)
-    incoming = bench.incoming
+    bench = ConsumerBench(rows, group="g" if is_grouped else None)
+    consumer_state = bench.consumer_state
     delivered_offsets: list[int] = []
     first_unprocessed = 0  # index of the first delivered offset that the reader has not processed
 
@@ -209,14 +209,14 @@ def test_each_offset_is_delivered_once_in_order_within_credit(
             case ("deliver", count, frame_type):
                 bench.deliver(count, frame_type)
             case ("row",):
-                taken = incoming.take_row()
+                taken = consumer_state.take_row()
                 if taken is not None:
                     delivered_offsets.append(taken[0].offset_of(taken[1]))
             case ("batch",):
-                batch = incoming.take()
+                batch = consumer_state.take()
                 delivered_offsets += [] if batch is None else [taken.offset for taken in batch]
             case ("processed",):
-                incoming.mark_all_processed()
+                consumer_state.mark_all_processed()
                 first_unprocessed = len(delivered_offsets)
             case ("report",):
                 bench.now += 0.2
@@ -225,22 +225,22 @@ def test_each_offset_is_delivered_once_in_order_within_credit(
                 bench.push_frame(Heartbeat(1, processed=bench.next_offset))
             case ("cut",):
                 bench.connect()
-        assert incoming.buffered_deltas <= CREDIT.deltas + 4
+        assert consumer_state.buffered_deltas <= CREDIT.deltas + 4
         limit = (
             delivered_offsets[first_unprocessed] if first_unprocessed < len(delivered_offsets) else len(rows)
         )
-        assert bench.processed <= limit, "an offset must not be reported before its reader has returned"
-    while bench.next_offset < len(rows) or incoming.buffered_deltas:
+        assert bench.processed <= limit, "an offset must not be reported before the reader has processed it"
+    while bench.next_offset < len(rows) or consumer_state.buffered_deltas:
         bench.deliver(4)
-        while (batch := incoming.take()) is not None:
+        while (batch := consumer_state.take()) is not None:
             delivered_offsets += [taken.offset for taken in batch]
-        incoming.mark_all_processed()
+        consumer_state.mark_all_processed()
         bench.now += 0.2
         bench.exchange()
     assert delivered_offsets == [offset for offset, row in enumerate(rows) if row == WANTED]
     bench.push_frame(Heartbeat(1, processed=len(rows)))
-    incoming.mark_all_processed()
-    assert incoming.cursor == LOG._replace(next_offset=len(rows)), (
+    consumer_state.mark_all_processed()
+    assert consumer_state.cursor == LOG._replace(next_offset=len(rows)), (
         "rows of other topics must count as processed"
     )
 
@@ -249,17 +249,17 @@ def test_group_progress_is_reported_soon_in_one_message() -> None:
     bench = ConsumerBench([WANTED] * 6, group="g")
     bench.deliver(6)
     for expected in (0, 1, 2):
-        taken = bench.incoming.take_row()
+        taken = bench.consumer_state.take_row()
         assert taken is not None
         assert taken[1] == expected
-        bench.incoming.mark_all_processed()
+        bench.consumer_state.mark_all_processed()
         bench.exchange()
     assert bench.processed == 0, "the subscriber must not report so soon after the last report"
-    assert bench.incoming.wait_s(bench.now) == pytest.approx(0.1)
+    assert bench.consumer_state.wait_s(bench.now) == pytest.approx(0.1)
     bench.now += 0.11
     bench.exchange()
     assert bench.processed == 3
-    assert bench.incoming.wait_s(bench.now) is None
+    assert bench.consumer_state.wait_s(bench.now) is None
 
 
 def test_rows_that_were_already_delivered_are_skipped() -> None:
@@ -277,7 +277,7 @@ def test_credit_is_granted_as_the_reader_takes() -> None:
     for _ in range(20):
         bench.deliver(2)
         bench.exchange()
-    assert bench.incoming.buffered_deltas == 8
+    assert bench.consumer_state.buffered_deltas == 8
     assert take_all(bench) == list(range(8))
     for _ in range(3):
         bench.exchange()
@@ -287,11 +287,11 @@ def test_credit_is_granted_as_the_reader_takes() -> None:
 def test_added_subscription_is_requested_on_each_connection() -> None:
     bench = ConsumerBench([WANTED] * 4)
     topic = Topic(TopicKind.NAMESPACE, "docs")
-    answer = bench.incoming.add(Subscription(2, (topic,)))
-    assert not answer.done
+    outcome = bench.consumer_state.add(Subscription(2, (topic,)))
+    assert not outcome.done
     bench.exchange()
-    assert answer.done
-    assert answer.refusal is None
+    assert outcome.done
+    assert outcome.refusal is None
     assert [one.subscription for one in bench.requests] == [1, 2]
     bench.connect()
     assert [one.subscription for one in bench.requests] == [1, 2]
@@ -299,27 +299,27 @@ def test_added_subscription_is_requested_on_each_connection() -> None:
         "credit must be granted only with the last request"
     )
     assert bench.server.send_window.remaining == CREDIT
-    bench.incoming.remove(1)
+    bench.consumer_state.remove(1)
     bench.connect()
     assert [one.subscription for one in bench.requests] == [2]
     assert bench.requests[0].credit == CREDIT
     with pytest.raises(UsageError, match="one must stay"):
-        bench.incoming.remove(2)
+        bench.consumer_state.remove(2)
 
 
 def test_refused_subscription_is_forgotten() -> None:
     bench = ConsumerBench([WANTED])
     bench.refusals[2] = Refused(ErrorCode.UNAUTHORIZED, "no")
-    answer = bench.incoming.add(Subscription(2, (ALL,)))
+    outcome = bench.consumer_state.add(Subscription(2, (ALL,)))
     bench.exchange()
-    assert answer.refusal is not None
+    assert outcome.refusal is not None
     bench.connect()
     assert [one.subscription for one in bench.requests] == [1]
 
 
 def test_refusal_with_the_credit_causes_another_reconnect() -> None:
     bench = ConsumerBench([WANTED] * 3)
-    bench.incoming.add(Subscription(2, (ALL,)))
+    bench.consumer_state.add(Subscription(2, (ALL,)))
     bench.exchange()
     bench.refusals[2] = Refused(ErrorCode.BAD_REQUEST, "no")
     with pytest.raises(Reconnect):
@@ -336,7 +336,7 @@ def test_rows_received_before_a_final_refusal_are_readable(code: ErrorCode) -> N
     bench.deliver(3)
     with pytest.raises(Refused) as caught:
         bench.push_frame(Nack(0, code, "no"))
-    bench.incoming.fail(caught.value)
+    bench.consumer_state.fail(caught.value)
     assert take_all(bench) == [0, 1, 2]
 
 
@@ -354,19 +354,19 @@ def test_standby_drops_unread_rows_and_starts_at_the_cursor() -> None:
     bench = ConsumerBench([WANTED] * 9, group="g")
     bench.deliver(6)
     assert take_all(bench)[:2] == [0, 1]
-    bench.incoming.ack(1)
+    bench.consumer_state.ack(1)
     bench.answer_mode = "standby"
     bench.connect()
-    assert bench.incoming.standing_by
-    assert bench.incoming.started
-    assert bench.incoming.processed is None, "a heartbeat must not report the group's progress"
+    assert bench.consumer_state.standing_by
+    assert bench.consumer_state.started
+    assert bench.consumer_state.processed is None, "a heartbeat must not report the group's progress"
     assert take_all(bench) == []
     bench.now += 10
-    bench.incoming.ack(1)
+    bench.consumer_state.ack(1)
     bench.exchange()
-    assert not bench.incoming.has_unacked
+    assert not bench.consumer_state.has_unacked
     _answer_first_request(bench, 4)
-    assert not bench.incoming.standing_by
+    assert not bench.consumer_state.standing_by
     bench.next_offset = 4
     bench.deliver(2)
     assert take_all(bench) == [4, 5]
@@ -381,7 +381,7 @@ def test_consumer_resumes_from_a_cursor_that_others_moved(
     bench = ConsumerBench([WANTED] * 6, group="g")
     bench.deliver(4)
     assert take_all(bench) == [0, 1, 2, 3]
-    bench.incoming.ack(3)
+    bench.consumer_state.ack(3)
     bench.answer_mode = "later"
     bench.connect()
     _answer_first_request(bench, next_offset, resets=resets)
@@ -408,6 +408,6 @@ def test_warning_lasts_until_the_level_is_ok() -> None:
     bench = ConsumerBench([WANTED])
     warning = Backpressure(1, PressureLevel.WARN, 80, 100)
     bench.push_frame(warning)
-    assert bench.incoming.warning == warning
+    assert bench.consumer_state.warning == warning
     bench.push_frame(Backpressure(2, PressureLevel.OK))
-    assert bench.incoming.warning is None
+    assert bench.consumer_state.warning is None

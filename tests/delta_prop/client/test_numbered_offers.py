@@ -42,7 +42,7 @@ async def offer_lines(
     return receipts
 
 
-def dots(site: Site) -> list[tuple[int, bool]]:
+def logged_counters(site: Site) -> list[tuple[int, bool]]:
     """Return the counter of each row of the import in log order, and True for a no-op."""
     return [
         (logged.batch.counter(row), logged.batch.is_control)
@@ -68,20 +68,22 @@ def test_numbered_offers_share_frames() -> None:
 
 
 @pytest.mark.parametrize("invalid", [{1}, {700}, {1, 2, 3}, set(range(100, 900, 100)), set(range(1, 400))])
-def test_refused_rows_do_not_move_other_rows(invalid: set[int]) -> None:
+def test_rows_keep_their_numbers_if_others_are_refused(invalid: set[int]) -> None:
     async def scenario(site: Site) -> None:
         invalid_numbers = frozenset(invalid)
         async with Producer(ADDRESS, world=site.world, name="first") as p:
             await p.publish(Delta("v0", create([0.0, 0.0])))
         receipts = await offer_lines(site, range(1, 1_501), invalid_numbers)
         assert {n for n, one in receipts.items() if not one.acknowledged} == invalid
-        assert dots(site) == [(n, n in invalid) for n in range(1, 1_501)], (
+        assert logged_counters(site) == [(n, n in invalid) for n in range(1, 1_501)], (
             "each row must be logged once and in order"
         )
         offsets = {n: one.result().offset for n, one in receipts.items() if one.acknowledged}
-        second = await offer_lines(site, range(1, 1_600), invalid_numbers)
-        assert {n: one.result().duplicates.get(0) for n, one in second.items() if n in offsets} == offsets
-        assert {n for n, one in second.items() if not one.acknowledged} == invalid
+        second_receipts = await offer_lines(site, range(1, 1_600), invalid_numbers)
+        assert {
+            n: one.result().duplicates.get(0) for n, one in second_receipts.items() if n in offsets
+        } == offsets
+        assert {n for n, one in second_receipts.items() if not one.acknowledged} == invalid
         frames = [one for one in read_all(site.propagator.internals().log) if one.batch.origin == ORIGIN]
         assert len(frames) <= 4 + min(1 << len(invalid) + 1, 2 * 500)
 
@@ -98,10 +100,10 @@ def test_numbered_lines_have_one_effect_over_a_bad_network(seed: int) -> None:
             await p.publish(Delta("v0", create([0.0, 0.0])))
         invalid_numbers = frozenset(n for n in range(1, 601) if rng.random() < 0.02)
         with anyio.move_on_after(rng.uniform(0.005, 0.05)):  # an earlier run, which is cancelled
-            await offer_lines(site, range(1, 601, 1), invalid_numbers)
+            await offer_lines(site, range(1, 601), invalid_numbers)
         receipts = await offer_lines(site, range(1, 601), invalid_numbers)
         assert {n for n, one in receipts.items() if not one.acknowledged} == invalid_numbers
-        assert dots(site) == [(n, n in invalid_numbers) for n in range(1, 601)]
+        assert logged_counters(site) == [(n, n in invalid_numbers) for n in range(1, 601)]
 
     with_service(scenario, seed=seed, conditions=conditions)
 
@@ -119,6 +121,6 @@ def test_numbers_may_have_gaps_and_two_priorities() -> None:
             with pytest.raises(UsageError, match="offer_numbered"):
                 p.offer(Delta("v", create([1.0])))
         assert all(receipt.acknowledged for receipt in receipts.values())
-        assert [n for n, _ in dots(site)] == [n for n in range(1, 400) if n % 7 and n % 3]
+        assert [n for n, _ in logged_counters(site)] == [n for n in range(1, 400) if n % 7 and n % 3]
 
     with_service(scenario)

@@ -22,19 +22,21 @@ class Wire:
     """A producer's state, a service, the frames between them, and a record of all outcomes."""
 
     def __init__(self, name: str = "p", service: PipelineService | None = None) -> None:
-        self.out = ProducerState(name)
+        self.producer_state = ProducerState(name)
         self.service = service or PipelineService()
         self.in_transit: list[BatchFrame] = []
         self.outcomes: dict[int, PublishAck | Refused] = {}
         self.offers: list[Offer] = []
-        self.rows: list[list[Delta]] = []
+        self.offered_deltas: list[list[Delta]] = []  # of each offer
         self.connect()
 
     def connect(self) -> None:
-        self.out.on_disconnect()
+        self.producer_state.on_disconnect()
         self.in_transit.clear()
         self.service.connect()
-        self.out.on_welcome(self.service.hello(self.out.claim_origins()), same_address=True)
+        self.producer_state.on_welcome(
+            self.service.hello(self.producer_state.claim_origins()), same_address=True
+        )
 
     def offer(self, *deltas: Delta, **more: Any) -> Offer:
         number = len(self.offers)
@@ -44,17 +46,17 @@ class Wire:
             self.outcomes[number] = outcome
 
         offer = Offer(deltas[0].priority, list(deltas), record, **more)
-        self.out.offer(offer, self.service.bench.now)
+        self.producer_state.offer(offer, self.service.bench.now)
         self.offers.append(offer)
-        self.rows.append(list(deltas))
+        self.offered_deltas.append(list(deltas))
         return offer
 
     def send(self, frames_max: int = 1_000) -> None:
-        claims = self.out.claim_new_origins()
+        claims = self.producer_state.claim_new_origins()
         if claims:
-            self.out.on_welcome(self.service.hello(claims), same_address=True)
+            self.producer_state.on_welcome(self.service.hello(claims), same_address=True)
         for _ in range(frames_max):
-            frame = self.out.next_frame(self.service.bench.now)
+            frame = self.producer_state.next_frame(self.service.bench.now)
             if frame is None:
                 return
             self.in_transit.append(frame)
@@ -69,9 +71,9 @@ class Wire:
         answer = self.service.answers.popleft()
         try:
             if isinstance(answer, Ack):
-                self.out.on_ack(answer)
+                self.producer_state.on_ack(answer)
             else:
-                self.out.on_nack(answer, self.service.bench.now)
+                self.producer_state.on_nack(answer, self.service.bench.now)
         except Reconnect:
             self.connect()
 
@@ -85,9 +87,9 @@ class Wire:
             self.service.bench.pipeline.tick(self.service.bench.now)
             while self.service.answers:
                 self.answer()
-            if not self.out.in_flight_offers:
+            if not self.producer_state.in_flight_offers:
                 return
-        raise AssertionError(f"{self.out.in_flight_offers} offers have no outcome")
+        raise AssertionError(f"{self.producer_state.in_flight_offers} offers have no outcome")
 
     def logged(self) -> dict[int, tuple[str, tuple[int, int]]]:
         """Return vector id and dot of each logged row, by offset."""
@@ -118,7 +120,7 @@ def check_outcomes(wire: Wire) -> None:
         assert outcome.offset is not None
         assert outcome.dot is not None
         assert not outcome.duplicates
-        for row, delta in enumerate(wire.rows[number]):
+        for row, delta in enumerate(wire.offered_deltas[number]):
             assert logged[outcome.offset + row] == (
                 delta.vector_id,
                 (outcome.dot.origin, outcome.dot.counter + row),
@@ -162,12 +164,12 @@ def test_every_delta_has_one_outcome_and_one_offset_in_order(steps: list[tuple[A
                 wire.service.bench.now += 0.01
     wire.settle()
     check_outcomes(wire)
-    offered = {}
-    for number, rows in enumerate(wire.rows):
-        for row, delta in enumerate(rows):
+    offsets_by_key = {}
+    for number, deltas in enumerate(wire.offered_deltas):
+        for row, delta in enumerate(deltas):
             outcome = wire.outcomes[number]
             assert isinstance(outcome, PublishAck)
             assert outcome.offset is not None
-            offered.setdefault(delta.vector_id, []).append(outcome.offset + row)
-    for key, offsets in offered.items():
+            offsets_by_key.setdefault(delta.vector_id, []).append(outcome.offset + row)
+    for key, offsets in offsets_by_key.items():
         assert offsets == sorted(offsets), f"{key}: a vector's deltas must keep the order of the calls"

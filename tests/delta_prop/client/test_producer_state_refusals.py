@@ -77,12 +77,12 @@ def test_batch_refused_without_a_row_is_retried_call_by_call() -> None:
     for key in "abc":
         wire.offer(make_delta(key))
     wire.send()
-    wire.out.on_nack(Nack(1, ErrorCode.UNAUTHORIZED, "no"), 0.0)
+    wire.producer_state.on_nack(Nack(1, ErrorCode.UNAUTHORIZED, "no"), 0.0)
     wire.in_transit.clear()
     wire.send()
     assert [frame.batch.keys for frame in wire.in_transit] == [["a"], ["b"], ["c"]]
     assert [frame.batch.base for frame in wire.in_transit] == [4, 5, 6]
-    wire.out.on_nack(Nack(5, ErrorCode.UNAUTHORIZED, "no"), 0.0)
+    wire.producer_state.on_nack(Nack(5, ErrorCode.UNAUTHORIZED, "no"), 0.0)
     assert refusal_of(wire, 1).code is ErrorCode.UNAUTHORIZED
     assert set(wire.outcomes) == {1}
 
@@ -95,7 +95,7 @@ def test_dependent_names_the_new_dot_of_a_retried_call() -> None:
     wire.offer(make_delta("bad", priority=Priority.LOW))
     wire.send()
     wire.in_transit.clear()
-    wire.out.on_nack(Nack(2, ErrorCode.INVALID_DELTA, "no", row=1), 0.0)
+    wire.producer_state.on_nack(Nack(2, ErrorCode.INVALID_DELTA, "no", row=1), 0.0)
     wire.offer(make_delta("effect", priority=Priority.CRITICAL), after=[cause.pending_dot])
     wire.send()
     assert [frame.batch.keys for frame in wire.in_transit] == [["cause"], ["effect"]]
@@ -109,12 +109,12 @@ def test_retryable_batches_are_resent_unchanged_in_order() -> None:
     wire.offer(make_delta("b"))
     wire.send()
     first, second = wire.in_transit
-    wire.out.on_nack(Nack(2, ErrorCode.RATE_LIMITED, "too fast", 50), 1.0)
-    wire.out.on_nack(Nack(1, ErrorCode.RATE_LIMITED, "too fast", 20), 1.0)
+    wire.producer_state.on_nack(Nack(2, ErrorCode.RATE_LIMITED, "too fast", 50), 1.0)
+    wire.producer_state.on_nack(Nack(1, ErrorCode.RATE_LIMITED, "too fast", 20), 1.0)
     wire.offer(make_delta("c"))
-    assert wire.out.next_frame(1.0) is None, "no later batch may overtake the refused one"
-    assert wire.out.wait_s(1.0) == pytest.approx(0.05)
-    resent = [wire.out.next_frame(1.05) for _ in range(3)]
+    assert wire.producer_state.next_frame(1.0) is None, "no later batch may overtake the refused one"
+    assert wire.producer_state.wait_s(1.0) == pytest.approx(0.05)
+    resent = [wire.producer_state.next_frame(1.05) for _ in range(3)]
     assert [frame.sequence for frame in resent if frame] == [3, 4, 5]
     assert [bytes(frame.batch.body) for frame in resent[:2] if frame] == [
         bytes(first.batch.body),
@@ -130,15 +130,15 @@ def test_batch_across_the_watermark_is_sliced_and_resent() -> None:
     wire.offer(make_delta("b"), make_delta("c"), make_delta("d"))
     wire.send()
     original = wire.in_transit.pop()
-    wire.out.on_nack(Nack(1, ErrorCode.OVERLAP, "cut", 0, details={"watermark": 2}), 0.0)
-    parts = [wire.out.next_frame(0.0), wire.out.next_frame(0.0)]
+    wire.producer_state.on_nack(Nack(1, ErrorCode.OVERLAP, "cut", 0, details={"watermark": 2}), 0.0)
+    parts = [wire.producer_state.next_frame(0.0), wire.producer_state.next_frame(0.0)]
     assert [(one.batch.base, one.batch.keys) for one in parts if one] == [(1, ["a", "b"]), (3, ["c", "d"])]
     assert parts[1] is not None
     assert parts[1].batch.dot(0) == original.batch.dot(2)
-    wire.out.on_ack(Ack(6, ranges=(AckRange(5, 6, 20, duplicate=True),)))
+    wire.producer_state.on_ack(Ack(6, ranges=(AckRange(5, 6, 20, duplicate=True),)))
     assert (ack_of(wire, 0).offset, ack_of(wire, 0).duplicates) == (20, {})
     assert 1 not in wire.outcomes, "the other rows must not have an outcome yet"
-    wire.out.on_ack(Ack(8, ranges=(AckRange(7, 8, 77),)))
+    wire.producer_state.on_ack(Ack(8, ranges=(AckRange(7, 8, 77),)))
     ack = ack_of(wire, 1)
     assert (ack.offset, ack.dot, ack.count, ack.duplicates) == (21, original.batch.dot(1), 3, {})
 
@@ -149,17 +149,17 @@ def test_part_of_unknown_outcome_is_refused_and_the_rest_acked() -> None:
         wire.offer(make_delta(key))
     wire.send()
     original = wire.in_transit.pop()
-    wire.out.on_nack(Nack(1, ErrorCode.OVERLAP, "cut", 0, details={"watermark": 2}), 0.0)
-    assert wire.out.next_frame(0.0) is not None
-    assert wire.out.next_frame(0.0) is not None
-    wire.out.on_nack(Nack(4, ErrorCode.OUTCOME_UNKNOWN, "gone"), 0.0)
+    wire.producer_state.on_nack(Nack(1, ErrorCode.OVERLAP, "cut", 0, details={"watermark": 2}), 0.0)
+    assert wire.producer_state.next_frame(0.0) is not None
+    assert wire.producer_state.next_frame(0.0) is not None
+    wire.producer_state.on_nack(Nack(4, ErrorCode.OUTCOME_UNKNOWN, "gone"), 0.0)
     for number in range(2):
         refusal = refusal_of(wire, number)
         assert (refusal.code, refusal.details) == (
             ErrorCode.OUTCOME_UNKNOWN,
             {"dot": original.batch.dot(number)},
         )
-    wire.out.on_ack(Ack(6, ranges=(AckRange(6, 6, 77),)))
+    wire.producer_state.on_ack(Ack(6, ranges=(AckRange(6, 6, 77),)))
     assert ack_of(wire, 2).offset == 77
 
 
@@ -170,7 +170,7 @@ def test_duplicate_at_an_unknown_offset_is_outcome_unknown(ranges: tuple[AckRang
     wire.offer(make_delta("b"))
     wire.send()
     original = wire.in_transit.pop()
-    wire.out.on_ack(Ack(2, ranges=ranges))
+    wire.producer_state.on_ack(Ack(2, ranges=ranges))
     for number in range(2):
         refusal = refusal_of(wire, number)
         assert (refusal.code, refusal.details) == (
@@ -183,9 +183,11 @@ def test_overlap_without_a_slice_point_is_retried_later() -> None:
     wire = Wire()
     wire.offer(make_delta("a"), make_delta("b"))
     wire.send()
-    wire.out.on_nack(Nack(1, ErrorCode.OVERLAP, "pending otherwise", 100, details={"watermark": 0}), 0.0)
-    assert wire.out.next_frame(0.05) is None
-    frame = wire.out.next_frame(0.1)
+    wire.producer_state.on_nack(
+        Nack(1, ErrorCode.OVERLAP, "pending otherwise", 100, details={"watermark": 0}), 0.0
+    )
+    assert wire.producer_state.next_frame(0.05) is None
+    frame = wire.producer_state.next_frame(0.1)
     assert frame is not None
     assert frame.batch.count == 2
 
@@ -196,8 +198,8 @@ def test_final_refusal_stops_the_producer(code: ErrorCode) -> None:
     wire.offer(make_delta("a"))
     wire.send()
     with pytest.raises(Refused) as caught:
-        wire.out.on_nack(Nack(1, code, "no"), 0.0)
-    wire.out.fail(caught.value)
+        wire.producer_state.on_nack(Nack(1, code, "no"), 0.0)
+    wire.producer_state.fail(caught.value)
     assert refusal_of(wire, 0).code is code
     with pytest.raises(Refused, match=code.name):
         wire.offer(make_delta("b"))
@@ -206,9 +208,9 @@ def test_final_refusal_stops_the_producer(code: ErrorCode) -> None:
 def test_refused_hello_is_final_and_a_shutdown_reconnects() -> None:
     wire = Wire()
     with pytest.raises(Refused, match="UNAUTHORIZED"):
-        wire.out.on_nack(Nack(0, ErrorCode.UNAUTHORIZED, "no", correlation_id=1), 0.0)
+        wire.producer_state.on_nack(Nack(0, ErrorCode.UNAUTHORIZED, "no", correlation_id=1), 0.0)
     with pytest.raises(Reconnect) as caught:
-        wire.out.on_nack(Nack(0, ErrorCode.SHUTTING_DOWN, "bye", 1500), 0.0)
+        wire.producer_state.on_nack(Nack(0, ErrorCode.SHUTTING_DOWN, "bye", 1500), 0.0)
     assert caught.value.after_s == 1.5
 
 
@@ -216,9 +218,9 @@ def test_checksum_mismatch_is_retried_a_few_times() -> None:
     wire = Wire()
     for _ in range(4):
         with pytest.raises(Reconnect):
-            wire.out.on_nack(Nack(0, ErrorCode.CHECKSUM, "differs"), 0.0)
+            wire.producer_state.on_nack(Nack(0, ErrorCode.CHECKSUM, "differs"), 0.0)
     with pytest.raises(Refused, match="CHECKSUM"):
-        wire.out.on_nack(Nack(0, ErrorCode.CHECKSUM, "differs"), 0.0)
+        wire.producer_state.on_nack(Nack(0, ErrorCode.CHECKSUM, "differs"), 0.0)
 
 
 def test_unknown_origin_reconnects_only_once() -> None:
@@ -227,12 +229,12 @@ def test_unknown_origin_reconnects_only_once() -> None:
     wire.send()
     unknown = Nack(1, ErrorCode.UNKNOWN_ORIGIN, "say hello")
     with pytest.raises(Reconnect):
-        wire.out.on_nack(unknown, 0.0)
+        wire.producer_state.on_nack(unknown, 0.0)
     wire.arrive()
     wire.connect()
     wire.send()
     with pytest.raises(Refused, match="UNKNOWN_ORIGIN"):
-        wire.out.on_nack(unknown, 0.0)
+        wire.producer_state.on_nack(unknown, 0.0)
 
 
 def test_duplicate_ids_do_not_affect_the_other_rows() -> None:
@@ -249,10 +251,10 @@ def test_duplicate_ids_do_not_affect_the_other_rows() -> None:
     logged = wire.logged()
     assert sorted(key for key, _ in logged.values()) == ["a", "b", "d", "f"]
     for offer, keys in ((1, ["b"]), (2, ["a"]), (3, ["d", "a", "f"])):
-        places = ack_of(wire, offer).places()
-        assert [logged[place.offset][0] for place in places if place.offset is not None] == keys
-        dots = [place.dot for place in places if place.dot is not None]
-        assert dots == [logged[place.offset][1] for place in places if place.dot is not None and place.offset]
+        acks = ack_of(wire, offer).row_acks()
+        assert [logged[ack.offset][0] for ack in acks if ack.offset is not None] == keys
+        dots = [ack.dot for ack in acks if ack.dot is not None]
+        assert dots == [logged[ack.offset][1] for ack in acks if ack.dot is not None and ack.offset]
     assert ack_of(wire, 1).duplicates == {}
 
 
@@ -289,7 +291,7 @@ def test_unsent_offer_is_dropped_without_using_a_dot() -> None:
     wire = Wire()
     offer = wire.offer(make_delta("a"))
     wire.offer(make_delta("b"))
-    assert wire.out.drop(offer)
+    assert wire.producer_state.drop(offer)
     wire.settle()
     assert set(wire.outcomes) == {1}
     assert ack_of(wire, 1).dot.counter == 1  # type: ignore[union-attr]
@@ -305,7 +307,7 @@ def test_retryable_offer_is_dropped_and_its_dot_becomes_noop() -> None:
     wire.arrive(queue_full())
     wire.arrive()  # c waits at the service for the two earlier rows
     wire.answer()
-    assert wire.out.drop(offer)
+    assert wire.producer_state.drop(offer)
     wire.settle()
     assert set(wire.outcomes) == {1, 2}
     assert [key for key, _ in wire.logged().values()] == ["c", "b"]
@@ -316,7 +318,7 @@ def test_sent_offer_cannot_be_dropped() -> None:
     wire = Wire()
     offer = wire.offer(make_delta("a"))
     wire.send()
-    assert not wire.out.drop(offer)
+    assert not wire.producer_state.drop(offer)
     wire.settle()
     assert ack_of(wire, 0).offset == 0
 
@@ -329,8 +331,8 @@ def test_dropped_offer_is_not_resent_after_a_disconnect(arrived: bool) -> None:
     wire.send()
     if arrived:
         wire.arrive()
-    wire.out.on_disconnect()
-    assert not wire.out.drop(offer), "an offer that may have been stored must not be dropped"
+    wire.producer_state.on_disconnect()
+    assert not wire.producer_state.drop(offer), "an offer that may have been stored must not be dropped"
     wire.connect()
     wire.settle()
     keys = [key for key, _ in wire.logged().values()]
@@ -344,7 +346,7 @@ def test_stored_offer_cannot_be_dropped() -> None:
     wire.send()
     wire.arrive()
     wire.connect()
-    assert not wire.out.drop(offer)
+    assert not wire.producer_state.drop(offer)
     wire.settle()
     check_outcomes(wire)
 
@@ -355,16 +357,16 @@ def test_expired_offers_say_if_they_may_have_happened() -> None:
     wire.send()
     wire.service.bench.now = 5.0
     wire.offer(make_delta("b"))
-    assert wire.out.oldest_at() == 0.0
-    wire.out.expire(29.9, 30.0)
+    assert wire.producer_state.oldest_at() == 0.0
+    wire.producer_state.expire(29.9, 30.0)
     assert wire.outcomes == {}
-    wire.out.expire(30.0, 30.0)
+    wire.producer_state.expire(30.0, 30.0)
     assert "may have happened" in refusal_of(wire, 0).message
-    wire.out.expire(35.0, 30.0)
+    wire.producer_state.expire(35.0, 30.0)
     assert "has not happened" in refusal_of(wire, 1).message
     wire.arrive()
     wire.answer()  # an answer after the expiry is ignored
-    assert wire.out.in_flight_offers == 0
+    assert wire.producer_state.in_flight_offers == 0
 
 
 # --- another service, another log
@@ -383,7 +385,7 @@ def test_deltas_lost_by_the_service_are_skipped() -> None:
     wire.connect()
     wire.settle()
     assert [key for key, _ in wire.logged().values()] == ["a", "d"]
-    assert wire.out.counts.lost == 2
+    assert wire.producer_state.counts.lost == 2
     wire.offer(make_delta("e"))
     wire.settle()
     assert ack_of(wire, 4).dot.counter == 5  # type: ignore[union-attr]
@@ -427,10 +429,10 @@ def test_another_log_at_another_address_is_refused() -> None:
     wire = Wire()
     welcome = Welcome(log=Cursor(bytes(16), 0, 0), level=AckLevel.MEMORY)
     with pytest.raises(UsageError, match="one client cannot go on in another log"):
-        wire.out.on_welcome(welcome, same_address=False)
+        wire.producer_state.on_welcome(welcome, same_address=False)
     durable = replace(welcome, level=AckLevel.DURABLE)
     with pytest.raises(UsageError):
-        wire.out.on_welcome(durable, same_address=True)
+        wire.producer_state.on_welcome(durable, same_address=True)
 
 
 def test_new_memory_log_at_the_same_address_is_accepted() -> None:
@@ -450,9 +452,9 @@ def test_new_memory_log_at_the_same_address_is_accepted() -> None:
 def test_level_that_is_not_granted_is_refused_at_the_hello() -> None:
     from delta_prop.client.producer_state import ProducerState
 
-    out = ProducerState("p", ack_level=AckLevel.DURABLE)
+    state = ProducerState("p", ack_level=AckLevel.DURABLE)
     with pytest.raises(Refused, match="LEVEL_UNAVAILABLE"):
-        out.on_welcome(Welcome(level=AckLevel.LOGGED), same_address=True)
+        state.on_welcome(Welcome(level=AckLevel.LOGGED), same_address=True)
 
 
 # --- order, bounds, backpressure
@@ -466,8 +468,8 @@ def test_deltas_of_one_vector_keep_order_across_priorities() -> None:
     wire.send()
     wire.in_transit.reverse()  # batches may arrive in any order
     wire.settle()
-    order = [dot[0] & 15 for key, dot in wire.logged().values() if key == "a"]
-    assert order == [Priority.LOW, Priority.CRITICAL]
+    lanes = [dot[0] & 15 for key, dot in wire.logged().values() if key == "a"]
+    assert lanes == [Priority.LOW, Priority.CRITICAL]
 
 
 def test_cause_of_another_lane_is_named_as_a_parent() -> None:
@@ -515,33 +517,33 @@ def test_in_flight_offers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Refused, match="QUEUE_FULL"):
         wire.offer(make_delta("c"))
     wire.settle()
-    assert wire.out._unacked.bytes == 0
+    assert wire.producer_state._unacked.bytes == 0
     wire.offer(make_delta("c"))
 
 
 def test_backpressure_slows_and_stops_sending() -> None:
     wire = Wire()
-    wire.out.on_backpressure(Backpressure(1, PressureLevel.THROTTLE, rate=10.0), 0.0)
+    wire.producer_state.on_backpressure(Backpressure(1, PressureLevel.THROTTLE, rate=10.0), 0.0)
     for number in range(3):
         wire.offer(make_delta(f"k{number}"))
         wire.offers[-1].is_single = True
-    assert wire.out.next_frame(0.0) is not None
-    assert wire.out.next_frame(0.05) is None
-    assert wire.out.wait_s(0.05) == pytest.approx(0.05)
-    assert wire.out.next_frame(0.11) is not None
-    wire.out.on_backpressure(Backpressure(2, PressureLevel.STOP, retry_after_ms=2_000), 1.0)
-    assert wire.out.next_frame(2.9) is None
-    assert wire.out.next_frame(3.0) is not None
+    assert wire.producer_state.next_frame(0.0) is not None
+    assert wire.producer_state.next_frame(0.05) is None
+    assert wire.producer_state.wait_s(0.05) == pytest.approx(0.05)
+    assert wire.producer_state.next_frame(0.11) is not None
+    wire.producer_state.on_backpressure(Backpressure(2, PressureLevel.STOP, retry_after_ms=2_000), 1.0)
+    assert wire.producer_state.next_frame(2.9) is None
+    assert wire.producer_state.next_frame(3.0) is not None
 
 
 def test_stop_without_a_time_lasts_until_another_level() -> None:
     wire = Wire()
     wire.offer(make_delta("k"))
-    wire.out.on_backpressure(Backpressure(1, PressureLevel.STOP), 1.0)
-    assert wire.out.next_frame(50.0) is None
-    assert wire.out.wait_s(50.0) == pytest.approx(11.0)
-    wire.out.on_backpressure(Backpressure(2, PressureLevel.WARN), 50.0)
-    assert wire.out.next_frame(50.0) is not None
+    wire.producer_state.on_backpressure(Backpressure(1, PressureLevel.STOP), 1.0)
+    assert wire.producer_state.next_frame(50.0) is None
+    assert wire.producer_state.wait_s(50.0) == pytest.approx(11.0)
+    wire.producer_state.on_backpressure(Backpressure(2, PressureLevel.WARN), 50.0)
+    assert wire.producer_state.next_frame(50.0) is not None
 
 
 # --- counters given by the caller

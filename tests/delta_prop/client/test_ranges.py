@@ -37,12 +37,12 @@ def make_delta(key: str, **more: Any) -> Delta:
 
 def rows_of(batches: list[LoggedBatch]) -> list[tuple[int, int, str]]:
     """Return the offset, Lamport number and vector id of each row."""
-    found = []
+    rows = []
     for logged in batches:
         for row, delta in enumerate(deltas_of(logged.batch)):
             offset = logged.row_offset(row)
-            found.append((offset, logged.lamport + offset - logged.offset, delta.vector_id))
-    return found
+            rows.append((offset, logged.lamport + offset - logged.offset, delta.vector_id))
+    return rows
 
 
 def publish(address: str, counts: list[int], namespaces: tuple[str, ...] = ("docs",)) -> list[str]:
@@ -50,14 +50,14 @@ def publish(address: str, counts: list[int], namespaces: tuple[str, ...] = ("doc
     keys: list[str] = []
     with SyncProducer(address, name="test") as p:
         for count in counts:
-            batch = [f"k{len(keys) + row}" for row in range(count)]
+            batch_keys = [f"k{len(keys) + row}" for row in range(count)]
             p.publish(
                 *(
                     make_delta(key, namespace=namespaces[(len(keys) + row) % len(namespaces)])
-                    for row, key in enumerate(batch)
+                    for row, key in enumerate(batch_keys)
                 )
             )
-            keys += batch
+            keys += batch_keys
     return keys
 
 
@@ -70,8 +70,8 @@ def test_range_is_read_exactly_for_any_bounds() -> None:
         log = (bounds.log_id, bounds.epoch)
         for start in range(13):
             for end in range(start, 14):
-                found = rows_of(list(reader.read(start, end, log=log)))
-                assert found == [(offset, offset + 1, keys[offset]) for offset in range(start, end)]
+                rows = rows_of(list(reader.read(start, end, log=log)))
+                assert rows == [(offset, offset + 1, keys[offset]) for offset in range(start, end)]
 
 
 def test_topics_select_rows_and_the_end_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,9 +81,9 @@ def test_topics_select_rows_and_the_end_is_reported_at_once(monkeypatch: pytest.
         reader = RangeReader(service.address)
         began = time.monotonic()
         topics = [Topic.parse("ns:docs"), Topic.parse("v:k4")]
-        found = rows_of(list(reader.read(2, 29, topics)))
+        rows = rows_of(list(reader.read(2, 29, topics)))
         expected = [offset for offset in range(2, 29) if offset % 3 == 0 or offset == 4]
-        assert found == [(offset, offset + 1, keys[offset]) for offset in expected]
+        assert rows == [(offset, offset + 1, keys[offset]) for offset in expected]
         assert list(reader.read(0, 30, [Topic.parse("ns:nobody's")])) == []
         assert time.monotonic() - began < PROGRESS_INTERVAL_S, (
             "the reader must not wait for a progress report"
@@ -93,12 +93,12 @@ def test_topics_select_rows_and_the_end_is_reported_at_once(monkeypatch: pytest.
 def test_broken_connections_lose_and_duplicate_nothing() -> None:
     with served() as service:
         keys = publish(service.address, [5] * 40)
-        found: list[LoggedBatch] = []
+        batches: list[LoggedBatch] = []
         for batch in RangeReader(service.address).read(2, 199, credit_bytes=300):
-            found.append(batch)
-            if len(found) % 5 == 0:
+            batches.append(batch)
+            if len(batches) % 5 == 0:
                 service.drop_connections()
-        assert rows_of(found) == [(offset, offset + 1, keys[offset]) for offset in range(2, 199)]
+        assert rows_of(batches) == [(offset, offset + 1, keys[offset]) for offset in range(2, 199)]
 
 
 def test_server_sends_no_rows_beyond_the_credit() -> None:

@@ -54,7 +54,7 @@ class Services:
     def subscriber(self, *topics: str, hosts: tuple[str, ...] = HOSTS, **more: Any) -> SpreadSubscriber:
         return SpreadSubscriber(hosts, *(topics or ("*",)), world=self.world, **more)
 
-    def logged(self) -> list[list[str]]:
+    def logged_keys(self) -> list[list[str]]:
         return [one.keys() for one in self.members]
 
 
@@ -98,23 +98,27 @@ def test_each_vector_is_at_one_service_and_read_in_order(
             joint_ack = await p.publish(*(make_delta(name) for name in names[30:]))
             delivered = await read(s, 60)
             assert s.log_ids == p.log_ids
-            assert [one.deltas for one in p.statistics()] == [len(one) for one in services.logged()]
-        keys = services.logged()
+            assert [one.deltas for one in p.statistics()] == [len(one) for one in services.logged_keys()]
+        keys = services.logged_keys()
         assert all(keys)
         assert sorted(chain(*keys)) == sorted(names)
-        for place, own_keys in enumerate(keys):
-            assert own_keys == [name for name in names if partition_of("default", name, 3) == place]
-            assert [one.delta.vector_id for one in delivered if one.place == place] == own_keys
-            assert [one.offset for one in delivered if one.place == place] == list(range(len(own_keys)))
+        for index, own_keys in enumerate(keys):
+            assert own_keys == [name for name in names if partition_of("default", name, 3) == index]
+            assert [one.delta.vector_id for one in delivered if one.service_index == index] == own_keys
+            assert [one.offset for one in delivered if one.service_index == index] == list(
+                range(len(own_keys))
+            )
         for name, one in zip(names, acks, strict=False):
             (part,) = one.parts
-            assert part.published.offset is not None
-            assert keys[part.place][part.published.offset] == name
+            assert part.ack.offset is not None
+            assert keys[part.service_index][part.ack.offset] == name
         assert joint_ack.count == 30
         for part in joint_ack.parts:
-            first = part.published.offset
+            first = part.ack.offset
             assert first is not None
-            assert keys[part.place][first : first + len(part.rows)] == [names[30 + row] for row in part.rows]
+            assert keys[part.service_index][first : first + len(part.rows)] == [
+                names[30 + row] for row in part.rows
+            ]
 
     with_services(scenario, backend)
 
@@ -124,10 +128,12 @@ def test_columns_are_split_into_one_call_per_service() -> None:
         ids = [f"k{number}" for number in range(100)]
         async with services.producer() as p:
             ack = await p.publish_many(ids, [[float(n), 1.0] for n in range(100)])
-            assert [p.place_of(one) for one in ids] == [partition_of("default", one, 3) for one in ids]
+            assert [p.service_index_of(one) for one in ids] == [
+                partition_of("default", one, 3) for one in ids
+            ]
             assert sorted(row for part in ack.parts for row in part.rows) == list(range(100))
-            assert (ack.at(0), ack.at(9)) == (ack.parts[0].published, None)
-        assert services.logged() == [[ids[row] for row in part.rows] for part in ack.parts]
+            assert (ack.ack_of(0), ack.ack_of(9)) == (ack.parts[0].ack, None)
+        assert services.logged_keys() == [[ids[row] for row in part.rows] for part in ack.parts]
 
     with_services(scenario)
 
@@ -145,7 +151,7 @@ def test_reader_resumes_from_one_cursor_per_service() -> None:
             async with services.subscriber(start=cursors) as s:
                 second = await read(s, 30)
                 assert {one.delta.vector_id[0] for one in second} == {"l"}
-                assert len({(one.place, one.offset) for one in [*first, *second]}) == 60
+                assert len({(one.service_index, one.offset) for one in [*first, *second]}) == 60
             log_ids = [one.log_id for one in cursors if one is not None]
             with pytest.raises(
                 UsageError, match=r"service 0: it has log .*, which belongs to service 1: .* order"
@@ -165,13 +171,13 @@ def test_each_service_stores_the_cursor_of_a_group() -> None:
             async with services.subscriber(group="readers", ack="manual") as s:
                 await p.publish(*(make_delta(f"k{number}") for number in range(20)))
                 for row in await read(s, 20):
-                    if row.place != 1:
-                        s.ack(row.place, row.offset)
+                    if row.service_index != 1:
+                        s.ack(row.service_index, row.offset)
                 with pytest.raises(UsageError, match="give one from 0 to 2"):
                     s.ack(3, 0)
             async with services.subscriber(group="readers") as s:
-                redelivered = await read(s, len(services.logged()[1]))
-                assert {row.place for row in redelivered} == {1}, (
+                redelivered = await read(s, len(services.logged_keys()[1]))
+                assert {row.service_index for row in redelivered} == {1}, (
                     "rows without an acknowledgement must be redelivered"
                 )
 
@@ -193,11 +199,11 @@ def test_absent_service_delays_only_its_own_vectors() -> None:
                     tasks.start_soon(publish, name)
                 delivered = await read(s, 4)
                 await anyio.sleep(20)
-                assert {one.place for one in delivered} == {0, 2}
+                assert {one.service_index for one in delivered} == {0, 2}
                 assert sorted(done) == sorted([*keys_at(0, 2), *keys_at(2, 2)])
                 services.network.heal("client", "two")
             assert sorted(done) == sorted([*keys_at(0, 2), *keys_at(1, 2), *keys_at(2, 2)])
-            assert [one.place for one in await read(s, 2)] == [1, 1]
+            assert [one.service_index for one in await read(s, 2)] == [1, 1]
 
     with_services(scenario)
 
@@ -209,11 +215,11 @@ def test_clients_open_unless_all_services_are_unreachable() -> None:
             assert anyio.current_time() < 10
             assert p.log_ids[2] is s.log_ids[2] is s.cursors[2] is None
             await p.publish(make_delta(*keys_at(0)))
-            assert (await anext(s)).place == 0
+            assert (await anext(s)).service_index == 0
             receipt = p.offer(make_delta(*keys_at(2)))
             services.network.heal("client", "three")
-            assert (await receipt).parts[0].place == 2
-            assert (await anext(s)).place == 2
+            assert (await receipt).parts[0].service_index == 2
+            assert (await anext(s)).service_index == 2
         for host in HOSTS:
             services.network.cut("client", host)
         short_timeout = ClientSettings(open_timeout_s=5)
@@ -240,22 +246,22 @@ def test_cause_at_another_service_is_acked_before_its_effect() -> None:
             with pytest.raises(Refused) as refused:
                 await p.publish(make_delta(child), after=[cause], timeout_s=5)
             assert refused.value.code is ErrorCode.DEP_TIMEOUT
-            assert services.logged()[1] == []
+            assert services.logged_keys()[1] == []
 
             async def heal() -> None:
                 await anyio.sleep(5)
-                assert services.logged()[1] == []
+                assert services.logged_keys()[1] == []
                 services.network.heal("client", "one")
 
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(heal)
                 ack = await p.publish(make_delta(child), after=[cause])
             assert cause.done
-            assert (await sibling_receipt).parts[0].published.offset == 1
-            assert services.logged() == [[parent, sibling], [child], []]
-            dot = ack.parts[0].published.dot
+            assert (await sibling_receipt).parts[0].ack.offset == 1
+            assert services.logged_keys() == [[parent, sibling], [child], []]
+            dot = ack.parts[0].ack.dot
             assert isinstance(dot, Dot)
-            for named in (ack, ack.parts[0].published, dot, cause):
+            for named in (ack, ack.parts[0].ack, dot, cause):
                 await p.publish(make_delta(parent, parents=(dot,)), make_delta(child), after=[named])
             with pytest.raises(UsageError, match="an id does not show"):
                 await p.publish(make_delta(child), after=[bytes(16)])
@@ -298,7 +304,7 @@ def test_cancelled_call_is_withdrawn_at_each_service() -> None:
                 services.network.heal("client", host)
             await p.publish(*(make_delta(f"m{number}", priority=Priority.HIGH) for number in range(9)))
             await p.flush()
-            assert {key[0] for key in chain(*services.logged())} == {"m"}
+            assert {key[0] for key in chain(*services.logged_keys())} == {"m"}
 
     with_services(scenario)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -16,9 +16,6 @@ from delta_prop_wire.delta import AckLevel, Delta, Priority, create, opaque
 from delta_prop_wire.errors import Refused, UsageError
 from tests.delta_prop.client.threaded_service import served
 from tests.delta_prop.networks import files
-
-if TYPE_CHECKING:
-    pass
 
 
 def make_delta(key: str, **more: Any) -> Delta:

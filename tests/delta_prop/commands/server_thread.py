@@ -46,7 +46,7 @@ class ServerAddresses(NamedTuple):
 def served(
     data: Path, *, tokens: bytes | None = None, tls: Tls | None = None, port: int = 0
 ) -> Iterator[ServerAddresses]:
-    """Run a server until the block ends."""
+    """Run a server on a thread until the block ends; yield its addresses."""
     addresses: list[ServerAddresses] = []
     ready, stop = threading.Event(), threading.Event()
 

@@ -54,8 +54,8 @@ class Command:
         status = main([*map(str, arguments), *location])
         # Other threads, such as a server's, may open files meanwhile.
         on_main_thread = threading.current_thread() is threading.main_thread()
-        if on_main_thread and not any(one.name == "server" for one in threading.enumerate()):
-            assert len(open_below(folder)) <= len(before), "a verb must close its files"
+        if on_main_thread and not any(thread.name == "server" for thread in threading.enumerate()):
+            assert len(open_below(folder)) <= len(before), "the verb has not closed its files"
         captured = self._capsys.readouterr()
         return VerbResult(status, captured.out, captured.err)
 
@@ -69,8 +69,8 @@ class Command:
         return path
 
 
-def create_line(key: str, *values: float, **more: Any) -> str:
-    return json.dumps({"vector_id": key, "op": "create", "vector": list(values) or [1.0], **more})
+def create_line(key: str, *values: float, **fields: Any) -> str:
+    return json.dumps({"vector_id": key, "op": "create", "vector": list(values) or [1.0], **fields})
 
 
 def create_lines(count: int) -> list[str]:

@@ -69,8 +69,10 @@ def test_forced_reset_moves_a_group_that_is_being_read(command: Command) -> None
     with served(command.data) as addresses:
         read_offsets: list[int] = []
         end = threading.Event()
-        member = threading.Thread(target=anyio.run, args=(_run_two_members, addresses, read_offsets, end))
-        member.start()
+        members_thread = threading.Thread(
+            target=anyio.run, args=(_run_two_members, addresses, read_offsets, end)
+        )
+        members_thread.start()
         try:
             _wait_until(lambda: len(read_offsets) == 5)
             _wait_until(
@@ -87,7 +89,7 @@ def test_forced_reset_moves_a_group_that_is_being_read(command: Command) -> None
             _wait_until(lambda: read_offsets[5:] == [3, 4])
         finally:
             end.set()
-            member.join(20)
+            members_thread.join(20)
     position = read_position(
         LocalDisk(command.data), "g", bytes.fromhex(command("status", "--json").lines[0]["log_id"])
     )
@@ -101,13 +103,13 @@ def test_page_sample_matches_the_output(command: Command) -> None:
     with served(command.data) as addresses:
         read_offsets: list[int] = []
         end = threading.Event()
-        member = threading.Thread(
+        members_thread = threading.Thread(
             target=anyio.run, args=(_run_two_members, addresses, read_offsets, end, "indexer")
         )
-        member.start()
+        members_thread.start()
         try:
             _wait_until(lambda: "1 standing by" in _run_on_server(command, addresses, "groups", "list"))
-            for line in (one for one in block if one.startswith("$ ")):
+            for line in (line for line in block if line.startswith("$ ")):
                 printed.append(line)
                 _, *words = shlex.split(line[2:])
                 if "--http" in words:
@@ -115,11 +117,11 @@ def test_page_sample_matches_the_output(command: Command) -> None:
                     continue
                 result = command(*words[: words.index("--data")])
                 printed += (result.out + result.err).splitlines()
-                end.set()  # the page tells the operator to end the member: this ends both
-                member.join(20)
+                end.set()  # the page tells the operator to end the member; this ends both members
+                members_thread.join(20)
         finally:
             end.set()
-            member.join(20)
+            members_thread.join(20)
     assert [mask_numbers(line) for line in printed] == [mask_numbers(line) for line in block]
 
 

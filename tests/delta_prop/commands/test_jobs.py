@@ -9,7 +9,7 @@ import pytest
 
 from delta_prop.cli import main
 from delta_prop.client.jobs import Decision, decide
-from tests.delta_prop.server.jobs import invalid_delta, rows, stage, wait_published
+from tests.delta_prop.server.jobs import invalid_delta, part_deltas, stage, wait_published
 from tests.delta_prop.server.process import served
 
 if TYPE_CHECKING:
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a directory with one finished and two staged jobs."""
+    """Return a directory that a server has closed, with the published job "over" and the staged job "one"."""
     data = tmp_path_factory.mktemp("jobs") / "facts"
     with served(data) as server:
         address = f"127.0.0.1:{server.port}"
-        deltas = [*rows(0, 4), invalid_delta(0, 4)]
+        deltas = [*part_deltas(0, 4), invalid_delta(0, 4)]
         decide(address, "over", Decision.COMMIT, [stage(address, 0, 1, deltas, job="over")])
         wait_published(address, "over")
         for job in ("one", "two"):
-            stage(address, 0, 1, rows(0, 5), job=job)
-            stage(address, 1, 1, rows(1, 3), job=job)
+            stage(address, 0, 1, part_deltas(0, 5), job=job)
+            stage(address, 1, 1, part_deltas(1, 3), job=job)
         assert main(["jobs", "list", "--http", f"127.0.0.1:{server.http_port}", "--json"]) == 0
         assert main(["jobs", "abort", "two", "--to", address]) == 0
         assert main(["jobs", "abort", "over", "--to", address]) == 1
         assert main(["jobs", "show", "one", "--to", address, "--json"]) == 0
         assert main(["jobs", "abort", "one", "--data", str(data)]) == 1, (
-            "abort must fail while a server has locked the directory"
+            "abort succeeded while a server had locked the directory"
         )
     return data
 
@@ -49,8 +49,8 @@ def command(command: Command, folder: Path) -> Command:
 def test_list_shows_the_jobs_of_a_directory(command: Command) -> None:
     result = command("jobs", "list", "--json")
     assert result.status == 0
-    jobs = {one["job"]: one for one in result.lines}
-    assert {name: (one["state"], one["deltas"]) for name, one in jobs.items()} == {
+    jobs = {job["job"]: job for job in result.lines}
+    assert {name: (job["state"], job["deltas"]) for name, job in jobs.items()} == {
         "over": ("published", 5),
         "one": ("staging", 8),
     }

@@ -59,7 +59,7 @@ def test_show_prints_a_line_per_delta_and_noop(command: Command) -> None:
     assert "INVALID_DELTA" in table[2]
 
 
-def test_verify_accepts_a_valid_log_beside_a_writer(command: Command) -> None:
+def test_verify_accepts_a_valid_log_that_a_writer_has_locked(command: Command) -> None:
     command.publish(create_lines(5))
     lock = LocalDisk(command.data).lock("lock")
     result = command("log", "verify", "--json")
@@ -286,7 +286,7 @@ def test_verify_reads_checkpoints_and_their_parts(command: Command, corrupted: s
     assert result.lines[0]["first_corruption"]["file"].endswith(path.name)
 
 
-def test_export_reports_offsets_held_only_by_a_snapshot(command: Command, tmp_path: Path) -> None:
+def test_export_reports_removed_offsets_that_only_a_snapshot_has(command: Command, tmp_path: Path) -> None:
     start = make_compacted_log(command, all_segments=True)
     expected = f"skipped: offsets 0 to {start}, which the log has removed"
     for number, more in enumerate(((), ("--skip-corrupt",), ("--start", "5"))):
@@ -297,7 +297,7 @@ def test_export_reports_offsets_held_only_by_a_snapshot(command: Command, tmp_pa
     assert command("log", "export", "--start", start, "--output", tmp_path / "rest").err == ""
 
 
-def test_show_from_removed_offsets_reports_them_left_out(command: Command) -> None:
+def test_show_from_removed_offsets_reports_that_it_skips_them(command: Command) -> None:
     start = make_compacted_log(command, all_segments=False)
     result = command("log", "show", "--start", "2", "--json")
     assert result.lines[0]["offset"] == start

@@ -26,7 +26,7 @@ def test_impossible_copy_is_reported_with_its_fix(target: str, command: Command)
         assert "name a new directory" in result.err
 
 
-def test_totals_of_refused_lines_name_the_log_end(command: Command) -> None:
+def test_totals_name_the_log_end_if_all_lines_are_refused(command: Command) -> None:
     assert command.publish(["nonsense"]).lines[-1]["next_offset"] == 0
     command.publish(create_lines(3))
     result = command.publish(["nonsense", "{}"])

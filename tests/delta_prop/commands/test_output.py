@@ -56,7 +56,7 @@ def test_existing_file_is_not_overwritten(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("open_output", [system.open_output, system.open_atomic_output])
-def test_output_goes_to_a_replaced_standard_output(
+def test_output_goes_to_the_stream_that_replaced_standard_output(
     open_output: Callable[[str | None], AbstractContextManager[system.Output]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from tests.delta_prop.commands.support import Command, VerbResult
 
 
-def acks(result: VerbResult) -> dict[int, dict[str, Any]]:
-    found = {ack["line"]: ack for ack in result.lines[:-1]}
-    assert len(found) == len(result.lines) - 1
-    return found
+def acks_by_line(result: VerbResult) -> dict[int, dict[str, Any]]:
+    by_line = {ack["line"]: ack for ack in result.lines[:-1]}
+    assert len(by_line) == len(result.lines) - 1
+    return by_line
 
 
 def test_each_line_is_acked_and_totals_are_printed_last(local_or_remote: Command) -> None:
@@ -69,9 +69,9 @@ def test_lines_without_a_producer_are_new_each_time(local_or_remote: Command) ->
 
 
 def test_same_lines_of_one_producer_have_one_effect(local_or_remote: Command) -> None:
-    first = acks(local_or_remote.publish(create_lines(5), "--producer", "import", "--acks"))
+    first = acks_by_line(local_or_remote.publish(create_lines(5), "--producer", "import", "--acks"))
     second = local_or_remote.publish(create_lines(8), "--producer", "import", "--acks")
-    answers = acks(second)
+    answers = acks_by_line(second)
     assert [answers[n]["offset"] for n in range(1, 9)] == list(range(8))
     assert [answers[n]["duplicate"] for n in range(1, 9)] == [True] * 5 + [False] * 3
     assert [answers[n]["offset"] for n in first] == [first[n]["offset"] for n in first]
@@ -95,7 +95,7 @@ MIXED = [
 def test_only_bad_lines_are_refused_and_a_second_run_agrees(local_or_remote: Command) -> None:
     result = local_or_remote.publish(MIXED, "--producer", "mixed", "--acks")
     assert result.status == 1
-    answers = acks(result)
+    answers = acks_by_line(result)
     assert {n: answers[n].get("error", "") for n in answers} == {
         1: "INVALID_DELTA",
         2: "",
@@ -107,7 +107,7 @@ def test_only_bad_lines_are_refused_and_a_second_run_agrees(local_or_remote: Com
     assert all(answers[n]["message"] for n in (1, 5, 6))
     assert result.lines[-1]["refused"] == 3
     second = local_or_remote.publish(MIXED, "--producer", "mixed", "--acks")
-    second_answers = acks(second)
+    second_answers = acks_by_line(second)
     assert second.status == 1
     for n, ack in answers.items():
         assert second_answers[n].get("error") == ack.get("error")
@@ -120,7 +120,7 @@ def test_line_replacing_a_refused_one_is_refused_as_dot_reused(local_or_remote: 
     result = local_or_remote.publish(
         [create_line("b"), create_line("a")], "--producer", "corrected", "--acks"
     )
-    answers = acks(result)
+    answers = acks_by_line(result)
     assert answers[1]["error"] == "DOT_REUSED"
     assert "another producer name" in answers[1]["message"]
     assert answers[2]["duplicate"] is True
@@ -135,7 +135,7 @@ def test_lines_with_delta_map_field_names_have_the_same_effect(local_or_remote: 
     ]
     result = local_or_remote.publish([json.dumps({"vector_id": "v"} | one) for one in fields], "--acks")
     assert result.status == 1
-    answers = acks(result)
+    answers = acks_by_line(result)
     assert [answers[line].get("error") for line in (1, 2, 3, 4)] == [None, None, "INVALID_DELTA", None]
     assert "values: 2 numbers" in answers[3]["message"]
     assert local_or_remote("get", "v").lines[0]["vector"] == [4.0, 7.0]
@@ -176,13 +176,13 @@ def test_too_long_line_is_refused_and_skipped(
     monkeypatch.setattr("delta_prop_wire.jsonlines.LINE_BYTES_MAX", 200)
     monkeypatch.setattr("delta_prop.commands.system._CHUNK_BYTES", 64)
     result = local_or_remote.publish(["x" * 1000, create_line("a")], "--acks")
-    answers = acks(result)
+    answers = acks_by_line(result)
     assert "split" in answers[1]["message"]
     assert answers[2]["offset"] == 0
 
 
 def test_too_long_line_is_reported_with_its_bound(command: Command) -> None:
-    answers = acks(command.publish(["x" * (LINE_BYTES_MAX + 2_000_000)], "--acks"))
+    answers = acks_by_line(command.publish(["x" * (LINE_BYTES_MAX + 2_000_000)], "--acks"))
     assert answers[1]["message"] == f"line: more than {LINE_BYTES_MAX} bytes: split the delta"
 
 
@@ -195,11 +195,11 @@ def test_unreadable_file_is_named(command: Command) -> None:
 def test_directory_in_use_is_refused_in_one_line(command: Command) -> None:
     command.publish(create_lines(1))
     lock = LocalDisk(command.data).lock("lock")
-    for done in (command.publish(create_lines(1)), command("sinks", "forget", "a")):
-        assert done.status == 1
-        assert done.err.count("\n") == 1
-        assert f"locked by process {os.getpid()}: stop that one, or name another" in done.err
-        assert "Errno" not in done.err
+    for result in (command.publish(create_lines(1)), command("sinks", "forget", "a")):
+        assert result.status == 1
+        assert result.err.count("\n") == 1
+        assert f"locked by process {os.getpid()}: stop that one, or name another" in result.err
+        assert "Errno" not in result.err
     assert command("status", "--json").lines[0]["writer"] == os.getpid()
     lock.release()
     assert command("status", "--json").lines[0]["writer"] is None
@@ -243,7 +243,7 @@ def test_refused_lines_do_not_change_other_offsets(local_or_remote: Command, tmp
     ]
     for _ in range(2):
         result = local_or_remote.publish(lines, "--producer", "import", "--acks")
-        answers = acks(result)
+        answers = acks_by_line(result)
         assert [n for n, ack in answers.items() if "error" in ack] == [18, 268, 518, 768]
         assert [ack["offset"] for ack in answers.values() if "offset" in ack] == [
             n for n in range(1_000) if n % 250 != 17

@@ -39,14 +39,14 @@ class Step(NamedTuple):
 def steps() -> list[Step]:
     """Return the commands of the runbook in order."""
     section = PAGE.read_text().partition("\n## From backup to serving\n")[2].partition("\n## ")[0]
-    found: list[Step] = []
+    steps_found: list[Step] = []
     for block in re.findall(r"```console\n(.*?)```", section, re.DOTALL):
         for line in block.splitlines():
             if line.startswith("$ "):
-                found.append(Step(line[2:], []))
+                steps_found.append(Step(line[2:], []))
             else:
-                found[-1].printed.append(line)
-    return found
+                steps_found[-1].printed.append(line)
+    return steps_found
 
 
 class Machine:
@@ -155,7 +155,7 @@ def lose_all_but_a_backup(machine: Machine) -> list[Step]:
     anyio.run(publish, port, 50, 5)
     machine.stop()
     assert len(stored_vectors(machine.folder / "facts.db")) == 55, (
-        "the storage file must be outside the data directory"
+        "the storage file was not outside the data directory"
     )
     return after
 
@@ -224,7 +224,7 @@ def test_no_sink_is_rebuilt_while_another_cannot_start(tmp_path: Path) -> None:
         "rebuilt but can start empty, then start with `delta-prop serve --config delta-prop.toml --rebuild "
         "storage`"
     )
-    assert len(stored_vectors(tmp_path / "facts.db")) == 55, "the storage file must be unchanged"
+    assert len(stored_vectors(tmp_path / "facts.db")) == 55, "the storage file was changed"
 
 
 @pytest.mark.parametrize("sink", ["storage", "jsonlines"])

@@ -23,14 +23,16 @@ def sink(name: str, applied: int, lag: int, **more: Any) -> dict[str, Any]:
     return row | {"lag_s": 57.2 if lag else 0.0} | more
 
 
-def peer(client: str | None, processed: int | None, **more: Any) -> dict[str, Any]:
+def connection(client: str | None, processed: int | None, **more: Any) -> dict[str, Any]:
     row: dict[str, Any] = {"client": client, "address": "127.0.0.1:5", "token": None, "seconds": 3.2}
     row |= {"pending_frames": 1, "subscribed": processed is not None, "processed": processed}
     lags = {"lag": None, "lag_s": None} if processed is None else {"lag": 1500 - processed, "lag_s": 1.6}
     return row | {"catching_up": False} | lags | more
 
 
-def make_sample(at_s: float, deltas: int, *, sinks: Any = (), peers: Any = (), **more: Any) -> StatusSample:
+def make_sample(
+    at_s: float, deltas: int, *, sinks: Any = (), connections: Any = (), **more: Any
+) -> StatusSample:
     server = {"deltas_in": deltas, "deltas_out": 2 * deltas, "bytes_in": 1024 * deltas, "bytes_out": 0}
     status: dict[str, Any] = {
         "version": "1.2.3",
@@ -50,7 +52,7 @@ def make_sample(at_s: float, deltas: int, *, sinks: Any = (), peers: Any = (), *
         "duplicates": 1,
         "refused": 0,
         "server": server | {"nacks": {"QUEUE_FULL": 2}},
-        "connections": list(peers),
+        "connections": list(connections),
         "groups": [],
     }
     return StatusSample(at_s, status | more, list(sinks))
@@ -65,8 +67,8 @@ def draw(
 def test_full_screen_shows_log_sinks_and_connections() -> None:
     before = make_sample(10, 1000, sinks=[sink("a", 900, 100)])
     sinks = [sink("a", 1100, 400, quarantined=2, state="retrying", reason="the disk is full")]
-    peers = [peer("importer", None, token="imp"), peer(None, 1400, catching_up=True)]
-    assert draw(make_sample(12, 1500, sinks=sinks, peers=peers), before) == [
+    connections = [connection("importer", None, token="imp"), connection(None, 1400, catching_up=True)]
+    assert draw(make_sample(12, 1500, sinks=sinks, connections=connections), before) == [
         "delta-prop 1.2.3 at h:1, up 2 h: ready",
         "log      offsets 0 to 1,500, high watermark 1,500; 2.0 KiB of 4.0 KiB",
         "in             250 deltas/s  250.0 KiB/s  accepted 1,500  duplicates 1  refused 0",
@@ -127,19 +129,19 @@ def test_starting_server_shows_why_it_is_not_ready(more: dict[str, Any]) -> None
 @settings(max_examples=25)
 @given(
     sinks=st.integers(0, 50),
-    peers=st.integers(0, 50),
+    connections=st.integers(0, 50),
     width=st.integers(20, 200),
     height=st.integers(12, 60),
     name=st.text(max_size=30),
 )
 def test_screen_never_exceeds_its_width_and_height(
-    sinks: int, peers: int, width: int, height: int, name: str
+    sinks: int, connections: int, width: int, height: int, name: str
 ) -> None:
     now = make_sample(
         2,
         1000,
         sinks=[sink(f"{name}{n}", 0, n) for n in range(sinks)],
-        peers=[peer(name, n) for n in range(peers)],
+        connections=[connection(name, n) for n in range(connections)],
     )
     lines = draw(now, make_sample(1, 0), width=width, height=height)
     assert len(lines) <= height
@@ -148,7 +150,9 @@ def test_screen_never_exceeds_its_width_and_height(
 
 def test_rows_with_most_lag_are_shown_if_too_many() -> None:
     sinks = [sink(f"s{n}", 0, n) for n in range(30)]
-    lines = draw(make_sample(2, 1000, sinks=sinks, peers=[peer(f"p{n}", n) for n in range(30)]), height=24)
+    lines = draw(
+        make_sample(2, 1000, sinks=sinks, connections=[connection(f"p{n}", n) for n in range(30)]), height=24
+    )
     assert any(line.startswith("s29 ") for line in lines)
     assert not any(line.startswith("s0 ") for line in lines)
     assert any(line.startswith("p0 ") for line in lines)

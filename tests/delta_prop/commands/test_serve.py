@@ -24,7 +24,7 @@ from delta_prop.server.service import Address
 from delta_prop.server.tokens import digest_of
 from delta_prop_wire.frames import Ack, BatchFrame, Nack
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.server.raw import ORIGIN, Raw, connected, opaque_batch
+from tests.delta_prop.server.raw import ORIGIN, FrameClient, connected, opaque_batch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -185,7 +185,7 @@ def test_sighup_reloads_the_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         entries = [f"[[token]]\nname = '{n}'\nsha256 = '{digest_of(n).hex()}'\n{rights}\n" for n in names]
         tokens.write_text("".join(entries))
 
-    async def is_welcomed(first_client: Raw, token: str) -> bool:
+    async def is_welcomed(first_client: FrameClient, token: str) -> bool:
         answer = await _hello(first_client, token)
         assert isinstance(answer, Ack | Nack)
         return isinstance(answer, Ack)
@@ -210,7 +210,7 @@ def test_sighup_reloads_the_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     anyio.run(test)
 
 
-async def _hello(client: Raw, token: str) -> object:
+async def _hello(client: FrameClient, token: str) -> object:
     from delta_prop_wire.frames import Hello, Subscribe
 
     await client.send(Subscribe(1, Hello(token=token)))

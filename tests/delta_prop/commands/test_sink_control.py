@@ -166,7 +166,7 @@ def test_served_sink_is_rebuilt(command: Command, tmp_path: Path) -> None:
 
     async def main(p: Propagator) -> None:
         await anyio.sleep(1.2)  # the service writes the sink's cursor to the directory within a second
-        assert is_corrupted(store), "the row must be corrupted before the rebuild"
+        assert is_corrupted(store), "the row was not corrupted before the rebuild"
         result = await run_outside(command, "sinks", "rebuild", "storage")
         assert (result.status, result.out.startswith("done: rebuild of sink 'storage' is requested; `")) == (
             0,
@@ -200,7 +200,7 @@ def test_detached_sink_is_rebuilt_at_the_next_start(command: Command, tmp_path: 
     assert "rebuild requested" not in command("sinks").out
     corrupt(store)
     serve_storage(command, store, do_nothing)
-    assert is_corrupted(store), "one request must cause only one rebuild"
+    assert is_corrupted(store), "one request caused a second rebuild"
 
 
 def test_impossible_rebuild_is_reported_to_the_caller(command: Command, tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_impossible_rebuild_is_reported_to_the_caller(command: Command, tmp_path
 
     serve_storage(command, store, main)
     assert command("sinks", "rebuild", "audit").status == 0, (
-        "a request must be accepted while the sink's kind is unknown"
+        "a request was refused while the sink's kind was unknown"
     )
     serve_storage(command, store, do_nothing)  # the service drops the request with a warning
     nobody = command("sinks", "rebuild", "nobody")

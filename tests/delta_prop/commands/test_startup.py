@@ -103,7 +103,7 @@ WRONG_CONFIGURATIONS = [
 
 @pytest.mark.parametrize("verb", ["check", "serve"])
 @pytest.mark.parametrize("wrong", WRONG_CONFIGURATIONS, ids=lambda wrong: wrong[2][:50])
-def test_check_and_serve_refuse_the_same_in_one_line(
+def test_check_and_serve_refuse_a_wrong_configuration_in_one_line(
     verb: str, wrong: tuple[str, int, str], folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     text, status, message = wrong

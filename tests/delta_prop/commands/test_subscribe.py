@@ -114,7 +114,7 @@ def test_group_resumes_at_its_cursor(command: Command) -> None:
     assert 0 < row.pop("lag_s") < 600
     assert row == {"name": "a/.. b", "kind": "group", "offset": 5, "required": False, "lag": 1}
     assert offsets(command, *group) == [5]
-    assert offsets(command, *group, "--start", "4") == [], "the start must apply to a new group only"
+    assert offsets(command, *group, "--start", "4") == [], "the start was applied to an existing group"
     assert command("groups", "reset", "a/.. b", "--to", "4").status == 0
     assert offsets(command, *group) == [4, 5]
     assert command("sinks", "forget", "a/.. b").status == 0
@@ -130,7 +130,9 @@ def test_group_resumes_at_its_cursor_on_a_server_too(local_or_remote: Command) -
     assert offsets(local_or_remote, *group) == []
     local_or_remote.publish(create_lines(1))
     assert offsets(local_or_remote, *group) == [5]
-    assert offsets(local_or_remote, *group, "--start", "4") == [], "the start must apply to a new group only"
+    assert offsets(local_or_remote, *group, "--start", "4") == [], (
+        "the start was applied to an existing group"
+    )
     assert local_or_remote("groups", "reset", "a/.. b", "--to", "earliest").status == 0
     assert offsets(local_or_remote, *group, "--count", "1") == [0]
     assert offsets(local_or_remote, *group) == [1, 2, 3, 4, 5]

@@ -122,8 +122,8 @@ def test_token_expires_after_a_span(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_spark_options_take_time_words() -> None:
-    found = read_options({"url": "a:1", "start": "1h", "end": "10m"}, {}, NOW_US)
-    assert (found.start.time_us, found.end.time_us) == (NOW_US - 3_600_000_000, NOW_US - 600_000_000)
+    options = read_options({"url": "a:1", "start": "1h", "end": "10m"}, {}, NOW_US)
+    assert (options.start.time_us, options.end.time_us) == (NOW_US - 3_600_000_000, NOW_US - 600_000_000)
     with pytest.raises(UsageError, match=r"option start .*in the future"):
         read_options({"url": "a:1", "start": "2026-03-16"}, {}, NOW_US)
 

@@ -27,9 +27,9 @@ def test_printed_lines_match_the_printed_token(capsys: pytest.CaptureFixture[str
     token = captured.err.split()[-1]
     assert token not in captured.out
     assert captured.err.count("\n") == 1
-    (found,) = parse_tokens(captured.out, TokenDefaults())
-    assert found.digest == digest_of(token)
-    assert found.permissions == Permissions(
+    (token_entry,) = parse_tokens(captured.out, TokenDefaults())
+    assert token_entry.digest == digest_of(token)
+    assert token_entry.permissions == Permissions(
         "importer",
         publish=True,
         namespaces=("docs", 'a"b\u00e9\U0001f600*'),
@@ -39,10 +39,11 @@ def test_printed_lines_match_the_printed_token(capsys: pytest.CaptureFixture[str
         expires_at=1_798_761_600_000_000,
     )
     assert main(["token", "new", "ops", "--admin"]) == OK
-    both = captured.out + capsys.readouterr().out
-    assert [one.permissions.name for one in parse_tokens(both, TokenDefaults())] == ["importer", "ops"], (
-        "one file must accept the lines of both tokens"
-    )
+    both_tables = captured.out + capsys.readouterr().out
+    assert [one.permissions.name for one in parse_tokens(both_tables, TokenDefaults())] == [
+        "importer",
+        "ops",
+    ], "one file does not hold the lines of both tokens"
 
 
 def test_json_holds_lines_and_a_unique_token(capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,9 +52,9 @@ def test_json_holds_lines_and_a_unique_token(capsys: pytest.CaptureFixture[str])
         assert main(["token", "new", "west", "--publish", "--forward", "--namespace", "*", "--json"]) == OK
         captured = capsys.readouterr()
         fields = json.loads(captured.out)
-        (found,) = parse_tokens(fields["toml"], TokenDefaults())
-        assert found.digest == digest_of(fields["token"])
-        assert found.permissions.forward
+        (token_entry,) = parse_tokens(fields["toml"], TokenDefaults())
+        assert token_entry.digest == digest_of(fields["token"])
+        assert token_entry.permissions.forward
         assert captured.err == ""
         tokens.add(fields["token"])
     assert len(tokens) == 2

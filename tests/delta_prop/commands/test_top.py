@@ -91,14 +91,14 @@ def test_top_redraws_on_a_terminal_and_restores_it(
 ) -> None:
     terminal, polls = Terminal(), 0
 
-    async def poll(web: HttpClient) -> StatusSample:
+    async def poll(http_client: HttpClient) -> StatusSample:
         nonlocal polls
         polls += 1
         if polls == 3:
             raise NoAnswer("it went away")
         if polls == 4:
             raise KeyboardInterrupt
-        return await _poll(web)
+        return await _poll(http_client)
 
     monkeypatch.setattr(top, "_poll", poll)
     monkeypatch.setattr(top, "DRAW_S", 0.01)

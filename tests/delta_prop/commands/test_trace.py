@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def read_recording(path: Path) -> list[RecordedBatch]:
-    found = RecordedTraffic(lambda: [path.read_bytes()])
-    batches = list(found.batches())
-    assert found.fault is None
+    traffic = RecordedTraffic(lambda: [path.read_bytes()])
+    batches = list(traffic.batches())
+    assert traffic.fault is None
     return batches
 
 
@@ -43,7 +43,7 @@ def test_recording_of_a_directory_holds_no_names_or_content(command: Command, tm
         assert name not in recording.read_bytes()
 
 
-def test_recording_of_a_server_starts_now_or_at_start(command: Command, tmp_path: Path) -> None:
+def test_recording_of_a_server_begins_now_unless_a_start_is_given(command: Command, tmp_path: Path) -> None:
     command.publish(create_lines(5))
     recording = tmp_path / "a.trace"
     with served(command.data) as addresses:

@@ -15,11 +15,7 @@ from delta_prop.testing import VirtualNetwork, run_virtual
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from delta_prop.ports import Stream
-
-    Peer = Callable[[Stream, int], Awaitable[None]]
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s"
 

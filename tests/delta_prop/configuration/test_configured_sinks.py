@@ -19,7 +19,7 @@ from delta_prop_sinks import CacheSink, ForwardSink, IndexSink, JsonLinesSink, R
 from delta_prop_wire.delta import Delta, create
 from delta_prop_wire.errors import UsageError
 
-SINKS: dict[str, type[Any]] = {
+SINK_CLASSES: dict[str, type[Any]] = {
     "storage": StorageSink,
     "index": IndexSink,
     "cache": CacheSink,
@@ -30,14 +30,15 @@ SINKS: dict[str, type[Any]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_sink_defaults_match_the_sink_signatures(kind: str) -> None:
-    config, sink = KINDS[kind], inspect.signature(SINKS[kind]).parameters
-    resident = inspect.signature(ResidentVectors).parameters
-    attach = inspect.signature(Propagator.attach).parameters
+    config, of_sink = KINDS[kind], inspect.signature(SINK_CLASSES[kind]).parameters
+    of_resident = inspect.signature(ResidentVectors).parameters
+    of_attach = inspect.signature(Propagator.attach).parameters
     common = {field.name for field in dataclasses.fields(SinkConfig)}
     for field in dataclasses.fields(config):
         if field.name in ("path", "topics", "vectors", "to", "authorities", "server_name"):
             continue
-        parameters = attach if field.name in common - {"name"} else sink if field.name in sink else resident
+        is_common = field.name in common - {"name"}
+        parameters = of_attach if is_common else of_sink if field.name in of_sink else of_resident
         assert field.default == parameters[field.name].default, field.name
 
 
@@ -65,7 +66,7 @@ def test_sinks_are_made_with_configured_values(tmp_path: Path) -> None:
         kind = "forward"
         to = ["127.0.0.1:7373"]
     """
-    sinks = [one.sink for one in make_sinks(read_configuration(text).sinks)]
+    sinks = [attachment.sink for attachment in make_sinks(read_configuration(text).sinks)]
     storage, index, own_index, cache, lines, forward = sinks
     assert isinstance(forward, ForwardSink)
     assert isinstance(storage, StorageSink)
@@ -122,9 +123,9 @@ def test_all_attach_options_are_passed_on() -> None:
     }
 
 
-@pytest.mark.parametrize(("remembered", "lines"), [(set[str](), 1), ({"jsonlines"}, 3)])
+@pytest.mark.parametrize(("remembered", "line_count"), [(set[str](), 1), ({"jsonlines"}, 3)])
 def test_start_applies_only_to_a_sink_not_remembered(
-    remembered: set[str], lines: int, tmp_path: Path
+    remembered: set[str], line_count: int, tmp_path: Path
 ) -> None:
     config = read_configuration(
         f"[[sinks]]\nkind = 'jsonlines'\npath = '{tmp_path}/lines'\nstart = 'latest'"
@@ -139,7 +140,7 @@ def test_start_applies_only_to_a_sink_not_remembered(
             await p.wait_visible(await p.publish(Delta("v", create([1.0]))))
 
     run_virtual(main)
-    assert len((tmp_path / "lines").read_text().splitlines()) == lines
+    assert len((tmp_path / "lines").read_text().splitlines()) == line_count
 
 
 def test_sinks_attached_together_receive_no_delta_if_one_fails(tmp_path: Path) -> None:
@@ -160,7 +161,7 @@ def test_sinks_attached_together_receive_no_delta_if_one_fails(tmp_path: Path) -
                 await attach_twice()
             assert p.statistics().sinks["cache"].applied_offset == 0
             before = world.clock.now()
-        assert world.clock.now() - before < 1, "the close must not wait for sinks that never started"
+        assert world.clock.now() - before < 1, "the close has waited for sinks that never started"
 
         async with Propagator(world=virtual_world()) as p:
             await p.publish(Delta("v", create([1.0])))

@@ -20,22 +20,22 @@ OPERATING = (DOCS / "operating.md").read_text()
 
 
 def test_every_key_is_documented() -> None:
-    described = OPERATING + (DOCS / "architecture.md").read_text()
+    both_pages = OPERATING + (DOCS / "architecture.md").read_text()
     for section in SECTIONS:
-        names = [one.name for one in dataclasses.fields(section)]
-        page = described if section is LogSettings else OPERATING
+        names = [field.name for field in dataclasses.fields(section)]
+        page = both_pages if section is LogSettings else OPERATING
         assert [name for name in names if f"`{name}`" not in page and f"[{name}]" not in page] == []
     assert [kind for kind in KINDS if f"`{kind}`" not in OPERATING] == []
 
 
-def _value(text: str) -> object:
-    """Parse a default of the page, as `16 MiB`, `5 s`, `1,000 per second` or `no`; return None for words."""
+def _parse_default(text: str) -> object:
+    """Parse a default of the page, such as `16 MiB`, `5 s`, `1,000 per second` or `no`; None for words."""
     if text in ("yes", "no"):
         return text == "yes"
-    found = re.fullmatch(r"([\d,.]+)(?: (KiB|MiB|GiB))?(?: s| per second)?", text)
-    if found is None or text.count(".") > 1:
+    match = re.fullmatch(r"([\d,.]+)(?: (KiB|MiB|GiB))?(?: s| per second)?", text)
+    if match is None or text.count(".") > 1:
         return text.strip("`") if re.fullmatch(r"`\w+`", text) else None
-    return float(found[1].replace(",", "")) * {None: 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}[found[2]]
+    return float(match[1].replace(",", "")) * {None: 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}[match[2]]
 
 
 def test_documented_defaults_match_the_code() -> None:
@@ -47,9 +47,10 @@ def test_documented_defaults_match_the_code() -> None:
     for line in OPERATING.splitlines():
         cells = [cell.strip() for cell in line.split("|")]
         for cell, next_cell in itertools.pairwise(cells):
-            names, values = re.findall(r"`(\w+)`", cell), [_value(field) for field in next_cell.split("; ")]
-            if len(names) == len(values) and set(names) <= defaults.keys():
-                for name, value in zip(names, values, strict=True):
+            names = re.findall(r"`(\w+)`", cell)
+            documented = [_parse_default(text) for text in next_cell.split("; ")]
+            if len(names) == len(documented) and set(names) <= defaults.keys():
+                for name, value in zip(names, documented, strict=True):
                     assert value is None or value in defaults[name], (name, value, defaults[name])
                     checked.add(name)
     assert len(checked) > 40
@@ -58,5 +59,9 @@ def test_documented_defaults_match_the_code() -> None:
 def test_documented_example_is_a_valid_configuration() -> None:
     (example,) = re.findall(r"```toml\n(.*?)```", OPERATING, re.DOTALL)
     configuration = read_configuration(example)
-    assert [one.sink.name for one in make_sinks(configuration.sinks)] == ["storage", "index", "audit"]
+    assert [attachment.sink.name for attachment in make_sinks(configuration.sinks)] == [
+        "storage",
+        "index",
+        "audit",
+    ]
     assert configuration.server.heartbeat_interval_s == 3

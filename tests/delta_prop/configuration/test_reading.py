@@ -158,14 +158,14 @@ def test_mistake_is_reported_with_the_path_of_its_key(text: str, message: str) -
 
 def test_memory_bound_counts_every_part() -> None:
     defaults = Configuration()
-    for text, more in (
+    for text, more_bytes in (
         ("server.receiving_bytes_max = 1_268_435_456", 1_000_000_000),
         ("settings.queue_bytes_max = 1_268_435_456", 1_000_000_000),
         ("log.tail_bytes_max = 167_108_864", 100_000_000),
         ("log.unwritten_bytes_max = 167_108_864", 100_000_000),
         ("log.compact_memory_bytes_max = 167_108_864", 100_000_000),
     ):
-        assert read_configuration(text).memory_bytes_max() - defaults.memory_bytes_max() == more, text
+        assert read_configuration(text).memory_bytes_max() - defaults.memory_bytes_max() == more_bytes, text
 
 
 # --- the environment
@@ -210,7 +210,7 @@ def test_environment_overrides_the_file() -> None:
 def test_environment_sinks_are_ordered_by_number() -> None:
     environment = {f"DELTA_PROP_SINKS__{n}__KIND": "cache" for n in range(11)}
     environment |= {f"DELTA_PROP_SINKS__{n}__NAME": f"c{n}" for n in range(11)}
-    assert [one.name for one in read_configuration(environment=environment).sinks] == [
+    assert [sink.name for sink in read_configuration(environment=environment).sinks] == [
         f"c{n}" for n in range(11)
     ]
 
@@ -268,7 +268,7 @@ def test_every_key_is_shown() -> None:
         "# min_compaction_lag_s is not set", "min_compaction_lag_s = unset"
     )
     for section in ServerSettings, Settings, LogSettings:
-        names = [one.name for one in dataclasses.fields(section)]
+        names = [field.name for field in dataclasses.fields(section)]
         assert [name for name in names if f"\n{name} = " not in shown] == []
 
 

@@ -53,10 +53,12 @@ MAY_BE_ZERO = {
     "sinks[0].image_s", "sinks[0].hnsw.drift_share_max", "sinks[0].resident_bytes_max",
 }  # fmt: skip
 ANY_TEXT = {"log.made_by"}
+"""Keys whose value may be any text, even an empty one."""
 FIXES = (
     "give ", "leave ", "write ", "at least ", "above 0", "at most ", "end at ", "is not a table",
     "is none of", "use one of ", "must rise", "is not from ", "is below ", "did you mean ",
 )  # fmt: skip
+"""Texts of which each message has at least one: a fix, or the bound that is broken."""
 REQUIRED_KEYS = {"storage": "path = 's.db'", "jsonlines": "path = 'lines'", "forward": "to = ['a:1']"}
 
 
@@ -91,13 +93,13 @@ def keys() -> Iterator[Key]:
 
 def wrong_values(key: Key, hint: Any) -> list[str]:
     """Return values that are wrong for a type."""
-    kinds = [one for one in get_args(hint) if one is not NoneType]
+    kinds = [kind for kind in get_args(hint) if kind is not NoneType]
     if get_origin(hint) in (Union, UnionType):
         return wrong_values(key, kinds[0]) if len(kinds) == 1 else ["'x'", "1", "[]", "{metrik = 1}"]
     if hint == ReadLevel:
         return WRONG_CHOICES
     if get_origin(hint) is Annotated or hint is str:
-        return [one for one in WRONG_TEXTS if one != "''" or key.path not in ANY_TEXT]
+        return [text for text in WRONG_TEXTS if text != "''" or key.path not in ANY_TEXT]
     if get_origin(hint) is Literal:
         return WRONG_CHOICES
     if get_origin(hint) is tuple:
@@ -179,7 +181,7 @@ def test_every_key_is_tried() -> None:
 
 @pytest.mark.parametrize("path", sorted(MAY_BE_ZERO))
 def test_zero_is_accepted_where_it_is_meaningful(path: str) -> None:
-    (key, *_) = [one for one in KEYS if one.path == path]
+    key = next(key for key in KEYS if key.path == path)
     make_sinks(read_configuration(f"{key.prefix}0{key.suffix}").sinks)
 
 

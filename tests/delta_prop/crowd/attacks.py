@@ -34,7 +34,7 @@ def attacking_connection(port: int, raw: bytes, *, says_hello: bool) -> Iterator
 
 def mutated_frames(rng: random.Random, count: int) -> Iterator[bytes]:
     """Yield golden frames with flipped bits, removed or inserted bytes, wrong lengths, or frames appended."""
-    valid_frames = [bytes.fromhex(one["hex"]) for one in json.loads(GOLDEN.read_text())["frames"]]
+    valid_frames = [bytes.fromhex(frame["hex"]) for frame in json.loads(GOLDEN.read_text())["frames"]]
     for _ in range(count):
         raw = bytearray(rng.choice(valid_frames))
         for _ in range(rng.choice((1, 1, 2, 8))):
@@ -42,7 +42,7 @@ def mutated_frames(rng: random.Random, count: int) -> Iterator[bytes]:
         yield bytes(raw)
 
 
-def _mutate(rng: random.Random, raw: bytearray, golden: list[bytes]) -> None:
+def _mutate(rng: random.Random, raw: bytearray, valid_frames: list[bytes]) -> None:
     kind, position = rng.randrange(5), rng.randrange(len(raw))
     if kind == 0:
         raw[position] ^= 1 << rng.randrange(8)
@@ -53,4 +53,4 @@ def _mutate(rng: random.Random, raw: bytearray, golden: list[bytes]) -> None:
     elif kind == 3 and len(raw) >= 16:
         raw[12:16] = struct.pack(">I", rng.choice((0, 1, 1 << 20, 16 << 20, 0xFFFFFFFF)))
     else:
-        raw += rng.choice(golden)
+        raw += rng.choice(valid_frames)

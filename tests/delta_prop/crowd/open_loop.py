@@ -37,8 +37,9 @@ if TYPE_CHECKING:
     from delta_prop_wire.frames import Frame
 
 ROWS = 100
+"""Rows of each batch."""
 _HEADER = struct.Struct(">BBBBQI")
-_BATCH = 1
+_BATCH_TYPE = 1
 
 
 class Client:
@@ -98,10 +99,10 @@ class BatchSubscriber:
         raw = self._rest + chunk
         offsets, position = [], 0
         while position + 16 <= len(raw):
-            _, _, kind, _, sequence, length = _HEADER.unpack_from(raw, position)
+            _, _, frame_type, _, sequence, length = _HEADER.unpack_from(raw, position)
             if position + 16 + length > len(raw):
                 break
-            if kind == _BATCH:
+            if frame_type == _BATCH_TYPE:
                 offsets.append(sequence)
                 self.rows += ROWS
             position += 16 + length
@@ -143,38 +144,40 @@ class Load:
             self._selector.register(subscriber.socket, selectors.EVENT_READ, subscriber)
         self._prepared: list[tuple[int, bytes]] = []
         self._unsent = b""
-        self._due_at: dict[int, float] = {}
-        self._offset: int | None = None
+        self._due_at: dict[int, float] = {}  # by the first counter of a batch
+        self._offset_shift: int | None = None  # from the first counter of a batch to its offset
         self._heartbeat_at = time.perf_counter()
         self._decoder = self.publisher._decoder
 
     def run(self, seconds: float, frames_per_s: float | None) -> LoadResult:
         """Publish for `seconds`, at this rate or as fast as credit allows; return when all is delivered."""
         result, began = LoadResult(), time.perf_counter()
-        due, outstanding = 0, 0
+        sent_frames, outstanding_deliveries = 0, 0
         prepared = self._prepared
         while True:
             now = time.perf_counter()
             is_running = now - began < seconds
             while is_running and not self._unsent and self._credit > 0:
                 if frames_per_s is None:
-                    if outstanding > 2_000:
+                    if outstanding_deliveries > 2_000:
                         break
                     due_at = now
                 else:
-                    due_at = began + due / frames_per_s
+                    due_at = began + sent_frames / frames_per_s
                     if due_at > now:
                         break
                 if not prepared:
                     prepared += self._prepare(64)
                 self._publish(prepared.pop(0), due_at)
-                due += 1
-                outstanding += len(self.subscribers)
-            outstanding -= self._pump(result, 0.0005 if is_running else 0.01)
-            if (not is_running and outstanding <= 0) or now - began > seconds + 30:
+                sent_frames += 1
+                outstanding_deliveries += len(self.subscribers)
+            outstanding_deliveries -= self._pump(result, 0.0005 if is_running else 0.01)
+            if (not is_running and outstanding_deliveries <= 0) or now - began > seconds + 30:
                 break
-        assert outstanding == 0, f"all deliveries must arrive; {outstanding} are missing"
-        result.frames, result.seconds = due, time.perf_counter() - began
+        assert outstanding_deliveries == 0, (
+            f"all deliveries must arrive; {outstanding_deliveries} are missing"
+        )
+        result.frames, result.seconds = sent_frames, time.perf_counter() - began
         return result
 
     def _prepare(self, count: int) -> list[tuple[int, bytes]]:
@@ -206,6 +209,7 @@ class Load:
         self._unsent = self._unsent[sent:]
 
     def _pump(self, result: LoadResult, wait_s: float) -> int:
+        """Send and receive what is ready; return how many batches were delivered."""
         if self._unsent:
             self._flush()
         now = time.perf_counter()
@@ -227,9 +231,9 @@ class Load:
 
     def _due_at_of(self, offset: int) -> float:
         """Return the time at which a batch was due; the log has only these batches, in the order sent."""
-        if self._offset is None:
-            self._offset = offset - min(self._due_at)
-        return self._due_at[offset - self._offset]
+        if self._offset_shift is None:
+            self._offset_shift = offset - min(self._due_at)
+        return self._due_at[offset - self._offset_shift]
 
     def _take_answers(self) -> None:
         self._decoder.receive(self.publisher.socket.recv(1 << 16))

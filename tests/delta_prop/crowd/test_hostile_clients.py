@@ -24,12 +24,15 @@ from tests.delta_prop.server.process import served
 from tests.delta_prop.server.raw import opaque_batch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.delta_prop.server.process import Served
 
 ROUNDS, TRIES = 5, 5
+"""Rounds per try; tries until the measure is within its bound."""
 ROWS = 10
+"""Rows of each batch."""
 MEMORY_BYTES_MAX = 64 * 1024 * 1024
 P99_RATIO_MAX = 2.0
 CPU_RATIO_MAX = 3.0
@@ -52,24 +55,25 @@ class HonestClient:
         assert isinstance(self.producer.welcome, Ack)
         assert self.producer.welcome.welcome is not None
         self.epoch = self.producer.welcome.welcome.origins[0].epoch
-        self.next = 1
-        self.latencies_s: list[float] = []
+        self.next_counter = 1
 
     def exchange(self, count: int) -> list[float]:
         """Exchange `count` batches, one after the other; return the seconds until each was delivered."""
         durations: list[float] = []
         for _ in range(count):
-            if self.next % (10 * ROWS) == 1:
+            if self.next_counter % (10 * ROWS) == 1:
                 self.subscriber.send_heartbeat()
             began = time.perf_counter()
             level, origin = AckLevel.LOGGED, self.origin
-            self.producer.send(opaque_batch(self.next, ROWS, level=level, origin=origin, epoch=self.epoch))
-            self.next += ROWS
+            self.producer.send(
+                opaque_batch(self.next_counter, ROWS, level=level, origin=origin, epoch=self.epoch)
+            )
+            self.next_counter += ROWS
             while True:
                 answer = self.producer.next()
                 assert answer is not None, "the server must not end an honest client's connection"
                 assert not isinstance(answer, Nack), answer
-                if isinstance(answer, Ack) and answer.sequence >= self.next - 1:
+                if isinstance(answer, Ack) and answer.sequence >= self.next_counter - 1:
                     break
             while not self.subscriber.receive():
                 pass
@@ -91,21 +95,22 @@ def test_mutated_frames_do_not_slow_honest_clients(tmp_path: Path, full: bool) -
         closing(HonestClient(server.port, 5)) as honest,
     ):
         honest.exchange(100)
-        files, memory = server.files(), server.rss_bytes()
+        files_before, rss_before = server.open_file_count(), server.rss_bytes()
         pairs: list[tuple[float, float]] = []
         while len(pairs) < ROUNDS * TRIES and (not pairs or median_ratio(pairs) > CPU_RATIO_MAX):
             for number in range(len(pairs), len(pairs) + ROUNDS):
                 pairs.append(measure_round(server, frames // ROUNDS, number, honest))
-        wait_until(lambda: server.files() <= files)
+        wait_until(lambda: server.open_file_count() <= files_before)
         summary = ", ".join(f"{a * 1e3:.1f} -> {b * 1e3:.1f}" for a, b in pairs)
         print(
             f"{frames * len(pairs) // ROUNDS} mutated frames: CPU p99 x {median_ratio(pairs):.2f}, "
             f"{summary} ms, memory +"
-            f"{(server.rss_bytes() - memory) / 2**20:.0f} MiB, files {files} -> {server.files()}"
+            f"{(server.rss_bytes() - rss_before) / 2**20:.0f} MiB, "
+            f"files {files_before} -> {server.open_file_count()}"
         )
         assert server.process.poll() is None
-        assert server.rss_bytes() - memory <= MEMORY_BYTES_MAX
-        assert server.files() <= files
+        assert server.rss_bytes() - rss_before <= MEMORY_BYTES_MAX
+        assert server.open_file_count() <= files_before
         assert median_ratio(pairs) <= CPU_RATIO_MAX, summary
 
 
@@ -134,22 +139,23 @@ def test_half_open_connections_end_and_slow_nobody(tmp_path: Path) -> None:
         closing(HonestClient(server.port, 6)) as honest,
     ):
         honest.exchange(100)
-        files, memory = server.files(), server.rss_bytes()
+        files_before, rss_before = server.open_file_count(), server.rss_bytes()
         pairs: list[tuple[float, float]] = []
         while len(pairs) < ROUNDS * TRIES and (not pairs or median_ratio(pairs) > P99_RATIO_MAX):
-            pairs += [half_open(server.port, honest) for _ in range(ROUNDS)]
-        wait_until(lambda: server.files() <= files)
+            pairs += [measure_half_open(server.port, honest) for _ in range(ROUNDS)]
+        wait_until(lambda: server.open_file_count() <= files_before)
         summary = ", ".join(f"{a * 1e3:.1f} -> {b * 1e3:.1f}" for a, b in pairs)
         print(
             f"half-open: p99 x {median_ratio(pairs):.2f} ({summary} ms), memory "
-            f"+{(server.rss_bytes() - memory) / 2**20:.0f} MiB, files {files} -> {server.files()}"
+            f"+{(server.rss_bytes() - rss_before) / 2**20:.0f} MiB, "
+            f"files {files_before} -> {server.open_file_count()}"
         )
-        assert server.files() <= files
-        assert server.rss_bytes() - memory <= MEMORY_BYTES_MAX
+        assert server.open_file_count() <= files_before
+        assert server.rss_bytes() - rss_before <= MEMORY_BYTES_MAX
         assert median_ratio(pairs) <= P99_RATIO_MAX, summary
 
 
-def half_open(port: int, honest: HonestClient) -> tuple[float, float]:
+def measure_half_open(port: int, honest: HonestClient) -> tuple[float, float]:
     """Return the p99 of delivery seconds without and with connections that are half open or send slowly."""
     baseline = honest.exchange(200)
     hello = encode(Subscribe(1, Hello()))
@@ -186,9 +192,8 @@ def connect(port: int, first: bytes) -> socket.socket:
     return connection
 
 
-def wait_until(condition: object) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     """Wait until the condition is true, for up to 60 s."""
-    assert callable(condition)
     began = time.monotonic()
     while not condition() and time.monotonic() - began < 60:
         time.sleep(0.05)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 SUBSCRIBERS = 20
 PAIRS, TRIES = 5, 3
+"""Pairs of runs per try; tries until the measure is within its bounds."""
 P99_RATIO_MAX = 1.5
 CPU_RATIO_MAX = 1.2
 MEMORY_BYTES_MAX = 64 * 1024 * 1024
@@ -29,6 +30,8 @@ SAMPLES_MIN = 10_000
 
 
 class Measurement(NamedTuple):
+    """A run, and the server's CPU time per delta in microseconds."""
+
     run: LoadResult
     cpu_us: float
 
@@ -43,15 +46,15 @@ def test_stalled_subscriber_slows_nobody_and_gets_everything(tmp_path: Path, ful
         measure(server, load, seconds, rate)
         before = server.rss_bytes()
         pairs: list[tuple[Measurement, Measurement]] = []
-        while len(pairs) < PAIRS * TRIES or samples(pairs) < SAMPLES_MIN:
+        while len(pairs) < PAIRS * TRIES or sample_count(pairs) < SAMPLES_MIN:
             pairs += [measure_pair(server, load, seconds, rate) for _ in range(PAIRS)]
-            if is_within_bounds(pairs) and samples(pairs) >= SAMPLES_MIN:
+            if is_within_bounds(pairs) and sample_count(pairs) >= SAMPLES_MIN:
                 break
         growth_bytes = server.rss_bytes() - before
         print(format_results(pairs, rate, growth_bytes))
         assert is_within_bounds(pairs), format_results(pairs, rate, growth_bytes)
         assert growth_bytes <= MEMORY_BYTES_MAX
-        assert samples(pairs) >= SAMPLES_MIN
+        assert sample_count(pairs) >= SAMPLES_MIN
         load.close()
 
 
@@ -76,8 +79,8 @@ def measure(server: Served, load: Load, seconds: float, rate: float) -> Measurem
     return Measurement(run, (server.loop_cpu_s() - before) * 1e6 / (run.frames * ROWS))
 
 
-def samples(pairs: list[tuple[Measurement, Measurement]]) -> int:
-    return sum(len(one.run.latencies_s) for pair in pairs for one in pair)
+def sample_count(pairs: list[tuple[Measurement, Measurement]]) -> int:
+    return sum(len(measurement.run.latencies_s) for pair in pairs for measurement in pair)
 
 
 def is_within_bounds(pairs: list[tuple[Measurement, Measurement]]) -> bool:

@@ -69,8 +69,8 @@ def test_table_updates_in_place_only_on_a_terminal() -> None:
         console.table(["sink  behind", "audit  1"])
         console.table(["sink  behind", "audit  2"])
         console.line("log: between")
-        console.table(["sink  behind", "audit  " + 40 * "3"], last=True)
-        console.table(["another"], last=True)
+        console.table(["sink  behind", "audit  " + 40 * "3"], is_last=True)
+        console.table(["another"], is_last=True)
         return "".join(written)
 
     head, up = "\r\x1b[Ksink  behind\n", "\x1b[2A"

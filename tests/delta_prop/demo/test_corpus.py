@@ -88,7 +88,7 @@ def test_private_names_are_marked() -> None:
     documents = {one.id: one.is_private for one in documents_of("pack/_inner.py", MODULE)}
     assert all(documents.values())
     documents = {one.id: one.is_private for one in documents_of("m.py", MODULE)}
-    assert [name for name, private in documents.items() if private] == ["m:Generator._hidden"]
+    assert [name for name, is_private in documents.items() if is_private] == ["m:Generator._hidden"]
 
 
 @pytest.mark.parametrize("text", ["def broken(:", "x = '\0'", "(" * 10_000, "-" * 50_000 + "1"])
@@ -130,10 +130,10 @@ def test_short_paragraphs_are_counted() -> None:
 
 
 def test_ids_and_texts_are_bounded() -> None:
-    (documents,) = documents_of("deep/" * 100 + "x.txt", "word " * 10_000)
-    assert len(documents.id) == ID_CHARACTERS_MAX
-    assert documents.id.endswith("x.txt:1")
-    assert len(documents.text) == DOCUMENT_CHARACTERS_MAX
+    (document,) = documents_of("deep/" * 100 + "x.txt", "word " * 10_000)
+    assert len(document.id) == ID_CHARACTERS_MAX
+    assert document.id.endswith("x.txt:1")
+    assert len(document.text) == DOCUMENT_CHARACTERS_MAX
 
 
 def test_package_is_named_by_its_folder() -> None:

@@ -42,18 +42,18 @@ def test_slow_sink_multiplies_its_time_and_loses_nothing() -> None:
                 await propagator.wait_visible(published)
                 return anyio.current_time() - started
 
-            normal_s = await publish_and_wait("a")
-            announced_s = slow_sink.slow_down(100)
+            usual_s = await publish_and_wait("a")
+            reported_s = slow_sink.slow_down(100)
             slow_s = await publish_and_wait("b")
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(publish_and_wait, "c")
                 await anyio.sleep(0.2)
                 started = anyio.current_time()
                 slow_sink.release()
-            return normal_s, announced_s, slow_s, anyio.current_time() - started
+            return usual_s, reported_s, slow_s, anyio.current_time() - started
 
-    normal_s, announced_s, slow_s, released_s = run_virtual(main)
-    assert normal_s == pytest.approx(announced_s) == pytest.approx(0.01)
+    usual_s, reported_s, slow_s, released_s = run_virtual(main)
+    assert usual_s == pytest.approx(reported_s) == pytest.approx(0.01)
     assert slow_s == pytest.approx(1.0)
     assert released_s == pytest.approx(0.01)
     assert applied_offsets == [0, 1, 2]
@@ -62,7 +62,10 @@ def test_slow_sink_multiplies_its_time_and_loses_nothing() -> None:
 async def run_crash(
     tmp_path: Path, rows: int, *, flushed: bool
 ) -> tuple[CrashingSink, CrashingSink, list[float]]:
-    """Kill a sink after `rows` of 20 rows; return it, its successor, and the values in the store."""
+    """Kill a sink `rows` rows after its first 20; return it, its successor, and the values in the store.
+
+    `flushed`: the killed sink wrote its rows to the file.
+    """
     path, copy_path = tmp_path / "store.db", tmp_path / "left.db"
 
     def copy_store() -> None:
@@ -98,17 +101,16 @@ async def run_crash(
 def test_killed_store_is_resumed_exactly_once(tmp_path: Path, rows: int, flushed: bool) -> None:
     dead_sink, next_sink, values = anyio.run(lambda: run_crash(tmp_path, rows, flushed=flushed))
     assert dead_sink.is_dead
-    assert dead_sink.applied_offset == 20 + rows
-    assert next_sink.resumed_at in ((10, 20) if flushed else (0,))
+    assert dead_sink.applied_end == 20 + rows
+    assert next_sink.resume_offset in ((10, 20) if flushed else (0,))
     # the killed store wrote nothing after the kill
     with closing(sqlite3.connect(tmp_path / "after.db")) as connection:
         stored_cursor = connection.execute("SELECT next_offset FROM cursor").fetchall()
-    assert stored_cursor == ([(next_sink.resumed_at,)] if flushed else [])
+    assert stored_cursor == ([(next_sink.resume_offset,)] if flushed else [])
     assert (
-        next_sink.count_redelivered(dead_sink.applied_offset)
-        == dead_sink.applied_offset - next_sink.resumed_at
+        next_sink.count_redelivered(dead_sink.applied_end) == dead_sink.applied_end - next_sink.resume_offset
     )
-    assert next_sink.applied_offset == 40
+    assert next_sink.applied_end == 40
     assert values == [3.0] * 10
 
 

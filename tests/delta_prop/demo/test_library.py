@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from delta_prop.demo import library as module
+from delta_prop.demo import library as library_module
 from delta_prop.demo.corpus import ParseFailed
 from delta_prop.demo.library import NAMESPACE, Library, append_words, smallest_change
 from delta_prop_wire.algebra import VectorState, apply
@@ -61,7 +61,7 @@ def test_edited_docstring_gives_one_sparse_delta() -> None:
     assert library.edit("one.py", text) == []
 
 
-def test_moved_added_and_removed_documents() -> None:
+def test_file_edit_gives_a_delta_per_added_or_removed_document_only() -> None:
     library = library_of(one=SOURCE)
     assert library.edit("one.py", "\n\n" + SOURCE) == []
     added = SOURCE + '\n\ndef third():\n    """Paints a wall."""\n'
@@ -106,7 +106,7 @@ def test_half_written_python_changes_nothing() -> None:
 
 
 def test_documents_are_bounded_and_skipped_ones_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "DOCUMENTS_MAX", 3)
+    monkeypatch.setattr(library_module, "DOCUMENTS_MAX", 3)
     library = library_of(one=SOURCE, two=SOURCE)
     assert len(library.documents) == 3
     assert library.skipped_count == 1

@@ -22,8 +22,8 @@ DELTAS = [
 
 @pytest.mark.parametrize("delta", DELTAS)
 def test_line_round_trips_a_delta(delta: Delta) -> None:
-    read = delta_from_line(line_of(delta))
-    assert (read.vector_id, read.namespace, read.operation) == (
+    parsed = delta_from_line(line_of(delta))
+    assert (parsed.vector_id, parsed.namespace, parsed.operation) == (
         delta.vector_id,
         delta.namespace,
         delta.operation,
@@ -38,7 +38,7 @@ def test_create_line_equals_the_create_delta() -> None:
     assert delta_from_line(line).operation == create(vector)
 
 
-def test_fold_of_published_lines() -> None:
+def test_fold_of_lines_is_the_last_state_of_each_vector() -> None:
     folded = fold(map(line_of, DELTAS))
     tiny = np.float32(1e-30).item()
     assert folded.vectors == {

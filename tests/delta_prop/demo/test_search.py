@@ -13,13 +13,13 @@ from delta_prop import Propagator
 from delta_prop.demo import system
 from delta_prop.demo.corpus import ParseFailed
 from delta_prop.demo.library import NAMESPACE, Library
-from delta_prop.demo.scenes import HITS, SEARCHES
+from delta_prop.demo.scenes import HITS_MAX, SEARCHES
 from delta_prop_sinks.index import IndexSink
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-SENTENCES = 500
+SENTENCE_COUNT = 500
 
 
 class Corpus:
@@ -53,15 +53,15 @@ def corpus() -> Corpus:
 
 def test_ten_searches_find_the_expected_documents(corpus: Corpus) -> None:
     queries = np.stack([corpus.library.embedding.query(query) for query, _ in SEARCHES])
-    best = np.argsort(-corpus.scores(queries, slice(None)), axis=1)[:, :HITS]
-    found = 0
+    best = np.argsort(-corpus.scores(queries, slice(None)), axis=1)[:, :HITS_MAX]
+    found_count = 0
     for (query, expected), row in zip(SEARCHES, best.tolist(), strict=True):
         hits = [corpus.ids[index] for index in row]
-        found += any(hit in expected for hit in hits)
+        found_count += any(hit in expected for hit in hits)
         print(f"{query}: {', '.join(hits)}")
-    print(f"{found} of {len(SEARCHES)} in the top {HITS}, among {len(corpus.ids)} documents")
+    print(f"{found_count} of {len(SEARCHES)} in the top {HITS_MAX}, among {len(corpus.ids)} documents")
     assert len(SEARCHES) == 10
-    assert found >= 9
+    assert found_count >= 9
 
 
 def test_index_recall_against_exact_search(corpus: Corpus, full: bool) -> None:
@@ -82,16 +82,17 @@ def test_index_recall_against_exact_search(corpus: Corpus, full: bool) -> None:
                 )
             await propagator.wait_visible(len(ids))
             return [
-                [hit.vector_id for hit in index.search(query, HITS, NAMESPACE, "pivot")] for query in queries
+                [hit.vector_id for hit in index.search(query, HITS_MAX, NAMESPACE, "pivot")]
+                for query in queries
             ]
 
     correct = 0
     for scores, hits in zip(exact, anyio.run(main), strict=True):
-        threshold = np.sort(scores)[-HITS]  # equal documents tie, so each of them is correct
+        threshold = np.sort(scores)[-HITS_MAX]  # equal documents tie, so each of them is correct
         correct += sum(scores[index_of[hit]] >= threshold - 1e-9 for hit in hits)
-    recall = correct / (HITS * len(sentences))
-    print(f"recall@{HITS} {recall:.4f}: {len(sentences)} sentences, {len(ids)} documents")
-    assert len(sentences) == SENTENCES
+    recall = correct / (HITS_MAX * len(sentences))
+    print(f"recall@{HITS_MAX} {recall:.4f}: {len(sentences)} sentences, {len(ids)} documents")
+    assert len(sentences) == SENTENCE_COUNT
     assert recall >= 0.98
 
 
@@ -101,4 +102,4 @@ def sample_sentences(library: Library) -> list[str]:
     sentences = [
         part for text in texts for part in re.split(r"(?<=[.!?]) ", text) if 5 <= len(part.split()) <= 40
     ]
-    return sentences[:: len(sentences) // SENTENCES][:SENTENCES]
+    return sentences[:: len(sentences) // SENTENCE_COUNT][:SENTENCE_COUNT]

@@ -19,7 +19,7 @@ FINGERPRINTS: list[Fingerprint] = [
 def test_equal_rows_are_identical_in_any_order() -> None:
     verdict = compare("store", [B, A], FOLDED)
     assert verdict.is_identical
-    assert (verdict.sink, verdict.rows, verdict.wrong_count) == ("store", 2, 0)
+    assert (verdict.sink, verdict.row_count, verdict.wrong_count) == ("store", 2, 0)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from delta_prop.server.settings import ServerSettings
 from delta_prop.testing import VirtualLoop, VirtualNetwork, virtual_world
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.delta import AckLevel
-from tests.delta_prop.durable.virtual_sockets import Blocking, wake
+from tests.delta_prop.durable.virtual_sockets import VirtualModules, wake
 from tests.delta_prop.server.raw import serving
 
 if TYPE_CHECKING:
@@ -42,16 +42,16 @@ if TYPE_CHECKING:
     from delta_prop_simulations.disk import Call
 
 NO_FAILURE = "none"
-SYNCS = ("sync", "sync_directory")
-SPACE = ("write", "truncate", "allocate")
+SYNC_CALLS = ("sync", "sync_directory")
+SPACE_CALLS = ("write", "truncate", "allocate")
 STRIKES = {
-    "write": SPACE,
+    "write": SPACE_CALLS,
     "short": ("write",),
-    "sync": SYNCS,
+    "sync": SYNC_CALLS,
     "name": ("rename", "remove", "make_directory", "open"),
-    "full": SPACE,
-    "closed": (*SPACE, *SYNCS),
-    "corrupted": (*SPACE, *SYNCS),
+    "full": SPACE_CALLS,
+    "closed": (*SPACE_CALLS, *SYNC_CALLS),
+    "corrupted": (*SPACE_CALLS, *SYNC_CALLS),
     NO_FAILURE: (),
 }
 """Kinds of failure, and the disk calls that each may strike.
@@ -62,7 +62,7 @@ before it can recover. corrupted: the call fails, and the log stops for good, as
 synced data. After closed and corrupted the service is restarted on a working disk. none: nothing fails.
 """
 OUTAGE_S = 0.15
-CALLS, PAUSE_S, SHORT_TIMEOUT_S = 4, 0.012, 0.03
+CALLS_PER_CALLER, PAUSE_S, SHORT_TIMEOUT_S = 4, 0.012, 0.03
 WATCH_S = 0.02
 PORT = 7373
 FLIPPED_AT = 90
@@ -76,8 +76,8 @@ SERVER = ServerSettings(host="server", port=PORT, allow_anonymous=True)
 class Point:
     """A failure of the n-th disk call, counted from the start of the callers.
 
-    `times`: how many calls of the kind fail; 0: all, for `OUTAGE_S`. `then`: a second call fails,
-    this many calls after the first, e.g. during the recovery; 0: none. `level`: the read level of the log.
+    `times`: how many calls of the kind fail; 0 for all during `OUTAGE_S`. `then`: a second call fails,
+    this many calls after the first, e.g. during the recovery; 0 for none. `level`: the read level of the log.
     """
 
     kind: str
@@ -116,10 +116,10 @@ class Fault:
         self._point = point
         self._disk = disk
         self._remaining = 2 if point.kind == "short" else point.times
-        self._always = self._remaining == 0
+        self._is_outage = self._remaining == 0
         self._ends_s = 0.0
         self._existing = set(disk.paths())
-        self._flipped: tuple[str, int, int] | None = None
+        self._flipped: tuple[str, int, int] | None = None  # path, position and bit
         self.happened = anyio.Event()
 
     def set_up(self) -> None:
@@ -129,12 +129,12 @@ class Fault:
             disk.fail(self._fills, times=None)
         elif point.kind == "short":
             disk.shorten(lambda call: self.failed_call is None and self._strikes(call))
-            disk.fail(lambda call: self._is_next(call) and self._strikes(call), errno.ENOSPC)
+            disk.fail(lambda call: self._is_later(call) and self._strikes(call), errno.ENOSPC)
         else:
             disk.fail(self._strikes, errno.EIO, times=None)
 
-    async def watch(self) -> None:
-        """Free the space after a while."""
+    async def free_space_later(self) -> None:
+        """Free the space `OUTAGE_S` after the failure."""
         await self.happened.wait()
         await anyio.sleep(OUTAGE_S)
         self._disk.capacity_bytes = None
@@ -148,6 +148,7 @@ class Fault:
             self._flipped = None
 
     def _strikes(self, call: Call) -> bool:
+        """Return True if this call fails; the first one starts the failure."""
         point = self._point
         if call.number < self.base + point.n or call.name not in STRIKES[point.kind]:
             return False
@@ -155,12 +156,12 @@ class Fault:
             return False  # the call creates no file
         if self.failed_call is None:
             self._start_failure(call)
-        if self._always:
+        if self._is_outage:
             return anyio.current_time() < self._ends_s
         self._remaining -= 1
         return self._remaining >= 0
 
-    def _is_next(self, call: Call) -> bool:
+    def _is_later(self, call: Call) -> bool:
         return self.failed_call is not None and call.number > self.failed_call.number
 
     def _start_failure(self, call: Call) -> None:
@@ -168,16 +169,16 @@ class Fault:
         self.failed_call, self._ends_s = call, anyio.current_time() + OUTAGE_S
         self.happened.set()
         if point.then:
-            then = call.number + point.then
-            disk.fail(lambda one: one.number >= then, errno.EIO)
+            second_number = call.number + point.then
+            disk.fail(lambda later: later.number >= second_number, errno.EIO)
         if point.kind == "corrupted":
             sealed = [path for path in disk.paths() if path.endswith(".log")][:-1]
             if sealed:
                 self._flipped = (sealed[0], *disk.flip(sealed[0], FLIPPED_AT))
 
     def _fills(self, call: Call) -> bool:
-        """Take almost all space just before a call that needs some."""
-        if self.failed_call is None and call.number >= self.base + self._point.n and call.name in SPACE:
+        """Take almost all space just before a call that needs some; return False: the disk then decides."""
+        if self.failed_call is None and call.number >= self.base + self._point.n and call.name in SPACE_CALLS:
             self._start_failure(call)
             self._disk.capacity_bytes = self._disk.used_bytes + self._disk.rng.choice((0, 40, 400))
         return False
@@ -205,7 +206,7 @@ class CountedPace:
 
 @dataclass
 class FailureRun:
-    """One run and its results."""
+    """One run and its results. `decided_s`: when the last recovery ended, with all outcomes decided."""
 
     point: Point
     verdict: Verdict = field(init=False)
@@ -213,7 +214,7 @@ class FailureRun:
     fault: Fault = field(init=False)
     answers: Answers = field(init=False)
     failures: int = 0
-    recovered: int = 0
+    recoveries: int = 0
     decided_s: float | None = None
     trace: list[Call] = field(default_factory=list)
 
@@ -228,7 +229,7 @@ class FailureRun:
             loop = runner.get_loop()
             self.answers = Answers(loop.time)
             self._begun: asyncio.Future[None] = loop.create_future()
-            blocking = Blocking(loop, self.network.at("sync"), seed)
+            blocking = VirtualModules(loop, self.network.at("sync"), seed)
             blocking.install(patch)
             service_task = blocking.start(self._serve_all())
             service_task.add_done_callback(lambda _: wake(self._begun))
@@ -241,9 +242,9 @@ class FailureRun:
         return self
 
     def _judge(self) -> None:
-        lost = any(self.disk.struck[f"{name} failed"] for name in SYNCS)
-        surviving_level = AckLevel.DURABLE if lost else AckLevel.LOGGED
-        failures = Failures(surviving_level, self.decided_s, undecided=self.point.restarts_service)
+        has_lost_syncs = any(self.disk.fault_counts[f"{name} failed"] for name in SYNC_CALLS)
+        surviving_level = AckLevel.DURABLE if has_lost_syncs else AckLevel.LOGGED
+        failures = Failures(surviving_level, self.decided_s, has_no_recovery=self.point.restarts_service)
         self.verdict = judge(read_log_index(self.disk), self.answers, failures)
         if self._stuck:
             self.verdict.add("stuck", self._stuck)
@@ -302,7 +303,7 @@ class FailureRun:
             assert reopening is not None
             if failed and not reopening.failed:
                 self.decided_s = anyio.current_time()
-                self.recovered += 1
+                self.recoveries += 1
             self.failures += reopening.failed and not failed
             failed = reopening.failed
 
@@ -312,7 +313,7 @@ class FailureRun:
         """Start all callers, and inject the failure."""
         self.fault = Fault(self.point, self.disk)
         self.fault.set_up()
-        callers.start_soon(self.fault.watch)
+        callers.start_soon(self.fault.free_space_later)
         self._call_embedded(p, callers)
         self._call_remote(callers)
         wake(self._begun)
@@ -327,7 +328,7 @@ class FailureRun:
         self._running[name] = None
         callers.start_soon(run_call)
 
-    def _pace(self, name: str, calls: int = CALLS, *, embedded: bool = False) -> CountedPace:
+    def _pace(self, name: str, calls: int = CALLS_PER_CALLER, *, embedded: bool = False) -> CountedPace:
         return CountedPace(f"{self.point.seed} {name}", calls, ends=lambda: embedded and self._closed)
 
     def _caller(self, name: str, *, embedded: bool = False, **options: Any) -> Caller:
@@ -341,7 +342,7 @@ class FailureRun:
     def _call_remote(self, callers: TaskGroup) -> None:
         for policy in RefusalPolicy:
             name = f"bare-{policy.value}"
-            pace = self._pace(name, 2 * CALLS)
+            pace = self._pace(name, 2 * CALLS_PER_CALLER)
             bare = BatchClient(name, self.answers, pace, self._site(name), policy)
             self._start(callers, name, bare.run)
         for name in ("deltas", "deltas-ids"):
@@ -361,7 +362,7 @@ class FailureRun:
         async with producer:
             await produce(producer, self._caller, SHORT_TIMEOUT_S)
 
-    def _publish_blocking(self, blocking: Blocking) -> None:
+    def _publish_blocking(self, blocking: VirtualModules) -> None:
         """Publish with the client that has no event loop."""
         with SyncProducer(f"server:{PORT}", name="sync", settings=CLIENT) as producer:
             self._caller("sync", timeout_s=SHORT_TIMEOUT_S).publish_blocking(producer, blocking.wait)
@@ -381,7 +382,7 @@ def main(arguments: list[str]) -> int:
     for at_s, text in sorted(lines):
         print(f"{at_s:9.4f} s  {text}")
     summary = (
-        f"failed {result.fault.failed_call}: {result.failures} failures, recovered {result.recovered} times"
+        f"failed {result.fault.failed_call}: {result.failures} failures, recovered {result.recoveries} times"
     )
     print(f"{result.point}: {summary}")
     print("\n".join(result.verdict.examples) or "every answer is correct")

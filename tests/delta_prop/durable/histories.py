@@ -48,13 +48,15 @@ class History:
 
     rng: random.Random
     frames: list[tuple[Batch, Sender, str]] = field(default_factory=list)
-    last: dict[int, int] = field(default_factory=dict)
+    last_counters: dict[int, int] = field(default_factory=dict)
     epochs: dict[int, int] = field(default_factory=dict)
 
     def note_restart(self, p: Propagator) -> None:
         """Note a new process: origins need new epochs, and counters continue from the watermarks."""
         self.epochs.clear()
-        self.last = {origin: p._pipeline.orderer.watermarks.get(origin, 0) for origin in self.last}
+        self.last_counters = {
+            origin: p._pipeline.orderer.watermarks.get(origin, 0) for origin in self.last_counters
+        }
 
 
 def service(disk: SimDisk, seed: int, log: LogSettings = NO_CHECKPOINTS) -> Propagator:
@@ -112,18 +114,22 @@ def random_deltas(rng: random.Random) -> list[Delta]:
     ]
 
 
-def send(p: Propagator, history: History, origin: int, session: Sender) -> None:
+def send(p: Propagator, history: History, origin: int, sender: Sender) -> None:
     """Send an origin's next batch under its dots, sometimes with gaps or with a vector clock."""
     rng = history.rng
     deltas = random_deltas(rng)
-    previous = history.last.get(origin, 0)
+    previous = history.last_counters.get(origin, 0)
     has_gaps = rng.random() < 0.3
     counter = previous
     counters = []
     for _ in deltas:
         counter += rng.choice([1, 2, 7]) if has_gaps else 1
         counters.append(counter)
-    known = [Dot(known_origin, last) for known_origin, last in history.last.items() if known_origin != origin]
+    known = [
+        Dot(known_origin, last)
+        for known_origin, last in history.last_counters.items()
+        if known_origin != origin
+    ]
     batch = encode_batch(
         deltas,
         origin=origin,
@@ -135,11 +141,11 @@ def send(p: Propagator, history: History, origin: int, session: Sender) -> None:
         ack_level=AckLevel.DURABLE,
     )
     receipt = p._pipeline.offer(
-        SequencedBatch(batch, session, Receipt(), p._log.next_offset + 3 if session.is_forwarder else None),
+        SequencedBatch(batch, sender, Receipt(), p._log.next_offset + 3 if sender.is_forwarder else None),
         p._now(),
     )
-    history.last[origin] = counters[-1]
-    receipt.add_done_callback(lambda receipt: history.frames.append((batch, session, outcome_of(receipt))))
+    history.last_counters[origin] = counters[-1]
+    receipt.add_done_callback(lambda receipt: history.frames.append((batch, sender, outcome_of(receipt))))
 
 
 def outcome_of(receipt: Receipt) -> str:
@@ -153,11 +159,13 @@ def outcome_of(receipt: Receipt) -> str:
 
 
 async def answers(p: Propagator, frames: Sequence[tuple[Batch, Sender, str]]) -> dict[str, Any]:
-    """Return all that the pipeline knows of the history; `duplicates`: the outcomes of batches sent again."""
+    """Return all that the pipeline knows of the history; `duplicates`: the outcomes of the same
+    batches sent again; `reused`: of batches with other bytes under the same dots.
+    """
     pipeline = p._pipeline
     vectors, appender = pipeline.appender.vectors, pipeline.appender
     watermarks = {origin: last for origin, last in pipeline.orderer.watermarks.items() if origin >= 0}
-    found: dict[str, Any] = {
+    known_state: dict[str, Any] = {
         "watermarks": watermarks,
         "clocks": appender._clocks.snapshot(),
         "lamport": appender.lamport,
@@ -181,15 +189,17 @@ async def answers(p: Propagator, frames: Sequence[tuple[Batch, Sender, str]]) ->
     }
     for name in NAMES:
         pipeline.hello(producer_id_of(name), name, p._now())
-    found["duplicates"] = [outcome_of(await resend_batch(p, batch, session)) for batch, session, _ in frames]
-    found["reused"] = [
-        outcome_of(await resend_batch(p, with_other_bytes(batch), session)) for batch, session, _ in frames
+    known_state["duplicates"] = [
+        outcome_of(await resend_batch(p, batch, sender)) for batch, sender, _ in frames
     ]
-    return found
+    known_state["reused"] = [
+        outcome_of(await resend_batch(p, with_other_bytes(batch), sender)) for batch, sender, _ in frames
+    ]
+    return known_state
 
 
-async def resend_batch(p: Propagator, batch: Batch, session: Sender) -> Receipt:
-    receipt = p._pipeline.offer(SequencedBatch(batch, session, Receipt()), p._now())
+async def resend_batch(p: Propagator, batch: Batch, sender: Sender) -> Receipt:
+    receipt = p._pipeline.offer(SequencedBatch(batch, sender, Receipt()), p._now())
     with anyio.fail_after(100), suppress(Refused):
         await receipt.wait()
     return receipt

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Store:
-    """The storage of a sink, which survives every crash: sums by vector, and a cursor."""
+    """The storage of a sink, which survives every crash: sums by vector, and the cursor if `keeps_cursor`."""
 
     keeps_cursor: bool
     sums: dict[str, float] = field(default_factory=dict)
-    last: dict[str, int] = field(default_factory=dict)  # offset of the last delta by vector
+    last_offsets: dict[str, int] = field(default_factory=dict)  # offset of the last_offsets delta by vector
     applied_offsets: list[int] = field(default_factory=list)  # every offset that had an effect
     duplicates: int = 0
     next_offset: int = 0
@@ -51,7 +51,7 @@ class RejectingSink:
         for delivery in deliveries:
             for offset, row in rows_of(delivery):
                 value = float(delivery.batch.operation(row).values[0])  # type: ignore[index]
-                if offset <= self.store.last.get(delivery.batch.keys[row], -1):
+                if offset <= self.store.last_offsets.get(delivery.batch.keys[row], -1):
                     self.store.duplicates += 1
                 elif value in self.bad:
                     raise RejectDelta(offset, f"{value:g} is bad")
@@ -63,7 +63,7 @@ class RejectingSink:
             self._context.committed(self.store.next_offset)
 
     def _add(self, key: str, offset: int, value: float) -> None:
-        self.store.last[key] = offset
+        self.store.last_offsets[key] = offset
         self.store.sums[key] = self.store.sums.get(key, 0) + value
         self.store.applied_offsets.append(offset)
 
@@ -93,4 +93,5 @@ def make_addition(key: str, value: float) -> Delta:
 
 
 def quarantined_rows(p: Propagator, sink: str = "adds") -> list[tuple[int, int, str | None]]:
+    """Return (offset, `blocked_by`, reason) of each quarantined row."""
     return [(record.offset, record.blocked_by, record.reason) for record in p.quarantine(sink)]

@@ -9,7 +9,7 @@ from delta_prop_wire.delta import Delta, opaque
 from tests.delta_prop.durable.histories import NO_CHECKPOINTS
 
 
-def test_ids_sealed_during_restore_are_not_in_the_checkpoint() -> None:
+def test_ids_sealed_during_a_restore_are_counted_once_after_the_next_start() -> None:
     """When the checkpoint is written, the table of ids is full and not yet sealed."""
     disk, count = SimDisk(1), 20_000
 
@@ -19,7 +19,7 @@ def test_ids_sealed_during_restore_are_not_in_the_checkpoint() -> None:
 
     async def run_service(ids: range) -> tuple[int, int]:
         async with open_service() as p:
-            before = p._pipeline.appender.ids.statistics().runs
+            runs_at_start = p._pipeline.appender.ids.statistics().runs
             for first in range(ids.start, ids.stop, 500):
                 batch_ids = [b"%016d" % number for number in range(first, min(first + 500, ids.stop))]
                 await p.publish(*[Delta("v", opaque(b""), id=id_) for id_ in batch_ids])
@@ -28,7 +28,7 @@ def test_ids_sealed_during_restore_are_not_in_the_checkpoint() -> None:
             checkpointer = p._service_log.checkpointer
             assert checkpointer is not None
             await checkpointer.write()
-        return before, p._pipeline.appender.ids.statistics().ids
+        return runs_at_start, p._pipeline.appender.ids.statistics().ids
 
     assert run_virtual(run_service, range(count)) == (0, count)
     assert run_virtual(run_service, range(count, count + 500)) == (1, count + 500)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -83,10 +84,10 @@ def test_checkpoint_and_tail_give_the_answers_of_the_full_log(
     if seed % 2:  # a history has few vectors: by default, each checkpoint would hold all of them
         monkeypatch.setattr(Checkpointer, "_is_full_cheaper", lambda *_: False)
     for number in range(seed * 100, seed * 100 + (40 if full else 1)):
-        _compare(number)
+        compare_checkpoint_with_log(number)
 
 
-def _compare(seed: int) -> None:
+def compare_checkpoint_with_log(seed: int) -> None:
     history = History(random.Random(seed))
     disk = SimDisk(seed)
     written = 0
@@ -144,8 +145,8 @@ def test_removed_rows_are_still_known_from_the_checkpoint() -> None:
             for frame, outcome in frames:
                 is_stored = frame.base > p.statistics().log.start_offset
                 answers = [
-                    outcome_of(await resend_batch(p, one, Sender("me")))
-                    for one in (frame, with_other_bytes(frame))
+                    outcome_of(await resend_batch(p, batch, Sender("me")))
+                    for batch in (frame, with_other_bytes(frame))
                 ]
                 assert answers == ([outcome, "FENCED"] if is_stored else ["OUTCOME_UNKNOWN"] * 2)
                 assert await p.producer("me").outcome(frame.base) == frame.base - 1, (
@@ -215,7 +216,7 @@ def test_corrupted_checkpoint_falls_back_to_an_older_one_or_the_log() -> None:
         run_virtual(run_with_checkpoints, disk, run, history, 2)
     expected = run_virtual(restart_and_query, disk.kill(), 5, history)
     for suffix in (".checkpoint", ".part"):
-        for count in (1, 100):
+        for count in (1, 100):  # the newest file, or all of them
             corrupted = disk.kill()
             for path in sorted(path for path in corrupted.paths() if path.endswith(suffix))[::-1][:count]:
                 corrupted.flip(path, 5 if suffix == ".part" else 60)
@@ -248,7 +249,7 @@ def test_crash_at_any_call_of_a_checkpoint_changes_no_answer(full: bool) -> None
         assert all(now == before for now, before in outcomes), "an acknowledged delta must keep its outcome"
 
 
-def test_rows_needed_by_a_start_are_not_removed() -> None:
+def test_rows_that_a_start_needs_are_retained_while_no_checkpoint_can_be_written() -> None:
     async def main() -> None:
         disk = SimDisk(1)
         async with service(disk, 1, TINY) as p:
@@ -258,7 +259,7 @@ def test_rows_needed_by_a_start_are_not_removed() -> None:
             await anyio.sleep(5)
             needed_from = p._log.needed_from
             assert needed_from
-            disk.fail(lambda call: call.path.endswith(".part"), 28, times=None)
+            disk.fail(lambda call: call.path.endswith(".part"), errno.ENOSPC, times=None)
             for number in range(300):
                 await producer.publish(Delta(f"w{number}", create([1.0])))
             await anyio.sleep(5)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from delta_prop_broker.log.statistics import DurableLogStatistics
 
-DAY = 86_400.0
+DAY_S = 86_400.0
 RETENTION_S = 300.0
 JUMP_MESSAGE = "the clock"
 
@@ -55,13 +55,13 @@ def log_statistics(p: Propagator) -> DurableLogStatistics:
     return p.statistics().log  # type: ignore[return-value]
 
 
-def stamps(p: Propagator) -> list[int]:
+def append_times_of(p: Propagator) -> list[int]:
     assert isinstance(p._log, DurableLog)
     return [location.stamp.append_time for location in p._log.frames()]
 
 
 @pytest.mark.parametrize("compact", [True, False])
-@pytest.mark.parametrize("jump_s", [20 * DAY, -20 * DAY])
+@pytest.mark.parametrize("jump_s", [20 * DAY_S, -20 * DAY_S])
 def test_restart_with_a_clock_days_off_retains_recent_rows(jump_s: float, compact: bool) -> None:
     async def main() -> None:
         disk = SimDisk(1)
@@ -78,7 +78,7 @@ def test_restart_with_a_clock_days_off_retains_recent_rows(jump_s: float, compac
     run_virtual(main)
 
 
-@pytest.mark.parametrize("jump_s", [20 * DAY, -20 * DAY])
+@pytest.mark.parametrize("jump_s", [20 * DAY_S, -20 * DAY_S])
 def test_clock_jump_and_return_changes_no_age(jump_s: float) -> None:
     async def main() -> None:
         async with service(SimDisk(1), (20.0, jump_s), (40.0, -jump_s)) as p:
@@ -94,7 +94,7 @@ def test_clock_jump_and_return_changes_no_age(jump_s: float) -> None:
     run_virtual(main)
 
 
-@pytest.mark.parametrize("jump_s", [20 * DAY, -20 * DAY])
+@pytest.mark.parametrize("jump_s", [20 * DAY_S, -20 * DAY_S])
 def test_jump_is_logged_counted_and_stored_for_status(
     jump_s: float, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -129,21 +129,21 @@ def test_long_stop_ages_no_row_and_later_rows_have_current_times() -> None:
         async with service(disk) as p:
             await publish(p, 0, 10)
             await anyio.sleep(100)
-        await anyio.sleep(20 * DAY)
+        await anyio.sleep(20 * DAY_S)
         async with service(disk) as p:
             await publish(p, 10, 10)
             log = p._log
             assert isinstance(log, DurableLog)
             now_us = log.clock.time_us
             assert now_us == EPOCH_US + round(anyio.current_time() * 1e6)
-            assert log.offset_at(now_us - round(DAY * 1e6)) == 10
+            assert log.offset_at(now_us - round(DAY_S * 1e6)) == 10
             assert log.offset_at(EPOCH_US) == 0
             await anyio.sleep(RETENTION_S - 110)
             assert log.start_offset == 0
             await anyio.sleep(RETENTION_S)
             assert log.start_offset == log.next_offset == 20
 
-    run_virtual(main, horizon_s=30 * DAY)
+    run_virtual(main, horizon_s=30 * DAY_S)
 
 
 def test_log_time_never_falls_when_the_clock_jumps() -> None:
@@ -151,12 +151,12 @@ def test_log_time_never_falls_when_the_clock_jumps() -> None:
         disk = SimDisk(1)
         append_times = []
         for number in range(4):
-            jumps = ((0.0, (number % 2) * 20 * DAY), (anyio.current_time() + 3, -5 * DAY))
+            jumps = ((0.0, (number % 2) * 20 * DAY_S), (anyio.current_time() + 3, -5 * DAY_S))
             async with service(disk, *jumps) as p:
                 for second in range(6):
                     await publish(p, second, 1)
                     await anyio.sleep(1)
-                append_times = stamps(p)
+                append_times = append_times_of(p)
         assert len(append_times) == 24
         assert all(earlier < later for earlier, later in pairwise(append_times))
 

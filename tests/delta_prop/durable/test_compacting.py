@@ -74,9 +74,9 @@ def test_commands_read_the_snapshots_of_a_service(tmp_path: Path, capsys: pytest
     start, end = anyio.run(publish_and_compact, command.data)
     assert not list(command.data.rglob("*.new"))
     for name in ("v0", "v3"):
-        for at in (start - 1, start, start + 3, end - 1):
-            answer = command("get", name, "--namespace", "n", "--at", at).lines[0]
-            vector = expected_vector(name, at)
+        for offset in (start - 1, start, start + 3, end - 1):
+            answer = command("get", name, "--namespace", "n", "--at", offset).lines[0]
+            vector = expected_vector(name, offset)
             assert (answer["vector"], answer["snapshot_at"]) == (vector, start)
     early = command("get", "v1", "--namespace", "n", "--at", start - 2)
     assert early.status == 1

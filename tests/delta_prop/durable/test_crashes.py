@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from delta_prop.producer import Producer
 
 PRODUCERS = 3
-DELTAS = 12
+DELTAS_PER_PRODUCER = 12
 
 
 @dataclass
@@ -50,7 +51,7 @@ async def run_service(disk: SimDisk, seed: int, crash_run: CrashRun) -> list[tup
 
 async def produce(producer: Producer, number: int, crash_run: CrashRun) -> None:
     """Send all deltas that the service does not have yet, under the same dots in each process."""
-    for position in range(DELTAS):
+    for position in range(DELTAS_PER_PRODUCER):
         key = f"{number}-{position}"
         if position < producer.watermark():
             crash_run.skipped += 1
@@ -99,7 +100,7 @@ def test_acknowledged_rows_survive_a_crash_at_any_call(power_cut: bool) -> None:
         disk.crash_at(n, None)
         seen = run_process(disk, n, crash_run)
         assert seen is None
-        before = dict(crash_run.acknowledged)
+        acknowledged_before = dict(crash_run.acknowledged)
         disk = disk.crash(n) if power_cut else disk.kill()
         seen = run_process(disk, n, crash_run)
         assert seen is not None
@@ -107,13 +108,13 @@ def test_acknowledged_rows_survive_a_crash_at_any_call(power_cut: bool) -> None:
         offsets = [offset for offset, _ in seen]
         assert offsets == sorted(set(offsets))
         assert sorted(key for _, key in seen) == sorted(
-            f"{number}-{position}" for number in range(PRODUCERS) for position in range(DELTAS)
+            f"{number}-{position}" for number in range(PRODUCERS) for position in range(DELTAS_PER_PRODUCER)
         )
         offset_of = {key: offset for offset, key in seen}
-        assert all(offset_of[key] == offset for key, offset in before.items())
+        assert all(offset_of[key] == offset for key, offset in acknowledged_before.items())
         for number in range(PRODUCERS):
             keys = [key for _, key in seen if key.startswith(f"{number}-")]
-            assert keys == [f"{number}-{position}" for position in range(DELTAS)]
+            assert keys == [f"{number}-{position}" for position in range(DELTAS_PER_PRODUCER)]
     print(f"{crashes} crashes over {calls} disk calls")
     assert crashes >= 20
 
@@ -123,8 +124,8 @@ def test_append_that_the_disk_refuses_is_not_acknowledged() -> None:
         disk = SimDisk(1)
         async with Propagator(data="x", world=virtual_world(1, disk=disk)) as p:
             await p.publish(make_delta("a"))
-            disk.fail(disk.calls + 1, 5)
-            disk.fail(lambda call: call.name in ("write", "sync"), 5, times=None)
+            disk.fail(disk.calls + 1, errno.EIO)
+            disk.fail(lambda call: call.name in ("write", "sync"), errno.EIO, times=None)
             for key, code in (("b", ErrorCode.OUTCOME_UNKNOWN), ("c", ErrorCode.LOG_FAILED)):
                 with pytest.raises(Refused) as caught:
                     await p.publish(make_delta(key), timeout_s=5)

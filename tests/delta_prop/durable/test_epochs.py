@@ -40,6 +40,8 @@ def test_unused_epoch_is_not_granted_a_second_time(unclean: bool) -> None:
 
 
 class _Killed(Exception):
+    """Ends a process by a power cut; `disk` is what the next process finds."""
+
     def __init__(self, disk: SimDisk) -> None:
         super().__init__("the power is cut")
         self.disk = disk

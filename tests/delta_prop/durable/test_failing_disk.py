@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 LEVELS = (AckLevel.DURABLE, AckLevel.LOGGED)
 TIMES = (1, 3, 0)
+"""Values of `Point.times`."""
 FAILURES = {
     "write": 600,
     "short": 250,
@@ -37,8 +38,12 @@ FAILURES = {
     "closed": 100,
     "corrupted": 50,
 }
-"""The number of failures to test by kind, over both levels; 2,000 in all. A short run has a tenth of each."""
+"""The number of failures to test by kind, over both levels; 2,000 in all. A short run has a tenth of each.
+
+recovery: a write or a sync fails, and then another call, during the recovery from it.
+"""
 RECOVERY_CALLS = 80
+"""The second call that fails is fewer calls than this after the first."""
 REPORTED_MAX = 8
 
 
@@ -76,7 +81,7 @@ def points(kind: str, level: AckLevel, *, full: bool) -> Iterator[Point]:
     """Yield the points of three seeds at a time, in order, or shuffled if not all of them are needed."""
     seed = 0
     while True:
-        seed_points = [one for number in range(seed, seed + 3) for one in points_of(kind, level, number)]
+        seed_points = [point for number in range(seed, seed + 3) for point in points_of(kind, level, number)]
         if not full or kind in ("closed", "corrupted"):
             random.Random(f"{kind} {level}").shuffle(seed_points)
         yield from seed_points
@@ -91,7 +96,7 @@ def test_every_answer_is_correct_when_the_disk_fails(
     caplog.set_level(logging.CRITICAL)
     failures_wanted = math.ceil(FAILURES[kind] / len(LEVELS) / (1 if full else 10))
     answer_counts, wrong, wrong_runs = Counter[str](), Counter[str](), list[str]()
-    runs = failures = recovered = 0
+    runs = failures = recoveries = 0
     for point in points(kind, level, full=full):
         try:
             result = FailureRun(point).run()
@@ -100,14 +105,14 @@ def test_every_answer_is_correct_when_the_disk_fails(
             raise
         runs += 1
         failures += result.failures
-        recovered += result.recovered
+        recoveries += result.recoveries
         answer_counts += count_answers(result.answers)
         wrong += result.verdict.counts
         if result.verdict.total:
             wrong_runs.append(f"{point.command}\n  " + "\n  ".join(result.verdict.examples))
         if failures >= failures_wanted:
             break
-    summary = f"{failures} failures in {runs} runs, recovered {recovered} times"
+    summary = f"{failures} failures in {runs} runs, recovered {recoveries} times"
     print(f"{kind}, {level.name.lower()}: {summary}: {dict(answer_counts)}")
     assert answer_counts["acknowledged"] > 20 * runs
     assert not wrong_runs, f"{dict(wrong)} in {len(wrong_runs)} of {runs} runs:\n" + "\n".join(

@@ -1,4 +1,4 @@
-"""A full disk, log or queue: every report names it and its start; after that the service continues."""
+"""A full disk, log or queue: every report says which one and since when; with space the service continues."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class Site:
         network = VirtualNetwork(1, NetworkConditions(latency_s=latency_s), host="server")
         self.disk = SimDisk(1, capacity_bytes=CAPACITY_BYTES)
         self.world: World = virtual_world(1, disk=self.disk, network=network)
-        self.clients = virtual_world(2, network=network.at("client"))
+        self.client_world = virtual_world(2, network=network.at("client"))
         self.propagator = Propagator(settings, data="facts", log=log, world=self.world)
         self.server_status = ServerStatus(version="1", now=self.world.clock.now)
 
-    def nacks(self) -> int:
+    def nack_count(self) -> int:
         counters = self.server_status.counters()
         assert counters is not None
         return sum(counters.nacks.values())
@@ -79,7 +79,7 @@ def run_with_site(
             site.server_status.propagator, site.server_status.service = p, service
             await tasks.start(service.run)
             async with Producer(
-                "server:7373", name="p", settings=LONG_TIMEOUTS, world=site.clients
+                "server:7373", name="p", settings=LONG_TIMEOUTS, world=site.client_world
             ) as producer:
                 await producer.publish(make_delta("before"))
                 await scenario(site, producer)
@@ -138,14 +138,14 @@ def test_full_disk_is_reported_everywhere_and_a_retry_is_one_frame() -> None:
         start_s = site.world.clock.now()
         await offer_in_batches(producer)
         await anyio.sleep(57)
-        print(f"{site.nacks()} refusals of {OFFERS} batches in 57 s")
+        print(f"{site.nack_count()} refusals of {OFFERS} batches in 57 s")
         await check_reported(site, "disk", start_s)
         full = site.propagator.statistics().full
         assert full is not None
         assert "bytes left" in full.reason
         page = printed_in(sample("curl -s localhost:7374/readyz"))
         assert [mask_numbers(line) for line in page_output(site)] == [mask_numbers(line) for line in page]
-        assert OFFERS < site.nacks() <= OFFERS + 57, "the frames in flight, then one frame per retry"
+        assert OFFERS < site.nack_count() <= OFFERS + 57, "the frames in flight, then one frame per retry"
         site.free_disk()
         await producer.flush(3)
         await check_healthy(site)

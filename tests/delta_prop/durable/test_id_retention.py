@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from delta_prop.ingest.seen_ids import SeenIds
 
 GENERATION = 16
+"""Ids per generation."""
 COUNT = 24 * GENERATION
+"""Number of deltas that each seed publishes across the power cuts."""
 SETTINGS = Settings(ids_per_generation=GENERATION, id_generations_max=1, close_timeout_s=5)
 LOG = LogSettings(
     segment_bytes_max=1 << 20, free_bytes_min=0, reserve_bytes=0, checkpoint_frames=1 << 40,
@@ -62,8 +64,10 @@ async def publish(p: Propagator, numbers: Iterable[int]) -> None:
 
 
 async def assert_known(p: Propagator, numbers: Iterable[int]) -> None:
-    """Check that a second publish of each number is a duplicate of the delta at that offset. If the log has
-    removed that delta, the outcome is unknown. Either way nothing is appended.
+    """Publish the deltas of these numbers again, and check that nothing is appended.
+
+    Each must be a duplicate of the delta whose offset is its number; if the log has removed that delta, the
+    outcome must be unknown.
     """
     start, end = p.statistics().log.start_offset, p.statistics().log.next_offset
     for number in numbers:
@@ -105,8 +109,8 @@ def test_duplicate_is_known_while_the_log_holds_the_delta(index_bytes_max: int) 
             assert statistics.ids == start + count
             assert (statistics.runs_waiting, statistics.kept_since) == (0, 0)
             assert statistics.runs <= 2 * (start + count) // (GENERATION * 16) + 7
-            held = sum(run.nbytes for run in ids_of(p).runs)
-            assert held <= max(index_bytes_max, 16 * statistics.runs)
+            index_bytes = sum(run.nbytes for run in ids_of(p).runs)
+            assert index_bytes <= max(index_bytes_max, 16 * statistics.runs)
             await assert_known(p, range(0, start + count, 7))
 
     for number in range(3):
@@ -165,7 +169,7 @@ def test_ids_of_newest_generations_outlive_their_deltas() -> None:
     disk, count = SimDisk(1), 40 * GENERATION
     settings = replace(SETTINGS, id_generations_max=16)
     log = replace(LOG, segment_bytes_max=4_096, bytes_max=1 << 20, retention_bytes=20_000)
-    in_memory = replace(settings, log_deltas_max=GENERATION)
+    memory_log_settings = replace(settings, log_deltas_max=GENERATION)
     world = virtual_world(1)
 
     async def run_service(p: Propagator, numbers: range) -> None:
@@ -180,7 +184,7 @@ def test_ids_of_newest_generations_outlive_their_deltas() -> None:
 
     run_virtual(run_service, service(disk, settings, log), range(count))
     run_virtual(run_service, service(disk, settings, log), range(count, count + 4))
-    run_virtual(run_service, Propagator(in_memory, world=world), range(count))
+    run_virtual(run_service, Propagator(memory_log_settings, world=world), range(count))
 
 
 def test_known_ids_start_at_the_log_start_without_a_checkpoint() -> None:
@@ -273,25 +277,25 @@ def test_acknowledged_ids_are_known_after_crashes_at_any_step(full: bool) -> Non
     crashes = crashes_at_id_runs = 0
     for seed in range(300 if full else 12):
         rng = random.Random(f"ids {seed}")
-        disk, known_count, ended = SimDisk(seed), 0, False
+        disk, known_count, has_finished = SimDisk(seed), 0, False
         for _ in range(6):
             disk.crash_at(disk.calls + rng.randrange(1, 1_500))
-            known_count, ended = run_virtual(run_until_crash, disk, seed, known_count)
-            if ended:
+            known_count, has_finished = run_virtual(run_until_crash, disk, seed, known_count)
+            if has_finished:
                 break
             crashes += 1
             crashes_at_id_runs += "-run" in disk.trace[-1].path
             disk = disk.crash(rng.randrange(1 << 30))
         disk.heal()
-        known_count, ended = run_virtual(run_until_crash, disk, seed, known_count)
-        assert (known_count, ended) == (COUNT, True)
+        known_count, has_finished = run_virtual(run_until_crash, disk, seed, known_count)
+        assert (known_count, has_finished) == (COUNT, True)
     print(f"{crashes} crashes, {crashes_at_id_runs} of them at a call for an id run")
     assert crashes > (200 if full else 10)
     assert crashes_at_id_runs > (20 if full else 0)
 
 
 async def run_until_crash(disk: SimDisk, seed: int, known_count: int) -> tuple[int, bool]:
-    """Check the known ids and publish the others; return how many are known, and False after a crash."""
+    """Check the known ids and publish the others; return how many are known, and if no crash came."""
     log = replace(LOG, checkpoint_frames=15)
     try:
         async with service(disk, log=log, seed=seed) as p:

@@ -15,7 +15,7 @@ from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.delta import AckLevel, Dot, Priority
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.durable.test_reopening import ANY, contents, make_delta, service
+from tests.delta_prop.durable.test_reopening import NO_RESERVE, contents, make_delta, service
 from tests.delta_prop.durable.test_reopening_answers import LOGGED, break_disk, wait_until_recovered
 
 if TYPE_CHECKING:
@@ -31,19 +31,20 @@ def test_offer_in_doubt_is_resolved_by_the_recovery(survives: bool) -> None:
         disk = SimDisk(1)
         async with service(disk) as p:
             producer = p.producer("me")
+            # a write to the recovery point file, `mark`, comes after the deltas are synced
             break_disk(disk, "write", ending="mark" if survives else "")
             receipts = [p.offer(make_delta("a")), producer.offer(make_delta("b"))]
             await anyio.sleep(5)
             assert [receipt.state for receipt in receipts] == [OfferState.IN_DOUBT] * 2
             await wait_until_recovered(p, disk)
-            found = await contents(disk)
+            offsets = await contents(disk)
             for key, receipt in zip("ab", receipts, strict=True):
-                assert receipt.acknowledged == (key in found), "the answer must agree with the log"
-                if key in found:
-                    assert receipt.result().offset == found[key]
+                assert receipt.acknowledged == (key in offsets), "the answer must agree with the log"
+                if key in offsets:
+                    assert receipt.result().offset == offsets[key]
                 else:
                     assert receipt.refusal().code is ErrorCode.LOG_FAILED
-            assert len(found) == (2 if survives else 0), "the disk must give the outcome under test"
+            assert len(offsets) == (2 if survives else 0), "the disk must give the outcome under test"
 
     run_virtual(main)
 
@@ -57,6 +58,7 @@ def test_timeout_in_doubt_names_a_dot_whose_outcome_is_known_after_recovery(
         disk = SimDisk(1)
         async with service(disk) as p:
             producer = p.producer("me")
+            # a write to the recovery point file, `mark`, comes after the deltas are synced
             break_disk(disk, "write", ending="mark" if survives else "")
             start_s = p._now()
             with pytest.raises(Refused, match="may have happened") as caught:
@@ -72,8 +74,8 @@ def test_timeout_in_doubt_names_a_dot_whose_outcome_is_known_after_recovery(
             if with_producer:
                 producer.resend()
             outcome = await p.outcome(dot)
-            found = await contents(disk)
-            assert found == ({"a": 0} if survives else {})
+            offsets = await contents(disk)
+            assert offsets == ({"a": 0} if survives else {})
             if survives:
                 assert outcome == 0
             else:  # a producer fills the dot with a no-op, so no other delta gets it
@@ -109,9 +111,9 @@ def test_refused_delta_is_never_stored_after_a_failure(seed: int) -> None:
             await wait_until_recovered(p, disk)
             producer.resend()
             await anyio.sleep(1)
-        found = await contents(disk)
-        assert acknowledged.items() <= found.items()
-        assert not refused & found.keys(), "a delta refused as not stored must not be stored"
+        offsets = await contents(disk)
+        assert acknowledged.items() <= offsets.items()
+        assert not refused & offsets.keys(), "a delta refused as not stored must not be stored"
 
     run_virtual(main)
 
@@ -165,8 +167,8 @@ def test_queries_wait_for_the_end_of_the_recovery(seed: int) -> None:
             disk.evict(LOG_FILE)
             await wait_until_recovered(p, disk)
             await anyio.sleep(1)
-            found = await contents(disk)
-            survived = "a" in found
+            offsets = await contents(disk)
+            survived = "a" in offsets
             assert outcomes == [None if survived else ErrorCode.LOG_FAILED]
             assert await producer.outcome(1) == (0 if survived else None)
             assert producer.watermark() == int(survived)
@@ -216,12 +218,12 @@ def test_duplicate_lost_in_a_recovery_is_not_visible(seed: int) -> None:
             await wait_until_recovered(p, disk)
             survived = "x" in await contents(disk)
             await p.publish(make_delta("b"), make_delta("c"), make_delta("d"))
-            for one in acks:
+            for ack in acks:
                 if survived:
-                    await p.wait_visible(one)
+                    await p.wait_visible(ack)
                 else:
                     with pytest.raises(Refused) as caught:
-                        await p.wait_visible(one)
+                        await p.wait_visible(ack)
                     assert caught.value.code is ErrorCode.LOG_FAILED
 
     run_virtual(main)
@@ -244,7 +246,7 @@ def test_watermark_counts_only_stored_rows() -> None:
 def test_disk_that_reports_no_free_space_refuses_appends() -> None:
     async def main() -> None:
         disk = SimDisk(1, capacity_bytes=50_000)
-        async with service(disk, log=replace(ANY, free_bytes_min=100_000)) as p:
+        async with service(disk, log=replace(NO_RESERVE, free_bytes_min=100_000)) as p:
             disk.fail(lambda call: call.name == "free_bytes", times=None)
             with pytest.raises(Refused, match="does not report its free space") as caught:
                 await p.publish(make_delta("a"), timeout_s=2)

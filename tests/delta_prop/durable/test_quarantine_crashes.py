@@ -58,8 +58,8 @@ anyio.run(main)
 
 
 def test_deltas_rejected_by_storage_survive_a_kill(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", KILLED_SCRIPT, str(tmp_path)], check=False, timeout=60)
-    assert done.returncode == -signal.SIGKILL
+    finished = subprocess.run([sys.executable, "-c", KILLED_SCRIPT, str(tmp_path)], check=False, timeout=60)
+    assert finished.returncode == -signal.SIGKILL
 
     async def run_service(drops: bool) -> tuple[list[int], float, float]:
         async with Propagator(data=tmp_path / "log") as p:
@@ -107,7 +107,7 @@ def test_interrupted_replay_has_one_effect(when: Literal["before", "after"], kee
             await p.publish(make_delta("a"), make_delta("b"))
             await p.publish(make_addition("a", 7), make_addition("a", 10))
             await p._sinks.feed("adds").wait(4)
-            assert [one[0] for one in quarantined_rows(p)] == [2, 3]
+            assert [offset for offset, _, _ in quarantined_rows(p)] == [2, 3]
             await anyio.sleep(2)
             bad.clear()
             await p.replay("adds")
@@ -120,7 +120,7 @@ def test_interrupted_replay_has_one_effect(when: Literal["before", "after"], kee
     async def reopen() -> None:
         async with service(disk.crash(1), 2) as p:
             await p.attach(RejectingSink(store, bad))
-            assert [one[0] for one in quarantined_rows(p)] == [2, 3]
+            assert [offset for offset, _, _ in quarantined_rows(p)] == [2, 3]
             await p.replay("adds")
             assert quarantined_rows(p) == []
 
@@ -148,7 +148,7 @@ def test_rebuild_clears_the_quarantine() -> None:
             for number in range(5):
                 await p.publish(make_addition("v", number) if number else make_delta("v"))
                 await anyio.sleep(0.1)
-            assert [one[0] for one in quarantined_rows(p, "fake")] == [2, 3, 4]
+            assert [offset for offset, _, _ in quarantined_rows(p, "fake")] == [2, 3, 4]
             history.take_snapshot()
             p.rebuild("fake")
             await p.wait_visible(5)
@@ -215,8 +215,8 @@ def test_replayed_delta_is_folded_in_canonical_order(tmp_path: Path) -> None:
             await p.publish(make_delta("a", 1.0))
             await p.publish(make_delta("b", 1.0))
             await p.publish(Delta("a", create([7.0]), metadata={"n": 1}))
-            early_delta = encode_batch([Delta("a", sparse_add([0], [10.0]))], origin=0x7770, base=1)
-            await remote.send_frame(early_delta, 2).wait()
+            early_batch = encode_batch([Delta("a", sparse_add([0], [10.0]))], origin=0x7770, base=1)
+            await remote.send_frame(early_batch, 2).wait()
             await p._sinks.feed(sink.name).wait(4)
             assert quarantined_rows(p, sink.name) == [(2, 2, "metadata are not wanted now"), (3, 2, None)]
             sink.bad = False

@@ -77,7 +77,7 @@ def test_quarantine_file_equals_the_quarantine(
 ) -> None:
     async def main() -> None:
         disk = SimDisk(1)
-        log, _ = DurableLog.open(disk, settings=LogSettings(), draw=bytes, clock=Clock())
+        log, _ = DurableLog.open(disk, settings=LogSettings(), random_bytes=bytes, clock=Clock())
         world = virtual_world(1)
         quarantine = Quarantine(10, 1 << 20)
 
@@ -86,11 +86,11 @@ def test_quarantine_file_equals_the_quarantine(
             return QuarantineWriter(quarantine, file, world.new_threads(), spare_bytes=spare_bytes)
 
         def read() -> Quarantine:
-            found = Quarantine(10, 1 << 20)
+            restored = Quarantine(10, 1 << 20)
             stored = read_stored(disk, "s", log.epoch_end)
             if stored is not None:
-                restore_quarantine(found, stored)
-            return found
+                restore_quarantine(restored, stored)
+            return restored
 
         writer, stored_state = new_writer(quarantine), state(quarantine)
         for kind, keys, number, writes in steps:

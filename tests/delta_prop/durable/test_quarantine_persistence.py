@@ -60,8 +60,8 @@ def test_quarantine_is_restored_after_a_crash(keeps_cursor: bool, power_cut: boo
             await p.attach(RejectingSink(store, bad))
             assert quarantined_rows(p) == EXPECTED
             bad.clear()
-            done = await p.replay("adds", 2)
-            assert (done.applied, done.left) == (2, 2)
+            replayed = await p.replay("adds", 2)
+            assert (replayed.applied, replayed.left) == (2, 2)
             dropped = await p.drop("adds", 5)
             assert (dropped.applied, dropped.dropped) == (1, 1)
             assert store.sums == {"a": 18, "b": 51, "c": 1}
@@ -93,7 +93,7 @@ def test_quarantined_delta_removed_from_the_log_is_replayed() -> None:
                 await p.publish(make_addition("a", number + 1000))
             await anyio.sleep(5)
             assert p.statistics().log.start_offset > 2
-            assert [one[0] for one in quarantined_rows(p)] == [1]
+            assert [offset for offset, _, _ in quarantined_rows(p)] == [1]
         async with service(disk.crash(1), 2, small) as p:
             bad.clear()
             await p.attach(RejectingSink(store, bad))
@@ -194,8 +194,8 @@ def test_crash_at_any_call_loses_or_doubles_nothing(keeps_cursor: bool, full: bo
         chosen = [(n, power_cut) for n, _ in calls for power_cut in (True, False)]
     else:
         chosen = [(n, n % 2 == 0) for n, is_quarantine_file in calls if is_quarantine_file or n % 16 == 0]
-    crashed = sum(crash_at(n, keeps_cursor=keeps_cursor, power_cut=power_cut) for n, power_cut in chosen)
-    assert crashed > 20
+    crashes = sum(crash_at(n, keeps_cursor=keeps_cursor, power_cut=power_cut) for n, power_cut in chosen)
+    assert crashes > 20
 
 
 # --- failures
@@ -238,17 +238,17 @@ def test_flipped_bit_is_found_or_truncates_the_last_change() -> None:
         disk, store = SimDisk(1), Store(keeps_cursor=True)
         await fill_quarantine(disk, store, {7.0})
         intact = disk.peek(JOURNAL)
-        last = intact.rindex(b"dp-quar\n")
+        last_record = intact.rindex(b"dp-quar\n")
         detected = truncated = 0
-        for at in range(0, len(intact), 7):
+        for position in range(0, len(intact), 7):
             disk = disk.kill()
-            disk.flip(JOURNAL, at, at % 8)
+            disk.flip(JOURNAL, position, position % 8)
             async with service(disk, 2) as p:
-                if at < last:
+                if position < last_record:
                     with pytest.raises(QuarantineCorrupted, match="sinks forget") as corruption:
                         await p.attach(RejectingSink(store, {7.0}))
                     assert corruption.value.path == JOURNAL
-                    assert corruption.value.position <= at
+                    assert corruption.value.position <= position
                     detected += 1
                 else:
                     await p.attach(RejectingSink(store, {7.0}))
@@ -257,6 +257,21 @@ def test_flipped_bit_is_found_or_truncates_the_last_change() -> None:
             disk.put(JOURNAL, intact)
         assert detected > 50
         assert truncated > 5
+
+    run_virtual(main)
+
+
+def test_corrupted_single_group_is_not_compared_with_a_later_one() -> None:
+    async def main() -> None:
+        disk, store = SimDisk(1), Store(keeps_cursor=True)
+        await fill_quarantine(disk, store, {7.0})
+        content = disk.peek(JOURNAL)
+        disk = disk.kill()
+        disk.put(JOURNAL, content[: content.index(b"dp-quar\n", 1)])
+        disk.flip(JOURNAL, 30, 0)
+        async with service(disk, 2) as p:
+            with pytest.raises(QuarantineCorrupted, match="at byte 0: its first group is not valid"):
+                await p.attach(RejectingSink(store, {7.0}))
 
     run_virtual(main)
 

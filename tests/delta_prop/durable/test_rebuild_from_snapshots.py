@@ -34,7 +34,7 @@ async def load(p: Propagator, history: History, rounds: range) -> None:
     """Publish creates, additive changes and deletes over some seconds, while the log is compacted."""
     if not p.head("v0-0"):
         await p.publish(
-            *(Delta(f"v{at}-{row}", create([at, row, 1.0])) for at in range(5) for row in range(4))
+            *(Delta(f"v{group}-{row}", create([group, row, 1.0])) for group in range(5) for row in range(4))
         )
     for number in rounds:
         await p.publish(
@@ -71,7 +71,8 @@ def test_absent_sinks_catch_up_to_the_full_fold() -> None:
         async with service(disk, 2) as p:
             history.log = p._log
             await p.attach(
-                CallbackSink(lambda at, _: delivered_offsets.append(at), name="steady"), start="earliest"
+                CallbackSink(lambda offset, _: delivered_offsets.append(offset), name="steady"),
+                start="earliest",
             )
             await load(p, history, range(2, 40))
             log = p.statistics().log
@@ -93,8 +94,8 @@ def test_absent_sinks_catch_up_to_the_full_fold() -> None:
                 await load(p, history, range(70, 73))
                 await p.wait_visible(p.statistics().log.next_offset)
                 assert p.statistics().sinks[name].rebuilds == 1
-                found = {ref: state for ref, state in storage.states.items() if state.alive}
-                assert_same_states(found, alive_states(history))  # type: ignore[arg-type]
+                alive = {ref: state for ref, state in storage.states.items() if state.alive}
+                assert_same_states(alive, alive_states(history))  # type: ignore[arg-type]
             end = p.statistics().log.next_offset
             assert delivered_offsets == list(range(end)), "the other sink must not be affected"
             assert p.statistics().refused == 0
@@ -125,8 +126,8 @@ def test_full_log_invalidates_rebuildable_sinks_only(
             storage.release.set()
             await p.wait_visible(p.statistics().log.next_offset)
             assert p.statistics().sinks["fake"].rebuilds == 1
-            found = {ref: state for ref, state in storage.states.items() if state.alive}
-            assert_same_states(found, alive_states(history))  # type: ignore[arg-type]
+            alive = {ref: state for ref, state in storage.states.items() if state.alive}
+            assert_same_states(alive, alive_states(history))  # type: ignore[arg-type]
 
     run_virtual(main)
 
@@ -150,10 +151,10 @@ def test_storage_and_its_index_are_rebuilt_from_a_real_snapshot(tmp_path: Path) 
             await load(p, history, range(50, 55))
             await p.wait_visible(p.statistics().log.next_offset)
             for ref, state in alive_states(history).items():
-                found = await storage.get(*ref)
-                assert found is not None
-                assert found.content == state.content  # type: ignore[attr-defined]
-                assert found.key == state.key  # type: ignore[attr-defined]
+                stored = await storage.get(*ref)
+                assert stored is not None
+                assert stored.content == state.content  # type: ignore[attr-defined]
+                assert stored.key == state.key  # type: ignore[attr-defined]
             for metric in ("l2", "cosine"):
                 expected = reference.search([1.0, 2.0, 3.0], 30, metric=metric)  # type: ignore[arg-type]
                 assert shared.search([1.0, 2.0, 3.0], 30, metric=metric) == expected  # type: ignore[arg-type]
@@ -232,14 +233,14 @@ def test_sink_detached_before_its_rebuild_is_rebuilt_on_return(killed: bool, kee
     async def detach_before_rebuild() -> None:
         async with service(disks[-1], 1) as p:
             history = History(p)
-            await p.attach(FakeStorageSink(storage, cursor=keeps_cursor))
+            await p.attach(FakeStorageSink(storage, has_cursor=keeps_cursor))
             await load(p, history, range(2))
             await p.wait_visible(p.statistics().log.next_offset)
             await p.detach("fake")
             p.pause("fake")
             await load(p, history, range(2, 70))
             await anyio.sleep(30)
-            await p.attach(FakeStorageSink(storage, cursor=keeps_cursor))
+            await p.attach(FakeStorageSink(storage, has_cursor=keeps_cursor))
             await anyio.sleep(5)  # long enough to write the cursors
             feed = p.statistics().sinks["fake"]
             assert (feed.state, feed.rebuilds, feed.rebuild is not None) == ("paused", 0, True)
@@ -252,7 +253,7 @@ def test_sink_detached_before_its_rebuild_is_rebuilt_on_return(killed: bool, kee
         async with service(disks[1], 2) as p:
             reference = FakeStorage()
             await p.attach(FakeStorageSink(reference, "whole"))
-            await p.attach(FakeStorageSink(storage, cursor=keeps_cursor))
+            await p.attach(FakeStorageSink(storage, has_cursor=keeps_cursor))
             p.resume("fake")
             await p.wait_visible(p.statistics().log.next_offset)
             assert p.statistics().sinks["fake"].rebuilds == 1
@@ -272,7 +273,7 @@ def test_out_of_order_deltas_fold_onto_the_snapshot_or_are_counted(tmp_path: Pat
             storage = await p.attach(StorageSink(tmp_path / "v.db"))
             await p.wait_visible(p.statistics().log.next_offset)
             assert p.statistics().sinks["storage"].rebuilds == 1
-            before = p.statistics().log.next_offset
+            end_before = p.statistics().log.next_offset
             await p.publish(Delta("vector", scale(2.0)))
             history.read()
             last = history.batches[-1]
@@ -281,7 +282,7 @@ def test_out_of_order_deltas_fold_onto_the_snapshot_or_are_counted(tmp_path: Pat
             await remote.send_frame(late_batch, last.lamport - 1).wait()
             below_snapshot = encode_batch([Delta("vector", sparse_add([1], [10.0]))], origin=0x7770, base=2)
             await remote.send_frame(below_snapshot, 1).wait()
-            await p.wait_visible(before + 3)
+            await p.wait_visible(end_before + 3)
             state = await storage.get("default", "vector")
             assert state is not None
             assert state.vector is not None

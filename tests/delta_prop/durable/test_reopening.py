@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
     from delta_prop_simulations.disk import Call
 
-ANY = LogSettings(free_bytes_min=0, reserve_bytes=0)
+NO_RESERVE = LogSettings(free_bytes_min=0, reserve_bytes=0)
 
 
-def service(disk: SimDisk, seed: int = 0, log: LogSettings = ANY) -> Propagator:
+def service(disk: SimDisk, seed: int = 0, log: LogSettings = NO_RESERVE) -> Propagator:
     world = virtual_world(seed, thread_delay_s_max=0.01, disk=disk)
     return Propagator(Settings(close_timeout_s=5), data="x", log=log, world=world)
 
@@ -45,15 +45,15 @@ def test_service_recovers_by_itself_when_the_disk_recovers() -> None:
             await p.publish(make_delta("a"))
             await producer.publish(make_delta("b"))
 
-            async def draft() -> None:
+            async def publish_draft() -> None:
                 offsets.append((await p.publish(make_delta("c"))).offset)
 
-            async def dot() -> None:
+            async def publish_with_dot() -> None:
                 offsets.append((await producer.publish(make_delta("d"), timeout_s=100)).offset)
 
             disk.fail(lambda call: call.name in ("sync", "sync_directory"), times=None)
-            tasks.start_soon(draft)
-            tasks.start_soon(dot)
+            tasks.start_soon(publish_draft)
+            tasks.start_soon(publish_with_dot)
             await anyio.sleep(20)
             reopening = p.statistics().reopening
             assert reopening is not None
@@ -107,10 +107,9 @@ class OutageRun:
         self.disk = disk
         self.level = level
         self.acknowledged: dict[str, int] = {}
-        self.checked = 0
+        self.checked_rows = 0
         self.seen: dict[str, list[tuple[int, str]]] = {"one": [], "two": []}
-        self.reopened = 0
-        self.epoch = 0
+        self.recoveries = 0
 
     async def run(self, seed: int, fault: Callable[[int], None] | None = None) -> None:
         """Run all callers through a fault of the disk; check their outcomes, deliveries and the log."""
@@ -128,7 +127,7 @@ class OutageRun:
             reopening = p.statistics().reopening
             assert reopening is not None
             assert not reopening.failed
-            self.reopened = reopening.reopened
+            self.recoveries = reopening.reopened
             await self.check_against_fresh(p, seed)
 
     async def heal(self, p: Propagator) -> None:
@@ -139,7 +138,7 @@ class OutageRun:
         assert acknowledged_before.items() <= (await contents(image)).items(), (
             "acknowledged rows must be on stable storage"
         )
-        self.checked += len(acknowledged_before)
+        self.checked_rows += len(acknowledged_before)
 
     async def attach_late(self, p: Propagator) -> None:
         sink = CallbackSink(lambda offset, delta: self.note("two", offset, delta), name="two")
@@ -180,8 +179,9 @@ class OutageRun:
 
     async def check_against_fresh(self, p: Propagator, seed: int) -> None:
         image = self.disk.kill()
-        found = await contents(image)
-        assert found == self.acknowledged, "every acknowledged delta must be stored once, at its offset"
+        assert await contents(image) == self.acknowledged, (
+            "every acknowledged delta must be stored once, at its offset"
+        )
         for sink, seen in self.seen.items():
             assert seen == sorted({(offset, key) for key, offset in self.acknowledged.items()}), sink
         async with service(image, seed + 1, SMALL) as fresh:
@@ -210,18 +210,18 @@ def log_position(p: Propagator) -> tuple[int, int, int, dict[int, int]]:
 
 async def contents(disk: SimDisk) -> dict[str, int]:
     """Reopen the log; return offsets by key, each key once."""
-    log, _ = DurableLog.open(disk.kill(), settings=SMALL, draw=bytes, clock=Clock())
-    found: dict[str, int] = {}
+    log, _ = DurableLog.open(disk.kill(), settings=SMALL, random_bytes=bytes, clock=Clock())
+    offsets: dict[str, int] = {}
     offset = log.start_offset
     while batches := log.read(offset, rows_max=1000, bytes_max=1 << 20):
         for logged in batches:
             if not logged.batch.is_control:
                 for row, key in enumerate(logged.batch.keys):
-                    assert key not in found, f"{key} is stored twice"
-                    found[key] = logged.offset + row
+                    assert key not in offsets, f"{key} is stored twice"
+                    offsets[key] = logged.offset + row
             offset = logged.next_offset
     log.close()
-    return found
+    return offsets
 
 
 def fault_from(disk: SimDisk, kind: str, n: int) -> Callable[[int], None]:
@@ -229,8 +229,10 @@ def fault_from(disk: SimDisk, kind: str, n: int) -> Callable[[int], None]:
 
     def set_up(calls: int) -> None:
         def fails(call: Call) -> bool:
-            named = {"read": ("read",), "sync": ("sync", "sync_directory"), "write": ("write",)}
-            call_names = named.get(kind, ("write", "truncate", "allocate") if kind == "ENOSPC" else None)
+            names_by_kind = {"read": ("read",), "sync": ("sync", "sync_directory"), "write": ("write",)}
+            call_names = names_by_kind.get(
+                kind, ("write", "truncate", "allocate") if kind == "ENOSPC" else None
+            )
             return call.number >= calls + n and (call_names is None or call.name in call_names)
 
         if kind == "short":
@@ -246,15 +248,17 @@ def test_failure_at_any_call_loses_or_doubles_nothing(kind: str, full: bool) -> 
     probe = SimDisk(0)
     run_virtual(OutageRun(probe).run, 0)
     calls = probe.calls
-    reopened = faults = checked = 0
+    recoveries = faults = checked_rows = 0
     for n in range(1, calls, 1 if full else 41):
         disk = SimDisk(n)
         outage = OutageRun(disk)
         run_virtual(outage.run, n, fault_from(disk, kind, n))
-        reopened += outage.reopened
-        checked += outage.checked
-        faults += sum(count for name, count in disk.struck.items() if name.endswith(("failed", "writes")))
-    print(f"{kind}: {calls} calls, {faults} faults, {reopened} recoveries, {checked} rows checked")
+        recoveries += outage.recoveries
+        checked_rows += outage.checked_rows
+        faults += sum(
+            count for name, count in disk.fault_counts.items() if name.endswith(("failed", "writes"))
+        )
+    print(f"{kind}: {calls} calls, {faults} faults, {recoveries} recoveries, {checked_rows} rows checked")
     assert faults > 5
-    assert checked > 5
-    assert reopened > 2 or kind in ("read", "short")
+    assert checked_rows > 5
+    assert recoveries > 2 or kind in ("read", "short")

@@ -20,12 +20,12 @@ from delta_prop_sinks import CallbackSink
 from delta_prop_wire.delta import AckLevel, Delta, Dot, Priority
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.durable.test_reopening import ANY, contents, make_delta, service
+from tests.delta_prop.durable.test_reopening import NO_RESERVE, contents, make_delta, service
 
 if TYPE_CHECKING:
     from delta_prop.embedded import Propagator
 
-LOGGED = replace(ANY, read_level=AckLevel.LOGGED)
+LOGGED = replace(NO_RESERVE, read_level=AckLevel.LOGGED)
 
 
 def break_disk(disk: SimDisk, *names: str, ending: str = "", times: int | None = None) -> None:
@@ -136,7 +136,7 @@ def test_lost_counters_acknowledged_at_a_lower_level_are_filled() -> None:
     async def main() -> None:
         disk, seen = SimDisk(1), []
         async with service(disk) as p:
-            await p.attach(CallbackSink(lambda wait_s, delta: seen.append((wait_s, delta.vector_id))))
+            await p.attach(CallbackSink(lambda offset, delta: seen.append((offset, delta.vector_id))))
             producer = p.producer("me", ack_level=AckLevel.MEMORY)
             await producer.publish(make_delta("a"))
             await p.wait_visible(1)
@@ -148,7 +148,7 @@ def test_lost_counters_acknowledged_at_a_lower_level_are_filled() -> None:
             assert producer.watermark() < 4
             published = await producer.publish(make_delta("e"), timeout_s=10)
             assert published.dot is not None
-            assert published.dot.counter == 5, "an acknowledged dot is not given twice"
+            assert published.dot.counter == 5, "an acknowledged dot must not be given twice"
             assert await producer.outcome(4) is ErrorCode.DOT_REUSED
             await p.wait_visible(published)
             assert producer.watermark() == 5
@@ -163,7 +163,7 @@ def test_recovery_keeps_fencing_and_the_lock() -> None:
     async def main() -> None:
         disk = SimDisk(1)
         async with service(disk) as p:
-            old, new = p.producer("me"), None
+            old = p.producer("me")
             await old.publish(make_delta("a"))
             new = p.producer("me")
             break_disk(disk, "sync")
@@ -183,19 +183,21 @@ def test_recovery_keeps_fencing_and_the_lock() -> None:
 
 def test_sink_ahead_of_a_lost_tail_stops_and_others_continue() -> None:
     async def main() -> None:
-        disk, ahead, late_offsets = SimDisk(1), [], []
+        disk, quick_offsets, other_offsets = SimDisk(1), [], []
         async with service(disk, log=LOGGED) as p:
-            await p.attach(CallbackSink(lambda wait_s, _: ahead.append(wait_s), name="quick"))
+            await p.attach(CallbackSink(lambda offset, _: quick_offsets.append(offset), name="quick"))
             await p.attach(
-                CallbackSink(lambda wait_s, _: late_offsets.append(wait_s), name="other"), topics="v:nothing"
+                CallbackSink(lambda offset, _: other_offsets.append(offset), name="other"), topics="v:nothing"
             )
             await p.publish(make_delta("a"))
             await p.publish(make_delta("b"), ack_level=AckLevel.LOGGED)
             await p.wait_visible(2)
-            assert ahead == [0, 1]
+            assert quick_offsets == [0, 1]
             await anyio.sleep(2)
             cursors = json.loads(disk.peek("cursors").split(b"\n", 1)[1])["cursors"]
-            assert [cursor[1] for cursor in cursors.values()] == [1, 1], "cursors never pass the synced rows"
+            assert [cursor[1] for cursor in cursors.values()] == [1, 1], (
+                "cursors must not pass the synced rows"
+            )
             break_disk(disk, "sync", times=1)
             with pytest.raises(Refused):
                 await p.publish(make_delta("c"), timeout_s=0.01)
@@ -216,7 +218,7 @@ def test_sink_ahead_of_a_lost_tail_stops_and_others_continue() -> None:
                         break
             p.restart("quick")
             await anyio.sleep(1)
-            assert ahead == [0, 1], "it never continues at an offset that now holds another row"
+            assert quick_offsets == [0, 1], "the sink must not resume at an offset that now holds another row"
 
     run_virtual(main)
 
@@ -226,11 +228,11 @@ def test_clean_close_syncs_the_log_and_its_cursors() -> None:
         disk, seen = SimDisk(1), []
         for _ in range(2):
             async with service(disk, log=LOGGED) as p:
-                await p.attach(CallbackSink(lambda wait_s, _: seen.append(wait_s), name="one"))
+                await p.attach(CallbackSink(lambda offset, _: seen.append(offset), name="one"))
                 if not seen:
                     await p.publish(make_delta("a"), make_delta("b"), ack_level=AckLevel.LOGGED)
                     await p.wait_visible(2)
-        assert seen == [0, 1], "after a clean close no row is redelivered"
+        assert seen == [0, 1], "after a clean close no row may be redelivered"
 
     run_virtual(main)
 
@@ -239,7 +241,7 @@ def test_corruption_stops_the_log_for_good_and_refuses_at_once() -> None:
     async def main() -> None:
         disk, seen = SimDisk(1), []
         async with service(disk) as p:
-            await p.attach(CallbackSink(lambda wait_s, _: seen.append(wait_s)))
+            await p.attach(CallbackSink(lambda offset, _: seen.append(offset)))
             await p.publish(make_delta("a"))
             break_disk(disk, "write", ending=".log", times=1)
             disk.flip("streams/default/0/00000000000000000000.log", 90)
@@ -280,7 +282,7 @@ def test_service_closes_in_the_middle_of_an_outage() -> None:
 def test_recovery_waits_for_a_running_segment_compression() -> None:
     async def main() -> None:
         disk = SimDisk(1)
-        async with service(disk, log=replace(ANY, segment_bytes_max=300, compress="lz4")) as p:
+        async with service(disk, log=replace(NO_RESERVE, segment_bytes_max=300, compress="lz4")) as p:
             log = p._log
             assert isinstance(log, DurableLog)
             for number in range(5):
@@ -302,7 +304,7 @@ def test_recovery_waits_for_a_running_segment_compression() -> None:
             assert (await contents(disk)).keys() >= {f"v{number}" for number in range(5)}
             late_offsets: list[int] = []
             await p.attach(
-                CallbackSink(lambda wait_s, _: late_offsets.append(wait_s), name="late"), start="earliest"
+                CallbackSink(lambda offset, _: late_offsets.append(offset), name="late"), start="earliest"
             )
             await p.wait_visible(5, sinks=["late"])
             assert late_offsets[:5] == [0, 1, 2, 3, 4]
@@ -316,7 +318,7 @@ def test_recovery_waits_for_a_running_segment_compression() -> None:
 def test_full_disk_refuses_before_writing_and_recovers_with_space() -> None:
     async def main() -> None:
         disk, offsets = SimDisk(1, capacity_bytes=200_000), []
-        log = replace(ANY, segment_bytes_max=10_000, bytes_max=150_000, retention_bytes=150_000)
+        log = replace(NO_RESERVE, segment_bytes_max=10_000, bytes_max=150_000, retention_bytes=150_000)
         log = replace(log, free_bytes_min=10_000, reserve_bytes=30_000)
         async with service(disk, log=log) as p, anyio.create_task_group() as tasks:
             assert p.statistics().log.reserve_bytes == 30_000
@@ -358,7 +360,7 @@ def test_full_disk_refuses_before_writing_and_recovers_with_space() -> None:
 def test_idle_log_seals_and_removes_its_last_segment() -> None:
     async def main() -> None:
         disk = SimDisk(1)
-        async with service(disk, log=replace(ANY, segment_s_max=60, retention_s=120)) as p:
+        async with service(disk, log=replace(NO_RESERVE, segment_s_max=60, retention_s=120)) as p:
             await p.publish(make_delta("a"))
             await anyio.sleep(50)
             assert p.statistics().log.segments == 1

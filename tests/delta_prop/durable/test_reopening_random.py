@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 LEVELS = [AckLevel.MEMORY, AckLevel.LOGGED, AckLevel.DURABLE]
 VECTORS = 4
 COUNTS: Counter[str] = Counter()
+"""Totals over all examples."""
+# Each step is (kind, index of a producer, level, wait or break, amount).
 PRODUCE = st.tuples(st.just("produce"), st.integers(0, 3), st.integers(1, 3))
 DRAFT = st.tuples(st.just("draft"), st.integers(0, 2), st.integers(1, 3))
 WAIT = st.tuples(st.just("wait"), st.integers(0, 3), st.just(0))
@@ -33,7 +35,7 @@ STEPS = st.lists(
     st.one_of(PRODUCE, PRODUCE, DRAFT, WAIT, BREAK, PRODUCE, WAIT, HEAL), min_size=25, max_size=50
 )
 WAITS_S = (0.003, 0.02, 0.2, 3.0)
-BREAKS = (("write",), ("sync", "sync_directory"), ("write", "sync"), ("read", "open"))
+BROKEN_CALLS = (("write",), ("sync", "sync_directory"), ("write", "sync"), ("read", "open"))
 
 
 @dataclass
@@ -48,8 +50,8 @@ class History:
 
     async def run(self, steps: list[tuple[str, int, int]], seed: int) -> None:
         async with service(self.disk, seed, SMALL) as p:
-            await p.attach(CallbackSink(lambda at, _: self.seen.append(at)))
-            self.producers = [p.producer(f"p{at}", ack_level=LEVELS[at % 3]) for at in range(4)]
+            await p.attach(CallbackSink(lambda offset, _: self.seen.append(offset)))
+            self.producers = [p.producer(f"p{index}", ack_level=LEVELS[index % 3]) for index in range(4)]
             async with anyio.create_task_group() as tasks:
                 for step, index, amount in steps:
                     if step == "produce":
@@ -59,7 +61,7 @@ class History:
                     elif step == "wait":
                         await anyio.sleep(WAITS_S[index])
                     elif step == "break":
-                        self.disk.fail(self.fails_after(BREAKS[index], amount), errno.EIO, times=None)
+                        self.disk.fail(self.fails_after(BROKEN_CALLS[index], amount), errno.EIO, times=None)
                     else:
                         self.disk.heal()
                 await anyio.sleep(0.1)
@@ -110,10 +112,10 @@ class History:
         image = self.disk.kill()
         stored: dict[bytes, int] = {}
         delivered: list[int] = []
-        at = p.statistics().log.start_offset
-        while batches := p._log.read(at, rows_max=1000, bytes_max=1 << 20):
+        offset = p.statistics().log.start_offset
+        while batches := p._log.read(offset, rows_max=1000, bytes_max=1 << 20):
             for logged in batches:
-                at = logged.next_offset
+                offset = logged.next_offset
                 for row in range(logged.count):
                     dot = logged.batch.dot(row)
                     key = f"{dot.origin:x}.{dot.counter}".encode()
@@ -123,17 +125,19 @@ class History:
                         delivered.append(logged.offset + row)
         COUNTS["reopened"] += reopened
         COUNTS["lost"] += sum(key not in stored for key in self.acknowledged)
-        durable = {key: at for key, (at, level) in self.acknowledged.items() if level is AckLevel.DURABLE}
+        durable = {
+            key: offset for key, (offset, level) in self.acknowledged.items() if level is AckLevel.DURABLE
+        }
         assert durable.items() <= stored.items()
         if not reopened:
-            assert {key: at for key, (at, _) in self.acknowledged.items()} == stored
+            assert {key: offset for key, (offset, _) in self.acknowledged.items()} == stored
         assert self.seen == delivered, "each delta must be delivered once, in order"
         async with service(image, seed + 1, SMALL) as fresh:
             assert log_position(fresh) == log_position(p)
             for number in range(VECTORS):
                 assert fresh.head(f"v{number}") == p.head(f"v{number}")
-            for at, producer in enumerate(self.producers):
-                fresh_producer = fresh.producer(f"p{at}")
+            for index, producer in enumerate(self.producers):
+                fresh_producer = fresh.producer(f"p{index}")
                 for lane in Priority:
                     watermark = producer.watermark(lane)
                     assert fresh_producer.watermark(lane) == watermark

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -128,10 +129,12 @@ def test_producer_learns_the_outcome_of_an_earlier_run() -> None:
             published = await p.producer("me").publish(make_delta("a"))
             frame = p._log.read(0, rows_max=1, bytes_max=1 << 20)[0].batch
         async with service(disk) as p:
-            reopened_producer = p.producer("me")
-            assert reopened_producer.watermark() == 1
-            assert await reopened_producer.outcome(1) == published.offset
-            ack = await reopened_producer.send_frame(frame).wait()  # the same frame, under the previous epoch
+            producer_after_restart = p.producer("me")
+            assert producer_after_restart.watermark() == 1
+            assert await producer_after_restart.outcome(1) == published.offset
+            ack = await producer_after_restart.send_frame(
+                frame
+            ).wait()  # the same frame, under the previous epoch
             assert ack.duplicates == {0: published.offset}
 
     run_virtual(main)
@@ -143,7 +146,7 @@ def test_failed_log_refuses_appends_but_can_be_read() -> None:
         async with service(disk) as p:
             await p.attach(CallbackSink(lambda offset, _: seen.append(offset)))
             await p.publish(make_delta("a"))
-            disk.fail(lambda call: call.name == "sync", 5, times=None)
+            disk.fail(lambda call: call.name == "sync", errno.EIO, times=None)
             for code in (ErrorCode.OUTCOME_UNKNOWN, ErrorCode.LOG_FAILED):
                 with pytest.raises(Refused) as caught:
                     await p.publish(make_delta("b"), timeout_s=2)
@@ -177,8 +180,8 @@ def test_log_retains_rows_until_cursors_are_written() -> None:
             assert p.statistics().log.start_offset > 0
         seen.clear()
         async with service(image, 2, replace(SMALL, compact=False)) as p:
-            reopened_sink = CallbackSink(lambda offset, _: seen.append(offset), name="kept here")
-            await p.attach(reopened_sink)
+            sink_after_restart = CallbackSink(lambda offset, _: seen.append(offset), name="kept here")
+            await p.attach(sink_after_restart)
             await p.wait_visible(401)
             assert seen == list(range(1, 401))
 

@@ -1,4 +1,4 @@
-"""Blocking sockets in virtual time, for a client without an event loop and a service on a virtual loop.
+"""VirtualModules sockets in virtual time, for a client without an event loop and a service on a virtual loop.
 
 A blocking call runs the loop until the call ends, so it must not be made from within the loop.
 """
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_BYTES = 64 * 1024
+_READ_BYTES = 64 * 1024
 
 
-class Blocking:
+class VirtualModules:
     """Replacement for the modules `time`, `socket`, `selectors` and `random` in a client."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, network: Network, seed: int) -> None:
@@ -66,10 +66,10 @@ class Blocking:
 
     def wait_for(self, task: asyncio.Task[T]) -> T:
         """Run the loop until the task is done; return its result."""
-        done: asyncio.Future[None] = self.loop.create_future()
-        task.add_done_callback(lambda _: done.set_result(None))
+        finished: asyncio.Future[None] = self.loop.create_future()
+        task.add_done_callback(lambda _: finished.set_result(None))
         # Not the task itself: anyio would treat it as the root task and end its threads with it.
-        self.loop.run_until_complete(done)
+        self.loop.run_until_complete(finished)
         return task.result()
 
     def wait(self, time_s: float, woken: asyncio.Future[None] | None = None) -> None:
@@ -91,7 +91,7 @@ def wake(future: asyncio.Future[None]) -> None:
 class VirtualSocket:
     """A connected socket that does not block."""
 
-    def __init__(self, owner: Blocking, stream: Stream) -> None:
+    def __init__(self, owner: VirtualModules, stream: Stream) -> None:
         self._owner = owner
         self._stream = stream
         self._received: deque[bytes] = deque()
@@ -105,7 +105,7 @@ class VirtualSocket:
         return bool(self._received or self._ended or self._failure)
 
     async def _read(self) -> None:
-        buffer = memoryview(bytearray(_BYTES))
+        buffer = memoryview(bytearray(_READ_BYTES))
         while not self._ended and self._failure is None:
             try:
                 count = await self._stream.receive_into(buffer)
@@ -159,7 +159,7 @@ class VirtualSocket:
 class VirtualSelector:
     """Waits for a socket."""
 
-    def __init__(self, owner: Blocking) -> None:
+    def __init__(self, owner: VirtualModules) -> None:
         self._owner = owner
         self._socket: VirtualSocket | None = None
 

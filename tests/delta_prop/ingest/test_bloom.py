@@ -43,10 +43,10 @@ def doubled_number_id(number: int) -> bytes:
     return number.to_bytes(8, "little") * 2
 
 
-SHAPES = [random_id, counter_id, dot_id, time_ordered_id, padded_text_id, doubled_number_id]
+ID_MAKERS = [random_id, counter_id, dot_id, time_ordered_id, padded_text_id, doubled_number_id]
 
 
-@pytest.mark.parametrize("make_id", SHAPES)
+@pytest.mark.parametrize("make_id", ID_MAKERS)
 def test_full_filter_misses_nothing_and_keeps_its_error_rate(make_id: Callable[[int], bytes]) -> None:
     filter_ = IdFilter(COUNT, 0.001)
     added, _ = hash_ids([make_id(number) for number in range(COUNT)])
@@ -89,11 +89,11 @@ def test_may_hold_agrees_with_candidates() -> None:
 
 
 def test_filter_matches_pybloom_in_size_and_bits() -> None:
-    stock = BloomFilter(COUNT, 0.001)
+    original = BloomFilter(COUNT, 0.001)
     filter_ = IdFilter(COUNT, 0.001)
-    assert filter_.nbytes == len(stock.bitarray.tobytes()) == IdFilter.compute_size(COUNT, 0.001)
+    assert filter_.nbytes == len(original.bitarray.tobytes()) == IdFilter.compute_size(COUNT, 0.001)
     filter_.add(hash_ids([counter_id(number) for number in range(100)])[0])
-    assert 900 < filter_.bits.count() <= 100 * stock.num_slices
+    assert 900 < filter_.bits.count() <= 100 * original.num_slices
 
 
 @given(st.integers(1, 100_000), st.sampled_from([0.5, 0.3, 0.25, 0.125, 0.1, 0.01, 0.001, 0.0001]))

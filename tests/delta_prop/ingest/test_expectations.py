@@ -95,7 +95,9 @@ def test_rows_without_expect_move_the_head() -> None:
 
 
 @pytest.mark.parametrize("first_operation", [CREATE, opaque(b"it"), metadata_only()])
-def test_expect_absent_of_an_unknown_vector(first_operation: object) -> None:
+def test_expect_absent_accepts_an_unknown_vector_unless_the_operation_needs_one(
+    first_operation: object,
+) -> None:
     fixture = HeadsFixture()
     refusal = fixture.send(Delta("v", first_operation, expect=ABSENT))  # type: ignore[arg-type]
     if first_operation == metadata_only():
@@ -109,7 +111,7 @@ def test_expect_absent_of_an_unknown_vector(first_operation: object) -> None:
     )
 
 
-def test_expect_absent_of_a_deleted_vector() -> None:
+def test_expect_absent_accepts_a_deleted_vector_until_it_is_created() -> None:
     fixture = HeadsFixture()
     fixture.send(Delta("v", CREATE), Delta("v", delete()))
     assert fixture.send(Delta("v", CREATE, expect=ABSENT)) is None

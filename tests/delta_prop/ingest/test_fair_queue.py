@@ -139,14 +139,14 @@ def test_high_mark_is_crossed_by_one_batch_or_by_bytes() -> None:
 def test_retry_after_follows_the_measured_rate() -> None:
     queue = FairQueue(capacity_deltas=1_000, low=0.5)
     offer_all(queue, *(make_item(NORMAL, size=1) for _ in range(1_000)))
-    assert retry_after(queue, 0.0) == 100, "the default applies before the first measurement"
+    assert retry_after(queue, 0.0) == 100, "the default should apply before the first measurement"
     now = 0.0
     for _ in range(500):  # 1,000 deltas per second, in and out
         now += 0.001
         queue.next(now)
         queue.offer(make_item(NORMAL, size=1), now)
     assert retry_after(queue, now) == pytest.approx(500, rel=0.05)
-    assert retry_after(queue, now + 5) > 900, "the wait grows while nothing leaves the queue"
+    assert retry_after(queue, now + 5) > 900, "the wait should grow while nothing leaves the queue"
     assert retry_after(queue, now + 5_000) <= RETRY_AFTER_MS_MAX
 
 
@@ -287,9 +287,9 @@ def test_critical_child_never_overtakes_its_low_parent() -> None:
     child = make_item(CRITICAL, "child", after=[parent])
     unrelated = make_item(CRITICAL, "unrelated")
     offer_all(queue, *ahead, parent, child, unrelated)
-    assert drain(queue) == [*ahead, parent, child, unrelated], "the child's lane donates its turns"
+    assert drain(queue) == [*ahead, parent, child, unrelated], "the child's lane should donate its turns"
     assert queue.statistics().items_donated > 850
-    assert child.after == (), "a dequeued item holds no references"
+    assert child.after == (), "a dequeued item should hold no references"
 
 
 def test_critical_delta_waits_for_queued_deltas_of_its_vector() -> None:
@@ -333,7 +333,7 @@ def test_peeked_item_stays_until_taken() -> None:
     assert queue.statistics() == before
     queue.offer(other := make_item(HIGH, "b"), 1.0)
     queue.take(low)
-    assert drain(queue, 1.0) == [other, critical], "the critical lane donated its turn"
+    assert drain(queue, 1.0) == [other, critical], "the critical lane should have donated its turn"
 
 
 def test_only_the_peeked_item_can_be_taken() -> None:
@@ -385,7 +385,9 @@ def test_withdrawing_from_a_long_chain_is_quick() -> None:
         assert queue.withdraw(item)
     for item in chain[:1_000]:
         queue.withdraw(item)
-    assert time.process_time() - began < 2.0, "withdrawing must not scan the chain: that would take minutes"
+    assert time.process_time() - began < 2.0, (
+        "withdrawing should not scan the chain, which would take minutes"
+    )
     assert queue.depth == 1
 
 
@@ -441,6 +443,7 @@ def arrivals(draw: st.DrawFn) -> list[Item]:
 
 
 def ordered_pairs(items: list[Item]) -> Iterator[tuple[Item, Item]]:
+    """Yield the pairs of an earlier and a later item that must leave the queue in this order."""
     for index, later in enumerate(items):
         for earlier in items[:index]:
             if earlier.lane == later.lane or set(earlier.keys) & set(later.keys) or earlier in later.after:
@@ -459,7 +462,7 @@ def test_any_queue_drains_in_causal_order(items: list[Item], step_s: float) -> N
     for turn in range(len(items)):
         now += step_s
         item = queue.next(now)
-        assert item is not None, "a queue that is not empty has an item to serve"
+        assert item is not None, "a queue that is not empty should have an item to serve"
         order[item] = turn
     assert all(order[earlier] < order[later] for earlier, later in must_keep_order)
     assert (queue.depth, queue.depth_bytes, queue.peek(now)) == (0, 0, None)

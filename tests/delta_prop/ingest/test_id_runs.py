@@ -55,10 +55,10 @@ def store_run(store: IdStore, run: IdRun) -> IdRun:
 def find_ids(run: IdRun, ids: Sequence[bytes]) -> list[int | None]:
     """Return the ids' offsets; check `find` against `find_many`."""
     hashes, second_halves = hash_ids(ids)
-    found = run.find_many(hashes, second_halves)
+    offsets = run.find_many(hashes, second_halves)
     pairs = zip(hashes.tolist(), second_halves.tolist(), strict=True)
-    assert [run.find(hashed, second) for hashed, second in pairs] == found
-    return found
+    assert [run.find(hashed, second) for hashed, second in pairs] == offsets
+    return offsets
 
 
 def variants(run: IdRun) -> Iterator[IdRun]:
@@ -213,11 +213,12 @@ def test_opening_reads_fences_and_no_pages() -> None:
 
 
 def runs_of_sizes(*generations: int) -> list[IdRun]:
+    """Return runs of these sizes, in generations of 1,000 ids; they have no rows."""
     template = run_of(ids_of(1, 1), [0])
     runs = []
     for count in generations:
         facts = RunFacts(count * 1_000, 0, 0, count * 1_000, 0.001, 4096)
-        runs.append(IdRun(facts, template._hashes and (template._hashes, template._seconds)))
+        runs.append(IdRun(facts, (template._hashes, template._seconds)))
     return runs
 
 

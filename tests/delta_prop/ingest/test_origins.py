@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-import delta_prop.ingest.origins as module
 from delta_prop.ingest.epochs import CLAIMED_EPOCH_MAX, EPOCH_MAX, epoch_limit, openings_for
 from delta_prop.ingest.origins import IDLE_S_MAX, NOOPS_MAX, RECENT_BATCHES, Origins, OriginState
 from delta_prop_wire.delta import Delta, opaque
@@ -83,13 +82,12 @@ def test_origins_are_bounded_per_owner_and_in_total() -> None:
 
 
 def test_first_offsets_are_bounded_over_all_origins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "OFFSET_RANGES_MAX", 100)
+    monkeypatch.setattr("delta_prop.ingest.origins.OFFSET_RANGES_MAX", 100)
     origins = Origins()
     state = origins.hello(ORIGIN, "p", 0.0)
+    # Rows of others lie between the batches, so each batch is a range of its own.
     for number in range(1, 501):
-        origins.note_appended(
-            state, batch(number), 3 * number, 0.0
-        )  # other rows lie between, so each batch is a range of its own
+        origins.note_appended(state, batch(number), 3 * number, 0.0)
     assert state.first_offset(500) == 1500
     assert state.first_offset(470) == 1410
     assert state.first_offset(1) is None
@@ -135,11 +133,11 @@ def test_checksum_distinguishes_duplicate_from_reuse() -> None:
     state.note_appended(batch(1, 2), 0)
     assert state.is_same_frame(batch(1, 2)) is True
     assert state.is_same_frame(batch(1, 2, content=b"other")) is False
-    assert state.is_same_frame(batch(1, 1)) is None, "other rows should have another checksum"
+    assert state.is_same_frame(batch(1, 1)) is None, "the checksum of other rows should prove nothing"
     for number in range(3, 3 + 2 * RECENT_BATCHES):
         state.note_appended(batch(number), number)
     assert state.is_same_frame(batch(2 + 2 * RECENT_BATCHES, content=b"other")) is False
-    assert state.is_same_frame(batch(1, 2)) is None, "the batch is too old to be remembered"
+    assert state.is_same_frame(batch(1, 2)) is None, "the checksum of an old batch should be forgotten"
 
 
 def test_noop_ranges_keep_their_codes_and_are_bounded() -> None:
@@ -243,7 +241,7 @@ class TestClaims:
         assert len(origins) == 1
 
 
-def test_first_offset_above_a_counter() -> None:
+def test_first_offset_above_a_counter_is_exact_or_lower() -> None:
     state = OriginState("p", 1, 0.0)
     for base, offset in ((1, 10), (3, 20)):
         state.note_appended(batch(base, 2), offset)
@@ -258,7 +256,7 @@ def test_first_offset_above_a_counter() -> None:
     assert state.first_offset_above(7) == 41
 
 
-def test_offsets_of_an_idle_origin_are_unknown() -> None:
+def test_first_offset_above_a_counter_from_before_idleness_is_unknown() -> None:
     state = OriginState("p", 1, 0.0, known_above=5)
     state.note_appended(batch(6, 2), 10)
     assert state.first_offset_above(3) is None

@@ -24,7 +24,7 @@ from tests.delta_prop.ingest.id_store import IdStore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-BATCH = 1_000
+BATCH = 1_000  # rows of a batch
 GAP = 3  # offsets of other rows between two batches
 DUPLICATES = 10_000
 BYTES_PER_ID_MAX = 64
@@ -101,7 +101,7 @@ def test_offsets_may_be_given_one_by_one() -> None:
     assert seen.find(ids) == [3, 5, 8, 13, 21]
     finish_sealing(seen)
     statistics = seen.statistics()
-    assert (statistics.runs, statistics.ids_open) == (2, 1), "a batch is split where a generation ends"
+    assert (statistics.runs, statistics.ids_open) == (2, 1), "a batch should be split where a generation ends"
 
 
 def test_ids_with_equal_hashes_are_distinguished() -> None:
@@ -125,15 +125,16 @@ def id_with_hash(hashed: int, second: int) -> bytes:
 
 
 def undo_shift(value: int, shift: int) -> int:
-    value_before = value
+    """Return the number that gives `value` if it is xored with itself, shifted to the right."""
+    unshifted = value
     for _ in range(64 // shift + 1):
-        value_before = value ^ (value_before >> shift)
-    return value_before
+        unshifted = value ^ (unshifted >> shift)
+    return unshifted
 
 
 def finish_sealing(seen: SeenIds) -> None:
     while seen._sealing is not None:
-        seen._step(seen_ids.STEP_EVERY_IDS)
+        seen._continue_sealing(seen_ids.STEP_EVERY_IDS)
 
 
 def test_bloom_filter_error_costs_a_lookup_and_no_delta() -> None:
@@ -144,7 +145,7 @@ def test_bloom_filter_error_costs_a_lookup_and_no_delta() -> None:
         seen.add(ids_of(batch), offset_of(batch))
     finish_sealing(seen)
     statistics = seen.statistics()
-    assert statistics.false_positives > 1_000, "the test needs at least one false positive"
+    assert statistics.false_positives > 1_000, "the test needs many false positives"
     assert statistics.confirmed == 0
 
 
@@ -323,7 +324,7 @@ def test_unique_ids_are_all_stored_in_bounded_memory(full: bool) -> None:
 
 
 def measure(count: int, generation_ids: int) -> dict[str, float]:
-    """Measure in a process of its own, so that its memory growth is that of the ids."""
+    """Return the figures of one run. Nothing else runs in its process, so only ids make its memory grow."""
     batches = count // BATCH
     filled_ids(2, generation_ids=BATCH).find(ids_of(0))  # one-time allocations do not count as memory of ids
     seen = SeenIds(generation_ids=generation_ids)

@@ -134,7 +134,7 @@ def test_rows_are_refused_iff_the_fold_would_ignore_them(
 class RowByRow(VectorHeads):
     """`VectorHeads` without the fast paths: it checks each row of a heterogeneous batch."""
 
-    def _can_all_apply(self, batch: Batch) -> bool:
+    def _can_all_heterogeneous_apply(self, batch: Batch) -> bool:
         return False
 
     def _moves_heads_only(self, *_: object, **__: object) -> bool:
@@ -178,22 +178,33 @@ MIXED_STEPS = st.lists(
     ),
     max_size=8,
 )
-ROW = [Delta("a", opaque(b"x")), Delta("b", opaque(b"x"), "other")]
-NEW = [Delta("c", create([1.0, 2.0])), Delta("c", opaque(b"x"), "other")]
-ELSEWHERE = [Delta("a", opaque(b"x"), "third")]
-REORDERED = ROW[::-1]
-"""The same names in another order of the table."""
+ROWS = [Delta("a", opaque(b"x")), Delta("b", opaque(b"x"), "other")]
+NEW_ROWS = [Delta("c", create([1.0, 2.0])), Delta("c", opaque(b"x"), "other")]
+ROWS_ELSEWHERE = [Delta("a", opaque(b"x"), "third")]
+REORDERED_ROWS = ROWS[::-1]
+"""The same rows in another order, so that the batch names its namespaces in another order, too."""
 
 
 @given(MIXED_STEPS)
-@example([([ROW, NEW], ORIGIN), ([ROW, REORDERED], OTHER), ([ROW], ORIGIN)])
-@example([([ROW, NEW], ORIGIN), ([ROW, ROW], OTHER), ([REORDERED, REORDERED], OTHER), ([ROW, ROW], ORIGIN)])
+@example([([ROWS, NEW_ROWS], ORIGIN), ([ROWS, REORDERED_ROWS], OTHER), ([ROWS], ORIGIN)])
 @example(
-    [([ROW, NEW], ORIGIN), ([[Delta("c", delete())]], ORIGIN), ([[*ROW, Delta("c", offset(1.0))]], ORIGIN)]
+    [
+        ([ROWS, NEW_ROWS], ORIGIN),
+        ([ROWS, ROWS], OTHER),
+        ([REORDERED_ROWS, REORDERED_ROWS], OTHER),
+        ([ROWS, ROWS], ORIGIN),
+    ]
 )
-@example([([ELSEWHERE * 4], OTHER), ([ROW], ORIGIN), ([NEW], OTHER), ([NEW], ORIGIN)])
-@example([([ELSEWHERE * 4], OTHER), ([NEW], OTHER), ([NEW[:1]], ORIGIN)])
-@example([([ROW], ORIGIN), ([ROW[:1]], OTHER), ([ROW], ORIGIN), ([ROW[1:]], OTHER), ([ROW], ORIGIN)])
+@example(
+    [
+        ([ROWS, NEW_ROWS], ORIGIN),
+        ([[Delta("c", delete())]], ORIGIN),
+        ([[*ROWS, Delta("c", offset(1.0))]], ORIGIN),
+    ]
+)
+@example([([ROWS_ELSEWHERE * 4], OTHER), ([ROWS], ORIGIN), ([NEW_ROWS], OTHER), ([NEW_ROWS], ORIGIN)])
+@example([([ROWS_ELSEWHERE * 4], OTHER), ([NEW_ROWS], OTHER), ([NEW_ROWS[:1]], ORIGIN)])
+@example([([ROWS], ORIGIN), ([ROWS[:1]], OTHER), ([ROWS], ORIGIN), ([ROWS[1:]], OTHER), ([ROWS], ORIGIN)])
 def test_batches_appended_together_match_one_by_one(steps: list[Any]) -> None:
     together, one_by_one = HeadsFixture(), HeadsFixture()
     one_by_one.vectors = RowByRow()
@@ -288,9 +299,8 @@ def test_heads_of_other_writers_are_checked_once(monkeypatch: pytest.MonkeyPatch
         batch_of(ORIGIN, base, *(Delta(key, sparse([1], [1.0])) for key in "abd")) for base in (2, 5)
     ]
     assert fixture.vectors.append_uniform(new_batches, Source.LOCAL, lambda _: 1)
-    assert (
-        fixture.vectors.concurrent_updates == 1
-    )  # the origin had seen "a"; all heads in the second batch are its own
+    # The origin had seen the head of "a"; all heads that the second batch changes are its own.
+    assert fixture.vectors.concurrent_updates == 1
     assert fixture.vectors.head("default", "b") == Dot(ORIGIN, 6)
 
 
@@ -317,7 +327,7 @@ def check_and_append(vectors: VectorHeads, batch: Batch, seen_counter: int = 0) 
 
 
 def counter_three(_origin: int) -> int:
-    """Return 3 as the highest counter seen."""
+    """Return 3 as the highest counter that was seen of any origin."""
     return 3
 
 
@@ -331,9 +341,8 @@ def test_heterogeneous_batches_move_heads_together() -> None:
     fixture = HeadsFixture()
     rows = [Delta("a", create([1.0, 2.0])), Delta("b", create([1.0, 2.0]), "other")]
     fixture.send(*rows, origin=OTHER)
-    assert (
-        fixture.vectors.append_heterogeneous([batch_of(ORIGIN, 1, *rows)], counter_three) == 0
-    )  # the origin has written nothing yet
+    # The origin has written nothing yet.
+    assert fixture.vectors.append_heterogeneous([batch_of(ORIGIN, 1, *rows)], counter_three) == 0
     fixture.send(Delta("c", opaque(b"x")))
     batches = [batch_of(ORIGIN, base, *rows) for base in (2, 4)]
     assert fixture.vectors.append_heterogeneous(batches, lambda _: 1) == 2
@@ -422,7 +431,7 @@ def test_forwarded_delete_does_not_end_the_vector() -> None:
 # --- heads of others
 
 
-def test_other_heads_lists_rows_last_written_by_others() -> None:
+def test_other_heads_are_rows_last_written_by_another_origin() -> None:
     fixture = HeadsFixture()
     fixture.send(Delta("a", create([1.0])), Delta("b", create([1.0])))
     dot = fixture.send(Delta("b", offset(1.0)), origin=OTHER).dot(0)
@@ -484,8 +493,8 @@ def test_heads_are_bounded_over_many_namespaces() -> None:
     for number in range(1, 1001):
         delta = Delta("k", create([1.0]), f"namespace-{number}")
         vectors.note_appended(batch_of(16, number, delta), Source.LOCAL)
-        known = sum(vectors.head(f"namespace-{n}", "k") is not None for n in range(1, number + 1))
-        assert known <= 100
+        head_count = sum(vectors.head(f"namespace-{n}", "k") is not None for n in range(1, number + 1))
+        assert head_count <= 100
     assert vectors.head("namespace-1000", "k") == Dot(16, 1000)
 
 
@@ -507,14 +516,14 @@ def test_concurrent_updates_are_counted_as_row_by_row(
     for number, (origin, refs) in enumerate(steps):
         rows = [Delta(key, opaque(b"x"), namespace) for namespace, key in refs]
         batch = fixture.batch(*rows, origin=origin)
-        for name in refs:
-            head = heads.get(name, Dot(origin, 0))
+        for ref in refs:
+            head = heads.get(ref, Dot(origin, 0))
             expected += head.origin != origin and head.counter > seen_counter
         fixture.vectors.count_concurrent(batch, lambda _: seen_counter)
         assert fixture.vectors.concurrent_updates == expected
         fixture.send(*rows, origin=origin)
-        for row, name in enumerate(refs):
-            heads[name] = batch.dot(row)
+        for row, ref in enumerate(refs):
+            heads[ref] = batch.dot(row)
         if number == saved_after:
             fixture.vectors = restore_copy(fixture.vectors)
 
@@ -560,10 +569,10 @@ def restore_copy(vectors: VectorHeads) -> VectorHeads:
     saved, restored = vectors.save(), VectorHeads()
     heads = {}
     for name in saved.namespaces:
-        found_heads = heads_of(vectors, name)
+        codes_and_deaths = heads_of(vectors, name)
         heads[name] = (
-            {key: code for key, (code, _) in found_heads.items()},
-            {key for key in found_heads if found_heads[key][1]},
+            {key: code for key, (code, _) in codes_and_deaths.items()},
+            {key for key, (_, is_dead) in codes_and_deaths.items() if is_dead},
         )
     restored.restore(saved, heads)
     restored.concurrent_updates = vectors.concurrent_updates

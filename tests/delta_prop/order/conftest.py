@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class MiniPipeline:
-    """A pipeline that offers entries to the orderer, and records appended, refused and duplicate ones."""
+    """Offers entries to the orderer, and records which are appended, refused or duplicates."""
 
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -76,7 +76,7 @@ class MiniPipeline:
         elif self.orderer.find_pending(entry) is not None:
             self.duplicates.append(entry)
         else:
-            self._note(self.orderer.park(entry, now))
+            self._note(self.orderer.hold_pending(entry, now))
 
     def _append(self, entry: Entry) -> None:
         error = self.append_errors.get((entry.origin, entry.first))

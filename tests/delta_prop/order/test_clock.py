@@ -23,7 +23,7 @@ def test_missing_clock_entry_equals_zero():
     assert to_canonical({1: 1, 2: 0}) == to_canonical({1: 1}) == (Dot(1, 1),)
 
 
-def test_compare_and_covers_of_two_clocks():
+def test_compare_and_covers_return_relation_of_two_clocks():
     assert compare({1: 2}, {1: 1}) is Order.AFTER
     assert compare({}, {1: 1}) is Order.BEFORE
     assert compare({1: 1}, {2: 1}) is Order.CONCURRENT
@@ -31,7 +31,7 @@ def test_compare_and_covers_of_two_clocks():
 
 
 @given(clocks, clocks)
-def test_compare_returns_one_of_four_orders_and_mirrors(left, right):
+def test_compare_with_swapped_clocks_returns_the_mirrored_order(left, right):
     mirrored = {Order.BEFORE: Order.AFTER, Order.AFTER: Order.BEFORE}
     order = compare(left, right)
     assert compare(right, left) is mirrored.get(order, order)
@@ -60,19 +60,19 @@ def test_full_clocks_are_rebuilt_from_changed_entries(batches):
         others = [dot for dot in entries if dot.origin != origin]
         full[origin] = merge(full.get(origin, {}), others)
     assert {origin: rebuilt.clock(origin) for origin in full} == full
-    assert rebuilt.entries == sum(map(len, full.values()))
+    assert rebuilt.entry_count == sum(map(len, full.values()))
     restored = OriginClocks()
     restored.restore(rebuilt.snapshot())
     assert restored.snapshot() == rebuilt.snapshot()
 
 
-def test_has_seen_reads_clock_batch_and_own_origin():
+def test_has_seen_is_true_for_clock_batch_entries_and_own_origin():
     origin_clocks = OriginClocks()
     origin_clocks.note_appended(1, (Dot(2, 5),))
     assert origin_clocks.has_seen(1, (), Dot(2, 5))
     assert not origin_clocks.has_seen(1, (), Dot(2, 6))
     assert origin_clocks.has_seen(1, (Dot(2, 6),), Dot(2, 6))
-    assert origin_clocks.has_seen(1, (), Dot(1, 99))  # an origin has seen its own rows
+    assert origin_clocks.has_seen(1, (), Dot(1, 99))  # an origin has seen its own deltas
     assert not origin_clocks.has_seen(3, (), Dot(2, 1))
 
 
@@ -82,10 +82,10 @@ def test_clock_entries_never_decrease():
     origin_clocks.note_appended(1, (Dot(2, 3),))
     assert origin_clocks.clock(1) == {2: 5}
     origin_clocks.forget(1)
-    assert origin_clocks.entries == len(origin_clocks) == 0
+    assert origin_clocks.entry_count == len(origin_clocks) == 0
 
 
-def test_clock_limits_evict_least_recently_changed():
+def test_clock_bounds_evict_the_least_recent_entries():
     origin_clocks = OriginClocks(entries_max=5, entries_per_origin_max=3)
     origin_clocks.note_appended(1, [Dot(origin, 1) for origin in (10, 11, 12)])
     origin_clocks.note_appended(1, (Dot(10, 2), Dot(13, 1)))
@@ -93,6 +93,6 @@ def test_clock_limits_evict_least_recently_changed():
     origin_clocks.note_appended(2, (Dot(10, 1), Dot(11, 1)))
     origin_clocks.note_appended(1, (Dot(10, 3),))
     origin_clocks.note_appended(3, (Dot(10, 1),))
-    assert origin_clocks.snapshot().keys() == {1, 3}  # origin 2 is the least recently changed
-    assert origin_clocks.entries == 4
-    assert origin_clocks.forgotten == 3
+    assert origin_clocks.snapshot().keys() == {1, 3}  # origin 2 wrote least recently
+    assert origin_clocks.entry_count == 4
+    assert origin_clocks.forgotten_count == 3

@@ -133,25 +133,26 @@ def test_find_pending_returns_entry_that_waits_for_clock(new_pipeline, new_entry
 
 
 @pytest.mark.parametrize("rows", [1, 5])
-def test_parked_run_fully_overtaken_is_duplicate(new_pipeline, new_entry, rows):
+def test_pending_run_fully_overtaken_is_duplicate(new_pipeline, new_entry, rows):
     pipeline = new_pipeline()
-    parked = new_entry(A, 2, 2 if rows == 1 else 3, clock={B: 1}, parents=(ID,))
-    pipeline.offer(parked)
+    overtaken = new_entry(A, 2, 2 if rows == 1 else 3, clock={B: 1}, parents=(ID,))
+    pipeline.offer(overtaken)
     pipeline.offer(*(new_entry(A, first, first + rows - 1) for first in range(1, 6, rows)))
-    assert pipeline.duplicates == [parked]
-    assert parked.verdict is Verdict.DUPLICATE
+    assert pipeline.duplicates == [overtaken]
+    assert overtaken.verdict is Verdict.DUPLICATE
     assert pipeline.is_empty()
 
 
 @pytest.mark.parametrize("rows", [1, 4])
-def test_parked_run_partly_overtaken_is_refused_with_watermark(new_pipeline, new_entry, rows):
+def test_pending_run_partly_overtaken_is_refused_with_watermark(new_pipeline, new_entry, rows):
     pipeline = new_pipeline()
-    parked, successor = new_entry(A, 3, 6), new_entry(A, 7)
-    pipeline.offer(parked, successor)
+    overtaken, successor = new_entry(A, 3, 6), new_entry(A, 7)
+    pipeline.offer(overtaken, successor)
     for first in range(1, 5, rows):
-        pipeline.orderer.note_delivered(A, first + rows - 1)  # the parked run is not checked
+        # Unlike `offer`, this does not append a released run.
+        pipeline.orderer.note_delivered(A, first + rows - 1)
     pipeline.drain()
-    error = pipeline.refusals[parked]
+    error = pipeline.refusals[overtaken]
     assert error.code is ErrorCode.OVERLAP
     assert error.details["watermark"] == 4
     pipeline.offer(new_entry(A, 5, 6))
@@ -159,7 +160,7 @@ def test_parked_run_partly_overtaken_is_refused_with_watermark(new_pipeline, new
     assert pipeline.is_empty()
 
 
-def test_withdrawn_run_then_overtaken_leaves_once(new_pipeline, new_entry):
+def test_run_withdrawn_twice_and_overtaken_is_released_once(new_pipeline, new_entry):
     pipeline = new_pipeline()
     withdrawn = new_entry(A, 2, clock={B: 1})
     pipeline.offer(withdrawn, new_entry(A, 5))
@@ -174,12 +175,12 @@ def test_withdrawn_run_then_overtaken_leaves_once(new_pipeline, new_entry):
 def test_counter_gap_from_below_watermark_is_refused(new_pipeline, new_entry):
     pipeline = new_pipeline(watermarks={A: 5})
     entry = new_entry(A, 10, previous=3, count=1)
-    (refused_entry,) = pipeline.orderer.park(entry, 0.0)
+    (refused_entry,) = pipeline.orderer.hold_pending(entry, 0.0)
     assert refused_entry.error.code is ErrorCode.OVERLAP
     assert pipeline.is_empty()
 
 
-def test_overlap_with_parked_run_names_its_counters(new_pipeline, new_entry):
+def test_overlap_with_pending_run_names_its_counters(new_pipeline, new_entry):
     pipeline = new_pipeline()
     pipeline.offer(new_entry(A, 2, 9))
     error = pipeline.orderer.overlap(new_entry(A, 2, 4))
@@ -188,7 +189,7 @@ def test_overlap_with_parked_run_names_its_counters(new_pipeline, new_entry):
 
 
 @pytest.mark.parametrize("parents", [(Dot(A, 4),), (ID,), (Dot(A, 4), ID)])
-def test_overtaken_run_naming_overtaking_run_leaves_once(new_pipeline, new_entry, parents):
+def test_run_overtaken_by_its_own_parent_is_released_once(new_pipeline, new_entry, parents):
     pipeline = new_pipeline()
     overtaken = new_entry(A, 1, 2, parents=parents)
     pipeline.offer(overtaken)
@@ -302,8 +303,7 @@ def test_pending_bytes_are_limited(new_pipeline, new_entry):
 
 def test_reserve_admits_awaited_predecessor_when_full(new_pipeline, new_entry):
     pipeline = new_pipeline(pending_deltas_max=20, owner_share=1.0, reserve_share=0.1)
-    parked = [new_entry(A, counter) for counter in range(20, 2, -1)]
-    pipeline.offer(*parked)
+    pipeline.offer(*(new_entry(A, counter) for counter in range(20, 2, -1)))
     assert pipeline.orderer.statistics().pending_deltas == 18
     not_awaited, awaited = new_entry(B, 2), new_entry(A, 2, clock={C: 1})
     pipeline.offer(not_awaited, awaited)
@@ -400,7 +400,7 @@ def test_withdrawn_entry_still_waits_for_clock_but_not_parents(new_pipeline, new
     assert not pipeline.orderer.withdraw(withdrawn, 2.0)
 
 
-def test_withdrawn_entry_waiting_only_for_parents_goes_at_once(new_pipeline, new_entry):
+def test_withdrawn_entry_that_waits_only_for_parents_is_released_at_once(new_pipeline, new_entry):
     pipeline = new_pipeline()
     withdrawn, child = new_entry(-1, 1, parents=(ID,)), new_entry(A, 1, parents=(Dot(-1, 1),))
     pipeline.offer(withdrawn, child)
@@ -431,12 +431,12 @@ def test_drain_returns_entries_in_order_of_arrival(new_pipeline, new_entry):
     assert pipeline.is_empty()
 
 
-def test_park_of_ready_entry_raises(new_pipeline, new_entry):
+def test_hold_pending_of_ready_entry_raises(new_pipeline, new_entry):
     with pytest.raises(AssertionError, match="nothing would release"):
-        new_pipeline().orderer.park(new_entry(A, 1), 0.0)
+        new_pipeline().orderer.hold_pending(new_entry(A, 1), 0.0)
 
 
-# --- full, with the dependency arriving last
+# --- full, while the dependency arrives last
 
 
 def test_full_pending_drains_when_first_counter_comes_last(new_pipeline, new_entry):
@@ -572,6 +572,7 @@ def _arrival_order(rng, entries):
 
 
 def _check_linear_extension(log, ids):
+    """Check that each logged entry follows all that it depends on, and that all ids were logged."""
     watermarks: dict[int, int] = {}
     logged: set[bytes] = set()
     for entry in log:

@@ -1,4 +1,4 @@
-"""Pending entries: counts, the limit named when capacity is short, and no leftovers after removal."""
+"""Pending entries: their counts, the bound that a shortage names, and nothing left after removal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def new_pending(**options):
     return PendingEntries(**defaults | options)
 
 
-def test_pending_counts_by_owner_and_forgets_empty_owners(new_entry):
+def test_pending_counts_deltas_by_owner_and_removes_empty_owners(new_entry):
     pending = new_pending()
     first, second = new_entry(1, 2, 4, owner="x"), new_entry(1, 5, owner="x")
     pending.add(first, 0.0)
@@ -54,18 +54,18 @@ def test_deadline_queue_length_is_bounded_by_pending_entries(new_entry):
         assert pending.queue_length < 70
 
 
-def test_shortage_names_limit_and_awaited_entry_uses_reserve(new_entry):
+def test_awaited_entry_may_use_the_reserve_and_another_gets_a_shortage(new_entry):
     pending = new_pending(deltas_max=10, reserve_share=0.2)
     pending.add(new_entry(1, 2, 9), 0.0)
     one_more = new_entry(2, 2)
-    shortage = pending.shortage(one_more, is_wanted=False)
-    assert (shortage.what, shortage.depth, shortage.capacity) == ("deltas pending", 8, 8)
+    shortage = pending.find_shortage(one_more, is_awaited=False)
+    assert (shortage.unit, shortage.depth, shortage.capacity) == ("pending deltas", 8, 8)
     assert not pending.can_hold(one_more)
-    assert pending.shortage(one_more, is_wanted=True) is None
-    assert pending.shortage(new_entry(2, 2, 4), is_wanted=True).capacity == 10
+    assert pending.find_shortage(one_more, is_awaited=True) is None
+    assert pending.find_shortage(new_entry(2, 2, 4), is_awaited=True).capacity == 10
 
 
 def test_entry_larger_than_owner_share_never_fits(new_entry):
     pending = new_pending(owner_share=0.25)
     assert not pending.can_hold(new_entry(1, 2, 27))
-    assert pending.shortage(new_entry(1, 2, 27), is_wanted=True).capacity == 25
+    assert pending.find_shortage(new_entry(1, 2, 27), is_awaited=True).capacity == 25

@@ -11,12 +11,12 @@ def test_index_length_stays_proportional_to_pending(new_pipeline, new_entry):
     pipeline = new_pipeline(owner_share=1.0)
     pipeline.offer(new_entry(1, 2, clock={5: 1_000_000, 6: 1}, parents=(b"x" * 16,)))
     for counter in range(1, 3_000):
-        parked = new_entry(7, counter, clock={5: counter, 8: counter}, parents=(bytes([1]) * 16,))
-        pipeline.offer(parked)
+        pending = new_entry(7, counter, clock={5: counter, 8: counter}, parents=(bytes([1]) * 16,))
+        pipeline.offer(pending)
         if counter % 3 == 0:
             pipeline.offer(new_entry(5, counter - 2, counter))
         else:
-            pipeline.orderer.withdraw(parked, 0.0)
+            pipeline.orderer.withdraw(pending, 0.0)
         if counter % 50 == 0:
             pipeline.orderer.take_origin(7)
             pipeline.orderer.watermarks[7] = counter
@@ -25,7 +25,7 @@ def test_index_length_stays_proportional_to_pending(new_pipeline, new_entry):
     assert pipeline.is_empty()
 
 
-def test_entries_refused_and_resent_many_times_leave_no_index(new_pipeline, new_entry):
+def test_indexes_are_empty_after_entries_refused_and_resent_many_times(new_pipeline, new_entry):
     pipeline = new_pipeline(owner_share=1.0, pending_deltas_max=50)
     rng = random.Random(5)
     entries = [
@@ -46,7 +46,7 @@ def test_entries_refused_and_resent_many_times_leave_no_index(new_pipeline, new_
     assert pipeline.is_empty()
 
 
-def test_resolved_waits_do_not_make_an_entry_dependent(new_pipeline, new_entry):
+def test_entry_no_longer_depends_on_an_origin_that_it_no_longer_waits_for(new_pipeline, new_entry):
     pipeline = new_pipeline()
     waiting = new_entry(1, 1, clock={2: 1, 3: 1})
     pipeline.offer(waiting, new_entry(2, 1))

@@ -24,7 +24,7 @@ SIZES = (1, 1, 1, 2, 5, 20, 60)
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One call of `publish`: its time, its deltas, and the id that it waits for."""
+    """One call of `publish`: its time, its deltas, and the ids of the parents that it waits for."""
 
     at_s: float
     deltas: tuple[Delta, ...]
@@ -73,6 +73,7 @@ class TimedSink:
     work: Callable[[list[int]], Awaitable[int | None]]
     """Gets the offsets of a call; returns None for success, else the offset below which rows were done."""
     applied: list[tuple[int, float]] = field(default_factory=list)
+    """The offset and the time of each row."""
     calls: int = 0
     failures: int = 0
 
@@ -83,12 +84,14 @@ class TimedSink:
         """Do the work, then record the rows that are done."""
         self.calls += 1
         offsets = list(rows_of(deliveries))
-        done = await self.work(offsets)
+        done_offset = await self.work(offsets)
         now = anyio.current_time()
-        self.applied += [(offset, now) for offset in offsets if done is None or offset < done]
-        if done is not None:
+        self.applied += [(offset, now) for offset in offsets if done_offset is None or offset < done_offset]
+        if done_offset is not None:
             self.failures += 1
-            raise TryAgain("it fails now and then", done_offset=done if done > offsets[0] else None)
+            raise TryAgain(
+                "it fails now and then", done_offset=done_offset if done_offset > offsets[0] else None
+            )
 
     async def aclose(self) -> None:
         """Do nothing: there is nothing to close."""

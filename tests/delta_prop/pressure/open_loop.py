@@ -38,6 +38,7 @@ T = TypeVar("T")
 
 MIB = 1 << 20
 ROWS, DIMENSION, KEYS = 10, 64, 1_000
+"""Rows of each call; the dimension and the number of the vectors."""
 LOGGED_BYTES_PER_CALL = 8_000
 """Log bytes of one call of `ROWS` rows, rounded up."""
 SINKS_OWN_BYTES = 2 * (KEYS * (DIMENSION * 4 + 500) + 8 * MIB)
@@ -47,7 +48,10 @@ FLOOR_BYTES = 8 * MIB
 
 
 class Calls(NamedTuple):
-    """Vectors that are published repeatedly, as columns."""
+    """The ids and the matrices of calls that are published repeatedly.
+
+    Together the calls have every vector once.
+    """
 
     ids: list[list[str]]
     matrices: list[NDArray[np.float32]]
@@ -58,7 +62,7 @@ class Calls(NamedTuple):
         keys = [f"vector-{number}" for number in range(KEYS)]
         order = rng.permutation(KEYS).reshape(-1, ROWS)
         return cls(
-            [[keys[index] for index in row] for row in order],
+            [[keys[index] for index in indices] for indices in order],
             [rng.random((ROWS, DIMENSION), np.float32) for _ in order],
         )
 
@@ -69,7 +73,7 @@ class Calls(NamedTuple):
         return published.next_offset
 
 
-class Stamps:
+class ApplyTimes:
     """The times at which a sink had applied everything below an offset."""
 
     def __init__(self) -> None:
@@ -82,34 +86,34 @@ class Stamps:
 
     def latencies_s(self, due: NDArray[np.float64], ends: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the latency of each call: from the time it was due until this sink had applied it."""
-        calls = np.searchsorted(np.array(self.ends), ends)
-        return np.array(self.times)[calls] - due
+        deliveries = np.searchsorted(np.array(self.ends), ends)
+        return np.array(self.times)[deliveries] - due
 
 
-class StampedStorage(StorageSink):
+class TimedStorage(StorageSink):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.stamps = Stamps()
+        self.apply_times = ApplyTimes()
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
         await super().apply(deliveries)
-        self.stamps.note(deliveries)
+        self.apply_times.note(deliveries)
 
 
-class StampedCache(CacheSink):
+class TimedCache(CacheSink):
     def __init__(self) -> None:
         super().__init__(bytes_max=8 * MIB)
-        self.stamps = Stamps()
+        self.apply_times = ApplyTimes()
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
         await super().apply(deliveries)
-        self.stamps.note(deliveries)
+        self.apply_times.note(deliveries)
 
 
-class StampedCallback(CallbackSink):
+class TimedCallback(CallbackSink):
     def __init__(self) -> None:
         super().__init__(self.take, per="delivery", nonblocking=True)
-        self.stamps = Stamps()
+        self.apply_times = ApplyTimes()
         self.total = 0.0
 
     def take(self, delivery: Delivery) -> None:
@@ -117,7 +121,7 @@ class StampedCallback(CallbackSink):
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
         await super().apply(deliveries)
-        self.stamps.note(deliveries)
+        self.apply_times.note(deliveries)
 
 
 class FaultySink:
@@ -142,14 +146,14 @@ class FaultySink:
             self._note(deliveries, deliveries[-1].next_offset)
             return
         self.failures += 1
-        done = None
+        done_offset = None
         if self._rng.random() < 0.5:
-            done = self._rng.randint(deliveries[0].first_offset, deliveries[-1].next_offset - 1)
-            self._note(deliveries, done)
-        raise TryAgain("it fails now and then", done_offset=done)
+            done_offset = self._rng.randint(deliveries[0].first_offset, deliveries[-1].next_offset - 1)
+            self._note(deliveries, done_offset)
+        raise TryAgain("it fails now and then", done_offset=done_offset)
 
     def has_all(self, end: int) -> bool:
-        """True if each row came once, in order."""
+        """Return True if each row below `end` came once, in order."""
         edges = [(0, 0), *self.applied, (end, end)]
         return all(left[1] == right[0] for left, right in pairwise(edges))
 
@@ -209,7 +213,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Measurements:
     """The measurements of one run: seconds, microseconds of CPU time, bytes."""
 
     latencies_s: dict[str, NDArray[np.float64]]
@@ -217,12 +221,12 @@ class Measured:
     cpu_us_per_delta: float
     rss_bytes_max: int
     log_bytes: int
-    disturbed: dict[str, tuple[int, int]]
+    disturbing_sinks: dict[str, tuple[int, int]]
     """Per sink: the largest lag in deltas when the others have caught up at the end of a slice; failures."""
 
 
 async def peak_calls_per_s(calls: Calls, path: Path, seconds: float) -> float:
-    """Return the calls per second of one sequential caller, until all healthy sinks have caught up."""
+    """Return how many calls per second one sequential caller makes and the healthy sinks apply."""
     load = Load(20_000, seconds)
     async with Propagator(load.settings()) as p:
         await _attach_healthy(p, path)
@@ -239,33 +243,37 @@ class Side:
     """One of the two services that are compared, with its measurements of each slice."""
 
     def __init__(
-        self, p: Propagator, calls: Calls, healthy: dict[str, Stamps], disturbed: list[FaultySink]
+        self,
+        p: Propagator,
+        calls: Calls,
+        healthy: dict[str, ApplyTimes],
+        disturbing_sinks: list[FaultySink],
     ) -> None:
         self.p = p
         self._calls = calls
         self._healthy = healthy
-        self._disturbed = disturbed
+        self._disturbing_sinks = disturbing_sinks
         self._due: list[NDArray[np.float64]] = []
         self._ends: list[NDArray[np.int64]] = []
         self._cpu_s = 0.0
         self._rss_bytes_max = 0
-        self._lags = {sink.name: 0 for sink in disturbed}
+        self._lags = {sink.name: 0 for sink in disturbing_sinks}
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, load: Load, calls: Calls, path: Path, *, disturbed: bool) -> AsyncIterator[Side]:
+    async def open(cls, load: Load, calls: Calls, path: Path, *, is_disturbed: bool) -> AsyncIterator[Side]:
         """Open a service that holds every vector, with or without the stalled and the failing sink."""
-        extra = (
+        disturbing_sinks = (
             [FaultySink("stalled", stalls=True), FaultySink("failing", failure_share=0.3)]
-            if disturbed
+            if is_disturbed
             else []
         )
         async with Propagator(load.settings()) as p:
             healthy = await _attach_healthy(p, path)
-            for sink in extra:
+            for sink in disturbing_sinks:
                 await p.attach(sink)
             await _fill(p, calls)
-            yield cls(p, calls, healthy, extra)
+            yield cls(p, calls, healthy, disturbing_sinks)
 
     async def collect_garbage(self) -> None:
         """Collect the garbage of earlier runs."""
@@ -273,37 +281,37 @@ class Side:
 
     async def slice(self, due: NDArray[np.float64]) -> None:
         """Run a slice: measure until the healthy sinks have applied it, then wait for the failing one."""
-        cpu = time.process_time()
+        cpu_before_s = time.process_time()
         start = time.perf_counter() + 0.005
         ends, rss = await _offer_load(self.p, self._calls, due, start)
         await self.p.wait_visible(int(ends[-1]), sinks=list(self._healthy))
-        self._cpu_s += time.process_time() - cpu
+        self._cpu_s += time.process_time() - cpu_before_s
         self._rss_bytes_max = max(self._rss_bytes_max, rss, rss_bytes())
         self._due.append(start + due)
         self._ends.append(ends)
         sinks = self.p.statistics().sinks
         assert not any(sink.pacing for sink in sinks.values())
-        for sink in self._disturbed:
+        for sink in self._disturbing_sinks:
             self._lags[sink.name] = max(self._lags[sink.name], sinks[sink.name].lag)
             if sink.released.is_set():
                 await self.p.wait_visible(int(ends[-1]), sinks=[sink.name])
 
-    async def finish(self) -> Measured:
+    async def finish(self) -> Measurements:
         """Release the stalled sink, wait until every sink has everything, and return the measurements."""
         due, ends = np.concatenate(self._due), np.concatenate(self._ends)
         log_statistics = self.p.statistics().log
         assert log_statistics.dropped == log_statistics.refused == 0
-        for sink in self._disturbed:
+        for sink in self._disturbing_sinks:
             sink.released.set()
         await self.p.wait_visible(int(ends[-1]))
-        assert all(sink.has_all(int(ends[-1])) for sink in self._disturbed)
-        return Measured(
-            {name: stamps.latencies_s(due, ends) for name, stamps in self._healthy.items()},
+        assert all(sink.has_all(int(ends[-1])) for sink in self._disturbing_sinks)
+        return Measurements(
+            {name: apply_times.latencies_s(due, ends) for name, apply_times in self._healthy.items()},
             len(due) * ROWS,
             self._cpu_s * 1e6 / (len(due) * ROWS),
             self._rss_bytes_max,
             log_statistics.bytes,
-            {sink.name: (self._lags[sink.name], sink.failures) for sink in self._disturbed},
+            {sink.name: (self._lags[sink.name], sink.failures) for sink in self._disturbing_sinks},
         )
 
 
@@ -313,11 +321,13 @@ class SteppedLoop:
     So the work of one service between its slices does not count as work of the other.
     """
 
-    def __init__(self, load: Load, calls: Calls, path: Path, *, disturbed: bool) -> None:
+    def __init__(self, load: Load, calls: Calls, path: Path, *, is_disturbed: bool) -> None:
         self._loop = asyncio.new_event_loop()
         self._steps: asyncio.Queue[tuple[Callable[[Side], Awaitable[Any]] | None, asyncio.Future[Any]]]
         self._steps = asyncio.Queue()
-        self._task = self._loop.create_task(self._serve(Side.open(load, calls, path, disturbed=disturbed)))
+        self._task = self._loop.create_task(
+            self._serve(Side.open(load, calls, path, is_disturbed=is_disturbed))
+        )
 
     def run(self, step: Callable[[Side], Awaitable[T]]) -> T:
         """Run the loop until the step is done."""
@@ -354,13 +364,13 @@ class SteppedLoop:
                     answer.set_exception(failure)
 
 
-def measure_pair(load: Load, calls: Calls, path: Path, number: int) -> tuple[Measured, Measured]:
-    """Run service A without the disturbed sinks and B with them, in alternating slices (ABBA…).
+def measure_pair(load: Load, calls: Calls, path: Path, number: int) -> tuple[Measurements, Measurements]:
+    """Run service A without the disturbing sinks and B with them, in alternating slices (ABBA…).
 
     So other work on the machine disturbs both equally.
     """
-    a = SteppedLoop(load, calls, path / f"{number}-a.db", disturbed=False)
-    b = SteppedLoop(load, calls, path / f"{number}-b.db", disturbed=True)
+    a = SteppedLoop(load, calls, path / f"{number}-a.db", is_disturbed=False)
+    b = SteppedLoop(load, calls, path / f"{number}-b.db", is_disturbed=True)
     try:
         for side in (a, b):
             side.run(Side.collect_garbage)
@@ -385,11 +395,11 @@ def rss_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-async def _attach_healthy(p: Propagator, path: Path) -> dict[str, Stamps]:
-    storage, cache, callback = StampedStorage(path), StampedCache(), StampedCallback()
+async def _attach_healthy(p: Propagator, path: Path) -> dict[str, ApplyTimes]:
+    storage, cache, callback = TimedStorage(path), TimedCache(), TimedCallback()
     for sink in (storage, cache, callback):
         await p.attach(sink)
-    return {sink.name: sink.stamps for sink in (storage, cache, callback)}
+    return {sink.name: sink.apply_times for sink in (storage, cache, callback)}
 
 
 async def _fill(p: Propagator, calls: Calls) -> None:

@@ -24,7 +24,10 @@ MATRIX = np.ones((1_000, 1), np.float32)
 
 
 def noisy_steps(seed: int, steps: Sequence[int], hold_s: float) -> list[float]:
-    """Draw a sink's capacity for each 100 ms, in deltas per second: within 20 % of each step."""
+    """Draw a sink's capacity for each 100 ms, in deltas per second.
+
+    It stays within 20 % of one of `steps` for `hold_s`, then of the next.
+    """
     rng = random.Random(f"capacity {seed}")
     return [step * (1 + rng.uniform(-0.2, 0.2)) for step in steps for _ in range(round(hold_s / INTERVAL_S))]
 
@@ -40,6 +43,7 @@ class WorkingSink:
     in_flight_max: int = 0
     pushed_lag_max: int = 0
     done_at: list[tuple[float, int]] = field(default_factory=list)
+    """The time after each call, and the rows applied until then."""
     _p: Propagator | None = None
 
     def observe(self, p: Propagator) -> None:

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 BLOCK_S = 0.05
 ROUNDS, TRIES = 8, 4
-PUBLISHED, INTERVAL_S = 40, 0.005
+"""Rounds per try; tries until the ratio is within its bound, over all rounds."""
+DELTAS, INTERVAL_S = 40, 0.005
+"""Deltas published in a round, and the interval between them."""
 P50_RATIO_MAX = 1.2
 
 
@@ -41,14 +43,14 @@ async def latencies_s(*, blocking: bool) -> list[float]:
         if blocking:
             await p.attach(CallbackSink(block_loop, name="blocks"), required=False)
         first = time.perf_counter() + INTERVAL_S
-        for number in range(PUBLISHED):  # each delta is published at its time, even if earlier ones are late
+        for number in range(DELTAS):  # each delta is published at its time, even if earlier ones are late
             began[number] = first + number * INTERVAL_S
             await anyio.sleep(max(began[number] - time.perf_counter(), 0))
             await p.publish(Delta(f"v{number}", opaque(b"x")))
         if blocking:
-            assert p.statistics().sinks["blocks"].lag > PUBLISHED // 4
-        await p.wait_visible(PUBLISHED, sinks=["quick"])
-        assert len(delays_s) == PUBLISHED
+            assert p.statistics().sinks["blocks"].lag > DELTAS // 4
+        await p.wait_visible(DELTAS, sinks=["quick"])
+        assert len(delays_s) == DELTAS
     return delays_s
 
 
@@ -80,12 +82,12 @@ def test_loop_runs_while_a_callback_blocks(per: str) -> None:
 
     async def main() -> None:
         async with Propagator() as p:
-            await p.attach(CallbackSink(wait_for_release, name="stands", per=per))  # type: ignore[arg-type]
+            await p.attach(CallbackSink(wait_for_release, name="blocked", per=per))  # type: ignore[arg-type]
             await p.attach(CacheSink())
             first = await p.publish(Delta("v", create([1.0])))
             assert await anyio.to_thread.run_sync(entered.wait, 30)
             await p.wait_visible(first, sinks=["cache"], timeout_s=30)
-            statistics = p.statistics().sinks["stands"]
+            statistics = p.statistics().sinks["blocked"]
             assert (statistics.lag, statistics.errors) == (1, 0), "the callback should still block"
             released.set()
             await p.wait_visible(first, timeout_s=30)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from delta_prop_wire.algebra import VectorState
 
 OTHERS = 1_000
+"""Number of vectors that the sinks accept."""
 
 
 class RejectingSink:
@@ -132,10 +133,10 @@ def test_rejected_create_blocks_only_its_vector(tmp_path: Path, name: str, act: 
             0,
         )
         quarantined = p.quarantine(name)
-        assert [item.reason for item in quarantined] == ["no room for bad", *[None] * 6]
-        assert {item.blocked_by for item in quarantined} == {bad.offset}
+        assert [record.reason for record in quarantined] == ["no room for bad", *[None] * 6]
+        assert {record.blocked_by for record in quarantined} == {bad.offset}
         assert quarantined[-1].delta.vector_id == "child"
-        others = fold_log(p, {item.offset for item in quarantined})
+        others = fold_log(p, {record.offset for record in quarantined})
         assert len(others) == OTHERS
         assert await content(sink, name) == others
         refusal = await catch_refusal(p.wait_visible(child, sinks=[name]))
@@ -174,7 +175,7 @@ def test_quarantine_survives_detach_and_attach(tmp_path: Path) -> None:
         second = StorageSink(tmp_path / "facts.db")
         await p.attach(second)
         await p.settle()
-        assert [item.delta.vector_id for item in p.quarantine("storage")] == ["bad", "bad"]
+        assert [record.delta.vector_id for record in p.quarantine("storage")] == ["bad", "bad"]
         assert await second.get("default", "bad") is None
         assert (await p.replay("storage")).applied == 2
         state = await second.get("default", "bad")
@@ -279,7 +280,7 @@ def test_quarantined_parent_blocks_only_its_own_sink() -> None:
     run_propagator(main)
 
 
-def test_after_a_publish_waits_for_all_its_rows() -> None:
+def test_delta_after_a_publish_is_blocked_by_any_rejected_row_of_it() -> None:
     async def main(p: RecordedPropagator) -> None:
         sink = RejectingSink(CacheSink(), "bad")
         await p.attach(sink)
@@ -291,7 +292,7 @@ def test_after_a_publish_waits_for_all_its_rows() -> None:
             await p.publish(Delta("child-2", create([1.0])), after=[receipt]),
         ]
         await p.settle()
-        quarantined = [item.delta.vector_id for item in p.quarantine("cache")]
+        quarantined = [record.delta.vector_id for record in p.quarantine("cache")]
         assert quarantined == ["bad", "bad", "child-1", "child-2"]
         sink.vector_id = None
         assert (await p.replay("cache")).left == 0
@@ -348,8 +349,8 @@ def test_contract_breaking_sink_affects_only_itself(breaks: str) -> None:
         published = await p.publish(Delta("v", create([1.0])))
         await anyio.sleep(1)
         statistics = p.statistics().sinks["odd"]
-        state = {"group": "idle", "reasonless": "idle", "backlog": "stopped", "number": "stopped"}
-        assert statistics.state == state.get(breaks, "retrying")
+        expected_states = {"group": "idle", "reasonless": "idle", "backlog": "stopped", "number": "stopped"}
+        assert statistics.state == expected_states.get(breaks, "retrying")
         if statistics.state == "idle":
             assert statistics.quarantined == 1
             assert (await p.drop("odd")).left == 0
@@ -415,7 +416,7 @@ def test_pressure_is_stop_while_a_sink_keeps_the_log_full() -> None:
     run_propagator(main, Settings(log_deltas_max=100, close_timeout_s=1.0))
 
 
-def test_closed_subscriptions_leave_nothing() -> None:
+def test_closed_subscription_leaves_no_cursor_and_no_statistics() -> None:
     async def main(p: RecordedPropagator) -> None:
         for _ in range(50):
             async with p.subscribe():

@@ -22,7 +22,7 @@ from tests.delta_prop.pressure.open_loop import (
     ROWS,
     Calls,
     Load,
-    Measured,
+    Measurements,
     measure_pair,
     memory_bytes_max,
     peak_calls_per_s,
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PAIRS, TRIES = 5, 6
+"""Pairs of runs per try; tries until the ratios are within their bounds."""
 P99_RATIO_MAX = 1.5
 CPU_RATIO_MAX = 1.2
 SAMPLES_MIN_FULL = 10_000
@@ -40,9 +41,9 @@ SAMPLES_MIN_FULL = 10_000
 
 @dataclass(slots=True)
 class RunPairs:
-    """Pairs of runs: A without the disturbed sinks, B with them."""
+    """Pairs of runs: A without the disturbing sinks, B with them."""
 
-    pairs: list[tuple[Measured, Measured]] = field(default_factory=list)
+    pairs: list[tuple[Measurements, Measurements]] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
 
     def run(self, calls: Calls, path: Path, seconds: float, slices: int) -> None:
@@ -82,7 +83,8 @@ class RunPairs:
             ]
             cpu = f"{a.cpu_us_per_delta:.0f}/{b.cpu_us_per_delta:.0f} {ratios['cpu'][number]:.2f}"
             disturbances = ", ".join(
-                f"{name} lag {lag}, {failures} failures" for name, (lag, failures) in b.disturbed.items()
+                f"{name} lag {lag}, {failures} failures"
+                for name, (lag, failures) in b.disturbing_sinks.items()
             )
             load = f"{number}: {self.loads[number].calls_per_s:.0f}/s"
             rows.append([load, *cells, cpu, disturbances])
@@ -99,7 +101,7 @@ class RunPairs:
         return table(title, head, [*rows, ["median", *spread, ""]])
 
 
-def p99_ms(run: Measured, sink: str) -> float:
+def p99_ms(run: Measurements, sink: str) -> float:
     return float(np.quantile(run.latencies_s[sink], 0.99)) * 1000
 
 
@@ -111,7 +113,7 @@ def test_stalled_and_failing_sink_cost_others_little(tmp_path: Path, full: bool)
     gc.collect()
     gc.freeze()  # garbage collections leave out the objects of other tests
     try:
-        rss = rss_bytes()
+        rss_before = rss_bytes()
         for _ in range(TRIES):
             for _ in range(PAIRS):
                 pairs.run(calls, tmp_path, seconds, slices)
@@ -119,17 +121,20 @@ def test_stalled_and_failing_sink_cost_others_little(tmp_path: Path, full: bool)
                 break
     finally:
         gc.unfreeze()
-    grown, bound = pairs.rss_bytes_max - rss, max(memory_bytes_max(load) for load in pairs.loads)
+    growth_bytes, growth_bytes_max = (
+        pairs.rss_bytes_max - rss_before,
+        max(memory_bytes_max(load) for load in pairs.loads),
+    )
     samples = sum(len(latencies) for _, b in pairs.pairs for latencies in b.latencies_s.values())
     print(
         pairs.table(f"{len(pairs.pairs)} pairs of {seconds} s in {slices} slices, {samples} latencies in B")
-        + f"memory: grew by {grown / MIB:.1f} MiB since before the first run, at most {bound / MIB:.1f} MiB; "
-        f"log {pairs.pairs[-1][1].log_bytes / MIB:.1f} MiB"
+        + f"memory: grew by {growth_bytes / MIB:.1f} MiB since before the first run, at most "
+        f"{growth_bytes_max / MIB:.1f} MiB; log {pairs.pairs[-1][1].log_bytes / MIB:.1f} MiB"
     )
-    assert grown <= bound
+    assert growth_bytes <= growth_bytes_max
     assert samples >= SAMPLES_MIN_FULL or not full
-    for _, b in pairs.pairs:  # both disturbed sinks kept stalling and failing
-        assert b.disturbed["stalled"][0] >= b.deltas
-        assert b.disturbed["failing"][1] > 3
+    for _, b in pairs.pairs:  # both disturbing sinks kept stalling and failing
+        assert b.disturbing_sinks["stalled"][0] >= b.deltas
+        assert b.disturbing_sinks["failing"][1] > 3
     is_within = pairs.is_within_bounds()
     assert is_within, {name: statistics.median(ratios) for name, ratios in pairs.ratios().items()}

@@ -33,8 +33,10 @@ Times: TypeAlias = list[tuple[int, float]]
 
 CALLS, CALLS_PER_S = 420, 6.0  # some 70 s of traffic, 13 deltas per call
 STALL_S = 60.0
-STALLED_FROM = 500
+STALL_OFFSET = 500
+"""The stall begins in the call that delivers this offset."""
 MIDWAY_S = 60.0
+"""Time at which statistics are taken, late in the stall."""
 SETTINGS = Settings(mailbox_deltas_max=300, merge_deltas_max=200)
 
 
@@ -44,7 +46,7 @@ class RunResult:
 
     acknowledged: Times
     applied: dict[str, Times]
-    disturbed: dict[str, TimedSink]
+    disturbing: dict[str, TimedSink]
     midway: Statistics
     end: int
 
@@ -69,7 +71,7 @@ def occasionally_failing(seed: int) -> list[tuple[TimedSink, str]]:
 def disturbing_sinks(seed: int) -> list[TimedSink]:
     """Return the stalled and the failing sink, which must not affect the others."""
     return [
-        stalled_sink("stalled", from_offset=STALLED_FROM, stall_s=STALL_S),
+        stalled_sink("stalled", from_offset=STALL_OFFSET, stall_s=STALL_S),
         failing_sink("failing", seed, share=0.3),
     ]
 
@@ -80,7 +82,7 @@ def no_sinks(_seed: int) -> list[TimedSink]:
 
 def run(
     seed: int,
-    disturbed: Callable[[int], list[TimedSink]] = no_sinks,
+    disturbing: Callable[[int], list[TimedSink]] = no_sinks,
     *,
     calls: int = CALLS,
     settings: Settings = SETTINGS,
@@ -90,11 +92,11 @@ def run(
 
     async def main() -> RunResult:
         arrivals = traffic(seed, calls=calls, calls_per_s=CALLS_PER_S)
-        sinks, extra = others(seed), disturbed(seed)
+        other_sinks, added_sinks = others(seed), disturbing(seed)
         async with Propagator(settings, world=virtual_world(seed)) as p:
-            for sink, topic in sinks:
+            for sink, topic in other_sinks:
                 await p.attach(sink, topics=topic)
-            for sink in extra:
+            for sink in added_sinks:
                 await p.attach(sink)
             midway: list[Statistics] = []
 
@@ -107,8 +109,8 @@ def run(
                 acknowledged = await publish_all(p, arrivals)
             end = p.statistics().log.next_offset
             await p.wait_visible(end, timeout_s=600)
-        applied = {sink.name: sink.applied for sink, _ in sinks}
-        return RunResult(acknowledged, applied, {sink.name: sink for sink in extra}, midway[0], end)
+        applied = {sink.name: sink.applied for sink, _ in other_sinks}
+        return RunResult(acknowledged, applied, {sink.name: sink for sink in added_sinks}, midway[0], end)
 
     return run_virtual(main)
 
@@ -137,7 +139,7 @@ def longest_gap_s(times: Times) -> float:
     return max(later - earlier for (_, earlier), (_, later) in pairwise(times))
 
 
-def test_disturbed_sinks_change_no_time_of_others(full: bool) -> None:
+def test_disturbing_sinks_change_no_time_of_others(full: bool) -> None:
     seeds = range(40 if full else 2)
     for seed in seeds:
         baseline, disturbed_run = run(seed), run(seed, disturbing_sinks)
@@ -152,10 +154,10 @@ def test_disturbed_sinks_change_no_time_of_others(full: bool) -> None:
         assert not any(sink.pacing for sink in disturbed_run.midway.sinks.values())
         assert stalled_sink.lag > baseline.end // 2
         assert failing_sink.errors > 20
-        # The disturbed sinks received everything too, in order, each row once.
-        for sink in disturbed_run.disturbed.values():
+        # The disturbing sinks received everything too, in order, each row once.
+        for sink in disturbed_run.disturbing.values():
             assert [offset for offset, _ in sink.applied] == list(range(disturbed_run.end))
-        longest_stall_s = longest_gap_s(disturbed_run.disturbed["stalled"].applied)
+        longest_stall_s = longest_gap_s(disturbed_run.disturbing["stalled"].applied)
         assert longest_stall_s >= STALL_S
     print(
         f"{len(seeds)} seeds of {CALLS} calls ({baseline.end} deltas in the last), equal to the tick; "
@@ -163,7 +165,7 @@ def test_disturbed_sinks_change_no_time_of_others(full: bool) -> None:
     )
 
 
-def test_retries_of_one_sink_do_not_shift_another() -> None:
+def test_retries_of_one_sink_change_no_time_of_another() -> None:
     seed = 1
     difference = first_difference(
         run(seed, others=occasionally_failing), run(seed, disturbing_sinks, others=occasionally_failing)
@@ -193,10 +195,10 @@ def test_shared_lock_would_be_detected() -> None:
         (first, topic), *rest = healthy(seed)
         return [(with_shared_lock(first), topic), *rest]
 
-    def disturbed(seed: int) -> list[TimedSink]:
+    def disturbing(seed: int) -> list[TimedSink]:
         return [with_shared_lock(sink) for sink in disturbing_sinks(seed)]
 
-    baseline, disturbed_run = run(0, others=others, calls=120), run(0, disturbed, others=others, calls=120)
+    baseline, disturbed_run = run(0, others=others, calls=120), run(0, disturbing, others=others, calls=120)
     difference = first_difference(baseline, disturbed_run)
     assert difference is not None
     assert difference.startswith("quick")
@@ -207,7 +209,7 @@ def test_log_too_small_for_the_stall_would_be_detected() -> None:
     small = replace(SETTINGS, log_deltas_max=600)
 
     def short_stall(_seed: int) -> list[TimedSink]:
-        return [stalled_sink("stalled", from_offset=STALLED_FROM, stall_s=8)]
+        return [stalled_sink("stalled", from_offset=STALL_OFFSET, stall_s=8)]
 
     baseline, disturbed_run = (
         run(0, settings=small, calls=120),

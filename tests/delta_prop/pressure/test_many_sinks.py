@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HEALTHY, STALLED = 40, 10
+"""Numbers of sinks."""
 MAILBOX_DELTAS, MAILBOX_BYTES, MERGE_DELTAS = 200, 1 << 20, 100
 SETTINGS = Settings(
     mailbox_deltas_max=MAILBOX_DELTAS, mailbox_bytes_max=MAILBOX_BYTES, merge_deltas_max=MERGE_DELTAS
@@ -35,7 +36,7 @@ CALLS_PER_STALLED_SINK_MAX = 6
 WAKES_PER_SINK_MAX = 6
 
 
-class Gate:
+class Barrier:
     """An event that holds back sinks until it is set."""
 
     def __init__(self) -> None:
@@ -89,15 +90,15 @@ class Service:
     """A propagator with healthy and stalled sinks."""
 
     p: Propagator
-    gate: Gate
+    barrier: Barrier
     healthy: list[TimedSink] = field(default_factory=list)
     stalled: list[TimedSink] = field(default_factory=list)
 
     @classmethod
     async def attach(cls, p: Propagator, healthy: int, stalled: int) -> Service:
-        service = cls(p, Gate())
+        service = cls(p, Barrier())
         service.healthy = [steady_sink(f"healthy-{number}", call_s=0.001) for number in range(healthy)]
-        service.stalled = [service.gate.sink(f"stalled-{number}") for number in range(stalled)]
+        service.stalled = [service.barrier.sink(f"stalled-{number}") for number in range(stalled)]
         for sink in service.healthy + service.stalled:
             await p.attach(sink)
         return service
@@ -120,14 +121,14 @@ class Service:
         return call_counts
 
 
-def cost(healthy: int, stalled: int) -> CallCounts:
+def measure_cost(healthy: int, stalled: int) -> CallCounts:
     async def main() -> CallCounts:
         async with Propagator(SETTINGS, world=virtual_world()) as p:
             service = await Service.attach(p, healthy, stalled)
             await service.publish(25, MAILBOX_DELTAS // 20)
             assert all(p.statistics().sinks[sink.name].catching_up for sink in service.stalled)
             counts = await service.cost()
-            service.gate.opened.set()
+            service.barrier.opened.set()
         return counts
 
     return run_virtual(main)
@@ -135,10 +136,10 @@ def cost(healthy: int, stalled: int) -> CallCounts:
 
 def test_publish_cost_grows_only_with_sinks_that_keep_up() -> None:
     no_sinks, few, all_healthy, some_stalled = (
-        cost(0, 0),
-        cost(HEALTHY // 4, 0),
-        cost(HEALTHY, 0),
-        cost(40, 10),
+        measure_cost(0, 0),
+        measure_cost(HEALTHY // 4, 0),
+        measure_cost(HEALTHY, 0),
+        measure_cost(HEALTHY, STALLED),
     )
     print(
         f"no sinks {no_sinks}, {HEALTHY // 4} sinks {few}, {HEALTHY} {all_healthy}, "
@@ -181,12 +182,12 @@ def test_mailboxes_are_bounded_and_lagging_sinks_read_the_log(
                     await anyio.sleep(0.01)
             end = published.next_offset
             lagging = [p.statistics().sinks[sink.name] for sink in service.stalled]
-            assert all(lag.catching_up and lag.pulled and lag.lag == end for lag in lagging)
+            assert all(sink.catching_up and sink.pulled and sink.lag == end for sink in lagging)
             assert MAILBOX_DELTAS // 2 < worst_deltas <= MAILBOX_DELTAS
             assert MAILBOX_BYTES // 4 < worst_bytes <= MAILBOX_BYTES
             await p.wait_visible(end, sinks=[sink.name for sink in service.healthy])
             assert reads == 0  # a sink that keeps up gets its deltas from its mailbox
-            service.gate.opened.set()
+            service.barrier.opened.set()
             await p.wait_visible(end)
             assert STALLED <= reads <= STALLED * (2 * end // MERGE_DELTAS + 3)
             for sink in service.healthy + service.stalled:

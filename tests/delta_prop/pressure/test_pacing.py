@@ -25,9 +25,12 @@ if TYPE_CHECKING:
     from delta_prop.config import RateLaw
 
 STEPS = (10_000, 20_000, 5_000, 50_000)
+"""Capacities of the sink, one after the other, in deltas per second."""
 SETTLE_S = 5
+"""Time after each step in which the rate is not checked."""
 TOLERANCE = 0.15
 MAILBOXES = (5_000, 20_000, 100_000)
+"""Bounds of the mailbox, in deltas."""
 
 
 class PacingResult(NamedTuple):

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from delta_prop_sinks.sink import Delivery, SinkContext
 
 MAILBOX = 10
+"""Bound of the mailbox, in deltas."""
 SETTINGS = Settings(mailbox_deltas_max=MAILBOX, batch_deltas=5, merge_deltas_max=5, close_timeout_s=5.0)
 
 
@@ -38,12 +39,12 @@ class HeldSink:
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
         """Apply the rows after `opened` is set."""
-        rows = sum(delivery.count for delivery in deliveries)
+        row_count = sum(delivery.count for delivery in deliveries)
         await self.opened.wait()
-        await anyio.sleep(self.row_s * rows)
+        await anyio.sleep(self.row_s * row_count)
         for delivery in deliveries:
-            rows_delivered = range(delivery.logged.count) if delivery.rows is None else delivery.rows.tolist()
-            self.keys += [delivery.batch.keys[row] for row in rows_delivered]
+            rows = range(delivery.logged.count) if delivery.rows is None else delivery.rows.tolist()
+            self.keys += [delivery.batch.keys[row] for row in rows]
 
     async def aclose(self) -> None:
         """Do nothing: the recorded keys stay."""
@@ -63,11 +64,11 @@ def run_at_closed_gate(
         async with Propagator(settings, world=virtual_world()) as p:
             await p.attach(sink, pacing=True)
             first = [p.offer(make_delta(f"first-{row}")) for row in range(MAILBOX)]
-            closed = p.offer(make_delta("closed"))
+            waiting = p.offer(make_delta("waiting"))
             assert p.statistics().queue.depth == 1  # statistics() first sends the offers of this tick
             assert all(receipt.acknowledged for receipt in first)
-            assert not closed.done
-            assert closed.withdraw()
+            assert not waiting.done
+            assert waiting.withdraw()
             await main(p, sink)
             sink.opened.set()
 
@@ -99,9 +100,9 @@ def test_critical_work_overtakes_low_work_at_the_gate() -> None:
         sink.opened.set()
         await wait_all(low + critical)
         last = max(map(offset_of, critical))
-        before = sum(offset_of(receipt) < last for receipt in low)
-        print(f"\nlast of 30 critical deltas at position {last - MAILBOX}, {before} of 200 low before it")
-        assert before <= 15  # one low delta in eight; more after ageing for a second
+        low_before = sum(offset_of(receipt) < last for receipt in low)
+        print(f"\nlast of 30 critical deltas at position {last - MAILBOX}, {low_before} of 200 low before it")
+        assert low_before <= 15  # one low delta in eight; more after ageing for a second
         assert [offset_of(receipt) for receipt in critical] == sorted(map(offset_of, critical))
         assert [offset_of(receipt) for receipt in low] == sorted(map(offset_of, low))
 
@@ -133,9 +134,8 @@ def test_low_work_progresses_under_endless_critical_work() -> None:
         assert low >= (critical + low) / 12
         assert low <= (critical + low) / 4
         assert max(waits_s[Priority.LOW]) < 2
-        assert len(critical_late := [wait for wait in waits_s[Priority.CRITICAL] if wait > 1]) <= 20, (
-            critical_late
-        )
+        long_waits_s = [wait_s for wait_s in waits_s[Priority.CRITICAL] if wait_s > 1]
+        assert len(long_waits_s) <= 20, long_waits_s
 
     run_at_closed_gate(main)
 
@@ -198,7 +198,7 @@ def test_small_batch_does_not_overtake_a_waiting_large_one() -> None:
 # --- cancelled publishers
 
 
-def test_publish_cancelled_at_the_gate_leaves_nothing() -> None:
+def test_publish_cancelled_at_the_gate_is_neither_queued_nor_logged() -> None:
     async def main(p: Propagator, sink: HeldSink) -> None:
         before = p.statistics()
         refusal = await catch_refusal(p.publish(make_delta("late"), timeout_s=2))

@@ -196,8 +196,8 @@ def test_late_sink_catches_up_while_producers_continue() -> None:
             f"\ncaught up after {caught_up_at:.1f} s; "
             f"admitted {min(shares):.0%} to {max(shares):.0%} meanwhile"
         )
-        # Producers get 0.7 of the sink's rate, so it catches up on 30,000 deltas at 0.3 of its rate: some 20
-        # s.
+        # Producers get 0.7 of the sink's rate, so it catches up on 30,000 deltas at 0.3 of its rate, in
+        # some 20 s.
         assert 15 < caught_up_at < 28
         assert min(shares) > 0.5
         assert max(shares) < 0.85

@@ -32,7 +32,7 @@ LIMITS = FeedLimits(
     linger_ms=10,
     merge_deltas_max=1000,
 )
-SMALL = replace(LIMITS, mailbox_deltas_max=20, merge_deltas_max=15, batch_deltas=8)
+SMALL_LIMITS = replace(LIMITS, mailbox_deltas_max=20, merge_deltas_max=15, batch_deltas=8)
 
 
 class TinySink:
@@ -111,7 +111,7 @@ class Route:
         self.log = MemoryLog(bytes(16), **log_bounds)
         self.table: RoutingTable[Feed] = RoutingTable()
         self.world = virtual_world()
-        self.progress = 0
+        self.progress_count = 0
         self._scopes: dict[str, anyio.CancelScope] = {}
         self._tasks: Any = None
 
@@ -176,7 +176,7 @@ class Route:
         return logged
 
     def _note_progress(self) -> None:
-        self.progress += 1
+        self.progress_count += 1
 
 
 async def until_quiet() -> None:

@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 def make_deliveries(*counts: int) -> list[Delivery]:
-    found, offset = [], 0
+    deliveries, offset = [], 0
     for count in counts:
         deltas = [Delta(f"v{offset + row}", opaque(b""), "rows") for row in range(count)]
         batch = encode_batch(deltas, origin=ORIGIN, base=offset + 1)
-        found.append(Delivery(LoggedBatch(batch, offset, 1, Source.LOCAL)))
+        deliveries.append(Delivery(LoggedBatch(batch, offset, 1, Source.LOCAL)))
         offset += count
-    return found
+    return deliveries
 
 
 def row_counts(deliveries: Sequence[Delivery]) -> list[int]:
-    return [part.count for part in deliveries]
+    return [delivery.count for delivery in deliveries]
 
 
 def test_all_rows_are_delivered_until_a_call_fails() -> None:
@@ -41,9 +41,9 @@ def test_all_rows_are_delivered_until_a_call_fails() -> None:
     assert offsets_of([*delivered, *rest]) == list(range(8))
 
 
-def test_split_part_ends_at_next_selected_row() -> None:
-    size, (full,) = CallSize(can_split=True), make_deliveries(9)
-    deliveries = [Delivery(full.logged, np.array([1, 4, 7], np.intp))]
+def test_first_part_of_a_split_ends_at_next_selected_row() -> None:
+    size, (all_rows,) = CallSize(can_split=True), make_deliveries(9)
+    deliveries = [Delivery(all_rows.logged, np.array([1, 4, 7], np.intp))]
     size.note_failure(deliveries, 1)
     (first,), (rest,) = size.split(deliveries)
     assert (offsets_of([first]), first.next_offset) == ([1], 4)

@@ -20,7 +20,7 @@ from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.route.support import (
     LIMITS,
     ORIGIN,
-    SMALL,
+    SMALL_LIMITS,
     Route,
     TinySink,
     TruncatedLog,
@@ -155,12 +155,15 @@ def test_stalled_sink_delays_no_other_and_mailbox_stays_bounded() -> None:
     async def main() -> None:
         async with Route.running() as route:
             stalled, fast = TinySink(sleep_for(3600)), TinySink()
-            stalled_feed, fast_feed = route.feed(stalled, limits=SMALL), route.feed(fast, limits=SMALL)
+            stalled_feed, fast_feed = (
+                route.feed(stalled, limits=SMALL_LIMITS),
+                route.feed(fast, limits=SMALL_LIMITS),
+            )
             for _ in range(500):
                 logged = route.publish("a", "b", "c")
                 await fast_feed.wait(logged.next_offset)
                 assert anyio.current_time() == 0
-                assert stalled_feed.statistics().mailbox_deltas <= SMALL.mailbox_deltas_max
+                assert stalled_feed.statistics().mailbox_deltas <= SMALL_LIMITS.mailbox_deltas_max
             assert fast.offsets == list(range(1500))
             assert stalled.offsets == []
             assert stalled_feed.applied == 0
@@ -217,7 +220,7 @@ def test_batch_larger_than_empty_mailbox_is_pushed() -> None:
     async def main() -> None:
         async with Route.running() as route:
             sink = TinySink()
-            feed = route.feed(sink, limits=SMALL)
+            feed = route.feed(sink, limits=SMALL_LIMITS)
             await until_quiet()
             route.publish(*["a"] * 50)
             assert not feed.statistics().catching_up
@@ -232,7 +235,12 @@ def test_batch_larger_than_empty_mailbox_is_pushed() -> None:
 
 @st.composite
 def schedules(draw: st.DrawFn) -> dict[str, Any]:
-    """Draw publishes with pauses, durations and outcomes of the sink's calls, and options of the feed."""
+    """Draw what happens to a feed.
+
+    `steps`: batches, each with the pause after it. `calls`: duration and outcome of the sink's calls, and the
+    share of rows that a partly applied call applies. `before`: number of batches in the log before the feed
+    starts. `commits`: True if the sink has a cursor of its own.
+    """
     return {
         "steps": draw(
             st.lists(
@@ -298,7 +306,7 @@ async def _check_schedule(schedule: dict[str, Any]) -> None:
             sink,
             *schedule["topics"],
             start=start,
-            limits=SMALL,
+            limits=SMALL_LIMITS,
             keeps_cursor=schedule["commits"],
         )
         async with anyio.create_task_group() as tasks:
@@ -326,11 +334,11 @@ def _scheduled_calls(
     async def before(deliveries: Sequence[Delivery]) -> None:
         if not calls:
             return
-        delay, outcome, part = calls.pop(0)
-        if delay is not None:
-            await anyio.sleep(delay)
+        call_s, outcome, applied_share = calls.pop(0)
+        if call_s is not None:
+            await anyio.sleep(call_s)
         offsets = offsets_of(deliveries)
-        partial_offset = offsets[int(part * (len(offsets) - 1))]
+        partial_offset = offsets[int(applied_share * (len(offsets) - 1))]
         if outcome == "fail":
             raise TryAgain("not now")
         if outcome == "defect":
@@ -373,9 +381,10 @@ def test_feed_starts_inside_a_batch() -> None:
             route.publish("a", "b", "a", "b")
             route.publish("b", "a")
             all_rows_sink, matching_sink = TinySink(), TinySink()
-            first, second = route.feed(all_rows_sink, start=2), route.feed(matching_sink, "ns:a", start=3)
-            await first.wait(6)
-            await second.wait(6)
+            all_rows_feed = route.feed(all_rows_sink, start=2)
+            matching_feed = route.feed(matching_sink, "ns:a", start=3)
+            await all_rows_feed.wait(6)
+            await matching_feed.wait(6)
             assert all_rows_sink.offsets == [2, 3, 4, 5]
             assert matching_sink.offsets == [5]
 
@@ -392,21 +401,21 @@ def record_reads(route: Route, on_turn: Callable[[int], None]) -> list[int]:
     """Return a list that gets the row count of each log read; in each of 20 turns of the event loop, call
     `on_turn` with the number of reads so far.
     """
-    read, rows = route.log.read, list[int]()
+    read, row_counts = route.log.read, list[int]()
 
     def recorded_read(offset: int, **bounds: int) -> list[LoggedBatch]:
-        found = read(offset, **bounds)
-        rows.append(sum(logged.count for logged in found))
-        return found
+        batches = read(offset, **bounds)
+        row_counts.append(sum(logged.count for logged in batches))
+        return batches
 
     async def take_turns() -> None:
         for _ in range(20):
-            on_turn(len(rows))
+            on_turn(len(row_counts))
             await anyio.lowlevel.checkpoint()
 
     route.log.read = recorded_read  # type: ignore[method-assign,assignment]
     route._tasks.start_soon(take_turns)
-    return rows
+    return row_counts
 
 
 def test_large_read_is_split_and_yields_to_other_tasks() -> None:
@@ -414,18 +423,18 @@ def test_large_read_is_split_and_yields_to_other_tasks() -> None:
         async with Route.running() as route:
             for _ in range(3_500):
                 route.publish("a")
-            sink, turns = SizedSink(), set[int]()
-            rows = record_reads(route, turns.add)
+            sink, read_counts = SizedSink(), set[int]()
+            row_counts = record_reads(route, read_counts.add)
             await route.feed(sink).wait(3_500)
             assert [count for _, count in sink.calls] == [3_500]
-            assert rows == [1_000, 1_000, 1_000, 500]
-            assert turns >= {1, 2, 3}, "another task runs between two reads"
+            assert row_counts == [1_000, 1_000, 1_000, 500]
+            assert read_counts >= {1, 2, 3}, "no other task ran between two reads"
             assert sink.offsets == list(range(3_500))
 
     run_virtual(main)
 
 
-def test_deltas_a_call_is_read_before_each_call() -> None:
+def test_deltas_per_call_is_asked_for_before_each_call() -> None:
     async def main() -> None:
         async with Route.running() as route:
 
@@ -442,7 +451,7 @@ def test_deltas_a_call_is_read_before_each_call() -> None:
     run_virtual(main)
 
 
-def test_log_recovery_during_read_discards_rows_read() -> None:
+def test_rows_read_before_a_log_recovery_are_discarded() -> None:
     async def main() -> None:
         async with Route.running() as route:
             log = route.log = TruncatedLog(bytes(16))
@@ -450,8 +459,8 @@ def test_log_recovery_during_read_discards_rows_read() -> None:
                 route.publish("a")
             sink = SizedSink()
 
-            def truncate_log(number: int) -> None:
-                if number == 2 and log.end is None:
+            def truncate_log(read_count: int) -> None:
+                if read_count == 2 and log.end is None:
                     log.end = 1_500
                     feed.note_recovered()
 
@@ -539,10 +548,10 @@ def test_read_that_skips_all_rows_reports_progress() -> None:
         async with Route.running() as route:
             for _ in range(30):
                 route.publish("b")
-            feed = route.feed(TinySink(), "ns:a", limits=SMALL)
-            assert route.progress == 0
+            feed = route.feed(TinySink(), "ns:a", limits=SMALL_LIMITS)
+            assert route.progress_count == 0
             await feed.wait(30)
-            assert route.progress > 0
+            assert route.progress_count > 0
 
     run_virtual(main)
 

@@ -16,7 +16,7 @@ from delta_prop_sinks.sink import RejectDelta, StopSink, TryAgain
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.route.support import (
-    SMALL,
+    SMALL_LIMITS,
     Route,
     TinySink,
     TruncatedLog,
@@ -116,10 +116,10 @@ def test_retries_back_off_then_breaker_opens_and_probes() -> None:
         async with Route.running() as route:
             sink = TinySink()
 
-            async def never(_: Sequence[Delivery]) -> None:
+            async def fail_call(_: Sequence[Delivery]) -> None:
                 raise TryAgain("down")
 
-            sink.before = never
+            sink.before = fail_call
             feed = route.feed(sink)
             route.publish("a")
             await anyio.sleep(13)
@@ -129,7 +129,7 @@ def test_retries_back_off_then_breaker_opens_and_probes() -> None:
             )
             assert feed.statistics().reason == f"{reason_text} 28 times"
             await anyio.sleep(587)
-            call_times = [at for at, _ in sink.calls]
+            call_times = [start_s for start_s, _ in sink.calls]
             gaps = [later - earlier for earlier, later in pairwise(call_times)]
             round_of_waits = [0.05, 0.1, 0.2, 0.4, 0.8, 1.6]
             expected = [*(round_of_waits * 5)[:-1], *[30.0] * 30]
@@ -160,10 +160,10 @@ def test_restart_with_open_breaker_retries_at_once() -> None:
         async with Route.running() as route:
             sink = TinySink()
 
-            async def never(_: Sequence[Delivery]) -> None:
+            async def fail_call(_: Sequence[Delivery]) -> None:
                 raise TryAgain("down")
 
-            sink.before = never
+            sink.before = fail_call
             feed = route.feed(sink)
             route.publish("a")
             await anyio.sleep(20)
@@ -180,7 +180,7 @@ def test_overdue_call_is_cancelled_and_retried() -> None:
     async def main() -> None:
         async with Route.running() as route:
             sink = TinySink(sleep_for(100))
-            feed = route.feed(sink, limits=replace(SMALL, apply_timeout_s=5))
+            feed = route.feed(sink, limits=replace(SMALL_LIMITS, apply_timeout_s=5))
             route.publish("a", "a")
             for _ in range(60):
                 await anyio.sleep(0.1)
@@ -312,19 +312,19 @@ def test_feed_closed_while_retrying_ends() -> None:
         async with Route.running() as route:
             sink = TinySink()
 
-            async def never(_: Sequence[Delivery]) -> None:
+            async def fail_call(_: Sequence[Delivery]) -> None:
                 raise TryAgain("down")
 
-            sink.before = never
+            sink.before = fail_call
             feed = route.feed(sink)
             route.publish("a")
             await anyio.sleep(1)
-            calls = len(sink.calls)
+            call_count = len(sink.calls)
             feed.close()
             feed.stop(Refused(ErrorCode.PROCESSING_FAILED, "late"))
             feed.restart()
             await anyio.sleep(100)
-            assert len(sink.calls) == calls
+            assert len(sink.calls) == call_count
             assert feed.state is FeedState.CLOSED
             with pytest.raises(Refused, match="detached"):
                 await feed.wait(1)
@@ -336,7 +336,7 @@ def test_feed_not_required_stops_when_log_dropped_its_next_row() -> None:
     async def main() -> None:
         async with Route.running(deltas_max=10) as route:
             sink = TinySink(sleep_for(5))
-            feed = route.feed(sink, limits=replace(SMALL, mailbox_deltas_max=2), required=False)
+            feed = route.feed(sink, limits=replace(SMALL_LIMITS, mailbox_deltas_max=2), required=False)
             await until_quiet()
             for _ in range(40):
                 route.publish("a")

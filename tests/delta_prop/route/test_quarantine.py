@@ -10,14 +10,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delta_prop.route.redelivery import ReplayRequest, ReplayResult
+from delta_prop.route.redelivery import ReplayRequest, ReplayResult, row_numbers
 from delta_prop.route.status import FeedState
 from delta_prop.testing import run_virtual
 from delta_prop_sinks.sink import RejectDelta, StopSink, TryAgain
 from delta_prop_wire.delta import Delta, Dot, create, sparse
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import Refused
-from tests.delta_prop.route.support import LIMITS, ORIGIN, SMALL, Route, TinySink, offsets_of, until_quiet
+from tests.delta_prop.route.support import (
+    LIMITS,
+    ORIGIN,
+    SMALL_LIMITS,
+    Route,
+    TinySink,
+    offsets_of,
+    until_quiet,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -52,22 +60,13 @@ def reject_offsets(sink: TinySink, rejected_offsets: Iterable[int]) -> set[int]:
 
 def rows_before(deliveries: Sequence[Delivery], end: int) -> list[Delivery]:
     """Return the rows below offset `end`."""
-    return [
-        replace(delivery, rows=rows)
-        for delivery in deliveries
-        if len(
-            rows := (delivery.rows if delivery.rows is not None else _all_rows(delivery))[
-                (delivery.rows if delivery.rows is not None else _all_rows(delivery))
-                < end - delivery.first_offset
-            ]
-        )
-    ]
-
-
-def _all_rows(delivery: Delivery):  # type: ignore[no-untyped-def]
-    import numpy as np
-
-    return np.arange(delivery.logged.count)
+    parts = []
+    for delivery in deliveries:
+        rows = row_numbers(delivery)
+        rows = rows[rows < end - delivery.first_offset]
+        if len(rows):
+            parts.append(replace(delivery, rows=rows))
+    return parts
 
 
 async def request_replay(feed: Feed, *offsets: int, drop: bool = False) -> ReplayResult:
@@ -240,10 +239,10 @@ def test_cancelled_replay_wait_leaves_row_in_quarantine() -> None:
             publish(route, "a")
             await feed.wait(1)
 
-            async def never(_: Sequence[Delivery]) -> None:
+            async def fail_call(_: Sequence[Delivery]) -> None:
                 raise TryAgain("down")
 
-            sink.before = never
+            sink.before = fail_call
             request = ReplayRequest(None, drop=False)
             feed.add_request(request)
             with anyio.move_on_after(0.3):
@@ -263,7 +262,12 @@ def test_cancelled_replay_wait_leaves_row_in_quarantine() -> None:
 
 @st.composite
 def scenarios(draw: st.DrawFn) -> dict[str, object]:
-    """Draw batches with dependencies, rejections per row, and an operator's actions."""
+    """Draw what happens to a sink.
+
+    `batches`: for each row a vector and the distances, in rows, back to its parents. `rejected`: how often
+    the row at an offset is rejected. `actions`: the operator's action after each batch. `failures`: for each
+    call, True if it fails before its last row.
+    """
     rows = st.tuples(st.sampled_from("abcde"), st.lists(st.integers(1, 8), max_size=2))
     return {
         "batches": draw(st.lists(st.lists(rows, min_size=1, max_size=5), min_size=1, max_size=12)),
@@ -300,7 +304,7 @@ async def _check_scenario(scenario: dict[str, object]) -> None:
 
         sink.before = before
         feed = route.feed(
-            sink, limits=replace(SMALL, quarantine_deltas_max=scenario["quarantine_deltas_max"])
+            sink, limits=replace(SMALL_LIMITS, quarantine_deltas_max=scenario["quarantine_deltas_max"])
         )
         actions = list(scenario["actions"])  # type: ignore[call-overload]
         for batch in scenario["batches"]:  # type: ignore[attr-defined]
@@ -332,15 +336,14 @@ async def _check_scenario(scenario: dict[str, object]) -> None:
         assert feed.statistics().skipped == 0
         position = {offset: index for index, offset in enumerate(sink.offsets)}
         for offset, vector in enumerate(vectors):
-            same_vector = [before for before in range(offset) if vectors[before] == vector]
-            earlier = same_vector + parent_offsets[offset]
-            for cause in earlier:
+            same_vector = [earlier for earlier in range(offset) if vectors[earlier] == vector]
+            for cause in same_vector + parent_offsets[offset]:
                 if offset in position and cause in position:
                     assert position[cause] < position[offset]
 
 
 async def _run_action(feed: Feed, action: str) -> None:
-    heads = [record.offset for record in feed.quarantine.records() if record.reason is not None]
-    if action == "none" or not heads:
+    rejected = [record.offset for record in feed.quarantine.records() if record.reason is not None]
+    if action == "none" or not rejected:
         return
-    await request_replay(feed, heads[0], drop=action == "drop")
+    await request_replay(feed, rejected[0], drop=action == "drop")

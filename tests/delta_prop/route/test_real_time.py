@@ -26,21 +26,21 @@ LOOPS = pytest.mark.parametrize(
 @LOOPS
 def test_stalled_sink_delays_no_other_and_catches_up(loop: dict[str, Any]) -> None:
     async def main() -> None:
-        fast, slow, read_offsets = list[int](), list[int](), list[int]()
+        fast_offsets, slow_offsets, read_offsets = list[int](), list[int](), list[int]()
         released = anyio.Event()
 
         async def stalled(offset: int, _: Delta) -> None:
             await released.wait()
-            slow.append(offset)
+            slow_offsets.append(offset)
 
         async with Propagator(Settings(mailbox_deltas_max=50)) as p:
-            await p.attach(CallbackSink(lambda offset, _: fast.append(offset), name="fast"))
+            await p.attach(CallbackSink(lambda offset, _: fast_offsets.append(offset), name="fast"))
             await p.attach(CallbackSink(stalled, name="slow"))
             async with p.subscribe() as subscription:
                 for number in range(200):
                     last = await p.publish(Delta(f"v{number}", opaque(b"x")))
                 await p.wait_visible(last, sinks=["fast"])
-                assert slow == []
+                assert slow_offsets == []
                 assert p.statistics().sinks["slow"].catching_up
                 async for delivered in subscription:
                     read_offsets.append(delivered.offset)
@@ -48,7 +48,7 @@ def test_stalled_sink_delays_no_other_and_catches_up(loop: dict[str, Any]) -> No
                         break
             released.set()
             await p.wait_visible(last)
-        assert fast == slow == read_offsets == list(range(200))
+        assert fast_offsets == slow_offsets == read_offsets == list(range(200))
 
     anyio.run(main, **loop)
 

@@ -53,10 +53,10 @@ topic_lists = st.lists(st.sampled_from(TOPICS), min_size=1, max_size=4)
         ("c:hot", "c:cold"),
     ],
 )
-@pytest.mark.parametrize("mixed", [False, True])
-def test_each_topic_kind_matches_only_its_rows(topic: str, other: str | None, mixed: bool) -> None:
+@pytest.mark.parametrize("with_other_rows", [False, True])
+def test_each_topic_kind_matches_only_its_rows(topic: str, other: str | None, with_other_rows: bool) -> None:
     table = _table({"matching": [topic], **({"other": [other]} if other else {})})
-    if not mixed:
+    if not with_other_rows:
         assert _plan(table, [DELTA]) == {"matching": [0]}
         return
     unmatched = Delta("v-3", scale(2.0), "else")
@@ -114,8 +114,8 @@ def test_resubscribe_replaces_and_unsubscribe_removes() -> None:
 def test_cached_plans_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_module, "PLANS_MAX", 8)
     table = _table({"sink": ["ns:n-50"]})
-    found = [_plan(table, [Delta("v", create([1.0]), f"n-{number}")]) for number in range(100)]
-    assert [number for number, plan in enumerate(found) if plan] == [50]
+    plans = [_plan(table, [Delta("v", create([1.0]), f"n-{number}")]) for number in range(100)]
+    assert [number for number, plan in enumerate(plans) if plan] == [50]
     assert len(table._plans) <= 8
 
 

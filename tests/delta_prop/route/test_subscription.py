@@ -190,8 +190,8 @@ def test_reader_that_outlives_propagator_gets_buffered_rows(batch_count: int, en
 
     async def read(subscription: Any) -> None:
         try:
-            async for one in subscription:
-                received.append(one.offset)
+            async for delivered in subscription:
+                received.append(delivered.offset)
                 await anyio.sleep(0.1)
         except Refused as refusal:
             refusals.append((refusal.code, refusal.details["offset"], refusal.details["next_offset"]))
@@ -214,16 +214,18 @@ def test_reader_that_outlives_propagator_gets_buffered_rows(batch_count: int, en
     assert refusals == ([(ErrorCode.SHUTTING_DOWN, 2, 22)] if ends_early else [])
 
 
-def test_rows_for_others_wake_no_reader_and_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reader skips more rows than the log holds; its statistics still show the end of the log."""
+def test_rows_that_match_no_topic_are_skipped_without_waking_the_reader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The reader skips more rows than the log holds; its applied offset is still the end of the log."""
 
     async def main(p: Propagator) -> None:
-        async with p.subscribe("v:mine", name="one") as subscription, anyio.create_task_group() as tasks:
-            found: list[int] = []
+        async with p.subscribe("v:mine", name="mine") as subscription, anyio.create_task_group() as tasks:
+            received: list[int] = []
 
             async def read() -> None:
                 async for offset, _, _ in subscription:
-                    found.append(offset)
+                    received.append(offset)
 
             tasks.start_soon(read)
             await anyio.lowlevel.checkpoint()
@@ -232,18 +234,18 @@ def test_rows_for_others_wake_no_reader_and_are_skipped(monkeypatch: pytest.Monk
             monkeypatch.setattr(Subscription, "notify", lambda self: (notified.append(1), notify(self)))
             for number in range(300):
                 await p.publish(delta(number))
-            assert not notified, "rows that match no topic must not notify the reader"
-            statistics = p.statistics().sinks["one"]
+            assert not notified, "rows that match no topic have notified the reader"
+            statistics = p.statistics().sinks["mine"]
             assert (statistics.applied_offset, statistics.lag, statistics.state) == (300, 0, "idle")
-            await p.wait_visible(300, sinks=["one"], timeout_s=1)
-            p.pause("one")
-            assert p.statistics().sinks["one"].applied_offset == 300, "skipped rows must stay skipped"
-            p.resume("one")
+            await p.wait_visible(300, sinks=["mine"], timeout_s=1)
+            p.pause("mine")
+            assert p.statistics().sinks["mine"].applied_offset == 300, "the pause has undone skips"
+            p.resume("mine")
             for number in range(300):
                 await p.publish(delta(number))
             await p.publish(Delta("mine", opaque(b"x"), "n"))
-            await p.wait_visible(601, sinks=["one"], timeout_s=1)
-            assert found == [600]
+            await p.wait_visible(601, sinks=["mine"], timeout_s=1)
+            assert received == [600]
             tasks.cancel_scope.cancel()
 
     run_propagator(main, SMALL)
@@ -251,12 +253,12 @@ def test_rows_for_others_wake_no_reader_and_are_skipped(monkeypatch: pytest.Monk
 
 def test_wait_ends_for_a_subscription_that_skips_all_rows() -> None:
     async def main(p: Propagator) -> None:
-        async with p.subscribe("v:mine", name="one") as one, anyio.create_task_group() as tasks:
+        async with p.subscribe("v:mine") as subscription, anyio.create_task_group() as tasks:
             reached: list[int] = []
 
             async def wait(offset: int) -> None:
-                assert one._feed is not None
-                await one._feed.wait(offset)
+                assert subscription._feed is not None
+                await subscription._feed.wait(offset)
                 reached.append(offset)
 
             for offset in (1, 3):

@@ -40,16 +40,16 @@ from delta_prop_wire.layout import CLOCK_ENTRY, EXPECT, PARENT, TAG, Column
 from delta_prop_wire.message_rules import Role
 from delta_prop_wire.spec import ErrorCode, Flag, FrameType
 from tests.delta_prop.pipeline_bench import Bench
-from tests.wire.sealing import sealed
+from tests.wire.sealing import frame_with_checksum
 
 ORIGIN, SECOND, OTHER, UNCLAIMED = (make_origin(producer, Priority.NORMAL) for producer in (5, 6, 7, 8))
 SEEDED = 3
 """Counters of ORIGIN that are used before a test sends anything; of SECOND, one counter is used."""
 CREDIT = Credit(100_000, 1 << 30)
 NORMAL = int(Priority.NORMAL) << 12
-SPARSE = (Kind.SPARSE, Kind.SPARSE_ADD)
-FULL_VECTOR = (Kind.CREATE, Kind.DENSE)
-NUMBERED = (*SPARSE, *FULL_VECTOR, Kind.SCALE, Kind.OFFSET)
+SPARSE_KINDS = (Kind.SPARSE, Kind.SPARSE_ADD)
+FULL_VECTOR_KINDS = (Kind.CREATE, Kind.DENSE)
+NUMBERED_KINDS = (*SPARSE_KINDS, *FULL_VECTOR_KINDS, Kind.SCALE, Kind.OFFSET)
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def as_delta(
         parts["metadata"] = delta_fields.metadata
     payload = msgpack.Packer().pack_map_header(len(parts))
     payload += b"".join(pack(name) + value for name, value in parts.items())
-    return sealed(FrameType.DELTA, payload, flags=Flag.ACK_WANTED, sequence=sequence or counter)
+    return frame_with_checksum(FrameType.DELTA, payload, flags=Flag.ACK_WANTED, sequence=sequence or counter)
 
 
 def as_batch(
@@ -120,11 +120,11 @@ def as_batch(
         columns[Column.NAMESPACE_INDEX] = pack_all("H", [names.index(row.namespace) for row in rows])
     if len({row.op for row in rows}) > 1:
         columns[Column.KINDS] = bytes(row.op for row in rows)
-    if any(row.values or row.op in NUMBERED for row in rows):
+    if any(row.values or row.op in NUMBERED_KINDS for row in rows):
         columns[Column.VALUES] = b"".join(row.values for row in rows)
         if len({len(row.values) for row in rows}) > 1:
             columns[Column.VALUE_ENDS] = ends(len(row.values) // 4 for row in rows)
-    if any(row.indices or row.op in SPARSE for row in rows):
+    if any(row.indices or row.op in SPARSE_KINDS for row in rows):
         columns[Column.INDICES] = b"".join(row.indices for row in rows)
     if any(row.data for row in rows):
         columns[Column.BLOB_ENDS] = ends(len(row.data) for row in rows)
@@ -134,7 +134,7 @@ def as_batch(
         columns[Column.METADATA] = b"".join(row.metadata or b"" for row in rows)
     if any(row.id is not None for row in rows):
         columns[Column.IDS] = b"".join(row.id or bytes(16) for row in rows)
-    _add_exceptions(columns, rows)
+    _add_optional_columns(columns, rows)
     times = [row.timestamp for row in rows]
     time = next((timestamp for timestamp in times if timestamp), 0)
     if any(timestamp not in (0, time) for timestamp in times):
@@ -142,7 +142,7 @@ def as_batch(
     clock = next((row.clock for row in rows if row.clock), ())
     if clock:
         columns[Column.CLOCK] = b"".join(CLOCK_ENTRY.pack(*entry) for entry in clock)
-    widths = {len(row.values) // 4 for row in rows if row.op in FULL_VECTOR}
+    widths = {len(row.values) // 4 for row in rows if row.op in FULL_VECTOR_KINDS}
     batch = assemble(
         columns,
         attributes=NORMAL,
@@ -157,7 +157,8 @@ def as_batch(
     return encode(BatchFrame(sequence or base, batch, ack_wanted=True))
 
 
-def _add_exceptions(columns: dict[Column, bytes], rows: Sequence[DeltaFields]) -> None:
+def _add_optional_columns(columns: dict[Column, bytes], rows: Sequence[DeltaFields]) -> None:
+    """Add the columns of parents, topics and expected heads, as far as rows have some."""
     parents = [
         PARENT.pack(row, 1, entry)
         if isinstance(entry, bytes)
@@ -211,7 +212,10 @@ def pack_all(code: str, numbers: Sequence[int]) -> bytes:
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to a frame. `code` None: an Ack, or no answer yet if it `waits`."""
+    """The answer to a frame. `code`: None for an Ack, or if there is no answer yet (`waits`).
+
+    `open`: False if the connection ends.
+    """
 
     code: ErrorCode | None = None
     field: str | None = None
@@ -267,20 +271,20 @@ class Server:
                     handler.handle_delta(frame, connection.last_frame_bytes)
         except ProtocolError as error:
             return Answer(error.code, open=False)
-        return self._result()
+        return self._answer()
 
-    def _result(self) -> Answer:
+    def _answer(self) -> Answer:
         answers = self.handler.take_answers(throttled=False)
         (nack,) = [answer for answer in answers if isinstance(answer, Nack)] or [None]
         if nack is None:
             return Answer(waits=not answers)
         return Answer(nack.code, nack.field, nack.row, open=not self.handler.is_unauthorized)
 
-    def result_after_timeout(self) -> Answer:
+    def answer_after_timeout(self) -> Answer:
         """Return the answer after all timeouts of waiting deltas."""
         self.bench.now += 3_600
         self.bench.pipeline.tick(self.bench.now)
-        return self._result()
+        return self._answer()
 
     def accepts_more(self) -> bool:
         """True if the connection accepts another delta."""
@@ -329,7 +333,7 @@ def valid_fields(number: int) -> DeltaFields:
 
 
 def with_id(delta_fields: DeltaFields, like: DeltaFields) -> DeltaFields:
-    """Return the row, so that it fits into a batch with `like`: with an id if `like` has one."""
+    """Return the row, with an id if `like` has one: either all rows of a batch have ids or none has."""
     return (
         delta_fields
         if like.id is None

@@ -39,7 +39,7 @@ def block_of(deltas: Sequence[Delta]) -> Block:
     return Block(len(deltas), columns, mask, dimension)
 
 
-def rows(part: int, count: int, start: int = 0) -> list[Delta]:
+def part_deltas(part: int, count: int, start: int = 0) -> list[Delta]:
     """Return `count` deltas of a part, numbered from `start`: the same ones on each call."""
     names = (f"{part}-{start + number}" for number in range(count))
     return [Delta(name, opaque(name.encode()), NAMESPACE) for name in names]

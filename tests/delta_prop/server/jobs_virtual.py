@@ -31,8 +31,8 @@ from delta_prop_wire.frames import (
     StagedPart,
     Subscribe,
 )
-from tests.delta_prop.server.jobs import JOB, block_of, rows
-from tests.delta_prop.server.raw import Raw
+from tests.delta_prop.server.jobs import JOB, block_of, part_deltas
+from tests.delta_prop.server.raw import FrameClient
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -55,11 +55,11 @@ class Site:
         self.network = network.at("client")
 
     @asynccontextmanager
-    async def connected(self) -> AsyncIterator[Raw]:
+    async def connected(self) -> AsyncIterator[FrameClient]:
         assert self.service.address is not None
         stream = await self.network.connect("server", self.service.address.port)
         try:
-            yield Raw(stream)
+            yield FrameClient(stream)
         finally:
             await stream.aclose()
 
@@ -124,7 +124,9 @@ def frame(part: int, deltas: Sequence[Delta], base: int, sequence: int | None = 
     return BatchFrame(base if sequence is None else sequence, batch, ack_wanted=True)
 
 
-async def staged_hello(raw: Raw, part: int, attempt: int, job: str = JOB, token: str | None = None) -> Any:
+async def staged_hello(
+    raw: FrameClient, part: int, attempt: int, job: str = JOB, token: str | None = None
+) -> Any:
     """Send a task's hello; return its answer. Raises Refused."""
     claims = (OriginClaim(origin_of(part)),)
     await raw.send(Subscribe(1, Hello(origins=claims, job=JobPart(job, part, attempt), token=token)))
@@ -132,7 +134,7 @@ async def staged_hello(raw: Raw, part: int, attempt: int, job: str = JOB, token:
 
 
 async def request_decision(
-    raw: Raw,
+    raw: FrameClient,
     decision: Decision,
     parts: Sequence[StagedPart] = (),
     job: str = JOB,
@@ -164,7 +166,7 @@ async def serve_virtual(
     log: LogSettings | None = None,
     tokens: TokenFile | None = None,
     thread_delay_s_max: float = 0.002,
-    **server: Any,
+    **server_options: Any,
 ) -> AsyncIterator[Site]:
     """Serve the data of a simulated disk in virtual time."""
     network = VirtualNetwork(seed, host="server")
@@ -173,7 +175,7 @@ async def serve_virtual(
         Propagator(settings, data="x", log=log, world=world) as propagator,
         anyio.create_task_group() as tasks,
     ):
-        server_settings = ServerSettings(host="server", allow_anonymous=True, **server)
+        server_settings = ServerSettings(host="server", allow_anonymous=True, **server_options)
         service = Service(
             propagator, server_settings, access=None if tokens is None else Access(world, tokens)
         )
@@ -221,7 +223,7 @@ async def refusal_code(call: Awaitable[object]) -> ErrorCode | None:
     return None
 
 
-async def stage_first_rows(site: Site, raw: Raw, attempt: int = 1) -> None:
+async def stage_first_rows(site: Site, raw: FrameClient, attempt: int = 1) -> None:
     assert (await staged_hello(raw, 0, attempt)).welcome.origins == ((origin_of(0), 0, 0),)
-    await raw.send(frame(0, rows(0, 4), 1))
+    await raw.send(frame(0, part_deltas(0, 4), 1))
     assert (await raw.until_acked(4)).ranges == (AckRange(1, 4, 0),)

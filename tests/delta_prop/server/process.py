@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-START_S_MAX = 60.0
+END_S_MAX = 60.0
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -40,7 +40,7 @@ class Served:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) * 1024
 
-    def files(self) -> int:
+    def open_file_count(self) -> int:
         """Return the number of open file descriptors."""
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
@@ -74,7 +74,7 @@ def served(
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
             try:
-                process.wait(START_S_MAX)
+                process.wait(END_S_MAX)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

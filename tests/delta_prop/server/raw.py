@@ -37,7 +37,7 @@ WAIT_S_MAX = 10.0
 EARLIEST = Start(StartAt.EARLIEST)
 
 
-class Raw:
+class FrameClient:
     """One connection to a server; the test sends and reads each frame."""
 
     def __init__(self, stream: Stream) -> None:
@@ -123,11 +123,11 @@ async def serving(
 
 
 @asynccontextmanager
-async def connected(address: Address, network: Network | None = None) -> AsyncIterator[Raw]:
+async def connected(address: Address, network: Network | None = None) -> AsyncIterator[FrameClient]:
     network = network or real_world().network
     assert network is not None
     stream = await network.connect(address.host, address.port)
     try:
-        yield Raw(stream)
+        yield FrameClient(stream)
     finally:
         await stream.aclose()

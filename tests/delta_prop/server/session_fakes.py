@@ -64,7 +64,7 @@ def batch_of(deltas: list[Delta], base: int, priority: Priority = Priority.NORMA
     return encode_batch(deltas, origin=16, base=base, priority=priority, ack_level=AckLevel.MEMORY)
 
 
-class Sinks:
+class FakeSinkManager:
     """The part of `SinkManager` that consumer sessions use."""
 
     def __init__(self) -> None:
@@ -89,7 +89,8 @@ class FakeService:
     settings: ServerSettings = SETTINGS
     now: float = 100.0
     counter: int = 1
-    sinks: Sinks = field(default_factory=Sinks)
+    """The counter of the next row."""
+    sinks: FakeSinkManager = field(default_factory=FakeSinkManager)
     appended: list[LoggedBatch] = field(default_factory=list)
     _not_visible: list[LoggedBatch] = field(default_factory=list)
 
@@ -119,7 +120,7 @@ class FakeService:
             self.publish_visible()
         return logged
 
-    def rows(self, count: int, **more: Any) -> LoggedBatch:
+    def append_rows(self, count: int, **more: Any) -> LoggedBatch:
         return self.append(rows_batch(count, self.counter, **more))
 
     def append_noop(self, count: int = 1) -> LoggedBatch:
@@ -166,8 +167,9 @@ class FakeSubscriber:
         self.rows_max = rows_max
         self.service = service
         self.received: list[tuple[int, int, bytes]] = []
-        self.kinds: list[str] = []
-        self.ranges: list[int] = []  # bytes of each sendfile range
+        """The offset, the Lamport number and the packed delta of each row."""
+        self.chunk_kinds: list[str] = []  # "range" (sendfile) or "parts"
+        self.range_sizes: list[int] = []  # in bytes, of each sendfile range
         self.bytes = 0  # bytes received on the connection
         self.frames: list[BatchFrame | DeltaFrame] = []
         self.notified = True
@@ -230,15 +232,15 @@ class FakeSubscriber:
 
     def _receive(self, chunk: SendChunk) -> None:
         if isinstance(chunk.parts, FileRange):
-            self.kinds.append("range")
-            self.ranges.append(chunk.parts.size)
+            self.chunk_kinds.append("range")
+            self.range_sizes.append(chunk.parts.size)
             raw = chunk.parts.file.read(chunk.parts.position, chunk.parts.size)
         else:
-            self.kinds.append("parts")
+            self.chunk_kinds.append("parts")
             raw = b"".join(chunk.parts)
         assert len(raw) == chunk.bytes
         self.bytes += len(raw)
-        visible = self.service.log.high_watermark
+        high_watermark = self.service.log.high_watermark
         decoder, delta_count = Decoder(), 0
         for start in range(0, len(raw), 1 << 22):
             decoder.receive(raw[start : start + (1 << 22)])
@@ -247,7 +249,7 @@ class FakeSubscriber:
                 delta_count += self._receive_frame(frame)
         assert decoder.buffered_bytes == 0
         assert delta_count == chunk.delta_count
-        assert chunk.next_offset <= self.session.processed <= visible
+        assert chunk.next_offset <= self.session.processed <= high_watermark
         assert self.received[-1][0] < chunk.next_offset
 
     def _receive_frame(self, frame: BatchFrame | DeltaFrame) -> int:
@@ -269,7 +271,7 @@ class FakeSubscriber:
 
 
 def expected_row(logged: LoggedBatch, row: int) -> tuple[int, int, bytes]:
-    """Return a row as expected at a subscriber."""
+    """Return a row as `FakeSubscriber.received` should have it."""
     delta = logged.batch.delta(row, logged.source)
     return logged.offset + row, logged.lamport + row, pack_delta(delta)
 
@@ -305,7 +307,7 @@ def multi_segment_service() -> FakeService:
     log_settings = replace(LARGE_LOG, segment_bytes_max=80_000)
     service = FakeService.on_disk(log_settings, settings=ServerSettings(subscriber_bytes_max=20_000))
     for number in range(250):
-        service.rows(2, data=bytes(400))
+        service.append_rows(2, data=bytes(400))
         if number % 150 == 149:
             service.append_noop(2)
         if number % 10 == 0:

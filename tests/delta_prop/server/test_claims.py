@@ -87,7 +87,7 @@ async def test_claim_near_the_last_epoch_is_refused_and_uses_none(epoch: int) ->
         assert [await claim_until_granted(address, 0) for _ in range(3)] == [1, 2, 3]
 
 
-async def test_epoch_beyond_the_reserved_is_granted_soon_and_only_once(tmp_path: Path) -> None:
+async def test_epoch_beyond_the_reserved_ones_is_granted_soon_and_only_once(tmp_path: Path) -> None:
     async with Propagator(data=tmp_path) as p, serving(p) as (_, address):
         first = await claim_epoch(address, 100_000)
         assert isinstance(first, Nack)
@@ -102,23 +102,23 @@ async def test_epoch_beyond_the_reserved_is_granted_soon_and_only_once(tmp_path:
 
 
 async def test_producer_continues_when_its_log_returns_empty(tmp_path: Path) -> None:
-    old, new = LocalDisk(tmp_path / "old"), LocalDisk(tmp_path / "new")
-    for disk in (old, new):
+    old_disk, new_disk = LocalDisk(tmp_path / "old"), LocalDisk(tmp_path / "new")
+    for disk in (old_disk, new_disk):
         async with Propagator(data=disk.root):
             pass
-    identity = read_identity(old, PATH)
+    identity = read_identity(old_disk, PATH)
     assert identity is not None
-    write_identity(old, DIRECTORY, PATH, identity.with_openings(50))
-    write_identity(new, DIRECTORY, PATH, identity)
+    write_identity(old_disk, DIRECTORY, PATH, identity.with_openings(50))
+    write_identity(new_disk, DIRECTORY, PATH, identity)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     settings, producer = ServerSettings(port=port), Producer(f"127.0.0.1:{port}", name="me")
     await producer.begin()
     try:
         with anyio.fail_after(60):
-            async with Propagator(data=old.root) as p, serving(p, settings):
+            async with Propagator(data=old_disk.root) as p, serving(p, settings):
                 await producer.publish(Delta("a", opaque(b"1")))
-            async with Propagator(data=new.root) as p, serving(p, settings):
+            async with Propagator(data=new_disk.root) as p, serving(p, settings):
                 await producer.publish(Delta("a", opaque(b"2")))
                 batches = p.internals().log.read(0, rows_max=10, bytes_max=1_000_000)
                 assert {logged.batch.epoch for logged in batches} == {51 * 4_096 + 1}
@@ -198,7 +198,12 @@ async def test_later_hello_cannot_change_the_source(tmp_path: Path) -> None:
 
 
 async def test_delta_of_an_origin_claimed_by_another_is_refused() -> None:
-    async with Propagator() as p, serving(p) as (_, at), connected(at) as holder, connected(at) as other:
+    async with (
+        Propagator() as p,
+        serving(p) as (_, address),
+        connected(address) as holder,
+        connected(address) as other,
+    ):
         await holder.hello(ORIGIN)
         await other.hello(ORIGIN + 1)
         await other.send(DeltaFrame(1, Delta("v", opaque(b"x"), dot=Dot(ORIGIN, 1)), ack_wanted=True))

@@ -15,7 +15,7 @@ from delta_prop_wire.codec import Decoder
 from delta_prop_wire.compression import available_codecs
 from delta_prop_wire.frames import Backpressure, BatchFrame, Credit, PressureLevel
 from delta_prop_wire.spec import Flag, FrameType
-from tests.delta_prop.server.raw import Raw, connected, serving
+from tests.delta_prop.server.raw import FrameClient, connected, serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from delta_prop_wire.header import Header
 
 ROWS, BATCHES = 20, 60
+"""Rows of each batch, and number of batches."""
 NAMES = [codec.name.lower() for codec in available_codecs()]
 
 pytestmark = pytest.mark.anyio
@@ -54,7 +55,7 @@ async def serve_compressed(tmp_path: Path, codec: Compress) -> AsyncIterator[Add
 class ReceivedFrames:
     """The headers received, and the rows with their offsets."""
 
-    def __init__(self, client: Raw) -> None:
+    def __init__(self, client: FrameClient) -> None:
         self.headers: list[Header] = []
         self.rows: list[tuple[int, str, bytes | None]] = []
         self._client = client
@@ -69,7 +70,7 @@ class ReceivedFrames:
                 self.rows.append((offset, frame.batch.keys[row], frame.batch.blob(row)))
 
     @property
-    def compressed(self) -> int:
+    def compressed_count(self) -> int:
         """Return the number of compressed batches."""
         return sum(
             1 for header in self.headers if header.type is FrameType.BATCH and header.flags & Flag.COMPRESSED
@@ -87,13 +88,13 @@ EXPECTED = [
 async def test_subscriber_with_the_codec_gets_stored_compressed_frames(
     tmp_path: Path, codec: Compress
 ) -> None:
-    other = next(name for name in NAMES if name != codec)
+    other_codec = next(name for name in NAMES if name != codec)
     async with serve_compressed(tmp_path, codec) as address:
         for features, is_compressed in (
             ((codec,), True),
             (tuple(NAMES), True),
             ((), False),
-            ((other,), False),
+            ((other_codec,), False),
             (("unheard",), False),
         ):
             async with connected(address) as client:
@@ -103,7 +104,7 @@ async def test_subscriber_with_the_codec_gets_stored_compressed_frames(
                 await client.subscribe()
                 await received.receive_all()
                 assert received.rows == EXPECTED
-                assert (received.compressed > 0) == is_compressed
+                assert (received.compressed_count > 0) == is_compressed
 
 
 async def test_later_hello_without_features_keeps_the_codec(tmp_path: Path) -> None:
@@ -114,7 +115,7 @@ async def test_later_hello_without_features_keeps_the_codec(tmp_path: Path) -> N
         await client.subscribe()
         await received.receive_all()
         assert received.rows == EXPECTED
-        assert received.compressed > 0
+        assert received.compressed_count > 0
 
 
 async def test_sliced_deliveries_are_uncompressed_and_complete(tmp_path: Path) -> None:
@@ -127,7 +128,7 @@ async def test_sliced_deliveries_are_uncompressed_and_complete(tmp_path: Path) -
                 await client.subscribe(topic, credit=Credit(100_000, 10_000_000))
                 await received.receive_all()
                 assert received.rows == EXPECTED
-                assert topic == "*" or not received.compressed
+                assert topic == "*" or not received.compressed_count
 
 
 async def test_client_subscriber_reads_compressed_frames(tmp_path: Path) -> None:

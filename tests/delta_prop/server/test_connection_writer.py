@@ -62,8 +62,8 @@ class FakeSource:
         return taken
 
     def next_chunk(self, now: float) -> SendChunk | None:
-        early = self.not_before is not None and now < self.not_before
-        return SendChunk([self.chunks.pop(0)], 1, 1, 1) if self.chunks and not early else None
+        is_early = self.not_before is not None and now < self.not_before
+        return SendChunk([self.chunks.pop(0)], 1, 1, 1) if self.chunks and not is_early else None
 
     def is_idle(self) -> bool:
         return not (self.frames or self.chunks or self.ended)
@@ -107,7 +107,7 @@ def run_scenario(scenario: Any) -> None:
     run_virtual(main)
 
 
-def test_tick_ends_with_one_write_answers_first() -> None:
+def test_tick_ends_with_one_write_of_answers_then_deliveries() -> None:
     async def scenario(fixture: WriterFixture) -> None:
         take_count_before = fixture.source.take_count
         fixture.write_in_a_tick(b"one", acks=[1, 2])

@@ -45,7 +45,7 @@ def test_matching_batches_are_pushed_as_logged(make_service: Callable[[], FakeSe
     assert [subscriber.subscribe(subscription()), other.subscribe(subscription())] == [0, 0]
     subscriber.write_all()
     for _ in range(5):
-        logged = service.rows(3)
+        logged = service.append_rows(3)
         service.commit()
         subscriber.write()
         other.write()
@@ -63,7 +63,7 @@ def test_rows_above_the_high_watermark_are_not_sent(make_service: Callable[[], F
     service = make_service()
     subscriber = FakeSubscriber(service)
     subscriber.subscribe(subscription())
-    service.rows(2)
+    service.append_rows(2)
     assert subscriber.write() == (0 if service.disk else 1)
     service.commit()
     subscriber.write()
@@ -76,25 +76,25 @@ def test_idle_subscriber_gets_first_delta_at_once_then_lingers() -> None:
     subscriber.subscribe(subscription(batch_deltas_max=10, wait_ms_max=20))
     subscriber.write()
     notifications = subscriber.notifications
-    service.rows(1)
+    service.append_rows(1)
     assert subscriber.notifications == notifications + 1
     subscriber.write(times=1)
     assert subscriber.offsets() == [0]
     for _ in range(3):
-        service.rows(1)
+        service.append_rows(1)
     subscriber.write()
     assert subscriber.offsets() == [0], "the rows should linger for more"
     assert subscriber.wake_at == pytest.approx(service.now + 0.02)
     for _ in range(6):
-        service.rows(1)
+        service.append_rows(1)
     assert (subscriber.notifications, subscriber.notified) == (notifications + 1, False), (
         "the writer should be notified only when the batch is full"
     )
-    service.rows(1)
+    service.append_rows(1)
     assert subscriber.notifications == notifications + 2
     subscriber.write(times=1)
     assert subscriber.offsets() == list(range(11))
-    service.rows(1)
+    service.append_rows(1)
     subscriber.write()
     service.now += 0.02
     subscriber.write()
@@ -107,10 +107,10 @@ def test_linger_starts_with_the_first_waiting_delta() -> None:
     subscriber = FakeSubscriber(service)
     subscriber.subscribe(subscription(wait_ms_max=20))
     subscriber.write()
-    service.rows(1)
+    service.append_rows(1)
     subscriber.write(times=1)
     service.now += 0.015  # the time that the write took
-    service.rows(1)
+    service.append_rows(1)
     service.now += 0.010
     subscriber.write()
     assert subscriber.offsets() == [0]
@@ -138,7 +138,7 @@ def test_one_take_encodes_a_bounded_number_of_frames() -> None:
     single.subscribe(subscription(1, "ns:rows", deltas=True))
     for _ in range(150):
         append_mixed(service)
-    service.rows(200)
+    service.append_rows(200)
     for subscriber in (sliced, single):
         subscriber.write(times=1)
         assert 0 < len(subscriber.frames) <= ENCODED_MAX
@@ -153,7 +153,7 @@ def test_sent_rows_free_queue_capacity() -> None:
     subscriber.subscribe(subscription())
     subscriber.write()
     for _ in range(300):
-        service.rows(3)
+        service.append_rows(3)
         service.commit()
         subscriber.write()
         service.now += 0.1
@@ -184,12 +184,12 @@ def test_large_batch_ends_the_linger() -> None:
     subscriber = FakeSubscriber(service)
     subscriber.subscribe(subscription(batch_deltas_max=1000, wait_ms_max=20_000))
     subscriber.write()
-    service.rows(1)
+    service.append_rows(1)
     subscriber.write(times=1)
-    service.rows(1)
+    service.append_rows(1)
     subscriber.write()
     assert subscriber.offsets() == [0]
-    service.rows(1, data=bytes(4_000))
+    service.append_rows(1, data=bytes(4_000))
     subscriber.write()
     assert subscriber.offsets() == [0, 1, 2]
 
@@ -201,7 +201,7 @@ def test_full_queue_falls_back_to_the_log_then_pushes(bytes_max: int) -> None:
     subscriber.subscribe(subscription())
     subscriber.write()
     for _ in range(200):
-        service.rows(3)
+        service.append_rows(3)
         service.commit()
     session = subscriber.session
     assert session.is_catching_up
@@ -211,7 +211,7 @@ def test_full_queue_falls_back_to_the_log_then_pushes(bytes_max: int) -> None:
     assert subscriber.received == expected_rows(service)
     assert not session.is_catching_up
     notifications = subscriber.notifications
-    service.rows(1)
+    service.append_rows(1)
     service.commit()
     assert subscriber.notifications == notifications + 1
     subscriber.write()
@@ -280,25 +280,25 @@ def test_control_rows_are_skipped(make_service: Callable[[], FakeService]) -> No
     service = make_service()
     subscriber = FakeSubscriber(service)
     subscriber.subscribe(subscription(start=EARLIEST))
-    service.rows(2)
+    service.append_rows(2)
     service.append_noop(3)
     service.commit()
     subscriber.write_all()
     assert subscriber.offsets() == [0, 1]
     assert subscriber.session.processed == 5
     service.append_noop()
-    service.rows(1)
+    service.append_rows(1)
     service.commit()
     subscriber.write_all()
     assert subscriber.offsets() == [0, 1, 6]
 
 
 @EACH_LOG
-def test_single_delta_frames_on_request(make_service: Callable[[], FakeService]) -> None:
+def test_subscriber_gets_single_delta_frames_on_request(make_service: Callable[[], FakeService]) -> None:
     service = make_service()
     subscriber = FakeSubscriber(service)
     subscriber.subscribe(subscription(1, "ns:a", "ns:rows", deltas=True, start=EARLIEST))
-    service.rows(200)
+    service.append_rows(200)
     append_mixed(service)
     service.commit()
     subscriber.write_all()
@@ -309,7 +309,7 @@ def test_single_delta_frames_on_request(make_service: Callable[[], FakeService])
 # --- subscribing and unsubscribing
 
 
-def test_further_subscriptions_add_topics_from_the_cursor_on() -> None:
+def test_later_subscriptions_add_topics_from_the_cursor_on() -> None:
     service = FakeService.on_disk()
     subscriber = FakeSubscriber(service)
     subscriber.subscribe(subscription(1, "ns:a"))
@@ -319,7 +319,7 @@ def test_further_subscriptions_add_topics_from_the_cursor_on() -> None:
     append_mixed(service)
     service.commit()
     assert subscriber.subscribe(subscription(2, "v:b1")) == 6, (
-        "rows in the queue were selected before the subscription"
+        "queued rows should be selected again for all topics"
     )
     subscriber.write_all()
     assert subscriber.offsets() == [0, 2, 4, 6, 8, 9, 10]
@@ -395,14 +395,14 @@ def test_later_subscription_cannot_change_shared_settings(request_: Subscription
     subscriber.subscribe(subscription(1, "ns:a"))
     refusal = refusal_of(lambda: subscriber.session.subscribe(request_))
     assert (refusal.code, refusal.field) == (ErrorCode.BAD_REQUEST, field)
-    subscriber.service.rows(1)
+    subscriber.service.append_rows(1)
     subscriber.write_all()
     assert subscriber.received == []
 
 
 def test_later_subscription_may_restate_or_omit_shared_settings() -> None:
     subscriber = FakeSubscriber(FakeService.in_memory())
-    subscriber.service.rows(4)
+    subscriber.service.append_rows(4)
     subscriber.subscribe(subscription(1, "ns:a", start=EARLIEST, deltas=True))
     assert subscriber.subscribe(subscription(2, "ns:b")) == 0
     assert subscriber.subscribe(subscription(3, "ns:c", start=EARLIEST, deltas=True)) == 0
@@ -426,14 +426,14 @@ def test_credit_bounds_the_rows_sent(make_service: Callable[[], FakeService], as
     subscriber = FakeSubscriber(service)
     subscriber.subscribe(subscription(credit=Credit(5, 1 << 40), deltas=as_deltas))
     for _ in range(20):
-        service.rows(3)
+        service.append_rows(3)
         service.commit()
         subscriber.write_all()
     row_count = len(subscriber.received)
     assert row_count == (5 if as_deltas else 6)
     assert subscriber.session.wait_s(service.now) is None
     notifications = subscriber.notifications
-    service.rows(3)
+    service.append_rows(3)
     service.commit()
     assert subscriber.notifications == notifications, (
         "without credit, new deltas should not notify the writer"
@@ -456,7 +456,7 @@ def test_credit_bounds_bytes_too() -> None:
     subscriber = FakeSubscriber(service)
     subscriber.subscribe(subscription(credit=Credit(1 << 40, 100)))
     for _ in range(20):
-        service.rows(3)
+        service.append_rows(3)
         service.commit()
     subscriber.write_all()
     assert len(subscriber.frames) == 1

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delta_prop.server import consumer_session as module
+from delta_prop.server import consumer_session
 from delta_prop_broker.log.files import sendfile
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import Delta, Priority, Source, create, delete, opaque
@@ -39,25 +39,28 @@ FILTERS = (None, None, Filter(sources=(Source.LOCAL,)), Filter(priorities=(Prior
 
 @pytest.fixture(autouse=True)
 def _small_sendfile_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RangeBounds", partial(sendfile.RangeBounds, bytes_min=2_000))
+    monkeypatch.setattr(consumer_session, "RangeBounds", partial(sendfile.RangeBounds, bytes_min=2_000))
 
 
 @dataclass
 class SubscriberRun:
-    """A random run of a subscriber, with the rows that it should have received."""
+    """A random run of a subscriber, with the rows that it should have received.
+
+    `earlier`: the rows received on earlier connections. `open`: the open subscriptions, by number.
+    `subscriptions`: (offset, the subscriptions that were open from this offset on).
+    """
 
     rng: random.Random
     service: FakeService
     scope: frozenset[str] | None
     as_deltas: bool
-    unfiltered: bool
+    is_unfiltered: bool
     subscriber: FakeSubscriber = field(init=False)
     earlier: list[tuple[int, int, bytes]] = field(default_factory=list)
     first_offset: int = 0
     last_number: int = 0
     open: dict[int, Subscription] = field(default_factory=dict)
     subscriptions: list[tuple[int, list[Subscription]]] = field(default_factory=list)
-    counts: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.first_offset = self.connect(Start(StartAt.LATEST))
@@ -96,7 +99,7 @@ class SubscriberRun:
 
     def subscribe(self) -> None:
         if len(self.open) < 4:
-            self.note_subscriptions(self.subscriber.subscribe(self.subscription()))
+            self.note_subscriptions(self.subscriber.subscribe(self.draw_subscription()))
 
     def unsubscribe(self) -> None:
         if len(self.open) > 1:
@@ -138,16 +141,16 @@ class SubscriberRun:
         )
         credit = self.rng.choice([None, None, Credit(5, 3_000), Credit(0, 0)])
         wait_ms_max = self.rng.choice([0, 10])
-        first = replace(self.subscription(), start=start, credit=credit, wait_ms_max=wait_ms_max)
+        first = replace(self.draw_subscription(), start=start, credit=credit, wait_ms_max=wait_ms_max)
         offset = self.subscriber.subscribe(first)
         self.note_subscriptions(offset)
         return offset
 
-    def subscription(self) -> Subscription:
+    def draw_subscription(self) -> Subscription:
         self.last_number += 1
         topics = tuple({self.rng.choice(TOPICS) for _ in range(self.rng.choice([1, 1, 2]))})
         filter_ = self.rng.choice(FILTERS)
-        if self.unfiltered:
+        if self.is_unfiltered:
             topics, filter_ = (ALL,), None
         self.open[self.last_number] = Subscription(
             self.last_number, topics, filter=filter_, deltas=self.as_deltas
@@ -176,10 +179,16 @@ class SubscriberRun:
     def is_expected(self, offset: int, delta: Delta) -> bool:
         _, subscriptions = [entry for entry in self.subscriptions if entry[0] <= offset][-1]
         return (self.scope is None or delta.namespace in self.scope) and any(
-            any(topic.matches(delta) for topic in one.topics)
-            and (one.filter is None or not one.filter.sources or delta.source in one.filter.sources)
-            and (one.filter is None or not one.filter.priorities or delta.priority in one.filter.priorities)
-            for one in subscriptions
+            any(topic.matches(delta) for topic in request.topics)
+            and (
+                request.filter is None or not request.filter.sources or delta.source in request.filter.sources
+            )
+            and (
+                request.filter is None
+                or not request.filter.priorities
+                or delta.priority in request.filter.priorities
+            )
+            for request in subscriptions
         )
 
 
@@ -200,21 +209,21 @@ STEP_WEIGHTS = {
 @pytest.mark.parametrize("storage", ["in memory", "on disk"])
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 1 << 32), as_deltas=st.sampled_from([False, False, True]))
-def test_each_matching_delta_comes_once_in_order_once_visible(
+def test_each_matching_delta_comes_once_and_in_order_when_visible(
     storage: str, seed: int, as_deltas: bool
 ) -> None:
     rng = random.Random(seed)
-    small = replace(SETTINGS, subscriber_bytes_max=rng.choice([1, 1_000, 20_000]))
+    small_queue = replace(SETTINGS, subscriber_bytes_max=rng.choice([1, 1_000, 20_000]))
     log_settings = replace(LARGE_LOG, segment_bytes_max=10_000)
-    service = FakeService.in_memory(settings=small)
+    service = FakeService.in_memory(settings=small_queue)
     if storage == "on disk":
-        service = FakeService.on_disk(log_settings, settings=small)
+        service = FakeService.on_disk(log_settings, settings=small_queue)
     for _ in range(rng.choice([0, 10])):
-        service.rows(2)
+        service.append_rows(2)
         service.commit()
-    unfiltered = rng.random() < 0.4
-    scope = frozenset(rng.sample(NAMESPACES, 2)) if rng.random() < 0.3 and not unfiltered else None
-    run = SubscriberRun(rng, service, scope, as_deltas, unfiltered)
+    is_unfiltered = rng.random() < 0.4
+    scope = frozenset(rng.sample(NAMESPACES, 2)) if rng.random() < 0.3 and not is_unfiltered else None
+    run = SubscriberRun(rng, service, scope, as_deltas, is_unfiltered)
     for step in rng.choices(list(STEP_WEIGHTS), list(STEP_WEIGHTS.values()), k=rng.choice([20, 150])):
         getattr(run, step)()
     run.end()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from delta_prop.server import consumer_session as module
+from delta_prop.server import consumer_session
 from delta_prop.server.settings import ServerSettings
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.log.files import sendfile
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def _small_sendfile_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sendfile, "BYTES_MIN", 8_000)
-    monkeypatch.setattr(module, "RangeBounds", partial(sendfile.RangeBounds, bytes_min=8_000))
+    monkeypatch.setattr(consumer_session, "RangeBounds", partial(sendfile.RangeBounds, bytes_min=8_000))
 
 
 def test_unfiltered_lagging_subscriber_gets_file_ranges() -> None:
@@ -46,10 +46,10 @@ def test_unfiltered_lagging_subscriber_gets_file_ranges() -> None:
     subscriber.subscribe(subscription(start=EARLIEST))
     subscriber.write_all()
     assert subscriber.received == expected_rows(service)
-    assert subscriber.kinds[0] == "parts", "the first rows should be read and checked"
-    assert subscriber.kinds.count("range") >= 3
-    assert sum(1 for kind in subscriber.kinds if kind == "parts") < 20
-    service.rows(1)
+    assert subscriber.chunk_kinds[0] == "parts", "the first rows should be read and checked"
+    assert subscriber.chunk_kinds.count("range") >= 3
+    assert sum(1 for kind in subscriber.chunk_kinds if kind == "parts") < 20
+    service.append_rows(1)
     service.commit()
     subscriber.write_all()
     assert subscriber.received == expected_rows(service)
@@ -61,24 +61,30 @@ def test_unfiltered_lagging_subscriber_gets_file_ranges() -> None:
 
 def test_range_size_follows_the_send_timeout() -> None:
     """Finding a range costs more than sending 256 KiB, so ranges are as long as the timeout allows."""
-    longest = {}
+    longest_ranges = {}
     for seconds in (60.0, 1.5):
         settings = ServerSettings(send_timeout_s=seconds)
         service = FakeService.on_disk(
             replace(LARGE_LOG, segment_bytes_max=3_000_000, bytes_max=12_000_000), settings=settings
         )
         for _ in range(300):
-            service.rows(1, data=bytes(9_000))
+            service.append_rows(1, data=bytes(9_000))
             service.commit()
         subscriber = FakeSubscriber(service)
         subscriber.subscribe(subscription(start=EARLIEST))
         subscriber.write_all()
         assert subscriber.received == expected_rows(service)
-        assert subscriber.kinds[-1] == "range"
+        assert subscriber.chunk_kinds[-1] == "range"
         assert subscriber.session._sendfile_reader is not None
         assert subscriber.session._sendfile_reader._opened is None, "an idle subscriber should hold no file"
-        longest[seconds] = max(subscriber.ranges)
-    assert longest[1.5] <= ServerSettings().send_bytes_max < 600_000 < longest[60.0] <= 60 * 16 * 1024
+        longest_ranges[seconds] = max(subscriber.range_sizes)
+    assert (
+        longest_ranges[1.5]
+        <= ServerSettings().send_bytes_max
+        < 600_000
+        < longest_ranges[60.0]
+        <= 60 * 16 * 1024
+    )
 
 
 def test_credit_bounds_file_ranges() -> None:
@@ -92,7 +98,7 @@ def test_credit_bounds_file_ranges() -> None:
     subscriber.grant(400, 40_000)
     subscriber.write_all()
     assert subscriber.received == expected_rows(service)
-    assert "range" in subscriber.kinds
+    assert "range" in subscriber.chunk_kinds
 
 
 @pytest.mark.parametrize(
@@ -112,19 +118,19 @@ def test_restricted_subscriber_never_gets_file_ranges(
     subscriber.subscribe(request_)
     subscriber.write_all()
     assert subscriber.received == expected_rows(service)
-    assert "range" not in subscriber.kinds
+    assert "range" not in subscriber.chunk_kinds
 
 
 def test_stored_compressed_frames_go_to_capable_subscribers() -> None:
     service = FakeService.on_disk(replace(LARGE_LOG, segment_bytes_max=60_000, compress="lz4"))
     for _ in range(300):
-        service.rows(3, data=bytes(400))
+        service.append_rows(3, data=bytes(400))
         service.commit()
     assert isinstance(service.log, DurableLog)
-    rewritten = 0
+    compressed_segments = 0
     while compress_next_segment(service.log) is not None:
-        rewritten += 1
-    assert rewritten > 1, "several segments hold compressed frames"
+        compressed_segments += 1
+    assert compressed_segments > 1, "several segments should hold compressed frames"
     sizes = {}
     for codecs in (frozenset[int](), frozenset({1}), frozenset({2})):
         subscriber = FakeSubscriber(service, codecs=codecs, bytes_max=100_000)
@@ -132,8 +138,8 @@ def test_stored_compressed_frames_go_to_capable_subscribers() -> None:
         subscriber.write_all()
         assert subscriber.received == expected_rows(service)
         sizes[codecs] = subscriber.bytes
-    uncompressed, compressed, other = sizes.values()
-    assert uncompressed == other > 3 * compressed
+    uncompressed, compressed, with_other_codec = sizes.values()
+    assert uncompressed == with_other_codec > 3 * compressed
 
 
 def test_corruption_is_reported_by_the_next_connection() -> None:

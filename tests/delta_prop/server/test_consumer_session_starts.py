@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from delta_prop.server import consumer_session as module
+from delta_prop.server import consumer_session
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.frames import Credit, PressureLevel, Start, StartAt
@@ -30,7 +30,7 @@ from tests.delta_prop.server.session_fakes import (
 def trimmed_service() -> FakeService:
     service = FakeService.on_disk(replace(LARGE_LOG, segment_bytes_max=3_000, retention_bytes=9_000))
     for _ in range(40):
-        service.rows(3)
+        service.append_rows(3)
         service.commit()
     service.log.retain()
     service.commit()
@@ -94,7 +94,7 @@ def test_memory_log_refuses_a_start_by_time() -> None:
 
 def test_start_above_the_high_watermark_waits() -> None:
     service = FakeService.on_disk()
-    service.rows(4)
+    service.append_rows(4)
     subscriber = FakeSubscriber(service)
     assert subscriber.subscribe(subscription(start=Start(StartAt.OFFSET, 2))) == 2
     subscriber.write_all()
@@ -114,7 +114,7 @@ def test_subscriber_below_log_start_gets_cursor_too_old() -> None:
     subscriber.subscribe(subscription())
     subscriber.write()
     for _ in range(300):
-        service.rows(3)
+        service.append_rows(3)
         service.commit()
         service.log.retain()  # type: ignore[union-attr]
     refusal = refusal_of(subscriber.write_all)
@@ -134,7 +134,7 @@ def test_lagging_subscriber_is_warned_before_its_rows_expire() -> None:
     subscriber.subscribe(subscription())
     levels = []
     for _ in range(110):
-        service.rows(1)
+        service.append_rows(1)
         warning = subscriber.session.warning
         levels.append(warning and warning.level)
     assert levels[:79] == [None] * 79
@@ -157,7 +157,7 @@ def test_failed_read_is_retried(caplog: pytest.LogCaptureFixture) -> None:
     service.disk.fail(lambda call: call.name == "read", times=3)
     subscriber.write()
     assert subscriber.received == []
-    assert subscriber.session.wait_s(service.now) == pytest.approx(module.READ_RETRY_S)
+    assert subscriber.session.wait_s(service.now) == pytest.approx(consumer_session.READ_RETRY_S)
     subscriber.write_all()
     assert subscriber.received == expected_rows(service)
     assert len(caplog.records) == 1, "the failure should be logged once"
@@ -168,24 +168,24 @@ def test_log_recovery_ends_session_and_cursor_stays_valid() -> None:
     subscriber = FakeSubscriber(service)
     subscriber.subscribe(subscription())
     subscriber.write()
-    service.rows(3)
+    service.append_rows(3)
     service.commit()
     subscriber.write()
-    service.rows(3)
+    service.append_rows(3)
     service.commit()
-    service.rows(2)  # these rows are never synced
+    service.append_rows(2)  # these rows are never synced
     epoch = service.log.epoch
     service.fail_and_recover()
     assert subscriber.notified
     refusal = refusal_of(subscriber.write)
     assert (refusal.code, refusal.retryable) == (ErrorCode.SHUTTING_DOWN, True)
-    assert not service.sinks.sessions, "the session gets no more batches"
+    assert not service.sinks.sessions, "the session should get no more batches"
     assert refusal_of(lambda: subscriber.session.take(service.now, 1000)) is refusal
-    assert subscriber.offsets() == [0, 1, 2], "queued batches are not sent after the recovery"
+    assert subscriber.offsets() == [0, 1, 2], "queued batches should not be sent after the recovery"
     resumed = FakeSubscriber(service)
     cursor = Cursor(LOG_ID, epoch, 3)
     assert resumed.subscribe(subscription(start=Start(StartAt.CURSOR, cursor))) == 3
-    service.rows(1)
+    service.append_rows(1)
     service.commit()
     resumed.write_all()
     assert subscriber.received + resumed.received == expected_rows(service)
@@ -193,7 +193,7 @@ def test_log_recovery_ends_session_and_cursor_stays_valid() -> None:
 
 def test_cursor_beyond_a_lost_unsynced_tail_is_refused() -> None:
     service = FakeService.on_disk(replace(LARGE_LOG, read_level=AckLevel.LOGGED))
-    service.rows(3)
+    service.append_rows(3)
     service.commit()
     subscriber = FakeSubscriber(service)
     subscriber.subscribe(subscription(start=EARLIEST))
@@ -207,22 +207,22 @@ def test_cursor_beyond_a_lost_unsynced_tail_is_refused() -> None:
     file.close()
     epoch = log.epoch
     service.fail_and_recover()
-    cursor = Start(StartAt.CURSOR, Cursor(LOG_ID, epoch, 3))
-    service.rows(5)
+    start = Start(StartAt.CURSOR, Cursor(LOG_ID, epoch, 3))
+    service.append_rows(5)
     service.commit()
     assert (
         "ahead"
-        in refusal_of(lambda: FakeSubscriber(service).session.subscribe(subscription(start=cursor))).message
+        in refusal_of(lambda: FakeSubscriber(service).session.subscribe(subscription(start=start))).message
     )
 
 
 # --- groups
 
 
-def test_group_resumes_at_acked_offset_capped_by_sent() -> None:
+def test_group_resumes_at_acked_offset_but_not_beyond_sent_rows() -> None:
     service = FakeService.on_disk()
     for _ in range(10):
-        service.rows(2)
+        service.append_rows(2)
     service.commit()
     group = subscription(start=Start(StartAt.GROUP), group="g", credit=Credit(7, 1 << 40))
     first = FakeSubscriber(service)
@@ -252,7 +252,7 @@ def test_group_resumes_at_acked_offset_capped_by_sent() -> None:
 
 def test_invalid_commits_are_refused() -> None:
     service = FakeService.on_disk()
-    service.rows(2)
+    service.append_rows(2)
     service.commit()
     subscriber = FakeSubscriber(service)
     subscriber.subscribe(subscription())
@@ -270,7 +270,7 @@ def test_invalid_commits_are_refused() -> None:
         refusal = refusal_of(lambda cursor=cursor: member.session.commit(cursor))  # type: ignore[misc]
         assert refusal.code is ErrorCode.BAD_REQUEST
         assert message in refusal.message
-    assert service.groups.statistics()["g"].next_offset == 0, "a refused commit moves nothing"
+    assert service.groups.statistics()["g"].next_offset == 0, "a refused commit should not move the cursor"
     member.session.commit(Cursor(LOG_ID, 1, 2))
     assert service.groups.statistics()["g"].next_offset == 2
 

@@ -52,14 +52,11 @@ def test_heartbeats_keep_a_client_and_silence_ends_it() -> None:
         async with connected(address, network) as alive, connected(address, network) as silent:
             await alive.hello()
             await silent.hello()
-            heartbeats = 0
             for number in range(12):
                 await alive.send(Heartbeat(number, sent_us=number))
                 await anyio.sleep(5)
                 heartbeat = await alive.until(Heartbeat)
-                heartbeats += 1
                 assert heartbeat.echo_us is not None
-            assert heartbeats == 12
             assert len(service.connections()) == 1
             while (frame := await silent.next()) is not None:
                 assert isinstance(frame, Heartbeat)
@@ -143,7 +140,7 @@ def test_large_frames_share_the_receive_budget() -> None:
     run_in_virtual_time(scenario, receiving_bytes_max=2_100_000, frame_bytes_max=2_000_000)
 
 
-def test_half_closed_client_gets_its_answers_first() -> None:
+def test_frames_sent_at_once_are_all_acked() -> None:
     async def scenario(p: Propagator, service: Service, address: Address, network: VirtualNetwork) -> None:
         async with connected(address, network) as client:
             await client.hello(ORIGIN)

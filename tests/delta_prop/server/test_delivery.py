@@ -13,7 +13,7 @@ from delta_prop.embedded import Propagator
 from delta_prop.server.consumer_session import ConsumerSession
 from delta_prop_broker.disk import FileRange
 from delta_prop_wire.frames import Ack, BatchFrame, Credit, DeltaFrame, Nack, Start, StartAt, Unsubscribe
-from tests.delta_prop.server.raw import Raw, connected, serving
+from tests.delta_prop.server.raw import FrameClient, connected, serving
 
 if TYPE_CHECKING:
     from delta_prop.server.send_queue import SendChunk
@@ -37,7 +37,7 @@ async def publish_batches(p: Propagator, batch_count: int, rows_per_batch: int =
     await receipt.wait()
 
 
-async def receive_offsets(client: Raw, count: int) -> list[int]:
+async def receive_offsets(client: FrameClient, count: int) -> list[int]:
     """Receive frames until there are `count` rows; return the offsets of the rows."""
     offsets: list[int] = []
     while len(offsets) < count:
@@ -46,7 +46,7 @@ async def receive_offsets(client: Raw, count: int) -> list[int]:
     return offsets
 
 
-async def ack_processed(client: Raw, offset: int) -> None:
+async def ack_processed(client: FrameClient, offset: int) -> None:
     """Send `processed`, and wait until the server has handled it: the next frame gets an answer."""
     await client.send(Ack(0, processed=offset), Unsubscribe(9, 77, drain=False))
     assert (await client.until(Nack)).correlation_id == 9

@@ -37,7 +37,7 @@ from delta_prop_wire.frames import (
 )
 from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.topics import Topic
-from tests.delta_prop.server.raw import EARLIEST, ORIGIN, Raw, connected, serving
+from tests.delta_prop.server.raw import EARLIEST, ORIGIN, FrameClient, connected, serving
 from tests.full_log import read_all
 from tests.net.proxy import Proxy, no_faults, proxy_to, random_faults
 
@@ -64,7 +64,7 @@ def anyio_backend() -> str:
 class Request:
     """A frame of `row_count` rows that is sent at least `sends_min` times."""
 
-    make: Callable[[int], BatchFrame | DeltaFrame]
+    make_frame: Callable[[int], BatchFrame | DeltaFrame]
     row_count: int
     sends_min: int
     sends: int = 0
@@ -98,11 +98,11 @@ def draw_requests(rng: random.Random, epochs: dict[int, int], count: int) -> lis
     identified: list[Delta] = []
     for number in range(count):
         kind = rng.choice(("batch", "batch with ids", "dot", "dot and id", "id", "refused"))
-        rows = rng.randint(1, 4) if kind.startswith("batch") else 1
+        row_count = rng.randint(1, 4) if kind.startswith("batch") else 1
         origin = ORIGIN if kind.startswith("batch") else SINGLES_ORIGIN
         base = next_counter[origin]
         deltas = []
-        for row in range(rows):
+        for row in range(row_count):
             operation = opaque(b"%d" % number) if rng.random() < 0.5 else create([number, 1.0])
             if kind == "refused":
                 operation = sparse_add([1], [1.0])  # the vector does not exist
@@ -117,9 +117,9 @@ def draw_requests(rng: random.Random, epochs: dict[int, int], count: int) -> lis
             dot = Dot(origin, base + row) if kind in ("dot", "dot and id", "refused") else None
             deltas.append(replace(delta, dot=dot))
         if kind != "id":
-            next_counter[origin] += rows
-        make = frame_of(deltas, kind, origin, base, epochs[origin])
-        drawn.append(Request(make, rows, rng.randint(1, RESENDS_MAX)))
+            next_counter[origin] += row_count
+        make_frame = frame_of(deltas, kind, origin, base, epochs[origin])
+        drawn.append(Request(make_frame, row_count, rng.randint(1, RESENDS_MAX)))
     return drawn
 
 
@@ -132,7 +132,7 @@ def frame_of(
     return lambda sequence: BatchFrame(sequence, batch, ack_wanted=True)
 
 
-class Sender:
+class ResendingClient:
     """A client that resends its requests until all of them are answered."""
 
     def __init__(self, proxy: Proxy, rng: random.Random) -> None:
@@ -144,10 +144,10 @@ class Sender:
         while any(request.is_open for request in all_requests):
             if self.connections > FAULTY_CONNECTIONS:
                 self._proxy.draw_faults = no_faults
-            grants = await self._session(epochs, all_requests)
+            grants = await self._run_connection(epochs, all_requests)
             assert not grants or grants == epochs, "a duplicate hello should get the same epoch"
 
-    async def _session(self, epochs: dict[int, int], all_requests: list[Request]) -> dict[int, int]:
+    async def _run_connection(self, epochs: dict[int, int], all_requests: list[Request]) -> dict[int, int]:
         """Run one connection: hello, then the open requests, some twice; return the granted epochs."""
         self.connections += 1
         grants: dict[int, int] = {}
@@ -169,16 +169,16 @@ class Sender:
                     await receive_answers(client, rows, grants)
         return grants
 
-    async def _send_open(self, client: Raw, all_requests: list[Request]) -> list[tuple[Request, int]]:
+    async def _send_open(self, client: FrameClient, all_requests: list[Request]) -> list[tuple[Request, int]]:
         """Send the open requests; return the sent rows by their sequence."""
         rows: list[tuple[Request, int]] = []
         sent_requests: list[Request] = []
         for candidate in all_requests:
             if not candidate.is_open:
                 continue
-            extra = self._rng.sample(sent_requests, 1) if sent_requests and self._rng.random() < 0.3 else []
-            for request in (candidate, *extra):
-                await client.send(request.make(len(rows) + 1))
+            resent = self._rng.sample(sent_requests, 1) if sent_requests and self._rng.random() < 0.3 else []
+            for request in (candidate, *resent):
+                await client.send(request.make_frame(len(rows) + 1))
                 rows += [(request, row) for row in range(request.row_count)]
                 request.sends += 1
                 self.frames += 1
@@ -186,7 +186,9 @@ class Sender:
         return rows
 
 
-async def receive_answers(client: Raw, rows: list[tuple[Request, int]], grants: dict[int, int]) -> None:
+async def receive_answers(
+    client: FrameClient, rows: list[tuple[Request, int]], grants: dict[int, int]
+) -> None:
     """Read answers until all rows are answered or the connection is closed."""
     last_sequence = 0
     while (last_sequence < len(rows) or not grants) and (frame := await client.next()) is not None:
@@ -214,18 +216,18 @@ async def test_each_delta_has_one_effect_and_one_offset(seed: int, full: bool) -
         serving(p) as (_, address),
         proxy_to((address.host, address.port), draw_faults=draw_faults, seed=seed) as proxy,
     ):
-        sender = Sender(proxy, rng)
+        sender = ResendingClient(proxy, rng)
         async with connected(address) as first:
             welcome = (await first.hello(ORIGIN, SINGLES_ORIGIN)).welcome
             assert welcome is not None
-            epochs = {request.origin: request.epoch for request in welcome.origins}
+            epochs = {grant.origin: grant.epoch for grant in welcome.origins}
         all_requests = draw_requests(rng, epochs, 400 if full else 60)
         await sender.send_all(epochs, all_requests)
         logged = {
-            request.offset + row: request.batch.keys[row]
-            for request in read_all(p.internals().log)
-            if not request.batch.is_control
-            for row in range(request.count)
+            logged_batch.offset + row: logged_batch.batch.keys[row]
+            for logged_batch in read_all(p.internals().log)
+            if not logged_batch.batch.is_control
+            for row in range(logged_batch.count)
         }
     acked_offsets = {offset for request in all_requests for offset in request.offsets.values()}
     print(
@@ -314,7 +316,7 @@ async def test_producer_restarts_get_the_first_offsets(full: bool) -> None:
                 offset = ack.duplicates.get(0, ack.offset)
                 assert offset is not None
                 assert first_offsets.setdefault(counter, offset) == offset
-        (log,) = (p.internals().log,)
+        log = p.internals().log
         logged = [
             key
             for logged_batch in read_all(log)
@@ -324,7 +326,7 @@ async def test_producer_restarts_get_the_first_offsets(full: bool) -> None:
     print(f"{run_count} runs, {proxy.counts['connection']} connections, {len(logged)} effects")
     assert logged == [f"v{counter}" for counter in range(1, count + 1)]
     assert {logged[offset]: offset for offset in first_offsets.values()} == {
-        f"v{c}": o for c, o in first_offsets.items()
+        f"v{counter}": offset for counter, offset in first_offsets.items()
     }
     assert len(first_offsets) == count
     assert proxy.counts["reset"]

@@ -18,6 +18,7 @@ from tests.wire.samples import ORIGIN, SAMPLES
 pytestmark = pytest.mark.anyio
 
 FLIPS = 400
+"""Number of flipped bits in a short run."""
 OTHER = make_origin(78, 2)
 FRAMES = [
     encode(frame)

@@ -85,12 +85,12 @@ async def test_duplicate_forward_is_acked_as_duplicate() -> None:
         assert p.statistics().accepted == 3
 
 
-@pytest.mark.parametrize("noop", [False, True])
-async def test_partly_duplicate_batch_is_acked_row_by_row(noop: bool) -> None:
+@pytest.mark.parametrize("is_noop", [False, True])
+async def test_partly_duplicate_batch_is_acked_row_by_row(is_noop: bool) -> None:
     async with Propagator() as p, serving(p) as (_, address), connected(address) as forwarder:
         await forwarder.hello(source=Source.REPLICA)
         longer = opaque_batch(1, 3).batch
-        if noop:
+        if is_noop:
             longer = encode_noop(origin=ORIGIN, base=1, count=3, code=ErrorCode.INVALID_DELTA)
         await forwarder.send(as_forwarded(opaque_batch(1, 2), 100))
         await forwarder.until_acked(2)
@@ -121,18 +121,18 @@ async def test_forwarded_invalid_metadata_ends_only_the_connection(
         assert await storage.get("n", "other") is not None
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-async def test_forwarder_may_number_its_first_row_zero(rows: int) -> None:
+@pytest.mark.parametrize("row_count", [1, 3])
+async def test_forwarder_may_number_its_first_row_zero(row_count: int) -> None:
     async with Propagator() as p, serving(p) as (_, address), connected(address) as forwarder:
         await forwarder.hello(source=Source.REPLICA)
-        await forwarder.send(as_forwarded(BatchFrame(0, opaque_batch(1, rows).batch), 100))
+        await forwarder.send(as_forwarded(BatchFrame(0, opaque_batch(1, row_count).batch), 100))
         ranges: list[AckRange] = []
         while not ranges:
             ranges += (await forwarder.until(Ack)).ranges
-        assert ranges == [AckRange(0, rows - 1, 0)]
-        await forwarder.send(as_forwarded(BatchFrame(rows, opaque_batch(rows + 1).batch), 200))
-        assert (await forwarder.until_acked(rows)).ranges == (AckRange(rows, rows, rows),)
-        assert p.statistics().accepted == rows + 1
+        assert ranges == [AckRange(0, row_count - 1, 0)]
+        await forwarder.send(as_forwarded(BatchFrame(row_count, opaque_batch(row_count + 1).batch), 200))
+        assert (await forwarder.until_acked(row_count)).ranges == (AckRange(row_count, row_count, row_count),)
+        assert p.statistics().accepted == row_count + 1
 
 
 async def test_refusal_of_sequence_zero_names_the_frame() -> None:
@@ -148,16 +148,16 @@ async def test_refusal_of_sequence_zero_names_the_frame() -> None:
 
 
 @pytest.mark.parametrize("source", [Source.LOCAL, Source.REPLICA])
-@pytest.mark.parametrize("second", [1, 2, 3])
-async def test_sequence_that_does_not_rise_ends_the_connection(source: Source, second: int) -> None:
+@pytest.mark.parametrize("second_sequence", [1, 2, 3])
+async def test_sequence_that_does_not_rise_ends_the_connection(source: Source, second_sequence: int) -> None:
     async with Propagator() as p, serving(p) as (_, address), connected(address) as client:
         is_forwarder = source is Source.REPLICA
         await client.hello(*(() if is_forwarder else (ORIGIN,)), source=source)
-        for sequence, base in ((1, 1), (second, 4)):
+        for sequence, base in ((1, 1), (second_sequence, 4)):
             frame = replace(opaque_batch(base, 3), sequence=sequence)
             await client.send(as_forwarded(frame, 100 + base) if is_forwarder else frame)
         nack = await client.until(Nack)
-        assert (nack.sequence, nack.code) == (second, ErrorCode.BAD_FRAME)
+        assert (nack.sequence, nack.code) == (second_sequence, ErrorCode.BAD_FRAME)
         assert "not above 3" in nack.text
         while await client.next() is not None:
             pass

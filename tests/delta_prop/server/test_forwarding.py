@@ -70,8 +70,8 @@ class Node:
         for number in range(count):
             await self.p.publish(Delta(f"{name}{number % 5}", opaque(b"%d" % number), "rows"))
 
-    def deltas(self) -> list[tuple[object, ...]]:
-        """Return dot and Lamport number of each logged row, sorted."""
+    def logged_dots(self) -> list[tuple[object, ...]]:
+        """Return origin, counter and Lamport number of each logged row, sorted."""
         log = self.p.internals().log
         read = read_all(log)
         return sorted(
@@ -89,8 +89,8 @@ async def wait_converged(nodes: Sequence[Node], seconds: float = 60.0) -> None:
 
 
 def has_converged(nodes: Sequence[Node]) -> bool:
-    same = len({tuple(node.deltas()) for node in nodes}) == 1
-    return same and not any(sink.lag for node in nodes for sink in node.p.statistics().sinks.values())
+    is_same = len({tuple(node.logged_dots()) for node in nodes}) == 1
+    return is_same and not any(sink.lag for node in nodes for sink in node.p.statistics().sinks.values())
 
 
 def test_pair_converges_then_sends_nothing() -> None:
@@ -106,7 +106,7 @@ def test_pair_converges_then_sends_nothing() -> None:
             await a.p.publish(Delta("x", create([1.0, 2.0]), "facts"))
             await b.p.publish(Delta("y", create([3.0, 4.0]), "facts"))
             await wait_converged(nodes)
-            assert len(a.deltas()) == 2
+            assert len(a.logged_dots()) == 2
             network.cut(a.host, b.host)
             network.cut(b.host, a.host)
             for number in range(20):
@@ -117,7 +117,7 @@ def test_pair_converges_then_sends_nothing() -> None:
             network.heal(a.host, b.host)
             network.heal(b.host, a.host)
             await wait_converged(nodes, 600)
-            assert len(a.deltas()) == 62
+            assert len(a.logged_dots()) == 62
             for node in nodes:
                 state = node.resident.state("facts", "x")
                 assert state is not None
@@ -143,7 +143,7 @@ def test_forwarding_in_a_cycle_terminates() -> None:
                 for node in nodes:
                     await node.p.publish(Delta(f"v{number % 5}", opaque(b"%d" % number), "rows"))
             await wait_converged(nodes)
-            assert len(nodes[0].deltas()) == 90
+            assert len(nodes[0].logged_dots()) == 90
             sent_counts = [link.statistics().sent for node in nodes for link in node.links]
             await anyio.sleep(60)
             assert [link.statistics().sent for node in nodes for link in node.links] == sent_counts
@@ -185,7 +185,7 @@ def test_target_that_lost_its_log_is_resent_everything() -> None:
             await restarted.open(exits)
             await a.write(1, "more")
             await wait_converged((a, restarted))
-            assert len(restarted.deltas()) == 21
+            assert len(restarted.logged_dots()) == 21
             assert a.statistics_to(b).rebuilds == 0
 
     run_virtual(main)
@@ -211,7 +211,7 @@ def test_forwarding_stops_when_needed_rows_left_the_log() -> None:
             assert statistics.state == "stopped"
             assert statistics.reason is not None
             assert "lacks deltas from offset 0 on, which this log no longer holds" in statistics.reason
-            assert restarted.deltas() == []
+            assert restarted.logged_dots() == []
 
     run_virtual(main)
 

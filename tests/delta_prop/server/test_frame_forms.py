@@ -52,9 +52,6 @@ from tests.delta_prop.server.frame_forms import (
 )
 
 if TYPE_CHECKING:
-    pass
-
-if TYPE_CHECKING:
     from collections.abc import Callable
 
 NEXT = SEEDED + 1
@@ -130,6 +127,7 @@ WITHIN: dict[str, dict[str, Any]] = {
     "the greatest time": {"timestamp": (1 << 64) - 1},
     "an id": {"id": bytes(16)},
 }
+"""Fields at a bound, by the name of the case."""
 CONFLICTING = "expects absence of an existing vector"
 WAITING = "1,024 clock entries"
 BEYOND: dict[str, tuple[str, dict[str, Any]]] = {
@@ -206,6 +204,7 @@ BEYOND: dict[str, tuple[str, dict[str, Any]]] = {
     "expects counter 0": ("expect", {"expect": (1, 0)}),
     "expects a counter of 64 bits": ("expect", {"expect": (1, COUNTER_MAX + 1)}),
 }
+"""The field that the refusal names, and fields beyond a bound; by the name of the case."""
 BROKEN: dict[str, dict[str, Any]] = {
     "vector id not in UTF-8": {"vector_id": b"\xff"},
     "namespace not in UTF-8": {"namespace": b"a\xed\xa0\x80"},
@@ -225,8 +224,9 @@ BROKEN: dict[str, dict[str, Any]] = {
     "metadata with a length beyond its end": metadata(b"\x81\xa1a\xdd\xff\xff\xff\xff"),
     "metadata above the maximum parsed depth": metadata(nested_lists(NESTED_MAX + 1)),
 }
+"""Malformed fields, by the name of the case."""
 EDGES = WITHIN | {name: changes for name, (_, changes) in BEYOND.items()} | BROKEN
-"""Each case sets some fields at a bound, above it, or malformed; several may meet in one delta."""
+"""All of these cases; a random delta combines several."""
 UNENCODABLE: dict[str, tuple[str, dict[str, Any]]] = {
     "namespace of 65,536 bytes": ("namespace", {"namespace": b"n" * (NAME_BYTES_MAX + 1)}),
     "topic of 65,536 bytes": ("topics", {"topics": (b"t" * (NAME_BYTES_MAX + 1),)}),
@@ -234,7 +234,7 @@ UNENCODABLE: dict[str, tuple[str, dict[str, Any]]] = {
 """Deltas that no batch can encode."""
 
 
-def same_answer(delta_fields: DeltaFields) -> Answer:
+def check_same_answer(delta_fields: DeltaFields) -> Answer:
     """Send the delta in all forms, compare the results, and return the answer to the Delta frame."""
     frame_server, batch_server, rows_server = Server(), Server(), Server()
     answer = frame_server.handle(as_delta(delta_fields, NEXT))
@@ -249,8 +249,8 @@ def same_answer(delta_fields: DeltaFields) -> Answer:
         delta_fields,
         with_id(valid_fields(1), delta_fields),
     ]
-    among = rows_server.handle(as_batch(batch_rows, NEXT))
-    assert among == (answer if answer.row is None else replace(answer, row=1))
+    answer_among_rows = rows_server.handle(as_batch(batch_rows, NEXT))
+    assert answer_among_rows == (answer if answer.row is None else replace(answer, row=1))
     if answer == Answer():
         offset, dot, delta = rows_server.rows()[1]
         assert frame_server.rows() == [
@@ -262,7 +262,7 @@ def same_answer(delta_fields: DeltaFields) -> Answer:
         assert rows_server.rows() == []
     for server in (frame_server, batch_server, rows_server):
         if answer.waits:
-            assert server.result_after_timeout() == Answer(ErrorCode.DEP_TIMEOUT)
+            assert server.answer_after_timeout() == Answer(ErrorCode.DEP_TIMEOUT)
         assert server.accepts_more() == answer.open
     return answer
 
@@ -272,18 +272,20 @@ def test_delta_at_its_bound_is_accepted_in_each_form(name: str) -> None:
     expected = Answer(waits=name == WAITING)
     if name == CONFLICTING:
         expected = Answer(ErrorCode.CONFLICT, "expect", 0)
-    assert same_answer(DeltaFields(**WITHIN[name])) == expected
+    assert check_same_answer(DeltaFields(**WITHIN[name])) == expected
 
 
 @pytest.mark.parametrize("name", BEYOND)
 def test_delta_beyond_a_bound_is_invalid_in_each_form(name: str) -> None:
     field, changes = BEYOND[name]
-    assert same_answer(DeltaFields(**changes)) == Answer(INVALID, field, None if field == "clock" else 0)
+    assert check_same_answer(DeltaFields(**changes)) == Answer(
+        INVALID, field, None if field == "clock" else 0
+    )
 
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_malformed_delta_ends_the_connection_in_each_form(name: str) -> None:
-    assert same_answer(DeltaFields(**BROKEN[name])) == Answer(BAD, open=False)
+    assert check_same_answer(DeltaFields(**BROKEN[name])) == Answer(BAD, open=False)
 
 
 @pytest.mark.parametrize(
@@ -454,7 +456,7 @@ def test_first_invalid_field_is_named(first: int) -> None:
     for name in [*FAULTS][first:]:
         delta_fields = replace(delta_fields, **FAULTS[name])
     field = [*FAULTS][first]
-    assert same_answer(delta_fields) == Answer(INVALID, field, None if field == "clock" else 0)
+    assert check_same_answer(delta_fields) == Answer(INVALID, field, None if field == "clock" else 0)
 
 
 def test_first_invalid_row_is_named_whatever_its_field() -> None:
@@ -474,6 +476,7 @@ def test_bounds_of_all_rows_precede_checks_against_the_service() -> None:
 
 SCOPED = Permissions("scoped", publish=True, namespaces=("n",), kinds_mask=1 << Kind.CREATE)
 SLOW = replace(SCOPED, rate=0.001)
+# both are invalid; only the second is outside the scope
 INSIDE, OUTSIDE = DeltaFields(vector_id=b""), DeltaFields(vector_id=b"", namespace=b"m")
 
 
@@ -637,4 +640,4 @@ def test_any_delta_gets_the_same_answer_in_all_forms(changes: list[str | dict[st
     for change in changes:
         delta_fields = replace(delta_fields, **(EDGES[change] if isinstance(change, str) else change))
     assume(len(as_delta(delta_fields, NEXT)) <= HEADER_BYTES + DELTA_PAYLOAD_BYTES_MAX)
-    same_answer(delta_fields)
+    check_same_answer(delta_fields)

@@ -18,7 +18,7 @@ from delta_prop.group_cursor import (
     read_position,
     reset_group,
 )
-from delta_prop.server import groups as module
+from delta_prop.server import groups as server_groups
 from delta_prop.server.groups import GroupAssignment, Groups, GroupStatistics
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_broker.log.memory import MemoryLog
@@ -60,9 +60,9 @@ def join_active(groups: Groups, name: str, member: FakeMember, start: int = 0) -
     return joined.offset
 
 
-def log_with_rows(disk: SimDisk, rows: int = 100) -> Log:
+def log_with_rows(disk: SimDisk, row_count: int = 100) -> Log:
     writer = Writer(open_log(disk, SMALL)[0])
-    for _ in range(rows // 2):
+    for _ in range(row_count // 2):
         writer.append()
     commit(writer.log)
     return writer.log
@@ -331,7 +331,7 @@ def test_cursor_beyond_the_log_end_moves_back() -> None:
 
 @pytest.mark.parametrize("disk", [None, SimDisk()], ids=["in memory", "on disk"])
 def test_group_names_and_count_are_bounded(disk: SimDisk | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "GROUPS_MAX", 2)
+    monkeypatch.setattr(server_groups, "GROUPS_MAX", 2)
 
     async def main() -> None:
         log = MemoryLog(LOG_ID) if disk is None else log_with_rows(disk)

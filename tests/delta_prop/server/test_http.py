@@ -97,13 +97,13 @@ class Client:
         self.bytes += buffer[:count]
         return count > 0
 
-    async def response(self, *, body: bool = True) -> Response:
+    async def response(self, *, has_body: bool = True) -> Response:
         while b"\r\n\r\n" not in self.bytes:
             assert await self.receive_more(), self.bytes
         head, _, self.bytes = self.bytes.partition(b"\r\n\r\n")
         first, *lines = head.decode().split("\r\n")
         headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
-        size = int(headers["content-length"]) if body else 0
+        size = int(headers["content-length"]) if has_body else 0
         while len(self.bytes) < size:
             assert await self.receive_more()
         content, self.bytes = self.bytes[:size], self.bytes[size:]
@@ -129,7 +129,7 @@ class HttpSite:
         lines = [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
         head = "\r\n".join([f"{method} {path} HTTP/1.1", "Host: here", *lines, "", ""])
         await client.send(head.encode("latin-1"))
-        response = await client.response(body=method != "HEAD")
+        response = await client.response(has_body=method != "HEAD")
         await client.stream.aclose()
         return response
 
@@ -152,7 +152,7 @@ def serve_http(
             assert await tasks.start(port.run) == ("127.0.0.1", PORT)
             await main(site)
             tasks.cancel_scope.cancel()
-        assert port._connections.open == 0
+        assert port._connections.open_count == 0
         with pytest.raises(ConnectionRefusedError):
             await network.connect("127.0.0.1", PORT)
 
@@ -176,7 +176,7 @@ def test_each_path_responds(backend: Literal["asyncio", "trio"]) -> None:
     serve_http(main, backend=backend)
 
 
-def test_open_metrics_on_request() -> None:
+def test_metrics_have_the_openmetrics_format_on_request() -> None:
     async def main(site: HttpSite) -> None:
         response = await site.request("GET", "/metrics", Accept="application/openmetrics-text; version=1.0.0")
         assert response.headers["content-type"].startswith("application/openmetrics-text")
@@ -202,7 +202,7 @@ def test_head_returns_the_size_without_a_body() -> None:
         client = await site.client()
         await client.send(b"HEAD /readyz HTTP/1.1\r\nHost: x\r\n\r\n" * 2)
         for _ in range(2):
-            response = await client.response(body=False)
+            response = await client.response(has_body=False)
             assert response.headers["content-length"] == str(len(full.body))
         assert client.bytes == b""
         await client.send(b"HELLO\r\n\r\n")
@@ -237,7 +237,9 @@ def test_connection_serves_several_requests() -> None:
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/api/status", "/api/sinks"])
-def test_with_tokens_all_but_health_needs_admin(path: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_pages_except_health_and_readiness_need_admin_if_there_are_tokens(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async def main(site: HttpSite) -> None:
         assert (await site.request("GET", path, Authorization="Bearer t-admin")).status == 200
         assert (await site.request("GET", path, Authorization="bearer  t-admin ")).status == 200
@@ -350,9 +352,9 @@ def test_client_that_reads_nothing_is_closed() -> None:
         client = await site.client()
         await client.send(b"GET /api/status HTTP/1.1\r\nHost: x\r\n\r\n" * 50)
         await anyio.sleep(9)
-        assert site.port._connections.open == 1
+        assert site.port._connections.open_count == 1
         await anyio.sleep(3)
-        assert site.port._connections.open == 0
+        assert site.port._connections.open_count == 0
 
     serve_http(main, conditions=NetworkConditions(buffer_bytes=4096))
 
@@ -424,7 +426,7 @@ def test_arbitrary_bytes_end_only_their_connection(parts: list[bytes]) -> None:
     serve_http(main)
 
 
-def test_https_with_a_certificate() -> None:
+def test_port_with_a_certificate_serves_https_only() -> None:
     async def run() -> None:
         network, world = VirtualNetwork(), virtual_world()
         tls = Tls(certificate="server.pem", key="server.key")

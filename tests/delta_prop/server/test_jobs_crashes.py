@@ -12,10 +12,10 @@ from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import Decision, JobState, JobStatus
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.server.jobs import invalid_delta, keys_in, rows, without_rows
+from tests.delta_prop.server.jobs import invalid_delta, keys_in, part_deltas, without_rows
 from tests.delta_prop.server.jobs_virtual import Site, serve_virtual
 
-PARTS = [rows(0, 9), rows(1, 13), rows(2, 2)]
+PARTS = [part_deltas(0, 9), part_deltas(1, 13), part_deltas(2, 2)]
 for row in (4, 5, 9):
     PARTS[1][row] = invalid_delta(1, row)
 REFUSED_COUNT = 3
@@ -71,7 +71,7 @@ def run_until_crash(disk: SimDisk, run: JobRun) -> tuple[JobStatus, list[str]] |
         return None
 
 
-def check(result: tuple[JobStatus, list[str]] | None) -> None:
+def check_result(result: tuple[JobStatus, list[str]] | None) -> None:
     assert result is not None
     status, keys = result
     assert without_rows(status) == JobStatus(
@@ -90,10 +90,10 @@ def check(result: tuple[JobStatus, list[str]] | None) -> None:
 @pytest.mark.parametrize("power_loss", [True, False])
 def test_any_crash_leaves_each_delta_applied_once(power_loss: bool, full: bool) -> None:
     probe = SimDisk(0)
-    check(run_until_crash(probe, JobRun()))
+    check_result(run_until_crash(probe, JobRun()))
     first_call = next(call.number for call in probe.trace if call.path.startswith("jobs"))
     decision_call = next(call.number for call in probe.trace if call.name == "rename" and ".job" in call.path)
-    missed = published = 0
+    missed_answers = committed_runs = 0
     for number in sorted(
         {*range(first_call, probe.calls + 1, 1 if full else 11), decision_call, decision_call + 1}
     ):
@@ -104,11 +104,11 @@ def test_any_crash_leaves_each_delta_applied_once(power_loss: bool, full: bool) 
         assert run_until_crash(disk, run) is None
         is_committed = run.committed
         result = run_until_crash(disk.crash(number) if power_loss else disk.kill(), run)
-        check(result)
-        missed += run.missed_answers
-        published += is_committed
-    assert missed
-    assert published
+        check_result(result)
+        missed_answers += run.missed_answers
+        committed_runs += is_committed
+    assert missed_answers
+    assert committed_runs
 
 
 def test_several_crashes_leave_each_delta_applied_once(full: bool) -> None:
@@ -120,25 +120,26 @@ def test_several_crashes_leave_each_delta_applied_once(full: bool) -> None:
                 break
             disk = disk.crash() if disk.rng.random() < 0.5 else disk.kill()
         disk.heal()
-        check(run_until_crash(disk, run))
+        check_result(run_until_crash(disk, run))
 
 
 @pytest.mark.parametrize("power_loss", [True, False])
 def test_crash_during_abort_leaves_the_name_free(power_loss: bool) -> None:
+    calls_before_abort: list[int] = []
+
     async def abort_job(disk: SimDisk) -> None:
         async with serve_virtual(disk) as site:
             for number, deltas in enumerate(PARTS):
                 await site.stage(number, 1_000, deltas)
-            if not disk.struck["ready"]:
-                disk.struck["ready"] = disk.calls
+            calls_before_abort.append(disk.calls)
             await site.decide(Decision.ABORT)
 
     probe = SimDisk(0)
     run_virtual(abort_job, probe)
-    for number in range(probe.struck["ready"] + 1, probe.calls + 1, 2):
+    for number in range(calls_before_abort[0] + 1, probe.calls + 1, 2):
         disk, run = SimDisk(number), JobRun()
         disk.crash_at(number)
         with suppress(BaseException):
             run_virtual(abort_job, disk)
         assert disk.is_off
-        check(run_until_crash(disk.crash(number) if power_loss else disk.kill(), run))
+        check_result(run_until_crash(disk.crash(number) if power_loss else disk.kill(), run))

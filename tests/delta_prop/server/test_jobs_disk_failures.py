@@ -27,7 +27,7 @@ from delta_prop_wire.frames import (
     Subscribe,
 )
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.server.jobs import JOB, block_of, invalid_delta, keys_in, rows, without_rows
+from tests.delta_prop.server.jobs import JOB, block_of, invalid_delta, keys_in, part_deltas, without_rows
 from tests.delta_prop.server.jobs_virtual import (
     NO_RESERVE,
     Site,
@@ -71,7 +71,7 @@ def test_disk_failure_at_commit_decides_nothing() -> None:
     disk = SimDisk()
 
     async def scenario(site: Site) -> None:
-        part = await site.stage(0, 1, rows(0, 4))
+        part = await site.stage(0, 1, part_deltas(0, 4))
         for name in ("open", "write", "sync", "rename"):
             disk.fail(lambda call, name=name: call.name == name and "job" in call.path, errno.EIO)
             with pytest.raises(Refused) as refusal:
@@ -92,13 +92,13 @@ def test_disk_failure_while_staging_loses_nothing(name: str) -> None:
         async with site.connected() as raw:
             await stage_first_rows(site, raw)
             disk.fail(lambda call: call.name == name and call.path.endswith(".part"), errno.EIO)
-            await raw.send(frame(0, rows(0, 4, 4), 5))
+            await raw.send(frame(0, part_deltas(0, 4, 4), 5))
             assert (await raw.until(Nack)).code is ErrorCode.LOG_FAILED
-            await raw.send(frame(0, rows(0, 4, 4), 5, 9))
+            await raw.send(frame(0, part_deltas(0, 4, 4), 5, 9))
             await raw.until_acked(12)
         await site.decide(Decision.COMMIT, [StagedPart(0, 1, 8)])
         await site.wait_published()
-        assert keys_in(site.propagator) == [delta.vector_id for delta in rows(0, 8)]
+        assert keys_in(site.propagator) == [delta.vector_id for delta in part_deltas(0, 8)]
 
     run_scenario(disk, scenario)
 
@@ -106,7 +106,7 @@ def test_disk_failure_while_staging_loses_nothing(name: str) -> None:
 @pytest.mark.parametrize("times", [1, 7])
 def test_log_failure_while_publishing_loses_nothing(times: int) -> None:
     disk = SimDisk()
-    deltas = rows(0, 200)
+    deltas = part_deltas(0, 200)
     deltas[150] = invalid_delta(0, 150)
     valid = [delta.vector_id for delta in deltas if delta is not deltas[150]]
 
@@ -136,14 +136,14 @@ def test_publishing_waits_while_the_log_is_full(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(job_publishing, "UNACKED_BYTES_MAX", 1)
 
     async def scenario(site: Site) -> None:
-        part = await site.stage(0, 1, rows(0, 40))
+        part = await site.stage(0, 1, part_deltas(0, 40))
         pipeline = site.propagator.internals().pipeline
-        offer, refused = pipeline.offer, 0
+        offer, refused_offers = pipeline.offer, 0
 
         def refuse_first(work: object, now: float) -> object:
-            nonlocal refused
-            if refused < 5:
-                refused += 1
+            nonlocal refused_offers
+            if refused_offers < 5:
+                refused_offers += 1
                 work.receipt.refuse(Refused(ErrorCode.LOG_FULL, "full", retry_after_ms=200))  # type: ignore[attr-defined]
                 return work.receipt  # type: ignore[attr-defined]
             return offer(work, now)  # type: ignore[arg-type]
@@ -153,14 +153,14 @@ def test_publishing_waits_while_the_log_is_full(monkeypatch: pytest.MonkeyPatch)
         await site.decide(Decision.COMMIT, [part])
         assert await site.wait_published() == JobStatus(JobState.PUBLISHED, 40, published=40)
         assert anyio.current_time() - began >= 1.0
-        assert keys_in(site.propagator) == [delta.vector_id for delta in rows(0, 40)]
+        assert keys_in(site.propagator) == [delta.vector_id for delta in part_deltas(0, 40)]
 
     run_scenario(SimDisk(), scenario)
 
 
 def test_publishing_continues_after_its_origin_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(site: Site) -> None:
-        part = await site.stage(0, 1, rows(0, 40))
+        part = await site.stage(0, 1, part_deltas(0, 40))
         pipeline, offers = site.propagator.internals().pipeline, 0
         offer = pipeline.offer
 
@@ -175,7 +175,7 @@ def test_publishing_continues_after_its_origin_is_claimed(monkeypatch: pytest.Mo
         await site.decide(Decision.COMMIT, [part])
         with anyio.fail_after(5):
             assert await site.wait_published() == JobStatus(JobState.PUBLISHED, 40, published=40)
-        assert keys_in(site.propagator) == [delta.vector_id for delta in rows(0, 40)]
+        assert keys_in(site.propagator) == [delta.vector_id for delta in part_deltas(0, 40)]
 
     run_scenario(SimDisk(), scenario)
 
@@ -185,10 +185,10 @@ def test_publishing_continues_after_its_origin_is_claimed(monkeypatch: pytest.Mo
 def test_unsynced_rows_in_the_log_do_not_count_as_published(power_loss: bool, seed: int) -> None:
     """When the publisher restarts, some of the rows are logged but not synced; these rows are then lost."""
     disk = SimDisk(seed)
-    expected_keys = [delta.vector_id for delta in rows(0, 40)]
+    expected_keys = [delta.vector_id for delta in part_deltas(0, 40)]
 
     async def scenario(site: Site) -> None:
-        part = await site.stage(0, 1, rows(0, 40))
+        part = await site.stage(0, 1, part_deltas(0, 40))
         pipeline, offers = site.propagator.internals().pipeline, 0
         offer = pipeline.offer
 
@@ -229,13 +229,13 @@ def test_unreadable_part_does_not_block_other_jobs() -> None:
     disk = SimDisk()
 
     async def scenario(site: Site) -> None:
-        first = await site.stage(0, 1, rows(0, 5))
+        first = await site.stage(0, 1, part_deltas(0, 5))
         async with site.connected() as raw:
             origin = origin_of(0, "second")
             claims = (OriginClaim(origin),)
             await raw.send(Subscribe(1, Hello(origins=claims, job=JobPart("second", 0, 1))))
             await raw.next()
-            batch = block_of(rows(1, 5)).encode(origin=origin, base=1, epoch=0)
+            batch = block_of(part_deltas(1, 5)).encode(origin=origin, base=1, epoch=0)
             await raw.send(BatchFrame(1, batch, ack_wanted=True))
             await raw.until_acked(5)
         path = next(part_path for part_path in part_paths(disk) if stem_of(JOB) in part_path)
@@ -258,7 +258,7 @@ def test_lost_committed_part_is_reported_and_the_next_published(
     disk = SimDisk()
 
     async def scenario(site: Site) -> None:
-        parts = [await site.stage(number, 1, rows(number, 20)) for number in range(2)]
+        parts = [await site.stage(number, 1, part_deltas(number, 20)) for number in range(2)]
         (path, _) = sorted(part_paths(disk))
         if removed:
             disk.remove(path)
@@ -268,7 +268,7 @@ def test_lost_committed_part_is_reported_and_the_next_published(
         status = await site.wait_published()
         assert status.published + status.refused == 40
         assert status.refused == 20 if removed else 4 <= status.refused < 20
-        assert keys_in(site.propagator)[-20:] == [delta.vector_id for delta in rows(1, 20)]
+        assert keys_in(site.propagator)[-20:] == [delta.vector_id for delta in part_deltas(1, 20)]
         (refused_row,) = status.refused_rows
         assert (refused_row.part, refused_row.row, refused_row.vector_id) == (0, 20 - status.refused, "")
         assert str(refused_row).endswith(

@@ -21,7 +21,7 @@ from tests.delta_prop.server.jobs import (
     JOB,
     block_of,
     invalid_delta,
-    rows,
+    part_deltas,
     stage,
     wait_published,
     without_rows,
@@ -34,19 +34,20 @@ if TYPE_CHECKING:
 
 PARTS = 3
 ROWS = 3_000
+"""Rows of each part."""
 BLOCK_ROWS = 60
 INVALID_ROWS = (17, 2_000, 2_999)
 PATIENT = ClientSettings(open_timeout_s=60.0)
 
 
 def deltas_of(part: int) -> list[object]:
-    deltas = rows(part, ROWS)
+    deltas = part_deltas(part, ROWS)
     for number in INVALID_ROWS if part == 1 else ():
         deltas[number] = invalid_delta(part, number)
     return deltas  # type: ignore[return-value]
 
 
-EXPECTED_KEYS = [delta.vector_id for part in range(PARTS) for delta in rows(part, ROWS)]
+EXPECTED_KEYS = [delta.vector_id for part in range(PARTS) for delta in part_deltas(part, ROWS)]
 INVALID_KEYS = {f"1-{number}" for number in INVALID_ROWS}
 FINAL_STATUS = JobStatus(
     JobState.PUBLISHED, PARTS * ROWS, published=PARTS * ROWS - len(INVALID_ROWS), refused=len(INVALID_ROWS)
@@ -135,7 +136,7 @@ def test_concurrent_attempts_and_dead_driver_publish_once(tmp_path: Path) -> Non
         results: dict[tuple[int, int], StagedPart] = {}
 
         def run(part: int, attempt: int) -> None:
-            results[part, attempt] = stage(address, part, attempt, rows(part, ROWS), block_rows=50)
+            results[part, attempt] = stage(address, part, attempt, part_deltas(part, ROWS), block_rows=50)
 
         threads = [
             threading.Thread(target=run, args=(part, attempt)) for part in range(2) for attempt in (1, 2)
@@ -146,7 +147,9 @@ def test_concurrent_attempts_and_dead_driver_publish_once(tmp_path: Path) -> Non
             thread.join()
         assert decide(address, JOB, Decision.QUERY).state is JobState.STAGING
         # Here the driver ended. The complete job is run a second time, and commits.
-        rerun = [stage(address, part, 100 + part, rows(part, ROWS), block_rows=50) for part in range(2)]
+        rerun = [
+            stage(address, part, 100 + part, part_deltas(part, ROWS), block_rows=50) for part in range(2)
+        ]
         decide(address, JOB, Decision.COMMIT, rerun)
         assert wait_published(address).published == 2 * ROWS
         with pytest.raises(Refused) as refusal:  # the first driver was still alive
@@ -155,7 +158,9 @@ def test_concurrent_attempts_and_dead_driver_publish_once(tmp_path: Path) -> Non
         assert (
             decide(address, JOB, Decision.COMMIT, [results[part, 2] for part in range(2)]).deltas == 2 * ROWS
         )
-    assert keys_of(tmp_path / "data") == [delta.vector_id for part in range(2) for delta in rows(part, ROWS)]
+    assert keys_of(tmp_path / "data") == [
+        delta.vector_id for part in range(2) for delta in part_deltas(part, ROWS)
+    ]
     assert not list((tmp_path / "data" / "jobs").glob("*.part"))
 
 
@@ -163,12 +168,12 @@ SENDER_SCRIPT = """
 import sys
 from delta_prop.client import SyncProducer
 from delta_prop.client.jobs import JobPart
-from tests.delta_prop.server.jobs import JOB, block_of, rows
+from tests.delta_prop.server.jobs import JOB, block_of, part_deltas
 
 part = int(sys.argv[2])
 with SyncProducer(sys.argv[1], name=f"{JOB}/{part}", job=JobPart(JOB, part, 99)) as producer:
     for begin in range(0, 1_000_000, 50):
-        producer.offer_block(block_of(rows(part, 50, begin)))
+        producer.offer_block(block_of(part_deltas(part, 50, begin)))
         if begin == 1_000:
             producer.flush()
             print("well on its way", flush=True)

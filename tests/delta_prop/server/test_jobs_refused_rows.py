@@ -27,7 +27,14 @@ from delta_prop_wire.frames import (
 )
 from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.stamp import Stamp
-from tests.delta_prop.server.jobs import NAMESPACE, block_of, invalid_delta, keys_in, rows, without_rows
+from tests.delta_prop.server.jobs import (
+    NAMESPACE,
+    block_of,
+    invalid_delta,
+    keys_in,
+    part_deltas,
+    without_rows,
+)
 from tests.delta_prop.server.jobs_virtual import (
     NO_RESERVE,
     Site,
@@ -48,7 +55,7 @@ async def publish_first_rows(site: Site, count: int, published_count: int) -> No
     if published_count:
         async with site.connected() as raw:
             (grant,) = (await raw.hello(origin_of(0))).welcome.origins  # type: ignore[union-attr]
-            batch = block_of(rows(0, count)[:published_count]).encode(
+            batch = block_of(part_deltas(0, count)[:published_count]).encode(
                 origin=origin_of(0), base=1, epoch=grant.epoch
             )
             await raw.send(BatchFrame(1, batch, ack_wanted=True))
@@ -63,7 +70,7 @@ async def run_job(
         await publish_first_rows(site, count, published_count)
         deltas = [
             invalid_delta(0, row) if row in invalid_rows else delta
-            for row, delta in enumerate(rows(0, count))
+            for row, delta in enumerate(part_deltas(0, count))
         ]
         await site.decide(Decision.COMMIT, [await site.stage(0, 1, deltas, block_rows=block_rows)])
         return await site.wait_published(), keys_in(site.propagator)
@@ -87,9 +94,9 @@ def test_each_row_has_one_effect_or_is_reported(job: tuple[int, set[int], int, i
     """One batch may have published rows, refused rows, and new rows."""
     count, invalid_rows, published_count, block_rows = job
     status, keys = run_virtual(run_job, count, invalid_rows, published_count, block_rows)
-    new = count - published_count - len(invalid_rows)
+    new_count = count - published_count - len(invalid_rows)
     assert without_rows(status) == JobStatus(
-        JobState.PUBLISHED, count, new, published_count, len(invalid_rows)
+        JobState.PUBLISHED, count, new_count, published_count, len(invalid_rows)
     )
     assert keys == ["first", *(f"0-{row}" for row in range(count) if row not in invalid_rows)]
     expected = sorted(invalid_rows)[:10]
@@ -105,7 +112,7 @@ def test_refused_rows_survive_a_restart() -> None:
     disk, statuses = SimDisk(), list[JobStatus]()
 
     async def scenario(site: Site) -> None:
-        deltas = [*rows(0, 5), invalid_delta(0, 5)]
+        deltas = [*part_deltas(0, 5), invalid_delta(0, 5)]
         await site.decide(Decision.COMMIT, [await site.stage(0, 1, deltas)])
         statuses.append(await site.wait_published())
 
@@ -124,7 +131,7 @@ def test_job_list_shows_refused_rows_of_the_latest_jobs_that_fit(monkeypatch: py
     async def main(site: Site) -> None:
         for part in range(4):
             name = f"job-{part}"
-            staged = await site.stage(part, 1, [*rows(part, 1), invalid_delta(part, 1)], job=name)
+            staged = await site.stage(part, 1, [*part_deltas(part, 1), invalid_delta(part, 1)], job=name)
             await site.decide(Decision.COMMIT, [staged], name)
             await site.wait_published(name)
         (row,) = site.jobs.to_json()[3]["refused_rows"]
@@ -149,7 +156,9 @@ def test_rows_refused_before_a_wait_are_reported_with_reason(monkeypatch: pytest
     earlier rows are not sent again.
     """
     invalid_rows = {2, 3, 6}
-    deltas = [invalid_delta(0, row) if row in invalid_rows else item for row, item in enumerate(rows(0, 8))]
+    deltas = [
+        invalid_delta(0, row) if row in invalid_rows else valid for row, valid in enumerate(part_deltas(0, 8))
+    ]
 
     async def scenario(site: Site) -> None:
         await site.propagator.publish(FIRST)
@@ -168,8 +177,8 @@ def test_rows_refused_before_a_wait_are_reported_with_reason(monkeypatch: pytest
         monkeypatch.setattr(pipeline, "offer", refuse_some_offers)
         await site.decide(Decision.COMMIT, [part])
         status = await site.wait_published()
-        assert [item.row for item in status.refused_rows] == sorted(invalid_rows)
-        assert all("is unknown or deleted" in item.text for item in status.refused_rows)
+        assert [refused.row for refused in status.refused_rows] == sorted(invalid_rows)
+        assert all("is unknown or deleted" in refused.text for refused in status.refused_rows)
 
     run_scenario(SimDisk(), scenario)
 
@@ -177,7 +186,7 @@ def test_rows_refused_before_a_wait_are_reported_with_reason(monkeypatch: pytest
 @pytest.mark.parametrize("nth", [1, 2, 3, 4, 5])
 def test_rows_are_retried_if_log_fails_before_refusal_is_stored(nth: int) -> None:
     disk = SimDisk(3)  # with this seed, some unsynced rows survive
-    deltas = [*rows(0, 3), invalid_delta(0, 3), invalid_delta(0, 4), *rows(0, 1, 5)]
+    deltas = [*part_deltas(0, 3), invalid_delta(0, 3), invalid_delta(0, 4), *part_deltas(0, 1, 5)]
 
     async def scenario(site: Site) -> None:
         await site.propagator.publish(FIRST)
@@ -206,7 +215,7 @@ def test_part_is_bound_to_its_origin_and_stream() -> None:
     async def main() -> None:
         async with serve_virtual(SimDisk()) as site, site.connected() as raw:
             await staged_hello(raw, 0, 1)
-            valid = frame(0, rows(0, 1), 1)
+            valid = frame(0, part_deltas(0, 1), 1)
             await raw.send(replace(valid, stamp=Stamp(stream=1)))
             nack = await raw.until(Nack)
             assert (nack.code, nack.sequence) == (ErrorCode.UNKNOWN_STREAM, 1)

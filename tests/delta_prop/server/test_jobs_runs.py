@@ -12,7 +12,7 @@ import pytest
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.frames import Decision, JobState, JobStatus, Nack, StagedPart, attempt_of, job_run_of
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.server.jobs import JOB, keys_in, rows
+from tests.delta_prop.server.jobs import JOB, keys_in, part_deltas
 from tests.delta_prop.server.jobs_virtual import (
     NO_RESERVE,
     Site,
@@ -30,9 +30,11 @@ RUN, OTHER_RUN = 0xFFFF_FFFF, 7
 DAY_S = 60.0
 
 
-async def stage(site: Site, run: int, count: int, parts: int = 2) -> list[StagedPart]:
-    """Stage all parts of a run of the job."""
-    return [await site.stage(part, attempt_of(run, part), rows(part, count)) for part in range(parts)]
+async def stage(site: Site, run: int, count: int, part_count: int = 2) -> list[StagedPart]:
+    """Stage all parts of a run of the job, with `count` deltas each."""
+    return [
+        await site.stage(part, attempt_of(run, part), part_deltas(part, count)) for part in range(part_count)
+    ]
 
 
 async def abort(site: Site, run: int) -> JobState:
@@ -44,7 +46,7 @@ async def check_committed(site: Site, parts: Sequence[StagedPart]) -> None:
     deltas = sum(part.deltas for part in parts)
     await site.decide(Decision.COMMIT, parts)
     assert await site.wait_published() == JobStatus(JobState.PUBLISHED, deltas, published=deltas)
-    expected_keys = [delta.vector_id for part in parts for delta in rows(part.part, part.deltas)]
+    expected_keys = [delta.vector_id for part in parts for delta in part_deltas(part.part, part.deltas)]
     assert keys_in(site.propagator) == expected_keys
 
 
@@ -62,10 +64,10 @@ def test_abort_of_one_run_leaves_parts_of_another() -> None:
         parts = await stage(site, OTHER_RUN, 5)
         async with site.connected() as late_task:
             await staged_hello(late_task, 0, attempt_of(RUN, 9))
-            await late_task.send(frame(0, rows(0, 4), 1))
+            await late_task.send(frame(0, part_deltas(0, 4), 1))
             await late_task.until_acked(4)
             assert await abort(site, RUN) is JobState.ABORTED
-            await late_task.send(frame(0, rows(0, 4, 4), 5))
+            await late_task.send(frame(0, part_deltas(0, 4, 4), 5))
             assert (await late_task.until(Nack)).code is ErrorCode.UNKNOWN_JOB
         assert await site.decide(Decision.QUERY) == JobStatus(JobState.STAGING, 10)
         size = sum(len(disk.peek(path)) for path in part_paths(disk))
@@ -106,7 +108,7 @@ def test_open_task_of_another_run_continues_after_abort() -> None:
         async with site.connected() as raw:
             await staged_hello(raw, 0, attempt_of(OTHER_RUN, 0))
             await abort(site, RUN)
-            await raw.send(frame(0, rows(0, 4), 1))
+            await raw.send(frame(0, part_deltas(0, 4), 1))
             await raw.until_acked(4)
         await check_committed(site, [StagedPart(0, attempt_of(OTHER_RUN, 0), 4)])
 
@@ -119,11 +121,11 @@ def test_late_parts_of_a_dropped_run_expire() -> None:
     async def scenario(site: Site) -> None:
         await stage(site, RUN, 3)
         await abort(site, RUN)
-        await site.stage(1, attempt_of(RUN, 8), rows(1, 3))
+        await site.stage(1, attempt_of(RUN, 8), part_deltas(1, 3))
         assert len(part_paths(disk)) == 1
         await check_committed(site, await stage(site, OTHER_RUN, 5))
         assert part_paths(disk) == []  # the decision removed the late part
-        await site.stage(0, attempt_of(RUN, 8), rows(0, 3), job="other")
+        await site.stage(0, attempt_of(RUN, 8), part_deltas(0, 3), job="other")
         await anyio.sleep(0.9 * DAY_S)
         assert len(part_paths(disk)) == 1, "the part should stay for a day"
         await anyio.sleep(0.4 * DAY_S)

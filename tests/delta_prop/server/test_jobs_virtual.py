@@ -31,7 +31,7 @@ from delta_prop_wire.frames import (
 )
 from delta_prop_wire.packed_metadata import PackedMetadata
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.server.jobs import JOB, invalid_delta, keys_in, rows, without_rows
+from tests.delta_prop.server.jobs import JOB, invalid_delta, keys_in, part_deltas, without_rows
 from tests.delta_prop.server.jobs_virtual import (
     Site,
     frame,
@@ -67,26 +67,26 @@ def test_undecided_job_is_dropped_after_a_day() -> None:
     disk = SimDisk()
 
     async def scenario(site: Site) -> None:
-        await site.stage(0, 1, rows(0, 5))
+        await site.stage(0, 1, part_deltas(0, 5))
         async with site.connected() as raw:
             await staged_hello(raw, 1, 1)
-            await raw.send(frame(1, rows(1, 2), 1))
+            await raw.send(frame(1, part_deltas(1, 2), 1))
             await raw.until_acked(2)
             await anyio.sleep(5)  # longer than the timeout of an idle connection
         await anyio.sleep(0.9 * DAY_S)
-        await site.stage(2, 1, rows(2, 5))
+        await site.stage(2, 1, part_deltas(2, 5))
         await anyio.sleep(0.9 * DAY_S)
         assert (await site.decide(Decision.QUERY)).deltas == 12
         async with site.connected() as raw:
             await staged_hello(raw, 3, 1)
             site.jobs._jobs[JOB].touched_us -= int(DAY_S * 1e6)
             await anyio.sleep(61)
-            await raw.send(frame(3, rows(3, 1), 1))
+            await raw.send(frame(3, part_deltas(3, 1), 1))
             assert (await raw.until(Nack)).code is ErrorCode.UNKNOWN_JOB
         assert await refusal_code(site.decide(Decision.QUERY)) is ErrorCode.UNKNOWN_JOB
         assert part_paths(disk) == []
         assert (site.jobs.counts.expired, site.jobs.counts.staged_bytes, site.jobs.counts.active) == (1, 0, 0)
-        await site.stage(0, 1, rows(0, 5))
+        await site.stage(0, 1, part_deltas(0, 5))
 
     run_scenario(disk, scenario, peer_timeout_s=1_000.0, heartbeat_interval_s=900.0, **DAYS)
 
@@ -95,7 +95,7 @@ def test_restart_does_not_extend_the_timeout_without_end() -> None:
     disk = SimDisk()
 
     async def stage(site: Site) -> None:
-        await site.stage(0, 1, rows(0, 5))
+        await site.stage(0, 1, part_deltas(0, 5))
 
     async def check_after_restart(site: Site) -> None:
         assert (await site.decide(Decision.QUERY)).deltas == 5
@@ -114,9 +114,9 @@ def test_clock_days_off_at_a_restart_drops_no_job_and_no_name(
     disk = SimDisk()
 
     async def stage(site: Site) -> None:
-        part = await site.stage(0, 1, rows(0, 5), job="decided")
+        part = await site.stage(0, 1, part_deltas(0, 5), job="decided")
         await site.decide(Decision.COMMIT, [part], job="decided")
-        await site.stage(0, 1, rows(0, 5))
+        await site.stage(0, 1, part_deltas(0, 5))
 
     async def check_after_restart(site: Site) -> None:
         await anyio.sleep(0.9 * DAY_S)
@@ -136,14 +136,14 @@ def test_job_name_is_retained_for_a_week() -> None:
     disk = SimDisk()
 
     async def scenario(site: Site) -> None:
-        part = await site.stage(0, 1, rows(0, 5))
+        part = await site.stage(0, 1, part_deltas(0, 5))
         await site.decide(Decision.COMMIT, [part])
         final = await site.wait_published()
         await anyio.sleep(6.7 * DAY_S)
         assert await site.decide(Decision.COMMIT, [part]) == final
         await anyio.sleep(0.6 * DAY_S)
         assert [path for path in disk.paths() if path.startswith("jobs")] == []
-        await site.decide(Decision.COMMIT, [await site.stage(0, 1, rows(0, 7))])
+        await site.decide(Decision.COMMIT, [await site.stage(0, 1, part_deltas(0, 7))])
         assert await site.wait_published() == JobStatus(JobState.PUBLISHED, 7, published=2, duplicates=5)
 
     run_scenario(disk, scenario, **DAYS)
@@ -161,24 +161,27 @@ def test_job_belongs_to_its_token() -> None:
     )
 
     async def scenario(site: Site) -> None:
-        part = await site.stage(0, 1, rows(0, 5), token="t-1")
+        part = await site.stage(0, 1, part_deltas(0, 5), token="t-1")
         for token in ("t-2", "t-4", "wrong"):
             for decision in Decision:
                 decision_call = site.decide(
                     decision, [part] if decision is Decision.COMMIT else [], token=token
                 )
                 assert await refusal_code(decision_call) is ErrorCode.UNAUTHORIZED
-            assert await refusal_code(site.stage(1, 1, rows(1, 5), token=token)) is ErrorCode.UNAUTHORIZED
+            assert (
+                await refusal_code(site.stage(1, 1, part_deltas(1, 5), token=token)) is ErrorCode.UNAUTHORIZED
+            )
         async with site.connected() as raw:
             await staged_hello(raw, 0, 1, "narrow", "t-3")
-            await raw.send(frame(0, rows(0, 2), 1))
+            await raw.send(frame(0, part_deltas(0, 2), 1))
             assert (await raw.until(Nack)).code is ErrorCode.UNAUTHORIZED
         await site.decide(Decision.COMMIT, [part], token="t-1")
         await anyio.sleep(1)
         assert (await site.decide(Decision.QUERY, token="t-1")).published == 5
         # Now the origin belongs to token `one`, whatever the job.
         assert (
-            await refusal_code(site.stage(0, 1, rows(0, 5), job="x", token="t-2")) is ErrorCode.UNAUTHORIZED
+            await refusal_code(site.stage(0, 1, part_deltas(0, 5), job="x", token="t-2"))
+            is ErrorCode.UNAUTHORIZED
         )
 
     run_scenario(SimDisk(), scenario, tokens=tokens)
@@ -190,11 +193,11 @@ def test_token_rate_applies_to_staging() -> None:
     async def scenario(site: Site) -> None:
         async with site.connected() as raw:
             await staged_hello(raw, 0, 1, token="t-1")
-            await raw.send(frame(0, rows(0, 10), 1), frame(0, rows(0, 5, 10), 11))
+            await raw.send(frame(0, part_deltas(0, 10), 1), frame(0, part_deltas(0, 5, 10), 11))
             nack = await raw.until(Nack)
             assert (nack.code, nack.sequence) == (ErrorCode.RATE_LIMITED, 11)
             await anyio.sleep(0.6)
-            await raw.send(frame(0, rows(0, 5, 10), 11, 16))
+            await raw.send(frame(0, part_deltas(0, 5, 10), 11, 16))
             assert (await raw.until_acked(20)).ranges[-1] == AckRange(16, 20, 10)
 
     run_scenario(SimDisk(), scenario, tokens=tokens)
@@ -204,7 +207,7 @@ def test_token_rate_applies_to_staging() -> None:
 
 
 def test_jobs_run_on_trio() -> None:
-    deltas = [*rows(0, 20), invalid_delta(0, 20), *rows(0, 20, 21)]
+    deltas = [*part_deltas(0, 20), invalid_delta(0, 20), *part_deltas(0, 20, 21)]
 
     async def scenario(site: Site) -> None:
         await site.decide(Decision.COMMIT, [await site.stage(0, 1, deltas)])
@@ -223,14 +226,14 @@ def test_duplicates_overlaps_and_gaps_are_reported() -> None:
     async def scenario(site: Site) -> None:
         async with site.connected() as raw:
             await stage_first_rows(site, raw)
-            await raw.send(frame(0, rows(0, 4), 1, 5))
+            await raw.send(frame(0, part_deltas(0, 4), 1, 5))
             assert (await raw.until_acked(8)).ranges == (AckRange(5, 8, 0, True),)
-            await raw.send(frame(0, rows(0, 4, 2), 3, 9))
+            await raw.send(frame(0, part_deltas(0, 4, 2), 3, 9))
             nack = await raw.until(Nack)
             assert (nack.code, nack.details) == (ErrorCode.OVERLAP, {"watermark": 4})
-            await raw.send(frame(0, rows(0, 4, 5), 6, 13))
+            await raw.send(frame(0, part_deltas(0, 4, 5), 6, 13))
             assert (await raw.until(Nack)).code is ErrorCode.DEP_TIMEOUT
-            await raw.send(frame(0, rows(0, 1, 4), 5, 17))
+            await raw.send(frame(0, part_deltas(0, 1, 4), 5, 17))
             await raw.until_acked(17)
         assert (await site.decide(Decision.QUERY)).deltas == 5
         async with site.connected() as raw:
@@ -240,7 +243,7 @@ def test_duplicates_overlaps_and_gaps_are_reported() -> None:
     run_scenario(SimDisk(), scenario)
 
 
-class Gate:
+class HeldThreads:
     """Threads that run no call before `opened` is set."""
 
     def __init__(self, threads: Threads) -> None:
@@ -259,24 +262,24 @@ def test_duplicate_of_an_unwritten_batch_waits_for_it(sync_fails: bool) -> None:
     async def scenario(site: Site) -> None:
         async with site.connected() as first, site.connected() as second:
             await staged_hello(first, 0, 1)
-            site.jobs._threads = gate = Gate(site.jobs._threads)  # type: ignore[assignment]
-            await first.send(frame(0, rows(0, 4), 1))
+            site.jobs._threads = held_threads = HeldThreads(site.jobs._threads)  # type: ignore[assignment]
+            await first.send(frame(0, part_deltas(0, 4), 1))
             await anyio.sleep(0.1)
             await staged_hello(second, 0, 1)
-            await second.send(frame(0, rows(0, 4), 1))
+            await second.send(frame(0, part_deltas(0, 4), 1))
             await anyio.sleep(0.1)
             if sync_fails:
                 disk.fail(lambda call: call.name == "sync" and call.path.endswith(".part"), errno.EIO)
-            gate.opened.set()
+            held_threads.opened.set()
             if sync_fails:
                 for client in (first, second):
                     assert (await client.until(Nack)).code is ErrorCode.LOG_FAILED
                 return
             assert (await second.until_acked(4)).ranges == (AckRange(1, 4, 0, True),)
-            await first.send(frame(0, rows(0, 4, 4), 5))
+            await first.send(frame(0, part_deltas(0, 4, 4), 5))
             nack = await first.until(Nack)
             assert (nack.code, nack.details) == (ErrorCode.FENCED, {"origin": origin_of(0), "epoch": 0})
-            await second.send(frame(0, rows(0, 4, 4), 5))
+            await second.send(frame(0, part_deltas(0, 4, 4), 5))
             await second.until_acked(8)
 
     run_scenario(disk, scenario)
@@ -286,7 +289,7 @@ def test_row_with_a_transform_ends_its_attempt() -> None:
     async def scenario(site: Site) -> None:
         async with site.connected() as raw:
             await staged_hello(raw, 0, 1)
-            await raw.send(frame(0, [*rows(0, 2), Delta("v", transform("double"))], 1, 1))
+            await raw.send(frame(0, [*part_deltas(0, 2), Delta("v", transform("double"))], 1, 1))
             nack = await raw.until(Nack)
             assert (nack.code, nack.field, nack.row) == (ErrorCode.INVALID_DELTA, "op", 2)
 
@@ -316,7 +319,7 @@ def test_rows_with_dependencies_cannot_be_staged(fields: dict[str, object], fiel
             await raw.send(BatchFrame(1, batch, ack_wanted=True))
             nack = await raw.until(Nack)
             assert (nack.code, nack.field) == (ErrorCode.INVALID_DELTA, field)
-            await raw.send(frame(0, rows(0, 2), 1, 3))
+            await raw.send(frame(0, part_deltas(0, 2), 1, 3))
             assert (await raw.until(Nack)).code is ErrorCode.INVALID_DELTA
 
     run_scenario(SimDisk(), scenario)
@@ -332,16 +335,16 @@ def test_rows_with_dependencies_cannot_be_staged(fields: dict[str, object], fiel
 )
 def test_staged_row_beyond_a_bound_ends_only_its_attempt(invalid: Delta, field: str) -> None:
     async def scenario(site: Site) -> None:
-        batch = encode_batch([*rows(0, 1), invalid], origin=origin_of(0), base=1, epoch=0)
+        batch = encode_batch([*part_deltas(0, 1), invalid], origin=origin_of(0), base=1, epoch=0)
         async with site.connected() as raw, site.connected() as other:
             await staged_hello(raw, 0, 1)
             await raw.send(BatchFrame(1, batch, ack_wanted=True))
             nack = await raw.until(Nack)
             assert (nack.code, nack.field, nack.row) == (ErrorCode.INVALID_DELTA, field, 1)
-            await raw.send(frame(0, rows(0, 2), 1, 3))
+            await raw.send(frame(0, part_deltas(0, 2), 1, 3))
             assert (await raw.until(Nack)).code is ErrorCode.INVALID_DELTA
             await staged_hello(other, 0, 2)
-            await other.send(frame(0, rows(0, 2), 1))
+            await other.send(frame(0, part_deltas(0, 2), 1))
             await other.until_acked(2)
 
     run_scenario(SimDisk(), scenario)
@@ -353,7 +356,7 @@ def test_frames_foreign_to_staging_are_refused() -> None:
             await stage_first_rows(site, raw)
             await raw.send(DeltaFrame(5, Delta("a", opaque(b"x")), True))
             assert (await raw.until(Nack)).code is ErrorCode.BAD_REQUEST
-            await raw.send(frame(1, rows(1, 1), 1, 6))
+            await raw.send(frame(1, part_deltas(1, 1), 1, 6))
             assert (await raw.until(Nack)).code is ErrorCode.UNKNOWN_ORIGIN
             await raw.send(Subscribe(2, Hello(job=JobPart("other", 0, 1))))
             assert (await raw.until(Nack)).code is ErrorCode.BAD_REQUEST
@@ -368,7 +371,7 @@ def test_frames_foreign_to_staging_are_refused() -> None:
             await raw.hello()
             await raw.send(Subscribe(2, Hello(origins=(OriginClaim(origin_of(0)),), job=JobPart(JOB, 0, 2))))
             assert (await raw.until(Ack)).welcome.origins == ((origin_of(0), 0, 0),)
-            await raw.send(frame(0, rows(0, 3), 1))
+            await raw.send(frame(0, part_deltas(0, 3), 1))
             await raw.until_acked(3)
         assert keys_in(site.propagator) == []
 
@@ -379,7 +382,7 @@ def test_batch_larger_than_the_queue_is_refused_at_once() -> None:
     async def scenario(site: Site) -> None:
         async with site.connected() as raw:
             await staged_hello(raw, 0, 1)
-            await raw.send(frame(0, rows(0, 11), 1))
+            await raw.send(frame(0, part_deltas(0, 11), 1))
             assert (await raw.until(Nack)).code is ErrorCode.TOO_LARGE
 
     run_scenario(SimDisk(), scenario, settings=Settings(queue_deltas_max=10))
@@ -391,13 +394,13 @@ def test_unwritten_bytes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(site: Site) -> None:
         async with site.connected() as raw:
             await staged_hello(raw, 0, 1)
-            site.jobs._threads = gate = Gate(site.jobs._threads)  # type: ignore[assignment]
-            await raw.send(frame(0, rows(0, 4), 1), frame(0, rows(0, 4, 4), 5))
+            site.jobs._threads = held_threads = HeldThreads(site.jobs._threads)  # type: ignore[assignment]
+            await raw.send(frame(0, part_deltas(0, 4), 1), frame(0, part_deltas(0, 4, 4), 5))
             nack = await raw.until(Nack)
             assert (nack.code, nack.sequence) == (ErrorCode.QUEUE_FULL, 5)
-            gate.opened.set()
+            held_threads.opened.set()
             await raw.until_acked(4)
-            await raw.send(frame(0, rows(0, 4, 4), 5, 9))
+            await raw.send(frame(0, part_deltas(0, 4, 4), 5, 9))
             await raw.until_acked(12)
 
     run_scenario(SimDisk(), scenario)
@@ -408,18 +411,18 @@ def test_attempts_are_bounded_until_published_or_dropped(monkeypatch: pytest.Mon
     disk = SimDisk()
 
     async def scenario(site: Site) -> None:
-        parts = [await site.stage(number, 1, rows(number, 1)) for number in range(3)]
-        assert await refusal_code(site.stage(3, 1, rows(3, 1))) is ErrorCode.RATE_LIMITED
+        parts = [await site.stage(number, 1, part_deltas(number, 1)) for number in range(3)]
+        assert await refusal_code(site.stage(3, 1, part_deltas(3, 1))) is ErrorCode.RATE_LIMITED
         await site.decide(Decision.COMMIT, parts[:2])
         await site.wait_published()
         for number in range(3):
-            await site.stage(number, 1, rows(number, 1), job="other")
-        assert await refusal_code(site.stage(3, 1, rows(3, 1), job="other")) is ErrorCode.RATE_LIMITED
+            await site.stage(number, 1, part_deltas(number, 1), job="other")
+        assert await refusal_code(site.stage(3, 1, part_deltas(3, 1), job="other")) is ErrorCode.RATE_LIMITED
 
     async def check_after_restart(site: Site) -> None:
-        assert await refusal_code(site.stage(3, 1, rows(3, 1), job="other")) is ErrorCode.RATE_LIMITED
+        assert await refusal_code(site.stage(3, 1, part_deltas(3, 1), job="other")) is ErrorCode.RATE_LIMITED
         await site.decide(Decision.ABORT, job="other")
-        await site.stage(3, 1, rows(3, 1), job="other")
+        await site.stage(3, 1, part_deltas(3, 1), job="other")
 
     run_scenario(disk, scenario)
     run_scenario(disk, check_after_restart)
@@ -428,10 +431,10 @@ def test_attempts_are_bounded_until_published_or_dropped(monkeypatch: pytest.Mon
 def test_number_of_jobs_is_bounded() -> None:
     async def scenario(site: Site) -> None:
         for number in range(3):
-            await site.stage(0, 1, rows(0, 1), job=f"job-{number}")
-        assert await refusal_code(site.stage(0, 1, rows(0, 1), job="more")) is ErrorCode.RATE_LIMITED
+            await site.stage(0, 1, part_deltas(0, 1), job=f"job-{number}")
+        assert await refusal_code(site.stage(0, 1, part_deltas(0, 1), job="more")) is ErrorCode.RATE_LIMITED
         await site.decide(Decision.ABORT, job="job-1")
-        await site.stage(0, 1, rows(0, 1), job="more")
+        await site.stage(0, 1, part_deltas(0, 1), job="more")
 
     run_scenario(SimDisk(), scenario, jobs_max=3)
 
@@ -441,11 +444,11 @@ def test_shutdown_answers_staged_batches_and_decisions() -> None:
     answers: list[object] = []
 
     async def scenario(site: Site) -> None:
-        part = await site.stage(0, 1, rows(0, 4))
+        part = await site.stage(0, 1, part_deltas(0, 4))
         async with site.connected() as raw, site.connected() as driver:
             await staged_hello(raw, 1, 1)
             await driver.hello()
-            await raw.send(frame(1, rows(1, 4), 1))
+            await raw.send(frame(1, part_deltas(1, 4), 1))
             await anyio.sleep(0.0001)
             async with anyio.create_task_group() as tasks:
 

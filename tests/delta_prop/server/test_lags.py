@@ -25,12 +25,12 @@ SERVER = "server:7373"
 
 
 class Site:
-    """A server, its status and metrics, and the world of its clients."""
+    """A server, its status and metrics, and the world of its client_world."""
 
     def __init__(self, *, durable: bool) -> None:
         network = VirtualNetwork(1, host="server")
         self.world: World = virtual_world(1, disk=SimDisk(1), network=network)
-        self.clients = virtual_world(2, network=network.at("client"))
+        self.client_world = virtual_world(2, network=network.at("client"))
         self.propagator = Propagator(data="facts" if durable else None, world=self.world)
         self.server_status = ServerStatus(version="1", now=self.world.clock.now)
 
@@ -90,9 +90,14 @@ def test_lag_of_subscriber_and_group_with_and_without_member(durable: bool) -> N
         async with site.propagator, anyio.create_task_group() as tasks:
             await serve(site, tasks)
             async with (
-                Producer(SERVER, name="p", world=site.clients) as producer,
+                Producer(SERVER, name="p", world=site.client_world) as producer,
                 Subscriber(
-                    SERVER, "*", group="indexer", start="earliest", credit=(4, 1 << 20), world=site.clients
+                    SERVER,
+                    "*",
+                    group="indexer",
+                    start="earliest",
+                    credit=(4, 1 << 20),
+                    world=site.client_world,
                 ),
             ):
                 for number in range(6):  # the subscriber reads nothing, so the fifth delta exceeds its credit

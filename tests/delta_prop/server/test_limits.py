@@ -177,7 +177,7 @@ def test_connection_limiter_matches_a_list(steps: list[tuple[bool, str]]) -> Non
         elif host in open_hosts:
             connections.leave(host)
             open_hosts.remove(host)
-        assert connections.open == len(open_hosts)
+        assert connections.open_count == len(open_hosts)
         assert len(connections._by_host) == len(set(open_hosts)), "a closed connection should leave no entry"
 
 
@@ -189,7 +189,7 @@ def test_refused_connections_are_counted_and_name_the_bound() -> None:
     connections.enter("10.0.0.2")
     with pytest.raises(Refused, match="2 connections are open; the maximum is 2"):
         connections.enter("10.0.0.3")
-    assert (connections.open, connections.refused) == (2, 2)
+    assert (connections.open_count, connections.refused_count) == (2, 2)
 
 
 @pytest.mark.parametrize(

@@ -150,12 +150,12 @@ async def run_merge(folder: Path, count: int) -> Merge:
             for side in sides:
                 tasks.start_soon(side.write, count)
         async with anyio.create_task_group() as tasks:
-            watch, before = LoopWatch(), [side.link.statistics().sent for side in sides]
+            watch, sent_before = LoopWatch(), [side.link.statistics().sent for side in sides]
             tasks.start_soon(watch.run)
             gc.collect()
             for proxy in proxies:
                 proxy.refusing = False
-            while [side.link.statistics().sent for side in sides] == before:  # noqa: ASYNC110
+            while [side.link.statistics().sent for side in sides] == sent_before:  # noqa: ASYNC110
                 await anyio.sleep(SAMPLE_S)
             watch.wait_s, began, cpu = 0.0, time.monotonic(), time.process_time()
             await wait_until_all_have(sides, VECTORS + 2 * count)
@@ -202,11 +202,11 @@ def test_merging_hot_vectors_after_a_cut_is_linear_and_smooth(tmp_path: Path, fu
                 f"CPU {merge.cpu_s:.2f} s, longest wait {merge.wait_s * 1000:.0f} ms, "
                 f"{merge.refolded / merge.delta_count / 2:.1f} deltas folded for each"
             )
-    print(f"CPU {growth(rounds):.1f} times for ten times the deltas")
+    print(f"CPU {cpu_growth(rounds):.1f} times for ten times the deltas")
     assert all(check_limits(rounds).values()), check_limits(rounds)
 
 
-def growth(rounds: list[tuple[Merge, Merge]]) -> float:
+def cpu_growth(rounds: list[tuple[Merge, Merge]]) -> float:
     return median(many.cpu_s / few.cpu_s for few, many in rounds)
 
 
@@ -217,5 +217,5 @@ def check_limits(rounds: list[tuple[Merge, Merge]]) -> dict[str, bool]:
         <= CONVERGED_S_MAX * rounds[0][1].delta_count / 4_000,
         "waits": median(many.wait_s / max(WAIT_S_MAX, WAIT_SHARE_MAX * many.cpu_s) for _, many in rounds)
         <= 1,
-        "growth": growth(rounds) <= CPU_GROWTH_MAX,
+        "growth": cpu_growth(rounds) <= CPU_GROWTH_MAX,
     }

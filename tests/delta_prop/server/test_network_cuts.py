@@ -76,8 +76,8 @@ class Cluster:
                 await anyio.sleep(0.05)
 
     def _has_converged(self) -> bool:
-        same = len({frozenset(service.dots()) for service in self.services}) == 1
-        return same and not any(
+        is_same = len({frozenset(service.dots()) for service in self.services}) == 1
+        return is_same and not any(
             sink.lag for service in self.services for sink in service.p.statistics().sinks.values()
         )
 
@@ -86,7 +86,7 @@ class Cluster:
         return [link.statistics().sent for link in self.links]
 
 
-async def check(services: list[Service]) -> None:
+async def check_states(services: list[Service]) -> None:
     expected_states = fold_accepted(services)
     assert len(expected_states) >= 3
     for service in services:
@@ -95,7 +95,7 @@ async def check(services: list[Service]) -> None:
         assert service.p.statistics().pending.pending_runs == 0
         for sink, content in (await service.contents(set(expected_states))).items():
             expected = {
-                name: summarize_state(state, counts=sink != "cache")
+                name: summarize_state(state, with_counts=sink != "cache")
                 for name, state in expected_states.items()
             }
             assert content == expected, (service.number, sink)
@@ -125,16 +125,19 @@ async def test_services_converge_after_a_cut_then_send_nothing(
             assert len({frozenset(service.dots()) for service in services}) > 1
             cluster.heal()
             await cluster.wait_converged()
-        await check(services)
+        await check_states(services)
         assert any(batch.known_ids for service in services for batch in service.batches())
-        before, bytes_before = cluster.sent_counts(), [sum(proxy.bytes.values()) for proxy in cluster.proxies]
+        sent_before, bytes_before = (
+            cluster.sent_counts(),
+            [sum(proxy.bytes.values()) for proxy in cluster.proxies],
+        )
         received = [server.counters.deltas_in for server in cluster.servers if server.counters is not None]
         await anyio.sleep(3 * HEARTBEAT_S + 0.5)
-        assert cluster.sent_counts() == before
+        assert cluster.sent_counts() == sent_before
         assert [server.counters.deltas_in for server in cluster.servers if server.counters] == received
-        heartbeats = [
+        heartbeat_bytes = [
             sum(proxy.bytes.values()) - size_before
             for proxy, size_before in zip(cluster.proxies, bytes_before, strict=True)
         ]
-        assert all(0 < size < 4_000 for size in heartbeats)
-        print(len(services[0].dots()), "dots,", before, "sent")
+        assert all(0 < size < 4_000 for size in heartbeat_bytes)
+        print(len(services[0].dots()), "dots,", sent_before, "sent")

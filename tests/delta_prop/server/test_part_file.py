@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING
 
 import msgpack
@@ -38,12 +39,12 @@ JOB = "nightly"
 NUMBERS = st.integers(0, 2**63)
 
 
-def batch(base: int, count: int) -> Batch:
+def make_batch(base: int, count: int) -> Batch:
     deltas = [Delta(f"v{base + row}", opaque(b"%d" % (base + row) * 9)) for row in range(count)]
     return encode_batch(deltas, origin=7, base=base, epoch=0)
 
 
-def attempt(part: int = 0, number: int = 1) -> Attempt:
+def make_attempt(part: int = 0, number: int = 1) -> Attempt:
     head = PartHead(JOB, part, number, 7, 0, "token", 17)
     return Attempt(part, number, path_of(stem_of(JOB), part, number), head)
 
@@ -79,15 +80,15 @@ def read_bodies(disk: SimDisk, staged: Attempt) -> list[bytes]:
 
 @given(
     groups=st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=3), max_size=6),
-    crash=st.integers(1, 60),
+    crash_call=st.integers(1, 60),
     seed=st.integers(0, 1000),
     power_loss=st.booleans(),
 )
 def test_acknowledged_batches_survive_any_crash(
-    groups: list[list[int]], crash: int, seed: int, power_loss: bool
+    groups: list[list[int]], crash_call: int, seed: int, power_loss: bool
 ) -> None:
-    disk, staged = SimDisk(seed), attempt()
-    disk.crash_at(crash)
+    disk, staged = SimDisk(seed), make_attempt()
+    disk.crash_at(crash_call)
     written: list[bytes] = []
     acknowledged = 0
     base = 1
@@ -96,7 +97,7 @@ def test_acknowledged_batches_survive_any_crash(
         for group in groups:
             batches = []
             for count in group:
-                batches.append(batch(base, count))
+                batches.append(make_batch(base, count))
                 base += count
             written += [bytes(new_batch.raw) for new_batch in batches]
             assert write_part(files, staged, batches)
@@ -113,14 +114,14 @@ def test_acknowledged_batches_survive_any_crash(
     seed=st.integers(0, 1000),
 )
 def test_writing_continues_after_failed_calls(failing: list[tuple[str, bool]], seed: int) -> None:
-    disk, staged, acked_bodies = SimDisk(seed), attempt(), list[bytes]()
+    disk, staged, acked_bodies = SimDisk(seed), make_attempt(), list[bytes]()
     files = JobFiles(disk)
     for name, fails in [*failing, ("", False)]:
         if fails:
-            disk.fail(lambda call, name=name: call.name == name and call.path.startswith("jobs"), 5)
-        new = batch(staged.taken_counter + 1, 3 if fails else 2)  # the failed batch was longer
-        if write_part(files, staged, [new]):
-            acked_bodies.append(bytes(new.raw))
+            disk.fail(lambda call, name=name: call.name == name and call.path.startswith("jobs"), errno.EIO)
+        new_batch = make_batch(staged.taken_counter + 1, 3 if fails else 2)  # the failed batch was longer
+        if write_part(files, staged, [new_batch]):
+            acked_bodies.append(bytes(new_batch.raw))
         disk.heal()
     assert staged.synced_position is not None
     assert len(disk.peek(staged.path)) == staged.synced_position.byte_offset
@@ -130,8 +131,8 @@ def test_writing_continues_after_failed_calls(failing: list[tuple[str, bool]], s
 
 @given(position=st.integers(0, 10_000), bit=st.integers(0, 7))
 def test_flipped_bit_shortens_the_part_and_never_alters_it(position: int, bit: int) -> None:
-    disk, staged = SimDisk(1), attempt()
-    batches = [batch(1, 3), batch(4, 2), batch(6, 1)]
+    disk, staged = SimDisk(1), make_attempt()
+    batches = [make_batch(1, 3), make_batch(4, 2), make_batch(6, 1)]
     write_part(JobFiles(disk), staged, batches)
     size = len(disk.peek(staged.path))
     disk.flip(staged.path, position % size, bit)
@@ -143,10 +144,10 @@ def test_flipped_bit_shortens_the_part_and_never_alters_it(position: int, bit: i
 def test_checksum_depends_on_the_batches() -> None:
     positions = set()
     for counts in ([3, 2], [3, 2], [2, 3], [5]):
-        disk, staged, base = SimDisk(1), attempt(), 1
+        disk, staged, base = SimDisk(1), make_attempt(), 1
         batches = []
         for count in counts:
-            batches.append(batch(base, count))
+            batches.append(make_batch(base, count))
             base += count
         write_part(JobFiles(disk), staged, batches)
         positions.add(staged.synced_position)
@@ -186,8 +187,8 @@ def test_decision_is_read_back_as_written(decided: JobDecision, later: Progress)
     JobFiles(disk).write_decision(decided)
     assert JobFiles(disk.crash()).read_decisions() == ([decided], {})
     JobFiles(disk).write_progress(decided.job, later)
-    (found,), _ = JobFiles(disk.crash()).read_decisions()
-    assert found.progress == (later if decided.parts else decided.progress)
+    (stored,), _ = JobFiles(disk.crash()).read_decisions()
+    assert stored.progress == (later if decided.parts else decided.progress)
     JobFiles(disk).forget(decided.job)
     assert JobFiles(disk.crash()).read_decisions() == ([], {})
 
@@ -198,8 +199,8 @@ def test_progress_file_without_refused_rows_is_read() -> None:
     JobFiles(disk).write_decision(JobDecision(JOB, "", JobState.COMMITTED, 1, digest_parts(()), 5, (part,)))
     content = msgpack.packb([1, 2, 3, 4, 5, 6, 7, 8])
     disk.put(f"jobs/{stem_of(JOB)}.at", content + crc32c(content).to_bytes(4, "little"))
-    (found,), _ = JobFiles(disk).read_decisions()
-    assert found.progress == progress
+    (stored,), _ = JobFiles(disk).read_decisions()
+    assert stored.progress == progress
 
 
 def test_stored_refused_rows_are_bounded() -> None:
@@ -207,34 +208,36 @@ def test_stored_refused_rows_are_bounded() -> None:
     for row in range(12):
         progress = progress.with_refused(RefusedRow(0, row, "ä" * 200, ErrorCode.INVALID_DELTA, "ö" * 200), 2)
     assert progress.refused == 24
-    assert [staged.row for staged in progress.refused_rows] == list(range(10))
-    assert {(staged.vector_id, staged.text) for staged in progress.refused_rows} == {("ä" * 64, "ö" * 150)}
+    assert [refused_row.row for refused_row in progress.refused_rows] == list(range(10))
+    assert {(refused_row.vector_id, refused_row.text) for refused_row in progress.refused_rows} == {
+        ("ä" * 64, "ö" * 150)
+    }
 
 
 @given(st.integers(1, 12), st.booleans(), st.integers(0, 100))
-def test_crash_leaves_the_old_or_the_new_decision(crash: int, power_loss: bool, seed: int) -> None:
+def test_crash_leaves_the_old_or_the_new_decision(crash_call: int, power_loss: bool, seed: int) -> None:
     first = JobDecision(
         JOB, "", JobState.COMMITTED, 1, digest_parts(()), 5, (CommittedPart(0, 1, 5, 9, 9, 0),)
     )
     second = JobDecision(JOB, "", JobState.PUBLISHED, 1, digest_parts(()), 5)
     disk = SimDisk(seed)
     JobFiles(disk).write_decision(first)
-    disk.crash_at(disk.calls + crash)
+    disk.crash_at(disk.calls + crash_call)
     try:
         JobFiles(disk).write_decision(second)
         is_written = True
     except SimCrash:
         is_written = False
-    (found,), corrupted = JobFiles(disk.crash(seed) if power_loss else disk.kill()).read_decisions()
+    (stored,), corrupted = JobFiles(disk.crash(seed) if power_loss else disk.kill()).read_decisions()
     assert not corrupted
-    assert found in ((second,) if is_written else (first, second))
+    assert stored in ((second,) if is_written else (first, second))
 
 
 def test_corrupted_decision_is_reported_and_its_parts_stay() -> None:
-    disk, staged, other = SimDisk(1), attempt(), attempt(1)
+    disk, staged, other = SimDisk(1), make_attempt(), make_attempt(1)
     files = JobFiles(disk)
     for part_attempt in (staged, other):
-        write_part(files, part_attempt, [batch(1, 3)])
+        write_part(files, part_attempt, [make_batch(1, 3)])
     part = CommittedPart(0, 1, 3, 9, 9, 0)
     files.write_decision(JobDecision(JOB, "", JobState.COMMITTED, 1, digest_parts(()), 3, (part,)))
     path = f"jobs/{stem_of(JOB)}.job"
@@ -251,8 +254,8 @@ def test_corrupted_decision_is_reported_and_its_parts_stay() -> None:
 def test_files_that_no_decision_needs_are_removed() -> None:
     disk = SimDisk(1)
     files = JobFiles(disk)
-    for part_attempt in (attempt(0, 1), attempt(0, 2), attempt(1, 1)):
-        write_part(files, part_attempt, [batch(1, 3)])
+    for part_attempt in (make_attempt(0, 1), make_attempt(0, 2), make_attempt(1, 1)):
+        write_part(files, part_attempt, [make_batch(1, 3)])
     files.write_decision(
         JobDecision(JOB, "", JobState.COMMITTED, 1, digest_parts(()), 3, (CommittedPart(0, 2, 3, 9, 9, 0),))
     )
@@ -263,9 +266,9 @@ def test_files_that_no_decision_needs_are_removed() -> None:
     assert files.read_staged(decided, corrupted, read_only=True) == []
     assert len(disk.paths()) == 7
     assert files.read_staged(decided, corrupted) == []
-    left = {path.rpartition("/")[2] for path in disk.crash().paths()}
+    remaining_files = {path.rpartition("/")[2] for path in disk.crash().paths()}
     stem = stem_of(JOB)
-    assert left == {f"{stem}-0-2.part", f"{stem}.job", f"{stem}.at", "other.txt"}
+    assert remaining_files == {f"{stem}-0-2.part", f"{stem}.job", f"{stem}.at", "other.txt"}
 
 
 def test_digest_of_parts_covers_parts_and_deltas_only() -> None:

@@ -84,9 +84,9 @@ ADMIN = Permissions("a", admin=True, namespaces=None)
     ],
 )
 def test_each_action_needs_exactly_its_permission(action: str, allowed: set[str]) -> None:
-    grants = {"publishes": PUBLISHER, "forwards": FORWARDER, "reads": READER, "admin": ADMIN}
+    permissions_by_role = {"publishes": PUBLISHER, "forwards": FORWARDER, "reads": READER, "admin": ADMIN}
     assert {
-        name for name, permissions in grants.items() if denial_cause(permissions, action) is None
+        name for name, permissions in permissions_by_role.items() if denial_cause(permissions, action) is None
     } == allowed
     assert denial_cause(ALL_PERMISSIONS, action) is None
     assert denial_cause(Permissions("a", namespaces=None), action)

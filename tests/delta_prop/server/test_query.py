@@ -41,8 +41,8 @@ from delta_prop_wire.frames import (
 from delta_prop_wire.spec import ErrorCode, FrameType
 from delta_prop_wire.stamp import Stamp
 from delta_prop_wire.topics import ALL
-from tests.delta_prop.server.raw import ORIGIN, Raw, connected, opaque_batch, serving
-from tests.wire.sealing import sealed
+from tests.delta_prop.server.raw import ORIGIN, FrameClient, connected, opaque_batch, serving
+from tests.wire.sealing import frame_with_checksum
 
 pytestmark = pytest.mark.anyio
 
@@ -52,7 +52,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> object:
     return request.param
 
 
-async def send_request(raw: Raw, number: int, request: Any) -> Ack | Nack:
+async def send_request(raw: FrameClient, number: int, request: Any) -> Ack | Nack:
     await raw.send(Subscribe(number, request))
     while True:
         frame = await raw.next()
@@ -106,7 +106,7 @@ async def test_get_without_a_state_sink_is_refused() -> None:
         assert isinstance(await send_request(raw, 3, Describe()), Ack)
 
 
-async def test_find_offsets_and_describe(tmp_path: Path) -> None:
+async def test_find_offsets_and_describe_return_offsets_and_log(tmp_path: Path) -> None:
     async with Propagator(data=tmp_path) as p, serving(p) as (_, address):
         await p.publish(Delta("a", opaque(b"1")))
         await anyio.sleep(0.01)
@@ -145,7 +145,9 @@ async def test_unknown_request_or_version_keeps_the_connection() -> None:
             [("compact", 1, ErrorCode.BAD_REQUEST), ("get", 9, ErrorCode.UNSUPPORTED_VERSION)], 2
         ):
             payload = msgpack.packb({"request": request, "version": version, "later": [1]})
-            await raw.stream.send([sealed(FrameType.SUBSCRIBE, payload, sequence=number, flags=0x40)])
+            await raw.stream.send(
+                [frame_with_checksum(FrameType.SUBSCRIBE, payload, sequence=number, flags=0x40)]
+            )
             nack = await raw.until(Nack)
             assert (nack.correlation_id, nack.code) == (number, code)
         await raw.send(Nack(0, ErrorCode(999), "later"))
@@ -155,7 +157,7 @@ async def test_unknown_request_or_version_keeps_the_connection() -> None:
 async def test_hello_of_a_later_version_is_refused_with_the_known_one() -> None:
     async with Propagator() as p, serving(p) as (_, address), connected(address) as raw:
         payload = msgpack.packb({"request": "hello", "version": 2})
-        await raw.stream.send([sealed(FrameType.SUBSCRIBE, payload)])
+        await raw.stream.send([frame_with_checksum(FrameType.SUBSCRIBE, payload)])
         nack = await raw.until(Nack)
         assert (nack.correlation_id, nack.code) == (1, ErrorCode.UNSUPPORTED_VERSION)
         assert nack.details == {"version": 1}

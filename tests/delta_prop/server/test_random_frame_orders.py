@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from delta_prop.ports import Stream
     from delta_prop.server.service import Address, Service
 
-U64 = (1 << 64) - 1
-OFFSET = (1 << 63) - 1
+U64_MAX = (1 << 64) - 1
+OFFSET_MAX = (1 << 63) - 1
 TOPICS = ("*", "v:v1", "ns:rows", "ns:nobody", "op:opaque", "op:63", "c:news")
 
 
@@ -64,7 +64,7 @@ class RandomClient:
     def __init__(self, stream: Stream, rng: random.Random, log_id: bytes) -> None:
         self._stream = stream
         self._rules = Connection(Role.CLIENT) if rng.random() < 0.7 else None
-        """The protocol rules, checked in both directions; None: invalid frames are sent too."""
+        """The protocol rules, checked in both directions; None if invalid frames are sent too."""
         self._decoder = Decoder()
         self._rng = rng
         self._log_id = log_id
@@ -72,7 +72,7 @@ class RandomClient:
         self._next_counter = 1
         self.requested: set[int] = set()
         self.answered: Counter[int] = Counter()
-        self.unanswered: set[int] = set()
+        self.answerable: set[int] = set()
         """Requests that need an answer, unless the connection ends."""
         self.ended = False
         self.delivered = 0
@@ -92,7 +92,7 @@ class RandomClient:
                     await self._send(*(self._random_frame() for _ in range(self._rng.choice((1, 1, 2, 5)))))
                     await anyio.sleep(self._rng.choice((0, 0, 0.001, 0.1, 1.0)))
                 await anyio.sleep(2)
-                assert self.ended or self.unanswered <= self.answered.keys(), (
+                assert self.ended or self.answerable <= self.answered.keys(), (
                     "every request should have an answer"
                 )
                 if self._rng.random() < 0.3:  # disconnect in the middle of a frame
@@ -110,7 +110,7 @@ class RandomClient:
                 if isinstance(frame, Subscribe | Unsubscribe):
                     self.requested.add(frame.sequence)
                     if not (isinstance(frame, Unsubscribe) and frame.drain):
-                        self.unanswered.add(frame.sequence)
+                        self.answerable.add(frame.sequence)
         await self._stream.send(parts)
 
     async def _listen(self) -> None:
@@ -184,7 +184,9 @@ class RandomClient:
             rng.randrange(4),
             topics,
             self._start(),
-            credit=rng.choice((None, Credit(0, 0), Credit(1, 1), Credit(5, 10_000), Credit(U64, U64))),
+            credit=rng.choice(
+                (None, Credit(0, 0), Credit(1, 1), Credit(5, 10_000), Credit(U64_MAX, U64_MAX))
+            ),
             group=group,
             batch_deltas_max=rng.choice((1, 100, 65_536)),
             wait_ms_max=rng.choice((0, 10, 60_000)),
@@ -201,8 +203,8 @@ class RandomClient:
                 Start(StartAt.LATEST),
                 Start(StartAt.LATEST),
                 Start(StartAt.EARLIEST),
-                Start(StartAt.OFFSET, self._rng.choice((0, 3, OFFSET))),
-                Start(StartAt.TIME, self._rng.choice((0, OFFSET))),
+                Start(StartAt.OFFSET, self._rng.choice((0, 3, OFFSET_MAX))),
+                Start(StartAt.TIME, self._rng.choice((0, OFFSET_MAX))),
                 Start(StartAt.CURSOR, self._cursor()),
                 Start(StartAt.GROUP),
             )
@@ -210,7 +212,7 @@ class RandomClient:
 
     def _cursor(self) -> Cursor:
         log_id = self._log_id if self._rng.random() < 0.7 else b"another log's id"
-        return Cursor(log_id, self._rng.choice((0, 0, 1, 99)), self._rng.choice((0, 5, 50, OFFSET)))
+        return Cursor(log_id, self._rng.choice((0, 0, 1, 99)), self._rng.choice((0, 5, 50, OFFSET_MAX)))
 
     def _unsubscribe(self) -> Unsubscribe:
         return Unsubscribe(self._request(), self._rng.randrange(4), drain=self._rng.random() < 0.5)
@@ -218,9 +220,9 @@ class RandomClient:
     def _ack(self) -> Ack:
         rng = self._rng
         return Ack(
-            rng.choice((0, 7, OFFSET)),
-            processed=rng.choice((None, 0, 10, OFFSET)),
-            credit=rng.choice((None, Credit(0, 0), Credit(3, 3_000), Credit(U64, U64))),
+            rng.choice((0, 7, OFFSET_MAX)),
+            processed=rng.choice((None, 0, 10, OFFSET_MAX)),
+            credit=rng.choice((None, Credit(0, 0), Credit(3, 3_000), Credit(U64_MAX, U64_MAX))),
             cursor=self._cursor() if rng.random() < 0.2 else None,
             correlation_id=rng.choice((None, 1, 2)) if self._rules is None else None,
         )
@@ -229,7 +231,7 @@ class RandomClient:
         rng = self._rng
         return rng.choice(
             (
-                Heartbeat(rng.choice((0, OFFSET)), processed=rng.choice((None, 0, OFFSET))),
+                Heartbeat(rng.choice((0, OFFSET_MAX)), processed=rng.choice((None, 0, OFFSET_MAX))),
                 Nack(3, ErrorCode.PROCESSING_FAILED, "never"),
                 Backpressure(
                     1, PressureLevel.STOP, rate=rng.choice((None, 1e-300, 1e300)), retry_after_ms=200

@@ -16,7 +16,7 @@ from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.frames import BatchFrame, DeltaFrame
 from delta_prop_wire.slicing import rows_of
-from tests.delta_prop.server.raw import ORIGIN, Raw, connected, serving
+from tests.delta_prop.server.raw import ORIGIN, FrameClient, connected, serving
 from tests.delta_prop.server.tokens import TokenFile, table
 from tests.full_log import read_all
 
@@ -30,6 +30,7 @@ TOKENS = table("reader", "s-reader", subscribe=True, namespaces='["docs", "img-*
     "writer", "s-writer", publish=True, namespaces='["*"]', rate="inf"
 )
 BATCHES, ROWS = 60, 12
+"""Number of batches, and rows of each."""
 TOPICS = {
     "everything": ["*"],
     "an operation": ["op:opaque", "op:sparse_add"],
@@ -63,7 +64,7 @@ def draw_batches(rng: random.Random, level: AckLevel) -> list[BatchFrame]:
     return frames
 
 
-async def read_deltas(client: Raw, count: int) -> list[tuple[int, Delta]]:
+async def read_deltas(client: FrameClient, count: int) -> list[tuple[int, Delta]]:
     """Return the next `count` deltas, from frames of any type."""
     rows: list[tuple[int, Delta]] = []
     while len(rows) < count:
@@ -104,19 +105,19 @@ async def test_scoped_token_reads_only_its_namespaces(log: str, form: str, tmp_p
             if (delta := logged.batch.delta(row)).namespace in READABLE
         }
         assert 100 < len(expected) < BATCHES * ROWS / 2
-        check(await read_deltas(live, len(expected)), expected)
+        check_received(await read_deltas(live, len(expected)), expected)
         for topics in TOPICS.values():
             async with connected(address) as late:
                 await subscribe(late, topics, deltas=form == "deltas")
-                check(await read_deltas(late, len(expected)), expected)
+                check_received(await read_deltas(late, len(expected)), expected)
 
 
-def check(received: list[tuple[int, Delta]], expected: dict[int, Delta]) -> None:
+def check_received(received: list[tuple[int, Delta]], expected: dict[int, Delta]) -> None:
     assert [offset for offset, _ in received] == sorted(expected)
     assert {delta.namespace for _, delta in received} == READABLE
     assert all(delta.vector_id == expected[offset].vector_id for offset, delta in received)
 
 
-async def subscribe(client: Raw, topics: list[str], **more: Any) -> None:
+async def subscribe(client: FrameClient, topics: list[str], **more: Any) -> None:
     await client.hello(token="s-reader", features=("lz4", "zstd"))
     await client.subscribe(*topics, **more)

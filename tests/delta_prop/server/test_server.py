@@ -17,12 +17,14 @@ from delta_prop_wire.frames import (
     Credit,
     DeltaFrame,
     Heartbeat,
+    Hello,
     Nack,
+    OriginClaim,
     Subscribe,
     Unsubscribe,
 )
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.server.raw import ORIGIN, Raw, connected, opaque_batch, serving
+from tests.delta_prop.server.raw import ORIGIN, FrameClient, connected, opaque_batch, serving
 
 
 @pytest.fixture(params=["asyncio", "asyncio+uvloop", "trio"])
@@ -68,7 +70,7 @@ async def test_duplicate_batch_is_acked_with_its_first_offset() -> None:
         assert p.statistics().accepted == 2
 
 
-async def test_single_delta_gets_a_dot() -> None:
+async def test_delta_without_a_dot_is_acked_or_refused() -> None:
     async with Propagator() as p, serving(p) as (_, address), connected(address) as producer:
         await producer.hello()
         await producer.send(DeltaFrame(9, Delta("a", opaque(b"x")), True))
@@ -124,8 +126,6 @@ async def test_reconnecting_producer_keeps_its_epoch() -> None:
             await first.send(opaque_batch(1, 5))
             await first.until(Ack)
         async with connected(address) as second:
-            from delta_prop_wire.frames import Hello, OriginClaim
-
             await second.send(Subscribe(1, Hello(origins=(OriginClaim(ORIGIN, 1),))))
             welcome = await second.until(Ack)
             assert welcome.welcome is not None
@@ -134,9 +134,7 @@ async def test_reconnecting_producer_keeps_its_epoch() -> None:
 
 async def test_acked_batch_returns_its_credit() -> None:
     async with Propagator() as p, serving(p) as (_, address), connected(address) as producer:
-        welcome = await producer.hello(ORIGIN)
-        left = welcome.credit
-        assert left is not None
+        await producer.hello(ORIGIN)
         frame = opaque_batch(1, 10)
         await producer.send(frame)
         returned_credit = (await producer.until(Ack)).credit
@@ -174,15 +172,15 @@ async def test_shutdown_notifies_clients_and_loses_nothing() -> None:
             service.stop()
             answers, delivered = await read_until_closed(producer), await read_until_closed(subscriber)
         acknowledged = max((frame.sequence for frame in answers if isinstance(frame, Ack)), default=0)
-        rows = sum(frame.batch.count for frame in delivered if isinstance(frame, BatchFrame))
-        assert rows >= acknowledged
+        row_count = sum(frame.batch.count for frame in delivered if isinstance(frame, BatchFrame))
+        assert row_count >= acknowledged
         for frames in (answers, delivered):
             last = frames[-1]
             assert isinstance(last, Nack)
             assert last.code is ErrorCode.SHUTTING_DOWN
 
 
-async def read_until_closed(client: Raw) -> list[object]:
+async def read_until_closed(client: FrameClient) -> list[object]:
     """Return all frames until the connection ends."""
     frames: list[object] = []
     with anyio.fail_after(60):

@@ -26,10 +26,11 @@ if TYPE_CHECKING:
     from delta_prop.outcomes import PublishAck
 
 PRODUCERS = 2
-LANES = 32
+CALLERS = 32
+"""Concurrent callers of each producer."""
 WAIT_S_MAX = 60.0
-LOAD_S_MAX = 0.3
-UNACKED_S_MAX = 0.1
+LOAD_S_MAX, UNACKED_S_MAX = 0.3, 0.1
+"""Maximum time under load before each kill; maximum time before it without acknowledgements."""
 PATIENT = ClientSettings(publish_timeout_s=WAIT_S_MAX)
 
 
@@ -38,7 +39,7 @@ class ReceivedRows:
 
     def __init__(self) -> None:
         self.keys: dict[int, str] = {}
-        self.rows = 0
+        self.row_count = 0
         self.epochs: set[int] = set()  # epochs of the log: each kill starts a new one
 
     async def follow(self, address: str) -> None:
@@ -62,7 +63,7 @@ class ReceivedRows:
             assert offset not in self.keys, f"offset {offset} should come once"
             assert not self.keys or offset > next(reversed(self.keys)), "offsets should rise"
             self.keys[offset] = delta.vector_id
-            self.rows += 1
+            self.row_count += 1
 
 
 class Load:
@@ -76,13 +77,13 @@ class Load:
     async def publish(self, address: str, name: str) -> None:
         async with Producer(address, name=name, settings=PATIENT) as producer:
             async with anyio.create_task_group() as tasks:
-                for lane in range(LANES):
-                    tasks.start_soon(self._lane, producer, f"{name}-{lane}")
+                for caller in range(CALLERS):
+                    tasks.start_soon(self._publish_until_done, producer, f"{name}-{caller}")
             self.reconnects += producer.reconnects
             self.resent += producer.statistics().resent
             self.lost += producer.statistics().lost
 
-    async def _lane(self, producer: Producer, name: str) -> None:
+    async def _publish_until_done(self, producer: Producer, name: str) -> None:
         number = 0
         while not self.is_done:
             keys = [f"{name}-{number}-{row}" for row in range(1 + number % 5)]
@@ -146,7 +147,7 @@ async def test_acknowledged_deltas_are_delivered_exactly_once(tmp_path: Path, fu
             readers.cancel_scope.cancel()
     print(
         f"{kills} kills, {load.reconnects} reconnects of producers, {len(load.offsets)} deltas "
-        f"acknowledged, {load.resent} batches resent, {follower.rows} deltas delivered"
+        f"acknowledged, {load.resent} batches resent, {follower.row_count} deltas delivered"
     )
     assert load.reconnects >= kills
     assert load.resent

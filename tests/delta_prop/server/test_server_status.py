@@ -38,7 +38,7 @@ class FakeService:
         pass
 
 
-def test_status_from_start_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_follows_a_server_from_start_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main(propagator: RecordedPropagator) -> None:
         server_status = ServerStatus(version="1.2")
         assert server_status.unready_reason() == "it is starting"

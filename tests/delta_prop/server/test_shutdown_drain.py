@@ -29,20 +29,23 @@ from tests.delta_prop.server.raw import ORIGIN, connected, opaque_batch, serving
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.delta_prop.server.raw import Raw
+    from tests.delta_prop.server.raw import FrameClient
 
 RUNS = 3
 
 
-async def read_to_the_end(reader: Raw, *, grants: int = 0) -> tuple[list[int], Nack]:
-    """Return the offsets of all rows and the final refusal. `grants`: deltas of credit for each frame."""
+async def read_to_the_end(reader: FrameClient, *, credit_per_frame: int = 0) -> tuple[list[int], Nack]:
+    """Return the offsets of all rows and the final refusal.
+
+    `credit_per_frame`: deltas of credit that are granted after each frame.
+    """
     offsets: list[int] = []
     while not isinstance(frame := await reader.next(), Nack):
         assert frame is not None, "the connection should end with a refusal"
         if isinstance(frame, BatchFrame):
             offsets += range(frame.sequence, frame.sequence + frame.batch.count)
-            if grants:
-                await reader.send(Ack(credit=Credit(grants, 1 << 20)))
+            if credit_per_frame:
+                await reader.send(Ack(credit=Credit(credit_per_frame, 1 << 20)))
         else:
             assert isinstance(frame, Ack | Heartbeat)
     return offsets, frame
@@ -72,9 +75,13 @@ def test_readers_get_rows_committed_after_shutdown_began(level: AckLevel) -> Non
                 await anyio.sleep(0.001)
             assert p.internals().log.high_watermark < 400
             service.stop()
-            for reader, grants, expected in ((reads_all, 0, 400), (granting, 10, 400), (reads_none, 0, 0)):
-                offsets, nack = await read_to_the_end(reader, grants=grants)
-                assert offsets == list(range(expected))
+            for reader, credit_per_frame, row_count in (
+                (reads_all, 0, 400),
+                (granting, 10, 400),
+                (reads_none, 0, 0),
+            ):
+                offsets, nack = await read_to_the_end(reader, credit_per_frame=credit_per_frame)
+                assert offsets == list(range(row_count))
                 assert (nack.code, nack.sequence, nack.correlation_id) == (ErrorCode.SHUTTING_DOWN, 0, None)
             assert (await producer.until_acked(400)).sequence == 400
 
@@ -110,8 +117,8 @@ def test_stalled_reader_and_gap_cannot_exceed_drain_timeout() -> None:
     run_virtual(run)
 
 
-def test_slow_reader_gets_everything_in_socket_buffers() -> None:
-    count, rows = 25, 60
+def test_slow_reader_gets_everything_that_is_in_socket_buffers() -> None:
+    batch_count, batch_rows = 25, 60
 
     async def run() -> None:
         async with (
@@ -123,12 +130,12 @@ def test_slow_reader_gets_everything_in_socket_buffers() -> None:
             await producer.hello(ORIGIN)
             await reader.hello()
             await reader.subscribe()
-            for base in range(1, count * rows, rows):
-                deltas = [Delta(f"v{row}", opaque(bytes(2_000))) for row in range(rows)]
+            for base in range(1, batch_count * batch_rows, batch_rows):
+                deltas = [Delta(f"v{row}", opaque(bytes(2_000))) for row in range(batch_rows)]
                 await producer.send(
                     BatchFrame(base, encode_batch(deltas, origin=ORIGIN, base=base), ack_wanted=True)
                 )
-            await producer.until_acked(count * rows)
+            await producer.until_acked(batch_count * batch_rows)
             service.stop()
             row_count = 0
             while not isinstance(frame := await reader.next(), Nack):
@@ -139,7 +146,7 @@ def test_slow_reader_gets_everything_in_socket_buffers() -> None:
                     row_count += frame.batch.count
                     await anyio.sleep(0.1)  # 2.5 s in all
                     await reader.send(Ack(processed=row_count))  # on a closed socket this would lose the rest
-            assert row_count == count * rows
+            assert row_count == batch_count * batch_rows
 
     anyio.run(run)
 

@@ -25,14 +25,14 @@ from tests.delta_prop.server.session_fakes import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from tests.delta_prop.server.raw import Raw
+    from tests.delta_prop.server.raw import FrameClient
 
 BURST_S = 0.25
 """The largest burst, as seconds at the full rate."""
 
 
 def run_in_virtual_time(
-    scenario: Callable[[Propagator, Raw], Awaitable[None]], *, data: str | None = None
+    scenario: Callable[[Propagator, FrameClient], Awaitable[None]], *, data: str | None = None
 ) -> None:
     """Run a scenario with a service, in memory or on disk, and a client after its hello."""
 
@@ -50,24 +50,26 @@ def run_in_virtual_time(
     run_virtual(run)
 
 
-async def publish(p: Propagator, rows: int, namespaces: tuple[str, ...] = ("a",)) -> None:
-    deltas = [Delta(f"v{row}", opaque(b"%d" % row), namespaces[row % len(namespaces)]) for row in range(rows)]
-    for start in range(0, rows, 2_000):
+async def publish(p: Propagator, row_count: int, namespaces: tuple[str, ...] = ("a",)) -> None:
+    deltas = [
+        Delta(f"v{row}", opaque(b"%d" % row), namespaces[row % len(namespaces)]) for row in range(row_count)
+    ]
+    for start in range(0, row_count, 2_000):
         await p.publish(*deltas[start : start + 2_000])
 
 
-async def receive_rows(client: Raw, rows: int) -> list[tuple[float, int]]:
+async def receive_rows(client: FrameClient, row_count: int) -> list[tuple[float, int]]:
     """Return the time of each frame and its number of rows; check that all rows arrive once, in order."""
     arrived: list[tuple[float, int]] = []
     offsets: list[int] = []
-    while len(offsets) < rows:
+    while len(offsets) < row_count:
         frame = await client.next()
         if isinstance(frame, DeltaFrame):
-            new = [frame.sequence]
+            new_offsets = [frame.sequence]
         elif isinstance(frame, BatchFrame):
             row_offsets = frame.batch.row_offsets
             count = frame.batch.count
-            new = (
+            new_offsets = (
                 list(range(frame.sequence, frame.sequence + count))
                 if row_offsets is None
                 else row_offsets.tolist()
@@ -75,8 +77,8 @@ async def receive_rows(client: Raw, rows: int) -> list[tuple[float, int]]:
         else:
             assert frame is not None
             continue
-        arrived.append((anyio.current_time(), len(new)))
-        offsets += new
+        arrived.append((anyio.current_time(), len(new_offsets)))
+        offsets += new_offsets
     assert offsets == sorted(set(offsets))
     return arrived
 
@@ -94,25 +96,25 @@ def check_even_rate(arrived: list[tuple[float, int]], rate: float, began: float)
 @pytest.mark.parametrize("timing", ["catching up", "pushed"])
 @pytest.mark.parametrize("frame_kind", ["batches", "deltas", "narrowed"])
 def test_deliveries_under_a_rate_are_even(data: str | None, timing: str, frame_kind: str) -> None:
-    async def scenario(p: Propagator, client: Raw) -> None:
-        rate, rows = 500.0, 3_000
+    async def scenario(p: Propagator, client: FrameClient) -> None:
+        rate, row_count = 500.0, 3_000
         topics = ("ns:a",) if frame_kind == "narrowed" else ()
         row_namespaces = ("a", "b") if frame_kind == "narrowed" else ("a",)
         if timing == "catching up":
-            await publish(p, rows, row_namespaces)
+            await publish(p, row_count, row_namespaces)
         await client.send(Backpressure(1, PressureLevel.WARN, rate=rate))
         began = anyio.current_time()
         await client.subscribe(*topics, deltas=frame_kind == "deltas")
         if timing == "pushed":
-            await publish(p, rows, row_namespaces)
-        arrived = await receive_rows(client, rows // len(row_namespaces))
+            await publish(p, row_count, row_namespaces)
+        arrived = await receive_rows(client, row_count // len(row_namespaces))
         check_even_rate(arrived, rate, began)
 
     run_in_virtual_time(scenario, data=data)
 
 
 def test_low_rate_delivers_row_by_row() -> None:
-    async def scenario(p: Propagator, client: Raw) -> None:
+    async def scenario(p: Propagator, client: FrameClient) -> None:
         await publish(p, 6)
         await client.send(Backpressure(1, PressureLevel.THROTTLE, rate=2.0))
         await client.subscribe()
@@ -123,8 +125,8 @@ def test_low_rate_delivers_row_by_row() -> None:
     run_in_virtual_time(scenario)
 
 
-def test_ok_lifts_the_rate() -> None:
-    async def scenario(p: Propagator, client: Raw) -> None:
+def test_level_ok_lifts_the_rate() -> None:
+    async def scenario(p: Propagator, client: FrameClient) -> None:
         await publish(p, 2_000)
         await client.send(Backpressure(1, PressureLevel.WARN, rate=1.0))
         await client.subscribe()
@@ -140,14 +142,14 @@ def test_ok_lifts_the_rate() -> None:
 def test_file_ranges_respect_the_rate() -> None:
     service = FakeService.on_disk()
     for _ in range(300):
-        service.rows(1, data=bytes(3_000))
+        service.append_rows(1, data=bytes(3_000))
     service.commit()
     for rows_max, kinds in ((60, {"parts", "range"}), (7, {"parts"})):
         subscriber = FakeSubscriber(service, rows_max=rows_max)
         subscriber.subscribe(subscription(start=EARLIEST))
         subscriber.write_all()
         assert subscriber.received == expected_rows(service)
-        assert set(subscriber.kinds) == kinds
+        assert set(subscriber.chunk_kinds) == kinds
 
 
 def test_batches_within_the_row_limit_are_not_sliced() -> None:
@@ -168,7 +170,7 @@ def seconds_until_delivery(*advice: tuple[float, Backpressure]) -> float:
     """Return the seconds from the first advice until the arrival of a delta that is published after it."""
     delays_s: list[float] = []
 
-    async def scenario(p: Propagator, client: Raw) -> None:
+    async def scenario(p: Propagator, client: FrameClient) -> None:
         await client.subscribe()
         began = anyio.current_time()
         await client.send(advice[0][1])
@@ -196,26 +198,26 @@ def seconds_until_delivery(*advice: tuple[float, Backpressure]) -> float:
     return delays_s[0]
 
 
-async def send_heartbeats(client: Raw) -> None:
+async def send_heartbeats(client: FrameClient) -> None:
     while True:
         await anyio.sleep(5)
         await client.send(Heartbeat(1))
 
 
-def stop(**more: Any) -> Backpressure:
+def stop_advice(**more: Any) -> Backpressure:
     return Backpressure(1, PressureLevel.STOP, **more)
 
 
 @pytest.mark.parametrize(
     ("advice", "seconds"),
     [
-        ([(0, stop(retry_after_ms=3_000))], 3.0),
-        ([(0, stop(retry_after_ms=3_000)), (1, Backpressure(2, PressureLevel.OK))], 1.0),
-        ([(0, stop(retry_after_ms=3_000)), (1, Backpressure(2, PressureLevel.WARN))], 1.0),
-        ([(0, stop(retry_after_ms=3_000)), (2, stop(retry_after_ms=3_000))], 5.0),
-        ([(0, stop()), (4, Backpressure(2, PressureLevel.OK))], 4.0),
-        ([(0, stop())], 60.0),
-        ([(0, stop(retry_after_ms=600_000))], 60.0),
+        ([(0, stop_advice(retry_after_ms=3_000))], 3.0),
+        ([(0, stop_advice(retry_after_ms=3_000)), (1, Backpressure(2, PressureLevel.OK))], 1.0),
+        ([(0, stop_advice(retry_after_ms=3_000)), (1, Backpressure(2, PressureLevel.WARN))], 1.0),
+        ([(0, stop_advice(retry_after_ms=3_000)), (2, stop_advice(retry_after_ms=3_000))], 5.0),
+        ([(0, stop_advice()), (4, Backpressure(2, PressureLevel.OK))], 4.0),
+        ([(0, stop_advice())], 60.0),
+        ([(0, stop_advice(retry_after_ms=600_000))], 60.0),
     ],
 )
 def test_stop_holds_until_another_level_or_its_timeout(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import count
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delta_prop.route.routing_table import NoRows, RoutingTable
-from delta_prop.server import subscription_set as module
+from delta_prop.server import subscription_set
 from delta_prop.server.subscription_set import SubscriptionSet
 from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.delta import Delta, Priority, Source, create, delete, opaque, scale
@@ -19,6 +20,9 @@ from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import Filter, Subscription
 from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.topics import Topic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 NAMESPACES = ("a", "b", "c")
 TOPICS = [
@@ -144,13 +148,12 @@ def test_control_rows_are_never_selected() -> None:
 
 
 def test_refused_request_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SUBSCRIPTIONS_MAX", 2)
-    monkeypatch.setattr(module, "TOPICS_MAX", 3)
+    monkeypatch.setattr(subscription_set, "SUBSCRIPTIONS_MAX", 2)
+    monkeypatch.setattr(subscription_set, "TOPICS_MAX", 3)
     subscriptions = SubscriptionSet()
     subscriptions.add(subscription(1, "ns:a", "ns:b"))
 
-    def refusal_message(call: object) -> str:
-        assert callable(call)
+    def refusal_message(call: Callable[[], None]) -> str:
         with pytest.raises(Refused) as caught:
             call()
         assert caught.value.code is ErrorCode.BAD_REQUEST

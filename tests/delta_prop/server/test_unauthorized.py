@@ -40,7 +40,7 @@ from delta_prop_wire.message_rules import UNAUTHORIZED_TEXT
 from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.topics import Topic
 from tests.delta_prop.networks import files
-from tests.delta_prop.server.raw import EARLIEST, ORIGIN, Raw, connected, serving
+from tests.delta_prop.server.raw import EARLIEST, ORIGIN, FrameClient, connected, serving
 from tests.delta_prop.server.tokens import TokenFile, table
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class TokenServer:
         self._audit.clear()
         return refusals
 
-    async def check_refused(self, client: Raw, token: str, cause: str) -> None:
+    async def check_refused(self, client: FrameClient, token: str, cause: str) -> None:
         """Check that the client gets one refusal and then the end of the connection."""
         last, frames = None, []
         while (frame := await client.next()) is not None:
@@ -290,7 +290,7 @@ def test_frames_that_need_no_permission_are_accepted_from_every_token(
 @pytest.mark.anyio
 @pytest.mark.parametrize("mutual", [False, True], ids=["tls", "mutual tls"])
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_refusals_over_tls(mutual: bool, caplog: pytest.LogCaptureFixture) -> None:
+async def test_refusals_are_the_same_over_tls(mutual: bool, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "delta_prop.audit")
     certificates, world, file = files(), real_world(), TokenFile("".join(TOKENS))
     network = world.network
@@ -308,7 +308,7 @@ async def test_refusals_over_tls(mutual: bool, caplog: pytest.LogCaptureFixture)
 
         async def check_refused(token: str | None, frame: Frame, name: str, cause: str) -> None:
             stream = await network.connect(address.host, address.port, tls=client_tls)
-            client = Raw(stream)
+            client = FrameClient(stream)
             await client.send(hello(token=token), frame)
             await server.check_refused(client, name, cause)
             await stream.aclose()
@@ -324,7 +324,7 @@ async def test_refusals_over_tls(mutual: bool, caplog: pytest.LogCaptureFixture)
                 async with aclosing(
                     await network.connect(address.host, address.port, tls=without_certificate)
                 ) as stream:
-                    client = Raw(stream)
+                    client = FrameClient(stream)
                     await client.send(hello(token="s-both"))
                     while (frame := await client.next()) is not None:
                         received.append(frame)

@@ -35,18 +35,18 @@ class TokenFile:
         return self.content if isinstance(self.content, bytes) else self.content.encode()
 
 
-class SetClock:
+class SettableClock:
     """The running loop's time, and a wall clock that a test sets."""
 
     def __init__(self, world: World) -> None:
         self.now = world.clock.now
-        self.wall = 0
+        self.wall_time_us = 0
 
     def wall_us(self) -> int:
-        return self.wall
+        return self.wall_time_us
 
 
-def world_with_clock() -> tuple[World, SetClock]:
+def world_with_clock() -> tuple[World, SettableClock]:
     world = virtual_world()
-    clock = SetClock(world)
+    clock = SettableClock(world)
     return replace(world, clock=clock), clock

@@ -85,8 +85,8 @@ class _KilledDriverWriter(StagedWriter):
 
 def driver_processes() -> list[int]:
     """Return the ids of all processes from the driver, through its Java process, down to this one."""
-    found, leader = [os.getpid()], os.getsid(0)
-    while found[0] != leader:
-        fields = Path(f"/proc/{found[0]}/stat").read_text().rpartition(")")[2].split()
-        found.insert(0, int(fields[1]))
-    return found
+    process_ids, leader = [os.getpid()], os.getsid(0)
+    while process_ids[0] != leader:
+        fields = Path(f"/proc/{process_ids[0]}/stat").read_text().rpartition(")")[2].split()
+        process_ids.insert(0, int(fields[1]))  # the parent
+    return process_ids

@@ -65,7 +65,7 @@ def test_wrong_path_is_refused(wrong: Any, facts: Path) -> None:
         lambda: spark.deltas_of(FakeSession(), wrong),
     ]
     for call in calls:
-        with pytest.raises(UsageError, match=r"(place|path|sink|file) .*: give a "):
+        with pytest.raises(UsageError, match=r"(source|path|sink|file) .*: give a "):
             call()
 
 

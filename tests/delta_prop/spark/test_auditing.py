@@ -44,16 +44,18 @@ if TYPE_CHECKING:
     from delta_prop.auditing import Difference
 
 
-def check_planted(found: DataFrame, local: Iterable[Difference]) -> DataFrame:
-    """Check that the audit found the planted faults, row by row as the local audit did."""
-    rows = found.collect()
-    lines = sorted((one.line() for one in differences_in(found)), key=itemgetter("namespace", "vector_id"))
+def check_planted(differences: DataFrame, local: Iterable[Difference]) -> DataFrame:
+    """Check that both audits found the planted faults, and the same ones; return `differences`."""
+    rows = differences.collect()
+    lines = sorted(
+        (one.line() for one in differences_in(differences)), key=itemgetter("namespace", "vector_id")
+    )
     assert lines == [one.line() for one in local]
     assert {row.vector_id: row.difference for row in rows} == planted_faults()
     assert len(rows) == 100
     assert [sum(row.difference == kind for row in rows) for kind in KINDS] == [25] * 4
     assert all(row.reason for row in rows)
-    return found
+    return differences
 
 
 @pytest.mark.spark
@@ -63,9 +65,11 @@ def test_planted_differences_are_found_and_only_those_repaired(spark: SparkSessi
         service = Service(running, tmp_path)
         corrupt_file(service)
         stored = service.select("SELECT * FROM vectors")
-        found = check_planted(audit(spark, data, str(service.file)), auditing.audit(data, str(service.file)))
+        differences = check_planted(
+            audit(spark, data, str(service.file)), auditing.audit(data, str(service.file))
+        )
         with SyncProducer(running.address, name="repair") as p:
-            assert repair(found, p) == RepairResult(100)
+            assert repair(differences, p) == RepairResult(100)
         service.settle()
         after = service.select("SELECT * FROM vectors")
         assert {name for name, row in after.items() if row != stored.get(name)} == set(planted_faults())
@@ -73,12 +77,12 @@ def test_planted_differences_are_found_and_only_those_repaired(spark: SparkSessi
 
         service.call(lambda: corrupt_index(service))
         states_before = {row[:2]: comparable(row[2]) for row in service.rows()}
-        found = check_planted(
+        differences = check_planted(
             audit(spark, data, contents_of(spark, service.rows())), auditing.audit(data, service.rows())
         )
         with SyncProducer(running.address, name="repair-index") as p:
             p.publish(*(Delta(one, create([0.5] * 8), "docs") for one in (document_id(100), "never-3")))
-            outcome = repair(found, p)  # the repair keeps deltas published meanwhile
+            outcome = repair(differences, p)  # the repair keeps deltas published meanwhile
         assert (outcome.repaired, outcome.changed, outcome.refused) == (98, 2, 0)
         assert {line.split(": ")[0] for line in outcome.reasons} == {
             f"docs {document_id(100)}",
@@ -116,9 +120,8 @@ def test_unusable_log_or_sink_file_is_reported(spark: SparkSession, tmp_path: Pa
     with pytest.raises(UsageError, match="column vector_id is missing"):
         audit(spark, other, spark.createDataFrame([], "id string, vector array<float>"))
     foreign = spark.createDataFrame([("a", [1.0]), ("b", [2.0])], "vector_id string, vector array<double>")
-    (row,) = audit(
-        spark, other, foreign
-    ).collect()  # an index of another system does not know the last delta of each row
+    # An index of another system does not know the last delta of each row.
+    (row,) = audit(spark, other, foreign).collect()
     assert (row.vector_id, row.difference, row.op) == ("b", "extra", "delete")
     with pytest.raises(UsageError, match="the sink has reached offset 2, but the log ends at 1"):
         audit(spark, other, foreign, next_offset=2)

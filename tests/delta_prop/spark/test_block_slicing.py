@@ -30,9 +30,9 @@ def test_ends_of_blocks_depend_only_on_the_rows(cuts: list[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(slicing, "BLOCK_ROWS", 30)
         patch.setattr(slicing, "BLOCK_BYTES", 400)
-        found = list(slice_blocks(batches(cuts)))
-    assert [row for block in found for row in block.to_pylist()] == ROWS
-    sizes = [block.num_rows for block in found]
+        blocks = list(slice_blocks(batches(cuts)))
+    assert [row for block in blocks for row in block.to_pylist()] == ROWS
+    sizes = [block.num_rows for block in blocks]
     assert sizes == [15] * 12 + [20]
     assert max(sizes) <= 30
 
@@ -44,10 +44,10 @@ def test_row_larger_than_a_block_gets_its_own_block() -> None:
 
 def test_batches_of_the_usual_size_are_not_copied() -> None:
     rows = pa.record_batch({"vector": pa.array([[1.0]] * 10_000, pa.list_(pa.float32()))})
-    found = list(slice_blocks([rows, rows.slice(0, 7)]))
-    assert [block.num_rows for block in found] == [5_000, 5_000, 7]
+    blocks = list(slice_blocks([rows, rows.slice(0, 7)]))
+    assert [block.num_rows for block in blocks] == [5_000, 5_000, 7]
     address = rows.column(0).buffers()[3].address
-    assert {block.column(0).buffers()[3].address for block in found} == {address}
+    assert {block.column(0).buffers()[3].address for block in blocks} == {address}
 
 
 def test_empty_batches_make_no_block() -> None:

@@ -89,15 +89,15 @@ def test_batch_read_as_arrow_equals_its_deltas(deltas: list[Delta]) -> None:
     batch = encode_batch(deltas, origin=0xAB, base=9, priority=Priority.HIGH)
     rows = to_arrow(LoggedBatch(batch, 100, 50, Source.IMPORT))
     assert rows.schema == SCHEMA
-    found = rows.to_pylist()
+    read_rows = rows.to_pylist()
     for row, delta in enumerate(deltas):
         expected = dict.fromkeys(SCHEMA.names) | row_of(delta)
         expected |= {"offset": 100 + row, "counter": 9 + row, "lamport": 50 + row, "origin": f"{0xAB:016x}"}
         expected |= {"priority": "high", "source": "import"}
         if expected["metadata"] is not None:
-            assert json.loads(found[row].pop("metadata")) == json.loads(expected.pop("metadata"))
-        assert {name: found[row][name] for name in expected if name in found[row]} == {
-            name: value for name, value in expected.items() if name in found[row]
+            assert json.loads(read_rows[row].pop("metadata")) == json.loads(expected.pop("metadata"))
+        assert {name: read_rows[row][name] for name in expected if name in read_rows[row]} == {
+            name: value for name, value in expected.items() if name in read_rows[row]
         }
 
 
@@ -166,10 +166,10 @@ def test_bad_row_is_reported_by_its_vector_id(row: dict[str, Any], expected: str
     good = {"vector_id": "ok", "vector": [1.0]}
     rows = [good, {"vector_id": "bad", **row}]
     names = {name for one in rows for name in one}
-    wide = {"vector": pa.list_(pa.float64()), "indices": pa.list_(pa.int64())}
+    wide_types = {"vector": pa.list_(pa.float64()), "indices": pa.list_(pa.int64())}
     schema = pa.schema(
         [
-            (name, wide.get(name, WRITE_SCHEMA.field(name).type))
+            (name, wide_types.get(name, WRITE_SCHEMA.field(name).type))
             for name in WRITE_SCHEMA.names
             if name in names
         ]

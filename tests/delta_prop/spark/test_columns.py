@@ -24,7 +24,7 @@ from delta_prop.spark.reads.rows import SCHEMA
 from delta_prop_wire.errors import UsageError
 
 
-def columns(**types: DataType) -> StructType:
+def schema_of(**types: DataType) -> StructType:
     schema = StructType()
     for name, kind in types.items():
         schema = schema.add(name, kind)
@@ -41,9 +41,9 @@ def test_read_schema_equals_the_arrow_schema() -> None:
 @pytest.mark.parametrize(
     "schema",
     [
-        columns(vector_id=TEXT, vector=NUMBERS),
-        columns(vector_id=TEXT, op=TEXT),
-        columns(vector_id=TEXT, op=TEXT, indices=ArrayType(LongType()), values=NUMBERS),
+        schema_of(vector_id=TEXT, vector=NUMBERS),
+        schema_of(vector_id=TEXT, op=TEXT),
+        schema_of(vector_id=TEXT, op=TEXT, indices=ArrayType(LongType()), values=NUMBERS),
         StructType([field for field in READ_SCHEMA.fields if field.name in WRITABLE_COLUMNS]),
     ],
 )
@@ -54,50 +54,50 @@ def test_valid_write_schema_is_accepted(schema: StructType) -> None:
 @pytest.mark.parametrize(
     ("schema", "expected"),
     [
-        (columns(vector=NUMBERS), r'column vector_id is missing: .*df.withColumn\("vector_id"'),
-        (columns(vector_id=TEXT), "columns vector, data and op are missing"),
+        (schema_of(vector=NUMBERS), r'column vector_id is missing: .*df.withColumn\("vector_id"'),
+        (schema_of(vector_id=TEXT), "columns vector, data and op are missing"),
         (
-            columns(vector_id=TEXT, vec=NUMBERS),
+            schema_of(vector_id=TEXT, vec=NUMBERS),
             r"vec is not a column of a delta, .*withColumnRenamed\(\"vec\", \"vector\"\)",
         ),
-        (columns(vector_id=TEXT, Vector=NUMBERS), r'withColumnRenamed\("Vector", "vector"\)'),
+        (schema_of(vector_id=TEXT, Vector=NUMBERS), r'withColumnRenamed\("Vector", "vector"\)'),
         (
-            columns(vector_id=TEXT, vector=NUMBERS, price=LongType()),
+            schema_of(vector_id=TEXT, vector=NUMBERS, price=LongType()),
             r'column price is not a column of a delta.*df.drop\("price"',
         ),
         (
-            columns(vector_id=LongType(), vector=NUMBERS),
+            schema_of(vector_id=LongType(), vector=NUMBERS),
             r'column vector_id is bigint, but must be string: convert it with df.withColumn\("vector_id", '
             r'col\("vector_id"\).cast\("string"\)\)',
         ),
         (
-            columns(vector_id=TEXT, vector=ArrayType(DecimalType(10, 2))),
+            schema_of(vector_id=TEXT, vector=ArrayType(DecimalType(10, 2))),
             r"column vector is array<decimal\(10,2\)>, but must be array<float>",
         ),
-        (columns(vector_id=TEXT, vector=VectorUDT()), "column vector is vector, .*vector_to_array"),
-        (columns(vector_id=TEXT, vector=TEXT), "column vector is string, but must be array<float>"),
+        (schema_of(vector_id=TEXT, vector=VectorUDT()), "column vector is vector, .*vector_to_array"),
+        (schema_of(vector_id=TEXT, vector=TEXT), "column vector is string, but must be array<float>"),
         (
-            columns(vector_id=TEXT, data=TEXT),
+            schema_of(vector_id=TEXT, data=TEXT),
             r'column data is string, but must be binary: .*cast\("binary"\)',
         ),
         (
-            columns(vector_id=TEXT, data=TEXT, timestamp=TimestampNTZType()),
+            schema_of(vector_id=TEXT, data=TEXT, timestamp=TimestampNTZType()),
             "column data is string",
         ),
         (
-            columns(vector_id=TEXT, op=TEXT, timestamp=TimestampNTZType()),
+            schema_of(vector_id=TEXT, op=TEXT, timestamp=TimestampNTZType()),
             "column timestamp is timestamp_ntz, but must be timestamp",
         ),
-        (columns(vector_id=TEXT, op=TEXT, values=NUMBERS), "column values: column indices is missing"),
+        (schema_of(vector_id=TEXT, op=TEXT, values=NUMBERS), "column values: column indices is missing"),
         (
-            columns(vector_id=TEXT, op=TEXT, indices=ArrayType(LongType())),
+            schema_of(vector_id=TEXT, op=TEXT, indices=ArrayType(LongType())),
             "column indices: column values is miss",
         ),
         (
             READ_SCHEMA,
             r'column offset is assigned by the service .*df.drop\("offset", "priority", "source", "origin"',
         ),
-        (columns(vector_id=TEXT, op=TEXT).add("op", TEXT), "column op occurs 2 times"),
+        (schema_of(vector_id=TEXT, op=TEXT).add("op", TEXT), "column op occurs 2 times"),
     ],
 )
 def test_wrong_write_schema_is_refused(schema: StructType, expected: str) -> None:
@@ -107,12 +107,12 @@ def test_wrong_write_schema_is_refused(schema: StructType, expected: str) -> Non
 
 def test_read_schema_may_have_only_some_columns() -> None:
     check_read_schema(READ_SCHEMA)
-    check_read_schema(columns(vector_id=TEXT, offset=LongType()))
+    check_read_schema(schema_of(vector_id=TEXT, offset=LongType()))
     with pytest.raises(
         UsageError, match="column vec is not a column of a read: name some of offset, vector_id"
     ):
-        check_read_schema(columns(vec=NUMBERS))
+        check_read_schema(schema_of(vec=NUMBERS))
     with pytest.raises(
         UsageError, match="column vector is array<double> in the schema, but a read returns arr"
     ):
-        check_read_schema(columns(vector=NUMBERS))
+        check_read_schema(schema_of(vector=NUMBERS))

@@ -41,22 +41,22 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-SPARK_S = 120.0
+SPARK_TIMEOUT_S = 120.0
 """Seconds that Spark may take to start or to end."""
 
 
 @pytest.fixture
 def on_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
     """Let the verbs share the tests' session, because starting one takes ten seconds."""
-    real = verbs._open_session
+    original_open_session = verbs._open_session
 
     @contextmanager
     def shared_session(*given: Any) -> Iterator[SparkSession]:
         with monkeypatch.context() as patched:
             patched.setattr("delta_prop.spark.sessions.session", lambda *_, **__: spark)
             patched.setattr(type(spark), "stop", lambda _: None)
-            with real(*given) as found:
-                yield found
+            with original_open_session(*given) as opened:
+                yield opened
 
     monkeypatch.setattr(verbs, "_open_session", shared_session)
     return spark
@@ -367,7 +367,7 @@ def test_missing_java_is_reported_in_one_line(
 
 
 @pytest.mark.spark
-def test_interrupt_stays_one_if_py4j_fails_to_clean_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_is_raised_as_such_if_py4j_fails_to_clean_up(monkeypatch: pytest.MonkeyPatch) -> None:
     from py4j.protocol import Py4JError
 
     session = SimpleNamespace(stop=lambda: None)
@@ -402,7 +402,7 @@ def test_job_interrupted_at_a_terminal_prints_one_line(command: Command) -> None
         message = read_until(terminal, b"seconds\r\x1b[K")  # Spark has started
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         message = read_until(terminal, b"")
-        assert process.wait(SPARK_S) == 130
+        assert process.wait(SPARK_TIMEOUT_S) == 130
     finally:
         process.kill()
         process.wait()
@@ -413,9 +413,9 @@ def test_job_interrupted_at_a_terminal_prints_one_line(command: Command) -> None
 
 def read_until(terminal: int, end_mark: bytes) -> bytes:
     """Read until `end_mark` has come, or to the end of the output if it is empty."""
-    message, until = b"", time.monotonic() + SPARK_S
+    message, deadline = b"", time.monotonic() + SPARK_TIMEOUT_S
     while not end_mark or end_mark not in message:
-        assert select.select([terminal], [], [], max(until - time.monotonic(), 0))[0], message
+        assert select.select([terminal], [], [], max(deadline - time.monotonic(), 0))[0], message
         try:
             message += os.read(terminal, 65_536)
         except OSError:  # the last writer has closed it

@@ -48,10 +48,12 @@ SCHEMA = pa.schema(
 )
 
 
-def fact(name: Name, side: int, content: Any, metadata: dict[str, Any], *, columns: bool) -> dict[str, Any]:
+def fact(
+    name: Name, side: int, content: Any, metadata: dict[str, Any], *, has_member_columns: bool
+) -> dict[str, Any]:
     row: dict[str, Any] = {"namespace": name[0], "vector_id": name[1], "side": side}
     row["data" if isinstance(content, bytes) else "vector"] = content
-    if columns:
+    if has_member_columns:
         return row | {
             MEMBER + key: f"{json.dumps(key, ensure_ascii=False)}:{json.dumps(value)}"
             for key, value in metadata.items()
@@ -61,16 +63,16 @@ def fact(name: Name, side: int, content: Any, metadata: dict[str, Any], *, colum
 
 
 def rows_of(
-    old: dict[Name, Any], new: dict[Name, Any], *, columns: bool = False, size: int = 100
+    old: dict[Name, Any], new: dict[Name, Any], *, has_member_columns: bool = False, size: int = 100
 ) -> list[Any]:
     rows = [
-        fact(name, side, *table[name], columns=columns)
+        fact(name, side, *table[name], has_member_columns=has_member_columns)
         for side, table in ((OLD, old), (NEW, new))
         for name in table
     ]
     rows.sort(key=lambda row: (row["namespace"], row["vector_id"], row["side"]))
     schema = SCHEMA
-    for name in ("a", "ü") if columns else ():
+    for name in ("a", "ü") if has_member_columns else ():
         schema = schema.append(pa.field(MEMBER + name, pa.string()))
     return pa.Table.from_pylist(rows, schema=schema).to_batches(size)
 
@@ -88,7 +90,7 @@ def state(content: Any, metadata: dict[str, Any]) -> VectorState:
 
 
 def apply_deltas(old: dict[Name, Any], rows: list[dict[str, Any]]) -> dict[Name, VectorState]:
-    found = {name: state(*fact) for name, fact in old.items()}
+    states = {name: state(*content) for name, content in old.items()}
     for row in rows:
         kind, name = Kind[row["op"].upper()], (row["namespace"], row["vector_id"])
         numbers = row["vector"] if row["vector"] is not None else row["values"]
@@ -100,22 +102,22 @@ def apply_deltas(old: dict[Name, Any], rows: list[dict[str, Any]]) -> dict[Name,
         )
         patch = None if row["metadata"] is None else json.loads(row["metadata"])
         assert patch is None or patch
-        assert name in found or kind in (Kind.CREATE, Kind.OPAQUE)
-        found[name] = apply(found.get(name, VectorState()), operation, patch)
-        assert not found[name].ignored
-        if not found[name].alive:
-            del found[name]
-    return found
+        assert name in states or kind in (Kind.CREATE, Kind.OPAQUE)
+        states[name] = apply(states.get(name, VectorState()), operation, patch)
+        assert not states[name].ignored
+        if not states[name].alive:
+            del states[name]
+    return states
 
 
 @given(TABLES, TABLES, st.booleans(), st.sampled_from([1, 2, 100]))
 def test_deltas_turn_the_old_table_into_the_new_one(
-    old: dict[Name, Any], new: dict[Name, Any], columns: bool, size: int
+    old: dict[Name, Any], new: dict[Name, Any], has_member_columns: bool, size: int
 ) -> None:
-    rows = deltas(rows_of(old, new, columns=columns, size=size))
-    found = apply_deltas(old, rows)
-    assert {name: one.content for name, one in found.items()} == {
-        name: state(*fact).content for name, fact in new.items()
+    rows = deltas(rows_of(old, new, has_member_columns=has_member_columns, size=size))
+    states = apply_deltas(old, rows)
+    assert {name: one.content for name, one in states.items()} == {
+        name: state(*content).content for name, content in new.items()
     }
     assert len({(row["namespace"], row["vector_id"]) for row in rows}) == len(rows), (
         "each fact must have only one delta"
@@ -133,12 +135,12 @@ def test_only_numbers_changed_above_the_threshold_are_sent(
     old, new = (np.array(one, np.float32) for one in zip(*pairs, strict=True))
     rows = deltas(rows_of({("n", "a"): (old.tolist(), {})}, {("n", "a"): (new.tolist(), {})}), threshold)
     changed = np.abs(new.astype(float) - old) > threshold if threshold else old.view("u4") != new.view("u4")
-    found = apply_deltas({("n", "a"): (old.tolist(), {})}, rows)["n", "a"].vector
-    assert found is not None
-    assert found.tobytes() == np.where(changed, new, old).tobytes()
+    vector = apply_deltas({("n", "a"): (old.tolist(), {})}, rows)["n", "a"].vector
+    assert vector is not None
+    assert vector.tobytes() == np.where(changed, new, old).tobytes()
     count = int(changed.sum())
-    kind = [] if not count else ["sparse"] if 8 * count < 4 * len(old) else ["dense"]
-    assert [row["op"] for row in rows] == kind
+    expected_ops = [] if not count else ["sparse"] if 8 * count < 4 * len(old) else ["dense"]
+    assert [row["op"] for row in rows] == expected_ops
 
 
 def test_each_delta_holds_only_what_changed() -> None:
@@ -152,10 +154,10 @@ def test_each_delta_holds_only_what_changed() -> None:
         ("n", "c"): ([1.5], {"v": [1]}),
         ("n", "d"): ([7], {"k": {"m": 1}}),
     }
-    found = [
+    rows = [
         {key: value for key, value in row.items() if value is not None} for row in deltas(rows_of(old, new))
     ]
-    assert found == [
+    assert rows == [
         {
             "vector_id": "a",
             "namespace": "n",

@@ -13,7 +13,7 @@ pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 
 from delta_prop.spark.arguments import position_of  # noqa: E402
-from delta_prop.spark.jobs.counting import COUNTS, COUNTS_DDL, count, stats  # noqa: E402
+from delta_prop.spark.jobs.counting import COUNTS, COUNTS_DDL, count_rows, stats  # noqa: E402
 from delta_prop_wire.topics import kind_name  # noqa: E402
 from tests.broker.histories import Step, changes, steps  # noqa: E402
 from tests.delta_prop.spark.logs import write  # noqa: E402
@@ -39,7 +39,7 @@ def count_row_by_row(batches: list[Any], start: int, end: int) -> tuple[Counter[
 @given(st.lists(steps, min_size=1, max_size=10), st.integers(0, 20), st.integers(0, 40))
 def test_counts_equal_those_taken_row_by_row(history: list[Step], start: int, end: int) -> None:
     batches = log_batches(history)
-    rows = [row for batch in count(batches, start, end) for row in batch.cast(COUNTS).to_pylist()]
+    rows = [row for batch in count_rows(batches, start, end) for row in batch.cast(COUNTS).to_pylist()]
     vectors = Counter(
         {(row["namespace"], row["vector_id"]): row["deltas"] for row in rows if row["vector_id"]}
     )
@@ -55,12 +55,12 @@ def test_stats_of_a_log_equal_counts_of_its_rows(spark: SparkSession, tmp_path: 
     from pyspark.sql.types import StructType
 
     batches = write(tmp_path, HISTORY).batches
-    found = stats(spark, str(tmp_path), start=position_of(20))
+    log_stats = stats(spark, str(tmp_path), start=position_of(20))
     vectors, kinds = count_row_by_row(batches, 20, 1 << 60)
-    assert (found.start_offset, found.next_offset, found.sinks) == (20, 240, [])
-    assert {(row.namespace, row.op): row.deltas for row in found.traffic.collect()} == kinds
-    hot = [((row.namespace, row.vector_id), row.deltas) for row in found.vectors.limit(3).collect()]
+    assert (log_stats.start_offset, log_stats.next_offset, log_stats.sinks) == (20, 240, [])
+    assert {(row.namespace, row.op): row.deltas for row in log_stats.traffic.collect()} == kinds
+    hot = [((row.namespace, row.vector_id), row.deltas) for row in log_stats.vectors.limit(3).collect()]
     assert [deltas for _, deltas in hot] == [deltas for _, deltas in vectors.most_common(3)]
-    sparse = next(row for row in found.traffic.collect() if row.op == "sparse")
+    sparse = next(row for row in log_stats.traffic.collect() if row.op == "sparse")
     assert (sparse.numbers, sparse.share) == (1.0, pytest.approx(1 / 3))
     assert from_arrow_schema(COUNTS) == StructType.fromDDL(COUNTS_DDL)

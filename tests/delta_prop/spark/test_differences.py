@@ -35,13 +35,13 @@ def find_in_one_bucket(
     batches: list[Any], contents: SinkContents, next_offset: int, quarantined: Any = ()
 ) -> list[dict[str, Any]]:
     """Return the differences found in a single bucket."""
-    rows = states_of([FoldedVector("\0".join(name), *one) for name, one in contents.items()])
-    blobs = [spread_sink_states(rows, 1), *spread(batches, 1)]
+    sink_states = states_of([FoldedVector("\0".join(name), *one) for name, one in contents.items()])
+    blobs = [spread_sink_states(sink_states, 1), *spread(batches, 1)]
     assert blobs[0].column(1).to_pylist() in ([SINK_STATES], [])
     blobs = pa.Table.from_batches(blobs).sort_by("first").to_batches()
-    found = [row for batch in find_differences(blobs, next_offset, quarantined) for row in batch.to_pylist()]
+    rows = [row for batch in find_differences(blobs, next_offset, quarantined) for row in batch.to_pylist()]
     assert all(batch.schema == DIFFERENCES for batch in find_differences(blobs, next_offset))
-    return found
+    return rows
 
 
 @given(st.lists(steps_with_ids, min_size=1, max_size=14), st.data())
@@ -74,7 +74,7 @@ def batches_and_sink_rows() -> tuple[list[Any], SinkContents]:
     return batches, states(fold(table(batches)))
 
 
-def name(vector_id: str) -> Name:
+def name_of(vector_id: str) -> Name:
     return ("default", vector_id)
 
 
@@ -88,16 +88,16 @@ def with_changes(state: VectorState, **more: Any) -> VectorState:
 def test_every_kind_of_difference_is_reported_with_its_reason() -> None:
     batches, contents = batches_and_sink_rows()
     before = states(fold(table(batches, 8)))
-    del contents[name("v2")]
-    contents[name("v0")] = before[name("v0")]
-    contents[name("v5")] = before[name("v4")]
-    contents[name("w")] = before[name("v4")]
-    state, offset = contents[name("v3")]
-    contents[name("v3")] = (with_changes(state, vector=state.vector + np.float32([0, 1, 1])), offset)
-    state, offset = contents[name("v4")]
-    contents[name("v4")] = (with_changes(state, metadata={"at": 4, "more": 1}), offset)
-    found = {row["vector_id"]: row for row in find_in_one_bucket(batches, contents, 10)}
-    assert {one: (row["difference"], row["reason"]) for one, row in found.items()} == {
+    del contents[name_of("v2")]
+    contents[name_of("v0")] = before[name_of("v0")]
+    contents[name_of("v5")] = before[name_of("v4")]
+    contents[name_of("w")] = before[name_of("v4")]
+    state, offset = contents[name_of("v3")]
+    contents[name_of("v3")] = (with_changes(state, vector=state.vector + np.float32([0, 1, 1])), offset)
+    state, offset = contents[name_of("v4")]
+    contents[name_of("v4")] = (with_changes(state, metadata={"at": 4, "more": 1}), offset)
+    rows = {row["vector_id"]: row for row in find_in_one_bucket(batches, contents, 10)}
+    assert {one: (row["difference"], row["reason"]) for one, row in rows.items()} == {
         "v2": ("missing", "the log has it since offset 2; the sink has no row"),
         "v0": ("stale", "number 2 is 2, not 9; it lacks the delta at offset 8"),
         "v5": ("extra", "the log has it deleted since offset 7"),
@@ -105,7 +105,7 @@ def test_every_kind_of_difference_is_reported_with_its_reason() -> None:
         "v3": ("corrupted", "number 1 is 2, not 1, and 1 more; it has the delta at offset 3"),
         "v4": ("corrupted", "its metadata differ in 'more'; it has the delta at offset 4"),
     }
-    for one, row in found.items():
+    for one, row in rows.items():
         assert (row["op"], row["vector"]) == {
             "v0": ("create", [0, 1, 9]),
             "v2": ("create", [2, 1, 2]),
@@ -147,8 +147,8 @@ def test_fault_of_a_row_is_reported_with_its_reason(
     change: dict[str, Any], difference: str, reason: str
 ) -> None:
     batches, contents = batches_and_sink_rows()
-    state, offset = contents[name("v2")]
-    contents[name("v2")] = (with_changes(state, **change), offset)
+    state, offset = contents[name_of("v2")]
+    contents[name_of("v2")] = (with_changes(state, **change), offset)
     (row,) = find_in_one_bucket(batches, contents, 10)
     assert row["difference"] == difference
     assert row["reason"].startswith(reason)
@@ -157,8 +157,8 @@ def test_fault_of_a_row_is_reported_with_its_reason(
 
 def test_repair_of_bytes_restores_data_and_metadata() -> None:
     batches, contents = batches_and_sink_rows()
-    state, offset = contents[name("b")]
-    contents[name("b")] = (with_changes(state, data=b"other", metadata={"y": 2, "x": 1}), offset)
+    state, offset = contents[name_of("b")]
+    contents[name_of("b")] = (with_changes(state, data=b"other", metadata={"y": 2, "x": 1}), offset)
     (row,) = find_in_one_bucket(batches, contents, 10)
     assert row["reason"] == "its 5 bytes are not the 3 of the log; it has the delta at offset 6"
     assert (row["op"], row["data"], json.loads(row["metadata"])) == ("opaque", b"one", {"x": 1, "y": None})
@@ -167,8 +167,8 @@ def test_repair_of_bytes_restores_data_and_metadata() -> None:
 def test_repair_of_a_lagging_sink_uses_the_current_state() -> None:
     batches, _ = batches_and_sink_rows()
     contents = states(fold(table(batches, 8)))
-    state, offset = contents[name("v1")]
-    contents[name("v1")] = (with_changes(state, vector=np.zeros(3, np.float32)), offset)
+    state, offset = contents[name_of("v1")]
+    contents[name_of("v1")] = (with_changes(state, vector=np.zeros(3, np.float32)), offset)
     (row,) = find_in_one_bucket(batches, contents, 8)
     assert row["reason"] == "number 0 is 0, not 1, and 2 more; it has the delta at offset 1"
     assert (row["vector"], row["counter"]) == ([1, 1, 9], 10)
@@ -179,8 +179,8 @@ def test_order_of_metadata_keys_is_ignored() -> None:
         [Step([Delta("a", d.create([1.0]), metadata={"x": 1, "y": {"b": 1, "a": 2}})], 1, 0)]
     )
     contents = states(fold(table(batches)))
-    state, offset = contents[name("a")]
-    contents[name("a")] = (with_changes(state, metadata={"y": {"a": 2, "b": 1}, "x": 1}), offset)
+    state, offset = contents[name_of("a")]
+    contents[name_of("a")] = (with_changes(state, metadata={"y": {"a": 2, "b": 1}, "x": 1}), offset)
     assert find_in_one_bucket(batches, contents, 1) == []
 
 
@@ -197,13 +197,13 @@ def test_repair_of_any_row_makes_it_correct(history: list[Step], data: st.DataOb
     )
     state, offset = contents[repaired_name]
     contents[repaired_name] = (with_changes(other_state, key=state.key), offset)
-    found = find_in_one_bucket(batches, contents, batches[-1].next_offset)
+    rows = find_in_one_bucket(batches, contents, batches[-1].next_offset)
     if comparable(with_changes(other_state, key=state.key, ignored=0)) == comparable(
         with_changes(state, ignored=0)
     ):
-        assert found == []
+        assert rows == []
         return
-    (row,) = found
+    (row,) = rows
     vector = None if row["vector"] is None else np.array(row["vector"], np.float32)
     operation = Operation(Kind[row["op"].upper()], vector, data=row["data"] or b"")
     patch = None if row["metadata"] is None else json.loads(row["metadata"])
@@ -213,7 +213,7 @@ def test_repair_of_any_row_makes_it_correct(history: list[Step], data: st.DataOb
 
 def test_quarantined_row_is_reported_but_not_repaired() -> None:
     batches, contents = batches_and_sink_rows()
-    del contents[name("v2")]
+    del contents[name_of("v2")]
     (row,) = find_in_one_bucket(batches, contents, 10, quarantined={"default\0v2"})
     assert row["difference"] == "quarantined"
     assert row["reason"].endswith("the sink has no row; deltas of it are in the quarantine")

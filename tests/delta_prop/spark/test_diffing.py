@@ -95,10 +95,10 @@ def test_diff_of_edited_documents_is_exact_and_small(spark: SparkSession, tmp_pa
     count = sum(batch.count for batch in changes)
     assert len(documents) > 500
     assert count == len(range(0, len(documents), 20))
-    found = anyio.run(publish_and_read, tmp_path, creates, changes)
+    states = anyio.run(publish_and_read, tmp_path, creates, changes)
     expected = {row["vector_id"]: row for row in after.to_pylist()}
-    assert found.keys() == expected.keys()
-    for name, state in found.items():
+    assert states.keys() == expected.keys()
+    for name, state in states.items():
         row = expected[name]
         assert state.vector is not None
         assert state.vector.tobytes() == np.array(row["vector"], np.float32).tobytes()

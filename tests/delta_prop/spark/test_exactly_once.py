@@ -67,10 +67,10 @@ def effects(address: str, job: str) -> Counter[str]:
     """Count each vector of a job in the log."""
     reader = RangeReader(address)
     bounds = reader.bounds()
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for logged in reader.read(bounds.start_offset, bounds.end_offset, [Topic.parse(f"ns:{job}")]):
-        found.update(logged.batch.keys)
-    return found
+        counts.update(logged.batch.keys)
+    return counts
 
 
 def expected_effects() -> Counter[str]:
@@ -106,9 +106,9 @@ def test_two_concurrent_attempts_of_a_part_have_one_effect(
     job, frame = f"at-once-{staged}", deltas(spark).coalesce(1)
     slow = frame.mapInArrow(slowly, frame.schema)
     with ThreadPoolExecutor(2) as threads:
-        runs = [threads.submit(run) for _ in range(2)]
-        for run_result in runs:
-            run_result.result(60)
+        futures = [threads.submit(run) for _ in range(2)]
+        for future in futures:
+            future.result(60)
     assert effects(address, job) == expected_effects()
 
 

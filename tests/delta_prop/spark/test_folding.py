@@ -71,37 +71,37 @@ def states(folded: Any) -> dict[Name, tuple[VectorState, int]]:
     return {name: (state_of_row(row), row["offset"]) for name, row in zip(names, rows, strict=True)}
 
 
-def check(history: list[Step], end: int | None = None) -> None:
+def check_fold(history: list[Step], end: int | None = None) -> None:
     batches = log_batches(history)
     rows = Rows.below(batches, 1 << 60 if end is None else end)
-    found = states(fold(table(batches, end)))
-    assert {name: comparable(state) for name, (state, _) in found.items()} == {
+    folded = states(fold(table(batches, end)))
+    assert {name: comparable(state) for name, (state, _) in folded.items()} == {
         name: comparable(state) for name, state in rows.fold().items()
     }
-    for name, (state, offset) in found.items():
+    for name, (state, offset) in folded.items():
         assert (state.key, offset) in [(key, row_offset) for key, row_offset, _, _ in rows.changes[name]]
 
 
 @given(st.lists(steps_with_ids, max_size=20))
 def test_columnar_fold_equals_the_fold_of_the_log(history: list[Step]) -> None:
-    check(history)
+    check_fold(history)
 
 
 @given(st.lists(RANDOM_STEPS, max_size=12) | st.lists(EXTREME_STEPS, min_size=1, max_size=4))
 def test_numbers_at_the_limits_of_their_range_saturate_equally(history: list[Step]) -> None:
-    check(history)
+    check_fold(history)
 
 
 @given(st.lists(RANDOM_STEPS, max_size=8), st.integers(1, 3))
 def test_vector_changed_in_many_rounds_is_folded_equally(history: list[Step], rounds_max: int) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(folding_numbers, "ROUNDS_MAX", rounds_max)
-        check(history)
+        check_fold(history)
 
 
 @given(st.lists(steps, min_size=1, max_size=8), st.integers(0, 30))
 def test_fold_ignores_rows_from_its_end_offset_on(history: list[Step], end: int) -> None:
-    check(history, end)
+    check_fold(history, end)
 
 
 @given(
@@ -113,8 +113,8 @@ def test_fold_of_a_tail_onto_states_equals_compaction(history: list[Step], data:
     cut = data.draw(st.integers(0, len(batches)))
     folded_prefix = fold(table(batches[:cut]))
     logged = snapshot_of(folded_prefix)
-    found = states(fold(pa.concat_tables([table(batches[cut:]), table(logged)])))
-    assert {name: (comparable(one), offset) for name, (one, offset) in found.items()} == fold_as_compaction(
+    folded = states(fold(pa.concat_tables([table(batches[cut:]), table(logged)])))
+    assert {name: (comparable(one), offset) for name, (one, offset) in folded.items()} == fold_as_compaction(
         states(folded_prefix), batches[cut:]
     )
 
@@ -126,8 +126,8 @@ def test_golden_histories_fold_to_the_golden_states() -> None:
             if refused_field(change) is None:
                 log.forward(batch_of([change]), change.lamport)
         expected = {vector_id: format_state(state) for vector_id, state in states_of(changes).items()}
-        found = states(fold(table(log.batches))) if log.batches else {}
-        assert {key: format_state(state) for (_, key), (state, _) in found.items()} == expected, name
+        folded = states(fold(table(log.batches))) if log.batches else {}
+        assert {key: format_state(state) for (_, key), (state, _) in folded.items()} == expected, name
 
 
 def snapshot_of(folded: Any) -> list[LoggedBatch]:
@@ -140,7 +140,7 @@ def fold_as_compaction(
     before: dict[Name, tuple[VectorState, int]], tail: list[LoggedBatch]
 ) -> dict[Name, Any]:
     """Fold a tail onto states, as compaction does."""
-    rows, folding, found = Rows.below(tail, 1 << 60), ChangeFolder(), {}
+    rows, folder, folded = Rows.below(tail, 1 << 60), ChangeFolder(), {}
     known_ids = {logged.offset + row: logged.known_ids for logged in tail for row in range(logged.count)}
     for name in before.keys() | rows.changes.keys():
         changes = []
@@ -148,9 +148,9 @@ def fold_as_compaction(
             id_ = rows.ids.get(offset)
             identified = None if id_ is None else IdentifiedDelta(id_, key, offset, known_ids[offset])
             changes.append(Change("", key, offset, 0, operation, patch, identified))
-        state, offset = folding.fold(changes, *before.get(name, (VectorState(), 0)))
-        found[name] = (comparable(state), offset)
-    return found
+        state, offset = folder.fold(changes, *before.get(name, (VectorState(), 0)))
+        folded[name] = (comparable(state), offset)
+    return folded
 
 
 def test_duplicate_rows_have_one_effect() -> None:
@@ -168,7 +168,7 @@ def test_many_vectors_are_folded_without_a_call_per_row(monkeypatch: pytest.Monk
     rows += [Delta(f"v{row:03}", d.sparse_add([0, 7], [1, row])) for row in range(0, 500, 5)]
     rows += [Delta(f"v{row:03}", d.scale(2)) for row in range(0, 500, 7)]
     rows += [Delta(f"v{row:03}", d.delete()) for row in range(0, 500, 11)]
-    check([Step(rows, 1, 0), Step(rows[:250], 2, 0)])
+    check_fold([Step(rows, 1, 0), Step(rows[:250], 2, 0)])
 
 
 @given(st.lists(st.tuples(st.text(min_size=1, max_size=9), st.text(min_size=1, max_size=9)), max_size=9))
@@ -177,10 +177,10 @@ def test_bucket_of_a_vector_depends_only_on_its_name(names: list[Name]) -> None:
     columns = [pa.array([one[index] for one in names], pa.string()) for index in (0, 1)]
     keys = join_keys(*columns)
     assert [one.to_pylist() for one in split_keys(keys)] == [one.to_pylist() for one in columns]
-    found = buckets_of(keys, 7).tolist()
-    assert all(0 <= bucket < 7 for bucket in found)
+    buckets = buckets_of(keys, 7).tolist()
+    assert all(0 <= bucket < 7 for bucket in buckets)
     for index in range(len(names)):
-        assert buckets_of(keys.slice(index, 1), 7).tolist() == [found[index]]
+        assert buckets_of(keys.slice(index, 1), 7).tolist() == [buckets[index]]
 
 
 def test_buckets_are_filled_evenly() -> None:
@@ -209,6 +209,6 @@ def test_changes_older_than_a_state_are_only_counted() -> None:
     )
     for cut, ignored in ((0, 0), (1, 1), (2, 2), (3, 0)):
         folded_prefix = fold(table(batches[:cut]))
-        found = fold(pa.concat_tables([table(batches[cut:]), table(snapshot_of(folded_prefix))]))
-        assert found.column("values").to_pylist() == [[5.0]]
-        assert found.column("ignored").to_pylist() == [ignored]
+        folded = fold(pa.concat_tables([table(batches[cut:]), table(snapshot_of(folded_prefix))]))
+        assert folded.column("values").to_pylist() == [[5.0]]
+        assert folded.column("ignored").to_pylist() == [ignored]

@@ -41,14 +41,14 @@ def test_url_is_parsed_into_addresses(url: str, addresses: tuple[str, ...]) -> N
 
 def test_options_override_the_environment() -> None:
     environment = {"DELTA_PROP_URL": "delta://there:1", "DELTA_PROP_TOKEN": "hush"}
-    found = read_options({}, environment, NOW_US).remote
-    assert (found.addresses, found.token) == (("there:1",), "hush")
+    options = read_options({}, environment, NOW_US).remote
+    assert (options.addresses, options.token) == (("there:1",), "hush")
     overridden = read_options({"URL": "here:2", "Token": "mine"}, environment, NOW_US).remote
     assert (overridden.addresses, overridden.token) == (("here:2",), "mine")
 
 
 def test_batch_read_takes_all_its_options() -> None:
-    found = read(
+    options = read(
         start="17",
         end="2026-01-31T12:00:00Z",
         topics="ns:docs, c:news",
@@ -58,12 +58,12 @@ def test_batch_read_takes_all_its_options() -> None:
         tlsName="one",
         openTimeoutSeconds="2",
     )
-    assert found.start == LogPosition(offset=17)
-    assert found.end == LogPosition(time_us=1_769_860_800_000_000)
-    assert found.topics == ("ns:docs", "c:news")
-    assert (found.partitions, found.pushdown) == (3, True)
-    assert found.remote.tls == Tls(authorities="ca.pem", server_name="one")
-    assert found.remote.settings == ClientSettings(open_timeout_s=2)
+    assert options.start == LogPosition(offset=17)
+    assert options.end == LogPosition(time_us=1_769_860_800_000_000)
+    assert options.topics == ("ns:docs", "c:news")
+    assert (options.partitions, options.pushdown) == (3, True)
+    assert options.remote.tls == Tls(authorities="ca.pem", server_name="one")
+    assert options.remote.settings == ClientSettings(open_timeout_s=2)
 
 
 def test_stream_options_and_batch_options_are_not_mixed() -> None:
@@ -83,11 +83,16 @@ def test_stream_options_and_batch_options_are_not_mixed() -> None:
 
 
 def test_options_have_their_defaults() -> None:
-    found = read()
-    assert (found.start, found.end) == (LogPosition(earliest=True), LogPosition())
-    assert (found.topics, found.partitions, found.offsets_max, found.pushdown) == (("*",), None, None, False)
-    assert found.remote.tls is None
-    expected = WriteOptions(found.remote)
+    options = read()
+    assert (options.start, options.end) == (LogPosition(earliest=True), LogPosition())
+    assert (options.topics, options.partitions, options.offsets_max, options.pushdown) == (
+        ("*",),
+        None,
+        None,
+        False,
+    )
+    assert options.remote.tls is None
+    expected = WriteOptions(options.remote)
     assert write() == expected
     assert (expected.staged, expected.waits, expected.fails_on_refused) == (True, True, True)
 
@@ -98,7 +103,7 @@ def test_topics_are_read_from_a_json_list_or_namespace() -> None:
 
 
 def test_batch_write_takes_all_its_options() -> None:
-    found = write(
+    options = write(
         producer="nightly",
         namespace="docs",
         priority="low",
@@ -108,14 +113,14 @@ def test_batch_write_takes_all_its_options() -> None:
         onRefused="skip",
         tls="true",
     )
-    assert (found.producer, found.namespace, found.priority) == ("nightly", "docs", Priority.LOW)
-    assert (found.staged, found.waits, found.wait_timeout_s, found.fails_on_refused) == (
+    assert (options.producer, options.namespace, options.priority) == ("nightly", "docs", Priority.LOW)
+    assert (options.staged, options.waits, options.wait_timeout_s, options.fails_on_refused) == (
         False,
         False,
         9.5,
         False,
     )
-    assert found.remote.tls == Tls()
+    assert options.remote.tls == Tls()
 
 
 def test_options_that_spark_adds_are_ignored() -> None:
@@ -214,9 +219,9 @@ def test_time_before_the_epoch_is_the_epoch() -> None:
 
 
 def test_token_is_never_shown() -> None:
-    found = write(token="hush-hush")
-    assert "hush" not in repr(found)
-    assert pickle.loads(pickle.dumps(found)).remote.token == "hush-hush"
+    options = write(token="hush-hush")
+    assert "hush" not in repr(options)
+    assert pickle.loads(pickle.dumps(options)).remote.token == "hush-hush"
     with pytest.raises(UsageError) as refused:
         write(token="hush-hush", nonsense="1")
     assert "hush" not in str(refused.value)

@@ -19,9 +19,9 @@ PAGE = (Path(__file__).parents[3] / "docs" / "spark.md").read_text(encoding="utf
 
 def section(title: str) -> str:
     """Return the section of the page under a title."""
-    found = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE)
-    assert found, title
-    return found[1]
+    match = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE)
+    assert match, title
+    return match[1]
 
 
 def first_cells(text: str) -> list[str]:
@@ -35,9 +35,9 @@ def first_cells(text: str) -> list[str]:
 
 def test_page_documents_every_option_and_no_other() -> None:
     known_options = {
-        *options._CONNECTING,
-        *options._TIMES,
-        *(name for names in options._USES.values() for name in names),
+        *options._CONNECTION_OPTIONS,
+        *options._TIMEOUT_OPTIONS,
+        *(name for names in options._OPTIONS_BY_USE.values() for name in names),
     }
     assert sorted(first_cells(section("Options"))) == sorted(known_options)
 

@@ -54,10 +54,10 @@ NEWS = (Topic.parse("c:news"),)
 def test_range_is_split_into_partitions(
     start: int, end: int, partitions: int | None, expected: list[tuple[int, int]]
 ) -> None:
-    found = split_range(start, end, BOUNDS, partitions)
-    assert [(one.start, one.end) for one in found] == expected
-    assert {(one.log_id, one.epoch) for one in found} == {(bytes(16), 3)}
-    assert pickle.loads(pickle.dumps(found)) == found
+    ranges = split_range(start, end, BOUNDS, partitions)
+    assert [(one.start, one.end) for one in ranges] == expected
+    assert {(one.log_id, one.epoch) for one in ranges} == {(bytes(16), 3)}
+    assert pickle.loads(pickle.dumps(ranges)) == ranges
 
 
 def test_huge_range_has_a_bounded_number_of_partitions() -> None:
@@ -72,11 +72,13 @@ def make_logged(count: int, offset: int) -> LoggedBatch:
 def test_small_batches_are_merged_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "MERGE_ROWS", 10)
     sizes = [4, 4, 4, 12, 1, 9, 1]
-    offsets = [sum(sizes[:offset]) for offset in range(len(sizes))]
-    found = list(merge_batches(make_logged(*one) for one in zip(sizes, offsets, strict=True)))
-    assert [one.num_rows for one in found] == [8, 4, 12, 10, 1]
-    assert [offset for one in found for offset in one.column("offset").to_pylist()] == list(range(sum(sizes)))
-    assert all(one.schema == SCHEMA for one in found)
+    offsets = [sum(sizes[:index]) for index in range(len(sizes))]
+    merged = list(merge_batches(make_logged(*one) for one in zip(sizes, offsets, strict=True)))
+    assert [one.num_rows for one in merged] == [8, 4, 12, 10, 1]
+    assert [offset for one in merged for offset in one.column("offset").to_pylist()] == list(
+        range(sum(sizes))
+    )
+    assert all(one.schema == SCHEMA for one in merged)
 
 
 @pytest.mark.parametrize(

@@ -69,13 +69,13 @@ def row_values(row: Row) -> tuple[Any, ...]:
     return (row.alive, row.vector, data, metadata, row.lamport, row.origin, row.counter, row.ignored)
 
 
-def check_replay(found: list[Row], writer: Writer, end: int = 1 << 60) -> None:
+def check_replay(replayed: list[Row], writer: Writer, end: int = 1 << 60) -> None:
     rows = Rows.below(writer.batches, end)
-    assert {(row.namespace, row.vector_id): row_values(row) for row in found} == {
+    assert {(row.namespace, row.vector_id): row_values(row) for row in replayed} == {
         name: state_values(state) for name, state in rows.fold().items()
     }
-    assert len(found) == len(rows.changes)
-    for row in found:
+    assert len(replayed) == len(rows.changes)
+    for row in replayed:
         assert row.offset in [offset for _, offset, _, _ in rows.changes[row.namespace, row.vector_id]]
 
 
@@ -86,9 +86,9 @@ def test_replay_of_every_vector_equals_the_fold_of_the_log(
     monkeypatch.setattr(segments, "PART_BYTES", 2_000)
     monkeypatch.setattr(buckets, "BUCKET_BYTES", 4_000)
     writer = write(tmp_path / "whole", HISTORY)
-    found = replay(spark, str(tmp_path / "whole"))
-    assert found.rdd.getNumPartitions() > 2
-    check_replay(found.collect(), writer)
+    replayed = replay(spark, str(tmp_path / "whole"))
+    assert replayed.rdd.getNumPartitions() > 2
+    check_replay(replayed.collect(), writer)
     check_replay(replay(spark, str(tmp_path / "whole"), at=101).collect(), writer, 102)
     writer = write(tmp_path / "compacted", HISTORY, COMPACTING)
     check_replay(replay(spark, str(tmp_path / "compacted")).collect(), writer)

@@ -16,7 +16,7 @@ from delta_prop.commands.log_positions import EARLIEST, LATEST, LogPosition  # n
 from delta_prop.spark.jobs.counting import log_to_count  # noqa: E402
 from delta_prop.spark.reads import segments  # noqa: E402
 from delta_prop.spark.reads.segments import log_of, states_of  # noqa: E402
-from delta_prop.spark.states.buckets import buckets_for, fold_blobs, spread  # noqa: E402
+from delta_prop.spark.states.buckets import bucket_count_for, fold_blobs, spread  # noqa: E402
 from delta_prop.spark.states.changes import CHANGES, changes_of, split_keys  # noqa: E402
 from delta_prop.spark.states.folding import fold  # noqa: E402
 from delta_prop.spark.states.folding_rows import state_of_row  # noqa: E402
@@ -43,36 +43,36 @@ def one_segment_per_part(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def offsets(log: segments.LogView) -> list[int]:
-    found = []
+    row_offsets: list[int] = []
     for part in log.parts:
         table = pa.Table.from_batches([changes_of(one, log.end) for one in part.batches()], CHANGES)
         rows = table.filter(
             pa.array([offset >= log.start for offset in table.column("offset").to_pylist()], pa.bool_())
         )
-        found += rows.column("offset").to_pylist()
-    return found
+        row_offsets += rows.column("offset").to_pylist()
+    return row_offsets
 
 
-def states(log: segments.LogView, buckets: int = 3) -> dict[Any, Any]:
+def states(log: segments.LogView, bucket_count: int = 3) -> dict[Any, Any]:
     """Fold the parts of a log in this process; return each vector's state."""
     spread_batches: list[Any] = [
-        batch for part in log.parts for batch in spread(part.batches(), buckets, log.end)
+        batch for part in log.parts for batch in spread(part.batches(), bucket_count, log.end)
     ]
-    found = {}
-    for bucket in range(buckets):
-        own = [
+    state_by_name = {}
+    for bucket in range(bucket_count):
+        blobs = [
             one.filter(
                 pa.array([bucket_of_row == bucket for bucket_of_row in one.column(0).to_pylist()], pa.bool_())
             )
             for one in spread_batches
         ]
-        own = pa.Table.from_batches(own).sort_by("first").to_batches() if own else []
-        table = fold_blobs(own)
+        blobs = pa.Table.from_batches(blobs).sort_by("first").to_batches() if blobs else []
+        table = fold_blobs(blobs)
         names = [one.to_pylist() for one in split_keys(table.column("key").combine_chunks())]
         for namespace, vector_id, row in zip(*names, table.to_pylist(), strict=True):
-            assert (namespace, vector_id) not in found
-            found[namespace, vector_id] = comparable(state_of_row(row))
-    return found
+            assert (namespace, vector_id) not in state_by_name
+            state_by_name[namespace, vector_id] = comparable(state_of_row(row))
+    return state_by_name
 
 
 def expected_states(writer: Writer, end: int = 1 << 60) -> dict[Any, Any]:
@@ -235,4 +235,4 @@ def test_ordered_rows_are_folded_early_and_others_at_the_end(
 
 
 def test_large_log_is_spread_over_more_buckets() -> None:
-    assert [buckets_for(size) for size in (0, 1 << 20, 1 << 30, 1 << 50)] == [1, 1, 32, 10_000]
+    assert [bucket_count_for(size) for size in (0, 1 << 20, 1 << 30, 1 << 50)] == [1, 1, 32, 10_000]

@@ -59,7 +59,7 @@ def options(service: Served, **more: str) -> WriteOptions:
 
 
 def rows(keys: Sequence[str | None], *, dies_after: int | None = None) -> Iterator[pa.RecordBatch]:
-    """Yield batches of 7 rows; a key that begins with - changes a part of a vector that does not exist."""
+    """Yield batches of 7 rows; raise TaskDied once `dies_after` rows are yielded. See `row` for the keys."""
     for start in range(0, len(keys), 7):
         if dies_after is not None and start >= dies_after:
             raise TaskDied
@@ -67,6 +67,7 @@ def rows(keys: Sequence[str | None], *, dies_after: int | None = None) -> Iterat
 
 
 def row(key: str | None) -> dict[str, Any]:
+    """Return a row that creates a vector; for a key with -, one that changes a vector not in the log."""
     if key is not None and key.startswith("-"):
         return {"vector_id": key, "op": "sparse", "indices": [0], "values": [1.0]}
     return {"vector_id": key, "op": "create", "vector": [1.0, 2.0]}
@@ -75,8 +76,8 @@ def row(key: str | None) -> dict[str, Any]:
 def keys_in_log(service: Served) -> list[str]:
     reader = RangeReader(service.address)
     bounds = reader.bounds()
-    found = reader.read(bounds.start_offset, bounds.end_offset)
-    return [delta.vector_id for one in found for delta in deltas_of(one.batch)]
+    batches = reader.read(bounds.start_offset, bounds.end_offset)
+    return [delta.vector_id for logged in batches for delta in deltas_of(logged.batch)]
 
 
 KEYS = [f"k{number}" for number in range(95)]
@@ -107,8 +108,8 @@ def test_next_attempt_continues_where_a_dead_task_stopped(service: Served, dies_
 def test_single_row_of_another_priority_is_stored_once(service: Served) -> None:
     for _ in range(2):
         assert NumberedPart(options(service, priority="low"), "job/0").send(rows(["a"])).deltas == 1
-    (found,) = list(RangeReader(service.address).read(0, 1))
-    assert (found.batch.priority, found.batch.namespace) == (Priority.LOW, "docs")
+    (logged,) = list(RangeReader(service.address).read(0, 1))
+    assert (logged.batch.priority, logged.batch.namespace) == (Priority.LOW, "docs")
     assert keys_in_log(service) == ["a"]
 
 
@@ -118,18 +119,22 @@ KEYS_WITH_UNKNOWN = [*KEYS[:13], "-x", *KEYS[13:40], "-y", "-z", *KEYS[40:]]
 REFUSED_ROWS = [(13, "-x"), (41, "-y"), (42, "-z")]
 
 
-@pytest.mark.parametrize("refused", ["fail", "skip"])
-def test_only_refused_rows_have_no_effect_and_are_reported(service: Served, refused: str) -> None:
+@pytest.mark.parametrize("on_refused", ["fail", "skip"])
+def test_only_refused_rows_have_no_effect_and_are_reported(service: Served, on_refused: str) -> None:
     make_namespace_known(service)
-    for why in ("vector_id: '-.' in namespace 'docs' is unknown", "refused when it was", "refused when"):
-        result = NumberedPart(options(service, onRefused=refused), "job/4").send(rows(KEYS_WITH_UNKNOWN))
+    for reason_pattern in (
+        "vector_id: '-.' in namespace 'docs' is unknown",
+        "refused when it was",
+        "refused when",
+    ):
+        result = NumberedPart(options(service, onRefused=on_refused), "job/4").send(rows(KEYS_WITH_UNKNOWN))
         assert (result.deltas, result.refused) == (98, 3)
         assert [
             (refused_row.row, refused_row.vector_id) for refused_row in result.refused_rows
         ] == REFUSED_ROWS
         for refused_row in result.refused_rows:
             assert (refused_row.part, refused_row.code) == (4, ErrorCode.INVALID_DELTA)
-            assert re.match(why.replace("-.", refused_row.vector_id), refused_row.text)
+            assert re.match(reason_pattern.replace("-.", refused_row.vector_id), refused_row.text)
         assert Counter(keys_in_log(service)) == Counter(["first", *KEYS])
 
 
@@ -137,10 +142,8 @@ def test_second_run_of_a_job_adds_nothing_to_the_audit_log(
     service: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
     make_namespace_known(service)
-    keys = [
-        *KEYS,
-        *(f"more-{number}" for number in range(800)),
-    ]  # more blocks than those whose checksums the service stores
+    # These are more blocks than those whose checksums the service stores.
+    keys = [*KEYS, *(f"more-{number}" for number in range(800))]
     for _ in range(3):
         assert not NumberedPart(options(service), "job/0").send(rows(keys)).refused
         assert not NumberedPart(options(service), "one/0").send(rows(["alone"])).refused
@@ -173,20 +176,21 @@ def test_rows_survive_a_death_while_refused_blocks_are_resent(
     service: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_namespace_known(service)
-    calls, real = [0], direct.offer_rows
+    call_count, original_offer_rows = 0, direct.offer_rows
 
     def offer_until_killed(producer: SyncProducer, block: pa.RecordBatch, *args: Any) -> Any:
+        nonlocal call_count
         if producer.name.endswith("/again"):
-            calls[0] += 1
-            if calls[0] == 6:
+            call_count += 1
+            if call_count == 6:
                 producer.flush()
                 raise TaskDied
-        return real(producer, block, *args)
+        return original_offer_rows(producer, block, *args)
 
     monkeypatch.setattr(direct, "offer_rows", offer_until_killed)
     with pytest.raises(TaskDied):
         NumberedPart(options(service, onRefused="skip"), "job/0").send(rows(KEYS_WITH_UNKNOWN))
-    monkeypatch.setattr(direct, "offer_rows", real)
+    monkeypatch.setattr(direct, "offer_rows", original_offer_rows)
     assert (
         NumberedPart(options(service, onRefused="skip"), "job/0").send(rows(KEYS_WITH_UNKNOWN)).refused == 3
     )
@@ -208,21 +212,21 @@ def test_two_concurrent_tasks_store_each_row_once(service: Served) -> None:
     assert keys_in_log(service) == KEYS
 
 
-@pytest.mark.parametrize("bad", [[*KEYS[3:], "-x"], ["-x", *KEYS[3:]]])
-def test_overtaken_task_leaves_refused_rows_to_the_next_attempt(service: Served, bad: list[str]) -> None:
+@pytest.mark.parametrize("keys", [[*KEYS[3:], "-x"], ["-x", *KEYS[3:]]])
+def test_overtaken_task_leaves_refused_rows_to_the_next_attempt(service: Served, keys: list[str]) -> None:
     make_namespace_known(service)
 
     def rows_overtaken() -> Iterator[pa.RecordBatch]:
-        for number, batch in enumerate(rows(bad)):
+        for number, batch in enumerate(rows(keys)):
             if number == 6:
-                assert NumberedPart(options(service), "job/0").send(rows(bad)).refused == 1
+                assert NumberedPart(options(service), "job/0").send(rows(keys)).refused == 1
             yield batch
 
     with pytest.raises(
         UsageError, match="another attempt took over job/0, and rows of it were refused: this one"
     ):
         NumberedPart(options(service), "job/0").send(rows_overtaken())
-    (refused_row,) = NumberedPart(options(service), "job/0").send(rows(bad)).refused_rows
+    (refused_row,) = NumberedPart(options(service), "job/0").send(rows(keys)).refused_rows
     assert refused_row.vector_id == "-x"
     assert Counter(keys_in_log(service)) == Counter(["first", *KEYS[3:]])
 
@@ -286,8 +290,8 @@ def test_part_rereads_the_watermark_only_after_a_gap(
     service: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
-    real = direct._read_watermark
-    monkeypatch.setattr(direct, "_read_watermark", lambda *args: (calls.append(1), real(*args))[1])
+    original_read = direct._read_watermark
+    monkeypatch.setattr(direct, "_read_watermark", lambda *args: (calls.append(1), original_read(*args))[1])
     for batch in (0, 1, 2, 2, 3):
         NumberedPart(options(service), "q/1", (batch + 1) * COUNTERS_PER_BATCH).send(rows(KEYS))
     assert len(calls) == 2
@@ -328,12 +332,12 @@ def make_namespace_known(service: Served) -> None:
 
 
 def commit(service: Served, job: str, parts: list[tuple[int, int, PartResult]]) -> JobState:
-    named = [
+    staged_parts = [
         StagedPart(part, attempt, result.deltas, result.checksum)
         for part, attempt, result in parts
         if result.deltas
     ]
-    state = decide(service.address, job, Decision.COMMIT, named).state
+    state = decide(service.address, job, Decision.COMMIT, staged_parts).state
     for _ in range(400):
         if state is JobState.PUBLISHED:
             return state

@@ -18,8 +18,8 @@ pytestmark = pytest.mark.spark
 
 
 def test_workers_run_this_python(spark: SparkSession) -> None:
-    found = spark.sparkContext.parallelize([0], 1).map(lambda _: sys.executable).collect()
-    assert found == [sys.executable]
+    executables = spark.sparkContext.parallelize([0], 1).map(lambda _: sys.executable).collect()
+    assert executables == [sys.executable]
 
 
 def test_session_finds_the_format_if_the_python_path_has_a_space(tmp_path: Path) -> None:

@@ -48,9 +48,9 @@ def read(spark: SparkSession, url: str, **options: Any) -> DataFrame:
 
 
 def test_read_returns_all_columns_of_all_rows(spark: SparkSession, url: str) -> None:
-    found = read(spark, url, partitions=3)
-    assert found.rdd.getNumPartitions() == 3
-    rows = found.orderBy("offset").collect()
+    frame = read(spark, url, partitions=3)
+    assert frame.rdd.getNumPartitions() == 3
+    rows = frame.orderBy("offset").collect()
     assert [row.offset for row in rows] == list(range(ROWS + 1))
     first, second, third = (row.asDict() for row in rows[:3])
     assert (first["vector_id"], first["op"], first["vector"]) == ("doc-0", "create", [0.0, 0.5])
@@ -77,15 +77,15 @@ def test_sql_and_options_select_rows(spark: SparkSession, url: str) -> None:
 
 def test_schema_selects_columns(spark: SparkSession, url: str) -> None:
     schema = "vector_id string, offset long"
-    found = spark.read.format("delta_prop").schema(schema).option("url", url).load().filter("offset = 7")
-    assert [tuple(row) for row in found.collect()] == [("row-6", 7)]
+    frame = spark.read.format("delta_prop").schema(schema).option("url", url).load().filter("offset = 7")
+    assert [tuple(row) for row in frame.collect()] == [("row-6", 7)]
 
 
 def test_pushed_down_filters_return_the_same_rows(spark: SparkSession, url: str) -> None:
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     try:
-        found = read(spark, url, pushdown="true").filter("vector_id = 'doc-3' AND offset > 3")
-        assert [row.offset for row in found.collect()] == [5]
+        frame = read(spark, url, pushdown="true").filter("vector_id = 'doc-3' AND offset > 3")
+        assert [row.offset for row in frame.collect()] == [5]
     finally:
         spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
 

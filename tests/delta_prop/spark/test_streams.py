@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 RESTARTS, RESTARTS_FULL = 3, 20
 ROWS_PER_RESTART = 2_000
-WAIT_S = 120
-ATTEMPTS = 5
+QUERY_TIMEOUT_S = 120
+FINISH_ATTEMPTS = 5
 WORKER_START_TIMEOUT = "Python worker failed to connect back"
 """Spark's error if its Python takes over ten seconds to start, as on a very busy machine."""
 
@@ -71,12 +71,12 @@ class Stream:
         return (write.trigger(availableNow=True) if finishes else write).start()
 
     def finish(self) -> None:
-        for attempt in range(1, ATTEMPTS + 1):
+        for attempt in range(1, FINISH_ATTEMPTS + 1):
             query = self.start(finishes=True)
             try:
-                assert query.awaitTermination(WAIT_S)
+                assert query.awaitTermination(QUERY_TIMEOUT_S)
             except StreamingQueryException as error:
-                if WORKER_START_TIMEOUT not in str(error) or attempt == ATTEMPTS:
+                if WORKER_START_TIMEOUT not in str(error) or attempt == FINISH_ATTEMPTS:
                     raise
             else:
                 return
@@ -95,10 +95,10 @@ def publish_rows(address: str, rounds: int) -> Counter[str]:
 def copied_keys(address: str) -> Counter[str]:
     reader = RangeReader(address)
     bounds = reader.bounds()
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for logged in reader.read(bounds.start_offset, bounds.end_offset, [Topic.parse("ns:out")]):
-        found.update(logged.batch.keys)
-    return found
+        counts.update(logged.batch.keys)
+    return counts
 
 
 def test_stream_stopped_at_random_copies_each_row_once(
@@ -111,7 +111,7 @@ def test_stream_stopped_at_random_copies_each_row_once(
     copied_counts = []
     for restart in range(restarts):
         query = stream.start(sink="tasks_die" if restart % 3 == 1 else "delta_prop")
-        batches, deadline = rng.randrange(3), time.monotonic() + WAIT_S
+        batches, deadline = rng.randrange(3), time.monotonic() + QUERY_TIMEOUT_S
         while sum(p["numInputRows"] > 0 for p in query.recentProgress) < batches:
             if not query.isActive and WORKER_START_TIMEOUT in str(query.exception()):
                 break  # this failure counts as a random stop

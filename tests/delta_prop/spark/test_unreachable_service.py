@@ -115,17 +115,17 @@ TOKENS = table("reader", "reads", subscribe=True, namespaces=["*"]) + table(
 def test_token_without_publish_is_refused_before_a_task_starts(tmp_path: Path) -> None:
     with served(propagator={"data": str(tmp_path)}, tokens=TOKENS) as service:
 
-        def make(kind: str, **options: str) -> None:
+        def open_writer(kind: str, **options: str) -> None:
             source = DeltaPropSource({"producer": "p", "url": service.address, **options})
             (source.streamWriter if kind == "stream" else source.writer)(WRITE_SCHEMA, overwrite=False)
 
         for kind, more in (("staged", {}), ("direct", {"staged": "false"}), ("stream", {})):
             with pytest.raises(Refused, match="UNAUTHORIZED: this token may read, not publish: give"):
-                make(kind, token="reads", **more)
+                open_writer(kind, token="reads", **more)
             for wrong in ({}, {"token": "wrong"}):
                 with pytest.raises(Refused, match="UNAUTHORIZED"):
-                    make(kind, **wrong, **more)
-            make(kind, token="writes", **more)
+                    open_writer(kind, **wrong, **more)
+            open_writer(kind, token="writes", **more)
 
 
 def test_stream_starts_while_its_service_is_unreachable() -> None:

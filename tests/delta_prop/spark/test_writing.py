@@ -165,8 +165,8 @@ def test_writer_follows_the_options_and_checks_columns(service: Served) -> None:
             call(StructType().add("vector_id", StringType()).add("vec", StringType()), overwrite=False)
     with pytest.raises(UsageError, match="column id: staged rows are identified by their job"):
         data_source.writer(StructType([*SCHEMA.fields, StructField("id", BinaryType())]), overwrite=False)
-    for staged_ in ("true", "false"):
-        nameless = DeltaPropSource({"url": service.address, "staged": staged_})
+    for staged in ("true", "false"):
+        nameless = DeltaPropSource({"url": service.address, "staged": staged})
         with pytest.raises(UsageError, match="option producer is missing: name the job"):
             nameless.writer(SCHEMA, overwrite=False)
 

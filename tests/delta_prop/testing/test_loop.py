@@ -74,9 +74,9 @@ def test_runs_are_identical_in_every_process() -> None:
         for hash_seed in ("0", "1", "4711")
     ]
     assert traces[0] == traces[1] == traces[2]
-    in_turn, *shuffled = traces[0].splitlines()
-    assert len({in_turn, *shuffled}) == 3
-    assert "cancelled" in in_turn
+    unshuffled, *shuffled = traces[0].splitlines()
+    assert len({unshuffled, *shuffled}) == 3
+    assert "cancelled" in unshuffled
 
 
 def test_cancelled_tasks_end_in_creation_order() -> None:

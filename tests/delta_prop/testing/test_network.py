@@ -122,7 +122,7 @@ async def test_cut_stops_one_direction_until_healed() -> None:
         started = anyio.current_time()
         assert await receive(server, 16) == b"under way behind"
         assert anyio.current_time() - started == 1
-        assert (network.struck["cut"], network.struck["held up"]) == (1, 2)
+        assert (network.fault_counts["cut"], network.fault_counts["held up"]) == (1, 2)
 
 
 @in_virtual_time
@@ -149,7 +149,7 @@ async def test_reset_fails_both_ends_and_loses_bytes_in_flight() -> None:
         with pytest.raises(ConnectionError, match="reset"):
             client.send_now([b"x"])
         assert network.connections == []
-        assert network.struck["bytes lost by a reset"] == 4
+        assert network.fault_counts["bytes lost by a reset"] == 4
 
 
 @in_virtual_time
@@ -178,7 +178,7 @@ async def test_crashed_host_leaves_peers_half_open_until_restored() -> None:
             raise AssertionError("a crashed host answered")
         with anyio.move_on_after(1000):
             await client.send([bytes(101)])
-            raise AssertionError("the reset connection accepted bytes")
+            raise AssertionError("more was sent to a crashed host than the buffer holds")
         with pytest.raises(TimeoutError):
             await network.at(A).connect(B, 700)
         network.restore(B)
@@ -207,11 +207,11 @@ async def test_connections_reset_after_a_drawn_byte_count() -> None:
     assert 4000 < sum(sent_bytes) / 60 < 6000
     assert min(sent_bytes) < 1000
     assert max(sent_bytes) > 10_000
-    assert network.struck["reset"] == 60
+    assert network.fault_counts["reset"] == 60
 
 
 @in_virtual_time
-async def test_close_waits_for_the_peer_but_not_forever() -> None:
+async def test_close_waits_up_to_a_second_for_the_peer() -> None:
     network = VirtualNetwork()
     async with connect_pair(network) as (client, server):
         started = anyio.current_time()

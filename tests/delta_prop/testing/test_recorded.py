@@ -17,7 +17,7 @@ def test_delivered_deltas_are_recorded() -> None:
         await p.settle()
         assert [ack.offset for ack in published] == [0, 1]
         assert p.recorder.vector_ids == ["v", "v"]
-        assert [delta.offset for delta in p.recorder.received] == [0, 1]
+        assert [delivered.offset for delivered in p.recorder.received] == [0, 1]
         assert p.recorder.deltas[0].dot == published[0].dot
 
     run_propagator(main)

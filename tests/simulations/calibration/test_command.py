@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 def test_scenario_draws_from_measured_sink(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "laws.json"
+    path = tmp_path / "measured.json"
     assert dispatch("calibrate", ["--sinks", "cache", "--for", "0.5s", "--to", str(path)]) == 0
     assert "| cache | 1,000 |" in capsys.readouterr().out
     distribution = Calibration.from_text(path.read_text()).distribution("cache")
-    spec = SinkSpec("store", distribution="calibrated", file="laws.json", sink="cache")
+    spec = SinkSpec("store", distribution="calibrated", file="measured.json", sink="cache")
     assert distribution_of(spec, str(tmp_path / "scenario.toml")) == distribution
     assert 0 < distribution.quantile(0.5, 1) < 1
 
@@ -34,7 +34,7 @@ def test_scenario_draws_from_measured_sink(tmp_path: Path, capsys: pytest.Captur
         (["--for", "0"], r"give 0\.5 s to 1 h"),
         (["--for", "soon"], "is not a duration"),
         (["--rounds", "0"], "give 1 to 100"),
-        (["--compare", "--to", "laws.json"], "writes no distributions"),
+        (["--compare", "--to", "measured.json"], "writes no distributions"),
     ],
 )
 def test_mistake_is_refused_with_its_fix(options: list[str], message: str) -> None:

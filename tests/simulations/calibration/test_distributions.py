@@ -29,11 +29,13 @@ def test_quantile_at_measured_size_is_within_its_times(samples: dict[int, list[f
 
 @settings(max_examples=40)
 @given(measurements, st.integers(1, 20_000))
-def test_quantile_between_sizes_is_between_their_times(samples: dict[int, list[float]], deltas: int) -> None:
+def test_quantile_between_sizes_is_between_their_times(
+    samples: dict[int, list[float]], delta_count: int
+) -> None:
     distribution = Distribution.of(samples)
-    low = max((size for size in samples if size <= deltas), default=min(samples))
-    high = min((size for size in samples if size >= deltas), default=None)
-    median = distribution.quantile(0.5, deltas)
+    low = max((size for size in samples if size <= delta_count), default=min(samples))
+    high = min((size for size in samples if size >= delta_count), default=None)
+    median = distribution.quantile(0.5, delta_count)
     if high is None:
         assert median >= distribution.quantile(0.5, low)
     else:
@@ -79,8 +81,8 @@ def test_file_stores_distributions_to_tenth_of_microsecond(samples: dict[int, li
     assert restored.sizes == distribution.sizes
     assert restored.delta_bytes == distribution.delta_bytes
     assert restored.byte_s == pytest.approx(distribution.byte_s)
-    for times, others in zip(restored.times_s, distribution.times_s, strict=True):
-        assert times == pytest.approx(others, abs=1e-7)
+    for restored_times, times in zip(restored.times_s, distribution.times_s, strict=True):
+        assert restored_times == pytest.approx(times, abs=1e-7)
 
 
 def test_each_sample_kind_becomes_a_distribution() -> None:

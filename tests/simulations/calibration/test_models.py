@@ -10,10 +10,10 @@ import pytest
 
 from delta_prop_simulations.calibration import index, storage, subscriber
 from delta_prop_simulations.calibration.busy_loop import BusyTime
-from delta_prop_simulations.calibration.comparison import compare, table
+from delta_prop_simulations.calibration.comparison import compare, format_table
 from delta_prop_simulations.calibration.distributions import Distribution
 from delta_prop_simulations.calibration.driving import Observation, Rig, Stopwatch
-from delta_prop_simulations.calibration.models import Draws, contention_of
+from delta_prop_simulations.calibration.models import Draws, contention_by_size
 from delta_prop_simulations.calibration.rounds import Figures, Round
 from delta_prop_simulations.rng import Seed
 
@@ -148,10 +148,10 @@ def test_contention_is_derived_from_slowdown_of_both() -> None:
         "send alone": Distribution.of({100: [0.001]}),
         "send beside": Distribution.of({100: [0.002]}),
     }
-    (contention,) = contention_of(distributions).values()
+    (contention,) = contention_by_size(distributions).values()
     assert contention.loop_slower == pytest.approx(2.0)
     assert contention.thread_loses_s == pytest.approx(0.030 / 0.020)
-    assert contention_of({}) == {}
+    assert contention_by_size({}) == {}
 
 
 def test_stopwatch_measures_lag_from_offset_to_application() -> None:
@@ -192,7 +192,7 @@ def test_prediction_off_in_one_figure_is_not_good(factors: tuple[float, float, f
     comparison = compare("storage", "a store", rounds([factors]))
     assert not comparison.is_good
     machine = {"processors": "2 × one", "system": "here", "python": "3.11"}
-    text = table([comparison], machine)
+    text = format_table([comparison], machine)
     assert text.count("| off |") == 1
     assert text.count("| good |") == 2
     assert "storage: a store. 1 rounds, 50 lags, lags at 400 deltas/s" in text

@@ -32,17 +32,17 @@ def test_same_seed_gives_same_trace_for_any_hash_seed() -> None:
     assert run(draw(3)).trace == traces[0][0]
 
 
-def calm_plan(number: int = 3) -> Plan:
+def calm_plan(seed: int = 3) -> Plan:
     """Return a plan without strikes."""
-    plan = draw(number)
+    plan = draw(seed)
     return replace(plan, strikes=(), network={})
 
 
 def test_run_without_strikes_finds_nothing() -> None:
     outcome = run(calm_plan())
     assert outcome.is_ok, outcome
-    assert outcome.deltas >= 40
-    assert outcome.struck["processes started"] >= len(calm_plan().nodes)
+    assert outcome.delta_count >= 40
+    assert outcome.event_counts["processes started"] >= len(calm_plan().nodes)
 
 
 def test_run_without_deltas_or_without_a_fault_that_hits_is_vacuous() -> None:
@@ -82,5 +82,5 @@ def test_stopped_service_restarts_before_final_power_cut() -> None:
         )
     )
     assert outcome.is_ok, outcome
-    assert outcome.struck["machine: ended"] >= 2
-    assert outcome.struck["strike: stop"] == 1
+    assert outcome.event_counts["machine: ended"] >= 2
+    assert outcome.event_counts["strike: stop"] == 1

@@ -55,12 +55,12 @@ OFFSETS = LogOffsets(first=1, synced=5, written=7, next=9, high_watermark=5)
         ({"first": 0}, DURABLE, False),
     ],
 )
-def test_log_offsets_are_ordered_and_never_decrease(
+def test_offsets_out_of_order_or_lower_than_before_violate_marks(
     change: dict[str, Any], level: AckLevel, is_valid: bool
 ) -> None:
     before = OFFSETS if level is DURABLE else replace(OFFSETS, high_watermark=7)
-    found = check_violated(lambda: check_log_offsets("n", before, replace(before, **change), level))
-    assert found == (None if is_valid else "marks")
+    check = check_violated(lambda: check_log_offsets("n", before, replace(before, **change), level))
+    assert check == (None if is_valid else "marks")
 
 
 @pytest.mark.parametrize(
@@ -75,11 +75,12 @@ def test_log_offsets_are_ordered_and_never_decrease(
         (lambda: check_credit("n", (5, 1, -1), 5), "credit"),
     ],
 )
-def test_pending_deltas_and_credit_stay_within_bounds(call: Callable[[], object], check: str | None) -> None:
+def test_amount_or_credit_out_of_bounds_is_a_violation(call: Callable[[], object], check: str | None) -> None:
     assert check_violated(call) == check
 
 
 def check_violated(call: Callable[[], object]) -> str | None:
+    """Return the check that a call reports as violated; None if it reports none."""
     try:
         call()
     except Violation as violation:
@@ -87,7 +88,7 @@ def check_violated(call: Callable[[], object]) -> str | None:
     return None
 
 
-def with_service(scenario: Callable[[Propagator, Oracle, ModelSink], Awaitable[None]]) -> None:
+def run_with_service(scenario: Callable[[Propagator, Oracle, ModelSink], Awaitable[None]]) -> None:
     """Run a scenario with a healthy service, a sink and an oracle."""
 
     async def main() -> None:
@@ -129,11 +130,11 @@ def test_healthy_service_passes_at_each_step_and_at_rest() -> None:
         assert writer.is_done
         await oracle.check_at_rest([node], history, [])
         oracle.note_end("n")
-        assert oracle.struck["steps looked at"] == 500
-        assert oracle.struck["rows of logs"] >= 90
-        assert oracle.struck["sinks looked at"] == 1
+        assert oracle.check_counts["steps looked at"] == 500
+        assert oracle.check_counts["rows of logs"] >= 90
+        assert oracle.check_counts["sinks looked at"] == 1
 
-    with_service(scenario)
+    run_with_service(scenario)
 
 
 @pytest.mark.parametrize(
@@ -156,9 +157,9 @@ def test_healthy_service_passes_at_each_step_and_at_rest() -> None:
 def test_step_that_violates_an_invariant_is_found(break_invariant: Any, check: str) -> None:
     async def scenario(p: Propagator, oracle: Oracle, sink: ModelSink) -> None:
         internals = p.internals()
-        steps = StepChecker("n", internals, LogHistory("n", internals.log.log_id, DURABLE, DURABLE))
+        checker = StepChecker("n", internals, LogHistory("n", internals.log.log_id, DURABLE, DURABLE))
         for _ in range(invariants.BOUNDS_EVERY):
-            steps.check(None)
+            checker.check(None)
         feed = internals.sinks.feed("s")
         saved = {
             name: getattr(feed, name) for name in ("_applied", "_committed", "_in_call_end", "_called_at")
@@ -166,8 +167,8 @@ def test_step_that_violates_an_invariant_is_found(break_invariant: Any, check: s
         depths = internals.pipeline.queue.depth, internals.pipeline.orderer._pending.delta_count
         break_invariant(p, feed)
         try:
-            found = [check_violated(lambda: steps.check(None)) for _ in range(invariants.BOUNDS_EVERY)]
-            assert set(found) - {None} == {check}
+            checks = [check_violated(lambda: checker.check(None)) for _ in range(invariants.BOUNDS_EVERY)]
+            assert set(checks) - {None} == {check}
         finally:
             for name, value in saved.items():
                 setattr(feed, name, value)
@@ -175,7 +176,7 @@ def test_step_that_violates_an_invariant_is_found(break_invariant: Any, check: s
             internals.pipeline.queue.depth, internals.pipeline.orderer._pending.delta_count = depths
             internals.log.synced = internals.log.next_offset  # type: ignore[union-attr]
 
-    with_service(scenario)
+    run_with_service(scenario)
 
 
 def test_log_differing_from_appended_batches_is_found() -> None:
@@ -193,4 +194,4 @@ def test_log_differing_from_appended_batches_is_found() -> None:
         with pytest.raises(Violation, match="corruption"):
             await oracle.check_at_rest([node], history, [])
 
-    with_service(scenario)
+    run_with_service(scenario)

@@ -9,7 +9,7 @@ import pytest
 from delta_prop_simulations.chaos.mutants import MUTANTS
 from delta_prop_simulations.chaos.mutants.hunt import SEEDS_MAX, Hunt, hunt
 from delta_prop_simulations.commands import dispatch
-from delta_prop_simulations.commands.mutants import join_hunts, select_mutants, table
+from delta_prop_simulations.commands.mutants import format_table, join_hunts, select_mutants
 from delta_prop_wire.errors import UsageError
 
 QUICK_SEEDS = 20
@@ -21,9 +21,9 @@ def test_mutants_are_found(full: bool) -> None:
     names = tuple(MUTANTS) if full else QUICK
     print(f"{len(names)} of {len(MUTANTS)} mutants hunted")
     for name in names:
-        found = hunt(name, range(SEEDS_MAX if full else QUICK_SEEDS))
-        assert found.is_found, table([found])
-        assert found.reached
+        result = hunt(name, range(SEEDS_MAX if full else QUICK_SEEDS))
+        assert result.is_found, format_table([result])
+        assert result.reached
 
 
 def test_joined_hunt_keeps_the_first_seed() -> None:
@@ -37,7 +37,7 @@ def test_joined_hunt_keeps_the_first_seed() -> None:
 
 
 def test_table_shows_seed_and_violation_or_not_found() -> None:
-    lines = table(
+    lines = format_table(
         [
             Hunt(None, 500, 0),
             Hunt("ack-one-off", 3, 2, 2, "answer", "offset 7 was reported as 8"),

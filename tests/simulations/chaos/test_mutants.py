@@ -57,11 +57,11 @@ def test_mutated_code_runs_only_while_mutant_is_applied() -> None:
     subject = _Subject()
     bound_method = subject.base
     mutant = Mutant("two-more", "it adds two", "it adds one", (edit(_Subject.base, ("+ 1", "+ 2")),))
-    with apply_mutant(mutant) as strikes:
+    with apply_mutant(mutant) as calls:
         assert (bound_method(), subject.seven) == (5, 8)
-        assert strikes.count == 2
+        assert calls.count == 2
     assert (bound_method(), subject.seven) == (4, 7)
-    assert strikes.count == 2
+    assert calls.count == 2
     assert not any(isinstance(value, CallCounter) for value in globals().values())
 
 

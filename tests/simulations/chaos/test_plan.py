@@ -13,7 +13,7 @@ from delta_prop_simulations.chaos.plan_generator import draw
 from delta_prop_simulations.chaos.plan_validation import check_plan
 from delta_prop_wire.errors import UsageError
 
-MANY = 300
+SEED_COUNT = 300
 
 
 def test_plan_depends_on_seed_and_round_trips_through_json() -> None:
@@ -25,7 +25,7 @@ def test_plan_depends_on_seed_and_round_trips_through_json() -> None:
 
 
 def test_plans_cover_every_kind_only_together() -> None:
-    plans = [draw(number) for number in range(MANY)]
+    plans = [draw(number) for number in range(SEED_COUNT)]
     kinds = Counter(strike.kind for plan in plans for strike in plan.strikes)
     assert kinds.keys() == STRIKES.keys()
     assert max(len({strike.kind for strike in plan.strikes}) for plan in plans) < len(STRIKES) * 0.6
@@ -43,7 +43,7 @@ def test_invalid_plan_text_is_refused(text: str) -> None:
 
 
 def test_drawn_plans_are_valid() -> None:
-    for number in range(MANY):
+    for number in range(SEED_COUNT):
         check_plan(draw(number))
 
 

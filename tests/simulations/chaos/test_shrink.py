@@ -49,14 +49,14 @@ def test_invalid_candidates_are_neither_counted_nor_used() -> None:
 
     shrunk = shrink({"name": "a", "size": 3}, fails)
     assert shrunk.data == {"name": "a"}
-    assert shrunk.runs == 1
-    assert len(candidates) > shrunk.runs
+    assert shrunk.run_count == 1
+    assert len(candidates) > shrunk.run_count
 
 
 def test_shrinking_stops_after_maximum_runs() -> None:
     runs = []
     shrunk = shrink(PLAN, lambda plan: runs.append(plan) or False, runs_max=7)
-    assert (len(runs), shrunk.runs, shrunk.is_minimal) == (7, 7, False)
+    assert (len(runs), shrunk.run_count, shrunk.is_minimal) == (7, 7, False)
     assert shrunk.data is PLAN
 
 

@@ -59,9 +59,9 @@ def test_model_sink_follows_the_contract(kind: Any) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_row_has_one_effect_despite_faults(kind: Any) -> None:
-    struck: Counter[str] = Counter()
+    event_counts: Counter[str] = Counter()
     for seed in range(3):
-        struck.update(run_failing(kind, seed))
+        event_counts.update(run_failing(kind, seed))
     for what in (
         "failed before the effect",
         "failed after the effect",
@@ -69,8 +69,8 @@ def test_each_row_has_one_effect_despite_faults(kind: Any) -> None:
         "hung",
         "was slow",
     ):
-        assert struck[f"sink {what}"]
-    assert struck["sink rejected a delta"] == 3
+        assert event_counts[f"sink {what}"]
+    assert event_counts["sink rejected a delta"] == 3
 
 
 def run_failing(kind: Any, seed: int) -> Counter[str]:
@@ -99,10 +99,10 @@ def run_failing(kind: Any, seed: int) -> Counter[str]:
         "b": 19.0,
         "c": 19.0,
     }
-    return model.struck
+    return model.event_counts
 
 
-def logged(offset: int, keys: str, origin: int = 16, lamport: int | None = None) -> LoggedBatch:
+def logged_batch(offset: int, keys: str, origin: int = 16, lamport: int | None = None) -> LoggedBatch:
     deltas = [Delta(key, sparse_add([0], [1.0])) for key in keys]
     batch = encode_batch(deltas, origin=origin, base=offset + 1)
     return LoggedBatch(batch, offset, offset + 1 if lamport is None else lamport, Source.LOCAL)
@@ -133,7 +133,7 @@ def test_sink_reports_rows_delivered_twice(calls: Sequence[tuple[int, str]], che
         context: Any = Context()
         await sink.open(context)
         for offset, keys in calls:
-            await sink.apply([Delivery(logged(offset, keys))])
+            await sink.apply([Delivery(logged_batch(offset, keys))])
 
     run_virtual(main)
     assert [violation.check for violation in model.violations[:1]] == ([] if check is None else [check])
@@ -146,11 +146,11 @@ def test_sink_reports_reordered_rows_and_concurrent_calls() -> None:
         sink = model.for_process(Process())
         context: Any = Context()
         await sink.open(context)
-        await sink.apply([Delivery(logged(5, "a"))])
-        await sink.apply([Delivery(logged(3, "a"), redelivered=True)])
+        await sink.apply([Delivery(logged_batch(5, "a"))])
+        await sink.apply([Delivery(logged_batch(3, "a"), redelivered=True)])
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(sink.apply, [Delivery(logged(6, "a"))])
-            tasks.start_soon(sink.apply, [Delivery(logged(7, "b"))])
+            tasks.start_soon(sink.apply, [Delivery(logged_batch(6, "a"))])
+            tasks.start_soon(sink.apply, [Delivery(logged_batch(7, "b"))])
 
     run_virtual(main)
     assert [violation.check for violation in model.violations[:2]] == ["order", "order"]
@@ -166,12 +166,12 @@ def test_killed_sink_has_no_effect_and_loses_uncommitted_rows() -> None:
         sink = model.for_process(process)
         context: Any = Context()
         await sink.open(context)
-        await sink.apply([Delivery(logged(0, "a"))])
+        await sink.apply([Delivery(logged_batch(0, "a"))])
         await sink.aclose()
-        await sink.apply([Delivery(logged(1, "b"))])
+        await sink.apply([Delivery(logged_batch(1, "b"))])
         process.has_ended = True
         with pytest.raises(TryAgain):
-            await sink.apply([Delivery(logged(2, "c"))])
+            await sink.apply([Delivery(logged_batch(2, "c"))])
         await sink.aclose()
 
     run_virtual(main)
@@ -201,7 +201,7 @@ def test_state_and_later_deltas_fold_in_canonical_order() -> None:
     facts = Facts()
     facts.begin(VectorState(True, create([1.0]).values, key=(10, 16, 1)), 3)
     duplicate, below, above = (
-        Fact.of(logged(*arguments), 0) for arguments in ((3, "a"), (4, "a", 32, 2), (5, "a"))
+        Fact.of(logged_batch(*arguments), 0) for arguments in ((3, "a"), (4, "a", 32, 2), (5, "a"))
     )
     assert facts.has(duplicate)
     assert facts.is_before_base(below)

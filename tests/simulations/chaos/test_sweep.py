@@ -17,16 +17,16 @@ from delta_prop_simulations.commands import mutants
 from delta_prop_simulations.commands import sweep as command
 
 
-def outcome(plan: Plan) -> Outcome:
+def fake_outcome(plan: Plan) -> Outcome:
     """Return the outcome of a run: a violation at seeds divisible by 5, vacuous at seed 7."""
     seed = plan.seed
     return Outcome(
         seed=seed,
         violation=None if seed % 5 else Violation("lost", f"delta {seed}"),
         vacuous="nothing" if seed == 7 else None,
-        struck=Counter(kill=2),
+        event_counts=Counter(kill=2),
         trace="abc",
-        deltas=10,
+        delta_count=10,
         virtual_s=2.5,
         lines=("0.1 a", "0.2 b"),
     )
@@ -34,8 +34,8 @@ def outcome(plan: Plan) -> Outcome:
 
 @pytest.fixture
 def fake_runs(monkeypatch) -> None:
-    monkeypatch.setattr(sweep_module, "run", outcome)
-    monkeypatch.setattr(command, "run_plan", outcome)
+    monkeypatch.setattr(sweep_module, "run", fake_outcome)
+    monkeypatch.setattr(command, "run_plan", fake_outcome)
 
 
 def test_sweep_prints_strikes_violations_and_rerun_command(fake_runs, capsys) -> None:
@@ -49,12 +49,12 @@ def test_sweep_prints_strikes_violations_and_rerun_command(fake_runs, capsys) ->
     assert "9 seeds: 1 violations, 1 vacuous; 90 deltas acknowledged in 22 virtual seconds" in printed
     assert main(["simulate", "sweep", "--seeds", "4", "--first", "1", "--jobs", "1", "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
-    assert summary == {"seeds": 4, "deltas": 40, "virtual_s": 10.0, "found": [], "struck": {"kill": 8}}
+    assert summary == {"seeds": 4, "deltas": 40, "virtual_s": 10.0, "found": [], "event_counts": {"kill": 8}}
 
 
 @pytest.mark.parametrize(("what", "progress"), [("sweep", "0 of 4 seeds"), ("mutants", "0 of 2")])
 def test_terminal_shows_progress_before_first_result(what, progress, monkeypatch, capsys) -> None:
-    """The interrupt comes before the first process has been started."""
+    """The interrupt comes before the first process is started."""
     monkeypatch.setattr(command.system.sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
 

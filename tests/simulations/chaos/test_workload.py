@@ -20,7 +20,7 @@ from tests.delta_prop.client.virtual_service import ADDRESS, Site, with_service
 SEEDS = range(4)
 
 
-def writer(history: ClientHistory, seed: int, level: AckLevel | None = None) -> Writer:
+def make_writer(history: ClientHistory, seed: int, level: AckLevel | None = None) -> Writer:
     name = f"w{seed}"
     return Writer(
         name, Random(seed), history, node="n", deltas=60, burst=5, gap_s=0.02, level=level, poison=0.05
@@ -53,7 +53,7 @@ def check_outcomes(log_history: LogHistory, history: ClientHistory) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_embedded_writers_continue_after_process_ends(seed: int) -> None:
     history, log_history = ClientHistory(), LogHistory("n")
-    one_writer = writer(history, seed)
+    writer = make_writer(history, seed)
     disk = SimDisk(seed)
 
     async def run_process(seed: int, ended_before: str | None, limit_s: float) -> None:
@@ -62,25 +62,31 @@ def test_embedded_writers_continue_after_process_ends(seed: int) -> None:
         async with Propagator(data="x", log=LogSettings(), world=world) as p:
             log_history.start(p.internals().log, ended_before)
             with anyio.move_on_after(limit_s) as scope:
-                await one_writer.run_embedded(p)
+                await writer.run_embedded(p)
             if scope.cancelled_caught:
                 disk.is_off = True
                 disk = disk.kill()
 
-    runs = 0
-    while not one_writer.is_done:
+    run_count = 0
+    while not writer.is_done:
         try:
-            run_virtual(run_process, seed + runs, "killed" if runs else None, 0.1 if runs < 4 else 300.0)
+            run_virtual(
+                run_process,
+                seed + run_count,
+                "killed" if run_count else None,
+                0.1 if run_count < 4 else 300.0,
+            )
         except BaseException as error:  # raised by a process whose disk is switched off
             if not disk_is_off(error):
                 raise
-        runs += 1
-    assert runs >= 2
+        run_count += 1
+    assert run_count >= 2
     check_outcomes(log_history, history)
     assert history.counts["acknowledged"] > 10
 
 
 def disk_is_off(error: BaseException) -> bool:
+    """Return True if an error comes from a disk that is off."""
     if isinstance(error, BaseExceptionGroup):
         return all(disk_is_off(inner) for inner in error.exceptions)
     return "off" in str(error) or type(error).__name__ == "SimCrash"
@@ -89,7 +95,7 @@ def disk_is_off(error: BaseException) -> bool:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_remote_clients_continue_after_broken_connections(seed: int) -> None:
     history, log_history = ClientHistory(), LogHistory("n")
-    one_writer = writer(history, seed)
+    writer = make_writer(history, seed)
     readers = [
         Reader("all", node="n"),
         Reader("filtered", node="n", topics="ns:b", group=True, batches=False),
@@ -100,11 +106,11 @@ def test_remote_clients_continue_after_broken_connections(seed: int) -> None:
         async with anyio.create_task_group() as tasks:
             for reader in readers:
                 tasks.start_soon(reader.run, site.world, ADDRESS)
-            runs = 0
-            while not one_writer.is_done:
-                runs += 1
-                with anyio.move_on_after(0.4 if runs < 5 else 100):
-                    await one_writer.run_remote(site.world, ADDRESS)
+            run_count = 0
+            while not writer.is_done:
+                run_count += 1
+                with anyio.move_on_after(0.4 if run_count < 5 else 100):
+                    await writer.run_remote(site.world, ADDRESS)
                 site.network.reset()
             await anyio.sleep(5)
             tasks.cancel_scope.cancel()
@@ -117,7 +123,7 @@ def test_remote_clients_continue_after_broken_connections(seed: int) -> None:
 
 
 def check_read(reader: Reader, expected_offsets: set[int]) -> None:
-    assert {offset for reading in reader.sessions for offset, _ in reading.rows} == expected_offsets
-    for reading in reader.sessions:
-        offsets = [offset for offset, _ in reading.rows]
+    assert {offset for session in reader.sessions for offset, _ in session.rows} == expected_offsets
+    for session in reader.sessions:
+        offsets = [offset for offset, _ in session.rows]
         assert offsets == sorted(set(offsets))

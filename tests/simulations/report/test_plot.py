@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delta_prop_simulations.report import format_result
-from delta_prop_simulations.report.axis import format_value, linear, logarithmic
+from delta_prop_simulations.report.axis import format_value, linear_axis, logarithmic_axis
 from delta_prop_simulations.report.plot import Line, Plot, svg, thin
 from tests.simulations.report.results import result
 
@@ -28,7 +28,7 @@ def test_value_is_formatted_in_a_suitable_unit(value: float, unit: str, text: st
 
 @given(st.floats(1e-6, 1e12), st.sampled_from(["s", "bytes", "deltas", ""]))
 def test_linear_axis_holds_highest_value_and_few_round_ticks(high: float, unit: str) -> None:
-    axis = linear(high, unit)
+    axis = linear_axis(high, unit)
     assert axis.high >= high * (1 - 1e-9)
     assert axis.position(0.0) == 0.0
     assert isclose(axis.position(axis.high), 1.0)
@@ -38,7 +38,7 @@ def test_linear_axis_holds_highest_value_and_few_round_ticks(high: float, unit: 
 
 @given(st.lists(st.floats(0, 1e9), max_size=20))
 def test_logarithmic_axis_holds_every_value(values: list[float]) -> None:
-    axis = logarithmic(values, "s")
+    axis = logarithmic_axis(values, "s")
     assert all(0.0 <= axis.position(value) <= 1.0 for value in values)
     assert axis.low < axis.high
 
@@ -55,7 +55,7 @@ def test_thinned_line_keeps_highest_and_lowest_point(ys: list[float], points_max
 
 def test_line_has_a_gap_at_unknown_value() -> None:
     line = Line("a", 0, [0.0, 1.0, 2.0, 3.0], [1.0, float("nan"), 2.0, 3.0])
-    drawn = svg(Plot("p", linear(3.0, "s"), linear(3.0, ""), (line,)))
+    drawn = svg(Plot("p", linear_axis(3.0, "s"), linear_axis(3.0, ""), (line,)))
     path = drawn.rpartition(' d="')[2]
     assert path.count("M") == 2
 

@@ -17,7 +17,7 @@ from delta_prop_simulations.scenarios.persistent_sink import PersistentSink
 from delta_prop_simulations.scenarios.reading import read_setups
 from delta_prop_simulations.scenarios.run import RunInputs, run
 from delta_prop_wire.delta import make_origin, producer_id_of
-from tests.simulations.scenarios.test_topology import TWO
+from tests.simulations.scenarios.test_topology import TWO_MACHINES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,16 +37,17 @@ name = "staller"
 machine = "west"
 stall = [{from = "500ms", for = "1s"}]
 """
-SHORT = TWO.replace('duration = "6s"', 'duration = "1s"\nseed = 1')
+SHORT = TWO_MACHINES.replace('duration = "6s"', 'duration = "1s"\nseed = 1')
 
 
-def run_text(text: str = TWO, *, checks: bool = False) -> Alternative:
+def run_text(text: str = TWO_MACHINES, *, checks: bool = False) -> Alternative:
     return run(read_setups(text)[0], RunInputs(checks=checks))
 
 
 def verdict(result: Alternative, promise: str) -> bool | None:
-    (found,) = (verdict for verdict in result.verdicts if verdict.promise == promise)
-    return found.ok
+    """Return the verdict on a promise: True if it was kept, None if it was not tested."""
+    (only_verdict,) = (verdict for verdict in result.verdicts if verdict.promise == promise)
+    return only_verdict.ok
 
 
 def shorten(text: str) -> str:
@@ -55,7 +56,9 @@ def shorten(text: str) -> str:
 
 
 def with_faults(*faults: str) -> str:
-    return TWO[: TWO.index("[[fault]]")] + "".join(f"[[fault]]\n{fault}\n" for fault in faults)
+    return TWO_MACHINES[: TWO_MACHINES.index("[[fault]]")] + "".join(
+        f"[[fault]]\n{fault}\n" for fault in faults
+    )
 
 
 def test_partitioned_and_killed_services_converge() -> None:
@@ -156,9 +159,8 @@ def test_logs_are_compared_row_by_row() -> None:
     assert agreement.count_out_of_order(log_rows((0, local, 2, 2), (1, 9, 1, 3), (2, local, 1, 1))) == 1
     assert agreement.count_duplicates(log_rows((0, local, 1, 1), (1, local, 1, 4))) == 1
     assert agreement.count_missing(first, [AckedRows("me", 0, 2)]) == 0
-    assert (
-        agreement.count_missing(first, [AckedRows("me", 1, 3)]) == 2
-    )  # one row of another producer, one beyond the end
+    # One row is of another producer, one is beyond the end of the log.
+    assert agreement.count_missing(first, [AckedRows("me", 1, 3)]) == 2
     assert (
         agreement.count_lost_deliveries(
             first, [agreement.DeliveredDelta(0, local, 1), agreement.DeliveredDelta(2, 9, 1)]
@@ -179,7 +181,7 @@ def test_step_exceeding_a_bound_ends_the_run(monkeypatch: pytest.MonkeyPatch) ->
 
     def exceed_bound(self: StepChecker, service: object) -> None:
         check(self, service)  # type: ignore[arg-type]
-        require(self.checks < 50, "bounds", "more than there may be")
+        require(self.check_count < 50, "bounds", "more than there may be")
 
     monkeypatch.setattr(StepChecker, "check", exceed_bound)
     with pytest.raises(Violation, match="more than there may be"):

@@ -37,9 +37,9 @@ TABLES = {
 def rows(heading: str) -> dict[str, str]:
     """Return key and default of each row of the table below a heading."""
     table = PAGE.partition(f"{heading}\n")[2].partition("|---|---|---|\n")[2].partition("\n\n")[0]
-    found = [re.match(r"\| `(\w+)` \| (.*?) \|", line) for line in table.splitlines()]
-    assert found
-    return {match[1]: match[2] for match in found if match is not None}
+    matches = [re.match(r"\| `(\w+)` \| (.*?) \|", line) for line in table.splitlines()]
+    assert matches
+    return {match[1]: match[2] for match in matches if match is not None}
 
 
 def default(field: Field[Any]) -> Any:

@@ -22,7 +22,7 @@ from delta_prop_simulations.scenarios.topology import (
 )
 from delta_prop_wire.errors import UsageError
 
-TWO = """
+TWO_MACHINES = """
 name = "two"
 duration = "6s"
 [service]
@@ -54,7 +54,7 @@ machine = "east"
 
 
 def test_machines_links_and_faults_are_read() -> None:
-    (setup,) = read_setups(TWO)
+    (setup,) = read_setups(TWO_MACHINES)
     scenario = setup.scenario
     assert scenario.machine == (MachineSpec("east", clock_ahead=-4.0), MachineSpec("west"))
     assert scenario.link == (
@@ -66,18 +66,21 @@ def test_machines_links_and_faults_are_read() -> None:
 
 def test_reader_spec_is_read() -> None:
     table = '[[reader]]\nname = "late"\nmachine = "east"\nfrom = "1s"\nstall = [{from = "2s", for = 3}]'
-    (setup,) = read_setups(f"{TWO}\n{table}")
+    (setup,) = read_setups(f"{TWO_MACHINES}\n{table}")
     assert setup.scenario.reader == (ReaderSpec("late", "east", begin=1.0, stall=(Stall(2.0, 3.0),)),)
-    without_machines = TWO[: TWO.index("[[machine]]")] + TWO[TWO.index("[[source]]") : TWO.index("[[fault]]")]
+    without_machines = (
+        TWO_MACHINES[: TWO_MACHINES.index("[[machine]]")]
+        + TWO_MACHINES[TWO_MACHINES.index("[[source]]") : TWO_MACHINES.index("[[fault]]")]
+    )
     with pytest.raises(UsageError, match=r"reader: there is no machine"):
         read_setups(without_machines.replace('machine = "west"\n', "") + '[[reader]]\nname = "late"')
 
 
 def test_alternative_changes_link_by_name() -> None:
     changes = 'set = {"link.ocean.cut" = [], "link.ocean.latency_ms" = 99}'
-    _, other = read_setups(f'{TWO}\n[[alternative]]\nname = "b"\n{changes}')
+    _, other = read_setups(f'{TWO_MACHINES}\n[[alternative]]\nname = "b"\n{changes}')
     assert other.scenario.link == (LinkSpec(("east", "west"), name="ocean", latency_ms=99.0),)
-    _, other = read_setups(f'{TWO}\n[[alternative]]\nname = "b"\nwithout = ["link.ocean"]')
+    _, other = read_setups(f'{TWO_MACHINES}\n[[alternative]]\nname = "b"\nwithout = ["link.ocean"]')
     assert other.scenario.link == ()
 
 
@@ -107,12 +110,14 @@ def test_alternative_changes_link_by_name() -> None:
 )
 def test_mistake_is_refused_with_its_key(old: str, new: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        read_setups(TWO.replace(old, new, 1))
+        read_setups(TWO_MACHINES.replace(old, new, 1))
     assert message in str(caught.value)
 
 
 def test_machine_keys_without_machines_are_refused() -> None:
-    without_machines = TWO[: TWO.index("[[machine]]")] + TWO[TWO.index("[[source]]") :]
+    without_machines = (
+        TWO_MACHINES[: TWO_MACHINES.index("[[machine]]")] + TWO_MACHINES[TWO_MACHINES.index("[[source]]") :]
+    )
     with pytest.raises(UsageError, match=r"shop: machine = 'west': unknown machine"):
         read_setups(without_machines)
     with pytest.raises(UsageError, match=r"fault: there is no machine"):

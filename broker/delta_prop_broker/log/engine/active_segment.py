@@ -35,7 +35,7 @@ class ActiveSegment:
         return self.write_of(last)
 
     def is_old(self, segment: Segment, seen_us: int) -> bool:
-        """Return True if the segment has been active for its maximum time."""
+        """Return True if the segment has been active for `segment_s_max`."""
         return seen_us - segment.seen_first_us >= self._settings.segment_s_max * 1e6
 
     def begin(self, *, offset: int, seen_us: int) -> Segment:

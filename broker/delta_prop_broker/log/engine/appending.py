@@ -29,7 +29,7 @@ class Appending(Retaining):
     def append(
         self, batch: Batch, *, lamport: int, source: Source, known_ids: KnownIds = KnownIds.NONE
     ) -> LoggedBatch:
-        """Append a batch in memory: assign its offsets. Raises Refused and changes nothing."""
+        """Append a batch in memory: assign its offsets. If it raises Refused, nothing has changed."""
         if self._recovery_point is None or self._closed:
             raise UsageError("the log is open read-only, or closed: open it for writing")
         size, level = batch.size, batch.attributes >> ACK_LEVEL_SHIFT & 3
@@ -38,7 +38,7 @@ class Appending(Retaining):
         if refusal is None and not self._has_capacity(size):
             refusal = self._refusal(size)
         if refusal is not None:
-            self._refused += 1
+            self._refused_count += 1
             raise refusal
         self._tail.append(logged := self._append_one(batch, lamport, source, known_ids, self.clock.read()))
         return logged
@@ -84,5 +84,5 @@ class Appending(Retaining):
         self._quota.bytes += size
         self._unwritten_bytes += size
         if batch.attributes >> ACK_LEVEL_SHIFT & 3 >= _DURABLE or source is Source.REPLICA:
-            self._pending_sync = True  # of a replica too, since a forwarder does not send a batch again
+            self._pending_sync = True  # also for a replica, since a forwarder does not send a batch again
         return logged

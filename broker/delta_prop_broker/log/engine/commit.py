@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from delta_prop_broker.log.files.recovery_point import RecoveryPointFile
     from delta_prop_broker.log.files.segment import Segment, Segments
 
-_SMALL_BYTES = 2048
-_JOINED_PARTS = 512
-_UNJOINED_MAX = 4  # up to this many buffers, a call that joins them costs more than it saves
+_SMALL_BYTES = 2048  # buffers are joined if their mean size is at most this
+_JOINED_PARTS = 512  # maximum number of buffers that are joined into one
+_UNJOINED_MAX = 4  # to join up to this many buffers costs more than it saves
 
 
 @dataclass(slots=True)
@@ -58,7 +58,10 @@ class Commit:
         polls_free_space: bool,
         preallocate_to: int,
     ) -> None:
-        """`preallocate_to`: maximum size of a file with the zeros after its frames; 0: no zeros."""
+        """`start`: the log's start offset without the segments in `removed`. `sync`: sync all written files.
+
+        `preallocate_to`: maximum size of a file with the zeros after its frames; 0: write no zeros.
+        """
         self.writes = writes
         self.removed = removed
         self.end = end

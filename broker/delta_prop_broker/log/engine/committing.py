@@ -22,19 +22,22 @@ class Committing(LogState):
 
     @property
     def cacheable_bytes(self) -> int | None:
-        """Bytes that a commit would only copy into the page cache; None if it has other work, or none."""
+        """Bytes that a commit would copy into the page cache; None if it would do more, or nothing."""
         pending = self._active_segment.pending_writes
-        if self._running is not None or self._pending_sync or self._removed or not pending:
+        if self._running_commit is not None or self._pending_sync or self._segments_to_remove or not pending:
             return None
-        # A single write is checked here, since a generator over it takes longer.
+        # A single write is checked without `all_have_files`, whose generator takes longer.
         if self.settings.read_level is AckLevel.DURABLE or pending[-1].segment.file is None:
             return None
         return self._unwritten_bytes if len(pending) == 1 or all_have_files(pending) else None
 
     def take_commit(self, *, sync: bool = False) -> Commit | None:
-        """Return the next commit, or None if there is no work or one is running. `sync`: sync all rows."""
+        """Return the next commit. `sync`: it syncs all rows.
+
+        Returns None if there is no work, if a commit is running, or if the log cannot be written to.
+        """
         if (
-            self._running is not None
+            self._running_commit is not None
             or self.failure is not None
             or self._recovery_point is None
             or self._closed
@@ -42,7 +45,7 @@ class Committing(LogState):
             return None
         active = self._active_segment
         sync = sync or self._pending_sync or self.settings.read_level is AckLevel.DURABLE
-        if not (active.pending_writes or self._removed or (sync and self.synced < self.written)):
+        if not (active.pending_writes or self._segments_to_remove or (sync and self.synced < self.written)):
             return None
         if (
             sync
@@ -51,35 +54,39 @@ class Committing(LogState):
             and self._segments.last is not None
         ):
             active.write_of(self._segments.last)
-        sealed = max((write.segment.end for write in active.pending_writes if write.seals_segment), default=0)
-        self._running = Commit(
-            self._disk, DIRECTORY, writes=active.pending_writes, removed=self._removed,
+        sealed_end = max(
+            (write.segment.end for write in active.pending_writes if write.seals_segment), default=0
+        )
+        free_bytes = self._free.bytes - self.reserve.missing
+        self._running_commit = Commit(
+            self._disk, DIRECTORY, writes=active.pending_writes, removed=self._segments_to_remove,
             recovery_point=self._recovery_point, start=self._start, end=self.next_offset,
-            synced=self.next_offset if sync else max(self.synced, sealed),
+            synced=self.next_offset if sync else max(self.synced, sealed_end),
             sync=sync and bool(active.pending_writes),
-            polls_free_space=self._free.claim_poll() or bool(self._removed),
-            preallocate_to=preallocation.limit(self._free.bytes - self.reserve.missing, self.settings),
+            polls_free_space=self._free.claim_poll() or bool(self._segments_to_remove),
+            preallocate_to=preallocation.file_size_max(free_bytes, self.settings),
         )  # fmt: skip
         self._syncs_skipped += not sync
-        active.pending_writes, self._removed, self._pending_sync = [], [], False
-        return self._running
+        active.pending_writes, self._segments_to_remove, self._pending_sync = [], [], False
+        return self._running_commit
 
     def finish_commit(self, commit: Commit) -> None:
         """Advance `written` and `synced`, once `run` of the commit has returned."""
-        assert commit is self._running, "another commit is running: finish that one"
-        self._running = None
+        assert commit is self._running_commit, "another commit is running: finish that one"
+        self._running_commit = None
         if self.failure is not None:
             return
-        self._removed_segments += len(commit.removed)
+        self._removed_count += len(commit.removed)
         frames, size = commit.finish(self._segments)
         assert self.synced <= commit.synced <= commit.end <= self.next_offset
         self.synced = commit.synced
         self._note_written(commit.end, frames, size, commit.free_bytes)
 
     def write_to_cache(self, bytes_max: int) -> bool:
-        """Copy up to `bytes_max` pending bytes into the page cache now, instead of a commit.
+        """Copy the pending bytes, if up to `bytes_max`, into the page cache now, instead of a commit.
 
-        Returns False if this takes a commit, or if nothing is pending. Raises OSError: then call `fail`.
+        Returns False if they are more, if only a commit can write them, or if nothing is pending. Raises
+        OSError: then call `fail`.
         """
         size, recovery_point = self.cacheable_bytes, self._recovery_point
         if (
@@ -117,4 +124,4 @@ class Committing(LogState):
         """
         self.written = self.synced
         self.failure = error if isinstance(error, DeltaPropError) else self.failure or error
-        self._running = None
+        self._running_commit = None

@@ -17,7 +17,7 @@ class FreeSpace:
     """The free space of a disk. `bytes`: as last polled, less the bytes written since."""
 
     def __init__(self, disk: Disk, now_us: Callable[[], int], *, read_only: bool) -> None:
-        """`now_us`: seen time."""
+        """`now_us` returns the seen time of the log, in microseconds."""
         self._disk = disk
         self._now_us = now_us
         self._polled_us = now_us()
@@ -29,7 +29,10 @@ class FreeSpace:
         return self.bytes
 
     def claim_poll(self) -> bool:
-        """Return True if a poll is due, and start the next interval: the caller must poll, or a commit."""
+        """Return True if a poll is due, and start the next interval.
+
+        If True, the caller must poll the disk, itself or in a commit.
+        """
         now_us = self._now_us()
         is_due = now_us - self._polled_us >= POLL_INTERVAL_US
         if is_due:

@@ -21,9 +21,10 @@ class Reading(LogState):
     """Finds batches, frames and snapshots."""
 
     def read(self, offset: int, *, rows_max: int, bytes_max: int) -> list[LoggedBatch]:
-        """Return batches from the one that holds `offset` on, at least one below `high_watermark`.
+        """Return batches from the one that holds `offset` on, below `high_watermark` and within the bounds.
 
-        Raises Refused (CURSOR_TOO_OLD) below `start_offset`, LogCorrupted, OSError.
+        Returns at least one batch below `high_watermark`, even if it exceeds the bounds. Raises Refused
+        (CURSOR_TOO_OLD) below `start_offset`, LogCorrupted, OSError.
         """
         return self._read(offset, self.high_watermark, rows_max=rows_max, bytes_max=bytes_max)
 
@@ -89,8 +90,8 @@ class Reading(LogState):
         """
         if offset >= self._tail.start_offset:
             (logged,) = self._tail.read(offset, self.next_offset, rows_max=1, bytes_max=1)
-            known = unpack_logged_head(logged.head)
-            return None if known is None else known[2].append_time
+            head_fields = unpack_logged_head(logged.head)
+            return None if head_fields is None else head_fields[2].append_time
         try:
             return self._segments.append_time(max(offset, self._start))
         except (LogCorrupted, OSError):
@@ -100,5 +101,5 @@ class Reading(LogState):
         """Do nothing: here a stamp holds the time of each batch."""
 
     def _fetch(self, offset: int) -> LoggedBatch | None:
-        found = self.read_appended(offset, rows_max=1, bytes_max=1)
-        return found[0] if found else None
+        batches = self.read_appended(offset, rows_max=1, bytes_max=1)
+        return batches[0] if batches else None

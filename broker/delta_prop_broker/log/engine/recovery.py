@@ -1,7 +1,7 @@
 """Recovery of a data directory at its opening: the frames are authoritative, and all else must fit them.
 
-A torn tail is truncated, and reported, only after all rows that are known to be synced. Corruption before
-their end raises an error that names the range, and then nothing is changed.
+A torn tail after all rows that are known to be synced is truncated and reported. Corruption before the end of
+these rows raises an error that names the range, and then nothing is changed.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def recover(
     disk: Disk,
     directory: str,
     *,
-    draw: Callable[[int], bytes],
+    random_bytes: Callable[[int], bytes],
     made_by: str,
     read_only: bool = False,
     synced: int = 0,
@@ -69,14 +69,15 @@ def recover(
 ) -> RecoveryResult:
     """Open a log's directory, or create it. Raises LogCorrupted, UsageError (read-only, no log), OSError.
 
-    `synced`: the offset below which the caller knows rows to be on stable storage, whatever the files say.
-    `oldest_format`: the oldest format of the directory that may be opened.
+    `random_bytes(n)` returns n random bytes, for the id of a new log. `synced`: the offset below which
+    the caller knows rows to be on stable storage, whatever the files say. `oldest_format`: the oldest format
+    of the directory that may be opened.
     """
     has_format = check_format(disk, oldest=oldest_format)
     recovery = _Recovery(
         disk, directory, read_only=read_only, has_format=has_format, made_by=made_by, synced=synced
     )
-    return recovery.run(draw)
+    return recovery.run(random_bytes)
 
 
 class _Recovery:
@@ -86,7 +87,7 @@ class _Recovery:
         self._disk = disk
         self._directory = directory
         self._read_only = read_only
-        self._formatted = has_format
+        self._has_format = has_format
         self._made_by = made_by
         self._report = RecoveryReport(read_only=read_only)
         self._segments = Segments(disk, directory)
@@ -97,21 +98,21 @@ class _Recovery:
         self._last: Segment | None = None
         self._checkpoints = Checkpoints(disk, directory, b"")
 
-    def run(self, draw: Callable[[int], bytes]) -> RecoveryResult:
+    def run(self, random_bytes: Callable[[int], bytes]) -> RecoveryResult:
         try:
-            return self._run(draw)
+            return self._run(random_bytes)
         except BaseException:
             if self._last is not None and self._last.file is not None:
                 self._last.file.close()
             raise
 
-    def _run(self, draw: Callable[[int], bytes]) -> RecoveryResult:
+    def _run(self, random_bytes: Callable[[int], bytes]) -> RecoveryResult:
         self._read_recovery_point()
         names = self._disk.list(self._directory)
         if not self._read_only:
             names = self._restore_names(names)
         bases = segment_bases(names)
-        identity = self._identify(bases, draw)
+        identity = self._read_or_create_identity(bases, random_bytes)
         obsolete = [base for base, next_base in pairwise(bases) if next_base <= self._recovery_point.start]
         bases = bases[len(obsolete) :]
         self._checkpoints = Checkpoints.read(
@@ -120,18 +121,18 @@ class _Recovery:
         self._check_start(bases)
         for base, next_base in pairwise(bases):
             self._load_sealed(Segment(self._directory, base), next_base)
-        torn = self._load_last(bases[-1]) if bases else False
+        has_torn_tail = self._load_last(bases[-1]) if bases else False
         last = self._segments.last
         end = self._recovery_point.start if last is None else last.end
         if self._chain_crc is None:
-            self._chain_crc = self._chain_crc_before(end, identity.log_id)
+            self._chain_crc = self._removed_stamp_crc(end, identity.log_id)
         for checkpoint in self._checkpoints.stored[:]:
-            self._check_belongs(checkpoint, end)
+            self._drop_if_unfit(checkpoint, end)
         self._fill_report(end)
         point_file = None
         if not self._read_only:
-            identity, point_file = self._write(identity, torn, end)
-            self._remove(obsolete, names)
+            identity, point_file = self._write(identity, has_torn_tail, end)
+            self._remove_leftovers(obsolete, names)
             self._checkpoints.sweep(names)
         self._report.epoch = identity.epoch
         synced = self._known_synced if self._read_only else end
@@ -155,24 +156,25 @@ class _Recovery:
         self._report.clean = self._recovery_point.clean
         self._known_synced = max(self._known_synced, self._recovery_point.synced)
 
-    def _identify(self, bases: list[int], draw: Callable[[int], bytes]) -> Identity:
+    def _read_or_create_identity(self, bases: list[int], random_bytes: Callable[[int], bytes]) -> Identity:
         path = f"{self._directory}/{IDENTITY}"
         identity = read_identity(self._disk, path)
         if identity is not None:
-            if not self._formatted:
+            if not self._has_format:
                 raise LogCorrupted(FORMAT_PATH, "the file is missing, and there is a log beside it")
             return identity
         if self._read_only:
             raise UsageError(f"there is no log in {self._directory} of the data directory: name another one")
         if self._recovery_point.synced or any(self._size(Segment(self._directory, base)) for base in bases):
             raise LogCorrupted(path, "the file is missing, and there are deltas beside it")
-        # Written again even if it is there: the sync that makes it durable may have failed before.
+        # The format file is written even if there is one: the sync that makes it durable may have failed
+        # before.
         write_format(self._disk, self._made_by)
         self._disk.make_directory(self._directory)
         parts = self._directory.split("/")
         for depth in range(len(parts)):
             self._disk.sync_directory("/".join(parts[:depth]))
-        identity = new_identity(draw)
+        identity = new_identity(random_bytes)
         write_identity(self._disk, self._directory, path, identity)
         self._report.created = True
         return identity
@@ -253,7 +255,7 @@ class _Recovery:
         return bad is not None
 
     def _partial_index(self, segment: Segment, file: File, size: int) -> SparseIndex:
-        """Return the last segment's index from a checkpoint, if its end frames match; else an empty one.
+        """Return the last segment's index from a checkpoint that fits its frames; else an empty one.
 
         The frames of a checkpoint's index are on stable storage, and are checked whenever they are read.
         """
@@ -269,10 +271,16 @@ class _Recovery:
                 return index
         return SparseIndex(segment.base)
 
-    def _check_belongs(self, checkpoint: Checkpoint, end: int) -> None:
-        """Drop a checkpoint that does not fit the frames before it, or after which frames are missing."""
+    def _drop_if_unfit(self, checkpoint: Checkpoint, end: int) -> None:
+        """Drop a checkpoint that does not fit the frames before it, or after which frames are missing.
+
+        The first one that fits, which is the newest, goes into the report.
+        """
         first = self._segments.all[0].base if self._segments.all else end
-        if first <= checkpoint.offset <= end and self._crc_before(checkpoint.offset, end) == checkpoint.crc:
+        if (
+            first <= checkpoint.offset <= end
+            and self._stamp_crc_before(checkpoint.offset, end) == checkpoint.crc
+        ):
             if self._report.checkpoint is None:
                 self._report.checkpoint = checkpoint.offset
             return
@@ -281,8 +289,11 @@ class _Recovery:
             f"{checkpoint.path} does not fit the frames from offset {first} to {end} and is not used"
         )
 
-    def _chain_crc_before(self, end: int, log_id: bytes) -> int | None:
-        """Return the last stamp's checksum, from a checkpoint or snapshot, as its segment was removed."""
+    def _removed_stamp_crc(self, end: int, log_id: bytes) -> int | None:
+        """Return the checksum of the last stamp, whose segment was removed; None if it is not known.
+
+        A checkpoint or snapshot at `end`, the end of the log, names the checksum.
+        """
         for checkpoint in self._checkpoints.stored:
             if checkpoint.offset == end:
                 return checkpoint.crc
@@ -293,17 +304,17 @@ class _Recovery:
                 return snapshot.facts.chain_crc if snapshot.offset == end else None
         return None
 
-    def _crc_before(self, offset: int, end: int) -> int | None:
+    def _stamp_crc_before(self, offset: int, end: int) -> int | None:
         """Return the checksum of the stamp before the frame at an offset; None if no frame begins there."""
         if offset == end:
             return self._chain_crc or 0
         try:
-            found = next(self._segments.scan(offset, offset + 1, 64 * 1024), None)
+            frame = next(self._segments.scan(offset, offset + 1, 64 * 1024), None)
         except (LogCorrupted, OSError):  # reported when the frame is read
             return None
-        if found is None or found.logged.offset != offset:
+        if frame is None or frame.logged.offset != offset:
             return None
-        return found.stamp.previous_crc
+        return frame.stamp.previous_crc
 
     def _scan(self, segment: Segment, file: File, size: int, index: SparseIndex) -> BadFrame | None:
         """Read the frames of a segment that its index lacks, and add them to the index."""
@@ -311,9 +322,9 @@ class _Recovery:
         previous = self._chain_crc if index.last_crc is None else index.last_crc
         scanner = FrameScanner(file, position=start, offset=index.end, end=size, previous_crc=previous)
         try:
-            for found in scanner:
-                index_frame(index, found)
-                self._known_synced = max(self._known_synced, found.stamp.synced_offset)
+            for frame in scanner:
+                index_frame(index, frame)
+                self._known_synced = max(self._known_synced, frame.stamp.synced_offset)
         except BadFrame as bad:
             return bad
         finally:
@@ -341,10 +352,10 @@ class _Recovery:
 
     # --- writing
 
-    def _write(self, identity: Identity, torn: bool, end: int) -> tuple[Identity, RecoveryPointFile]:
+    def _write(self, identity: Identity, has_torn_tail: bool, end: int) -> tuple[Identity, RecoveryPointFile]:
         last = self._segments.last
         if last is not None and not self._report.clean:
-            self._make_durable(last, torn)
+            self._make_durable(last, has_torn_tail)
         if not self._report.created:
             identity = identity.with_opening()
             if not self._report.clean:
@@ -363,8 +374,8 @@ class _Recovery:
             raise
         return identity, point_file
 
-    def _make_durable(self, last: Segment, torn: bool) -> None:
-        """Make durable all parts of the last segment that may not be.
+    def _make_durable(self, last: Segment, has_torn_tail: bool) -> None:
+        """Make durable all parts of the last segment that may not be durable.
 
         A failed sync leaves bytes and names that look written, but that no later sync writes. So bytes not
         known to be synced are written again, and a file without any byte known to be synced is copied.
@@ -373,7 +384,7 @@ class _Recovery:
         assert last.index is not None
         if self._known_synced <= last.base and self._replace_with_copy(last):
             return
-        if torn:
+        if has_torn_tail:
             last.file.truncate(last.size)
         is_all_synced = self._known_synced >= last.end
         position = last.size if is_all_synced else last.index.entry_before(self._known_synced).position
@@ -382,7 +393,10 @@ class _Recovery:
         last.file.sync()
 
     def _replace_with_copy(self, last: Segment) -> bool:
-        """Replace the segment by a copy and return True; if the disk is full, rename it twice instead."""
+        """Replace the segment by a copy and return True.
+
+        If the disk is full, rename the segment to another name and back instead, and return False.
+        """
         assert last.file is not None
         try:
             replace_file(self._disk, self._directory, last.path, _chunks(last.file, 0, last.size))
@@ -400,14 +414,15 @@ class _Recovery:
         return True
 
     def _restore_names(self, names: list[str]) -> list[str]:
-        """Restore the names of segments that a process was renaming when it ended."""
+        """Restore the names of segments that a process was renaming when it ended; return all names."""
         staged = [name for name in names if name.endswith(STAGED)]
         for name in staged:
             path = f"{self._directory}/{name}"
             self._disk.rename(path, path.removesuffix(STAGED))
         return self._disk.list(self._directory) if staged else names
 
-    def _remove(self, obsolete: list[int], names: list[str]) -> None:
+    def _remove_leftovers(self, obsolete: list[int], names: list[str]) -> None:
+        """Remove segments with bases in `obsolete`, temporary files, and indexes of no sealed segment."""
         for base in obsolete:
             self._disk.remove(Segment(self._directory, base).path)
         for name in names:

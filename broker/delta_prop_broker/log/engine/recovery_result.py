@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TruncatedTail:
-    """A torn tail, after all rows known to be synced: truncated, or hidden if the log is read-only."""
+    """A torn tail, after all rows known to be synced: truncated, or hidden if the log is read-only.
+
+    It has `bytes` in the file `path`, from `position` on; `offset`: of the first row in it.
+    """
 
     path: str
     position: int
@@ -34,7 +37,11 @@ class TruncatedTail:
 
 @dataclass(slots=True)
 class RecoveryReport:
-    """The findings and actions of an opening. Sizes in bytes."""
+    """The findings and actions of an opening.
+
+    `created`: the log is new. `clean`: it was closed cleanly. `segments`: their number; `bytes`: their size,
+    of which `scanned_bytes` were read. `notes`: messages about files that are not used.
+    """
 
     read_only: bool = False
     created: bool = False
@@ -71,10 +78,10 @@ class RecoveryResult:
     identity: Identity
     segments: Segments
     chain_crc: int | None  # the last stamp's checksum; None if there is no frame
-    start: int
+    start: int  # offset of the first row
     next_offset: int
-    synced: int
-    recovery_point: RecoveryPointFile | None  # None: read-only
+    synced: int  # offset up to which rows are synced
+    recovery_point: RecoveryPointFile | None  # None if the log is read-only
     checkpoints: Checkpoints
     report: RecoveryReport
 

@@ -38,9 +38,10 @@ class Retaining(LogState):
         return self._quota.retention_share(offset, self.clock.seen_us)
 
     def hold(self, holder: str, needed: Callable[[], int], evict: Callable[[], None] | None = None) -> None:
-        """Keep all rows from the offset on that `needed` returns; the log calls it when capacity is short.
+        """Keep all rows from the offset on that `needed` returns.
 
-        Rather than refuse an append, the log calls `evict` of a holder that has it, and releases the holder.
+        The log calls `needed` when capacity is short. If `evict` is given, the log calls `evict` and releases
+        the holder rather than refuse an append.
         """
         self._holders.hold(holder, needed, evict)
 
@@ -77,9 +78,11 @@ class Retaining(LogState):
         """
         if self.failure is not None or self._recovery_point is None or self._closed:
             return None
-        planner, held = self._planner, self._quota.bytes
+        planner, held_bytes = self._planner, self._quota.bytes
         seen_us = self.clock.poll()
-        return planner.take_compaction(self._segments, seen_us=seen_us, readable=self.synced, held_bytes=held)
+        return planner.take_compaction(
+            self._segments, seen_us=seen_us, readable=self.synced, held_bytes=held_bytes
+        )
 
     def finish_compaction(self, compaction: Compaction, *, made: bool) -> None:
         """Finish a compaction; `made`: its snapshot is on stable storage, so its rows may be removed."""
@@ -98,7 +101,7 @@ class Retaining(LogState):
         """Finish a compression whose steps and `close` have run. `retry`: it failed, and may be retried."""
         removed = self._compressor.finish(compression, retry=retry)
         if removed is not None:
-            self._removed.append(removed)
+            self._segments_to_remove.append(removed)
 
     @property
     def is_rearranging(self) -> bool:
@@ -210,6 +213,6 @@ class Retaining(LogState):
 
     def _note_removed(self, removed: list[Segment]) -> int:
         if removed:
-            self._removed += self._compressor.defer_removal(removed)
+            self._segments_to_remove += self._compressor.defer_removal(removed)
             self._start = removed[-1].end
         return len(removed)

@@ -46,7 +46,7 @@ class LogState:
         recovered: RecoveryResult,
         *,
         settings: LogSettings,
-        draw: Callable[[int], bytes],
+        random_bytes: Callable[[int], bytes],
         clock: Clock,
         times: Times,
         lock: Lock | None,
@@ -57,7 +57,7 @@ class LogState:
         self.reserve = reserve
         self._batch_bytes_max = settings.bytes_max - settings.segment_bytes_max
         self._disk = disk
-        self._draw = draw
+        self._random_bytes = random_bytes
         self._lock = lock
         self._holders = Holders()
         self.committed_frames = self.committed_bytes = 0
@@ -67,7 +67,7 @@ class LogState:
         self._closed = False
         self._refused_size: int | None = None
         """The size that was last refused for lack of capacity; None once capacity was available."""
-        self._commits = self._syncs_skipped = self._removed_segments = self._refused = self._recoveries = 0
+        self._commits = self._syncs_skipped = self._removed_count = self._refused_count = self._recoveries = 0
         self._planner = SnapshotPlanner(disk, DIRECTORY, settings=settings, holders=self._holders)
         start, end, read_only = recovered.start, recovered.next_offset, recovered.recovery_point is None
         self._planner.open(recovered.identity.log_id, start=start, end=end, read_only=read_only)
@@ -105,8 +105,8 @@ class LogState:
         self._active_segment = ActiveSegment(self._segments, self.settings)
         self._pending_sync = False
         self._unwritten_bytes = 0
-        self._running: Commit | None = None
-        self._removed: list[Segment] = []
+        self._running_commit: Commit | None = None
+        self._segments_to_remove: list[Segment] = []
 
     @property
     def log_id(self) -> bytes:
@@ -115,7 +115,7 @@ class LogState:
 
     @property
     def epoch(self) -> int:
-        """The log epoch; it grows at each opening after an unclean close, which may lack a tail."""
+        """The log epoch; it grows at each opening after an unclean close, since a tail may be lost."""
         return self._identity.epoch
 
     @property
@@ -150,7 +150,7 @@ class LogState:
 
     @property
     def active_segment_start(self) -> int:
-        """The first offset of the active segment, for the same moment as `position`."""
+        """The first offset of the active segment; `next_offset` while that segment is empty."""
         last = self._segments.last
         return self.next_offset if last is None or last.index is None or not last.size else last.index.base
 
@@ -180,8 +180,8 @@ class LogState:
             compressed_segments=sum(segment.compressed for segment in segments.all), bytes=quota.bytes,
             bytes_max=self.settings.bytes_max, unwritten_bytes=self._unwritten_bytes,
             tail_bytes=self._tail.bytes, commits=self._commits, syncs_skipped=self._syncs_skipped,
-            removed_segments=self._removed_segments, indexes_rebuilt=segments.indexes_rebuilt,
-            refused=self._refused, held_by=self._holders.slowest(), reopened=self._recoveries,
+            removed_segments=self._removed_count, indexes_rebuilt=segments.indexes_rebuilt,
+            refused=self._refused_count, held_by=self._holders.slowest(), reopened=self._recoveries,
             reserve_bytes=self.reserve.bytes, snapshot_offset=planner.offset, snapshot_rows=planner.rows,
             snapshot_bytes=planner.bytes, snapshots_made=planner.snapshots_made,
             compacting=planner.is_running, time_us=self.clock.time_us,

@@ -39,7 +39,7 @@ class Tail:
 
     def trim(self, written: int) -> None:
         """Drop the oldest batches that exceed the bound, as far as they are on disk (below `written`)."""
-        dropped = False
+        has_dropped = False
         while self.bytes > self._bytes_max and self._head < len(self._batches):
             oldest = self._batches[self._head]
             if oldest.next_offset > written:
@@ -48,26 +48,26 @@ class Tail:
             self.start_offset = oldest.next_offset
             self._batches[self._head] = _REMOVED
             self._head += 1
-            dropped = True
-        if dropped and self._head * 2 > len(self._batches):
+            has_dropped = True
+        if has_dropped and self._head * 2 > len(self._batches):
             del self._batches[: self._head]
             del self._starts[: self._head]
             self._head = 0
 
     def read(self, offset: int, end: int, *, rows_max: int, bytes_max: int) -> list[LoggedBatch]:
-        """Return batches from the one that holds `offset` (not below `first`) on, up to offset `end`."""
+        """Return batches from the one that holds `offset`, at least `start_offset`, up to offset `end`."""
         index = max(bisect_right(self._starts, offset, self._head) - 1, self._head)
-        found: list[LoggedBatch] = []
-        rows = size = 0
+        batches: list[LoggedBatch] = []
+        row_count = size = 0
         for logged in self._batches[index : index + rows_max]:
             if logged.offset >= end:
                 break
-            if found and (rows + logged.count > rows_max or size + logged.batch.size > bytes_max):
+            if batches and (row_count + logged.count > rows_max or size + logged.batch.size > bytes_max):
                 break
-            found.append(logged)
-            rows += logged.count
+            batches.append(logged)
+            row_count += logged.count
             size += logged.batch.size
-        return found
+        return batches
 
 
 _REMOVED: LoggedBatch = None  # type: ignore[assignment]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from delta_prop_broker.disk import Disk, File
 
 SUFFIX = ".checkpoint"
-FILE_SUFFIX = ".part"
+PART_SUFFIX = ".part"
 CHECKPOINTS_MAX = 2
 """Number of stored checkpoints: the newest, and an earlier one to fall back to."""
 SECTION_BYTES_MAX = 1 << 30
@@ -82,7 +82,9 @@ class CheckpointFile(NamedTuple):
 class Checkpoint:
     """A stored checkpoint with a valid header; sections and part files are checked when they are read.
 
-    It sums up all rows below `offset`; rows up to `end` (exclusive) were synced before it was written.
+    It sums up all rows below `offset`; rows up to `end` (exclusive) were synced before it was written. `crc`:
+    of the last stamp before `offset`. `index_base`: first offset of the segment that was active. `files`: its
+    part files by name.
     """
 
     def __init__(
@@ -149,7 +151,7 @@ class Checkpoint:
             self.read_file(name)
 
     def read_file_table(self) -> None:
-        """Read the table of its part files into `files`. Raises CheckpointCorrupted, OSError."""
+        """Read the table of the part files into `files`. Raises CheckpointCorrupted, OSError."""
         rows = json.loads(self.section(_PARTS))
         self.files = {name: CheckpointFile(name, size, crc) for name, size, crc in rows}
 
@@ -208,15 +210,15 @@ class Checkpoints:
         cls, disk: Disk, directory: str, log_id: bytes, names: Sequence[str], notes: list[str]
     ) -> Checkpoints:
         """Read the checkpoints of a directory; append to `notes` why some are not used."""
-        found = cls(disk, directory, log_id)
+        checkpoints = cls(disk, directory, log_id)
         for name in sorted(checkpoint_names(names), reverse=True):
             try:
-                found.stored.append(read_checkpoint(disk, directory, name, log_id))
+                checkpoints.stored.append(read_checkpoint(disk, directory, name, log_id))
             except CheckpointCorrupted as error:
                 notes.append(str(error))
             except OSError as error:
                 notes.append(f"{directory}/{name} cannot be read ({error}) and is not used")
-        return found
+        return checkpoints
 
     def drop(self, checkpoint: Checkpoint) -> None:
         """Stop using a checkpoint; its file is removed when the next one is written."""
@@ -302,7 +304,7 @@ class Checkpoints:
         for name in checkpoint_names(names):
             if name not in stored:
                 self._remove(name)
-        for name in _select_names(names, FILE_SUFFIX):
+        for name in _select_names(names, PART_SUFFIX):
             if name not in named:
                 self._remove(name)
 
@@ -313,7 +315,7 @@ class Checkpoints:
 
 def file_name(offset: int, kind: str) -> str:
     """Return the file name of a part file that the checkpoint at `offset` is the first to name."""
-    return f"{offset:0{NAME_DIGITS}d}-{kind}{FILE_SUFFIX}"
+    return f"{offset:0{NAME_DIGITS}d}-{kind}{PART_SUFFIX}"
 
 
 def checkpoint_names(names: Sequence[str]) -> list[str]:
@@ -383,8 +385,8 @@ def read_checkpoint(disk: Disk, directory: str, name: str, log_id: bytes) -> Che
             )
         locations[key.rstrip(b"\0").decode("ascii", "replace")] = (position, size, section_crc)
         position += size
-    found = Checkpoint(
+    checkpoint = Checkpoint(
         disk, directory, name, offset=offset, end=end, crc=crc, index_base=base, sections=locations
     )  # fmt: skip
-    found.read_file_table()
-    return found
+    checkpoint.read_file_table()
+    return checkpoint

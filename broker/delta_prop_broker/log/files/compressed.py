@@ -1,11 +1,12 @@
 """A frame as a compressed segment holds it: in the compressed form of the wire, sealed by a checksum.
 
-    header (flag b2, length as compressed) · stamp, in the clear · codec, plain size, compressed body
+    header (flag b2, length as compressed) · stamp, in the clear · codec, uncompressed size, compressed body
     · zeros up to 4 bytes before a multiple of 8 · CRC32C of all before it
 
 The stamp is still the one from the append: its checksum covers the header of the uncompressed frame, which is
-built from this header and the plain size. The seal, the last checksum, is not part of the frame. It is needed
-because a codec may turn other bytes into the same body, and nothing else covers the length in the header.
+built from this header and the uncompressed size. The seal, the last checksum, is not part of the frame. It is
+needed because a codec may turn other bytes into the same body, and nothing else covers the length in the
+header.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 HEAD_BYTES = HEADER_BYTES + STAMP_BYTES
 PEEK_BYTES = HEAD_BYTES + 8
-"""Number of bytes at the start of a frame that show its size, and if its head is valid."""
+"""Number of bytes at the start of a frame that show its size, and whether its head is valid."""
 
 
 def compress_frame(head: bytes, body: memoryview, codec: Compression) -> bytes | None:
@@ -71,10 +72,10 @@ def codec_of(frame: memoryview) -> int:
 
 def uncompressed_body(frame: memoryview) -> bytes:
     """Check the seal of the stored frame, and return its body. Raises ProtocolError, CodecMissing."""
-    found, stored = crc32c(frame[:-CRC_BYTES]), int.from_bytes(frame[-CRC_BYTES:], "little")
-    if found != stored:
+    computed, stored = crc32c(frame[:-CRC_BYTES]), int.from_bytes(frame[-CRC_BYTES:], "little")
+    if computed != stored:
         raise ProtocolError(
-            ErrorCode.CHECKSUM, f"the compressed frame's checksum is {found:#010x}, not {stored:#010x}"
+            ErrorCode.CHECKSUM, f"the compressed frame's checksum is {computed:#010x}, not {stored:#010x}"
         )
     length = unpack_header(frame).length
     try:

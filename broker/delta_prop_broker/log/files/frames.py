@@ -71,8 +71,8 @@ def read_head(raw: memoryview) -> FrameHead:
     """Read the head of a logged frame, from its first `PEEK_BYTES`. Raises ProtocolError."""
     logged = unpack_logged_head(raw) if len(raw) >= HEAD_BYTES else None
     if logged is not None:
-        sequence, length, stamp = logged
-        return FrameHead(HEADER_BYTES + length, sequence, stamp)
+        offset, length, stamp = logged
+        return FrameHead(HEADER_BYTES + length, offset, stamp)
     header = unpack_header(raw)
     if header.type is not FrameType.BATCH:
         raise ProtocolError(ErrorCode.BAD_FRAME, f"a {header.type.name} frame, but a log holds only batches")
@@ -81,15 +81,16 @@ def read_head(raw: memoryview) -> FrameHead:
         raw[HEADER_BYTES:HEAD_BYTES], raw[:HEADER_BYTES] if uncompressed is None else uncompressed
     )
     size = HEADER_BYTES + header.length if uncompressed is None else stored_size(header)
-    return FrameHead(size, header.sequence, stamp_in_clear, uncompressed)
+    offset = header.sequence  # the sequence of a logged frame is its offset
+    return FrameHead(size, offset, stamp_in_clear, uncompressed)
 
 
 class FrameScanner:
     """Scans the frames of a file, from a frame whose position and offset are known.
 
     Iterating raises BadFrame if the next frame is not valid; `position`, `offset` and `crc` are those after
-    the last valid frame. `previous_crc`: of the stamp before; None: unknown, so that of the first frame is
-    trusted.
+    the last valid frame. `previous_crc`: checksum of the stamp before the first frame; None if it is unknown:
+    then the checksum that the first frame names is trusted.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class FrameScanner:
             yield self._next()
 
     def resume(self, file: File, end: int) -> None:
-        """Continue in the same file, opened again, up to `end`."""
+        """Continue in the same file, opened again, up to position `end`."""
         self._file, self._end = file, end
 
     def step_back(self, frame: FrameLocation) -> None:
@@ -125,7 +126,7 @@ class FrameScanner:
         self.crc = frame.stamp.previous_crc
 
     @property
-    def chunk_bytes(self) -> int:
+    def buffered_bytes(self) -> int:
         """Number of bytes of the file that are in memory."""
         return len(self._chunk)
 
@@ -177,9 +178,9 @@ class FrameScanner:
                 body = uncompressed_body(frame)
             except ProtocolError as error:
                 raise BadFrame(self.position, self.offset, error.message, skip=_skip_bytes(head)) from None
-        found, stored = crc32c(memoryview(body)[:-CRC_BYTES]), int.from_bytes(body[-CRC_BYTES:], "little")
-        if found != stored or len(body) < _BODY_BYTES_MIN:
-            reason = f"the body's checksum is {found:#010x}, not {stored:#010x}"
+        computed, stored = crc32c(memoryview(body)[:-CRC_BYTES]), int.from_bytes(body[-CRC_BYTES:], "little")
+        if computed != stored or len(body) < _BODY_BYTES_MIN:
+            reason = f"the body's checksum is {computed:#010x}, not {stored:#010x}"
             raise BadFrame(self.position, self.offset, reason, skip=head.size)
         if stored != head.stamp.body_crc:
             reason = f"the stamp names body {head.stamp.body_crc:#010x}, but the body is {stored:#010x}"
@@ -207,9 +208,10 @@ def _skip_bytes(head: FrameHead) -> int:
 def heads_after(
     file: File, position: int, end: int, *, chunk_bytes: int = CHUNK_BYTES
 ) -> Iterator[tuple[int, FrameHead]]:
-    """Yield the heads that look valid from `position` on; after corruption they prove nothing.
+    """Yield (position, head) of each head that looks valid, from `position` on.
 
-    Skips the body after a valid head, and 8 bytes if there is no valid head.
+    After corruption, bytes may look like a head by chance. Skips the body after a valid head, and 8 bytes
+    where there is no valid head.
     """
     chunk, chunk_position = memoryview(b""), position
     while position + HEAD_BYTES <= end:

@@ -29,7 +29,7 @@ OLDEST_FORMAT = 1
 """The oldest format that a migration can begin with."""
 OPENINGS_MAX = (1 << 32) - 1
 EPOCHS_MAX = 4096
-"""Maximum number of stored epochs; a cursor of an older one counts as one of the oldest stored epoch."""
+"""Maximum number of stored epochs; a cursor of an older epoch counts as a cursor of the oldest stored one."""
 
 _HEADER = struct.Struct("<8sII16sQ")
 """magic, version, openings, log id, number of epochs; then (epoch, first offset) each; then a CRC32C."""
@@ -145,9 +145,9 @@ def write_identity(disk: Disk, directory: str, path: str, identity: Identity) ->
     replace_file(disk, directory, path, [raw, _CRC.pack(crc32c(raw))])
 
 
-def new_identity(draw: Callable[[int], bytes]) -> Identity:
+def new_identity(random_bytes: Callable[[int], bytes]) -> Identity:
     """Return the identity of a new log."""
-    return Identity(draw(LOG_ID_BYTES), ((1, 0),))
+    return Identity(random_bytes(LOG_ID_BYTES), ((1, 0),))
 
 
 def read_small_file(disk: Disk, path: str, *, bytes_max: int = _SMALL_FILE_BYTES) -> bytes | None:

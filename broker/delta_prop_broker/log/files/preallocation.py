@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 COMMITS = 16
 """Number of commits of the present size for which zeros are written."""
 AHEAD_BYTES_MIN, AHEAD_BYTES_MAX = 256 * 1024, 4 * 1024 * 1024
+"""Bounds of the zeros that are written at once."""
 LARGE_BYTES = 512 * 1024
 """Minimum size of a commit after which no zeros are written, as this would cost more than it saves."""
 _ZEROS = bytes(AHEAD_BYTES_MIN)
@@ -30,8 +31,8 @@ _ZEROS = bytes(AHEAD_BYTES_MIN)
 def fill(file: File, segment: Segment, start: int, end: int, *, end_max: int) -> None:
     """Write zeros after frames that were just written from `start` to `end`, before their sync.
 
-    Does nothing unless the frames reach the end of the zeros. `end_max`: maximum size of the file. Raises
-    OSError.
+    Does nothing while zeros are left after the frames, or after a large commit. `end_max`: maximum size of
+    the file. Raises OSError.
     """
     if end <= segment.preallocated_end or end - start >= LARGE_BYTES:
         return
@@ -49,7 +50,7 @@ def fill(file: File, segment: Segment, start: int, end: int, *, end_max: int) ->
             raise
 
 
-def limit(free_bytes: int, settings: LogSettings) -> int:
+def file_size_max(free_bytes: int, settings: LogSettings) -> int:
     """Return the maximum size of a file with zeros: that of a segment, or 0 if the disk lacks the space."""
     needed = settings.free_bytes_min + settings.unwritten_bytes_max + settings.segment_bytes_max
     return settings.segment_bytes_max if free_bytes >= needed else 0

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SLOT_BYTES = 4096  # as large as a page, so that a torn write corrupts only one slot
 _SLOT = struct.Struct("<8sIIQQQ")
-"""magic, version, flags, sequence, synced offset, start offset; then a CRC32C."""
+"""magic, version, flags (bit 0: clean), sequence, synced offset, start offset; then a CRC32C."""
 _CRC = struct.Struct("<I")
 _MAGIC = b"dp-mark\0"
 _VERSION = 1
@@ -29,7 +29,8 @@ _CLEAN = 1
 class RecoveryPoint:
     """The offset `synced` up to which rows were synced, and the start of the log.
 
-    `clean`: the log was closed with this recovery point, so it ends at `synced`.
+    `sequence`: grows with each write. `clean`: the log was closed with this recovery point, so it ends at
+    `synced`.
     """
 
     sequence: int = 0
@@ -72,16 +73,16 @@ def read_recovery_point(file: File) -> tuple[RecoveryPoint | None, int]:
 
     A slot that was never written is not corrupted.
     """
-    found: list[RecoveryPoint] = []
+    points: list[RecoveryPoint] = []
     corrupted = 0
     for slot in range(2):
         raw = file.read(slot * SLOT_BYTES, _SLOT.size + _CRC.size)
         point = _unpack(raw)
         if point is not None and point.sequence % 2 == slot:
-            found.append(point)
+            points.append(point)
         elif any(raw):
             corrupted += 1
-    return max(found, key=lambda point: point.sequence, default=None), corrupted
+    return max(points, key=lambda point: point.sequence, default=None), corrupted
 
 
 def open_recovery_point(

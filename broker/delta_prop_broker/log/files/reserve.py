@@ -1,7 +1,8 @@
 """Reserved disk space, so that small files can be written, and recovery can run, when the disk is full.
 
-A file of allocated blocks. It is released (truncated to nothing) when a write that must succeed finds no
-space, and allocated again when there is space. Until then appends are refused, so they never use this space.
+The reserve is a file of allocated blocks. It is released (truncated to nothing) when a write that must
+succeed finds no space, and allocated again when there is space. Until then appends are refused, so they never
+use this space.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def segment_bases(names: list[str], suffix: str = SUFFIX) -> list[int]:
 
 
 class Segment:
-    """One segment file. `size` counts the appended bytes, `readable` those that are on disk."""
+    """One segment file. `size` counts the appended bytes, `readable` those that are written to it."""
 
     __slots__ = (
         "base",
@@ -63,17 +63,17 @@ class Segment:
 
     def __init__(self, directory: str, base: int) -> None:
         stem = f"{directory}/{base:0{NAME_DIGITS}d}"
-        self.base = base
+        self.base = base  # offset of its first row
         self.path = stem + SUFFIX
         self.index_path = stem + INDEX_SUFFIX
-        self.end = base
+        self.end = base  # offset after its last row
         self.size = 0
         self.readable = 0
         self.preallocated_end = 0  # the end of the zeros after its frames, if there are any
         self.seen_first_us = 0  # the seen time of its first append
         self.seen_last_us = 0  # the seen time of its last append
-        self.latest_time = 0
-        self.last_crc: int | None = None
+        self.latest_time = 0  # append time (us since 1970) of its last frame
+        self.last_crc: int | None = None  # checksum of its last stamp
         self.compressed = False  # at least one frame is compressed
         self.compression_tried = False  # it was compressed, or compression saves too little
         self.file: File | None = None  # of the segment that is written to, or being rewritten
@@ -97,26 +97,25 @@ class Segments:
         self.last: Segment | None = None  # the segment that appends go to
         self.indexes_rebuilt = 0
         self._disk = disk
-        self._held: SortedDict[int, Segment] = SortedDict()  # by base
-        self.all: Sequence[Segment] = self._held.values()  # a view, not a copy
+        self._by_base: SortedDict[int, Segment] = SortedDict()
+        self.all: Sequence[Segment] = self._by_base.values()  # a view, not a copy
         self._files: OrderedDict[int, File] = OrderedDict()
         self._indexes: OrderedDict[int, SparseIndex] = OrderedDict()
-        # Stopped scanners, by their next offset.
+        # Stopped scanners, each with its segment, by their next offset.
         self._scanners: OrderedDict[int, tuple[Segment, FrameScanner]] = OrderedDict()
         self._current_scanner: tuple[Segment, FrameScanner] | None = None  # the scanner started last
-        self._rebuilt: set[int] = (
-            set()
-        )  # bases of segments whose index was rebuilt after it led to corruption
+        # Bases of segments whose index was rebuilt after it led to corruption.
+        self._rebuilt: set[int] = set()
 
     def add(self, segment: Segment) -> None:
         """Add the next segment."""
-        self._held[segment.base] = segment
+        self._by_base[segment.base] = segment
         self.last = segment
 
     def drop_first(self) -> Segment:
         """Remove the oldest segment from the table and return it; the caller removes its file."""
-        segment: Segment = self._held.popitem(0)[1]
-        self.last = self.last if self._held else None
+        segment: Segment = self._by_base.popitem(0)[1]
+        self.last = self.last if self._by_base else None
         self._indexes.pop(segment.base, None)
         self._rebuilt.discard(segment.base)
         self._forget_scanners(segment)
@@ -127,13 +126,13 @@ class Segments:
 
     def segment_at(self, offset: int) -> Segment:
         """Return the segment that holds an offset; the first segment if the offset is before it."""
-        found: Segment = self.all[max(self._held.bisect_right(offset) - 1, 0)]
-        return found
+        segment: Segment = self.all[max(self._by_base.bisect_right(offset) - 1, 0)]
+        return segment
 
     def segments_from(self, offset: int) -> Iterator[Segment]:
         """Return all segments from the one that holds `offset` on, oldest first."""
-        first = max(self._held.bisect_right(offset) - 1, 0)
-        return (self._held[base] for base in self._held.islice(first))
+        first = max(self._by_base.bisect_right(offset) - 1, 0)
+        return (self._by_base[base] for base in self._by_base.islice(first))
 
     def close(self) -> None:
         """Close all files."""
@@ -149,28 +148,28 @@ class Segments:
 
     def read(self, offset: int, end: int, *, rows_max: int, bytes_max: int) -> list[LoggedBatch]:
         """Return batches from the one of `offset` on, up to offset `end`. Raises LogCorrupted, OSError."""
-        found: list[LoggedBatch] = []
-        rows = size = 0
-        chunk = min(max(bytes_max, _SMALLEST_CHUNK_BYTES), CHUNK_BYTES)
+        batches: list[LoggedBatch] = []
+        row_count = size = 0
+        chunk_bytes = min(max(bytes_max, _SMALLEST_CHUNK_BYTES), CHUNK_BYTES)
         self._current_scanner = None
         beyond: FrameLocation | None = None
         try:
-            for location in self.scan(offset, end, chunk):
+            for location in self.scan(offset, end, chunk_bytes):
                 logged = location.logged
-                if found and (rows + logged.count > rows_max or size + logged.batch.size > bytes_max):
+                if batches and (row_count + logged.count > rows_max or size + logged.batch.size > bytes_max):
                     beyond = location
                     break
-                found.append(logged)
-                rows += logged.count
+                batches.append(logged)
+                row_count += logged.count
                 size += logged.batch.size
-                if rows >= rows_max or size >= bytes_max:
+                if row_count >= rows_max or size >= bytes_max:
                     break
         except LogCorrupted:
-            if not found:  # batches before the corruption are returned first
+            if not batches:  # batches before the corruption are returned first
                 raise
         else:
             self._store_scanner(beyond)
-        return found
+        return batches
 
     def _store_scanner(self, beyond: FrameLocation | None) -> None:
         """Cache a stopped scanner with the bytes that it has read, for a reader that continues there."""
@@ -179,7 +178,7 @@ class Segments:
         segment, scanner = self._current_scanner
         if beyond is not None and beyond.end == scanner.position:
             scanner.step_back(beyond)
-        if scanner.chunk_bytes <= CHUNK_BYTES:
+        if scanner.buffered_bytes <= CHUNK_BYTES:
             self._scanners[scanner.offset] = (segment, scanner)
             while len(self._scanners) > SCANNERS_MAX:
                 self._scanners.popitem(last=False)
@@ -188,11 +187,11 @@ class Segments:
         """Yield frames from the one of `offset` on, up to offset `end`. Raises LogCorrupted, OSError."""
         while offset < end:
             segment = self.segment_at(offset)
-            for found in self._scan_segment(segment, offset, chunk_bytes):
-                if found.logged.offset >= end:
+            for frame in self._scan_segment(segment, offset, chunk_bytes):
+                if frame.logged.offset >= end:
                     return
-                yield found
-                offset = found.logged.next_offset
+                yield frame
+                offset = frame.logged.next_offset
             if offset < end and offset < segment.end:
                 raise LogCorrupted(segment.path, "the file ends early", offset=offset, end=segment.end)
 
@@ -217,11 +216,11 @@ class Segments:
             if segment.latest_time < time or segment.base >= end:
                 continue
             entry = self.index_of(segment).entry_before_time(time)
-            for found in self._scan_segment(segment, entry.offset, CHUNK_BYTES):
-                if found.logged.offset >= end:
+            for frame in self._scan_segment(segment, entry.offset, CHUNK_BYTES):
+                if frame.logged.offset >= end:
                     break
-                if found.stamp.append_time >= time:
-                    return found.logged.offset
+                if frame.stamp.append_time >= time:
+                    return frame.logged.offset
         return end
 
     def append_time(self, offset: int) -> int | None:
@@ -244,7 +243,7 @@ class Segments:
         index = self._indexes.get(segment.base)
         if index is None:
             index = load_index(self._disk, segment)
-            if index is None or (index.end, index.size, index.last_crc) != _facts(segment):
+            if index is None or (index.end, index.size, index.last_crc) != _index_facts(segment):
                 return self._rebuild(segment)
             self._rebuilt.discard(segment.base)
             self._cache_index(segment, index)
@@ -268,7 +267,7 @@ class Segments:
 
     def _forget_scanners(self, segment: Segment) -> None:
         """Remove the scanners of a segment whose frames have moved, or were removed."""
-        for offset in [offset for offset, (other, _) in self._scanners.items() if other is segment]:
+        for offset in [offset for offset, (scanned, _) in self._scanners.items() if scanned is segment]:
             del self._scanners[offset]
 
     def _cache_index(self, segment: Segment, index: SparseIndex) -> None:
@@ -283,11 +282,11 @@ class Segments:
             self._file(segment), position=0, offset=segment.base, end=segment.size, previous_crc=None
         )
         try:
-            for found in scanner:
-                index_frame(index, found)
+            for frame in scanner:
+                index_frame(index, frame)
         except BadFrame as bad:
             raise corruption_error(segment, self._file(segment), bad) from None
-        if (index.end, index.size, index.last_crc) != _facts(segment):
+        if (index.end, index.size, index.last_crc) != _index_facts(segment):
             raise LogCorrupted(segment.path, "the file has other frames than before", offset=segment.base)
         self._cache_index(segment, index)
         return index
@@ -313,17 +312,17 @@ class Segments:
                 )
             self._current_scanner, stopped = (segment, scanner), None
             try:
-                for found in scanner:
-                    if found.logged.next_offset > offset:
-                        yield found
-                        offset = found.logged.next_offset
+                for frame in scanner:
+                    if frame.logged.next_offset > offset:
+                        yield frame
+                        offset = frame.logged.next_offset
                 return
             except BadFrame as bad:
                 if entry is None:
                     continue  # retry from the index entry, as a new reader
-                better = self._try_rebuild(segment)
-                if better is not None and better.entry_before(offset) != entry:
-                    entry = better.entry_before(offset)
+                rebuilt = self._try_rebuild(segment)
+                if rebuilt is not None and rebuilt.entry_before(offset) != entry:
+                    entry = rebuilt.entry_before(offset)
                     continue
                 after = _head_after(segment, file, bad)
                 if bad.offset >= offset or after is None or after.offset > offset:
@@ -365,8 +364,8 @@ class Segments:
         if index is None or (index.size, index.end, index.last_crc) != (size, *_frame_identity(segment)):
             index = SparseIndex(segment.base)
             try:
-                for found in FrameScanner(file, position=0, offset=segment.base, end=size, previous_crc=None):
-                    index_frame(index, found)
+                for frame in FrameScanner(file, position=0, offset=segment.base, end=size, previous_crc=None):
+                    index_frame(index, frame)
             except BadFrame:
                 return
         if (index.end, index.last_crc) == _frame_identity(segment):
@@ -396,17 +395,17 @@ def write_index(disk: Disk, segment: Segment, index: SparseIndex) -> None:
             file.close()
 
 
-def index_frame(index: SparseIndex, found: FrameLocation) -> None:
+def index_frame(index: SparseIndex, frame: FrameLocation) -> None:
     """Add a frame to an index."""
-    stamp = found.stamp
+    stamp = frame.stamp
     index.add(
-        found.logged.batch,
-        offset=found.logged.offset,
-        size=found.size,
+        frame.logged.batch,
+        offset=frame.logged.offset,
+        size=frame.size,
         time=stamp.append_time,
         previous_crc=stamp.previous_crc,
         crc=stamp.crc,
-        codec=found.codec,
+        codec=frame.codec,
     )
 
 
@@ -430,7 +429,8 @@ def _frame_identity(segment: Segment) -> tuple[int, int | None]:
     return segment.end, segment.last_crc
 
 
-def _facts(segment: Segment) -> tuple[int, int, int | None]:
+def _index_facts(segment: Segment) -> tuple[int, int, int | None]:
+    """Return facts that an index of all frames of the segment must have, too."""
     return segment.end, segment.size, segment.last_crc
 
 

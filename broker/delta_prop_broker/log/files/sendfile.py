@@ -35,16 +35,17 @@ For compressed frames there is no minimum, since reading them one by one would d
 FILES_MAX = 16
 """Maximum number of open files; a file that is removed from the log uses disk space until it is closed."""
 _HEADS_MAX = 64
-"""Maximum number of frames between two entries of an index. Entries are about 4 KB apart, and an
-uncompressed frame has at least 128 bytes; twice that many as a margin."""
+"""Maximum number of frames that are read from an index entry on. Entries are about 4 KB apart, and an
+uncompressed frame has at least 128 bytes, so there are about 32 between two entries; the rest is a margin."""
 
 
 class RangeBounds(NamedTuple):
     """Bounds of a range; a range below `bytes_min` is not used.
 
-    `read_bytes_max`: the lower bound for frames of compressed segments, which are read into memory; a larger
-    first frame is read alone; None: `bytes_max`. `verified`: use only frames of compressed segments, which
-    are verified as they are read; no reader has checked this part of the log.
+    `read_bytes_max`: replaces `bytes_max` for frames of compressed segments, which are read into memory, if
+    it is smaller; if the first frame exceeds it, that frame is read alone. `verified`: use only frames of
+    compressed segments, which are verified as they are read; set for a part of the log that no reader
+    has checked.
     """
 
     deltas_max: int
@@ -80,7 +81,10 @@ class SendfilePool:
     def find(
         self, offset: int, bounds: RangeBounds, codecs: frozenset[int]
     ) -> tuple[SendfileRange, _OpenFile] | None:
-        """Find the range that begins at `offset`; return it and its file, which then has one more user."""
+        """Find the range that begins at `offset`; return it and its file, which then has one more user.
+
+        None if there is no range. Raises LogCorrupted, OSError.
+        """
         segments, start, high_watermark = self._log_state()
         if not start <= offset < high_watermark:
             return None
@@ -88,15 +92,17 @@ class SendfilePool:
         index = segments.index_of(segment)
         if not _is_readable(index, codecs) or (bounds.verified and not index.codecs):
             return None
-        limit = min(offset + bounds.deltas_max, high_watermark, _first_control(index, offset))
+        offset_max = min(offset + bounds.deltas_max, high_watermark, _first_control(index, offset))
         opened = self._acquire(segments, segment, index)
         if opened is None:
             return None
         try:
             if index.codecs:
-                found = opened.read_frames(index, offset, limit, bounds)
+                found = opened.read_frames(index, offset, offset_max, bounds)
             else:
-                found = opened.locate_range(index, offset, limit, bounds, is_active=segment is segments.last)
+                found = opened.locate_range(
+                    index, offset, offset_max, bounds, is_active=segment is segments.last
+                )
         except BaseException:
             opened.release()
             raise
@@ -157,11 +163,11 @@ class _OpenFile:
         self._forget = forget
 
     def locate_range(
-        self, index: SparseIndex, offset: int, limit: int, bounds: RangeBounds, *, is_active: bool
+        self, index: SparseIndex, offset: int, offset_max: int, bounds: RangeBounds, *, is_active: bool
     ) -> SendfileRange | None:
-        """Return the range from the frame of `offset` up to about `limit`, if the file fits the index."""
+        """Return the range from `offset` to about `offset_max`; None if the file does not fit the index."""
         file, entry = self.file, index.entry_before(offset)
-        next_offset, end = _last_known_end(index, limit, entry.position + bounds.bytes_max)
+        next_offset, end = _last_known_end(index, offset_max, entry.position + bounds.bytes_max)
         if next_offset <= offset or end - entry.position < bounds.bytes_min:
             return None
         start = _locate(file, entry, offset)
@@ -179,9 +185,9 @@ class _OpenFile:
         )
 
     def read_frames(
-        self, index: SparseIndex, offset: int, limit: int, bounds: RangeBounds
+        self, index: SparseIndex, offset: int, offset_max: int, bounds: RangeBounds
     ) -> SendfileRange | None:
-        """Return the frames of a compressed segment from `offset` on, without their seals."""
+        """Return the frames of a compressed segment from `offset` up to `offset_max`, without their seals."""
         file, start = self.file, _locate(self.file, index.entry_before(offset), offset)
         head = None if start is None else _head_at(file, start)
         if start is None or head is None or head.size > bounds.bytes_max:
@@ -197,7 +203,7 @@ class _OpenFile:
             next_frame_offset = (
                 index.end if is_last and frame_end == len(raw) else next_head and next_head.offset
             )
-            if not next_frame_offset or next_frame_offset > limit:
+            if not next_frame_offset or next_frame_offset > offset_max:
                 break
             frame = _unseal(raw[position:frame_end], head)
             if frame is None:

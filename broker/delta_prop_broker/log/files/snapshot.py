@@ -4,7 +4,7 @@
 origins with their watermarks and clocks, and an index of the frames. Checksums cover every byte. The first
 frame names the log's last stamp before the offset, so a snapshot of another history is detected.
 
-The interface for readers: `Snapshot.offset` (the tail continues there), `.log_id`, `.lamport`, `.time_us`,
+The interface for readers: `Snapshot.offset` (the log continues there), `.log_id`, `.lamport`, `.time_us`,
 `.rows`, `.bytes`, `.watermarks`, `.frames()`, `.find(namespace, vector_id)`, `.verify()`, `.close()`.
 """
 
@@ -66,7 +66,8 @@ class SnapshotFacts:
     """Facts about a snapshot. `chain_crc` is the checksum of the log's last stamp before `offset`.
 
     `begin`: the first offset that it covers; above 0 only if rows had been removed before the first snapshot.
-    `out_of_order`: deltas without effect because they sort before the state that they met; `unfolded`:
+    `rows`: number of states; `alive`: of these, states of vectors that are not deleted. `out_of_order`:
+    number of deltas without effect because they sort before the state that they met; `unfolded`: number of
     deltas without effect because this version cannot fold their kind. `time_us`: the latest append time.
     """
 
@@ -164,23 +165,23 @@ class Snapshot:
         """Number of frames of states."""
         return len(self._index.entries)
 
-    def frames(self, begin: int = 0, stop: int | None = None) -> Iterator[LoggedBatch]:
-        """Yield the frames number `begin` to `stop` (exclusive; None: the last), in the order of sort keys.
+    def frames(self, first: int = 0, end: int | None = None) -> Iterator[LoggedBatch]:
+        """Yield the frames number `first` to `end` (exclusive; None: all that follow), sorted by key.
 
         Raises LogCorrupted, OSError.
         """
         index = self._index
         entries = [*index.entries, (index.frames_end, self.rows, index.last_crc)]
-        position, row, crc = entries[begin]
-        end, *expected = entries[-1 if stop is None else stop]
-        scanner = FrameScanner(self._file, position=position, offset=row, end=end, previous_crc=crc)
+        position, row, crc = entries[first]
+        end_position, *expected = entries[-1 if end is None else end]
+        scanner = FrameScanner(self._file, position=position, offset=row, end=end_position, previous_crc=crc)
         try:
             for location in scanner:
                 yield location.logged
         except BadFrame as bad:
             raise LogCorrupted(self.path, bad.reason, position=bad.position) from None
         if [scanner.offset, scanner.crc] != expected:
-            raise LogCorrupted(self.path, "its frames do not fit its index", position=end)
+            raise LogCorrupted(self.path, "its frames do not fit its index", position=end_position)
 
     def find(self, namespace: str, vector_id: str) -> tuple[LoggedBatch, int] | None:
         """Return the frame and row of one vector; None if it has no delta below the offset.
@@ -262,13 +263,14 @@ def newest_snapshot(disk: Disk, directory: str, log_id: bytes) -> Snapshot | Non
         if not offsets:
             return None
         try:
-            found = open_snapshot(disk, directory, offsets[-1])
+            snapshot = open_snapshot(disk, directory, offsets[-1])
         except FileNotFoundError:
             continue  # a newer one has replaced it since
-        if found.log_id != log_id:
-            found.close()
-            raise LogCorrupted(found.path, f"it belongs to log {found.log_id.hex()}, not to {log_id.hex()}")
-        return found
+        if snapshot.log_id != log_id:
+            snapshot.close()
+            reason = f"it belongs to log {snapshot.log_id.hex()}, not to {log_id.hex()}"
+            raise LogCorrupted(snapshot.path, reason)
+        return snapshot
     raise OSError(errno.EIO, "snapshots are replaced faster than they can be opened", directory)
 
 
@@ -331,7 +333,10 @@ def _read_index(raw: bytes) -> tuple[list[tuple[int, int, int]], list[str]]:
 
 
 class StateFile:
-    """Writes frames of rows, each with the checksum of the stamp before it: snapshots, and spill files."""
+    """Writes frames of rows, each with the checksum of the stamp before it: snapshots, and spill files.
+
+    `position`, `rows` and `chain_crc`: the end of the file, number of rows and last stamp's checksum so far.
+    """
 
     def __init__(self, disk: Disk, path: str, *, position: int, chain_crc: int, time_us: int = 0) -> None:
         self.path = path

@@ -67,14 +67,14 @@ class SparseIndex:
 
     def __init__(self, base: int) -> None:
         self.base = base
-        self.end = base
-        self.size = 0
-        self.first_previous_crc: int | None = None
-        self.last_crc: int | None = None
-        self.first_time = 0
+        self.end = base  # offset after the last row
+        self.size = 0  # bytes of the frames on disk
+        self.first_previous_crc: int | None = None  # the previous checksum that the first stamp names
+        self.last_crc: int | None = None  # checksum of the last stamp
+        self.first_time = 0  # append times, in microseconds since 1970
         self.latest_time = 0
         self.codecs = 0  # bit n: a frame is compressed with codec n
-        self.compression_tried = False  # it was compressed, or compression saves nothing
+        self.compression_tried = False  # it was compressed, or compression saves too little
         self.controls: array[int] | None = array("Q")
         """The offsets of frames of control rows; None if an older index lacks them."""
         self._offsets, self._positions = array("Q"), array("Q")
@@ -151,9 +151,9 @@ class SparseIndex:
         return copy
 
     def find_run(self, origin: int, counter: int) -> tuple[int, int] | None:
-        """Return the offset of the run with this counter, and that of its row if the run has no gaps.
+        """Return two offsets: of the run that spans this counter, and of its row if the run has no gaps.
 
-        Returns None if no run has the counter.
+        Returns None if no run spans the counter.
         """
         runs = self._runs.get(origin)
         if runs is None:

@@ -1,7 +1,8 @@
-"""The file `time` of a log: the seen time, and the seen times of its segments.
+"""The file `time` of a log: the seen times of the log and of its segments.
 
-It is replaced now and then, so it can only lag: after a crash, some time is missing, and rows count as
-younger than they are. Without the file, all rows count as new.
+Seen time is the time for which processes had the log open. The file is replaced now and then, so it can only
+lag: after a crash, some time is missing, and rows count as younger than they are. Without the file, all rows
+count as new.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Takes no lock and changes nothing in the source. The order makes the copy consis
 3. the recovery point, up to which the log is copied;
 4. the segments, each read back and checked; if one is removed meanwhile, the copy starts again, but keeps the
    segments that it has;
-5. identity and recovery point of the copy, and last the format file, without which it is not a log.
+5. identity and recovery point of the copy, and last the format file, without which the copy is not a log.
 
 From its end on, the history of a copy differs from that of the source. So the copy begins a new epoch there,
 higher by a random step, which the source will not have: a cursor beyond that end is never valid in both.
@@ -55,9 +55,11 @@ if TYPE_CHECKING:
     from delta_prop_broker.log.files.identity import Identity
 
 TRIES = 100
+"""Maximum number of attempts."""
 PAUSE_S = 0.05
+"""Pause between two attempts."""
 EPOCH_STEP_BYTES = 2
-"""Bytes of the random step (1 to 65,536) of a copy's epoch, by which two copies of one log differ, too."""
+"""Bytes of the random step (1 to 65,536) of a copy's epoch, so that the epochs of two copies differ, too."""
 _SYNC_BYTES = 16 * 1024 * 1024
 
 
@@ -67,7 +69,10 @@ class BackupFailed(DeltaPropError):
 
 @dataclass(frozen=True, slots=True)
 class BackupReport:
-    """Contents of a copy; `retries`: how many times it started again because the source changed."""
+    """Contents of a copy: `segments` and `files` are numbers, `bytes` is the size of the segments.
+
+    `retries`: number of times that it started again because the source changed.
+    """
 
     start_offset: int
     next_offset: int
@@ -79,7 +84,7 @@ class BackupReport:
 
 
 class _SourceChanged(Exception):
-    """The source has changed since the start of this attempt: try again."""
+    """The source has changed since the start of this attempt, so another attempt is needed."""
 
 
 def copy_log(
@@ -89,7 +94,7 @@ def copy_log(
     *,
     files: Sequence[str],
     directories: Sequence[str],
-    draw: Callable[[int], bytes],
+    random_bytes: Callable[[int], bytes],
     pause: Callable[[float], object],
 ) -> BackupReport:
     """Copy a log into an empty directory, durably.
@@ -99,7 +104,7 @@ def copy_log(
     """
     if not check_format(source):
         raise UsageError(f"{source.name!r} holds no log to copy: name a data directory, or a copy of one")
-    backup = _Backup(source, target, directory, draw)
+    backup = _Backup(source, target, directory, random_bytes)
     for attempt in range(TRIES):
         try:
             return backup.run(files, directories, attempt)
@@ -113,19 +118,21 @@ def copy_log(
 
 
 class _Backup:
-    """One running copy; an attempt does not copy again the sealed segments of an earlier one."""
+    """One running copy; sealed segments that an earlier attempt copied are not copied again."""
 
-    def __init__(self, source: Disk, target: Disk, directory: str, draw: Callable[[int], bytes]) -> None:
+    def __init__(
+        self, source: Disk, target: Disk, directory: str, random_bytes: Callable[[int], bytes]
+    ) -> None:
         self._source = source
         self._target = target
         self._directory = directory
-        self._draw = draw
+        self._random_bytes = random_bytes
         self._copied: dict[int, Segment] = {}
-        self._files = 0
+        self._file_count = 0
 
     def run(self, files: Sequence[str], directories: Sequence[str], attempt: int) -> BackupReport:
         self._make_directories(directories)
-        self._files = 0
+        self._file_count = 0
         self._copy_small_files("", files)
         for path in directories:
             self._copy_small_files(
@@ -133,7 +140,7 @@ class _Backup:
             )
         identity = self._read_identity()
         self._clear()
-        snapshots = self._copy_states()
+        snapshot_offset = self._copy_states()
         point = self._read_recovery_point()
         segments = self._copy_segments(point)
         start = segments[0].base if segments else point.synced
@@ -141,21 +148,21 @@ class _Backup:
             raise _SourceChanged("another process has opened it")
         if (
             start
-            and self._newest_offset(SNAPSHOT_SUFFIX) is not None
-            and (snapshots is None or snapshots < start)
+            and self._newest_snapshot(self._source) is not None
+            and (snapshot_offset is None or snapshot_offset < start)
         ):
             raise _SourceChanged("a newer snapshot replaces segments that were removed")
         identity = identity.next_epoch(
-            point.synced, step=1 + int.from_bytes(self._draw(EPOCH_STEP_BYTES), "little")
+            point.synced, step=1 + int.from_bytes(self._random_bytes(EPOCH_STEP_BYTES), "little")
         )
-        self._seal(identity, RecoveryPoint(synced=point.synced, start=start))
+        self._complete(identity, RecoveryPoint(synced=point.synced, start=start))
         return BackupReport(
             start_offset=start,
             next_offset=point.synced,
             epoch=identity.epoch,
             segments=len(segments),
             bytes=sum(segment.size for segment in segments),
-            files=self._files,
+            files=self._file_count,
             retries=attempt,
         )
 
@@ -172,7 +179,7 @@ class _Backup:
             if not name.endswith((SUFFIX, INDEX_SUFFIX)):
                 self._target.remove(f"{self._directory}/{name}")
 
-    # --- full files
+    # --- whole files
 
     def _copy_small_files(self, directory: str, names: Sequence[str]) -> None:
         """Copy small files, each of which is replaced as a whole or only grows."""
@@ -189,11 +196,12 @@ class _Backup:
                 (SUFFIX, INDEX_SUFFIX, TEMPORARY, STAGED)
             ):
                 self._copy_file(f"{self._directory}/{name}")
-        return self._newest_offset(SNAPSHOT_SUFFIX, self._target)
+        return self._newest_snapshot(self._target)
 
-    def _newest_offset(self, suffix: str, disk: Disk | None = None) -> int | None:
-        bases = segment_bases((disk or self._source).list(self._directory), suffix)
-        return bases[-1] if bases else None
+    def _newest_snapshot(self, disk: Disk) -> int | None:
+        """Return the offset of the newest snapshot in the files of a disk; None if there is none."""
+        offsets = segment_bases(disk.list(self._directory), SNAPSHOT_SUFFIX)
+        return offsets[-1] if offsets else None
 
     def _copy_file(self, path: str) -> None:
         file = self._source.open(path, read_only=True)
@@ -201,13 +209,13 @@ class _Backup:
             target = self._target.open(path, create=True)
             try:
                 target.truncate(0)
-                _write(target, file, file.size())
+                _copy_bytes(target, file, file.size())
                 target.sync()
             finally:
                 target.close()
         finally:
             file.close()
-        self._files += 1
+        self._file_count += 1
 
     # --- the log
 
@@ -239,17 +247,17 @@ class _Backup:
             base for base in segment_bases(self._source.list(self._directory)) if base < recovery_point.synced
         ]
         ends = [*bases[1:], recovery_point.synced][: len(bases)]
-        parts = {base: end for base, end in zip(bases, ends, strict=True) if end > recovery_point.start}
-        first = min(parts, default=recovery_point.synced)
+        end_by_base = {base: end for base, end in zip(bases, ends, strict=True) if end > recovery_point.start}
+        first = min(end_by_base, default=recovery_point.synced)
         if first > recovery_point.start:
             self._check_removed(recovery_point, first)
             raise _SourceChanged(f"offsets {recovery_point.start} to {first} were removed")
         for base in segment_bases(self._target.list(self._directory)):
-            if base not in parts or base not in self._copied:
+            if base not in end_by_base or base not in self._copied:
                 self._drop(base)
         segments: list[Segment] = []
         crc: int | None = None
-        for base, end in parts.items():
+        for base, end in end_by_base.items():
             segment = self._copied.get(base)
             if segment is None or segment.end != end:
                 segment = self._copied[base] = self._copy_segment(base, end, crc)
@@ -275,7 +283,7 @@ class _Backup:
         missing = Segment(self._directory, recovery_point.start).path
         raise LogCorrupted(missing, "the file is missing", offset=recovery_point.start, end=first)
 
-    def _copy_segment(self, base: int, end: int, crc: int | None) -> Segment:
+    def _copy_segment(self, base: int, end: int, previous_crc: int | None) -> Segment:
         """Copy the frames below `end`, and check them in the copy."""
         segment, index = Segment(self._directory, base), SparseIndex(base)
         source = self._source.open(segment.path, read_only=True)
@@ -284,11 +292,11 @@ class _Backup:
             try:
                 target.truncate(0)
                 size = source.size()
-                _write(target, source, size)
-                scanner = FrameScanner(target, position=0, offset=base, end=size, previous_crc=crc)
+                _copy_bytes(target, source, size)
+                scanner = FrameScanner(target, position=0, offset=base, end=size, previous_crc=previous_crc)
                 try:
-                    for found in scanner:
-                        index_frame(index, found)
+                    for frame in scanner:
+                        index_frame(index, frame)
                         if scanner.offset >= end:
                             break
                 except BadFrame as bad:
@@ -314,7 +322,8 @@ class _Backup:
         if segment.index_path.rpartition("/")[2] in self._target.list(self._directory):
             self._target.remove(segment.index_path)
 
-    def _seal(self, identity: Identity, recovery_point: RecoveryPoint) -> None:
+    def _complete(self, identity: Identity, recovery_point: RecoveryPoint) -> None:
+        """Write the identity, the recovery point and the format file, which make the copy a log."""
         target, directory = self._target, self._directory
         write_identity(target, directory, f"{directory}/{IDENTITY}", identity)
         file = open_recovery_point(target, f"{directory}/{RECOVERY_POINT}", create=True)
@@ -329,7 +338,7 @@ class _Backup:
         replace_file(target, "", FORMAT_PATH, [format_file])
 
 
-def _write(target: File, source: File, size: int) -> None:
+def _copy_bytes(target: File, source: File, size: int) -> None:
     """Copy the first `size` bytes, with a sync now and then, so that no sync takes long."""
     position = synced = 0
     while position < size:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class Follower:
     """A reader of a log, to be closed after use; `offset` is the next offset that it reads.
 
-    `synced`: the offset up to which the caller knows rows to be synced. Without it, a log whose recovery
-    point is lost would look empty.
+    `synced`: the offset up to which the caller knows rows to be synced. Without `synced`, a log whose
+    recovery point is lost would look empty.
     """
 
     def __init__(self, disk: Disk, offset: int, directory: str = DIRECTORY, *, synced: int = 0) -> None:
@@ -39,7 +39,7 @@ class Follower:
         self._segment: Segment | None = None
         self._file: File | None = None
         self._position = 0
-        self._scanned = 0  # the offset of the frame at `_position`, not after `offset`
+        self._scan_offset = 0  # offset of the frame at `_position`; at most `offset`
         self._crc: int | None = None
         self._recovery_point = RecoveryPoint()
 
@@ -78,11 +78,11 @@ class Follower:
         file = open_recovery_point(self._disk, f"{self._directory}/{RECOVERY_POINT}", read_only=True)
         if file is not None:
             try:
-                found, _ = read_recovery_point(file)
+                point, _ = read_recovery_point(file)
             finally:
                 file.close()
-            if found is not None and found.sequence >= self._recovery_point.sequence:
-                self._recovery_point = found
+            if point is not None and point.sequence >= self._recovery_point.sequence:
+                self._recovery_point = point
         return replace(self._recovery_point, synced=max(self._recovery_point.synced, self._known_synced))
 
     def _open(self) -> None:
@@ -98,7 +98,7 @@ class Follower:
             )
         self._segment = Segment(self._directory, base)
         self._file = self._disk.open(self._segment.path, read_only=True)
-        self._position, self._scanned, self._crc = 0, base, None
+        self._position, self._scan_offset, self._crc = 0, base, None
 
     def _scan(self, synced: int) -> Iterator[FrameLocation]:
         """Yield the remaining frames of this file, up to offset `synced`."""
@@ -107,16 +107,16 @@ class Follower:
         scanner = FrameScanner(
             self._file,
             position=self._position,
-            offset=self._scanned,
+            offset=self._scan_offset,
             end=self._file.size(),
             previous_crc=self._crc,
         )
         try:
-            while self._scanned < synced:
+            while self._scan_offset < synced:
                 location = next(iter(scanner), None)
                 if location is None:
                     return
-                self._position, self._scanned, self._crc = scanner.position, scanner.offset, scanner.crc
+                self._position, self._scan_offset, self._crc = scanner.position, scanner.offset, scanner.crc
                 yield location
         except BadFrame as bad:
             raise LogCorrupted(

@@ -41,20 +41,20 @@ def inspect(disk: Disk, directory: str = DIRECTORY) -> Iterator[FrameLocation | 
         yield LogCorrupted(f"{directory}/{RECOVERY_POINT}", fault)
     bases = segment_bases(disk.list(directory))
     expected = _start(point, bases)
-    previous: int | None = None
-    for number, base in enumerate(bases):
-        if number + 1 < len(bases) and bases[number + 1] <= (0 if point is None else point.start):
+    previous_crc: int | None = None
+    for index, base in enumerate(bases):
+        if index + 1 < len(bases) and bases[index + 1] <= (0 if point is None else point.start):
             continue  # the segment was removed on purpose, and only its file is left
         if base > expected:
             yield LogCorrupted(
                 Segment(directory, expected).path, "frames are missing", offset=expected, end=base
             )
-            previous = None
-        is_last = number + 1 == len(bases)
-        synced = (0 if point is None else point.synced) if is_last else bases[number + 1]
-        inspector = _SegmentInspector(disk, Segment(directory, base), previous, synced, is_last=is_last)
+            previous_crc = None
+        is_last = index + 1 == len(bases)
+        synced = (0 if point is None else point.synced) if is_last else bases[index + 1]
+        inspector = _SegmentInspector(disk, Segment(directory, base), previous_crc, synced, is_last=is_last)
         yield from inspector.run()
-        expected, previous = inspector.offset, inspector.crc
+        expected, previous_crc = inspector.offset, inspector.crc
     if point is not None and point.synced > expected:
         path = Segment(directory, bases[-1] if bases else expected).path
         yield LogCorrupted(path, "frames that were synced are missing", offset=expected, end=point.synced)
@@ -103,7 +103,10 @@ def inspect_checkpoints(disk: Disk, directory: str = DIRECTORY) -> Iterator[Chec
 
 
 class _SegmentInspector:
-    """Inspects one segment; `offset` and `crc` are those after its last frame."""
+    """Inspects one segment; `offset` and `crc` are those after its last frame.
+
+    `synced`: the offset up to which its rows are known to be synced.
+    """
 
     def __init__(
         self, disk: Disk, segment: Segment, previous_crc: int | None, synced: int, *, is_last: bool

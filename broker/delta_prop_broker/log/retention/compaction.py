@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from delta_prop_broker.log.files.snapshot import Snapshot
 
 TOTAL_CLOCK_ENTRIES_MAX = 262_144
-_POLL_BYTES = 4 * 1024 * 1024
+"""Maximum number of clock entries of all origins in a snapshot."""
+_POLL_BYTES = 4 * 1024 * 1024  # written between two polls of the free disk space
 STEP_BYTES = 256 * 1024
 STEP_ROWS = 2048
 """A step reads the log until it has this many rows or bytes."""
@@ -55,12 +56,12 @@ class SegmentRange(NamedTuple):
 class Watermarks:
     """Each origin's watermark, epoch and clock, updated batch by batch.
 
-    Clocks are bounded: each origin keeps the entries that changed last, and of all origins, those that wrote
-    last keep their clocks. With entries lost, too many deltas count as concurrent, but never too few.
+    Clocks are bounded: an origin keeps the entries that changed last, and the origins that wrote last keep
+    their clocks. If entries are lost, too many deltas count as concurrent, but never too few.
     """
 
     def __init__(self, before: Mapping[int, OriginWatermark]) -> None:
-        self._last: dict[int, tuple[int, int]] = {}
+        self._last: dict[int, tuple[int, int]] = {}  # origin -> epoch, last counter
         self._clocks: OrderedDict[int, dict[int, int]] = OrderedDict()
         self._entries = 0
         for origin, mark in before.items():
@@ -74,9 +75,9 @@ class Watermarks:
             return
         clock = self._clocks.setdefault(origin, {})
         self._clocks.move_to_end(origin)
-        for other, counter_seen in entries:
-            known_counter = clock.pop(other, 0)
-            clock[other] = max(known_counter, counter_seen)
+        for seen_origin, counter_seen in entries:
+            known_counter = clock.pop(seen_origin, 0)
+            clock[seen_origin] = max(known_counter, counter_seen)
             self._entries += not known_counter
         while len(clock) > CLOCK_ENTRIES_MAX:
             del clock[next(iter(clock))]
@@ -98,8 +99,10 @@ class Compaction:
     """One compaction, from the snapshot at `previous` (None: the first segment) to the end of `segments`.
 
     Call `step` until it returns True, or call `abort`. Each call may wait for the disk; only one may run at a
-    time. `run_bytes_max`: about the memory for sorting; further rows are spilled to files, which the
-    compaction removes at its end. `step` raises OSError when less than `free_bytes_min` are free on the disk.
+    time. `run_bytes_max`: memory for sorting, approximately; further rows are spilled to files, which the
+    compaction removes at its end. `rows_read`, `bytes_read` and `run_count` count the work done so far; the
+    `snapshot_…` attributes give the size of the new snapshot. `step` raises OSError when less than
+    `free_bytes_min` are free on the disk.
     """
 
     def __init__(
@@ -114,7 +117,7 @@ class Compaction:
         free_bytes_min: int = 0,
     ) -> None:
         self.offset = segments[-1].end
-        self.rows_read = self.bytes_read = self.runs = 0
+        self.rows_read = self.bytes_read = self.run_count = 0
         self.snapshot_bytes = self.snapshot_rows = 0
         self._disk = disk
         self._directory = directory
@@ -204,8 +207,9 @@ class Compaction:
     def _gather(
         self, reader: _SegmentReader, runs: list[SortedRun], folder: ChangeFolder, *, in_order: bool
     ) -> Iterator[None]:
+        """Read all segments, in steps, and add their rows to `runs`, sorted."""
         builder = RunBuilder(in_order)
-        rows = size = 0
+        row_count = size = 0
         for segment in self._segments:
             for location in reader.frames(self._disk, segment):
                 batch = location.logged.batch
@@ -213,22 +217,22 @@ class Compaction:
                     raise _OutOfOrderFrame
                 if not batch.is_control:
                     builder.add(location.logged)
-                rows, size = rows + batch.count, size + location.size
+                row_count, size = row_count + batch.count, size + location.size
                 if builder.bytes >= self._run_bytes_max:
                     yield from self._close_run(builder, runs, folder, spill=True)
-                if rows >= STEP_ROWS or size >= STEP_BYTES:
-                    self.rows_read, self.bytes_read = self.rows_read + rows, self.bytes_read + size
-                    rows = size = 0
+                if row_count >= STEP_ROWS or size >= STEP_BYTES:
+                    self.rows_read, self.bytes_read = self.rows_read + row_count, self.bytes_read + size
+                    row_count = size = 0
                     yield
-        self.rows_read, self.bytes_read = self.rows_read + rows, self.bytes_read + size
+        self.rows_read, self.bytes_read = self.rows_read + row_count, self.bytes_read + size
         if builder.bytes:
             yield from self._close_run(builder, runs, folder, spill=False)
 
     def _close_run(
         self, builder: RunBuilder, runs: list[SortedRun], folder: ChangeFolder, *, spill: bool
     ) -> Iterator[None]:
-        """Make the builder's rows a run, and empty the builder."""
-        self.runs += 1
+        """Write the builder's rows as a run, add it to `runs`, and empty the builder."""
+        self.run_count += 1
         stem = f"{snapshot_path(self._directory, self.offset)}-{len(runs)}"
         files = []
         for kind in ("rows", "changes"):
@@ -268,13 +272,13 @@ class _SegmentReader:
         self.time_us = 0 if base is None else base.time_us
         self.lamport = 0 if base is None else base.lamport
         self.chain_crc: int | None = None if base is None else base.facts.chain_crc
-        self.is_ascending = True
-        self._from = segments[0].base if base is None else base.offset
+        self.is_ascending = True  # the last frame read follows all earlier ones, and has no duplicate ids
+        self._next_offset = segments[0].base if base is None else base.offset
 
     def frames(self, disk: Disk, segment: SegmentRange) -> Iterator[FrameLocation]:
         """Yield the frames of a segment. Raises LogCorrupted, OSError."""
-        if segment.base != self._from:
-            raise LogCorrupted(segment.path, "frames are missing", offset=self._from, end=segment.base)
+        if segment.base != self._next_offset:
+            raise LogCorrupted(segment.path, "frames are missing", offset=self._next_offset, end=segment.base)
         file = disk.open(segment.path, read_only=True)
         try:
             scanner = FrameScanner(
@@ -289,7 +293,7 @@ class _SegmentReader:
             file.close()
         if scanner.offset != segment.end:
             raise LogCorrupted(segment.path, "the file ends early", offset=scanner.offset, end=segment.end)
-        self.chain_crc, self._from = scanner.crc, segment.end
+        self.chain_crc, self._next_offset = scanner.crc, segment.end
 
     def _note(self, frame: FrameLocation) -> None:
         logged, batch = frame.logged, frame.logged.batch

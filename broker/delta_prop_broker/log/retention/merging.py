@@ -1,7 +1,8 @@
 """Merges the previous snapshot and later runs into the states of the next one, a range of vectors at a time.
 
-All inputs are sorted by vector. A range ends where the first loaded frame ends, so all changes of its vectors
-are known. If the last row of a vector holds its full state, it is copied; else the changes are folded.
+All inputs are sorted by vector. A range ends at the lowest last key of the loaded frames, so all changes of
+its vectors are known. If the last row of a vector holds its full state, it is copied; else the changes are
+folded.
 """
 
 from __future__ import annotations
@@ -34,30 +35,30 @@ if TYPE_CHECKING:
 
     from delta_prop_broker.log.retention.sorted_run import ChangeFolder, SortedRun
 
-_FOLD_ROWS_MAX = 512
+_FOLD_ROWS_MAX = 512  # vectors that are folded in one step
 _SET_KINDS = 1 << Kind.DENSE | 1 << Kind.OPAQUE
 
 
 class RowInput:
-    """An input with one row per vector. `frame`: the loaded frame, of which rows before `at` are merged."""
+    """An input with one row per vector. `frame`: the loaded frame; its rows before `next_row` are merged."""
 
     def __init__(self, frames: Iterable[LoggedBatch]) -> None:
         self.frame: RawRows | None = None
-        self.at = 0
+        self.next_row = 0
         self._frames = iter(frames)
 
     def load(self) -> RawRows | None:
         """Return the loaded frame, or load the next one if all its rows are merged; None at the end."""
-        if self.frame is None or self.at >= len(self.frame.keys):
-            found = next(self._frames, None)
-            self.frame, self.at = None if found is None else RawRows(found), 0
+        if self.frame is None or self.next_row >= len(self.frame.keys):
+            logged = next(self._frames, None)
+            self.frame, self.next_row = None if logged is None else RawRows(logged), 0
         return self.frame
 
     def row_of(self, key: str) -> int | None:
         """Return the row of a vector in the loaded frame; None if it has none."""
         if self.frame is None:
             return None
-        row = bisect_left(self.frame.keys, key, self.at)
+        row = bisect_left(self.frame.keys, key, self.next_row)
         return row if row < len(self.frame.keys) and self.frame.keys[row] == key else None
 
 
@@ -100,10 +101,12 @@ class Merge:
     def run(self) -> Iterator[None]:
         """Merge, in small steps. Raises LogCorrupted, OSError, Refused if a state is too large."""
         while True:
-            inputs = [rows for rows in (self._base, *self._run_rows) if rows.load() is not None]
+            inputs = [source for source in (self._base, *self._run_rows) if source.load() is not None]
             if not inputs and all(changes.head is None for changes in self._changes):
                 break
-            bound = min((rows.frame.keys[-1] for rows in inputs if rows.frame is not None), default=None)
+            bound = min(
+                (source.frame.keys[-1] for source in inputs if source.frame is not None), default=None
+            )
             folded, bound = self._fold_changed_vectors(bound)
             self._merge_range(inputs, bound, folded)
             yield
@@ -116,17 +119,19 @@ class Merge:
 
         Return their states, and the key up to which all such vectors are folded.
         """
-        found: list[StateRow] = []
+        states: list[StateRow] = []
         size = 0
         while True:
-            key = min((c.head.key for c in self._changes if c.head is not None), default=None)
+            key = min(
+                (changes.head.key for changes in self._changes if changes.head is not None), default=None
+            )
             if key is None or (bound is not None and key > bound):
-                return found, bound
+                return states, bound
             row = self._fold(key)
-            found.append(row)
+            states.append(row)
             size += _size(row.state)
-            if len(found) >= _FOLD_ROWS_MAX or size >= FRAME_BYTES_MAX:
-                return found, key
+            if len(states) >= _FOLD_ROWS_MAX or size >= FRAME_BYTES_MAX:
+                return states, key
 
     def _fold(self, key: str) -> StateRow:
         """Return one vector's state, folded from all inputs."""
@@ -136,9 +141,9 @@ class Merge:
             logged = self._base.frame.logged
             state, offset = state_of(logged.batch, row), logged.row_offset(row)
         changes = merge(
-            *(_last_change(rows, key) for rows in self._run_rows),
+            *(_row_as_change(source, key) for source in self._run_rows),
             *(changes.take(key) for changes in self._changes),
-            key=attrgetter("at"),
+            key=attrgetter("canonical_key"),
         )
         state, offset = self._folder.fold(changes, state, offset)
         namespace, _, vector_id = key.partition("\0")
@@ -150,17 +155,17 @@ class Merge:
         """Write all vectors up to key `bound`; `folded`: the states of that range that were folded."""
         codes: dict[str, int] = {}
         frames: list[RawRows] = []
-        refold: list[str] = []
+        refold_keys: list[str] = []
         ends: list[tuple[RowInput, int]] = []
-        for rows in inputs:
-            frame = rows.frame
+        for source in inputs:
+            frame = source.frame
             assert frame is not None
-            end = len(frame.keys) if bound is None else bisect_right(frame.keys, bound, rows.at)
-            ends.append((rows, end))
-            if end > rows.at:
-                self._overlay(rows, end, frames, codes, refold)
-        known = {f"{row.namespace}\0{row.vector_id}" for row in folded}
-        folded += [self._fold(key) for key in refold if key not in known]
+            end = len(frame.keys) if bound is None else bisect_right(frame.keys, bound, source.next_row)
+            ends.append((source, end))
+            if end > source.next_row:
+                self._overlay(source, end, frames, codes, refold_keys)
+        folded_keys = {f"{row.namespace}\0{row.vector_id}" for row in folded}
+        folded += [self._fold(key) for key in refold_keys if key not in folded_keys]
         if not self._keep_tombstones:
             self._drop_tombstones(frames, codes)
         ignored_counts = self._ignored_counts(ends, frames, codes)
@@ -174,32 +179,36 @@ class Merge:
             )
         if codes:
             keys = sorted(codes)
-            spans = [(rows.at, end) for rows, end in ends if end > rows.at]
+            spans = [(source.next_row, end) for source, end in ends if end > source.next_row]
             spans += [(0, len(frame_of_folded.keys)) for frame_of_folded in frames[len(spans) :]]
             self._out.add(RowView(frames, spans), keys, [codes[key] for key in keys], ignored_counts)
-        for rows, end in ends:
-            rows.at = end
+        for source, end in ends:
+            source.next_row = end
 
     def _overlay(
-        self, rows: RowInput, end: int, frames: list[RawRows], codes: dict[str, int], refold: list[str]
+        self, source: RowInput, end: int, frames: list[RawRows], codes: dict[str, int], refold_keys: list[str]
     ) -> None:
-        """Replace the rows of earlier inputs by those of one input; add vectors to fold to `refold`."""
-        frame = rows.frame
+        """Replace the rows of earlier inputs by those of `source`, before row `end`, in `codes`.
+
+        Adds the keys of vectors that need a fold instead to `refold_keys`.
+        """
+        frame = source.frame
         assert frame is not None
-        base = len(frames) << ROW_BITS
+        frame_code = len(frames) << ROW_BITS
         frames.append(frame)
-        keys = frame.keys[rows.at : end]
-        if rows is self._base or not frame.batch.kinds_mask & _SET_KINDS:
-            codes.update(zip(keys, range(base + rows.at, base + end), strict=True))
+        keys = frame.keys[source.next_row : end]
+        if source is self._base or not frame.batch.kinds_mask & _SET_KINDS:
+            codes.update(zip(keys, range(frame_code + source.next_row, frame_code + end), strict=True))
             return
-        for row, key in enumerate(keys, start=rows.at):
-            before = codes.get(key)
-            if before is not None and frame.kinds[row] in (Kind.DENSE, Kind.OPAQUE):
-                location = before & (AS_CREATE - 1)
-                if frames[location >> ROW_BITS].has_metadata(location & ROW_MASK):  # which stays
-                    refold.append(key)
+        for row, key in enumerate(keys, start=source.next_row):
+            earlier_code = codes.get(key)
+            if earlier_code is not None and frame.kinds[row] in (Kind.DENSE, Kind.OPAQUE):
+                location = earlier_code & (AS_CREATE - 1)
+                # Such a row does not change the metadata, so it is not the whole state.
+                if frames[location >> ROW_BITS].has_metadata(location & ROW_MASK):
+                    refold_keys.append(key)
                     continue
-            codes[key] = base + row
+            codes[key] = frame_code + row
 
     def _drop_tombstones(self, frames: list[RawRows], codes: dict[str, int]) -> None:
         """Drop vectors that were deleted in the previous snapshot and have not changed since.
@@ -220,20 +229,20 @@ class Merge:
         base = self._base.frame
         if not frames or frames[0] is not base or base.batch.state_ignored is None:
             return {}
-        end = next(end for rows, end in ends if rows is self._base)
-        counts = base.dots[self._base.at : end, IGNORED]
-        found = {}
-        for row in (np.flatnonzero(counts) + self._base.at).tolist():
+        end = next(end for source, end in ends if source is self._base)
+        counts = base.dots[self._base.next_row : end, IGNORED]
+        ignored_counts = {}
+        for row in (np.flatnonzero(counts) + self._base.next_row).tolist():
             key = base.keys[row]
             if codes.get(key, row) != row:
-                found[key] = int(base.dots[row, IGNORED])
-        return found
+                ignored_counts[key] = int(base.dots[row, IGNORED])
+        return ignored_counts
 
 
-def _last_change(rows: RowInput, key: str) -> Iterator[Change]:
-    row = rows.row_of(key)
-    if row is not None and rows.frame is not None:
-        logged = rows.frame.logged
+def _row_as_change(source: RowInput, key: str) -> Iterator[Change]:
+    row = source.row_of(key)
+    if row is not None and source.frame is not None:
+        logged = source.frame.logged
         batch = logged.batch
         yield Change(
             key, logged.key(row), logged.row_offset(row), 0, batch.operation(row), batch.metadata(row)
@@ -247,8 +256,8 @@ def _encode_frames(folded: list[StateRow]) -> Iterator[RawRows]:
     for index, row in enumerate(folded):
         size += _size(row.state)
         if size >= FRAME_BYTES_MAX or index + 1 == len(folded):
-            made = encode_states(folded[first : index + 1])
-            yield RawRows(LoggedBatch(made, 0, 0, Source.LOCAL))
+            batch = encode_states(folded[first : index + 1])
+            yield RawRows(LoggedBatch(batch, 0, 0, Source.LOCAL))
             first, size = index + 1, 0
 
 

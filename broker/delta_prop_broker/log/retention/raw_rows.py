@@ -30,6 +30,7 @@ AS_CREATE = 1 << 56
 LAMPORT, ORIGIN, COUNTER, OFFSET, IGNORED = range(5)
 """Columns of `RawRows.dots`."""
 
+# Tables from the kind of a row to the kind that is written.
 _AS_STATE = bytes(Kind.CREATE if kind == Kind.DENSE else kind for kind in range(256))
 _UNCHANGED = bytes(range(256))
 _DOT_COLUMNS = (
@@ -73,10 +74,10 @@ class RawRows:
 
     @lazy
     def parts(self) -> list[tuple[memoryview, list[int]] | None]:
-        """For numbers, bytes and metadata: the column and the bounds of each row in it; None: no column."""
+        """(column, bounds of its rows), for numbers, bytes and metadata; None for a missing column."""
         batch = self.batch
         numbers = batch.column(Column.VALUES)
-        found: list[tuple[memoryview, list[int]] | None] = [
+        parts: list[tuple[memoryview, list[int]] | None] = [
             None if numbers is None else (numbers, (batch.value_bounds * _NUMBER_BYTES).tolist())
         ]
         for ends, content in (
@@ -85,10 +86,10 @@ class RawRows:
         ):
             raw, stops = batch.column(content), batch.column(ends)
             if raw is None or stops is None:
-                found.append(None)
+                parts.append(None)
             else:
-                found.append((raw, [0, *np.frombuffer(stops, "<u4").tolist()]))
-        return found
+                parts.append((raw, [0, *np.frombuffer(stops, "<u4").tolist()]))
+        return parts
 
     @lazy
     def width(self) -> int:
@@ -114,41 +115,43 @@ class RawRows:
 class RowView:
     """A view of several frames, from which any rows can be taken at once.
 
-    `spans`: (first, end) of the rows of each frame that may be taken; None: all rows. `matrix` (else None)
-    and `kinds` are set only if all rows are only vectors, of one dimension.
+    `spans`: (first, end) of the rows of each frame that may be taken; None: all rows. If all rows are only
+    vectors of one dimension, `matrix` holds them, and `kinds` their kinds; else `matrix` is None, and `kinds`
+    is not set.
     """
 
     def __init__(self, frames: Sequence[RawRows], spans: Sequence[tuple[int, int]] | None = None) -> None:
         self.frames = frames
         spans = [(0, len(frame.keys)) for frame in frames] if spans is None else spans
-        parts = list(zip(frames, spans, strict=True))
+        frame_spans = list(zip(frames, spans, strict=True))
         counts = np.array([end - first for first, end in spans], np.int64)
         self._starts = np.cumsum(counts) - counts - np.array([first for first, _ in spans], np.int64)
-        self._dots: NDArray[np.uint64] = np.concatenate([frame.dots[a:b] for frame, (a, b) in parts])
+        self._dots: NDArray[np.uint64] = np.concatenate([frame.dots[a:b] for frame, (a, b) in frame_spans])
         self.matrix: NDArray[np.float32] | None = None
         width = frames[0].width
         if width and all(frame.width == width for frame in frames):
-            rows = [frame.batch.values[a * width : b * width] for frame, (a, b) in parts]
+            rows = [frame.batch.values[a * width : b * width] for frame, (a, b) in frame_spans]
             self.matrix = np.concatenate(rows).reshape(-1, width)
-            self.kinds = np.frombuffer(b"".join(frame.kinds[a:b] for frame, (a, b) in parts), np.uint8)
+            self.kinds = np.frombuffer(b"".join(frame.kinds[a:b] for frame, (a, b) in frame_spans), np.uint8)
 
     def row_numbers(self, codes: Sequence[int]) -> NDArray[np.int64]:
-        """Return the numbers of these rows, counted over all frames."""
+        """Return the numbers of the rows that `codes` name, counted over the spans of all frames."""
         locations = np.array(codes, np.int64) & (AS_CREATE - 1)
-        found: NDArray[np.int64] = self._starts[locations >> ROW_BITS] + (locations & ROW_MASK)
-        return found
+        numbers: NDArray[np.int64] = self._starts[locations >> ROW_BITS] + (locations & ROW_MASK)
+        return numbers
 
     def dots(self, row_numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
         """Return the lines of `RawRows.dots` for these rows."""
-        found: NDArray[np.uint64] = self._dots.take(row_numbers, axis=0)
-        return found
+        dots: NDArray[np.uint64] = self._dots.take(row_numbers, axis=0)
+        return dots
 
 
 class FrameBuilder:
     """Collects rows into frames, in the order in which they are added, and passes each frame to `emit`.
 
     `states`: the rows are whole states, so a dense row becomes a create. A frame has up to `bytes_max`,
-    unless it holds a single row.
+    unless it holds a single row. `rows`: number of rows emitted; `alive`: of these, rows that are not
+    deletes.
     """
 
     def __init__(
@@ -268,8 +271,8 @@ class FrameBuilder:
             columns[Column.METADATA], columns[Column.METADATA_ENDS] = contents[2], _pack_ends(metadata)
         kind_column = np.frombuffer(kinds, np.uint8)
         widths = numbers[(kind_column == Kind.CREATE) | (kind_column == Kind.DENSE)]
-        same = len(widths) > 0 and (widths == widths[0]).all()
-        return int(widths[0]) // _NUMBER_BYTES if same else 0
+        is_uniform = len(widths) > 0 and (widths == widths[0]).all()
+        return int(widths[0]) // _NUMBER_BYTES if is_uniform else 0
 
 
 def _pack_ends(sizes: NDArray[np.int64]) -> bytes:
@@ -278,8 +281,8 @@ def _pack_ends(sizes: NDArray[np.int64]) -> bytes:
 
 def _split_keys(keys: list[str]) -> tuple[list[str], list[str]]:
     """Return the namespaces and vector ids of sorted keys."""
-    head = keys[0].partition("\0")[0]
-    if keys[-1].startswith(head + "\0"):
-        return [head] * len(keys), [key[len(head) + 1 :] for key in keys]
+    namespace = keys[0].partition("\0")[0]
+    if keys[-1].startswith(namespace + "\0"):
+        return [namespace] * len(keys), [key[len(namespace) + 1 :] for key in keys]
     pairs = [key.partition("\0") for key in keys]
     return [pair[0] for pair in pairs], [pair[2] for pair in pairs]

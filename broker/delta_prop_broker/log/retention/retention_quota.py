@@ -12,7 +12,11 @@ if TYPE_CHECKING:
 
 
 class RetentionQuota:
-    """Counts the bytes of the stored segments, and removes the oldest. `bytes`: the size of the log."""
+    """Counts the bytes of the stored segments, and removes the oldest. `bytes`: the size of the log.
+
+    Parameters of its methods: `readable`, the offset from which the log itself needs its segments; `end`, the
+    next offset of the log.
+    """
 
     def __init__(
         self, settings: LogSettings, segments: Segments, holders: Holders, planner: SnapshotPlanner
@@ -65,8 +69,8 @@ class RetentionQuota:
                 return
             self._remove()
 
-    def _floor(self, needed: int, readable: int) -> int:
-        return min(needed, self._planner.floor(readable))
+    def _floor(self, holders_floor: int, readable: int) -> int:
+        return min(holders_floor, self._planner.floor(readable))
 
     def _has_capacity(self, size: int) -> bool:
         return self.bytes + size <= self._settings.bytes_max

@@ -62,10 +62,10 @@ class SegmentCompression:
         """Compress some frames; return True at the end. Raises LogCorrupted, OSError: then call `close`."""
         if self._file is None:
             self._begin()
-        file, parts, end = self._file, [], self._read_bytes + STEP_BYTES
+        file, parts, read_bytes_max = self._file, [], self._read_bytes + STEP_BYTES
         assert file is not None
         try:
-            while self._read_bytes < end and (location := next(self._frames, None)) is not None:
+            while self._read_bytes < read_bytes_max and (location := next(self._frames, None)) is not None:
                 parts.append(self._pack_frame(location))
         except BadFrame as bad:
             assert self._old_file is not None
@@ -184,7 +184,10 @@ class SegmentCompressor:
         return [segment for segment in removed if segment is not self._deferred]
 
     def finish(self, compression: SegmentCompression, *, retry: bool) -> Segment | None:
-        """Adopt a compression; return its segment if the log removed it meanwhile. `retry`: try it again."""
+        """Adopt a compression; return its segment if the log removed it meanwhile.
+
+        `retry`: the segment may be tried again.
+        """
         segment = compression.segment
         file, segment.file = segment.file, None
         if file is not None:

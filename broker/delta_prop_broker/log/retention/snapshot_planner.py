@@ -31,7 +31,7 @@ class SnapshotPlanner:
         self.offset: int | None = None
         self.bytes = self.rows = self.snapshots_made = 0
         self.time_us = 0
-        """Log time of the last append that the snapshot covers, as of the opening."""
+        """Log time of the last append that the snapshot found at the opening covers."""
         self.corruption: LogCorrupted | None = None
         self.is_running = False
         self._disk = disk
@@ -39,7 +39,7 @@ class SnapshotPlanner:
         self._settings = settings
         self._holders = holders
         self._log_id = b""
-        self._newest_offset = 0  # the highest offset in the file name of a snapshot, as of the opening
+        self._newest_offset = 0  # the highest offset in a snapshot's file name at the opening
         self._read_only = False
 
     def open(self, log_id: bytes, *, start: int, end: int, read_only: bool) -> None:
@@ -52,30 +52,30 @@ class SnapshotPlanner:
         if not self._settings.compact:
             return
         try:
-            found = self.newest(start=start, end=end)
+            snapshot = self.newest(start=start, end=end)
         except LogCorrupted as corruption:
             self.corruption = corruption
             return
-        if found is not None:
-            self.offset, self.bytes, self.rows = found.offset, found.bytes, found.rows
-            self.time_us = found.time_us
-            found.close()
+        if snapshot is not None:
+            self.offset, self.bytes, self.rows = snapshot.offset, snapshot.bytes, snapshot.rows
+            self.time_us = snapshot.time_us
+            snapshot.close()
             if not read_only:
                 with suppress(OSError):
-                    remove_older(self._disk, self._directory, found.offset)
+                    remove_older(self._disk, self._directory, snapshot.offset)
 
     def newest(self, *, start: int, end: int) -> Snapshot | None:
         """Open the newest snapshot, if a log with offsets `start` to `end` continues from it.
 
         None if there is no snapshot, or if the log lacks the rows after it. Raises LogCorrupted, OSError.
         """
-        found = newest_snapshot(self._disk, self._directory, self._log_id)
-        if found is not None and not start <= found.offset <= end:
-            found.close()
-            if found.offset > end and not self._read_only:  # a writer may have appended rows since
-                raise LogCorrupted(found.path, f"the log ends at offset {end}, before this snapshot")
+        snapshot = newest_snapshot(self._disk, self._directory, self._log_id)
+        if snapshot is not None and not start <= snapshot.offset <= end:
+            snapshot.close()
+            if snapshot.offset > end and not self._read_only:  # a writer may have appended rows since
+                raise LogCorrupted(snapshot.path, f"the log ends at offset {end}, before this snapshot")
             return None
-        return found
+        return snapshot
 
     def may_have_snapshot(self, start: int) -> bool:
         """Return True if there may be a snapshot for a log that begins at `start`; reads no file."""
@@ -104,7 +104,7 @@ class SnapshotPlanner:
     def take_compaction(
         self, segments: Segments, *, seen_us: int, readable: int, held_bytes: int
     ) -> Compaction | None:
-        """Return the compaction to run now; None if there is none, or one is running. Then call `finish`.
+        """Return the compaction to run now, then call `finish`; None if none is due, or one is running.
 
         `held_bytes`: of all segments. A compaction does not wait for holders that can be evicted, since the
         snapshot can replace their rows.
@@ -112,24 +112,24 @@ class SnapshotPlanner:
         if not self._settings.compact or self.is_running or self.corruption is not None:
             return None
         floor = min(self._holders.unevictable_floor(readable), readable)
-        parts: list[SegmentRange] = []
+        ranges: list[SegmentRange] = []
         size, remaining_bytes = 0, held_bytes
         for segment in segments.all[:-1]:
             if segment.end > floor or not self.is_due(segment, seen_us, remaining_bytes):
                 break
             remaining_bytes -= segment.size
             if self.offset is None or segment.base >= self.offset:
-                parts.append(SegmentRange(segment.path, segment.base, segment.end))
+                ranges.append(SegmentRange(segment.path, segment.base, segment.end))
                 size += segment.size
         is_short = held_bytes > (self._settings.compact_from_bytes + self._settings.bytes_max) // 2
-        if not parts or (size * 2 < self.bytes and not is_short):
+        if not ranges or (size * 2 < self.bytes and not is_short):
             return None
         self.is_running = True
         return Compaction(
             self._disk,
             self._directory,
             log_id=self._log_id,
-            segments=parts,
+            segments=ranges,
             previous=self.offset,
             run_bytes_max=self._settings.compact_memory_bytes_max,
             free_bytes_min=self._settings.free_bytes_min // 2,

@@ -44,20 +44,22 @@ ROW_OVERHEAD_BYTES = 256
 _RESETS = 1 << Kind.CREATE | 1 << Kind.DELETE
 _SETS = 1 << Kind.DENSE | 1 << Kind.OPAQUE
 _FOLDED_KINDS = FULL_KINDS | PARTIAL_KINDS | {Kind.DELETE}
-_SORT_KEYS_MAX = 4096
+_SORT_KEYS_MAX = 4096  # keys that are handled in one step
 _FRAME_CHANGES_MAX = 256
-_NIL = b"\xc0"
+_NIL = b"\xc0"  # in MessagePack: as a field of a patch, it removes the field
 _HAS_ID, _KNOWN_SHIFT = 1 << 61, 62
 
 
 class Change(NamedTuple):
     """One change of a vector.
 
-    `ignored`: number of other deltas, without effect, that it includes. `id`: set if it may have duplicates.
+    `key`: the sort key of the vector. `canonical_key`: Lamport number, origin and counter. `ignored`: number
+    of other deltas, without effect, that it includes. `id`: set if the delta has an id, and may have
+    duplicates.
     """
 
     key: str
-    at: Key
+    canonical_key: Key
     offset: int
     ignored: int
     operation: Operation
@@ -77,23 +79,26 @@ class ChangeFolder:
     unfolded: int = 0
 
     def fold(self, changes: Iterable[Change], onto: VectorState, offset: int) -> tuple[VectorState, int]:
-        """Return the state after `changes`, in canonical order, and the offset of its last delta."""
+        """Return the state after `changes`, in canonical order, and the offset of its last delta.
+
+        `offset`: of the last delta of the state `onto`.
+        """
         state, changes = onto, list(changes)
-        identified = [change.id for change in changes if onto.key is None or change.at > onto.key]
+        identified = [change.id for change in changes if onto.key is None or change.canonical_key > onto.key]
         duplicates = find_duplicates(identified, complete=onto.key is None) if any(identified) else ()
         for change in changes:
-            if state.key is not None and change.at <= state.key:
-                if change.at != state.key:
+            if state.key is not None and change.canonical_key <= state.key:
+                if change.canonical_key != state.key:
                     self.out_of_order += 1
                     state = with_ignored(state, 1, state.key)
                 continue
             offset = change.offset
-            if change.at in duplicates:
-                state = with_ignored(state, 1, change.at)
+            if change.canonical_key in duplicates:
+                state = with_ignored(state, 1, change.canonical_key)
                 continue
             kind = change.operation.kind
             self.unfolded += kind not in _FOLDED_KINDS
-            state = apply(state, change.operation, change.patch, change.at)
+            state = apply(state, change.operation, change.patch, change.canonical_key)
             if change.ignored:
                 state = with_ignored(state, change.ignored, state.key)
         return state, offset
@@ -161,7 +166,7 @@ class RunBuilder:
     _frames: list[RawRows] = field(default_factory=list)
     _resets: dict[str, int] = field(default_factory=dict)  # creates and deletes: no earlier row matters
     _sets: dict[str, int] = field(default_factory=dict)  # dense and opaque: only earlier metadata matters
-    _changes: dict[str, list[int]] = field(default_factory=dict)
+    _changes: dict[str, list[int]] = field(default_factory=dict)  # codes of all rows to fold, by vector
 
     def add(self, logged: LoggedBatch, rows: Sequence[int] | None = None) -> None:
         """Add the next frame, which has no control rows. `rows`: add only these, in ascending order."""
@@ -230,14 +235,14 @@ class RunBuilder:
 
     def close(self, run: SortedRun, folder: ChangeFolder) -> Iterator[None]:
         """Write all rows to `run`, in small steps, and empty the builder. Raises OSError."""
-        last = self._sets
-        last.update(self._resets)
+        last_rows = self._sets
+        last_rows.update(self._resets)
         frames = FrameBuilder(run.rows.add, states=False, bytes_max=SPILL_FRAME_BYTES)
         view = RowView(self._frames)
         yield
-        for keys in sorted_keys(list(last)):
+        for keys in sorted_keys(list(last_rows)):
             if keys:
-                frames.add(view, keys, [last[key] for key in keys])
+                frames.add(view, keys, [last_rows[key] for key in keys])
             yield
         frames.flush()
         changes = ChangeFrameBuilder(run.changes.add)
@@ -257,11 +262,11 @@ class RunBuilder:
             return sorted(changes, key=itemgetter(1))
         if changes[0].operation.kind not in (Kind.CREATE, Kind.DELETE) or len(changes) == 1:
             return changes
-        counted = ChangeFolder()
-        state, offset = counted.fold(changes, VectorState(), changes[0].offset)
+        trial_folder = ChangeFolder()
+        state, offset = trial_folder.fold(changes, VectorState(), changes[0].offset)
         if state.data is not None:  # no single operation sets bytes and clears metadata
             return changes
-        folder.unfolded += counted.unfolded
+        folder.unfolded += trial_folder.unfolded
         operation = Operation(Kind.CREATE, state.vector) if state.alive else Operation(Kind.DELETE)
         assert state.key is not None
         return [Change(key, state.key, offset, state.ignored, operation, state.metadata or None)]
@@ -274,8 +279,8 @@ class RunBuilder:
             operation = Operation(Kind.CREATE, operation.values)
         logged = frame.logged
         identified = None if self.in_order else IdentifiedDelta.of(logged, row)
-        at, offset = logged.key(row), logged.row_offset(row)
-        return Change(key, at, offset, 0, operation, frame.batch.metadata(row), identified)
+        canonical_key, offset = logged.key(row), logged.row_offset(row)
+        return Change(key, canonical_key, offset, 0, operation, frame.batch.metadata(row), identified)
 
 
 class ChangeFrameBuilder:
@@ -313,7 +318,9 @@ def encode_changes(changes: list[Change]) -> Batch:
         namespace, _, vector_id = change.key.partition("\0")
         deltas.append(Delta(vector_id, change.operation, namespace, metadata=change.patch))
     columns, mask, dimension = columns_of(deltas)
-    numbers = [(*change.at, change.offset, change.ignored | _id_bits(change.id)) for change in changes]
+    numbers = [
+        (*change.canonical_key, change.offset, change.ignored | _id_bits(change.id)) for change in changes
+    ]
     if any(change.id for change in changes):
         columns[Column.IDS] = b"".join(bytes(16) if change.id is None else change.id.id for change in changes)
     lamports, origins, counters, offsets, ignored = zip(*numbers, strict=True)
@@ -334,12 +341,13 @@ def decode_changes(logged: LoggedBatch) -> Iterator[Change]:
     batch, ignored, ids = logged.batch, logged.batch.state_ignored, logged.batch.ids
     assert ignored is not None
     for row, key in enumerate(frame.keys):
-        at, offset, count = logged.key(row), logged.row_offset(row), int(ignored[row])
-        found = None
+        canonical_key, offset, count = logged.key(row), logged.row_offset(row), int(ignored[row])
+        identified = None
         if ids is not None and count & _HAS_ID:
-            found = IdentifiedDelta(ids[row], at, offset, KnownIds(count >> _KNOWN_SHIFT))
+            identified = IdentifiedDelta(ids[row], canonical_key, offset, KnownIds(count >> _KNOWN_SHIFT))
         count &= _HAS_ID - 1
-        yield Change(key, at, offset, count, batch.operation(row), batch.metadata(row), found)
+        operation, patch = batch.operation(row), batch.metadata(row)
+        yield Change(key, canonical_key, offset, count, operation, patch, identified)
 
 
 def _id_bits(delta: IdentifiedDelta | None) -> int:
@@ -347,7 +355,10 @@ def _id_bits(delta: IdentifiedDelta | None) -> int:
 
 
 def sorted_keys(keys: list[str]) -> Iterator[list[str]]:
-    """Yield the keys in order, a part at a time; some parts are empty, so that no step takes long."""
+    """Yield the keys in order, a part at a time; some parts are empty, so that no step takes long.
+
+    Empties `keys` if they are many, to free memory.
+    """
     if len(keys) <= _SORT_KEYS_MAX:
         yield sorted(keys)
         return

@@ -84,7 +84,7 @@ DELIVERY = (
                 (
                     "self._apply_one(delivery, context)\n",
                     "self._apply_one(delivery, context)\n"
-                    "                await self._fold_pending(context, pace)\n",
+                    "                await self._fold_deferred(context, pace)\n",
                 ),
             ),
         ),

@@ -99,7 +99,12 @@ LOG = (
         "cache-believed-at-opening",
         "data that a failed sync left in the cache counts as written at the next start",
         "rows that a log shows after its recovery survive the next power cut",
-        (edit(_Recovery._make_durable, ("assert last.index is not None", "if not torn:\n        return")),),
+        (
+            edit(
+                _Recovery._make_durable,
+                ("assert last.index is not None", "if not has_torn_tail:\n        return"),
+            ),
+        ),
     ),
     Mutant(
         "read-before-the-commit",

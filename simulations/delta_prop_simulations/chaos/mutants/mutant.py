@@ -61,15 +61,15 @@ def edit(function: Callable[..., Any], *changes: tuple[str, str]) -> Edit:
 
 def getter(owner: type, name: str) -> Callable[..., Any]:
     """Return the getter of a property of a class, which may inherit it."""
-    found = inspect.getattr_static(owner, name)
-    assert isinstance(found, property)
-    assert found.fget is not None
-    return found.fget
+    attribute = inspect.getattr_static(owner, name)
+    assert isinstance(attribute, property)
+    assert attribute.fget is not None
+    return attribute.fget
 
 
 @contextmanager
 def apply_mutant(mutant: Mutant) -> Iterator[CallCounter]:
-    """Run the mutated code in this process until the scope ends; one mutant at a time."""
+    """Let this process run the mutated code until the scope ends; only one mutant at a time."""
     calls = CallCounter()
     with ExitStack() as undo:
         for one in mutant.edits:
@@ -92,15 +92,15 @@ def mutate(one: Edit, name: str) -> CodeType:
             )
         text = text.replace(old, new)
     tree = ast.parse(text)
-    made = tree.body[0]
-    assert isinstance(made, ast.FunctionDef | ast.AsyncFunctionDef)
-    made.decorator_list = []
-    made.body.insert(0, ast.parse(f"{_COUNTER}()").body[0])
+    definition = tree.body[0]
+    assert isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef)
+    definition.decorator_list = []
+    definition.body.insert(0, ast.parse(f"{_COUNTER}()").body[0])
     # Compiled in a class body, so that `super()` works; with the flag of `from __future__ import
-    # annotations`, which all our modules have.
+    # annotations`, which all modules of the project have.
     within: ast.stmt = ast.parse("class _Within: pass").body[0]
     assert isinstance(within, ast.ClassDef)
-    within.body = [made]
+    within.body = [definition]
     tree.body = [within]
     ast.fix_missing_locations(tree)
     module = compile(tree, f"<mutant {name}>", "exec", flags=annotations.compiler_flag, dont_inherit=True)

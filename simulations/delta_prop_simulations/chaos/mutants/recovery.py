@@ -15,7 +15,8 @@ from delta_prop_simulations.chaos.mutants.mutant import Mutant, edit
 RECOVERY = (
     Mutant(
         "watermark-of-a-failed-log",
-        "a hello is answered with watermarks that count rows that may be lost, and these are acknowledged",
+        "a hello is answered with watermarks that count rows which may be lost, and these rows are "
+        "acknowledged",
         "every acknowledged delta is in the log, even after the log failed and was recovered",
         (
             edit(Pipeline.check_running, ("if self.stop_refusal is not None:", "if False:")),

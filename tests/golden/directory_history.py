@@ -55,6 +55,7 @@ SETTINGS = LogSettings(
     made_by="golden",
 )
 AUDIT, ADDS, GROUP, IMPORTER, EDITOR = "Prüfer", "adds", "reports", "import-α", "редактор"
+"""Names of two sinks, a group and two producers."""
 DIMENSION = 320
 IDS = {name: name.encode().ljust(16, b".") for name in ("first", "second", "last")}
 IDENTIFIED = (
@@ -88,19 +89,19 @@ NOOP = encode_noop(origin=OTHER_SERVICE, base=1, count=2, code=ErrorCode.CONFLIC
 """A no-op of another service's refusal."""
 
 
-async def outcome(p: Propagator, batch: Batch) -> list[int | None] | str:
+async def resend_frame(p: Propagator, batch: Batch) -> list[int | None] | str:
     """Resend a frame; return its rows' offsets or its error code."""
     receipt = await resend_batch(p, batch, Sender("teller"))
     refusal = receipt.refusal()
     return (
         refusal.code.name
         if refusal is not None
-        else [position.offset for position in receipt.result().places()]
+        else [position.offset for position in receipt.result().row_acks()]
     )
 
 
 def write_directory() -> SimDisk:
-    """Write the directory in three sessions, the last closed cleanly."""
+    """Write the directory in three sessions: the second is killed, the others are closed cleanly."""
     disk = SimDisk(1)
     run_virtual(lambda: _session(disk, 1, _publish_first_session, SETTINGS))
     killed_disks: list[SimDisk] = []
@@ -138,7 +139,7 @@ async def _session(
 
 
 async def _publish_first_session(p: Propagator) -> None:
-    """Publish deltas to snapshot later."""
+    """Publish deltas, and wait until they are old enough for a snapshot."""
     importer = p.producer(IMPORTER)
     for number in range(24):
         await importer.publish(Delta(f"doc-{number % 5}", large_vector(number % 3), "docs"))
@@ -169,7 +170,7 @@ async def _publish_second_session(p: Propagator) -> None:
     await p.publish(IDENTIFIED[0])
     await p.publish(IDENTIFIED[1])
     p._pipeline.hello(7, "teller", p._now())
-    outcomes = [await outcome(p, frame) for frame in FRAMES.values()]
+    outcomes = [await resend_frame(p, frame) for frame in FRAMES.values()]
     assert [code for code in outcomes if isinstance(code, str)] == ["INVALID_DELTA"] * 2, outcomes
     receipt = p._pipeline.offer(
         SequencedBatch(NOOP, Sender("far", Source.REPLICA), Receipt(), lamport=500), p._now()

@@ -15,7 +15,7 @@ FORMAT = 1
 
 
 def check(results: Mapping[str, Any]) -> None:
-    """Raise ValueError with the first invalid field."""
+    """Raise ValueError if the results have an invalid field; the error names the first one."""
     if results["format"] != FORMAT:
         raise ValueError(f"its format is {results['format']!r}, but this version reads {FORMAT}")
     for name, is_right, expected in _FIELDS:
@@ -23,12 +23,17 @@ def check(results: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} is not {expected}")
     for name, figure in results["figures"].items():
         if not _is_figure(figure) or not _has_value(figure, unit=str, less=bool):
-            raise ValueError(f"figure '{name}' is not a median between low and high, with unit and less")
+            raise ValueError(
+                f"figure '{name}' needs the numbers median, low and high, a text unit, a boolean less"
+            )
     for index, goal in enumerate(results["goals"]):
         if not _is_goal(goal):
-            raise ValueError(f"goal {index + 1} is not row, what, target, moonshot, unit, less and found")
+            raise ValueError(
+                f"goal {index + 1} needs the texts row, what and unit, a boolean less, a number target, and "
+                "moonshot and found, which may be null"
+            )
     samples = results["more"].get("memory", [])
-    if not _is_list(samples, lambda one: _is_list(one, _is_number) and len(one) == 2):
+    if not _is_list(samples, lambda sample: _is_list(sample, _is_number) and len(sample) == 2):
         raise ValueError("more.memory is not a list of pairs of numbers")
 
 
@@ -59,7 +64,7 @@ def _has_value(value: Mapping[str, Any], **kinds: type) -> bool:
 
 
 def _is_figure(value: object) -> bool:
-    return isinstance(value, dict) and all(_is_number(value.get(one)) for one in ("median", "low", "high"))
+    return isinstance(value, dict) and all(_is_number(value.get(name)) for name in ("median", "low", "high"))
 
 
 def _is_goal(value: object) -> bool:
@@ -68,8 +73,8 @@ def _is_goal(value: object) -> bool:
     if not _is_number(value.get("target")) or not {"moonshot", "found"} <= value.keys():
         return False
     moonshot, found = value["moonshot"], value["found"]
-    is_bare = found is None or (_is_figure(found) and len(found) == 3)
-    return is_bare and (moonshot is None or _is_number(moonshot))
+    is_found_valid = found is None or (_is_figure(found) and len(found) == 3)
+    return is_found_valid and (moonshot is None or _is_number(moonshot))
 
 
 def _fields() -> Iterator[tuple[str, Callable[[Any], bool], str]]:

@@ -1,4 +1,4 @@
-"""Write the golden directory of this version: `python -m tests.golden.make NAME`.
+"""Write the golden directory of this version: `python -m tests.golden.write_golden_directory NAME`.
 
 Run it for a version that writes something new to disk, with a new name: existing directories are never
 replaced, since they prove that old directories can be read.
@@ -15,9 +15,9 @@ from pathlib import Path
 
 from delta_prop.testing import run_virtual
 from delta_prop_simulations.disk import SimDisk
-from tests.delta_prop.server.jobs import rows, serve_jobs, stage
+from tests.delta_prop.server.jobs import part_deltas, serve_jobs, stage
+from tests.golden.directory_history import SETTINGS, service, write_directory
 from tests.golden.reading import query_service, read_content
-from tests.golden.story import SETTINGS, service, write_directory
 
 HERE = Path(__file__).parent
 NOT_STORED = ("lock", "reserve")
@@ -26,11 +26,13 @@ NOT_STORED = ("lock", "reserve")
 def main(name: str) -> None:
     """Write the directory and its expected content."""
     disk = write_directory()
-    files = {path: disk.peek(path) for path in disk.paths() if not path.endswith(NOT_STORED)} | stage_files()
-    expected = {"kept": read_content(disk), "served": serve_files(files)}
+    files = {
+        path: disk.peek(path) for path in disk.paths() if not path.endswith(NOT_STORED)
+    } | staged_job_files()
+    expected = {"kept": read_content(disk), "served": serve_and_query(files)}
     packed = HERE / f"{name}.tar.gz"
     with packed.open("xb") as file:
-        file.write(gzip.compress(_tar(files), mtime=0))
+        file.write(gzip.compress(_pack_tar(files), mtime=0))
     text = json.dumps(expected, ensure_ascii=False, indent=1, sort_keys=True)
     packed.with_name(f"{name}.json").write_text(text + "\n", encoding="utf-8")
     print(
@@ -38,15 +40,15 @@ def main(name: str) -> None:
     )
 
 
-def stage_files() -> dict[str, bytes]:
+def staged_job_files() -> dict[str, bytes]:
     """Return the files of a job that is staged and not yet decided."""
     disk = SimDisk(1)
     with serve_jobs(disk) as server:
-        stage(server.address, 1, 0, rows(1, 12))
+        stage(server.address, 1, 0, part_deltas(1, 12))
         return {path: disk.peek(path) for path in disk.paths() if path.startswith("jobs/")}
 
 
-def serve_files(files: dict[str, bytes]) -> dict[str, object]:
+def serve_and_query(files: dict[str, bytes]) -> dict[str, object]:
     """Return the answers of a service that opens these files."""
     disk = SimDisk()
     for path, content in files.items():
@@ -67,7 +69,7 @@ def unpack(packed: Path) -> dict[str, bytes]:
         return {member.name: archive.extractfile(member).read() for member in members}  # type: ignore[union-attr]
 
 
-def _tar(files: dict[str, bytes]) -> bytes:
+def _pack_tar(files: dict[str, bytes]) -> bytes:
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for path, content in sorted(files.items()):
