@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from benchmarks._crash_check import Verdict
-from delta_prop_broker.log.corruption import LogCorrupted
-from delta_prop_broker.log.readonly.inspect import inspect
+from delta_prop_broker.corruption import LogCorrupted
+from delta_prop_broker.readonly.inspect import inspect
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
@@ -20,7 +20,7 @@ from delta_prop_wire.spec import ErrorCode
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from delta_prop.outcomes import PublishAck
+    from delta_prop.calls.outcomes import PublishAck
     from delta_prop_broker.disk import Disk
     from delta_prop_wire.errors import DeltaPropError
 

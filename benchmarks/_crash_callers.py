@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable, Sequence
 
     from benchmarks._crash_answers import Answers, Call
+    from delta_prop.api.producer import Producer as Handle
+    from delta_prop.api.propagator import Propagator
+    from delta_prop.calls.outcomes import PublishAck
+    from delta_prop.calls.receipt import Receipt
     from delta_prop.client import Producer
     from delta_prop.client.sync_producer import SyncProducer, SyncReceipt
-    from delta_prop.embedded import Propagator
-    from delta_prop.outcomes import PublishAck
-    from delta_prop.producer import Producer as Handle
-    from delta_prop.receipt import Receipt
 
 TIMEOUT_S = 60.0
 """Timeout of a caller that wants the exact answer."""

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from benchmarks._crash_writer import DIMENSION, make_delta, origin_of
+from delta_prop_broker.corruption import LogCorrupted
 from delta_prop_broker.local_disk import LocalDisk
-from delta_prop_broker.log.corruption import LogCorrupted
-from delta_prop_broker.log.files.paths import DIRECTORY
-from delta_prop_broker.log.files.snapshot import open_snapshot, snapshot_offsets
-from delta_prop_broker.log.readonly.inspect import inspect
+from delta_prop_broker.readonly.inspect import inspect
+from delta_prop_broker.retention.snapshot import open_snapshot, snapshot_offsets
+from delta_prop_broker.segments.paths import DIRECTORY
 from delta_prop_wire.delta import Delta, Kind
 from delta_prop_wire.state_rows import state_of
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from benchmarks._crash_answers import Answers, Call
     from benchmarks._crash_callers import Pace
-    from delta_prop.ports import Network, Stream
+    from delta_prop.platform.ports import Network, Stream
     from delta_prop_wire.delta import Delta
     from delta_prop_wire.frames import Frame, OriginGrant
 

@@ -26,11 +26,11 @@ from benchmarks._crash_answers import Answers
 from benchmarks._crash_callers import Caller, embedded_callers, produce, query_outcomes
 from benchmarks._crash_clients import BatchClient, DeltaClient, RefusalPolicy, Site
 from benchmarks._crash_writer import print_json
+from delta_prop.api.propagator import Propagator
 from delta_prop.client import Producer
 from delta_prop.client.settings import ClientSettings
 from delta_prop.client.sync_producer import SyncProducer
-from delta_prop.embedded import Propagator
-from delta_prop.world import real_world
+from delta_prop.platform.world import real_world
 from delta_prop_broker.log.settings import LogSettings
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import DeltaPropError

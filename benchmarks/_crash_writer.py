@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 
-from delta_prop import compacting
-from delta_prop.embedded import Propagator
-from delta_prop_broker.log.engine.commit import Commit
-from delta_prop_broker.log.files.snapshot import SnapshotWriter
-from delta_prop_broker.log.retention.compaction import Compaction
-from delta_prop_broker.log.retention.snapshot_planner import SnapshotPlanner
+from delta_prop.api.propagator import Propagator
+from delta_prop.partition.storage import compacting
 from delta_prop_broker.log.settings import LogSettings
+from delta_prop_broker.retention.compaction import Compaction
+from delta_prop_broker.retention.snapshot import SnapshotWriter
+from delta_prop_broker.retention.snapshot_planner import SnapshotPlanner
+from delta_prop_broker.segments.commit import Commit
 from delta_prop_sinks import StorageSink
 from delta_prop_wire.delta import (
     AckLevel,
@@ -45,8 +45,8 @@ from delta_prop_wire.delta import (
 from delta_prop_wire.encode import encode_batch
 
 if TYPE_CHECKING:
-    from delta_prop.producer import Producer
-    from delta_prop.receipt import PublishAck, Receipt
+    from delta_prop.api.producer import Producer
+    from delta_prop.calls.receipt import PublishAck, Receipt
 
 DIMENSION = 16
 KEYS = 20

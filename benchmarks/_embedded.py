@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 import anyio
 import numpy as np
 
+from delta_prop.api.propagator import Propagator
+from delta_prop.api.settings import Settings
 from delta_prop.client import ForwardLink
-from delta_prop.config import Settings
-from delta_prop.embedded import Propagator
 from delta_prop_broker.log.settings import MIB, LogSettings
 from delta_prop_sinks import CacheSink, CallbackSink, Delivery, ForwardSink, Hnsw, IndexSink, StorageSink
 from delta_prop_wire.crc import crc32c
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from delta_prop.receipt import PublishAck
+    from delta_prop.calls.receipt import PublishAck
     from delta_prop_sinks import Sink
 
 KEYS, DIMENSION, NUMBERS = 20_000, 128, 16

@@ -18,8 +18,8 @@ import anyio.to_thread
 import numpy as np
 
 from benchmarks._processes import PROCESSES, end_forked, end_on_sigterm, fork
-from delta_prop.config import Settings
-from delta_prop.embedded import Propagator
+from delta_prop.api.propagator import Propagator
+from delta_prop.api.settings import Settings
 from delta_prop_broker.log.settings import LogSettings
 from delta_prop_wire.delta import AckLevel, Delta, Dot, Kind, Priority, make_origin, opaque, producer_id_of
 from delta_prop_wire.encode import encode_batch, encode_vectors
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from multiprocessing.connection import Connection
 
-    from delta_prop.producer import Producer
+    from delta_prop.api.producer import Producer
     from delta_prop_sinks import Delivery
     from delta_prop_sinks.sink import SinkContext
     from delta_prop_wire.batch import Batch

@@ -22,14 +22,14 @@ from benchmarks._peers_contract import Wire, connect
 from benchmarks._peers_ours import Ours, hello_of, next_frame, subscription_of
 from benchmarks._processes import end_on_sigterm
 from benchmarks.sustained import private_mb
-from delta_prop.config import (
+from delta_prop.api.propagator import Propagator
+from delta_prop.api.settings import (
     BYTES_PER_HEAD,
     BYTES_PER_ORIGIN,
     BYTES_PER_PENDING,
     BYTES_PER_RECENT_ID,
     Settings,
 )
-from delta_prop.embedded import Propagator
 from delta_prop_sinks import ResidentVectors, StorageSink
 from delta_prop_wire.delta import AckLevel, Delta, Dot, Kind, Priority, make_origin, opaque, producer_id_of
 from delta_prop_wire.encode import encode_batch, encode_vectors

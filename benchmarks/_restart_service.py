@@ -18,8 +18,8 @@ import anyio
 import anyio.to_thread
 import numpy as np
 
-from delta_prop.config import Settings
-from delta_prop.embedded import Propagator
+from delta_prop.api.propagator import Propagator
+from delta_prop.api.settings import Settings
 from delta_prop_broker.log.settings import LogSettings
 from delta_prop_sinks import Hnsw, IndexSink, ResidentVectors, StorageSink
 from delta_prop_wire.delta import AckLevel, Kind, Priority, make_origin, producer_id_of
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from delta_prop.producer import Producer
-    from delta_prop.receipt import Receipt
+    from delta_prop.api.producer import Producer
+    from delta_prop.calls.receipt import Receipt
     from delta_prop_wire.batch import Batch
 
 MIB = 1024 * 1024

@@ -18,10 +18,10 @@ import numpy as np
 
 from benchmarks._arguments import Arguments, bounded_float, bounded_int, writable_file
 from benchmarks._measure import calibration_ns, percentile, table, write_json
-from delta_prop.config import Settings
-from delta_prop.embedded import Propagator
-from delta_prop.ingest.work import Sender, SequencedBatch
-from delta_prop.receipt import Receipt
+from delta_prop.api.propagator import Propagator
+from delta_prop.api.settings import Settings
+from delta_prop.calls.receipt import Receipt
+from delta_prop.partition.ingest.work import Sender, SequencedBatch
 from delta_prop_sinks import Hnsw, IndexSink
 from delta_prop_wire.delta import Delta, Dot, Kind, Priority, make_origin, sparse_add
 from delta_prop_wire.encode import encode_batch, encode_vectors

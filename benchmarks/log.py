@@ -28,8 +28,8 @@ import numpy as np
 from benchmarks._arguments import bounded_int, writable_directory
 from benchmarks._measure import Figure, percentile, table
 from benchmarks._results import Goal, Results, options_of
-from delta_prop.config import Settings
-from delta_prop.embedded import Propagator
+from delta_prop.api.propagator import Propagator
+from delta_prop.api.settings import Settings
 from delta_prop_broker.log.settings import LogSettings
 from delta_prop_sinks import CallbackSink, Delivery
 from delta_prop_wire.delta import (
@@ -47,8 +47,8 @@ from delta_prop_wire.encode import encode_batch
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from delta_prop.producer import Producer
-    from delta_prop.receipt import Receipt
+    from delta_prop.api.producer import Producer
+    from delta_prop.calls.receipt import Receipt
     from delta_prop_wire.batch import Batch
 
 MIB = 1024 * 1024

@@ -21,9 +21,9 @@ from benchmarks._mixes import BY_BATCH, BY_ROW, ONE_KIND, OursWithTraffic, Traff
 from benchmarks._peers_ours import Ours, with_counter
 from benchmarks._peers_scenes import Scene, measure
 from benchmarks._results import Goal, Results, format_figure, options_of
+from delta_prop.api.propagator import Propagator
+from delta_prop.api.settings import Settings
 from delta_prop.client import SyncProducer
-from delta_prop.config import Settings
-from delta_prop.embedded import Propagator
 from delta_prop_wire.codec import encode
 from delta_prop_wire.delta import AckLevel, Priority, make_origin, producer_id_of
 from delta_prop_wire.frames import BatchFrame

@@ -48,8 +48,8 @@ def main() -> int:
     given = parser.parse_args()
     if given.rounds < 1 or given.rows < 1_000:
         parser.error("--rounds or --rows is too small: set at least 1 round and 1,000 rows")
-    from delta_prop.spark.sessions import session
-    from delta_prop.spark.source import register
+    from delta_prop.spark.data_source.sessions import session
+    from delta_prop.spark.data_source.source import register
     from delta_prop_wire.errors import UsageError
 
     try:
@@ -196,7 +196,7 @@ def build_log(data: Path, size: int) -> None:
     import anyio
     import numpy as np
 
-    from delta_prop.embedded import Propagator
+    from delta_prop.api.propagator import Propagator
     from delta_prop_broker.log.settings import LogSettings
     from delta_prop_wire.delta import AckLevel
 

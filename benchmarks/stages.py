@@ -20,8 +20,8 @@ from benchmarks._arguments import bounded_int
 from benchmarks._embedded import DIMENSION, KEYS, NAMES, NUMBERS, Bench, CallTimings, Columns, prepare_calls
 from benchmarks._measure import cpu_us, percentile, table
 from benchmarks._results import Goal, Results, options_of
-from delta_prop.order.orderer import Orderer
-from delta_prop.route.routing_table import RoutingTable
+from delta_prop.delivery.routing_table import RoutingTable
+from delta_prop.partition.order.orderer import Orderer
 from delta_prop_broker.log.memory import MemoryLog
 from delta_prop_sinks import CacheSink, Delivery, IndexSink, ResidentVectors
 from delta_prop_wire.batch import Batch, LoggedBatch

@@ -9,17 +9,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from delta_prop.backpressure.pacer import Pressure
-    from delta_prop.config import Settings
-    from delta_prop.embedded import Propagator
-    from delta_prop.outcomes import Delivered, OfferState, PublishAck
-    from delta_prop.producer import Producer
-    from delta_prop.receipt import Receipt
-    from delta_prop.route.quarantine import QuarantinedDelta
-    from delta_prop.route.redelivery import ReplayResult
-    from delta_prop.route.subscription import Subscription
-    from delta_prop.statistics import Statistics
-    from delta_prop.synchronous import SyncPropagator
+    from delta_prop.api.producer import Producer
+    from delta_prop.api.propagator import Propagator
+    from delta_prop.api.settings import Settings
+    from delta_prop.api.statistics import Statistics
+    from delta_prop.api.synchronous import SyncPropagator
+    from delta_prop.calls.outcomes import Delivered, OfferState, PublishAck
+    from delta_prop.calls.receipt import Receipt
+    from delta_prop.delivery.backpressure.pacer import Pressure
+    from delta_prop.delivery.quarantine import QuarantinedDelta
+    from delta_prop.delivery.redelivery import ReplayResult
+    from delta_prop.delivery.subscription import Subscription
     from delta_prop_broker.log.settings import LogSettings
     from delta_prop_wire.delta import (
         ABSENT,
@@ -46,17 +46,17 @@ if TYPE_CHECKING:
     from delta_prop_wire.spec import ErrorCode
 
 _NAMES_OF_MODULE = {
-    "delta_prop.backpressure.pacer": ("Pressure",),
-    "delta_prop.config": ("Settings",),
-    "delta_prop.embedded": ("Propagator",),
-    "delta_prop.producer": ("Producer",),
-    "delta_prop.outcomes": ("Delivered", "PublishAck", "OfferState"),
-    "delta_prop.receipt": ("Receipt",),
-    "delta_prop.route.redelivery": ("ReplayResult",),
-    "delta_prop.route.quarantine": ("QuarantinedDelta",),
-    "delta_prop.route.subscription": ("Subscription",),
-    "delta_prop.statistics": ("Statistics",),
-    "delta_prop.synchronous": ("SyncPropagator",),
+    "delta_prop.delivery.backpressure.pacer": ("Pressure",),
+    "delta_prop.api.settings": ("Settings",),
+    "delta_prop.api.propagator": ("Propagator",),
+    "delta_prop.api.producer": ("Producer",),
+    "delta_prop.calls.outcomes": ("Delivered", "PublishAck", "OfferState"),
+    "delta_prop.calls.receipt": ("Receipt",),
+    "delta_prop.delivery.redelivery": ("ReplayResult",),
+    "delta_prop.delivery.quarantine": ("QuarantinedDelta",),
+    "delta_prop.delivery.subscription": ("Subscription",),
+    "delta_prop.api.statistics": ("Statistics",),
+    "delta_prop.api.synchronous": ("SyncPropagator",),
     "delta_prop_broker.log.settings": ("LogSettings",),
     "delta_prop_wire.delta": (
         "ABSENT",

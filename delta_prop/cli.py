@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from delta_prop.commands.operator_parsers import add_operator_verbs
 from delta_prop.commands.parsers import add_verbs, find_unused_arguments
 from delta_prop.commands.server_parsers import add_server_verbs
+from delta_prop.commands.spark_parsers import add_audit_verb, add_spark_verbs
 from delta_prop.commands.trace_parsers import add_trace_verbs
-from delta_prop.spark.command.parsers import add_audit_verb, add_spark_verbs
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -52,7 +52,7 @@ class Help(argparse.HelpFormatter):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; return its exit status."""
     if None in (sys.stdin, sys.stdout, sys.stderr):  # closed by the caller
-        from delta_prop.commands.system import open_standard_streams
+        from delta_prop.platform.system import open_standard_streams
 
         open_standard_streams()
     try:

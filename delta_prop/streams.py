@@ -10,7 +10,7 @@ import asyncio
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from delta_prop.outcomes import Delivered
+from delta_prop.calls.outcomes import Delivered
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:

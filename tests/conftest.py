@@ -131,7 +131,7 @@ def full(pytestconfig: pytest.Config) -> bool:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """A Spark session, started once for all tests that request it; these tests are marked `spark`."""
-    from delta_prop.spark.sessions import session
+    from delta_prop.spark.data_source.sessions import session
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Spark's own code warns on newer versions of Python

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from delta_prop_broker.log.contract import Log
-    from delta_prop_broker.log.files.frames import LoggedBatch
+    from delta_prop_broker.segments.frames import LoggedBatch
 
 
 def read_all(log: Log) -> list[LoggedBatch]:

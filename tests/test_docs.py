@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from delta_prop.api.settings import Settings
 from delta_prop.client import ClientSettings
-from delta_prop.config import Settings
 from delta_prop.server.settings import ServerSettings
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.client.test_sync_producer import served

@@ -13,14 +13,14 @@ import anyio
 import pytest
 
 from delta_prop import AckLevel, Delta, Dot, Propagator, create, sparse
-from delta_prop import refusals as pipeline_refusals
+from delta_prop.calls import refusals as pipeline_refusals
 from delta_prop.client.service_identity import granted_level
-from delta_prop.ingest.epochs import fenced_by
-from delta_prop.ingest.fair_queue import FairQueue, Item
-from delta_prop.ingest.origins import Origins
-from delta_prop.order import missing
-from delta_prop.order.pending import Shortage
-from delta_prop.route.reasons import sink_paused
+from delta_prop.delivery.reasons import sink_paused
+from delta_prop.partition.ingest.epochs import fenced_by
+from delta_prop.partition.ingest.fair_queue import FairQueue, Item
+from delta_prop.partition.ingest.origins import Origins
+from delta_prop.partition.order import missing
+from delta_prop.partition.order.pending import Shortage
 from delta_prop.server.close_reasons import server_closing
 from delta_prop.server.job_rules import already_decided, unknown_job
 from delta_prop.server.limits import ConnectionLimiter

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING
 import pytest
 from packaging.requirements import Requirement
 
-from delta_prop.config import Settings
+from delta_prop.api.settings import Settings
 from delta_prop.server.settings import ServerSettings
-from delta_prop_broker.log.corruption import LogBusy
-from delta_prop_broker.log.files.identity import FORMAT
+from delta_prop_broker.corruption import LogBusy
+from delta_prop_broker.segments.identity import FORMAT
 from delta_prop_sinks.storage_file import SCHEMA_VERSION
 from delta_prop_wire.spec import VERSION
 from tests.net.ports import free_ports

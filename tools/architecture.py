@@ -6,6 +6,7 @@ The check reads source text and never imports it, so that it can check any tree,
 from __future__ import annotations
 
 import ast
+import re
 import sys
 import tomllib
 from dataclasses import dataclass
@@ -38,11 +39,16 @@ CHECKOUT_ONLY = {"wire", "broker", "sinks", "simulations", "tests", "benchmarks"
 PURE = (
     "wire/delta_prop_wire/*",
     "*/ports.py",
+    "broker/delta_prop_broker/corruption.py",
     "broker/delta_prop_broker/disk.py",
+    "broker/delta_prop_broker/log_clock.py",
     "broker/delta_prop_broker/log/*",
-    "delta_prop/advice.py",
-    "delta_prop/backpressure/*",
-    "delta_prop/argument_checks.py",
+    "broker/delta_prop_broker/readonly/*",
+    "broker/delta_prop_broker/recovery/*",
+    "broker/delta_prop_broker/retention/*",
+    "broker/delta_prop_broker/segments/*",
+    "delta_prop/delivery/backpressure/*",
+    "delta_prop/calls/argument_checks.py",
     "delta_prop/client/addresses.py",
     "delta_prop/client/ack_ranges.py",
     "delta_prop/client/arguments.py",
@@ -67,16 +73,16 @@ PURE = (
     "delta_prop/client/splitting.py",
     "delta_prop/client/spreading.py",
     "delta_prop/client/range_fetch.py",
-    "delta_prop/commands/log_positions.py",
-    "delta_prop/dates.py",
-    "delta_prop/connection_faults.py",
-    "delta_prop/ingest/*",
-    "delta_prop/order/*",
-    "delta_prop/outcomes.py",
-    "delta_prop/recorded_traffic.py",
-    "delta_prop/refusals.py",
-    "delta_prop/duplicate_batches.py",
-    "delta_prop/route/routing_table.py",
+    "delta_prop/directory/log_positions.py",
+    "delta_prop/platform/dates.py",
+    "delta_prop/platform/connection_faults.py",
+    "delta_prop/partition/ingest/*",
+    "delta_prop/partition/order/*",
+    "delta_prop/calls/outcomes.py",
+    "delta_prop/directory/recorded_traffic.py",
+    "delta_prop/calls/refusals.py",
+    "delta_prop/partition/duplicate_batches.py",
+    "delta_prop/delivery/routing_table.py",
     "delta_prop/server/subscription_set.py",
     "delta_prop/spark/option_values.py",
     "delta_prop/spark/options.py",
@@ -100,21 +106,21 @@ SYSTEM = (
     "delta_prop/client/sync_producer.py",
     "delta_prop/client/request_client.py",
     "delta_prop/client/ranges.py",
-    "delta_prop/commands/system.py",
+    "delta_prop/platform/system.py",
     "delta_prop/commands/server_logging.py",
     "delta_prop/demo/system.py",
-    "delta_prop/path_checks.py",
-    "delta_prop/loop_thread.py",
-    "delta_prop/readiness.py",
-    "delta_prop/sockets.py",
+    "delta_prop/platform/path_checks.py",
+    "delta_prop/platform/loop_thread.py",
+    "delta_prop/platform/readiness.py",
+    "delta_prop/platform/sockets.py",
     "delta_prop/spark/system.py",
     "delta_prop/streams.py",
-    "delta_prop/synchronous.py",
-    "delta_prop/tls.py",
-    "delta_prop/tls_contexts.py",
-    "delta_prop/unknown_hosts.py",
-    "delta_prop/one_shot.py",
-    "delta_prop/world.py",
+    "delta_prop/api/synchronous.py",
+    "delta_prop/platform/tls.py",
+    "delta_prop/platform/tls_contexts.py",
+    "delta_prop/platform/unknown_hosts.py",
+    "delta_prop/platform/one_shot.py",
+    "delta_prop/platform/world.py",
     "delta_prop/testing/*",
     "simulations/delta_prop_simulations/calibration/system.py",
     "simulations/delta_prop_simulations/rng.py",
@@ -176,12 +182,13 @@ BANNED_NAMES = {
 # Calls on a path, recognized by their name, since a syntax tree has no types.
 FILE_METHODS = {"read_bytes", "read_text", "touch", "unlink", "write_bytes", "write_text", "tofile"}
 
-# Third-party packages that only one folder may import.
+# Third-party packages, and the only files that may import them.
+_SPARK = ("delta_prop/spark/*", "delta_prop/commands/spark_*")
 HOMES = {
-    "pandas": "delta_prop/spark/*",
-    "py4j": "delta_prop/spark/*",
-    "pyarrow": "delta_prop/spark/*",
-    "pyspark": "delta_prop/spark/*",
+    "pandas": _SPARK,
+    "py4j": _SPARK,
+    "pyarrow": _SPARK,
+    "pyspark": _SPARK,
 }
 
 COMPUTED = "?"  # the name of an import that is computed at run time
@@ -217,17 +224,18 @@ def violations(root: Path) -> list[Violation]:
     """Check every rule on every Python file of the checkout."""
     found: list[Violation] = []
     declared = declared_imports(root)
-    for path in source_files(root):
-        text = path.read_text()
-        tree = ast.parse(text, path)
-        relative_path = path.relative_to(root).as_posix()
+    texts = {path: path.read_text() for path in source_files(root)}
+    trees = {path: ast.parse(text, path) for path, text in texts.items()}
+    pure = {path.relative_to(root).as_posix() for path, tree in trees.items() if says_pure(tree)}
+    for path, tree in trees.items():
+        text, relative_path = texts[path], path.relative_to(root).as_posix()
         nodes = list(ast.walk(tree))
         found += check_lengths_and_docstring(relative_path, text, tree, nodes)
         package = package_of(relative_path)
         if package is not None:
             imports = list(imports_of(tree, module_name(relative_path), path.name == "__init__.py"))
             found += check_arrows(relative_path, package, imports)
-            found += check_purity(relative_path, imports)
+            found += check_purity(relative_path, imports, pure)
             found += check_third_parties(relative_path, imports, *declared)
             if not matches(relative_path, SYSTEM):
                 found += check_ports(relative_path, nodes, imports)
@@ -295,15 +303,23 @@ def check_arrows(relative_path: str, package: str, imports: Iterable[Import]) ->
             yield Violation(relative_path, one.line, "arrow", f"{package} must not import {top}")
 
 
-def check_purity(relative_path: str, imports: Iterable[Import]) -> Iterator[Violation]:
-    """Check that a pure module imports nothing that waits or does input and output, even indirectly."""
-    if not matches(relative_path, PURE):
+def says_pure(tree: ast.Module) -> bool:
+    """Return True if the docstring of a module says that the module is pure."""
+    return re.search(r"\bPure\b", ast.get_docstring(tree) or "") is not None
+
+
+def check_purity(relative_path: str, imports: Iterable[Import], pure: set[str]) -> Iterator[Violation]:
+    """Check that a pure module imports nothing that waits or does input and output, even indirectly.
+
+    Modules are pure by PURE, or because they say so: `pure` has the paths of these.
+    """
+    if relative_path not in pure and not matches(relative_path, PURE):
         return
     for one in imports:
         top = one.name.partition(".")[0]
         if top in IMPURE | BANNED_MODULES:
             yield Violation(relative_path, one.line, "purity", f"a pure module imports '{one.name}'")
-        elif top in ARROWS and not one.is_typing_only and not is_pure(one.name):
+        elif top in ARROWS and not one.is_typing_only and not is_pure(one.name, pure):
             yield Violation(
                 relative_path,
                 one.line,
@@ -312,12 +328,12 @@ def check_purity(relative_path: str, imports: Iterable[Import]) -> Iterator[Viol
             )
 
 
-def is_pure(name: str) -> bool:
+def is_pure(name: str, pure: set[str]) -> bool:
     """Return True if an imported name of ours, a module or a name in one, is in a pure module."""
     package, *inside = name.split(".")
     relative_path = "/".join([FOLDERS[package], *inside])
     return any(
-        matches(one, PURE)
+        one in pure or matches(one, PURE)
         for one in (relative_path + ".py", relative_path + "/", relative_path.rpartition("/")[0] + ".py")
     )
 
@@ -333,8 +349,9 @@ def check_third_parties(
             continue
         home = HOMES.get(top)
         if home is not None:
-            if not matches(relative_path, [home]):
-                yield Violation(relative_path, one.line, "dependency", f"only {home} may import '{top}'")
+            if not matches(relative_path, home):
+                what = f"only {', '.join(home)} may import '{top}'"
+                yield Violation(relative_path, one.line, "dependency", what)
         elif top not in extras:
             yield Violation(relative_path, one.line, "dependency", f"pyproject.toml does not declare '{top}'")
         elif not one.is_lazy:

@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from delta_prop.argument_checks import check_path
 from delta_prop.auditing.audit_scope import (
     check_sink_offset,
     open_audited_log,
@@ -21,6 +20,7 @@ from delta_prop.auditing.contents import Lines, rows_of_states
 from delta_prop.auditing.differences import Difference, classify, make_difference
 from delta_prop.auditing.folding import RUN_BYTES_MAX, fold_log
 from delta_prop.auditing.sink_file import Scratch, StorageSinkFile, read_lines
+from delta_prop.calls.argument_checks import check_path
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:

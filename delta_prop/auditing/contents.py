@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from delta_prop.argument_checks import check_path
 from delta_prop.auditing.sink_file import FORMS, to_signed
+from delta_prop.calls.argument_checks import check_path
 from delta_prop_wire.algebra import VectorState
 from delta_prop_wire.delta import DEFAULT_NAMESPACE, Kind
 from delta_prop_wire.errors import UsageError

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from delta_prop.auditing.differences import LogState
-from delta_prop_broker.log.files.snapshot import sort_keys
-from delta_prop_broker.log.readonly.follow import Follower
-from delta_prop_broker.log.retention.merging import Merge
-from delta_prop_broker.log.retention.raw_rows import FrameBuilder
-from delta_prop_broker.log.retention.sorted_run import ChangeFolder, RunBuilder, SortedRun, SpillFile
+from delta_prop_broker.readonly.follow import Follower
+from delta_prop_broker.retention.merging import Merge
+from delta_prop_broker.retention.raw_rows import FrameBuilder
+from delta_prop_broker.retention.snapshot import sort_keys
+from delta_prop_broker.retention.sorted_run import ChangeFolder, RunBuilder, SortedRun, SpillFile
 from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.delta import KnownIds, Source
 from delta_prop_wire.state_rows import state_of
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from delta_prop_broker.disk import Disk
-    from delta_prop_broker.log.files.snapshot import Snapshot
+    from delta_prop_broker.retention.snapshot import Snapshot
     from delta_prop_wire.batch import Batch
 
 RUN_BYTES_MAX = 64 * 1024 * 1024

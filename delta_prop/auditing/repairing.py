@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from delta_prop.argument_checks import check_instance, check_path
 from delta_prop.auditing.differences import Difference
+from delta_prop.calls.argument_checks import check_instance, check_path
 from delta_prop.client import SyncProducer
-from delta_prop.commands.request_client import open_directory
+from delta_prop.directory.request_client import open_directory
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.jsonlines import delta_from_line
 from delta_prop_wire.spec import ErrorCode
@@ -118,7 +118,7 @@ async def repair_directory(deltas: Iterable[Delta], data: str | PurePath) -> Rep
 
     Raises UsageError if the directory holds no log; LogBusy, Refused, OSError.
     """
-    from delta_prop.embedded import Propagator
+    from delta_prop.api.propagator import Propagator
 
     data, deltas = check_path("data", data), _check_iterable("deltas", deltas, _DELTAS_FIX)
     open_directory(data)  # otherwise the propagator would create it

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from delta_prop.outcomes import PublishAck, RowAck
+from delta_prop.calls.outcomes import PublishAck, RowAck
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import UNKNOWN_OFFSET, ErrorCode
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import TYPE_CHECKING, TypeVar
 
-from delta_prop.argument_checks import check_instance
+from delta_prop.calls.argument_checks import check_instance
 from delta_prop.client.settings import ClientSettings
-from delta_prop.ports import Tls, World
+from delta_prop.platform.ports import Tls, World
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.frames import Credit
 
@@ -32,9 +32,9 @@ def check_connection(token: str | None, tls: Tls | None, world: World | None = N
     if token is not None and not isinstance(token, str):
         raise UsageError(f"token: it is of type {type(token).__name__}: give text")
     if tls is not None:
-        check_instance("tls", tls, Tls, "delta_prop.ports.Tls(authorities=FILE)")
+        check_instance("tls", tls, Tls, "delta_prop.platform.ports.Tls(authorities=FILE)")
     if world is not None:
-        check_instance("world", world, World, "delta_prop.world.real_world(), or leave it out")
+        check_instance("world", world, World, "delta_prop.platform.world.real_world(), or leave it out")
 
 
 def parse_member(field: str, value: object, kind: type[E]) -> E:

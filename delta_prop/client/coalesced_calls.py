@@ -9,15 +9,15 @@ from __future__ import annotations
 from itertools import repeat
 from typing import TYPE_CHECKING
 
+from delta_prop.calls.outcomes import PublishAck
 from delta_prop.client.offer import Offer, PendingDot
-from delta_prop.outcomes import PublishAck
 from delta_prop_wire.delta import Dot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from delta_prop.client.sequence_sender import UnackedBatch
-    from delta_prop.one_shot import OneShot
+    from delta_prop.platform.one_shot import OneShot
     from delta_prop_wire.delta import AckLevel, Delta, Priority
     from delta_prop_wire.errors import Refused
 

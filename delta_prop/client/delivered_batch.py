@@ -8,7 +8,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from delta_prop.outcomes import Delivered
+from delta_prop.calls.outcomes import Delivered
 from delta_prop_wire.frames import BatchFrame
 from delta_prop_wire.slicing import rows_of
 

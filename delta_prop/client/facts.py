@@ -29,7 +29,7 @@ from delta_prop_wire.requests import STARTS_MAX
 from delta_prop_wire.spec import COUNTER_MAX, NAMESPACE_BYTES_MAX, VECTOR_ID_BYTES_MAX
 
 if TYPE_CHECKING:
-    from delta_prop.ports import Tls
+    from delta_prop.platform.ports import Tls
 
 __all__ = [
     "Description",

@@ -16,7 +16,7 @@ from delta_prop.client.arguments import check_connection, settings_or_default
 from delta_prop.client.backoff import Backoff
 from delta_prop.client.errors import Reconnect
 from delta_prop.client.reconnecting_link import ReconnectingLink
-from delta_prop.connection_faults import Misconfigured
+from delta_prop.platform.connection_faults import Misconfigured
 from delta_prop_wire.control_rows import uses_dots
 from delta_prop_wire.delta import Source
 from delta_prop_wire.errors import DeltaPropError, Refused, UsageError
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from delta_prop.client.session import Session
     from delta_prop.client.settings import ClientSettings
-    from delta_prop.ports import Tls, World
+    from delta_prop.platform.ports import Tls, World
     from delta_prop_wire.batch import LoggedBatch
     from delta_prop_wire.frames import Frame, Welcome
 
@@ -335,6 +335,6 @@ def _is_permanent(error: DeltaPropError | None) -> bool:
 
 
 def _real_world() -> World:
-    from delta_prop.world import real_world
+    from delta_prop.platform.world import real_world
 
     return real_world()

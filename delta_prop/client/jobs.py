@@ -26,7 +26,7 @@ from delta_prop_wire.spec import ErrorCode
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from delta_prop.ports import Tls
+    from delta_prop.platform.ports import Tls
 
 __all__ = ["Decision", "JobPart", "JobState", "JobStatus", "StagedPart", "attempt_of", "decide"]
 

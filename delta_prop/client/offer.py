@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgpack
 
-from delta_prop.outcomes import PublishAck
+from delta_prop.calls.outcomes import PublishAck
 from delta_prop_wire.delta import Delta, Dot, Source, create, dense
 from delta_prop_wire.delta import Kind as _Kind
 from delta_prop_wire.slicing import deltas_of

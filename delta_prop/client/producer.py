@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from delta_prop.argument_checks import (
+from delta_prop.calls.argument_checks import (
     check_columns,
     check_deltas,
     dependency_key,
@@ -19,6 +19,8 @@ from delta_prop.argument_checks import (
     validate,
     with_parents,
 )
+from delta_prop.calls.outcomes import OfferState, PublishAck
+from delta_prop.calls.receipt import Receipt
 from delta_prop.client.addresses import parse_addresses
 from delta_prop.client.arguments import check_connection, parse_member, settings_or_default
 from delta_prop.client.closing import close_tasks
@@ -26,9 +28,7 @@ from delta_prop.client.offer import Columns, Offer
 from delta_prop.client.producer_protocol import ProducerProtocol
 from delta_prop.client.reconnecting_link import ReconnectingLink
 from delta_prop.client.refusals import offers_unacked, timed_out
-from delta_prop.one_shot import one_shot_factory
-from delta_prop.outcomes import OfferState, PublishAck
-from delta_prop.receipt import Receipt
+from delta_prop.platform.one_shot import one_shot_factory
 from delta_prop_wire.bounds import check_ack_level, check_integer
 from delta_prop_wire.delta import DEFAULT_NAMESPACE, Delta, Kind, Priority, Source
 from delta_prop_wire.errors import ProtocolError, Refused, UsageError
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
-    from delta_prop.argument_checks import Dependency
+    from delta_prop.calls.argument_checks import Dependency
     from delta_prop.client.coalesced_calls import CoalescedCalls
     from delta_prop.client.counts import Counts
     from delta_prop.client.offer import PendingDot
     from delta_prop.client.settings import ClientSettings
-    from delta_prop.one_shot import OneShot
-    from delta_prop.ports import Tls, World
+    from delta_prop.platform.one_shot import OneShot
+    from delta_prop.platform.ports import Tls, World
     from delta_prop_wire.delta import AckLevel, Dot
 
 _EXPIRE_INTERVAL_S = 1.0
@@ -450,6 +450,6 @@ def _resolve_after(after: Sequence[Receipt | Dependency]) -> tuple[list[Dot | by
 
 
 def _real_world() -> World:
-    from delta_prop.world import real_world
+    from delta_prop.platform.world import real_world
 
     return real_world()

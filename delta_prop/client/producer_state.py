@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from delta_prop.advice import Advice
+from delta_prop.calls.outcomes import PublishAck
 from delta_prop.client.ack_ranges import contiguous_offset, outcome_of
 from delta_prop.client.capacity_probe import CapacityProbe
 from delta_prop.client.coalesced_calls import CALLS_BYTES_MAX, CALLS_MAX, CALLS_WINDOW_S, CoalescedCalls
@@ -22,7 +22,7 @@ from delta_prop.client.service_identity import ServiceIdentity, granted_level
 from delta_prop.client.splitting import split_around, split_rows
 from delta_prop.client.unacked_offers import UnackedOffers
 from delta_prop.client.vector_order import VectorOrder
-from delta_prop.outcomes import PublishAck
+from delta_prop.delivery.backpressure.advice import Advice
 from delta_prop_wire.bounds import check_name
 from delta_prop_wire.delta import AckLevel, Dot, Priority, make_origin, producer_id_of
 from delta_prop_wire.errors import Refused, UsageError
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from delta_prop.client.sequence_sender import UnackedBatch
-    from delta_prop.one_shot import OneShot
+    from delta_prop.platform.one_shot import OneShot
     from delta_prop_wire.delta import Delta
     from delta_prop_wire.frames import Ack, Backpressure, Nack, OriginGrant, Welcome
 

@@ -16,8 +16,8 @@ from delta_prop.client.errors import Reconnect, Unreachable
 from delta_prop.client.producer_protocol import check_staging
 from delta_prop.client.range_fetch import CREDIT_BYTES, RangeFetch
 from delta_prop.client.sync_producer import FAULTS_MAX, RNG, BlockingConnection
-from delta_prop.connection_faults import AddressFaults, Misconfigured
-from delta_prop.tls_contexts import client_context
+from delta_prop.platform.connection_faults import AddressFaults, Misconfigured
+from delta_prop.platform.tls_contexts import client_context
 from delta_prop_wire.errors import ProtocolError, Refused, UsageError
 from delta_prop_wire.frames import Ack, Credit, Hello, Nack, OriginClaim, Start, StartAt, Subscription
 from delta_prop_wire.spec import ErrorCode
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from delta_prop.client.addresses import Address
     from delta_prop.client.settings import ClientSettings
-    from delta_prop.ports import Tls
+    from delta_prop.platform.ports import Tls
     from delta_prop_wire.batch import LoggedBatch
     from delta_prop_wire.frames import Welcome
 

@@ -14,7 +14,7 @@ from delta_prop.client.backoff import Backoff
 from delta_prop.client.errors import Reconnect, Unreachable
 from delta_prop.client.outage import Outage
 from delta_prop.client.session import Session
-from delta_prop.connection_faults import AddressFaults, Misconfigured
+from delta_prop.platform.connection_faults import AddressFaults, Misconfigured
 from delta_prop_wire.errors import DeltaPropError, ProtocolError, Refused, UsageError
 from delta_prop_wire.frames import Ack, Welcome
 from delta_prop_wire.requests import join_pages
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from delta_prop.client.addresses import Address
     from delta_prop.client.settings import ClientSettings
-    from delta_prop.ports import Network, Stream, Tls, World
+    from delta_prop.platform.ports import Network, Stream, Tls, World
     from delta_prop_wire.frames import Frame, Hello
 
 logger = logging.getLogger("delta_prop.client")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from delta_prop.refusals import may_have_happened
+from delta_prop.calls.refusals import may_have_happened
 from delta_prop_wire.delta import Dot
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from delta_prop.argument_checks import with_parents
+from delta_prop.calls.argument_checks import with_parents
 from delta_prop.client.backoff import Backoff
 from delta_prop.client.offer import Columns
 from delta_prop_wire.block import Block

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from delta_prop.connection_faults import FIRST_BYTES_MAX, protocol_fault
+from delta_prop.platform.connection_faults import FIRST_BYTES_MAX, protocol_fault
 from delta_prop_wire.codec import NEED_BYTES
 from delta_prop_wire.connection import Connection
 from delta_prop_wire.frames import Heartbeat, Hello, Nack, Subscribe, Unsubscribe

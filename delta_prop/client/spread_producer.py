@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from delta_prop.argument_checks import (
+from delta_prop.calls.argument_checks import (
     check_columns,
     check_deltas,
     dependency_key,
@@ -47,12 +47,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
-    from delta_prop.argument_checks import Dependency
+    from delta_prop.calls.argument_checks import Dependency
+    from delta_prop.calls.outcomes import PublishAck
+    from delta_prop.calls.receipt import Receipt
     from delta_prop.client.counts import Counts
     from delta_prop.client.settings import ClientSettings
-    from delta_prop.outcomes import PublishAck
-    from delta_prop.ports import Tls, World
-    from delta_prop.receipt import Receipt
+    from delta_prop.platform.ports import Tls, World
     from delta_prop_wire.delta import AckLevel
 
     SpreadCause: TypeAlias = "SpreadReceipt | SpreadPublished | Dependency"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from delta_prop.client.delivered_batch import DeliveredBatch
     from delta_prop.client.settings import ClientSettings
     from delta_prop.client.subscriber import StartPosition
-    from delta_prop.ports import Tls, World
+    from delta_prop.platform.ports import Tls, World
     from delta_prop_wire.delta import Delta, Priority, Source
 
 SpreadStart: TypeAlias = "str | datetime | Sequence[Cursor | None]"

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from delta_prop.calls.outcomes import PublishAck
 from delta_prop.client.addresses import parse_addresses
 from delta_prop.client.service_identity import check_log_id
-from delta_prop.outcomes import PublishAck
 from delta_prop_wire.delta import Dot, origin_partition
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.murmur import partition_of, partitions_of

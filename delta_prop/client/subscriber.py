@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import anyio
 
-from delta_prop.argument_checks import parse_topics
+from delta_prop.calls.argument_checks import parse_topics
+from delta_prop.calls.outcomes import Delivered
 from delta_prop.client.addresses import parse_addresses
 from delta_prop.client.arguments import check_connection, parse_credit, parse_members, settings_or_default
 from delta_prop.client.closing import close_tasks
 from delta_prop.client.consumer_state import CREDIT, ConsumerState
 from delta_prop.client.reconnecting_link import ReconnectingLink
-from delta_prop.dates import TIME_EXAMPLES, check_past, parse_time
-from delta_prop.outcomes import Delivered
+from delta_prop.platform.dates import TIME_EXAMPLES, check_past, parse_time
 from delta_prop_wire.bounds import check_integer, check_name
 from delta_prop_wire.compression import available_codecs
 from delta_prop_wire.cursor import Cursor
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from delta_prop.client.delivered_batch import DeliveredBatch
     from delta_prop.client.session import Session
     from delta_prop.client.settings import ClientSettings
-    from delta_prop.ports import Tls, World
+    from delta_prop.platform.ports import Tls, World
     from delta_prop_wire.frames import Backpressure, Frame, Welcome
 
 StartPosition: TypeAlias = str | int | datetime | Cursor
@@ -452,6 +452,6 @@ def _make_filter(sources: Sequence[Source], priorities: Sequence[Priority]) -> F
 
 
 def _real_world() -> World:
-    from delta_prop.world import real_world
+    from delta_prop.platform.world import real_world
 
     return real_world()

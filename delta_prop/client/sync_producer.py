@@ -14,7 +14,7 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from delta_prop.argument_checks import (
+from delta_prop.calls.argument_checks import (
     check_columns,
     check_deltas,
     dependency_key,
@@ -22,6 +22,7 @@ from delta_prop.argument_checks import (
     validate,
     with_parents,
 )
+from delta_prop.calls.outcomes import PublishAck
 from delta_prop.client.addresses import parse_addresses
 from delta_prop.client.arguments import check_connection, parse_member, settings_or_default
 from delta_prop.client.backoff import Backoff
@@ -31,10 +32,9 @@ from delta_prop.client.outage import Outage
 from delta_prop.client.producer_protocol import ProducerProtocol
 from delta_prop.client.refusals import offers_unacked, timed_out
 from delta_prop.client.session import Session
-from delta_prop.connection_faults import FIRST_BYTES_MAX, AddressFaults, Misconfigured, tls_fault
-from delta_prop.outcomes import PublishAck
-from delta_prop.tls_contexts import client_context
-from delta_prop.unknown_hosts import unknown_host
+from delta_prop.platform.connection_faults import FIRST_BYTES_MAX, AddressFaults, Misconfigured, tls_fault
+from delta_prop.platform.tls_contexts import client_context
+from delta_prop.platform.unknown_hosts import unknown_host
 from delta_prop_wire.bounds import check_ack_level
 from delta_prop_wire.delta import DEFAULT_NAMESPACE, Kind, Priority, Source
 from delta_prop_wire.errors import ProtocolError, Refused, UsageError
@@ -47,12 +47,12 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
     from typing_extensions import Buffer
 
-    from delta_prop.argument_checks import Dependency
+    from delta_prop.calls.argument_checks import Dependency
     from delta_prop.client.addresses import Address
     from delta_prop.client.counts import Counts
     from delta_prop.client.offer import PendingDot
     from delta_prop.client.settings import ClientSettings
-    from delta_prop.ports import Tls
+    from delta_prop.platform.ports import Tls
     from delta_prop_wire.block import Block
     from delta_prop_wire.delta import AckLevel, Delta, Dot
     from delta_prop_wire.frames import JobPart

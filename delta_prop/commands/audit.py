@@ -22,15 +22,15 @@ from delta_prop.auditing.repairing import (
 from delta_prop.auditing.sink_file import Scratch, StorageSinkFile
 from delta_prop.client import SyncProducer
 from delta_prop.client.service_identity import LogMismatch
-from delta_prop.commands import system
-from delta_prop.commands.wait_reporter import WaitReporter
-from delta_prop.spark.command.checking import (
+from delta_prop.commands.spark_checks import (
     check_directory,
     check_output,
     check_tables,
     remote_of,
 )
-from delta_prop.spark.command.output import ROWS_MAX, put_rows
+from delta_prop.commands.spark_output import ROWS_MAX, put_rows
+from delta_prop.commands.wait_reporter import WaitReporter
+from delta_prop.platform import system
 from delta_prop.spark.jobs.formats import FORMATS
 from delta_prop_wire.errors import UsageError
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from delta_prop.commands import system
-from delta_prop.commands.readonly_log import open_disk
-from delta_prop.cursors import PATH as CURSORS
-from delta_prop.group_cursor import DIRECTORY as GROUPS
-from delta_prop.path_checks import DATA_DIRECTORY_FIX
-from delta_prop.quarantine_file import DIRECTORY as QUARANTINE
-from delta_prop_broker.log.files.paths import DIRECTORY
-from delta_prop_broker.log.readonly.backup import copy_log
+from delta_prop.delivery.cursors import PATH as CURSORS
+from delta_prop.delivery.group_cursor import DIRECTORY as GROUPS
+from delta_prop.delivery.quarantine_file import DIRECTORY as QUARANTINE
+from delta_prop.directory.readonly_log import open_disk
+from delta_prop.platform import system
+from delta_prop.platform.path_checks import DATA_DIRECTORY_FIX
+from delta_prop_broker.readonly.backup import copy_log
+from delta_prop_broker.segments.paths import DIRECTORY
 from delta_prop_wire.errors import UsageError
 
 OK = 0

@@ -9,9 +9,9 @@ from __future__ import annotations
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from delta_prop.commands import system
-from delta_prop.commands.readonly_log import open_readonly_log
-from delta_prop_broker.log.files.paths import FORMAT_PATH, LOCK_PATH
+from delta_prop.directory.readonly_log import open_readonly_log
+from delta_prop.platform import system
+from delta_prop_broker.segments.paths import FORMAT_PATH, LOCK_PATH
 from delta_prop_wire.errors import DeltaPropError
 
 if TYPE_CHECKING:

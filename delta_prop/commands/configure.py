@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from delta_prop.commands import system
 from delta_prop.commands.startup import check_startup
 from delta_prop.configuration import read_configuration, to_json, to_toml
-from delta_prop.world import real_world
+from delta_prop.platform import system
+from delta_prop.platform.world import real_world
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:

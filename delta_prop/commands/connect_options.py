@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from delta_prop.commands import system
-from delta_prop.ports import Tls
+from delta_prop.platform import system
+from delta_prop.platform.ports import Tls
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from delta_prop.commands import system
-from delta_prop.commands.log_positions import offset_of, parse_position
-from delta_prop.commands.readonly_log import open_readonly_log
-from delta_prop.commands.request_client import submit_request
-from delta_prop.commands.status import read_sinks
 from delta_prop.commands.top import open_http_client
-from delta_prop.group_cursor import GroupBusy, read_position, reset_group
-from delta_prop_broker.log.files.paths import LOCK_PATH
+from delta_prop.delivery.group_cursor import GroupBusy, read_position, reset_group
+from delta_prop.directory.log_positions import offset_of, parse_position
+from delta_prop.directory.readonly_log import open_readonly_log
+from delta_prop.directory.request_client import submit_request
+from delta_prop.directory.stored_sinks import read_sinks
+from delta_prop.platform import system
+from delta_prop_broker.segments.paths import LOCK_PATH
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:

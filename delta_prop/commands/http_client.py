@@ -13,7 +13,7 @@ import anyio
 import h11
 
 from delta_prop.client.addresses import Address
-from delta_prop.connection_faults import FIRST_BYTES_MAX, http_fault
+from delta_prop.platform.connection_faults import FIRST_BYTES_MAX, http_fault
 from delta_prop.server.settings import HTTP_PORT
 from delta_prop_wire.errors import DeltaPropError
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from delta_prop.commands.connect_options import ConnectOptions
-    from delta_prop.ports import Network, Stream
+    from delta_prop.platform.ports import Network, Stream
 
 TIMEOUT_S = 10.0
 BODY_BYTES_MAX = 64 * 1024 * 1024

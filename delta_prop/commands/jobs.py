@@ -10,16 +10,16 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from delta_prop.client.jobs import decide
-from delta_prop.commands import system
-from delta_prop.commands.readonly_log import open_disk
 from delta_prop.commands.status import format_value
 from delta_prop.commands.top import open_http_client
 from delta_prop.commands.wait_reporter import NO_PORT, WaitReporter
+from delta_prop.directory.readonly_log import open_disk
+from delta_prop.platform import system
 from delta_prop.server.job_files import JobFiles, job_to_json, stem_of
 from delta_prop.server.job_rules import already_decided, unknown_job
 from delta_prop.server.part_file import path_of
-from delta_prop_broker.log.corruption import LogBusy
-from delta_prop_broker.log.files.paths import LOCK_PATH
+from delta_prop_broker.corruption import LogBusy
+from delta_prop_broker.segments.paths import LOCK_PATH
 from delta_prop_wire.frames import Decision, JobState, JobStatus, RefusedRow
 from delta_prop_wire.spec import ErrorCode
 

@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from delta_prop.commands import system
-from delta_prop.commands.log_positions import EARLIEST, LATEST, parse_position, reached_offset
-from delta_prop.commands.readonly_log import open_disk, open_readonly_log, snapshot_to_json
-from delta_prop.cursors import cursors_corruption
-from delta_prop.dates import format_time
-from delta_prop_broker.log.corruption import REPAIR, LogCorrupted
-from delta_prop_broker.log.files.paths import DIRECTORY
-from delta_prop_broker.log.files.snapshot import SnapshotFacts, snapshot_path
-from delta_prop_broker.log.readonly.inspect import (
+from delta_prop.delivery.cursors import cursors_corruption
+from delta_prop.directory.log_positions import EARLIEST, LATEST, parse_position, reached_offset
+from delta_prop.directory.readonly_log import open_disk, open_readonly_log, snapshot_to_json
+from delta_prop.platform import system
+from delta_prop.platform.dates import format_time
+from delta_prop_broker.corruption import REPAIR, LogCorrupted
+from delta_prop_broker.readonly.inspect import (
     inspect,
     inspect_checkpoints,
     inspect_snapshots,
     start_offset,
 )
+from delta_prop_broker.retention.snapshot import SnapshotFacts, snapshot_path
+from delta_prop_broker.segments.paths import DIRECTORY
 from delta_prop_wire.control_rows import ControlType, control_type, refused_code
 from delta_prop_wire.jsonlines import to_line
 from delta_prop_wire.spec import ErrorCode
@@ -30,10 +30,10 @@ from delta_prop_wire.topics import kind_name
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from delta_prop.commands.log_positions import LogPosition
+    from delta_prop.directory.log_positions import LogPosition
     from delta_prop_broker.disk import Disk
     from delta_prop_broker.log.durable import DurableLog
-    from delta_prop_broker.log.files.frames import FrameLocation
+    from delta_prop_broker.segments.frames import FrameLocation
     from delta_prop_wire.batch import Batch
 
 OK, FAILED = 0, 1

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from delta_prop.commands import system
-from delta_prop_broker.log import migration
+from delta_prop.platform import system
+from delta_prop_broker.recovery import migration
 
 if TYPE_CHECKING:
-    from delta_prop_broker.log.migration import MigrationPlan, MigrationReport
+    from delta_prop_broker.recovery.migration import MigrationPlan, MigrationReport
 
 OK = 0
 

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.lowlevel
 
-from delta_prop.argument_checks import is_transform
+from delta_prop.api.propagator import Propagator
+from delta_prop.calls.argument_checks import is_transform
 from delta_prop.client import Producer
-from delta_prop.commands import system
-from delta_prop.commands.log_positions import find_name_fault
 from delta_prop.commands.publishers import LineAck, LocalPublisher, RemotePublisher, with_line_number
 from delta_prop.commands.wait_reporter import WaitReporter
-from delta_prop.embedded import Propagator
-from delta_prop_broker.log.corruption import LogBusy
+from delta_prop.directory.log_positions import find_name_fault
+from delta_prop.platform import system
+from delta_prop_broker.corruption import LogBusy
 from delta_prop_wire.delta import AckLevel, Source
 from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
 from delta_prop_wire.jsonlines import delta_from_line

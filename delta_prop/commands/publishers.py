@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 import anyio
 
+from delta_prop.calls.outcomes import PublishAck
+from delta_prop.calls.receipt import Receipt
 from delta_prop.client.errors import Reconnect
 from delta_prop.client.offer import Offer
 from delta_prop.client.producer_state import ProducerState
-from delta_prop.commands import system
-from delta_prop.ingest.work import Sender, SequencedBatch
-from delta_prop.orphans import check_and_note
-from delta_prop.outcomes import PublishAck
-from delta_prop.receipt import Receipt
+from delta_prop.partition.ingest.work import Sender, SequencedBatch
+from delta_prop.partition.order.orphans import check_and_note
+from delta_prop.platform import system
+from delta_prop.platform.tick_callbacks import Wakeup
 from delta_prop.server.produce_handler import make_ack_ranges
-from delta_prop.tick_callbacks import Wakeup
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import Source, producer_id_of
 from delta_prop_wire.errors import InvalidDelta, Refused
@@ -29,9 +29,9 @@ from delta_prop_wire.spec import ErrorCode
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from delta_prop.api.propagator import Propagator
     from delta_prop.client import Producer as RemoteProducer
-    from delta_prop.embedded import Propagator
-    from delta_prop.ingest.origins import Grant
+    from delta_prop.partition.ingest.origins import Grant
     from delta_prop_wire.delta import AckLevel, Delta
 
 STALL_TIMEOUT_S = 60.0

@@ -9,12 +9,12 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from delta_prop.commands import system
-from delta_prop.commands.request_client import open_directory, read_pending_requests, submit_request
-from delta_prop.dates import format_time
-from delta_prop.quarantine_file import QuarantineCorrupted, read_all, read_stored
-from delta_prop.quarantines import restore_quarantine
-from delta_prop.route.quarantine import Quarantine
+from delta_prop.delivery.quarantine import Quarantine
+from delta_prop.delivery.quarantine_file import read_all, read_stored
+from delta_prop.directory.request_client import open_directory, read_pending_requests, submit_request
+from delta_prop.directory.stored_sinks import read_quarantines, to_quarantine
+from delta_prop.platform import system
+from delta_prop.platform.dates import format_time
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.jsonlines import delta_to_json
 from delta_prop_wire.topics import kind_name
@@ -22,14 +22,12 @@ from delta_prop_wire.topics import kind_name
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from delta_prop.operator_requests import OperatorRequest
-    from delta_prop.quarantine_file import EpochEnd, StoredQuarantine
-    from delta_prop.route.quarantine import QuarantinedDelta
+    from delta_prop.delivery.operator_requests import OperatorRequest
+    from delta_prop.delivery.quarantine import QuarantinedDelta
     from delta_prop_broker.disk import Disk
-    from delta_prop_broker.log.files.identity import Identity
+    from delta_prop_broker.segments.identity import Identity
 
 OK = 0
-_UNBOUNDED = 1 << 62
 _VECTOR_WIDTH = 28
 
 
@@ -44,32 +42,6 @@ class QuarantineSelection:
 
 
 # --- reading
-
-
-def read_quarantines(disk: Disk, log_id: bytes, epoch_end: EpochEnd) -> dict[str, Quarantine]:
-    """Return the quarantines by the names of their sinks. Raises QuarantineCorrupted, OSError."""
-    return {
-        stored.sink: _to_quarantine(stored) for stored in read_all(disk, epoch_end) if stored.log_id == log_id
-    }
-
-
-def describe_quarantine(disk: Disk, identity: Identity, sink: str) -> str:
-    """Return a predicate such as "was empty" for a sentence about a sink's quarantine. Raises OSError."""
-    try:
-        stored = read_stored(disk, sink, identity.epoch_end)
-    except QuarantineCorrupted:
-        return "could not be read"
-    records = [] if stored is None or stored.log_id != identity.log_id else _to_quarantine(stored).records()
-    if not records:
-        return "was empty"
-    rejected = sum(record.blocked_by == record.offset for record in records)
-    return f"held {rejected:,} rejected deltas and {len(records) - rejected:,} blocked by them"
-
-
-def _to_quarantine(stored: StoredQuarantine) -> Quarantine:
-    quarantine = Quarantine(_UNBOUNDED, _UNBOUNDED)
-    restore_quarantine(quarantine, stored)
-    return quarantine
 
 
 def list_(data: str, *, sink: str | None, as_json: bool) -> int:
@@ -162,7 +134,7 @@ def _read_quarantine(disk: Disk, identity: Identity, sink: str) -> Quarantine:
     if stored is None or stored.log_id != identity.log_id:
         known = ", ".join(sorted(quarantine.sink for quarantine in read_all(disk))) or "none"
         raise UsageError(f"sink {sink!r}: it has no quarantine: name a sink that has one ({known})")
-    return _to_quarantine(stored)
+    return to_quarantine(stored)
 
 
 def _find_record(quarantine: Quarantine, sink: str, offset: int) -> QuarantinedDelta:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from delta_prop.commands.log_positions import escape_unprintable
+from delta_prop.directory.log_positions import escape_unprintable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

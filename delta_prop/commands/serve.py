@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from delta_prop.commands import system
+from delta_prop.api.propagator import Propagator
+from delta_prop.calls.refusals import ForeignSinkData
 from delta_prop.commands.cleanup import remove_on_failure
 from delta_prop.commands.configure import load
 from delta_prop.commands.server_logging import write_logs_to
 from delta_prop.commands.startup import check_startup, explain_listen_failure
 from delta_prop.configuration.values import with_path
-from delta_prop.embedded import Propagator
-from delta_prop.refusals import ForeignSinkData
+from delta_prop.platform import system
+from delta_prop.platform.world import real_world
 from delta_prop.server.http import HttpPort
 from delta_prop.server.server_status import ServerStatus
 from delta_prop.server.service import Service
-from delta_prop.world import real_world
 from delta_prop_wire.errors import DeltaPropError, UsageError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from delta_prop.commands.startup import ServerParts
     from delta_prop.configuration import Configuration
-    from delta_prop.ports import World
+    from delta_prop.platform.ports import World
 
 OK = 0
 logger = logging.getLogger("delta_prop.serve")

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from delta_prop.commands.log_positions import escape_unprintable
+from delta_prop.directory.log_positions import escape_unprintable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,16 +5,16 @@ from __future__ import annotations
 from shlex import quote
 from typing import TYPE_CHECKING, Literal
 
-from delta_prop.commands import system
-from delta_prop.commands.log_positions import offset_of, parse_position
-from delta_prop.commands.readonly_log import open_readonly_log
-from delta_prop.commands.request_client import open_directory, submit_request
-from delta_prop.cursors import read_cursors
-from delta_prop.group_cursor import read_groups
+from delta_prop.delivery.cursors import read_cursors
+from delta_prop.delivery.group_cursor import read_groups
+from delta_prop.directory.log_positions import offset_of, parse_position
+from delta_prop.directory.readonly_log import open_readonly_log
+from delta_prop.directory.request_client import open_directory, submit_request
+from delta_prop.platform import system
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
-    from delta_prop.route.status import SavedCursor
+    from delta_prop.delivery.status import SavedCursor
 
 OK = 0
 

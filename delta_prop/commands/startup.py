@@ -11,19 +11,19 @@ from errno import EADDRINUSE
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from delta_prop.argument_checks import parse_topics
+from delta_prop.calls.argument_checks import parse_topics
 from delta_prop.client.addresses import parse_addresses
-from delta_prop.commands import system
 from delta_prop.configuration import ForwardConfig, make_sinks
 from delta_prop.configuration.values import with_path
-from delta_prop.path_checks import check_data_directory, check_file_writable, check_outside_data
-from delta_prop.ports import Tls
-from delta_prop.route.rebuild import can_be_rebuilt
+from delta_prop.delivery.rebuild import can_be_rebuilt
+from delta_prop.platform import system
+from delta_prop.platform.path_checks import check_data_directory, check_file_writable, check_outside_data
+from delta_prop.platform.ports import Tls
+from delta_prop.platform.tls_contexts import client_context, server_context
 from delta_prop.server.access import Access
 from delta_prop.server.service import check_exposure, is_loopback
 from delta_prop.server.tokens import TokenDefaults
-from delta_prop.tls_contexts import client_context, server_context
-from delta_prop_broker.log.files.identity import check_format
+from delta_prop_broker.segments.identity import check_format
 from delta_prop_sinks import JsonLinesSink, StorageSink
 from delta_prop_wire.errors import DeltaPropError, UsageError
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from delta_prop.configuration import Attachment, Configuration
-    from delta_prop.ports import World
+    from delta_prop.platform.ports import World
     from delta_prop.server.settings import ServerSettings
 
 

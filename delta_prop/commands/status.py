@@ -5,22 +5,21 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from delta_prop.commands import system
-from delta_prop.commands.quarantine import describe_quarantine, read_quarantines
-from delta_prop.commands.readonly_log import open_disk, open_readonly_log, snapshot_to_json
-from delta_prop.commands.request_client import read_pending_requests
 from delta_prop.commands.screen import format_lag
-from delta_prop.cursors import cursors_corruption, read_cursors, write_cursors
-from delta_prop.dates import format_time
-from delta_prop.group_cursor import forget_group, read_groups
-from delta_prop.operator_requests import forget_requests
-from delta_prop.quarantine_file import quarantine_path, remove_stored
+from delta_prop.delivery.cursors import cursors_corruption, read_cursors, write_cursors
+from delta_prop.delivery.group_cursor import forget_group
+from delta_prop.delivery.operator_requests import forget_requests
+from delta_prop.delivery.quarantine_file import quarantine_path, remove_stored
+from delta_prop.directory.readonly_log import open_disk, open_readonly_log, snapshot_to_json
+from delta_prop.directory.stored_sinks import describe_quarantine, read_quarantines, read_sinks
+from delta_prop.platform import system
+from delta_prop.platform.dates import format_time
 from delta_prop.server.job_files import JobFiles
 from delta_prop.server.lags import lags_of
-from delta_prop_broker.log.corruption import LogBusy, LogCorrupted
-from delta_prop_broker.log.files.identity import read_identity, read_small_file
-from delta_prop_broker.log.files.paths import DIRECTORY, IDENTITY, LOCK_PATH
-from delta_prop_broker.log.files.times import read_times
+from delta_prop_broker.corruption import LogBusy, LogCorrupted
+from delta_prop_broker.recovery.times import read_times
+from delta_prop_broker.segments.identity import read_identity, read_small_file
+from delta_prop_broker.segments.paths import DIRECTORY, IDENTITY, LOCK_PATH
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
     from delta_prop_broker.disk import Disk
     from delta_prop_broker.log.durable import DurableLog
-    from delta_prop_broker.log.engine.recovery_result import RecoveryReport
+    from delta_prop_broker.recovery.recovery_result import RecoveryReport
 
 OK, FAILED = 0, 1
 
@@ -146,44 +145,6 @@ def _put_sinks(sinks: list[dict[str, Any]], *, as_json: bool) -> None:
         states = [state for state in ("rebuilding", "paused") if sink.get(state)]
         notes = ", ".join(states + requested + ([sink["corruption"]] if "corruption" in sink else []))
         system.put(f"{sink['name']:24}  {sink['kind']:6}  {numbers}  {required:8}  {notes}".rstrip())
-
-
-def read_sinks(disk: Disk, log: DurableLog) -> list[dict[str, Any]]:
-    """Return every sink and group with a cursor beside the log, and its lag. Raises OSError."""
-    quarantines = read_quarantines(disk, log.log_id, log.epoch_end)
-    requests = read_pending_requests(disk, log.log_id)
-    entries: list[dict[str, Any]] = []
-    for name, cursor in sorted(read_cursors(disk, log.log_id).items()):
-        entry: dict[str, Any] = {
-            "name": name,
-            "kind": "sink",
-            "offset": cursor.processed,
-            "required": cursor.required,
-            "rebuilding": cursor.rebuilding,
-            "paused": cursor.paused,
-            "quarantined": len(quarantines.get(name, ())),
-        }
-        verbs = [request.verb for request in requests if request.sink == name]
-        verbs += ["rebuild"] if cursor.rebuild_asked else []
-        entries.append(entry | ({"requested": list(dict.fromkeys(verbs))} if verbs else {}))
-    for name, offset in read_groups(disk, log.log_id).items():
-        entry = {"name": name, "kind": "group", "offset": None, "required": False}
-        entry |= {"corruption": str(offset)} if isinstance(offset, UsageError) else {"offset": offset}
-        entries.append(entry)
-    return [entry | _measure_lag(log, entry["offset"]) for entry in entries]
-
-
-def _measure_lag(log: DurableLog, offset: int | None) -> dict[str, Any]:
-    """Return the lag of a reader at an offset: the rows that it has not read, and the age in seconds of the
-    oldest of them by this machine's clock.
-    """
-    if offset is None:
-        return {"lag": None, "lag_s": None}
-    if offset >= log.high_watermark:
-        return {"lag": 0, "lag_s": 0.0}
-    time_us = log.append_time(offset)
-    age_s = None if time_us is None else round(max(system.wall_us() - time_us, 0) / 1e6, 3)
-    return {"lag": log.high_watermark - offset, "lag_s": age_s}
 
 
 def forget(data: str, name: str) -> int:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.lowlevel
 
-from delta_prop.argument_checks import parse_topics
+from delta_prop.calls.argument_checks import parse_topics
 from delta_prop.client import Subscriber
-from delta_prop.commands import system
-from delta_prop.commands.log_positions import (
+from delta_prop.commands.wait_reporter import report_subscriber_waits
+from delta_prop.delivery.group_cursor import NAME_BYTES_MAX, GroupBusy, GroupCursor
+from delta_prop.directory.log_positions import (
     EARLIEST,
     LATEST,
     check_reached,
@@ -26,10 +27,9 @@ from delta_prop.commands.log_positions import (
     parse_position,
     subscribe_start_of,
 )
-from delta_prop.commands.readonly_log import open_readonly_log
-from delta_prop.commands.wait_reporter import report_subscriber_waits
-from delta_prop.group_cursor import NAME_BYTES_MAX, GroupBusy, GroupCursor
-from delta_prop_broker.log.readonly.follow import Follower
+from delta_prop.directory.readonly_log import open_readonly_log
+from delta_prop.platform import system
+from delta_prop_broker.readonly.follow import Follower
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.jsonlines import to_line
 from delta_prop_wire.spec import ErrorCode
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from delta_prop.client.delivered_batch import DeliveredBatch
     from delta_prop.commands.connect_options import ConnectOptions
-    from delta_prop.commands.log_positions import LogPosition
+    from delta_prop.directory.log_positions import LogPosition
     from delta_prop_broker.disk import Disk
     from delta_prop_wire.batch import LoggedBatch
     from delta_prop_wire.topics import Topic

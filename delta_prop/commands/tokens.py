@@ -6,8 +6,8 @@ import json
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from delta_prop.commands import system
-from delta_prop.dates import TIME_US_MAX, explain_bad_time, format_time, parse_span_us, parse_time
+from delta_prop.platform import system
+from delta_prop.platform.dates import TIME_US_MAX, explain_bad_time, format_time, parse_span_us, parse_time
 from delta_prop.server.tokens import TOKEN_RANDOM_BYTES, TokenDefaults, digest_of, make_token, parse_tokens
 from delta_prop_wire.errors import UsageError
 

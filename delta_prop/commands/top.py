@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from delta_prop.commands import system
 from delta_prop.commands.http_client import HttpClient, NoAnswer
 from delta_prop.commands.screen import StatusSample, format_lag, render
 from delta_prop.commands.status import flatten, format_value
 from delta_prop.commands.wait_reporter import NO_HTTP_PORT, WaitReporter
-from delta_prop.world import real_world
+from delta_prop.platform import system
+from delta_prop.platform.world import real_world
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -16,8 +16,8 @@ import anyio
 import anyio.lowlevel
 
 from delta_prop.client import Subscriber
-from delta_prop.commands import system
-from delta_prop.commands.log_positions import (
+from delta_prop.commands.wait_reporter import report_subscriber_waits
+from delta_prop.directory.log_positions import (
     EARLIEST,
     LATEST,
     parse_position,
@@ -25,11 +25,11 @@ from delta_prop.commands.log_positions import (
     reached_offset,
     subscribe_start_of,
 )
-from delta_prop.commands.readonly_log import open_readonly_log
-from delta_prop.commands.wait_reporter import report_subscriber_waits
-from delta_prop.dates import format_time
-from delta_prop.recorded_traffic import SALT_BYTES, TrafficWriter
-from delta_prop_broker.log.readonly.follow import Follower
+from delta_prop.directory.readonly_log import open_readonly_log
+from delta_prop.directory.recorded_traffic import SALT_BYTES, TrafficWriter
+from delta_prop.platform import system
+from delta_prop.platform.dates import format_time
+from delta_prop_broker.readonly.follow import Follower
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from delta_prop.client.delivered_batch import DeliveredBatch
     from delta_prop.commands.connect_options import ConnectOptions
-    from delta_prop.commands.log_positions import LogPosition
+    from delta_prop.directory.log_positions import LogPosition
     from delta_prop_wire.batch import Batch
     from delta_prop_wire.stamp import Stamp
 

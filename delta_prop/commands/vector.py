@@ -7,9 +7,9 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from delta_prop.commands import system
-from delta_prop.commands.log_positions import LATEST, check_not_before, find_name_fault, parse_position
-from delta_prop.commands.readonly_log import open_prefix_snapshot, open_readonly_log
+from delta_prop.directory.log_positions import LATEST, check_not_before, find_name_fault, parse_position
+from delta_prop.directory.readonly_log import open_prefix_snapshot, open_readonly_log
+from delta_prop.platform import system
 from delta_prop_wire.algebra import VectorState, fold
 from delta_prop_wire.delta import Delta, Kind, Operation, metadata_only, namespace_of, opaque
 from delta_prop_wire.duplicate_ids import IdentifiedDelta, find_duplicates
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from delta_prop_broker.log.durable import DurableLog
-    from delta_prop_broker.log.files.snapshot import Snapshot
+    from delta_prop_broker.retention.snapshot import Snapshot
     from delta_prop_wire.batch import LoggedBatch
 
 OK, FAILED = 0, 1

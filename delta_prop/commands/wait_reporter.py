@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from delta_prop.client import outage
-from delta_prop.commands import system
+from delta_prop.platform import system
 from delta_prop_wire.errors import Refused
 
 if TYPE_CHECKING:

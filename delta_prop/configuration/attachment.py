@@ -16,13 +16,13 @@ from delta_prop.configuration.sinks import (
     StorageConfig,
 )
 from delta_prop.configuration.values import with_path
-from delta_prop.ports import Tls
+from delta_prop.platform.ports import Tls
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Container
 
-    from delta_prop.embedded import Propagator
+    from delta_prop.api.propagator import Propagator
     from delta_prop_sinks import ResidentVectors, Sink
 
 _COMMON_KEYS = frozenset(key.name for key in fields(SinkConfig))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from delta_prop.configuration.schema import Configuration
 from delta_prop.configuration.values import EnvironmentText, build_dataclass, join_path
-from delta_prop.toml_text import parse_toml
+from delta_prop.platform.toml_text import parse_toml
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from delta_prop.config import Settings
+from delta_prop.api.settings import Settings
 from delta_prop.configuration.sinks import SinkConfig, check_sinks
 from delta_prop.configuration.values import File, with_path
-from delta_prop.ports import Tls
+from delta_prop.platform.ports import Tls
 from delta_prop.server.settings import ServerSettings
 from delta_prop_broker.log.settings import LogSettings
 from delta_prop_wire.errors import UsageError

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from delta_prop.argument_checks import parse_topics
+from delta_prop.calls.argument_checks import parse_topics
 from delta_prop.client.addresses import parse_addresses
 from delta_prop.configuration.values import File, format_value, value_error
-from delta_prop.sink_manager import OnLogFull
+from delta_prop.delivery.sink_manager import OnLogFull
 from delta_prop_sinks.hnsw_builder import Hnsw
 from delta_prop_wire.errors import UsageError
 

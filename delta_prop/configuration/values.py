@@ -25,7 +25,7 @@ from typing import (
     runtime_checkable,
 )
 
-from delta_prop.toml_text import parse_toml
+from delta_prop.platform.toml_text import parse_toml
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:

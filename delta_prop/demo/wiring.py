@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from delta_prop.config import Settings
+from delta_prop.api.propagator import Propagator
+from delta_prop.api.settings import Settings
 from delta_prop.demo.library import DOCUMENTS_MAX, NAMESPACE
 from delta_prop.demo.reference_fold import create_line, fingerprint_of, line_of
-from delta_prop.embedded import Propagator
 from delta_prop_sinks.cache import CacheSink
 from delta_prop_sinks.index import IndexSink
 from delta_prop_sinks.resident import ResidentVectors
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
     from numpy.typing import NDArray
 
+    from delta_prop.calls.outcomes import Delivered
+    from delta_prop.calls.receipt import PublishAck
+    from delta_prop.delivery.subscription import Subscription
     from delta_prop.demo.reference_fold import Fingerprint
     from delta_prop.demo.system import Workspace
-    from delta_prop.outcomes import Delivered
-    from delta_prop.receipt import PublishAck
-    from delta_prop.route.subscription import Subscription
     from delta_prop_wire.delta import Delta
 
 SINKS = ("storage", "index", "cache", "subscriber", "audit", "replica")

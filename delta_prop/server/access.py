@@ -19,7 +19,7 @@ from delta_prop_wire.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from delta_prop.ports import World
+    from delta_prop.platform.ports import World
     from delta_prop.server.tokens import Token
 
 POLL_INTERVAL_S = 1.0

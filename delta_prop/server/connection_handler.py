@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.lowlevel
 
-from delta_prop.advice import Advice
+from delta_prop.delivery.backpressure.advice import Advice
 from delta_prop.server.close_reasons import (
     connection_in_use,
     log_recovered,
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from delta_prop.ports import Stream
+    from delta_prop.platform.ports import Stream
     from delta_prop.server.permissions import Permissions
     from delta_prop.server.produce_handler import ProduceHandler
     from delta_prop.server.send_queue import SendChunk

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 import anyio
 import anyio.lowlevel
 
-from delta_prop.buffers import skip_bytes
-from delta_prop.tick_callbacks import Wakeup
+from delta_prop.platform.buffers import skip_bytes
+from delta_prop.platform.tick_callbacks import Wakeup
 from delta_prop_broker.disk import FileRange
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from delta_prop.ports import Stream
+    from delta_prop.platform.ports import Stream
     from delta_prop.server.send_queue import SendChunk
     from delta_prop.server.server_context import ServerContext
     from delta_prop_wire.connection import Connection

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from delta_prop.route.routing_table import NO_ROWS, NoRows
+from delta_prop.delivery.routing_table import NO_ROWS, NoRows
 from delta_prop.server.send_queue import BATCH_OVERHEAD_BYTES, SendChunk, SendQueue
 from delta_prop.server.start_offsets import check_cursor, check_in_log, check_offset, resolve_start
 from delta_prop.server.subscription_set import SubscriptionSet
-from delta_prop_broker.log.corruption import LogCorrupted
+from delta_prop_broker.corruption import LogCorrupted
 from delta_prop_broker.log.durable import DurableLog
-from delta_prop_broker.log.files.sendfile import RangeBounds
+from delta_prop_broker.segments.sendfile import RangeBounds
 from delta_prop_wire.credit_window import CreditWindow
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.errors import DeltaPropError, Refused
@@ -30,11 +30,11 @@ from delta_prop_wire.spec import ErrorCode
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from delta_prop.internals import Internals
-    from delta_prop.route.routing_table import Rows
+    from delta_prop.api.internals import Internals
+    from delta_prop.delivery.routing_table import Rows
     from delta_prop.server.groups import GroupAssignment, Groups
     from delta_prop.server.settings import ServerSettings
-    from delta_prop_broker.log.files.sendfile import SendfileRange, SendfileReader
+    from delta_prop_broker.segments.sendfile import SendfileRange, SendfileReader
     from delta_prop_wire.batch import LoggedBatch
     from delta_prop_wire.frames import Subscription
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import anyio
 
-from delta_prop.group_cursor import (
+from delta_prop.delivery.group_cursor import (
     NAME_BYTES_MAX,
     GroupBusy,
     GroupCursor,
@@ -33,7 +33,7 @@ from delta_prop_wire.spec import ErrorCode
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from delta_prop.ports import Threads, World
+    from delta_prop.platform.ports import Threads, World
     from delta_prop_broker.disk import Disk
     from delta_prop_broker.log.contract import Log
 

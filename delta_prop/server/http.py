@@ -26,7 +26,7 @@ from delta_prop_wire.spec import MAGIC
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
 
-    from delta_prop.ports import Network, Stream, Tls, World
+    from delta_prop.platform.ports import Network, Stream, Tls, World
     from delta_prop.server.access import Access
     from delta_prop.server.status_view import StatusView
 

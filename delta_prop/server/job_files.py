@@ -23,8 +23,8 @@ from delta_prop.server.part_file import (
     read_frames,
     read_head,
 )
-from delta_prop_broker.log.files.identity import read_small_file, replace_file
-from delta_prop_broker.log.files.paths import TEMPORARY
+from delta_prop_broker.segments.identity import read_small_file, replace_file
+from delta_prop_broker.segments.paths import TEMPORARY
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.errors import DeltaPropError
 from delta_prop_wire.frames import JobState, JobStatus, RefusedRow

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import anyio
 import anyio.lowlevel
 
-from delta_prop.ingest.work import Sender, SequencedBatch
-from delta_prop.receipt import OfferState, Receipt
+from delta_prop.calls.receipt import OfferState, Receipt
+from delta_prop.partition.ingest.work import Sender, SequencedBatch
+from delta_prop.platform.tick_callbacks import Wakeup
 from delta_prop.server.job_files import stem_of
 from delta_prop.server.part_file import READ_BYTES, PartPosition, StagedFrame, path_of, read_frames, read_head
-from delta_prop.tick_callbacks import Wakeup
 from delta_prop_wire.delta import AckLevel, Dot, Source, make_origin, origin_lane, producer_id_of
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import Refused
@@ -34,8 +34,8 @@ from delta_prop_wire.spec import ErrorCode
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from delta_prop.internals import Internals
-    from delta_prop.outcomes import PublishAck
+    from delta_prop.api.internals import Internals
+    from delta_prop.calls.outcomes import PublishAck
     from delta_prop.server.job_files import CommittedPart, JobDecision, JobFiles, Progress
     from delta_prop.server.part_file import PartHead
     from delta_prop_broker.disk import File

@@ -1,4 +1,4 @@
-"""The rules for decisions about jobs, and all refusals that concern jobs. Pure."""
+"""The rules for decisions about jobs, and all refusals that concern jobs."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from delta_prop.server.job_files import CommittedPart, JobDecision, digest_content, digest_parts
 from delta_prop.server.permissions import Unauthorized
-from delta_prop_broker.log.files.reserve import is_disk_full
+from delta_prop_broker.segments.reserve import is_disk_full
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import JobState
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from delta_prop.pipeline import Pipeline
+    from delta_prop.partition.pipeline import Pipeline
     from delta_prop.server.jobs import Job
     from delta_prop.server.staging import Attempt
     from delta_prop_wire.frames import Decide, StagedPart

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 
+from delta_prop.platform.tick_callbacks import Wakeup
 from delta_prop.server.job_files import JobDecision, JobFiles, Progress, job_to_json, stem_of
 from delta_prop.server.job_publishing import JobPublisher
 from delta_prop.server.job_rules import (
@@ -35,7 +36,6 @@ from delta_prop.server.job_rules import (
 from delta_prop.server.part_file import PartHead, path_of
 from delta_prop.server.part_writing import close_files, write_parts
 from delta_prop.server.staging import Attempt
-from delta_prop.tick_callbacks import Wakeup
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_wire.bounds import check_name
 from delta_prop_wire.delta import Source
@@ -46,12 +46,12 @@ from delta_prop_wire.spec import ErrorCode
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from delta_prop.internals import Internals
-    from delta_prop.receipt import Receipt
+    from delta_prop.api.internals import Internals
+    from delta_prop.calls.receipt import Receipt
     from delta_prop.server.counters import JobCounts
     from delta_prop.server.job_files import FoundPart, JobCorrupted
     from delta_prop.server.settings import ServerSettings
-    from delta_prop_broker.log.log_clock import LogClock
+    from delta_prop_broker.log_clock import LogClock
     from delta_prop_wire.batch import Batch
     from delta_prop_wire.frames import Decide, JobPart
 

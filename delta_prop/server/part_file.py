@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgpack
 
-from delta_prop_broker.log.files.writing import write_all
+from delta_prop_broker.segments.writing import write_all
 from delta_prop_wire.batch import Batch
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.spec import FRAME_PAYLOAD_BYTES_MAX

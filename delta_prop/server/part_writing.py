@@ -13,7 +13,7 @@ from delta_prop.server.part_file import DIRECTORY, PartPosition, append, create
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from delta_prop.receipt import Receipt
+    from delta_prop.calls.receipt import Receipt
     from delta_prop.server.job_files import JobFiles
     from delta_prop.server.staging import Attempt
     from delta_prop_wire.batch import Batch

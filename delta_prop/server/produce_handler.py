@@ -12,10 +12,10 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from delta_prop.entries import find_fault
-from delta_prop.ingest.work import Draft, Sender, SequencedBatch
-from delta_prop.receipt import OfferState, Receipt
-from delta_prop.refusals import KnownOutcome
+from delta_prop.calls.receipt import OfferState, Receipt
+from delta_prop.calls.refusals import KnownOutcome
+from delta_prop.partition.entries import find_fault
+from delta_prop.partition.ingest.work import Draft, Sender, SequencedBatch
 from delta_prop.server.partitions import check_origin, check_partition
 from delta_prop.server.permissions import ANONYMOUS, Unauthorized
 from delta_prop_wire.bounds import check_clock_order
@@ -30,8 +30,8 @@ from delta_prop_wire.validate import validate_delta
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from delta_prop.internals import Internals
-    from delta_prop.receipt import PublishAck
+    from delta_prop.api.internals import Internals
+    from delta_prop.calls.receipt import PublishAck
     from delta_prop.server.counters import Counters
     from delta_prop.server.limits import RateLimiter
     from delta_prop.server.permissions import Permissions

@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from delta_prop.internals import Internals
+    from delta_prop.api.internals import Internals
+    from delta_prop.api.transforms import VectorReader
     from delta_prop.server.permissions import Permissions
     from delta_prop.server.server_context import ServerContext
-    from delta_prop.transforms import VectorReader
     from delta_prop_wire.frames import OriginGrant, Request
 
 GET_TIMEOUT_S = 5.0

@@ -21,7 +21,7 @@ from delta_prop_wire.stamp import pack_logged_head
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from delta_prop.route.routing_table import Rows
+    from delta_prop.delivery.routing_table import Rows
     from delta_prop_broker.disk import FileRange
     from delta_prop_wire.batch import LoggedBatch
     from delta_prop_wire.credit_window import CreditWindow

@@ -12,7 +12,7 @@ from delta_prop_wire.frames import OriginGrant, PressureLevel
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from delta_prop.internals import Internals
+    from delta_prop.api.internals import Internals
     from delta_prop.server.access import Access
     from delta_prop.server.audit import Audit
     from delta_prop.server.groups import Groups

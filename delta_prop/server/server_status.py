@@ -10,9 +10,9 @@ from delta_prop.server.status_view import to_json_value
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from delta_prop.embedded import Propagator
+    from delta_prop.api.propagator import Propagator
+    from delta_prop.api.statistics import Statistics
     from delta_prop.server.counters import Counters
-    from delta_prop.statistics import Statistics
 
 STARTING = "it is starting"
 ENDING = "it is ending"

@@ -30,9 +30,9 @@ from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.frames import Backpressure, Nack, PressureLevel
 
 if TYPE_CHECKING:
-    from delta_prop.backpressure.pacer import Pressure
-    from delta_prop.embedded import Propagator
-    from delta_prop.ports import Listener, Stream, Tls
+    from delta_prop.api.propagator import Propagator
+    from delta_prop.delivery.backpressure.pacer import Pressure
+    from delta_prop.platform.ports import Listener, Stream, Tls
 
 logger = logging.getLogger("delta_prop.server")
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from delta_prop.argument_checks import check_batch
-from delta_prop.outcomes import PublishAck
-from delta_prop.refusals import overlap
+from delta_prop.calls.argument_checks import check_batch
+from delta_prop.calls.outcomes import PublishAck
+from delta_prop.calls.refusals import overlap
 from delta_prop.server.partitions import check_origin
 from delta_prop.server.produce_handler import ProduceHandler
 from delta_prop_wire.delta import AckLevel
@@ -22,7 +22,7 @@ from delta_prop_wire.spec import ErrorCode
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from delta_prop.receipt import Receipt
+    from delta_prop.calls.receipt import Receipt
     from delta_prop.server.part_file import PartHead, PartPosition
     from delta_prop.server.permissions import Permissions
     from delta_prop.server.server_context import ServerContext

@@ -12,8 +12,8 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from delta_prop.api.statistics import Statistics
     from delta_prop.server.counters import Counters
-    from delta_prop.statistics import Statistics
 
 
 class StatusView(Protocol):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from delta_prop.route.routing_table import NO_ROWS, NoRows, RoutingTable
+from delta_prop.delivery.routing_table import NO_ROWS, NoRows, RoutingTable
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.topics import TopicKind
@@ -18,7 +18,7 @@ from delta_prop_wire.topics import TopicKind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from delta_prop.route.routing_table import Rows
+    from delta_prop.delivery.routing_table import Rows
     from delta_prop_wire.batch import Batch, LoggedBatch
     from delta_prop_wire.delta import Priority, Source
     from delta_prop_wire.frames import Filter, Subscription

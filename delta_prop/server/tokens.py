@@ -15,8 +15,8 @@ from difflib import get_close_matches
 from math import inf, isnan
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from delta_prop.platform.toml_text import parse_toml
 from delta_prop.server.permissions import ALL_KINDS, ANONYMOUS, Permissions
-from delta_prop.toml_text import parse_toml
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.spec import NAMESPACE_BYTES_MAX
 from delta_prop_wire.topics import kind_names, kind_number

@@ -9,15 +9,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from delta_prop.spark.data_source.segments import deltas_of
+    from delta_prop.spark.data_source.sessions import session
+    from delta_prop.spark.data_source.source import register
     from delta_prop.spark.jobs.auditing import audit, repair, repairs
     from delta_prop.spark.jobs.counting import stats
     from delta_prop.spark.jobs.diffing import deltas_from, diff
     from delta_prop.spark.jobs.importing import to_deltas
     from delta_prop.spark.jobs.rebuilding import rebuild
     from delta_prop.spark.jobs.replaying import CONTENT, replay
-    from delta_prop.spark.reads.segments import deltas_of
-    from delta_prop.spark.sessions import session
-    from delta_prop.spark.source import register
     from delta_prop.spark.states.sink_contents import contents_of
 
 _HOME_OF = {
@@ -25,14 +25,14 @@ _HOME_OF = {
     "audit": "delta_prop.spark.jobs.auditing",
     "contents_of": "delta_prop.spark.states.sink_contents",
     "deltas_from": "delta_prop.spark.jobs.diffing",
-    "deltas_of": "delta_prop.spark.reads.segments",
+    "deltas_of": "delta_prop.spark.data_source.segments",
     "diff": "delta_prop.spark.jobs.diffing",
     "rebuild": "delta_prop.spark.jobs.rebuilding",
-    "register": "delta_prop.spark.source",
+    "register": "delta_prop.spark.data_source.source",
     "repair": "delta_prop.spark.jobs.auditing",
     "repairs": "delta_prop.spark.jobs.auditing",
     "replay": "delta_prop.spark.jobs.replaying",
-    "session": "delta_prop.spark.sessions",
+    "session": "delta_prop.spark.data_source.sessions",
     "stats": "delta_prop.spark.jobs.counting",
     "to_deltas": "delta_prop.spark.jobs.importing",
 }

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from delta_prop.commands.log_positions import LATEST, LogPosition, parse_position
-from delta_prop.dates import EPOCH, TIME_EXAMPLES, US, check_past
+from delta_prop.directory.log_positions import LATEST, LogPosition, parse_position
+from delta_prop.platform.dates import EPOCH, TIME_EXAMPLES, US, check_past
 from delta_prop.spark import system
 from delta_prop.spark.options import Remote
 from delta_prop_wire.errors import UsageError

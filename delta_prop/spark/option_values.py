@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from delta_prop.client.addresses import PORT, parse_addresses
 from delta_prop.client.settings import ClientSettings
-from delta_prop.commands.log_positions import LogPosition, parse_position
+from delta_prop.directory.log_positions import LogPosition, parse_position
 from delta_prop_wire.bounds import check_name
 from delta_prop_wire.delta import Priority
 from delta_prop_wire.errors import InvalidDelta, UsageError

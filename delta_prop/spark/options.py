@@ -10,8 +10,8 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, TypeVar
 
 from delta_prop.client.settings import ClientSettings
-from delta_prop.commands.log_positions import EARLIEST, LATEST, LogPosition
-from delta_prop.ports import Tls
+from delta_prop.directory.log_positions import EARLIEST, LATEST, LogPosition
+from delta_prop.platform.ports import Tls
 from delta_prop.spark import option_values as values
 from delta_prop_wire.delta import Priority
 from delta_prop_wire.errors import UsageError

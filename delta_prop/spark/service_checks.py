@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from delta_prop.client.jobs import JobStatus
     from delta_prop.client.ranges import RangeReader
-    from delta_prop.ports import Tls
+    from delta_prop.platform.ports import Tls
     from delta_prop.spark.options import Remote
 
 OPTION_NAMES = {option: f"option {option}" for option in ("url", *TLS_FILES)}
@@ -43,7 +43,7 @@ def check_on_driver(remote: Remote, names: Mapping[str, str] = OPTION_NAMES) -> 
             f"{names[option]} {path!r:.300}: {fault}: name a file that exists on the driver and, under the "
             "same name, on every worker"
         )
-    from delta_prop.tls_contexts import client_context
+    from delta_prop.platform.tls_contexts import client_context
 
     try:
         client_context(remote.tls)

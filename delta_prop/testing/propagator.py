@@ -11,7 +11,7 @@ from delta_prop.testing.world import virtual_world
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from delta_prop.config import Settings
+    from delta_prop.api.settings import Settings
 
 T = TypeVar("T")
 

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 import anyio.lowlevel
 
-from delta_prop.embedded import Propagator
-from delta_prop.outcomes import Delivered
+from delta_prop.api.propagator import Propagator
+from delta_prop.calls.outcomes import Delivered
 from delta_prop_sinks.sink import StopSink
 from delta_prop_wire.jsonlines import delta_from_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from delta_prop.config import Settings
-    from delta_prop.ports import World
-    from delta_prop.receipt import PublishAck
+    from delta_prop.api.settings import Settings
+    from delta_prop.calls.receipt import PublishAck
+    from delta_prop.platform.ports import World
     from delta_prop_sinks.sink import Delivery, SinkContext
     from delta_prop_wire.delta import Delta
 

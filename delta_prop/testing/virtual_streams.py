@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.lowlevel
 
-from delta_prop.buffers import chunks
+from delta_prop.platform.buffers import chunks
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from delta_prop.ports import Stream
+    from delta_prop.platform.ports import Stream
     from delta_prop.testing.network_path import NetworkPath
     from delta_prop_broker.disk import FileRange
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
-from delta_prop.ports import World
+from delta_prop.platform.ports import World
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from delta_prop.ports import Network
+    from delta_prop.platform.ports import Network
     from delta_prop_broker.disk import Disk
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable
 
-    from delta_prop.ports import Clock
+    from delta_prop.platform.ports import Clock
 
 _US = 1_000_000
 _DRIFT_MAX = 0.5

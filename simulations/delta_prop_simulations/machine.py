@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from delta_prop.ports import World
+from delta_prop.platform.ports import World
+from delta_prop.platform.world import LoopClock
 from delta_prop.testing.world import SeededRandomness
-from delta_prop.world import LoopClock
 from delta_prop_simulations.clock import FaultyClock
 from delta_prop_simulations.disk import SimCrash, SimDisk
 from delta_prop_simulations.threads import SimThreads
@@ -21,7 +21,7 @@ from delta_prop_simulations.threads import SimThreads
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from delta_prop.ports import Listener, Network, Stream, Tls
+    from delta_prop.platform.ports import Listener, Network, Stream, Tls
     from delta_prop.testing import VirtualNetwork
     from delta_prop_simulations.clock import ClockFaults
     from delta_prop_simulations.rng import Seed

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import AsyncIterator, Callable
 
-    from delta_prop.ports import Threads
+    from delta_prop.platform.ports import Threads
     from delta_prop_simulations.rng import Random
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks._crash_answers import KINDS, Answers, Failures, LogIndex, count_answers, judge, read_log_index
-from delta_prop.outcomes import PublishAck
+from delta_prop.calls.outcomes import PublishAck
 from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.log.settings import LogSettings

@@ -28,8 +28,8 @@ from benchmarks._crash_rounds import CrashRun, DirectoryOptions, Totals
 from benchmarks._crash_writer import DIMENSION, KEYS, make_delta, origin_of
 from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_broker.log.durable import DurableLog
-from delta_prop_broker.log.retention.compaction import run_to_end
 from delta_prop_broker.log.settings import LogSettings
+from delta_prop_broker.retention.compaction import run_to_end
 from delta_prop_wire.delta import Source
 from delta_prop_wire.encode import encode_batch
 from tests.broker.durable import Clock

@@ -10,7 +10,7 @@ import anyio
 from benchmarks import _growth_service, growth
 from benchmarks._growth_service import ROWS, Holdings, Load, hold, settings_of
 from benchmarks.growth import BASE, LARGE
-from delta_prop.embedded import Propagator
+from delta_prop.api.propagator import Propagator
 from delta_prop_wire.delta import Kind
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from delta_prop_broker.log.corruption import LogCorrupted
-from delta_prop_broker.log.files.compressed import compress_frame
-from delta_prop_broker.log.files.frames import FrameScanner
+from delta_prop_broker.corruption import LogCorrupted
+from delta_prop_broker.segments.compressed import compress_frame
+from delta_prop_broker.segments.frames import FrameScanner
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.compression import Compression
 from delta_prop_wire.encode import encode_vectors
@@ -17,9 +17,9 @@ from tests.broker.durable import SMALL, Writer, commit, open_log
 
 if TYPE_CHECKING:
     from delta_prop_broker.log.durable import DurableLog
-    from delta_prop_broker.log.files.frames import FrameLocation
-    from delta_prop_broker.log.retention.segment_compression import SegmentCompression
     from delta_prop_broker.log.settings import Compress, LogSettings
+    from delta_prop_broker.retention.segment_compression import SegmentCompression
+    from delta_prop_broker.segments.frames import FrameLocation
     from delta_prop_wire.batch import Batch, LoggedBatch
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from delta_prop_broker.log.durable import DurableLog
-from delta_prop_broker.log.files.paths import DIRECTORY
 from delta_prop_broker.log.settings import LogSettings
+from delta_prop_broker.segments.paths import DIRECTORY
 from delta_prop_wire.delta import AckLevel, Source
 from delta_prop_wire.encode import encode_vectors
 from delta_prop_wire.errors import Refused
@@ -17,7 +17,7 @@ from delta_prop_wire.stamp import unpack_stamp
 
 if TYPE_CHECKING:
     from delta_prop_broker.disk import Disk
-    from delta_prop_broker.log.engine.recovery_result import RecoveryReport
+    from delta_prop_broker.recovery.recovery_result import RecoveryReport
     from delta_prop_wire.batch import Batch, LoggedBatch
 
 LOG_ID = bytes(range(16))

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from delta_prop_broker.log.corruption import LogCorrupted
+from delta_prop_broker.corruption import LogCorrupted
 from delta_prop_broker.log.durable import DurableLog
-from delta_prop_broker.log.files.paths import DIRECTORY
-from delta_prop_broker.log.readonly import backup
-from delta_prop_broker.log.readonly.backup import BackupFailed, BackupReport, copy_log
-from delta_prop_broker.log.readonly.inspect import inspect
+from delta_prop_broker.readonly import backup
+from delta_prop_broker.readonly.backup import BackupFailed, BackupReport, copy_log
+from delta_prop_broker.readonly.inspect import inspect
+from delta_prop_broker.segments.paths import DIRECTORY
 from delta_prop_simulations.disk import CHANGING, SimCrash, SimDisk
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import UsageError

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from delta_prop_broker.log.corruption import LogCorrupted
-from delta_prop_broker.log.files.checkpoints import CheckpointCorrupted, Position, file_name
-from delta_prop_broker.log.files.segment import index_frame
-from delta_prop_broker.log.files.sparse_index import SparseIndex
+from delta_prop_broker.corruption import LogCorrupted
 from delta_prop_broker.log.settings import LogSettings
+from delta_prop_broker.recovery.checkpoints import CheckpointCorrupted, Position, file_name
+from delta_prop_broker.segments.segment import index_frame
+from delta_prop_broker.segments.sparse_index import SparseIndex
 from delta_prop_simulations.disk import CHANGING, SimCrash, SimDisk
 from tests.broker.durable import SEGMENTS, SMALL, Writer, commit, contents, open_log
 
 if TYPE_CHECKING:
     from delta_prop_broker.log.durable import DurableLog
-    from delta_prop_broker.log.engine.recovery_result import RecoveryReport
+    from delta_prop_broker.recovery.recovery_result import RecoveryReport
 
 LARGE = LogSettings(segment_bytes_max=1 << 20, bytes_max=1 << 22, retention_bytes=1 << 22, free_bytes_min=0)
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from delta_prop_broker.disk import Disk
 from delta_prop_broker.log.durable import DurableLog
-from delta_prop_broker.log.files.paths import DIRECTORY
-from delta_prop_broker.log.files.snapshot import Snapshot, open_snapshot, sort_key
-from delta_prop_broker.log.retention.compaction import Compaction, SegmentRange, run_to_end
+from delta_prop_broker.retention.compaction import Compaction, SegmentRange, run_to_end
+from delta_prop_broker.retention.snapshot import Snapshot, open_snapshot, sort_key
+from delta_prop_broker.segments.paths import DIRECTORY
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.algebra import VectorState, apply
 from delta_prop_wire.delta import Delta, KnownIds, Source, create, scale

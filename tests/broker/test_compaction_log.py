@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from delta_prop_broker.log.corruption import LogCorrupted
+from delta_prop_broker.corruption import LogCorrupted
 from delta_prop_broker.log.durable import DurableLog
-from delta_prop_broker.log.files.paths import DIRECTORY
-from delta_prop_broker.log.files.snapshot import snapshot_offsets, snapshot_path
-from delta_prop_broker.log.retention.compaction import run_to_end
+from delta_prop_broker.retention.compaction import run_to_end
+from delta_prop_broker.retention.snapshot import snapshot_offsets, snapshot_path
+from delta_prop_broker.segments.paths import DIRECTORY
 from delta_prop_simulations.disk import SimCrash, SimDisk
 from delta_prop_wire.algebra import VectorState, apply
 from delta_prop_wire.delta import Delta, Source, create, scale, sparse_add

@@ -9,10 +9,10 @@ import numpy as np
 
 from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_broker.log.durable import DurableLog
-from delta_prop_broker.log.files.paths import DIRECTORY
-from delta_prop_broker.log.files.snapshot import open_snapshot
-from delta_prop_broker.log.retention.compaction import Compaction, SegmentRange, run_to_end
 from delta_prop_broker.log.settings import LogSettings
+from delta_prop_broker.retention.compaction import Compaction, SegmentRange, run_to_end
+from delta_prop_broker.retention.snapshot import open_snapshot
+from delta_prop_broker.segments.paths import DIRECTORY
 from delta_prop_wire.delta import Delta, Source, sparse_add
 from delta_prop_wire.encode import encode_batch, encode_vectors
 from tests.broker.durable import LOG_ID, Clock, commit

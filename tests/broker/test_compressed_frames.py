@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from delta_prop_broker.log.corruption import BadFrame, CodecMissing
-from delta_prop_broker.log.files.compressed import compress_frame
-from delta_prop_broker.log.files.frames import FrameScanner, heads_after
+from delta_prop_broker.corruption import BadFrame, CodecMissing
+from delta_prop_broker.segments.compressed import compress_frame
+from delta_prop_broker.segments.frames import FrameScanner, heads_after
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire import compression
 from delta_prop_wire.codec import decode, encode
@@ -81,7 +81,7 @@ def test_oversized_frame_is_refused_before_decompression(
     def fail_test(*_: object) -> bytes:
         raise AssertionError("the size must be refused before decompression")
 
-    monkeypatch.setattr("delta_prop_broker.log.files.compressed.decompress", fail_test)
+    monkeypatch.setattr("delta_prop_broker.segments.compressed.decompress", fail_test)
     with pytest.raises(BadFrame, match="announces 1073741824 bytes; the maximum is 16777168"):
         scan_frames(bytes(raw))
 
@@ -100,7 +100,7 @@ def test_missing_codec_is_not_reported_as_corruption(monkeypatch: pytest.MonkeyP
 
 def test_frame_that_fails_to_round_trip_is_not_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
     logged = logged_frames(large=1, small=0)[0]
-    monkeypatch.setattr("delta_prop_broker.log.files.compressed.decompress", lambda packed: b"something else")
+    monkeypatch.setattr("delta_prop_broker.segments.compressed.decompress", lambda packed: b"something else")
     assert compress_frame(logged.head, logged.batch.body, Compression.LZ4) is None
 
 

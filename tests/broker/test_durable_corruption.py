@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from delta_prop_broker.corruption import BadFrame, FormatUnknown, LogBusy, LogCorrupted
 from delta_prop_broker.local_disk import LocalDisk
-from delta_prop_broker.log.corruption import BadFrame, FormatUnknown, LogBusy, LogCorrupted
 from delta_prop_broker.log.durable import DurableLog
-from delta_prop_broker.log.files.frames import FrameScanner
-from delta_prop_broker.log.readonly.inspect import inspect
+from delta_prop_broker.readonly.inspect import inspect
+from delta_prop_broker.segments.frames import FrameScanner
 from delta_prop_simulations.disk import SimDisk, nth
 from delta_prop_wire.delta import AckLevel
 from tests.broker.durable import EVERYTHING, SEGMENTS, SMALL, Writer, commit, contents, frame, open_log

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from delta_prop_broker.log.corruption import LogCorrupted
+from delta_prop_broker.corruption import LogCorrupted
 from delta_prop_broker.log.durable import DurableLog
-from delta_prop_broker.log.files.paths import RESERVE_PATH
-from delta_prop_broker.log.files.reserve import DiskFull, Reserve
+from delta_prop_broker.segments.paths import RESERVE_PATH
+from delta_prop_broker.segments.reserve import DiskFull, Reserve
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import Refused, UsageError

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from delta_prop_broker.corruption import LogCorrupted
 from delta_prop_broker.local_disk import LocalDisk
-from delta_prop_broker.log.corruption import LogCorrupted
-from delta_prop_broker.log.files.paths import DIRECTORY
-from delta_prop_broker.log.readonly.follow import Follower
+from delta_prop_broker.readonly.follow import Follower
+from delta_prop_broker.segments.paths import DIRECTORY
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode

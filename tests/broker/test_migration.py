@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from delta_prop_broker.log import migration
-from delta_prop_broker.log.corruption import FormatOutdated, InsufficientDiskSpace, LogBusy, LogCorrupted
-from delta_prop_broker.log.engine.recovery import recover
-from delta_prop_broker.log.files.identity import FORMAT, Format, _pack_format, read_format
-from delta_prop_broker.log.files.paths import DIRECTORY
-from delta_prop_broker.log.readonly.inspect import inspect, inspect_checkpoints, inspect_snapshots
-from delta_prop_broker.log.retention.compaction import run_to_end
+from delta_prop_broker.corruption import FormatOutdated, InsufficientDiskSpace, LogBusy, LogCorrupted
+from delta_prop_broker.readonly.inspect import inspect, inspect_checkpoints, inspect_snapshots
+from delta_prop_broker.recovery import migration
+from delta_prop_broker.recovery.recovery import recover
+from delta_prop_broker.retention.compaction import run_to_end
+from delta_prop_broker.segments.identity import FORMAT, Format, _pack_format, read_format
+from delta_prop_broker.segments.paths import DIRECTORY
 from delta_prop_simulations.disk import CHANGING, SimCrash, SimDisk
 from delta_prop_wire.delta import Dot, Source
 from delta_prop_wire.encode import encode_batch, encode_noop
@@ -29,7 +29,7 @@ from tests.wire.control_batches import without_types
 
 if TYPE_CHECKING:
     from delta_prop_broker.log.durable import DurableLog
-    from delta_prop_broker.log.migration import MigrationPlan
+    from delta_prop_broker.recovery.migration import MigrationPlan
     from delta_prop_wire.batch import Batch
 
 ORIGIN = 16

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from delta_prop_broker.log.corruption import LogCorrupted
-from delta_prop_broker.log.files import preallocation
-from delta_prop_broker.log.files.preallocation import AHEAD_BYTES_MIN, LARGE_BYTES, content_end
-from delta_prop_broker.log.readonly.follow import Follower
-from delta_prop_broker.log.readonly.inspect import inspect
+from delta_prop_broker.corruption import LogCorrupted
+from delta_prop_broker.readonly.follow import Follower
+from delta_prop_broker.readonly.inspect import inspect
+from delta_prop_broker.segments import preallocation
+from delta_prop_broker.segments.preallocation import AHEAD_BYTES_MIN, LARGE_BYTES, content_end
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.delta import AckLevel
 from tests.broker.durable import SEGMENTS, SMALL, Writer, commit, contents, open_log

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from delta_prop_broker.log.corruption import CodecMissing, LogCorrupted
-from delta_prop_broker.log.readonly.follow import Follower
-from delta_prop_broker.log.readonly.inspect import inspect
-from delta_prop_broker.log.retention import segment_compression
+from delta_prop_broker.corruption import CodecMissing, LogCorrupted
 from delta_prop_broker.log.settings import LogSettings
+from delta_prop_broker.readonly.follow import Follower
+from delta_prop_broker.readonly.inspect import inspect
+from delta_prop_broker.retention import segment_compression
 from delta_prop_simulations.disk import CHANGING, SimCrash, SimDisk
 from delta_prop_wire import compression
 from delta_prop_wire.compression import Compression

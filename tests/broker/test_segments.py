@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from delta_prop_broker.log.files.segment import Segment, Segments
+from delta_prop_broker.segments.segment import Segment, Segments
 from delta_prop_simulations.disk import SimDisk, SimFile
 from tests.broker.durable import SMALL, Writer, commit, contents, frame, open_log
 

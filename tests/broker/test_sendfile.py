@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delta_prop_broker.disk import FileRange
-from delta_prop_broker.log.files import sendfile
-from delta_prop_broker.log.files.sendfile import RangeBounds, SendfileRange
-from delta_prop_broker.log.files.sparse_index import SparseIndex
+from delta_prop_broker.segments import sendfile
+from delta_prop_broker.segments.sendfile import RangeBounds, SendfileRange
+from delta_prop_broker.segments.sparse_index import SparseIndex
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.codec import decode
@@ -24,8 +24,8 @@ from tests.broker.durable import SMALL, Writer, commit, open_log
 
 if TYPE_CHECKING:
     from delta_prop_broker.log.durable import DurableLog
-    from delta_prop_broker.log.files.sendfile import SendfileReader
     from delta_prop_broker.log.settings import LogSettings
+    from delta_prop_broker.segments.sendfile import SendfileReader
 
 SPACIOUS = replace(SMALL, segment_bytes_max=12_000, bytes_max=200_000, retention_bytes=200_000)
 LZ4, ZSTD = frozenset({1}), frozenset({2})

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from delta_prop_broker.log.corruption import LogCorrupted
-from delta_prop_broker.log.files.paths import DIRECTORY
-from delta_prop_broker.log.files.snapshot import (
+from delta_prop_broker.corruption import LogCorrupted
+from delta_prop_broker.retention.snapshot import (
     OriginWatermark,
     Snapshot,
     SnapshotFacts,
@@ -16,6 +15,7 @@ from delta_prop_broker.log.files.snapshot import (
     open_snapshot,
     snapshot_path,
 )
+from delta_prop_broker.segments.paths import DIRECTORY
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.algebra import VectorState
 from delta_prop_wire.delta import Dot

@@ -18,11 +18,11 @@ import pytest
 import trustme
 import uvloop
 
-from delta_prop.ports import Listener, Network, Stream, Tls
-from delta_prop.sockets import SocketNetwork
+from delta_prop.platform.ports import Listener, Network, Stream, Tls
+from delta_prop.platform.sockets import SocketNetwork
+from delta_prop.platform.tls import TlsStream
+from delta_prop.platform.tls_contexts import client_context, server_context
 from delta_prop.testing import NetworkConditions, VirtualNetwork, run_virtual
-from delta_prop.tls import TlsStream
-from delta_prop.tls_contexts import client_context, server_context
 
 if TYPE_CHECKING:
     import ssl

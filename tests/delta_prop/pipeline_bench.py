@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from delta_prop.ingest.fair_queue import FairQueue
-from delta_prop.ingest.origins import Origins
-from delta_prop.ingest.seen_ids import SeenIds
-from delta_prop.ingest.vector_heads import VectorHeads
-from delta_prop.ingest.work import Draft, Sender, SequencedBatch
-from delta_prop.order.orderer import Orderer
-from delta_prop.pipeline import Pipeline
-from delta_prop.producer import Producer
-from delta_prop.receipt import Receipt
+from delta_prop.api.producer import Producer
+from delta_prop.calls.receipt import Receipt
+from delta_prop.partition.ingest.fair_queue import FairQueue
+from delta_prop.partition.ingest.origins import Origins
+from delta_prop.partition.ingest.seen_ids import SeenIds
+from delta_prop.partition.ingest.vector_heads import VectorHeads
+from delta_prop.partition.ingest.work import Draft, Sender, SequencedBatch
+from delta_prop.partition.order.orderer import Orderer
+from delta_prop.partition.pipeline import Pipeline
 from delta_prop_broker.log.memory import MemoryLog
 from delta_prop_wire.batch import Batch, LoggedBatch
 from delta_prop_wire.delta import AckLevel, Delta, Priority, Source, make_origin, producer_id_of

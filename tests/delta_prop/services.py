@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Self
 import anyio.lowlevel
 
 from delta_prop import LogSettings, Propagator, Settings
-from delta_prop.ingest.work import Sender, SequencedBatch
-from delta_prop.receipt import Receipt
+from delta_prop.calls.receipt import Receipt
+from delta_prop.partition.ingest.work import Sender, SequencedBatch
 from delta_prop.testing import virtual_world
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_sinks import CacheSink, IndexSink, StorageSink

@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from delta_prop.receipt import OfferState
+from delta_prop.calls.receipt import OfferState
 from delta_prop.testing import run_virtual
 from delta_prop_broker.log.memory import MemoryLog
 from delta_prop_wire.batch import Batch

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from delta_prop import Delta, Dot, Priority, Propagator, Refused, Settings, UsageError, create
-from delta_prop.embedded import PublishAck
+from delta_prop.api.propagator import PublishAck
 from delta_prop.sinks import (
     CacheSink,
     CallbackSink,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from delta_prop.advice import PAUSE_S_MAX, Advice
+from delta_prop.delivery.backpressure.advice import PAUSE_S_MAX, Advice
 from delta_prop_wire.frames import Backpressure, PressureLevel
 
 

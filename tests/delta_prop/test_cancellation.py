@@ -10,15 +10,15 @@ import anyio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delta_prop.config import Settings
-from delta_prop.receipt import OfferState, Receipt
+from delta_prop.api.settings import Settings
+from delta_prop.calls.receipt import OfferState, Receipt
 from delta_prop.testing import RecordedPropagator, run_propagator
 from delta_prop_sinks import CallbackSink, TryAgain
 from delta_prop_wire.errors import Refused
 from tests.delta_prop.support import make_delta
 
 if TYPE_CHECKING:
-    from delta_prop.producer import Producer
+    from delta_prop.api.producer import Producer
     from delta_prop_wire.delta import Delta
 
 PUBLISHERS = 40

@@ -16,7 +16,7 @@ from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.support import Gate, catch_refusal, make_delta
 
 if TYPE_CHECKING:
-    from delta_prop.producer import Producer
+    from delta_prop.api.producer import Producer
 
 
 def test_closing_service_refuses_publishes_of_its_producers() -> None:

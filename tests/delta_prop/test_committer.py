@@ -12,7 +12,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from delta_prop.committer import (
+from delta_prop.partition.storage.committer import (
     CACHED_BYTES_MAX,
     CACHED_S_MAX,
     LINGER_BYTES,
@@ -20,11 +20,11 @@ from delta_prop.committer import (
     OFFLOAD_S,
     Committer,
 )
+from delta_prop.platform.tick_callbacks import TickCallbacks
 from delta_prop.testing import VirtualLoop, run_virtual
-from delta_prop.tick_callbacks import TickCallbacks
 from delta_prop_broker.log.durable import DurableLog
-from delta_prop_broker.log.files.segment import Segment
 from delta_prop_broker.log.settings import LogSettings
+from delta_prop_broker.segments.segment import Segment
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.delta import AckLevel, Delta, Source, dense, make_origin
 from delta_prop_wire.encode import encode_batch

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from delta_prop.config import MIB, Settings
+from delta_prop.api.settings import MIB, Settings
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.spec import DELTA_BYTES_MAX
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delta_prop.embedded import Propagator
+from delta_prop.api.propagator import Propagator
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_sinks import CacheSink, CallbackSink, HasBackground, IndexSink, StorageSink, TryAgain
 from delta_prop_wire.delta import Dot, Source
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from delta_prop.receipt import Receipt
+    from delta_prop.calls.receipt import Receipt
     from delta_prop_sinks.sink import Delivery, Sink
     from delta_prop_wire.algebra import VectorState
     from delta_prop_wire.delta import Delta

@@ -8,8 +8,8 @@ import anyio
 import numpy as np
 import pytest
 
-from delta_prop.config import Settings
-from delta_prop.embedded import Propagator
+from delta_prop.api.propagator import Propagator
+from delta_prop.api.settings import Settings
 from delta_prop.testing import RecordedPropagator, RecordingSink, run_propagator
 from delta_prop_sinks import (
     CacheSink,
@@ -33,7 +33,7 @@ from tests.delta_prop.support import Gate, catch_refusal, expect_refusal, make_d
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from delta_prop.route.subscription import Subscription
+    from delta_prop.delivery.subscription import Subscription
     from delta_prop_sinks import Delivery, SinkContext
 
 BACKENDS: list[dict[str, Any]] = [

@@ -8,8 +8,8 @@ import anyio
 import numpy as np
 import pytest
 
-from delta_prop.config import Settings
-from delta_prop.receipt import OfferState
+from delta_prop.api.settings import Settings
+from delta_prop.calls.receipt import OfferState
 from delta_prop.testing import RecordedPropagator, run_propagator
 from delta_prop_sinks import (
     CacheSink,

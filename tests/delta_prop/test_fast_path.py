@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delta_prop.ingest.work import Sender
-from delta_prop.receipt import Receipt
+from delta_prop.calls.receipt import Receipt
+from delta_prop.partition.ingest.work import Sender
 from delta_prop_wire.delta import (
     Delta,
     Dot,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from delta_prop import LogSettings, Propagator, Settings
-from delta_prop.receipt import OfferState, Receipt
+from delta_prop.calls.receipt import OfferState, Receipt
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.algebra import VectorState

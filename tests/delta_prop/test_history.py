@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from delta_prop import Delta, Propagator, Refused, Settings, create, sink_runtime
-from delta_prop.sink_runtime import find_head, read_history
+from delta_prop import Delta, Propagator, Refused, Settings, create
+from delta_prop.delivery import sink_runtime
+from delta_prop.delivery.sink_runtime import find_head, read_history
 from delta_prop.sinks import CallbackSink, TryAgain
 from delta_prop.testing import run_propagator
 from delta_prop_wire.delta import ABSENT, Operation, delete

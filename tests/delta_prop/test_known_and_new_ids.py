@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delta_prop import Propagator, splitting
+from delta_prop import Propagator
 from delta_prop.client import Producer
-from delta_prop.ingest.work import Sender
+from delta_prop.partition import splitting
+from delta_prop.partition.ingest.work import Sender
 from delta_prop.testing import VirtualNetwork, run_virtual, virtual_world
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_sinks import CacheSink
@@ -30,7 +31,7 @@ from tests.delta_prop.support import make_delta
 from tests.full_log import read_all
 
 if TYPE_CHECKING:
-    from delta_prop.receipt import Receipt
+    from delta_prop.calls.receipt import Receipt
     from delta_prop_wire.batch import Batch, LoggedBatch
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from delta_prop.ports import Network, Stream
+    from delta_prop.platform.ports import Network, Stream
 
 __all__ = ["net_setup"]
 BODY = random.Random(1).randbytes(700_000)

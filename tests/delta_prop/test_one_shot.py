@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Literal
 import anyio
 import pytest
 
-from delta_prop.one_shot import EventOneShot, one_shot_factory
+from delta_prop.platform.one_shot import EventOneShot, one_shot_factory
 from delta_prop.testing import run_virtual
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from delta_prop.one_shot import OneShot
+    from delta_prop.platform.one_shot import OneShot
 
 BACKENDS = ("asyncio", "trio", "event")
 

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delta_prop.receipt import Receipt
+from delta_prop.calls.receipt import Receipt
 from delta_prop_wire.delta import Delta, Dot, create
 from tests.delta_prop.pipeline_bench import Bench, batch_of
 

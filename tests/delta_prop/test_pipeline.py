@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from delta_prop.ingest.work import Draft
-from delta_prop.receipt import OfferState, Receipt
+from delta_prop.calls.receipt import OfferState, Receipt
+from delta_prop.partition.ingest.work import Draft
 from delta_prop_wire.delta import (
     AckLevel,
     Delta,

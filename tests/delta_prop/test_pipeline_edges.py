@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from delta_prop.ingest.work import Sender, SequencedBatch
-from delta_prop.receipt import OfferState, Receipt
+from delta_prop.calls.receipt import OfferState, Receipt
+from delta_prop.partition.ingest.work import Sender, SequencedBatch
 from delta_prop_wire.delta import AckLevel, Delta, Dot, Priority, Source, create, delete, make_origin
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import OriginClaim

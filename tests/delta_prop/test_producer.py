@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-import delta_prop.producer
-from delta_prop.config import Settings
-from delta_prop.receipt import OfferState
+import delta_prop.api.producer
+from delta_prop.api.settings import Settings
+from delta_prop.calls.receipt import OfferState
 from delta_prop.testing import RecordedPropagator, run_propagator
 from delta_prop_sinks import CallbackSink
 from delta_prop_wire.delta import Delta, Dot, Priority, create, offset, transform
@@ -20,7 +20,7 @@ from tests.delta_prop.pipeline_bench import Bench
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from delta_prop.producer import Producer
+    from delta_prop.api.producer import Producer
 
 
 def make_delta(key: str, **more: Any) -> Delta:
@@ -305,7 +305,7 @@ def test_pending_receipt_can_be_named_as_dependency() -> None:
 
 
 def test_refusal_at_the_limit_of_in_flight_batches_names_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delta_prop.producer, "IN_FLIGHT_BATCHES_MAX", 3)
+    monkeypatch.setattr(delta_prop.api.producer, "IN_FLIGHT_BATCHES_MAX", 3)
     bench = Bench()
     producer = bench.producer("p")
     bench.log.is_accepting = False
@@ -320,7 +320,7 @@ def test_refusal_at_the_limit_of_in_flight_batches_names_the_limit(monkeypatch: 
 
 
 def test_in_flight_bytes_are_limited_and_released(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delta_prop.producer, "IN_FLIGHT_BYTES_MAX", 1)
+    monkeypatch.setattr(delta_prop.api.producer, "IN_FLIGHT_BYTES_MAX", 1)
     bench = Bench()
     producer = bench.producer("p")
     for n in range(5):

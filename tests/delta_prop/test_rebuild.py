@@ -399,7 +399,7 @@ def test_states_of_a_large_frame_are_built_in_parts(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("tests.delta_prop.rebuilding.FRAME_ROWS", 1000)
     built_counts: list[int] = [0]
     monkeypatch.setattr(
-        "delta_prop.route.rebuild.state_of",
+        "delta_prop.delivery.rebuild.state_of",
         lambda *arguments: (built_counts.append(built_counts.pop() + 1), state_of(*arguments))[1],
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from delta_prop.receipt import OfferState, PublishAck, Receipt
+from delta_prop.calls.receipt import OfferState, PublishAck, Receipt
 from delta_prop_wire.delta import AckLevel, Dot
 from delta_prop_wire.errors import UsageError
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from delta_prop.coalesced_draft import ROWS_MAX, can_coalesce, group_calls
-from delta_prop.ingest.work import Draft, MatrixDraft
-from delta_prop.receipt import PublishAck, Receipt
+from delta_prop.calls.receipt import PublishAck, Receipt
+from delta_prop.partition.coalesced_draft import ROWS_MAX, can_coalesce, group_calls
+from delta_prop.partition.ingest.work import Draft, MatrixDraft
 from delta_prop.testing import RecordedPropagator, run_propagator
 from delta_prop_sinks import CacheSink
 from delta_prop_wire.delta import AckLevel, Delta, Dot, Kind, Priority, create, scale, sparse, sparse_add

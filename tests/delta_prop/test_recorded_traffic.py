@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delta_prop.recorded_traffic import (
+from delta_prop.directory.recorded_traffic import (
     BLOCK_HEAD,
     BLOCK_ROWS,
     FILE_HEAD,

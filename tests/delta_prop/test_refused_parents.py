@@ -9,9 +9,9 @@ import anyio
 import pytest
 
 from delta_prop import Propagator
-from delta_prop.ingest import refused_ids
-from delta_prop.ingest.work import Sender, SequencedBatch
-from delta_prop.receipt import OfferState, Receipt
+from delta_prop.calls.receipt import OfferState, Receipt
+from delta_prop.partition.ingest import refused_ids
+from delta_prop.partition.ingest.work import Sender, SequencedBatch
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.delta import Delta, Dot, Source, opaque, sparse_add

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from delta_prop import Propagator, duplicate_id_finder
+from delta_prop import Propagator
+from delta_prop.partition.ingest import duplicate_id_finder
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_sinks import CacheSink
@@ -36,7 +37,7 @@ from tests.delta_prop.support import catch_refusal, make_delta
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from delta_prop.receipt import Receipt
+    from delta_prop.calls.receipt import Receipt
 
 
 def refusal_code(receipt: Receipt) -> ErrorCode | None:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from delta_prop import sockets
-from delta_prop.connection_faults import Misconfigured
-from delta_prop.sockets import CoopBudget, SocketNetwork, SocketStream
-from delta_prop.world import real_world
+from delta_prop.platform import sockets
+from delta_prop.platform.connection_faults import Misconfigured
+from delta_prop.platform.sockets import CoopBudget, SocketNetwork, SocketStream
+from delta_prop.platform.world import real_world
 from delta_prop_broker.disk import FileRange
 from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_wire.errors import UsageError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from delta_prop.ports import Network, Stream
+    from delta_prop.platform.ports import Network, Stream
     from tests.delta_prop.networks import NetworkSetup
 
 SEND_FILE = os.sendfile

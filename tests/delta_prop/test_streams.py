@@ -11,8 +11,8 @@ import anyio.lowlevel
 import pytest
 
 from delta_prop import streams
+from delta_prop.calls.outcomes import Delivered
 from delta_prop.client.subscriber import Subscriber
-from delta_prop.outcomes import Delivered
 from delta_prop.testing import run_virtual
 from delta_prop_wire.delta import Delta, opaque
 from delta_prop_wire.errors import UsageError

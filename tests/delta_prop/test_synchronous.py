@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from delta_prop import LogSettings
-from delta_prop.config import Settings
-from delta_prop.synchronous import SyncPropagator
+from delta_prop.api.settings import Settings
+from delta_prop.api.synchronous import SyncPropagator
 from delta_prop_sinks import CacheSink, CallbackSink, IndexSink, StorageSink
 from delta_prop_wire.delta import Delta, create, offset, transform
 from delta_prop_wire.errors import InvalidDelta, Refused, UsageError

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
+from delta_prop.platform.tick_callbacks import CALLS_MAX, DEFER_WINDOW_S, TickCallbacks, Wakeup
 from delta_prop.testing import run_virtual
-from delta_prop.tick_callbacks import CALLS_MAX, DEFER_WINDOW_S, TickCallbacks, Wakeup
 
 if TYPE_CHECKING:
     from collections.abc import Callable

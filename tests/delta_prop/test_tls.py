@@ -16,21 +16,21 @@ from cryptography.hazmat.primitives import serialization
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delta_prop import sockets
-from delta_prop.buffers import skip_bytes
-from delta_prop.connection_faults import Misconfigured
-from delta_prop.ports import Tls
-from delta_prop.sockets import SocketNetwork
+from delta_prop.platform import sockets
+from delta_prop.platform.buffers import skip_bytes
+from delta_prop.platform.connection_faults import Misconfigured
+from delta_prop.platform.ports import Tls
+from delta_prop.platform.sockets import SocketNetwork
+from delta_prop.platform.tls import TlsStream
+from delta_prop.platform.tls_contexts import client_context, server_context
 from delta_prop.testing import NetworkConditions, VirtualNetwork, run_virtual
-from delta_prop.tls import TlsStream
-from delta_prop.tls_contexts import client_context, server_context
 from delta_prop_wire.errors import UsageError
 from tests.delta_prop.networks import HOST, LOOPS, Files, files, receive, receive_all
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from delta_prop.ports import Network, Stream
+    from delta_prop.platform.ports import Network, Stream
 
 ON_LOOPS = pytest.mark.parametrize("loop", LOOPS)
 

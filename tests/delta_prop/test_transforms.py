@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from delta_prop.api.transforms import ATTEMPTS_MAX
 from delta_prop.testing import RecordedPropagator, run_propagator
-from delta_prop.transforms import ATTEMPTS_MAX
 from delta_prop_sinks import CacheSink, IndexSink
 from delta_prop_wire.delta import Delta, Kind, Source, create, delete, offset, opaque, transform
 from delta_prop_wire.errors import InvalidDelta, Refused, UsageError

@@ -13,8 +13,8 @@ import anyio
 import pytest
 import uvloop
 
+from delta_prop.platform.world import real_world
 from delta_prop.testing import run_virtual
-from delta_prop.world import real_world
 
 LOOPS = pytest.mark.parametrize(
     "loop",

@@ -11,7 +11,7 @@ import pytest
 
 from delta_prop import LogSettings, Propagator, SyncPropagator, transform
 from delta_prop.client import Subscriber
-from delta_prop.ports import Tls
+from delta_prop.platform.ports import Tls
 from delta_prop.testing import RecordedPropagator, run_propagator
 from delta_prop_sinks import CacheSink, CallbackSink, Hnsw, IndexSink, JsonLinesSink, StorageSink
 from delta_prop_wire.errors import DeltaPropError, UsageError

@@ -27,9 +27,9 @@ from delta_prop import (
     sparse,
     sparse_add,
 )
-from delta_prop.group_cursor import GroupCursor
-from delta_prop.ingest.work import Sender, SequencedBatch
-from delta_prop.receipt import Receipt
+from delta_prop.calls.receipt import Receipt
+from delta_prop.delivery.group_cursor import GroupCursor
+from delta_prop.partition.ingest.work import Sender, SequencedBatch
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_sinks import CallbackSink

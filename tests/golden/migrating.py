@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from delta_prop_broker.log.migration import MigrationCallbacks, MigrationPlan, MigrationReport, migrate
+from delta_prop_broker.recovery.migration import MigrationCallbacks, MigrationPlan, MigrationReport, migrate
 from delta_prop_simulations.disk import SimDisk
 
 if TYPE_CHECKING:

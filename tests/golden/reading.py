@@ -10,12 +10,12 @@ import anyio
 import anyio.lowlevel
 
 from delta_prop import LogSettings, Propagator
-from delta_prop.cursors import read_cursors
-from delta_prop.group_cursor import read_groups
-from delta_prop.quarantine_file import read_all
+from delta_prop.delivery.cursors import read_cursors
+from delta_prop.delivery.group_cursor import read_groups
+from delta_prop.delivery.quarantine_file import read_all
 from delta_prop_broker.log.durable import DurableLog
-from delta_prop_broker.log.files.identity import read_identity
-from delta_prop_broker.log.files.paths import DIRECTORY, IDENTITY
+from delta_prop_broker.segments.identity import read_identity
+from delta_prop_broker.segments.paths import DIRECTORY, IDENTITY
 from delta_prop_wire.control_rows import refused_code
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.jsonlines import delta_to_json

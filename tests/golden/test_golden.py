@@ -16,7 +16,7 @@ from delta_prop import Delta, create
 from delta_prop.cli import main
 from delta_prop.testing import run_virtual
 from delta_prop_broker.local_disk import LocalDisk
-from delta_prop_broker.log.files.identity import FORMAT, read_format
+from delta_prop_broker.segments.identity import FORMAT, read_format
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_sinks import CallbackSink
 from tests.delta_prop.durable.quarantined import RejectingSink, Store

@@ -10,10 +10,10 @@ import pytest
 from delta_prop.cli import main
 from delta_prop.client.jobs import Decision, JobState, StagedPart, decide
 from delta_prop.testing import run_virtual
+from delta_prop_broker.corruption import FormatOutdated
 from delta_prop_broker.local_disk import LocalDisk
-from delta_prop_broker.log.corruption import FormatOutdated
-from delta_prop_broker.log.files.identity import FORMAT, read_format
-from delta_prop_broker.log.files.paths import DIRECTORY
+from delta_prop_broker.segments.identity import FORMAT, read_format
+from delta_prop_broker.segments.paths import DIRECTORY
 from tests.delta_prop.server.jobs import JOB, serve_jobs, wait_published
 from tests.golden.directory_history import SETTINGS, service
 from tests.golden.migrating import disk_of, migrate_disk

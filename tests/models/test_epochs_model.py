@@ -12,8 +12,14 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from delta_prop.ingest.epochs import CLAIMED_EPOCH_MAX, EPOCH_MAX, epoch_floor, epoch_limit, openings_for
-from delta_prop.ingest.origins import Origins
+from delta_prop.partition.ingest.epochs import (
+    CLAIMED_EPOCH_MAX,
+    EPOCH_MAX,
+    epoch_floor,
+    epoch_limit,
+    openings_for,
+)
+from delta_prop.partition.ingest.origins import Origins
 from delta_prop_wire.delta import Delta, create
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import Refused

@@ -15,20 +15,20 @@ import anyio.lowlevel
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delta_prop.route.redelivery import ReplayRequest
-from delta_prop.route.status import FeedState
+from delta_prop.delivery.redelivery import ReplayRequest
+from delta_prop.delivery.status import FeedState
 from delta_prop.testing import run_virtual
 from delta_prop_sinks.sink import RejectDelta, StopSink, TryAgain
 from delta_prop_wire.delta import Delta, Dot, create
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.route.support import ORIGIN, SMALL_LIMITS, Route, offsets_of
+from tests.delta_prop.delivery.support import ORIGIN, SMALL_LIMITS, Route, offsets_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from delta_prop.route.feed import Feed
+    from delta_prop.delivery.feed import Feed
     from delta_prop_sinks.sink import Delivery, SinkContext
 
 NAMESPACES = "abo"  # the sink takes a and b

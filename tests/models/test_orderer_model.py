@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from delta_prop.order import Entry, Orderer, Verdict
+from delta_prop.partition.order.orderer import Entry, Orderer, Verdict
 from delta_prop_wire.delta import Dot
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from delta_prop.ingest import id_runs
-from delta_prop.ingest.seen_ids import FEW_IDS, SeenIds
-from tests.delta_prop.ingest.id_store import IdStore
-from tests.delta_prop.ingest.test_seen_ids import id_with_hash
+from delta_prop.partition.ingest import id_runs
+from delta_prop.partition.ingest.seen_ids import FEW_IDS, SeenIds
+from tests.delta_prop.partition.ingest.id_store import IdStore
+from tests.delta_prop.partition.ingest.test_seen_ids import id_with_hash
 
 ids = st.integers(0, 150).map(lambda number: id_with_hash(number % 40 << 58, number))
 """Ids of which some share a hash."""

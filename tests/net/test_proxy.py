@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from delta_prop.sockets import SocketNetwork
+from delta_prop.platform.sockets import SocketNetwork
 from tests.delta_prop.networks import HOST, LOOPS, receive, receive_all
 from tests.net.proxy import Faults, no_faults, proxy_to, random_faults
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from delta_prop.ports import Stream
+    from delta_prop.platform.ports import Stream
     from tests.net.proxy import ConnectionFaults, Proxy
 
 BODY = random.Random(4).randbytes(300_000)

@@ -23,7 +23,7 @@ from delta_prop_wire.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from delta_prop.ports import World
+    from delta_prop.platform.ports import World
 
 NO_DELAYS = ThreadFaults(delay_s_max=0)
 

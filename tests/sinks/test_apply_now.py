@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delta_prop.route.sink_invoker import has_apply_now
+from delta_prop.delivery.sink_invoker import has_apply_now
 from delta_prop.testing import RecordedPropagator, run_propagator
 from delta_prop_sinks import (
     CacheSink,

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from delta_prop import Propagator, Settings
-from delta_prop.world import real_world
+from delta_prop.platform.world import real_world
 from delta_prop_sinks import CallbackSink, Delivery, RejectDelta, TryAgain
 from delta_prop_wire.delta import Delta, create
 from delta_prop_wire.errors import UsageError

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from delta_prop import Propagator
-from delta_prop.config import Settings
+from delta_prop.api.settings import Settings
 from delta_prop_sinks import Hnsw, IndexSink
 from delta_prop_wire.delta import Kind
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from delta_prop import group_cursor
+from delta_prop.delivery import group_cursor
 from delta_prop.server.job_rules import JOB_BYTES_MAX
 from delta_prop.server.settings import PORT, ServerSettings
 from delta_prop.server.subscription_set import SUBSCRIPTIONS_MAX

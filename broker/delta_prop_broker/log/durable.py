@@ -12,24 +12,24 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from delta_prop_broker.log.corruption import LogBusy, LogCorrupted, add_directory_to_errors
-from delta_prop_broker.log.engine.appending import Appending
-from delta_prop_broker.log.engine.committing import Committing
-from delta_prop_broker.log.engine.reading import Reading
-from delta_prop_broker.log.engine.recovery import recover
-from delta_prop_broker.log.files import preallocation
-from delta_prop_broker.log.files.identity import check_format, write_identity
-from delta_prop_broker.log.files.paths import DIRECTORY, IDENTITY, LOCK_PATH
-from delta_prop_broker.log.files.reserve import Reserve, report_full_disk
-from delta_prop_broker.log.files.times import read_times
+from delta_prop_broker.corruption import LogBusy, LogCorrupted, add_directory_to_errors
+from delta_prop_broker.log.appending import Appending
+from delta_prop_broker.log.committing import Committing
+from delta_prop_broker.log.reading import Reading
+from delta_prop_broker.recovery.recovery import recover
+from delta_prop_broker.recovery.times import read_times
+from delta_prop_broker.segments import preallocation
+from delta_prop_broker.segments.identity import check_format, write_identity
+from delta_prop_broker.segments.paths import DIRECTORY, IDENTITY, LOCK_PATH
+from delta_prop_broker.segments.reserve import Reserve, report_full_disk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from delta_prop_broker.disk import Disk, Lock
-    from delta_prop_broker.log.engine.recovery_result import RecoveryReport, RecoveryResult
-    from delta_prop_broker.log.log_clock import Clock
     from delta_prop_broker.log.settings import LogSettings
+    from delta_prop_broker.log_clock import Clock
+    from delta_prop_broker.recovery.recovery_result import RecoveryReport, RecoveryResult
 
 
 class DurableLog(Appending, Committing, Reading):

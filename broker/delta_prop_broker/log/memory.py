@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from delta_prop_broker.log import refusals
-from delta_prop_broker.log.retention.holders import Holders
+from delta_prop_broker.retention.holders import Holders
 from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.delta import AckLevel, KnownIds, Source
 from delta_prop_wire.errors import Refused

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from delta_prop_broker.log.files.reserve import is_disk_full
+from delta_prop_broker.segments.reserve import is_disk_full
 from delta_prop_wire.errors import DeltaPropError, Refused
 from delta_prop_wire.spec import ErrorCode
 

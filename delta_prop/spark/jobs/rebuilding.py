@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from delta_prop.argument_checks import check_path
+from delta_prop.calls.argument_checks import check_path
 from delta_prop.spark.arguments import check_session, position_of
-from delta_prop.spark.jobs.replaying import STATES, replay_log
-from delta_prop.spark.reads.segments import states_of
+from delta_prop.spark.data_source.segments import states_of
+from delta_prop.spark.jobs.replaying import replay_log
 from delta_prop.spark.states.buckets import bucket_count_for
+from delta_prop.spark.states.schema import STATES
 from delta_prop_sinks.storage_file import StorageFile
 from delta_prop_wire.algebra import VectorState
 from delta_prop_wire.cursor import Cursor
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from delta_prop.spark.arguments import When
-    from delta_prop.spark.reads.segments import LogView
+    from delta_prop.spark.data_source.segments import LogView
     from delta_prop_sinks.storage_file import StorageFileState
 
 WAL_BYTES_MAX = 64 << 20

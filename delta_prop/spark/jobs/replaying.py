@@ -15,10 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from delta_prop.spark.arguments import check_session, normalize_source, position_of
-from delta_prop.spark.reads.segments import spark_parts, states_of
-from delta_prop.spark.reads.served import remote_of, served_log
+from delta_prop.spark.data_source.segments import spark_parts, states_of
+from delta_prop.spark.data_source.served import remote_of, served_log
 from delta_prop.spark.states.buckets import BLOBS_DDL, bucket_count_for, fold_blobs, spread
 from delta_prop.spark.states.changes import STATE, split_keys
+from delta_prop.spark.states.schema import STATES, STATES_DDL
 from delta_prop_wire.delta import Kind
 from delta_prop_wire.errors import UsageError
 
@@ -28,29 +29,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from delta_prop.spark.arguments import LogSource, When
-    from delta_prop.spark.reads.segments import LogPart, LogView
+    from delta_prop.spark.data_source.segments import LogPart, LogView
 
-STATES = pa.schema(
-    [
-        pa.field("namespace", pa.string(), nullable=False),
-        pa.field("vector_id", pa.string(), nullable=False),
-        pa.field("alive", pa.bool_(), nullable=False),
-        pa.field("vector", pa.list_(pa.float32())),
-        pa.field("data", pa.binary()),
-        pa.field("metadata", pa.string()),
-        pa.field("offset", pa.int64(), nullable=False),
-        pa.field("lamport", pa.int64(), nullable=False),
-        pa.field("origin", pa.string(), nullable=False),
-        pa.field("counter", pa.int64(), nullable=False),
-        pa.field("ignored", pa.int64(), nullable=False),
-    ]
-)
-"""One row per vector: its state, and the delta that last changed it. `ignored`: deltas without effect."""
-STATES_DDL = (
-    "namespace string not null, vector_id string not null, alive boolean not null, vector array<float>, "
-    "data binary, metadata string, offset long not null, lamport long not null, origin string not null, "
-    "counter long not null, ignored long not null"
-)
 CONTENT = ("namespace", "vector_id", "vector", "data", "metadata")
 """Columns of a vector's content, which `diff` accepts."""
 _ROWS = 8_192

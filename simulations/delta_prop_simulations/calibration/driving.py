@@ -15,8 +15,8 @@ import anyio.lowlevel
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from delta_prop.embedded import Propagator
-    from delta_prop.receipt import Receipt
+    from delta_prop.api.propagator import Propagator
+    from delta_prop.calls.receipt import Receipt
     from delta_prop_simulations.calibration.distributions import Samples
     from delta_prop_simulations.rng import Random
     from delta_prop_wire.delta import Delta

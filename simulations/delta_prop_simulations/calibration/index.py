@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import anyio
 import numpy as np
 
-from delta_prop.embedded import Propagator
+from delta_prop.api.propagator import Propagator
+from delta_prop.platform.world import real_world
 from delta_prop.testing.world import virtual_world
-from delta_prop.world import real_world
 from delta_prop_simulations.calibration import system
 from delta_prop_simulations.calibration.calibration_file import CALL
 from delta_prop_simulations.calibration.driving import RealRig, Rig, Source, Stopwatch
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import TypeVar
 
-    from delta_prop.ports import Threads
+    from delta_prop.platform.ports import Threads
     from delta_prop_simulations.calibration.distributions import Samples
     from delta_prop_simulations.rng import Random
 

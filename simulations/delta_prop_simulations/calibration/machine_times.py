@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import anyio
 import numpy as np
 
-from delta_prop.embedded import Propagator
+from delta_prop.api.propagator import Propagator
 from delta_prop_simulations.calibration import system
 from delta_prop_simulations.calibration.driving import Source, Stopwatch
 from delta_prop_simulations.rng import Seed

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-    from delta_prop.ports import Threads
+    from delta_prop.platform.ports import Threads
     from delta_prop_simulations.calibration.busy_loop import BusyTime
     from delta_prop_simulations.calibration.distributions import Distribution
     from delta_prop_simulations.calibration.driving import Stopwatch

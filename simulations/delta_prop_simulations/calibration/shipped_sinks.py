@@ -10,7 +10,7 @@ from functools import partial
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
-from delta_prop.embedded import Propagator
+from delta_prop.api.propagator import Propagator
 from delta_prop_simulations.calibration import system
 from delta_prop_simulations.calibration.calibration_file import CALL
 from delta_prop_simulations.calibration.driving import RealRig, Source, Stopwatch

@@ -13,9 +13,9 @@ from functools import partial
 from itertools import cycle
 from typing import TYPE_CHECKING
 
-from delta_prop.embedded import Propagator
+from delta_prop.api.propagator import Propagator
+from delta_prop.platform.world import real_world
 from delta_prop.testing.world import virtual_world
-from delta_prop.world import real_world
 from delta_prop_simulations.calibration import system
 from delta_prop_simulations.calibration.calibration_file import CALL
 from delta_prop_simulations.calibration.driving import RealRig, Rig, Source, Stopwatch

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from delta_prop.api.propagator import Propagator
 from delta_prop.client import Subscriber
-from delta_prop.embedded import Propagator
+from delta_prop.platform.world import real_world
 from delta_prop.server.service import Service
 from delta_prop.server.settings import ServerSettings
 from delta_prop.testing.network import VirtualNetwork
 from delta_prop.testing.network_path import NetworkConditions
 from delta_prop.testing.world import virtual_world
-from delta_prop.world import real_world
 from delta_prop_simulations.calibration import system
 from delta_prop_simulations.calibration.calibration_file import CALL
 from delta_prop_simulations.calibration.driving import RealRig, Rig, Source, Stopwatch
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from delta_prop.ports import World
+    from delta_prop.platform.ports import World
     from delta_prop_simulations.calibration.distributions import Samples
     from delta_prop_simulations.calibration.models import Draws
     from delta_prop_simulations.rng import Random

@@ -8,7 +8,7 @@ from delta_prop_simulations.chaos.host import Host
 from delta_prop_simulations.chaos.node import PORT
 
 if TYPE_CHECKING:
-    from delta_prop.ports import World
+    from delta_prop.platform.ports import World
     from delta_prop_simulations.chaos.readers import Reader
     from delta_prop_simulations.chaos.workload import Writer
     from delta_prop_simulations.machine import Machine, Process

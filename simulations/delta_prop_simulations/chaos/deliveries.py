@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from delta_prop_simulations.chaos.log_checks import comparable_state, fold_canonically
-from delta_prop_simulations.chaos.sinks import POISON
+from delta_prop_simulations.chaos.plan import POISON
 from delta_prop_simulations.chaos.violation import Violation, require
 from delta_prop_wire.delta import Source
 from delta_prop_wire.topics import Topic
@@ -16,7 +16,7 @@ from delta_prop_wire.topics import Topic
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from delta_prop.route.quarantine import QuarantinedDelta
+    from delta_prop.delivery.quarantine import QuarantinedDelta
     from delta_prop_simulations.chaos.log_history import LogHistory
     from delta_prop_simulations.chaos.readers import Reader, ReadSession
     from delta_prop_simulations.chaos.sinks import ModelSink

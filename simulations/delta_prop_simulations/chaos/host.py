@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from delta_prop.ports import World
+    from delta_prop.platform.ports import World
     from delta_prop_simulations.machine import Machine, Process
 
 RESTART_DELAY_S = 1.0

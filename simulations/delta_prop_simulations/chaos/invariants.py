@@ -16,8 +16,8 @@ from delta_prop_simulations.chaos.violation import Violation
 from delta_prop_wire.delta import AckLevel
 
 if TYPE_CHECKING:
-    from delta_prop.internals import Internals
-    from delta_prop.route.feed import Feed
+    from delta_prop.api.internals import Internals
+    from delta_prop.delivery.feed import Feed
     from delta_prop.server.connection_handler import ConnectionHandler
     from delta_prop.server.service import Service
     from delta_prop_broker.log.memory import MemoryLog

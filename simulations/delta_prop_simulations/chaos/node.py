@@ -8,7 +8,7 @@ import anyio
 
 from delta_prop import LogSettings, Propagator, Settings
 from delta_prop.client import ClientSettings, ForwardLink
-from delta_prop.route.status import FeedState
+from delta_prop.delivery.status import FeedState
 from delta_prop.server.service import Service
 from delta_prop.server.settings import ServerSettings
 from delta_prop.sinks import ForwardSink
@@ -22,7 +22,7 @@ from delta_prop_wire.delta import AckLevel
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from delta_prop.ports import World
+    from delta_prop.platform.ports import World
     from delta_prop_simulations.chaos.oracle import Oracle
     from delta_prop_simulations.chaos.plan import Knobs, NodePlan, SinkPlan
     from delta_prop_simulations.machine import Machine, Process

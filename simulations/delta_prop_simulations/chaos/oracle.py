@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from delta_prop import Propagator
-    from delta_prop.internals import Internals
-    from delta_prop.route.feed import Feed
+    from delta_prop.api.internals import Internals
+    from delta_prop.delivery.feed import Feed
     from delta_prop.server.service import Service
     from delta_prop_simulations.chaos.client_history import ClientHistory
     from delta_prop_simulations.chaos.readers import Reader

@@ -1,7 +1,7 @@
 """The plan of one run as plain data: drawn from a seed, stored as JSON, shrunk by hand or by search.
 
 Each part of a run draws from a random stream of its own name; so removing one part from a plan leaves the
-draws of the other parts unchanged.
+draws of the other parts unchanged. Pure.
 """
 
 from __future__ import annotations
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 Knobs = dict[str, float | int | str | bool]
 
+POISON = "poison"
+"""The metadata name that marks a delta as poison; its value is the name of the sink that must reject it, or
+`all`.
+"""
 STRIKES = {
     "kill": "a service's process is killed, and restarted later",
     "power": "a machine loses its power and unsynced data, and is restarted later",

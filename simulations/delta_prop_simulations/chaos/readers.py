@@ -19,9 +19,9 @@ from delta_prop_wire.spec import ErrorCode
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from delta_prop.calls.outcomes import Delivered
     from delta_prop.client.subscriber import StartPosition
-    from delta_prop.outcomes import Delivered
-    from delta_prop.ports import World
+    from delta_prop.platform.ports import World
     from delta_prop_wire.cursor import Cursor
     from delta_prop_wire.delta import Dot
 

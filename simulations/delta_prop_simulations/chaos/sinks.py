@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, get_
 
 import anyio
 
+from delta_prop_simulations.chaos.plan import POISON
 from delta_prop_simulations.chaos.store import Fact, Store
 from delta_prop_simulations.chaos.violation import Violation
 from delta_prop_sinks.sink import RejectDelta, ResumePoint, TryAgain
@@ -35,10 +36,6 @@ again from the log. rebuildable: as transactional, and can load states.
 """
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
-POISON = "poison"
-"""The metadata name that marks a delta as poison; its value is the name of the sink that must reject it, or
-`all`.
-"""
 
 VIOLATIONS_MAX = 20
 _COMMIT_S = 0.5

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from delta_prop import Propagator
-    from delta_prop.outcomes import PublishAck
-    from delta_prop.ports import World
-    from delta_prop.producer import Producer
-    from delta_prop.receipt import Receipt
+    from delta_prop.api.producer import Producer
+    from delta_prop.calls.outcomes import PublishAck
+    from delta_prop.calls.receipt import Receipt
+    from delta_prop.platform.ports import World
     from delta_prop_simulations.chaos.client_history import ClientHistory
     from delta_prop_simulations.chaos.delta_generator import TaggedDelta
     from delta_prop_simulations.chaos.sinks import Process

@@ -11,7 +11,7 @@ import json
 import logging
 from typing import TYPE_CHECKING
 
-from delta_prop.commands import system as terminal
+from delta_prop.platform import system as terminal
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:

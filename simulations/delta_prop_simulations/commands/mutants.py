@@ -10,7 +10,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
 
-from delta_prop.commands import system
+from delta_prop.platform import system
 from delta_prop_simulations.chaos.mutants import MUTANTS
 from delta_prop_simulations.chaos.mutants.hunt import SEEDS_MAX, Hunt, hunt
 from delta_prop_simulations.processes import cores, in_processes

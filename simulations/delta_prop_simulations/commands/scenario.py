@@ -7,14 +7,14 @@ import logging
 import shlex
 from typing import TYPE_CHECKING
 
-from delta_prop.commands import system
+from delta_prop.platform import system
 from delta_prop_simulations.files import read_shipped, read_text, resolve_here, shipped_names, write_text
 from delta_prop_wire.errors import DeltaPropError, UsageError
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from delta_prop.recorded_traffic import RecordedTraffic
+    from delta_prop.directory.recorded_traffic import RecordedTraffic
     from delta_prop_simulations.scenarios.reading import Setup
     from delta_prop_simulations.scenarios.result import Alternative
     from delta_prop_simulations.scenarios.scenario import SourceSpec

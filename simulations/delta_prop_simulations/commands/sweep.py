@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from delta_prop.commands import system
+from delta_prop.platform import system
 from delta_prop_simulations.chaos.chaos_run import run as run_plan
 from delta_prop_simulations.chaos.plan import Plan
 from delta_prop_simulations.chaos.plan_generator import draw

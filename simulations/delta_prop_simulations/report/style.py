@@ -1,6 +1,6 @@
 """The style sheet of a page, and the script that shows the values of a plot at the pointer.
 
-The page loads nothing from a network. If scripts are disabled, only these values are missing.
+The page loads nothing from a network. If scripts are disabled, only these values are missing. Pure.
 """
 
 from __future__ import annotations

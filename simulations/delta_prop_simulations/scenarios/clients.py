@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from delta_prop.outcomes import PublishAck
-    from delta_prop.ports import World
+    from delta_prop.calls.outcomes import PublishAck
+    from delta_prop.platform.ports import World
     from delta_prop_simulations.rng import Random
     from delta_prop_simulations.scenarios.offering import Outcomes
     from delta_prop_simulations.scenarios.scenario import SourceSpec

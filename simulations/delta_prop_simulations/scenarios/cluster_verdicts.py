@@ -18,7 +18,7 @@ from delta_prop_wire.delta import AckLevel
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from delta_prop.statistics import Statistics
+    from delta_prop.api.statistics import Statistics
     from delta_prop_simulations.scenarios.agreement import LogRows
     from delta_prop_simulations.scenarios.clients import AckedRows
     from delta_prop_simulations.scenarios.offering import Outcomes

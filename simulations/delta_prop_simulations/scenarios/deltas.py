@@ -26,7 +26,7 @@ from delta_prop_wire.delta import (
 )
 
 if TYPE_CHECKING:
-    from delta_prop.recorded_traffic import RecordedBatch
+    from delta_prop.directory.recorded_traffic import RecordedBatch
     from delta_prop_simulations.rng import Random
     from delta_prop_simulations.scenarios.scenario import SourceSpec
     from delta_prop_simulations.scenarios.sources import Arrival

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from delta_prop.ingest.work import MatrixDraft
+from delta_prop.partition.ingest.work import MatrixDraft
 from delta_prop_wire.batch import Batch
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import DEFAULT_NAMESPACE, Kind
@@ -20,7 +20,7 @@ from delta_prop_wire.spec import CRC_BYTES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from delta_prop.receipt import Receipt
+    from delta_prop.calls.receipt import Receipt
     from delta_prop_wire.delta import AckLevel, Delta, Dot, Priority
 
 _ORIGIN, _EPOCH, _BASE, _TIME = 4, 5, 7, 8

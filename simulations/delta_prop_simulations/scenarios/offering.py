@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from delta_prop.ingest.work import Draft
-from delta_prop.receipt import Receipt
+from delta_prop.calls.receipt import Receipt
+from delta_prop.partition.ingest.work import Draft
 from delta_prop_simulations.scenarios.encoded_draft import EncodedDraft, Template
 from delta_prop_simulations.scenarios.measures import Histogram
 from delta_prop_wire.errors import Refused
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from delta_prop import Producer, Propagator
-    from delta_prop.pipeline import Pipeline
+    from delta_prop.partition.pipeline import Pipeline
     from delta_prop_simulations.scenarios.deltas import DeltaGenerator, Rows
     from delta_prop_simulations.scenarios.scenario import SourceSpec
     from delta_prop_simulations.scenarios.sources import Arrival

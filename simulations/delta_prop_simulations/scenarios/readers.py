@@ -19,7 +19,7 @@ from delta_prop_wire.errors import Refused
 
 if TYPE_CHECKING:
     from delta_prop.client.delivered_batch import DeliveredBatch
-    from delta_prop.ports import World
+    from delta_prop.platform.ports import World
     from delta_prop_simulations.scenarios.measures import OffsetTimes
     from delta_prop_simulations.scenarios.topology import ReaderSpec
 

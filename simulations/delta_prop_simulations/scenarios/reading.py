@@ -10,7 +10,7 @@ from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from delta_prop.config import Settings
+from delta_prop.api.settings import Settings
 from delta_prop.configuration.values import (
     build_dataclass,
     check_keys,

@@ -1,6 +1,6 @@
 """The result of a scenario's run, as plain data: the only input of reports.
 
-Times are virtual seconds. Results can be written as JSON and read back.
+Times are virtual seconds. Results can be written as JSON and read back. Pure.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from delta_prop import Propagator
-    from delta_prop.recorded_traffic import RecordedTraffic
-    from delta_prop.statistics import Statistics
+    from delta_prop.api.statistics import Statistics
+    from delta_prop.directory.recorded_traffic import RecordedTraffic
     from delta_prop_simulations.scenarios.distributions import Distribution
     from delta_prop_simulations.scenarios.reading import Setup
     from delta_prop_simulations.scenarios.scenario import Scenario, SinkSpec, SourceSpec

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Literal, TypeAlias
 
-from delta_prop.argument_checks import parse_topics
-from delta_prop.config import Settings
-from delta_prop.sink_manager import OnLogFull
+from delta_prop.api.settings import Settings
+from delta_prop.calls.argument_checks import parse_topics
+from delta_prop.delivery.sink_manager import OnLogFull
 from delta_prop_broker.log.settings import LogSettings
 from delta_prop_simulations.scenarios.topology import (
     FaultSpec,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from delta_prop import Propagator
-from delta_prop.argument_checks import parse_topics
+from delta_prop.calls.argument_checks import parse_topics
 from delta_prop_simulations.chaos.invariants import StepChecker
 from delta_prop_simulations.chaos.log_history import LogHistory
 from delta_prop_simulations.scenarios.measures import OffsetTimes
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from delta_prop.ports import World
-    from delta_prop.statistics import Statistics
+    from delta_prop.api.statistics import Statistics
+    from delta_prop.platform.ports import World
     from delta_prop_simulations.rng import Seed
     from delta_prop_simulations.scenarios.distributions import Distribution
     from delta_prop_simulations.scenarios.scenario import Service, SinkSpec

@@ -1,6 +1,6 @@
 """Arrival processes: the times of a source's calls and their numbers of deltas, drawn from a random stream.
 
-Pure: the module only yields arrivals, and sends nothing.
+The module only yields arrivals, and sends nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from delta_prop_simulations.scenarios.scenario import Between
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from delta_prop.recorded_traffic import RecordedBatch, RecordedTraffic
+    from delta_prop.directory.recorded_traffic import RecordedBatch, RecordedTraffic
     from delta_prop_simulations.rng import Random
     from delta_prop_simulations.scenarios.scenario import SourceSpec
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from delta_prop import Propagator
-from delta_prop.argument_checks import parse_topics
+from delta_prop.calls.argument_checks import parse_topics
 from delta_prop.client import ForwardLink
 from delta_prop.server.service import Service as Server
 from delta_prop.server.settings import ServerSettings
@@ -24,7 +24,7 @@ from delta_prop_wire.errors import DeltaPropError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from delta_prop.ports import World
+    from delta_prop.platform.ports import World
     from delta_prop_simulations.machine import Machine
     from delta_prop_simulations.scenarios.forwarding_times import Tap
     from delta_prop_simulations.scenarios.persistent_sink import PersistentSink

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from delta_prop.argument_checks import parse_topics
+from delta_prop.calls.argument_checks import parse_topics
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from delta_prop.recorded_traffic import RecordedTraffic
+from delta_prop.directory.recorded_traffic import RecordedTraffic
 from delta_prop_simulations.files import read_pieces, resolve_beside
 
 if TYPE_CHECKING:

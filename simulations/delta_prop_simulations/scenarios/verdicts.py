@@ -8,15 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from delta_prop.route.status import FeedState
+from delta_prop.delivery.status import FeedState
 from delta_prop_simulations.scenarios.result import Verdict
 from delta_prop_wire.delta import Priority
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from delta_prop.route.status import FeedStatistics
-    from delta_prop.statistics import Statistics
+    from delta_prop.api.statistics import Statistics
+    from delta_prop.delivery.status import FeedStatistics
     from delta_prop_simulations.scenarios.offering import Outcomes
     from delta_prop_simulations.scenarios.sinks import SimulatedSink
 

@@ -22,8 +22,8 @@ from delta_prop.auditing import Difference, Lines, RepairResult, audit, repair, 
 from delta_prop.auditing.audit_scope import open_audited_log
 from delta_prop.auditing.repairing import repair_delta_of
 from delta_prop.client import SyncProducer
-from delta_prop.cursors import write_cursors
-from delta_prop.route.status import SavedCursor
+from delta_prop.delivery.cursors import write_cursors
+from delta_prop.delivery.status import SavedCursor
 from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.log.settings import LogSettings

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from delta_prop.ingest.work import Sender, SequencedBatch
-from delta_prop.receipt import Receipt
+from delta_prop.calls.receipt import Receipt
+from delta_prop.partition.ingest.work import Sender, SequencedBatch
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import Refused
@@ -16,7 +16,7 @@ from tests.delta_prop.pipeline_bench import Bench
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from delta_prop.outcomes import PublishAck
+    from delta_prop.calls.outcomes import PublishAck
     from delta_prop_wire.frames import OriginClaim
 
 OWN_PRODUCER_ID = 1

@@ -21,7 +21,7 @@ from delta_prop.client import (
     jobs,
 )
 from delta_prop.client.ranges import RangeReader
-from delta_prop.ports import Tls
+from delta_prop.platform.ports import Tls
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_sinks import ForwardSink
 from delta_prop_wire.errors import UsageError

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from delta_prop.calls.outcomes import PublishAck
+from delta_prop.calls.receipt import Receipt
 from delta_prop.client.coalesced_calls import CALLS_BYTES_MAX, CALLS_MAX, CALLS_WINDOW_S, CoalescedCalls
 from delta_prop.client.offer import Offer
-from delta_prop.ingest.work import Sender, SequencedBatch
-from delta_prop.outcomes import PublishAck
-from delta_prop.receipt import Receipt
+from delta_prop.partition.ingest.work import Sender, SequencedBatch
 from delta_prop_wire.delta import Delta, Kind, Priority, opaque
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode

@@ -27,8 +27,8 @@ from delta_prop.client import (
     jobs,
 )
 from delta_prop.client.ranges import RangeReader
-from delta_prop.connection_faults import Misconfigured
-from delta_prop.ports import Tls
+from delta_prop.platform.connection_faults import Misconfigured
+from delta_prop.platform.ports import Tls
 from delta_prop_wire.delta import Delta, create
 from delta_prop_wire.errors import DeltaPropError, Refused, UsageError
 from delta_prop_wire.spec import ErrorCode

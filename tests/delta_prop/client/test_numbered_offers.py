@@ -16,7 +16,7 @@ from tests.delta_prop.client.virtual_service import ADDRESS, Site, with_service
 from tests.full_log import read_all
 
 if TYPE_CHECKING:
-    from delta_prop.receipt import Receipt
+    from delta_prop.calls.receipt import Receipt
 
 ORIGIN = make_origin(producer_id_of("import"), Priority.NORMAL)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delta_prop.argument_checks import check_deltas, has_only_opaque, validate
+from delta_prop.calls.argument_checks import check_deltas, has_only_opaque, validate
 from delta_prop_wire.delta import Delta, Dot, Kind, Operation, Priority, Source, create, opaque
 from delta_prop_wire.errors import DeltaPropError
 from delta_prop_wire.spec import BATCH_ROWS_MAX

@@ -8,10 +8,10 @@ from typing import Literal
 import anyio
 import pytest
 
+from delta_prop.calls.outcomes import OfferState, PublishAck
 from delta_prop.client.errors import Unreachable
 from delta_prop.client.producer import Producer
 from delta_prop.client.settings import ClientSettings
-from delta_prop.outcomes import OfferState, PublishAck
 from delta_prop.testing import VirtualNetwork, run_virtual, virtual_world
 from delta_prop.testing.network_path import NetworkConditions
 from delta_prop_wire.credit_window import CreditWindow

@@ -7,10 +7,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from delta_prop.calls.outcomes import PublishAck
 from delta_prop.client.errors import Reconnect
 from delta_prop.client.offer import Offer
 from delta_prop.client.producer_state import ProducerState
-from delta_prop.outcomes import PublishAck
 from delta_prop_wire.delta import Delta, Priority, create
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import Ack, BatchFrame

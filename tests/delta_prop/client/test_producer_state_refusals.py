@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from delta_prop.calls.outcomes import PublishAck
 from delta_prop.client.errors import Reconnect
-from delta_prop.outcomes import PublishAck
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import AckLevel, Dot, Priority, create, opaque
 from delta_prop_wire.errors import Refused, UsageError

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from delta_prop.api.settings import Settings
 from delta_prop.client import ClientSettings, SyncProducer, Unreachable
 from delta_prop.client.ranges import RangeReader
-from delta_prop.config import Settings
-from delta_prop.ports import Tls
+from delta_prop.platform.ports import Tls
 from delta_prop.server import connection_handler
 from delta_prop_wire.delta import Delta, Priority, create, make_origin, opaque, producer_id_of
 from delta_prop_wire.errors import Refused, UsageError

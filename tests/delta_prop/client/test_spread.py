@@ -24,7 +24,7 @@ from tests.delta_prop.client.virtual_service import Site
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from delta_prop.ports import World
+    from delta_prop.platform.ports import World
 
 HOSTS = ("one", "two", "three")
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from delta_prop.client import ClientSettings, SyncProducer, Unreachable
-from delta_prop.connection_faults import Misconfigured
-from delta_prop.ports import Tls
+from delta_prop.platform.connection_faults import Misconfigured
+from delta_prop.platform.ports import Tls
 from delta_prop_wire.delta import AckLevel, Delta, Priority, create, opaque
 from delta_prop_wire.errors import Refused, UsageError
 from tests.delta_prop.client.threaded_service import served
@@ -135,5 +135,12 @@ def test_sync_producer_imports_no_event_loop() -> None:
         "msgpack",
         "crc32c",
     } <= loaded
-    for name in ("anyio", "asyncio", "trio", "delta_prop.receipt", "delta_prop_broker", "delta_prop_sinks"):
+    for name in (
+        "anyio",
+        "asyncio",
+        "trio",
+        "delta_prop.calls.receipt",
+        "delta_prop_broker",
+        "delta_prop_sinks",
+    ):
         assert name not in loaded

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio
 from anyio.from_thread import start_blocking_portal
 
-from delta_prop.embedded import Propagator
+from delta_prop.api.propagator import Propagator
 from delta_prop.server.access import Access
 from delta_prop.server.service import Service
 from delta_prop.server.settings import ServerSettings
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
 
-    from delta_prop.ports import Tls
+    from delta_prop.platform.ports import Tls
     from delta_prop.server.connection_handler import ConnectionHandler
 
 T = TypeVar("T")

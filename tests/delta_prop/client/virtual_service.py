@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 
-from delta_prop.config import Settings
-from delta_prop.embedded import Propagator
+from delta_prop.api.propagator import Propagator
+from delta_prop.api.settings import Settings
 from delta_prop.server.access import Access
 from delta_prop.server.service import Service
 from delta_prop.server.settings import ServerSettings
@@ -17,7 +17,7 @@ from tests.full_log import read_all
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from delta_prop.ports import World
+    from delta_prop.platform.ports import World
     from delta_prop.testing.network_path import NetworkConditions
     from tests.delta_prop.server.tokens import TokenFile
 

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, NamedTuple
 import anyio
 import anyio.from_thread
 
-from delta_prop.embedded import Propagator
+from delta_prop.api.propagator import Propagator
+from delta_prop.platform.world import real_world
 from delta_prop.server.access import Access
 from delta_prop.server.http import HttpPort
 from delta_prop.server.server_status import ServerStatus
 from delta_prop.server.service import Service
 from delta_prop.server.settings import ServerSettings
-from delta_prop.world import real_world
 from delta_prop_sinks import CacheSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from delta_prop.ports import Tls
+    from delta_prop.platform.ports import Tls
 
 HOST = "127.0.0.1"
 

@@ -9,7 +9,7 @@ import pytest
 
 from delta_prop import LogSettings, Propagator
 from delta_prop_broker.local_disk import LocalDisk
-from delta_prop_broker.log.files.paths import LOCK_PATH
+from delta_prop_broker.segments.paths import LOCK_PATH
 from delta_prop_sinks import CallbackSink, StorageSink
 from delta_prop_wire.delta import Delta, create
 from delta_prop_wire.errors import Refused

@@ -9,14 +9,14 @@ from typing import Any, cast
 import anyio
 import pytest
 
-from delta_prop.commands import system
+from delta_prop.calls.outcomes import PublishAck
+from delta_prop.calls.receipt import Receipt
 from delta_prop.commands.connect_options import ConnectOptions, connect_options_of
 from delta_prop.commands.parsers import add_server_arguments
 from delta_prop.commands.publishers import LineAck, RemotePublisher
 from delta_prop.commands.subscribe import SubscribeOptions, _write_from_server
-from delta_prop.outcomes import PublishAck
-from delta_prop.ports import Tls
-from delta_prop.receipt import Receipt
+from delta_prop.platform import system
+from delta_prop.platform.ports import Tls
 from delta_prop.testing import run_virtual
 from delta_prop_wire.delta import AckLevel, Delta, Dot, create
 from delta_prop_wire.errors import Refused

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from delta_prop import path_checks
 from delta_prop.cli import FAILED, _report_error, main
 from delta_prop.client import Subscriber, jobs
 from delta_prop.client.addresses import Address
 from delta_prop.client.settings import ClientSettings
 from delta_prop.commands import wait_reporter
 from delta_prop.commands.http_client import HttpClient
-from delta_prop.commands.log_positions import parse_position
+from delta_prop.directory.log_positions import parse_position
+from delta_prop.platform import path_checks
 from delta_prop_wire.errors import InvalidDelta, UsageError
 from tests.delta_prop.commands.server_thread import served
 from tests.delta_prop.commands.support import Command, create_lines

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from delta_prop.client import Subscriber
-from delta_prop.group_cursor import GroupCursor, read_position
+from delta_prop.delivery.group_cursor import GroupCursor, read_position
 from delta_prop_broker.local_disk import LocalDisk
 from tests.delta_prop.commands.server_thread import ServerAddresses, served
 from tests.delta_prop.commands.support import create_lines

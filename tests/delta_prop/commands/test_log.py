@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from delta_prop_broker.local_disk import LocalDisk
-from delta_prop_broker.log.retention.compaction import run_to_end
+from delta_prop_broker.retention.compaction import run_to_end
 from tests.broker.durable import SMALL, Clock, Writer, commit, open_log
 from tests.delta_prop.commands.support import create_line, create_lines
 

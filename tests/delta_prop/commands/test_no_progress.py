@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from delta_prop.commands import system, wait_reporter
+from delta_prop.commands import wait_reporter
 from delta_prop.commands.wait_reporter import WaitReporter
+from delta_prop.platform import system
 from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode

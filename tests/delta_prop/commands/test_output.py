@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from delta_prop.commands import system
+from delta_prop.platform import system
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:

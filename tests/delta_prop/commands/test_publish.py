@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
+from delta_prop.api.propagator import Propagator
+from delta_prop.api.settings import Settings
 from delta_prop.client import producer_state
-from delta_prop.commands import publish, publishers, system
-from delta_prop.config import Settings
-from delta_prop.embedded import Propagator
+from delta_prop.commands import publish, publishers
+from delta_prop.platform import system
 from delta_prop_broker.local_disk import LocalDisk, LocalFile
 from delta_prop_sinks import CallbackSink
 from delta_prop_wire.codec import NEED_BYTES, Decoder
@@ -172,9 +173,9 @@ def test_several_files_are_one_stream_of_lines(local_or_remote: Command, tmp_pat
 def test_too_long_line_is_refused_and_skipped(
     local_or_remote: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delta_prop.commands.system.LINE_BYTES_MAX", 200)
+    monkeypatch.setattr("delta_prop.platform.system.LINE_BYTES_MAX", 200)
     monkeypatch.setattr("delta_prop_wire.jsonlines.LINE_BYTES_MAX", 200)
-    monkeypatch.setattr("delta_prop.commands.system._CHUNK_BYTES", 64)
+    monkeypatch.setattr("delta_prop.platform.system._CHUNK_BYTES", 64)
     result = local_or_remote.publish(["x" * 1000, create_line("a")], "--acks")
     answers = acks_by_line(result)
     assert "split" in answers[1]["message"]

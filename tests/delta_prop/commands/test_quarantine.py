@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from delta_prop import Delta, Propagator, create, sparse_add
-from delta_prop.commands import request_client
+from delta_prop.directory import request_client
 from tests.delta_prop.durable.quarantined import RejectingSink, Store
 
 if TYPE_CHECKING:

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
+from delta_prop.api.propagator import Propagator
 from delta_prop.cli import main
-from delta_prop.commands import serve, system
+from delta_prop.commands import serve
 from delta_prop.configuration import Configuration, read_configuration
-from delta_prop.embedded import Propagator
+from delta_prop.platform import system
 from delta_prop.server import access
 from delta_prop.server.service import Address
 from delta_prop.server.tokens import digest_of

@@ -122,7 +122,7 @@ def test_check_and_serve_refuse_a_wrong_configuration_in_one_line(
 def outdate(directory: Path) -> None:
     """Give a data directory the format of an earlier version."""
     from delta_prop_broker.local_disk import LocalDisk
-    from delta_prop_broker.log.files.identity import Format, _pack_format
+    from delta_prop_broker.segments.identity import Format, _pack_format
 
     LocalDisk(directory).make_directory("")
     (directory / "format").write_bytes(_pack_format(Format(1, "0.1.0")))

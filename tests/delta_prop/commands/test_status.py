@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from delta_prop.embedded import Propagator
+from delta_prop.api.propagator import Propagator
 from delta_prop_sinks import CallbackSink
 from tests.delta_prop.commands.support import create_line, create_lines
 from tests.delta_prop.server.process import served

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
+from delta_prop.api.propagator import Propagator
 from delta_prop.cli import main
 from delta_prop.client import SyncProducer
-from delta_prop.embedded import Propagator
 from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_wire.delta import Delta, create
 from tests.delta_prop.commands.server_thread import served

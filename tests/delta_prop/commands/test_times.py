@@ -12,8 +12,8 @@ import pytest
 from delta_prop import Propagator
 from delta_prop.cli import main
 from delta_prop.client import Subscriber
-from delta_prop.commands import system
-from delta_prop.dates import EPOCH, US, check_past, parse_time
+from delta_prop.platform import system
+from delta_prop.platform.dates import EPOCH, US, check_past, parse_time
 from delta_prop.sinks import CallbackSink
 from delta_prop.spark.options import read_options
 from delta_prop_wire.delta import Delta, create

@@ -13,7 +13,7 @@ from delta_prop.cli import main
 from delta_prop.commands import top
 from delta_prop.commands.http_client import NoAnswer
 from delta_prop.commands.top import _poll
-from delta_prop.ports import Tls
+from delta_prop.platform.ports import Tls
 from tests.delta_prop.commands.server_thread import ServerAddresses, served
 from tests.delta_prop.commands.support import create_line
 from tests.delta_prop.networks import files

@@ -9,14 +9,14 @@ import pytest
 
 from delta_prop.cli import main
 from delta_prop.commands import trace_record
-from delta_prop.recorded_traffic import RecordedTraffic
+from delta_prop.directory.recorded_traffic import RecordedTraffic
 from tests.delta_prop.commands.server_thread import served
 from tests.delta_prop.commands.support import Command, create_line, create_lines
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from delta_prop.recorded_traffic import RecordedBatch
+    from delta_prop.directory.recorded_traffic import RecordedBatch
 
 
 def read_recording(path: Path) -> list[RecordedBatch]:

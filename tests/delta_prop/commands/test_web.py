@@ -10,12 +10,12 @@ import pytest
 from delta_prop.commands import http_client
 from delta_prop.commands.connect_options import ConnectOptions
 from delta_prop.commands.http_client import HttpClient, NoAnswer
-from delta_prop.connection_faults import Misconfigured
+from delta_prop.platform.connection_faults import Misconfigured
 from delta_prop.testing import VirtualNetwork, run_virtual
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
-    from delta_prop.ports import Stream
+    from delta_prop.platform.ports import Stream
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s"
 

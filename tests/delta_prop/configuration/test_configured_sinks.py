@@ -10,10 +10,10 @@ from typing import Any, cast
 import anyio
 import pytest
 
+from delta_prop.api.propagator import Propagator
 from delta_prop.client.forwarding import ForwardLink
 from delta_prop.configuration import make_sinks, read_configuration
 from delta_prop.configuration.sinks import KINDS, SinkConfig
-from delta_prop.embedded import Propagator
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_sinks import CacheSink, ForwardSink, IndexSink, JsonLinesSink, ResidentVectors, StorageSink
 from delta_prop_wire.delta import Delta, create

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delta_prop.config import Settings
+from delta_prop.api.settings import Settings
 from delta_prop.configuration import (
     Configuration,
     IndexConfig,
@@ -24,7 +24,7 @@ from delta_prop.configuration import (
 from delta_prop.configuration.reading import _PATH_KEYS, _SINK_PATH_KEYS
 from delta_prop.configuration.sinks import KINDS
 from delta_prop.configuration.values import File
-from delta_prop.ports import Tls
+from delta_prop.platform.ports import Tls
 from delta_prop.server.settings import ServerSettings
 from delta_prop_broker.log.settings import LogSettings
 from delta_prop_sinks.hnsw_builder import Hnsw

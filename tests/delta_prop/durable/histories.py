@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from delta_prop import LogSettings, Propagator, Settings
-from delta_prop.ingest.work import Sender, SequencedBatch
-from delta_prop.receipt import Receipt
+from delta_prop.calls.receipt import Receipt
+from delta_prop.partition.ingest.work import Sender, SequencedBatch
 from delta_prop.testing import virtual_world
 from delta_prop_wire.delta import (
     AckLevel,

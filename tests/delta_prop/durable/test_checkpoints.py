@@ -11,10 +11,11 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from delta_prop import LogSettings, checkpointing
-from delta_prop.checkpointing import Checkpointer
-from delta_prop.ingest.heads import HeadChanges
-from delta_prop.ingest.work import Sender
+from delta_prop import LogSettings
+from delta_prop.partition.ingest.heads import HeadChanges
+from delta_prop.partition.ingest.work import Sender
+from delta_prop.partition.state import checkpointing
+from delta_prop.partition.state.checkpointing import Checkpointer
 from delta_prop.testing import run_virtual
 from delta_prop_simulations.disk import CHANGING, SimDisk
 from delta_prop_wire.delta import AckLevel, Delta, create

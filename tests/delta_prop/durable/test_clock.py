@@ -16,9 +16,9 @@ from delta_prop.testing import run_virtual, virtual_world
 from delta_prop.testing.world import EPOCH_US
 from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_broker.log.durable import DurableLog
-from delta_prop_broker.log.files.paths import DIRECTORY
-from delta_prop_broker.log.files.times import read_times, write_times
-from delta_prop_broker.log.log_clock import ClockJump
+from delta_prop_broker.log_clock import ClockJump
+from delta_prop_broker.recovery.times import read_times, write_times
+from delta_prop_broker.segments.paths import DIRECTORY
 from delta_prop_simulations.clock import ClockFaults, FaultyClock
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.delta import Delta, create

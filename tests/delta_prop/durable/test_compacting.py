@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from delta_prop import compacting
+from delta_prop.api.propagator import Propagator
 from delta_prop.cli import main
-from delta_prop.embedded import Propagator
-from delta_prop.sink_runtime import read_history
+from delta_prop.delivery.sink_runtime import read_history
+from delta_prop.partition.storage import compacting
 from delta_prop_broker.log.durable import DurableLog
-from delta_prop_broker.log.files.paths import DIRECTORY
 from delta_prop_broker.log.settings import LogSettings
+from delta_prop_broker.segments.paths import DIRECTORY
 from delta_prop_wire.delta import Delta, create, delete, scale, sparse_add
 from tests.delta_prop.commands.support import Command
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from delta_prop.embedded import Propagator
+from delta_prop.api.propagator import Propagator
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_simulations.disk import SimCrash, SimDisk
 from delta_prop_sinks import CallbackSink
@@ -18,7 +18,7 @@ from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from delta_prop.producer import Producer
+    from delta_prop.api.producer import Producer
 
 PRODUCERS = 3
 DELTAS_PER_PRODUCER = 12

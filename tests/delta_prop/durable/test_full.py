@@ -26,7 +26,7 @@ from tests.page_samples import mask_numbers, printed_in, sample
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from delta_prop.ports import World
+    from delta_prop.platform.ports import World
 
 CAPACITY_BYTES = 400_000
 LOG = LogSettings(

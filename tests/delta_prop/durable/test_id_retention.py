@@ -12,9 +12,9 @@ import anyio
 import pytest
 
 from delta_prop import LogSettings, Propagator, Settings
-from delta_prop.id_run_store import RETRY_S
-from delta_prop.ingest import id_runs
-from delta_prop.ingest.seen_ids import WAITING_MAX
+from delta_prop.partition.ingest import id_runs
+from delta_prop.partition.ingest.seen_ids import WAITING_MAX
+from delta_prop.partition.state.id_run_store import RETRY_S
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.delta import Delta, opaque
@@ -25,7 +25,7 @@ from tests.delta_prop.support import catch_refusal
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from delta_prop.ingest.seen_ids import SeenIds
+    from delta_prop.partition.ingest.seen_ids import SeenIds
 
 GENERATION = 16
 """Ids per generation."""
@@ -227,7 +227,7 @@ def test_start_without_a_checkpoint_keeps_few_ids_in_memory() -> None:
             p._service_log.checkpointer = None
 
     async def second(patch: pytest.MonkeyPatch) -> None:
-        patch.setattr("delta_prop.service_log._RESTORE_ROWS", 40)
+        patch.setattr("delta_prop.partition.storage.storage._RESTORE_ROWS", 40)
         async with service(disk) as p:
             assert p.recovery is not None
             assert p.recovery.checkpoint is None

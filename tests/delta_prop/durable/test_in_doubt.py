@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from delta_prop.receipt import OfferState
+from delta_prop.calls.receipt import OfferState
 from delta_prop.testing import run_virtual
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.delta import AckLevel, Dot, Priority
@@ -19,8 +19,8 @@ from tests.delta_prop.durable.test_reopening import NO_RESERVE, contents, make_d
 from tests.delta_prop.durable.test_reopening_answers import LOGGED, break_disk, wait_until_recovered
 
 if TYPE_CHECKING:
-    from delta_prop.embedded import Propagator
-    from delta_prop.producer import Producer
+    from delta_prop.api.producer import Producer
+    from delta_prop.api.propagator import Propagator
 
 LOG_FILE = "streams/default/0/00000000000000000000.log"
 

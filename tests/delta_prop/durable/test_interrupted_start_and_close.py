@@ -9,9 +9,10 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from delta_prop import Propagator, service_log
+from delta_prop import Propagator
+from delta_prop.partition.storage import storage as service_log
 from delta_prop.testing import run_virtual
-from delta_prop_broker.log.corruption import LogBusy
+from delta_prop_broker.corruption import LogBusy
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_sinks import CallbackSink
 from delta_prop_wire.delta import Delta, create

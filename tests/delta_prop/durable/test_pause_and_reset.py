@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from delta_prop import LogSettings, Propagator, SyncPropagator
-from delta_prop.operator_requests import DIRECTORY, OperatorRequest, put_request
+from delta_prop.delivery.operator_requests import DIRECTORY, OperatorRequest, put_request
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_sinks import CallbackSink

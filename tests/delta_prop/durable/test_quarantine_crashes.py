@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from delta_prop import Delta, Propagator, create, sparse_add
-from delta_prop.quarantine_file import read_stored
+from delta_prop.delivery.quarantine_file import read_stored
 from delta_prop.testing import run_virtual
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_simulations.disk_faults import SimCrash

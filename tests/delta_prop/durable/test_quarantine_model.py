@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delta_prop.quarantine_file import QuarantineFile, read_stored
-from delta_prop.quarantines import QuarantineWriter, restore_quarantine
-from delta_prop.route.quarantine import Quarantine
+from delta_prop.delivery.quarantine import Quarantine
+from delta_prop.delivery.quarantine_file import QuarantineFile, read_stored
+from delta_prop.delivery.quarantines import QuarantineWriter, restore_quarantine
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.log.settings import LogSettings

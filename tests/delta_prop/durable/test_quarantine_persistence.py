@@ -11,9 +11,9 @@ import anyio
 import pytest
 
 from delta_prop import LogSettings
-from delta_prop.quarantine_file import QuarantineCorrupted, quarantine_path
-from delta_prop.quarantines import QuarantineWriter
-from delta_prop.route.quarantine import Quarantine
+from delta_prop.delivery.quarantine import Quarantine
+from delta_prop.delivery.quarantine_file import QuarantineCorrupted, quarantine_path
+from delta_prop.delivery.quarantines import QuarantineWriter
 from delta_prop.testing import run_virtual
 from delta_prop_broker.log.memory import MemoryLog
 from delta_prop_simulations.disk import SimDisk

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from delta_prop.receipt import OfferState, Receipt
+from delta_prop.calls.receipt import OfferState, Receipt
 from delta_prop.testing import run_virtual
-from delta_prop_broker.log.corruption import LogBusy
+from delta_prop_broker.corruption import LogBusy
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_sinks import CallbackSink
@@ -23,7 +23,7 @@ from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.durable.test_reopening import NO_RESERVE, contents, make_delta, service
 
 if TYPE_CHECKING:
-    from delta_prop.embedded import Propagator
+    from delta_prop.api.propagator import Propagator
 
 LOGGED = replace(NO_RESERVE, read_level=AckLevel.LOGGED)
 

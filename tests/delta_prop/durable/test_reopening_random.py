@@ -18,8 +18,8 @@ from delta_prop_wire.delta import AckLevel, Delta, Dot, Priority, create, delete
 from tests.delta_prop.durable.test_reopening import SMALL, log_position, service
 
 if TYPE_CHECKING:
-    from delta_prop.embedded import Propagator
-    from delta_prop.producer import Producer
+    from delta_prop.api.producer import Producer
+    from delta_prop.api.propagator import Propagator
 
 LEVELS = [AckLevel.MEMORY, AckLevel.LOGGED, AckLevel.DURABLE]
 VECTORS = 4

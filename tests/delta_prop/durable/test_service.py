@@ -11,7 +11,7 @@ import pytest
 
 from delta_prop import LogSettings, Propagator, Settings
 from delta_prop.testing import run_virtual, virtual_world
-from delta_prop_broker.log.corruption import LogBusy
+from delta_prop_broker.corruption import LogBusy
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_sinks import CallbackSink, StorageSink
 from delta_prop_wire.delta import AckLevel, Delta, create, sparse_add

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from delta_prop.ports import Network, Stream
+    from delta_prop.platform.ports import Network, Stream
 
 T = TypeVar("T")
 

@@ -9,8 +9,8 @@ import anyio
 import numpy as np
 import pytest
 
-from delta_prop.config import Settings
-from delta_prop.embedded import Propagator
+from delta_prop.api.propagator import Propagator
+from delta_prop.api.settings import Settings
 from delta_prop.testing import run_propagator, run_virtual, virtual_world
 from delta_prop_sinks import CallbackSink, IndexSink, RejectDelta, StopSink, StorageSink
 from delta_prop_sinks.index import _pieces

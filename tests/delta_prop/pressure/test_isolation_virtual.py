@@ -26,7 +26,7 @@ from tests.delta_prop.pressure.isolation import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from delta_prop.embedded import Statistics
+    from delta_prop.api.propagator import Statistics
 
 Times: TypeAlias = list[tuple[int, float]]
 """Pairs of offset and seconds."""

@@ -15,7 +15,7 @@ import anyio
 import pytest
 
 from delta_prop import Propagator, Settings
-from delta_prop.route.feed import Feed
+from delta_prop.delivery.feed import Feed
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_broker.log.memory import MemoryLog
 from delta_prop_wire.delta import Delta, opaque

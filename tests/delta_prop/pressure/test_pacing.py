@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import anyio
 
 from delta_prop import Propagator, Settings
-from delta_prop.backpressure.pacer import Pacer
-from delta_prop.pacing import PacingGate
+from delta_prop.delivery.backpressure.pacer import Pacer
+from delta_prop.delivery.pacing import PacingGate
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_wire.frames import PressureLevel
 from tests.delta_prop.pressure.pacing import AdmittedRates, WorkingSink, noisy_steps, publish_until
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from delta_prop.config import RateLaw
+    from delta_prop.api.settings import RateLaw
 
 STEPS = (10_000, 20_000, 5_000, 50_000)
 """Capacities of the sink, one after the other, in deltas per second."""

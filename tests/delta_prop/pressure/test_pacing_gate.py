@@ -15,8 +15,8 @@ from tests.delta_prop.support import catch_refusal, make_delta
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from delta_prop.backpressure.pacer import Pressure
-    from delta_prop.receipt import Receipt
+    from delta_prop.calls.receipt import Receipt
+    from delta_prop.delivery.backpressure.pacer import Pressure
     from delta_prop_sinks.sink import Delivery, SinkContext
 
 MAILBOX = 10

@@ -20,7 +20,7 @@ from tests.delta_prop.support import catch_refusal, make_delta
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from delta_prop.backpressure.pacer import Pressure
+    from delta_prop.delivery.backpressure.pacer import Pressure
     from delta_prop_sinks.sink import Delivery
 
 LOG_DELTAS_MAX = 40_000

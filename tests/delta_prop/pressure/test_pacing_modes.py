@@ -11,8 +11,8 @@ import anyio
 import pytest
 
 from delta_prop import Propagator, Settings
-from delta_prop.backpressure.pacer import Mode
-from delta_prop.pacing import MailboxGauge
+from delta_prop.delivery.backpressure.pacer import Mode
+from delta_prop.delivery.pacing import MailboxGauge
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_broker.log.memory import MemoryLog
 from delta_prop_sinks.sink import Backlog, StopSink
@@ -22,7 +22,7 @@ from tests.delta_prop.pressure.pacing import IDS, MATRIX, AdmittedRates, Working
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from delta_prop.route.feed import Feed
+    from delta_prop.delivery.feed import Feed
     from delta_prop_sinks.sink import Delivery
 
 BACKLOG_MAX = 20_000

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from anyio.from_thread import start_blocking_portal
 
+from delta_prop.api.propagator import Propagator
 from delta_prop.client import SyncProducer
 from delta_prop.client.jobs import Decision, JobPart, JobState, JobStatus, StagedPart, decide
-from delta_prop.embedded import Propagator
+from delta_prop.platform.world import real_world
 from delta_prop.server.service import Service
 from delta_prop.server.settings import ServerSettings
-from delta_prop.world import real_world
 from delta_prop_wire.block import Block
 from delta_prop_wire.delta import Delta, opaque, sparse
 from delta_prop_wire.encode import columns_of

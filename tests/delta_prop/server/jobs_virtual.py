@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 
-from delta_prop.config import Settings
-from delta_prop.embedded import Propagator
+from delta_prop.api.propagator import Propagator
+from delta_prop.api.settings import Settings
 from delta_prop.server.access import Access
 from delta_prop.server.service import Service
 from delta_prop.server.settings import ServerSettings

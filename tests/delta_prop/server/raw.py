@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from delta_prop.embedded import Propagator
+from delta_prop.api.propagator import Propagator
+from delta_prop.platform.world import real_world
 from delta_prop.server.service import Service
 from delta_prop.server.settings import ServerSettings
-from delta_prop.world import real_world
 from delta_prop_wire.codec import NEED_BYTES, Decoder, encode
 from delta_prop_wire.delta import AckLevel, Delta, Priority, make_origin, opaque
 from delta_prop_wire.encode import encode_batch
@@ -30,7 +30,7 @@ from delta_prop_wire.topics import Topic
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from delta_prop.ports import Network, Stream
+    from delta_prop.platform.ports import Network, Stream
     from delta_prop.server.service import Address
 
 WAIT_S_MAX = 10.0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from delta_prop.route.routing_table import RouteTarget, RoutingTable
+from delta_prop.delivery.routing_table import RouteTarget, RoutingTable
 from delta_prop.server.consumer_session import ConsumerSession
 from delta_prop.server.groups import Groups
 from delta_prop.server.settings import ServerSettings

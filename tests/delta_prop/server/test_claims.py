@@ -9,13 +9,13 @@ import anyio
 import pytest
 
 from delta_prop import Delta, opaque
+from delta_prop.api.propagator import Propagator
 from delta_prop.client import Producer
-from delta_prop.embedded import Propagator
-from delta_prop.ingest.epochs import CLAIMED_EPOCH_MAX, EPOCH_MAX
+from delta_prop.partition.ingest.epochs import CLAIMED_EPOCH_MAX, EPOCH_MAX
 from delta_prop.server.settings import ServerSettings
 from delta_prop_broker.local_disk import LocalDisk
-from delta_prop_broker.log.files.identity import read_identity, write_identity
-from delta_prop_broker.log.files.paths import DIRECTORY, IDENTITY
+from delta_prop_broker.segments.identity import read_identity, write_identity
+from delta_prop_broker.segments.paths import DIRECTORY, IDENTITY
 from delta_prop_wire.delta import Dot, Source
 from delta_prop_wire.frames import Ack, DeltaFrame, Hello, JobPart, Nack, OriginClaim, OriginGrant, Subscribe
 from delta_prop_wire.spec import ErrorCode

@@ -9,8 +9,8 @@ import anyio
 import pytest
 
 from delta_prop import Delta, LogSettings, opaque
+from delta_prop.api.propagator import Propagator
 from delta_prop.client import Subscriber
-from delta_prop.embedded import Propagator
 from delta_prop_wire.codec import Decoder
 from delta_prop_wire.compression import available_codecs
 from delta_prop_wire.frames import Backpressure, BatchFrame, Credit, PressureLevel

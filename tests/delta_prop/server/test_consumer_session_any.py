@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delta_prop.server import consumer_session
-from delta_prop_broker.log.files import sendfile
+from delta_prop_broker.segments import sendfile
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import Delta, Priority, Source, create, delete, opaque
 from delta_prop_wire.errors import Refused

@@ -11,7 +11,7 @@ import pytest
 from delta_prop.server import consumer_session
 from delta_prop.server.settings import ServerSettings
 from delta_prop_broker.log.durable import DurableLog
-from delta_prop_broker.log.files import sendfile
+from delta_prop_broker.segments import sendfile
 from delta_prop_wire.delta import Source
 from delta_prop_wire.errors import ProtocolError
 from delta_prop_wire.frames import Credit, Filter, Start, StartAt

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from delta_prop import Delta, opaque
-from delta_prop.embedded import Propagator
+from delta_prop.api.propagator import Propagator
 from delta_prop.server.settings import ServerSettings
 from delta_prop.testing import VirtualNetwork, run_virtual, virtual_world
 from delta_prop_wire.codec import encode

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from delta_prop import Delta, LogSettings, opaque
-from delta_prop.embedded import Propagator
+from delta_prop.api.propagator import Propagator
 from delta_prop.server.consumer_session import ConsumerSession
 from delta_prop_broker.disk import FileRange
 from delta_prop_wire.frames import Ack, BatchFrame, Credit, DeltaFrame, Nack, Start, StartAt, Unsubscribe

@@ -5,8 +5,8 @@ from __future__ import annotations
 import anyio
 
 from delta_prop import Delta, LogSettings, opaque
+from delta_prop.api.propagator import Propagator
 from delta_prop.client import ForwardLink, Producer
-from delta_prop.embedded import Propagator
 from delta_prop.sinks import ForwardSink
 from delta_prop.testing import VirtualNetwork, run_virtual, virtual_world
 from delta_prop_simulations.disk import SimDisk

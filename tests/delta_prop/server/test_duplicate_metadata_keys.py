@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from delta_prop import Delta, opaque
-from delta_prop.embedded import Propagator
+from delta_prop.api.propagator import Propagator
 from delta_prop.sinks import StorageSink
 from delta_prop_wire.delta import Source, create
 from delta_prop_wire.frames import BatchFrame, DeltaFrame, Nack

@@ -16,8 +16,8 @@ import anyio
 import pytest
 
 from delta_prop import Delta, create, opaque, sparse_add
+from delta_prop.api.propagator import Propagator
 from delta_prop.client import Producer
-from delta_prop.embedded import Propagator
 from delta_prop.server.service import Address
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import AckLevel, Dot, make_origin
@@ -44,8 +44,8 @@ from tests.net.proxy import Proxy, no_faults, proxy_to, random_faults
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from delta_prop.outcomes import PublishAck
-    from delta_prop.receipt import Receipt
+    from delta_prop.calls.outcomes import PublishAck
+    from delta_prop.calls.receipt import Receipt
 
 pytestmark = pytest.mark.anyio
 SINGLES_ORIGIN = make_origin(78, 2)

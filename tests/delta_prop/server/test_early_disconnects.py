@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from delta_prop.embedded import Propagator
+from delta_prop.api.propagator import Propagator
 from delta_prop.server.settings import ServerSettings
 from delta_prop_wire.codec import encode
 from delta_prop_wire.frames import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from delta_prop import ABSENT, Delta, create, delete, offset
-from delta_prop.embedded import Propagator
+from delta_prop.api.propagator import Propagator
 from delta_prop_wire.delta import Dot
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.frames import BatchFrame, DeltaFrame, Nack

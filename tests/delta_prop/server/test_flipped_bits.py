@@ -7,7 +7,7 @@ import random
 import anyio
 import pytest
 
-from delta_prop.embedded import Propagator
+from delta_prop.api.propagator import Propagator
 from delta_prop_wire.codec import encode
 from delta_prop_wire.delta import make_origin
 from delta_prop_wire.frames import Ack, BatchFrame, DeltaFrame, Heartbeat

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from delta_prop import Delta, opaque
-from delta_prop.embedded import Propagator
+from delta_prop.api.propagator import Propagator
 from delta_prop_sinks.storage import StorageSink
 from delta_prop_wire.delta import Source
 from delta_prop_wire.encode import encode_noop

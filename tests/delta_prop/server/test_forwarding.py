@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import anyio
 
 from delta_prop import Delta, Settings, create, opaque, sparse_add
+from delta_prop.api.propagator import Propagator
 from delta_prop.client.forwarding import ForwardLink
-from delta_prop.embedded import Propagator
 from delta_prop.server.access import Access
 from delta_prop.server.service import Service
 from delta_prop.server.settings import ServerSettings
@@ -24,7 +24,7 @@ from tests.full_log import read_all
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from delta_prop.route.status import FeedStatistics
+    from delta_prop.delivery.status import FeedStatistics
 
 PORT = 7373
 

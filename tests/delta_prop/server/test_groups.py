@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from delta_prop.group_cursor import (
+from delta_prop.delivery.group_cursor import (
     GroupBusy,
     GroupCursor,
     read_group,

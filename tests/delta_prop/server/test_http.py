@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delta_prop.connection_faults import Misconfigured
-from delta_prop.ports import Tls
+from delta_prop.platform.connection_faults import Misconfigured
+from delta_prop.platform.ports import Tls
 from delta_prop.server.access import Access
 from delta_prop.server.counters import Counters
 from delta_prop.server.http import CONNECTIONS_MAX, HEAD_BYTES_MAX, HttpPort
@@ -23,8 +23,8 @@ from tests.delta_prop.server.tokens import TokenFile, table
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from delta_prop.ports import Stream
-    from delta_prop.statistics import Statistics
+    from delta_prop.api.statistics import Statistics
+    from delta_prop.platform.ports import Stream
 
 PORT = 7374
 TOKENS = table("ops", "t-admin", admin=True) + table("r", "t-read", subscribe=True, namespaces='["*"]')

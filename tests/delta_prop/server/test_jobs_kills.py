@@ -14,7 +14,7 @@ import pytest
 
 from delta_prop.client import ClientSettings, SyncProducer
 from delta_prop.client.jobs import Decision, JobPart, JobState, JobStatus, StagedPart, decide
-from delta_prop.commands.readonly_log import open_readonly_log
+from delta_prop.directory.readonly_log import open_readonly_log
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.server.jobs import (

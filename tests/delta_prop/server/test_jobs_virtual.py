@@ -48,7 +48,7 @@ from tests.delta_prop.server.tokens import TokenFile, table
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from delta_prop.ports import Threads
+    from delta_prop.platform.ports import Threads
 
 DAY_S = 60.0
 """A short day for these tests, because a server ticks twice per second."""

@@ -19,7 +19,7 @@ from delta_prop_sinks import CallbackSink
 from tests.delta_prop.support import Gate, make_delta
 
 if TYPE_CHECKING:
-    from delta_prop.ports import World
+    from delta_prop.platform.ports import World
 
 SERVER = "server:7373"
 

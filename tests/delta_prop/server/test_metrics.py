@@ -10,18 +10,18 @@ from typing import Any
 from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
-from delta_prop.backpressure.pacer import Pressure
-from delta_prop.capacity_monitor import FullResource
-from delta_prop.ingest.fair_queue import LaneStatistics, QueueStatistics
-from delta_prop.ingest.seen_ids import SeenIdsStatistics
-from delta_prop.log_reopener import ReopeningStatistics
-from delta_prop.order.orderer import OrdererStatistics
-from delta_prop.route.status import FailingDelta, FeedState, FeedStatistics, RebuildProgress
+from delta_prop.api.statistics import Statistics
+from delta_prop.delivery.backpressure.pacer import Pressure
+from delta_prop.delivery.status import FailingDelta, FeedState, FeedStatistics, RebuildProgress
+from delta_prop.partition.capacity_monitor import FullResource
+from delta_prop.partition.ingest.fair_queue import LaneStatistics, QueueStatistics
+from delta_prop.partition.ingest.seen_ids import SeenIdsStatistics
+from delta_prop.partition.order.orderer import OrdererStatistics
+from delta_prop.partition.storage.log_reopener import ReopeningStatistics
 from delta_prop.server import metrics
 from delta_prop.server.counters import Counters, JobCounts
 from delta_prop.server.metrics import Metrics
 from delta_prop.server.server_status import ServerStatus
-from delta_prop.statistics import Statistics
 from delta_prop.testing import run_propagator
 from delta_prop.testing.recorded import RecordedPropagator
 from delta_prop_broker.log.statistics import DurableLogStatistics

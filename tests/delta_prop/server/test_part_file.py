@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delta_prop.receipt import Receipt
+from delta_prop.calls.receipt import Receipt
 from delta_prop.server.job_files import (
     CommittedPart,
     JobCorrupted,

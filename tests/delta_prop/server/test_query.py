@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from delta_prop import Delta, Refused, create, delete, opaque
+from delta_prop.api.propagator import Propagator
 from delta_prop.client import facts
 from delta_prop.client.facts import FactState
-from delta_prop.embedded import Propagator
 from delta_prop_sinks.storage import StorageSink
 from delta_prop_wire.delta import Dot, Operation, make_origin
 from delta_prop_wire.errors import InvalidDelta, UsageError

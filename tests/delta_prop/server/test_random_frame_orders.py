@@ -16,7 +16,7 @@ import anyio
 import pytest
 
 from delta_prop import Delta, opaque, sparse_add
-from delta_prop.embedded import Propagator
+from delta_prop.api.propagator import Propagator
 from delta_prop.server.settings import ServerSettings
 from delta_prop.testing import NetworkConditions, VirtualNetwork, run_virtual, virtual_world
 from delta_prop_wire.codec import NEED_BYTES, Decoder, encode
@@ -50,7 +50,7 @@ from delta_prop_wire.topics import Topic
 from tests.delta_prop.server.raw import ORIGIN, connected, opaque_batch, serving
 
 if TYPE_CHECKING:
-    from delta_prop.ports import Stream
+    from delta_prop.platform.ports import Stream
     from delta_prop.server.service import Address, Service
 
 U64_MAX = (1 << 64) - 1

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from delta_prop import Delta, opaque, sparse_add
-from delta_prop.embedded import Propagator
+from delta_prop.api.propagator import Propagator
+from delta_prop.platform.world import real_world
 from delta_prop.server.access import Access
 from delta_prop.server.settings import ServerSettings
-from delta_prop.world import real_world
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.frames import BatchFrame, DeltaFrame

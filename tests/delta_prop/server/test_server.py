@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from delta_prop import Delta, opaque
-from delta_prop.embedded import Propagator
+from delta_prop.api.propagator import Propagator
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.frames import (
     Ack,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from delta_prop.outcomes import PublishAck
+    from delta_prop.calls.outcomes import PublishAck
 
 PRODUCERS = 2
 CALLERS = 32

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from delta_prop.log_reopener import ReopeningStatistics
+from delta_prop.partition.storage.log_reopener import ReopeningStatistics
 from delta_prop.server.counters import Counters
 from delta_prop.server.server_status import ServerStatus
 from delta_prop.server.status_view import to_json_value

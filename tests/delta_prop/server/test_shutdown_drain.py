@@ -13,8 +13,8 @@ import anyio
 import pytest
 
 from delta_prop import Delta, LogSettings, opaque
+from delta_prop.api.propagator import Propagator
 from delta_prop.client import ClientSettings, Producer, Subscriber
-from delta_prop.embedded import Propagator
 from delta_prop.server.settings import ServerSettings
 from delta_prop.testing import VirtualNetwork, run_virtual, virtual_world
 from delta_prop_simulations.disk import SimDisk

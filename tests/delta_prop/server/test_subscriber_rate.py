@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from delta_prop import Delta, LogSettings, opaque
-from delta_prop.embedded import Propagator
+from delta_prop.api.propagator import Propagator
 from delta_prop.testing import VirtualNetwork, run_virtual, virtual_world
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.frames import Backpressure, BatchFrame, DeltaFrame, Heartbeat, PressureLevel

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delta_prop.route.routing_table import NoRows, RoutingTable
+from delta_prop.delivery.routing_table import NoRows, RoutingTable
 from delta_prop.server import subscription_set
 from delta_prop.server.subscription_set import SubscriptionSet
 from delta_prop_wire.batch import LoggedBatch

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from delta_prop.connection_faults import Misconfigured
-from delta_prop.embedded import Propagator
-from delta_prop.ports import Tls
+from delta_prop.api.propagator import Propagator
+from delta_prop.platform.connection_faults import Misconfigured
+from delta_prop.platform.ports import Tls
+from delta_prop.platform.world import real_world
 from delta_prop.server.access import Access
 from delta_prop.server.settings import ServerSettings
 from delta_prop.testing import VirtualNetwork, run_virtual, virtual_world
-from delta_prop.world import real_world
 from delta_prop_wire.delta import Delta, Dot, Source, create, opaque
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.frames import (
@@ -46,7 +46,7 @@ from tests.delta_prop.server.tokens import TokenFile, table
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from delta_prop.ports import Network
+    from delta_prop.platform.ports import Network
     from delta_prop.server.service import Address
 
 DOCS = '["docs"]'

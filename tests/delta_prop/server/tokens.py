@@ -9,7 +9,7 @@ from delta_prop.server.tokens import digest_of
 from delta_prop.testing import virtual_world
 
 if TYPE_CHECKING:
-    from delta_prop.ports import World
+    from delta_prop.platform.ports import World
 
 
 def table(name: str, token: str, **more: Any) -> str:

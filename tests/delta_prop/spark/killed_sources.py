@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
 
+from delta_prop.spark.data_source.source import DeltaPropSource
+from delta_prop.spark.data_source.writing import DirectWriter, PartReport, StagedWriter, StreamWriter
 from delta_prop.spark.options import write_options
-from delta_prop.spark.source import DeltaPropSource
-from delta_prop.spark.writes.writing import DirectWriter, PartReport, StagedWriter, StreamWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from delta_prop_broker.local_disk import LocalDisk
-from delta_prop_broker.log.retention.compaction import run_to_end
+from delta_prop_broker.retention.compaction import run_to_end
 from tests.broker.durable import SMALL, Clock, commit, open_log
 from tests.broker.histories import Writer
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 pa = pytest.importorskip("pyarrow")
 
-from delta_prop.spark.writes import slicing  # noqa: E402
-from delta_prop.spark.writes.slicing import slice_blocks  # noqa: E402
+from delta_prop.spark.data_source import slicing  # noqa: E402
+from delta_prop.spark.data_source.slicing import slice_blocks  # noqa: E402
 
 ROWS = [{"vector_id": f"doc-{number}", "vector": [float(number)] * (number % 7)} for number in range(200)]
 

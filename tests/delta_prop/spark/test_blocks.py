@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 pa = pytest.importorskip("pyarrow")
 
-from delta_prop.spark.reads.rows import SCHEMA, to_arrow  # noqa: E402
-from delta_prop.spark.writes.blocks import to_block  # noqa: E402
+from delta_prop.spark.data_source.blocks import to_block  # noqa: E402
+from delta_prop.spark.data_source.rows import SCHEMA, to_arrow  # noqa: E402
 from delta_prop_wire import delta as d  # noqa: E402
 from delta_prop_wire.batch import LoggedBatch  # noqa: E402
 from delta_prop_wire.delta import Delta, Priority, Source, namespace_of  # noqa: E402
@@ -215,8 +215,8 @@ from delta_prop.spark.arrays import array_of, fill_text
 numbers = array_of(np.ones(3, "f4"), pa.float32())
 vectors = pa.ListArray.from_arrays(array_of(np.array([0, 3], "i4"), pa.int32()), numbers)
 rows = pa.record_batch([fill_text("a:b", 1), vectors], ["vector_id", "vector"])
-from delta_prop.spark.writes.blocks import to_block
-from delta_prop.spark.reads.rows import to_arrow
+from delta_prop.spark.data_source.blocks import to_block
+from delta_prop.spark.data_source.rows import to_arrow
 from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.delta import Source
 batch = to_block(rows, namespace=None).encode(origin=1, base=1)

@@ -20,7 +20,7 @@ from pyspark.sql.types import (
 )
 
 from delta_prop.spark.columns import READ_SCHEMA, WRITABLE_COLUMNS, check_read_schema, check_write_schema
-from delta_prop.spark.reads.rows import SCHEMA
+from delta_prop.spark.data_source.rows import SCHEMA
 from delta_prop_wire.errors import UsageError
 
 

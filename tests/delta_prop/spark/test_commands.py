@@ -20,10 +20,10 @@ import pytest
 pytest.importorskip("pyspark")
 
 from delta_prop.cli import main
-from delta_prop.commands.system import Progress
-from delta_prop.spark.command import verbs
-from delta_prop.spark.command.spark_log import SparkLog
-from delta_prop.spark.command.verbs import JobFailed, translate_error
+from delta_prop.commands import spark_verbs as verbs
+from delta_prop.commands.spark_log import SparkLog
+from delta_prop.commands.spark_verbs import JobFailed, translate_error
+from delta_prop.platform.system import Progress
 from delta_prop_sinks.storage_file import StorageFile
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import Delta, create
@@ -53,7 +53,7 @@ def on_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSessi
     @contextmanager
     def shared_session(*given: Any) -> Iterator[SparkSession]:
         with monkeypatch.context() as patched:
-            patched.setattr("delta_prop.spark.sessions.session", lambda *_, **__: spark)
+            patched.setattr("delta_prop.spark.data_source.sessions.session", lambda *_, **__: spark)
             patched.setattr(type(spark), "stop", lambda _: None)
             with original_open_session(*given) as opened:
                 yield opened
@@ -371,7 +371,7 @@ def test_interrupt_is_raised_as_such_if_py4j_fails_to_clean_up(monkeypatch: pyte
     from py4j.protocol import Py4JError
 
     session = SimpleNamespace(stop=lambda: None)
-    monkeypatch.setattr("delta_prop.spark.sessions.session", lambda *_args, **_options: session)
+    monkeypatch.setattr("delta_prop.spark.data_source.sessions.session", lambda *_args, **_options: session)
 
     def clean_up_in_vain() -> None:
         try:

@@ -24,9 +24,9 @@ pytest.importorskip("pyspark")
 from delta_prop import Propagator
 from delta_prop.demo.corpus import documents_of
 from delta_prop.demo.embedding import Embedding
+from delta_prop.spark.data_source.blocks import to_block
 from delta_prop.spark.jobs.diffing import deltas_from, diff
 from delta_prop.spark.jobs.importing import read_table, to_deltas
-from delta_prop.spark.writes.blocks import to_block
 from delta_prop_sinks import StorageSink
 from delta_prop_wire.errors import UsageError
 

@@ -16,7 +16,7 @@ from delta_prop.spark.states.changes import CHANGES, buckets_of, changes_of, joi
 from delta_prop.spark.states.folding import fold  # noqa: E402
 from delta_prop.spark.states.folding_rows import state_of_row  # noqa: E402
 from delta_prop_broker.log.memory import MemoryLog  # noqa: E402
-from delta_prop_broker.log.retention.sorted_run import Change, ChangeFolder  # noqa: E402
+from delta_prop_broker.retention.sorted_run import Change, ChangeFolder  # noqa: E402
 from delta_prop_wire import delta as d  # noqa: E402
 from delta_prop_wire.algebra import VectorState  # noqa: E402
 from delta_prop_wire.batch import LoggedBatch  # noqa: E402

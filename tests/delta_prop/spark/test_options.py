@@ -7,8 +7,8 @@ import pickle
 import pytest
 
 from delta_prop.client.settings import ClientSettings
-from delta_prop.commands.log_positions import LogPosition
-from delta_prop.ports import Tls
+from delta_prop.directory.log_positions import LogPosition
+from delta_prop.platform.ports import Tls
 from delta_prop.spark.options import ReadOptions, WriteOptions, read_options, write_options
 from delta_prop_wire.delta import Priority
 from delta_prop_wire.errors import UsageError

@@ -24,11 +24,11 @@ from pyspark.sql.datasource import (
 
 from delta_prop.client.ranges import LogBounds
 from delta_prop.spark.columns import READ_SCHEMA
+from delta_prop.spark.data_source import reading, rows
+from delta_prop.spark.data_source.pushdown import ReadFilter, narrow
+from delta_prop.spark.data_source.reading import Reader, split_range
+from delta_prop.spark.data_source.rows import SCHEMA, merge_batches
 from delta_prop.spark.options import read_options
-from delta_prop.spark.reads import reading, rows
-from delta_prop.spark.reads.pushdown import ReadFilter, narrow
-from delta_prop.spark.reads.reading import Reader, split_range
-from delta_prop.spark.reads.rows import SCHEMA, merge_batches
 from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.delta import Delta, Source, create
 from delta_prop_wire.encode import encode_batch

@@ -14,10 +14,11 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from delta_prop.spark.arguments import position_of
-from delta_prop.spark.jobs.replaying import STATES, STATES_DDL, replay
-from delta_prop.spark.reads import segments
-from delta_prop.spark.reads.segments import deltas_of
+from delta_prop.spark.data_source import segments
+from delta_prop.spark.data_source.segments import deltas_of
+from delta_prop.spark.jobs.replaying import replay
 from delta_prop.spark.states import buckets
+from delta_prop.spark.states.schema import STATES, STATES_DDL
 from delta_prop_wire import delta as d
 from delta_prop_wire.delta import Delta
 from delta_prop_wire.errors import UsageError

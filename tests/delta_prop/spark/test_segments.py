@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 pa = pytest.importorskip("pyarrow")
 
-from delta_prop.commands.log_positions import EARLIEST, LATEST, LogPosition  # noqa: E402
+from delta_prop.directory.log_positions import EARLIEST, LATEST, LogPosition  # noqa: E402
+from delta_prop.spark.data_source import segments  # noqa: E402
+from delta_prop.spark.data_source.segments import log_of, states_of  # noqa: E402
 from delta_prop.spark.jobs.counting import log_to_count  # noqa: E402
-from delta_prop.spark.reads import segments  # noqa: E402
-from delta_prop.spark.reads.segments import log_of, states_of  # noqa: E402
 from delta_prop.spark.states.buckets import bucket_count_for, fold_blobs, spread  # noqa: E402
 from delta_prop.spark.states.changes import CHANGES, changes_of, split_keys  # noqa: E402
 from delta_prop.spark.states.folding import fold  # noqa: E402
 from delta_prop.spark.states.folding_rows import state_of_row  # noqa: E402
-from delta_prop_broker.log.corruption import LogCorrupted  # noqa: E402
+from delta_prop_broker.corruption import LogCorrupted  # noqa: E402
 from delta_prop_wire import delta as d  # noqa: E402
 from delta_prop_wire.delta import Delta  # noqa: E402
 from delta_prop_wire.errors import Refused, UsageError  # noqa: E402

@@ -13,11 +13,11 @@ pa = pytest.importorskip("pyarrow")
 from delta_prop.client import SyncProducer  # noqa: E402
 from delta_prop.client.jobs import Decision, JobState, StagedPart, decide  # noqa: E402
 from delta_prop.client.ranges import RangeReader  # noqa: E402
+from delta_prop.spark.data_source import direct, slicing  # noqa: E402
+from delta_prop.spark.data_source.direct import COUNTERS_PER_BATCH, NumberedPart  # noqa: E402
+from delta_prop.spark.data_source.results import PartResult  # noqa: E402
+from delta_prop.spark.data_source.sending import stage_part  # noqa: E402
 from delta_prop.spark.options import WriteOptions, write_options  # noqa: E402
-from delta_prop.spark.writes import direct, slicing  # noqa: E402
-from delta_prop.spark.writes.direct import COUNTERS_PER_BATCH, NumberedPart  # noqa: E402
-from delta_prop.spark.writes.results import PartResult  # noqa: E402
-from delta_prop.spark.writes.sending import stage_part  # noqa: E402
 from delta_prop_wire.delta import Delta, Priority, create  # noqa: E402
 from delta_prop_wire.errors import Refused, UsageError  # noqa: E402
 from delta_prop_wire.slicing import deltas_of  # noqa: E402

@@ -10,13 +10,13 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
+from delta_prop.api.settings import Settings
 from delta_prop.client import SyncProducer
-from delta_prop.commands.log_positions import LogPosition
-from delta_prop.config import Settings
+from delta_prop.directory.log_positions import LogPosition
 from delta_prop.spark.columns import READ_SCHEMA
+from delta_prop.spark.data_source.reading import Reader, StreamReader
+from delta_prop.spark.data_source.served import served_range
 from delta_prop.spark.options import read_options
-from delta_prop.spark.reads.reading import Reader, StreamReader
-from delta_prop.spark.reads.served import served_range
 from delta_prop_wire.delta import Delta, opaque
 from delta_prop_wire.errors import Refused, UsageError
 from tests.delta_prop.client.threaded_service import Served, served

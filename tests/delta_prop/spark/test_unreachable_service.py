@@ -14,11 +14,11 @@ from pyspark.sql.types import StringType, StructType
 from delta_prop.client import Unreachable
 from delta_prop.spark import system
 from delta_prop.spark.columns import READ_SCHEMA
+from delta_prop.spark.data_source.reading import OffsetRange, Reader
+from delta_prop.spark.data_source.sending import producer_of
+from delta_prop.spark.data_source.source import DeltaPropSource
 from delta_prop.spark.options import read_options, write_options
-from delta_prop.spark.reads.reading import OffsetRange, Reader
 from delta_prop.spark.service_checks import check_on_driver
-from delta_prop.spark.source import DeltaPropSource
-from delta_prop.spark.writes.sending import producer_of
 from delta_prop_wire.errors import Refused, UsageError
 from tests.delta_prop.client.threaded_service import served
 from tests.delta_prop.networks import files

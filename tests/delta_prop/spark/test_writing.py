@@ -25,9 +25,7 @@ from pyspark.sql.types import (
 from delta_prop.client import SyncProducer
 from delta_prop.client.jobs import Decision, JobState, attempt_of, decide
 from delta_prop.client.ranges import RangeReader
-from delta_prop.spark.options import write_options
-from delta_prop.spark.source import DeltaPropSource
-from delta_prop.spark.writes.results import (
+from delta_prop.spark.data_source.results import (
     ROWS_REPORTED_MAX,
     PartResult,
     RowsRefused,
@@ -35,8 +33,10 @@ from delta_prop.spark.writes.results import (
     format_job_refused,
     format_written,
 )
-from delta_prop.spark.writes.sending import stage_part
-from delta_prop.spark.writes.writing import DirectWriter, PartReport, StagedWriter, StreamWriter
+from delta_prop.spark.data_source.sending import stage_part
+from delta_prop.spark.data_source.source import DeltaPropSource
+from delta_prop.spark.data_source.writing import DirectWriter, PartReport, StagedWriter, StreamWriter
+from delta_prop.spark.options import write_options
 from delta_prop_wire.delta import Delta, create
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.frames import JobStatus, RefusedRow

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from delta_prop.connection_faults import Misconfigured
-from delta_prop.ports import Tls
+from delta_prop.platform.connection_faults import Misconfigured
+from delta_prop.platform.ports import Tls
 from delta_prop.testing import NetworkConditions, VirtualNetwork, run_virtual, virtual_world
 from delta_prop_wire.errors import UsageError
 from tests.delta_prop.networks import receive, receive_all
@@ -18,7 +18,7 @@ from tests.delta_prop.networks import receive, receive_all
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from delta_prop.ports import Stream
+    from delta_prop.platform.ports import Stream
 
 A, B = "10.0.0.1", "10.0.0.2"
 ONE_SECOND_LATENCY = NetworkConditions(latency_s=1.0)

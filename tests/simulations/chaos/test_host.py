@@ -17,7 +17,7 @@ from delta_prop_simulations.threads import ThreadFaults
 from delta_prop_simulations.trace import Trace
 
 if TYPE_CHECKING:
-    from delta_prop.ports import World
+    from delta_prop.platform.ports import World
     from delta_prop_simulations.machine import Process
 
 

@@ -22,7 +22,7 @@ from tests.simulations.scenarios.test_topology import TWO_MACHINES
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from delta_prop.outcomes import PublishAck
+    from delta_prop.calls.outcomes import PublishAck
     from delta_prop_simulations.scenarios.result import Alternative
     from delta_prop_sinks.sink import Delivery
     from delta_prop_wire.delta import Delta

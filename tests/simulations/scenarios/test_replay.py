@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from delta_prop.cli import main
-from delta_prop.recorded_traffic import SALT_BYTES, TrafficWriter
+from delta_prop.directory.recorded_traffic import SALT_BYTES, TrafficWriter
 from delta_prop_wire.delta import Delta, Source, opaque
 from delta_prop_wire.encode import encode_batch
 from tests.delta_prop.commands.server_thread import served

@@ -5,11 +5,11 @@ The quoted lines are production code; if that code changes, a test names the mut
 
 from __future__ import annotations
 
-from delta_prop.committer import Committer
+from delta_prop.partition.storage.committer import Committer
 from delta_prop_broker.log.durable import DurableLog
-from delta_prop_broker.log.engine.commit import Commit
-from delta_prop_broker.log.engine.recovery import _Recovery
-from delta_prop_broker.log.retention.snapshot_planner import SnapshotPlanner
+from delta_prop_broker.recovery.recovery import _Recovery
+from delta_prop_broker.retention.snapshot_planner import SnapshotPlanner
+from delta_prop_broker.segments.commit import Commit
 from delta_prop_simulations.chaos.mutants.mutant import Mutant, edit, getter
 
 _WRITE_ALL = "for write in self.writes:\n        self._write(write)\n"

@@ -5,13 +5,13 @@ The quoted lines are production code; if that code changes, a test names the mut
 
 from __future__ import annotations
 
-from delta_prop.ack_tracker import AckTracker
-from delta_prop.appender import Appender
-from delta_prop.duplicate_batches import ack_duplicate
-from delta_prop.ingest.expectations import check_expects
-from delta_prop.log_reopener import LogReopener
-from delta_prop.order.orderer import Orderer
-from delta_prop.pipeline import Pipeline
+from delta_prop.partition.ack_tracker import AckTracker
+from delta_prop.partition.appender import Appender
+from delta_prop.partition.duplicate_batches import ack_duplicate
+from delta_prop.partition.ingest.expectations import check_expects
+from delta_prop.partition.order.orderer import Orderer
+from delta_prop.partition.pipeline import Pipeline
+from delta_prop.partition.storage.log_reopener import LogReopener
 from delta_prop_simulations.chaos.mutants.mutant import Mutant, edit
 
 PIPELINE = (

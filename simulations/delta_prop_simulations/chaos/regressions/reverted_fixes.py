@@ -6,8 +6,8 @@ A plan without a reverted fix cannot fail again this way, since later fixes prev
 
 from __future__ import annotations
 
-from delta_prop.ack_tracker import AckTracker
-from delta_prop.producer import _previous_counter
+from delta_prop.api.producer import _previous_counter
+from delta_prop.partition.ack_tracker import AckTracker
 from delta_prop_simulations.chaos.mutants import MUTANTS
 from delta_prop_simulations.chaos.mutants.mutant import Mutant, edit
 

@@ -1,1 +1,0 @@
-"""The parts of the log on disk, which `durable.py` puts together."""

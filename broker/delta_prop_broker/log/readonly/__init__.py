@@ -1,1 +1,0 @@
-"""Read-only access to a log's directory, beside the process that writes it."""

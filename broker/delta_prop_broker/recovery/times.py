@@ -1,0 +1,73 @@
+"""The file `time` of a log: the seen times of the log and of its segments.
+
+Seen time is the time for which processes had the log open. The file is replaced now and then, so it can only
+lag: after a crash, some time is missing, and rows count as younger than they are. Without the file, all rows
+count as new.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
+
+from delta_prop_broker.log_clock import ClockJump
+from delta_prop_broker.segments.identity import read_small_file, replace_file
+from delta_prop_broker.segments.paths import TIME
+from delta_prop_wire.crc import crc32c
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from delta_prop_broker.disk import Disk
+
+_BYTES_MAX = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seen time and log time at one moment, in microseconds, and the newest jump of the wall clock.
+
+    `ended_us`: the seen time of the last append to each sealed segment, keyed by its first offset. `growing`:
+    the first offset of the active segment, and the seen time of the first append to it.
+    """
+
+    seen_us: int = 0
+    time_us: int = 0
+    jump: ClockJump | None = None
+    ended_us: Mapping[int, int] = field(default_factory=dict)
+    growing: tuple[int, int] | None = None
+
+
+def read_times(disk: Disk, directory: str, notes: list[str]) -> Times:
+    """Read the file; if it is missing or cannot be used, return the times of a new log.
+
+    If it cannot be used, append the reason to `notes`.
+    """
+    path = f"{directory}/{TIME}"
+    try:
+        raw = read_small_file(disk, path, bytes_max=_BYTES_MAX)
+    except OSError as error:
+        notes.append(f"{path} cannot be read ({error}) and is not used: all rows of the log count as new")
+        return Times()
+    if raw is None:
+        return Times()
+    checksum, _, body = raw.partition(b"\n")
+    if checksum != b"%08x" % crc32c(body):
+        notes.append(f"{path} is corrupted and not used: all rows of the log count as new")
+        return Times()
+    fields = json.loads(body)
+    return Times(
+        seen_us=fields["seen_us"],
+        time_us=fields["time_us"],
+        jump=None if fields["jump"] is None else ClockJump(*fields["jump"]),
+        ended_us=dict(fields["ended_us"]),
+        growing=None if fields["growing"] is None else tuple(fields["growing"]),
+    )
+
+
+def write_times(disk: Disk, directory: str, times: Times) -> None:
+    """Replace the file durably. Raises OSError."""
+    fields = asdict(times) | {"ended_us": list(times.ended_us.items())}
+    body = json.dumps(fields).encode()
+    replace_file(disk, directory, f"{directory}/{TIME}", [b"%08x\n" % crc32c(body), body])

@@ -1,0 +1,1 @@
+"""What calls of the API take and return: checked arguments, receipts, acknowledgements, refusals."""

@@ -1,0 +1,164 @@
+"""Writes jobs' results as JSON lines, Parquet files, and tables for people."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import TYPE_CHECKING, Any
+
+from delta_prop.auditing.differences import Difference
+from delta_prop.directory.log_positions import escape_unprintable
+from delta_prop.platform import system
+from delta_prop_wire.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from pyspark.sql import DataFrame, Row
+
+    from delta_prop.client.jobs import JobStatus
+    from delta_prop.spark.jobs.counting import Stats
+    from delta_prop.spark.jobs.rebuilding import RebuildResult
+
+ROWS_MAX = 20
+"""Maximum number of rows in a table for people."""
+_WIDTH_MAX = 60
+
+
+def write_rows(rows: DataFrame, output: str | None, to_line: Callable[[Row], dict[str, Any]]) -> None:
+    """Write rows to a new file as Parquet or JSON lines, or to standard output as JSON lines.
+
+    Raises UsageError.
+    """
+    if output is not None and output.endswith(".parquet"):
+        try:
+            rows.write.mode("error").parquet(output)
+        except Exception:
+            system.remove_empty_directory(output)  # Spark created it
+            raise
+        return
+    with system.open_atomic_output(output) as out:
+        for row in rows.toLocalIterator():
+            out.write(_to_json_line(to_line(row)))
+        out.flush()
+
+
+def _to_json_line(fields: dict[str, Any]) -> bytes:
+    try:
+        return json.dumps(fields, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    except ValueError:
+        raise UsageError(
+            f"vector_id {fields['vector_id']!r:.100} has a number that is not finite, which no delta may "
+            "have: correct it or leave the row out"
+        ) from None
+
+
+def to_delta_line(row: Row) -> dict[str, Any]:
+    """Return the fields of a delta's line, as `publish` reads them."""
+    fields = {"vector_id": row.vector_id, "namespace": row.namespace, "op": row.op}
+    return fields | _payload_of(row)
+
+
+def to_state_line(row: Row) -> dict[str, Any]:
+    """Return the fields of a line with a vector's state."""
+    fields = {"vector_id": row.vector_id, "namespace": row.namespace, "alive": row.alive} | _payload_of(row)
+    fields |= {name: row[name] for name in ("offset", "lamport", "origin", "counter")}
+    return fields | ({"ignored": row.ignored} if row.ignored else {})
+
+
+def to_difference_line(row: Row) -> dict[str, Any]:
+    """Return the fields of a line with a difference and the delta that repairs it."""
+    return Difference(**row.asDict()).line()
+
+
+def _payload_of(row: Row) -> dict[str, Any]:
+    columns = row.asDict()
+    fields = {name: columns.get(name) for name in ("vector", "indices", "values")}
+    fields["data"] = None if row.data is None else base64.b64encode(row.data).decode()
+    fields["metadata"] = None if row.metadata is None else json.loads(row.metadata)
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def put_job(producer: str, status: JobStatus | None) -> None:
+    """Print the outcome of sent deltas, for programs; `status` is None if none were sent."""
+    fields: dict[str, Any] = {"producer": producer, "state": "published", "deltas": 0, "published": 0}
+    fields |= {"duplicates": 0, "refused": 0}
+    if status is not None:
+        fields["state"] = status.state.name.lower()
+        fields |= {name: getattr(status, name) for name in ("deltas", "published", "duplicates", "refused")}
+    system.confirm(json.dumps(fields, ensure_ascii=False))
+
+
+def put_rebuilt(file: str, result: RebuildResult, *, as_json: bool) -> None:
+    """Print the counts of a rebuilt file."""
+    if as_json:
+        system.confirm(json.dumps({"storage": file, **result._asdict()}, ensure_ascii=False))
+        return
+    system.confirm(
+        f"{file}: {result.rows:,} rows, {result.alive:,} of them alive; its sink continues from offset "
+        f"{result.next_offset}"
+    )
+
+
+# --- tables
+
+
+def put_table(rows: DataFrame) -> None:
+    """Print the first rows as a table, and whether there are more."""
+    first_rows = rows.limit(ROWS_MAX + 1).collect()
+    put_rows(rows.columns, first_rows[:ROWS_MAX], has_more=len(first_rows) > ROWS_MAX)
+
+
+def put_rows(headers: Sequence[str], rows: Iterable[Iterable[object]], *, has_more: bool) -> None:
+    """Print rows as a table; if `has_more`, say that there are more rows."""
+    _put_cells(headers, [[_format_cell(value) for value in row] for row in rows])
+    if has_more:
+        system.put("and more: give --json or --output to get all")
+
+
+def put_stats(stats: Stats, top: int, *, as_json: bool) -> None:
+    """Print statistics, with the `top` vectors that change most."""
+    traffic = [row.asDict() for row in stats.traffic.collect()]
+    vectors = [row.asDict() for row in stats.vectors.limit(top).collect()]
+    if as_json:
+        fields = {"start_offset": stats.start_offset, "next_offset": stats.next_offset, "traffic": traffic}
+        system.put(json.dumps(fields | {"vectors": vectors, "sinks": stats.sinks}, ensure_ascii=False))
+        return
+    deltas, size = (sum(row[name] for row in traffic) for name in ("deltas", "bytes"))
+    system.put(
+        f"offsets {stats.start_offset:,} to {stats.next_offset:,}: {deltas:,} deltas, {size:,} bytes\n"
+    )
+    headers = ["namespace", "op", "deltas", "bytes", "numbers", "share of a vector"]
+    _put_cells(headers, [[_format_cell(value) for value in row.values()] for row in traffic])
+    system.put("\nvectors that change most")
+    _put_cells(
+        ["namespace", "vector", "deltas", "bytes"],
+        [[_format_cell(one) for one in row.values()] for row in vectors],
+    )
+    if stats.sinks:
+        system.put("\nsinks and groups of this directory")
+        rows = [
+            [one["name"], one["kind"], _format_cell(one["offset"]), _format_cell(one["lag"])]
+            for one in stats.sinks
+        ]
+        _put_cells(["name", "kind", "offset", "lag"], rows)
+
+
+def _put_cells(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    table = [list(headers), *map(list, rows)]
+    widths = [max(len(row[column]) for row in table) for column in range(len(headers))]
+    system.put_all("  ".join(map(str.ljust, row, widths)).rstrip() for row in table)
+
+
+def _format_cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    text = ", ".join(f"{one:.4g}" for one in value) if isinstance(value, list) else str(value)
+    text = escape_unprintable(text)
+    return text if len(text) <= _WIDTH_MAX else text[: _WIDTH_MAX - 1] + "…"

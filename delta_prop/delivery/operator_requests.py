@@ -1,0 +1,135 @@
+"""Requests of operators to a service through its data directory: one file per request, beside the log.
+
+A request is durable when the command that makes it ends. The process that has the directory open polls for
+requests once a second; without such a process, the next one reads them at its start. Each file is removed
+after its request is carried out, so a request may be carried out twice, but is never lost. All requests are
+idempotent.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+
+from delta_prop_broker.segments.identity import read_small_file, replace_file
+from delta_prop_wire.crc import crc32c
+from delta_prop_wire.errors import UsageError
+
+if TYPE_CHECKING:
+    from delta_prop_broker.disk import Disk
+
+DIRECTORY = "requests"
+COUNT_MAX = 1000
+"""Maximum requests that wait in one directory."""
+OFFSETS_MAX = 10_000
+"""Maximum offsets that one request names."""
+
+Verb: TypeAlias = Literal["replay", "drop", "pause", "resume", "reset", "reset-group", "rebuild"]
+
+_RESETS = ("reset", "reset-group")
+_SUFFIX = ".json"
+_REFUSED = ".refused"
+"""Suffix of a refused request's file; it holds the reason, for the command that made the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorRequest:
+    """A request for one sink. `sink`: its name, or the group's. `offsets`: the deltas to replay or drop, all
+    if empty; of a reset, the one offset to continue from.
+
+    `log_id`: id of the log that the offsets belong to, in hexadecimal.
+    """
+
+    verb: Verb
+    sink: str
+    log_id: str
+    offsets: tuple[int, ...] = ()
+
+    def matches(self, offset: int) -> bool:
+        """True if the delta rejected at `offset` is to be replayed or dropped."""
+        return self.verb in ("replay", "drop") and (not self.offsets or offset in self.offsets)
+
+
+def put_request(disk: Disk, request: OperatorRequest, at_us: int) -> str:
+    """Write a request; return its path. Durable when it returns. Raises UsageError if too many wait, OSError.
+
+    `at_us`, in microseconds since 1970, gives the order of several requests.
+    """
+    if len(request.offsets) > OFFSETS_MAX:
+        raise UsageError(f"{len(request.offsets)} offsets: give up to {OFFSETS_MAX}, or --all")
+    disk.make_directory(DIRECTORY)
+    disk.sync_directory("")
+    names = disk.list(DIRECTORY)
+    if len(names) >= COUNT_MAX:
+        raise UsageError(
+            f"{len(names)} requests wait in {DIRECTORY}/ already (bound {COUNT_MAX}): start the service, "
+            "which carries them out, or remove files there"
+        )
+    while f"{at_us:020}{_SUFFIX}" in names:
+        at_us += 1
+    path = f"{DIRECTORY}/{at_us:020}{_SUFFIX}"
+    body = json.dumps(asdict(request)).encode()
+    replace_file(disk, DIRECTORY, path, [b"%08x\n" % crc32c(body), body])
+    return path
+
+
+def read_requests(disk: Disk) -> dict[str, OperatorRequest | None]:
+    """Return the requests by path, oldest first; None for a file that cannot be parsed."""
+    paths = [f"{DIRECTORY}/{name}" for name in disk.list(DIRECTORY) if name.endswith(_SUFFIX)]
+    return {path: request for path in paths if (request := _read(disk, path)) is not False}
+
+
+def _read(disk: Disk, path: str) -> OperatorRequest | Literal[False] | None:
+    """Return the request, None if it cannot be parsed, False if it was removed meanwhile."""
+    raw = read_small_file(disk, path)
+    if raw is None:
+        return False
+    checksum, _, body = raw.partition(b"\n")
+    try:
+        fields = json.loads(body)
+        request = OperatorRequest(
+            fields["verb"], str(fields["sink"]), str(fields["log_id"]), tuple(map(int, fields["offsets"]))
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+    is_valid = checksum == b"%08x" % crc32c(body) and request.verb in get_args(Verb)
+    return request if is_valid and (request.verb not in _RESETS or len(request.offsets) == 1) else None
+
+
+def refuse_request(disk: Disk, path: str, reason: str) -> None:
+    """Report the reason to the command that waits for the request, and remove the request. Raises OSError."""
+    replace_file(disk, DIRECTORY, path + _REFUSED, [reason.encode(errors="backslashreplace")])
+    remove_request(disk, path)
+
+
+def take_refusal(disk: Disk, path: str) -> str | None:
+    """Return and delete the reason for which a request was refused; None if it was not. Raises OSError."""
+    raw = read_small_file(disk, path + _REFUSED)
+    if raw is None:
+        return None
+    remove_request(disk, path + _REFUSED)
+    return raw.decode(errors="replace")
+
+
+def remove_refusals(disk: Disk) -> None:
+    """Remove the reports that no command waits for any more. Raises OSError."""
+    for name in disk.list(DIRECTORY):
+        if name.endswith(_REFUSED):
+            remove_request(disk, f"{DIRECTORY}/{name}")
+
+
+def remove_request(disk: Disk, path: str) -> None:
+    """Remove a request that was carried out. Durable when it returns. Raises OSError."""
+    try:
+        disk.remove(path)
+    except FileNotFoundError:
+        return
+    disk.sync_directory(DIRECTORY)
+
+
+def forget_requests(disk: Disk, sink: str) -> None:
+    """Remove the requests for a sink that is forgotten. Raises OSError."""
+    for path, request in read_requests(disk).items():
+        if request is not None and request.sink == sink:
+            remove_request(disk, path)

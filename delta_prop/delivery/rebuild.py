@@ -1,0 +1,292 @@
+"""Rebuilds one sink: from the log's newest snapshot, or from the beginning of a complete log.
+
+The feed requests and runs the rebuild; deltas wait in the log, which retains the tail after the snapshot.
+Whatever interrupts the rebuild (the sink, the process, or a log that drops the tail), it restarts from the
+snapshot that is the newest then. Until it ends, the service remembers that the sink is incomplete.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Protocol
+
+import anyio.lowlevel
+import numpy as np
+
+from delta_prop.delivery.reasons import cannot_be_rebuilt
+from delta_prop.delivery.routing_table import NoRows
+from delta_prop.delivery.status import FeedState, RebuildProgress, format_failure
+from delta_prop_sinks.sink import Rebuildable, StopSink, TryAgain
+from delta_prop_wire.state_rows import StateRow, state_of
+from delta_prop_wire.topics import TopicKind
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
+
+    from delta_prop.delivery.feed import Feed
+    from delta_prop.delivery.routing_table import RouteTarget, RoutingTable
+    from delta_prop.platform.ports import Threads
+    from delta_prop_broker.log.contract import Log
+    from delta_prop_sinks.sink import Sink
+    from delta_prop_wire.batch import LoggedBatch
+    from delta_prop_wire.topics import Topic
+
+logger = logging.getLogger("delta_prop")
+
+FULL_VECTOR_TOPICS = frozenset({TopicKind.ALL, TopicKind.NAMESPACE, TopicKind.VECTOR_ID})
+"""Topics that match all deltas of a vector or none, so that the vector's state can replace its deltas."""
+
+_SLICE_ROWS = 100
+
+
+class Snapshot(Protocol):
+    """A snapshot for a rebuild: the state of every vector as of `offset`, in frames of state rows."""
+
+    @property
+    def offset(self) -> int:
+        """The first offset after the snapshot."""
+
+    @property
+    def begin(self) -> int:
+        """The first offset that it covers; 0 if the log had lost no row before the first snapshot."""
+
+    @property
+    def rows(self) -> int:
+        """Number of states."""
+
+    @property
+    def lamport(self) -> int:
+        """The highest Lamport number below the offset."""
+
+    def frames(self) -> Iterator[LoggedBatch]:
+        """Yield all states. Blocks on the disk. Raises DeltaPropError if they are corrupted, OSError."""
+
+    def find(self, namespace: str, vector_id: str) -> tuple[LoggedBatch, int] | None:
+        """Return one vector's state, as a row. Blocks on the disk. Raises DeltaPropError, OSError."""
+
+    def close(self) -> None:
+        """Close the file."""
+
+
+class Rebuilder:
+    """Rebuilds one sink on request."""
+
+    def __init__(
+        self,
+        sink: Rebuildable,
+        log: Log,
+        routing_table: RoutingTable[RouteTarget],
+        threads: Callable[[], Threads],
+        *,
+        hold: Callable[[], None],
+        release: Callable[[], None],
+        write_cursors: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`threads`: for reads of the snapshot. `hold`: makes the log retain the rows that the feed needs;
+        `release`: ends this if the sink is not required. `write_cursors`: saves durably, with all cursors,
+        that the sink is being rebuilt.
+        """
+        self.reason: str | None = None
+        """The reason of the requested or running rebuild; None if there is none."""
+        self.has_begun = False
+        """True while the sink's contents are invalid."""
+        self.is_persistent = False
+        """True while a rebuild that an operator requested has not begun; saved for the next process."""
+        self.rebuilds = 0
+        """Number of rebuilds that have ended."""
+        self._sink = sink
+        self._log = log
+        self._routing_table = routing_table
+        self._threads = threads
+        self._hold, self._release, self._write_cursors = hold, release, write_cursors
+        self._request_number = 0
+        self._offset = self._rows_done = self._rows_total = 0
+        self._is_holding = False
+
+    @property
+    def needed_from(self) -> int | None:
+        """The offset from which on the log must retain rows for the rebuild; None while none is running."""
+        return self._offset if self._is_holding and self.reason is not None else None
+
+    def request(self, reason: str, *, is_persistent: bool = False) -> None:
+        """Request a rebuild, or restart the running one. `is_persistent`: the next process knows it, too."""
+        self.reason = reason
+        self.is_persistent = self.is_persistent or is_persistent
+        self._request_number += 1
+
+    def progress(self) -> RebuildProgress | None:
+        """Return the progress; None if no rebuild is requested."""
+        if self.reason is None:
+            return None
+        return RebuildProgress(self.reason, self._offset, self._rows_done, self._rows_total)
+
+    def note_caught_up(self) -> None:
+        """Note that the sink has read the tail, or is detached, and release the log."""
+        if self._is_holding:
+            self._is_holding = False
+            self._release()
+
+    async def run(self, feed: Feed) -> None:
+        """Rebuild with retries, until it has ended or the sink stops."""
+        assert self.reason is not None
+        logger.warning("sink %r is being rebuilt: %s", feed.name, self.reason)
+        request_number = self._request_number
+        snapshot: Snapshot | None = None
+        try:
+            self._hold_from(self._log.start_offset)  # no usable snapshot has a lower offset
+            snapshot = await self._open(feed, request_number)
+            offset = 0 if snapshot is None else snapshot.offset
+            self._hold_from(offset)
+            self._rows_done, self._rows_total = 0, 0 if snapshot is None else snapshot.rows
+            self.has_begun, self.is_persistent, feed.cursor_before_rebuild = True, False, None
+            feed.restart_at(offset)
+            await self._call_until_done(feed, request_number, self._write_cursors)
+            await self._call_until_done(feed, request_number, partial(self._sink.begin_rebuild, offset))
+            if snapshot is not None:
+                await self._load_snapshot(feed, request_number, snapshot)
+            lamport = 0 if snapshot is None else snapshot.lamport
+            await self._call_until_done(
+                feed, request_number, partial(self._sink.end_rebuild, offset, lamport)
+            )
+            feed.quarantine.clear(offset)
+            # The removals from the quarantine must be durable before the rebuild counts as ended.
+            if not await feed.wait_quarantine_written():
+                return
+        except _RebuildAborted:
+            return
+        finally:
+            if snapshot is not None:
+                snapshot.close()
+        self.reason, self.has_begun = None, False
+        self.rebuilds += 1
+        logger.warning("sink %r was rebuilt as of offset %d, and resumes from there", feed.name, offset)
+        feed.end_rebuild()
+
+    def _hold_from(self, offset: int) -> None:
+        self._offset, self._is_holding = offset, True
+        self._hold()
+
+    async def _open(self, feed: Feed, request_number: int) -> Snapshot | None:
+        """Open the newest snapshot; None if there is none and the log is complete.
+
+        Raises _RebuildAborted if the log is not complete either.
+        """
+        snapshot: Snapshot | None = None
+
+        async def open_newest() -> None:
+            nonlocal snapshot
+            snapshot = await self._threads().run(partial(newest_snapshot, self._log))
+
+        await self._call_until_done(feed, request_number, open_newest)
+        if snapshot is not None and snapshot.offset < self._log.start_offset:
+            snapshot.close()  # the rows in between are lost
+            snapshot = None
+        if snapshot is None and self._log.start_offset:
+            self.note_caught_up()
+            feed.stop(cannot_be_rebuilt(feed.name, self._log.start_offset), FeedState.NEEDS_SNAPSHOT)
+            raise _RebuildAborted
+        return snapshot
+
+    async def _load_snapshot(self, feed: Feed, request_number: int, snapshot: Snapshot) -> None:
+        frames = snapshot.frames()
+        while True:
+            frame: list[LoggedBatch] = []  # the next frame; none at the end
+
+            async def read_next(frame: list[LoggedBatch] = frame) -> None:
+                try:
+                    frame += await self._threads().run(
+                        lambda: [logged for logged in (next(frames, None),) if logged]
+                    )
+                except Exception as failure:
+                    self._request_number += 1  # its position is lost: restart from the newest snapshot
+                    raise TryAgain(f"the snapshot cannot be read: {format_failure(failure)}") from failure
+
+            await self._call_until_done(feed, request_number, read_next)
+            if not frame:
+                return
+            rows = self._select_rows(feed, frame[0])  # in parts: a frame may hold 10,000 rows
+            while part := await _take_rows(rows, feed.limits.merge_deltas_max):
+                await self._call_until_done(
+                    feed, request_number, partial(self._sink.load_states, part), len(part)
+                )
+                await anyio.lowlevel.checkpoint()  # a sink that never waits must not block other tasks
+            self._rows_done += frame[0].count
+
+    def _select_rows(self, feed: Feed, logged: LoggedBatch) -> Iterator[StateRow]:
+        batch = logged.batch
+        rows = self._routing_table.rows_for(feed, batch)
+        if isinstance(rows, NoRows):
+            return
+        for row in (np.arange(batch.count) if rows is None else rows).tolist():
+            yield StateRow(
+                batch.namespaces[row], batch.keys[row], state_of(batch, row), logged.row_offset(row)
+            )
+
+    async def _call_until_done(
+        self, feed: Feed, request_number: int, call: Callable[[], Awaitable[None]], row_count: int = 0
+    ) -> None:
+        """Retry a call until it succeeds. Raises _RebuildAborted if the sink stops, or on a restart."""
+        while True:
+            failure = await feed.attempt(call, FeedState.REBUILDING, row_count)
+            if failure is None:
+                break
+            if isinstance(failure, StopSink):
+                feed.stop(feed.make_stop_refusal(failure.reason))
+            else:
+                await feed.back_off(failure)
+            if feed.has_ended or self._request_number != request_number:
+                raise _RebuildAborted
+        if feed.has_ended or self._request_number != request_number:
+            raise _RebuildAborted
+
+
+async def _take_rows(rows: Iterator[StateRow], rows_max: int) -> list[StateRow]:
+    """Return the next rows. Each takes about 20 µs to make, so other tasks run between slices of them."""
+    taken: list[StateRow] = []
+    while len(taken) < rows_max and (more := list(islice(rows, min(_SLICE_ROWS, rows_max - len(taken))))):
+        taken += more
+        await anyio.lowlevel.checkpoint()
+    return taken
+
+
+class _RebuildAborted(Exception):
+    """The rebuild ends early; if a rebuild is still requested, it restarts."""
+
+
+def newest_snapshot(log: Log) -> Snapshot | None:
+    """Open the newest snapshot of a log; None if it has none. Raises DeltaPropError, OSError."""
+    # A log in memory has no such method.
+    open_snapshot: Callable[[], Snapshot | None] | None = getattr(log, "snapshot", None)
+    return None if open_snapshot is None else open_snapshot()
+
+
+def has_snapshot(log: Log) -> bool:
+    """Return True if the log continues from its snapshot. Raises DeltaPropError, OSError."""
+    snapshot = newest_snapshot(log)
+    if snapshot is not None:
+        snapshot.close()
+    return snapshot is not None and snapshot.offset >= log.start_offset
+
+
+def may_have_snapshot(log: Log) -> bool:
+    """Return True if `has_snapshot` may return True; reads nothing, so it may run on the event loop."""
+    ask: Callable[[], bool] | None = getattr(log, "may_have_snapshot", None)
+    return ask is not None and ask()
+
+
+def oldest_known_offset(log: Log) -> int:
+    """Return the first offset that the log or its snapshot covers; 0 if the log has lost no row."""
+    snapshot = newest_snapshot(log) if log.start_offset else None
+    if snapshot is None:
+        return log.start_offset
+    try:
+        return snapshot.begin if snapshot.offset >= log.start_offset else log.start_offset
+    finally:
+        snapshot.close()
+
+
+def can_be_rebuilt(sink: Sink, topics: Iterable[Topic]) -> bool:
+    """Return True if states can replace all deltas that this sink subscribes to."""
+    return isinstance(sink, Rebuildable) and all(topic.kind in FULL_VECTOR_TOPICS for topic in topics)

@@ -1,0 +1,142 @@
+"""Release from a quarantine: an operator's request, and the deliveries of released deltas."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.lowlevel
+import numpy as np
+
+from delta_prop.delivery.quarantine import ReplayPlan
+from delta_prop.delivery.reasons import rejected_unknown
+from delta_prop_sinks.sink import Delivery, RejectDelta, StopSink, TryAgain
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from delta_prop.delivery.feed import Feed
+    from delta_prop.delivery.quarantine import QuarantinedDelta
+    from delta_prop_wire.batch import LoggedBatch
+    from delta_prop_wire.errors import Refused
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """Result of a request: the numbers of deltas applied, dropped, and left in the quarantine."""
+
+    applied: int
+    dropped: int
+    left: int
+
+
+class ReplayRequest:
+    """Request to apply (or drop) the rejected deltas at these offsets (None: all), then their dependents.
+
+    The dependents of dropped deltas are applied. With `reset_to`, the feed restarts at that offset instead.
+    """
+
+    def __init__(self, offsets: frozenset[int] | None, *, drop: bool, reset_to: int | None = None) -> None:
+        self.offsets = offsets
+        self.drop = drop
+        self.reset_to = reset_to
+        self.is_withdrawn = False
+        self._answer: ReplayResult | Refused | None = None
+        self._answered = anyio.Event()
+
+    def finish(self, answer: ReplayResult | Refused) -> None:
+        """Set the result."""
+        self._answer = answer
+        self._answered.set()
+
+    async def wait(self) -> ReplayResult:
+        """Wait for the result. Raises Refused. A cancelled wait withdraws a request that has not begun."""
+        try:
+            await self._answered.wait()
+        finally:
+            self.is_withdrawn = True
+        if isinstance(self._answer, ReplayResult):
+            return self._answer
+        assert self._answer is not None
+        raise self._answer.with_traceback(None)
+
+
+async def execute_replay(feed: Feed, request: ReplayRequest) -> ReplayResult:
+    """Apply or drop the deltas of a request, and apply their dependents, until done or withdrawn."""
+    quarantine = feed.quarantine
+    count_before, dropped = len(quarantine), 0
+    released = {record.offset for record in quarantine.records() if record.reason is not None}
+    if request.offsets is not None:
+        released &= request.offsets
+    if request.drop:
+        dropped = len(released)
+        for offset in released:
+            quarantine.drop(offset)
+    plan = ReplayPlan(quarantine.records(), released)
+    count_max = count = feed.limits.merge_deltas_max
+    while await feed.wait_quarantine_written() and (records := plan.take(count)):
+        with quarantine.applying(records):
+            failure = await feed.call(make_released_deliveries(records))
+        applied = _count_applied(records, failure)
+        for record in records[:applied]:
+            quarantine.replay(record.offset)
+        if failure is None:
+            count = min(2 * count, count_max)
+        elif isinstance(failure, RejectDelta) and _is_rejected_in(records, failure):
+            record = records[applied]
+            quarantine.reject(record.logged, record.row, failure.reason, record.at_us)
+            plan.put_back(records[applied + 1 :], rejected=record)
+            count = max(count // 2, 1)  # if most are rejected, a small call wastes less work
+        elif isinstance(failure, RejectDelta):
+            feed.stop(feed.make_stop_refusal(rejected_unknown(failure)))
+        elif isinstance(failure, StopSink):
+            feed.stop(feed.make_stop_refusal(failure.reason))
+        else:
+            plan.put_back(records[applied:])
+            count = applied or max(len(records) // 2, 1)
+            if applied:
+                feed.breaker.note_progress()
+            await feed.back_off(failure)
+        await anyio.lowlevel.checkpoint()  # a sink that never waits must not block other tasks
+        if feed.has_ended or request.is_withdrawn or feed.is_resetting:
+            break
+    await feed.wait_quarantine_written()
+    return ReplayResult(count_before - dropped - len(quarantine), dropped, len(quarantine))
+
+
+def _is_rejected_in(records: Sequence[QuarantinedDelta], failure: RejectDelta) -> bool:
+    return any(record.offset == failure.offset for record in records)
+
+
+def _count_applied(records: Sequence[QuarantinedDelta], failure: Exception | None) -> int:
+    """Count the records, in log order, that a call has applied."""
+    if failure is None:
+        return len(records)
+    done_offset = 0
+    if isinstance(failure, TryAgain):
+        done_offset = failure.done_offset or 0
+    elif isinstance(failure, RejectDelta) and _is_rejected_in(records, failure):
+        done_offset = failure.offset
+    return sum(record.offset < done_offset for record in records)
+
+
+def contains_offset(delivery: Delivery, offset: int) -> bool:
+    """True if a delivery includes the row at that offset."""
+    row = offset - delivery.first_offset
+    return 0 <= row < delivery.logged.count and (delivery.rows is None or row in delivery.rows)
+
+
+def row_numbers(delivery: Delivery) -> NDArray[np.intp]:
+    """Return the numbers of the rows in a delivery."""
+    return np.arange(delivery.logged.count) if delivery.rows is None else delivery.rows
+
+
+def make_released_deliveries(records: Sequence[QuarantinedDelta]) -> list[Delivery]:
+    """Return released deltas, which are in log order, as deliveries, one for each batch."""
+    batches: dict[int, tuple[LoggedBatch, list[int]]] = {}
+    for record in records:
+        batches.setdefault(record.logged.offset, (record.logged, []))[1].append(record.row)
+    return [Delivery(logged, np.array(rows, np.intp), redelivered=True) for logged, rows in batches.values()]

@@ -1,0 +1,607 @@
+"""Sinks of one service: attaches, detaches and routes to them.
+
+The pipeline hands batches to `route`; each sink's feed delivers them at the sink's own pace.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import anyio
+import anyio.lowlevel
+
+from delta_prop.calls.argument_checks import check_timeout
+from delta_prop.delivery.feed import Feed
+from delta_prop.delivery.pacing import PacingGate
+from delta_prop.delivery.quarantines import Quarantines
+from delta_prop.delivery.reasons import cannot_be_rebuilt
+from delta_prop.delivery.rebuild import Rebuilder, can_be_rebuilt, may_have_snapshot
+from delta_prop.delivery.redelivery import ReplayRequest
+from delta_prop.delivery.routing_table import NoRows, RouteTarget, RoutingTable
+from delta_prop.delivery.sink_runtime import SinkRuntime, Start, find_head, read_history
+from delta_prop.delivery.status import FeedLimits, SavedCursor
+from delta_prop.delivery.subscription import Subscription
+from delta_prop_broker.log.durable import DurableLog
+from delta_prop_sinks.argument_checks import check_sink_name
+from delta_prop_sinks.sink import ControlRowSink, Rebuildable, VectorHolder
+from delta_prop_wire.errors import Refused, UsageError
+from delta_prop_wire.spec import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+
+    from anyio.abc import TaskGroup
+
+    from delta_prop.api.settings import Settings
+    from delta_prop.delivery.quarantine import QuarantinedDelta
+    from delta_prop.delivery.redelivery import ReplayResult
+    from delta_prop.delivery.routing_table import Rows
+    from delta_prop.delivery.status import FeedStatistics
+    from delta_prop.partition.appender import Appender
+    from delta_prop.platform.ports import World
+    from delta_prop_broker.disk import Disk
+    from delta_prop_broker.log.contract import Log
+    from delta_prop_sinks.sink import Sink
+    from delta_prop_wire.batch import Batch, LoggedBatch
+    from delta_prop_wire.delta import Head
+    from delta_prop_wire.topics import Topic
+
+logger = logging.getLogger("delta_prop")
+
+SLOW_CLOSE_S = 1.5
+"""Seconds after which a close logs the sinks that it waits for."""
+
+OnLogFull: TypeAlias = Literal["refuse", "invalidate_cursor"]
+"""Policy for a required sink that keeps the log full: refuse producers, or invalidate the sink's cursor."""
+
+ResetPosition: TypeAlias = Literal["earliest", "latest"] | int
+"""Position at which a sink continues: the log start offset, the high watermark, or an offset."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttachOptions:
+    """Options of an attached sink: its topics, start, limits, and its effect on producers."""
+
+    topics: Sequence[Topic]
+    start: Start
+    limits: FeedLimits
+    required: bool
+    pacing: bool = False
+    on_log_full: OnLogFull | None = None
+    rebuild: bool = False
+
+
+class SinkManager:
+    """The sinks by name. A detached sink's cursor and quarantine are stored until it is attached again."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        log: Log,
+        world: World,
+        tasks: TaskGroup,
+        *,
+        appender: Callable[[], Appender],
+        check_open: Callable[[], None],
+        on_progress: Callable[[], None],
+        saved_cursors: Mapping[str, SavedCursor],
+        disk: Disk | None = None,
+        write_cursors: Callable[[], Awaitable[None]] = anyio.lowlevel.checkpoint,
+        written_cursors: Callable[[], Mapping[str, SavedCursor]] = dict,
+    ) -> None:
+        """Create a manager. `saved_cursors`: cursors stored by the service's last process. `disk`: the disk
+        of the quarantines, None for an in-memory log. `write_cursors` stores durably what `cursors`
+        returns, and raises OSError. `written_cursors` returns the cursors stored last.
+        """
+        self.runtimes: dict[str, SinkRuntime] = {}
+        self.pacing = PacingGate(settings, log)
+        self._settings = settings
+        self._log = log
+        self._world = world
+        self._tasks = tasks
+        self._appender = appender
+        self._check_open = check_open
+        self._on_progress = on_progress
+        self._write_cursors = write_cursors
+        self._written_cursors = written_cursors
+        self._offered_end = log.high_watermark  # sinks have been offered the batches up to there
+        self._is_durable = disk is not None
+        self._routing_table: RoutingTable[RouteTarget] = RoutingTable()
+        self._targets: dict[RouteTarget, None] = {}  # an ordered set
+        self._cursors: dict[str, SavedCursor] = dict(saved_cursors)
+        self._start_event: anyio.Event | None = None  # of the sinks that are being attached together
+        self.quarantines = Quarantines(disk, log, world)
+        for name, cursor in saved_cursors.items():
+            self._save_cursor(name, cursor)
+
+    # --- attaching and detaching
+
+    def check_name_free(self, name: object, sink: object) -> str:
+        """Return the name under which a sink can be attached. Raises UsageError."""
+        if isinstance(sink, type):
+            raise UsageError(f"{sink.__name__} is a class: attach a sink made from it, as {sink.__name__}()")
+        if not isinstance(name, str):
+            raise UsageError(f"{sink!r:.80} has no name: give a sink (its contract is in delta_prop.sinks)")
+        check_sink_name(name)
+        for method in ("open", "apply", "aclose"):
+            if not callable(getattr(sink, method, None)):
+                raise UsageError(
+                    f"{sink!r:.80} has no method {method}: give a sink (its contract is in delta_prop.sinks)"
+                )
+        for runtime in self.runtimes.values():
+            if runtime.sink is sink:
+                raise UsageError(
+                    f"this sink is attached already, as {runtime.name!r}: detach it first, or create another "
+                    "one"
+                )
+        if name in self.runtimes:
+            raise UsageError(f"a sink named {name!r} is attached already: detach it, or give another name")
+        return name
+
+    @contextmanager
+    def attach_together(self) -> Iterator[None]:
+        """Start the sinks attached within the scope at its end; if it fails, start none."""
+        self._start_event = start_event = anyio.Event()
+        try:
+            yield
+            start_event.set()
+        finally:
+            self._start_event = None
+
+    async def attach(
+        self,
+        name: str,
+        sink: Sink,
+        options: AttachOptions,
+        on_progress: Callable[[], None] | None = None,
+    ) -> Feed:
+        """Open a sink and start its deliveries.
+
+        Raises Refused, UsageError, QuarantineCorrupted, OSError, what the sink raises.
+        """
+        quarantine = quarantine_writer = None
+        if not isinstance(sink, Subscription):  # a subscription's name is never reused
+            quarantine, quarantine_writer = await self.quarantines.open(name, options.limits)
+        topics = frozenset(map(str, options.topics))
+        runtime = SinkRuntime(name, sink, self._log, self._world, topics, appender=self._appender)
+        runtime.quarantine, runtime.start_event = quarantine, self._start_event
+        can_rebuild, saved = can_be_rebuilt(sink, options.topics), self._cursors.get(name, SavedCursor(0, 0))
+        start_offset, has_own_cursor = await runtime.open(
+            options.start, saved, can_rebuild=can_rebuild, forced=options.rebuild
+        )
+        try:
+            self._check_open()  # the service may have closed while the sink opened
+            if name in self.runtimes:
+                raise UsageError(f"a sink named {name!r} was attached meanwhile: give this one another name")
+            if runtime.rebuild_reason is None:
+                self._adopt_foreign_data(runtime, start_offset)
+        except (UsageError, Refused):
+            await sink.aclose()
+            raise
+        feed = runtime.feed = Feed(
+            name,
+            sink,
+            log=self._log,
+            routing_table=self._routing_table,
+            world=self._world,
+            limits=options.limits,
+            start=start_offset,
+            has_own_cursor=has_own_cursor,
+            reported=runtime.reported,
+            quarantine=quarantine,
+            quarantine_writer=quarantine_writer,
+            on_progress=on_progress or self._on_progress,
+        )
+        feed.lazy_progress = isinstance(sink, Subscription)
+        self.runtimes[name] = runtime
+        self._routing_table.subscribe(feed, options.topics, control_rows=isinstance(sink, ControlRowSink))
+        runtime.required = options.required
+        runtime.evictable = evictable = self._is_evictable(options, can_rebuild=can_rebuild)
+        if isinstance(sink, Rebuildable) and can_rebuild:
+            self._make_rebuilder(runtime, sink, options, saved, evictable=evictable)
+        self._log.release(name)
+        if options.required:
+            self._log.hold(
+                name, lambda: self._needed_from(feed), feed.invalidate_cursor if evictable else None
+            )
+        self.pacing.add(
+            feed,
+            pacing=options.pacing,
+            required=options.required,
+            evictable=evictable,
+            now=self._world.clock.now(),
+        )
+        if saved.paused:
+            feed.pause()
+        self._tasks.start_soon(runtime.run)
+        return feed
+
+    def _is_evictable(self, options: AttachOptions, *, can_rebuild: bool) -> bool:
+        """True if the log invalidates this sink's cursor rather than refuse producers.
+
+        The default is True for a rebuildable sink, if the log makes the snapshots for it.
+        """
+        if options.on_log_full is None:
+            return can_rebuild and isinstance(self._log, DurableLog) and self._log.settings.compact
+        return options.on_log_full == "invalidate_cursor"
+
+    def _make_rebuilder(
+        self,
+        runtime: SinkRuntime,
+        sink: Rebuildable,
+        options: AttachOptions,
+        saved: SavedCursor,
+        *,
+        evictable: bool,
+    ) -> None:
+        """Create this sink's rebuilder, and start a rebuild if `open` found one necessary."""
+        feed, log, name = runtime.require_feed(), self._log, runtime.name
+        evictable = evictable or not options.required
+        feed.rebuilder = Rebuilder(
+            sink,
+            log,
+            self._routing_table,
+            lambda: runtime.threads,
+            hold=lambda: log.hold(
+                name, lambda: self._needed_from(feed), feed.invalidate_cursor if evictable else None
+            ),
+            release=lambda: None if options.required else log.release(name),
+            write_cursors=self._write_cursors,
+        )
+        if runtime.rebuild_reason is not None:
+            feed.cursor_before_rebuild = saved
+            feed.rebuild(runtime.rebuild_reason)
+
+    def _needed_from(self, feed: Feed) -> int:
+        """Return the offset from which an attached sink needs the log, should the service crash now."""
+        if not self._is_durable:
+            return feed.needed_from
+        written = self._written_cursors().get(feed.name, SavedCursor(0, 0))
+        return min(feed.needed_from, _resume_offset(feed.saved_cursor, written))
+
+    def rebuild(self, name: str) -> None:
+        """Rebuild a sink from the newest snapshot or the complete log; a detached one once it is attached.
+
+        Raises UsageError, Refused if there is neither: the sink continues as it was.
+        """
+        feed = self.feed(name) if name in self.runtimes else None
+        if feed is not None and feed.rebuilder is None:
+            raise UsageError(
+                f"sink {name!r} cannot be rebuilt: it stores deltas, or its topics do not match complete "
+                "vectors"
+            )
+        log_start = self._log.start_offset
+        if log_start and not may_have_snapshot(self._log):
+            raise cannot_be_rebuilt(name, log_start)
+        if feed is None:
+            self._save_cursor(name, self._saved_cursor(name)._replace(rebuild_asked=True))
+        else:
+            feed.rebuild("an operator asked for it", is_persistent=True)
+
+    async def detach(self, name: str) -> None:
+        """Detach a sink; until that is done its name is taken, and the log retains its deltas."""
+        runtime = self.require(name)
+        with anyio.CancelScope(shield=True):
+            await self._close(runtime, is_detached=True)
+
+    def forget(self, name: str) -> None:
+        """Delete what is stored for a detached sink; the log retains nothing for it any more."""
+        if name in self.runtimes:
+            raise UsageError(f"sink {name!r} is attached: detach it first")
+        if name not in self._cursors and not self.quarantines.has_quarantine(name):
+            raise UsageError(f"no sink named {name!r} is stored: give one of {sorted(self._cursors)}")
+        self._log.release(name)
+        self._cursors.pop(name, None)
+        self.quarantines.forget(name)
+
+    def cursors(self) -> dict[str, SavedCursor]:
+        """Return the cursor of each sink, attached or not, to store for the next start."""
+        attached = {
+            name: runtime.require_feed().saved_cursor._replace(
+                required=runtime.required, evictable=runtime.evictable
+            )
+            for name, runtime in self.runtimes.items()
+            if not isinstance(runtime.sink, Subscription)
+        }
+        return self._cursors | attached
+
+    async def close_all(self) -> list[Exception]:
+        """Close all sinks concurrently, however the service ends; return the errors."""
+        failures: list[Exception] = []
+
+        async def close(runtime: SinkRuntime) -> None:
+            if runtime.is_closing:
+                return
+            try:
+                await self._close(runtime)
+            except Exception as failure:  # one sink's failure; the others must still close
+                failures.append(failure)
+
+        with anyio.CancelScope(shield=True):
+            async with anyio.create_task_group() as reporting:
+                reporting.start_soon(self._report_slow_close)
+                async with anyio.create_task_group() as closing:
+                    for runtime in list(self.runtimes.values()):
+                        closing.start_soon(close, runtime)
+                reporting.cancel_scope.cancel()
+        return failures
+
+    async def _report_slow_close(self) -> None:
+        """Log the sinks that a close waits for, once it has waited a while."""
+        await anyio.sleep(SLOW_CLOSE_S)
+        logger.warning(
+            "closing waits for sinks, for up to %g s (close_timeout_s): %s",
+            self._settings.close_timeout_s,
+            self.format_states(list(self.runtimes)),
+        )
+
+    async def _close(self, runtime: SinkRuntime, *, is_detached: bool = False) -> None:
+        """Close a sink; `is_detached`: it is being detached, so the log retains nothing for it any more."""
+        name, feed = runtime.name, runtime.require_feed()
+        if runtime.is_closing:
+            raise UsageError(f"sink {name!r} is being detached already: wait for its end")
+        runtime.is_closing = True
+        if isinstance(runtime.sink, Subscription):
+            runtime.sink.end()
+        try:
+            await runtime.close(self._settings.close_timeout_s)
+        finally:
+            self._routing_table.unsubscribe(feed)
+            self._log.release(name)
+            if not isinstance(runtime.sink, Subscription):  # a subscription's name is never reused
+                # While other sinks are being closed, the log still retains what this one needs at the next
+                # start.
+                required, evictable = runtime.required and not is_detached, runtime.evictable
+                self._save_cursor(name, feed.saved_cursor._replace(required=required, evictable=evictable))
+            self.pacing.remove(feed, self._world.clock.now())
+            try:
+                if not isinstance(runtime.sink, Subscription):
+                    await self.quarantines.close(name)
+            finally:
+                del self.runtimes[name]
+
+    def _adopt_foreign_data(self, runtime: SinkRuntime, start: int) -> None:
+        """Continue above what a sink holds of an earlier log: its Lamport numbers, its vectors."""
+        appender = self._appender()
+        if not runtime.has_foreign_data and runtime.lamport <= appender.lamport:
+            return
+        if start < self._log.high_watermark:
+            # Published deltas have lower Lamport numbers than the sink's data: a fold would put them first.
+            raise UsageError(
+                f"sink {runtime.name!r} holds deltas of an earlier log, and "
+                f"{self._log.high_watermark - start} were published before it: attach it first, or with "
+                'start="latest" to skip those'
+            )
+        dimensions = runtime.sink.dimensions() if isinstance(runtime.sink, VectorHolder) else {}
+        appender.vectors.note_foreign_vectors(dimensions)
+        appender.lamport = max(appender.lamport, runtime.lamport)
+
+    # --- calls of the pipeline
+
+    def route(self, logged: LoggedBatch) -> None:
+        """Offer a batch to every sink whose topics match some of its rows."""
+        for feed, rows in self._routing_table.plan(logged.batch):
+            feed.offer(logged, rows)
+        if not self.runtimes:  # nothing in this process reads rows
+            logged.batch.drop_decoded_keys()
+
+    def note_visible(self) -> None:
+        """Note that the high watermark has moved: feeds without rows below it have processed up to it."""
+        self._offered_end = self._log.high_watermark
+        for runtime in self.runtimes.values():
+            runtime.require_feed().note_visible()
+        for target in self._targets:
+            target.note_visible()
+
+    def note_recovered(self) -> None:
+        """Note that the log was recovered in place, and may have another end."""
+        for runtime in self.runtimes.values():
+            runtime.require_feed().note_offered(self._offered_end)
+            runtime.require_feed().note_recovered()
+        for target in self._targets:
+            target.note_recovered()
+
+    # --- route targets that are not sinks, for which nothing is stored
+
+    def add_target(self, target: RouteTarget, topics: Iterable[Topic]) -> None:
+        """Offer a target every batch with rows of these topics, which replace its earlier ones."""
+        self._targets[target] = None
+        self._routing_table.subscribe(target, topics)
+
+    def remove_target(self, target: RouteTarget) -> None:
+        """Stop offering batches to a target."""
+        self._targets.pop(target, None)
+        self._routing_table.unsubscribe(target)
+
+    def rows_for(self, target: RouteTarget, batch: Batch) -> Rows | NoRows:
+        """Return the rows of a batch that match a target's topics, None for all."""
+        return self._routing_table.rows_for(target, batch)
+
+    def note_foreign_vectors(self) -> None:
+        """Note the vectors that sinks hold of an earlier log, after the pipeline's state was restored."""
+        for runtime in self.runtimes.values():
+            if runtime.has_foreign_data and isinstance(runtime.sink, VectorHolder):
+                self._appender().vectors.note_foreign_vectors(runtime.sink.dimensions())
+
+    def load_head(self, namespace: str, vector_id: str) -> Head | None:
+        """Return the head of a vector missing in the table of heads: from the log, else from a sink."""
+        head = find_head(read_history(self._log, [(namespace, vector_id)]))
+        for runtime in self.runtimes.values():
+            if runtime.require_feed().is_rebuilding:
+                continue  # its data is being rebuilt
+            if head is None and isinstance(runtime.sink, VectorHolder):
+                head = runtime.sink.head(namespace, vector_id)
+        return head
+
+    def cancel_overdue_calls(self, now: float) -> None:
+        """Cancel sinks' calls that exceed their time limit."""
+        for runtime in self.runtimes.values():
+            runtime.require_feed().cancel_overdue_call(now)
+
+    # --- requests of operators
+
+    def require(self, name: str) -> SinkRuntime:
+        """Return the attached sink of that name. Raises UsageError."""
+        if name not in self.runtimes:
+            raise UsageError(f"no sink named {name!r} is attached: give one of {sorted(self.runtimes)}")
+        return self.runtimes[name]
+
+    def feed(self, name: str) -> Feed:
+        """Return that sink's feed. Raises UsageError."""
+        return self.require(name).require_feed()
+
+    def list_names(self) -> Iterator[str]:
+        """Return the names of attached sinks other than subscriptions."""
+        return (name for name, runtime in self.runtimes.items() if not isinstance(runtime.sink, Subscription))
+
+    def statistics(self) -> dict[str, FeedStatistics]:
+        """Return a snapshot of each sink."""
+        return {name: runtime.require_feed().statistics() for name, runtime in self.runtimes.items()}
+
+    def format_states(self, names: Sequence[str]) -> str:
+        """Return the states of these sinks as text."""
+        states = [self.runtimes[name].require_feed().statistics() for name in names if name in self.runtimes]
+        return ", ".join(
+            f"{feed.name!r} is {feed.state}, {feed.lag} deltas behind"
+            + (f" ({' '.join(feed.reason.split()):.300})" if feed.reason else "")
+            for feed in states
+        )
+
+    async def wait(self, names: Sequence[str], start: int, offset: int, *, committed: bool) -> None:
+        """Wait until these sinks have processed everything below `offset`.
+
+        Raises Refused if one has quarantined a delta from `start` on, which is then not visible there.
+        """
+        for feed in [self.feed(name) for name in names]:
+            await feed.wait(offset, committed=committed)
+            record = feed.quarantine.first_held(start, offset)
+            if record is not None:
+                raise _quarantined_refusal(feed, record)
+
+    def pause(self, name: str) -> None:
+        """Deliver nothing to a sink until `resume`, also in later processes. Raises UsageError."""
+        self._set_paused(name, True)
+
+    def resume(self, name: str) -> None:
+        """End a pause; a sink that has stopped continues too. Raises UsageError."""
+        self._set_paused(name, False)
+
+    def _set_paused(self, name: str, paused: bool) -> None:
+        if name in self.runtimes:
+            feed = self.feed(name)
+            (feed.pause if paused else feed.resume)()
+        else:
+            self._save_cursor(name, self._saved_cursor(name)._replace(paused=paused))
+
+    async def reset(self, name: str, to: ResetPosition, timeout_s: float) -> int:
+        """Set the cursor of a sink whose cursor is stored here; return the new offset.
+
+        Raises Refused, TimeoutError, UsageError.
+        """
+        check_timeout(timeout_s)
+        offset = self._resolve_offset(to)
+        feed = self.feed(name) if name in self.runtimes else None
+        if (feed.saved_cursor if feed is not None else self._saved_cursor(name)).own:
+            raise UsageError(
+                f"sink {name!r} stores its cursor with its data, which would not follow: rebuild it, or give "
+                "it data and a name of its own"
+            )
+        if feed is None:
+            self._save_cursor(name, self._saved_cursor(name)._replace(reported=0, processed=offset))
+            return offset
+        request = ReplayRequest(None, drop=False, reset_to=offset)
+        feed.add_request(request)
+        with anyio.fail_after(timeout_s):
+            await request.wait()
+        return offset
+
+    def _resolve_offset(self, position: ResetPosition) -> int:
+        log = self._log
+        offset = (
+            {"earliest": log.start_offset, "latest": log.high_watermark}.get(position)
+            if isinstance(position, str)
+            else position
+        )
+        if type(offset) is not int or not log.start_offset <= offset <= log.high_watermark:
+            raise UsageError(
+                f"to={position!r:.80}: give earliest, latest or an offset from {log.start_offset} to "
+                f"{log.high_watermark}"
+            )
+        return offset
+
+    def _saved_cursor(self, name: str) -> SavedCursor:
+        if name not in self._cursors:
+            known = sorted(self._cursors.keys() | self.runtimes.keys())
+            raise UsageError(f"no sink named {name!r} is attached or stored: give one of {known}")
+        return self._cursors[name]
+
+    def _save_cursor(self, name: str, cursor: SavedCursor) -> None:
+        """Store the cursor of a detached sink; the log retains its deltas."""
+        self._cursors[name] = cursor
+        self._log.release(name)
+        if cursor.required:
+            self._log.hold(
+                name,
+                lambda: _resume_offset(cursor, self._written_cursors().get(name, cursor)),
+                partial(self._invalidate_cursor, name) if cursor.evictable else None,
+            )
+
+    def _invalidate_cursor(self, name: str) -> None:
+        """Note that the log retains nothing for a detached sink any more."""
+        logger.warning(
+            "sink %r is detached and keeps the log full: the log retains nothing for it any more", name
+        )
+        self._cursors[name] = self._cursors[name]._replace(required=False)
+
+    async def replay(
+        self, name: str, offsets: Sequence[int], *, drop: bool, timeout_s: float
+    ) -> ReplayResult:
+        """Apply or drop quarantined deltas (none given: all).
+
+        Raises Refused, TimeoutError, UsageError.
+        """
+        check_timeout(timeout_s)
+        feed = self.feed(name)
+        for offset in offsets:
+            if not isinstance(offset, int):
+                raise UsageError(f"offset {offset!r:.80}: give whole numbers, each as one argument")
+            if offset not in feed.quarantine:
+                raise UsageError(f"offset {offset} is not in the quarantine of sink {name!r}: give another")
+            record = feed.quarantine[offset]
+            if record.blocked_by != offset:
+                raise UsageError(
+                    f"offset {offset} was not rejected, but waits for {record.blocked_by}: give that one"
+                )
+            if drop and record.reason is None:
+                raise UsageError(f"offset {offset} was not rejected, but waits to be replayed: replay it")
+        request = ReplayRequest(frozenset(offsets) or None, drop=drop)
+        feed.add_request(request)
+        try:
+            with anyio.fail_after(timeout_s):
+                return await request.wait()
+        except TimeoutError:
+            raise TimeoutError(
+                f"sink {name!r} has not answered within {timeout_s} s; its quarantine holds "
+                f"{len(feed.quarantine)} deltas: see its state in statistics(), and retry"
+            ) from None
+
+
+def _resume_offset(current: SavedCursor, written: SavedCursor) -> int:
+    """Return the offset at which a sink continues after a crash, given its cursor now and the stored one."""
+    offset = min(current.processed, written.processed)
+    return max(current.reported, offset) if current.own else offset
+
+
+def _quarantined_refusal(feed: Feed, record: QuarantinedDelta) -> Refused:
+    head = feed.quarantine[record.blocked_by]
+    blocked = "" if head is record else f"it is blocked by offset {head.offset}: "
+    why = f"rejected: {head.reason}; replay or drop it" if head.reason is not None else "to be replayed"
+    return Refused(
+        ErrorCode.PROCESSING_FAILED,
+        f"sink {feed.name!r} has offset {record.offset} in its quarantine: {blocked}{why}",
+        details={"sink": feed.name, "offset": record.offset},
+    )

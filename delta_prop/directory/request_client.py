@@ -1,0 +1,73 @@
+"""Sends a command's request to the service: leaves it beside the log, and waits briefly for its outcome.
+
+The process that has the directory open carries it out; if there is none, the next one does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from delta_prop.delivery.operator_requests import OperatorRequest, put_request, read_requests, take_refusal
+from delta_prop.directory.readonly_log import open_disk
+from delta_prop.platform import system
+from delta_prop_broker.segments.identity import read_identity
+from delta_prop_broker.segments.paths import DIRECTORY, IDENTITY, LOCK_PATH
+from delta_prop_wire.errors import DeltaPropError, UsageError
+
+if TYPE_CHECKING:
+    from delta_prop.delivery.operator_requests import Verb
+    from delta_prop_broker.disk import Disk
+    from delta_prop_broker.segments.identity import Identity
+
+WAIT_S = 10.0
+"""Maximum seconds to wait until the process that has the directory open has carried a request out."""
+_POLL_S = 0.05
+
+
+class RequestRefused(DeltaPropError):
+    """The service refused an operator's request; the message gives the reason."""
+
+
+def open_directory(data: str) -> tuple[Disk, Identity]:
+    """Return a data directory's disk and its log's identity. Raises UsageError, LogCorrupted, OSError."""
+    disk = open_disk(data)
+    identity = read_identity(disk, f"{DIRECTORY}/{IDENTITY}")
+    if identity is None:
+        raise UsageError(f"{data!r} holds no log yet: publish something, or name another directory")
+    return disk, identity
+
+
+def read_pending_requests(disk: Disk, log_id: bytes) -> list[OperatorRequest]:
+    """Return the requests that are not carried out yet, oldest first. Raises OSError."""
+    requests = read_requests(disk).values()
+    return [request for request in requests if request is not None and request.log_id == log_id.hex()]
+
+
+def submit_request(
+    data: str, verb: Verb, sink: str, offsets: tuple[int, ...], subject: str, *, success: str | None = None
+) -> None:
+    """Leave a request, wait until it is carried out, and report its outcome.
+
+    `subject` names the request in reports; `success`, if given, takes its place in the report of success.
+
+    Raises UsageError if too many requests wait, RequestRefused if the service refuses it, OSError.
+    """
+    disk, identity = open_directory(data)
+    path = put_request(disk, OperatorRequest(verb, sink, identity.log_id.hex(), offsets), system.wall_us())
+    writer = system.find_lock_holder(data, LOCK_PATH)
+    if writer is None:
+        system.confirm(f"recorded: {subject}; the next service that opens {data!r} does it")
+        return
+    deadline = system.now() + WAIT_S
+    while path in read_requests(disk):
+        if system.now() > deadline:
+            system.confirm(
+                f"recorded: {subject}; process {writer} has not done it within {WAIT_S:g} s; it will do it "
+                "when the sink is attached and not stopped"
+            )
+            return
+        system.pause(_POLL_S)
+    refusal = take_refusal(disk, path)
+    if refusal is not None:
+        raise RequestRefused(f"{subject} was not done: {refusal}")
+    system.confirm(f"done: {success or subject}")

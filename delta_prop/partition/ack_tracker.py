@@ -1,0 +1,176 @@
+"""Holds appended batches until they are visible to sinks and safe to acknowledge.
+
+A batch gets its offset before it is written. Sinks receive it once the log's high watermark has passed it;
+its producer is acknowledged once the log stores it at the requested ack level. The *marks* of a log are its
+high watermark and, per ack level, the offset up to which rows are stored. An in-memory log has all marks at
+its end, so nothing waits here. Pure.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+from collections import deque
+from itertools import chain
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple
+
+from delta_prop_wire.delta import AckLevel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from delta_prop.calls.receipt import Receipt
+    from delta_prop_broker.log.contract import Log
+    from delta_prop_wire.batch import LoggedBatch
+    from delta_prop_wire.errors import Refused
+
+    OutcomeCallback = Callable[[Refused | None], None]
+    """Called with None once rows are stored, or with the refusal if they were lost."""
+    BatchAck = tuple[int, OutcomeCallback]
+    """Next offset of one batch of a group that waits as one, and the `OutcomeCallback` of that batch."""
+
+
+logger = logging.getLogger("delta_prop")
+
+_LEVELS = tuple(AckLevel)
+assert [*map(int, _LEVELS)] == [*range(len(_LEVELS))], "an ack level is the index of its queue"
+_next_offset = attrgetter("next_offset")
+
+
+class _PendingAck(NamedTuple):
+    """An acknowledgement that waits for a mark.
+
+    `receipt` is the receipt of the delta that it acknowledges, None if it acknowledges no delta. `split`, for
+    an acknowledgement of several batches, returns one `BatchAck` per batch.
+    """
+
+    next_offset: int
+    on_outcome: OutcomeCallback
+    receipt: Receipt | None
+    split: Callable[[], list[BatchAck]] | None
+
+
+class AckTracker:
+    """Batches and acknowledgements that wait for the log's marks, each in offset order."""
+
+    def __init__(
+        self, log: Log, route: Callable[[LoggedBatch], None], on_wait: Callable[[], None] = lambda: None
+    ) -> None:
+        """Create a tracker; `on_wait` is called when something starts to wait, and requests a commit."""
+        self._log = log
+        self._route = route
+        self._on_wait = on_wait
+        self._suspended = False
+        self._not_visible: deque[LoggedBatch] = deque()
+        self._pending_acks: tuple[deque[_PendingAck], ...] = tuple(deque() for _ in AckLevel)
+        """One queue per ack level, each in offset order."""
+
+    def route_when_visible(self, logged: LoggedBatch) -> None:
+        """Route an appended batch to the sinks, now or as soon as it is visible."""
+        if not self._not_visible and logged.next_offset <= self._log.high_watermark:
+            self._route(logged)
+        else:
+            self._not_visible.append(logged)
+            self._on_wait()
+
+    def route_run_when_visible(self, batches: Sequence[LoggedBatch]) -> None:
+        """Do the same as `route_when_visible` for batches appended one after another."""
+        if not self._not_visible and batches[-1].next_offset <= self._log.high_watermark:
+            for logged in batches:
+                self._route(logged)
+        else:
+            self._not_visible.extend(batches)
+            self._on_wait()
+
+    def when_reached(
+        self,
+        next_offset: int,
+        level: AckLevel,
+        on_outcome: OutcomeCallback,
+        receipt: Receipt | None = None,
+        split: Callable[[], list[BatchAck]] | None = None,
+    ) -> bool:
+        """Call `on_outcome(None)` once all rows below `next_offset` are stored at `level`; if the log loses
+        them, call it with the refusal. Return False if `on_outcome` was called at once, True if it waits.
+
+        `receipt`: receipt of the delta to acknowledge. If the log fails first, that delta is in doubt, and
+        `on_outcome` waits until a recovery decides; without a receipt it is called with the failure at once.
+        `split`: returns the batches one by one, if their outcomes may differ.
+        """
+        if next_offset <= self._log.offset_at_level(level):
+            on_outcome(None)
+            return False
+        if level >= AckLevel.DURABLE:  # a duplicate may ask for a higher level than its first copy did
+            self._log.request_sync()
+            self._on_wait()
+        waiting = self._pending_acks[level]
+        pending_ack = _PendingAck(next_offset, on_outcome, receipt, split)
+        if waiting and next_offset < waiting[-1].next_offset:  # a duplicate that waits for its first copy
+            waiting.insert(bisect_right(waiting, next_offset, key=_next_offset), pending_ack)
+        else:
+            waiting.append(pending_ack)
+        return True
+
+    def advance(self) -> None:
+        """Route and acknowledge everything that the marks have passed, sinks first."""
+        if self._suspended:
+            return
+        not_visible, log = self._not_visible, self._log
+        visible = log.high_watermark
+        while not_visible and not_visible[0].next_offset <= visible:
+            self._route(not_visible.popleft())
+        for level, waiting in zip(_LEVELS, self._pending_acks, strict=True):
+            if waiting:
+                mark = log.offset_at_level(level)
+                while waiting and waiting[0].next_offset <= mark:
+                    _notify(waiting.popleft().on_outcome, None)
+
+    def suspend(self, refusal: Refused) -> None:
+        """Stop routing and acknowledging after a log failure, until `resume` or `fail`.
+
+        A delta that waits for its mark is in doubt: recovery of the log may still find it.
+        """
+        self._suspended = True
+        self._not_visible.clear()
+        without_receipt: list[_PendingAck] = []
+        for waiting in self._pending_acks:
+            for pending_ack in [*waiting]:
+                if pending_ack.receipt is None:
+                    waiting.remove(pending_ack)
+                    without_receipt.append(pending_ack)
+                else:
+                    pending_ack.receipt.mark_in_doubt()
+        for pending_ack in without_receipt:
+            _notify(pending_ack.on_outcome, refusal)
+
+    def resume(self, end: int, refusal: Refused) -> None:
+        """Resolve all waiters after the log was recovered up to offset `end`.
+
+        Everything below `end` is stored at every level; the rest was lost and gets the refusal.
+        """
+        self._suspended = False
+        self._resolve(end, refusal)
+
+    def fail(self, refusal: Refused) -> None:
+        """Refuse all waiters, since the marks will not move any more; nothing that waits is routed."""
+        self._not_visible.clear()
+        self._resolve(0, refusal)
+
+    def _resolve(self, end: int, refusal: Refused) -> None:
+        """Report success to the waiters for rows below `end`, and the refusal to the others."""
+        waiting_by_level, self._pending_acks = self._pending_acks, tuple(deque() for _ in AckLevel)
+        for pending_ack in chain.from_iterable(waiting_by_level):
+            parts = [(pending_ack.next_offset, pending_ack.on_outcome)]
+            if pending_ack.split is not None and pending_ack.next_offset > end:
+                parts = pending_ack.split()
+            for next_offset, on_outcome in parts:
+                _notify(on_outcome, None if next_offset <= end else refusal)
+
+
+def _notify(on_outcome: OutcomeCallback, refusal: Refused | None) -> None:
+    """Call `on_outcome`, and log what it raises: no caller would see it, and other callbacks must run."""
+    try:
+        on_outcome(refusal)
+    except Exception:
+        logger.exception("an outcome callback failed")

@@ -1,0 +1,538 @@
+"""The state of vectors known at ingest: each vector's head, whether it is alive, each namespace's dimension.
+
+Pure and bounded. It refuses only rows that it knows to be wrong, since the fold of the log is authoritative,
+and ignores an operation on a missing vector.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from itertools import compress, count, islice
+from operator import contains, setitem
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from delta_prop.partition.ingest.expectations import check_expects
+from delta_prop.partition.ingest.namespaces import (
+    COUNTER_MASK,
+    DELETE_BIT,
+    IS_PARTIAL,
+    ORIGIN_SHIFT,
+    PARTIAL_BITS,
+    SEVERAL_WRITERS,
+    VECTOR_BITS,
+    VECTOR_KINDS,
+    Namespace,
+    NamespaceTable,
+    all_keys,
+    can_all_apply,
+    count_first_rows,
+    dict_get,
+    find_concurrent_rows,
+)
+from delta_prop_wire.batch import SPARSE_KINDS
+from delta_prop_wire.delta import FULL_KINDS, PARTIAL_KINDS, Dot, Head, Kind, Source
+from delta_prop_wire.errors import InvalidDelta, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from delta_prop_wire.batch import Batch
+
+HEADS_MAX = 2_000_000
+_LIFE_KINDS = FULL_KINDS | {Kind.DELETE}
+_SPARSE_BITS = sum(1 << kind for kind in SPARSE_KINDS)
+_TABLES_MAX = 256
+_NO_HEADS: dict[str, int] = {}
+
+
+class SavedVectors(NamedTuple):
+    """The state of `VectorHeads`, without the heads.
+
+    `writers`: the origins that have written, by index. `namespaces`: the dimension of each, and whether it
+    is complete, i.e. all its heads are stored. `complete`: the same for all other namespaces.
+    """
+
+    writers: tuple[int, ...]
+    namespaces: dict[str, tuple[int, bool]]
+    complete: bool
+
+
+class VectorHeads:
+    """Heads, tombstones and dimensions, changed only by appended batches."""
+
+    def __init__(self, *, heads_max: int = HEADS_MAX) -> None:
+        self._heads_max = heads_max
+        self._namespaces: dict[str, Namespace] = {}
+        self._writer_indexes: dict[int, int] = {}
+        self._writers: list[int] = []
+        self._count = 0
+        self._complete = True
+        # Tables are valid until a batch changes more than the heads of their namespaces.
+        self._tables: dict[tuple[str, ...], NamespaceTable] = {}
+        self._tables_writer = -1
+        self._codes_cache: tuple[Batch, list[int | None]] | None = None
+        self._heads_cache: tuple[Batch, list[dict[str, int]]] | None = None
+        self.concurrent_updates = 0
+
+    @property
+    def writer_count(self) -> int:
+        """Number of origins that have written."""
+        return len(self._writers)
+
+    @property
+    def head_count(self) -> int:
+        """Number of vectors with a stored head."""
+        return self._count
+
+    def head(self, namespace: str, vector_id: str) -> Dot | None:
+        """Return the last dot of a vector; None if no head is stored."""
+        known = self._namespaces.get(namespace)
+        code = None if known is None else known.heads.get(vector_id)
+        return None if code is None else self._dot(code)
+
+    def is_incomplete(self, namespace: str) -> bool:
+        """Return True if a vector without a stored head may exist nevertheless."""
+        known = self._namespaces.get(namespace)
+        return not (self._complete if known is None else known.complete)
+
+    def dimension(self, namespace: str) -> int:
+        """Return the dimension that the namespace's first vector fixed; 0 before that vector."""
+        known = self._namespaces.get(namespace)
+        return 0 if known is None else known.dimension
+
+    def note_foreign_vectors(self, dimensions: Mapping[str, int]) -> None:
+        """Note that a sink has vectors of an earlier log: absence proves nothing, and dimensions are fixed.
+
+        Raises UsageError if a namespace already has another dimension.
+        """
+        for name, dimension in dimensions.items():
+            present = self.dimension(name)
+            if present and present != dimension:
+                raise UsageError(
+                    f"namespace {name!r}: the sink's vectors have {dimension} numbers, the log's {present}: "
+                    "attach this sink before publishing, or use another namespace"
+                )
+        self._complete = False
+        self._tables.clear()
+        for known in self._namespaces.values():
+            known.complete = False
+        for name, dimension in dimensions.items():
+            self._get_namespace(name).dimension = dimension
+
+    def check(self, batch: Batch, load: Callable[[str, str], Head | None]) -> None:
+        """Raise Refused for the first row that cannot apply: wrong dimension, unknown vector, or unmet
+        `expect`.
+
+        `load`: reads a head that is not stored here.
+        """
+        expects = {} if batch.homogeneous else batch.expect_by_row
+        try:
+            self._check_apply(batch)
+        except InvalidDelta as refusal:
+            if expects and min(expects) < (refusal.row or 0):
+                check_expects(batch, partial(self._head_or_load, load=load), rows=refusal.row)
+            raise
+        if expects:
+            check_expects(batch, partial(self._head_or_load, load=load))
+
+    def _check_apply(self, batch: Batch) -> None:
+        namespace, kind = batch.namespace, batch.kind
+        if namespace is not None and kind is not None:
+            all_apply = can_all_apply(self._namespaces.get(namespace), (batch,), kind)
+        else:
+            all_apply = self._can_all_heterogeneous_apply(batch)
+        if not all_apply:
+            self._check_rows(batch)
+
+    def note_appended(self, batch: Batch, source: Source) -> None:
+        """Update heads, tombstones and dimensions."""
+        self._codes_cache = None
+        self._tables.clear()
+        if batch.is_control:
+            return
+        writer = self._writer_indexes.setdefault(batch.origin, len(self._writers))
+        if writer == len(self._writers):
+            self._writers.append(batch.origin)
+        first = writer << ORIGIN_SHIFT | batch.base
+        counters = batch.counters if batch.has_gaps else None
+        codes: Iterator[int] = (  # `count` takes half the time of a range for such large numbers
+            count(first)
+            if counters is None
+            else iter([writer << ORIGIN_SHIFT | int(counter) for counter in counters])
+        )
+        if batch.namespace is not None and batch.kind is not None:
+            known = self._get_namespace(batch.namespace)
+            self._write_uniform(known, (batch,), batch.kind, codes, source)
+            known.note_writer(writer)
+        else:
+            self._write_heterogeneous(batch, codes, source)
+        if self._count > self._heads_max:
+            self._drop_oldest()
+
+    def append_uniform(self, batches: Sequence[Batch], source: Source, seen: Callable[[int], int]) -> bool:
+        """Run `check`, `count_concurrent` and `note_appended` for several batches in one pass.
+
+        The batches are homogeneous, of one origin, namespace and kind, with contiguous counters. Return
+        False, with nothing changed, if the caller must handle each batch separately. `seen`: as for
+        `count_concurrent`.
+        """
+        first = batches[0]
+        namespace, kind, origin = first.namespace, first.kind, first.origin
+        known, writer = self._namespaces.get(namespace or ""), self._writer_indexes.get(origin)
+        if known is None or kind is None or writer is None:
+            return False
+        rows = sum([batch.count for batch in batches])
+        is_only_writer = known.writer == writer
+        codes = None if is_only_writer else list(map(known.heads.get, all_keys(batches)))
+        if self._count + rows > self._heads_max or not can_all_apply(known, batches, kind, codes):
+            return False
+        if codes is not None:
+            others = find_concurrent_rows(codes, writer, self._limits(seen))
+            self.concurrent_updates += (
+                len(others) if len(batches) == 1 or not others else count_first_rows(others, batches)
+            )
+            known.note_writer(writer)
+        self._codes_cache = None
+        self._tables.clear()
+        self._write_uniform(known, batches, kind, count(writer << ORIGIN_SHIFT | first.base), source)
+        return True
+
+    def append_heterogeneous(self, batches: Sequence[Batch], seen: Callable[[int], int]) -> int:
+        """Run `check`, `count_concurrent` and `note_appended` for several heterogeneous batches in one pass.
+
+        The batches are valid, of one origin, with common columns only. Stop before the first batch that
+        changes more than heads; return the number of batches before it. `seen`: as for `count_concurrent`.
+        """
+        writer = self._writer_indexes.get(batches[0].origin)
+        if writer is None or self._count + sum([batch.count for batch in batches]) > self._heads_max:
+            return 0
+        self._codes_cache = self._heads_cache = None
+        if self._tables_writer != writer:
+            self._tables, self._tables_writer = {}, writer
+        limits, done = self._limits(seen), 0
+        for batch in batches:
+            names = batch.namespace_names
+            table = self._tables.get(names) or self._make_table(names, writer)
+            added = None if table is None else table.try_append(batch, limits)
+            if added is None:
+                break
+            self._count += added[0]
+            self.concurrent_updates += added[1]
+            done += 1
+        return done
+
+    def other_heads(self, batch_origin: int, rows: Iterator[tuple[str, str]]) -> Iterator[tuple[int, Dot]]:
+        """Yield (row, head) for each row whose vector was last written by another origin."""
+        own = self._writer_indexes.get(batch_origin, -1)
+        for row, (namespace, vector_id) in enumerate(rows):
+            known = self._namespaces.get(namespace)
+            code = None if known is None else known.heads.get(vector_id)
+            if code is not None and code >> ORIGIN_SHIFT != own:
+                yield row, self._dot(code)
+
+    def count_concurrent(self, batch: Batch, seen: Callable[[int], int]) -> None:
+        """Count the rows whose vector was last changed by a delta that this batch's origin had not seen.
+
+        `seen`: returns the highest counter of another origin that this origin had seen. Call
+        `count_concurrent` before the batch is appended.
+        """
+        writer = self._writer_indexes.get(batch.origin, -1)
+        named = [self._namespaces.get(name) for name in batch.namespace_names]
+        if all(known is None or known.writer in (None, writer) for known in named):
+            return
+        codes = self._head_codes(batch)
+        rows = find_concurrent_rows(codes, writer, self._limits(seen))
+        if batch.homogeneous or not rows:
+            self.concurrent_updates += len(rows)
+            return
+        parents = set(batch.parents)
+        self.concurrent_updates += sum([(row, self._dot(codes[row] or 0)) not in parents for row in rows])
+
+    def _limits(self, seen: Callable[[int], int]) -> Callable[[int], int]:
+        """Return a function from an origin's index to the code of the origin's last seen delta."""
+        return lambda writer: writer << ORIGIN_SHIFT | seen(self._writers[writer])
+
+    def _head_codes(self, batch: Batch) -> list[int | None]:
+        """Return the code of each row's head before the batch is appended; cached until heads change."""
+        cached = self._codes_cache
+        if cached is not None and cached[0] is batch:
+            return cached[1]
+        codes: list[int | None]
+        if batch.namespace is not None:
+            known = self._namespaces.get(batch.namespace)
+            codes = [None] * batch.count if known is None else list(map(known.heads.get, batch.keys))
+        else:
+            codes = list(map(dict_get, self._row_heads(batch), batch.keys))
+        self._codes_cache = (batch, codes)
+        return codes
+
+    def _row_heads(self, batch: Batch) -> list[dict[str, int]]:
+        """Return for each row the heads of its namespace, so that one `map` looks up all rows."""
+        cached = self._heads_cache
+        if cached is not None and cached[0] is batch:
+            return cached[1]
+        named = {
+            name: _NO_HEADS if (known := self._namespaces.get(name)) is None else known.heads
+            for name in batch.namespace_names
+        }
+        rows = list(map(named.__getitem__, batch.namespaces))
+        if all(name in self._namespaces for name in named):  # else the append creates a namespace
+            self._heads_cache = batch, rows
+        return rows
+
+    # --- checkpoints
+
+    def save(self) -> SavedVectors:
+        """Return the state without the heads; `copy_heads` returns the heads of one namespace."""
+        return SavedVectors(
+            tuple(self._writers),
+            {name: (known.dimension, known.complete) for name, known in self._namespaces.items()},
+            self._complete,
+        )
+
+    def copy_heads(self, namespace: str, rows: int) -> Iterator[tuple[list[str], list[int | None], bytes]]:
+        """Yield the vectors of a namespace that have a head now, `rows` at a time.
+
+        Yields vector ids, the codes of their heads, and which are dead, as of the moment of each yield. A
+        code is None if the head was dropped meanwhile. While no head is added or dropped, the table is
+        iterated, which is ten times as fast as a lookup of each id.
+        """
+        known = self._namespaces[namespace]
+        keys, names, codes = list(known.heads), iter(known.heads), iter(known.heads.values())
+        can_iterate = True
+        for first in range(0, len(keys), rows):
+            chunk, chunk_codes = keys[first : first + rows], list[int | None]()
+            if can_iterate:
+                try:
+                    can_iterate, chunk_codes = list(islice(names, rows)) == chunk, list(islice(codes, rows))
+                except RuntimeError:  # the table has grown or shrunk
+                    can_iterate = False
+            if not can_iterate:
+                chunk_codes = list(map(known.heads.get, chunk))
+            dead = bytes(map(known.dead.__contains__, chunk)) if known.dead else bytes(len(chunk))
+            yield chunk, chunk_codes, dead
+
+    def restore(self, saved: SavedVectors, heads: Mapping[str, tuple[dict[str, int], set[str]]]) -> None:
+        """Restore the state from a checkpoint."""
+        self._codes_cache = self._heads_cache = None
+        self._tables.clear()
+        self._writers = list(saved.writers)
+        self._writer_indexes = {origin: index for index, origin in enumerate(self._writers)}
+        self._complete = saved.complete
+        for name, (dimension, complete) in saved.namespaces.items():
+            known = self._namespaces[name] = Namespace(complete=complete)
+            known.dimension = dimension
+            known.heads, known.dead = heads.get(name, ({}, set()))
+            # If several origins have written, it would take long to find out if only one wrote here.
+            if known.heads:
+                known.writer = 0 if len(self._writers) == 1 else SEVERAL_WRITERS
+        self._count = sum(len(known.heads) for known in self._namespaces.values())
+        if self._count > self._heads_max:
+            self._drop_oldest()
+
+    def load_states(self, batch: Batch) -> None:
+        """Restore from state rows of a snapshot: heads, tombstones, and the most common dimension."""
+        self._tables.clear()
+        for row, (_, origin, counter) in enumerate(batch.state_keys):
+            writer = self._writer_indexes.setdefault(origin, len(self._writers))
+            if writer == len(self._writers):
+                self._writers.append(origin)
+            known, vector_id, kind = (
+                self._get_namespace(batch.namespaces[row]),
+                batch.keys[row],
+                batch.kinds[row],
+            )
+            self._count += vector_id not in known.heads
+            known.note_writer(writer)
+            known.heads[vector_id] = writer << ORIGIN_SHIFT | counter
+            if kind == Kind.DELETE:
+                known.dead.add(vector_id)
+            elif kind in VECTOR_KINDS:
+                width = int(batch.value_bounds[row + 1] - batch.value_bounds[row])
+                known.widths[width] = known.widths.get(width, 0) + 1
+                known.dimension = max(known.widths, key=known.widths.__getitem__)
+        if self._count > self._heads_max:
+            self._drop_oldest()
+
+    # --- helpers
+
+    def _make_table(self, names: tuple[str, ...], writer: int) -> NamespaceTable | None:
+        """Create a table of these namespaces; return None if a name is unknown, or occurs twice."""
+        named = {name: known for name in names if (known := self._namespaces.get(name)) is not None}
+        if len(named) < len(names):
+            return None
+        if len(self._tables) >= _TABLES_MAX:
+            self._tables.clear()
+        table = self._tables[names] = NamespaceTable([*named.values()], writer)
+        return table
+
+    def _dot(self, code: int) -> Dot:
+        return Dot(self._writers[code >> ORIGIN_SHIFT], code & COUNTER_MASK)
+
+    def _can_all_heterogeneous_apply(self, batch: Batch) -> bool:
+        """Return True if the columns prove that all rows of several namespaces or kinds apply.
+
+        Otherwise `_check_rows` checks each row.
+        """
+        kinds, highest, keys = batch.kinds_mask, batch.highest_index, batch.keys
+        for name in batch.namespace_names:
+            known = self._namespaces.get(name)
+            if known is None or (known.dead and not known.dead.isdisjoint(keys)):
+                return False
+            if kinds & VECTOR_BITS and not 0 < known.dimension == batch.dimension:
+                return False
+            if kinds & _SPARSE_BITS and 0 < known.dimension <= highest:
+                return False
+        if kinds & DELETE_BIT or not kinds & PARTIAL_BITS:
+            return not kinds & PARTIAL_BITS
+        partial = batch.kinds.translate(IS_PARTIAL)
+        return all(map(contains, compress(self._row_heads(batch), partial), compress(keys, partial)))
+
+    def _check_rows(self, batch: Batch) -> None:
+        """Check row by row, since a row may depend on an earlier row of the batch."""
+        alive: dict[tuple[str, str], bool] = {}
+        named = {name: self._namespaces.get(name) for name in batch.namespace_names}
+        dimensions = {name: 0 if known is None else known.dimension for name, known in named.items()}
+        codes = self._head_codes(batch) if batch.kinds_mask & PARTIAL_BITS else []
+        widths = np.diff(batch.value_bounds).tolist() if batch.kinds_mask & VECTOR_BITS else []
+        highest, keys = batch.highest_index, batch.keys
+        for row, (namespace, kind) in enumerate(zip(batch.namespaces, batch.kinds, strict=True)):
+            if kind in VECTOR_KINDS:
+                fixed, width = dimensions[namespace], widths[row]
+                if width != fixed:
+                    if fixed:
+                        raise _wrong_dimension(namespace, width, fixed, row)
+                    dimensions[namespace] = width
+            elif kind in PARTIAL_KINDS:
+                is_alive = alive.get((namespace, keys[row])) if alive else None
+                if is_alive is None:
+                    known = named[namespace]
+                    is_alive = codes[row] is not None and known is not None and keys[row] not in known.dead
+                    is_alive = is_alive or self._is_alive(known, keys[row])
+                if is_alive is False:
+                    raise InvalidDelta(
+                        "vector_id",
+                        f"{keys[row]!r} in namespace {namespace!r} is unknown or deleted, but "
+                        f"{Kind(kind).name.lower()} needs a living vector: create it first",
+                        row=row,
+                    )
+                if kind in SPARSE_KINDS and 0 < dimensions[namespace] <= highest:
+                    self._check_indices(batch, row, dimensions[namespace])
+            if kind in _LIFE_KINDS:
+                alive[namespace, keys[row]] = kind != Kind.DELETE
+            elif kind not in PARTIAL_KINDS:  # an unknown operation, which may create its vector
+                known = named[namespace]
+                alive.setdefault((namespace, keys[row]), known is None or keys[row] not in known.dead)
+
+    def _check_indices(self, batch: Batch, row: int, dimension: int) -> None:
+        bounds = batch.index_bounds
+        indices = batch.indices[bounds[row] : bounds[row + 1]]
+        if len(indices) and int(indices.max()) >= dimension:
+            raise InvalidDelta(
+                "indices",
+                f"{int(indices.max())} is outside 0 to {dimension - 1}: send indices within the vector",
+                row=row,
+            )
+
+    def _is_alive(self, known: Namespace | None, vector_id: str) -> bool | None:
+        """Return True if a vector is known to be alive, False if it is known to be missing or deleted, None
+        otherwise.
+        """
+        if known is None:
+            return False if self._complete else None
+        if vector_id in known.heads:
+            return vector_id not in known.dead
+        return False if known.complete else None
+
+    def _head_or_load(
+        self, namespace: str, vector_id: str, load: Callable[[str, str], Head | None]
+    ) -> Head | None:
+        dot = self.head(namespace, vector_id)
+        if dot is None:
+            return load(namespace, vector_id) if self.is_incomplete(namespace) else None
+        return Head(dot, vector_id not in self._namespaces[namespace].dead)
+
+    def _write_uniform(
+        self, known: Namespace, batches: Sequence[Batch], kind: int, codes: Iterator[int], source: Source
+    ) -> None:
+        count_before = len(known.heads)
+        for batch in batches:  # one by one, since a long call would hold the GIL and delay the commit thread
+            known.heads.update(zip(batch.keys, codes, strict=False))
+        self._count += len(known.heads) - count_before
+        if kind == Kind.DELETE and source is not Source.REPLICA:
+            known.dead.update(all_keys(batches))
+        elif known.dead and (kind in FULL_KINDS or source is Source.REPLICA):
+            known.dead.difference_update(all_keys(batches))
+        if not known.dimension and kind in VECTOR_KINDS:
+            known.dimension = batches[0].values_per_row or 0
+
+    def _write_heterogeneous(self, batch: Batch, codes: Iterator[int], source: Source) -> None:
+        named = {name: self._get_namespace(name) for name in batch.namespace_names}
+        writer, count_before = (
+            self._writer_indexes[batch.origin],
+            sum([len(known.heads) for known in named.values()]),
+        )
+        is_replica = source is Source.REPLICA
+        for known in named.values():
+            known.note_writer(writer)
+        if self._moves_heads_only(named, batch, is_replica=is_replica):
+            deque(map(setitem, self._row_heads(batch), batch.keys, codes), maxlen=0)
+        else:
+            self._write_each_row(named, batch, codes, is_replica=is_replica)
+        self._heads_cache = None
+        self._count += sum([len(known.heads) for known in named.values()]) - count_before
+
+    def _moves_heads_only(self, named: dict[str, Namespace], batch: Batch, *, is_replica: bool) -> bool:
+        """Return True if a heterogeneous batch changes only heads, no tombstone and no dimension."""
+        kinds, keys = batch.kinds_mask, batch.keys
+        return (
+            (is_replica or not kinds & DELETE_BIT)
+            and all(not known.dead or known.dead.isdisjoint(keys) for known in named.values())
+            and (not kinds & VECTOR_BITS or all(known.dimension for known in named.values()))
+        )
+
+    def _write_each_row(
+        self, named: dict[str, Namespace], batch: Batch, codes: Iterator[int], *, is_replica: bool
+    ) -> None:
+        widths = np.diff(batch.value_bounds).tolist() if batch.kinds_mask & VECTOR_BITS else []
+        for row, (namespace, vector_id, kind, code) in enumerate(
+            zip(batch.namespaces, batch.keys, batch.kinds, codes, strict=False)
+        ):
+            known = named[namespace]
+            known.heads[vector_id] = code
+            if kind == Kind.DELETE and not is_replica:
+                known.dead.add(vector_id)
+            elif known.dead and (kind in FULL_KINDS or is_replica):
+                # A forwarded delete may sort before the present head, so the vector may still be alive.
+                known.dead.discard(vector_id)
+            if not known.dimension and kind in VECTOR_KINDS:
+                known.dimension = widths[row]
+
+    def _get_namespace(self, namespace: str) -> Namespace:
+        known = self._namespaces.get(namespace)
+        if known is None:
+            known = self._namespaces[namespace] = Namespace(complete=self._complete)
+        return known
+
+    def _drop_oldest(self) -> None:
+        """Drop about a quarter of the heads: those written first, in the largest namespaces."""
+        for known in sorted(self._namespaces.values(), key=lambda known: len(known.heads), reverse=True):
+            if self._count <= 3 * self._heads_max // 4:
+                return
+            for vector_id in list(known.heads)[: max(len(known.heads) // 2, 1)]:
+                del known.heads[vector_id]
+                known.dead.discard(vector_id)
+                self._count -= 1
+            known.complete = False
+
+
+def _wrong_dimension(namespace: str, width: int, fixed: int, row: int) -> InvalidDelta:
+    return InvalidDelta(
+        "vector",
+        f"{width} numbers, but namespace {namespace!r} holds vectors of {fixed}: "
+        "send that many, or use another namespace",
+        row=row,
+    )

@@ -1,0 +1,1 @@
+"""What a log on disk needs beside the appends: commits, recovery, compaction, checkpoints in time."""

@@ -1,0 +1,1 @@
+"""The real world behind ports: clock, randomness, threads, sockets, TLS, files, the event loop."""

@@ -1,1 +1,0 @@
-"""From the log to the sinks: routing (`routing_table.py`) and delivery (`feed.py`)."""

@@ -1,1 +1,0 @@
-"""`delta-prop spark …`: arguments, checks, runs, output."""
