@@ -186,7 +186,7 @@ def record_activities(path: Path) -> None:
 
 def _print_stored_lines(propagator: Propagator, producer: Producer, line: int) -> None:
     """Print acknowledgements of the lines, from `line` on, that the log already has; send nothing."""
-    state = propagator._pipeline.origins.get(origin_of(producer.name))
+    state = propagator._partition.pipeline.origins.get(origin_of(producer.name))
     assert state is not None
     for stored_line in range(line, producer.watermark() + 1):
         _write(_format_ack(producer.name, stored_line, state.first_offset(stored_line), duplicate=True))

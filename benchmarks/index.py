@@ -173,7 +173,7 @@ class Stream:
         self.ended = False
         self._sender = Sender("bench")
         self._next = 1
-        propagator._pipeline.hello(PRODUCER, "bench", 0.0)
+        propagator._partition.pipeline.hello(PRODUCER, "bench", 0.0)
 
     async def produce(
         self, index: IndexSink, replaced_share: float, seconds: float, rate: int, run: Run
@@ -200,7 +200,9 @@ class Stream:
                 chosen, deltas = self.vectors.refine()
                 batch = encode_batch(deltas, origin=ORIGIN, base=base)
             offered_at = time.perf_counter()
-            self.propagator._pipeline.offer(SequencedBatch(batch, self._sender, receipt), time.monotonic())
+            self.propagator._partition.pipeline.offer(
+                SequencedBatch(batch, self._sender, receipt), time.monotonic()
+            )
             ack = await receipt.wait()
             self._next += BATCH
             self.last = receipt, base, chosen, self.vectors.turn

@@ -21,6 +21,7 @@ from benchmarks._embedded import DIMENSION, KEYS, NAMES, NUMBERS, Bench, CallTim
 from benchmarks._measure import cpu_us, percentile, table
 from benchmarks._results import Goal, Results, options_of
 from delta_prop.delivery.routing_table import RoutingTable
+from delta_prop.partition.ingest.seen_ids import SeenIds
 from delta_prop.partition.order.orderer import Orderer
 from delta_prop_broker.log.memory import MemoryLog
 from delta_prop_sinks import CacheSink, Delivery, IndexSink, ResidentVectors
@@ -177,7 +178,7 @@ def _ingest(bodies: Sequence[bytes]) -> int:
 
 def _order(batches: Sequence[Batch]) -> int:
     """Run the orderer as the pipeline does for a batch that is the next of its origin."""
-    orderer = Orderer(knows_id=lambda _id: False)
+    orderer = Orderer(SeenIds())
     for batch in batches:
         assert batch.base == orderer.watermarks.get(batch.origin, 0) + 1
         orderer.note_delivered(batch.origin, batch.base + batch.count - 1)

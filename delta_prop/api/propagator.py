@@ -17,34 +17,26 @@ import anyio.lowlevel
 from delta_prop.api.internals import Internals
 from delta_prop.api.publishing import PublishMixin
 from delta_prop.api.record_accumulator import RecordAccumulator
-from delta_prop.api.settings import Settings
+from delta_prop.api.settings import Settings, check_data
 from delta_prop.api.statistics import Statistics
 from delta_prop.calls.argument_checks import check_instance, parse_topics, timeout_or_default
 from delta_prop.calls.receipt import PublishAck, Receipt
-from delta_prop.calls.refusals import lost_with_log, service_closed
+from delta_prop.calls.refusals import lost_with_log
 from delta_prop.delivery.backpressure.controller import INTERVAL_S
+from delta_prop.delivery.cursors import CursorStore
 from delta_prop.delivery.feed import Feed
 from delta_prop.delivery.operator_worker import OperatorWorker
 from delta_prop.delivery.pacing import has_changed
 from delta_prop.delivery.sink_manager import AttachOptions, OnLogFull, ResetPosition, SinkManager
 from delta_prop.delivery.sink_runtime import Start
 from delta_prop.delivery.subscription import Subscription
-from delta_prop.partition.capacity_monitor import CapacityMonitor
-from delta_prop.partition.ingest.epochs import epoch_floor, epoch_limit
-from delta_prop.partition.ingest.fair_queue import FairQueue
-from delta_prop.partition.ingest.origins import Origins
-from delta_prop.partition.ingest.seen_ids import WAITING_MAX, SeenIds
-from delta_prop.partition.ingest.vector_heads import VectorHeads
-from delta_prop.partition.order.orderer import Orderer
 from delta_prop.partition.outcome_query import find_outcome, wait_running, wait_settled
-from delta_prop.partition.pipeline import Pipeline
-from delta_prop.partition.storage.storage import ServiceLog, check_data
-from delta_prop.platform.tick_callbacks import TickCallbacks
+from delta_prop.partition.partition import Partition
 from delta_prop.platform.world import real_world, this_thread
 from delta_prop_sinks.argument_checks import check_sink_name, check_texts
-from delta_prop_wire.delta import DEFAULT_NAMESPACE, AckLevel, Dot
-from delta_prop_wire.errors import Refused, UsageError
-from delta_prop_wire.spec import PRODUCER_ID_BITS, ErrorCode
+from delta_prop_wire.delta import DEFAULT_NAMESPACE, Dot
+from delta_prop_wire.errors import UsageError
+from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -87,85 +79,52 @@ class Propagator(PublishMixin):
         super().__init__()
         settings = Settings() if settings is None else settings
         self.settings = check_instance("settings", settings, Settings, "delta_prop.Settings(…)")
-        self.recovery: RecoveryReport | None = None
-        """Result of the log's recovery, at the last start or after a failure since."""
         self._data, self._log_settings = check_data(data, log)
         self._custom_world = world
         self._exit_stack = AsyncExitStack()
         self._subscription_count = 0
+
+    @property
+    def recovery(self) -> RecoveryReport | None:
+        """Result of the log's recovery, at the last start or after a failure since; None in memory."""
+        storage = self._partition.storage if hasattr(self, "_partition") else None
+        return None if storage is None else storage.recovery
 
     # --- opening and closing
 
     async def __aenter__(self) -> Propagator:
         if self._open_on:
             raise UsageError("this propagator is open already: create another one")
-        self._world, settings = self._custom_world or real_world(), self.settings
-        self._tick_callbacks = TickCallbacks(self._world.clock.now, self._world.call_soon)
-        if self._data is None:
-            self._service_log = ServiceLog.create_in_memory(settings, self._world)
-        else:
-            self._service_log = await ServiceLog.open_directory(self._data, self._log_settings, self._world)
-        self._log, self.recovery = self._service_log.log, self._service_log.recovery
-        self._capacity_monitor = CapacityMonitor(self._log, self._world.clock)
-        self._service_log.prepare_commits(
-            self._world,
-            on_moved=self._note_moved,
-            on_failed=self._note_failed,
-            on_recovered=self._note_recovered,
-            rebuild=self._rebuild_state,
-            tick_callbacks=self._tick_callbacks,
-        )
-        own_producer_id = self._draw_producer_id()
+        self._world = self._custom_world or real_world()
+        self._partition = partition = await self._open_partition(self._world)
         await self._exit_stack.__aenter__()
         try:
+            cursors = await CursorStore.open(partition)
             self._tasks = await self._exit_stack.enter_async_context(anyio.create_task_group())
-            self._sinks = SinkManager(
-                settings,
-                self._log,
-                self._world,
-                self._tasks,
-                appender=lambda: self._pipeline.appender,
-                check_open=self._check_open,
-                on_progress=self._note_progress,
-                saved_cursors=self._service_log.cursors,
-                disk=self._service_log.disk,
-                write_cursors=self._write_cursors,
-                written_cursors=lambda: self._service_log.cursors,
-            )
-            self._pipeline = self._create_pipeline(own_producer_id)
-            await self._service_log.restore(self._pipeline, self._world)
+            self._sinks = SinkManager(partition, cursors, self._tasks)
+            await partition.start(self._sinks, self._sinks.pacing)
             self._operator_worker = await self._start_operator_worker()
-            self._accumulator = RecordAccumulator(
-                self._pipeline,
-                tick_callbacks=self._tick_callbacks,
-                now=self._world.clock.now,
-                call_soon=self._world.call_soon,
-            )
+            self._accumulator = RecordAccumulator(partition)
         except BaseException:
             try:
                 await self._exit_stack.aclose()
             finally:
-                await self._service_log.close()
+                await partition.abandon()
             raise
-        self._tick_event, self._pace_event, self._is_gate_timer_set = anyio.Event(), anyio.Event(), False
+        self._pace_event = anyio.Event()
         self._open_on = this_thread()
-        self._tasks.start_soon(self._tick)
-        self._tasks.start_soon(self._tick_callbacks.run)
+        partition.start_tasks(self._tasks)
+        self._sinks.start_tasks()
         self._tasks.start_soon(self._accumulator.run)
         self._tasks.start_soon(self._pace)
-        self._tasks.start_soon(self._service_log.run, self._world)
-        self._tasks.start_soon(self._service_log.write_checkpoints)
-        self._tasks.start_soon(
-            self._service_log.run_housekeeping,
-            self._sinks.cursors,
-            lambda: self._pipeline.origins,
-            self._world,
-        )
-        self._tasks.start_soon(self._service_log.compress, self._world)
-        self._tasks.start_soon(self._service_log.compact, self._world)
         if self._operator_worker is not None:
             self._tasks.start_soon(self._operator_worker.run)
         return self
+
+    async def _open_partition(self, world: World) -> Partition:
+        if self._data is None:
+            return Partition.create_in_memory(self.settings, world)
+        return await Partition.open_directory(self._data, self._log_settings, self.settings, world)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -184,10 +143,10 @@ class Propagator(PublishMixin):
             try:
                 return await self._exit_stack.__aexit__(kind, error, trace)
             finally:
-                await self._close_log()
+                await self._partition.close()
         # The program's own exception is re-raised as it is; a task group would wrap it in an exception group.
         await self._exit_stack.__aexit__(None, None, None)
-        await self._close_log()
+        await self._partition.close()
         if error is None and failures:
             raise failures[0] if len(failures) == 1 else ExceptionGroup("sinks failed to close", failures)
         return None
@@ -195,36 +154,23 @@ class Propagator(PublishMixin):
     async def _finish(self) -> list[Exception]:
         """Commit what is appended and close the sinks; return the errors."""
         self._accumulator.send()
-        self._pipeline.close(self._now())
         with anyio.CancelScope(shield=True):
-            await self._service_log.drain(self.settings.close_timeout_s)
+            await self._partition.drain(self.settings.close_timeout_s)
         failures = await self._sinks.close_all()
         try:
             with anyio.CancelScope(shield=True):
                 await self._sinks.quarantines.tidy()
-                await self._service_log.write_cursors(self._sinks.cursors, self._world.new_threads())
+                await self._sinks.write_cursors()
         except OSError as failure:  # raised at the end, so that everything else closes first
             failures.append(failure)
         return failures
 
-    async def _close_log(self) -> None:
-        """Commit what is left, and notify the callers that still wait of their outcome. Raises OSError."""
-        try:
-            await self._service_log.close()
-        finally:
-            self._pipeline.ack_tracker.advance()
-            self._pipeline.ack_tracker.fail(service_closed())
-
     async def _start_operator_worker(self) -> OperatorWorker | None:
         """Create the worker for operators' requests in the directory; it carries out earlier ones first."""
-        disk, threads = self._service_log.disk, self._world.new_threads()
+        disk = self._partition.disk
         if disk is None:
             return None
-
-        async def write_cursors() -> None:
-            await self._service_log.write_cursors(self._sinks.cursors, threads)
-
-        worker = OperatorWorker(disk, self._log.log_id, self._sinks, self._world, write_cursors)
+        worker = OperatorWorker(disk, self._partition.log.log_id, self._sinks, self._world)
         await worker.begin()
         return worker
 
@@ -364,16 +310,18 @@ class Propagator(PublishMixin):
         offset = published.next_offset if isinstance(published, PublishAck) else published
         if type(offset) is not int or offset < 0:
             raise UsageError(f"{published!r:.80}: give a publish result, a receipt, or an offset")
-        if offset > self._log.offset_at_level(AckLevel.DURABLE):
+        if not self._partition.is_durable(offset):
             try:
                 with anyio.fail_after(max(began_at + limit_s - self._now(), 0)):
-                    await wait_running(self._pipeline)
+                    await wait_running(self._partition.pipeline)
             except TimeoutError:
                 raise TimeoutError(f"the log has failed and was not recovered within {limit_s} s") from None
-        if isinstance(published, PublishAck) and not self._has_stored(published):
+        if isinstance(published, PublishAck) and not self._partition.has_stored(published):
             raise lost_with_log()
-        if offset > self._log.next_offset:
-            raise UsageError(f"offset {offset} is not in the log yet: give at most {self._log.next_offset}")
+        if offset > self._partition.log.next_offset:
+            raise UsageError(
+                f"offset {offset} is not in the log yet: give at most {self._partition.log.next_offset}"
+            )
         if isinstance(sinks, str) or not isinstance(sinks, Iterable | None):
             raise UsageError(f"sinks={sinks!r}: give a list of names, like [{str(sinks)!r}]")
         names = list(self._sinks.list_names() if sinks is None else sinks)
@@ -403,7 +351,7 @@ class Propagator(PublishMixin):
         if not isinstance(dot, Dot):
             raise UsageError(f"{dot!r:.80} is not a Dot: give the dot of an acknowledgement or of a refusal")
         limit_s = timeout_or_default(timeout_s, self.settings.publish_timeout_s)
-        return await find_outcome(self._pipeline, dot, limit_s)
+        return await find_outcome(self._partition.pipeline, dot, limit_s)
 
     # --- reading
 
@@ -418,7 +366,7 @@ class Propagator(PublishMixin):
         self._subscription_count += 1
         parsed_topics = parse_topics(topics or "*")
         name = f"subscription-{self._subscription_count}" if name is None else check_sink_name(name)
-        start_position: Start = self._log.high_watermark if start == "latest" else start
+        start_position: Start = self._partition.log.high_watermark if start == "latest" else start
 
         async def attach(subscription: Subscription) -> Feed:
             self._check_open()
@@ -440,10 +388,10 @@ class Propagator(PublishMixin):
         """
         self._check_open()
         self._accumulator.send()
-        self._pipeline.check_running()
+        self._partition.pipeline.check_running()
         check_texts(vector_id=vector_id, namespace=namespace)
-        dot = self._pipeline.appender.vectors.head(namespace, vector_id)
-        if dot is None and self._pipeline.appender.vectors.is_incomplete(namespace):
+        dot = self._partition.pipeline.appender.vectors.head(namespace, vector_id)
+        if dot is None and self._partition.pipeline.appender.vectors.is_incomplete(namespace):
             head = self._sinks.load_head(namespace, vector_id)
             dot = None if head is None else head.dot
         return dot
@@ -456,8 +404,8 @@ class Propagator(PublishMixin):
     def pressure(self) -> Pressure:
         """Return the current backpressure: level, rate, depth, capacity, retry time, and the pacing sink."""
         self._check_was_open()
-        queue = self._pipeline.queue
-        return self._capacity_monitor.adjust_pressure(
+        queue = self._partition.pipeline.queue
+        return self._partition.capacity_monitor.adjust_pressure(
             self._sinks.pacing.pressure(queue.depth, queue.capacity_deltas)
         )
 
@@ -477,8 +425,8 @@ class Propagator(PublishMixin):
         """Return a snapshot of all statistics."""
         self._check_was_open()
         self._accumulator.send()
-        pipeline, counters = self._pipeline, self._pipeline.appender.counters
-        log = self._log
+        pipeline, counters = self._partition.pipeline, self._partition.pipeline.appender.counters
+        log, storage = self._partition.log, self._partition.storage
         return Statistics(
             accepted=counters.accepted,
             duplicates=counters.duplicates,
@@ -491,159 +439,31 @@ class Propagator(PublishMixin):
             log=log.statistics(),
             sinks=self._sinks.statistics(),
             pressure=self.pressure(),
-            full=self._capacity_monitor.full_resource(),
+            full=self._partition.capacity_monitor.full_resource(),
             memory_bytes_max=self.settings.memory_bytes_max(len(self._sinks.runtimes)),
-            reopening=None if (reopening := self._service_log.reopener) is None else reopening.statistics(),
+            reopening=None if storage is None else storage.reopener.statistics(),
         )
 
     def internals(self) -> Internals:
         """Return the parts that a server uses, while this is open; not for programs that embed it."""
         self._check_open()
         self._accumulator.send()
-        return Internals(
-            pipeline=self._pipeline,
-            log=self._log,
-            sinks=self._sinks,
-            world=self._world,
-            settings=self.settings,
-            disk=self._service_log.disk,
-            now=self._world.clock.now,
-            tick_callbacks=self._tick_callbacks,
-            capacity_monitor=self._capacity_monitor,
-            operator_worker=self._operator_worker,
-        )
+        return Internals(self._partition, self._sinks, self._operator_worker)
 
     # --- internals
 
-    def _has_stored(self, ack: PublishAck) -> bool:
-        """False if the log was recovered without these deltas since they were acknowledged."""
-        if ack.dot is None:
-            return True
-        origin, counter = ack.dot
-        return self._pipeline.has_delta(origin, counter)
-
-    def _draw_producer_id(self) -> int:
-        return int.from_bytes(self._world.randomness.bytes(6), "big") >> (48 - PRODUCER_ID_BITS)
-
-    def _create_pipeline(self, own_producer_id: int) -> Pipeline:
-        settings = self.settings
-        if self._service_log.committer is None:
-            ids = SeenIds(
-                generation_ids=settings.memory_ids_per_generation, retained_min=settings.ids_retained_min
-            )
-        else:
-            ids = SeenIds(
-                generation_ids=settings.ids_per_generation,
-                retained_min=settings.ids_retained_min,
-                waiting_max=WAITING_MAX,
-                index_bytes_max=settings.id_index_bytes_max,
-            )
-        return Pipeline(
-            self._log,
-            own_producer_id=own_producer_id,
-            queue=FairQueue(
-                capacity_deltas=settings.queue_deltas_max,
-                capacity_bytes=settings.queue_bytes_max,
-                high=settings.queue_high_mark,
-                low=settings.queue_low_mark,
-                ageing_s=settings.queue_ageing_s,
-            ),
-            orderer=Orderer(
-                knows_id=ids.__contains__,
-                ids_kept_since=lambda: f"offset {ids.kept_since}",
-                pending_deltas_max=settings.pending_deltas_max,
-                pending_bytes_max=settings.pending_bytes_max,
-                pending_timeout_s=settings.pending_timeout_s,
-            ),
-            ids=ids,
-            route=self._sinks.route,
-            wall_us=self._world.clock.wall_us,
-            origins=Origins(
-                origins_max=settings.origins_max,
-                per_owner_max=settings.origins_per_owner_max,
-                epoch_floor=epoch_floor(self._service_log.openings),
-                epoch_limit=epoch_limit(self._service_log.openings),
-            ),
-            vectors=VectorHeads(heads_max=settings.heads_max),
-            load_head=self._sinks.load_head,
-            gate=self._sinks.pacing,
-            on_queued=self._note_queued,
-            on_wait=committer.notify if (committer := self._service_log.committer) else None,
-        )
-
     def _check_was_open(self) -> None:
         """Raise UsageError unless the propagator was opened; it can be inspected even after its end."""
-        if not hasattr(self, "_pipeline"):
+        if not hasattr(self, "_partition"):
             raise UsageError("the propagator is not open: use it inside `async with Propagator() as p:`")
-
-    async def _tick(self) -> None:
-        """Refuse work whose dependencies are overdue, and run queued work that the gate admits by now."""
-        while True:
-            self._tick_event = anyio.Event()
-            now = self._now()
-            deadline, gate_s = self._pipeline.tick(now), self._pipeline.gate_wait_s(now)
-            wait_s = _TICK_S_MAX if deadline is None else min(max(deadline - now, 0), _TICK_S_MAX)
-            self._is_gate_timer_set = gate_s is not None
-            with anyio.move_on_after(max(wait_s if gate_s is None else min(wait_s, gate_s), _TICK_S_MIN)):
-                await self._tick_event.wait()
 
     async def _pace(self) -> None:
         """Step the sinks' pacing ten times a second."""
         while True:
             await anyio.sleep(INTERVAL_S)
-            self._sinks.cancel_overdue_calls(self._now())
-            self._sinks.pacing.step(self._now(), waiting=self._pipeline.queue.depth > 0)
-            self._capacity_monitor.poll(self._pipeline)
-            self._log.mark_time()
+            now = self._now()
+            self._sinks.cancel_overdue_calls(now)
+            self._sinks.pacing.step(now, waiting=self._partition.pipeline.queue.depth > 0)
+            self._partition.step()
             self._pace_event.set()
             self._pace_event = anyio.Event()
-            if self._pipeline.queue.depth:
-                self._tick_event.set()
-
-    async def _write_cursors(self) -> None:
-        """Save all cursors now. Raises OSError."""
-        await self._service_log.write_cursors(self._sinks.cursors, self._world.new_threads())
-
-    def _note_queued(self) -> None:
-        """Wake the tick for work that waits at the gate, unless its timer is set already."""
-        if not self._is_gate_timer_set:
-            self._tick_event.set()
-
-    def _note_moved(self) -> None:
-        """Route and acknowledge what the log's marks have passed."""
-        with self._tick_callbacks:
-            self._pipeline.ack_tracker.advance()
-            self._sinks.note_visible()
-        self._admission_queue.notify()
-        if self._pipeline.queue.depth:
-            self._tick_event.set()
-
-    def _note_failed(self, refusal: Refused) -> None:
-        """Refuse what is not durable by now, since the log has stopped and may lose it."""
-        self._pipeline.stop(refusal, self._now())
-        self._admission_queue.notify()
-
-    def _note_recovered(self) -> None:
-        """Notify the sinks of a recovery in its tick: rows that come next may have offsets that were lost."""
-        assert self._pipeline.stop_refusal is not None
-        self.recovery = self._service_log.recovery
-        self._sinks.note_recovered()
-
-    async def _rebuild_state(self) -> None:
-        """Restore the pipeline's state from a recovered log, as at a start; then continue."""
-        restored = self._create_pipeline(self._draw_producer_id())
-        await self._service_log.restore(restored, self._world)
-        if self._service_log.failure is not None:  # the log failed again while it was read
-            raise self._service_log.failure
-        self._pipeline.adopt_state(restored)
-        self._sinks.note_foreign_vectors()
-        self._admission_queue.notify()
-        self._tick_event.set()
-
-    def _note_progress(self) -> None:
-        """Wake callers that wait for a sink's progress, but not work at the gate whose timer is set."""
-        if self._sinks.pacing.has_paced_mailboxes:
-            self._sinks.pacing.note_progress(self._now())
-        self._admission_queue.notify()
-        if self._pipeline.queue.depth and not self._is_gate_timer_set:
-            self._tick_event.set()

@@ -20,7 +20,7 @@ from delta_prop.calls.argument_checks import (
 )
 from delta_prop.calls.receipt import OfferState, PublishAck, Receipt
 from delta_prop.calls.refusals import timed_out
-from delta_prop.partition.admission_queue import AdmissionQueue, can_wait_out
+from delta_prop.partition.admission_queue import can_wait_out
 from delta_prop.partition.coalesced_draft import (
     can_coalesce,
     can_share_batch,
@@ -44,11 +44,8 @@ if TYPE_CHECKING:
     from delta_prop.api.record_accumulator import RecordAccumulator
     from delta_prop.api.settings import Settings
     from delta_prop.partition.coalesced_draft import Call
-    from delta_prop.partition.pipeline import Pipeline
+    from delta_prop.partition.partition import Partition
     from delta_prop.platform.ports import World
-    from delta_prop.platform.tick_callbacks import TickCallbacks
-    from delta_prop_broker.log.durable import DurableLog
-    from delta_prop_broker.log.memory import MemoryLog
     from delta_prop_sinks.sink import Sink
 
 AfterItem: TypeAlias = Receipt | Dependency
@@ -66,14 +63,11 @@ class PublishMixin:
 
     settings: Settings
     _world: World
-    _log: MemoryLog | DurableLog
-    _pipeline: Pipeline
-    _tick_callbacks: TickCallbacks
+    _partition: Partition
     _accumulator: RecordAccumulator
 
     def __init__(self) -> None:
         self._transforms = Transforms()
-        self._admission_queue = AdmissionQueue()
         self._yielded_at = 0.0
         self._open_on = 0
         """Thread id of the event loop while the propagator is open; else 0."""
@@ -180,11 +174,11 @@ class PublishMixin:
     ) -> Producer:
         """Return a handle with dots of its own; the former holder of the name is fenced. Raises Refused."""
         self._check_open()
-        level, pipeline = self._resolve_level(ack_level), self._pipeline
+        level, pipeline = self._resolve_level(ack_level), self._partition.pipeline
 
         def check_open() -> None:
             self._check_open()
-            if self._pipeline is not pipeline:
+            if self._partition.pipeline is not pipeline:
                 raise UsageError(
                     f"producer {name!r} is of an earlier `async with` of this propagator: create it again"
                 )
@@ -221,7 +215,7 @@ class PublishMixin:
     def _resolve_level(self, requested: AckLevel | str | None) -> AckLevel:
         if type(requested) is AckLevel:
             return requested
-        return self._log.ack_level if requested is None else check_ack_level(requested)
+        return self._partition.log.ack_level if requested is None else check_ack_level(requested)
 
     def _check_open(self) -> None:
         if this_thread() == self._open_on:  # one comparison, since every call makes this check
@@ -243,7 +237,7 @@ class PublishMixin:
         self, deltas: Sequence[Delta], after: Sequence[AfterItem], ack_level: AckLevel | str | None
     ) -> Draft:
         self._check_open()
-        check_and_note(deltas, self._pipeline.note_refused)
+        check_and_note(deltas, self._partition.pipeline.note_refused)
         deltas = with_parents(deltas, [parent for parent in after if not isinstance(parent, Receipt)])
         return Draft(
             deltas=deltas,
@@ -257,13 +251,13 @@ class PublishMixin:
     def _send(self, draft: Draft | MatrixDraft) -> Receipt:
         self._check_open()
         self._accumulator.send()
-        return self._pipeline.offer(draft, self._now())
+        return self._partition.pipeline.offer(draft, self._now())
 
     async def _publish_call(
         self, call: Call, make_draft: Callable[[], Call], timeout_s: float | None
     ) -> PublishAck:
         """Publish a call of numbers only, coalesced or at once; then wait as `_offer_until_done` does."""
-        if self._admission_queue.has_waiters(call.priority):
+        if self._partition.admission_queue.has_waiters(call.priority):
             return await self._offer_until_done(make_draft, call.priority, timeout_s)
         receipt, accumulator, now = call.receipt, self._accumulator, self._now()
         accumulator.caller_count += 1
@@ -297,10 +291,10 @@ class PublishMixin:
             receipt = self._send(make_draft())
             return receipt
 
-        if receipt is _NO_RECEIPT and not self._admission_queue.has_waiters(priority):
-            with self._tick_callbacks:
+        if receipt is _NO_RECEIPT and not self._partition.admission_queue.has_waiters(priority):
+            with self._partition.tick_callbacks:
                 send()
-                self._tick_callbacks.flush_now()
+                self._partition.tick_callbacks.flush_now()
             await self._yield_to_sinks()
         if receipt.done and not _can_retry(receipt):
             return receipt.result()
@@ -308,7 +302,7 @@ class PublishMixin:
         with anyio.move_on_after(limit_s):
             while True:
                 if receipt is _NO_RECEIPT or can_wait_out(receipt.refusal()):
-                    await self._admission_queue.send_when_admitted(send, priority)
+                    await self._partition.admission_queue.send_when_admitted(send, priority)
                 try:
                     return await receipt.wait()
                 except Refused as refused:
@@ -319,7 +313,7 @@ class PublishMixin:
                         raise
         if not receipt.done:
             raise timed_out(limit_s, receipt.place)
-        raise receipt.refusal() or self._log.capacity_refusal(1, 0) or timed_out(limit_s, None)
+        raise receipt.refusal() or self._partition.log.capacity_refusal(1, 0) or timed_out(limit_s, None)
 
     async def _yield_to_sinks(self) -> None:
         """Yield to the sinks' tasks now and then, or a busy publisher would starve them.
@@ -347,7 +341,7 @@ class PublishMixin:
             )
 
         async def catch_up(name: str) -> None:
-            await self.wait_visible(self._log.high_watermark, sinks=[name], timeout_s=timeout_s)
+            await self.wait_visible(self._partition.log.high_watermark, sinks=[name], timeout_s=timeout_s)
 
         return await self._transforms.publish(
             deltas[0],

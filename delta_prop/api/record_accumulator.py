@@ -18,13 +18,12 @@ from delta_prop.platform.tick_callbacks import Wakeup
 from delta_prop_wire.errors import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from delta_prop.partition.coalesced_draft import Call
     from delta_prop.partition.ingest.work import Draft
-    from delta_prop.partition.pipeline import Pipeline
+    from delta_prop.partition.partition import Partition
     from delta_prop.platform.one_shot import OneShot
-    from delta_prop.platform.tick_callbacks import TickCallbacks
 
 
 SINGLE_CALLER_S = 0.002
@@ -32,21 +31,13 @@ SINGLE_CALLER_S = 0.002
 
 
 class RecordAccumulator:
-    """Collects the calls of this tick, and sends them at its end; without `call_soon`, `run` does."""
+    """Collects the calls of this tick, and sends them at its end; `run` does if the world cannot."""
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        *,
-        tick_callbacks: TickCallbacks,
-        now: Callable[[], float],
-        call_soon: Callable[[Callable[[], None]], object] | None = None,
-    ) -> None:
-        """Create it; `call_soon` schedules a call at the end of the loop's tick; if None, `run` sends."""
-        self._pipeline = pipeline
-        self._tick_callbacks = tick_callbacks
-        self._now = now
-        self._call_soon = call_soon
+    def __init__(self, partition: Partition) -> None:
+        self._pipeline = partition.pipeline
+        self._tick_callbacks = partition.tick_callbacks
+        self._now = partition.world.clock.now
+        self._call_soon = partition.world.call_soon
         # Calls to send at the end of the tick, each with the one-shot that wakes its caller, if it waits.
         self._calls: dict[Call, OneShot | None] = {}
         self._make_one_shot = one_shot_factory()

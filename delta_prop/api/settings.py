@@ -8,12 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
+from delta_prop.calls.argument_checks import check_instance, check_path
 from delta_prop.delivery.backpressure.controller import RateLimits
 from delta_prop.delivery.breaker import RetryLimits
 from delta_prop.delivery.status import FeedLimits
 from delta_prop.partition.ingest.id_merging import GENERATIONS_PER_RUN_MAX
 from delta_prop.partition.ingest.refused_ids import IDS_MAX as REFUSED_IDS_MAX
 from delta_prop.partition.ingest.seen_ids import WAITING_MAX
+from delta_prop_broker.log.settings import LogSettings
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.spec import DELTA_BYTES_MAX, FRAME_PAYLOAD_BYTES_MAX
 
@@ -213,3 +215,20 @@ class Settings:
                 + self.quarantine_deltas_max * BYTES_PER_QUARANTINED
             )
         )
+
+
+def check_data(data: object, log: object) -> tuple[str | None, LogSettings]:
+    """Return the data directory, None for an in-memory log, and the log's settings. Raises UsageError."""
+    if log is not None:
+        check_instance("log", log, LogSettings, "delta_prop.LogSettings(…)")
+        if data is None:
+            raise UsageError(
+                "log: LogSettings are for a log in a directory: give data=DIR too; an in-memory log has its "
+                "bounds in Settings(log_deltas_max=…, log_bytes_max=…)"
+            )
+    if data is None:
+        return None, LogSettings()
+    path = check_path("data", data)
+    if "\0" in path:
+        raise UsageError(f"data {path!r:.60} does not name a directory: give a path, or leave data out")
+    return path, log if isinstance(log, LogSettings) else LogSettings()

@@ -77,14 +77,14 @@ class LocalPublisher:
         """Raises Refused."""
         internals = propagator.internals()
         self._pipeline, self._log, self._tick_callbacks, self._now = (
-            internals.pipeline,
-            internals.log,
-            internals.tick_callbacks,
-            internals.now,
+            internals.partition.pipeline,
+            internals.partition.log,
+            internals.partition.tick_callbacks,
+            internals.partition.world.clock.now,
         )
         self._name = name
         self._producer_state = ProducerState(name, ack_level=level, can_split=True)
-        self._random = internals.world.randomness.fork("publish").random
+        self._random = internals.partition.world.randomness.fork("publish").random
         self._wakeup = Wakeup()
         self._failure: Refused | None = None
         self._blocked_line: tuple[int, Refused] | None = None  # a refused line that is retried

@@ -8,20 +8,72 @@ one.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+import anyio
+import anyio.lowlevel
 
 from delta_prop.delivery.status import SavedCursor
 from delta_prop_broker.corruption import LogCorrupted
 from delta_prop_broker.segments.identity import read_small_file, replace_file
 from delta_prop_wire.crc import crc32c
+from delta_prop_wire.delta import AckLevel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from delta_prop.partition.partition import Partition
     from delta_prop_broker.disk import Disk
 
 PATH = "cursors"
 _READ_BYTES_MAX = 64 * 1024 * 1024
+
+
+class CursorStore:
+    """The sinks' cursors as the next start will find them. `stored`: those stored last."""
+
+    def __init__(self, partition: Partition, stored: dict[str, SavedCursor]) -> None:
+        self.stored = stored
+        self._log = partition.log
+        self._storage = partition.storage
+        self._threads = partition.world.new_threads()
+        self._lock = anyio.Lock()
+
+    @classmethod
+    async def open(cls, partition: Partition) -> CursorStore:
+        """Read the cursors beside the log; there are none beside a log in memory. Raises OSError."""
+        store, storage = cls(partition, {}), partition.storage
+        if storage is not None:
+            read = partial(read_cursors, storage.disk, storage.log.log_id, storage.recovery.notes)
+            store.stored = await store._threads.run(read)
+        return store
+
+    async def write(self, owner: CursorOwner) -> None:
+        """Store the owner's cursors durably, if they have changed. Raises OSError."""
+        storage = self._storage
+        if storage is None:
+            await anyio.lowlevel.checkpoint()
+            return
+        # read under the lock, so that older cursors never overwrite newer ones
+        async with self._lock:
+            durable_offset = self._log.offset_at_level(AckLevel.DURABLE)
+            # Rows that are not synced may be lost in a power cut, and other deltas take their offsets.
+            current = {
+                name: cursor._replace(processed=min(cursor.processed, durable_offset))
+                for name, cursor in owner.cursors().items()
+            }
+            if current != self.stored:
+                write = partial(write_cursors, storage.disk, storage.log.log_id, current)
+                await self._threads.run(partial(self._log.write_small, write))
+                self.stored = current
+
+
+class CursorOwner(Protocol):
+    """What knows the present cursors."""
+
+    def cursors(self) -> Mapping[str, SavedCursor]:
+        """Return the cursor of each sink by its name."""
 
 
 def read_cursors(disk: Disk, log_id: bytes, notes: list[str] | None = None) -> dict[str, SavedCursor]:

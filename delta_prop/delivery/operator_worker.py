@@ -40,21 +40,13 @@ _REQUEST_TIMEOUT_S = 30.0
 
 
 class OperatorWorker:
-    """Carries out requests; `write_cursors` stores the sinks' cursors durably before a request is removed."""
+    """Carries out requests. A request is removed once the cursors that it changed are stored durably."""
 
-    def __init__(
-        self,
-        disk: Disk,
-        log_id: bytes,
-        sinks: SinkManager,
-        world: World,
-        write_cursors: Callable[[], Awaitable[None]],
-    ) -> None:
+    def __init__(self, disk: Disk, log_id: bytes, sinks: SinkManager, world: World) -> None:
         self._disk = disk
         self._log_id = log_id.hex()
         self._sinks = sinks
         self._threads = world.new_threads()
-        self._write_cursors = write_cursors
         self._busy_sinks: set[str] = set()  # sinks for which a request is being carried out
         self.reset_group: Callable[[str, int], Awaitable[bool]] | None = None
         """Set by a server: moves the cursor of a group that is open in it; False if it is not open there."""
@@ -121,7 +113,7 @@ class OperatorWorker:
             logger.warning("the requested %s of %r was refused: %s", request.verb, request.sink, error)
             done, finish = True, partial(refuse_request, self._disk, path, str(error))
         if done:
-            await self._write_cursors()
+            await self._sinks.write_cursors()
             await self._threads.run(finish)
         return done
 

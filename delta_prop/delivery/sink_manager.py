@@ -15,6 +15,7 @@ import anyio
 import anyio.lowlevel
 
 from delta_prop.calls.argument_checks import check_timeout
+from delta_prop.calls.refusals import service_closing
 from delta_prop.delivery.feed import Feed
 from delta_prop.delivery.pacing import PacingGate
 from delta_prop.delivery.quarantines import Quarantines
@@ -25,26 +26,22 @@ from delta_prop.delivery.routing_table import NoRows, RouteTarget, RoutingTable
 from delta_prop.delivery.sink_runtime import SinkRuntime, Start, find_head, read_history
 from delta_prop.delivery.status import FeedLimits, SavedCursor
 from delta_prop.delivery.subscription import Subscription
-from delta_prop_broker.log.durable import DurableLog
 from delta_prop_sinks.argument_checks import check_sink_name
 from delta_prop_sinks.sink import ControlRowSink, Rebuildable, VectorHolder
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from anyio.abc import TaskGroup
 
-    from delta_prop.api.settings import Settings
+    from delta_prop.delivery.cursors import CursorStore
     from delta_prop.delivery.quarantine import QuarantinedDelta
     from delta_prop.delivery.redelivery import ReplayResult
     from delta_prop.delivery.routing_table import Rows
     from delta_prop.delivery.status import FeedStatistics
-    from delta_prop.partition.appender import Appender
-    from delta_prop.platform.ports import World
-    from delta_prop_broker.disk import Disk
-    from delta_prop_broker.log.contract import Log
+    from delta_prop.partition.partition import Partition
     from delta_prop_sinks.sink import Sink
     from delta_prop_wire.batch import Batch, LoggedBatch
     from delta_prop_wire.delta import Head
@@ -52,6 +49,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("delta_prop")
 
+STORE_CURSORS_S = 1.0
+"""Seconds between two writes of the cursors' file."""
 SLOW_CLOSE_S = 1.5
 """Seconds after which a close logs the sinks that it waits for."""
 
@@ -78,45 +77,42 @@ class AttachOptions:
 class SinkManager:
     """The sinks by name. A detached sink's cursor and quarantine are stored until it is attached again."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        log: Log,
-        world: World,
-        tasks: TaskGroup,
-        *,
-        appender: Callable[[], Appender],
-        check_open: Callable[[], None],
-        on_progress: Callable[[], None],
-        saved_cursors: Mapping[str, SavedCursor],
-        disk: Disk | None = None,
-        write_cursors: Callable[[], Awaitable[None]] = anyio.lowlevel.checkpoint,
-        written_cursors: Callable[[], Mapping[str, SavedCursor]] = dict,
-    ) -> None:
-        """Create a manager. `saved_cursors`: cursors stored by the service's last process. `disk`: the disk
-        of the quarantines, None for an in-memory log. `write_cursors` stores durably what `cursors`
-        returns, and raises OSError. `written_cursors` returns the cursors stored last.
-        """
+    def __init__(self, partition: Partition, cursors: CursorStore, tasks: TaskGroup) -> None:
+        """Create a manager, whose sinks run in `tasks`. `cursors`: those of the service's last process."""
+        log = partition.log
         self.runtimes: dict[str, SinkRuntime] = {}
-        self.pacing = PacingGate(settings, log)
-        self._settings = settings
+        self.pacing = PacingGate(partition.settings, log)
+        self.quarantines = Quarantines(partition.disk, log, partition.world)
+        self._partition = partition
         self._log = log
-        self._world = world
+        self._world = partition.world
         self._tasks = tasks
-        self._appender = appender
-        self._check_open = check_open
-        self._on_progress = on_progress
-        self._write_cursors = write_cursors
-        self._written_cursors = written_cursors
+        self._is_closing = False
         self._offered_end = log.high_watermark  # sinks have been offered the batches up to there
-        self._is_durable = disk is not None
         self._routing_table: RoutingTable[RouteTarget] = RoutingTable()
         self._targets: dict[RouteTarget, None] = {}  # an ordered set
-        self._cursors: dict[str, SavedCursor] = dict(saved_cursors)
+        self._cursor_store = cursors
+        self._cursors: dict[str, SavedCursor] = dict(cursors.stored)
         self._start_event: anyio.Event | None = None  # of the sinks that are being attached together
-        self.quarantines = Quarantines(disk, log, world)
-        for name, cursor in saved_cursors.items():
+        for name, cursor in cursors.stored.items():
             self._save_cursor(name, cursor)
+
+    def start_tasks(self) -> None:
+        """Start the tasks that do not belong to one sink; they run until cancelled."""
+        self._tasks.start_soon(self._store_cursors)
+
+    async def _store_cursors(self) -> None:
+        """Store the cursors once a second. After a disk failure they lag, so deltas are redelivered."""
+        while self._partition.storage is not None:
+            await anyio.sleep(STORE_CURSORS_S)
+            try:
+                await self.write_cursors()
+            except OSError as error:
+                logger.warning("the sinks' cursors could not be written; the service retries: %s", error)
+
+    async def write_cursors(self) -> None:
+        """Store the cursors now, if they have changed. Raises OSError."""
+        await self._cursor_store.write(self)
 
     # --- attaching and detaching
 
@@ -167,14 +163,15 @@ class SinkManager:
         if not isinstance(sink, Subscription):  # a subscription's name is never reused
             quarantine, quarantine_writer = await self.quarantines.open(name, options.limits)
         topics = frozenset(map(str, options.topics))
-        runtime = SinkRuntime(name, sink, self._log, self._world, topics, appender=self._appender)
+        runtime = SinkRuntime(name, sink, self._partition, topics)
         runtime.quarantine, runtime.start_event = quarantine, self._start_event
         can_rebuild, saved = can_be_rebuilt(sink, options.topics), self._cursors.get(name, SavedCursor(0, 0))
         start_offset, has_own_cursor = await runtime.open(
             options.start, saved, can_rebuild=can_rebuild, forced=options.rebuild
         )
         try:
-            self._check_open()  # the service may have closed while the sink opened
+            if self._is_closing:  # the service closed while the sink opened
+                raise service_closing()
             if name in self.runtimes:
                 raise UsageError(f"a sink named {name!r} was attached meanwhile: give this one another name")
             if runtime.rebuild_reason is None:
@@ -194,7 +191,7 @@ class SinkManager:
             reported=runtime.reported,
             quarantine=quarantine,
             quarantine_writer=quarantine_writer,
-            on_progress=on_progress or self._on_progress,
+            on_progress=on_progress or self.note_progress,
         )
         feed.lazy_progress = isinstance(sink, Subscription)
         self.runtimes[name] = runtime
@@ -226,7 +223,8 @@ class SinkManager:
         The default is True for a rebuildable sink, if the log makes the snapshots for it.
         """
         if options.on_log_full is None:
-            return can_rebuild and isinstance(self._log, DurableLog) and self._log.settings.compact
+            storage = self._partition.storage
+            return can_rebuild and storage is not None and storage.log.settings.compact
         return options.on_log_full == "invalidate_cursor"
 
     def _make_rebuilder(
@@ -250,7 +248,7 @@ class SinkManager:
                 name, lambda: self._needed_from(feed), feed.invalidate_cursor if evictable else None
             ),
             release=lambda: None if options.required else log.release(name),
-            write_cursors=self._write_cursors,
+            write_cursors=self.write_cursors,
         )
         if runtime.rebuild_reason is not None:
             feed.cursor_before_rebuild = saved
@@ -258,9 +256,9 @@ class SinkManager:
 
     def _needed_from(self, feed: Feed) -> int:
         """Return the offset from which an attached sink needs the log, should the service crash now."""
-        if not self._is_durable:
+        if self._partition.storage is None:
             return feed.needed_from
-        written = self._written_cursors().get(feed.name, SavedCursor(0, 0))
+        written = self._cursor_store.stored.get(feed.name, SavedCursor(0, 0))
         return min(feed.needed_from, _resume_offset(feed.saved_cursor, written))
 
     def rebuild(self, name: str) -> None:
@@ -311,6 +309,7 @@ class SinkManager:
 
     async def close_all(self) -> list[Exception]:
         """Close all sinks concurrently, however the service ends; return the errors."""
+        self._is_closing = True
         failures: list[Exception] = []
 
         async def close(runtime: SinkRuntime) -> None:
@@ -335,7 +334,7 @@ class SinkManager:
         await anyio.sleep(SLOW_CLOSE_S)
         logger.warning(
             "closing waits for sinks, for up to %g s (close_timeout_s): %s",
-            self._settings.close_timeout_s,
+            self._partition.settings.close_timeout_s,
             self.format_states(list(self.runtimes)),
         )
 
@@ -348,7 +347,7 @@ class SinkManager:
         if isinstance(runtime.sink, Subscription):
             runtime.sink.end()
         try:
-            await runtime.close(self._settings.close_timeout_s)
+            await runtime.close(self._partition.settings.close_timeout_s)
         finally:
             self._routing_table.unsubscribe(feed)
             self._log.release(name)
@@ -366,7 +365,7 @@ class SinkManager:
 
     def _adopt_foreign_data(self, runtime: SinkRuntime, start: int) -> None:
         """Continue above what a sink holds of an earlier log: its Lamport numbers, its vectors."""
-        appender = self._appender()
+        appender = self._partition.pipeline.appender
         if not runtime.has_foreign_data and runtime.lamport <= appender.lamport:
             return
         if start < self._log.high_watermark:
@@ -389,13 +388,22 @@ class SinkManager:
         if not self.runtimes:  # nothing in this process reads rows
             logged.batch.drop_decoded_keys()
 
-    def note_visible(self) -> None:
+    def note_moved(self) -> None:
         """Note that the high watermark has moved: feeds without rows below it have processed up to it."""
         self._offered_end = self._log.high_watermark
         for runtime in self.runtimes.values():
             runtime.require_feed().note_visible()
         for target in self._targets:
             target.note_visible()
+
+    def note_failed(self, refusal: Refused) -> None:
+        """Do nothing: sinks read what is visible, which stays."""
+
+    def note_progress(self) -> None:
+        """Note that a sink has processed rows, so that those who wait for capacity retry."""
+        if self.pacing.has_paced_mailboxes:
+            self.pacing.note_progress(self._world.clock.now())
+        self._partition.note_progress()
 
     def note_recovered(self) -> None:
         """Note that the log was recovered in place, and may have another end."""
@@ -421,11 +429,11 @@ class SinkManager:
         """Return the rows of a batch that match a target's topics, None for all."""
         return self._routing_table.rows_for(target, batch)
 
-    def note_foreign_vectors(self) -> None:
+    def note_restored(self) -> None:
         """Note the vectors that sinks hold of an earlier log, after the pipeline's state was restored."""
         for runtime in self.runtimes.values():
             if runtime.has_foreign_data and isinstance(runtime.sink, VectorHolder):
-                self._appender().vectors.note_foreign_vectors(runtime.sink.dimensions())
+                self._partition.pipeline.appender.vectors.note_foreign_vectors(runtime.sink.dimensions())
 
     def load_head(self, namespace: str, vector_id: str) -> Head | None:
         """Return the head of a vector missing in the table of heads: from the log, else from a sink."""
@@ -546,7 +554,7 @@ class SinkManager:
         if cursor.required:
             self._log.hold(
                 name,
-                lambda: _resume_offset(cursor, self._written_cursors().get(name, cursor)),
+                lambda: _resume_offset(cursor, self._cursor_store.stored.get(name, cursor)),
                 partial(self._invalidate_cursor, name) if cursor.evictable else None,
             )
 

@@ -26,14 +26,14 @@ from delta_prop_wire.errors import DeltaPropError, Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
     from contextlib import AbstractAsyncContextManager
 
     from delta_prop.delivery.feed import Feed
     from delta_prop.delivery.quarantine import Quarantine
     from delta_prop.delivery.status import SavedCursor
-    from delta_prop.partition.appender import Appender
-    from delta_prop.platform.ports import Clock, Threads, World
+    from delta_prop.partition.partition import Partition
+    from delta_prop.platform.ports import Clock, Threads
     from delta_prop_broker.log.contract import Log
     from delta_prop_sinks.sink import Sink
     from delta_prop_wire.batch import LoggedBatch
@@ -58,13 +58,9 @@ class SinkRuntime:
         self,
         name: str,
         sink: Sink,
-        log: Log,
-        world: World,
+        partition: Partition,
         topics: frozenset[str] = frozenset("*"),
-        *,
-        appender: Callable[[], Appender] | None = None,
     ) -> None:
-        """Create a runtime; `appender` returns that of the pipeline, None if there is none."""
         self.name = name
         self.topics = topics
         self.sink = sink
@@ -77,9 +73,9 @@ class SinkRuntime:
         self.has_foreign_data = False  # True if it holds deltas of an earlier log
         self.rebuild_reason: str | None = None  # reason for a rebuild before any delivery
         self.start_event: anyio.Event | None = None  # deliveries start once this is set
-        self._log = log
-        self._world = world
-        self._appender = appender
+        self._partition = partition
+        self._log = partition.log
+        self._world = partition.world
         self._threads: Threads | None = None
         self._scope = anyio.CancelScope()
         self._ended = anyio.Event()
@@ -129,13 +125,13 @@ class SinkRuntime:
     def dimension(self, namespace: str) -> int | None:
         """Return the dimension of a namespace's vectors; None while it has none."""
         # For an in-memory log a sink brings data of an earlier one, whose dimensions it reports itself.
-        if self._appender is None or (self.feed is None and self._log.ack_level is AckLevel.MEMORY):
+        if self.feed is None and self._log.ack_level is AckLevel.MEMORY:
             return None
-        return self._appender().vectors.dimension(namespace) or None
+        return self._partition.pipeline.appender.vectors.dimension(namespace) or None
 
     def first_missing(self, watermarks: Mapping[int, int]) -> int | None:
         """Return the offset of the first delta that a log with these watermarks lacks; None if unknown."""
-        return None if self._appender is None else self._appender().first_missing(watermarks)
+        return self._partition.pipeline.appender.first_missing(watermarks)
 
     def rewind(self, offset: int) -> None:
         """Redeliver from an offset. Raises Refused."""

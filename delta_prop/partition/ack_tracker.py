@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from delta_prop.calls.receipt import Receipt
+    from delta_prop.partition.listener import PartitionListener
+    from delta_prop.partition.storage.committer import Committer
     from delta_prop_broker.log.contract import Log
     from delta_prop_wire.batch import LoggedBatch
     from delta_prop_wire.errors import Refused
@@ -54,13 +56,11 @@ class _PendingAck(NamedTuple):
 class AckTracker:
     """Batches and acknowledgements that wait for the log's marks, each in offset order."""
 
-    def __init__(
-        self, log: Log, route: Callable[[LoggedBatch], None], on_wait: Callable[[], None] = lambda: None
-    ) -> None:
-        """Create a tracker; `on_wait` is called when something starts to wait, and requests a commit."""
+    def __init__(self, log: Log, listener: PartitionListener, committer: Committer | None = None) -> None:
+        """Create a tracker; the committer is notified when something starts to wait, and moves the marks."""
         self._log = log
-        self._route = route
-        self._on_wait = on_wait
+        self._route = listener.route
+        self._committer = committer
         self._suspended = False
         self._not_visible: deque[LoggedBatch] = deque()
         self._pending_acks: tuple[deque[_PendingAck], ...] = tuple(deque() for _ in AckLevel)
@@ -72,7 +72,7 @@ class AckTracker:
             self._route(logged)
         else:
             self._not_visible.append(logged)
-            self._on_wait()
+            self._notify_committer()
 
     def route_run_when_visible(self, batches: Sequence[LoggedBatch]) -> None:
         """Do the same as `route_when_visible` for batches appended one after another."""
@@ -81,7 +81,7 @@ class AckTracker:
                 self._route(logged)
         else:
             self._not_visible.extend(batches)
-            self._on_wait()
+            self._notify_committer()
 
     def when_reached(
         self,
@@ -103,7 +103,7 @@ class AckTracker:
             return False
         if level >= AckLevel.DURABLE:  # a duplicate may ask for a higher level than its first copy did
             self._log.request_sync()
-            self._on_wait()
+            self._notify_committer()
         waiting = self._pending_acks[level]
         pending_ack = _PendingAck(next_offset, on_outcome, receipt, split)
         if waiting and next_offset < waiting[-1].next_offset:  # a duplicate that waits for its first copy
@@ -111,6 +111,10 @@ class AckTracker:
         else:
             waiting.append(pending_ack)
         return True
+
+    def _notify_committer(self) -> None:
+        if self._committer is not None:
+            self._committer.notify()
 
     def advance(self) -> None:
         """Route and acknowledge everything that the marks have passed, sinks first."""

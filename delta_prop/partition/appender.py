@@ -33,12 +33,13 @@ if TYPE_CHECKING:
     from delta_prop.partition.ingest.seen_ids import SeenIds
     from delta_prop.partition.ingest.vector_heads import VectorHeads
     from delta_prop.partition.ingest.work import Draft, MatrixDraft, SequencedBatch
+    from delta_prop.partition.listener import PartitionListener
     from delta_prop.partition.splitting import BatchPiece
     from delta_prop.partition.state.pipeline_state import PipelineState, SavedOrigins
+    from delta_prop.platform.ports import Clock
     from delta_prop_broker.log.contract import Log
     from delta_prop_broker.retention.snapshot import OriginWatermark
     from delta_prop_wire.batch import Batch, LoggedBatch
-    from delta_prop_wire.delta import Head
 
 _NAMESPACE_AND_KIND = attrgetter("namespace", "kind")
 
@@ -63,8 +64,8 @@ class Appender:
         origins: Origins,
         vectors: VectorHeads,
         ids: SeenIds,
-        wall_us: Callable[[], int],
-        load_head: Callable[[str, str], Head | None],
+        clock: Clock,
+        listener: PartitionListener,
     ) -> None:
         self.log = log
         self.lamport = 0
@@ -75,8 +76,8 @@ class Appender:
         self.ids = ids
         self.refused_ids = RefusedIds()
         self._duplicate_id_finder = DuplicateIdFinder(log, ids)
-        self._wall_us = wall_us
-        self._load_head = load_head
+        self._wall_us = clock.wall_us
+        self._load_head = listener.load_head
         self._clocks = OriginClocks()
         self._hybrid_time = 0
 

@@ -37,10 +37,9 @@ from delta_prop.partition.entries import (
 )
 from delta_prop.partition.forwarded_batches import ack_covered, admit, check_numbers, drop_known_rows
 from delta_prop.partition.gate import OpenGate
-from delta_prop.partition.ingest.fair_queue import FairQueue
-from delta_prop.partition.ingest.origins import OWN, Grant, Origins
+from delta_prop.partition.ingest.origins import OWN, Grant
 from delta_prop.partition.ingest.work import Draft, MatrixDraft, SequencedBatch
-from delta_prop.partition.order.orderer import Entry, Orderer, RefusedEntry, Verdict
+from delta_prop.partition.order.orderer import Entry, RefusedEntry, Verdict
 from delta_prop.partition.order.orphans import Orphans
 from delta_prop.partition.order.pending_drafts import PendingDrafts
 from delta_prop.partition.reporter import Reporter
@@ -55,41 +54,37 @@ if TYPE_CHECKING:
 
     from delta_prop.partition.coalesced_draft import CoalescedDraft, JoinedDraft
     from delta_prop.partition.gate import Gate
-    from delta_prop.partition.ingest.seen_ids import SeenIds
-    from delta_prop.partition.ingest.vector_heads import VectorHeads
     from delta_prop.partition.ingest.work import Sender
+    from delta_prop.partition.listener import PartitionListener
+    from delta_prop.partition.pipeline_parts import PipelineParts
+    from delta_prop.partition.storage.committer import Committer
+    from delta_prop.partition.ticker import Ticker
+    from delta_prop.platform.ports import Clock
     from delta_prop_broker.log.contract import Log
     from delta_prop_wire.batch import Batch, LoggedBatch
-    from delta_prop_wire.delta import AckLevel, Head
+    from delta_prop_wire.delta import AckLevel
     from delta_prop_wire.frames import OriginClaim
 
 Work: TypeAlias = SequencedBatch | Draft | MatrixDraft
 
 
 class Pipeline:
-    """Everything between an offer and its offset in the log, for one partition.
-
-    `route` is called with each appended batch, before its receipt is settled; `on_queued` when work is
-    queued, so that the caller calls `pump`; `on_wait` when something waits for a commit of the log.
-    """
+    """Everything between an offer and its offset in the log, for one partition."""
 
     def __init__(
         self,
         log: Log,
+        parts: PipelineParts,
+        listener: PartitionListener,
         *,
         own_producer_id: int,
-        queue: FairQueue,
-        orderer: Orderer,
-        ids: SeenIds,
-        route: Callable[[LoggedBatch], None],
-        wall_us: Callable[[], int],
-        origins: Origins,
-        vectors: VectorHeads,
-        load_head: Callable[[str, str], Head | None],
+        clock: Clock,
         gate: Gate | None = None,
-        on_wait: Callable[[], None] | None = None,
-        on_queued: Callable[[], None] = lambda: None,
+        ticker: Ticker | None = None,
+        committer: Committer | None = None,
     ) -> None:
+        """Create a pipeline with an empty state. `ticker` is woken when work is queued; it calls `pump`."""
+        queue, orderer, ids, origins, vectors = parts
         self.log = log
         self.queue = queue
         self.orderer = orderer
@@ -100,17 +95,17 @@ class Pipeline:
             origins=origins,
             vectors=vectors,
             ids=ids,
-            wall_us=wall_us,
-            load_head=load_head,
+            clock=clock,
+            listener=listener,
         )
         self.stop_refusal: Refused | None = None
         """Refusal of all work while the log has failed, since this state may be ahead of it; else None."""
         self.recoveries = 0
         """Number of times that the state was restored from a log after a failure."""
-        self.ack_tracker = AckTracker(log, route, on_wait or (lambda: None))
+        self.ack_tracker = AckTracker(log, listener, committer)
         self._reporter = Reporter(self.ack_tracker)
         self._gate: Gate = gate or OpenGate()
-        self._on_queued = on_queued
+        self._ticker = ticker
         self._running = False
         self._now = 0.0
         self._own_origins = tuple(make_origin(own_producer_id, lane) for lane in Priority)
@@ -118,6 +113,10 @@ class Pipeline:
             origins.hello(origin, OWN, 0.0)
         self._pending_drafts = PendingDrafts()
         self._orphans = Orphans(orderer, ids, self.appender.refused_ids)
+
+    def _wake_ticker(self) -> None:
+        if self._ticker is not None:
+            self._ticker.wake_queue()
 
     def restore(self, logged: LoggedBatch, now: float) -> None:
         """Replay a batch that the log holds at a start, in log order; it is not routed again."""
@@ -218,7 +217,7 @@ class Pipeline:
         if self.queue.depth:  # also work offered by a callback just now
             self.pump(now)
         if self.queue.depth:
-            self._on_queued()
+            self._wake_ticker()
         return work.receipt
 
     @property
@@ -241,7 +240,7 @@ class Pipeline:
             self._running = False
         if self.queue.depth:  # work offered by a callback just now
             self.pump(now)
-            self._on_queued()
+            self._wake_ticker()
         return is_done
 
     def _append_coalesced(self, draft: CoalescedDraft | JoinedDraft) -> bool:
@@ -288,7 +287,7 @@ class Pipeline:
             self._running = False
         if self.queue.depth:  # work offered by a callback just now
             self.pump(now)
-            self._on_queued()
+            self._wake_ticker()
         return len(appended)
 
     def _note_run(self, batches: Sequence[LoggedBatch], receipt: Receipt) -> None:

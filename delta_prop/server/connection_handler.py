@@ -88,7 +88,7 @@ class ConnectionHandler:
         self._stream = stream
         self._context = context
         self._tasks: TaskGroup  # set by `run`
-        self._pipeline = context.internals.pipeline
+        self._pipeline = context.internals.partition.pipeline
         self._connection = Connection(Role.SERVER, payload_bytes_max=context.settings.frame_bytes_max)
         self._receive_buffer = self._connection.receive_buffer
         self._writer = ConnectionWriter(stream, self._connection, context, self)
@@ -218,7 +218,7 @@ class ConnectionHandler:
         """Handle complete frames in one tick, whose callbacks run at its end; return True if none is left."""
         context, buffer = self._context, self._receive_buffer
         started_at = context.now()
-        with context.internals.tick_callbacks:
+        with context.internals.partition.tick_callbacks:
             while buffer.start < buffer.end:
                 if self._hello_done is not None:
                     return False
@@ -460,7 +460,7 @@ class ConnectionHandler:
         except Unauthorized as refused:
             self._refuse_unauthorized(refused, "Unsubscribe", correlation_id=frame.sequence)
             return
-        high_watermark, session = self._context.internals.log.high_watermark, self.consumer_session
+        high_watermark, session = self._context.internals.partition.log.high_watermark, self.consumer_session
         if frame.drain and session is not None and session.has_to_deliver(frame.subscription):
             self._pending_unsubscribes.append((high_watermark, frame))
         else:

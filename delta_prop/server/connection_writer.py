@@ -71,7 +71,7 @@ class ConnectionWriter:
         self._connection = connection
         self._context = context
         self._source = source
-        self._tick_callbacks = context.internals.tick_callbacks
+        self._tick_callbacks = context.internals.partition.tick_callbacks
         self._wakeup = Wakeup()
         self._is_scheduled = False  # True while a write at the end of the tick is due
         self._wakes_at = math.inf  # when the loop wakes even without a `notify`

@@ -19,7 +19,6 @@ from delta_prop.server.send_queue import BATCH_OVERHEAD_BYTES, SendChunk, SendQu
 from delta_prop.server.start_offsets import check_cursor, check_in_log, check_offset, resolve_start
 from delta_prop.server.subscription_set import SubscriptionSet
 from delta_prop_broker.corruption import LogCorrupted
-from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.segments.sendfile import RangeBounds
 from delta_prop_wire.credit_window import CreditWindow
 from delta_prop_wire.cursor import Cursor
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from delta_prop.delivery.routing_table import Rows
     from delta_prop.server.groups import GroupAssignment, Groups
     from delta_prop.server.settings import ServerSettings
-    from delta_prop_broker.segments.sendfile import SendfileRange, SendfileReader
+    from delta_prop_broker.segments.sendfile import SendfileRange
     from delta_prop_wire.batch import LoggedBatch
     from delta_prop_wire.frames import Subscription
 
@@ -94,9 +93,9 @@ class ConsumerSession:
         """The group that it is a member of."""
         self.standing_by = False
         """True while another member reads for the group: nothing is sent."""
-        self._log = internals.log
+        self._log = internals.partition.log
         self._sinks = internals.sinks
-        self._now = internals.now
+        self._now = internals.partition.world.clock.now
         self._settings = settings
         self._bytes_max = settings.subscriber_bytes_max
         slow_bytes = int(settings.send_timeout_s * settings.receive_rate_min)
@@ -117,9 +116,7 @@ class ConsumerSession:
         self._state = _SendState.ACTIVE
         self._has_just_sent = False  # the next batches may linger
         self._oldest_at = 0.0  # when the oldest queued batch was queued
-        self._sendfile_reader: SendfileReader | None = None
-        if isinstance(internals.log, DurableLog):
-            self._sendfile_reader = internals.log.sendfile_pool.reader()
+        self._sendfile_reader = internals.partition.log.sendfile_reader()
         self._has_open_file = False  # the file of the last range is open
         self._has_read = False  # the log has been read since the start, which verified the first frames
         self._retry_at = -inf  # when the log is read again after a disk failure

@@ -24,7 +24,6 @@ from delta_prop.delivery.group_cursor import (
     read_groups,
     read_position,
 )
-from delta_prop_broker.log.durable import DurableLog
 from delta_prop_wire.bounds import check_name
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
@@ -357,7 +356,7 @@ class Groups:
             cursor.next_offset = offset if offset is None else min(offset, synced_offset)
             cursor.resets = state.resets
             try:
-                await threads.run(partial(self._store_with_reserve, cursor))
+                await threads.run(partial(self._log.write_small, cursor.store))
             except OSError as error:
                 logger.warning("the cursor of group %r cannot be stored: %s: retrying", name, error)
             if state.reader is None and state.is_stored:
@@ -366,13 +365,6 @@ class Groups:
                 cursor.release()
                 del self._groups[name]
         return all(state.is_settled for state in self._groups.values())
-
-    def _store_with_reserve(self, cursor: GroupCursor) -> None:
-        """Store a cursor, with the reserve if the disk is full. Call it on a thread. Raises OSError."""
-        if isinstance(self._log, DurableLog):
-            self._log.reserve.use(cursor.store)
-        else:
-            cursor.store()
 
 
 def _promote_standby(state: _GroupState) -> None:

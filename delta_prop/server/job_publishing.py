@@ -90,7 +90,7 @@ class JobPublisher:
         self._internals = internals
         self._files = files
         self._use_reserve = use_reserve
-        self._threads = internals.world.new_threads()
+        self._threads = internals.partition.world.new_threads()
         self._wakeup = Wakeup()
 
     async def write(self, write_file: Callable[[], None]) -> None:
@@ -144,8 +144,10 @@ class JobPublisher:
     async def offer(self, batch: Batch, sender: Sender) -> _BatchReceipt:
         """Offer a batch to the pipeline, and wait until it is appended, or will not be."""
         receipt = _BatchReceipt(self._wakeup.notify)
-        with self._internals.tick_callbacks:
-            self._internals.pipeline.offer(SequencedBatch(batch, sender, receipt), self._internals.now())
+        with self._internals.partition.tick_callbacks:
+            self._internals.partition.pipeline.offer(
+                SequencedBatch(batch, sender, receipt), self._internals.partition.world.clock.now()
+            )
         while not (receipt.done or receipt.state is OfferState.APPENDED):
             await self._wakeup.wait()
         return receipt
@@ -170,9 +172,9 @@ class _Publication:
         self.progress = self._stored = decision.progress
         self._publisher = publisher
         self._internals = internals
-        self._pipeline = internals.pipeline
+        self._pipeline = internals.partition.pipeline
         self._on_progress = on_progress
-        self._stored_at = internals.now()
+        self._stored_at = internals.partition.world.clock.now()
         self._unacked: deque[_UnackedBatch] = deque()
         self._unacked_bytes = 0
         self._epochs: dict[int, int] = {}
@@ -396,7 +398,7 @@ class _Publication:
             self._unacked.popleft()
             self._unacked_bytes -= size
             self._set_progress(progress)
-        if self._internals.now() - self._stored_at >= PROGRESS_INTERVAL_S:
+        if self._internals.partition.world.clock.now() - self._stored_at >= PROGRESS_INTERVAL_S:
             await self.store_progress()
 
     def _set_progress(self, progress: Progress) -> None:
@@ -433,7 +435,7 @@ class _Publication:
         if failures:
             raise failures[0]
         await self._publisher.write_progress(self.decision.job, progress)
-        self._stored, self._stored_at = progress, self._internals.now()
+        self._stored, self._stored_at = progress, self._internals.partition.world.clock.now()
 
     # --- origins
 
@@ -441,7 +443,7 @@ class _Publication:
         """Return the producer epoch of an origin, which is claimed first if necessary. Raises Refused."""
         epoch = self._epochs.get(origin)
         if epoch is None:
-            now = self._internals.now()
+            now = self._internals.partition.world.clock.now()
             (grant,) = self._pipeline.claim([OriginClaim(origin, 0)], self.decision.owner, now, bounded=False)
             epoch = self._epochs[origin] = grant.epoch
         return epoch

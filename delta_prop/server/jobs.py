@@ -36,7 +36,6 @@ from delta_prop.server.job_rules import (
 from delta_prop.server.part_file import PartHead, path_of
 from delta_prop.server.part_writing import close_files, write_parts
 from delta_prop.server.staging import Attempt
-from delta_prop_broker.log.durable import DurableLog
 from delta_prop_wire.bounds import check_name
 from delta_prop_wire.delta import Source
 from delta_prop_wire.errors import InvalidDelta, Refused
@@ -124,8 +123,8 @@ class Jobs:
         self.counts = counts
         self._internals = internals
         self._settings = settings
-        self._files = None if internals.disk is None else JobFiles(internals.disk)
-        self._threads = internals.world.new_threads()
+        self._files = None if internals.partition.disk is None else JobFiles(internals.partition.disk)
+        self._threads = internals.partition.world.new_threads()
         self._jobs: dict[str, Job] = {}
         self._corrupted: dict[str, JobCorrupted] = {}  # decisions, by the stem of their files
         self._is_loaded = False
@@ -318,7 +317,7 @@ class Jobs:
         self._free_bytes = (
             self._free_bytes - taken_bytes if written.free_bytes is None else written.free_bytes
         )
-        with self._internals.tick_callbacks:
+        with self._internals.partition.tick_callbacks:
             for (attempt, batches), outcome in zip(work, written.outcomes, strict=True):
                 if isinstance(outcome, OSError):
                     attempt.on_failed(batches, write_failed(outcome))
@@ -340,14 +339,18 @@ class Jobs:
 
     async def _commit(self, files: JobFiles, pending: _DecideRequest) -> JobStatus:
         request, job = pending.request, self._jobs.get(pending.request.job)
-        decision = make_decision(request, job, pending.owner, self._internals.pipeline, self._clock.read())
+        decision = make_decision(
+            request, job, pending.owner, self._internals.partition.pipeline, self._clock.read()
+        )
         if job is None or decision is None:  # no deltas: the name stays free for a job that has some
             return JobStatus(JobState.PUBLISHED)
         if job.decision is decision:
             return job.status()
         job.is_deciding = True  # so that it does not expire meanwhile
         try:
-            await self._threads.run(partial(self._use_reserve, partial(files.write_decision, decision)))
+            await self._threads.run(
+                partial(self._internals.partition.log.write_small, partial(files.write_decision, decision))
+            )
             job.decision, job.touched_us = decision, self._clock.seen_us
         finally:
             job.is_deciding = False
@@ -411,7 +414,7 @@ class Jobs:
     # --- publishing
 
     async def _run_publisher(self, files: JobFiles) -> None:
-        publisher = JobPublisher(self._internals, files, self._use_reserve)
+        publisher = JobPublisher(self._internals, files, self._internals.partition.log.write_small)
         postponed: set[str] = set()
         while True:
             committed = [job for job in self._jobs.values() if _is_committed(job)]
@@ -496,23 +499,15 @@ class Jobs:
     @property
     def _clock(self) -> LogClock:
         """The clock of the log: jobs age by it, as the log's deltas do."""
-        log = self._internals.log
-        assert isinstance(log, DurableLog), "jobs need a directory, so the log is durable"
-        return log.clock
+        storage = self._internals.partition.storage
+        assert storage is not None, "jobs need a directory, so the log is durable"
+        return storage.log.clock
 
     @property
     def _spare_bytes(self) -> int:
         """Bytes that must stay free on the disk."""
-        log = self._internals.log
-        return log.settings.free_bytes_min + log.reserve.missing if isinstance(log, DurableLog) else 0
-
-    def _use_reserve(self, write: Callable[[], None]) -> None:
-        """Write a small file, with the reserve if the disk is full. Call it on a thread. Raises OSError."""
-        log = self._internals.log
-        if isinstance(log, DurableLog):
-            log.reserve.use(write)
-        else:
-            write()
+        storage = self._internals.partition.storage
+        return 0 if storage is None else storage.log.settings.free_bytes_min + storage.log.reserve.missing
 
     def _count_active(self) -> None:
         self.counts.active = sum(not _is_finished(job) for job in self._jobs.values())

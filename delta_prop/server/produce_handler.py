@@ -114,9 +114,9 @@ class ProduceHandler:
 
         `audit` is called with each refusal, except those that report the outcome of an earlier delta.
         """
-        self._pipeline = internals.pipeline
-        self._now = internals.now
-        self._level = internals.log.ack_level
+        self._pipeline = internals.partition.pipeline
+        self._now = internals.partition.world.clock.now
+        self._level = internals.partition.log.ack_level
         self._settings = settings
         self._permissions = permissions
         self._rate_limiter = rate_limiter

@@ -106,7 +106,7 @@ class QueryHandler:
 
 def make_welcomes(context: ServerContext, grants: Sequence[OriginGrant]) -> list[Welcome]:
     """Return the pages of the answer to a hello."""
-    log, features = context.internals.log, tuple(context.features)
+    log, features = context.internals.partition.log, tuple(context.features)
     end = Cursor(log.log_id, log.epoch, log.high_watermark)
     starts = range(0, max(len(grants), 1), WATERMARKS_PER_PAGE)
     return [
@@ -117,7 +117,7 @@ def make_welcomes(context: ServerContext, grants: Sequence[OriginGrant]) -> list
 
 def describe(context: ServerContext) -> Description:
     """Describe the service: its one stream, and the requests that it supports."""
-    log = context.internals.log
+    log = context.internals.partition.log
     end = Cursor(log.log_id, log.epoch, log.high_watermark)
     stream = StreamDescription(DEFAULT_STREAM, STREAM_ID, (PartitionRange(PARTITION, log.start_offset, end),))
     return Description((stream,), known_requests(), tuple(context.features), log.ack_level)
@@ -142,7 +142,7 @@ def unknown_request(request: UnknownRequest) -> Refused:
 def find_offsets(request: FindOffsets, internals: Internals) -> FoundOffsets:
     """Find the offsets of starts in the log. Raises Refused."""
     check_partition(request.stream, request.partition)
-    log = internals.log
+    log = internals.partition.log
     for start in request.starts:
         if start.kind not in _STARTS:
             raise Refused(
@@ -161,7 +161,7 @@ async def get_fact(request: Get, internals: Internals, permissions: Permissions)
     namespace = namespace_of(request.vector_id) if request.namespace is None else request.namespace
     permissions.check_read(namespace)
     name, sink = _find_state_sink(internals)
-    offset = internals.log.high_watermark
+    offset = internals.partition.log.high_watermark
     try:
         with anyio.fail_after(GET_TIMEOUT_S):
             await internals.sinks.wait([name], offset, offset, committed=False)

@@ -58,7 +58,7 @@ class ServerContext:
 
     def forwarder_grants(self) -> list[OriginGrant]:
         """Return each origin's epoch and watermark here, for a forwarder. Raises Refused (LOG_FAILED)."""
-        pipeline = self.internals.pipeline
+        pipeline = self.internals.partition.pipeline
         pipeline.check_running()
         grants = []
         for origin, watermark in pipeline.orderer.watermarks.items():

@@ -68,7 +68,7 @@ class ServerStatus:
             return ENDING
         if self.propagator is None or self.service is None:
             return STARTING
-        self.propagator.internals().capacity_monitor.refresh()
+        self.propagator.internals().partition.capacity_monitor.refresh()
         statistics = self.propagator.statistics()
         if statistics.full is not None:
             return str(statistics.full)
@@ -82,7 +82,7 @@ class ServerStatus:
         if self._now is not None:
             fields["uptime_s"] = round(self._now() - self._started_at, 1)
         if self.propagator is not None and statistics is not None:
-            log = self.propagator.internals().log
+            log = self.propagator.internals().partition.log
             fields |= {"log_id": log.log_id.hex(), "epoch": log.epoch}
             fields |= {name: value for name, value in to_json_value(statistics).items() if name != "sinks"}
             sinks = statistics.sinks.values()

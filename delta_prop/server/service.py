@@ -84,11 +84,11 @@ class Service:
     async def run(self, *, task_status: TaskStatus[Address] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serve until `stop` or cancellation; reports its address as started once it listens."""
         internals = self._propagator.internals()
-        network = internals.world.network
+        network = internals.partition.world.network
         if network is None:
             raise UsageError("world: it has no network to listen on: give one that has")
-        self._group_threads = internals.world.new_threads()
-        access = self._access or Access(internals.world)
+        self._group_threads = internals.partition.world.new_threads()
+        access = self._access or Access(internals.partition.world)
         check_exposure(self.settings, access)
         counters = Counters()
         context = self._context = ServerContext(
@@ -96,11 +96,11 @@ class Service:
             settings=self.settings,
             access=access,
             rate_limiter=RateLimiter(vector_rate=self.settings.vector_rate),
-            audit=Audit(internals.now),
-            groups=Groups(internals.disk, internals.log, internals.world),
+            audit=Audit(internals.partition.world.clock.now),
+            groups=Groups(internals.partition.disk, internals.partition.log, internals.partition.world),
             receive_budget=ReceiveBudget(self.settings.receiving_bytes_max),
             jobs=Jobs(internals, self.settings, counters.jobs),
-            now=internals.now,
+            now=internals.partition.world.clock.now,
             counters=counters,
         )
         access.on_change = self._check_tokens
@@ -183,7 +183,7 @@ class Service:
         """Wait until all that was accepted is refused, or logged and visible; return the end of the log."""
         context = self._context
         assert context is not None
-        log, pipeline = context.internals.log, context.internals.pipeline
+        log, pipeline = context.internals.partition.log, context.internals.partition.pipeline
         while any(handler.has_pending_outcomes for handler in self._handlers.values()):  # noqa: ASYNC110 - of many
             await anyio.sleep(DRAIN_POLL_S)
         end = log.next_offset  # rows published from now on do not delay the end
@@ -240,7 +240,10 @@ class Service:
         """Return a snapshot of each connection."""
         if self._context is None:
             return []
-        log, rows = self._context.internals.log, [handler.statistics() for handler in self._handlers.values()]
+        log, rows = (
+            self._context.internals.partition.log,
+            [handler.statistics() for handler in self._handlers.values()],
+        )
         return [row | lag_at(log, row["processed"]) for row in rows]
 
     async def poll_groups(self) -> None:
@@ -252,7 +255,7 @@ class Service:
         """Return a snapshot of each group, the absent ones as last read."""
         if self._context is None:
             return []
-        log, groups = self._context.internals.log, self._context.groups.all_statistics()
+        log, groups = self._context.internals.partition.log, self._context.groups.all_statistics()
         return [
             {
                 "name": name,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from delta_prop_broker.log.durable import DurableLog
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import StartAt
@@ -33,7 +32,7 @@ def resolve_start(start: Start, log: Log) -> int:
         return check_in_log(check_cursor(value, log), log)
     assert isinstance(value, int), "the frame's decoder has checked it"
     if start.kind is StartAt.TIME:
-        return _offset_at(value, log)
+        return log.offset_at(value)
     return check_offset(value, log)
 
 
@@ -70,15 +69,6 @@ def check_in_log(offset: int, log: Log) -> int:
             details={"offset": offset, "start_offset": log.start_offset},
         )
     return offset
-
-
-def _offset_at(time_us: int, log: Log) -> int:
-    if isinstance(log, DurableLog):
-        return log.offset_at(time_us)
-    raise Refused(
-        ErrorCode.BAD_REQUEST,
-        "a log in memory stores no times: start at earliest, latest, an offset or a cursor",
-    )
 
 
 def _ahead_error(position: str, end: int) -> Refused:

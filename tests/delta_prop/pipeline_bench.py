@@ -11,10 +11,40 @@ from delta_prop.partition.ingest.vector_heads import VectorHeads
 from delta_prop.partition.ingest.work import Draft, Sender, SequencedBatch
 from delta_prop.partition.order.orderer import Orderer
 from delta_prop.partition.pipeline import Pipeline
+from delta_prop.partition.pipeline_parts import PipelineParts
 from delta_prop_broker.log.memory import MemoryLog
 from delta_prop_wire.batch import Batch, LoggedBatch
 from delta_prop_wire.delta import AckLevel, Delta, Priority, Source, make_origin, producer_id_of
 from delta_prop_wire.encode import encode_batch
+from delta_prop_wire.errors import Refused
+
+
+class OneTime:
+    """A clock that stands still."""
+
+    def now(self) -> float:
+        return 0.0
+
+    def wall_us(self) -> int:
+        return 1_000_000
+
+
+class Recorder:
+    """A listener that adds the batches to a list."""
+
+    def __init__(self, routed: list[LoggedBatch]) -> None:
+        self.route = routed.append
+
+    def note_moved(self) -> None:
+        pass
+
+    note_recovered = note_restored = note_moved
+
+    def note_failed(self, refusal: Refused) -> None:
+        pass
+
+    def load_head(self, namespace: str, vector_id: str) -> None:
+        return None
 
 
 class GatedLog(MemoryLog):
@@ -39,18 +69,14 @@ class Bench:
         self.routed: list[LoggedBatch] = []
         ids = SeenIds(generation_ids=1000)
         self.vectors = VectorHeads()
-        self.pipeline = Pipeline(
-            self.log,
-            own_producer_id=1,
+        parts = PipelineParts(
             queue=FairQueue(capacity_deltas=queue_deltas_max),
-            orderer=Orderer(knows_id=ids.__contains__, pending_deltas_max=pending_deltas_max),
+            orderer=Orderer(ids, pending_deltas_max=pending_deltas_max),
             ids=ids,
-            route=self.routed.append,
-            wall_us=lambda: 1_000_000,
             origins=Origins(),
             vectors=self.vectors,
-            load_head=lambda _namespace, _vector_id: None,
         )
+        self.pipeline = Pipeline(self.log, parts, Recorder(self.routed), own_producer_id=1, clock=OneTime())
 
     def publish(self, *deltas: Delta, after: tuple[Receipt, ...] = ()) -> Receipt:
         draft = Draft(deltas, Receipt(), deltas[0].priority, AckLevel.MEMORY, after=after)

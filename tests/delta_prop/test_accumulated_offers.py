@@ -20,7 +20,7 @@ ROWS = 5_000
 
 
 def logged_batches(p: Propagator) -> list[LoggedBatch]:
-    return list(read_all(p.internals().log))
+    return list(read_all(p.internals().partition.log))
 
 
 def vector_delta(n: int) -> Delta:

@@ -200,7 +200,7 @@ def test_forwarder_is_acked_at_highest_local_level() -> None:
             receipt = forwarder.send_frame(batch, 5)
             assert receipt.state is OfferState.APPENDED
             assert (await receipt).level is AckLevel.DURABLE
-            assert p._log.offset_at_level(AckLevel.DURABLE) == 1
+            assert p._partition.log.offset_at_level(AckLevel.DURABLE) == 1
             assert (await forwarder.send_frame(batch, 5)).duplicate
 
     run_virtual(main)

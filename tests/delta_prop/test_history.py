@@ -59,7 +59,7 @@ def test_head_read_from_log_equals_head_in_memory() -> None:
             Delta("gone", unknown_operation),
         )
         await p.publish(*rows)
-        log = p.internals().log
+        log = p.internals().partition.log
         heads = [find_head(read_history(log, [("default", name)])) for name in ("new", "gone", "nobody")]
         assert [None if head is None else head.alive for head in heads] == [True, False, None]
         await p.publish(Delta("gone", create([1.0]), expect=ABSENT))
@@ -110,7 +110,7 @@ def test_history_below_log_start_is_retryable(monkeypatch: pytest.MonkeyPatch) -
     async def main(p: Propagator) -> None:
         sink = await p.attach(HistorySink(598, ("x", "b")))
         await publish_alternating(p, 597)
-        log = p.internals().log
+        log = p.internals().partition.log
         real_read, read_count = log.read, 0
 
         def read_or_fail(offset: int, **bounds: int) -> object:

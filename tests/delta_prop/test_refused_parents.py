@@ -231,14 +231,14 @@ def test_refused_ids_are_known_after_a_restart(has_checkpoint: bool) -> None:
 
     async def first_session() -> None:
         async with open_propagator(disk) as p:
-            origin = p._pipeline.hello(5, "p", p._now())[0].origin
+            origin = p._partition.pipeline.hello(5, "p", p._now())[0].origin
             await resend_batch(p, batch_of(origin, 1, BAD, make_delta("fine", id=TWO)), Sender("p"))
             await resend_batch(p, batch_of(origin, 3, replace(BAD, id=THREE)), Sender("p"))
             await p.publish(make_delta("right", id=THREE))
-            assert p._service_log.checkpointer is not None
+            assert p._partition.storage.checkpointer is not None
             if has_checkpoint:
-                await p._service_log.checkpointer.write()
-            p._service_log.checkpointer = None
+                await p._partition.storage.checkpointer.write()
+            p._partition.storage.checkpointer = None
 
     async def second_session() -> None:
         async with open_propagator(disk) as p:
@@ -249,7 +249,7 @@ def test_refused_ids_are_known_after_a_restart(has_checkpoint: bool) -> None:
                     await catch_refusal(p.publish(make_delta("child", parents=(parent,)))), parent=parent
                 )
             assert (await p.publish(make_delta("child", parents=(THREE,)))).offset is not None
-            assert p._pipeline.appender.ids.find([ONE, TWO]) == [None, None]
+            assert p._partition.pipeline.appender.ids.find([ONE, TWO]) == [None, None]
 
     run_virtual(first_session)
     run_virtual(second_session)
@@ -262,8 +262,8 @@ def test_refused_draft_is_known_after_the_next_checkpoint() -> None:
         async with open_propagator(disk) as p:
             await p.publish(make_delta("a"))
             await catch_refusal(p.publish(BAD))
-            assert p._service_log.checkpointer is not None
-            await p._service_log.checkpointer.write()
+            assert p._partition.storage.checkpointer is not None
+            await p._partition.storage.checkpointer.write()
 
     async def second_session() -> None:
         async with open_propagator(disk) as p:

@@ -253,7 +253,7 @@ def test_first_copy_is_found_before_write_and_after_restart() -> None:
                 p.offer(delta)
                 for delta in (make_delta("v", id=ONE), make_delta("v", id=ONE), make_delta("w", id=ONE))
             ]
-            assert p.internals().log.high_watermark == 0
+            assert p.internals().partition.log.high_watermark == 0
             assert (await receipts[1]).duplicates == {0: 0}
             check_reuse_refusal(await catch_refusal(receipts[2].wait()), offset=0)
 
@@ -276,7 +276,7 @@ def test_unreadable_first_copy_is_refused_as_log_failed() -> None:
 
     async def resend() -> None:
         async with open_propagator(disk) as p:
-            log = p.internals().log
+            log = p.internals().partition.log
             (path,) = [name for name in disk.list("streams/default/0") if name.endswith(".log")]
             file = disk.open(f"streams/default/0/{path}")
             file.write(file.read(0, file.size()).index(b"v2"), [b"w"])

@@ -132,7 +132,7 @@ async def _session(
         await p.attach(CallbackSink(lambda offset, _: None, name=AUDIT))
         await p.attach(RejectingSink(Store(keeps_cursor=False), {7.0}), topics="ns:adds")
         await main(p)
-        group = GroupCursor(disk, GROUP, p._log.log_id)
+        group = GroupCursor(disk, GROUP, p._partition.log.log_id)
         group.next_offset = p.statistics().log.high_watermark - 1
         group.close()
         await anyio.sleep(2)  # cursors are written, sealed segments are compressed
@@ -169,10 +169,10 @@ async def _publish_second_session(p: Propagator) -> None:
         raise AssertionError("the service must refuse this delta")
     await p.publish(IDENTIFIED[0])
     await p.publish(IDENTIFIED[1])
-    p._pipeline.hello(7, "teller", p._now())
+    p._partition.pipeline.hello(7, "teller", p._now())
     outcomes = [await resend_frame(p, frame) for frame in FRAMES.values()]
     assert [code for code in outcomes if isinstance(code, str)] == ["INVALID_DELTA"] * 2, outcomes
-    receipt = p._pipeline.offer(
+    receipt = p._partition.pipeline.offer(
         SequencedBatch(NOOP, Sender("far", Source.REPLICA), Receipt(), lamport=500), p._now()
     )
     await receipt

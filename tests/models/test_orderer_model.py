@@ -22,6 +22,12 @@ IDS = tuple(bytes([n]) * 16 for n in range(4))
 dots = st.builds(Dot, st.sampled_from(ORIGINS), st.integers(1, 12))
 
 
+class KnownIds(set):
+    """Known ids that the machine adds."""
+
+    kept_since = 0
+
+
 class ListModel:
     """A model of the orderer made of plain lists."""
 
@@ -97,10 +103,10 @@ class OrdererMachine(RuleBasedStateMachine):
     def start(self):
         self.now = 0.0
         self.model = ListModel()
-        self.known = set()
+        self.known = KnownIds()
         self.log = []
         self.orderer = Orderer(
-            knows_id=self.known.__contains__,
+            self.known,
             pending_deltas_max=DELTAS_MAX,
             pending_timeout_s=PENDING_TIMEOUT_S,
             owner_share=OWNER_MAX / DELTAS_MAX,

@@ -12,6 +12,7 @@ from delta_prop_wire.delta import KnownIds
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from delta_prop_broker.segments.sendfile import SendfileReader
     from delta_prop_wire.batch import Batch, LoggedBatch
     from delta_prop_wire.delta import AckLevel, Source
     from delta_prop_wire.errors import Refused
@@ -112,6 +113,18 @@ class Log(Protocol):
 
     def find(self, origin: int, counter: int) -> int | None:
         """Return the offset of a dot, even above the high watermark; None if the log does not hold it."""
+
+    def offset_at(self, time_us: int) -> int:
+        """Return the first offset appended at that time (µs since 1970) or later, else `high_watermark`.
+
+        Raises Refused (BAD_REQUEST) if the log stores no times.
+        """
+
+    def sendfile_reader(self) -> SendfileReader | None:
+        """Return a reader of full frames as its files hold them; None if the log has no files."""
+
+    def write_small(self, write: Callable[[], None]) -> None:
+        """Write a small file beside the log, also on a full disk. For a thread. Raises what `write` does."""
 
     def used_share(self, offset: int) -> float:
         """Return the share of the log's bounds used from `offset` on: 1 is the full capacity."""

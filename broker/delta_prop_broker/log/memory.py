@@ -198,6 +198,17 @@ class MemoryLog:
                 return None if row is None else logged.offset + row
         return None
 
+    def offset_at(self, time_us: int) -> int:
+        """Raise Refused: this log stores no times."""
+        raise refusals.no_times()
+
+    def sendfile_reader(self) -> None:
+        """Return None: this log has no files."""
+
+    def write_small(self, write: Callable[[], None]) -> None:
+        """Write a small file; no disk belongs to this log."""
+        write()
+
     def used_share(self, offset: int) -> float:
         """Return the share of the bounds that the rows from `offset` on use, as far as they are stored."""
         if offset >= self.next_offset:

@@ -10,10 +10,11 @@ from delta_prop_broker.log.state import LogState
 from delta_prop_wire.stamp import unpack_logged_head
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from delta_prop_broker.retention.snapshot import Snapshot
     from delta_prop_broker.segments.frames import FrameLocation
+    from delta_prop_broker.segments.sendfile import SendfileReader
     from delta_prop_wire.batch import LoggedBatch
 
 
@@ -68,6 +69,14 @@ class Reading(LogState):
     def find(self, origin: int, counter: int) -> int | None:
         """Return the offset of a dot, even one not yet written; None if the log does not hold it."""
         return self._segments.find(origin, counter, self._fetch)
+
+    def sendfile_reader(self) -> SendfileReader:
+        """Return a reader of full frames as the files hold them."""
+        return self.sendfile_pool.reader()
+
+    def write_small(self, write: Callable[[], None]) -> None:
+        """Write a small file beside the log, also on a full disk. For a thread. Raises what `write` does."""
+        self.reserve.use(write)
 
     def offset_at(self, time_us: int) -> int:
         """Return the first offset appended at that time (us since 1970) or later, else `high_watermark`."""

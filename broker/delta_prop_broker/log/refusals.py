@@ -124,3 +124,11 @@ def offset_too_old(offset: int, start_offset: int) -> Refused:
         "start there, or rebuild from another sink",
         details={"offset": offset, "start_offset": start_offset},
     )
+
+
+def no_times() -> Refused:
+    """Return the refusal of a time as a position in a log in memory."""
+    return Refused(
+        ErrorCode.BAD_REQUEST,
+        "a log in memory stores no times: start at earliest, latest, an offset or a cursor",
+    )

@@ -79,7 +79,7 @@ def pending_full(missing: MissingDependencies, shortage: Shortage) -> Refused:
     )
 
 
-def timed_out(missing: MissingDependencies, waited_s: float, ids_kept_since: str | None) -> Refused:
+def timed_out(missing: MissingDependencies, waited_s: float, ids_kept_since: int) -> Refused:
     """Return the refusal of an entry whose dependencies did not arrive in time."""
     message = (
         f"delta waited {waited_s:g} s for {missing}: send its dependencies, then resend it, "
@@ -87,7 +87,7 @@ def timed_out(missing: MissingDependencies, waited_s: float, ids_kept_since: str
     )
     details: dict[str, object] = {"missing": missing.names, "blocked_by": missing.blocked_by}
     if missing.ids:
-        since = ids_kept_since or "the log's beginning"
+        since = f"offset {ids_kept_since}"
         message += f"; ids are known since {since}: name an older parent by its dot"
         details["ids_kept_since"] = since
     return Refused(ErrorCode.DEP_TIMEOUT, message, retry_after_ms=RETRY_AFTER_MS, details=details)

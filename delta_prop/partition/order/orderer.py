@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from delta_prop.partition.order.missing import (
     DotRange,
@@ -30,7 +30,7 @@ from delta_prop.partition.order.waiters import Waiters
 from delta_prop_wire.delta import Dot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from delta_prop_wire.errors import Refused
 
@@ -77,6 +77,16 @@ class OrdererStatistics:
     refused_dependents: int
 
 
+class KnownIds(Protocol):
+    """The ids of the deltas in the log, as far as they are known."""
+
+    kept_since: int
+    """Offset from which on every id is known."""
+
+    def __contains__(self, delta_id: object, /) -> bool:
+        """True if the id is known."""
+
+
 class Orderer:
     """Causal order over all origins of one partition, with bounded pending entries.
 
@@ -87,9 +97,8 @@ class Orderer:
 
     def __init__(
         self,
+        known_ids: KnownIds,
         *,
-        knows_id: Callable[[bytes], bool],
-        ids_kept_since: Callable[[], str | None] = lambda: None,
         watermarks: Mapping[int, int] | None = None,
         pending_deltas_max: int = PENDING_DELTAS_MAX,
         pending_bytes_max: int = PENDING_BYTES_MAX,
@@ -99,8 +108,7 @@ class Orderer:
     ) -> None:
         self.watermarks: dict[int, int] = dict(watermarks or {})
         """The watermark of each origin: the highest counter up to which none is missing. Read only."""
-        self._knows_id = knows_id
-        self._ids_kept_since = ids_kept_since
+        self._known_ids = known_ids
         self._timeout_s = pending_timeout_s
         self._pending = PendingEntries(
             deltas_max=pending_deltas_max,
@@ -203,7 +211,7 @@ class Orderer:
         for entry in self._pending.iter_expired(now):
             self._remove(entry)
             self._refused_timeout += 1
-            error = timed_out(self.missing(entry), self._timeout_s, self._ids_kept_since())
+            error = timed_out(self.missing(entry), self._timeout_s, self._known_ids.kept_since)
             refusals += self._refuse(entry, error)
         return refusals
 
@@ -296,7 +304,7 @@ class Orderer:
 
     def _is_missing(self, entry: Entry, parent: Dot | bytes) -> bool:
         if isinstance(parent, bytes):
-            return not self._knows_id(parent) and parent not in entry.ids
+            return parent not in self._known_ids and parent not in entry.ids
         origin, counter = parent
         if origin == entry.origin and counter <= entry.last:
             return False  # the order within the run covers it

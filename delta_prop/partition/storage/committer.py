@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 import anyio.lowlevel
@@ -23,9 +23,7 @@ from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from delta_prop.platform.ports import Threads
+    from delta_prop.platform.ports import Clock, Threads
     from delta_prop.platform.tick_callbacks import TickCallbacks
     from delta_prop_broker.log.durable import DurableLog
     from delta_prop_broker.segments.commit import Commit
@@ -43,27 +41,31 @@ slow it doubles, up to OFFLOAD_S_MAX.
 """
 
 
-class Committer:
-    """Commits the log, on a thread that `run` gets.
+class CommitListener(Protocol):
+    """What a committer notifies."""
 
-    `on_moved` is called after the marks moved, `on_failed` after a commit failed: rows that were not stored
-    by then may be lost.
-    """
+    def note_moved(self) -> None:
+        """Note that the marks have moved."""
+
+    def note_failed(self, refusal: Refused, error: Exception) -> None:
+        """Note that a commit has failed: rows that were not stored by then may be lost."""
+
+
+class Committer:
+    """Commits the log, on a thread that `run` gets."""
 
     def __init__(
         self,
         log: DurableLog,
+        listener: CommitListener,
         *,
-        on_moved: Callable[[], None],
-        on_failed: Callable[[Refused, Exception], None],
-        now: Callable[[], float],
+        clock: Clock,
         tick_callbacks: TickCallbacks,
     ) -> None:
         """Create a committer; `tick_callbacks` commits at the end of a tick the appends made in it."""
         self._log = log
-        self._on_moved = on_moved
-        self._on_failed = on_failed
-        self._now = now
+        self._listener = listener
+        self._now = clock.now
         self._tick_callbacks = tick_callbacks
         self._sync_requested = False
         self._wakeup = Wakeup()
@@ -143,7 +145,7 @@ class Committer:
                 and self._log.write_to_cache(CACHED_BYTES_MAX)
             ):
                 self._note_duration(began)
-                self._on_moved()
+                self._listener.note_moved()
                 return
             commit = self._log.take_commit() if self._is_cached_only() else None
             if commit is None:
@@ -177,14 +179,14 @@ class Committer:
         """Move the marks and notify callers; return the log's end before they were notified."""
         self._log.finish_commit(commit)
         end = self._log.next_offset
-        self._on_moved()
+        self._listener.note_moved()
         return end
 
     def _fail(self, error: OSError) -> None:
         self._log.fail(error)
         refusal = log_failed(error)
         logger.error("%s", refusal.message)
-        self._on_failed(refusal, error)
+        self._listener.note_failed(refusal, error)
 
     async def _linger(self, end: int) -> None:
         """Wait while the log grows beyond `end`, its end before callers were notified.

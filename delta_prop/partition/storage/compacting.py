@@ -11,8 +11,7 @@ from delta_prop_broker.corruption import LogCorrupted
 from delta_prop_wire.errors import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from delta_prop.partition.storage.committer import Committer
     from delta_prop.platform.ports import Threads, World
     from delta_prop_broker.log.durable import DurableLog
     from delta_prop_broker.retention.compaction import Compaction
@@ -25,11 +24,11 @@ PAUSE_S = 0.001
 """Seconds between two checks for a due snapshot, after a failure, and between two steps."""
 
 
-async def compact(log: DurableLog, world: World, *, notify: Callable[[], None]) -> None:
+async def compact(log: DurableLog, world: World, committer: Committer) -> None:
     """Compact until cancelled; return at once if the settings ask for no compaction.
 
-    `notify` is called when a commit has segments to remove. A failure is logged, and retried: until then the
-    log keeps its oldest part.
+    The committer is notified when a commit has segments to remove. A failure is logged, and retried: until
+    then the log keeps its oldest part.
     """
     if not log.settings.compact:
         return
@@ -52,7 +51,7 @@ async def compact(log: DurableLog, world: World, *, notify: Callable[[], None]) 
                 )
                 continue
             if made and log.retain():
-                notify()
+                committer.notify()
 
 
 async def _run(log: DurableLog, compaction: Compaction, threads: Threads) -> bool:

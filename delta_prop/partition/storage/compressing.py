@@ -10,8 +10,7 @@ import anyio
 from delta_prop_broker.corruption import LogCorrupted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from delta_prop.partition.storage.committer import Committer
     from delta_prop.platform.ports import Threads, World
     from delta_prop_broker.log.durable import DurableLog
 
@@ -23,10 +22,10 @@ PAUSE_S = 0.01
 """Seconds between two checks for a segment, after a failure, and between two steps."""
 
 
-async def compress_sealed(log: DurableLog, world: World, *, notify: Callable[[], None]) -> None:
+async def compress_sealed(log: DurableLog, world: World, committer: Committer) -> None:
     """Compress until cancelled; return at once if the settings ask for no compression.
 
-    `notify` is called when a commit may have something to remove. A failure is logged, and retried; a
+    The committer is notified when a commit may have something to remove. A failure is logged, and retried; a
     corrupted segment is logged and left as it is.
     """
     if log.settings.codec is None:
@@ -38,7 +37,7 @@ async def compress_sealed(log: DurableLog, world: World, *, notify: Callable[[],
             wait_s = POLL_S
             try:
                 while await _compress_next(log, threads):
-                    notify()
+                    committer.notify()
             except OSError as error:
                 wait_s = RETRY_S
                 logger.warning("a segment could not be compressed; the service retries: %s", error)

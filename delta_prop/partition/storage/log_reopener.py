@@ -7,7 +7,6 @@ that it holds throughout. If the recovery finds corruption, the log stops for go
 from __future__ import annotations
 
 import logging
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,13 +16,9 @@ from delta_prop_broker.log.refusals import log_stopped
 from delta_prop_wire.errors import DeltaPropError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from contextlib import AbstractAsyncContextManager
-
+    from delta_prop.partition.storage.storage import Storage
     from delta_prop.platform.ports import Threads, World
-    from delta_prop_broker.log.durable import DurableLog
     from delta_prop_broker.recovery.recovery_result import RecoveryReport, RecoveryResult
-    from delta_prop_wire.errors import Refused
 
 logger = logging.getLogger("delta_prop")
 
@@ -47,32 +42,14 @@ class ReopeningStatistics:
 
 
 class LogReopener:
-    """Runs the recovery tries. `on_stopped` is called when there will be no more.
+    """Runs the recovery tries, and notifies the storage of what they bring."""
 
-    `on_recovered` is called in the same tick in which the log resumes; then `rebuild` is awaited, which reads
-    the log: an error that it raises counts as another failure. Within `pause_writers` nothing else writes to
-    the directory.
-    """
-
-    def __init__(
-        self,
-        log: DurableLog,
-        threads: Threads,
-        world: World,
-        *,
-        on_stopped: Callable[[Refused], None],
-        on_recovered: Callable[[RecoveryReport], None],
-        rebuild: Callable[[], Awaitable[None]],
-        pause_writers: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
-    ) -> None:
-        self._log = log
+    def __init__(self, storage: Storage, threads: Threads, world: World) -> None:
+        self._log = storage.log
+        self._storage = storage
         self._threads = threads
         self._clock = world.clock
         self._rng = world.randomness.fork("reopening")
-        self._on_stopped = on_stopped
-        self._on_recovered = on_recovered
-        self._rebuild = rebuild
-        self._pause_writers = pause_writers
         self._failure_event = anyio.Event()
         self._tries = self._reopened = 0
         self._last_error: str | None = None
@@ -105,7 +82,7 @@ class LogReopener:
             while self._log.failure is not None:
                 if isinstance(self._log.failure, DeltaPropError):  # corruption, which a retry cannot repair
                     logger.error("the log has stopped for good: %s", self._log.failure)
-                    self._on_stopped(log_stopped(self._log.failure))
+                    self._storage.note_stopped(log_stopped(self._log.failure))
                     break
                 await self._wait()
                 if not self._log.is_rearranging:  # a rearrangement ends by itself, since the log has failed
@@ -126,7 +103,7 @@ class LogReopener:
     async def _try(self) -> None:
         try:
             report = await self._recover()
-            await self._rebuild()
+            await self._storage.rebuild_state()
         except (OSError, DeltaPropError) as error:
             self._last_error = str(error)
             self._log.fail(error)
@@ -136,9 +113,9 @@ class LogReopener:
 
     async def _recover(self) -> RecoveryReport:
         recovered: RecoveryResult
-        async with self._pause_writers():
+        async with self._storage.pause_checkpoints():
             with anyio.CancelScope(shield=True):  # files that a thread has opened must not leak
                 recovered = await self._threads.run(self._log.recover_in_place)
                 self._log.resume(recovered)
-                self._on_recovered(recovered.report)
+                self._storage.note_recovered(recovered.report)
         return recovered.report

@@ -1,7 +1,6 @@
-"""The log of one service from start to end: opened, replayed into the pipeline, committed, closed.
+"""The log on disk of one partition, with its tasks: commits, recovery in place, checkpoints, compaction.
 
-An in-memory log is neither opened nor committed. For a log in a directory, a thread of its own waits for the
-disk.
+A thread of its own waits for the disk.
 """
 
 from __future__ import annotations
@@ -9,13 +8,11 @@ from __future__ import annotations
 import logging
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 import anyio.lowlevel
 
-from delta_prop.calls.argument_checks import check_instance, check_path
-from delta_prop.delivery.cursors import read_cursors, write_cursors
 from delta_prop.partition.ingest.epochs import epoch_limit, openings_for
 from delta_prop.partition.state.checkpointing import Checkpointer
 from delta_prop.partition.storage.committer import Committer
@@ -24,66 +21,66 @@ from delta_prop.partition.storage.compressing import compress_sealed
 from delta_prop.partition.storage.log_reopener import LogReopener
 from delta_prop.partition.storage.log_times import LogTimes
 from delta_prop_broker.log.durable import DurableLog
-from delta_prop_broker.log.memory import MemoryLog
-from delta_prop_broker.log.settings import LogSettings
-from delta_prop_wire.delta import AckLevel
-from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator
 
-    from delta_prop.api.settings import Settings
-    from delta_prop.delivery.status import SavedCursor
+    from anyio.abc import TaskGroup
+
     from delta_prop.partition.ingest.origins import Origins
     from delta_prop.partition.pipeline import Pipeline
     from delta_prop.platform.ports import Threads, World
     from delta_prop.platform.tick_callbacks import TickCallbacks
     from delta_prop_broker.disk import Disk
+    from delta_prop_broker.log.settings import LogSettings
     from delta_prop_broker.recovery.recovery_result import RecoveryReport
     from delta_prop_wire.errors import Refused
 
 logger = logging.getLogger("delta_prop")
 
 HOUSEKEEPING_S = 1.0
-"""Seconds between two rounds of housekeeping."""
 _RESTORE_ROWS, _RESTORE_BYTES = 100_000, 16 * 1024 * 1024
 
 
-class ServiceLog:
-    """A log with its committer. `disk` and `recovery` are None for an in-memory log."""
+class StorageOwner(Protocol):
+    """The partition of a log on disk, which its storage notifies on the event loop."""
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The pipeline, once it was created."""
+
+    def note_moved(self) -> None:
+        """Note that the marks of the log have moved."""
+
+    def note_failed(self, refusal: Refused) -> None:
+        """Note that the log has failed, or that it will not be recovered any more."""
+
+    def note_recovered(self) -> None:
+        """Note that the log was recovered in place, in the tick in which it resumes."""
+
+    async def rebuild_state(self) -> None:
+        """Restore the state from the recovered log. Raises what reading the log raises."""
+
+
+class Storage:
+    """A log on disk with the tasks that it needs. `recovery`: the result of its last recovery."""
 
     def __init__(
-        self,
-        log: MemoryLog | DurableLog,
-        threads: Threads,
-        disk: Disk | None = None,
-        recovery: RecoveryReport | None = None,
+        self, log: DurableLog, recovery: RecoveryReport, disk: Disk, world: World, threads: Threads
     ) -> None:
         self.log = log
         self.disk = disk
         self.recovery = recovery
-        self.committer: Committer | None = None
-        self.reopener: LogReopener | None = None
         self.checkpointer: Checkpointer | None = None
-        self.cursors: dict[str, SavedCursor] = {}
-        """The cursors that are stored."""
-        self._times = LogTimes(log) if isinstance(log, DurableLog) else None
+        self.reopener: LogReopener
+        self.committer: Committer
+        self._owner: StorageOwner
+        self._world = world
         self._threads = threads
-        self._cursors_lock = anyio.Lock()
+        self._times = LogTimes(log)
 
     @classmethod
-    def create_in_memory(cls, settings: Settings, world: World) -> ServiceLog:
-        """Return a new log that is lost with the process."""
-        log = MemoryLog(
-            world.randomness.bytes(16),
-            deltas_max=settings.log_deltas_max,
-            bytes_max=settings.log_bytes_max,
-            now=world.clock.now,
-        )
-        return cls(log, world.new_threads())
-
-    @classmethod
-    async def open_directory(cls, path: str, settings: LogSettings, world: World) -> ServiceLog:
+    async def open(cls, path: str, settings: LogSettings, world: World) -> Storage:
         """Create or recover the log below `path`. Raises LogBusy, LogCorrupted, FormatUnknown, OSError."""
         disk, threads = world.open_disk(path), world.new_threads()
         log, recovery = await threads.run(
@@ -91,79 +88,53 @@ class ServiceLog:
                 disk, settings=settings, random_bytes=world.randomness.bytes, clock=world.clock
             )
         )
-        service_log = cls(log, threads, disk, recovery)
+        storage = cls(log, recovery, disk, world, threads)
         try:
             await threads.run(partial(_take_reserve, log))
-            service_log.cursors = await threads.run(lambda: read_cursors(disk, log.log_id, recovery.notes))
         except BaseException:
-            await service_log.close()
+            await storage.close()
             raise
-        return service_log
+        return storage
 
-    @property
-    def openings(self) -> int | None:
-        """Number of times that the log was opened, which bounds epochs; None for an in-memory log."""
-        return self.log.openings if isinstance(self.log, DurableLog) else None
+    def connect(self, owner: StorageOwner, tick_callbacks: TickCallbacks) -> None:
+        """Create what notifies the owner; `start_tasks` starts it. Call it once, before anything is read."""
+        self._owner = owner
+        self.reopener = LogReopener(self, self._threads, self._world)
+        self.committer = Committer(self.log, self, clock=self._world.clock, tick_callbacks=tick_callbacks)
 
-    @property
-    def failure(self) -> Exception | None:
-        """Error for which the log accepts nothing at present; None while it works."""
-        return self.log.failure if isinstance(self.log, DurableLog) else None
+    # --- events
 
-    def prepare_commits(
-        self,
-        world: World,
-        *,
-        on_moved: Callable[[], None],
-        on_failed: Callable[[Refused], None],
-        on_recovered: Callable[[], None],
-        rebuild: Callable[[], Awaitable[None]],
-        tick_callbacks: TickCallbacks,
-    ) -> None:
-        """Create the committer and the reopener of a durable log; `run` runs them.
+    def note_moved(self) -> None:
+        """Pass on that a commit has moved the marks."""
+        self.reopener.note_committed()
+        self._owner.note_moved()
+        self._note_progress()
 
-        `on_moved`, `on_failed`: see `Committer`; `on_recovered`, `rebuild`: see `LogReopener`.
-        """
-        if not isinstance(self.log, DurableLog):
-            return
+    def note_failed(self, refusal: Refused, error: Exception) -> None:
+        """Pass on that a commit has failed, and start the recovery."""
+        self._owner.note_failed(refusal)
+        self._note_progress()
+        self.reopener.note_failed(error)
 
-        def handle_recovery(report: RecoveryReport) -> None:
-            self.recovery = report
-            on_recovered()
+    def note_stopped(self, refusal: Refused) -> None:
+        """Pass on that the log will not be recovered any more."""
+        self._owner.note_failed(refusal)
 
-        def handle_failure(refusal: Refused, error: Exception) -> None:
-            on_failed(refusal)
-            self._note_moved()
-            reopener.note_failed(error)
+    def note_recovered(self, report: RecoveryReport) -> None:
+        """Pass on that the log was recovered, in the same tick."""
+        self.recovery = report
+        self._owner.note_recovered()
 
-        def handle_move() -> None:
-            reopener.note_committed()
-            on_moved()
-            self._note_moved()
+    async def rebuild_state(self) -> None:
+        """Have the owner restore its state from the recovered log."""
+        await self._owner.rebuild_state()
 
-        self.reopener = reopener = LogReopener(
-            self.log,
-            self._threads,
-            world,
-            on_stopped=on_failed,
-            on_recovered=handle_recovery,
-            rebuild=rebuild,
-            pause_writers=self._pause_checkpoints,
-        )
-        self.committer = Committer(
-            self.log,
-            on_moved=handle_move,
-            on_failed=handle_failure,
-            now=world.clock.now,
-            tick_callbacks=tick_callbacks,
-        )
-
-    def _note_moved(self) -> None:
+    def _note_progress(self) -> None:
         if self.checkpointer is not None:
             self.checkpointer.note_progress()
 
     @asynccontextmanager
-    async def _pause_checkpoints(self) -> AsyncIterator[None]:
+    async def pause_checkpoints(self) -> AsyncIterator[None]:
         """Stop the checkpointer for good, while it writes nothing; a new one replaces it."""
         if self.checkpointer is None:
             yield
@@ -172,44 +143,42 @@ class ServiceLog:
                 self.checkpointer.stop()
                 yield
 
-    async def run(self, world: World) -> None:
-        """Commit, and recover a failed log, until cancelled."""
-        if self.committer is not None and self.reopener is not None:
-            async with world.own_thread() as thread, anyio.create_task_group() as tasks:
-                tasks.start_soon(self.reopener.run)
-                await self.committer.run(thread)
+    # --- tasks
 
-    async def run_housekeeping(
-        self,
-        cursors: Callable[[], Mapping[str, SavedCursor]],
-        origins: Callable[[], Origins],
-        world: World,
-    ) -> None:
-        """Run retention, store cursors and times, reserve epochs: once a second, until cancelled.
+    def start_tasks(self, tasks: TaskGroup) -> None:
+        """Start the tasks; they run until cancelled."""
+        tasks.start_soon(self._commit)
+        tasks.start_soon(self._write_checkpoints)
+        tasks.start_soon(self._run_housekeeping)
+        tasks.start_soon(partial(compress_sealed, self.log, self._world, self.committer))
+        tasks.start_soon(partial(compact, self.log, self._world, self.committer))
 
-        A disk failure is logged, and retried: until then the stored cursors lag, and deltas are redelivered.
-        """
-        threads = world.new_threads()
-        while self.disk is not None:
+    async def _commit(self) -> None:
+        async with self._world.own_thread() as thread, anyio.create_task_group() as tasks:
+            tasks.start_soon(self.reopener.run)
+            await self.committer.run(thread)
+
+    async def _write_checkpoints(self) -> None:
+        while self.checkpointer is not None:
+            await self.checkpointer.run()  # runs until the log fails and a new checkpointer replaces it
             await anyio.sleep(HOUSEKEEPING_S)
-            if isinstance(self.log, DurableLog):
-                if self.log.roll() or self.log.retain():
-                    assert self.committer is not None
-                    self.committer.notify()
-                if self.log.failure is None and self.log.reserve.missing:
-                    await threads.run(partial(_take_reserve, self.log))
-                if self._times is not None:
-                    await self._times.store(threads)
-                await self._reserve_epochs(origins(), threads)
-            try:
-                await self.write_cursors(cursors, threads)
-            except OSError as error:
-                logger.warning("the sinks' cursors could not be written; the service retries: %s", error)
+
+    async def _run_housekeeping(self) -> None:
+        """Run retention, store times, reserve epochs: once a second. A disk failure is retried."""
+        threads, log = self._world.new_threads(), self.log
+        while True:
+            await anyio.sleep(HOUSEKEEPING_S)
+            if log.roll() or log.retain():
+                self.committer.notify()
+            if log.failure is None and log.reserve.missing:
+                await threads.run(partial(_take_reserve, log))
+            await self._times.store(threads)
+            await self._reserve_epochs(self._owner.pipeline.origins, threads)
 
     async def _reserve_epochs(self, origins: Origins, threads: Threads) -> None:
         """Raise the number of openings to cover the requested epochs, so that no epoch recurs."""
         log, requested = self.log, origins.epoch_requested
-        if not requested or not isinstance(log, DurableLog) or self.checkpointer is None:
+        if not requested or self.checkpointer is None:
             return
         async with self.checkpointer.lock:  # a recovery writes the same file, so it waits for this
             if log.failure is not None:
@@ -221,52 +190,18 @@ class ServiceLog:
                 return
         origins.note_reserved(epoch_limit(log.openings))
 
-    async def compress(self, world: World) -> None:
-        """Compress sealed segments until cancelled, if the settings ask for it."""
-        if self.committer is not None and isinstance(self.log, DurableLog):
-            await compress_sealed(self.log, world, notify=self.committer.notify)
+    # --- what others use
 
-    async def compact(self, world: World) -> None:
-        """Compact the log's oldest part into snapshots until cancelled, if the settings ask for it."""
-        if self.committer is not None and isinstance(self.log, DurableLog):
-            await compact(self.log, world, notify=self.committer.notify)
-
-    async def write_cursors(self, cursors: Callable[[], Mapping[str, SavedCursor]], threads: Threads) -> None:
-        """Store the sinks' cursors, if they have changed. Raises OSError."""
-        # read under the lock, so that older cursors never overwrite newer ones
-        async with self._cursors_lock:
-            disk, durable_offset = self.disk, self.log.offset_at_level(AckLevel.DURABLE)
-            # Rows that are not synced may be lost in a power cut, and other deltas take their offsets.
-            current = {
-                name: cursor._replace(processed=min(cursor.processed, durable_offset))
-                for name, cursor in cursors().items()
-            }
-            if disk is not None and current != self.cursors:
-                await threads.run(
-                    lambda: self._use_reserve(lambda: write_cursors(disk, self.log.log_id, current))
-                )
-                self.cursors = current
-
-    def _use_reserve(self, write: Callable[[], None]) -> None:
-        """Write a small file, also on a full disk. Runs on a thread. Raises OSError."""
-        if isinstance(self.log, DurableLog):
-            self.log.reserve.use(write)
-        else:
-            write()
-
-    async def restore(self, pipeline: Pipeline, world: World) -> None:
+    async def restore(self, pipeline: Pipeline) -> None:
         """Restore the pipeline's watermarks, first offsets, ids, heads and clocks.
 
-        They come from the newest usable checkpoint, and from a replay of the log after it.
+        From the newest usable checkpoint, and a replay of the log after it.
         """
-        log, now = self.log, world.clock.now()
-        if not isinstance(log, DurableLog) or self.committer is None:
-            return
-        checkpointer = Checkpointer(log, pipeline, self.committer, world)
+        log, now = self.log, self._world.clock.now()
+        checkpointer = Checkpointer(log, pipeline, self.committer, self._world)
         try:
             offset = await checkpointer.restore(now)
-            if self.recovery is not None:
-                self.recovery.checkpoint = offset if checkpointer.is_restored else None
+            self.recovery.checkpoint = offset if checkpointer.is_restored else None
             while offset < log.high_watermark:
                 batches = log.read(offset, rows_max=_RESTORE_ROWS, bytes_max=_RESTORE_BYTES)
                 for logged in batches:
@@ -282,51 +217,27 @@ class ServiceLog:
         # Set only now: if the restore is interrupted, a partial state must not be saved as a full one.
         self.checkpointer = checkpointer
 
-    async def write_checkpoints(self) -> None:
-        """Write a checkpoint whenever one is due, until cancelled."""
-        while self.checkpointer is not None:
-            await self.checkpointer.run()  # runs until the log fails and a new checkpointer replaces it
-            await anyio.sleep(HOUSEKEEPING_S)
-
     async def drain(self, timeout_s: float) -> None:
         """Commit everything appended, as far as the time allows."""
-        if self.committer is not None:
-            with anyio.move_on_after(timeout_s):
-                await self.committer.drain()
+        with anyio.move_on_after(timeout_s):
+            await self.committer.drain()
 
     async def close(self) -> None:
         """Commit what was appended, and close the directory. Raises OSError."""
-        if isinstance(self.log, DurableLog):
-            with anyio.CancelScope(shield=True):
-                if self.checkpointer is not None and self.log.synced == self.log.next_offset:
-                    await self.checkpointer.write()
-                if self.checkpointer is not None:
-                    self.checkpointer.close()
-                if self.log.failure is None:
-                    self.log.clock.read()
-                await self._threads.run(self.log.close)
+        log = self.log
+        with anyio.CancelScope(shield=True):
+            if self.checkpointer is not None and log.synced == log.next_offset:
+                await self.checkpointer.write()
+            if self.checkpointer is not None:
+                self.checkpointer.close()
+            if log.failure is None:
+                log.clock.read()
+            await self._threads.run(log.close)
 
 
 def _take_reserve(log: DurableLog) -> None:
-    """Allocate the reserve for small writes on a full disk, or log that it failed. Runs on a thread."""
+    """Reserve disk space for small writes on a full disk, if there is any. For a thread."""
     try:
         log.reserve.allocate(log.settings.free_bytes_min)
     except OSError as error:
         logger.warning("the disk reserve could not be allocated; the service retries: %s", error)
-
-
-def check_data(data: object, log: object) -> tuple[str | None, LogSettings]:
-    """Return the data directory, None for an in-memory log, and the log's settings. Raises UsageError."""
-    if log is not None:
-        check_instance("log", log, LogSettings, "delta_prop.LogSettings(…)")
-        if data is None:
-            raise UsageError(
-                "log: LogSettings are for a log in a directory: give data=DIR too; an in-memory log has its "
-                "bounds in Settings(log_deltas_max=…, log_bytes_max=…)"
-            )
-    if data is None:
-        return None, LogSettings()
-    path = check_path("data", data)
-    if "\0" in path:
-        raise UsageError(f"data {path!r:.60} does not name a directory: give a path, or leave data out")
-    return path, log if isinstance(log, LogSettings) else LogSettings()

@@ -47,7 +47,7 @@ class StepChecker:
         self._node = node
         self._internals = internals
         self._history = history
-        self._log = internals.log
+        self._log = internals.partition.log
         self._durable_log = self._log if isinstance(self._log, DurableLog) else None
         self._offsets = log_offsets(self._log)
         self._raw_offsets: tuple[int, ...] = ()
@@ -100,7 +100,7 @@ class StepChecker:
 
     def _check_bounds(self, service: Service | None) -> None:
         node, internals = self._node, self._internals
-        queue, pending = internals.pipeline.queue, internals.pipeline.orderer._pending
+        queue, pending = internals.partition.pipeline.queue, internals.partition.pipeline.orderer._pending
         check_bound(node, "deltas queued", queue.depth, queue.capacity_deltas)
         check_bound(node, "bytes queued", queue.depth_bytes, queue.capacity_bytes)
         check_bound(node, "deltas pending", pending.delta_count, pending._deltas_max)

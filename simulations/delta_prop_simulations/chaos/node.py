@@ -162,7 +162,7 @@ class Node(Host):
         reopening = statistics.reopening
         if reopening is not None and reopening.failed:
             pending.append(f"{self.name} has a failed log: {reopening.last_error}")
-        log = propagator.internals().log
+        log = propagator.internals().partition.log
         if log.high_watermark < log.next_offset:
             pending.append(f"{self.name}: high watermark {log.high_watermark} of {log.next_offset}")
         queued, waiting = statistics.queue.depth, statistics.pending.pending_runs
@@ -173,7 +173,9 @@ class Node(Host):
     def watermarks(self) -> dict[int, int]:
         """Return the watermark of each origin."""
         return (
-            {} if self.propagator is None else dict(self.propagator.internals().pipeline.orderer.watermarks)
+            {}
+            if self.propagator is None
+            else dict(self.propagator.internals().partition.pipeline.orderer.watermarks)
         )
 
     def log_end(self) -> int:

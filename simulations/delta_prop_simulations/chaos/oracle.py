@@ -73,7 +73,7 @@ class Oracle:
         """Start the checks of a new process. `ending`: how the previous one ended. Raises Violation."""
         internals = propagator.internals()
         history = self.histories.setdefault(node, LogHistory(node))
-        history.start(internals.log, ending)
+        history.start(internals.partition.log, ending)
         self._step_checkers[node] = StepChecker(node, internals, history)
 
     def note_end(self, node: str) -> None:
@@ -125,7 +125,7 @@ class Oracle:
         self, node: Node, propagator: Propagator, history: LogHistory, full_states: Mapping[Ref, VectorState]
     ) -> None:
         internals = propagator.internals()
-        is_compacted = bool(internals.log.start_offset) or _can_have_snapshot(internals)
+        is_compacted = bool(internals.partition.log.start_offset) or _can_have_snapshot(internals)
         excused = deliveries.excused_vectors(history) if is_compacted else set()
         for name in propagator.statistics().sinks:
             feed = internals.sinks.feed(name)
@@ -164,7 +164,7 @@ def check_log(history: LogHistory, internals: Internals) -> int:
     """Check that the log is readable and holds the appended rows; return the number of its rows. Raises
     Violation.
     """
-    log, offset, row_count = internals.log, internals.log.start_offset, 0
+    log, offset, row_count = internals.partition.log, internals.partition.log.start_offset, 0
     who = f"{history.node}: its log"
     require(
         log.high_watermark == log.next_offset,
@@ -217,4 +217,4 @@ def _comparable_batch(logged: LoggedBatch) -> tuple[object, ...]:
 
 
 def _can_have_snapshot(internals: Internals) -> bool:
-    return isinstance(internals.log, DurableLog) and internals.log.may_have_snapshot()
+    return isinstance(internals.partition.log, DurableLog) and internals.partition.log.may_have_snapshot()

@@ -171,7 +171,7 @@ class Writer:
         Raises Refused.
         """
         producer = propagator.producer(self.name, ack_level=self._level)
-        self._log_level = propagator.internals().log.ack_level
+        self._log_level = propagator.internals().partition.log.ack_level
         self._run_number += 1
         run_number = self._run_number
 

@@ -55,7 +55,7 @@ class LogRows:
 
 def read_log_rows(propagator: Propagator) -> LogRows:
     """Read all rows of a service's log. Raises Refused, LogCorrupted, OSError."""
-    log = propagator.internals().log
+    log = propagator.internals().partition.log
     offset = log.start_offset
     batches = []
     while read := log.read(offset, rows_max=_READ_ROWS_MAX, bytes_max=_READ_BYTES_MAX):

@@ -210,7 +210,7 @@ class ClusterRun:
         for reader in self.readers:
             p = self._site_of(reader.spec).propagator
             if reader.failure is None and (
-                p is None or reader.next_offset < p.internals().log.high_watermark
+                p is None or reader.next_offset < p.internals().partition.log.high_watermark
             ):
                 return False
         return all(len({_watermarks_of(self.sites[name]) for name in group}) == 1 for group in self.groups)
@@ -315,13 +315,13 @@ class ClusterRun:
 
     def _count_missing(self, p: Propagator) -> int:
         """Count the deltas and no-ops that other services of the group have and this one lacks."""
-        own = p.internals().pipeline.orderer.watermarks
+        own = p.internals().partition.pipeline.orderer.watermarks
         (group,) = [group for group in self.groups if any(self.sites[name].propagator is p for name in group)]
         highest = dict(own)
         for name in group:
             other = self.sites[name].propagator
             for origin, counter in (
-                {} if other is None else other.internals().pipeline.orderer.watermarks.items()
+                {} if other is None else other.internals().partition.pipeline.orderer.watermarks.items()
             ):
                 highest[origin] = max(highest.get(origin, 0), counter)
         return sum(counter - own.get(origin, 0) for origin, counter in highest.items())
@@ -460,7 +460,7 @@ def _groups(scenario: Scenario) -> list[list[str]]:
 def _watermarks_of(site: SupervisedSite) -> frozenset[tuple[int, int]]:
     """Return the watermark of each origin at a service."""
     assert site.propagator is not None
-    return frozenset(site.propagator.internals().pipeline.orderer.watermarks.items())
+    return frozenset(site.propagator.internals().partition.pipeline.orderer.watermarks.items())
 
 
 def _fill_disk(disk: SimDisk) -> None:

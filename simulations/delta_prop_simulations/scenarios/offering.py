@@ -102,7 +102,7 @@ class Source:
     async def run(self, propagator: Propagator, arrivals: Iterable[Arrival], ack_level: AckLevel) -> None:
         """Offer every arrival at its time, and retry refused ones until all are settled."""
         internals = propagator.internals()
-        self._pipeline, self._now = internals.pipeline, internals.now
+        self._pipeline, self._now = internals.partition.pipeline, internals.partition.world.clock.now
         for arrival in arrivals:
             while self._retry_at_s < arrival.at_s:
                 await anyio.sleep_until(self._retry_at_s)

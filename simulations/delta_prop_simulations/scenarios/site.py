@@ -78,7 +78,7 @@ class Site:
         data = None if service.log is None else DATA
         async with Propagator(service.settings, data=data, log=service.log, world=world) as p:
             internals = p.internals()
-            tap = Tap(self.offset_times, internals.now)
+            tap = Tap(self.offset_times, internals.partition.world.clock.now)
             internals.sinks.add_target(tap, parse_topics("*"))
             for spec, sink in zip(self._sink_specs, self.sinks, strict=True):
                 await p.attach(

@@ -66,7 +66,7 @@ class Service:
         propagator = self.running._propagator
 
         async def wait() -> None:
-            last = propagator.internals().log.high_watermark - 1
+            last = propagator.internals().partition.log.high_watermark - 1
             await propagator.wait_visible(last, committed=True, timeout_s=20)
 
         self.call(wait)

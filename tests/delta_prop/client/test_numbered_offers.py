@@ -46,7 +46,7 @@ def logged_counters(site: Site) -> list[tuple[int, bool]]:
     """Return the counter of each row of the import in log order, and True for a no-op."""
     return [
         (logged.batch.counter(row), logged.batch.is_control)
-        for logged in read_all(site.propagator.internals().log)
+        for logged in read_all(site.propagator.internals().partition.log)
         for row in range(logged.batch.count)
         if logged.batch.origin == ORIGIN
     ]
@@ -58,7 +58,7 @@ def test_numbered_offers_share_frames() -> None:
         assert [receipts[n].result().dot for n in range(1, 4_001)] == [
             Dot(ORIGIN, n) for n in range(1, 4_001)
         ]
-        logged = list(read_all(site.propagator.internals().log))
+        logged = list(read_all(site.propagator.internals().partition.log))
         size = sum(one.batch.size for one in logged)
         print(f"{len(logged)} frames, {size / 4_000:.0f} bytes a row")
         assert len(logged) <= 8
@@ -84,7 +84,9 @@ def test_rows_keep_their_numbers_if_others_are_refused(invalid: set[int]) -> Non
             n: one.result().duplicates.get(0) for n, one in second_receipts.items() if n in offsets
         } == offsets
         assert {n for n, one in second_receipts.items() if not one.acknowledged} == invalid
-        frames = [one for one in read_all(site.propagator.internals().log) if one.batch.origin == ORIGIN]
+        frames = [
+            one for one in read_all(site.propagator.internals().partition.log) if one.batch.origin == ORIGIN
+        ]
         assert len(frames) <= 4 + min(1 << len(invalid) + 1, 2 * 500)
 
     with_service(scenario)

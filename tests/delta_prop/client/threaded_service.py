@@ -38,7 +38,7 @@ class Served:
 
     def keys(self) -> list[str]:
         def read() -> list[str]:
-            log = self._propagator.internals().log
+            log = self._propagator.internals().partition.log
             batches = read_all(log)
             return [key for one in batches if not one.batch.is_control for key in one.batch.keys]
 
@@ -64,7 +64,7 @@ async def run_service(
     tls: Tls | None, propagator: dict[str, Any], settings: dict[str, Any], tokens: str | None = None
 ) -> AsyncIterator[tuple[Propagator, Service]]:
     async with Propagator(**propagator) as p, anyio.create_task_group() as tasks:
-        access = None if tokens is None else Access(p.internals().world, TokenFile(tokens))
+        access = None if tokens is None else Access(p.internals().partition.world, TokenFile(tokens))
         service = Service(p, ServerSettings(port=0, **settings), access=access, tls=tls)
         await tasks.start(service.run)
         try:

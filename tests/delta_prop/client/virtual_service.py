@@ -65,7 +65,7 @@ class Site:
 
     def keys(self) -> list[str]:
         """Return the vector ids in the log, in order."""
-        log = self.propagator.internals().log
+        log = self.propagator.internals().partition.log
         batches = read_all(log)
         return [key for one in batches if not one.batch.is_control for key in one.batch.keys]
 

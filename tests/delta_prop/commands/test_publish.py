@@ -274,7 +274,7 @@ async def import_into_a_full_log(
 ) -> tuple[list[str], publish.Totals, ErrorCode | None]:
     """Import into a full log, which gets space if `release`; return the delivered ids, totals and error."""
     async with Propagator(Settings(log_deltas_max=10)) as p:
-        p._log.hold("slow", lambda: 0)
+        p._partition.log.hold("slow", lambda: 0)
         publish_run = publish._PublishRun(publishers.LocalPublisher(p, "import"), acks=False)
         delivered: list[str] = []
         end_code: ErrorCode | None = None
@@ -292,14 +292,14 @@ async def import_into_a_full_log(
             except Refused as refusal:
                 end_code = refusal.code
             tasks.cancel_scope.cancel()
-        p._log.release("slow")
+        p._partition.log.release("slow")
         return delivered, publish_run.totals, end_code
 
 
 async def release_space_later(p: Propagator, release: bool) -> None:
     await anyio.sleep(0.15)
     if release:
-        p._log.release("slow")
+        p._partition.log.release("slow")
 
 
 def lines_file(tmp_path: Path, count: int) -> Path:

@@ -55,7 +55,7 @@ class History:
         """Note a new process: origins need new epochs, and counters continue from the watermarks."""
         self.epochs.clear()
         self.last_counters = {
-            origin: p._pipeline.orderer.watermarks.get(origin, 0) for origin in self.last_counters
+            origin: p._partition.pipeline.orderer.watermarks.get(origin, 0) for origin in self.last_counters
         }
 
 
@@ -90,7 +90,7 @@ async def step(p: Propagator, history: History) -> None:
 
 
 def greet(p: Propagator, history: History, name: str) -> None:
-    grants = p._pipeline.hello(producer_id_of(name), name, p._now())
+    grants = p._partition.pipeline.hello(producer_id_of(name), name, p._now())
     origin = origin_of(name)
     history.epochs[origin] = next(grant.epoch for grant in grants if grant.origin == origin)
 
@@ -140,8 +140,10 @@ def send(p: Propagator, history: History, origin: int, sender: Sender) -> None:
         clock=sorted(rng.sample(known, rng.randrange(len(known) + 1))),
         ack_level=AckLevel.DURABLE,
     )
-    receipt = p._pipeline.offer(
-        SequencedBatch(batch, sender, Receipt(), p._log.next_offset + 3 if sender.is_forwarder else None),
+    receipt = p._partition.pipeline.offer(
+        SequencedBatch(
+            batch, sender, Receipt(), p._partition.log.next_offset + 3 if sender.is_forwarder else None
+        ),
         p._now(),
     )
     history.last_counters[origin] = counters[-1]
@@ -162,7 +164,7 @@ async def answers(p: Propagator, frames: Sequence[tuple[Batch, Sender, str]]) ->
     """Return all that the pipeline knows of the history; `duplicates`: the outcomes of the same
     batches sent again; `reused`: of batches with other bytes under the same dots.
     """
-    pipeline = p._pipeline
+    pipeline = p._partition.pipeline
     vectors, appender = pipeline.appender.vectors, pipeline.appender
     watermarks = {origin: last for origin, last in pipeline.orderer.watermarks.items() if origin >= 0}
     known_state: dict[str, Any] = {
@@ -199,7 +201,7 @@ async def answers(p: Propagator, frames: Sequence[tuple[Batch, Sender, str]]) ->
 
 
 async def resend_batch(p: Propagator, batch: Batch, sender: Sender) -> Receipt:
-    receipt = p._pipeline.offer(SequencedBatch(batch, sender, Receipt()), p._now())
+    receipt = p._partition.pipeline.offer(SequencedBatch(batch, sender, Receipt()), p._now())
     with anyio.fail_after(100), suppress(Refused):
         await receipt.wait()
     return receipt

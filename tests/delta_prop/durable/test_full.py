@@ -191,7 +191,7 @@ def test_log_held_full_by_a_paused_sink_names_the_sink() -> None:
         p = site.propagator
         await p.attach(CallbackSink(lambda _at, _delta: None, name="slow"), on_log_full="refuse")
         p.pause("slow")
-        log = p.internals().log
+        log = p.internals().partition.log
         number = 0
         while p.statistics().log.refused == 0:
             producer.offer(Delta(f"n{number}", create([0.5] * 100), "large"))
@@ -215,7 +215,7 @@ def test_log_held_full_by_a_paused_sink_names_the_sink() -> None:
 def test_full_queue_is_reported() -> None:
     async def scenario(site: Site, producer: Producer) -> None:
         p = site.propagator
-        gate = p.internals().pipeline._gate
+        gate = p.internals().partition.pipeline._gate
         gate.admits = lambda *_: False  # type: ignore[method-assign]
         start_s = site.world.clock.now()
         for number in range(30):

@@ -81,12 +81,12 @@ async def assert_known(p: Propagator, numbers: Iterable[int]) -> None:
 
 
 def ids_of(p: Propagator) -> SeenIds:
-    return p._pipeline.appender.ids
+    return p._partition.pipeline.appender.ids
 
 
 async def settle(p: Propagator) -> None:
     """Wait until all id runs are stored, merged and loaded."""
-    checkpointer = p._service_log.checkpointer
+    checkpointer = p._partition.storage.checkpointer
     assert checkpointer is not None
     with anyio.fail_after(1_000):
         while checkpointer._id_store.wait_s is not None:  # noqa: ASYNC110 - nothing signals that all is stored
@@ -125,7 +125,7 @@ def test_files_of_unneeded_id_runs_are_removed() -> None:
         async with service(disk, log=log) as p:
             await publish(p, range(60 * GENERATION))
             await settle(p)
-            checkpointer = p._service_log.checkpointer
+            checkpointer = p._partition.storage.checkpointer
             assert checkpointer is not None
             for number in range(2):  # the older checkpoint names older runs
                 await publish(p, range((60 + number) * GENERATION, (61 + number) * GENERATION))
@@ -224,7 +224,7 @@ def test_start_without_a_checkpoint_keeps_few_ids_in_memory() -> None:
     async def first() -> None:
         async with service(disk) as p:
             await publish(p, range(50 * GENERATION))
-            p._service_log.checkpointer = None
+            p._partition.storage.checkpointer = None
 
     async def second(patch: pytest.MonkeyPatch) -> None:
         patch.setattr("delta_prop.partition.storage.storage._RESTORE_ROWS", 40)
@@ -325,7 +325,7 @@ def test_corrupted_id_run_is_rebuilt_from_the_log(index_bytes_max: int) -> None:
         async with service(disk, settings) as p:
             await publish(p, range(20 * GENERATION))
             await settle(p)
-            checkpointer = p._service_log.checkpointer
+            checkpointer = p._partition.storage.checkpointer
             assert checkpointer is not None
             await checkpointer.write()
             corrupted_run = ids_of(p).runs[0]

@@ -10,7 +10,7 @@ import anyio.lowlevel
 import pytest
 
 from delta_prop import Propagator
-from delta_prop.partition.storage import storage as service_log
+from delta_prop.partition.storage import storage
 from delta_prop.testing import run_virtual
 from delta_prop_broker.corruption import LogBusy
 from delta_prop_simulations.disk import SimDisk
@@ -41,7 +41,7 @@ def make_history(disk: SimDisk) -> History:
 def test_cancelled_start_saves_no_partial_state(
     cancel_after_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_log, "_RESTORE_ROWS", 5)
+    monkeypatch.setattr(storage, "_RESTORE_ROWS", 5)
     disk = SimDisk(1)
     history = make_history(disk)
 

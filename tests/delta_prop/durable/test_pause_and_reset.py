@@ -184,7 +184,7 @@ def test_processed_operator_request_survives_a_power_cut(seed: int) -> None:
         async with service(disk, 1) as p:
             await p.attach(CallbackSink(lambda offset, _: seen.append(offset), name="s"))
             await p.publish(make_delta("a"))
-            log_id = p._log.log_id.hex()
+            log_id = p._partition.log.log_id.hex()
         put_request(disk, OperatorRequest("pause", "s", log_id), 1)
         async with service(disk, 2):
             while disk.list(DIRECTORY):  # noqa: ASYNC110 - nothing signals its removal

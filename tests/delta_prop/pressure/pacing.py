@@ -79,7 +79,9 @@ class WorkingSink:
             feed = self._p._sinks.feed(self.name)
             self.in_flight_max = max(self.in_flight_max, feed.in_flight[0])
             if not feed.is_catching_up:
-                self.pushed_lag_max = max(self.pushed_lag_max, self._p._log.high_watermark - feed.applied)
+                self.pushed_lag_max = max(
+                    self.pushed_lag_max, self._p._partition.log.high_watermark - feed.applied
+                )
 
     async def aclose(self) -> None:
         """Do nothing: there is nothing to close."""

@@ -231,9 +231,11 @@ class Server:
         self, permissions: Permissions = ALL_PERMISSIONS, settings: ServerSettings | None = None
     ) -> None:
         self.bench = Bench(log_deltas_max=1_000)
-        internals = SimpleNamespace(
-            pipeline=self.bench.pipeline, log=self.bench.log, now=lambda: self.bench.now
+        clock = SimpleNamespace(now=lambda: self.bench.now)
+        partition = SimpleNamespace(
+            pipeline=self.bench.pipeline, log=self.bench.log, world=SimpleNamespace(clock=clock)
         )
+        internals = SimpleNamespace(partition=partition)
         self.handler = ProduceHandler(
             cast("Any", internals),
             settings or ServerSettings(),

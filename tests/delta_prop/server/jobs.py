@@ -85,7 +85,7 @@ def wait_published(address: str, job: str = JOB, *, timeout_s: float = 60.0) -> 
 
 def keys_in(propagator: Propagator) -> list[str]:
     """Return every vector id in the log, in log order, with repetitions."""
-    batches = read_all(propagator.internals().log)
+    batches = read_all(propagator.internals().partition.log)
     return [key for logged in batches if not logged.batch.is_control for key in logged.batch.keys]
 
 

@@ -97,9 +97,10 @@ class FakeService:
     def __post_init__(self) -> None:
         self.groups = Groups(self.disk, self.log, virtual_world())
         self.internals: Any = SimpleNamespace(
-            log=self.log,
+            partition=SimpleNamespace(
+                log=self.log, world=SimpleNamespace(clock=SimpleNamespace(now=lambda: self.now))
+            ),
             sinks=self.sinks,
-            now=lambda: self.now,
         )
 
     @classmethod

@@ -120,7 +120,7 @@ async def test_producer_continues_when_its_log_returns_empty(tmp_path: Path) -> 
                 await producer.publish(Delta("a", opaque(b"1")))
             async with Propagator(data=new_disk.root) as p, serving(p, settings):
                 await producer.publish(Delta("a", opaque(b"2")))
-                batches = p.internals().log.read(0, rows_max=10, bytes_max=1_000_000)
+                batches = p.internals().partition.log.read(0, rows_max=10, bytes_max=1_000_000)
                 assert {logged.batch.epoch for logged in batches} == {51 * 4_096 + 1}
     finally:
         await producer.__aexit__(None, None, None)

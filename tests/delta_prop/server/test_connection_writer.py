@@ -78,7 +78,7 @@ class FakeSource:
 class WriterFixture:
     def __init__(self) -> None:
         self.tick, self.stream, self.source = TickCallbacks(anyio.current_time), FakeStream(), FakeSource()
-        internals = SimpleNamespace(tick_callbacks=self.tick)
+        internals = SimpleNamespace(partition=SimpleNamespace(tick_callbacks=self.tick))
         settings = SimpleNamespace(send_timeout_s=10)
         self.context: Any = SimpleNamespace(
             now=anyio.current_time, internals=internals, counters=Counters(), settings=settings

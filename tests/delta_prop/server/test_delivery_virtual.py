@@ -34,7 +34,7 @@ def test_cursor_continues_in_the_new_epoch() -> None:
             await p.publish(Delta("a", opaque(b"2")))  # the publish is retried once the log is recovered
             nack = await client.until(Nack)
             assert (nack.code, nack.retry_after_ms) == (ErrorCode.SHUTTING_DOWN, 50)
-            assert p.internals().log.epoch == granted.start.epoch + 1
+            assert p.internals().partition.log.epoch == granted.start.epoch + 1
             cursor = Start(StartAt.CURSOR, granted.start._replace(next_offset=1))
             second = (await client.subscribe(start=cursor)).subscribed
             assert second is not None

@@ -225,7 +225,7 @@ async def test_each_delta_has_one_effect_and_one_offset(seed: int, full: bool) -
         await sender.send_all(epochs, all_requests)
         logged = {
             logged_batch.offset + row: logged_batch.batch.keys[row]
-            for logged_batch in read_all(p.internals().log)
+            for logged_batch in read_all(p.internals().partition.log)
             if not logged_batch.batch.is_control
             for row in range(logged_batch.count)
         }
@@ -252,7 +252,7 @@ async def test_duplicate_subscribes_and_unsubscribes_have_one_effect() -> None:
         for number in range(60):
             await p.publish(Delta(f"v{number}", opaque(b"x" * 50)))
         keys: list[str] = []
-        log = p.internals().log
+        log = p.internals().partition.log
         start, connections = EARLIEST, 0
         while len(keys) < 60:
             connections += 1
@@ -316,7 +316,7 @@ async def test_producer_restarts_get_the_first_offsets(full: bool) -> None:
                 offset = ack.duplicates.get(0, ack.offset)
                 assert offset is not None
                 assert first_offsets.setdefault(counter, offset) == offset
-        log = p.internals().log
+        log = p.internals().partition.log
         logged = [
             key
             for logged_batch in read_all(log)

@@ -51,7 +51,7 @@ async def test_flipped_bit_has_no_effect_beyond_its_connection(full: bool) -> No
         with anyio.fail_after(60):
             while len(service._handlers) > 1:  # noqa: ASYNC110
                 await anyio.sleep(0.01)
-        assert (p.statistics().accepted, p.internals().log.next_offset) == (0, 0)
+        assert (p.statistics().accepted, p.internals().partition.log.next_offset) == (0, 0)
         await honest.send(opaque_batch(1, origin=OTHER))
         assert (await honest.until(Ack)).sequence == 1
 

@@ -68,10 +68,10 @@ async def test_forwarded_batches_keep_lamport_and_control_rows() -> None:
             BatchFrame(4, noop, Stamp(103, Source.REPLICA), True),
         )
         await forwarder.until_acked(4)
-        (first, second) = p.internals().log.read(0, rows_max=10, bytes_max=1_000_000)
+        (first, second) = p.internals().partition.log.read(0, rows_max=10, bytes_max=1_000_000)
         assert (first.lamport, first.source, second.batch.is_control) == (100, Source.REPLICA, True)
         await p.publish(Delta("a", opaque(b"x")))
-        (_, _, own) = p.internals().log.read(0, rows_max=10, bytes_max=1_000_000)
+        (_, _, own) = p.internals().partition.log.read(0, rows_max=10, bytes_max=1_000_000)
         assert own.lamport == 104
 
 

@@ -72,7 +72,7 @@ class Node:
 
     def logged_dots(self) -> list[tuple[object, ...]]:
         """Return origin, counter and Lamport number of each logged row, sorted."""
-        log = self.p.internals().log
+        log = self.p.internals().partition.log
         read = read_all(log)
         return sorted(
             (logged.batch.origin, logged.batch.counter(row), logged.lamport + row)

@@ -124,7 +124,7 @@ def test_log_failure_while_publishing_loses_nothing(times: int) -> None:
         await site.decide(Decision.COMMIT, [part])
         disk.fail(is_later_log_write, errno.EIO, times=times)
         status = await site.wait_published()
-        assert site.propagator.internals().pipeline.recoveries
+        assert site.propagator.internals().partition.pipeline.recoveries
         assert without_rows(status) == JobStatus(JobState.PUBLISHED, 200, published=199, refused=1)
         assert keys_in(site.propagator) == valid
         assert (site.jobs.counts.published, site.jobs.counts.refused) == (199, 1)
@@ -137,7 +137,7 @@ def test_publishing_waits_while_the_log_is_full(monkeypatch: pytest.MonkeyPatch)
 
     async def scenario(site: Site) -> None:
         part = await site.stage(0, 1, part_deltas(0, 40))
-        pipeline = site.propagator.internals().pipeline
+        pipeline = site.propagator.internals().partition.pipeline
         offer, refused_offers = pipeline.offer, 0
 
         def refuse_first(work: object, now: float) -> object:
@@ -161,7 +161,7 @@ def test_publishing_waits_while_the_log_is_full(monkeypatch: pytest.MonkeyPatch)
 def test_publishing_continues_after_its_origin_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(site: Site) -> None:
         part = await site.stage(0, 1, part_deltas(0, 40))
-        pipeline, offers = site.propagator.internals().pipeline, 0
+        pipeline, offers = site.propagator.internals().partition.pipeline, 0
         offer = pipeline.offer
 
         def claim_then_offer(work: Any, now: float) -> Any:
@@ -189,7 +189,7 @@ def test_unsynced_rows_in_the_log_do_not_count_as_published(power_loss: bool, se
 
     async def scenario(site: Site) -> None:
         part = await site.stage(0, 1, part_deltas(0, 40))
-        pipeline, offers = site.propagator.internals().pipeline, 0
+        pipeline, offers = site.propagator.internals().partition.pipeline, 0
         offer = pipeline.offer
 
         def refuse_one(work: Any, now: float) -> Any:

@@ -163,7 +163,7 @@ def test_rows_refused_before_a_wait_are_reported_with_reason(monkeypatch: pytest
     async def scenario(site: Site) -> None:
         await site.propagator.publish(FIRST)
         part = await site.stage(0, 1, deltas, block_rows=8)
-        pipeline, offers = site.propagator.internals().pipeline, 0
+        pipeline, offers = site.propagator.internals().partition.pipeline, 0
         offer = pipeline.offer
 
         def refuse_some_offers(work: object, now: float) -> object:
@@ -202,7 +202,7 @@ def test_rows_are_retried_if_log_fails_before_refusal_is_stored(nth: int) -> Non
         disk.fail(is_nth_sync, errno.EIO)
         with anyio.fail_after(60):
             status = await site.wait_published()
-        assert site.propagator.internals().pipeline.recoveries
+        assert site.propagator.internals().partition.pipeline.recoveries
         assert without_rows(status) == JobStatus(JobState.PUBLISHED, 6, published=4, refused=2)
         assert [(refused.row, refused.code) for refused in status.refused_rows] == [
             (row, ErrorCode.INVALID_DELTA) for row in (3, 4)

@@ -113,7 +113,7 @@ def operation_of(number: int) -> Operation:
 def expected_states(side: Side) -> dict[str, Any]:
     """Return the fold of all deltas in the log, in canonical order."""
     rows: dict[str, list[Any]] = {}
-    for logged in read_all(side.p.internals().log):
+    for logged in read_all(side.p.internals().partition.log):
         for row, name in enumerate(logged.batch.keys):
             rows.setdefault(name, []).append((logged.key(row), logged.batch.operation(row), None))
     folded = {name: fold(operations) for name, operations in rows.items()}

@@ -302,7 +302,7 @@ async def run_clients(seed: int, frame_counts: Counter[str], codes: Counter[Erro
         async def run_client(number: int) -> None:
             async with connected(address, network) as raw:
                 client_rng = random.Random(f"{seed} {number}")
-                client = RandomClient(raw.stream, client_rng, p.internals().log.log_id)
+                client = RandomClient(raw.stream, client_rng, p.internals().partition.log.log_id)
                 clients.append(client)
                 await client.talk(rng.randint(1, 40))
 

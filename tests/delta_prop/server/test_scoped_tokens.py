@@ -94,12 +94,12 @@ async def test_scoped_token_reads_only_its_namespaces(log: str, form: str, tmp_p
         await subscribe(live, ["*"], deltas=form == "deltas")
         await producer.hello(ORIGIN, token="s-writer")
         # At this level, an acknowledged batch is visible; at a lower level, it might not be readable yet.
-        level = p.internals().log.ack_level
+        level = p.internals().partition.log.ack_level
         await producer.send(*draw_batches(random.Random(5), level))
         await producer.until_acked(BATCHES * ROWS)
         expected = {
             logged.offset + row: delta
-            for logged in read_all(p.internals().log)
+            for logged in read_all(p.internals().partition.log)
             if not logged.batch.is_control
             for row in range(logged.count)
             if (delta := logged.batch.delta(row)).namespace in READABLE

@@ -62,7 +62,7 @@ def test_status_follows_a_server_from_start_to_end(monkeypatch: pytest.MonkeyPat
         assert status["ready"]
         assert status["accepted"] == 1
         assert status["log"]["next_offset"] == 1
-        assert status["log_id"] == propagator.internals().log.log_id.hex()
+        assert status["log_id"] == propagator.internals().partition.log.log_id.hex()
         assert status["epoch"] == 1
         assert status["queue"]["lanes"][0]["depth"] == 0
         assert status["pressure"]["level"] == "ok"

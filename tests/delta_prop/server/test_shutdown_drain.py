@@ -71,9 +71,9 @@ def test_readers_get_rows_committed_after_shutdown_began(level: AckLevel) -> Non
             await granting.subscribe(credit=Credit(1, 1 << 20))
             await reads_none.subscribe("ns:nothing of that")
             await producer.send(*(opaque_batch(base, 10, level=level) for base in range(1, 400, 10)))
-            while p.internals().log.next_offset < 400:  # noqa: ASYNC110 - an append has no event
+            while p.internals().partition.log.next_offset < 400:  # noqa: ASYNC110 - an append has no event
                 await anyio.sleep(0.001)
-            assert p.internals().log.high_watermark < 400
+            assert p.internals().partition.log.high_watermark < 400
             service.stop()
             for reader, credit_per_frame, row_count in (
                 (reads_all, 0, 400),

@@ -40,7 +40,7 @@ async def publish_and_read(path: Path, start: int, count: int) -> Contents:
 
 
 async def contents(p: Propagator, storage: StorageSink) -> Contents:
-    await p.wait_visible(p.internals().log.high_watermark - 1, committed=True)
+    await p.wait_visible(p.internals().partition.log.high_watermark - 1, committed=True)
     return {row[:2]: comparable(row[2]) async for row in storage.rows()}
 
 

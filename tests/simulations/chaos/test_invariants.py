@@ -149,22 +149,32 @@ def test_healthy_service_passes_at_each_step_and_at_rest() -> None:
             ),
             "bounds",
         ),
-        (lambda p, feed: setattr(p.internals().pipeline.queue, "depth", 51), "bounds"),
-        (lambda p, feed: setattr(p.internals().pipeline.orderer._pending, "delta_count", 1 << 30), "bounds"),
-        (lambda p, feed: setattr(p.internals().log, "synced", 7), "marks"),
+        (lambda p, feed: setattr(p.internals().partition.pipeline.queue, "depth", 51), "bounds"),
+        (
+            lambda p, feed: setattr(
+                p.internals().partition.pipeline.orderer._pending, "delta_count", 1 << 30
+            ),
+            "bounds",
+        ),
+        (lambda p, feed: setattr(p.internals().partition.log, "synced", 7), "marks"),
     ],
 )
 def test_step_that_violates_an_invariant_is_found(break_invariant: Any, check: str) -> None:
     async def scenario(p: Propagator, oracle: Oracle, sink: ModelSink) -> None:
         internals = p.internals()
-        checker = StepChecker("n", internals, LogHistory("n", internals.log.log_id, DURABLE, DURABLE))
+        checker = StepChecker(
+            "n", internals, LogHistory("n", internals.partition.log.log_id, DURABLE, DURABLE)
+        )
         for _ in range(invariants.BOUNDS_EVERY):
             checker.check(None)
         feed = internals.sinks.feed("s")
         saved = {
             name: getattr(feed, name) for name in ("_applied", "_committed", "_in_call_end", "_called_at")
         }
-        depths = internals.pipeline.queue.depth, internals.pipeline.orderer._pending.delta_count
+        depths = (
+            internals.partition.pipeline.queue.depth,
+            internals.partition.pipeline.orderer._pending.delta_count,
+        )
         break_invariant(p, feed)
         try:
             checks = [check_violated(lambda: checker.check(None)) for _ in range(invariants.BOUNDS_EVERY)]
@@ -173,8 +183,11 @@ def test_step_that_violates_an_invariant_is_found(break_invariant: Any, check: s
             for name, value in saved.items():
                 setattr(feed, name, value)
             feed._mailbox.clear()
-            internals.pipeline.queue.depth, internals.pipeline.orderer._pending.delta_count = depths
-            internals.log.synced = internals.log.next_offset  # type: ignore[union-attr]
+            (
+                internals.partition.pipeline.queue.depth,
+                internals.partition.pipeline.orderer._pending.delta_count,
+            ) = depths
+            internals.partition.log.synced = internals.partition.log.next_offset  # type: ignore[union-attr]
 
     run_with_service(scenario)
 

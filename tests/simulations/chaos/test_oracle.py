@@ -88,7 +88,7 @@ def check_stored(
         for logged in batches:
             log.append(logged.batch, lamport=logged.lamport, source=logged.source)
         log.unreadable, log.missing = unreadable, missing
-        internals: Any = SimpleNamespace(log=log)
+        internals: Any = SimpleNamespace(partition=SimpleNamespace(log=log))
         assert check_log(history, internals) == len(batches)
 
     return check

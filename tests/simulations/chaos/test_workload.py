@@ -60,7 +60,7 @@ def test_embedded_writers_continue_after_process_ends(seed: int) -> None:
         nonlocal disk
         world = virtual_world(seed, thread_delay_s_max=0.01, disk=disk)
         async with Propagator(data="x", log=LogSettings(), world=world) as p:
-            log_history.start(p.internals().log, ended_before)
+            log_history.start(p.internals().partition.log, ended_before)
             with anyio.move_on_after(limit_s) as scope:
                 await writer.run_embedded(p)
             if scope.cancelled_caught:
@@ -102,7 +102,7 @@ def test_remote_clients_continue_after_broken_connections(seed: int) -> None:
     ]
 
     async def scenario(site: Site) -> None:
-        log_history.start(site.propagator.internals().log, None)
+        log_history.start(site.propagator.internals().partition.log, None)
         async with anyio.create_task_group() as tasks:
             for reader in readers:
                 tasks.start_soon(reader.run, site.world, ADDRESS)

@@ -129,6 +129,6 @@ PIPELINE = (
         "state-retained-after-a-failure",
         "a log that was recovered in place continues with the old pipeline state",
         "the pipeline's state is the one that its log yields",
-        (edit(LogReopener._try, ("await self._rebuild()", "pass")),),
+        (edit(LogReopener._try, ("await self._storage.rebuild_state()", "pass")),),
     ),
 )

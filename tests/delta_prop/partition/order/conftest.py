@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from delta_prop_wire.errors import Refused
 
 
+class KnownIds(set[bytes]):
+    """Known ids that a test adds."""
+
+    kept_since = 0
+
+
 @dataclass
 class MiniPipeline:
     """Offers entries to the orderer, and records which are appended, refused or duplicates."""
@@ -22,12 +28,12 @@ class MiniPipeline:
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.ids: set[bytes] = set()
+        self.ids = KnownIds()
         self.log: list[Entry] = []
         self.duplicates: list[Entry] = []
         self.refusals: dict[Entry, Refused] = {}
         self.append_errors: dict[tuple[int, int], Refused] = {}
-        self.orderer = Orderer(knows_id=self.ids.__contains__, **self.options)
+        self.orderer = Orderer(self.ids, **self.options)
 
     def offer(self, *entries: Entry, now: float = 0.0) -> None:
         for entry in entries:

@@ -10,6 +10,7 @@ from statistics import median
 
 import pytest
 
+from delta_prop.partition.ingest.seen_ids import SeenIds
 from delta_prop.partition.order.orderer import Entry, Orderer
 
 ROUNDS_MIN, ROUNDS_MAX = 5, 25
@@ -17,7 +18,7 @@ ROUNDS_MIN, ROUNDS_MAX = 5, 25
 
 def new_orderer(deltas_max):
     return Orderer(
-        knows_id=lambda _: False,
+        SeenIds(),
         pending_deltas_max=deltas_max,
         pending_bytes_max=1 << 40,
         owner_share=1.0,
