@@ -1,6 +1,6 @@
 """Publishing calls of the propagator, with the waiting for capacity around them.
 
-One half of the propagator; `embedded.py` is the other, and owns what this half uses.
+One half of the propagator; `propagator.py` is the other, and owns what this half uses.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Runtime of one attached sink: its context, its start offset, its tasks, its close.
 
-Decides nothing about deltas; `route/feed.py` delivers them.
+Decides nothing about deltas; `feed.py` delivers them.
 """
 
 from __future__ import annotations

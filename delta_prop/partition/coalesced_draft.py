@@ -1,6 +1,6 @@
 """Calls of several callers coalesced into one draft: rows are adjacent, each caller gets its own result.
 
-Pure. A call whose rows must be checked one by one is not coalesced; its caller sends it alone.
+A call whose rows must be checked one by one is not coalesced; its caller sends it alone.
 """
 
 from __future__ import annotations

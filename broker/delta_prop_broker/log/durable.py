@@ -4,7 +4,7 @@ Synchronous and deterministic. An append only buffers; `take_commit` returns the
 that may wait for the disk, and `finish_commit` then advances `written` and `synced`. Everything else happens
 on the one thread that owns the log. The first failure stops the log: from then on it only reads, until it is
 recovered in place (`recover_in_place`, `resume`) or opened again. This module opens, recovers and closes it;
-the rest is in `engine/`.
+its parts are beside it.
 """
 
 from __future__ import annotations
