@@ -80,10 +80,13 @@ CONSTRUCTORS: dict[str, tuple[Callable[[], object], str]] = {
     "hnsw text": (lambda: IndexSink(hnsw="yes"), "hnsw 'yes' is not a bool or Hnsw: give True, False or"),  # type: ignore[arg-type]
     "threads text": (lambda: Hnsw(threads="2"), "threads '2' is of type str: give a number"),  # type: ignore[arg-type]
     "entries": (lambda: CacheSink(entries_max="x"), "entries_max 'x' is of type str: give a number"),  # type: ignore[arg-type]
-    "path 5": (lambda: StorageSink(5), "path 5 is of type int: give text or a Path"),  # type: ignore[arg-type]
-    "no path": (lambda: StorageSink(None), "path None is of type NoneType: give text or a Path"),  # type: ignore[arg-type]
+    "path 5": (lambda: StorageSink(5), "path 5 is of type int: give a file's path as text or Path"),  # type: ignore[arg-type]
+    "no path": (
+        lambda: StorageSink(None),
+        "path None is of type NoneType: give a file's path",
+    ),  # type: ignore[arg-type]
     "empty path": (lambda: StorageSink(""), "path '' names no file"),
-    "lines": (lambda: JsonLinesSink(5), "path 5 is of type int: give text or a Path"),  # type: ignore[arg-type]
+    "lines": (lambda: JsonLinesSink(5), "path 5 is of type int: give a file's path as text or Path"),  # type: ignore[arg-type]
     "resident of a store": (
         lambda: StorageSink("v", resident=5),
         "resident 5 is of type int: give a Resident",

@@ -47,7 +47,7 @@ MAKERS: dict[str, Callable[..., object]] = {
 }
 WITHOUT_SETTINGS = {"facts.get", "jobs.decide"}
 WRONG_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
-    ({"settings": Settings()}, r"settings: type delta_prop\.config\.Settings .*ClientSettings\("),
+    ({"settings": Settings()}, r"settings: type delta_prop\.api\.settings\.Settings .*ClientSettings\("),
     ({"settings": {"open_timeout_s": 1}}, r"settings: type dict .*ClientSettings\("),
     ({"tls": "ca.pem"}, r"tls: type str .*Tls\("),
     ({"tls": True}, r"tls: type bool .*Tls\("),
