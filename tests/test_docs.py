@@ -17,7 +17,9 @@ from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.client.test_sync_producer import served
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([ROOT / "README.md", ROOT / "LICENSES.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted(
+    [ROOT / "README.md", ROOT / "LICENSES.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+)
 
 
 def anchors(page: Path) -> set[str]:
@@ -113,3 +115,16 @@ def test_every_server_setting_is_described() -> None:
 def test_decision_numbers_are_unique() -> None:
     numbers = [page.name[:4] for page in (ROOT / "docs" / "decisions").glob("*.md")]
     assert len(numbers) == len(set(numbers)), sorted(numbers)
+
+
+def test_table_of_changes_names_existing_files() -> None:
+    page = (ROOT / "docs/architecture.md").read_text("utf-8")
+    table = page.partition("## Where do I change")[2].partition("\n## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| ") and "`" in line]
+    assert len(rows) >= 20
+    for row in rows:
+        folder = ROOT
+        for path in re.findall(r"`([\w./]+)`", row):
+            target = ROOT / path if (ROOT / path).exists() else folder / path
+            assert target.exists(), f"{path}: no such file; the row is {row[:60]}"
+            folder = target.parent if target.is_file() else target
