@@ -88,7 +88,8 @@ function changeElements(before, { op, values, indices }) {
 
 /**
  * Limits a product or sum to the range of float32. The caller's array rounds it to float32, once per operation. This
- * equals float32 arithmetic, because in float64 a product of two float32 is exact, and a sum rounds to the same number.
+ * equals float32 arithmetic: in float64 a product of two float32 is exact, and a sum that is rounded first to float64
+ * and then to float32 gives the same float32.
  */
 function clamp(number) {
   return Math.min(Math.max(number, -FLOAT32_MAX), FLOAT32_MAX);

@@ -1,9 +1,10 @@
 """The public fold: how a sink that stores states handles forwarded rows that sort before rows it has applied.
 
-In `apply`, for each row: if its vector is in `refolds` already, or `must_fold_again(logged, row, state.key)`
-is true, set `refolds[namespace, vector_id] = logged.offset + row`; else apply the row, unless the state's key
-is the row's or a later one. After the last row: `states |= await fold_again(context, refolds)`; then write
-the states.
+`apply` collects the vectors to fold again, in a dict `refolds` from (namespace, vector id) to the offset up
+to which the vector is folded. For each row: if its vector is in `refolds` already, or
+`must_fold_again(logged, row, state.key)` is true, set `refolds[namespace, vector_id] = logged.offset + row`;
+else apply the row, unless the state's key is the row's or a later one. After the last row: `states |= await
+fold_again(context, refolds)`; then write the states.
 """
 
 from __future__ import annotations

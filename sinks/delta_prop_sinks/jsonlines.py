@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 _SPARSE_KINDS = frozenset({Kind.SPARSE, Kind.SPARSE_ADD})
 _VECTOR_KINDS = frozenset({Kind.CREATE, Kind.DENSE})
 _NUMBER_NAMES = {Kind.SCALE: "factor", Kind.OFFSET: "amount"}
+_LINE_START = b'{"offset":'
+"""The first bytes of every line."""
 _TAIL_BYTES = 1 << 20
 
 
@@ -81,7 +83,7 @@ class JsonLinesSink:
             return
         try:
             with self.path.open("rb") as file:
-                self._check_opening(file.read(len(_OPENING)))
+                self._check_line_start(file.read(len(_LINE_START)))
         except OSError:  # open() reports the reason
             return
 
@@ -146,7 +148,7 @@ class JsonLinesSink:
         length = file.seek(0, os.SEEK_END)
         line, self._intact_bytes = _read_last_line(file, length)
         file.seek(0)
-        self._check_opening(file.read(len(_OPENING)))
+        self._check_line_start(file.read(len(_LINE_START)))
         try:
             last_line = _LastLine.of(line)
         except (ValueError, KeyError, TypeError, UsageError):
@@ -154,8 +156,8 @@ class JsonLinesSink:
         file.truncate(self._intact_bytes)  # after the checks: a foreign file stays untouched
         return last_line
 
-    def _check_opening(self, start: bytes) -> None:
-        if not _OPENING.startswith(start):  # a torn first line may hold only a part of the opening
+    def _check_line_start(self, start: bytes) -> None:
+        if not _LINE_START.startswith(start):  # a torn first line may be shorter
             raise self._new_foreign_error()
 
     def _new_foreign_error(self) -> UsageError:
@@ -164,7 +166,7 @@ class JsonLinesSink:
     def _append(self, deliveries: Sequence[Delivery], log_id: bytes, epoch: int) -> None:
         lines: list[str] = []
         next_offset, last_line = self._next_offset, self._last_line
-        written_offsets = last_line.ahead | self._redelivered_offsets(deliveries, log_id)
+        written_offsets = last_line.ahead | self._find_written_offsets(deliveries, log_id)
         for delivery in deliveries:
             logged = delivery.logged
             if delivery.batch.is_control:
@@ -190,8 +192,8 @@ class JsonLinesSink:
         self._lines += len(lines)
         self._bytes += len(data)
 
-    def _redelivered_offsets(self, deliveries: Sequence[Delivery], log_id: bytes) -> frozenset[int]:
-        """Return the offsets of redelivered rows that have a line.
+    def _find_written_offsets(self, deliveries: Sequence[Delivery], log_id: bytes) -> frozenset[int]:
+        """Return the offsets of those redelivered rows that already have a line.
 
         Reads the full file: this is slow, but redelivered rows are rare.
         """
@@ -206,7 +208,7 @@ class JsonLinesSink:
         written: set[int] = set()
         with self.path.open("rb") as file:
             for line in file:
-                offset = line[len(_OPENING) : line.find(b",")]
+                offset = line[len(_LINE_START) : line.find(b",")]
                 if offset.isdigit() and int(offset) in offsets and line.endswith(b"\n"):
                     cursor = _LastLine.of(line).cursor
                     if cursor is not None and cursor.log_id == log_id:
@@ -249,7 +251,7 @@ class JsonLinesSink:
 
 
 class _LastLine(NamedTuple):
-    """The summary of all lines that the last line holds: the cursor, the highest Lamport number, and `ahead`,
+    """Facts about all lines, which the last line holds: the cursor, the highest Lamport number, and `ahead`,
     the offsets of redelivered rows that are written although they are not below the cursor.
     """
 
@@ -318,10 +320,6 @@ def _numbers(values: NDArray[Any]) -> list[float]:
     return [float(text) for text in values.astype("U32").tolist()]
 
 
-_OPENING = b'{"offset":'
-"""The opening of every line."""
-
-
 def _line(logged: LoggedBatch, row: int, last_line: _LastLine, *, redelivered: bool) -> str:
     fields = {"offset": logged.offset + row, **to_json(logged.batch.delta(row, logged.source))}
     fields["dot"] = str(logged.batch.dot(row))
@@ -345,7 +343,7 @@ def _read_last_line(file: BinaryIO, length: int) -> tuple[bytes, int]:
         file.seek(start)
         tail = file.read(step) + tail
         end = tail.rfind(b"\n")
-        newline = tail.rfind(b"\n", 0, max(end, 0))
-        if end >= 0 and (newline >= 0 or start == 0):
-            return tail[newline + 1 : end], start + end + 1
+        previous_newline = tail.rfind(b"\n", 0, max(end, 0))
+        if end >= 0 and (previous_newline >= 0 or start == 0):
+            return tail[previous_newline + 1 : end], start + end + 1
     return b"", 0

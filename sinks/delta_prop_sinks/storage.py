@@ -1,9 +1,10 @@
-"""The storage sink: stores the latest state of every vector in a SQLite file, in one transaction with its
-cursor.
+"""The storage sink: stores the latest state of every vector in a SQLite file, together with its cursor.
 
-Rows, each row's last delta, the cursor and the highest Lamport number commit together, synced; so each delta
-takes effect in the file exactly once, even after a crash. By default the sink uses write-behind: changes are
-visible to `get` at once and durable within `flush_s`; `mode="through"` commits before `apply` returns.
+A flush writes changed rows, each row's last delta, the cursor and the highest Lamport number, synced, in one
+or several transactions. The cursor moves with the last one, and a delta that its row includes already is
+skipped; so each delta takes effect in the file exactly once, even after a crash. By default the sink uses
+write-behind: changes are visible to `get` at once and durable within `flush_s`; `mode="through"` commits
+before `apply` returns.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class StorageStatistics:
     """The file's progress, and counts of writes. `failure`: the reason why the last flush failed, or None.
 
     `dirty_rows`: rows in memory that have changed since they were last collected for a write.
-    `rows_read_back`: evicted rows that a delta made the sink read from the file.
+    `rows_read_back`: evicted rows that were read from the file again, because a delta changes them.
     `image`: the state of the image beside the file, from which a start is fast.
     """
 
@@ -85,8 +86,8 @@ class StorageSink:
     and attach this sink first.
 
     From `image_rows_min` rows on, the sink writes an image of all rows beside the file, so that a start need
-    not read them one by one. It writes one at the close, and while it runs when a quarter of the rows has
-    changed, `image_s` seconds after the last one at the earliest. An image takes the vectors' own bytes and
+    not read them one by one. It writes one when it is closed, and, at most every `image_s` seconds, after a
+    quarter of the rows has changed. An image takes the vectors' own bytes and
     some 50 bytes per row on the disk, twice that while a new one is written.
     """
 
@@ -197,7 +198,7 @@ class StorageSink:
             await self._evict()
 
     def apply_now(self, deliveries: Sequence[Delivery]) -> bool:
-        """Fold and return True in write-behind mode, if all vectors are in memory and within its bound."""
+        """Fold and return True in write-behind mode, if memory holds all vectors and is not full."""
         context, resident = self._context, self.resident
         if (
             context is None
@@ -396,7 +397,7 @@ class StorageSink:
                 return
             started = context.clock.now()
             try:
-                # The cursor moves with the last transaction: rows may be ahead of it, but never behind.
+                # The cursor moves with the last transaction: rows may be ahead of it, but never lag it.
                 for group in groups[:-1]:
                     await self._commit(context, group, self._committed_offset)
                     await anyio.lowlevel.checkpoint_if_cancelled()

@@ -27,9 +27,9 @@ def write_checkpoint(log: DurableLog, position: Position | None = None, **sectio
     """Write a checkpoint of the log's end, or of `position`, with its own part file; return its offset."""
     position = position or log.position()
     part = log.checkpoints.write_file(file_name(position.offset, "p"), [b"part of ", b"%d" % position.offset])
-    named_files = [file for newest in log.checkpoints.stored[:1] for file in newest.files.values()]
+    files_of_newest = [file for newest in log.checkpoints.stored[:1] for file in newest.files.values()]
     log.checkpoints.write(
-        position, log.synced, sections or {"state": b"%d" % position.offset}, [*named_files[-1:], part]
+        position, log.synced, sections or {"state": b"%d" % position.offset}, [*files_of_newest[-1:], part]
     )  # fmt: skip
     return position.offset
 
@@ -105,7 +105,7 @@ def test_open_scans_only_frames_after_the_checkpoint(unclean: bool) -> None:
     assert report.indexes_rebuilt == 0
 
 
-def test_truncated_index_equals_index_of_the_frames_before() -> None:
+def test_index_copied_until_an_offset_equals_index_of_frames_below_it() -> None:
     disk = SimDisk()
     log, writer = make_log(disk, LARGE, 50)
     position = log.position()
@@ -123,7 +123,7 @@ def test_truncated_index_equals_index_of_the_frames_before() -> None:
         index_frame(copy, location)
         index_frame(expected, location)
     assert copy.pack()[:88] == expected.pack()[:88]  # the headers
-    assert copy.find_run(16, 180) == (position.offset, 179), "a new run starts where the truncated index ends"
+    assert copy.find_run(16, 180) == (position.offset, 179), "a new run starts where the copied index ends"
     assert expected.find_run(16, 180) == (0, 179)
 
 
@@ -190,7 +190,7 @@ def test_corrupted_or_missing_checkpoint_file_is_reported_on_read() -> None:
             checkpoint.read_file(next(iter(checkpoint.files)))
 
 
-def test_checkpoint_of_other_log_version_or_name_is_not_used() -> None:
+def test_corrupted_foreign_or_renamed_checkpoint_is_not_used() -> None:
     disk = SimDisk()
     log, _ = make_log(disk)
     write_checkpoint(log)

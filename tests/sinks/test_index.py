@@ -124,7 +124,7 @@ def test_hits_carry_dot_and_ignore_order_of_arrival() -> None:
     anyio.run(main)
 
 
-def test_bad_queries_name_field_and_bound() -> None:
+def test_error_of_a_bad_query_names_field_and_bound() -> None:
     async def main() -> None:
         log = FakeLog()
         index = IndexSink()

@@ -1,4 +1,7 @@
-"""A flush of several transactions that is killed between two of them: each delta has one effect."""
+"""A flush of several transactions that is killed between two of them: each delta has one effect.
+
+The *reach* of a file is the offset up to which its rows may include deltas; it may be beyond the cursor.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +75,9 @@ def test_flush_killed_between_transactions_duplicates_nothing(
         reopened = StorageSink(tmp_path / "v.db")
         point = await reopened.open(log)
         assert (point.cursor.next_offset, point.reach) == (cursor, end)
-        assert point.lamport == log.lamport, "the file's rows may have higher Lamport numbers"
+        assert point.lamport == log.lamport, (
+            "the highest Lamport number must be that of all rows, those beyond the cursor included"
+        )
         log.append(Delta("v0", sparse_add([0], [5])))
         await reopened.apply(log.deliveries(cursor))
         await check_rows(reopened, log)

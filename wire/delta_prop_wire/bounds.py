@@ -126,8 +126,8 @@ def check_operation(operation: Operation) -> int:
     if index_count != (value_count if kind in SPARSE_KINDS else 0):
         refuse(
             "indices",
-            f"{index_count} indices for {value_count} values: give one index per value, and only with "
-            "sparse kinds",
+            f"{index_count} indices for {value_count} values: give a sparse operation one index per "
+            "value, and other operations none",
         )
     if value_count and values is not None and not all_finite(values):
         index = int(np.argmin(np.isfinite(values)))

@@ -35,8 +35,8 @@ LINE_BYTES_MAX = 8 * DELTA_BYTES_MAX
 def delta_from_line(line: str | bytes | Mapping[str, Any]) -> Delta:
     """Parse one line (or take its parsed object) and validate it. Raises InvalidDelta with field and fix.
 
-    A null field counts as absent; `offset`, which `subscribe` adds, is ignored. An operation's field may have
-    its name in the protocol's Delta map instead: `values`, `data`.
+    A null field counts as absent; `offset`, which `subscribe` adds, is ignored. A line may also use
+    the names of the protocol's Delta map, `values` and `data`, for an operation's field.
     """
     fields = dict(line) if isinstance(line, Mapping) else _parse_line(line)
     kind = _parse_kind(fields.get("op"))
@@ -120,7 +120,7 @@ _FIELD_ALIASES: dict[int, str] = {
     Kind.OFFSET: "values",
     Kind.TRANSFORM: "data",
 }
-"""By kind: the name in a Delta map (docs/protocol.md) of the field that lines name differently."""
+"""By kind: what a Delta map (docs/protocol.md) calls the operation's field, if lines call it otherwise."""
 _FIELDS = frozenset(
     {"vector_id", "namespace", "op", "metadata", "topics", "priority", "source", "offset"}
     | {"id", "dot", "parents", "clock", "timestamp", "expect"}

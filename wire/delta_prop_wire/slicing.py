@@ -128,12 +128,12 @@ def deltas_of(batch: Batch, source: Source = Source.LOCAL) -> Iterator[Delta]:
         counters = batch.counters.tolist()
     parents, topics = _group_by_row(batch.parents), _group_by_row(batch.row_topics)
     expects = batch.expect_by_row
-    changes = map(batch.metadata, range(count)) if batch.has_metadata else repeat(None, count)
+    patches = map(batch.metadata, range(count)) if batch.has_metadata else repeat(None, count)
     times: Iterable[int] = repeat(batch.hybrid_time, count)
     if batch.columns_mask >> Column.TIMES & 1:
         times = map(batch.timestamp, range(count))
     for row, (key, namespace, operation, id_, counter, time, metadata) in enumerate(
-        zip(keys, namespaces, _operations(batch), ids, counters, times, changes, strict=True)
+        zip(keys, namespaces, _operations(batch), ids, counters, times, patches, strict=True)
     ):
         yield Delta(
             key,
@@ -250,20 +250,20 @@ def _slice_parts(
 ) -> None:
     """Slice a column of parts of varying length, and their ends; add neither column if no content is left."""
     if len(rows) < FEW_ROWS:
-        content, stops = _slice_few_parts(batch, rows.tolist(), ends, parts)
+        content, packed_ends = _slice_few_parts(batch, rows.tolist(), ends, parts)
     else:
         content, sizes = _gather(_raw_column(batch, parts), batch._row_bounds(ends, 0), rows)
-        stops = _pack_ends(sizes)
+        packed_ends = _pack_ends(sizes)
     if content or parts is Column.KEYS:
-        columns[parts], columns[ends] = content, stops
+        columns[parts], columns[ends] = content, packed_ends
 
 
 def _slice_few_parts(batch: Batch, rows: list[int], ends: Column, parts: Column) -> tuple[bytes, bytes]:
     """Slice few parts without numpy; return them end to end, and their ends."""
-    raw, stops = _raw_column(batch, parts), _raw_column(batch, ends)
+    raw, raw_ends = _raw_column(batch, parts), _raw_column(batch, ends)
     sliced, new_ends, end = [], [], 0
     for row in rows:
-        start, stop = _ENDS.unpack_from(stops, 4 * row - 4) if row else (0, _END.unpack_from(stops)[0])
+        start, stop = _ENDS.unpack_from(raw_ends, 4 * row - 4) if row else (0, _END.unpack_from(raw_ends)[0])
         sliced.append(raw[start:stop])
         end += stop - start
         new_ends.append(end)
@@ -328,11 +328,11 @@ def _slice_entries(columns: dict[Column, bytes], batch: Batch, rows: NDArray[np.
         if raw is None:
             continue
         words = np.frombuffer(raw, U32).reshape(-1, ENTRY_WIDTHS[column] // U32.itemsize)
-        new_row = new_rows[words[:, 0]]
-        remaining = words[new_row >= 0]
+        row_of_entry = new_rows[words[:, 0]]
+        remaining = words[row_of_entry >= 0]
         if not len(remaining):
             continue
-        remaining[:, 0] = new_row[new_row >= 0]
+        remaining[:, 0] = row_of_entry[row_of_entry >= 0]
         if column is Column.TAGS:
             all_names = batch._name_table(Column.TAG_NAMES)
             names = dict.fromkeys(all_names[index] for index in remaining[:, 1].tolist())

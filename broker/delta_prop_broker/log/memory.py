@@ -98,7 +98,7 @@ class MemoryLog:
         return None
 
     def offset_at_level(self, level: AckLevel) -> int:
-        """Return the next offset: no batch above level memory is ever accepted."""
+        """Return the next offset, whatever the level: a batch that asks for more than memory is refused."""
         return self.next_offset
 
     def request_sync(self) -> None:
@@ -115,7 +115,10 @@ class MemoryLog:
         return next(level_refusals, None) or self._refusal(*batches)
 
     def capacity_refusal(self, count: int, size: int) -> Refused | None:
-        """Return the error with which a batch of about this size would be refused now; None if it fits."""
+        """Return the error with which a batch of about this size would be refused now; None if it fits.
+
+        Also returns None for a batch that is larger than the log, which `append` refuses as too large.
+        """
         size += BATCH_OVERHEAD_BYTES + ROW_OVERHEAD_BYTES * count
         is_too_large = count > self._deltas_max or size > self._bytes_max
         return None if is_too_large or self._ensure_capacity(count, size) else self._full_refusal(count, size)

@@ -135,7 +135,10 @@ class Retaining(LogState):
         return self._refusal(sum(batch.size for batch in batches))
 
     def capacity_refusal(self, count: int, size: int) -> Refused | None:
-        """Return the error with which a batch of about this size would be refused now; None if it fits."""
+        """Return the error with which a batch of about this size would be refused now; None if it fits.
+
+        Also returns None for a batch that exceeds the log's bounds, which `append` refuses as too large.
+        """
         return None if size > self._batch_bytes_max else self._refusal(size)
 
     def _has_capacity(self, size: int) -> bool:

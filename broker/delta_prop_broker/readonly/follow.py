@@ -50,7 +50,7 @@ class Follower:
             self._file = None
 
     def read(self) -> Iterator[FrameLocation]:
-        """Yield frames from the one that holds `offset` on, up to the present synced offset.
+        """Yield the frames that are synced now, beginning with the one that holds `offset`.
 
         `offset` moves past a frame when the next frame is requested. Raises Refused (CURSOR_TOO_OLD),
         LogCorrupted, OSError.

@@ -332,7 +332,7 @@ class _Recovery:
         return None
 
     def _add_segment(self, segment: Segment, index: SparseIndex) -> None:
-        first = index.first_previous_crc
+        first = index.crc_before
         if self._chain_crc is not None and first is not None and first != self._chain_crc:
             reason = f"its first frame follows stamp {first:#010x}, but the last is {self._chain_crc:#010x}"
             raise LogCorrupted(segment.path, reason, position=0, offset=segment.base)
@@ -457,7 +457,7 @@ def _describes(index: SparseIndex, file: File, size: int) -> bool:
         return False
     try:
         first = read_head(memoryview(file.read(0, PEEK_BYTES)))
-        if (first.offset, first.stamp.previous_crc) != (index.base, index.first_previous_crc):
+        if (first.offset, first.stamp.previous_crc) != (index.base, index.crc_before):
             return False
         entry = index.last_entry()
         scanner = FrameScanner(

@@ -83,7 +83,7 @@ class Format(NamedTuple):
 
 
 def check_format(disk: Disk, *, oldest: int = FORMAT) -> bool:
-    """Return True if the directory has a format file; raise an error unless it names `oldest` to FORMAT.
+    """Return True if the directory has a format file, and check that its format is one of `oldest` to FORMAT.
 
     Raises FormatUnknown, FormatOutdated, LogCorrupted, OSError.
     """

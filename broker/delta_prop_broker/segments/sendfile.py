@@ -239,7 +239,7 @@ def _last_known_end(index: SparseIndex, offset: int, position: int) -> tuple[int
     """Return (offset, position) of the last frame boundary in the index that is within both bounds."""
     if index.end <= offset and index.size <= position:
         return index.end, index.size
-    last = index.last_entry_before(offset, position)
+    last = index.entry_before_both(offset, position)
     return last.offset, last.position
 
 

@@ -1,8 +1,8 @@
 """The sparse index of a segment, which leads to a frame by offset, by time or by dot.
 
 It has one entry per about 4 KB of frames, runs of counters for each origin, and the offsets of control rows.
-It is built only from frames. A stored index names the last stamp of these frames, and each frame to which it
-leads is checked.
+It is built only from frames. The log fills in the *stamp* of each frame, which has a checksum. A stored index
+holds the checksum of the last frame's stamp, and each frame to which it leads is checked.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _GAPS, _CONTROL = int(Attribute.COUNTER_GAPS), int(Attribute.CONTROL)
 
 _MAGIC = b"dp-index"
 _HEADER = struct.Struct("<8sIIQQQIIQQQQ")
-"""magic, version, flags, base, end offset, data bytes, first frame's previous CRC, last stamp's CRC, first
-time, latest time, entries, origins. Then columns, little-endian; then the CRC32C of all before it.
-Flags: bit n if a frame is compressed with codec n; bit 16 if compression was tried, or is done; bit 17 if
-the last column holds the offsets of frames of control rows, which older indexes lack."""
+"""magic, version, flags, base, end offset, data bytes, CRC of the stamp before the first frame, CRC of the
+last stamp, first time, latest time, entries, origins. Then columns, little-endian; then the CRC32C of all
+before it. Flags: bit n if a frame is compressed with codec n; bit 16 if compression was tried, or is done;
+bit 17 if the last column holds the offsets of frames of control rows, which older indexes lack."""
 _VERSION = 1
 _CRC = struct.Struct("<I")
 _CODECS, _TRIED, _CONTROLS = 0xFFFF, 1 << 16, 1 << 17
@@ -69,7 +69,7 @@ class SparseIndex:
         self.base = base
         self.end = base  # offset after the last row
         self.size = 0  # bytes of the frames on disk
-        self.first_previous_crc: int | None = None  # the previous checksum that the first stamp names
+        self.crc_before: int | None = None  # checksum of the stamp before the first frame
         self.last_crc: int | None = None  # checksum of the last stamp
         self.first_time = 0  # append times, in microseconds since 1970
         self.latest_time = 0
@@ -87,8 +87,8 @@ class SparseIndex:
         """Add the next frame; `size` is its size on disk, `time` is in microseconds since 1970."""
         if codec:
             self.codecs |= 1 << codec
-        if self.first_previous_crc is None:
-            self.first_previous_crc = previous_crc
+        if self.crc_before is None:
+            self.crc_before = previous_crc
             self.first_time = time
         # The latest time never falls, even if the clock was set back, so that times can be searched.
         self.latest_time = max(self.latest_time, time)
@@ -112,11 +112,11 @@ class SparseIndex:
         return self._entry_at(max(bisect_right(self._offsets, offset) - 1, 0))
 
     def entry_before_time(self, time: int) -> Entry:
-        """Return an entry before which no frame was stamped at `time` or later."""
+        """Return an entry at or before the first frame that was stamped at `time` or later."""
         return self._entry_at(max(bisect_left(self._times, time) - 1, 0))
 
-    def last_entry_before(self, offset: int, position: int) -> Entry:
-        """Return the last entry at or before an offset and a position."""
+    def entry_before_both(self, offset: int, position: int) -> Entry:
+        """Return the last entry that is at or before both an offset and a position."""
         number = min(bisect_right(self._offsets, offset), bisect_right(self._positions, position))
         return self._entry_at(max(number - 1, 0))
 
@@ -131,7 +131,7 @@ class SparseIndex:
         """
         copy = SparseIndex(self.base)
         copy.end, copy.size, copy.last_crc, copy.latest_time = end, size, last_crc, latest_time
-        copy.first_previous_crc, copy.first_time = self.first_previous_crc, self.first_time
+        copy.crc_before, copy.first_time = self.crc_before, self.first_time
         entries = bisect_left(self._offsets, end)
         copy._offsets, copy._positions = self._offsets[:entries], self._positions[:entries]
         copy._times, copy._previous = self._times[:entries], self._previous[:entries]
@@ -151,9 +151,9 @@ class SparseIndex:
         return copy
 
     def find_run(self, origin: int, counter: int) -> tuple[int, int] | None:
-        """Return two offsets: of the run that spans this counter, and of its row if the run has no gaps.
+        """Return the offset of the run that spans this counter, and the offset of the counter's row.
 
-        Returns None if no run spans the counter.
+        The second one is right only if the run has no gaps. Returns None if no run spans the counter.
         """
         runs = self._runs.get(origin)
         if runs is None:
@@ -188,7 +188,7 @@ class SparseIndex:
             self.base,
             self.end,
             self.size,
-            self.first_previous_crc or 0,
+            self.crc_before or 0,
             self.last_crc or 0,
             self.first_time,
             self.latest_time,
@@ -210,7 +210,7 @@ class SparseIndex:
             return None
         index = cls(base)
         index.end, index.size, index.first_time, index.latest_time = end, size, first, latest
-        index.first_previous_crc, index.last_crc = first_crc, last_crc
+        index.crc_before, index.last_crc = first_crc, last_crc
         index.codecs, index.compression_tried = flags & _CODECS, bool(flags & _TRIED)
         words = _read_words(raw[_HEADER.size : -_CRC.size])
         position = 0
