@@ -112,14 +112,15 @@ class PublishMixin:
         ack_level: AckLevel | str | None = None,
         timeout_s: float | None = None,
     ) -> PublishAck:
-        """Send deltas and wait for the acknowledgement; wait in order while the queue or log is full.
+        """Send deltas and wait for the acknowledgement.
 
-        Raises Refused; for a retryable cause, after `timeout_s`. A publish that raises had no effect, unless
-        the code is OUTCOME_UNKNOWN. Then `timeout_s` passed while the delta was in a log that had failed;
-        `outcome` returns the result of the dot in `details` once the log is recovered. If a scope of anyio
-        cancels it while the log works, either it had no effect, or the acknowledgement is returned. A
-        cancellation without a scope (`asyncio.wait_for`, `task.cancel()`) is raised even if the delta was
-        appended and takes effect. Use `timeout_s`, or `offer`, whose receipt always gets the outcome.
+        While the queue or the log is full, calls of one priority wait in their order. Raises Refused; for a
+        retryable cause, after `timeout_s`. A publish that raises had no effect, unless the code is
+        OUTCOME_UNKNOWN. Then `timeout_s` passed while the delta was in a log that had failed; `outcome`
+        returns the result of the dot in `details` once the log is recovered. If an anyio scope cancels it and
+        the log has not failed, either it had no effect, or the acknowledgement is returned. A cancellation
+        without a scope (`asyncio.wait_for`, `task.cancel()`) is raised even if the delta was appended and
+        takes effect. Use `timeout_s`, or `offer`, whose receipt always gets the outcome.
         """
         self._check_open()
         if timeout_s is not None:

@@ -35,8 +35,8 @@ RUN_BYTES_MAX = 64 * 1024 * 1024
 class FoldInput:
     """Input of a fold: the snapshot, None if there is none, and the log from `start` up to `end`.
 
-    `sink_offset`: the sink's progress. `row_offset_of`: returns the offset of the sink's row with a key; None
-    if no row is beyond `sink_offset`.
+    `sink_offset`: the sink's progress. `row_offset_of(key)` returns the offset of the last delta in the
+    sink's row with that key; the field is None if no row is beyond `sink_offset`.
     """
 
     disk: Disk

@@ -34,7 +34,7 @@ logger = logging.getLogger("delta_prop.client")
 FAULTS_MAX = 5
 """After this many connections in a row on which the service violates the protocol, `run` raises."""
 _WAIT_S_MIN = 0.001
-"""A shorter wait may end at the same reading of the clock at which it began."""
+"""Minimum wait: after a shorter one, the clock may still show the same time, and the loop would spin."""
 
 
 class LinkProtocol(Protocol):
@@ -117,8 +117,8 @@ class ReconnectingLink:
     async def run(self) -> None:
         """Keep a connection until cancelled. Raises Unreachable, Refused, UsageError.
 
-        Before the first answer, a Misconfigured error is raised at once if the configuration can work at no
-        address.
+        Before the first answer, raises Misconfigured as soon as all addresses, one after the other, have
+        failed because of the configuration.
         """
         backoff, attempt = Backoff(), 0
         address_faults, last_warning = AddressFaults(len(self._addresses)), ""
@@ -132,7 +132,7 @@ class ReconnectingLink:
                 after_s = reconnect.after_s
                 cause = reconnect.cause or ConnectionError("the service asks to reconnect")
             if not self.welcomed.is_set():
-                address_faults.note(cause)  # the caller reports what it raises
+                address_faults.note(cause)  # raises if no address can work: the caller of `run` reports it
             if isinstance(cause, Misconfigured) and str(cause) != last_warning:
                 last_warning = str(cause)
                 logger.warning("%s", cause)  # the text names the address

@@ -21,8 +21,8 @@ def split_around(unacked: UnackedBatch, row: int | None) -> Sequence[UnackedBatc
     """Split a batch into the rows before the refused `row`, that row, and the rest.
 
     If `row` is None, split it into halves. Each time a part is refused again, twice as many rows after the
-    refused one are sent singly, so that a batch of bad rows costs few rounds. A single refused row is settled
-    at once and blocks no other.
+    refused one are sent singly, so that a batch of bad rows costs few rounds. A refused row that was
+    sent alone is settled at once, and holds up no other row.
     """
     count = unacked.batch.count
     if row is None:

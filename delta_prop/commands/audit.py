@@ -186,7 +186,7 @@ def _open_producer(target: Remote, options: Namespace) -> Iterator[SyncProducer]
 def _wait_reporter_of(producer: SyncProducer) -> WaitReporter:
     wait_reporter, processed = WaitReporter(), 0
 
-    def is_busy() -> bool:
+    def is_waiting() -> bool:
         nonlocal processed
         counts, before = producer.statistics(), processed
         processed = counts.acknowledged + counts.refused
@@ -194,5 +194,5 @@ def _wait_reporter_of(producer: SyncProducer) -> WaitReporter:
             wait_reporter.note_progress()
         return producer.log_id is None or producer.in_flight_offers > 0
 
-    wait_reporter.get_cause, wait_reporter.is_busy = lambda: producer.waits_for, is_busy
+    wait_reporter.get_cause, wait_reporter.is_waiting = lambda: producer.waits_for, is_waiting
     return wait_reporter

@@ -141,7 +141,7 @@ class _PublishRun:
 
     async def run(self, source: system.Input) -> None:
         """Send all lines and wait for their outcomes. Raises Refused, OSError."""
-        self.wait_reporter.is_busy = lambda: bool(self._in_flight_sizes)
+        self.wait_reporter.is_waiting = lambda: bool(self._in_flight_sizes)
         async with anyio.create_task_group() as tasks:
             self._scope = tasks.cancel_scope
             tasks.start_soon(self._run_publisher)

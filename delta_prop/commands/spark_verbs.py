@@ -242,9 +242,9 @@ def run_stats(options: Namespace) -> int:
     check_spark()
     source = source_of(options)
 
-    from delta_prop.spark.jobs.counting import count_log, log_to_count
+    from delta_prop.spark.jobs.counting import count_log, open_log_for_counting
 
-    log, sinks = log_to_count(source, start, until)
+    log, sinks = open_log_for_counting(source, start, until)
     with _open_session(options) as spark:
         output.put_stats(count_log(spark, log, sinks), options.top, as_json=options.json)
     return OK

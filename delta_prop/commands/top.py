@@ -31,7 +31,7 @@ async def open_http_client(connect_options: ConnectOptions) -> AsyncIterator[Htt
     assert network is not None
     wait_reporter = WaitReporter(NO_HTTP_PORT)
     async with wait_reporter.report(), HttpClient(network, connect_options) as http_client:
-        wait_reporter.is_busy = lambda: not http_client.has_answered
+        wait_reporter.is_waiting = lambda: not http_client.has_answered
         yield http_client
 
 

@@ -28,13 +28,13 @@ _POLL_S = 0.25
 class WaitReporter:
     """Reports why a command waits.
 
-    Its owner sets `get_cause`, which returns the obstacle (None: unknown), and `is_busy`, which returns True
-    while the command waits. `unknown_text`: what to print for an unknown obstacle.
+    Its owner sets `get_cause`, which returns the obstacle (None: unknown), and `is_waiting`, which returns
+    True while the command waits. `unknown_text`: what to print for an unknown obstacle.
     """
 
     def __init__(self, unknown_text: str = "no answer has come yet") -> None:
         self.get_cause: Callable[[], Exception | None] = lambda: None
-        self.is_busy: Callable[[], bool] = lambda: True
+        self.is_waiting: Callable[[], bool] = lambda: True
         self._unknown_text = unknown_text
         self._since = system.now()
         self._reported_kind: str | None = None
@@ -65,7 +65,7 @@ class WaitReporter:
 
     @contextmanager
     def report_in_thread(self) -> Iterator[None]:
-        """Report waits of blocking code; `get_cause` and `is_busy` are called in another thread."""
+        """Report waits of blocking code; `get_cause` and `is_waiting` are called in another thread."""
         with _mute_client_warning(), system.call_periodically(lambda: self._poll(system.now()), _POLL_S):
             yield
 
@@ -75,7 +75,7 @@ class WaitReporter:
             self._poll(system.now())
 
     def _poll(self, now: float) -> None:
-        if not self.is_busy():
+        if not self.is_waiting():
             self.note_progress()
             return
         if now - self._since < REPORT_AFTER_S:
@@ -111,6 +111,6 @@ async def report_subscriber_waits(subscriber: Subscriber) -> AsyncIterator[None]
     """Report why a subscriber has no connection, until the block ends."""
     wait_reporter = WaitReporter(NO_PORT)
     wait_reporter.get_cause = lambda: subscriber.waits_for
-    wait_reporter.is_busy = lambda: not subscriber.started or subscriber.waits_for is not None
+    wait_reporter.is_waiting = lambda: not subscriber.started or subscriber.waits_for is not None
     async with wait_reporter.report():
         yield

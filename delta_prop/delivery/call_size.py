@@ -57,7 +57,7 @@ class CallSize:
         self.failing = FailingDelta(offset, first.batch.namespaces[row], first.batch.keys[row], failures + 1)
 
     def note_success(self, rows_per_call: int) -> None:
-        """Note a call that applied all its rows; from `rows_per_call` on no bound is needed."""
+        """Note a call that applied all its rows: the bound doubles, and is dropped at `rows_per_call`."""
         self.failing = None
         if self._rows_max is not None:
             self._rows_max *= 2
@@ -66,7 +66,7 @@ class CallSize:
 
 
 def _split_delivery(delivery: Delivery, count: int) -> tuple[Delivery, Delivery]:
-    """Split off the first rows of a delivery; its `end` is the offset of the first remaining row."""
+    """Return the first `count` rows, and the rest; the `end` of the first part is the rest's first offset."""
     rows = row_numbers(delivery)
     end = delivery.first_offset + int(rows[count])
     return replace(delivery, rows=rows[:count], end=end), replace(delivery, rows=rows[count:])

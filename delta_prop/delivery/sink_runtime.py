@@ -124,7 +124,8 @@ class SinkRuntime:
 
     def dimension(self, namespace: str) -> int | None:
         """Return the dimension of a namespace's vectors; None while it has none."""
-        # For an in-memory log a sink brings data of an earlier one, whose dimensions it reports itself.
+        # With a log in memory, a sink that opens may hold vectors of an earlier log, and reports their
+        # dimensions.
         if self.feed is None and self._log.ack_level is AckLevel.MEMORY:
             return None
         return self._partition.pipeline.appender.vectors.dimension(namespace) or None
@@ -180,8 +181,8 @@ class SinkRuntime:
         """Open the sink; return its first offset, and True if it stores its cursor itself.
 
         `saved` is the stored cursor of this name. `can_rebuild`: True if the sink can be rebuilt;
-        then it is, if its data is incomplete or the log has removed its next deltas. `forced`: True if the
-        sink is to be rebuilt whatever it holds.
+        `rebuild_reason` is then set if its data is incomplete, the log has removed its next deltas, or an
+        operator asked for it. `forced`: True if the sink is to be rebuilt whatever it holds.
         Raises Refused, what the sink raises.
         """
         opening = self.sink.open(self)
@@ -219,7 +220,10 @@ class SinkRuntime:
     def _resume_offsets(
         self, start: Start, saved: SavedCursor, resume: ResumePoint | None, *, can_rebuild: bool
     ) -> tuple[int, int]:
-        """Return the start offset, and the offset reached by the sink's own and the stored cursor."""
+        """Return the start offset, and the offset that the sink has reached, by its own or the stored cursor.
+
+        The later of the two counts, unless the sink lost data that it had reported.
+        """
         if resume is None:
             return self._resolve_start(start, saved.processed), saved.processed
         self.lamport = resume.lamport
@@ -231,7 +235,7 @@ class SinkRuntime:
                 cursor.epoch, max(cursor.next_offset, resume.reach), can_rebuild=can_rebuild
             )
             self.reported = reached
-            if reached >= saved.reported:  # else it lost data since, and continues from its own cursor
+            if reached >= saved.reported:  # else it lost data that it had reported: its own cursor counts
                 reached = max(reached, saved.processed)
         if self.has_foreign_data and self._log.ack_level > AckLevel.MEMORY:
             raise self._foreign_log_refusal(cursor, can_rebuild=can_rebuild)
@@ -255,8 +259,8 @@ class SinkRuntime:
         if not can_rebuild:
             raise UsageError(
                 f"sink {self.name!r} must be rebuilt ({self.rebuild_reason or 'an operator asked for it'}), "
-                "but cannot be: it stores deltas, or its topics do not match complete vectors: give it data "
-                "and a name of its own"
+                "but cannot be: it keeps the deltas themselves, or its topics select only some deltas of a "
+                "vector: attach it with an empty store and another name"
             )
         if self._log.start_offset and not await self._has_snapshot():
             raise cannot_be_rebuilt(self.name, self._log.start_offset)
@@ -273,7 +277,7 @@ class SinkRuntime:
                     tasks.start_soon(self._deliver)
         finally:
             self._ended.set()
-            if not self._scope.cancel_called:  # cancelled from outside, so no call may wait for it
+            if not self._scope.cancel_called:  # not by `close`: its waiters would wait for ever
                 feed.close()
 
     async def close(self, timeout_s: float) -> None:
@@ -297,7 +301,7 @@ class SinkRuntime:
     # --- helpers
 
     async def _deliver(self) -> None:
-        """Deliver to the sink; if that fails, whatever the sink did, only this sink stops."""
+        """Deliver to the sink; an Exception that ends the delivery stops only this sink."""
         feed = self.require_feed()
         try:
             while True:

@@ -166,7 +166,7 @@ class _EditPacer:
         bound = self._wiring.propagator.settings.mailbox_deltas_max
         console.line(f"  audit lags by {lag:,} deltas; its mailbox takes up to {bound:,},")
         if self.mailbox_full_s is None:
-            console.line("  which was enough: the rest waited in the service's memory")
+            console.line("  which was enough: all of them waited in memory")
         else:
             log = self._wiring.propagator.statistics().log
             console.line(
@@ -181,8 +181,8 @@ async def crash_scene(play: Play, wiring: Wiring) -> None:
     console = play.console
     count = min(5 * BATCH_EDITS_MAX, LINKS_PER_DOCUMENT_MAX * len(play.library.documents))
     edits = list(islice(_make_link_edits(play.library, count, distance=2), 4 * BATCH_EDITS_MAX))
-    batch_edits = len(edits) // 4
-    if not batch_edits:
+    edits_per_batch = len(edits) // 4
+    if not edits_per_batch:
         console.line("  no document here can be linked to another; nothing was killed")
         if edits:
             await wiring.publish(edits)  # all of them, since the library counts them as published
@@ -198,17 +198,17 @@ async def crash_scene(play: Play, wiring: Wiring) -> None:
         f"  replica, a second store, attached late: {crashing_sink.applied_end:,} deltas from the log to disk"
     )
     console.line(
-        f"  in {took_s:.1f} s; then 3 batches of {batch_edits:,} edits, and it is killed within the third"
+        f"  in {took_s:.1f} s; then 3 batches of {edits_per_batch:,} edits, and it is killed within the third"
     )
-    crashing_sink.kill_after(2 * batch_edits + batch_edits // 2)
-    for start in range(0, 3 * batch_edits, batch_edits):
-        await wiring.publish(edits[start : start + batch_edits])
+    crashing_sink.kill_after(2 * edits_per_batch + edits_per_batch // 2)
+    for start in range(0, 3 * edits_per_batch, edits_per_batch):
+        await wiring.publish(edits[start : start + edits_per_batch])
         await anyio.sleep(BATCH_PAUSE_S)
     await _wait_until_stopped(wiring)
     await wiring.propagator.detach("replica")
-    await wiring.publish(edits[3 * batch_edits :])
+    await wiring.publish(edits[3 * edits_per_batch :])
     await wiring.wait_settled()
-    console.line(f"  {len(edits) - 3 * batch_edits:,} more edits while it is down: the others have them")
+    console.line(f"  {len(edits) - 3 * edits_per_batch:,} more edits while it is down: the others have them")
     await _restart_store(play, wiring, crashing_sink)
 
 

@@ -33,8 +33,8 @@ logger = logging.getLogger("delta_prop")
 class FullResource:
     """A full resource, for which all deltas are refused.
 
-    `what`: one of `KINDS`. `since`: the wall time of the first refusal, `seconds` ago by now. `reason`: the
-    message of the refusals.
+    `what`: one of `KINDS`. `since`: the wall time of the first refusal; `seconds`: how long ago that is.
+    `reason`: the message of the refusals.
     """
 
     what: str

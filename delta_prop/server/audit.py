@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from delta_prop_wire.spec import ErrorCode
 
 WINDOW_S = 10.0
-"""Refusals of one kind are counted together for this long."""
+"""Refusals with the same address, token and code are counted together for this long."""
 FLUSH_S = 1.0
 LINES_PER_WINDOW = 10
-KINDS_MAX = 1_000
-"""Maximum number of kinds (address, token and code); beyond it, refusals are grouped by code only."""
+WINDOWS_MAX = 1_000
+"""Maximum number of windows, one per address, token and code; beyond it, refusals share one per code."""
 TEXT_CHARS_MAX = 300
 NO_TOKEN = "-"
 
@@ -48,7 +48,8 @@ class Audit:
     def record_refusal(
         self, peer: str, permissions: Permissions | None, frame: str, refusal: Refused | ProtocolError
     ) -> None:
-        """Write a refusal, or count it if many of its kind were written within the window.
+        """Write a refusal, or count it if many with the same address, token and code were
+        written within the window.
 
         `peer`: `host:port`; `frame`: the frame's type, or another protocol's request. The line has
         the true cause, which the peer does not always get.
@@ -74,7 +75,7 @@ class Audit:
             self._close_windows(inf)
 
     def _window(self, key: tuple[str, str, ErrorCode], now: float) -> _Window:
-        if key not in self._windows and len(self._windows) >= KINDS_MAX:
+        if key not in self._windows and len(self._windows) >= WINDOWS_MAX:
             key = ("many addresses", "many", key[2])
         window = self._windows.get(key)
         if window is not None and now - window.started_at >= WINDOW_S:
@@ -97,7 +98,7 @@ class Audit:
 
 
 class _Window:
-    """Counts of refusals of one kind since the window started."""
+    """Counts of refusals with one address, token and code since the window started."""
 
     __slots__ = ("started_at", "suppressed", "written")
 

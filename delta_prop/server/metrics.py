@@ -45,7 +45,7 @@ PROPAGATOR = (
         "concurrent_updates_total",
         "counter",
         "concurrent_updates",
-        "Deltas of a vector whose latest delta their producer had not seen.",
+        "Deltas whose producer had not seen the latest delta of the same vector.",
     ),
     MetricSpec("ids", "gauge", "ids.ids", "16-byte ids that are known."),
     MetricSpec("ids_kept_since_offset", "gauge", "ids.kept_since", "Every id from this offset on is known."),
@@ -81,7 +81,10 @@ PROPAGATOR = (
         "Rate limit for sources, if there is one.",
     ),
     MetricSpec(
-        "memory_bytes_max", "gauge", "memory_bytes_max", "Worst-case memory of what the propagator limits."
+        "memory_bytes_max",
+        "gauge",
+        "memory_bytes_max",
+        "Memory that the propagator takes if every bound is reached.",
     ),
     MetricSpec(
         "log_failed", "gauge", "reopening.failed", "1 while the log has failed and is being recovered."
@@ -120,12 +123,20 @@ LANE = (
         "Items, of one delta or more, that left this lane.",
     ),
     MetricSpec(
-        "lane_wait_seconds_total", "counter", "wait_s_total", "Total time that those items were queued."
+        "lane_wait_seconds_total",
+        "counter",
+        "wait_s_total",
+        "Total time that items which left this lane were queued.",
     ),
 )
 SINK = (
     MetricSpec("sink_lag_deltas", "gauge", "lag", "Deltas in the log that the sink has not processed."),
-    MetricSpec("sink_lag_seconds", "gauge", "lag_s", "Age of the oldest of them; 0 if there are none."),
+    MetricSpec(
+        "sink_lag_seconds",
+        "gauge",
+        "lag_s",
+        "Age of the oldest delta that the sink has not processed; 0 if none.",
+    ),
     MetricSpec(
         "sink_applied_offset", "gauge", "applied_offset", "The sink has applied every delta below it."
     ),
@@ -182,12 +193,12 @@ SERVER = (
     MetricSpec("sent_deltas_total", "counter", "deltas_out", "Deltas sent."),
     MetricSpec("received_bytes_total", "counter", "bytes_in", "Bytes received."),
     MetricSpec("sent_bytes_total", "counter", "bytes_out", "Bytes sent."),
-    MetricSpec("acks_total", "counter", "acks", "Frames of producers that were acknowledged."),
+    MetricSpec("acks_total", "counter", "acks", "Ack and Nack frames sent to producers."),
     MetricSpec(
         "duplicate_acks_total",
         "counter",
         "duplicate_acks",
-        "Duplicate frames of producers.",
+        "Deltas of producers that were acknowledged as duplicates.",
     ),
 )
 JOBS = (
@@ -268,7 +279,7 @@ class Metrics:
             yield _make_metric(
                 FULL_SECONDS,
                 "gauge",
-                "Seconds for which it has been full; 0 while it is not.",
+                "Seconds for which this resource (label what) has been full; 0 while it is not full.",
                 full_seconds,
                 ("what",),
             )
@@ -300,11 +311,11 @@ class Metrics:
         yield _make_metric(CONNECTIONS, "gauge", "Open connections.", [((), len(rows))])
         yield _make_metric(SUBSCRIBERS, "gauge", "Connections with a subscription.", [((), len(subscribed))])
         yield _make_metric(
-            SUBSCRIBERS_CATCHING_UP, "gauge", "Of these, those that read from the log.", [((), catching_up)]
+            SUBSCRIBERS_CATCHING_UP, "gauge", "Subscribers that read from the log.", [((), catching_up)]
         )
         standing_by = sum(row["standing_by"] for row in subscribed)
         yield _make_metric(
-            SUBSCRIBERS_STANDING_BY, "gauge", "Of these, those that stand by in a group.", [((), standing_by)]
+            SUBSCRIBERS_STANDING_BY, "gauge", "Subscribers that stand by in a group.", [((), standing_by)]
         )
         labelled_rows = [((str(row["number"]), row["client"] or ""), row) for row in subscribed]
         yield from _lag_metrics("subscriber", ("connection", "client"), labelled_rows)
@@ -325,7 +336,11 @@ def _lag_metrics(
     """Yield the lag of each row, in deltas and in seconds, if it is known."""
     for name, key, help_ in (
         (f"{subject}_lag_deltas", "lag", f"Deltas in the log that the {subject} has not processed."),
-        (f"{subject}_lag_seconds", "lag_s", "Age of the oldest of them; 0 if there are none."),
+        (
+            f"{subject}_lag_seconds",
+            "lag_s",
+            f"Age of the oldest delta that the {subject} has not processed; 0 if none.",
+        ),
     ):
         yield _make_metric(
             name, "gauge", help_, [(values, row[key]) for values, row in rows if row[key] is not None], labels

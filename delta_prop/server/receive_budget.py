@@ -18,9 +18,10 @@ class ReceiveBudget:
         self._waiting: deque[tuple[int, anyio.Event]] = deque()
 
     async def acquire(self, size: int) -> None:
-        """Acquire `size` bytes, after earlier waiters. The largest frame fits once all others are released.
+        """Acquire `size` bytes, after earlier waiters.
 
-        If cancelled, nothing is acquired.
+        The budget is at least the largest frame, so every waiter gets its turn. If cancelled, nothing is
+        acquired.
         """
         if not self._waiting and size <= self.free_bytes:
             self.free_bytes -= size

@@ -64,14 +64,15 @@ def uniform_deltas(draw: st.DrawFn, kind: str) -> list[Delta]:
 
 @dataclass
 class Step:
-    """One append: its rows and its origin. `back`: how far its Lamport number is below the next one.
+    """One append: its rows and its origin. `lamport_lag`: how far its Lamport number is below the
+    next one.
 
     `ids`: the ids of the rows; some may equal earlier ones.
     """
 
     rows: list[Delta] | None  # None: a no-op batch
     origin: int
-    back: int
+    lamport_lag: int
     ids: tuple[int, ...] | None = None
 
 
@@ -99,7 +100,7 @@ class Writer:
     def append(self, step: Step) -> None:
         counter = self.counters.get(step.origin, 0)
         batch = self._batch(step, counter + 1)
-        lamport = max(self.lamport + 1 - step.back, 1)
+        lamport = max(self.lamport + 1 - step.lamport_lag, 1)
         known_count = sum(id_ in self.ids for id_ in batch.ids or ())
         self.ids.update(batch.ids or ())
         if known_count:

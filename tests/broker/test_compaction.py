@@ -107,7 +107,7 @@ def test_snapshot_equals_the_fold_of_all_rows_before_it(history: list[Step], run
 @given(st.lists(steps, min_size=12, max_size=40), st.data())
 def test_chained_snapshots_equal_the_fold_of_all_rows(history: list[Step], data: st.DataObject) -> None:
     disk = SimDisk()
-    log, writer = write_history(disk, [replace(step, back=0) for step in history])
+    log, writer = write_history(disk, [replace(step, lamport_lag=0) for step in history])
     remaining = sealed_segments(log)
     previous: int | None = None
     expected: dict[Name, VectorState] = {}

@@ -1,4 +1,5 @@
-"""Attach and detach in rare cases: holds on the log, names, cursors with other topics, shared vectors."""
+"""Attach and detach in rare cases: holds on the log, names, cursors that pass rows of other topics,
+shared vectors."""
 
 from __future__ import annotations
 

@@ -102,10 +102,10 @@ def test_recording_bytes_equal_golden_bytes() -> None:
 
 def test_recording_contains_no_names_or_content() -> None:
     raw = record((A_BATCH, 1), block_per_batch=True)
-    inside = b"".join(bytes(str(batch), "ascii") for batch in open_recording(raw).batches())
+    decoded = b"".join(bytes(str(batch), "ascii") for batch in open_recording(raw).batches())
     for name in (b"doc-1", b"row-9", b"docs", b"rows", b"twelve"):
         assert name not in raw
-        assert name not in inside
+        assert name not in decoded
     other = record((A_BATCH, 1), salt=bytes(SALT_BYTES))
     (first,), (second,) = open_recording(raw).batches(), open_recording(other).batches()
     assert not {*first.keys.tolist(), *first.namespaces.tolist(), first.origin} & {
@@ -121,7 +121,7 @@ def test_same_id_in_two_namespaces_is_two_vectors() -> None:
     assert read_back.keys[0] != read_back.keys[1]
 
 
-def test_noop_records_are_not_recorded() -> None:
+def test_noops_are_not_recorded() -> None:
     noop = encode_noop(origin=5, base=1, count=1, code=ErrorCode.INVALID_DELTA)
     assert list(open_recording(record((noop, 1))).batches()) == []
 

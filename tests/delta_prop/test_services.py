@@ -27,9 +27,9 @@ class Counters:
     """Counts of events in the runs; a zero means that the case was not tested."""
 
     deltas: int = 0
-    late: int = 0
+    out_of_order: int = 0
     duplicate_ids: int = 0
-    left_out: int = 0
+    left_out_of_index: int = 0
 
 
 async def run_services(
@@ -56,7 +56,7 @@ async def run_services(
                     await service.settle()
             if random.random() < 0.3:
                 random.choice(services).p.rebuild(random.choice(["storage", "index", "cache"]))
-            await anyio.sleep(random.choice((0.01, 100.0)))  # time passes for the delta chains
+            await anyio.sleep(random.choice((0.01, 100.0)))  # delta chains stay, or expire (after 60 s)
         await heal(services, links)
         expected_by_name = fold_accepted(services)
         first_service_dots = set(services[0].dots())
@@ -71,8 +71,8 @@ async def run_services(
                     for name, state in expected_by_name.items()
                 }
                 assert content == expected_content, (service.number, sink)
-            counters.late += service.index.resident.statistics().out_of_order
-            counters.left_out += service.index.statistics().left_out
+            counters.out_of_order += service.index.resident.statistics().out_of_order
+            counters.left_out_of_index += service.index.statistics().left_out
             counters.duplicate_ids += sum(bool(logged.known_ids) for logged in service.batches())
         counters.deltas += len(first_service_dots)
 
@@ -92,6 +92,6 @@ def test_services_converge_after_network_cuts(
     check()
     print(counters)
     assert counters.deltas
-    assert counters.late
+    assert counters.out_of_order
     assert counters.duplicate_ids
-    assert counters.left_out
+    assert counters.left_out_of_index

@@ -1,4 +1,5 @@
-"""TLS streams: accepted and rejected handshakes, error messages, and transports that take only a part."""
+"""TLS streams: accepted and rejected handshakes, error messages, and transports that accept only a part
+of what is sent."""
 
 from __future__ import annotations
 
@@ -86,9 +87,11 @@ def test_valid_certificates_are_accepted(loop: str, certificates: Files) -> None
     async def main() -> None:
         network = SocketNetwork()
         server, client = tls_pair(certificates)
-        open_server = replace(server, authorities=None)
+        server_without_client_check = replace(server, authorities=None)
         assert await connect_pair(network, server, client) == ["", ""]
-        assert await connect_pair(network, open_server, Tls(authorities=certificates.authority)) == ["", ""]
+        assert await connect_pair(
+            network, server_without_client_check, Tls(authorities=certificates.authority)
+        ) == ["", ""]
         assert await connect_pair(network, server, client, "localhost") == ["", ""]
         assert await connect_pair(network, server, replace(client, server_name="server.example")) == ["", ""]
 

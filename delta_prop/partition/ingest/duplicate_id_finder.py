@@ -63,7 +63,8 @@ class DuplicateIdFinder:
         self._ids = ids
         self._cost = 0
         self.last_copy: Dot | None = None
-        """Dot of the highest-offset first copy in the log that the last `check` compared."""
+        """Of the first copies in the log that the last `check` compared: the dot of the one with the highest
+        offset."""
 
     def find(self, ids: Sequence[bytes] | None) -> dict[int, int]:
         """Return the rows that repeat an id, each with its first copy. Raises Refused, which is retryable."""
@@ -124,7 +125,7 @@ class DuplicateIdFinder:
                 if length < count:
                     self._spend(1)  # the range continues in another frame
                 logged_row = offset - logged.offset
-                if source is Source.TRANSFORM is logged.source:
+                if source is Source.TRANSFORM and logged.source is Source.TRANSFORM:
                     # A retry computes a transform's result from a later state, so the operands may differ.
                     same = same_contents(batch, row, logged.batch, logged_row, length, compare_operands=False)
                     difference = None if same else 0

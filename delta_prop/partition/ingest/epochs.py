@@ -13,7 +13,7 @@ from delta_prop_wire.spec import ErrorCode
 EPOCH_MAX = (1 << 32) - 1
 EPOCHS_PER_OPENING = 4096
 CLAIMED_EPOCH_MAX = 1 << 31
-"""Highest epoch that is accepted from an unknown producer; as many are left for later grants."""
+"""Highest epoch that is accepted from an unknown producer; the other half is left for later grants."""
 SPARE_EPOCHS = 1024
 """When only this many epochs are left in a block, the next block is requested."""
 _OPENINGS_MAX = EPOCH_MAX // EPOCHS_PER_OPENING
@@ -41,7 +41,7 @@ def openings_for(epoch: int) -> int:
     return (epoch - 1) // EPOCHS_PER_OPENING
 
 
-def epoch_not_believed(origin: int, epoch: int) -> Refused:
+def claimed_epoch_too_high(origin: int, epoch: int) -> Refused:
     """Return the refusal of a claimed epoch that this service cannot have granted and that is too high."""
     return Refused(
         ErrorCode.BAD_REQUEST,
@@ -84,7 +84,7 @@ def fenced_by(origin: int, epoch: int, current: int) -> Refused:
     """Return the refusal of a writer whose epoch is fenced by a later one."""
     return Refused(
         ErrorCode.FENCED,
-        f"origin {origin:016x}: it writes under epoch {epoch}, but another producer of that "
+        f"origin {origin:016x}: this producer writes under epoch {epoch}, but another one of that "
         f"name holds the later epoch {current}: stop this producer, or give it its own name",
         details={"origin": origin, "epoch": current},
     )

@@ -17,7 +17,7 @@ from delta_prop.partition.ingest.epochs import (
     CLAIMED_EPOCH_MAX,
     EPOCH_MAX,
     SPARE_EPOCHS,
-    epoch_not_believed,
+    claimed_epoch_too_high,
     epoch_not_reserved,
     epochs_exhausted,
     fenced_by,
@@ -412,7 +412,7 @@ class Origins:
             raise fenced_by(origin, epoch, present)
         if epoch > present and epoch > self._epoch_floor:
             if epoch > CLAIMED_EPOCH_MAX:
-                raise epoch_not_believed(origin, epoch)
+                raise claimed_epoch_too_high(origin, epoch)
             self._check_reserved(origin, epoch)
         return epoch
 

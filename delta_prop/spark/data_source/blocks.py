@@ -31,16 +31,17 @@ KINDS = {kind_name(kind): int(kind) for kind in Kind if kind is not Kind.TRANSFO
 """Operations that a row can name. Transform is not among them, as a job cannot read the vector."""
 _FULL, _SPARSE = np.zeros(256, bool), np.zeros(256, bool)
 _FULL[[Kind.CREATE, Kind.DENSE]] = _SPARSE[[Kind.SPARSE, Kind.SPARSE_ADD]] = True
-"""Masks by kind: True for kinds with a full vector; for kinds that change elements of a vector."""
+"""Masks by kind. `_FULL`: True for kinds with a full vector. `_SPARSE`: True for kinds that change elements
+of a vector."""
 _Columns = dict[Column, bytes | memoryview]
 
 
 def to_block(rows: pa.RecordBatch, *, namespace: str | None, before: int = 0) -> Block:
     """Return rows with the columns of `columns.py` as a block.
 
-    `namespace`: of rows that name none; None: the text before the first ":" of their vector id, else
-    `default`. `before`: the number of rows of the partition that come before these. Raises InvalidDelta,
-    naming the row's vector id, the column and its bound.
+    `namespace`: the namespace of rows that name none. If it is None, theirs is the text before the first ":"
+    of the vector id, or `default` if there is no ":". `before`: the number of rows of the partition that come
+    before these. Raises InvalidDelta, naming the row's vector id, the column and its bound.
     """
     names = rows.schema.names
     given = {name: rows.column(name) for name in names}
@@ -229,8 +230,8 @@ def _add_indices(
         row = int(np.argmax(wrong))
         raise InvalidDelta(
             "indices",
-            f"{lengths[row]} indices for {sizes[row]} values: give one index per value, and only to sparse "
-            "operations",
+            f"{lengths[row]} indices for {sizes[row]} values: give a sparse operation one index per value, "
+            "and other operations none",
             row=row,
         )
     if len(flat):

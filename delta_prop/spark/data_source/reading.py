@@ -207,13 +207,13 @@ def _check_spark_offset(position: dict[str, Any], bounds: LogBounds) -> int:
     if offset < bounds.start_offset:
         raise UsageError(
             f"the checkpoint is at offset {offset}, but the log has removed the offsets before "
-            f"{bounds.start_offset}, so {bounds.start_offset - offset} are lost to this stream: rebuild what "
-            f"it feeds up to there, and start another stream, with a new checkpointLocation and "
-            f"start={bounds.start_offset}"
+            f"{bounds.start_offset}, so the stream misses {bounds.start_offset - offset} of them: rebuild "
+            f"its target up to offset {bounds.start_offset}, and start another stream, with a new "
+            f"checkpointLocation and start={bounds.start_offset}"
         )
     if offset > bounds.end_offset:
         raise UsageError(
-            f"the checkpoint is at offset {offset}, but the log ends at {bounds.end_offset}, as later "
-            "deltas were lost with a disk: start another stream, with a new checkpointLocation"
+            f"the checkpoint is at offset {offset}, but the log ends at {bounds.end_offset}, because a disk "
+            "failure lost the later deltas: start another stream, with a new checkpointLocation"
         )
     return offset

@@ -77,13 +77,13 @@ def stats(spark: SparkSession, source: LogSource, *, start: When = None, end: Wh
     check_session(spark)
     first = position_of(start, EARLIEST, name="start", ends=True)
     end = position_of(end, LATEST, name="end", ends=True)
-    return count_log(spark, *log_to_count(normalize_source(source), first, end))
+    return count_log(spark, *open_log_for_counting(normalize_source(source), first, end))
 
 
-def log_to_count(
+def open_log_for_counting(
     source: str | Remote, start: LogPosition, end: LogPosition
 ) -> tuple[LogView, list[dict[str, Any]]]:
-    """Return the log to count, and its sinks and groups. Raises as `stats` does."""
+    """Open the log to count; return it with its sinks and groups. Raises as `stats` does."""
     remote = remote_of(source)
     if remote is None:
         assert isinstance(source, str)

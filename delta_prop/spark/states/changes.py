@@ -99,8 +99,8 @@ def join_keys(namespaces: pa.Array, vector_ids: pa.Array) -> pa.Array:
 def split_keys(keys: pa.Array) -> tuple[pa.Array, pa.Array]:
     """Return the namespaces and the ids of vectors from their keys."""
     parts = pc.list_flatten(pc.split_pattern(keys, "\0", max_splits=1))
-    both = np.arange(2 * len(keys)).reshape(-1, 2)
-    return parts.take(pa.array(both[:, 0])), parts.take(pa.array(both[:, 1]))
+    positions = np.arange(2 * len(keys)).reshape(-1, 2)
+    return parts.take(pa.array(positions[:, 0])), parts.take(pa.array(positions[:, 1]))
 
 
 def buckets_of(keys: pa.Array, bucket_count: int) -> NDArray[np.int64]:

@@ -110,7 +110,9 @@ def _sort(changes: pa.Table) -> _SortedChanges:
     last_set = np.maximum.accumulate(np.where(is_set, positions, _NONE))
     last_set[last_set < counted_from[vector]] = _NONE
     values, indices = (Lists.of(column_of(table, name)) for name in ("values", "indices"))
-    has_effect = is_set | _changes_set_fact(kinds, last_set, values.sizes[order], indices.highest()[order])
+    has_effect = is_set | _has_effect_on_set_fact(
+        kinds, last_set, values.sizes[order], indices.highest()[order]
+    )
     return _SortedChanges(
         table, order, vector, starts, ends, counted_from, kinds, values, indices, last_set, has_effect
     )
@@ -133,11 +135,11 @@ def _canonical_order(
     return order, is_first_copy
 
 
-def _changes_set_fact(
+def _has_effect_on_set_fact(
     kinds: NDArray[np.uint8],
     last_set: NDArray[np.intp],
     sizes: NDArray[np.int64],
-    highest: NDArray[np.int64],
+    highest_index: NDArray[np.int64],
 ) -> NDArray[np.bool_]:
     """Return a mask of the changes that have an effect on what was set before.
 
@@ -145,7 +147,7 @@ def _changes_set_fact(
     elements that the change names.
     """
     base = np.where(last_set < 0, Kind.DELETE, kinds[last_set])
-    on_numbers = np.isin(kinds, _ON_NUMBERS) & np.isin(base, _VECTORS) & (highest < sizes[last_set])
+    on_numbers = np.isin(kinds, _ON_NUMBERS) & np.isin(base, _VECTORS) & (highest_index < sizes[last_set])
     has_effect: NDArray[np.bool_] = on_numbers | ((kinds == Kind.METADATA) & (base != Kind.DELETE))
     return has_effect
 

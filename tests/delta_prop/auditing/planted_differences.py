@@ -33,7 +33,7 @@ class Service:
     """A service with a storage and an index sink.
 
     `states_before`, `stored_before`: by vector id, the states of the index and the rows of the storage file
-    halfway through the deltas; a fault makes a vector stale by them.
+    halfway through the deltas; a fault makes a vector stale by writing one of these back.
     """
 
     def __init__(self, running: Served, path: Path) -> None:
@@ -115,7 +115,7 @@ def corrupt_index(service: Service) -> None:
             table.release(table.slots[name])
         elif kind in ("stale", "extra"):
             state = service.states_before.get(name, service.states_before[document_id(1)])
-            put(table, name, state, 3)
+            put(table, name, state, offset=3)
         elif name.endswith("0"):
             table.metadata[table.slots[name]] = {"page": -1}
         else:

@@ -180,11 +180,11 @@ def test_audit_memory_is_bounded(tmp_path: Path) -> None:
     assert peak_bytes < 12 * MIB
 
 
-@pytest.mark.parametrize("back", [0, 3], ids=["in order", "out of order"])
-def test_audit_leaves_no_file_open(tmp_path: Path, back: int) -> None:
+@pytest.mark.parametrize("lamport_lag", [0, 3], ids=["in order", "out of order"])
+def test_audit_leaves_no_file_open(tmp_path: Path, lamport_lag: int) -> None:
     """Spilled runs are closed when an audit ends, and when its caller closes it early."""
     history = [Step([Delta(f"v{number % 20}", opaque(b"x" * 500), "n")], 1, 0) for number in range(40)]
-    write(tmp_path, [*history, Step([Delta("late", create([1.0]), "n")], 2, back)])
+    write(tmp_path, [*history, Step([Delta("late", create([1.0]), "n")], 2, lamport_lag)])
     with open_audited_log(str(tmp_path)) as log:
         write_cursors(log.disk, log.log_id, {"one": SavedCursor(30, 30)})
     before = len(os.listdir("/proc/self/fd"))

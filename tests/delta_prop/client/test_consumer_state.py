@@ -317,7 +317,7 @@ def test_refused_subscription_is_forgotten() -> None:
     assert [one.subscription for one in bench.requests] == [1]
 
 
-def test_refusal_with_the_credit_causes_another_reconnect() -> None:
+def test_refusal_of_the_request_with_the_credit_causes_another_reconnect() -> None:
     bench = ConsumerBench([WANTED] * 3)
     bench.consumer_state.add(Subscription(2, (ALL,)))
     bench.exchange()

@@ -1,4 +1,7 @@
-"""A producer's checks before sending: the fast path accepts nothing that the full check refuses."""
+"""A producer's checks before sending: the fast path accepts nothing that the full check refuses.
+
+The fast path is `has_only_opaque`, the full check `check_deltas`; `validate` tries one, then the other.
+"""
 
 from __future__ import annotations
 

@@ -87,8 +87,19 @@ def test_audit_without_spark_loads_no_spark_and_needs_no_java(command: Command, 
         "import sys; sys.modules.update(dict.fromkeys(['pyspark', 'py4j', 'pyarrow', 'pandas'])); "
         "from delta_prop.cli import main; sys.exit(main(sys.argv[1:]))"
     )
-    audit = [sys.executable, "-c", program, "audit", "--data", str(command.data), "--storage", str(file)]
-    result = subprocess.run(audit, capture_output=True, text=True, check=False, env={"PATH": ""}, timeout=120)
+    audit_arguments = [
+        sys.executable,
+        "-c",
+        program,
+        "audit",
+        "--data",
+        str(command.data),
+        "--storage",
+        str(file),
+    ]
+    result = subprocess.run(
+        audit_arguments, capture_output=True, text=True, check=False, env={"PATH": ""}, timeout=120
+    )
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "delta-prop: no differences\n")
 
 
@@ -127,11 +138,11 @@ def test_repair_is_sent_to_the_service_of_the_directory(
     command: Command, file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     execute(file, *CORRUPTION)
-    audit = ["audit", "--data", str(command.data), "--storage", str(file), "--repair"]
+    audit_arguments = ["audit", "--data", str(command.data), "--storage", str(file), "--repair"]
     with served(propagator={"data": str(command.data)}) as running:
-        assert main(audit) == 2
+        assert main(audit_arguments) == 2
         assert "send the repair to that service with --to HOST:PORT" in capsys.readouterr().err
-        assert main([*audit, "--to", running.address]) == 0
+        assert main([*audit_arguments, "--to", running.address]) == 0
         assert "2 of 2 were republished" in capsys.readouterr().err
     store(command, file)
     assert command("audit", "--storage", file).status == 0
@@ -142,13 +153,13 @@ def test_repair_to_the_service_of_another_log_is_refused(
 ) -> None:
     execute(file, "UPDATE vectors SET vector_id = 'ghost' WHERE vector_id = 'v7'")
     differences = list(audit(str(command.data), str(file)))
-    audited = ["audit", "--data", str(command.data), "--storage", str(file), "--repair"]
+    audit_arguments = ["audit", "--data", str(command.data), "--storage", str(file), "--repair"]
     with (
         served(propagator={"data": str(tmp_path / "other")}) as other,
         SyncProducer(other.address, name="live") as p,
     ):
         p.publish(Delta("ghost", create([1.0]), "n"))
-        assert main([*audited, "--to", other.address]) == 2
+        assert main([*audit_arguments, "--to", other.address]) == 2
         error_line = capsys.readouterr().err.splitlines()[-1]
         with pytest.raises(UsageError) as caught:
             repair(repairs(differences), p, data=str(command.data))
@@ -204,8 +215,9 @@ def test_contents_in_json_lines_are_compared(command: Command, file: Path, tmp_p
     assert len(lines) == 28, "lines without metadata were not compared, although another line has some"
     (vector,) = (one for one in lines if "number" in one["reason"])
     assert vector["reason"] == "number 1 is 0.25, not 0.5; it has the delta at offset 4"
-    before = command("audit", "--contents", table, "--next-offset", "10", "--json").lines
-    assert {one["difference"] for one in before if one["vector_id"] > "v2"} >= {"extra"}
+    at_offset_10 = command("audit", "--contents", table, "--next-offset", "10", "--json").lines
+    # The vectors with these ids were created after offset 10.
+    assert {one["difference"] for one in at_offset_10 if one["vector_id"] > "v2"} >= {"extra"}
 
 
 @pytest.mark.parametrize(
@@ -262,7 +274,7 @@ def test_vectors_in_the_quarantine_are_reported_and_not_repaired(command: Comman
             await p.publish(*(Delta(key, create([1.0])) for key in ("changed", "wrong")))
             await p.publish(Delta("changed", create([7.0])), Delta("new", create([7.0])))
             await p.wait_visible(4)
-            assert {one.vector[1] for one in p.quarantine("adds")} == {"changed", "new"}
+            assert {one.vector[1] for one in p.quarantine("totals")} == {"changed", "new"}
 
     anyio.run(quarantine)
     contents = tmp_path / "contents.jsonl"
@@ -272,11 +284,13 @@ def test_vectors_in_the_quarantine_are_reported_and_not_repaired(command: Comman
             for key, value in (("changed", 1.0), ("wrong", 0.5))
         )
     )
-    audit = ("audit", "--contents", contents)
-    without_sink_name = {one["vector_id"]: one["difference"] for one in command(*audit, "--json").lines}
+    audit_arguments = ("audit", "--contents", contents)
+    without_sink_name = {
+        one["vector_id"]: one["difference"] for one in command(*audit_arguments, "--json").lines
+    }
     assert without_sink_name == {"changed": "corrupted", "wrong": "corrupted", "new": "missing"}
     expected = {"changed": "quarantined", "wrong": "corrupted", "new": "quarantined"}
-    result = command(*audit, "--sink", "adds", "--json", "--repair")
+    result = command(*audit_arguments, "--sink", "totals", "--json", "--repair")
     assert {one["vector_id"]: one["difference"] for one in result.lines} == expected
     for one in result.lines:
         assert one["reason"].endswith("; deltas of it are in the quarantine") == (one["vector_id"] != "wrong")
@@ -306,7 +320,7 @@ def test_page_sample_matches_the_output(
     )
     result = command("audit", "--storage", file)
     assert (result.out + result.err).splitlines() == first.splitlines()[1:]
-    repair = ["audit", "--data", str(command.data), "--storage", str(file), "--repair", "--to"]
+    repair_arguments = ["audit", "--data", str(command.data), "--storage", str(file), "--repair", "--to"]
     with served(propagator={"data": str(command.data)}) as running:
-        assert main([*repair, running.address]) == 0
+        assert main([*repair_arguments, running.address]) == 0
     assert capsys.readouterr().err.splitlines()[-1] == second.splitlines()[-1]

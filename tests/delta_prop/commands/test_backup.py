@@ -83,7 +83,7 @@ def test_export_changes_no_file_of_the_directory(command: Command, tmp_path: Pat
 def test_export_takes_no_lock(command: Command, tmp_path: Path) -> None:
     command.publish(create_lines(5))
     lock = LocalDisk(command.data).lock(LOCK_PATH)
-    (command.data / LOCK_PATH).write_text("1\n")  # the id of another process than the one that exports
+    (command.data / LOCK_PATH).write_text("1\n")  # as if another process held the lock
     before = read_files(command.data)
     try:
         assert command.publish(create_lines(1)).status == 1, (

@@ -65,7 +65,7 @@ def report_lines(
     clock, busy = [0.0], [True]
     monkeypatch.setattr(wait_reporter.system, "now", lambda: clock[0])
     reporter = WaitReporter()
-    reporter.get_cause, reporter.is_busy = get_cause, lambda: busy[0]
+    reporter.get_cause, reporter.is_waiting = get_cause, lambda: busy[0]
     for seconds, event in steps:
         clock[0] = seconds
         if event == "progress":

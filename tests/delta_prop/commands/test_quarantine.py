@@ -39,7 +39,7 @@ class RejectingService:
             await p.publish(Delta("a", create([1.0])))
             await p.publish(Delta("a", sparse_add([0], [7.0])), Delta("b", create([7.0])))
             await p.publish(Delta("a", sparse_add([0], [10.0])))
-            await p._sinks.feed("adds").wait(4)
+            await p._sinks.feed("totals").wait(4)
 
         self.serve(main)
 
@@ -61,32 +61,32 @@ def test_quarantined_deltas_are_listed_and_shown(service: RejectingService) -> N
         (2, "create", "b", "7 is bad", None),
         (3, "sparse_add", "a", None, 1),
     ]
-    table = command("quarantine", "list", "--sink", "adds").out.splitlines()
+    table = command("quarantine", "list", "--sink", "totals").out.splitlines()
     assert len(table) == 4
     assert table[1].endswith("default a                     7 is bad")
     assert table[3].endswith("blocked by 1")
     assert command("quarantine", "list", "--sink", "other", "--json").lines == []
-    shown = command("quarantine", "show", "adds", "3", "--json").lines[0]
+    shown = command("quarantine", "show", "totals", "3", "--json").lines[0]
     assert (shown["delta"]["op"], shown["delta"]["values"]) == ("sparse_add", [10.0])
     assert shown["blocked_by"] == 1
     assert shown["dot"]
-    text = command("quarantine", "show", "adds", "1").out
+    text = command("quarantine", "show", "totals", "1").out
     assert "reason      7 is bad" in text
     status = command("status", "--json").lines[0]
-    assert status["quarantined"] == {"adds": 3}
-    assert "quarantined    adds 3" in command("status").out
+    assert status["quarantined"] == {"totals": 3}
+    assert "quarantined    totals 3" in command("status").out
     assert command("sinks", "--json").lines[0]["quarantined"] == 3
 
 
 def test_mistake_is_reported_with_its_fix(service: RejectingService) -> None:
     command = service.command
     for arguments, fix in [
-        (("show", "adds", "9"), "name one of its offsets (1, 2, 3)"),
-        (("show", "none", "1"), "name a sink that has one (adds)"),
-        (("replay", "adds"), "give offsets, or --all"),
-        (("drop", "adds", "1", "--all"), "give offsets, or --all"),
-        (("replay", "adds", "3"), "is blocked by 1: name that one"),
-        (("drop", "adds", "0"), "is not in the quarantine"),
+        (("show", "totals", "9"), "name one of its offsets (1, 2, 3)"),
+        (("show", "none", "1"), "name a sink that has one (totals)"),
+        (("replay", "totals"), "give offsets, or --all"),
+        (("drop", "totals", "1", "--all"), "give offsets, or --all"),
+        (("replay", "totals", "3"), "is blocked by 1: name that one"),
+        (("drop", "totals", "0"), "is not in the quarantine"),
     ]:
         result = command("quarantine", *arguments)
         assert (result.status, result.out) == (2, "")
@@ -96,11 +96,11 @@ def test_mistake_is_reported_with_its_fix(service: RejectingService) -> None:
 
 def test_requests_are_executed_by_the_next_service(service: RejectingService) -> None:
     command = service.command
-    result = command("quarantine", "drop", "adds", "1")
+    result = command("quarantine", "drop", "totals", "1")
     assert result.status == 0
-    assert "drop for sink 'adds' (rejected: 1, blocked by them: 1)" in result.out
+    assert "drop for sink 'totals' (rejected: 1, blocked by them: 1)" in result.out
     assert "the next service that opens" in result.out
-    command("quarantine", "replay", "adds", "2")
+    command("quarantine", "replay", "totals", "2")
     rows = command("quarantine", "list", "--json").lines
     assert [row["requested"] for row in rows] == ["drop", "replay", "replay"]
     service.rejected_values.clear()
@@ -112,7 +112,7 @@ def test_requests_are_executed_by_the_next_service(service: RejectingService) ->
 
     async def publish_later(p: Propagator) -> None:  # no delta is applied twice
         await p.publish(Delta("a", sparse_add([0], [100.0])))
-        await p._sinks.feed("adds").wait(5)
+        await p._sinks.feed("totals").wait(5)
 
     service.serve(publish_later)
     assert service.store.sums == {"a": 111.0, "b": 7.0}
@@ -124,14 +124,14 @@ def test_replay_in_a_served_directory_is_done_at_once(service: RejectingService)
     message: list[str] = []
 
     async def main(p: Propagator) -> None:
-        result = await anyio.to_thread.run_sync(lambda: command("quarantine", "replay", "adds", "--all"))
+        result = await anyio.to_thread.run_sync(lambda: command("quarantine", "replay", "totals", "--all"))
         message.append(result.out)
-        assert p.quarantine("adds") == []
+        assert p.quarantine("totals") == []
 
     service.serve(main)
-    assert message == ["done: replay for sink 'adds' (rejected: 2, blocked by them: 1)\n"]
+    assert message == ["done: replay for sink 'totals' (rejected: 2, blocked by them: 1)\n"]
     assert service.store.sums == {"a": 18.0, "b": 7.0}
-    assert "nothing to drop" in command("quarantine", "drop", "adds", "--all").out
+    assert "nothing to drop" in command("quarantine", "drop", "totals", "--all").out
 
 
 def test_request_stays_until_its_sink_is_attached(
@@ -143,7 +143,7 @@ def test_request_stays_until_its_sink_is_attached(
 
     async def serve_without_the_sink() -> None:
         async with Propagator(data=command.data):
-            result = await anyio.to_thread.run_sync(lambda: command("quarantine", "replay", "adds", "1"))
+            result = await anyio.to_thread.run_sync(lambda: command("quarantine", "replay", "totals", "1"))
             message.append(result.out)
 
     anyio.run(serve_without_the_sink)
@@ -157,7 +157,7 @@ def test_request_stays_until_its_sink_is_attached(
 def wait_until_quarantined(count: int) -> Callable[[Propagator], Awaitable[None]]:
     async def main(p: Propagator) -> None:
         with anyio.fail_after(60):
-            while len(p.quarantine("adds")) > count:  # noqa: ASYNC110 - no event signals it
+            while len(p.quarantine("totals")) > count:  # noqa: ASYNC110 - no event signals it
                 await anyio.sleep(0.05)
 
     return main
@@ -165,9 +165,11 @@ def wait_until_quarantined(count: int) -> Callable[[Propagator], Awaitable[None]
 
 def test_forgetting_a_sink_removes_its_quarantine(service: RejectingService) -> None:
     command = service.command
-    command("quarantine", "replay", "adds", "1")
-    result = command("sinks", "forget", "adds")
-    expected = "done: sink 'adds' is forgotten; its quarantine held 2 rejected deltas and 1 blocked by them\n"
+    command("quarantine", "replay", "totals", "1")
+    result = command("sinks", "forget", "totals")
+    expected = (
+        "done: sink 'totals' is forgotten; its quarantine held 2 rejected deltas and 1 blocked by them\n"
+    )
     assert (result.status, result.out) == (0, expected)
     assert command("quarantine", "list", "--json").lines == []
     assert not list((command.data / "quarantine").iterdir())
@@ -180,11 +182,11 @@ def test_invalid_request_file_is_removed_and_logged(
     directory = service.command.data / "requests"
     directory.mkdir()
     (directory / "00000000000000000001.json").write_text("what?")
-    body = json.dumps({"verb": "drop", "sink": "adds", "log_id": "00", "offsets": []}).encode()
+    body = json.dumps({"verb": "drop", "sink": "totals", "log_id": "00", "offsets": []}).encode()
     (directory / "00000000000000000002.json").write_bytes(b"00000000\n" + body)
 
     async def main(p: Propagator) -> None:
-        assert len(p.quarantine("adds")) == 3
+        assert len(p.quarantine("totals")) == 3
 
     service.serve(main)
     assert caplog.text.count("is not a request to this log, so it is removed") == 2

@@ -34,13 +34,13 @@ def test_temporary_failure_is_retried_from_applied_offset() -> None:
     async def main() -> None:
         async with Route.running() as route:
             sink = TinySink()
-            applied_ends: list[int | None] = [None, 1, 3, 4]
+            done_offsets: list[int | None] = [None, 1, 3, 4]
 
             async def before(deliveries: Sequence[Delivery]) -> None:
-                if applied_ends:
-                    below = applied_ends.pop(0)
-                    sink.note(deliveries, below=-1 if below is None else below)
-                    raise TryAgain("busy", below)
+                if done_offsets:
+                    done_offset = done_offsets.pop(0)
+                    sink.note(deliveries, below=-1 if done_offset is None else done_offset)
+                    raise TryAgain("busy", done_offset)
 
             sink.before = before
             feed = route.feed(sink)
@@ -218,7 +218,10 @@ def test_cancellation_leaked_by_sink_stops_feed() -> None:
 
 @pytest.mark.parametrize(
     ("failure", "reason_text"),
-    [(RejectDelta(1, "no"), "it was not given: no"), (StopSink("disk full"), "disk full")],
+    [
+        (RejectDelta(1, "no"), "rejected offset 1, which it was not given"),
+        (StopSink("disk full"), "disk full"),
+    ],
 )
 def test_stopped_sink_does_not_stop_others(failure: Exception, reason_text: str) -> None:
     async def main() -> None:
@@ -332,7 +335,7 @@ def test_feed_closed_while_retrying_ends() -> None:
     run_virtual(main)
 
 
-def test_feed_not_required_stops_when_log_dropped_its_next_row() -> None:
+def test_optional_feed_stops_when_log_dropped_its_next_row() -> None:
     async def main() -> None:
         async with Route.running(deltas_max=10) as route:
             sink = TinySink(sleep_for(5))

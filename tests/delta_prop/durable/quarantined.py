@@ -35,7 +35,7 @@ class Store:
 class RejectingSink:
     """Sums the values of each vector; rejects a delta whose value is in `bad`."""
 
-    name = "adds"
+    name = "totals"
 
     def __init__(self, store: Store, bad: set[float]) -> None:
         self.store = store
@@ -92,6 +92,6 @@ def make_addition(key: str, value: float) -> Delta:
     return Delta(key, sparse_add([0], [value]))
 
 
-def quarantined_rows(p: Propagator, sink: str = "adds") -> list[tuple[int, int, str | None]]:
+def quarantined_rows(p: Propagator, sink: str = "totals") -> list[tuple[int, int, str | None]]:
     """Return (offset, `blocked_by`, reason) of each quarantined row."""
     return [(record.offset, record.blocked_by, record.reason) for record in p.quarantine(sink)]

@@ -146,10 +146,10 @@ def test_reset_skips_dropped_rows_and_redelivers_held_ones() -> None:
         async with service(disk, 1) as p:
             await p.attach(RejectingSink(store, bad))
             await p.publish(make_delta("a", 7), make_delta("b", 8), make_delta("c"))
-            await p._sinks.feed("adds").wait(3)
-            await p.drop("adds", 0)
+            await p._sinks.feed("totals").wait(3)
+            await p.drop("totals", 0)
             bad.clear()
-            await p.reset("adds", 0)
+            await p.reset("totals", 0)
             await p.wait_visible(3)
             assert quarantined_rows(p) == []
             assert store.sums == {"b": 8, "c": 1}

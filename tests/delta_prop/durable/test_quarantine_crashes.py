@@ -106,11 +106,11 @@ def test_interrupted_replay_has_one_effect(when: Literal["before", "after"], kee
             await p.attach(CrashingSink(store, bad, when))
             await p.publish(make_delta("a"), make_delta("b"))
             await p.publish(make_addition("a", 7), make_addition("a", 10))
-            await p._sinks.feed("adds").wait(4)
+            await p._sinks.feed("totals").wait(4)
             assert [offset for offset, _, _ in quarantined_rows(p)] == [2, 3]
             await anyio.sleep(2)
             bad.clear()
-            await p.replay("adds")
+            await p.replay("totals")
 
     with pytest.raises(BaseExceptionGroup) as caught:
         run_virtual(replay_and_crash)
@@ -121,7 +121,7 @@ def test_interrupted_replay_has_one_effect(when: Literal["before", "after"], kee
         async with service(disk.crash(1), 2) as p:
             await p.attach(RejectingSink(store, bad))
             assert [offset for offset, _, _ in quarantined_rows(p)] == [2, 3]
-            await p.replay("adds")
+            await p.replay("totals")
             assert quarantined_rows(p) == []
 
     run_virtual(reopen)
@@ -184,13 +184,13 @@ def test_quarantined_rows_are_withheld_from_history_at_open() -> None:
             await p.attach(HistorySink(store, bad))
             await p.publish(make_delta("a"), make_delta("b"))
             await p.publish(make_addition("a", 7), make_addition("a", 10))
-            await p._sinks.feed("adds").wait(4)
+            await p._sinks.feed("totals").wait(4)
             await p.publish(make_delta("c"))
             await anyio.sleep(2)
         disk = disk.crash(1)
         async with service(disk, 2) as p:
             await p.attach(HistorySink(store, bad))
-            await p.drop("adds", 2)
+            await p.drop("totals", 2)
         async with service(disk.crash(2), 3) as p:
             await p.attach(HistorySink(store, bad))
         assert seen == [[], [0], [0, 3]]

@@ -29,7 +29,7 @@ from tests.delta_prop.durable.quarantined import (
     service,
 )
 
-JOURNAL = quarantine_path("adds")
+JOURNAL = quarantine_path("totals")
 
 
 async def fill_quarantine(disk: SimDisk, store: Store, bad: set[float]) -> list[tuple[int, int, str | None]]:
@@ -60,16 +60,16 @@ def test_quarantine_is_restored_after_a_crash(keeps_cursor: bool, power_cut: boo
             await p.attach(RejectingSink(store, bad))
             assert quarantined_rows(p) == EXPECTED
             bad.clear()
-            replayed = await p.replay("adds", 2)
+            replayed = await p.replay("totals", 2)
             assert (replayed.applied, replayed.left) == (2, 2)
-            dropped = await p.drop("adds", 5)
+            dropped = await p.drop("totals", 5)
             assert (dropped.applied, dropped.dropped) == (1, 1)
             assert store.sums == {"a": 18, "b": 51, "c": 1}
         disk = disk.crash(2) if power_cut else disk.kill()
         async with service(disk, 3) as p:
             await p.attach(RejectingSink(store, bad))
             assert quarantined_rows(p) == []
-            quarantine = p._sinks.feed("adds").quarantine
+            quarantine = p._sinks.feed("totals").quarantine
             assert quarantine.dropped_offsets == [5]
             assert [quarantine.is_withheld(offset) for offset in (2, 5, 7)] == [False, True, False]
             await p.publish(make_addition("a", 100), make_addition("b", 100))
@@ -97,7 +97,7 @@ def test_quarantined_delta_removed_from_the_log_is_replayed() -> None:
         async with service(disk.crash(1), 2, small) as p:
             bad.clear()
             await p.attach(RejectingSink(store, bad))
-            assert (await p.replay("adds")).applied == 1
+            assert (await p.replay("totals")).applied == 1
             assert store.sums["b"] == 7
 
     run_virtual(main)
@@ -132,22 +132,22 @@ async def run_process(
                 make_addition(f"v{number % 2}", value) if number > 1 else make_delta(f"v{number}")
             )
             operations.published = number + 1
-        await p._sinks.feed("adds").wait(12)
-        rejected = {record.offset: record.reason for record in p.quarantine("adds")}
+        await p._sinks.feed("totals").wait(12)
+        rejected = {record.offset: record.reason for record in p.quarantine("totals")}
         assert not operations.dropped & rejected.keys()
         assert not operations.replayed & rejected.keys()
         if 2 in rejected:
             bad.discard(-7.0)
             operations.replay_requested.add(2)
-            await p.replay("adds", 2)
+            await p.replay("totals", 2)
             operations.replayed.add(2)
         if 5 in rejected:
             operations.drop_requested.add(5)
-            await p.drop("adds", 5)
+            await p.drop("totals", 5)
             operations.dropped.add(5)
-        elif any(record.blocked_by == record.offset for record in p.quarantine("adds")):
+        elif any(record.blocked_by == record.offset for record in p.quarantine("totals")):
             await p.replay(
-                "adds"
+                "totals"
             )  # a crash interrupted a drop: the rows that it freed are still to be applied
         return quarantined_rows(p)
 
@@ -214,7 +214,7 @@ def test_failed_quarantine_write_stops_only_its_sink(error: int) -> None:
             await p.publish(make_delta("b", 7), make_addition("a", 10))
             await p.wait_visible(3, sinks=["other"])
             await anyio.sleep(3)
-            feed = p.statistics().sinks["adds"]
+            feed = p.statistics().sinks["totals"]
             assert feed.state == "retrying"
             assert feed.reason is not None
             assert "its quarantine cannot be written" in feed.reason
@@ -223,7 +223,7 @@ def test_failed_quarantine_write_stops_only_its_sink(error: int) -> None:
                 1,
             )  # the cursor stays before the rejected delta
             disk.heal()
-            await p._sinks.feed("adds").wait(3)
+            await p._sinks.feed("totals").wait(3)
             assert quarantined_rows(p) == [(1, 1, "7 is bad")]
             assert store.applied_offsets == [0, 2]
         async with service(disk.crash(1), 2) as p:
@@ -290,7 +290,7 @@ def test_file_of_mostly_old_records_is_rewritten(monkeypatch: pytest.MonkeyPatch
                 await p.publish(make_delta(f"v{number}", 7))
                 await anyio.sleep(0.2)
                 bad.clear()
-                assert (await p.replay("adds")).applied == 1
+                assert (await p.replay("totals")).applied == 1
                 bad.add(7.0)
                 sizes.append(len(disk.peek(JOURNAL)))
         assert max(sizes) < 6000
@@ -309,8 +309,8 @@ def test_quarantine_of_a_lost_tail_withholds_no_new_row() -> None:
         async with service(disk, 2, logged) as p:
             await p.attach(RejectingSink(store, bad))
             await p.publish(make_delta("b", 7), make_delta("c", 7), ack_level=AckLevel.LOGGED)
-            await p._sinks.feed("adds").wait(3)
-            await p.drop("adds", 1)
+            await p._sinks.feed("totals").wait(3)
+            await p.drop("totals", 1)
             disks.append(disk.crash(2))
 
     async def reopen() -> None:
@@ -350,9 +350,9 @@ def test_forgotten_sink_loses_its_quarantine() -> None:
         await fill_quarantine(disk, store, bad)
         async with service(disk, 2) as p:
             await p.attach(RejectingSink(store, bad))
-            await p.detach("adds")
+            await p.detach("totals")
             assert JOURNAL in disk.paths()
-            p.forget("adds")
+            p.forget("totals")
             await anyio.sleep(3)
             assert JOURNAL not in disk.paths()
             bad.clear()
@@ -369,9 +369,9 @@ def test_sink_forgotten_just_before_close_loses_its_quarantine() -> None:
         await fill_quarantine(disk, store, {7.0})
         async with service(disk, 2) as p:
             await p.attach(RejectingSink(store, {7.0}))
-            await p.detach("adds")
+            await p.detach("totals")
             assert JOURNAL in disk.paths()
-            p.forget("adds")
+            p.forget("totals")
         assert JOURNAL not in disk.paths()
         async with service(disk, 3) as p:
             await p.attach(RejectingSink(store, set()), start="latest")
@@ -388,9 +388,9 @@ def test_sink_attached_during_removal_keeps_its_new_quarantine() -> None:
         async with service(disk, 2) as p:
             await p.attach(RejectingSink(store, bad))
             await p.attach(RejectingSink(Store(keeps_cursor=False), set()), name="aaa")
-            await p.detach("adds")
+            await p.detach("totals")
             await p.detach("aaa")
-            p.forget("adds")
+            p.forget("totals")
             p.forget("aaa")
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(p._sinks.quarantines.tidy)

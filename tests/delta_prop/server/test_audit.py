@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
-from delta_prop.server.audit import KINDS_MAX, LINES_PER_WINDOW, Audit, host_of
+from delta_prop.server.audit import LINES_PER_WINDOW, WINDOWS_MAX, Audit, host_of
 from delta_prop.server.permissions import Permissions, Unauthorized
 from delta_prop.testing import run_virtual
 from delta_prop_wire.errors import ProtocolError, Refused
@@ -115,10 +115,10 @@ def test_pending_count_is_written_at_shutdown(caplog: pytest.LogCaptureFixture) 
 
 def test_flood_from_many_hosts_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
     audit = Audit(lambda: 0.0)
-    for number in range(2 * KINDS_MAX):
+    for number in range(2 * WINDOWS_MAX):
         audit.record_refusal(f"10.{number >> 8}.{number & 255}.1:1", None, "SUBSCRIBE", LIMITED)
-    assert len(caplog.records) == KINDS_MAX + LINES_PER_WINDOW
-    assert audit.refusals == 2 * KINDS_MAX
+    assert len(caplog.records) == WINDOWS_MAX + LINES_PER_WINDOW
+    assert audit.refusals == 2 * WINDOWS_MAX
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def anyio_backend() -> str:
 
 
 def draw_batches(rng: random.Random, level: AckLevel) -> list[BatchFrame]:
-    """Return batches of mixed namespaces or a single one; vector ids repeat, and some are refused."""
+    """Return batches of mixed namespaces or a single one; ids repeat; about one batch in ten is refused."""
     frames = []
     for number in range(BATCHES):
         namespaces = NAMESPACES if rng.random() < 0.7 else [rng.choice(NAMESPACES)]

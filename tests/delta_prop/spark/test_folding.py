@@ -196,8 +196,8 @@ def test_control_rows_are_not_changes() -> None:
 
 
 def test_changes_older_than_a_state_are_only_counted() -> None:
-    def create_and_offset(value: float, origin: int, back: int) -> Step:
-        return Step([Delta("a", d.create([value])), Delta("a", d.offset(1))], origin, back)
+    def create_and_offset(value: float, origin: int, lamport_lag: int) -> Step:
+        return Step([Delta("a", d.create([value])), Delta("a", d.offset(1))], origin, lamport_lag)
 
     batches = log_batches(
         [

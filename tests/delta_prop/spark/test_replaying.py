@@ -49,8 +49,8 @@ HISTORY = [
             )
             for row, patch in enumerate([None, {"at": number, "ü": [None]}, None, {"at": None}])
         ],
-        1 + number % 2,
-        3 * (number % 5 == 4),
+        origin=1 + number % 2,
+        lamport_lag=3 * (number % 5 == 4),
     )
     for number in range(60)
 ]

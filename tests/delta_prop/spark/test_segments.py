@@ -15,7 +15,7 @@ pa = pytest.importorskip("pyarrow")
 from delta_prop.directory.log_positions import EARLIEST, LATEST, LogPosition  # noqa: E402
 from delta_prop.spark.data_source import segments  # noqa: E402
 from delta_prop.spark.data_source.segments import log_of, states_of  # noqa: E402
-from delta_prop.spark.jobs.counting import log_to_count  # noqa: E402
+from delta_prop.spark.jobs.counting import open_log_for_counting  # noqa: E402
 from delta_prop.spark.states.buckets import bucket_count_for, fold_blobs, spread  # noqa: E402
 from delta_prop.spark.states.changes import CHANGES, changes_of, split_keys  # noqa: E402
 from delta_prop.spark.states.folding import fold  # noqa: E402
@@ -160,7 +160,7 @@ def test_planning_leaves_no_file_open(tmp_path: Path) -> None:
     write(tmp_path, HISTORY)
     write(tmp_path / "compacted", HISTORY, COMPACTING)
     before = len(os.listdir("/proc/self/fd"))
-    log_to_count(str(tmp_path), EARLIEST, LATEST)
+    open_log_for_counting(str(tmp_path), EARLIEST, LATEST)
     for path in (tmp_path, tmp_path / "compacted"):
         states_of(str(path))
         with pytest.raises(UsageError):
@@ -227,7 +227,8 @@ def test_ordered_rows_are_folded_early_and_others_at_the_end(
     assert len(folds) > 4
     folds.clear()
     out_of_order = [
-        replace(step, back=3 * (number % 2), origin=1 + number % 2) for number, step in enumerate(HISTORY)
+        replace(step, lamport_lag=3 * (number % 2), origin=1 + number % 2)
+        for number, step in enumerate(HISTORY)
     ]
     writer = write(tmp_path / "forwarded", out_of_order)
     assert states(states_of(str(tmp_path / "forwarded")), 1) == expected_states(writer)

@@ -123,7 +123,7 @@ def test_offsets_removed_from_the_log_are_reported() -> None:
         removed = f"option start 3: the log has removed the offsets before {first}: give that one, a later"
         with pytest.raises(UsageError, match=removed):
             stream(service, start="3").initialOffset()
-        expected = f"at offset 0, but the log has removed the offsets before {first}, so {first} are lost"
+        expected = f"has removed the offsets before {first}, so the stream misses {first} of them"
         with pytest.raises(UsageError, match=expected):
             reader.latestOffset(position, READ_ALL)
         with pytest.raises(Refused, match="CURSOR_TOO_OLD"):  # removed between the plan and the read
@@ -135,5 +135,5 @@ def test_log_shorter_than_the_checkpoint_is_refused() -> None:
         publish(service, 7)
         reader = stream(service)
         ahead = reader.initialOffset() | {"0": 9}
-        with pytest.raises(UsageError, match="at offset 9, but the log ends at 7, as later deltas were lost"):
+        with pytest.raises(UsageError, match="at offset 9, but the log ends at 7, because a disk failure"):
             reader.latestOffset(ahead, READ_ALL)

@@ -82,9 +82,9 @@ class Stream:
                 return
 
 
-def publish_rows(address: str, rounds: int) -> Counter[str]:
-    """Publish the rows for `rounds` restarts; return how often each vector id occurs."""
-    keys = [f"doc-{number}" for number in range(rounds * ROWS_PER_RESTART)]
+def publish_rows(address: str, restarts: int) -> Counter[str]:
+    """Publish the rows for so many restarts; return how often each vector id occurs."""
+    keys = [f"doc-{number}" for number in range(restarts * ROWS_PER_RESTART)]
     with SyncProducer(address, name="feed") as p:
         for number in range(0, len(keys), 500):
             p.offer(*(Delta(key, create([1.0, 2.0]), "in") for key in keys[number : number + 500]))
