@@ -14,10 +14,10 @@ FAILED = "something failed, or a goal is far short (missed by more than a factor
 
 
 class Arguments(argparse.ArgumentParser):
-    """The parser of one benchmark; `failed` is the meaning of its exit status 1."""
+    """The parser of one benchmark; `status_1` is the meaning of exit status 1."""
 
-    def __init__(self, bench: str, about: str | None, *, failed: str = FAILED) -> None:
-        statuses = f"exit status: 0; 1: {failed}; 2: an argument was refused; 130: it was interrupted"
+    def __init__(self, bench: str, about: str | None, *, status_1: str = FAILED) -> None:
+        statuses = f"exit status: 0; 1: {status_1}; 2: an argument was refused; 130: it was interrupted"
         super().__init__(prog=f"./run bench {bench}", description=about, epilog=statuses)
 
     def error(self, message: str) -> NoReturn:

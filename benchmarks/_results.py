@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 GATE = 3.0
-"""Factor from the target beyond which a run fails; the noise of a shared machine is smaller."""
+"""A run fails if a figure misses its target by more than this factor, more than the noise of a shared
+machine."""
 FAR_BEYOND, REACHED, SHORT, FAR_SHORT = "far beyond", "reached", "short", "far short"
 NOT_MEASURED = "not measured"
 
@@ -92,7 +93,9 @@ class Results:
 
     def text(self) -> str:
         """Return the results as text."""
-        parts = [f"calibration: {self.calibration_ns:.0f} ns CPU a loop turn; load {self.load:.1f}\n"]
+        parts = [
+            f"calibration: {self.calibration_ns:.0f} ns of CPU per turn of its loop; load {self.load:.1f}\n"
+        ]
         parts += self.tables
         if self.goals:
             parts.append(goal_table(self.goals))
@@ -137,10 +140,10 @@ def format_number(value: float) -> str:
 
 
 def options_of(
-    bench: str, about: str | None, *, rounds: int, rounds_min: int = 1, failed: str = FAILED
+    bench: str, about: str | None, *, rounds: int, rounds_min: int = 1, status_1: str = FAILED
 ) -> Arguments:
     """Return a parser with the options of every benchmark that writes results."""
-    parser = Arguments(bench, about, failed=failed)
+    parser = Arguments(bench, about, status_1=status_1)
     parser.add_argument(
         "--rounds",
         type=bounded_int(rounds_min, 10_000),

@@ -17,7 +17,7 @@ from benchmarks._saved import FAR_WORSE, Change, Run, changes, read
 
 def main(arguments: list[str] | None = None) -> int:
     """Compare and print; return the exit status."""
-    parser = Arguments("compare", __doc__, failed="a figure is more than three times worse than it was")
+    parser = Arguments("compare", __doc__, status_1="a figure is more than three times worse than it was")
     parser.add_argument("old", type=Path, help="a file, or a folder of files")
     parser.add_argument("new", type=Path, help="a file, or a folder of files, of another run")
     parser.add_argument("--all", action="store_true", help="also show figures within the noise")

@@ -33,7 +33,7 @@ _BEGIN, _END = "<!-- measured -->", "<!-- end of measured -->"
 
 def main(arguments: list[str] | None = None) -> int:
     """Run, print, and write if requested; return the exit status."""
-    parser = Arguments("controllers", __doc__, failed="does not occur")
+    parser = Arguments("controllers", __doc__, status_1="never")
     parser.add_argument(
         "--seeds", type=bounded_int(1, 1_000), default=5, help="runs of each alternative; default: 5"
     )

@@ -43,7 +43,7 @@ SERVICE_ONLY, TABLE, COMMAND = "service", "service and SQLite", "command"
 def main(arguments: list[str] | None = None) -> int:
     """Kill, check, print; return the exit status."""
     parser = Arguments(
-        "crash", __doc__, failed="an answer was false, or a start took too long; 77: nothing could be run"
+        "crash", __doc__, status_1="an answer was false, or a start took too long; 77: nothing could be run"
     )
     parser.add_argument(
         "--rounds",

@@ -129,7 +129,7 @@ class Vectors:
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print, write; return 1 if a search was stale or recall too low."""
-    parser = Arguments("index", __doc__, failed="a search was stale, or recall@10 was below 0.95")
+    parser = Arguments("index", __doc__, status_1="a search was stale, or recall@10 was below 0.95")
     parser.add_argument(
         "--vectors", type=bounded_int(1_000, 10_000_000), default=100_000, help="vectors of 128 numbers"
     )
@@ -151,7 +151,9 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if given.quick:
         given.vectors, given.seconds = min(given.vectors, 10_000), min(given.seconds, 5.0)
-    print(f"calibration: {calibration_ns():.0f} ns CPU a loop turn; ack level memory; log in memory")
+    print(
+        f"calibration: {calibration_ns():.0f} ns of CPU per turn of its loop; ack level memory; log in memory"
+    )
     runs = {
         name: anyio.run(_measure, name, given.vectors, given.seconds, given.rate, given.unindexed_rows_max)
         for name in given.mix or MIXES

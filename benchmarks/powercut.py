@@ -38,7 +38,7 @@ _SKIPPED = 77
 def main(arguments: list[str] | None = None) -> int:
     """Cut, check, print. Return 77 if nothing could be run."""
     failed = "an answer was false, a start took too long, or the cuts had no effect"
-    parser = Arguments("powercut", __doc__, failed=f"{failed}; {_SKIPPED}: nothing could be run")
+    parser = Arguments("powercut", __doc__, status_1=f"{failed}; {_SKIPPED}: nothing could be run")
     parser.add_argument(
         "--rounds",
         type=bounded_int(1, 1_000_000),

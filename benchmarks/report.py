@@ -56,7 +56,7 @@ RUN_S_MAX = 3_600
 
 def main(arguments: list[str] | None = None) -> int:
     """Run or read, write the page. Return 1 if a benchmark failed."""
-    parser = Arguments("report", __doc__, failed="a benchmark failed, or found a goal far short")
+    parser = Arguments("report", __doc__, status_1="a benchmark failed, or found a goal far short")
     parser.add_argument("--from", dest="source", type=Path, metavar="DIR", help="read the results in DIR")
     parser.add_argument(
         "--keep", type=created_directory, metavar="DIR", help="store the benchmarks' results in DIR"

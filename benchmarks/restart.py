@@ -74,7 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def make_parser() -> Arguments:
     """Return the parser of the command line."""
-    parser = options_of("restart", __doc__, rounds=2, failed=_FAILED)
+    parser = options_of("restart", __doc__, rounds=2, status_1=_FAILED)
     parser.add_argument(
         "--vectors",
         type=bounded_int(0, 100_000_000),

@@ -68,7 +68,7 @@ def test_wheel_holds_only_the_typed_packages(wheel: Path) -> None:
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
 
-def test_wheel_coexists_with_packages_named_as_folders(wheel: Path, tmp_path: Path) -> None:
+def test_wheel_coexists_with_foreign_packages_named_like_our_folders(wheel: Path, tmp_path: Path) -> None:
     site, python = fresh_environment(tmp_path)
     for name in ("broker", "sinks", "wire", "simulations"):
         (site / name).mkdir()

@@ -42,7 +42,9 @@ LINES = 3 * KEYS
 
 
 def correct_log() -> tuple[Log, History]:
-    """Return the log of two producers, which alternate; all but the last line of each are acknowledged."""
+    """Return the log of two producers, which alternate. Line n of a producer is its n-th delta; all but the
+    last line of each are acknowledged.
+    """
     log, history = Log(), History()
     for line in range(1, LINES + 1):
         for name in NAMES:
@@ -315,7 +317,7 @@ def test_incomplete_or_violated_report_fails(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("counts", "status"), [({}, 1), ({"lost": 3}, 0), ({"lost": 3, "corrupt": 1}, 1)], ids=str
 )
-def test_power_cuts_pass_only_if_logged_rows_are_lost_and_nothing_else_is_wrong(
+def test_logged_power_cuts_pass_only_if_rows_are_lost_and_nothing_else_is_found(
     counts: dict[str, int], status: int
 ) -> None:
     totals = Totals(rounds=3, acks=10)

@@ -140,7 +140,7 @@ def test_unavailable_faults_are_reported_as_not_run(
     ]
 
 
-def test_kills_option_with_disk_faults_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_option_for_kills_only_is_refused_with_disk_faults(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_info:
         crash.main(["--disk-faults", "--plant", "cut-log"])
     assert exit_info.value.code == 2

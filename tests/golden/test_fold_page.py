@@ -38,7 +38,8 @@ TABLE = {
     for row in re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \| (.+?) \|$", SECTION, re.MULTILINE)
     if row[0] not in ("operation", "---")
 }
-"""Maps each operation in the page's table to its three cells: on an absent vector, a vector, and bytes."""
+"""Maps each operation in the page's table to three cells: its effect on an absent vector, on a vector of
+numbers, on one of bytes."""
 OPERATIONS = {
     "create": create([3.0, 4.0]),
     "dense": dense([3.0, 4.0]),
@@ -59,7 +60,7 @@ STATES: list[tuple[int, list[Operation]]] = [
     (1, [create([1.0, 2.0])]),
     (2, [opaque(b"old")]),
 ]
-"""For a column of `TABLE`, operations that lead to its state."""
+"""Pairs of a column of `TABLE`, and operations that make a vector of the kind that the column is about."""
 
 
 def test_fold_table_has_each_operation() -> None:
@@ -96,7 +97,7 @@ def test_fold_table_cell_agrees_with_algebra(name: str, column: int, before: lis
 def test_fold_table_cell_agrees_with_service_refusal(name: str, column: int, before: list[Operation]) -> None:
     async def main() -> None:
         async with Propagator() as p:
-            await p.publish(Delta("other", create([1.0, 2.0])))  # the namespace is known
+            await p.publish(Delta("other", create([1.0, 2.0])))  # so that the namespace has a dimension
             for operation in before:
                 await p.publish(Delta("v", operation, metadata=OLD))
             delta = Delta("v", OPERATIONS[name], metadata=PATCH)

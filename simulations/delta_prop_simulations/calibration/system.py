@@ -29,8 +29,8 @@ cpu_s = time.thread_time
 
 @contextmanager
 def without_gc() -> Iterator[None]:
-    """Exempt all existing objects from garbage collection within the scope: a rig has far more objects than a
-    service, so each collection would take tens of milliseconds.
+    """Exempt all existing objects from garbage collection within the scope: a measured service with its tools
+    has far more objects than a service alone, so each collection would take tens of milliseconds.
     """
     gc.collect()
     gc.freeze()

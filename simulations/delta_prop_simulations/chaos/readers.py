@@ -41,9 +41,10 @@ CLIENT = ClientSettings(
 
 @dataclass(slots=True)
 class ReadSession:
-    """The rows that one subscriber object received. `begin`: the cursor to start at; None if the group's
-    cursor or the log decided. `first`: the offset at which it started. `saved_end`: the offset after the
-    saved rows. `is_from_start`: no cursor could be used, as none was saved, or the saved one was unusable.
+    """The rows that one subscriber object received. `begin`: the saved cursor at which it asked to start;
+    None if it asked for the group's cursor, or for the earliest row. `first`: the offset at which it started.
+    `saved_end`: the offset after the saved rows. `is_from_start`: no cursor could be used, as none was saved,
+    or the saved one was unusable.
     """
 
     begin: Cursor | None
@@ -72,6 +73,7 @@ class Reader:
         self.topics = topics
         self.group = group
         self.is_stalled = False
+        """True while a fault of the plan makes the reader read nothing."""
         self.sessions: list[ReadSession] = []
         self._batches = batches
         self._credit = (credit, CREDIT.bytes)

@@ -72,7 +72,11 @@ def groups(result: Result) -> tuple[Group, ...]:
 
 def verdicts(result: Result) -> tuple[Row, ...]:
     """Return for each promise the verdicts of all alternatives."""
-    promises = sorted(unique_names(one.promise for each in result.alternatives for one in each.verdicts))
+    promises = sorted(
+        unique_names(
+            verdict.promise for alternative in result.alternatives for verdict in alternative.verdicts
+        )
+    )
     return tuple(
         Row(promise, tuple(_verdict(alternative, promise) for alternative in result.alternatives))
         for promise in promises
@@ -86,7 +90,7 @@ def format_promise(promise: str) -> str:
 
 def evidence(alternative: Alternative, promise: str) -> str:
     """Return the evidence for the verdict on a promise."""
-    return next((one.what for one in alternative.verdicts if one.promise == promise), "")
+    return next((verdict.what for verdict in alternative.verdicts if verdict.promise == promise), "")
 
 
 _ALWAYS_SHOWN = ("offered", "acknowledged", "refused")
