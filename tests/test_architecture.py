@@ -26,9 +26,10 @@ from tools.architecture import (
 
 ROOT = Path(__file__).parents[1]
 TOP_LEVEL = {
-    *(".ci", ".gitignore", "CHANGELOG.md", "LICENSE", "LICENSES.md", "README.md", "pyproject.toml", "run"),
+    *(".ci", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "LICENSES.md", "README.md"),
     *("benchmarks", "broker", "changes", "delta_prop", "docs", "examples", "simulations", "sinks", "tests"),
-    *("tools", "wire", "pyspark_delta_prop.py", "requirements.lock", "requirements-spark.lock"),
+    *("pyproject.toml", "run", "tools", "wire", "pyspark_delta_prop.py"),
+    *("requirements.lock", "requirements-spark.lock"),
 }
 FILE_BYTES_MAX = 1 << 20
 DOCSTRING = '"""A planted file. It does nothing."""\n'

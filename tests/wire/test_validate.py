@@ -127,7 +127,11 @@ OTHER_FAULTS = [
     ("vector", "flat array", replace(GOOD, operation=Operation(0, np.ones((2, 2), np.float32)))),
     ("indices", "1 indices for 2 values", replace(GOOD, operation=sparse([1], [1, 2]))),
     ("indices", "1 indices for 0 values", replace(GOOD, operation=sparse([1], []))),
-    ("indices", "other operations none", replace(GOOD, operation=Operation(0, floats(1), np.ones(1, np.uint32)))),
+    (
+        "indices",
+        "other operations none",
+        replace(GOOD, operation=Operation(0, floats(1), np.ones(1, np.uint32))),
+    ),
     ("data", "give bytes", replace(GOOD, operation=Operation(8, data="x"))),  # type: ignore[arg-type]
     ("metadata", "give a JSON object", replace(GOOD, metadata=[1])),  # type: ignore[arg-type]
     ("metadata", "the key 1 is of type int", replace(GOOD, metadata={"a": {1: 2}})),

@@ -117,7 +117,7 @@ class DurableLog(Appending, Committing, Reading):
     def raise_openings(self, openings: int) -> None:
         """Raise the number of openings to at least `openings`; it is on stable storage when this returns.
 
-        For a thread, while the log works. Raises OSError.
+        For a thread, while the log has not failed. Raises OSError.
         """
         identity = self._identity.with_openings(openings)
         write_identity(self._disk, DIRECTORY, f"{DIRECTORY}/{IDENTITY}", identity)

@@ -122,7 +122,7 @@ class Retaining(LogState):
         )
 
     def write_times(self, times: Times) -> None:
-        """Write the file of times. For a thread, while the log works. Raises OSError."""
+        """Write the file of times. For a thread, while the log has not failed. Raises OSError."""
         write_times(self._disk, DIRECTORY, times)
 
     # --- capacity
