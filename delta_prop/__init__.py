@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from delta_prop.calls.outcomes import Delivered, OfferState, PublishAck
     from delta_prop.calls.receipt import Receipt
     from delta_prop.delivery.backpressure.pacer import Pressure
-    from delta_prop.delivery.quarantine import QuarantinedDelta
+    from delta_prop.delivery.held_deltas import QuarantinedDelta
     from delta_prop.delivery.redelivery import ReplayResult
     from delta_prop.delivery.subscription import Subscription
     from delta_prop_broker.log.settings import LogSettings
@@ -53,7 +53,7 @@ _NAMES_OF_MODULE = {
     "delta_prop.calls.outcomes": ("Delivered", "PublishAck", "OfferState"),
     "delta_prop.calls.receipt": ("Receipt",),
     "delta_prop.delivery.redelivery": ("ReplayResult",),
-    "delta_prop.delivery.quarantine": ("QuarantinedDelta",),
+    "delta_prop.delivery.held_deltas": ("QuarantinedDelta",),
     "delta_prop.delivery.subscription": ("Subscription",),
     "delta_prop.api.statistics": ("Statistics",),
     "delta_prop.api.synchronous": ("SyncPropagator",),

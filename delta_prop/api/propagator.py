@@ -28,7 +28,7 @@ from delta_prop.delivery.feed import Feed
 from delta_prop.delivery.operator_worker import OperatorWorker
 from delta_prop.delivery.pacing import has_changed
 from delta_prop.delivery.sink_manager import AttachOptions, OnLogFull, ResetPosition, SinkManager
-from delta_prop.delivery.sink_runtime import Start
+from delta_prop.delivery.sink_opening import Start
 from delta_prop.delivery.subscription import Subscription
 from delta_prop.partition.outcome_query import find_outcome, wait_running, wait_settled
 from delta_prop.partition.partition import Partition
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from delta_prop.delivery.backpressure.pacer import Pressure
     from delta_prop.delivery.feed import Feed
-    from delta_prop.delivery.quarantine import QuarantinedDelta
+    from delta_prop.delivery.held_deltas import QuarantinedDelta
     from delta_prop.delivery.redelivery import ReplayResult
     from delta_prop.platform.ports import World
     from delta_prop_broker.log.settings import LogSettings
@@ -160,7 +160,7 @@ class Propagator(PublishMixin):
         try:
             with anyio.CancelScope(shield=True):
                 await self._sinks.quarantines.tidy()
-                await self._sinks.write_cursors()
+                await self._sinks.cursors.write()
         except OSError as failure:  # raised at the end, so that everything else closes first
             failures.append(failure)
         return failures
@@ -236,7 +236,7 @@ class Propagator(PublishMixin):
     def restart(self, name: str) -> None:
         """Restart a stopped sink from its cursor; one with an open circuit breaker is tried at once."""
         self._check_was_open()
-        self._sinks.feed(name).restart()
+        self._sinks.feed(name).control.restart()
 
     def rebuild(self, name: str) -> None:
         """Replace a sink's data from the log's newest snapshot, or from its deltas if the log still has all.
@@ -376,10 +376,9 @@ class Propagator(PublishMixin):
                 subscription.name,
                 subscription,
                 AttachOptions(topics=parsed_topics, start=start_position, limits=limits, required=False),
-                on_progress=subscription.note_progress,
             )
 
-        return Subscription(name, attach, self._sinks.detach)
+        return Subscription(name, attach, self._sinks)
 
     def head(self, vector_id: str, namespace: str = DEFAULT_NAMESPACE) -> Dot | None:
         """Return the dot of a vector's last delta, for `expect=`; None if none is known.

@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from delta_prop.calls.outcomes import Delivered
     from delta_prop.calls.receipt import PublishAck, Receipt
     from delta_prop.delivery.backpressure.pacer import Pressure
-    from delta_prop.delivery.quarantine import QuarantinedDelta
+    from delta_prop.delivery.held_deltas import QuarantinedDelta
     from delta_prop.delivery.redelivery import ReplayResult
     from delta_prop.delivery.sink_manager import OnLogFull, ResetPosition
-    from delta_prop.delivery.sink_runtime import Start
+    from delta_prop.delivery.sink_opening import Start
     from delta_prop_broker.log.settings import LogSettings
     from delta_prop_broker.recovery.recovery_result import RecoveryReport
     from delta_prop_sinks.sink import Sink

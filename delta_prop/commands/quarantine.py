@@ -22,8 +22,8 @@ from delta_prop_wire.topics import kind_name
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from delta_prop.delivery.held_deltas import QuarantinedDelta
     from delta_prop.delivery.operator_requests import OperatorRequest
-    from delta_prop.delivery.quarantine import QuarantinedDelta
     from delta_prop_broker.disk import Disk
     from delta_prop_broker.segments.identity import Identity
 

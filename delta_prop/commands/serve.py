@@ -203,7 +203,7 @@ class _ServerRun:
 
     async def _attach(self, propagator: Propagator) -> None:
         """Attach all sinks. Raises one SinkDataMismatch with the fix for all of them."""
-        remembered = frozenset(propagator.internals().sinks.cursors())
+        remembered = propagator.internals().sinks.cursors.names
         refusals: dict[str, ForeignSinkData] = {}
         for attachment in self._sinks:
             config = attachment.config

@@ -113,7 +113,7 @@ class OperatorWorker:
             logger.warning("the requested %s of %r was refused: %s", request.verb, request.sink, error)
             done, finish = True, partial(refuse_request, self._disk, path, str(error))
         if done:
-            await self._sinks.write_cursors()
+            await self._sinks.cursors.write()
             await self._threads.run(finish)
         return done
 
@@ -137,7 +137,7 @@ class OperatorWorker:
         runtime = sinks.runtimes.get(name)
         if runtime is None or runtime.is_closing:
             return False
-        feed = runtime.require_feed()
+        feed = runtime.feed
         if not feed.can_answer:
             return False
         replay = ReplayRequest(frozenset(request.offsets) or None, drop=request.verb == "drop")

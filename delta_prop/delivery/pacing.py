@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from delta_prop.delivery.backpressure.controller import DepthLaw, DrainLaw
 from delta_prop.delivery.backpressure.credit import Credits
 from delta_prop.delivery.backpressure.pacer import Measure, Mode, Pacer
-from delta_prop.delivery.status import FeedState, format_failure
+from delta_prop.delivery.feed_state import FeedState
+from delta_prop.delivery.status import format_failure
 from delta_prop_sinks.sink import HasBacklog
 from delta_prop_wire.frames import PressureLevel
 
@@ -350,9 +351,7 @@ class BacklogGauge(Gauge):
             rows = max(int(backlog.rows) - int(backlog.before), 0)
             rows_max = max(int(backlog.rows_max) - int(backlog.before), 1)
         except Exception as failure:  # one sink's failure, which stops that sink alone
-            self.feed.stop(
-                self.feed.make_stop_refusal(f"its backlog() failed with {format_failure(failure)}")
-            )
+            self.feed.control.stop_because(f"its backlog() failed with {format_failure(failure)}")
             return 0, 1
         return rows, rows_max
 

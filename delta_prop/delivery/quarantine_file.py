@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from delta_prop_broker.disk import Disk, File
+    from delta_prop_broker.log.contract import Log
 
 DIRECTORY = "quarantine"
 SUFFIX = ".journal"
@@ -173,13 +174,13 @@ class QuarantineFile:
     After a failed call only `rewrite` may follow, since the content on the disk is unknown.
     """
 
-    def __init__(self, disk: Disk, sink: str, log_id: bytes, epoch: Callable[[], int]) -> None:
-        """Create it for a sink; `epoch` returns the log's current epoch."""
+    def __init__(self, disk: Disk, sink: str, log: Log) -> None:
+        """Create it for a sink of this log, whose present epoch each group gets."""
         self.size = 0
-        self._epoch = epoch
+        self._log = log
         self._disk = disk
         self._path = quarantine_path(sink)
-        self._header: JournalGroup = {"version": VERSION, "sink": sink, "log_id": log_id}
+        self._header: JournalGroup = {"version": VERSION, "sink": sink, "log_id": log.log_id}
         self._file: File | None = None
         self._number = 0
 
@@ -209,7 +210,7 @@ class QuarantineFile:
         self._number, self.size = number, size
 
     def _pack_group(self, number: int, group: JournalGroup) -> bytes:
-        payload: bytes = msgpack.packb(group | {"epoch": self._epoch()})
+        payload: bytes = msgpack.packb(group | {"epoch": self._log.epoch})
         checksum = crc32c(payload, crc32c(_NUMBERS.pack(number, len(payload))))
         return _GROUP.pack(_MAGIC, number, len(payload), checksum) + payload
 

@@ -27,7 +27,7 @@ from delta_prop.delivery.quarantine_file import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from delta_prop.delivery.quarantine import QuarantinedDelta
+    from delta_prop.delivery.held_deltas import QuarantinedDelta
     from delta_prop.delivery.quarantine_file import StoredQuarantine
     from delta_prop.delivery.status import FeedLimits
     from delta_prop.platform.ports import Threads, World
@@ -142,7 +142,7 @@ class Quarantines:
                            name, stored.torn)  # fmt: skip
         if stored is not None and stored.log_id == log.log_id:
             restore_quarantine(quarantine, stored)
-        file = QuarantineFile(disk, name, log.log_id, lambda: log.epoch)
+        file = QuarantineFile(disk, name, log)
         return quarantine, QuarantineWriter(quarantine, file, self._world.new_threads())
 
     def has_quarantine(self, name: str) -> bool:

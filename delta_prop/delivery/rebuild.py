@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Protocol
 import anyio.lowlevel
 import numpy as np
 
+from delta_prop.delivery.feed_state import FeedEvent
 from delta_prop.delivery.reasons import cannot_be_rebuilt
 from delta_prop.delivery.routing_table import NoRows
-from delta_prop.delivery.status import FeedState, RebuildProgress, format_failure
+from delta_prop.delivery.status import format_failure
 from delta_prop_sinks.sink import Rebuildable, StopSink, TryAgain
 from delta_prop_wire.state_rows import StateRow, state_of
 from delta_prop_wire.topics import TopicKind
@@ -25,11 +26,11 @@ from delta_prop_wire.topics import TopicKind
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator
 
+    from delta_prop.delivery.cursors import AttachedCursor
     from delta_prop.delivery.feed import Feed
     from delta_prop.delivery.routing_table import RouteTarget, RoutingTable
-    from delta_prop.platform.ports import Threads
     from delta_prop_broker.log.contract import Log
-    from delta_prop_sinks.sink import Sink
+    from delta_prop_sinks.sink import Sink, SinkContext
     from delta_prop_wire.batch import LoggedBatch
     from delta_prop_wire.topics import Topic
 
@@ -71,78 +72,42 @@ class Snapshot(Protocol):
 
 
 class Rebuilder:
-    """Rebuilds one sink on request."""
+    """Rebuilds one sink when its feed requests it; `cursor` holds the log meanwhile."""
 
     def __init__(
         self,
         sink: Rebuildable,
+        context: SinkContext,
         log: Log,
         routing_table: RoutingTable[RouteTarget],
-        threads: Callable[[], Threads],
-        *,
-        hold: Callable[[], None],
-        release: Callable[[], None],
-        write_cursors: Callable[[], Awaitable[None]],
+        cursor: AttachedCursor,
     ) -> None:
-        """`threads`: for reads of the snapshot. `hold`: makes the log retain the rows that the feed needs;
-        `release`: ends this if the sink is not required. `write_cursors`: saves durably, with all cursors,
-        that the sink is being rebuilt.
-        """
-        self.reason: str | None = None
-        """The reason of the requested or running rebuild; None if there is none."""
-        self.has_begun = False
-        """True while the sink's contents are invalid."""
-        self.is_persistent = False
-        """True while a rebuild that an operator requested has not begun; saved for the next process."""
-        self.rebuilds = 0
-        """Number of rebuilds that have ended."""
         self._sink = sink
+        self._context = context
         self._log = log
         self._routing_table = routing_table
-        self._threads = threads
-        self._hold, self._release, self._write_cursors = hold, release, write_cursors
-        self._request_number = 0
-        self._offset = self._rows_done = self._rows_total = 0
-        self._is_holding = False
+        self._cursor = cursor
 
-    @property
-    def needed_from(self) -> int | None:
-        """The offset from which on the log must retain rows for the rebuild; None while none is running."""
-        return self._offset if self._is_holding and self.reason is not None else None
-
-    def request(self, reason: str, *, is_persistent: bool = False) -> None:
-        """Request a rebuild, or restart the running one. `is_persistent`: the next process knows it, too."""
-        self.reason = reason
-        self.is_persistent = self.is_persistent or is_persistent
-        self._request_number += 1
-
-    def progress(self) -> RebuildProgress | None:
-        """Return the progress; None if no rebuild is requested."""
-        if self.reason is None:
-            return None
-        return RebuildProgress(self.reason, self._offset, self._rows_done, self._rows_total)
-
-    def note_caught_up(self) -> None:
+    def note_caught_up(self, feed: Feed) -> None:
         """Note that the sink has read the tail, or is detached, and release the log."""
-        if self._is_holding:
-            self._is_holding = False
-            self._release()
+        if feed.status.rebuild.is_holding:
+            feed.status.rebuild.is_holding = False
+            self._cursor.release()
 
     async def run(self, feed: Feed) -> None:
         """Rebuild with retries, until it has ended or the sink stops."""
-        assert self.reason is not None
-        logger.warning("sink %r is being rebuilt: %s", feed.name, self.reason)
-        request_number = self._request_number
+        pending = feed.status.rebuild
+        logger.warning("sink %r is being rebuilt: %s", feed.name, pending.reason)
+        request_number = pending.request_number
         snapshot: Snapshot | None = None
         try:
-            self._hold_from(self._log.start_offset)  # no usable snapshot has a lower offset
+            self._hold_from(feed, self._log.start_offset)  # no usable snapshot has a lower offset
             snapshot = await self._open(feed, request_number)
             offset = 0 if snapshot is None else snapshot.offset
-            self._hold_from(offset)
-            self._rows_done, self._rows_total = 0, 0 if snapshot is None else snapshot.rows
-            self.has_begun, self.is_persistent, feed.cursor_before_rebuild = True, False, None
+            self._hold_from(feed, offset)
+            pending.begin(0 if snapshot is None else snapshot.rows)
             feed.restart_at(offset)
-            await self._call_until_done(feed, request_number, self._write_cursors)
+            await self._call_until_done(feed, request_number, self._cursor.write)
             await self._call_until_done(feed, request_number, partial(self._sink.begin_rebuild, offset))
             if snapshot is not None:
                 await self._load_snapshot(feed, request_number, snapshot)
@@ -152,21 +117,20 @@ class Rebuilder:
             )
             feed.quarantine.clear(offset)
             # The removals from the quarantine must be durable before the rebuild counts as ended.
-            if not await feed.wait_quarantine_written():
+            if not await feed.deliverer.wait_quarantine_written():
                 return
         except _RebuildAborted:
             return
         finally:
             if snapshot is not None:
                 snapshot.close()
-        self.reason, self.has_begun = None, False
-        self.rebuilds += 1
+        pending.end()
         logger.warning("sink %r was rebuilt as of offset %d, and resumes from there", feed.name, offset)
         feed.end_rebuild()
 
-    def _hold_from(self, offset: int) -> None:
-        self._offset, self._is_holding = offset, True
-        self._hold()
+    def _hold_from(self, feed: Feed, offset: int) -> None:
+        feed.status.rebuild.hold_from(offset)
+        self._cursor.hold()
 
     async def _open(self, feed: Feed, request_number: int) -> Snapshot | None:
         """Open the newest snapshot; None if there is none and the log is complete.
@@ -177,15 +141,15 @@ class Rebuilder:
 
         async def open_newest() -> None:
             nonlocal snapshot
-            snapshot = await self._threads().run(partial(newest_snapshot, self._log))
+            snapshot = await self._context.threads.run(partial(newest_snapshot, self._log))
 
         await self._call_until_done(feed, request_number, open_newest)
         if snapshot is not None and snapshot.offset < self._log.start_offset:
             snapshot.close()  # the rows in between are lost
             snapshot = None
         if snapshot is None and self._log.start_offset:
-            self.note_caught_up()
-            feed.stop(cannot_be_rebuilt(feed.name, self._log.start_offset), FeedState.NEEDS_SNAPSHOT)
+            self.note_caught_up(feed)
+            feed.control.stop(cannot_be_rebuilt(feed.name, self._log.start_offset), FeedEvent.INVALIDATE)
             raise _RebuildAborted
         return snapshot
 
@@ -196,11 +160,13 @@ class Rebuilder:
 
             async def read_next(frame: list[LoggedBatch] = frame) -> None:
                 try:
-                    frame += await self._threads().run(
+                    frame += await self._context.threads.run(
                         lambda: [logged for logged in (next(frames, None),) if logged]
                     )
                 except Exception as failure:
-                    self._request_number += 1  # its position is lost: restart from the newest snapshot
+                    feed.status.rebuild.request_number += (
+                        1  # its position is lost: restart from the newest snapshot
+                    )
                     raise TryAgain(f"the snapshot cannot be read: {format_failure(failure)}") from failure
 
             await self._call_until_done(feed, request_number, read_next)
@@ -212,7 +178,7 @@ class Rebuilder:
                     feed, request_number, partial(self._sink.load_states, part), len(part)
                 )
                 await anyio.lowlevel.checkpoint()  # a sink that never waits must not block other tasks
-            self._rows_done += frame[0].count
+            feed.status.rebuild.note_rows(frame[0].count)
 
     def _select_rows(self, feed: Feed, logged: LoggedBatch) -> Iterator[StateRow]:
         batch = logged.batch
@@ -228,17 +194,16 @@ class Rebuilder:
         self, feed: Feed, request_number: int, call: Callable[[], Awaitable[None]], row_count: int = 0
     ) -> None:
         """Retry a call until it succeeds. Raises _RebuildAborted if the sink stops, or on a restart."""
-        while True:
-            failure = await feed.attempt(call, FeedState.REBUILDING, row_count)
+        pending = feed.status.rebuild
+        while not (feed.has_ended or pending.request_number != request_number):
+            failure = await feed.invoker.attempt(call, FeedEvent.CALL_REBUILD, row_count)
             if failure is None:
                 break
             if isinstance(failure, StopSink):
-                feed.stop(feed.make_stop_refusal(failure.reason))
+                feed.control.stop_because(failure.reason)
             else:
-                await feed.back_off(failure)
-            if feed.has_ended or self._request_number != request_number:
-                raise _RebuildAborted
-        if feed.has_ended or self._request_number != request_number:
+                await feed.invoker.back_off(failure)
+        if feed.has_ended or pending.request_number != request_number:
             raise _RebuildAborted
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from delta_prop.delivery.feed import Feed
-    from delta_prop.delivery.quarantine import QuarantinedDelta
+    from delta_prop.delivery.held_deltas import QuarantinedDelta
     from delta_prop_wire.batch import LoggedBatch
     from delta_prop_wire.errors import Refused
 
@@ -64,6 +65,30 @@ class ReplayRequest:
         raise self._answer.with_traceback(None)
 
 
+class ReplayQueue:
+    """Requests of operators for one sink, oldest first; the feed carries them out between deliveries."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[ReplayRequest] = deque()
+
+    @property
+    def is_resetting(self) -> bool:
+        """True if a request moves the cursor, so that the present delivery no longer matters."""
+        return any(request.reset_to is not None and not request.is_withdrawn for request in self.waiting)
+
+    def add(self, request: ReplayRequest) -> None:
+        """Queue a request, and drop those that were withdrawn, except the first, which may be running."""
+        still_open = [
+            queued for queued in self.waiting if queued is self.waiting[0] or not queued.is_withdrawn
+        ]
+        self.waiting = deque([*still_open, request])
+
+    def finish_all(self, answer: Refused) -> None:
+        """Answer all requests: none will be carried out."""
+        for request in self.waiting:
+            request.finish(answer)
+
+
 async def execute_replay(feed: Feed, request: ReplayRequest) -> ReplayResult:
     """Apply or drop the deltas of a request, and apply their dependents, until done or withdrawn."""
     quarantine = feed.quarantine
@@ -76,10 +101,11 @@ async def execute_replay(feed: Feed, request: ReplayRequest) -> ReplayResult:
         for offset in released:
             quarantine.drop(offset)
     plan = ReplayPlan(quarantine.records(), released)
+    invoker, deliverer, control = feed.invoker, feed.deliverer, feed.control
     count_max = count = feed.limits.merge_deltas_max
-    while await feed.wait_quarantine_written() and (records := plan.take(count)):
+    while await deliverer.wait_quarantine_written() and (records := plan.take(count)):
         with quarantine.applying(records):
-            failure = await feed.call(make_released_deliveries(records))
+            failure = await invoker.call(make_released_deliveries(records))
         applied = _count_applied(records, failure)
         for record in records[:applied]:
             quarantine.replay(record.offset)
@@ -91,19 +117,19 @@ async def execute_replay(feed: Feed, request: ReplayRequest) -> ReplayResult:
             plan.put_back(records[applied + 1 :], rejected=record)
             count = max(count // 2, 1)  # if most are rejected, a small call wastes less work
         elif isinstance(failure, RejectDelta):
-            feed.stop(feed.make_stop_refusal(rejected_unknown(failure)))
+            control.stop_because(rejected_unknown(failure))
         elif isinstance(failure, StopSink):
-            feed.stop(feed.make_stop_refusal(failure.reason))
+            control.stop_because(failure.reason)
         else:
             plan.put_back(records[applied:])
             count = applied or max(len(records) // 2, 1)
             if applied:
-                feed.breaker.note_progress()
-            await feed.back_off(failure)
+                control.backoff.breaker.note_progress()
+            await invoker.back_off(failure)
         await anyio.lowlevel.checkpoint()  # a sink that never waits must not block other tasks
-        if feed.has_ended or request.is_withdrawn or feed.is_resetting:
+        if feed.has_ended or request.is_withdrawn or control.requests.is_resetting:
             break
-    await feed.wait_quarantine_written()
+    await deliverer.wait_quarantine_written()
     return ReplayResult(count_before - dropped - len(quarantine), dropped, len(quarantine))
 
 

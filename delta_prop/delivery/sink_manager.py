@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import anyio
@@ -17,13 +16,16 @@ import anyio.lowlevel
 from delta_prop.calls.argument_checks import check_timeout
 from delta_prop.calls.refusals import service_closing
 from delta_prop.delivery.feed import Feed
+from delta_prop.delivery.history import find_head, read_history
 from delta_prop.delivery.pacing import PacingGate
 from delta_prop.delivery.quarantines import Quarantines
 from delta_prop.delivery.reasons import cannot_be_rebuilt
 from delta_prop.delivery.rebuild import Rebuilder, can_be_rebuilt, may_have_snapshot
 from delta_prop.delivery.redelivery import ReplayRequest
 from delta_prop.delivery.routing_table import NoRows, RouteTarget, RoutingTable
-from delta_prop.delivery.sink_runtime import SinkRuntime, Start, find_head, read_history
+from delta_prop.delivery.sink_context import PartitionSinkContext
+from delta_prop.delivery.sink_opening import SinkOpening, Start
+from delta_prop.delivery.sink_runtime import SinkRuntime
 from delta_prop.delivery.status import FeedLimits, SavedCursor
 from delta_prop.delivery.subscription import Subscription
 from delta_prop_sinks.argument_checks import check_sink_name
@@ -32,14 +34,15 @@ from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from anyio.abc import TaskGroup
 
     from delta_prop.delivery.cursors import CursorStore
-    from delta_prop.delivery.quarantine import QuarantinedDelta
+    from delta_prop.delivery.held_deltas import QuarantinedDelta
     from delta_prop.delivery.redelivery import ReplayResult
     from delta_prop.delivery.routing_table import Rows
+    from delta_prop.delivery.sink_opening import OpenedSink
     from delta_prop.delivery.status import FeedStatistics
     from delta_prop.partition.partition import Partition
     from delta_prop_sinks.sink import Sink
@@ -49,8 +52,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("delta_prop")
 
-STORE_CURSORS_S = 1.0
-"""Seconds between two writes of the cursors' file."""
 SLOW_CLOSE_S = 1.5
 """Seconds after which a close logs the sinks that it waits for."""
 
@@ -85,34 +86,17 @@ class SinkManager:
         self.quarantines = Quarantines(partition.disk, log, partition.world)
         self._partition = partition
         self._log = log
-        self._world = partition.world
         self._tasks = tasks
         self._is_closing = False
         self._offered_end = log.high_watermark  # sinks have been offered the batches up to there
         self._routing_table: RoutingTable[RouteTarget] = RoutingTable()
         self._targets: dict[RouteTarget, None] = {}  # an ordered set
-        self._cursor_store = cursors
-        self._cursors: dict[str, SavedCursor] = dict(cursors.stored)
+        self.cursors = cursors
         self._start_event: anyio.Event | None = None  # of the sinks that are being attached together
-        for name, cursor in cursors.stored.items():
-            self._save_cursor(name, cursor)
 
     def start_tasks(self) -> None:
         """Start the tasks that do not belong to one sink; they run until cancelled."""
-        self._tasks.start_soon(self._store_cursors)
-
-    async def _store_cursors(self) -> None:
-        """Store the cursors once a second. After a disk failure they lag, so deltas are redelivered."""
-        while self._partition.storage is not None:
-            await anyio.sleep(STORE_CURSORS_S)
-            try:
-                await self.write_cursors()
-            except OSError as error:
-                logger.warning("the sinks' cursors could not be written; the service retries: %s", error)
-
-    async def write_cursors(self) -> None:
-        """Store the cursors now, if they have changed. Raises OSError."""
-        await self._cursor_store.write(self)
+        self._tasks.start_soon(self.cursors.run)
 
     # --- attaching and detaching
 
@@ -153,67 +137,66 @@ class SinkManager:
         name: str,
         sink: Sink,
         options: AttachOptions,
-        on_progress: Callable[[], None] | None = None,
     ) -> Feed:
-        """Open a sink and start its deliveries.
+        """Open a sink and start its deliveries. Subscriptions are notified of their own progress.
 
         Raises Refused, UsageError, QuarantineCorrupted, OSError, what the sink raises.
         """
-        quarantine = quarantine_writer = None
+        quarantine, quarantine_writer, start_event = None, None, self._start_event
         if not isinstance(sink, Subscription):  # a subscription's name is never reused
             quarantine, quarantine_writer = await self.quarantines.open(name, options.limits)
         topics = frozenset(map(str, options.topics))
-        runtime = SinkRuntime(name, sink, self._partition, topics)
-        runtime.quarantine, runtime.start_event = quarantine, self._start_event
-        can_rebuild, saved = can_be_rebuilt(sink, options.topics), self._cursors.get(name, SavedCursor(0, 0))
-        start_offset, has_own_cursor = await runtime.open(
-            options.start, saved, can_rebuild=can_rebuild, forced=options.rebuild
-        )
+        context = PartitionSinkContext(self._partition, topics, quarantine)
+        can_rebuild = can_be_rebuilt(sink, options.topics)
+        saved = self.cursors.find(name) or SavedCursor(0, 0)
+        opening = SinkOpening(name, sink, context, self._log, can_rebuild=can_rebuild)
+        opened = await opening.open(options.start, saved, forced=options.rebuild)
         try:
             if self._is_closing:  # the service closed while the sink opened
                 raise service_closing()
             if name in self.runtimes:
                 raise UsageError(f"a sink named {name!r} was attached meanwhile: give this one another name")
-            if runtime.rebuild_reason is None:
-                self._adopt_foreign_data(runtime, start_offset)
+            if opened.rebuild_reason is None:
+                self._adopt_foreign_data(name, sink, opened)
         except (UsageError, Refused):
             await sink.aclose()
             raise
-        feed = runtime.feed = Feed(
+        feed = Feed(
             name,
             sink,
             log=self._log,
             routing_table=self._routing_table,
-            world=self._world,
+            world=self._partition.world,
             limits=options.limits,
-            start=start_offset,
-            has_own_cursor=has_own_cursor,
-            reported=runtime.reported,
+            start=opened.start,
+            has_own_cursor=opened.has_own_cursor,
+            reported=opened.reported,
             quarantine=quarantine,
             quarantine_writer=quarantine_writer,
-            on_progress=on_progress or self.note_progress,
+            listener=sink if isinstance(sink, Subscription) else self,
         )
-        feed.lazy_progress = isinstance(sink, Subscription)
-        self.runtimes[name] = runtime
+        feed.control.lazy_progress = isinstance(sink, Subscription)
+        runtime = self.runtimes[name] = SinkRuntime(self._partition, opened, context, feed, start_event)
         self._routing_table.subscribe(feed, options.topics, control_rows=isinstance(sink, ControlRowSink))
-        runtime.required = options.required
-        runtime.evictable = evictable = self._is_evictable(options, can_rebuild=can_rebuild)
-        if isinstance(sink, Rebuildable) and can_rebuild:
-            self._make_rebuilder(runtime, sink, options, saved, evictable=evictable)
-        self._log.release(name)
-        if options.required:
-            self._log.hold(
-                name, lambda: self._needed_from(feed), feed.invalidate_cursor if evictable else None
+        evictable = self._is_evictable(options, can_rebuild=can_rebuild)
+        if not isinstance(sink, Subscription):
+            runtime.cursor = cursor = self.cursors.attach(
+                feed, required=options.required, evictable=evictable
             )
+            if isinstance(sink, Rebuildable) and can_rebuild:
+                feed.rebuilder = Rebuilder(sink, context, self._log, self._routing_table, cursor)
+                if opened.rebuild_reason is not None:
+                    feed.status.rebuild.cursor_before = saved
+                    feed.control.request_rebuild(opened.rebuild_reason)
         self.pacing.add(
             feed,
             pacing=options.pacing,
             required=options.required,
             evictable=evictable,
-            now=self._world.clock.now(),
+            now=self._partition.world.clock.now(),
         )
         if saved.paused:
-            feed.pause()
+            feed.control.pause()
         self._tasks.start_soon(runtime.run)
         return feed
 
@@ -226,40 +209,6 @@ class SinkManager:
             storage = self._partition.storage
             return can_rebuild and storage is not None and storage.log.settings.compact
         return options.on_log_full == "invalidate_cursor"
-
-    def _make_rebuilder(
-        self,
-        runtime: SinkRuntime,
-        sink: Rebuildable,
-        options: AttachOptions,
-        saved: SavedCursor,
-        *,
-        evictable: bool,
-    ) -> None:
-        """Create this sink's rebuilder, and start a rebuild if `open` found one necessary."""
-        feed, log, name = runtime.require_feed(), self._log, runtime.name
-        evictable = evictable or not options.required
-        feed.rebuilder = Rebuilder(
-            sink,
-            log,
-            self._routing_table,
-            lambda: runtime.threads,
-            hold=lambda: log.hold(
-                name, lambda: self._needed_from(feed), feed.invalidate_cursor if evictable else None
-            ),
-            release=lambda: None if options.required else log.release(name),
-            write_cursors=self.write_cursors,
-        )
-        if runtime.rebuild_reason is not None:
-            feed.cursor_before_rebuild = saved
-            feed.rebuild(runtime.rebuild_reason)
-
-    def _needed_from(self, feed: Feed) -> int:
-        """Return the offset from which an attached sink needs the log, should the service crash now."""
-        if self._partition.storage is None:
-            return feed.needed_from
-        written = self._cursor_store.stored.get(feed.name, SavedCursor(0, 0))
-        return min(feed.needed_from, _resume_offset(feed.saved_cursor, written))
 
     def rebuild(self, name: str) -> None:
         """Rebuild a sink from the newest snapshot or the complete log; a detached one once it is attached.
@@ -276,9 +225,9 @@ class SinkManager:
         if log_start and not may_have_snapshot(self._log):
             raise cannot_be_rebuilt(name, log_start)
         if feed is None:
-            self._save_cursor(name, self._saved_cursor(name)._replace(rebuild_asked=True))
+            self.cursors.save(name, self.cursors.require(name)._replace(rebuild_asked=True))
         else:
-            feed.rebuild("an operator asked for it", is_persistent=True)
+            feed.control.request_rebuild("an operator asked for it", is_persistent=True)
 
     async def detach(self, name: str) -> None:
         """Detach a sink; until that is done its name is taken, and the log retains its deltas."""
@@ -290,22 +239,10 @@ class SinkManager:
         """Delete what is stored for a detached sink; the log retains nothing for it any more."""
         if name in self.runtimes:
             raise UsageError(f"sink {name!r} is attached: detach it first")
-        if name not in self._cursors and not self.quarantines.has_quarantine(name):
-            raise UsageError(f"no sink named {name!r} is stored: give one of {sorted(self._cursors)}")
-        self._log.release(name)
-        self._cursors.pop(name, None)
+        if self.cursors.find(name) is None and not self.quarantines.has_quarantine(name):
+            raise UsageError(f"no sink named {name!r} is stored: give one of {self.cursors.detached_names}")
+        self.cursors.forget(name)
         self.quarantines.forget(name)
-
-    def cursors(self) -> dict[str, SavedCursor]:
-        """Return the cursor of each sink, attached or not, to store for the next start."""
-        attached = {
-            name: runtime.require_feed().saved_cursor._replace(
-                required=runtime.required, evictable=runtime.evictable
-            )
-            for name, runtime in self.runtimes.items()
-            if not isinstance(runtime.sink, Subscription)
-        }
-        return self._cursors | attached
 
     async def close_all(self) -> list[Exception]:
         """Close all sinks concurrently, however the service ends; return the errors."""
@@ -340,7 +277,7 @@ class SinkManager:
 
     async def _close(self, runtime: SinkRuntime, *, is_detached: bool = False) -> None:
         """Close a sink; `is_detached`: it is being detached, so the log retains nothing for it any more."""
-        name, feed = runtime.name, runtime.require_feed()
+        name, feed = runtime.name, runtime.feed
         if runtime.is_closing:
             raise UsageError(f"sink {name!r} is being detached already: wait for its end")
         runtime.is_closing = True
@@ -351,33 +288,34 @@ class SinkManager:
         finally:
             self._routing_table.unsubscribe(feed)
             self._log.release(name)
-            if not isinstance(runtime.sink, Subscription):  # a subscription's name is never reused
+            if runtime.cursor is not None:
                 # While other sinks are being closed, the log still retains what this one needs at the next
                 # start.
-                required, evictable = runtime.required and not is_detached, runtime.evictable
-                self._save_cursor(name, feed.saved_cursor._replace(required=required, evictable=evictable))
-            self.pacing.remove(feed, self._world.clock.now())
+                saved = runtime.cursor.saved
+                self.cursors.save(name, saved._replace(required=saved.required and not is_detached))
+            self.pacing.remove(feed, self._partition.world.clock.now())
             try:
-                if not isinstance(runtime.sink, Subscription):
+                if runtime.cursor is not None:
                     await self.quarantines.close(name)
             finally:
                 del self.runtimes[name]
+                self.cursors.detach(name)
 
-    def _adopt_foreign_data(self, runtime: SinkRuntime, start: int) -> None:
+    def _adopt_foreign_data(self, name: str, sink: Sink, opened: OpenedSink) -> None:
         """Continue above what a sink holds of an earlier log: its Lamport numbers, its vectors."""
         appender = self._partition.pipeline.appender
-        if not runtime.has_foreign_data and runtime.lamport <= appender.lamport:
+        if not opened.has_foreign_data and opened.lamport <= appender.lamport:
             return
-        if start < self._log.high_watermark:
+        if opened.start < self._log.high_watermark:
             # Published deltas have lower Lamport numbers than the sink's data: a fold would put them first.
             raise UsageError(
-                f"sink {runtime.name!r} holds deltas of an earlier log, and "
-                f"{self._log.high_watermark - start} were published before it: attach it first, or with "
-                'start="latest" to skip those'
+                f"sink {name!r} holds deltas of an earlier log, and "
+                f"{self._log.high_watermark - opened.start} were published before it: attach it first, or "
+                'with start="latest" to skip those'
             )
-        dimensions = runtime.sink.dimensions() if isinstance(runtime.sink, VectorHolder) else {}
+        dimensions = sink.dimensions() if isinstance(sink, VectorHolder) else {}
         appender.vectors.note_foreign_vectors(dimensions)
-        appender.lamport = max(appender.lamport, runtime.lamport)
+        appender.lamport = max(appender.lamport, opened.lamport)
 
     # --- calls of the pipeline
 
@@ -392,7 +330,7 @@ class SinkManager:
         """Note that the high watermark has moved: feeds without rows below it have processed up to it."""
         self._offered_end = self._log.high_watermark
         for runtime in self.runtimes.values():
-            runtime.require_feed().note_visible()
+            runtime.feed.note_visible()
         for target in self._targets:
             target.note_visible()
 
@@ -402,14 +340,14 @@ class SinkManager:
     def note_progress(self) -> None:
         """Note that a sink has processed rows, so that those who wait for capacity retry."""
         if self.pacing.has_paced_mailboxes:
-            self.pacing.note_progress(self._world.clock.now())
+            self.pacing.note_progress(self._partition.world.clock.now())
         self._partition.note_progress()
 
     def note_recovered(self) -> None:
         """Note that the log was recovered in place, and may have another end."""
         for runtime in self.runtimes.values():
-            runtime.require_feed().note_offered(self._offered_end)
-            runtime.require_feed().note_recovered()
+            runtime.feed.note_offered(self._offered_end)
+            runtime.feed.note_recovered()
         for target in self._targets:
             target.note_recovered()
 
@@ -432,14 +370,14 @@ class SinkManager:
     def note_restored(self) -> None:
         """Note the vectors that sinks hold of an earlier log, after the pipeline's state was restored."""
         for runtime in self.runtimes.values():
-            if runtime.has_foreign_data and isinstance(runtime.sink, VectorHolder):
+            if runtime.opened.has_foreign_data and isinstance(runtime.sink, VectorHolder):
                 self._partition.pipeline.appender.vectors.note_foreign_vectors(runtime.sink.dimensions())
 
     def load_head(self, namespace: str, vector_id: str) -> Head | None:
         """Return the head of a vector missing in the table of heads: from the log, else from a sink."""
         head = find_head(read_history(self._log, [(namespace, vector_id)]))
         for runtime in self.runtimes.values():
-            if runtime.require_feed().is_rebuilding:
+            if runtime.feed.is_rebuilding:
                 continue  # its data is being rebuilt
             if head is None and isinstance(runtime.sink, VectorHolder):
                 head = runtime.sink.head(namespace, vector_id)
@@ -448,7 +386,7 @@ class SinkManager:
     def cancel_overdue_calls(self, now: float) -> None:
         """Cancel sinks' calls that exceed their time limit."""
         for runtime in self.runtimes.values():
-            runtime.require_feed().cancel_overdue_call(now)
+            runtime.feed.cancel_overdue_call(now)
 
     # --- requests of operators
 
@@ -460,7 +398,7 @@ class SinkManager:
 
     def feed(self, name: str) -> Feed:
         """Return that sink's feed. Raises UsageError."""
-        return self.require(name).require_feed()
+        return self.require(name).feed
 
     def list_names(self) -> Iterator[str]:
         """Return the names of attached sinks other than subscriptions."""
@@ -468,11 +406,11 @@ class SinkManager:
 
     def statistics(self) -> dict[str, FeedStatistics]:
         """Return a snapshot of each sink."""
-        return {name: runtime.require_feed().statistics() for name, runtime in self.runtimes.items()}
+        return {name: runtime.feed.statistics() for name, runtime in self.runtimes.items()}
 
     def format_states(self, names: Sequence[str]) -> str:
         """Return the states of these sinks as text."""
-        states = [self.runtimes[name].require_feed().statistics() for name in names if name in self.runtimes]
+        states = [self.runtimes[name].feed.statistics() for name in names if name in self.runtimes]
         return ", ".join(
             f"{feed.name!r} is {feed.state}, {feed.lag} deltas behind"
             + (f" ({' '.join(feed.reason.split()):.300})" if feed.reason else "")
@@ -500,10 +438,10 @@ class SinkManager:
 
     def _set_paused(self, name: str, paused: bool) -> None:
         if name in self.runtimes:
-            feed = self.feed(name)
-            (feed.pause if paused else feed.resume)()
+            control = self.feed(name).control
+            (control.pause if paused else control.resume)()
         else:
-            self._save_cursor(name, self._saved_cursor(name)._replace(paused=paused))
+            self.cursors.save(name, self.cursors.require(name)._replace(paused=paused))
 
     async def reset(self, name: str, to: ResetPosition, timeout_s: float) -> int:
         """Set the cursor of a sink whose cursor is stored here; return the new offset.
@@ -513,13 +451,13 @@ class SinkManager:
         check_timeout(timeout_s)
         offset = self._resolve_offset(to)
         feed = self.feed(name) if name in self.runtimes else None
-        if (feed.saved_cursor if feed is not None else self._saved_cursor(name)).own:
+        if (feed.cursor.saved if feed is not None else self.cursors.require(name)).own:
             raise UsageError(
                 f"sink {name!r} stores its cursor with its data, which would not follow: rebuild it, or give "
                 "it data and a name of its own"
             )
         if feed is None:
-            self._save_cursor(name, self._saved_cursor(name)._replace(reported=0, processed=offset))
+            self.cursors.save(name, self.cursors.require(name)._replace(reported=0, processed=offset))
             return offset
         request = ReplayRequest(None, drop=False, reset_to=offset)
         feed.add_request(request)
@@ -540,30 +478,6 @@ class SinkManager:
                 f"{log.high_watermark}"
             )
         return offset
-
-    def _saved_cursor(self, name: str) -> SavedCursor:
-        if name not in self._cursors:
-            known = sorted(self._cursors.keys() | self.runtimes.keys())
-            raise UsageError(f"no sink named {name!r} is attached or stored: give one of {known}")
-        return self._cursors[name]
-
-    def _save_cursor(self, name: str, cursor: SavedCursor) -> None:
-        """Store the cursor of a detached sink; the log retains its deltas."""
-        self._cursors[name] = cursor
-        self._log.release(name)
-        if cursor.required:
-            self._log.hold(
-                name,
-                lambda: _resume_offset(cursor, self._cursor_store.stored.get(name, cursor)),
-                partial(self._invalidate_cursor, name) if cursor.evictable else None,
-            )
-
-    def _invalidate_cursor(self, name: str) -> None:
-        """Note that the log retains nothing for a detached sink any more."""
-        logger.warning(
-            "sink %r is detached and keeps the log full: the log retains nothing for it any more", name
-        )
-        self._cursors[name] = self._cursors[name]._replace(required=False)
 
     async def replay(
         self, name: str, offsets: Sequence[int], *, drop: bool, timeout_s: float
@@ -596,12 +510,6 @@ class SinkManager:
                 f"sink {name!r} has not answered within {timeout_s} s; its quarantine holds "
                 f"{len(feed.quarantine)} deltas: see its state in statistics(), and retry"
             ) from None
-
-
-def _resume_offset(current: SavedCursor, written: SavedCursor) -> int:
-    """Return the offset at which a sink continues after a crash, given its cursor now and the stored one."""
-    offset = min(current.processed, written.processed)
-    return max(current.reported, offset) if current.own else offset
 
 
 def _quarantined_refusal(feed: Feed, record: QuarantinedDelta) -> Refused:

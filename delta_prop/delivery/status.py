@@ -1,9 +1,8 @@
-"""A feed's limits, states and statistics. Pure."""
+"""A feed's limits, saved cursor and statistics. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
 from math import inf
 from typing import NamedTuple
 
@@ -58,20 +57,6 @@ def format_failure(failure: BaseException | None) -> str:
         return f"{type(failure).__name__}, whose text cannot be formatted"
 
 
-class FeedState(Enum):
-    """The present activity of a feed."""
-
-    IDLE = "idle"
-    WORKING = "working"
-    RETRYING = "retrying"
-    BREAKER_OPEN = "breaker open"
-    REBUILDING = "rebuilding"
-    STOPPED = "stopped"
-    PAUSED = "paused"
-    NEEDS_SNAPSHOT = "needs snapshot"
-    CLOSED = "closed"
-
-
 @dataclass(frozen=True, slots=True)
 class FailingDelta:
     """A delta that blocks its sink: the last `failures` calls, each with this delta alone, have failed."""
@@ -86,20 +71,6 @@ class FailingDelta:
             f"offset {self.offset} (vector {self.vector_id!r} in namespace {self.namespace!r}), delivered "
             f"alone, has failed {self.failures} times"
         )
-
-
-ENDED_STATES = (FeedState.STOPPED, FeedState.PAUSED, FeedState.NEEDS_SNAPSHOT, FeedState.CLOSED)
-"""States in which nothing is delivered until an operator acts. A tuple, since searching it takes less time
-than hashing a state."""
-
-WORSE_TRANSITIONS = frozenset(
-    {
-        (FeedState.STOPPED, FeedState.PAUSED),
-        (FeedState.STOPPED, FeedState.NEEDS_SNAPSHOT),
-        (FeedState.PAUSED, FeedState.NEEDS_SNAPSHOT),
-    }
-)
-"""The transitions (old state, new state) between ended states that a stop may make."""
 
 
 @dataclass(frozen=True, slots=True)

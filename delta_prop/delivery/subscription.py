@@ -6,12 +6,12 @@ It holds the deliveries of up to one call; if the reader is slow, the feed reads
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
 from delta_prop.calls.outcomes import Delivered
-from delta_prop.delivery.status import FeedState
+from delta_prop.delivery.feed_state import FeedState
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 
@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 
     from delta_prop.delivery.feed import Feed
     from delta_prop_sinks.sink import Delivery, SinkContext
+
+
+class SubscriptionHost(Protocol):
+    """Delivers to subscriptions."""
+
+    async def detach(self, name: str) -> None:
+        """End the deliveries to a subscription."""
 
 
 class Subscription:
@@ -35,11 +42,12 @@ class Subscription:
         self,
         name: str,
         attach: Callable[[Subscription], Awaitable[Feed]],
-        detach: Callable[[str], Awaitable[None]],
+        sinks: SubscriptionHost,
     ) -> None:
+        """Create it; `attach` starts its deliveries before the first read."""
         self.name = name
         self._attach = attach
-        self._detach = detach
+        self._sinks = sinks
         self._feed: Feed | None = None
         self._rows: deque[tuple[Delivery, int]] = deque()
         self._rows_end = 0  # the offset after the present rows
@@ -85,8 +93,8 @@ class Subscription:
         self._rows.clear()
         self.notify()
         if self._feed is not None and self._feed.state is not FeedState.CLOSED:
-            self._feed.close()
-            await self._detach(self.name)
+            self._feed.control.close()
+            await self._sinks.detach(self.name)
 
     def notify(self) -> None:
         """Wake an iteration that waits, since something has changed."""
@@ -130,7 +138,7 @@ class Subscription:
                 "read to the end before you leave the `async with` block",
                 details={"offset": read_end, "next_offset": log_end},
             )
-        feed.close()
+        feed.control.close()
 
     async def aclose(self) -> None:
         """Wake the iteration; there is nothing to close."""

@@ -188,7 +188,7 @@ def _find_state_sink(internals: Internals) -> tuple[str, VectorReader]:
     """Return the first attached sink that holds the states of all facts, after its name. Raises Refused."""
     for name, runtime in internals.sinks.runtimes.items():
         sink = runtime.sink
-        if isinstance(sink, VectorHolder) and hasattr(sink, "get") and str(ALL) in runtime.topics:
+        if isinstance(sink, VectorHolder) and hasattr(sink, "get") and str(ALL) in runtime.context.topics:
             return name, cast("VectorReader", sink)
     raise Refused(
         ErrorCode.BAD_REQUEST,

@@ -8,8 +8,8 @@ import anyio
 import pytest
 
 from delta_prop import Delta, Propagator, Refused, Settings, create
-from delta_prop.delivery import sink_runtime
-from delta_prop.delivery.sink_runtime import find_head, read_history
+from delta_prop.delivery import sink_context
+from delta_prop.delivery.history import find_head, read_history
 from delta_prop.sinks import CallbackSink, TryAgain
 from delta_prop.testing import run_propagator
 from delta_prop_wire.delta import ABSENT, Operation, delete
@@ -86,7 +86,7 @@ def test_history_of_several_vectors_is_in_log_order() -> None:
 
 
 def test_long_history_read_does_not_time_out_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Slow(sink_runtime.Pace):
+    class Slow(sink_context.Pace):
         is_due = True
 
         async def rest(self) -> None:
@@ -95,7 +95,7 @@ def test_long_history_read_does_not_time_out_the_call(monkeypatch: pytest.Monkey
     async def main(p: Propagator) -> None:
         sink = await p.attach(HistorySink(298, ("x", "b")))
         await publish_alternating(p, 297)
-        monkeypatch.setattr(sink_runtime, "Pace", Slow)
+        monkeypatch.setattr(sink_context, "Pace", Slow)
         start_s = anyio.current_time()
         await p.publish(Delta("b", create([1.0]), "x"))
         await p.wait_visible(298, timeout_s=1_000)

@@ -24,6 +24,8 @@ from tests.delta_prop.support import catch_refusal, expect_refusal
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from delta_prop_wire.algebra import VectorState
+
 SMALL = Settings(log_deltas_max=60, merge_deltas_max=100, retries=2, breaker_failures=100)
 
 
@@ -421,5 +423,29 @@ def test_states_of_a_large_frame_are_built_in_parts(monkeypatch: pytest.MonkeyPa
             assert sum(built_counts) > 9
             assert max(built_counts) <= 3
             tasks.cancel_scope.cancel()
+
+    run_virtual(main)
+
+
+def test_pause_between_parts_of_a_rebuild_lasts_until_resume(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with Propagator(SMALL, world=virtual_world()) as p:
+            history = History(p)
+            await publish_rounds(p, history, range(8))
+            history.take_snapshot()
+
+            def pause_once(*arguments: Any) -> VectorState:
+                monkeypatch.undo()
+                p.pause("fake")
+                return state_of(*arguments)
+
+            await p.attach(FakeStorageSink(storage := FakeStorage()))
+            monkeypatch.setattr("delta_prop.delivery.rebuild.state_of", pause_once)
+            await anyio.sleep(60)
+            assert (p.statistics().sinks["fake"].state, storage.calls) == ("paused", ["begin"])
+            p.resume("fake")
+            await p.wait_visible(p.statistics().log.next_offset)
+            assert_same_states(storage.states, history.states())
+            assert p.statistics().sinks["fake"].rebuilds == 1
 
     run_virtual(main)

@@ -15,8 +15,8 @@ import anyio.lowlevel
 from hypothesis import given
 from hypothesis import strategies as st
 
+from delta_prop.delivery.feed_state import FeedState
 from delta_prop.delivery.redelivery import ReplayRequest
-from delta_prop.delivery.status import FeedState
 from delta_prop.testing import run_virtual
 from delta_prop_sinks.sink import RejectDelta, StopSink, TryAgain
 from delta_prop_wire.delta import Delta, Dot, create
@@ -220,9 +220,9 @@ class FeedDriver:
         if action in ("wait", "long wait"):
             await anyio.sleep(1 if action == "wait" else 45)
         elif action == "restart":
-            feed.restart()
+            feed.control.restart()
         elif action == "stop":
-            feed.stop(Refused(ErrorCode.PROCESSING_FAILED, "stopped"))
+            feed.control.stop(Refused(ErrorCode.PROCESSING_FAILED, "stopped"))
         elif action == "watch":
             feed.cancel_overdue_call(anyio.current_time() + 4)
             await anyio.lowlevel.checkpoint()
@@ -245,7 +245,7 @@ class FeedDriver:
 
     async def reattach(self, *, is_rewound: bool) -> None:
         await self.route.detach(self.feed)
-        start = self.feed.saved_cursor.processed
+        start = self.feed.cursor.saved.processed
         self.attach(max(start - 5, 0) if is_rewound else start, self.feed.quarantine)
 
     def check(self) -> None:

@@ -16,7 +16,7 @@ from delta_prop_wire.topics import Topic
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from delta_prop.delivery.quarantine import QuarantinedDelta
+    from delta_prop.delivery.held_deltas import QuarantinedDelta
     from delta_prop_simulations.chaos.log_history import LogHistory
     from delta_prop_simulations.chaos.readers import Reader, ReadSession
     from delta_prop_simulations.chaos.sinks import ModelSink

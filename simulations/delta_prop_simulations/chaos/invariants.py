@@ -67,9 +67,7 @@ class StepChecker:
             self._check_offsets()
         visible = self._log.high_watermark
         for name, runtime in self._internals.sinks.runtimes.items():
-            feed = runtime.feed
-            if feed is not None:
-                self._check_feed(name, feed, visible)
+            self._check_feed(name, runtime.feed, visible)
         if self.check_count % BOUNDS_EVERY == 0:
             self._check_bounds(service)
 
@@ -85,16 +83,18 @@ class StepChecker:
         """Check that nothing above the high watermark was delivered, applied or committed."""
         if self._ever_failed and self._history.visible_level is not AckLevel.DURABLE:
             return  # visible rows may be lost with a failed sync, as the read level permits
-        in_call_end = feed._in_call_end
-        if in_call_end > visible and feed._called_at != inf:
+        cursor = feed.cursor
+        in_call_end = feed.inbox.in_call_end
+        if in_call_end > visible and feed.invoker.called_at != inf:
             raise Violation(
                 "early",
                 f"{self._node}: sink {name!r} got offset {in_call_end - 1}, the high watermark is {visible}",
             )
-        if feed._applied > visible or feed._committed > visible:
+        if cursor.noted_applied > visible or cursor.noted_committed > visible:
             raise Violation(
                 "cursor",
-                f"{self._node}: sink {name!r} has applied {feed._applied} and committed {feed._committed}, "
+                f"{self._node}: sink {name!r} has applied {cursor.noted_applied} and committed "
+                f"{cursor.noted_committed}, "
                 f"the high watermark is {visible}",
             )
 
@@ -110,8 +110,7 @@ class StepChecker:
         if log is not None and len(log._active_segment.pending_writes) > 1:
             check_bound(node, "bytes unwritten", log.unwritten_bytes, log.settings.unwritten_bytes_max)
         for name, runtime in internals.sinks.runtimes.items():
-            if runtime.feed is not None:
-                _check_capacity(f"{node}, sink {name!r}", runtime.feed)
+            _check_capacity(f"{node}, sink {name!r}", runtime.feed)
         for handler in () if service is None else service._handlers.values():
             check_connection(node, handler)
 
@@ -182,7 +181,7 @@ def check_connection(node: str, handler: ConnectionHandler) -> None:
 
 
 def _check_capacity(who: str, feed: Feed) -> None:
-    mailbox, quarantine = feed._mailbox, feed.quarantine
+    mailbox, quarantine = feed.inbox.mailbox, feed.quarantine
     if len(mailbox) > 1:  # an empty mailbox takes a delivery of any size
         check_bound(who, "deltas in its mailbox", mailbox.delta_count, mailbox._deltas_max)
         check_bound(who, "bytes in its mailbox", mailbox.bytes, mailbox._bytes_max)

@@ -8,7 +8,7 @@ import anyio
 
 from delta_prop import LogSettings, Propagator, Settings
 from delta_prop.client import ClientSettings, ForwardLink
-from delta_prop.delivery.status import FeedState
+from delta_prop.delivery.feed_state import FeedState
 from delta_prop.server.service import Service
 from delta_prop.server.settings import ServerSettings
 from delta_prop.sinks import ForwardSink

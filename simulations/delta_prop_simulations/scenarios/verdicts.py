@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from delta_prop.delivery.status import FeedState
+from delta_prop.delivery.feed_state import FeedState
 from delta_prop_simulations.scenarios.result import Verdict
 from delta_prop_wire.delta import Priority
 

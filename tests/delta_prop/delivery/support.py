@@ -143,7 +143,7 @@ class Route:
             start=start,
             has_own_cursor=keeps_cursor,
             quarantine=quarantine,
-            on_progress=self._note_progress,
+            listener=self,
         )
         self.table.subscribe(feed, [Topic.parse(topic) for topic in topics or ("*",)])
         if required:
@@ -160,7 +160,7 @@ class Route:
         """End a feed, even during a call."""
         self._scopes[feed.name].cancel()
         await until_quiet()
-        feed.close()
+        feed.control.close()
         self.table.unsubscribe(feed)
         self.log.release(feed.name)
 
@@ -175,7 +175,7 @@ class Route:
             feed.offer(logged, rows)
         return logged
 
-    def _note_progress(self) -> None:
+    def note_progress(self) -> None:
         self.progress_count += 1
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delta_prop.delivery.status import FeedState
+from delta_prop.delivery.feed_state import FeedState
 from delta_prop.testing import run_virtual
 from delta_prop_sinks.sink import StopSink, TryAgain
 from delta_prop_wire.encode import encode_noop
@@ -295,7 +295,7 @@ async def _check_schedule(schedule: dict[str, Any]) -> None:
                 await anyio.sleep(0.5)
                 if feed.state is FeedState.STOPPED:
                     await anyio.sleep(schedule["restarts_after"])
-                    feed.restart()
+                    feed.control.restart()
 
         for _ in range(schedule["before"]):
             publish(["a", "b"])
@@ -362,7 +362,7 @@ async def _watch(route: Route, feed: Feed, sink: TinySink, expected: list[int], 
         applied_count = sum(offset < applied for offset in expected)
         assert expected[:applied_count] == sink.offsets[:applied_count]
         if commits and not sink.running:
-            feed.note_committed(sink.offsets[-1] + 1 if sink.offsets else 0)
+            feed.cursor.note_committed(sink.offsets[-1] + 1 if sink.offsets else 0)
         await anyio.sleep(pause)
         pause *= 1.01
 
@@ -486,7 +486,7 @@ def test_cursor_passes_rows_that_do_not_match() -> None:
             feed = route.feed(sink, "ns:a")
             for number in range(25):
                 route.publish("b", "b")  # the log holds ten rows, which leave only if this sink releases them
-                assert feed.applied == feed.committed == feed.cursor.next_offset == 2 * number + 2
+                assert feed.applied == feed.committed == 2 * number + 2
             sink.before = sleep_for(5)
             route.publish("a")
             assert feed.applied == feed.committed == 50
@@ -536,7 +536,7 @@ def test_restarted_feed_does_not_reread_skipped_rows() -> None:
             assert feed.state is FeedState.STOPPED
             assert feed.applied == 12
             sink.before = None
-            feed.restart()
+            feed.control.restart()
             await feed.wait(13)
             assert sink.offsets == [12]
 
@@ -569,9 +569,9 @@ def test_log_retains_rows_until_sink_commits() -> None:
             assert feed.committed == 0
             with pytest.raises(Refused, match="still needs the oldest"):
                 route.publish("a")
-            feed.note_committed(4)
-            feed.note_committed(3)
-            assert feed.committed == feed.cursor.next_offset == 4
+            feed.cursor.note_committed(4)
+            feed.cursor.note_committed(3)
+            assert feed.committed == 4
             for _ in range(4):
                 route.publish("a")
             with pytest.raises(Refused):
@@ -593,7 +593,7 @@ def test_wait_committed_returns_after_commit() -> None:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(partial(feed.wait, 3, committed=True))
                 await until_quiet()
-                feed.note_committed(2)
+                feed.cursor.note_committed(2)
             assert feed.committed == 3
 
     run_virtual(main)
@@ -607,7 +607,7 @@ def test_cancelled_waits_leave_no_waiters() -> None:
             for _ in range(50):
                 with anyio.move_on_after(0.1):
                     await feed.wait(1)
-            assert len(feed._waiters) == 0
+            assert len(feed.cursor.waiters) == 0
 
     run_virtual(main)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from delta_prop.delivery.status import FeedState
+from delta_prop.delivery.feed_state import FeedState
 from delta_prop.testing import run_virtual
 from delta_prop_sinks.sink import RejectDelta, StopSink, TryAgain
 from delta_prop_wire.errors import Refused
@@ -105,7 +105,7 @@ def test_failure_after_last_matching_row_is_not_retried() -> None:
             assert (len(sink.calls), sink.offsets) == (1, [0, 1])
             assert (feed.statistics().applied_deltas, feed.statistics().skipped) == (2, 1)
             assert feed.committed == 0
-            feed.note_committed(2)
+            feed.cursor.note_committed(2)
             assert feed.committed == 3
 
     run_virtual(main)
@@ -169,7 +169,7 @@ def test_restart_with_open_breaker_retries_at_once() -> None:
             await anyio.sleep(20)
             assert feed.state is FeedState.BREAKER_OPEN
             sink.before = None
-            feed.restart()
+            feed.control.restart()
             await until_quiet()
             assert (sink.offsets, feed.state) == ([0], FeedState.IDLE)
 
@@ -262,7 +262,7 @@ def test_stopped_sink_does_not_stop_others(failure: Exception, reason_text: str)
             assert reason_text in (feed.statistics().reason or "")
 
             sink.before = None
-            feed.restart()
+            feed.control.restart()
             assert feed.reason is None
             await feed.wait(6)
             assert sink.offsets == list(range(6))
@@ -281,11 +281,11 @@ def test_feed_stopped_while_lingering_delivers_nothing() -> None:
             route.publish("a")
             await anyio.sleep(0.003)
             assert feed.statistics().mailbox_deltas == 1
-            feed.stop(Refused(ErrorCode.SHUTTING_DOWN, "paused"))
+            feed.control.stop(Refused(ErrorCode.SHUTTING_DOWN, "paused"))
             await anyio.sleep(1)
             assert feed.state is FeedState.STOPPED
             assert sink.offsets == [0]
-            feed.restart()
+            feed.control.restart()
             await feed.wait(2)
             assert sink.offsets == [0, 1]
 
@@ -300,8 +300,8 @@ def test_stop_and_restart_during_call_delivers_nothing_twice() -> None:
             await until_quiet()
             route.publish("a", "a")
             await until_quiet()
-            feed.stop(Refused(ErrorCode.SHUTTING_DOWN, "paused"))
-            feed.restart()
+            feed.control.stop(Refused(ErrorCode.SHUTTING_DOWN, "paused"))
+            feed.control.restart()
             route.publish("a")
             assert feed.applied == 0
             await feed.wait(3)
@@ -323,9 +323,9 @@ def test_feed_closed_while_retrying_ends() -> None:
             route.publish("a")
             await anyio.sleep(1)
             call_count = len(sink.calls)
-            feed.close()
-            feed.stop(Refused(ErrorCode.PROCESSING_FAILED, "late"))
-            feed.restart()
+            feed.control.close()
+            feed.control.stop(Refused(ErrorCode.PROCESSING_FAILED, "late"))
+            feed.control.restart()
             await anyio.sleep(100)
             assert len(sink.calls) == call_count
             assert feed.state is FeedState.CLOSED
@@ -349,7 +349,7 @@ def test_optional_feed_stops_when_log_dropped_its_next_row() -> None:
             assert sink.offsets == [0, 1]
             await anyio.sleep(100)
             assert feed.state is FeedState.NEEDS_SNAPSHOT
-            feed.restart()
+            feed.control.restart()
             await anyio.sleep(100)
             assert feed.reason is not None
             assert feed.reason.code == ErrorCode.CURSOR_TOO_OLD
@@ -361,7 +361,7 @@ def test_many_waits_do_not_grow_the_refusal_traceback() -> None:
     async def main() -> None:
         async with Route.running() as route:
             feed = route.feed(TinySink())
-            feed.stop(Refused(ErrorCode.PROCESSING_FAILED, "stopped"))
+            feed.control.stop(Refused(ErrorCode.PROCESSING_FAILED, "stopped"))
             lengths = set()
             for _ in range(5):
                 with pytest.raises(Refused) as caught:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
+from delta_prop.delivery.feed_state import MOVES, FeedEvent, FeedState
 from delta_prop.delivery.redelivery import ReplayRequest, ReplayResult
-from delta_prop.delivery.status import FeedState
 from delta_prop.testing import run_virtual
 from delta_prop_sinks.sink import RejectDelta, StopSink, TryAgain
 from delta_prop_wire.errors import Refused
@@ -72,7 +72,7 @@ def test_retry_offset_in_skipped_rows_does_not_hold_cursor() -> None:
             feed = route.feed(sink, "ns:a", keeps_cursor=True)
             route.publish("a", "a", "b", "b")
             await feed.wait(4)
-            feed.note_committed(2)
+            feed.cursor.note_committed(2)
             assert (feed.committed, sink.offsets) == (4, [0, 1])
 
     run_virtual(main)
@@ -98,7 +98,7 @@ def test_rejection_of_undelivered_offset_stops_sink_and_applies_none(offset: int
             assert (feed.applied, feed.statistics().applied_deltas) == (0, 0)
             assert counts_add_up(feed)
             sink.before = None
-            feed.restart()
+            feed.control.restart()
             await feed.wait(4)
             assert sink.offsets == [1, 3]
             assert counts_add_up(feed)
@@ -123,7 +123,7 @@ def test_wrong_rejection_of_redelivered_rows_loses_none(offset: int) -> None:
             assert await request_replay(feed) == ReplayResult(0, 0, 2)
             assert feed.state is FeedState.STOPPED
             sink.before = None
-            feed.restart()
+            feed.control.restart()
             assert await request_replay(feed) == ReplayResult(2, 0, 0)
             assert sink.offsets == [0, 2, 1, 3]
             assert counts_add_up(feed)
@@ -134,9 +134,9 @@ def test_wrong_rejection_of_redelivered_rows_loses_none(offset: int) -> None:
 # --- stops in the middle of a call, a wait or a replay
 
 
-@pytest.mark.parametrize("state", [FeedState.STOPPED, FeedState.NEEDS_SNAPSHOT])
+@pytest.mark.parametrize("event", [FeedEvent.STOP, FeedEvent.INVALIDATE])
 @pytest.mark.parametrize("replay", [False, True])
-def test_failure_after_stop_during_call_keeps_stop(state: FeedState, replay: bool) -> None:
+def test_failure_after_stop_during_call_keeps_stop(event: FeedEvent, replay: bool) -> None:
     async def main() -> None:
         async with Route.running() as route:
             sink = TinySink()
@@ -156,9 +156,9 @@ def test_failure_after_stop_during_call_keeps_stop(state: FeedState, replay: boo
             else:
                 publish(route, "b")
             await anyio.sleep(0.5)
-            feed.stop(Refused(ErrorCode.PROCESSING_FAILED, "its background work failed"), state)
+            feed.control.stop(Refused(ErrorCode.PROCESSING_FAILED, "its background work failed"), event)
             await anyio.sleep(100)
-            assert (feed.state, len(sink.calls)) == (state, 2)
+            assert (feed.state, len(sink.calls)) == (MOVES[FeedState.IDLE, event], 2)
             assert feed.statistics().reason == "its background work failed"
             if replay:
                 assert await request.wait() == ReplayResult(0, 0, 1)
@@ -175,11 +175,11 @@ def test_stop_reason_that_replaced_a_full_quarantine_stays_after_drop_and_close(
             publish(route, "a", "b")
             await until_quiet()
             assert "quarantine is full" in (feed.statistics().reason or "")
-            feed.stop(Refused(ErrorCode.PROCESSING_FAILED, "its background work failed"))
+            feed.control.stop(Refused(ErrorCode.PROCESSING_FAILED, "its background work failed"))
             with pytest.raises(Refused, match="restart it"):
                 await request_replay(feed, drop=True)
             assert feed.statistics().reason == "its background work failed"
-            feed.close()
+            feed.control.close()
             assert feed.statistics().reason == "its background work failed"
 
     run_virtual(main)
@@ -190,8 +190,8 @@ def test_feed_with_invalidated_cursor_still_needs_snapshot_after_restart() -> No
         async with Route.running() as route:
             feed = route.feed(TinySink(), required=False)
             feed.invalidate_cursor()
-            feed.stop(Refused(ErrorCode.PROCESSING_FAILED, "its background work failed"))
-            feed.restart()
+            feed.control.stop(Refused(ErrorCode.PROCESSING_FAILED, "its background work failed"))
+            feed.control.restart()
             assert feed.state is FeedState.NEEDS_SNAPSHOT
 
     run_virtual(main)
@@ -204,8 +204,8 @@ def test_hung_call_is_cancelled_after_stop_and_restart() -> None:
             feed = route.feed(sink, limits=replace(LIMITS, apply_timeout_s=5))
             publish(route, "a")
             await anyio.sleep(1)
-            feed.stop(Refused(ErrorCode.PROCESSING_FAILED, "stopped"))
-            feed.restart()
+            feed.control.stop(Refused(ErrorCode.PROCESSING_FAILED, "stopped"))
+            feed.control.restart()
             sink.before = None
             await anyio.sleep(10)
             feed.cancel_overdue_call(anyio.current_time())
@@ -229,10 +229,10 @@ def test_restart_after_stop_with_open_breaker_retries_at_once() -> None:
             publish(route, "a")
             await anyio.sleep(20)
             assert feed.state is FeedState.BREAKER_OPEN
-            feed.stop(Refused(ErrorCode.PROCESSING_FAILED, "stopped"))
+            feed.control.stop(Refused(ErrorCode.PROCESSING_FAILED, "stopped"))
             sink.before = None
-            feed.restart()
-            feed.restart()
+            feed.control.restart()
+            feed.control.restart()
             await until_quiet()
             assert (sink.offsets, feed.state) == ([0], FeedState.IDLE)
 
@@ -312,7 +312,7 @@ def test_replay_does_not_overtake_failed_delivery(failure: str) -> None:
             sink.before = None
             request = ReplayRequest(None, drop=False)
             if failure == "stop":
-                feed.restart()
+                feed.control.restart()
             feed.add_request(request)
             feed.cancel_overdue_call(anyio.current_time() + 10)
             with anyio.fail_after(100):
@@ -366,7 +366,7 @@ def test_replay_on_closed_feed_is_refused_at_once() -> None:
     async def main() -> None:
         async with Route.running() as route:
             feed = route.feed(TinySink())
-            feed.close()
+            feed.control.close()
             with pytest.raises(Refused, match="detached"), anyio.fail_after(1):
                 await request_replay(feed)
 
@@ -431,7 +431,7 @@ def test_interrupted_replay_can_be_resumed() -> None:
                 (4, 2, None),
             ]  # 2 is not blocked by another row
             sink.before = None
-            feed.restart()
+            feed.control.restart()
             assert await request_replay(feed, 2) == ReplayResult(3, 0, 0)
             assert sink.offsets == [0, 1, 2, 3, 4]
             assert counts_add_up(feed)

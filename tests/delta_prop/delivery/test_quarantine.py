@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from delta_prop.delivery.feed_state import FeedState
 from delta_prop.delivery.redelivery import ReplayRequest, ReplayResult, row_numbers
-from delta_prop.delivery.status import FeedState
 from delta_prop.testing import run_virtual
 from delta_prop_sinks.sink import RejectDelta, StopSink, TryAgain
 from delta_prop_wire.delta import Delta, Dot, create, sparse

@@ -82,7 +82,7 @@ def test_quarantine_file_equals_the_quarantine(
         quarantine = Quarantine(10, 1 << 20)
 
         def new_writer(quarantine: Quarantine) -> QuarantineWriter:
-            file = QuarantineFile(disk, "s", log.log_id, lambda: log.epoch)
+            file = QuarantineFile(disk, "s", log)
             return QuarantineWriter(quarantine, file, world.new_threads(), spare_bytes=spare_bytes)
 
         def read() -> Quarantine:

@@ -421,7 +421,7 @@ def test_closed_subscription_leaves_no_cursor_and_no_statistics() -> None:
         for _ in range(50):
             async with p.subscribe():
                 pass
-        assert list(p._sinks._cursors) == []
+        assert p.internals().sinks.cursors.detached_names == []
         assert list(p.statistics().sinks) == ["recorder"]
 
     run_propagator(main)

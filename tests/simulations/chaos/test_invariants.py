@@ -140,12 +140,18 @@ def test_healthy_service_passes_at_each_step_and_at_rest() -> None:
 @pytest.mark.parametrize(
     ("break_invariant", "check"),
     [
-        (lambda p, feed: setattr(feed, "_applied", 99), "cursor"),
-        (lambda p, feed: setattr(feed, "_committed", 99), "cursor"),
-        (lambda p, feed: (setattr(feed, "_in_call_end", 99), setattr(feed, "_called_at", 1.0)), "early"),
+        (lambda p, feed: setattr(feed.cursor, "noted_applied", 99), "cursor"),
+        (lambda p, feed: setattr(feed.cursor, "noted_committed", 99), "cursor"),
         (
             lambda p, feed: (
-                setattr(feed._mailbox, "delta_count", -1) or feed._mailbox._waiting.extend([0, 0])
+                setattr(feed.inbox, "in_call_end", 99),
+                setattr(feed.invoker, "called_at", 1.0),
+            ),
+            "early",
+        ),
+        (
+            lambda p, feed: (
+                setattr(feed.inbox.mailbox, "delta_count", -1) or feed.inbox.mailbox._waiting.extend([0, 0])
             ),
             "bounds",
         ),
@@ -168,9 +174,15 @@ def test_step_that_violates_an_invariant_is_found(break_invariant: Any, check: s
         for _ in range(invariants.BOUNDS_EVERY):
             checker.check(None)
         feed = internals.sinks.feed("s")
-        saved = {
-            name: getattr(feed, name) for name in ("_applied", "_committed", "_in_call_end", "_called_at")
-        }
+        saved = [
+            (part, name, getattr(part, name))
+            for part, name in (
+                (feed.cursor, "noted_applied"),
+                (feed.cursor, "noted_committed"),
+                (feed.inbox, "in_call_end"),
+                (feed.invoker, "called_at"),
+            )
+        ]
         depths = (
             internals.partition.pipeline.queue.depth,
             internals.partition.pipeline.orderer._pending.delta_count,
@@ -180,9 +192,9 @@ def test_step_that_violates_an_invariant_is_found(break_invariant: Any, check: s
             checks = [check_violated(lambda: checker.check(None)) for _ in range(invariants.BOUNDS_EVERY)]
             assert set(checks) - {None} == {check}
         finally:
-            for name, value in saved.items():
-                setattr(feed, name, value)
-            feed._mailbox.clear()
+            for part, name, value in saved:
+                setattr(part, name, value)
+            feed.inbox.mailbox.clear()
             (
                 internals.partition.pipeline.queue.depth,
                 internals.partition.pipeline.orderer._pending.delta_count,

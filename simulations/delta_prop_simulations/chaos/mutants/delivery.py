@@ -5,7 +5,9 @@ The quoted lines are production code; if that code changes, a test names the mut
 
 from __future__ import annotations
 
+from delta_prop.delivery.deliverer import Deliverer
 from delta_prop.delivery.feed import Feed
+from delta_prop.delivery.inbox import Inbox
 from delta_prop.delivery.mailbox import Mailbox
 from delta_prop.delivery.rebuild import Rebuilder
 from delta_prop_simulations.chaos.mutants.mutant import Mutant, edit
@@ -18,7 +20,7 @@ DELIVERY = (
         "a sink gets each delta at least once",
         (
             edit(
-                Feed._deliver,
+                Deliverer.deliver,
                 (
                     "deliveries = await self._handle_failure(deliveries, called, failure)",
                     "await self._handle_failure(deliveries, called, failure)\n            break",
@@ -34,8 +36,8 @@ DELIVERY = (
             edit(
                 Feed.offer,
                 (
-                    "self._catching_up = True  # from now on it reads the log",
-                    "self._catching_up = self._catching_up or self.has_ended",
+                    "inbox.is_catching_up = True  # from now on it reads the log",
+                    "inbox.is_catching_up = inbox.is_catching_up or self.has_ended",
                 ),
             ),
         ),
@@ -55,7 +57,7 @@ DELIVERY = (
         "feed-not-notified",
         "a feed that waits is not woken by a push",
         "every row in the log reaches every sink",
-        (edit(Feed.offer, ("self._wake_event.set()", "pass")),),
+        (edit(Inbox.push, ("self._wake_event.set()", "pass")),),
     ),
     Mutant(
         "rebuild-misses-the-tail",
@@ -69,8 +71,8 @@ DELIVERY = (
         "a sink gets each delta at least once",
         (
             edit(
-                Feed._pull,
-                ("self._catching_up = self._end < self._log.high_watermark", "self._catching_up = False"),
+                Inbox.read,
+                ("self.is_catching_up = self.end < self._log.high_watermark", "self.is_catching_up = False"),
             ),
         ),
     ),

@@ -1,0 +1,126 @@
+"""The states of a feed, and the table of its moves. Pure."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from delta_prop.delivery.pending_rebuild import PendingRebuild
+
+if TYPE_CHECKING:
+    from delta_prop_wire.errors import Refused
+
+
+class FeedState(Enum):
+    """The present activity of a feed."""
+
+    IDLE = "idle"
+    WORKING = "working"
+    RETRYING = "retrying"
+    BREAKER_OPEN = "breaker open"
+    REBUILDING = "rebuilding"
+    STOPPED = "stopped"
+    PAUSED = "paused"
+    NEEDS_SNAPSHOT = "needs snapshot"
+    CLOSED = "closed"
+
+    __hash__ = object.__hash__  # there is one object per member; hashing its name would take longer
+
+
+class FeedEvent(Enum):
+    """What moves a feed from one state to another."""
+
+    REST = "nothing is left to do"
+    CALL = "a call of the sink, or a write of its quarantine, begins"
+    CALL_REBUILD = "a call of a rebuild begins"
+    FAIL = "a call failed, and is retried soon"
+    TRIP = "a call failed, and the breaker is open"
+    STOP = "the sink or the log failed for good"
+    PAUSE = "an operator pauses the sink"
+    INVALIDATE = "the log no longer has the sink's next rows"
+    CLOSE = "the sink is detached"
+    CONTINUE = "an operator, or freed capacity, ends a stop"
+
+    __hash__ = object.__hash__
+
+
+ACTIVE_STATES = (
+    FeedState.IDLE,
+    FeedState.WORKING,
+    FeedState.RETRYING,
+    FeedState.BREAKER_OPEN,
+    FeedState.REBUILDING,
+)
+"""States in which the feed delivers, or will do so by itself. In all others, an operator must act."""
+
+_FROM_ACTIVE = {
+    FeedEvent.REST: FeedState.IDLE,
+    FeedEvent.CALL: FeedState.WORKING,
+    FeedEvent.CALL_REBUILD: FeedState.REBUILDING,
+    FeedEvent.FAIL: FeedState.RETRYING,
+    FeedEvent.TRIP: FeedState.BREAKER_OPEN,
+    FeedEvent.STOP: FeedState.STOPPED,
+    FeedEvent.PAUSE: FeedState.PAUSED,
+    FeedEvent.INVALIDATE: FeedState.NEEDS_SNAPSHOT,
+    FeedEvent.CLOSE: FeedState.CLOSED,
+}
+
+MOVES: dict[tuple[FeedState, FeedEvent], FeedState] = {
+    (state, event): to for state in ACTIVE_STATES for event, to in _FROM_ACTIVE.items()
+} | {
+    # Of two reasons to stop, the first counts, unless the second is worse.
+    (FeedState.STOPPED, FeedEvent.STOP): FeedState.STOPPED,
+    (FeedState.STOPPED, FeedEvent.PAUSE): FeedState.PAUSED,
+    (FeedState.STOPPED, FeedEvent.INVALIDATE): FeedState.NEEDS_SNAPSHOT,
+    (FeedState.STOPPED, FeedEvent.CLOSE): FeedState.CLOSED,
+    (FeedState.STOPPED, FeedEvent.CONTINUE): FeedState.IDLE,
+    (FeedState.PAUSED, FeedEvent.STOP): FeedState.PAUSED,
+    (FeedState.PAUSED, FeedEvent.PAUSE): FeedState.PAUSED,
+    (FeedState.PAUSED, FeedEvent.INVALIDATE): FeedState.NEEDS_SNAPSHOT,
+    (FeedState.PAUSED, FeedEvent.CLOSE): FeedState.CLOSED,
+    (FeedState.PAUSED, FeedEvent.CONTINUE): FeedState.IDLE,
+    (FeedState.NEEDS_SNAPSHOT, FeedEvent.STOP): FeedState.NEEDS_SNAPSHOT,
+    (FeedState.NEEDS_SNAPSHOT, FeedEvent.PAUSE): FeedState.NEEDS_SNAPSHOT,
+    (FeedState.NEEDS_SNAPSHOT, FeedEvent.INVALIDATE): FeedState.NEEDS_SNAPSHOT,
+    (FeedState.NEEDS_SNAPSHOT, FeedEvent.CLOSE): FeedState.CLOSED,
+    (FeedState.NEEDS_SNAPSHOT, FeedEvent.CONTINUE): FeedState.IDLE,
+    (FeedState.CLOSED, FeedEvent.STOP): FeedState.CLOSED,
+    (FeedState.CLOSED, FeedEvent.PAUSE): FeedState.CLOSED,
+    (FeedState.CLOSED, FeedEvent.INVALIDATE): FeedState.CLOSED,
+    (FeedState.CLOSED, FeedEvent.CLOSE): FeedState.CLOSED,
+}
+"""The state that follows a state and an event. A pair that is missing is a defect."""
+
+
+class FeedStatus:
+    """The state of one feed, why it has stopped, and its rebuild. Only `move` and `end` change the state."""
+
+    def __init__(self) -> None:
+        self.state = FeedState.IDLE
+        self.has_ended = False  # True while nothing is delivered until an operator acts
+        self.reason: Refused | None = None  # why it has ended
+        self.is_paused = False  # True until an operator resumes, whatever else stops the feed
+        self.is_full = False  # True if it stopped because the quarantine is full
+        self.rebuild = PendingRebuild()
+
+    def move(self, event: FeedEvent) -> None:
+        """Move by an event that does not end the feed. Raises KeyError if the table lacks the move."""
+        self.state = MOVES[self.state, event]
+        if event is FeedEvent.CONTINUE:
+            self.reason, self.has_ended, self.is_full = None, False, False
+
+    def end(self, event: FeedEvent, refusal: Refused) -> bool:
+        """Move to the state in which `event` ends the feed; return True if `refusal` is the reason.
+
+        Of two reasons, the first counts, but any replaces that of a full quarantine, after which a feed
+        continues by itself.
+        """
+        if self.is_full:
+            self.move(FeedEvent.CONTINUE)
+        before = self.state
+        self.state = MOVES[before, event]
+        is_new = self.state is not before and (self.reason is None or event is not FeedEvent.CLOSE)
+        if is_new:
+            self.reason = refusal
+        self.has_ended = True
+        return is_new
