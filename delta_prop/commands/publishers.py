@@ -19,7 +19,7 @@ from delta_prop.partition.ingest.work import Sender, SequencedBatch
 from delta_prop.partition.order.orphans import check_and_note
 from delta_prop.platform import system
 from delta_prop.platform.tick_callbacks import Wakeup
-from delta_prop.server.produce_handler import make_ack_ranges
+from delta_prop.server.outcome_collector import make_ack_ranges
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import Source, producer_id_of
 from delta_prop_wire.errors import InvalidDelta, Refused

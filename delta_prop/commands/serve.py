@@ -123,7 +123,7 @@ class _ServerRun:
         self._world = world
         self._access, self._sinks = parts
         self._command = command
-        self._server_status = ServerStatus(version=version("delta-prop"), now=world.clock.now)
+        self._server_status = ServerStatus(version=version("delta-prop"), clock=world.clock)
         self._scope = anyio.CancelScope()
         self._service: Service | None = None
 

@@ -18,8 +18,7 @@ from delta_prop.server.permissions import Unauthorized
 from delta_prop_wire.bounds import INVALID_CHARACTERS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from delta_prop.platform.ports import Clock
     from delta_prop.server.permissions import Permissions
     from delta_prop_wire.errors import ProtocolError, Refused
     from delta_prop_wire.spec import ErrorCode
@@ -37,10 +36,10 @@ logger = logging.getLogger("delta_prop.audit")
 
 
 class Audit:
-    """Writes refusals. `now`: returns monotonic seconds."""
+    """Writes refusals."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._windows: dict[tuple[str, str, ErrorCode], _Window] = {}
         self.refusals = 0
         """Number of refusals, written or not."""
@@ -54,7 +53,7 @@ class Audit:
         `peer`: `host:port`; `frame`: the frame's type, or another protocol's request. The line has
         the true cause, which the peer does not always get.
         """
-        now = self._now()
+        now = self._clock.now()
         self.refusals += 1
         token = NO_TOKEN if permissions is None else permissions.name
         window = self._window((address_of(host_of(peer)), token, refusal.code), now)
@@ -70,7 +69,7 @@ class Audit:
         try:
             while True:
                 await anyio.sleep(FLUSH_S)
-                self._close_windows(self._now() - WINDOW_S)
+                self._close_windows(self._clock.now() - WINDOW_S)
         finally:
             self._close_windows(inf)
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from delta_prop.platform.ports import Stream
+    from delta_prop.server.counters import Counters
     from delta_prop.server.send_queue import SendChunk
     from delta_prop.server.server_context import ServerContext
     from delta_prop_wire.connection import Connection
@@ -32,11 +33,15 @@ CONTROL_BYTES_MAX = 8 * 1024 * 1024
 """Maximum bytes of answers queued for a client that does not read; beyond it the connection is closed."""
 
 
-class FrameSource(Protocol):
-    """Supplies the frames to write; implemented by `ConnectionHandler`."""
+class Notifiable(Protocol):
+    """Learns that there may be something to write; implemented by `ConnectionWriter`."""
 
-    def take_answers(self) -> Sequence[Frame]:
-        """Return the outcomes of received deltas that were not reported yet."""
+    def notify(self) -> None:
+        """Schedule a write."""
+
+
+class ChunkSource(Protocol):
+    """Supplies the deliveries to write; implemented by `ConsumeHandler`."""
 
     def next_chunk(self, now: float) -> SendChunk | None:
         """Return the next chunk to deliver; None if there is none now."""
@@ -44,14 +49,68 @@ class FrameSource(Protocol):
     def wait_s(self, now: float) -> float | None:
         """Return the seconds until `next_chunk` may have more; None if `notify` will report it."""
 
+
+class FrameSource(Protocol):
+    """Supplies the frames to write; implemented by `ConnectionHandler`."""
+
+    @property
+    def deliveries(self) -> ChunkSource:
+        """The source of what is written after all answers."""
+
+    def take_answers(self) -> Sequence[Frame]:
+        """Return the outcomes of received deltas that were not reported yet."""
+
     def is_idle(self) -> bool:
         """Return True if nothing is to be written or ended before the next `notify`.
 
-        Called after a complete write, since it is faster than the three methods above.
+        Called after a complete write, since it is faster than asking for frames again.
         """
 
     def is_finished(self) -> bool:
         """Return True if no more frames will come. Called when there is nothing to write."""
+
+
+class AnswerQueue:
+    """The encoded answers that wait to be written."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.parts: list[Buffer] = []
+        self._connection = connection
+        self._bytes = 0
+
+    @property
+    def is_overfull(self) -> bool:
+        """True if the client leaves too many answers unread."""
+        return self._bytes > CONTROL_BYTES_MAX
+
+    def put(self, frame: Frame) -> None:
+        """Encode and append a frame."""
+        raw = self._connection.send(frame)
+        self.parts.append(raw)
+        self._bytes += len(raw)
+
+    def take(self) -> list[Buffer]:
+        """Remove and return all answers."""
+        parts, self.parts, self._bytes = self.parts, [], 0
+        return parts
+
+
+class UnsentRest:
+    """The rest of a write that the socket has not accepted: bytes, and after them a range of a file."""
+
+    def __init__(self) -> None:
+        self.parts: Sequence[Buffer] = ()
+        self.file: FileRange | None = None
+
+    async def send(self, stream: Stream, counters: Counters) -> None:
+        """Wait until the socket has accepted all. Raises ConnectionError."""
+        parts, self.parts = self.parts, ()
+        file, self.file = self.file, None
+        if parts:
+            await stream.send(parts)
+        if file is not None:
+            counters.bytes_out += file.size
+            await stream.send_file(file)
 
 
 class ConnectionWriter:
@@ -64,39 +123,34 @@ class ConnectionWriter:
     def __init__(
         self, stream: Stream, connection: Connection, context: ServerContext, source: FrameSource
     ) -> None:
-        self.written_at = context.now()
+        self._now = context.clock.now
+        self.written_at = self._now()
         self.is_ending = False
         """True once deliveries stop: the queued frames are written, then the loop ends."""
         self._stream = stream
-        self._connection = connection
         self._context = context
         self._source = source
-        self._tick_callbacks = context.internals.partition.tick_callbacks
         self._wakeup = Wakeup()
         self._is_scheduled = False  # True while a write at the end of the tick is due
         self._wakes_at = math.inf  # when the loop wakes even without a `notify`
-        self._control: list[Buffer] = []  # queued answers
-        self._control_bytes = 0
-        self._unsent: Sequence[Buffer] = ()  # bytes that the socket has not accepted yet
-        self._unsent_file: FileRange | None = None  # to be sent after `_unsent`
+        self._answers = AnswerQueue(connection)
+        self._rest = UnsentRest()
         self._failure: ConnectionError | None = None
 
     @property
     def is_overfull(self) -> bool:
         """True if the client leaves too many answers unread."""
-        return self._control_bytes > CONTROL_BYTES_MAX
+        return self._answers.is_overfull
 
     def send(self, frame: Frame) -> None:
         """Queue a frame; it is written before all deliveries."""
-        raw = self._connection.send(frame)
-        self._control.append(raw)
-        self._control_bytes += len(raw)
+        self._answers.put(frame)
         self.notify()
 
     def notify(self) -> None:
         """Schedule a write: there may be something to write."""
         if not self._is_scheduled:
-            self._is_scheduled = self._tick_callbacks.call_at_end(self._write_now)
+            self._is_scheduled = self._context.partition.tick_callbacks.call_at_end(self._write_now)
             if not self._is_scheduled:
                 self._wakeup.notify()
 
@@ -106,7 +160,7 @@ class ConnectionWriter:
         Raises ConnectionError, TimeoutError.
         """
         while True:
-            if self._unsent or self._unsent_file is not None:
+            if self._rest.parts or self._rest.file is not None:
                 await self._write_rest()
             elif self._failure is not None:
                 raise self._failure
@@ -119,8 +173,8 @@ class ConnectionWriter:
                 await self._wait()
 
     async def _wait(self) -> None:
-        now = self._context.now()
-        wait_s = self._source.wait_s(now)
+        now = self._now()
+        wait_s = self._source.deliveries.wait_s(now)
         if wait_s is None:
             await self._wakeup.wait()
             return
@@ -139,7 +193,7 @@ class ConnectionWriter:
                         if self._is_done():
                             return
                         break
-                    if self._unsent or self._unsent_file is not None:
+                    if self._rest.parts or self._rest.file is not None:
                         break
                     if not self.is_ending and self._source.is_idle():
                         return
@@ -151,26 +205,26 @@ class ConnectionWriter:
         """Return True if the waiting loop has nothing to do before it wakes by itself."""
         if self.is_ending or self._source.is_finished():
             return False
-        now = self._context.now()
-        wait_s = self._source.wait_s(now)
+        now = self._now()
+        wait_s = self._source.deliveries.wait_s(now)
         return wait_s is None or now + wait_s >= self._wakes_at
 
     def _write(self) -> bool:
         """Write answers and a chunk, as far as the socket accepts them; return False if there is nothing."""
-        context, source = self._context, self._source
-        now, counters = context.now(), context.counters
+        context, source, answers = self._context, self._source, self._answers
+        now, counters = self._now(), context.counters
         for frame in source.take_answers():
-            self._control.append(self._connection.send(frame))
-        chunk = None if self.is_ending else source.next_chunk(now)
+            answers.put(frame)
+        chunk = None if self.is_ending else source.deliveries.next_chunk(now)
         parts: list[Buffer] = []
-        if self._control:
-            parts, self._control, self._control_bytes = self._control, [], 0
+        if answers.parts:
+            parts = answers.take()
         elif chunk is None:
             return False
         if chunk is not None:
             counters.deltas_out += chunk.delta_count
             if isinstance(chunk.parts, FileRange):
-                self._unsent_file = chunk.parts
+                self._rest.file = chunk.parts
             else:
                 parts = parts + chunk.parts if parts else chunk.parts
         counters.frames_out += len(parts)
@@ -180,17 +234,11 @@ class ConnectionWriter:
             size = sum(map(len, parts))  # type: ignore[arg-type]  # bytes all of them, or views of bytes
             counters.bytes_out += size
             if sent_bytes < size:
-                self._unsent = skip_bytes(parts, sent_bytes)
+                self._rest.parts = skip_bytes(parts, sent_bytes)
         return True
 
     async def _write_rest(self) -> None:
         """Wait until the socket has accepted the unsent rest. Raises ConnectionError, TimeoutError."""
-        parts, self._unsent = self._unsent, ()
-        file, self._unsent_file = self._unsent_file, None
         with anyio.fail_after(self._context.settings.send_timeout_s):
-            if parts:
-                await self._stream.send(parts)
-            if file is not None:
-                self._context.counters.bytes_out += file.size
-                await self._stream.send_file(file)
+            await self._rest.send(self._stream, self._context.counters)
         await anyio.lowlevel.checkpoint()

@@ -55,7 +55,6 @@ class Counters:
     duplicate_acks: int = 0
     connections_timed_out: int = 0
     nacks: dict[str, int] = field(default_factory=dict)
-    jobs: JobCounts = field(default_factory=JobCounts)
 
     def count_nack(self, code: ErrorCode) -> None:
         """Count a refusal."""

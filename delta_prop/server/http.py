@@ -80,7 +80,7 @@ class HttpPort:
         self._metrics = Metrics(view)
         self._threads = world.new_threads()
         self._access = access
-        self._audit = Audit(world.clock.now)
+        self._audit = Audit(world.clock)
         self._host, self._port, self._tls = host, port, tls
         per_host_max = max(int(connections_max * CONNECTIONS_PER_HOST_SHARE), 1)
         self._connections = ConnectionLimiter(connections_max, per_host_max)

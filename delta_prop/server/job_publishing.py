@@ -12,7 +12,7 @@ import logging
 from collections import deque
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import anyio
 import anyio.lowlevel
@@ -34,8 +34,8 @@ from delta_prop_wire.spec import ErrorCode
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from delta_prop.api.internals import Internals
     from delta_prop.calls.outcomes import PublishAck
+    from delta_prop.partition.partition import Partition
     from delta_prop.server.job_files import CommittedPart, JobDecision, JobFiles, Progress
     from delta_prop.server.part_file import PartHead
     from delta_prop_broker.disk import File
@@ -55,22 +55,22 @@ _RECLAIM_CODES = frozenset({ErrorCode.FENCED, ErrorCode.UNKNOWN_ORIGIN})
 class _BatchReceipt(Receipt):
     """The receipt of an offered batch. `is_noop`: True if the batch was finally refused."""
 
-    __slots__ = ("_notify", "is_noop")
+    __slots__ = ("_wakeup", "is_noop")
 
-    def __init__(self, notify: Callable[[], None]) -> None:
+    def __init__(self, wakeup: Wakeup) -> None:
         super().__init__()
         self.is_noop = False
-        self._notify = notify
+        self._wakeup = wakeup
 
     def mark_appended(self, place: PublishAck | None = None) -> None:
         """See `Receipt`."""
         self.is_noop = place is None
         super().mark_appended(place)
-        self._notify()
+        self._wakeup.notify()
 
     def _finish(self) -> None:
         super()._finish()
-        self._notify()
+        self._wakeup.notify()
 
 
 class _UnackedBatch(NamedTuple):
@@ -81,28 +81,32 @@ class _UnackedBatch(NamedTuple):
     progress: Progress
 
 
-class JobPublisher:
-    """Publishes one job at a time. `use_reserve`: writes a small file, even if the disk is full."""
+class ProgressListener(Protocol):
+    """Learns how far a job is published."""
 
-    def __init__(
-        self, internals: Internals, files: JobFiles, use_reserve: Callable[[Callable[[], None]], None]
-    ) -> None:
-        self._internals = internals
+    def note_progress(self, progress: Progress) -> None:
+        """Note the progress; after a log failure, it may have gone back."""
+
+
+class JobPublisher:
+    """Publishes one job at a time."""
+
+    def __init__(self, partition: Partition, files: JobFiles) -> None:
+        self._partition = partition
         self._files = files
-        self._use_reserve = use_reserve
-        self._threads = internals.partition.world.new_threads()
+        self._threads = partition.world.new_threads()
         self._wakeup = Wakeup()
 
     async def write(self, write_file: Callable[[], None]) -> None:
-        """Write a small file on the thread. Raises OSError."""
-        await self._threads.run(partial(self._use_reserve, write_file))
+        """Write a small file on the thread, even if the disk is full. Raises OSError."""
+        await self._threads.run(partial(self._partition.log.write_small, write_file))
 
-    async def publish(self, decision: JobDecision, on_progress: Callable[[Progress], None]) -> None:
-        """Publish the rest of a job; `on_progress` gets its progress. Returns once all is on stable storage.
+    async def publish(self, decision: JobDecision, listener: ProgressListener) -> None:
+        """Publish the rest of a job; `listener` gets its progress. Returns once all is on stable storage.
 
         Raises OSError if the disk fails: call it again, with the latest progress.
         """
-        publication, last_code = _Publication(self, self._internals, decision, on_progress), None
+        publication, last_code = _Publication(self, self._partition, decision, listener), None
         while True:
             try:
                 await self._publish_parts(publication)
@@ -143,11 +147,9 @@ class JobPublisher:
 
     async def offer(self, batch: Batch, sender: Sender) -> _BatchReceipt:
         """Offer a batch to the pipeline, and wait until it is appended, or will not be."""
-        receipt = _BatchReceipt(self._wakeup.notify)
-        with self._internals.partition.tick_callbacks:
-            self._internals.partition.pipeline.offer(
-                SequencedBatch(batch, sender, receipt), self._internals.partition.world.clock.now()
-            )
+        receipt, partition = _BatchReceipt(self._wakeup), self._partition
+        with partition.tick_callbacks:
+            partition.pipeline.offer(SequencedBatch(batch, sender, receipt), partition.world.clock.now())
         while not (receipt.done or receipt.state is OfferState.APPENDED):
             await self._wakeup.wait()
         return receipt
@@ -164,17 +166,17 @@ class _Publication:
     def __init__(
         self,
         publisher: JobPublisher,
-        internals: Internals,
+        partition: Partition,
         decision: JobDecision,
-        on_progress: Callable[[Progress], None],
+        listener: ProgressListener,
     ) -> None:
         self.decision = decision
         self.progress = self._stored = decision.progress
         self._publisher = publisher
-        self._internals = internals
-        self._pipeline = internals.partition.pipeline
-        self._on_progress = on_progress
-        self._stored_at = internals.partition.world.clock.now()
+        self._pipeline = partition.pipeline
+        self._clock = partition.world.clock
+        self._listener = listener
+        self._stored_at = self._clock.now()
         self._unacked: deque[_UnackedBatch] = deque()
         self._unacked_bytes = 0
         self._epochs: dict[int, int] = {}
@@ -398,12 +400,12 @@ class _Publication:
             self._unacked.popleft()
             self._unacked_bytes -= size
             self._set_progress(progress)
-        if self._internals.partition.world.clock.now() - self._stored_at >= PROGRESS_INTERVAL_S:
+        if self._clock.now() - self._stored_at >= PROGRESS_INTERVAL_S:
             await self.store_progress()
 
     def _set_progress(self, progress: Progress) -> None:
         self.progress = progress
-        self._on_progress(progress)
+        self._listener.note_progress(progress)
 
     def rewind(self, refused: Refused) -> None:
         """Go back to the acknowledged progress; after a log failure, to the stored one.
@@ -435,7 +437,7 @@ class _Publication:
         if failures:
             raise failures[0]
         await self._publisher.write_progress(self.decision.job, progress)
-        self._stored, self._stored_at = progress, self._internals.partition.world.clock.now()
+        self._stored, self._stored_at = progress, self._clock.now()
 
     # --- origins
 
@@ -443,7 +445,7 @@ class _Publication:
         """Return the producer epoch of an origin, which is claimed first if necessary. Raises Refused."""
         epoch = self._epochs.get(origin)
         if epoch is None:
-            now = self._internals.partition.world.clock.now()
+            now = self._clock.now()
             (grant,) = self._pipeline.claim([OriginClaim(origin, 0)], self.decision.owner, now, bounded=False)
             epoch = self._epochs[origin] = grant.epoch
         return epoch

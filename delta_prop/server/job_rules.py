@@ -13,7 +13,7 @@ from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
     from delta_prop.partition.pipeline import Pipeline
-    from delta_prop.server.jobs import Job
+    from delta_prop.server.job_table import Job
     from delta_prop.server.staging import Attempt
     from delta_prop_wire.frames import Decide, StagedPart
 

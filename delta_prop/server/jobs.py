@@ -8,34 +8,32 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 
 from delta_prop.platform.tick_callbacks import Wakeup
-from delta_prop.server.job_files import JobDecision, JobFiles, Progress, job_to_json, stem_of
+from delta_prop.server.job_files import JobDecision, JobFiles, Progress, job_to_json
 from delta_prop.server.job_publishing import JobPublisher
 from delta_prop.server.job_rules import (
     JOB_BYTES_MAX,
     already_decided,
-    check_owner,
     find_abortable,
     job_aborted,
     job_expired,
-    jobs_not_loaded,
     jobs_unsupported,
     limit_reached,
     make_decision,
-    no_capacity,
-    staging_backlogged,
     unknown_job,
     write_failed,
 )
-from delta_prop.server.part_file import PartHead, path_of
+from delta_prop.server.job_table import Job, JobTable
+from delta_prop.server.part_file import PartHead
 from delta_prop.server.part_writing import close_files, write_parts
-from delta_prop.server.staging import Attempt
+from delta_prop.server.staging_capacity import StagingCapacity
 from delta_prop_wire.bounds import check_name
 from delta_prop_wire.delta import Source
 from delta_prop_wire.errors import InvalidDelta, Refused
@@ -45,11 +43,11 @@ from delta_prop_wire.spec import ErrorCode
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from delta_prop.api.internals import Internals
     from delta_prop.calls.receipt import Receipt
+    from delta_prop.partition.partition import Partition
     from delta_prop.server.counters import JobCounts
-    from delta_prop.server.job_files import FoundPart, JobCorrupted
     from delta_prop.server.settings import ServerSettings
+    from delta_prop.server.staging import Attempt
     from delta_prop_broker.log_clock import LogClock
     from delta_prop_wire.batch import Batch
     from delta_prop_wire.frames import Decide, JobPart
@@ -61,10 +59,6 @@ logger = logging.getLogger("delta_prop.server")
 FEATURE = "jobs"
 NAMES_MAX = 10_000
 """Maximum finished jobs whose names are remembered; beyond it, the oldest is forgotten early."""
-ATTEMPTS_MAX = 100_000
-"""Maximum attempts of parts without a decision, and of committed parts that are not published yet."""
-UNWRITTEN_BYTES_MAX = 64 * 1024 * 1024
-"""Maximum bytes that may wait for the disk, over all connections."""
 LISTED_ROWS_BYTES_MAX, ROW_OVERHEAD_BYTES = 1024 * 1024, 100
 """Maximum bytes of refused rows in a list of all jobs; bytes that a row counts besides its id and reason."""
 POLL_MAX_S = 60.0
@@ -73,43 +67,27 @@ RETRY_S = 5.0
 """Wait after a disk failure."""
 
 
-@dataclass(slots=True, eq=False)
-class Job:
-    """One job. `attempts`: by the numbers of part and attempt.
-
-    `touched_us`: when its last batch was staged or it was decided, in the log's seen time.
-    """
-
-    name: str
-    owner: str
-    touched_us: int
-    attempts: dict[tuple[int, int], Attempt] = field(default_factory=dict)
-    decision: JobDecision | None = None
-    is_deciding: bool = False
-
-    @property
-    def staged_deltas(self) -> int:
-        """Number of deltas on disk without a decision, of all attempts."""
-        return sum(attempt.stored_deltas for attempt in self.attempts.values())
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of its parts on disk."""
-        if self.decision is not None:
-            return self.decision.bytes
-        return sum(attempt.bytes for attempt in self.attempts.values())
-
-    def status(self) -> JobStatus:
-        """Return its status for clients."""
-        if self.decision is None:
-            return JobStatus(JobState.STAGING, self.staged_deltas)
-        return self.decision.status()
-
-
 class _DecideRequest(NamedTuple):
     request: Decide
     owner: str
     on_outcome: OutcomeCallback
+
+
+class _RunningJob:
+    """A job that is being published. `progress`: the latest one."""
+
+    def __init__(self, job: Job, decision: JobDecision, counts: JobCounts) -> None:
+        self.progress = decision.progress
+        self._job = job
+        self._decision = decision
+        self._counts = counts
+        self._counted = decision.progress
+
+    def note_progress(self, progress: Progress) -> None:
+        """See `ProgressListener`."""
+        self.progress = progress
+        self._job.decision = replace(self._decision, progress=progress)
+        self._counted = self._counts.add_progress(self._counted, progress)
 
 
 class Jobs:
@@ -119,34 +97,27 @@ class Jobs:
     decisions are refused.
     """
 
-    def __init__(self, internals: Internals, settings: ServerSettings, counts: JobCounts) -> None:
-        self.counts = counts
-        self._internals = internals
+    def __init__(self, partition: Partition, settings: ServerSettings) -> None:
+        self._partition = partition
         self._settings = settings
-        self._files = None if internals.partition.disk is None else JobFiles(internals.partition.disk)
-        self._threads = internals.partition.world.new_threads()
-        self._jobs: dict[str, Job] = {}
-        self._corrupted: dict[str, JobCorrupted] = {}  # decisions, by the stem of their files
-        self._is_loaded = False
+        self._files = None if partition.disk is None else JobFiles(partition.disk)
+        self._threads = partition.world.new_threads()
+        self._table = JobTable()
+        self._capacity = StagingCapacity(partition.storage, staged_bytes_max=settings.staged_bytes_max)
         self._dirty: dict[Attempt, None] = {}  # with batches to write, or a file to close
         self._decide_requests: deque[_DecideRequest] = deque()
-        self._attempt_count = 0
-        self._free_bytes = self._unwritten_bytes = 0  # on the disk, when last checked; waiting for the disk
-        self._must_check_disk = False
         self._wakeup, self._publish_wakeup = Wakeup(), Wakeup()
+
+    @property
+    def counts(self) -> JobCounts:
+        """The counts of jobs."""
+        return self._table.counts
 
     def _find_job(self, name: str, owner: str) -> Job | None:
         """Return a job; None if it is unknown. Raises Refused."""
         if self._files is None:
             raise jobs_unsupported()
-        if not self._is_loaded:
-            raise jobs_not_loaded()
-        if (corrupted := self._corrupted.get(stem_of(name))) is not None:
-            raise Refused(ErrorCode.PROCESSING_FAILED, str(corrupted))
-        job = self._jobs.get(name)
-        if job is not None:
-            check_owner(job, owner)
-        return job
+        return self._table.find(name, owner)
 
     def _start_job(self, name: str, owner: str) -> Job:
         try:
@@ -155,8 +126,8 @@ class Jobs:
             raise Refused(ErrorCode.BAD_REQUEST, error.message) from None
         if self.counts.active >= self._settings.jobs_max:
             raise limit_reached("jobs", self.counts.active, self._settings.jobs_max)
-        job = self._jobs[name] = Job(name, owner, self._clock.poll())
-        self._count_active()
+        job = Job(name, owner, self._clock.poll())
+        self._table.add(job)
         return job
 
     @property
@@ -175,51 +146,40 @@ class Jobs:
         job = self._find_job(part.job, owner)
         if job is not None and job.decision is not None:
             raise already_decided(job.name, job.decision.state)
-        key = part.part, part.attempt
-        attempt = None if job is None else job.attempts.get(key)
+        attempt = None if job is None else job.attempts.get((part.part, part.attempt))
         if attempt is None:
-            if self._attempt_count >= ATTEMPTS_MAX:
-                raise limit_reached("attempts of parts", self._attempt_count, ATTEMPTS_MAX)
+            self._table.check_attempts()
             job = job or self._start_job(part.job, owner)
-            path = path_of(stem_of(job.name), part.part, part.attempt)
             head = PartHead(job.name, part.part, part.attempt, 0, int(source), owner, self._clock.poll())
-            attempt = job.attempts[key] = Attempt(part.part, part.attempt, path, head)
-            self._attempt_count += 1
+            attempt = self._table.add_attempt(job, head)
         return attempt
 
     def stage_batch(self, attempt: Attempt, batch: Batch, receipt: Receipt) -> None:
         """Queue a batch of an attempt for the disk. Raises Refused."""
-        size, bound = batch.size, self._settings.staged_bytes_max
-        if self.counts.staged_bytes + size > bound:
-            raise no_capacity(f"{self.counts.staged_bytes} bytes of {bound} (staged_bytes_max) are staged")
-        if self._unwritten_bytes and self._unwritten_bytes + size > UNWRITTEN_BYTES_MAX:
-            raise staging_backlogged(self._unwritten_bytes, UNWRITTEN_BYTES_MAX)
-        if self._unwritten_bytes + size > self._free_bytes - self._spare_bytes:
-            self._must_check_disk = True
-            self._wakeup.notify()
-            raise no_capacity(f"{self._free_bytes} bytes are free, {self._spare_bytes} of them reserved")
-        job = self._jobs[attempt.head.job]
+        try:
+            self._capacity.check(batch.size, self.counts.staged_bytes)
+        except Refused:
+            if self._capacity.must_check_disk:
+                self._wakeup.notify()
+            raise
+        job = self._table.jobs[attempt.head.job]
         job.touched_us = self._clock.poll()
         attempt.add(batch, receipt)
-        self._unwritten_bytes += size
-        self._count_staged_bytes(attempt)
+        self._capacity.unwritten_bytes += batch.size
+        self._table.count_staged_bytes(attempt)
         self._dirty[attempt] = None
         self._wakeup.notify()
 
     def close_attempt(self, attempt: Attempt) -> None:
         """Note that the connection that staged an attempt is closed."""
-        job = self._jobs.get(attempt.head.job)
+        job = self._table.jobs.get(attempt.head.job)
         if (
             job is not None
             and attempt.holder is None
             and not attempt.taken_counter
             and attempt.refusal is None
         ):  # an attempt without deltas is forgotten
-            if job.attempts.pop((attempt.part, attempt.attempt), None) is not None:
-                self._attempt_count -= 1
-            if not job.attempts and job.decision is None:
-                del self._jobs[job.name]
-                self._count_active()
+            self._table.forget_attempt(attempt)
         self._dirty[attempt] = None  # so that the writer closes its file
         self._wakeup.notify()
 
@@ -237,7 +197,7 @@ class Jobs:
     def to_json(self) -> list[dict[str, Any]]:
         """Return each job as JSON; only the latest jobs have their refused rows, up to a limit of bytes."""
         rows, bytes_left = [], LISTED_ROWS_BYTES_MAX
-        for job in reversed(self._jobs.values()):
+        for job in reversed(self._table.jobs.values()):
             status = job.status()
             bytes_left -= sum(
                 ROW_OVERHEAD_BYTES + len(row.vector_id) + len(row.reason) for row in status.refused_rows
@@ -262,69 +222,47 @@ class Jobs:
                 tasks.start_soon(self._run_expiry, files)
         finally:
             with anyio.CancelScope(shield=True):
-                await self._threads.run(partial(close_files, self._all_attempts()))
+                await self._threads.run(partial(close_files, self._table.all_attempts()))
 
     async def _load(self, files: JobFiles) -> None:
         while True:
             try:
-                decisions, self._corrupted = await self._threads.run(files.read_decisions)
-                parts = await self._threads.run(partial(files.read_staged, decisions, self._corrupted))
-                self._free_bytes = await self._threads.run(files.disk.free_bytes)
+                decisions, corrupted = await self._threads.run(files.read_decisions)
+                parts = await self._threads.run(partial(files.read_staged, decisions, corrupted))
+                self._capacity.note_free(await self._threads.run(files.disk.free_bytes))
                 break
             except OSError as error:
                 logger.warning("staged parts of jobs cannot be read: %s: retrying", error)
                 await anyio.sleep(RETRY_S)
-        for corrupted in self._corrupted.values():
-            logger.error("%s", corrupted)
-        for decision in decisions:
-            self._jobs[decision.job] = Job(
-                decision.job, decision.owner, self._clock.seen_us, decision=decision
-            )
-            self.counts.staged_bytes += decision.bytes
-            self._attempt_count += len(decision.parts)
-        for part in parts:
-            self._add_part(part)
-        self._count_active()
-        self._is_loaded = True
+        for job_error in corrupted.values():
+            logger.error("%s", job_error)
+        self._table.load(decisions, parts, corrupted, self._clock.seen_us)
         self._publish_wakeup.notify()
-
-    def _add_part(self, part: FoundPart) -> None:
-        head, key = part.head, (part.head.part, part.head.attempt)
-        begun_us = min(head.begun_us, self._clock.seen_us)  # a crash may have set seen time back
-        job = self._jobs.setdefault(head.job, Job(head.job, head.owner, begun_us))
-        job.touched_us = max(job.touched_us, begun_us)
-        path = path_of(stem_of(head.job), head.part, head.attempt)
-        attempt = job.attempts[key] = Attempt(head.part, head.attempt, path, head, part.end)
-        self._attempt_count += 1
-        self._count_staged_bytes(attempt)
 
     # --- writing
 
     async def _run_writer(self, files: JobFiles) -> None:
         while True:
             await self._wakeup.wait()
-            while self._dirty or self._decide_requests or self._must_check_disk:
+            while self._dirty or self._decide_requests or self._capacity.must_check_disk:
                 await self._write(files)
                 if self._decide_requests:
                     await self._decide(files, self._decide_requests.popleft())
 
     async def _write(self, files: JobFiles) -> None:
-        dirty, self._dirty, self._must_check_disk = list(self._dirty), {}, False
+        dirty, self._dirty, self._capacity.must_check_disk = list(self._dirty), {}, False
         work = [(attempt, attempt.take_pending()) for attempt in dirty]
-        taken_bytes = self._unwritten_bytes
+        taken_bytes = self._capacity.unwritten_bytes
         written = await self._threads.run(partial(write_parts, files, work))
-        self._unwritten_bytes -= taken_bytes
-        self._free_bytes = (
-            self._free_bytes - taken_bytes if written.free_bytes is None else written.free_bytes
-        )
-        with self._internals.partition.tick_callbacks:
+        self._capacity.note_written(taken_bytes, written.free_bytes)
+        with self._partition.tick_callbacks:
             for (attempt, batches), outcome in zip(work, written.outcomes, strict=True):
                 if isinstance(outcome, OSError):
                     attempt.on_failed(batches, write_failed(outcome))
                 elif batches:
                     attempt.on_written(batches, outcome)
                     self.counts.staged += sum(batch.count for batch, _ in batches)
-                self._count_staged_bytes(attempt)
+                self._table.count_staged_bytes(attempt)
 
     async def _decide(self, files: JobFiles, pending: _DecideRequest) -> None:
         try:
@@ -338,10 +276,8 @@ class Jobs:
             pending.on_outcome(refused)
 
     async def _commit(self, files: JobFiles, pending: _DecideRequest) -> JobStatus:
-        request, job = pending.request, self._jobs.get(pending.request.job)
-        decision = make_decision(
-            request, job, pending.owner, self._internals.partition.pipeline, self._clock.read()
-        )
+        request, job = pending.request, self._table.jobs.get(pending.request.job)
+        decision = make_decision(request, job, pending.owner, self._partition.pipeline, self._clock.read())
         if job is None or decision is None:  # no deltas: the name stays free for a job that has some
             return JobStatus(JobState.PUBLISHED)
         if job.decision is decision:
@@ -349,12 +285,12 @@ class Jobs:
         job.is_deciding = True  # so that it does not expire meanwhile
         try:
             await self._threads.run(
-                partial(self._internals.partition.log.write_small, partial(files.write_decision, decision))
+                partial(self._partition.log.write_small, partial(files.write_decision, decision))
             )
             job.decision, job.touched_us = decision, self._clock.seen_us
         finally:
             job.is_deciding = False
-        self._count_active()
+        self._table.count_active()
         committed = {(part.part, part.attempt) for part in decision.parts}
         try:
             await self._drop(files, job, already_decided(job.name, decision.state), committed)
@@ -365,11 +301,11 @@ class Jobs:
 
     async def _abort(self, files: JobFiles, pending: _DecideRequest) -> JobStatus:
         request = pending.request
-        job = find_abortable(request, self._jobs.get(request.job), pending.owner)
+        job = find_abortable(request, self._table.jobs.get(request.job), pending.owner)
         if job is not None:
             dropped = {key for key in job.attempts if request.run in (None, job_run_of(key[1]))}
             if len(dropped) == len(job.attempts):
-                del self._jobs[job.name]  # its name may be staged again at once
+                del self._table.jobs[job.name]  # its name may be staged again at once
             await self._drop(files, job, job_aborted(job.name), others=job.attempts.keys() - dropped)
         return JobStatus(JobState.ABORTED)
 
@@ -402,22 +338,22 @@ class Jobs:
         try:
             await self._threads.run(remove)
         except OSError:
-            attempts_left = self._jobs.setdefault(job.name, job).attempts
-            removed_by_key = {(attempt.part, attempt.attempt): attempt for attempt in removed}
+            attempts_left = self._table.jobs.setdefault(job.name, job).attempts
+            removed_by_key = {attempt.key: attempt for attempt in removed}
             attempts_left |= removed_by_key | attempts_left  # their files may still exist
             raise
         finally:
-            self._count_active()
-        self._attempt_count -= len(removed)
+            self._table.count_active()
+        self._table.attempt_count -= len(removed)
         self.counts.staged_bytes -= sum(attempt.counted_bytes for attempt in removed)
 
     # --- publishing
 
     async def _run_publisher(self, files: JobFiles) -> None:
-        publisher = JobPublisher(self._internals, files, self._internals.partition.log.write_small)
+        publisher = JobPublisher(self._partition, files)
         postponed: set[str] = set()
         while True:
-            committed = [job for job in self._jobs.values() if _is_committed(job)]
+            committed = [job for job in self._table.jobs.values() if job.is_committed]
             ready = [job for job in committed if job.name not in postponed]
             if not committed:
                 await self._publish_wakeup.wait()
@@ -425,7 +361,7 @@ class Jobs:
                 await anyio.sleep(RETRY_S)
                 postponed.clear()
             else:
-                job = min(ready, key=_decided_us)
+                job = min(ready, key=attrgetter("decided_us"))
                 try:
                     await self._publish_one(publisher, files, job)
                 except OSError as error:
@@ -440,20 +376,13 @@ class Jobs:
     async def _publish_one(self, publisher: JobPublisher, files: JobFiles, job: Job) -> None:
         decision = job.decision
         assert decision is not None
-        latest = counted = decision.progress
-
-        def on_progress(progress: Progress) -> None:
-            nonlocal latest, counted
-            latest = progress
-            job.decision = replace(decision, progress=progress)
-            counted = self.counts.add_progress(counted, progress)
-
-        await publisher.publish(decision, on_progress)
-        published = replace(decision, state=JobState.PUBLISHED, parts=(), progress=latest)
+        running = _RunningJob(job, decision, self.counts)
+        await publisher.publish(decision, running)
+        published = replace(decision, state=JobState.PUBLISHED, parts=(), progress=running.progress)
         await publisher.write(partial(files.write_decision, published))
         job.decision = published
-        self._attempt_count -= len(decision.parts)
-        self._count_active()
+        self._table.attempt_count -= len(decision.parts)
+        self._table.count_active()
         self.counts.staged_bytes -= decision.bytes
         await publisher.write(partial(files.remove_parts, decision))
 
@@ -464,20 +393,23 @@ class Jobs:
         settings = self._settings
         interval_s = min(settings.job_decision_timeout_s / 4, settings.job_name_retention_s / 4, POLL_MAX_S)
         while True:
-            seen_us, finished = self._clock.poll(), [job for job in self._jobs.values() if _is_finished(job)]
+            seen_us, finished = (
+                self._clock.poll(),
+                [job for job in self._table.jobs.values() if job.is_finished],
+            )
             retention_us = int(settings.job_name_retention_s * 1e6)
             excess = len(finished) - NAMES_MAX
-            for index, job in enumerate(sorted(finished, key=_decided_us)):
+            for index, job in enumerate(sorted(finished, key=attrgetter("decided_us"))):
                 if index < excess or seen_us - job.touched_us > retention_us:
                     await self._forget(files, job)
-            for job in [job for job in self._jobs.values() if job.decision is None]:
+            for job in [job for job in self._table.jobs.values() if job.decision is None]:
                 expired = seen_us - job.touched_us > settings.job_decision_timeout_s * 1e6
-                if expired and not job.is_deciding and self._jobs.get(job.name) is job:
+                if expired and not job.is_deciding and self._table.jobs.get(job.name) is job:
                     await self._expire(files, job)
             await anyio.sleep(interval_s)
 
     async def _expire(self, files: JobFiles, job: Job) -> None:
-        del self._jobs[job.name]
+        del self._table.jobs[job.name]
         try:
             await self._drop(files, job, job_expired(job.name))
         except OSError as error:
@@ -492,43 +424,13 @@ class Jobs:
         except OSError as error:
             logger.warning("the name of job %r will be forgotten later: %s", job.name, error)
         else:
-            del self._jobs[job.name]
+            del self._table.jobs[job.name]
 
     # --- helpers
 
     @property
     def _clock(self) -> LogClock:
         """The clock of the log: jobs age by it, as the log's deltas do."""
-        storage = self._internals.partition.storage
+        storage = self._partition.storage
         assert storage is not None, "jobs need a directory, so the log is durable"
         return storage.log.clock
-
-    @property
-    def _spare_bytes(self) -> int:
-        """Bytes that must stay free on the disk."""
-        storage = self._internals.partition.storage
-        return 0 if storage is None else storage.log.settings.free_bytes_min + storage.log.reserve.missing
-
-    def _count_active(self) -> None:
-        self.counts.active = sum(not _is_finished(job) for job in self._jobs.values())
-
-    def _count_staged_bytes(self, attempt: Attempt) -> None:
-        job = self._jobs.get(attempt.head.job)
-        if job is not None and job.attempts.get((attempt.part, attempt.attempt)) is attempt:
-            self.counts.staged_bytes += attempt.bytes - attempt.counted_bytes
-            attempt.counted_bytes = attempt.bytes
-
-    def _all_attempts(self) -> list[Attempt]:
-        return [attempt for job in self._jobs.values() for attempt in job.attempts.values()]
-
-
-def _is_committed(job: Job) -> bool:
-    return job.decision is not None and job.decision.state is JobState.COMMITTED
-
-
-def _is_finished(job: Job) -> bool:
-    return job.decision is not None and not _is_committed(job)
-
-
-def _decided_us(job: Job) -> int:
-    return 0 if job.decision is None else job.decision.decided_us

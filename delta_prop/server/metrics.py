@@ -298,11 +298,11 @@ class Metrics:
         yield from self._server_metrics()
 
     def _server_metrics(self) -> Iterator[Metric]:
-        counters = self._view.counters()
+        counters, job_counts = self._view.counters(), self._view.job_counts()
         if counters is None:
             return
         yield from _table_metrics(SERVER, (), [((), counters)])
-        yield from _table_metrics(JOBS, (), [((), counters.jobs)])
+        yield from _table_metrics(JOBS, (), [((), job_counts)])
         nacks = [((code,), count) for code, count in sorted(counters.nacks.items())]
         yield _make_metric(NACKS, "counter", "Refusals sent to clients, by code.", nacks, ("code",))
         rows = self._view.connections()

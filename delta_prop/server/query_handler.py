@@ -34,14 +34,16 @@ from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.topics import ALL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from anyio.abc import TaskGroup
 
-    from delta_prop.api.internals import Internals
     from delta_prop.api.transforms import VectorReader
+    from delta_prop.delivery.sink_manager import SinkManager
+    from delta_prop.server.answers import Answers
     from delta_prop.server.permissions import Permissions
     from delta_prop.server.server_context import ServerContext
+    from delta_prop_broker.log.contract import Log
     from delta_prop_wire.frames import OriginGrant, Request
 
 GET_TIMEOUT_S = 5.0
@@ -52,34 +54,31 @@ _STARTS = frozenset({StartAt.EARLIEST, StartAt.LATEST, StartAt.TIME})
 
 
 class QueryHandler:
-    """Answers the queries of one connection: calls `respond` or `refuse` with the number of the request."""
+    """Answers the queries of one connection. Call `start` first."""
 
-    def __init__(
-        self,
-        context: ServerContext,
-        respond: Callable[..., None],
-        refuse: Callable[[int, Request, Refused], None],
-    ) -> None:
+    def __init__(self, context: ServerContext, answers: Answers) -> None:
         self.pending = 0
         """Queries without an answer yet."""
         self._context = context
-        self._respond = respond
-        self._refuse = refuse
+        self._answers = answers
+        self._tasks: TaskGroup
 
-    def handle(
-        self, sequence: int, request: Request, permissions: Permissions | None, tasks: TaskGroup
-    ) -> None:
+    def start(self, tasks: TaskGroup) -> None:
+        """Answer queries that wait in tasks of this group."""
+        self._tasks = tasks
+
+    def handle(self, sequence: int, request: Request, permissions: Permissions | None) -> None:
         """Answer, at once or in a task. `permissions`: None before a hello. Raises Refused."""
         match request:
             case Get():
                 assert permissions is not None
                 self._check_capacity()
                 self.pending += 1
-                tasks.start_soon(self._handle_get, sequence, request, permissions)
+                self._tasks.start_soon(self._handle_get, sequence, request, permissions)
             case FindOffsets():
-                self._respond(sequence, find_offsets(request, self._context.internals))
+                self._answers.respond(sequence, find_offsets(request, self._context.partition.log))
             case Describe():
-                self._respond(sequence, describe(self._context))
+                self._answers.respond(sequence, describe(self._context))
             case UnknownRequest():
                 raise unknown_request(request)
 
@@ -94,19 +93,19 @@ class QueryHandler:
 
     async def _handle_get(self, sequence: int, request: Get, permissions: Permissions) -> None:
         try:
-            pages = await get_fact(request, self._context.internals, permissions)
+            pages = await get_fact(request, self._context, permissions)
         except Refused as refused:
-            self._refuse(sequence, request, refused)
+            self._answers.refuse_request(sequence, request, refused)
         else:
             for number, page in enumerate(pages, 1):
-                self._respond(sequence, page, more=number < len(pages))
+                self._answers.respond(sequence, page, more=number < len(pages))
         finally:
             self.pending -= 1
 
 
 def make_welcomes(context: ServerContext, grants: Sequence[OriginGrant]) -> list[Welcome]:
     """Return the pages of the answer to a hello."""
-    log, features = context.internals.partition.log, tuple(context.features)
+    log, features = context.partition.log, tuple(context.features)
     end = Cursor(log.log_id, log.epoch, log.high_watermark)
     starts = range(0, max(len(grants), 1), WATERMARKS_PER_PAGE)
     return [
@@ -117,7 +116,7 @@ def make_welcomes(context: ServerContext, grants: Sequence[OriginGrant]) -> list
 
 def describe(context: ServerContext) -> Description:
     """Describe the service: its one stream, and the requests that it supports."""
-    log = context.internals.partition.log
+    log = context.partition.log
     end = Cursor(log.log_id, log.epoch, log.high_watermark)
     stream = StreamDescription(DEFAULT_STREAM, STREAM_ID, (PartitionRange(PARTITION, log.start_offset, end),))
     return Description((stream,), known_requests(), tuple(context.features), log.ack_level)
@@ -139,10 +138,9 @@ def unknown_request(request: UnknownRequest) -> Refused:
     )
 
 
-def find_offsets(request: FindOffsets, internals: Internals) -> FoundOffsets:
+def find_offsets(request: FindOffsets, log: Log) -> FoundOffsets:
     """Find the offsets of starts in the log. Raises Refused."""
     check_partition(request.stream, request.partition)
-    log = internals.partition.log
     for start in request.starts:
         if start.kind not in _STARTS:
             raise Refused(
@@ -152,7 +150,7 @@ def find_offsets(request: FindOffsets, internals: Internals) -> FoundOffsets:
     return FoundOffsets(offsets, Cursor(log.log_id, log.epoch, log.high_watermark))
 
 
-async def get_fact(request: Get, internals: Internals, permissions: Permissions) -> list[Fact]:
+async def get_fact(request: Get, context: ServerContext, permissions: Permissions) -> list[Fact]:
     """Return the pages of a fact as of the log's present high watermark.
 
     Raises Refused (UNAUTHORIZED; BAD_REQUEST if no sink stores states; RATE_LIMITED if that sink lags too
@@ -160,18 +158,19 @@ async def get_fact(request: Get, internals: Internals, permissions: Permissions)
     """
     namespace = namespace_of(request.vector_id) if request.namespace is None else request.namespace
     permissions.check_read(namespace)
-    name, sink = _find_state_sink(internals)
-    offset = internals.partition.log.high_watermark
+    sinks = context.sinks
+    name, sink = _find_state_sink(sinks)
+    offset = context.partition.log.high_watermark
     try:
         with anyio.fail_after(GET_TIMEOUT_S):
-            await internals.sinks.wait([name], offset, offset, committed=False)
+            await sinks.wait([name], offset, offset, committed=False)
     except TimeoutError:
         raise Refused(
             ErrorCode.RATE_LIMITED,
             f"sink {name!r} has not reached offset {offset} within {GET_TIMEOUT_S:g} s: try again",
             retry_after_ms=_RETRY_MS,
         ) from None
-    held_offset = internals.sinks.feed(name).quarantine.first_offset_of((namespace, request.vector_id))
+    held_offset = sinks.feed(name).quarantine.first_offset_of((namespace, request.vector_id))
     if held_offset is not None:
         raise Refused(
             ErrorCode.PROCESSING_FAILED,
@@ -184,9 +183,9 @@ async def get_fact(request: Get, internals: Internals, permissions: Permissions)
     return list(_paginate(state, offset))
 
 
-def _find_state_sink(internals: Internals) -> tuple[str, VectorReader]:
+def _find_state_sink(sinks: SinkManager) -> tuple[str, VectorReader]:
     """Return the first attached sink that holds the states of all facts, after its name. Raises Refused."""
-    for name, runtime in internals.sinks.runtimes.items():
+    for name, runtime in sinks.runtimes.items():
         sink = runtime.sink
         if isinstance(sink, VectorHolder) and hasattr(sink, "get") and str(ALL) in runtime.context.topics:
             return name, cast("VectorReader", sink)

@@ -49,11 +49,15 @@ class SendChunk:
 
 
 class SendQueue:
-    """A FIFO queue. `waiting`: batches, each with its rows to send, None for all of them."""
+    """A FIFO queue. `waiting`: batches, each with its rows to send, None for all of them.
 
-    __slots__ = ("bytes", "delta_count", "waiting")
+    `bytes_max`: the bytes up to which batches are pushed into it; a batch that is alone may exceed them.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("bytes", "bytes_max", "delta_count", "waiting")
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
         self.delta_count = self.bytes = 0
         self.waiting: deque[tuple[LoggedBatch, Rows]] = deque()
 

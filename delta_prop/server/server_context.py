@@ -1,4 +1,4 @@
-"""The context that the connections of one server share: the propagator, access, limits and counters."""
+"""The context that the connections of one server share: the partition, access, limits and counters."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from delta_prop_wire.compression import available_codecs
 from delta_prop_wire.frames import OriginGrant, PressureLevel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from delta_prop.api.internals import Internals
+    from delta_prop.delivery.sink_manager import SinkManager
+    from delta_prop.partition.partition import Partition
+    from delta_prop.platform.ports import Clock
     from delta_prop.server.access import Access
     from delta_prop.server.audit import Audit
     from delta_prop.server.groups import Groups
@@ -24,10 +24,24 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, eq=False)
-class ServerContext:
-    """The shared context. `pressure_level`: the propagator's present one; `now`: monotonic seconds."""
+class ServicePressure:
+    """The present backpressure of the service; while it is STOP, producers get no credit back."""
 
-    internals: Internals
+    level: PressureLevel = PressureLevel.OK
+    _last_number: int = 0
+
+    def next_number(self) -> int:
+        """Return the number of the next report of backpressure."""
+        self._last_number += 1
+        return self._last_number
+
+
+@dataclass(slots=True, eq=False)
+class ServerContext:
+    """The shared context."""
+
+    partition: Partition
+    sinks: SinkManager
     settings: ServerSettings
     access: Access
     rate_limiter: RateLimiter
@@ -35,30 +49,23 @@ class ServerContext:
     groups: Groups
     receive_budget: ReceiveBudget
     jobs: Jobs
-    now: Callable[[], float]
     codecs: tuple[Compression, ...] = field(default_factory=available_codecs)
     counters: Counters = field(default_factory=Counters)
-    pressure_level: PressureLevel = PressureLevel.OK
-    _last_number: int = 0
+    pressure: ServicePressure = field(default_factory=ServicePressure)
 
     @property
-    def throttled(self) -> bool:
-        """True while the queue is so full that producers get no credit back."""
-        return self.pressure_level is PressureLevel.STOP
+    def clock(self) -> Clock:
+        """The clock of the partition's world."""
+        return self.partition.world.clock
 
     @property
     def features(self) -> tuple[str, ...]:
         """The optional features that this server supports."""
         return (*(codec.name.lower() for codec in self.codecs), *self.jobs.features)
 
-    def next_number(self) -> int:
-        """Return the next number for a frame that has none of its own."""
-        self._last_number += 1
-        return self._last_number
-
     def forwarder_grants(self) -> list[OriginGrant]:
         """Return each origin's epoch and watermark here, for a forwarder. Raises Refused (LOG_FAILED)."""
-        pipeline = self.internals.partition.pipeline
+        pipeline = self.partition.pipeline
         pipeline.check_running()
         grants = []
         for origin, watermark in pipeline.orderer.watermarks.items():

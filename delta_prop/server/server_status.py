@@ -8,11 +8,10 @@ from delta_prop.server.lags import lags_of
 from delta_prop.server.status_view import to_json_value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from delta_prop.api.propagator import Propagator
     from delta_prop.api.statistics import Statistics
-    from delta_prop.server.counters import Counters
+    from delta_prop.platform.ports import Clock
+    from delta_prop.server.counters import Counters, JobCounts
 
 STARTING = "it is starting"
 ENDING = "it is ending"
@@ -25,6 +24,11 @@ class ServiceView(Protocol):
     @property
     def counters(self) -> Counters | None:
         """Counters of its connections; None before it listens."""
+        ...
+
+    @property
+    def job_counts(self) -> JobCounts | None:
+        """Counts of its jobs; None before it listens."""
         ...
 
     @property
@@ -54,13 +58,13 @@ class ServerStatus:
     resets the propagator to None before it ends.
     """
 
-    def __init__(self, *, version: str, now: Callable[[], float] | None = None) -> None:
-        """`now`: returns monotonic seconds, for the uptime."""
+    def __init__(self, *, version: str, clock: Clock | None = None) -> None:
+        """`clock`: of the server's world, for the uptime."""
         self.propagator: Propagator | None = None
         self.service: ServiceView | None = None
         self._version = version
-        self._now = now
-        self._started_at = 0.0 if now is None else now()
+        self._clock = clock
+        self._started_at = 0.0 if clock is None else clock.now()
 
     def unready_reason(self) -> str | None:
         """Return None while deltas are accepted, else the reason why not."""
@@ -79,8 +83,8 @@ class ServerStatus:
         """Return the status of the server: its version, counters, log and connections."""
         reason, statistics = self.unready_reason(), self.statistics()
         fields: dict[str, Any] = {"version": self._version, "ready": reason is None, "reason": reason}
-        if self._now is not None:
-            fields["uptime_s"] = round(self._now() - self._started_at, 1)
+        if self._clock is not None:
+            fields["uptime_s"] = round(self._clock.now() - self._started_at, 1)
         if self.propagator is not None and statistics is not None:
             log = self.propagator.internals().partition.log
             fields |= {"log_id": log.log_id.hex(), "epoch": log.epoch}
@@ -93,7 +97,9 @@ class ServerStatus:
                 "groups": lags_of(self.groups(), "name"),
                 "subscribers": lags_of(self.connections(), "number"),
             }
-        fields |= {"server": to_json_value(self.counters()), "connections": to_json_value(self.connections())}
+        counters, job_counts = self.counters(), self.job_counts()
+        server = None if counters is None else to_json_value(counters) | {"jobs": to_json_value(job_counts)}
+        fields |= {"server": server, "connections": to_json_value(self.connections())}
         fields["groups"] = to_json_value(self.groups())
         return fields
 
@@ -115,6 +121,10 @@ class ServerStatus:
     def counters(self) -> Counters | None:
         """Return the counters of connections, if there are any."""
         return None if self.service is None else self.service.counters
+
+    def job_counts(self) -> JobCounts | None:
+        """Return the counts of jobs, if there are any."""
+        return None if self.service is None else self.service.job_counts
 
     def connections(self) -> list[dict[str, Any]]:
         """Return each connection."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from delta_prop.api.propagator import Propagator
     from delta_prop.delivery.backpressure.pacer import Pressure
     from delta_prop.platform.ports import Listener, Stream, Tls
+    from delta_prop.server.counters import JobCounts
 
 logger = logging.getLogger("delta_prop.server")
 
@@ -84,23 +85,24 @@ class Service:
     async def run(self, *, task_status: TaskStatus[Address] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serve until `stop` or cancellation; reports its address as started once it listens."""
         internals = self._propagator.internals()
-        network = internals.partition.world.network
+        partition = internals.partition
+        network = partition.world.network
         if network is None:
             raise UsageError("world: it has no network to listen on: give one that has")
-        self._group_threads = internals.partition.world.new_threads()
-        access = self._access or Access(internals.partition.world)
+        self._group_threads = partition.world.new_threads()
+        access = self._access or Access(partition.world)
         check_exposure(self.settings, access)
         counters = Counters()
         context = self._context = ServerContext(
-            internals=internals,
+            partition=partition,
+            sinks=internals.sinks,
             settings=self.settings,
             access=access,
             rate_limiter=RateLimiter(vector_rate=self.settings.vector_rate),
-            audit=Audit(internals.partition.world.clock.now),
-            groups=Groups(internals.partition.disk, internals.partition.log, internals.partition.world),
+            audit=Audit(partition.world.clock),
+            groups=Groups(partition.disk, partition.log, partition.world),
             receive_budget=ReceiveBudget(self.settings.receiving_bytes_max),
-            jobs=Jobs(internals, self.settings, counters.jobs),
-            now=internals.partition.world.clock.now,
+            jobs=Jobs(partition, self.settings),
             counters=counters,
         )
         access.on_change = self._check_tokens
@@ -147,13 +149,14 @@ class Service:
             await _refuse(stream, refused)
             return
         self._last_number += 1
-        handler = self._handlers[self._last_number] = ConnectionHandler(self._last_number, stream, context)
+        number = self._last_number
+        handler = self._handlers[number] = ConnectionHandler(number, stream, context)
         try:
             await handler.run()
         except Exception:  # a defect here must end only this connection
-            logger.exception("connection %d of %s failed", handler.number, handler.address)
+            logger.exception("connection %d of %s failed", number, stream.peer)
         finally:
-            del self._handlers[handler.number]
+            del self._handlers[number]
             self._connection_limiter.leave(stream.peer_host)
             if not self._handlers:
                 self._all_closed.set()
@@ -183,8 +186,8 @@ class Service:
         """Wait until all that was accepted is refused, or logged and visible; return the end of the log."""
         context = self._context
         assert context is not None
-        log, pipeline = context.internals.partition.log, context.internals.partition.pipeline
-        while any(handler.has_pending_outcomes for handler in self._handlers.values()):  # noqa: ASYNC110 - of many
+        log, pipeline = context.partition.log, context.partition.pipeline
+        while any(handler.dispatcher.has_pending_outcomes for handler in self._handlers.values()):  # noqa: ASYNC110 - of many
             await anyio.sleep(DRAIN_POLL_S)
         end = log.next_offset  # rows published from now on do not delay the end
         while log.high_watermark < end and pipeline.stop_refusal is None:  # noqa: ASYNC110 - moved by commits and recoveries
@@ -196,16 +199,17 @@ class Service:
     async def _run_checks(self) -> None:
         context = self._context
         assert context is not None
-        now = context.now()
+        now = context.clock.now()
         while True:
             due = now + CHECK_INTERVAL_S
             await anyio.sleep(CHECK_INTERVAL_S)
-            now = context.now()
+            now = context.clock.now()
             for handler in list(self._handlers.values()):
                 try:
-                    handler.run_checks(now, stalled_s=max(now - due, 0.0))
+                    handler.checks.run(now, stalled_s=max(now - due, 0.0))
                 except Exception:  # a defect here must end only this connection
-                    logger.exception("connection %d of %s failed", handler.number, handler.address)
+                    client = handler.client
+                    logger.exception("connection %d of %s failed", client.number, client.address)
                     handler.abort()
 
     async def _forward_pressure(self) -> None:
@@ -213,16 +217,16 @@ class Service:
         assert context is not None
         last_level = PressureLevel.OK
         async for pressure in self._propagator.pressure_changes():
-            context.pressure_level = pressure.level
+            context.pressure.level = pressure.level
             if pressure.level or last_level:
-                frame = _make_backpressure(pressure, context.next_number())
+                frame = _make_backpressure(pressure, context.pressure.next_number())
                 for handler in list(self._handlers.values()):
                     handler.send_pressure(frame)
             last_level = pressure.level
 
     def _check_tokens(self) -> None:
         for handler in list(self._handlers.values()):
-            handler.check_token()
+            handler.checks.check_token()
 
     # --- for operators
 
@@ -236,12 +240,17 @@ class Service:
         """True once it accepts nothing more."""
         return self._stopping.is_set()
 
+    @property
+    def job_counts(self) -> JobCounts | None:
+        """Counts of jobs; None before it listens."""
+        return None if self._context is None else self._context.jobs.counts
+
     def connections(self) -> list[dict[str, Any]]:
         """Return a snapshot of each connection."""
         if self._context is None:
             return []
         log, rows = (
-            self._context.internals.partition.log,
+            self._context.partition.log,
             [handler.statistics() for handler in self._handlers.values()],
         )
         return [row | lag_at(log, row["processed"]) for row in rows]
@@ -255,7 +264,7 @@ class Service:
         """Return a snapshot of each group, the absent ones as last read."""
         if self._context is None:
             return []
-        log, groups = self._context.internals.partition.log, self._context.groups.all_statistics()
+        log, groups = self._context.partition.log, self._context.groups.all_statistics()
         return [
             {
                 "name": name,

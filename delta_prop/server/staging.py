@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from delta_prop.calls.argument_checks import check_batch
 from delta_prop.calls.outcomes import PublishAck
 from delta_prop.calls.refusals import overlap
+from delta_prop.partition.ingest.work import Sender
+from delta_prop.server.outcome_collector import OutcomeCollector
 from delta_prop.server.partitions import check_origin
 from delta_prop.server.produce_handler import ProduceHandler
+from delta_prop.server.publish_checks import PublishChecks
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.frames import BatchFrame, OriginGrant
@@ -20,17 +23,18 @@ from delta_prop_wire.layout import Column
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from delta_prop.calls.receipt import Receipt
+    from delta_prop.server.answers import Answers
+    from delta_prop.server.connected_client import ConnectedClient
     from delta_prop.server.part_file import PartHead, PartPosition
-    from delta_prop.server.permissions import Permissions
     from delta_prop.server.server_context import ServerContext
     from delta_prop_broker.disk import File
     from delta_prop_wire.batch import Batch
     from delta_prop_wire.delta import Source
     from delta_prop_wire.frame_runs import FrameRun
-    from delta_prop_wire.frames import Ack, DeltaFrame, Hello, JobPart, Nack, OriginClaim
+    from delta_prop_wire.frames import DeltaFrame, Hello, JobPart, OriginClaim
 
 _GAP_RETRY_MS = 10
 _UNSTAGEABLE = {
@@ -51,11 +55,7 @@ class Attempt:
     it; None once its connection has closed.
     """
 
-    def __init__(
-        self, part: int, attempt: int, path: str, head: PartHead, synced_position: PartPosition | None = None
-    ) -> None:
-        self.part = part
-        self.attempt = attempt
+    def __init__(self, path: str, head: PartHead, synced_position: PartPosition | None = None) -> None:
         self.path = path
         self.head = head
         self.synced_position = synced_position
@@ -67,6 +67,11 @@ class Attempt:
         self.refusal: Refused | None = None
         self.holder: object = None
         self.counted_bytes = 0  # counted against the limit of all jobs
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The numbers of its part and of itself."""
+        return self.head.part, self.head.attempt
 
     @property
     def stored_deltas(self) -> int:
@@ -135,6 +140,8 @@ class StagingArea(Protocol):
 class StagingHandler(ProduceHandler):
     """The deltas of one attempt. Call `stage` before the other methods."""
 
+    is_throttled = False  # staging does not depend on the pipeline's queue
+
     def stage(self, part: JobPart, jobs: StagingArea) -> None:
         """Begin to stage an attempt, and fence other connections that stage it. Raises Refused."""
         self._jobs = jobs
@@ -151,7 +158,7 @@ class StagingHandler(ProduceHandler):
             if attempt.taken_counter and claim.origin != attempt.head.origin:
                 raise Refused(
                     ErrorCode.BAD_REQUEST,
-                    f"attempt {attempt.attempt} of part {attempt.part}: it has deltas of origin "
+                    f"attempt {attempt.head.attempt} of part {attempt.head.part}: it has deltas of origin "
                     f"{attempt.head.origin:016x}, not of {claim.origin:016x}: use one producer and one "
                     "priority for each part",
                 )
@@ -170,7 +177,7 @@ class StagingHandler(ProduceHandler):
     def handle_batch(self, frame: BatchFrame, size: int) -> None:
         """Stage a batch."""
         batch, attempt = frame.batch, self._attempt
-        entry = self._open_frame(frame.sequence, batch.count, size, is_ack_wanted=frame.ack_wanted)
+        entry = self.outcomes.open(frame.sequence, batch.count, size, is_ack_wanted=frame.ack_wanted)
         self._counters.deltas_in += batch.count
         try:
             if attempt.refusal is not None:
@@ -191,14 +198,9 @@ class StagingHandler(ProduceHandler):
 
     def handle_delta(self, frame: DeltaFrame, size: int) -> None:
         """Refuse a single delta: only batches are staged."""
-        entry = self._open_frame(frame.sequence, 1, size, is_ack_wanted=frame.ack_wanted)
+        entry = self.outcomes.open(frame.sequence, 1, size, is_ack_wanted=frame.ack_wanted)
         text = "a Delta frame cannot be staged for a job: send Batch frames, of one row if need be"
         entry.refuse(Refused(ErrorCode.BAD_REQUEST, text))
-
-    def take_answers(self, *, throttled: bool) -> Sequence[Ack | Nack]:
-        """See `ProduceHandler`. Staging does not depend on the pipeline's queue, so it is not throttled."""
-        del throttled
-        return super().take_answers(throttled=False)
 
     def close(self) -> None:
         """See `ProduceHandler`."""
@@ -226,7 +228,7 @@ class StagingHandler(ProduceHandler):
             raise overlap(batch, taken)
         if batch.base > taken + 1:
             raise _gap_error(batch, taken)
-        self._check(batch)
+        self._checks.check_batch(batch, is_forwarded=False)
         queue = self._pipeline.queue
         if batch.count > queue.capacity_deltas or batch.size > queue.capacity_bytes:
             raise Refused(
@@ -274,8 +276,8 @@ def _gap_error(batch: Batch, taken: int) -> Refused:
 def _fenced_error(attempt: Attempt) -> Refused:
     return Refused(
         ErrorCode.FENCED,
-        f"attempt {attempt.attempt} of part {attempt.part} is now staged by another connection: stop this "
-        "one, or give each attempt a number of its own",
+        f"attempt {attempt.head.attempt} of part {attempt.head.part} is now staged by another connection: "
+        "stop this one, or give each attempt a number of its own",
         details={"origin": attempt.head.origin, "epoch": 0},
     )
 
@@ -289,21 +291,22 @@ def _failed_part_error(refused: Refused) -> Refused:
 
 
 def make_produce_handler(
-    context: ServerContext, permissions: Permissions, hello: Hello, notify: Callable[[], None], address: str
+    context: ServerContext, client: ConnectedClient, hello: Hello, answers: Answers
 ) -> ProduceHandler:
     """Make the handler of a connection's deltas after this hello: one for the pipeline, or one for a job.
 
     Raises Refused.
     """
-    arguments = context.internals, context.settings, permissions, hello.source
-    options: dict[str, Any] = {
-        "rate_limiter": context.rate_limiter,
-        "counters": context.counters,
-        "notify": notify,
-        "audit": lambda refused: context.audit.record_refusal(address, permissions, "DATA", refused),
-    }
+    permissions, settings = client.rights, context.settings
+    checks = PublishChecks(
+        permissions, context.rate_limiter, context.clock, clock_entries_max=settings.clock_entries_max
+    )
+    outcomes = OutcomeCollector(answers.writer, context.counters, answers.refusals)
+    can_split = hello.splits and hello.job is None
+    sender = Sender(owner=permissions.name, source=hello.source, can_split=can_split)
+    parts: dict[str, Any] = {"checks": checks, "outcomes": outcomes, "counters": context.counters}
     if hello.job is None:
-        return ProduceHandler(*arguments, **options, can_split=hello.splits)
-    staging = StagingHandler(*arguments, **options)
+        return ProduceHandler(context.partition, settings, sender, **parts)
+    staging = StagingHandler(context.partition, settings, sender, **parts)
     staging.stage(hello.job, context.jobs)
     return staging

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from delta_prop.api.statistics import Statistics
-    from delta_prop.server.counters import Counters
+    from delta_prop.server.counters import Counters, JobCounts
 
 
 class StatusView(Protocol):
@@ -37,6 +37,10 @@ class StatusView(Protocol):
 
     def counters(self) -> Counters | None:
         """Return the counters of connections; None while none are accepted."""
+        ...
+
+    def job_counts(self) -> JobCounts | None:
+        """Return the counts of jobs; None while no connections are accepted."""
         ...
 
     def connections(self) -> list[dict[str, Any]]:

@@ -16,9 +16,8 @@ from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.topics import TopicKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from delta_prop.delivery.routing_table import Rows
+    from delta_prop.server.permissions import Permissions
     from delta_prop_wire.batch import Batch, LoggedBatch
     from delta_prop_wire.delta import Priority, Source
     from delta_prop_wire.frames import Filter, Subscription
@@ -30,17 +29,17 @@ TOPICS_MAX = 4_096
 
 
 class SubscriptionSet:
-    """Subscriptions by number. `can_read`: returns True for a readable namespace; None if all are.
+    """Subscriptions by number, of a client with these permissions.
 
     `topics`: those of all subscriptions. `wants_all`: True if every row of every batch is sent.
     `is_narrowing`: True if `narrow` may leave rows out.
     """
 
-    def __init__(self, can_read: Callable[[str], bool] | None = None) -> None:
+    def __init__(self, permissions: Permissions) -> None:
         self.topics: tuple[Topic, ...] = ()
         self.wants_all = False
-        self.is_narrowing = can_read is not None
-        self._can_read = can_read
+        self._can_read = permissions.read_filter
+        self.is_narrowing = self._can_read is not None
         self._requests: dict[int, Subscription] = {}
         self._has_filters = False
         # a target is a set of subscriptions by number: those whose filters let a batch through

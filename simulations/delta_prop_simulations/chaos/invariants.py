@@ -164,20 +164,22 @@ def check_credit(who: str, credit: tuple[int, int, int], granted: int) -> None:
 
 def check_connection(node: str, handler: ConnectionHandler) -> None:
     """Check one connection: the producer's credit is conserved, the subscriber's queue is bounded."""
-    who = f"{node}, connection {handler.number}"
-    producer, consumer, connection = handler.produce_handler, handler.consumer_session, handler._connection
+    who = f"{node}, connection {handler.client.number}"
+    producer, consumer = handler.dispatcher.produce_handler, handler.deliveries.session
+    connection = handler.connection
     if producer is not None and connection.phase.name == "OPEN" and not connection.receive_window._unbounded:
-        unsettled = [entry for entry in producer._pending if not entry.done]
-        settings, window = producer._settings, connection.receive_window
-        credit = (window._deltas, sum(entry.count for entry in unsettled), producer._owed_deltas)
+        outcomes = producer.outcomes
+        unsettled = [entry for entry in outcomes.pending if not entry.done]
+        settings, window = handler._context.settings, connection.receive_window
+        credit = (window._deltas, sum(entry.count for entry in unsettled), outcomes.owed_deltas)
         check_credit(f"{who}, deltas", credit, settings.producer_deltas_credit)
-        credit = (window._bytes, sum(entry.size for entry in unsettled), producer._owed_bytes)
+        credit = (window._bytes, sum(entry.size for entry in unsettled), outcomes.owed_bytes)
         check_credit(f"{who}, bytes", credit, settings.producer_bytes_credit)
     if consumer is not None and len(consumer._queue.waiting) > 1:  # the last batch may exceed the bound
         queue = consumer._queue
         last_bytes = queue.waiting[-1][0].batch.size
         without_last = queue.bytes - BATCH_OVERHEAD_BYTES * len(queue.waiting) - last_bytes
-        check_bound(who, "bytes to send", without_last, consumer._settings.subscriber_bytes_max)
+        check_bound(who, "bytes to send", without_last, queue.bytes_max)
 
 
 def _check_capacity(who: str, feed: Feed) -> None:

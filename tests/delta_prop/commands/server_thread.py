@@ -54,7 +54,7 @@ def served(
         world = real_world()
         assert world.network is not None
         access = Access(world, None if tokens is None else lambda: tokens)
-        server_status = ServerStatus(version="1.2.3", now=world.clock.now)
+        server_status = ServerStatus(version="1.2.3", clock=world.clock)
         async with anyio.create_task_group() as tasks, Propagator(data=data, world=world) as propagator:
             await propagator.attach(CacheSink())
             service = Service(

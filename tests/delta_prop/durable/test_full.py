@@ -51,7 +51,7 @@ class Site:
         self.world: World = virtual_world(1, disk=self.disk, network=network)
         self.client_world = virtual_world(2, network=network.at("client"))
         self.propagator = Propagator(settings, data="facts", log=log, world=self.world)
-        self.server_status = ServerStatus(version="1", now=self.world.clock.now)
+        self.server_status = ServerStatus(version="1", clock=self.world.clock)
 
     def nack_count(self) -> int:
         counters = self.server_status.counters()

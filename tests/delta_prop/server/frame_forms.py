@@ -14,15 +14,22 @@ from typing import Any, cast
 
 import msgpack
 
+from delta_prop.partition.ingest.work import Sender
+from delta_prop.platform.tick_callbacks import Wakeup
+from delta_prop.server.audit import Audit
+from delta_prop.server.connected_client import ConnectedClient
 from delta_prop.server.counters import Counters
 from delta_prop.server.limits import RateLimiter
+from delta_prop.server.outcome_collector import OutcomeCollector
 from delta_prop.server.permissions import ALL_PERMISSIONS, Permissions
 from delta_prop.server.produce_handler import ProduceHandler
+from delta_prop.server.publish_checks import PublishChecks
+from delta_prop.server.refusal_log import RefusalLog
 from delta_prop.server.settings import ServerSettings
 from delta_prop_wire.codec import NEED_BYTES, encode
 from delta_prop_wire.connection import Connection
 from delta_prop_wire.control_rows import refused_code
-from delta_prop_wire.delta import Delta, Kind, Priority, Source, create, make_origin
+from delta_prop_wire.delta import Delta, Kind, Priority, create, make_origin
 from delta_prop_wire.encode import assemble, encode_batch
 from delta_prop_wire.errors import ProtocolError
 from delta_prop_wire.frames import (
@@ -235,16 +242,21 @@ class Server:
         partition = SimpleNamespace(
             pipeline=self.bench.pipeline, log=self.bench.log, world=SimpleNamespace(clock=clock)
         )
-        internals = SimpleNamespace(partition=partition)
+        settings, counters = settings or ServerSettings(), Counters()
+        client = ConnectedClient(1, "host:1", permissions=permissions)
+        refusals = RefusalLog(client, counters, Audit(cast("Any", clock)))
         self.handler = ProduceHandler(
-            cast("Any", internals),
-            settings or ServerSettings(),
-            permissions,
-            Source.LOCAL,
-            rate_limiter=RateLimiter(),
-            counters=Counters(),
-            notify=lambda: None,
-            audit=lambda _refused: None,
+            cast("Any", partition),
+            settings,
+            Sender(permissions.name),
+            checks=PublishChecks(
+                permissions,
+                RateLimiter(),
+                cast("Any", clock),
+                clock_entries_max=settings.clock_entries_max,
+            ),
+            outcomes=OutcomeCollector(Wakeup(), counters, refusals),
+            counters=counters,
         )
         self.handler.claim([OriginClaim(origin) for origin in (ORIGIN, SECOND, OTHER)])
         self._connection = Connection(Role.SERVER)
@@ -276,11 +288,11 @@ class Server:
         return self._answer()
 
     def _answer(self) -> Answer:
-        answers = self.handler.take_answers(throttled=False)
+        answers = self.handler.outcomes.take_answers(throttled=False)
         (nack,) = [answer for answer in answers if isinstance(answer, Nack)] or [None]
         if nack is None:
             return Answer(waits=not answers)
-        return Answer(nack.code, nack.field, nack.row, open=not self.handler.is_unauthorized)
+        return Answer(nack.code, nack.field, nack.row, open=not self.handler.outcomes.is_unauthorized)
 
     def answer_after_timeout(self) -> Answer:
         """Return the answer after all timeouts of waiting deltas."""

@@ -190,7 +190,7 @@ async def serve_virtual(
 
 async def wait_staged_read(site: Site) -> None:
     """Wait until the server has read the staged parts."""
-    while not site.jobs._is_loaded:  # noqa: ASYNC110
+    while not site.jobs._table.is_loaded:  # noqa: ASYNC110
         await anyio.sleep(0.01)
 
 

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from delta_prop.delivery.routing_table import RouteTarget, RoutingTable
+from delta_prop.server.connected_client import ConnectedClient
 from delta_prop.server.consumer_session import ConsumerSession
 from delta_prop.server.groups import Groups
+from delta_prop.server.permissions import Permissions
 from delta_prop.server.settings import ServerSettings
 from delta_prop.testing import virtual_world
 from delta_prop_broker.disk import FileRange
@@ -31,7 +33,7 @@ from delta_prop_wire.topics import Topic
 from tests.broker.durable import LOG_ID, commit, open_log
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from delta_prop.server.send_queue import SendChunk
     from delta_prop_wire.batch import Batch, LoggedBatch
@@ -64,6 +66,24 @@ def batch_of(deltas: list[Delta], base: int, priority: Priority = Priority.NORMA
     return encode_batch(deltas, origin=16, base=base, priority=priority, ack_level=AckLevel.MEMORY)
 
 
+@dataclass
+class FixedClock:
+    """A clock that stands still until a test sets it."""
+
+    seconds: float = 100.0
+
+    def now(self) -> float:
+        return self.seconds
+
+    def wall_us(self) -> int:
+        return 0
+
+
+def reader_of(scope: Collection[str] | None) -> Permissions:
+    """Return the permissions of a subscriber that may read these namespaces; None for all."""
+    return Permissions("reader", subscribe=True, namespaces=None if scope is None else tuple(scope))
+
+
 class FakeSinkManager:
     """The part of `SinkManager` that consumer sessions use."""
 
@@ -90,18 +110,14 @@ class FakeService:
     now: float = 100.0
     counter: int = 1
     """The counter of the next row."""
-    sinks: FakeSinkManager = field(default_factory=FakeSinkManager)
+    sinks: Any = field(default_factory=FakeSinkManager)
     appended: list[LoggedBatch] = field(default_factory=list)
     _not_visible: list[LoggedBatch] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.groups = Groups(self.disk, self.log, virtual_world())
-        self.internals: Any = SimpleNamespace(
-            partition=SimpleNamespace(
-                log=self.log, world=SimpleNamespace(clock=SimpleNamespace(now=lambda: self.now))
-            ),
-            sinks=self.sinks,
-        )
+        clock = SimpleNamespace(now=lambda: self.now)
+        self.partition: Any = SimpleNamespace(log=self.log, world=SimpleNamespace(clock=clock))
 
     @classmethod
     def on_disk(cls, log_settings: LogSettings = LARGE_LOG, **more: Any) -> FakeService:
@@ -161,7 +177,7 @@ class FakeSubscriber:
         service: FakeService,
         *,
         codecs: frozenset[int] = frozenset(),
-        can_read: Callable[[str], bool] | None = None,
+        scope: frozenset[str] | None = None,
         bytes_max: int | None = None,
         rows_max: int | None = None,
     ) -> None:
@@ -179,15 +195,16 @@ class FakeSubscriber:
         self.wake_at: float | None = None
         self.bytes_max = bytes_max or service.settings.send_bytes_max
         self.session = ConsumerSession(
-            service.internals,
+            service.partition,
+            service.sinks,
+            service.groups,
             settings=service.settings,
-            codecs=codecs,
-            can_read=can_read,
-            notify=self._notify,
-            groups=service.groups,
+            client=ConnectedClient(1, "host:1", permissions=reader_of(scope), codecs=codecs),
+            writer=self,
         )
 
-    def _notify(self) -> None:
+    def notify(self) -> None:
+        """See `Notifiable`."""
         self.notified = True
         self.notifications += 1
 

@@ -10,9 +10,10 @@ import pytest
 
 from delta_prop.server.audit import LINES_PER_WINDOW, WINDOWS_MAX, Audit, host_of
 from delta_prop.server.permissions import Permissions, Unauthorized
-from delta_prop.testing import run_virtual
+from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_wire.errors import ProtocolError, Refused
 from delta_prop_wire.spec import ErrorCode
+from tests.delta_prop.server.session_fakes import FixedClock
 
 PERMISSIONS = Permissions("ci")
 LIMITED = Refused(ErrorCode.RATE_LIMITED, "too much", retry_after_ms=5)
@@ -29,7 +30,7 @@ def fields_of(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def test_refusal_is_one_record_with_its_fields(caplog: pytest.LogCaptureFixture) -> None:
-    audit = Audit(lambda: 0.0)
+    audit = Audit(FixedClock())
     audit.record_refusal("10.0.0.7:51", PERMISSIONS, "BATCH", Unauthorized("the token may not publish"))
     audit.record_refusal("10.0.0.8:52", None, "SUBSCRIBE", ProtocolError(ErrorCode.BAD_FRAME, "no map"))
     first, second = caplog.records
@@ -53,7 +54,7 @@ def test_refusal_is_one_record_with_its_fields(caplog: pytest.LogCaptureFixture)
 
 
 def test_client_text_is_escaped_and_shortened(caplog: pytest.LogCaptureFixture) -> None:
-    audit = Audit(lambda: 0.0)
+    audit = Audit(FixedClock())
     refusal = Refused(ErrorCode.INVALID_DELTA, "a\nb\x1b[2J\u0085\ud800" + "x" * 1000)
     audit.record_refusal("10.0.0.7:51", None, "GET /\r\nHost: x", refusal)
     (record,) = caplog.records
@@ -65,7 +66,7 @@ def test_client_text_is_escaped_and_shortened(caplog: pytest.LogCaptureFixture) 
 
 def test_flood_is_summarized_and_hides_no_other_peer(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        audit = Audit(anyio.current_time)
+        audit = Audit(virtual_world().clock)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(audit.run)
             for port in range(1000):
@@ -92,10 +93,10 @@ def test_flood_is_summarized_and_hides_no_other_peer(caplog: pytest.LogCaptureFi
 
 
 def test_continuing_flood_is_summarized_each_window(caplog: pytest.LogCaptureFixture) -> None:
-    now = 0.0
-    audit = Audit(lambda: now)
+    clock = FixedClock()
+    audit = Audit(clock)
     for step in range(100):
-        now = step * 0.5
+        clock.seconds = step * 0.5
         audit.record_refusal("10.0.0.7:1", PERMISSIONS, "DELTA", LIMITED)
     counts = [getattr(record, "count", None) for record in caplog.records]
     assert counts == ([None] * 10 + [10]) * 4 + [None] * 10
@@ -103,7 +104,7 @@ def test_continuing_flood_is_summarized_each_window(caplog: pytest.LogCaptureFix
 
 def test_pending_count_is_written_at_shutdown(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        audit = Audit(anyio.current_time)
+        audit = Audit(virtual_world().clock)
         with anyio.move_on_after(2):
             for _ in range(LINES_PER_WINDOW + 5):
                 audit.record_refusal("10.0.0.7:1", PERMISSIONS, "DELTA", LIMITED)
@@ -114,7 +115,7 @@ def test_pending_count_is_written_at_shutdown(caplog: pytest.LogCaptureFixture) 
 
 
 def test_flood_from_many_hosts_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
-    audit = Audit(lambda: 0.0)
+    audit = Audit(FixedClock())
     for number in range(2 * WINDOWS_MAX):
         audit.record_refusal(f"10.{number >> 8}.{number & 255}.1:1", None, "SUBSCRIBE", LIMITED)
     assert len(caplog.records) == WINDOWS_MAX + LINES_PER_WINDOW

@@ -56,6 +56,10 @@ class FakeSource:
     ended: bool = False
     take_count: int = 0
 
+    @property
+    def deliveries(self) -> FakeSource:
+        return self
+
     def take_answers(self) -> list[Ack]:
         self.take_count += 1
         taken, self.frames = self.frames, []
@@ -78,10 +82,13 @@ class FakeSource:
 class WriterFixture:
     def __init__(self) -> None:
         self.tick, self.stream, self.source = TickCallbacks(anyio.current_time), FakeStream(), FakeSource()
-        internals = SimpleNamespace(partition=SimpleNamespace(tick_callbacks=self.tick))
+        partition = SimpleNamespace(tick_callbacks=self.tick)
         settings = SimpleNamespace(send_timeout_s=10)
         self.context: Any = SimpleNamespace(
-            now=anyio.current_time, internals=internals, counters=Counters(), settings=settings
+            clock=SimpleNamespace(now=anyio.current_time),
+            partition=partition,
+            counters=Counters(),
+            settings=settings,
         )
         connection: Any = SimpleNamespace(send=lambda ack: b"ack%d " % ack.sequence)
         stream: Any = self.stream

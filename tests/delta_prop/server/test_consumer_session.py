@@ -249,7 +249,7 @@ def test_filter_and_scope_narrow_the_topics() -> None:
     high, replicas, scoped = (
         FakeSubscriber(service),
         FakeSubscriber(service),
-        FakeSubscriber(service, can_read=SCOPE.__contains__),
+        FakeSubscriber(service, scope=SCOPE),
     )
     high.subscribe(subscription(filter=Filter(priorities=(Priority.HIGH,))))
     replicas.subscribe(subscription(filter=Filter(sources=(Source.REPLICA,))))

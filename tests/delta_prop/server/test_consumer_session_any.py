@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delta_prop.server import consumer_session
+from delta_prop.server import log_reader
 from delta_prop_broker.segments import sendfile
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import Delta, Priority, Source, create, delete, opaque
@@ -39,7 +39,7 @@ FILTERS = (None, None, Filter(sources=(Source.LOCAL,)), Filter(priorities=(Prior
 
 @pytest.fixture(autouse=True)
 def _small_sendfile_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumer_session, "RangeBounds", partial(sendfile.RangeBounds, bytes_min=2_000))
+    monkeypatch.setattr(log_reader, "RangeBounds", partial(sendfile.RangeBounds, bytes_min=2_000))
 
 
 @dataclass
@@ -136,7 +136,7 @@ class SubscriberRun:
         scope = self.scope
         self.subscriber = FakeSubscriber(
             self.service,
-            can_read=None if scope is None else scope.__contains__,
+            scope=scope,
             bytes_max=self.rng.choice([1, 500, 30_000]),
         )
         credit = self.rng.choice([None, None, Credit(5, 3_000), Credit(0, 0)])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from delta_prop.server import consumer_session
+from delta_prop.server import log_reader
 from delta_prop.server.settings import ServerSettings
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.segments import sendfile
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def _small_sendfile_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sendfile, "BYTES_MIN", 8_000)
-    monkeypatch.setattr(consumer_session, "RangeBounds", partial(sendfile.RangeBounds, bytes_min=8_000))
+    monkeypatch.setattr(log_reader, "RangeBounds", partial(sendfile.RangeBounds, bytes_min=8_000))
 
 
 def test_unfiltered_lagging_subscriber_gets_file_ranges() -> None:
@@ -53,8 +53,8 @@ def test_unfiltered_lagging_subscriber_gets_file_ranges() -> None:
     service.commit()
     subscriber.write_all()
     assert subscriber.received == expected_rows(service)
-    assert subscriber.session._sendfile_reader is not None
-    assert subscriber.session._sendfile_reader._opened is None, (
+    assert subscriber.session._reader._sendfile_reader is not None
+    assert subscriber.session._reader._sendfile_reader._opened is None, (
         "a subscriber that keeps up should hold no file"
     )
 
@@ -75,8 +75,10 @@ def test_range_size_follows_the_send_timeout() -> None:
         subscriber.write_all()
         assert subscriber.received == expected_rows(service)
         assert subscriber.chunk_kinds[-1] == "range"
-        assert subscriber.session._sendfile_reader is not None
-        assert subscriber.session._sendfile_reader._opened is None, "an idle subscriber should hold no file"
+        assert subscriber.session._reader._sendfile_reader is not None
+        assert subscriber.session._reader._sendfile_reader._opened is None, (
+            "an idle subscriber should hold no file"
+        )
         longest_ranges[seconds] = max(subscriber.range_sizes)
     assert (
         longest_ranges[1.5]
@@ -114,7 +116,7 @@ def test_restricted_subscriber_never_gets_file_ranges(
     request_: Subscription, scope: frozenset[str] | None
 ) -> None:
     service = multi_segment_service()
-    subscriber = FakeSubscriber(service, can_read=None if scope is None else scope.__contains__)
+    subscriber = FakeSubscriber(service, scope=scope)
     subscriber.subscribe(request_)
     subscriber.write_all()
     assert subscriber.received == expected_rows(service)

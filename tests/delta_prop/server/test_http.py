@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from delta_prop.platform.connection_faults import Misconfigured
 from delta_prop.platform.ports import Tls
 from delta_prop.server.access import Access
-from delta_prop.server.counters import Counters
+from delta_prop.server.counters import Counters, JobCounts
 from delta_prop.server.http import CONNECTIONS_MAX, HEAD_BYTES_MAX, HttpPort
 from delta_prop.testing import VirtualNetwork, run_virtual, virtual_world
 from delta_prop.testing.network_path import NetworkConditions
@@ -52,6 +52,9 @@ class FakeStatusView:
         return None
 
     def counters(self) -> Counters | None:
+        return None
+
+    def job_counts(self) -> JobCounts | None:
         return None
 
     def groups(self) -> list[dict[str, Any]]:

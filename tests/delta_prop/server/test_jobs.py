@@ -102,7 +102,7 @@ def test_commit_with_partial_checksums_may_be_retried() -> None:
         parts = []
         for number in range(2):
             part = stage(site.address, number, 1, part_deltas(number, 5))
-            position = site.jobs._jobs[JOB].attempts[number, 1].synced_position
+            position = site.jobs._table.jobs[JOB].attempts[number, 1].synced_position
             assert position is not None
             parts.append(part._replace(checksum=position.content_checksum))
         mixed_parts = [parts[0], parts[1]._replace(checksum=0)]

@@ -71,13 +71,13 @@ def test_abort_of_one_run_leaves_parts_of_another() -> None:
             assert (await late_task.until(Nack)).code is ErrorCode.UNKNOWN_JOB
         assert await site.decide(Decision.QUERY) == JobStatus(JobState.STAGING, 10)
         size = sum(len(disk.peek(path)) for path in part_paths(disk))
-        assert (len(part_paths(disk)), site.jobs.counts.staged_bytes, site.jobs._attempt_count) == (
+        assert (len(part_paths(disk)), site.jobs.counts.staged_bytes, site.jobs._table.attempt_count) == (
             2,
             size,
             2,
         )
         await check_committed(site, parts)
-        assert site.jobs.counts.staged_bytes == site.jobs._attempt_count == 0
+        assert site.jobs.counts.staged_bytes == site.jobs._table.attempt_count == 0
 
     run_scenario(disk, scenario)
 
@@ -96,7 +96,11 @@ def test_abort_after_a_restart_drops_each_run() -> None:
         await abort(site, OTHER_RUN)
         assert await refusal_code(site.decide(Decision.QUERY)) is ErrorCode.UNKNOWN_JOB
         assert part_paths(disk) == []
-        assert (site.jobs.counts.active, site.jobs.counts.staged_bytes, site.jobs._attempt_count) == (0, 0, 0)
+        assert (site.jobs.counts.active, site.jobs.counts.staged_bytes, site.jobs._table.attempt_count) == (
+            0,
+            0,
+            0,
+        )
 
     run_scenario(disk, scenario)
     run_scenario(disk, check_after_restart)

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from delta_prop import Settings
-from delta_prop.server import jobs
+from delta_prop.server import job_table, staging_capacity
 from delta_prop.server.settings import ServerSettings
 from delta_prop.testing import world as testing_world
 from delta_prop_simulations.disk import SimDisk
@@ -79,7 +79,7 @@ def test_undecided_job_is_dropped_after_a_day() -> None:
         assert (await site.decide(Decision.QUERY)).deltas == 12
         async with site.connected() as raw:
             await staged_hello(raw, 3, 1)
-            site.jobs._jobs[JOB].touched_us -= int(DAY_S * 1e6)
+            site.jobs._table.jobs[JOB].touched_us -= int(DAY_S * 1e6)
             await anyio.sleep(61)
             await raw.send(frame(3, part_deltas(3, 1), 1))
             assert (await raw.until(Nack)).code is ErrorCode.UNKNOWN_JOB
@@ -389,7 +389,7 @@ def test_batch_larger_than_the_queue_is_refused_at_once() -> None:
 
 
 def test_unwritten_bytes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "UNWRITTEN_BYTES_MAX", 400)
+    monkeypatch.setattr(staging_capacity, "UNWRITTEN_BYTES_MAX", 400)
 
     async def scenario(site: Site) -> None:
         async with site.connected() as raw:
@@ -407,7 +407,7 @@ def test_unwritten_bytes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_attempts_are_bounded_until_published_or_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "ATTEMPTS_MAX", 3)
+    monkeypatch.setattr(job_table, "ATTEMPTS_MAX", 3)
     disk = SimDisk()
 
     async def scenario(site: Site) -> None:

@@ -32,7 +32,7 @@ class Site:
         self.world: World = virtual_world(1, disk=SimDisk(1), network=network)
         self.client_world = virtual_world(2, network=network.at("client"))
         self.propagator = Propagator(data="facts" if durable else None, world=self.world)
-        self.server_status = ServerStatus(version="1", now=self.world.clock.now)
+        self.server_status = ServerStatus(version="1", clock=self.world.clock)
 
     async def lags(self) -> dict[str, Any]:
         await self.server_status.refresh()

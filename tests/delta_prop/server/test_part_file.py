@@ -46,7 +46,7 @@ def make_batch(base: int, count: int) -> Batch:
 
 def make_attempt(part: int = 0, number: int = 1) -> Attempt:
     head = PartHead(JOB, part, number, 7, 0, "token", 17)
-    return Attempt(part, number, path_of(stem_of(JOB), part, number), head)
+    return Attempt(path_of(stem_of(JOB), part, number), head)
 
 
 def write_part(files: JobFiles, staged: Attempt, batches: list[Batch]) -> bool:

@@ -18,7 +18,7 @@ from tests.delta_prop.server.session_fakes import rows_batch
     st.none() | st.builds(Credit, st.integers(-3, 9), st.integers(-3, 2_000)),
 )
 def test_single_batch_fast_path_equals_the_general_path(counts: list[int], credit: Credit | None) -> None:
-    fast, general = SendQueue(), SendQueue()
+    fast, general = SendQueue(1_000), SendQueue(1_000)
     windows = CreditWindow(credit), CreditWindow(credit)
     offset = 7
     for row_count in counts:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from delta_prop.partition.storage.log_reopener import ReopeningStatistics
-from delta_prop.server.counters import Counters
+from delta_prop.server.counters import Counters, JobCounts
 from delta_prop.server.server_status import ServerStatus
 from delta_prop.server.status_view import to_json_value
 from delta_prop.testing import run_propagator
@@ -24,6 +24,7 @@ from tests.delta_prop.support import make_delta
 class FakeService:
     counters: Counters | None = None
     is_ending: bool = False
+    job_counts: JobCounts | None = None
 
     def jobs(self) -> list[dict[str, Any]]:
         return [{"job": "nightly"}]
@@ -53,7 +54,7 @@ def test_status_follows_a_server_from_start_to_end(monkeypatch: pytest.MonkeyPat
         assert server_status.sinks() == []
         server_status.propagator = propagator
         assert server_status.unready_reason() == "it is starting"
-        service = server_status.service = FakeService(Counters(connections=3))
+        service = server_status.service = FakeService(Counters(connections=3), job_counts=JobCounts(staged=5))
         assert server_status.unready_reason() is None
         await propagator.publish(make_delta("a"))
         await propagator.settle()
@@ -67,7 +68,7 @@ def test_status_follows_a_server_from_start_to_end(monkeypatch: pytest.MonkeyPat
         assert status["queue"]["lanes"][0]["depth"] == 0
         assert status["pressure"]["level"] == "ok"
         assert (status["sinks"], status["failing_sinks"]) == (1, {})
-        assert status["server"]["connections"] == 3
+        assert (status["server"]["connections"], status["server"]["jobs"]["staged"]) == (3, 5)
         assert status["connections"] == service.connections()
         assert status["groups"] == service.groups()
         assert status["lags"] == {

@@ -20,6 +20,7 @@ from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import Filter, Subscription
 from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.topics import Topic
+from tests.delta_prop.server.session_fakes import reader_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,7 +102,7 @@ def test_selected_rows_match_the_naive_search(
     logged: list[LoggedBatch],
     data: st.DataObject,
 ) -> None:
-    subscriptions = SubscriptionSet(None if scope is None else scope.__contains__)
+    subscriptions = SubscriptionSet(reader_of(scope))
     for number, (topics, filter_) in zip(count(5), requested, strict=False):
         subscriptions.add(subscription(number, *topics, filter_=filter_))
     removed = data.draw(st.none() | st.integers(0, len(requested) - 1))
@@ -126,7 +127,7 @@ def test_selected_rows_match_the_naive_search(
 
 def test_wants_all_only_without_filter_or_scope() -> None:
     def wants_all(*requested: Subscription, scope: set[str] | None = None) -> bool:
-        subscriptions = SubscriptionSet(None if scope is None else scope.__contains__)
+        subscriptions = SubscriptionSet(reader_of(scope))
         for request in requested:
             subscriptions.add(request)
         return subscriptions.wants_all
@@ -141,7 +142,7 @@ def test_wants_all_only_without_filter_or_scope() -> None:
 
 
 def test_control_rows_are_never_selected() -> None:
-    subscriptions = SubscriptionSet()
+    subscriptions = SubscriptionSet(reader_of(None))
     subscriptions.add(subscription(1, "*"))
     noop = encode_noop(code=ErrorCode.INVALID_DELTA, origin=16, base=1, count=3)
     assert isinstance(subscriptions.rows(LoggedBatch(noop, 0, 1, Source.LOCAL)), NoRows)
@@ -150,7 +151,7 @@ def test_control_rows_are_never_selected() -> None:
 def test_refused_request_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subscription_set, "SUBSCRIPTIONS_MAX", 2)
     monkeypatch.setattr(subscription_set, "TOPICS_MAX", 3)
-    subscriptions = SubscriptionSet()
+    subscriptions = SubscriptionSet(reader_of(None))
     subscriptions.add(subscription(1, "ns:a", "ns:b"))
 
     def refusal_message(call: Callable[[], None]) -> str:

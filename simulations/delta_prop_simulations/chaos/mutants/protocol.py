@@ -6,8 +6,8 @@ The quoted lines are production code; if that code changes, a test names the mut
 from __future__ import annotations
 
 from delta_prop.client.sequence_sender import SequenceSender
-from delta_prop.server.consumer_session import ConsumerSession
-from delta_prop.server.produce_handler import ProduceHandler, make_ack_ranges
+from delta_prop.server.log_reader import LogReader
+from delta_prop.server.outcome_collector import OutcomeCollector, make_ack_ranges
 from delta_prop_simulations.chaos.mutants.mutant import Mutant, edit
 
 PROTOCOL = (
@@ -40,7 +40,7 @@ PROTOCOL = (
         "a producer is notified of each refusal",
         (
             edit(
-                ProduceHandler._on_settled,
+                OutcomeCollector.settle,
                 ("if refusal is not None:", "if refusal is None and entry.done is None:"),
             ),
         ),
@@ -65,10 +65,10 @@ PROTOCOL = (
         "the deltas in flight from all producers are bounded",
         (
             edit(
-                ProduceHandler._take_owed_credit,
+                OutcomeCollector._take_owed_credit,
                 (
-                    "Credit(self._owed_deltas, self._owed_bytes)",
-                    "Credit(2 * self._owed_deltas, 2 * self._owed_bytes)",
+                    "Credit(self.owed_deltas, self.owed_bytes)",
+                    "Credit(2 * self.owed_deltas, 2 * self.owed_bytes)",
                 ),
             ),
         ),
@@ -77,7 +77,7 @@ PROTOCOL = (
         "credit-never-given-back",
         "a producer does not get back the credit that it has spent",
         "a producer whose deltas are acknowledged can continue",
-        (edit(ProduceHandler._take_owed_credit, ("return credit", "return None")),),
+        (edit(OutcomeCollector._take_owed_credit, ("return credit", "return None")),),
     ),
     Mutant(
         "pushed-before-it-was-read",
@@ -85,9 +85,9 @@ PROTOCOL = (
         "a subscriber gets each delta of its topics",
         (
             edit(
-                ConsumerSession._read_log,
+                LogReader.read,
                 (
-                    "self.is_catching_up = self._next_offset < log.high_watermark",
+                    "self.is_catching_up = self.next_offset < log.high_watermark",
                     "self.is_catching_up = False",
                 ),
             ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from delta_prop.client.ack_ranges import outcome_of
 from delta_prop.client.producer_state import ProducerState
 from delta_prop.partition.pipeline import Pipeline
-from delta_prop.server.connection_handler import ConnectionHandler
+from delta_prop.server.frame_dispatcher import FrameDispatcher
 from delta_prop_simulations.chaos.mutants.mutant import Mutant, edit
 
 RECOVERY = (
@@ -20,7 +20,10 @@ RECOVERY = (
         "every acknowledged delta is in the log, even after the log failed and was recovered",
         (
             edit(Pipeline.check_running, ("if self.stop_refusal is not None:", "if False:")),
-            edit(ConnectionHandler._handle_hello, ("self._pipeline.when_reached(answer)", "answer(None)")),
+            edit(
+                FrameDispatcher._handle_hello,
+                ("context.partition.pipeline.when_reached(answer)", "answer(None)"),
+            ),
             edit(
                 ProducerState.on_welcome,
                 (
