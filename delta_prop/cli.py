@@ -180,6 +180,9 @@ def _run(function: Callable[[], Awaitable[int]]) -> int:
     """Run a coroutine on uvloop if the extra `fast` has installed it, else on asyncio."""
     import anyio
 
+    from delta_prop.platform.system import shorten_switch_interval
+
+    shorten_switch_interval()
     return anyio.run(function, backend="asyncio", backend_options={"use_uvloop": _has_uvloop()})
 
 

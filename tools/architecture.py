@@ -62,6 +62,8 @@ PURE = (
     "delta_prop/client/unacked_offers.py",
     "delta_prop/client/consumer_state.py",
     "delta_prop/client/service_identity.py",
+    "delta_prop/client/sent_clocks.py",
+    "delta_prop/client/senders.py",
     "delta_prop/client/sequence_sender.py",
     "delta_prop/client/offer.py",
     "delta_prop/client/producer_state.py",

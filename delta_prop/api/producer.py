@@ -27,9 +27,9 @@ from delta_prop_wire.spec import VECTOR_ID_BYTES_MAX, ErrorCode
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from delta_prop.api.publishing import Publisher
     from delta_prop.calls.receipt import PublishAck
     from delta_prop.partition.ingest.origins import Grant
-    from delta_prop.partition.pipeline import Pipeline
     from delta_prop_wire.batch import Batch
     from delta_prop_wire.delta import Delta
 
@@ -83,28 +83,19 @@ class Producer:
     def __init__(
         self,
         name: str,
-        pipeline: Pipeline,
+        publisher: Publisher,
         *,
-        now: Callable[[], float],
         ack_level: AckLevel,
         source: Source,
-        check_open: Callable[[], None],
-        flush_earlier: Callable[[], None],
     ) -> None:
-        """Open a producer.
-
-        `check_open` raises Refused (SHUTTING_DOWN) or UsageError once the service closes. `flush_earlier`
-        sends what other callers offered earlier in this tick.
-        """
         check_name("producer", name, VECTOR_ID_BYTES_MAX)
         self.name = name
-        self._pipeline = pipeline
-        self._now = now
-        self._check_open = check_open
-        self._flush_earlier = flush_earlier
+        self._publisher = publisher
+        self._pipeline = pipeline = publisher.pipeline
+        self._now = publisher.now
         self._ack_level = ack_level
         self._sender = Sender(owner=name, source=source)
-        grants = pipeline.hello(producer_id_of(name), name, now())
+        grants = pipeline.hello(producer_id_of(name), name, self._now())
         self._lanes = {Priority(lane): _Lane(grant) for lane, grant in enumerate(grants)}
         self._heads: OrderedDict[tuple[str, str], Dot] = OrderedDict()
         self._in_flight_bytes = 0
@@ -152,7 +143,7 @@ class Producer:
                 if entry is None:
                     entry = self._send_first(priority, deltas, after)
                 elif entry.is_refused:
-                    self._check_open()
+                    self._publisher.check_producer(self.name)
                     self._continue_after_recovery()
                     self._resend(self._lanes[priority], entry)
                 with anyio.move_on_after(max(deadline - self._now(), 0)):
@@ -202,14 +193,14 @@ class Producer:
 
     def send_frame(self, batch: Batch, lamport: int | None = None) -> Receipt:
         """Send a batch unchanged: a duplicate of this producer's, or a forwarded one under its origin."""
-        self._check_open()
-        self._flush_earlier()
+        self._publisher.check_producer(self.name)
+        self._publisher.flush()
         work = SequencedBatch(batch, self._sender, Receipt(), lamport)
         return self._pipeline.offer(work, self._now())
 
     def resend(self, priority: Priority | None = None) -> None:
         """Send refused unacknowledged batches again, in order. Raises the first refusal that recurs."""
-        self._check_open()
+        self._publisher.check_producer(self.name)
         self._continue_after_recovery()
         for lane in self._lanes.values() if priority is None else (self._lanes[priority],):
             self._resend(lane)
@@ -239,8 +230,8 @@ class Producer:
     ) -> _UnackedBatch:
         """Draw the dots and send for the first time."""
         lane = self._lanes[priority]
-        self._check_open()
-        self._flush_earlier()
+        self._publisher.check_producer(self.name)
+        self._publisher.flush()
         self.resend(priority)
         self._check_capacity()
         batch = self._encode(lane, priority, deltas, after, counter)

@@ -6,7 +6,6 @@ It owns every task and every limit; nothing outlives the `async with`.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, TypeVar, get_args
@@ -15,14 +14,22 @@ import anyio
 import anyio.lowlevel
 
 from delta_prop.api.internals import Internals
-from delta_prop.api.publishing import PublishMixin
-from delta_prop.api.record_accumulator import RecordAccumulator
+from delta_prop.api.lifecycle import Lifecycle
+from delta_prop.api.pacing_task import PacingTask
+from delta_prop.api.producer import Producer
+from delta_prop.api.publishing import Publisher
 from delta_prop.api.settings import Settings, check_data
 from delta_prop.api.statistics import Statistics
-from delta_prop.calls.argument_checks import check_instance, parse_topics, timeout_or_default
+from delta_prop.api.transforms import Transforms
+from delta_prop.calls.argument_checks import (
+    check_instance,
+    check_timeout,
+    is_transform,
+    parse_topics,
+    timeout_or_default,
+)
 from delta_prop.calls.receipt import PublishAck, Receipt
 from delta_prop.calls.refusals import lost_with_log
-from delta_prop.delivery.backpressure.controller import INTERVAL_S
 from delta_prop.delivery.cursors import CursorStore
 from delta_prop.delivery.feed import Feed
 from delta_prop.delivery.operator_worker import OperatorWorker
@@ -30,35 +37,45 @@ from delta_prop.delivery.pacing import has_changed
 from delta_prop.delivery.sink_manager import AttachOptions, OnLogFull, ResetPosition, SinkManager
 from delta_prop.delivery.sink_opening import Start
 from delta_prop.delivery.subscription import Subscription
+from delta_prop.partition.coalesced_draft import (
+    can_coalesce,
+    can_share_batch,
+    draft_from_arrays,
+    draft_from_columns,
+)
+from delta_prop.partition.ingest.work import Draft
 from delta_prop.partition.outcome_query import find_outcome, wait_running, wait_settled
 from delta_prop.partition.partition import Partition
-from delta_prop.platform.world import real_world, this_thread
+from delta_prop.platform.world import real_world
 from delta_prop_sinks.argument_checks import check_sink_name, check_texts
-from delta_prop_wire.delta import DEFAULT_NAMESPACE, Dot
+from delta_prop_wire.delta import DEFAULT_NAMESPACE, Dot, Kind, Priority, Source
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable, Sequence
     from pathlib import Path
     from types import TracebackType
 
+    import numpy as np
+    from numpy.typing import ArrayLike, NDArray
+
+    from delta_prop.api.publishing import AfterItem
     from delta_prop.delivery.backpressure.pacer import Pressure
     from delta_prop.delivery.feed import Feed
     from delta_prop.delivery.held_deltas import QuarantinedDelta
     from delta_prop.delivery.redelivery import ReplayResult
+    from delta_prop.partition.ingest.work import MatrixDraft
     from delta_prop.platform.ports import World
     from delta_prop_broker.log.settings import LogSettings
     from delta_prop_broker.recovery.recovery_result import RecoveryReport
     from delta_prop_sinks.sink import Sink
+    from delta_prop_wire.delta import AckLevel, Delta
 
     S = TypeVar("S", bound=Sink)
 
-_TICK_S_MIN, _TICK_S_MAX = 0.001, 1.0
-"""Bounds of the wait between two ticks."""
 
-
-class Propagator(PublishMixin):
+class Propagator:
     """Accepts deltas, orders them, appends them to its log, and delivers them to every attached sink.
 
     *Resources*: some tasks of its own, and one per sink; a thread for each sink that requests one. All end
@@ -76,12 +93,12 @@ class Propagator(PublishMixin):
         world: World | None = None,
     ) -> None:
         """Create a propagator; its log is in the directory `data`, with the settings `log`, or in memory."""
-        super().__init__()
         settings = Settings() if settings is None else settings
         self.settings = check_instance("settings", settings, Settings, "delta_prop.Settings(…)")
-        self._data, self._log_settings = check_data(data, log)
+        self._log_options = check_data(data, log)
         self._custom_world = world
-        self._exit_stack = AsyncExitStack()
+        self._lifecycle = Lifecycle()
+        self._transforms = Transforms()
         self._subscription_count = 0
 
     @property
@@ -93,59 +110,59 @@ class Propagator(PublishMixin):
     # --- opening and closing
 
     async def __aenter__(self) -> Propagator:
-        if self._open_on:
+        if self._lifecycle.is_open:
             raise UsageError("this propagator is open already: create another one")
-        self._world = self._custom_world or real_world()
-        self._partition = partition = await self._open_partition(self._world)
-        await self._exit_stack.__aenter__()
+        self._partition = partition = await self._open_partition(self._custom_world or real_world())
+        self._tasks = await anyio.create_task_group().__aenter__()
         try:
             cursors = await CursorStore.open(partition)
-            self._tasks = await self._exit_stack.enter_async_context(anyio.create_task_group())
             self._sinks = SinkManager(partition, cursors, self._tasks)
             await partition.start(self._sinks, self._sinks.pacing)
             self._operator_worker = await self._start_operator_worker()
-            self._accumulator = RecordAccumulator(partition)
+            self._publisher = Publisher(partition, self._lifecycle)
         except BaseException:
             try:
-                await self._exit_stack.aclose()
+                await self._tasks.__aexit__(None, None, None)
             finally:
                 await partition.abandon()
             raise
-        self._pace_event = anyio.Event()
-        self._open_on = this_thread()
+        self._pacing_task = PacingTask(partition, self._sinks)
+        self._lifecycle.begin()
         partition.start_tasks(self._tasks)
         self._sinks.start_tasks()
-        self._tasks.start_soon(self._accumulator.run)
-        self._tasks.start_soon(self._pace)
+        self._tasks.start_soon(self._publisher.accumulator.run)
+        self._tasks.start_soon(self._pacing_task.run)
         if self._operator_worker is not None:
             self._tasks.start_soon(self._operator_worker.run)
         return self
 
     async def _open_partition(self, world: World) -> Partition:
-        if self._data is None:
+        directory, log_settings = self._log_options
+        if directory is None:
             return Partition.create_in_memory(self.settings, world)
-        return await Partition.open_directory(self._data, self._log_settings, self.settings, world)
+        return await Partition.open_directory(directory, log_settings, self.settings, world)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        self._open_on, self._is_closing = 0, True
+        self._lifecycle.begin_close()
         try:
             failures = await self._finish()
         except BaseException as interruption:  # such as KeyboardInterrupt: no task or scope may stay open
             self._tasks.cancel_scope.cancel()
-            await self._exit_stack.__aexit__(type(interruption), interruption, interruption.__traceback__)
+            await self._tasks.__aexit__(type(interruption), interruption, interruption.__traceback__)
             raise
-        self._is_closing = False
-        self._pace_event.set()
+        self._lifecycle.end_close()
+        self._publisher.has_ended = True
+        self._pacing_task.end()
         self._tasks.cancel_scope.cancel()
         if isinstance(error, anyio.get_cancelled_exc_class()):
             try:
-                return await self._exit_stack.__aexit__(kind, error, trace)
+                return await self._tasks.__aexit__(kind, error, trace)
             finally:
                 await self._partition.close()
         # The program's own exception is re-raised as it is; a task group would wrap it in an exception group.
-        await self._exit_stack.__aexit__(None, None, None)
+        await self._tasks.__aexit__(None, None, None)
         await self._partition.close()
         if error is None and failures:
             raise failures[0] if len(failures) == 1 else ExceptionGroup("sinks failed to close", failures)
@@ -153,7 +170,7 @@ class Propagator(PublishMixin):
 
     async def _finish(self) -> list[Exception]:
         """Commit what is appended and close the sinks; return the errors."""
-        self._accumulator.send()
+        self._publisher.accumulator.send()
         with anyio.CancelScope(shield=True):
             await self._partition.drain(self.settings.close_timeout_s)
         failures = await self._sinks.close_all()
@@ -170,7 +187,7 @@ class Propagator(PublishMixin):
         disk = self._partition.disk
         if disk is None:
             return None
-        worker = OperatorWorker(disk, self._partition.log.log_id, self._sinks, self._world)
+        worker = OperatorWorker(disk, self._partition.log.log_id, self._sinks, self._partition.world)
         await worker.begin()
         return worker
 
@@ -203,7 +220,7 @@ class Propagator(PublishMixin):
         its data. Raises Refused (CURSOR_TOO_OLD, SHUTTING_DOWN), UsageError, OSError and
         QuarantineCorrupted if its quarantine cannot be read, and what the sink raises.
         """
-        self._check_open()
+        self._lifecycle.check()
         name = self._sinks.check_name_free(getattr(sink, "name", None) if name is None else name, sink)
         if not all(isinstance(flag, bool) for flag in (required, pacing, rebuild)):
             raise UsageError(
@@ -225,12 +242,12 @@ class Propagator(PublishMixin):
 
     async def detach(self, name: str) -> None:
         """Close and detach a sink; its cursor and its quarantine are stored until it is attached again."""
-        self._check_open()
+        self._lifecycle.check()
         await self._sinks.detach(name)
 
     def forget(self, name: str) -> None:
         """Delete what is stored for a detached sink: cursor, quarantine, and the log's retention for it."""
-        self._check_open()
+        self._lifecycle.check()
         self._sinks.forget(name)
 
     def restart(self, name: str) -> None:
@@ -246,17 +263,17 @@ class Propagator(PublishMixin):
         ends before the rebuild begins, the next start begins it. Raises UsageError; Refused (CURSOR_TOO_OLD)
         if the log has neither a snapshot nor all its deltas: then the sink continues as before.
         """
-        self._check_open()
+        self._lifecycle.check()
         self._sinks.rebuild(name)
 
     def pause(self, name: str) -> None:
         """Deliver nothing to a sink until `resume`, also after a restart. Raises UsageError."""
-        self._check_open()
+        self._lifecycle.check()
         self._sinks.pause(name)
 
     def resume(self, name: str) -> None:
         """End a pause: the sink continues from its cursor, also one that has stopped. Raises UsageError."""
-        self._check_open()
+        self._lifecycle.check()
         self._sinks.resume(name)
 
     async def reset(self, name: str, to: ResetPosition, *, timeout_s: float = 30.0) -> int:
@@ -265,7 +282,7 @@ class Propagator(PublishMixin):
         Deltas after it are delivered, or redelivered; dropped ones are not. For sinks whose cursor is stored
         beside the log. Raises Refused, TimeoutError, UsageError.
         """
-        self._check_open()
+        self._lifecycle.check()
         return await self._sinks.reset(name, to, timeout_s)
 
     def quarantine(self, sink: str) -> list[QuarantinedDelta]:
@@ -278,12 +295,12 @@ class Propagator(PublishMixin):
 
         Deltas rejected again stay in the quarantine. Raises Refused, TimeoutError, UsageError.
         """
-        self._check_open()
+        self._lifecycle.check()
         return await self._sinks.replay(sink, offsets, drop=False, timeout_s=timeout_s)
 
     async def drop(self, sink: str, *offsets: int, timeout_s: float = 30.0) -> ReplayResult:
         """Drop the deltas rejected at these offsets (none: all), and apply those blocked. See `replay`."""
-        self._check_open()
+        self._lifecycle.check()
         return await self._sinks.replay(sink, offsets, drop=True, timeout_s=timeout_s)
 
     async def wait_visible(
@@ -301,8 +318,8 @@ class Propagator(PublishMixin):
         TimeoutError, which withdraws nothing; Refused if a sink stops, is detached, or has quarantined the
         delta, or (LOG_FAILED) if the log was recovered without the delta.
         """
-        self._check_open()
-        self._accumulator.send()
+        self._lifecycle.check()
+        self._publisher.accumulator.send()
         limit_s = timeout_or_default(timeout_s, self.settings.publish_timeout_s)
         began_at = self._now()
         if isinstance(published, Receipt):
@@ -347,11 +364,120 @@ class Propagator(PublishMixin):
         and until what it returns is durable. Raises Refused: OUTCOME_UNKNOWN after `timeout_s`, LOG_FAILED if
         the log has stopped for good.
         """
-        self._check_open()
+        self._lifecycle.check()
         if not isinstance(dot, Dot):
             raise UsageError(f"{dot!r:.80} is not a Dot: give the dot of an acknowledgement or of a refusal")
         limit_s = timeout_or_default(timeout_s, self.settings.publish_timeout_s)
         return await find_outcome(self._partition.pipeline, dot, limit_s)
+
+    # --- publishing
+
+    def offer(
+        self, *deltas: Delta, after: Sequence[AfterItem] = (), ack_level: AckLevel | str | None = None
+    ) -> Receipt:
+        """Send deltas into the pipeline; never waits. The receipt gets the outcome.
+
+        All deltas of one call have one priority and one outcome. Single offers within one tick of the event
+        loop go as one batch, if nothing prevents it. Raises InvalidDelta, UsageError, and Refused
+        (SHUTTING_DOWN) while closing; the receipt gets any other refusal.
+        """
+        self._lifecycle.check()
+        publisher = self._publisher
+        draft = publisher.make_draft(deltas, after, ack_level)
+        if len(deltas) == 1 and not after and can_share_batch(deltas[0]):
+            publisher.accumulator.offer(draft)
+            return draft.receipt
+        return publisher.send(draft)
+
+    async def publish(
+        self,
+        *deltas: Delta,
+        after: Sequence[AfterItem] = (),
+        ack_level: AckLevel | str | None = None,
+        timeout_s: float | None = None,
+    ) -> PublishAck:
+        """Send deltas and wait for the acknowledgement.
+
+        While the queue or the log is full, calls of one priority wait in their order. Raises Refused; for a
+        retryable cause, after `timeout_s`. A publish that raises had no effect, unless the code is
+        OUTCOME_UNKNOWN. Then `timeout_s` passed while the delta was in a log that had failed; `outcome`
+        returns the result of the dot in `details` once the log is recovered. If an anyio scope cancels it and
+        the log has not failed, either it had no effect, or the acknowledgement is returned. A cancellation
+        without a scope (`asyncio.wait_for`, `task.cancel()`) is raised even if the delta was appended and
+        takes effect. Use `timeout_s`, or `offer`, whose receipt always gets the outcome.
+        """
+        self._lifecycle.check()
+        if timeout_s is not None:
+            check_timeout(timeout_s)
+        publisher = self._publisher
+
+        def make_draft() -> Draft:
+            return publisher.make_draft(deltas, after, ack_level)
+
+        if len(deltas) == 1 and not after and can_coalesce(deltas[0]):
+            call = Draft(deltas, Receipt(), deltas[0].priority, publisher.resolve_level(ack_level))
+            return await publisher.publish_call(call, make_draft, timeout_s)
+        if any(map(is_transform, deltas)):
+            return await self._publish_transform(deltas, after, ack_level, timeout_s)
+        priority = deltas[0].priority if deltas else Priority.NORMAL
+        return await publisher.offer_until_done(make_draft, priority, timeout_s)
+
+    async def publish_many(
+        self,
+        ids: Sequence[str],
+        matrix: ArrayLike,
+        *,
+        indices: ArrayLike | None = None,
+        namespace: str = DEFAULT_NAMESPACE,
+        kind: Kind | None = None,
+        priority: Priority = Priority.NORMAL,
+        ack_level: AckLevel | str | None = None,
+        timeout_s: float | None = None,
+    ) -> PublishAck:
+        """Publish columns: row i of `matrix` is the vector `ids[i]`; with `indices`, which has the shape of
+        `matrix`, row i holds new values for the elements `indices[i]` of that vector.
+
+        `kind` is CREATE (default) or DENSE; with indices SPARSE (default) or SPARSE_ADD. Raises as `publish`
+        does.
+        """
+        self._lifecycle.check()
+        if timeout_s is not None:
+            check_timeout(timeout_s)
+        level = self._publisher.resolve_level(ack_level)
+        if kind is None:
+            kind = Kind.CREATE if indices is None else Kind.SPARSE
+
+        def make_draft() -> MatrixDraft:
+            return draft_from_columns(
+                ids, matrix, indices, namespace=namespace, kind=kind, priority=priority, ack_level=level
+            )
+
+        call = draft_from_arrays(
+            ids, matrix, indices, namespace=namespace, kind=kind, priority=priority, ack_level=level
+        )
+        return await self._publisher.publish_call(call or make_draft(), make_draft, timeout_s)
+
+    def producer(
+        self, name: str, *, ack_level: AckLevel | str | None = None, source: Source = Source.LOCAL
+    ) -> Producer:
+        """Return a handle with dots of its own; the former holder of the name is fenced. Raises Refused."""
+        self._lifecycle.check()
+        publisher = self._publisher
+        return Producer(name, publisher, ack_level=publisher.resolve_level(ack_level), source=source)
+
+    def register_transform(
+        self,
+        name: str,
+        function: Callable[[NDArray[np.float32]], ArrayLike],
+        *,
+        reads: str,
+        nonblocking: bool = False,
+    ) -> None:
+        """Register `function` as `transform(name)` of a vector, which is read from the sink `reads`.
+
+        The function is called in a thread, one call at a time; with `nonblocking`, by the event loop.
+        """
+        self._transforms.register(name, function, reads, nonblocking=nonblocking)
 
     # --- reading
 
@@ -361,15 +487,15 @@ class Propagator(PublishMixin):
         It is pulled at the reader's pace: a slow one reads the log. The log retains nothing for it, so a
         reader that lags beyond the log's bounds gets Refused (CURSOR_TOO_OLD).
         """
-        self._check_open()
-        self._accumulator.send()
+        self._lifecycle.check()
+        self._publisher.accumulator.send()
         self._subscription_count += 1
         parsed_topics = parse_topics(topics or "*")
         name = f"subscription-{self._subscription_count}" if name is None else check_sink_name(name)
         start_position: Start = self._partition.log.high_watermark if start == "latest" else start
 
         async def attach(subscription: Subscription) -> Feed:
-            self._check_open()
+            self._lifecycle.check()
             # A reader sets its own pace, and gains nothing from batches that linger.
             limits = replace(self.settings.feed_limits(None, 0), apply_timeout_s=inf)
             return await self._sinks.attach(
@@ -385,8 +511,8 @@ class Propagator(PublishMixin):
 
         Raises Refused (LOG_FAILED) while the log has failed.
         """
-        self._check_open()
-        self._accumulator.send()
+        self._lifecycle.check()
+        self._publisher.accumulator.send()
         self._partition.pipeline.check_running()
         check_texts(vector_id=vector_id, namespace=namespace)
         dot = self._partition.pipeline.appender.vectors.head(namespace, vector_id)
@@ -403,27 +529,24 @@ class Propagator(PublishMixin):
     def pressure(self) -> Pressure:
         """Return the current backpressure: level, rate, depth, capacity, retry time, and the pacing sink."""
         self._check_was_open()
-        queue = self._partition.pipeline.queue
-        return self._partition.capacity_monitor.adjust_pressure(
-            self._sinks.pacing.pressure(queue.depth, queue.capacity_deltas)
-        )
+        return self._pacing_task.pressure()
 
     async def pressure_changes(self) -> AsyncGenerator[Pressure, None]:
         """Yield the pressure now, and whenever its level, its cause or its rate (by a tenth) changes."""
-        self._check_open()
+        self._lifecycle.check()
         last: Pressure | None = None
-        while self._open_on:
+        while self._lifecycle.is_open:
             current = self.pressure()
             if last is None or has_changed(last, current):
                 last = current
                 yield current
             else:
-                await self._pace_event.wait()
+                await self._pacing_task.wait_for_step()
 
     def statistics(self) -> Statistics:
         """Return a snapshot of all statistics."""
         self._check_was_open()
-        self._accumulator.send()
+        self._publisher.accumulator.send()
         pipeline, counters = self._partition.pipeline, self._partition.pipeline.appender.counters
         log, storage = self._partition.log, self._partition.storage
         return Statistics(
@@ -445,24 +568,42 @@ class Propagator(PublishMixin):
 
     def internals(self) -> Internals:
         """Return the parts that a server uses, while this is open; not for programs that embed it."""
-        self._check_open()
-        self._accumulator.send()
+        self._lifecycle.check()
+        self._publisher.accumulator.send()
         return Internals(self._partition, self._sinks, self._operator_worker)
 
     # --- internals
+
+    def _now(self) -> float:
+        return self._partition.world.clock.now()
+
+    async def _publish_transform(
+        self,
+        deltas: Sequence[Delta],
+        after: Sequence[AfterItem],
+        ack_level: AckLevel | str | None,
+        timeout_s: float | None,
+    ) -> PublishAck:
+        if len(deltas) != 1:
+            raise UsageError("a transform reads before it writes: publish it alone")
+
+        async def publish(resolved: Delta) -> PublishAck:
+            return await self._publisher.offer_until_done(
+                lambda: self._publisher.make_draft([resolved], after, ack_level), resolved.priority, timeout_s
+            )
+
+        async def catch_up(name: str) -> None:
+            await self.wait_visible(self._partition.log.high_watermark, sinks=[name], timeout_s=timeout_s)
+
+        return await self._transforms.publish(
+            deltas[0],
+            find_sink=self.sink,
+            catch_up=catch_up,
+            publish=publish,
+            threads=self._partition.world.new_threads(),
+        )
 
     def _check_was_open(self) -> None:
         """Raise UsageError unless the propagator was opened; it can be inspected even after its end."""
         if not hasattr(self, "_partition"):
             raise UsageError("the propagator is not open: use it inside `async with Propagator() as p:`")
-
-    async def _pace(self) -> None:
-        """Step the sinks' pacing ten times a second."""
-        while True:
-            await anyio.sleep(INTERVAL_S)
-            now = self._now()
-            self._sinks.cancel_overdue_calls(now)
-            self._sinks.pacing.step(now, waiting=self._partition.pipeline.queue.depth > 0)
-            self._partition.step()
-            self._pace_event.set()
-            self._pace_event = anyio.Event()

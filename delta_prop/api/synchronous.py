@@ -8,21 +8,20 @@ from __future__ import annotations
 import atexit
 import logging
 from contextlib import suppress
-from functools import partial
+from functools import partial, wraps
 from inspect import isawaitable
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
 
 import anyio
 
 from delta_prop.api.propagator import Propagator
 from delta_prop.platform.loop_thread import LoopThread
 from delta_prop.platform.world import waker
-from delta_prop_wire.delta import DEFAULT_NAMESPACE, Kind, Priority, Source
 from delta_prop_wire.errors import Refused, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
     from concurrent.futures import Future
     from pathlib import Path
     from types import TracebackType
@@ -33,24 +32,19 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from delta_prop.api.producer import Producer
-    from delta_prop.api.publishing import AfterItem
     from delta_prop.api.settings import Settings
-    from delta_prop.api.statistics import Statistics
     from delta_prop.calls.outcomes import Delivered
-    from delta_prop.calls.receipt import PublishAck, Receipt
+    from delta_prop.calls.receipt import PublishAck
     from delta_prop.delivery.backpressure.pacer import Pressure
-    from delta_prop.delivery.held_deltas import QuarantinedDelta
-    from delta_prop.delivery.redelivery import ReplayResult
-    from delta_prop.delivery.sink_manager import OnLogFull, ResetPosition
     from delta_prop.delivery.sink_opening import Start
     from delta_prop_broker.log.settings import LogSettings
     from delta_prop_broker.recovery.recovery_result import RecoveryReport
     from delta_prop_sinks.sink import Sink
-    from delta_prop_wire.delta import AckLevel, Delta, Dot
-    from delta_prop_wire.spec import ErrorCode
+    from delta_prop_wire.delta import Delta
 
     S = TypeVar("S", bound=Sink)
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 logger = logging.getLogger("delta_prop")
@@ -59,11 +53,42 @@ _ALL_VISIBLE = "every sink has everything"
 """State at the exit of the interpreter if nothing is missing at any sink."""
 
 
+def _awaited(
+    method: Callable[Concatenate[Propagator, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[SyncPropagator, P], T]:
+    """Return the blocking form of an asynchronous method: the same parameters, docstring and result."""
+
+    @wraps(method)
+    def call(self: SyncPropagator, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        async def call_and_wait() -> T:
+            return await method(self._propagator, *args, **kwargs)
+
+        return self._require_portal().call(call_and_wait)
+
+    return call
+
+
+def _called(
+    method: Callable[Concatenate[Propagator, P], T],
+) -> Callable[Concatenate[SyncPropagator, P], T]:
+    """Return the form of a plain method that runs on the loop's thread; what it returns is not awaited."""
+
+    @wraps(method)
+    def call(self: SyncPropagator, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        def call_in_list() -> list[T]:  # since the portal would await a receipt
+            return [method(self._propagator, *args, **kwargs)]
+
+        return self._require_portal().call(call_in_list)[0]
+
+    return call
+
+
 class SyncPropagator:
     """Blocking form of `Propagator`: `with SyncPropagator() as p: p.publish(delta)`.
 
-    `Propagator` documents each verb. If one block is too short, as for cells of a notebook, `open` and
-    `close` do the same. A propagator that is still open when the interpreter exits is closed then, within
+    The verbs are those of `Propagator`, with its parameters and docstrings. `offer` does not wait, but
+    `call(receipt.wait)` does. If one block is too short, as for cells of a notebook, `open` and `close` do
+    the same. A propagator that is still open when the interpreter exits is closed then, within
     `close_timeout_s` for each step of that.
     """
 
@@ -147,148 +172,43 @@ class SyncPropagator:
             )
         return self._require_portal().call(_call_and_await, function)
 
-    def attach(
-        self,
-        sink: S,
-        *,
-        topics: str | Iterable[str] = "*",
-        name: str | None = None,
-        start: Start = "resume",
-        required: bool = True,
-        pacing: bool = False,
-        on_log_full: OnLogFull | None = None,
-        batch_deltas: int | None = None,
-        linger_ms: float | None = None,
-        rebuild: bool = False,
-    ) -> S:
-        """Attach a sink; return it. Call its own methods through `call`."""
-        attach = partial(
-            self._propagator.attach,
-            sink,
-            topics=topics,
-            name=name,
-            start=start,
-            required=required,
-            pacing=pacing,
-            on_log_full=on_log_full,
-            batch_deltas=batch_deltas,
-            linger_ms=linger_ms,
-            rebuild=rebuild,
-        )
-        return self._require_portal().call(attach)
+    attach = _awaited(Propagator.attach)
+    detach = _awaited(Propagator.detach)
+    forget = _called(Propagator.forget)
+    sink = _called(Propagator.sink)
+    restart = _called(Propagator.restart)
+    rebuild = _called(Propagator.rebuild)
+    pause = _called(Propagator.pause)
+    resume = _called(Propagator.resume)
+    reset = _awaited(Propagator.reset)
+    quarantine = _called(Propagator.quarantine)
+    replay = _awaited(Propagator.replay)
+    drop = _awaited(Propagator.drop)
+    pressure = _called(Propagator.pressure)
+    offer = _called(Propagator.offer)
+    publish = _awaited(Propagator.publish)
+    publish_many = _awaited(Propagator.publish_many)
+    producer = _called(Propagator.producer)
+    wait_visible = _awaited(Propagator.wait_visible)
+    outcome = _awaited(Propagator.outcome)
+    head = _called(Propagator.head)
+    statistics = _called(Propagator.statistics)
 
-    def detach(self, name: str) -> None:
-        """Detach a sink."""
-        self._require_portal().call(self._propagator.detach, name)
-
-    def forget(self, name: str) -> None:
-        """Delete what is stored for a detached sink."""
-        self.call(partial(self._propagator.forget, name))
-
-    def sink(self, name: str) -> Sink:
-        """Return the attached sink of that name."""
-        return self.call(partial(self._propagator.sink, name))
-
-    def restart(self, name: str) -> None:
-        """Restart a stopped sink; one with an open circuit breaker is tried at once."""
-        self.call(partial(self._propagator.restart, name))
-
-    def rebuild(self, name: str) -> None:
-        """Replace a sink's data from the log's newest snapshot and the deltas after it."""
-        self.call(partial(self._propagator.rebuild, name))
-
-    def pause(self, name: str) -> None:
-        """Deliver nothing to a sink until `resume`."""
-        self.call(partial(self._propagator.pause, name))
-
-    def resume(self, name: str) -> None:
-        """End a pause."""
-        self.call(partial(self._propagator.resume, name))
-
-    def reset(self, name: str, to: ResetPosition, *, timeout_s: float = 30.0) -> int:
-        """Set the cursor of a sink to `earliest`, `latest` or an offset; return the offset."""
-        return self._require_portal().call(partial(self._propagator.reset, name, to, timeout_s=timeout_s))
-
-    def quarantine(self, sink: str) -> list[QuarantinedDelta]:
-        """Return the deltas quarantined for this sink, in log order."""
-        return self.call(partial(self._propagator.quarantine, sink))
-
-    def replay(self, sink: str, *offsets: int, timeout_s: float = 30.0) -> ReplayResult:
-        """Apply quarantined deltas again (no offsets: all), and those blocked by them."""
-        return self._require_portal().call(
-            partial(self._propagator.replay, sink, *offsets, timeout_s=timeout_s)
-        )
-
-    def drop(self, sink: str, *offsets: int, timeout_s: float = 30.0) -> ReplayResult:
-        """Drop quarantined deltas (no offsets: all), and apply those blocked by them."""
-        return self._require_portal().call(
-            partial(self._propagator.drop, sink, *offsets, timeout_s=timeout_s)
-        )
-
-    def pressure(self) -> Pressure:
-        """Return the current backpressure."""
-        return self.call(self._propagator.pressure)
+    def publish_as(self, producer: Producer, *deltas: Delta, timeout_s: float = 30.0) -> PublishAck:
+        """Publish under a producer's own dots."""
+        return self._require_portal().call(partial(producer.publish, *deltas, timeout_s=timeout_s))
 
     def pressure_changes(self) -> Iterator[Pressure]:
         """Iterate over the pressure now and whenever it changes; close the iterator to end it."""
         changes = self._propagator.pressure_changes()
         return self._read(changes, changes.aclose)
 
-    def offer(
-        self, *deltas: Delta, after: Sequence[AfterItem] = (), ack_level: AckLevel | str | None = None
-    ) -> Receipt:
-        """Send deltas without waiting for their outcome; `call(receipt.wait)` waits for it."""
-        offer = partial(self._propagator.offer, *deltas, after=after, ack_level=ack_level)
-        return self.call(lambda: [offer()])[0]  # `call` would wait for a bare receipt
-
-    def publish(
-        self,
-        *deltas: Delta,
-        after: Sequence[AfterItem] = (),
-        ack_level: AckLevel | str | None = None,
-        timeout_s: float | None = None,
-    ) -> PublishAck:
-        """Publish deltas of one priority; return the acknowledgement."""
-        publish = partial(
-            self._propagator.publish, *deltas, after=after, ack_level=ack_level, timeout_s=timeout_s
-        )
-        return self._require_portal().call(publish)
-
-    def publish_many(
-        self,
-        ids: Sequence[str],
-        matrix: ArrayLike,
-        *,
-        indices: ArrayLike | None = None,
-        namespace: str = DEFAULT_NAMESPACE,
-        kind: Kind | None = None,
-        priority: Priority = Priority.NORMAL,
-        ack_level: AckLevel | str | None = None,
-        timeout_s: float | None = None,
-    ) -> PublishAck:
-        """Publish complete vectors, or with `indices` some of their elements, as columns."""
-        publish = partial(
-            self._propagator.publish_many,
-            ids,
-            matrix,
-            indices=indices,
-            namespace=namespace,
-            kind=kind,
-            priority=priority,
-            ack_level=ack_level,
-            timeout_s=timeout_s,
-        )
-        return self._require_portal().call(publish)
-
-    def publish_as(self, producer: Producer, *deltas: Delta, timeout_s: float = 30.0) -> PublishAck:
-        """Publish under a producer's own dots."""
-        return self._require_portal().call(partial(producer.publish, *deltas, timeout_s=timeout_s))
-
-    def producer(
-        self, name: str, *, ack_level: AckLevel | str | None = None, source: Source = Source.LOCAL
-    ) -> Producer:
-        """Return a named handle, for `publish_as`."""
-        return self.call(partial(self._propagator.producer, name, ack_level=ack_level, source=source))
+    def subscribe(
+        self, *topics: str, start: Start = "latest", name: str | None = None
+    ) -> Iterator[Delivered]:
+        """Iterate over deltas as they come; close the iterator to end it."""
+        subscription = self.call(partial(self._propagator.subscribe, *topics, start=start, name=name))
+        return self._read(subscription, subscription.close)
 
     def register_transform(
         self,
@@ -298,41 +218,11 @@ class SyncPropagator:
         reads: str,
         nonblocking: bool = False,
     ) -> None:
-        """Let deltas apply `function` to a vector; it is called in a thread of its own, or by the loop's."""
+        """Register `function` as `transform(name)` of a vector, which is read from the sink `reads`.
+
+        The function is called in a thread, one call at a time; with `nonblocking`, by the loop's thread.
+        """
         self._propagator.register_transform(name, function, reads=reads, nonblocking=nonblocking)
-
-    def wait_visible(
-        self,
-        published: PublishAck | Receipt | int,
-        *,
-        sinks: Iterable[str] | None = None,
-        committed: bool = False,
-        timeout_s: float | None = None,
-    ) -> None:
-        """Wait until these sinks have applied a delta."""
-        wait = partial(
-            self._propagator.wait_visible, published, sinks=sinks, committed=committed, timeout_s=timeout_s
-        )
-        self._require_portal().call(wait)
-
-    def outcome(self, dot: Dot, *, timeout_s: float | None = None) -> int | ErrorCode | None:
-        """Return the offset of the delta with this dot, the code of a no-op; None if it was not appended."""
-        return self._require_portal().call(partial(self._propagator.outcome, dot, timeout_s=timeout_s))
-
-    def subscribe(
-        self, *topics: str, start: Start = "latest", name: str | None = None
-    ) -> Iterator[Delivered]:
-        """Iterate over deltas as they come; close the iterator to end it."""
-        subscription = self.call(partial(self._propagator.subscribe, *topics, start=start, name=name))
-        return self._read(subscription, subscription.close)
-
-    def head(self, vector_id: str, namespace: str = DEFAULT_NAMESPACE) -> Dot | None:
-        """Return the dot of a vector's last delta."""
-        return self.call(partial(self._propagator.head, vector_id, namespace))
-
-    def statistics(self) -> Statistics:
-        """Return a snapshot of all statistics."""
-        return self.call(self._propagator.statistics)
 
     # --- helpers
 

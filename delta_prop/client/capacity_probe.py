@@ -25,12 +25,14 @@ class CapacityProbe:
     """The last refusal for lack of capacity, and the probe in flight.
 
     `refusal`: why the service takes nothing; None while it takes batches, as far as is known.
+    `last_refusal`: the last retryable one for any cause, since the last outcome.
     """
 
-    __slots__ = ("_deadline", "_probe", "refusal")
+    __slots__ = ("_deadline", "_probe", "last_refusal", "refusal")
 
     def __init__(self) -> None:
         self.refusal: Refused | None = None
+        self.last_refusal: Refused | None = None
         self._probe: UnackedBatch | None = None
         self._deadline = 0.0
 
@@ -51,7 +53,7 @@ class CapacityProbe:
         if self.refusal is None:
             return senders
         senders = list(senders)
-        refused = [sender for sender in senders if sender.retries]
+        refused = [sender for sender in senders if sender.retries.batches]
         return [min(refused, key=_first_send_order)] if refused else senders
 
     def on_sent(self, unacked: UnackedBatch, now: float) -> None:
@@ -68,6 +70,7 @@ class CapacityProbe:
 
     def on_answered(self, unacked: UnackedBatch) -> None:
         """Note that a batch has its outcome: if it was the probe, the others may be sent."""
+        self.last_refusal = None
         if self._probe is unacked:
             self.reset()
 
@@ -81,4 +84,4 @@ class CapacityProbe:
 
 
 def _first_send_order(sender: SequenceSender) -> int:
-    return sender.retries[0].send_order
+    return sender.retries.batches[0].send_order

@@ -14,8 +14,9 @@ from delta_prop.client.offer import Offer, PendingDot
 from delta_prop_wire.delta import Dot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
+    from delta_prop.client.offer import OutcomeListener
     from delta_prop.client.sequence_sender import UnackedBatch
     from delta_prop.platform.one_shot import OneShot
     from delta_prop_wire.delta import AckLevel, Delta, Priority
@@ -36,12 +37,10 @@ class CoalescedCalls(Offer):
 
     __slots__ = ("parts", "pending_deltas", "wakers")
 
-    def __init__(
-        self, priority: Priority, now: float, on_outcome: Callable[[PublishAck | Refused], None]
-    ) -> None:
-        """`on_outcome` is called when callers have been notified."""
+    def __init__(self, priority: Priority, now: float, listener: OutcomeListener) -> None:
+        """`listener` is notified when callers have been."""
         self.pending_deltas: list[Delta] = []
-        super().__init__(priority, self.pending_deltas, on_outcome)
+        super().__init__(priority, self.pending_deltas, listener)
         self.offered_at = now
         self.is_awaited = self.is_opaque_only = True
         self.wakers: list[OneShot] = []
@@ -59,7 +58,9 @@ class CoalescedCalls(Offer):
 
     def split(self) -> list[Offer]:
         """Return the calls as offers of their own; the caller puts them in the position of this offer."""
-        parts = self.parts = [Offer(self.priority, (), self._make_callback(waker)) for waker in self.wakers]
+        parts = self.parts = [
+            Offer(self.priority, (), _CallListener(waker, self.listener)) for waker in self.wakers
+        ]
         last_counter = self.pending_dot.counter  # 0: no dot is drawn yet
         size = self.size // self.count
         for row, part in enumerate(parts):
@@ -83,14 +84,14 @@ class CoalescedCalls(Offer):
         for waker, row_offset, row_dot in zip(wakers, offsets, dots, strict=True):
             if not waker.done():
                 waker.set_result(PublishAck(row_offset, row_dot, 1, level, _NO_DUPLICATES))
-        self.on_outcome(PublishAck(offset, dot, len(wakers), level, _NO_DUPLICATES))
+        self.listener.on_outcome(PublishAck(offset, dot, len(wakers), level, _NO_DUPLICATES))
 
     def settle(self, outcome: PublishAck | Refused) -> None:
         """Report the same outcome to all calls: a refusal, since `acknowledge` reports success."""
         for waker in self._finish():
             if not waker.done():
                 waker.set_result(outcome)
-        self.on_outcome(outcome)
+        self.listener.on_outcome(outcome)
 
     def _finish(self) -> list[OneShot]:
         """Mark the offer as done; return the callers' wakers."""
@@ -100,10 +101,18 @@ class CoalescedCalls(Offer):
         self.deltas, self.unacked_batch, self.pending_deltas, self.wakers = (), None, [], []
         return wakers
 
-    def _make_callback(self, waker: OneShot) -> Callable[[PublishAck | Refused], None]:
-        def settle(outcome: PublishAck | Refused) -> None:
-            if not waker.done():
-                waker.set_result(outcome)
-            self.on_outcome(outcome)
 
-        return settle
+class _CallListener:
+    """Listener of one call that became an offer of its own."""
+
+    __slots__ = ("_listener", "_waker")
+
+    def __init__(self, waker: OneShot, listener: OutcomeListener) -> None:
+        self._waker = waker
+        self._listener = listener
+
+    def on_outcome(self, outcome: PublishAck | Refused) -> None:
+        """Wake the caller with the outcome."""
+        if not self._waker.done():
+            self._waker.set_result(outcome)
+        self._listener.on_outcome(outcome)

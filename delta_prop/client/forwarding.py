@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from delta_prop.client.addresses import parse_addresses
-from delta_prop.client.arguments import check_connection, settings_or_default
 from delta_prop.client.backoff import Backoff
+from delta_prop.client.connector import Connector
 from delta_prop.client.errors import Reconnect
 from delta_prop.client.reconnecting_link import ReconnectingLink
 from delta_prop.platform.connection_faults import Misconfigured
@@ -67,6 +66,34 @@ class _Call:
         self.done = anyio.Event()
 
 
+class _Watermarks:
+    """The watermarks of the other service: those of its welcome, advanced by its acknowledgements."""
+
+    def __init__(self, by_origin: dict[int, int]) -> None:
+        self.by_origin = by_origin
+        self.were_taken = False  # `wait_for_watermarks` has returned them for this connection
+
+    def covers(self, logged: LoggedBatch) -> bool:
+        """True if the other service has all rows of the batch, or if they are control rows without dots."""
+        if not uses_dots(logged.batch):
+            return True
+        return logged.batch.last <= self.by_origin.get(logged.batch.origin, 0)
+
+    def advance(self, logged: LoggedBatch) -> None:
+        """Note that the other service has this batch."""
+        batch = logged.batch
+        self.by_origin[batch.origin] = max(self.by_origin.get(batch.origin, 0), batch.last)
+
+
+@dataclass(slots=True)
+class _Counts:
+    """Counters of a link, over all its connections."""
+
+    reconnects: int = 0
+    sent: int = 0
+    covered: int = 0
+
+
 class ForwardLink:
     """The connection of a `ForwardSink` to the other service. Only one call of `forward` at a time.
 
@@ -83,21 +110,16 @@ class ForwardLink:
         settings: ClientSettings | None = None,
         world: World | None = None,
     ) -> None:
-        self._addresses = parse_addresses(addresses)
-        self._given_world = world
-        self._token, self._tls, self._name = token, tls, name
-        check_connection(token, tls, world)
-        self._settings = settings_or_default(settings)
+        self._connector = Connector(addresses, token=token, tls=tls, settings=settings, world=world)
+        self._token, self._name = token, name
         self._log_id: bytes | None = None
         self._link: ReconnectingLink | None = None
         self._call: _Call | None = None
-        # the watermarks of the other service: those of its welcome, advanced by its acknowledgements
-        self._watermarks: dict[int, int] = {}
+        self._watermarks = _Watermarks({})
         self._connected = anyio.Event()
         self._changed = anyio.Event()  # set when connected, or when a connection failed
-        self._watermarks_taken = False  # `wait_for_watermarks` has returned them for this connection
         self._last_error: DeltaPropError | None = None
-        self._reconnects = self._sent = self._covered = 0
+        self._counts = _Counts()
         self._sequence = 1  # of the next row on this connection; a batch that is resent gets a new one
 
     # --- for the sink
@@ -108,21 +130,11 @@ class ForwardLink:
 
     async def run(self) -> None:
         """Keep the connection up until cancelled. While it is down, `forward` raises the reason."""
-        world = self._given_world or _real_world()
-        network = world.network
-        if network is None:
-            raise UsageError("world: it has no network to forward over: give one that has")
+        world = self._connector.open()
         backoff = Backoff(first_s=1.0, max_s=30.0)
         while True:
-            self._link = ReconnectingLink(
-                self._addresses,
-                self,
-                world=world,
-                network=network,
-                tls=self._tls,
-                settings=self._settings,
-                warns=False,  # the warning below replaces it, as the retries never end
-            )
+            # The warning below replaces the link's, as the retries never end.
+            self._link = ReconnectingLink(self._connector, self, warns=False)
             try:
                 await self._link.run()
             except DeltaPropError as error:
@@ -134,7 +146,7 @@ class ForwardLink:
                 self._changed.set()
                 self._fail(_to_call_error(error))
             finally:
-                self._reconnects += self._link.reconnects
+                self._counts.reconnects += self._link.reconnects
             await anyio.sleep(backoff.next_s(world.randomness.random()))
 
     async def forward(self, batches: Sequence[LoggedBatch]) -> list[Refused | None]:
@@ -161,10 +173,10 @@ class ForwardLink:
         Returns None if an earlier call has returned them for this connection. Raises as `forward` does.
         """
         await self._wait_connected()
-        if self._watermarks_taken:
+        if self._watermarks.were_taken:
             return None
-        self._watermarks_taken = True
-        return self._watermarks
+        self._watermarks.were_taken = True
+        return self._watermarks.by_origin
 
     async def _wait_connected(self) -> None:
         with anyio.move_on_after(CONNECT_TIMEOUT_S):
@@ -173,12 +185,13 @@ class ForwardLink:
                 await self._changed.wait()
         if not self._connected.is_set():
             failure = None if self._last_error is None else _to_call_error(self._last_error)
-            raise failure or ConnectionError(f"{self._addresses[0]} has not answered yet")
+            raise failure or ConnectionError(f"{self._connector.addresses[0]} has not answered yet")
 
     def statistics(self) -> ForwardLinkStatistics:
         """Return a snapshot of the counters."""
-        reconnects = self._reconnects + (0 if self._link is None else self._link.reconnects)
-        return ForwardLinkStatistics(self._connected.is_set(), reconnects, self._sent, self._covered)
+        counts = self._counts
+        reconnects = counts.reconnects + (0 if self._link is None else self._link.reconnects)
+        return ForwardLinkStatistics(self._connected.is_set(), reconnects, counts.sent, counts.covered)
 
     # --- for the link
 
@@ -191,8 +204,8 @@ class ForwardLink:
         """Start sending batches: the watermarks of the other service are known."""
         if welcome.log is not None and welcome.log.log_id == self._log_id:
             raise UsageError("the service would forward to itself: name another service")
-        self._watermarks = {grant.origin: grant.watermark for grant in welcome.origins}
-        self._watermarks_taken, self._last_error = False, None
+        self._watermarks = _Watermarks({grant.origin: grant.watermark for grant in welcome.origins})
+        self._last_error = None
         self._connected.set()
         self._changed.set()
 
@@ -211,7 +224,7 @@ class ForwardLink:
             if not session.connection.send_window.is_open:
                 break
             logged = call.batches[call.next_index]
-            if not self._is_covered(logged):
+            if not self._watermarks.covers(logged):
                 call.in_flight[self._sequence] = call.next_index
                 stamp = Stamp(logged.lamport, Source.REPLICA)
                 frame = BatchFrame(self._sequence, logged.batch, stamp, ack_wanted=True)
@@ -219,7 +232,7 @@ class ForwardLink:
                 raw = session.connection.send(frame)
                 parts.append(raw)
                 size += len(raw)
-                self._sent += logged.count
+                self._counts.sent += logged.count
             call.next_index += 1
         if call is not None:
             self._finish(call)  # the remaining batches may all be covered
@@ -258,7 +271,7 @@ class ForwardLink:
             if _is_in_doubt(ack, first, first + logged.count - 1):
                 raise Reconnect(cause=_in_doubt_error(logged))  # if it is there, the next welcome covers it
             del call.in_flight[first]
-            self._advance_watermark(logged)
+            self._watermarks.advance(logged)
         self._finish(call)
         return bool(acked)
 
@@ -282,20 +295,11 @@ class ForwardLink:
 
     def _count_covered(self, call: _Call) -> None:
         """Count the rows that the other service has; finish the call if none is missing there."""
-        self._covered += sum(logged.count for logged in call.batches if self._is_covered(logged))
-        if all(map(self._is_covered, call.batches)):
+        covers = self._watermarks.covers
+        self._counts.covered += sum(logged.count for logged in call.batches if covers(logged))
+        if all(map(covers, call.batches)):
             call.next_index = len(call.batches)
             self._finish(call)
-
-    def _is_covered(self, logged: LoggedBatch) -> bool:
-        """True if the other service has all rows of the batch, or if they are control rows without dots."""
-        if not uses_dots(logged.batch):
-            return True
-        return logged.batch.last <= self._watermarks.get(logged.batch.origin, 0)
-
-    def _advance_watermark(self, logged: LoggedBatch) -> None:
-        batch = logged.batch
-        self._watermarks[batch.origin] = max(self._watermarks.get(batch.origin, 0), batch.last)
 
     def _fail(self, failure: Exception) -> None:
         call = self._call
@@ -332,9 +336,3 @@ def _to_call_error(error: DeltaPropError) -> Exception:
 def _is_permanent(error: DeltaPropError | None) -> bool:
     """True if waiting for the connection does not help until someone fixes the cause."""
     return isinstance(error, UsageError) or (isinstance(error, Refused) and not error.retryable)
-
-
-def _real_world() -> World:
-    from delta_prop.platform.world import real_world
-
-    return real_world()

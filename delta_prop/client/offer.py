@@ -5,7 +5,7 @@ Pure values and small transitions. An offer has no dots until a batch is made th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgpack
 
@@ -15,7 +15,7 @@ from delta_prop_wire.delta import Kind as _Kind
 from delta_prop_wire.slicing import deltas_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -27,6 +27,14 @@ if TYPE_CHECKING:
 
 ROW_OVERHEAD_BYTES = 64
 """Approximate bytes of a row besides its name and content."""
+
+
+class OutcomeListener(Protocol):
+    """The caller of an offer."""
+
+    def on_outcome(self, outcome: PublishAck | Refused) -> None:
+        """Note the outcome. It must not block."""
+        ...
 
 
 class PendingDot:
@@ -61,7 +69,7 @@ class Columns(NamedTuple):
 
 
 class Offer:
-    """Deltas of one priority. `on_outcome` is called once, with the outcome.
+    """Deltas of one priority. `listener` is notified once, of the outcome.
 
     `after`: the deltas that must come first, by pending dot, dot or id. `predecessors`: pending dots of
     offers on the same vectors in other senders. `counter`: the counter of the first row, if the caller
@@ -81,8 +89,8 @@ class Offer:
         "is_dropped",
         "is_opaque_only",
         "is_single",
+        "listener",
         "offered_at",
-        "on_outcome",
         "pending_dot",
         "predecessors",
         "priority",
@@ -96,7 +104,7 @@ class Offer:
         self,
         priority: Priority,
         deltas: Sequence[Delta],
-        on_outcome: Callable[[PublishAck | Refused], None],
+        listener: OutcomeListener,
         *,
         columns: Columns | Block | None = None,
         after: Sequence[PendingDot | Dot | bytes] = (),
@@ -106,7 +114,7 @@ class Offer:
         self.priority = priority
         self.deltas: Sequence[Delta] = deltas
         self.columns: Columns | Block | None = columns
-        self.on_outcome = on_outcome
+        self.listener = listener
         self.after = after
         self.predecessors: Sequence[PendingDot] = ()
         self.counter = counter
@@ -179,7 +187,7 @@ class Offer:
         assert not self.done, "settled twice"
         self.done = True
         self.deltas, self.columns, self.unacked_batch = (), None, None
-        self.on_outcome(outcome)
+        self.listener.on_outcome(outcome)
 
 
 class OutcomeJoiner:
@@ -189,16 +197,12 @@ class OutcomeJoiner:
         self._offer = offer
         self._outcomes: list[PublishAck | Refused | None] = [None, None]
 
-    def callback_for(self, index: int) -> Callable[[PublishAck | Refused], None]:
-        """Return the callback for the offer of the first rows (index 0) or of the last rows (1)."""
-
-        def on_part_outcome(outcome: PublishAck | Refused) -> None:
-            self._outcomes[index] = outcome
-            first, second = self._outcomes
-            if first is not None and second is not None:
-                self._offer.settle(self._join(first, second))
-
-        return on_part_outcome
+    def on_part_outcome(self, index: int, outcome: PublishAck | Refused) -> None:
+        """Note the outcome of the first rows (index 0) or of the last rows (1); settle after both."""
+        self._outcomes[index] = outcome
+        first, second = self._outcomes
+        if first is not None and second is not None:
+            self._offer.settle(self._join(first, second))
 
     def _join(self, first: PublishAck | Refused, second: PublishAck | Refused) -> PublishAck | Refused:
         if not isinstance(first, PublishAck):
@@ -210,6 +214,20 @@ class OutcomeJoiner:
             return PublishAck.of_rows(rows, second.level)
         duplicates = {row: ack.offset for row, ack in enumerate(rows)}
         return PublishAck(first.offset, first.dot, len(rows), second.level, duplicates)
+
+
+class PartListener:
+    """Listener of one of the two offers that replace a split one."""
+
+    __slots__ = ("_index", "_joiner")
+
+    def __init__(self, joiner: OutcomeJoiner, index: int) -> None:
+        self._joiner = joiner
+        self._index = index
+
+    def on_outcome(self, outcome: PublishAck | Refused) -> None:
+        """Note the outcome of the part."""
+        self._joiner.on_part_outcome(self._index, outcome)
 
 
 def _estimate_size(deltas: Sequence[Delta]) -> int:

@@ -21,9 +21,10 @@ from delta_prop.calls.argument_checks import (
 )
 from delta_prop.calls.outcomes import OfferState, PublishAck
 from delta_prop.calls.receipt import Receipt
-from delta_prop.client.addresses import parse_addresses
-from delta_prop.client.arguments import check_connection, parse_member, settings_or_default
+from delta_prop.client.arguments import parse_member
+from delta_prop.client.change_signal import ChangeSignal
 from delta_prop.client.closing import close_tasks
+from delta_prop.client.connector import Connector
 from delta_prop.client.offer import Columns, Offer
 from delta_prop.client.producer_protocol import ProducerProtocol
 from delta_prop.client.reconnecting_link import ReconnectingLink
@@ -88,34 +89,21 @@ class Producer:
         writes to several under the same name. `log_id`: the only log that the service may have.
         """
         self.name = name
-        self.settings = settings_or_default(settings)
-        check_connection(token, tls, world)
-        self._addresses = parse_addresses(addresses)
-        self._token = token
-        self._tls = tls
-        self._ack_level = None if ack_level is None else check_ack_level(ack_level)
-        self._source = parse_member("source", source, Source)
+        self._connector = Connector(addresses, token=token, tls=tls, settings=settings, world=world)
+        self.settings = self._connector.settings
         check_integer("partition", partition, (1 << PARTITION_BITS) - 1)
-        self._partition = partition
-        self._log_id = log_id
-        self._numbered = numbered
-        self._given_world = world
-        self._exit = AsyncExitStack()
-        self._state = "not open yet"
-        self._make_protocol(lambda: 0.0)
-
-    def _make_protocol(self, rng: Callable[[], float]) -> None:
         self._protocol = ProducerProtocol(
-            self.name,
-            token=self._token,
-            source=self._source,
-            ack_level=self._ack_level,
-            rng=rng,
-            partition=self._partition,
-            log_id=self._log_id,
-            can_split=self._numbered,
+            name,
+            token=token,
+            ack_level=None if ack_level is None else check_ack_level(ack_level),
+            source=parse_member("source", source, Source),
+            partition=partition,
+            log_id=log_id,
+            can_split=numbered,
         )
         self._producer_state = self._protocol.state
+        self._exit = AsyncExitStack()
+        self._state = "not open yet"
 
     # --- opening and closing
 
@@ -132,21 +120,12 @@ class Producer:
         """Open without waiting until the service answers; `__aexit__` ends it."""
         if self._state != "not open yet":
             raise UsageError(f"this producer is {self._state}: create another one")
-        world = self._world = self._given_world or _real_world()
-        if world.network is None:
-            raise UsageError("world: it has no network to connect over: give one that has")
+        world = self._connector.open()
         self._now = world.clock.now
-        self._make_protocol(world.randomness.fork("producer").random)
-        self._changed = anyio.Event()
+        self._protocol.begin(world.randomness.fork("producer"))
+        self._changes = ChangeSignal()
         self._new_waker = one_shot_factory()
-        self._link = ReconnectingLink(
-            self._addresses,
-            self._protocol,
-            world=world,
-            network=world.network,
-            tls=self._tls,
-            settings=self.settings,
-        )
+        self._link = ReconnectingLink(self._connector, self._protocol)
         await self._exit.__aenter__()
         tasks = await self._exit.enter_async_context(anyio.create_task_group())
         self._exit.callback(tasks.cancel_scope.cancel)
@@ -166,7 +145,7 @@ class Producer:
             if not isinstance(error, anyio.get_cancelled_exc_class()):
                 with anyio.move_on_after(self.settings.close_timeout_s):
                     while self._producer_state.in_flight_offers:
-                        await self._wait_change()
+                        await self._changes.wait()
         except BaseException as cancelled:
             await self._close(cancelled)
             raise
@@ -188,7 +167,7 @@ class Producer:
         except ProtocolError as failure:
             self._producer_state.fail(Refused(failure.code, failure.message))
         self._link.welcomed.set()
-        self._changed.set()
+        self._changes.notify()
 
     async def _expire(self) -> None:
         """Drop offers that time out: calls of `publish` on time, other offers up to 1 s later."""
@@ -261,11 +240,13 @@ class Producer:
         Raises Refused; after `timeout_s` the last refusal, whose text says if the deltas may be in the log.
         A cancelled call withdraws its deltas unless they are in flight.
         """
-        may_coalesce = len(deltas) == 1 and not after and timeout_s is None and not self._numbered
+        state = self._producer_state
+        state = self._producer_state
+        may_coalesce = len(deltas) == 1 and not after and timeout_s is None and not state.can_split
         delta = deltas[0] if may_coalesce else None
         if type(delta) is Delta and is_opaque_only(delta) and self._state == "open":
             waker = self._new_waker()
-            calls = self._producer_state.offer_call(delta, waker, self._now(), self._on_outcome)
+            calls = state.offer_call(delta, waker, self._now(), self._changes)
             if calls is not None:  # the fast path
                 row = calls.count - 1
                 if row == 0:  # later calls join before the link polls
@@ -332,7 +313,7 @@ class Producer:
         """Wait for the outcomes of all offers. Raises TimeoutError, or why the producer cannot go on."""
         with anyio.fail_after(timeout_or_default(timeout_s, self.settings.delivery_timeout_s)):
             while self._producer_state.in_flight_offers:
-                await self._wait_change()
+                await self._changes.wait()
         self._producer_state.check_open()
 
     # --- helpers
@@ -347,11 +328,8 @@ class Producer:
             return outcome
         self._producer_state.drop_call(calls, row)
         self._link.notify()
-        self._changed.set()
+        self._changes.notify()
         return None
-
-    def _on_outcome(self, outcome: PublishAck | Refused) -> None:
-        self._changed.set()
 
     def _offer(
         self,
@@ -365,26 +343,17 @@ class Producer:
     ) -> Receipt:
         if self._state != "open":
             raise UsageError(f"producer {self.name!r} is {self._state}: use it inside its `async with`")
-        if self._numbered and counter is None:
+        if self._producer_state.can_split and counter is None:
             raise UsageError(f"producer {self.name!r} is numbered: use offer_numbered")
         parents, pending_dots = _resolve_after(after)
         if len(deltas) and parents:
             deltas = with_parents(deltas, parents)
-        receipt = Receipt()
-
-        def settle(outcome: PublishAck | Refused) -> None:
-            if not receipt.done:
-                if isinstance(outcome, PublishAck):
-                    receipt.acknowledge(outcome)
-                else:
-                    receipt.refuse(outcome)
-            self._changed.set()
-
+        receipt = _OfferReceipt(self._changes)
         opaque_only = opaque_only and not after
         offer = Offer(
             priority,
             deltas,
-            settle,
+            receipt,
             columns=columns,
             after=pending_dots,
             counter=counter,
@@ -399,7 +368,7 @@ class Producer:
     def _drop(self, offer: Offer) -> bool:
         removed = self._producer_state.drop(offer)
         self._link.notify()
-        self._changed.set()
+        self._changes.notify()
         return removed
 
     async def _publish(self, send: Callable[[], Receipt], timeout_s: float | None) -> PublishAck:
@@ -414,7 +383,7 @@ class Producer:
                 except Refused as refused:
                     if refused.code is not ErrorCode.QUEUE_FULL or self._producer_state.failure is not None:
                         raise
-                    await self._wait_change()
+                    await self._changes.wait()
             return await receipt.wait()
         if receipt is None:
             self._producer_state.check_capacity()
@@ -426,10 +395,24 @@ class Producer:
             withdrawn=receipt is None or receipt.state is OfferState.WITHDRAWN,
         )
 
-    async def _wait_change(self) -> None:
-        if self._changed.is_set():
-            self._changed = anyio.Event()
-        await self._changed.wait()
+
+class _OfferReceipt(Receipt):
+    """Receipt that an offer settles."""
+
+    __slots__ = ("_changes",)
+
+    def __init__(self, changes: ChangeSignal) -> None:
+        super().__init__()
+        self._changes = changes
+
+    def on_outcome(self, outcome: PublishAck | Refused) -> None:
+        """Settle with the outcome, unless the caller has withdrawn the offer."""
+        if not self.done:
+            if isinstance(outcome, PublishAck):
+                self.acknowledge(outcome)
+            else:
+                self.refuse(outcome)
+        self._changes.notify()
 
 
 def _resolve_after(after: Sequence[Receipt | Dependency]) -> tuple[list[Dot | bytes], list[PendingDot]]:
@@ -447,9 +430,3 @@ def _resolve_after(after: Sequence[Receipt | Dependency]) -> tuple[list[Dot | by
         else:
             parents.append(dependency_key(cause.result()))
     return parents, pending_dots
-
-
-def _real_world() -> World:
-    from delta_prop.platform.world import real_world
-
-    return real_world()

@@ -5,7 +5,7 @@ Pure. The asynchronous and the blocking producer both wrap this.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from delta_prop.client.producer_state import ProducerState
 from delta_prop_wire.codec import encode_head
@@ -14,8 +14,6 @@ from delta_prop_wire.errors import UsageError
 from delta_prop_wire.frames import Ack, Backpressure, Hello, Nack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from typing_extensions import Buffer
 
     from delta_prop.client.session import Session
@@ -39,6 +37,14 @@ def check_staging(welcome: Welcome) -> None:
         )
 
 
+class JitterSource(Protocol):
+    """Source of numbers from 0 (inclusive) to 1 (exclusive)."""
+
+    def random(self) -> float:
+        """Return the next number."""
+        ...
+
+
 class ProducerProtocol:
     """Makes and handles the frames of a `ProducerState`. Implements `LinkProtocol`."""
 
@@ -49,7 +55,6 @@ class ProducerProtocol:
         token: str | None,
         source: Source,
         ack_level: AckLevel | None,
-        rng: Callable[[], float],
         partition: int = 0,
         log_id: bytes | None = None,
         job: JobPart | None = None,
@@ -73,7 +78,10 @@ class ProducerProtocol:
         self._was_welcomed = False  # a service has answered
         self._token = token
         self._source = source
-        self._rng = rng
+
+    def begin(self, jitter: JitterSource) -> None:
+        """Name the source of the jitter, before the first connection."""
+        self._jitter = jitter
 
     def hello(self) -> Hello:
         """Return the hello that opens a connection."""
@@ -104,7 +112,7 @@ class ProducerProtocol:
             case Ack():
                 return self.state.on_ack(frame)
             case Nack():
-                self.state.on_nack(frame, now, self._rng())
+                self.state.on_nack(frame, now, self._jitter.random())
             case Backpressure():
                 self.state.on_backpressure(frame, now)
         return False

@@ -15,28 +15,28 @@ from delta_prop.client.coalesced_calls import CALLS_BYTES_MAX, CALLS_MAX, CALLS_
 from delta_prop.client.counts import Counts
 from delta_prop.client.errors import Reconnect
 from delta_prop.client.in_flight import InFlight
-from delta_prop.client.offer import ROW_OVERHEAD_BYTES, Offer, OutcomeJoiner, PendingDot
+from delta_prop.client.offer import ROW_OVERHEAD_BYTES, Offer, OutcomeJoiner, PartListener, PendingDot
 from delta_prop.client.refusals import dot_used_before, offer_unanswered, timed_out, with_row
-from delta_prop.client.sequence_sender import SequenceSender
-from delta_prop.client.service_identity import ServiceIdentity, granted_level
+from delta_prop.client.senders import Senders
+from delta_prop.client.service_identity import ServiceIdentity
 from delta_prop.client.splitting import split_around, split_rows
 from delta_prop.client.unacked_offers import UnackedOffers
-from delta_prop.client.vector_order import VectorOrder
 from delta_prop.delivery.backpressure.advice import Advice
 from delta_prop_wire.bounds import check_name
-from delta_prop_wire.delta import AckLevel, Dot, Priority, make_origin, producer_id_of
+from delta_prop_wire.delta import AckLevel, Priority
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.frames import BatchFrame, OriginClaim
 from delta_prop_wire.spec import COUNTER_MAX, FINAL, VECTOR_ID_BYTES_MAX, ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Sequence
     from typing import NoReturn
 
-    from delta_prop.client.sequence_sender import UnackedBatch
+    from delta_prop.client.offer import OutcomeListener
+    from delta_prop.client.sequence_sender import SequenceSender, UnackedBatch
     from delta_prop.platform.one_shot import OneShot
     from delta_prop_wire.delta import Delta
-    from delta_prop_wire.frames import Ack, Backpressure, Nack, OriginGrant, Welcome
+    from delta_prop_wire.frames import Ack, Backpressure, Nack, Welcome
 
 IN_FLIGHT_OFFERS_MAX = 10_000
 IN_FLIGHT_BYTES_MAX = 64 * 1024 * 1024
@@ -72,24 +72,12 @@ class ProducerState:
         self.failure: Refused | UsageError | None = None
         """The reason why nothing can be sent any more."""
         self.advice = Advice()
-        producer_id = producer_id_of(name)
-        self._senders = tuple(
-            SequenceSender(make_origin(producer_id, each, partition), each, can_split=can_split)
-            for each in Priority
-        )
-        self._first_sender = self._senders[priority]
-        self._used_senders: list[SequenceSender] = []
-        self._requested_level = ack_level
-        self._level = AckLevel.MEMORY if ack_level is None else ack_level
-        self._service = ServiceIdentity(log_id)
-        self._sender_by_origin = {sender.origin: sender for sender in self._senders}
-        self._vector_order = VectorOrder()
-        self._lost: dict[int, list[tuple[int, int]]] = {}  # origin to (after, until) of lost counters
+        self._senders = Senders(name, partition, priority, can_split=can_split)
+        self._service = ServiceIdentity(log_id, ack_level)
         self._unacked = UnackedOffers()
         self._open_calls: CoalescedCalls | None = None  # those that the next call may join
         self._in_flight = InFlight()
         self._probe = CapacityProbe()
-        self._last_refusal: Refused | None = None
         self._faults = 0
         self.counts = Counts()
 
@@ -103,7 +91,7 @@ class ProducerState:
     @property
     def waits_for(self) -> Refused | None:
         """A refusal that blocks offers in flight; None: there is none."""
-        return self._probe.refusal or self._last_refusal
+        return self._probe.refusal or self._probe.last_refusal
 
     @property
     def log_id(self) -> bytes | None:
@@ -112,7 +100,7 @@ class ProducerState:
 
     def watermark(self, priority: Priority) -> int:
         """Return the counter up to which the service had processed this producer's deltas at the welcome."""
-        return self._senders[priority].watermark
+        return self._senders.all[priority].claim.watermark
 
     # --- offers
 
@@ -141,18 +129,18 @@ class ProducerState:
         """Add an offer. Raises Refused, UsageError: then nothing was added."""
         self.check_open()
         self.check_capacity()
-        sender = self._senders[offer.priority]
+        sender = self._senders.all[offer.priority]
         self._check_counter(sender, offer.counter, offer.count)
         offer.offered_at = now
         self._enqueue(sender, offer)
 
     def offer_call(
-        self, delta: Delta, waker: OneShot, now: float, on_outcome: Callable[[PublishAck | Refused], None]
+        self, delta: Delta, waker: OneShot, now: float, listener: OutcomeListener
     ) -> CoalescedCalls | None:
         """Add one delta for which `is_opaque_only` is true, coalesced with earlier calls: a fast `offer`.
 
-        Returns the calls, of which it is the last one; None if only `offer` can take the delta. `on_outcome`
-        is called whenever some of the calls have been notified.
+        Returns the calls, of which it is the last one; None if only `offer` can take the delta. `listener` is
+        notified whenever some of the calls have been.
         """
         size = len(delta.operation.data)
         if size > CALLS_BYTES_MAX:
@@ -165,7 +153,7 @@ class ProducerState:
             or calls.size >= CALLS_BYTES_MAX
             or now - calls.offered_at >= CALLS_WINDOW_S
         ):
-            calls = self._start_coalescing(delta, now, on_outcome)
+            calls = self._start_coalescing(delta, now, listener)
         if calls is None or unacked.calls >= IN_FLIGHT_OFFERS_MAX or unacked.bytes >= IN_FLIGHT_BYTES_MAX:
             return None
         size += ROW_OVERHEAD_BYTES + 3 * len(delta.vector_id)
@@ -211,26 +199,26 @@ class ProducerState:
 
     def claim_origins(self) -> tuple[OriginClaim, ...]:
         """Return the origins for the hello that opens a connection."""
-        senders = self._used_senders or [self._first_sender]
-        return self._claim(senders)
+        return self._claim(self._senders.to_claim())
 
     def claim_new_origins(self) -> tuple[OriginClaim, ...]:
         """Return the origins that are written to and not claimed yet on this connection."""
-        return self._claim([sender for sender in self._used_senders if not sender.is_claimed])
+        return self._claim([sender for sender in self._senders.used if not sender.claim.is_claimed])
 
     def on_welcome(self, welcome: Welcome, *, same_address: bool) -> None:
         """Note that a hello was answered: resend all that is open. Raises UsageError, Refused."""
         self._service.check(welcome, may_change_log=same_address)
-        self._level = granted_level(self._requested_level, welcome.level)
-        senders, lost = [], False
+        self._service.grant_level(welcome)
+        senders, lost_count = [], 0
         for grant in welcome.origins:
-            sender = self._sender_by_origin.get(grant.origin)
+            sender = self._senders.by_origin(grant.origin)
             if sender is not None:
-                lost = self._apply_grant(sender, grant) or lost
+                lost_count += self._senders.apply_grant(sender, grant)
                 senders.append(sender)
+        self.counts.lost += lost_count
         for sender in senders:
-            sender.requeue_all(lost=lost, is_lost=self._is_lost)
-            for unacked in reversed(sender.retries.copy()):
+            sender.requeue_all(lost=lost_count > 0, is_lost=self._senders.is_lost)
+            for unacked in reversed(sender.retries.batches.copy()):
                 is_dropped = any(offer.is_dropped for _, offer in unacked.offers)
                 if is_dropped and not unacked.is_maybe_stored and not unacked.is_withdrawn:
                     self._withdraw(unacked)
@@ -240,8 +228,8 @@ class ProducerState:
         self._in_flight.clear()
         self._probe.on_disconnect()
         self.advice.clear()
-        for sender in self._senders:
-            sender.is_claimed = sender.is_granted = False
+        for sender in self._senders.all:
+            sender.claim.is_claimed = sender.claim.is_granted = False
             for unacked in sender.unacked.values():
                 unacked.is_maybe_stored = unacked.is_maybe_stored or unacked.sequence > 0
                 unacked.sequence = 0
@@ -274,7 +262,7 @@ class ProducerState:
         """Return the next batch to send, None if there is none now, and note that it is sent."""
         if self.failure is not None or self.advice.wait_s(now) > 0 or self._probe.wait_s(now) > 0:
             return None
-        for sender in self._probe.choose(self._fair_order()):
+        for sender in self._probe.choose(self._senders.fair_order()):
             unacked = self._next_batch_of(sender, now)
             if unacked is not None:
                 return self._send(sender, unacked, now)
@@ -282,11 +270,11 @@ class ProducerState:
 
     def wait_s(self, now: float) -> float | None:
         """Return the seconds until `next_frame` may return a frame; None: not before an answer or offer."""
-        if not any(sender.is_busy for sender in self._used_senders):
+        if not any(sender.is_busy for sender in self._senders.used):
             return None
-        senders = [sender for sender in self._used_senders if sender.is_granted]
-        waits_s = [max(sender.retry_at - now, 0.0) for sender in senders if sender.retries]
-        waits_s += [0.0 for sender in senders if sender.waiting and not sender.retries]
+        senders = [sender for sender in self._senders.used if sender.claim.is_granted]
+        waits_s = [max(sender.retries.not_before - now, 0.0) for sender in senders if sender.retries.batches]
+        waits_s += [0.0 for sender in senders if sender.waiting and not sender.retries.batches]
         held_s = max(self.advice.wait_s(now), self._probe.wait_s(now))
         if held_s > 0:
             return held_s
@@ -299,9 +287,8 @@ class ProducerState:
         has_outcome = False
         for unacked in self._in_flight.take_acked(ack):
             has_outcome = True
-            self._last_refusal = None
             self._probe.on_answered(unacked)
-            unacked.sender.backoff.reset()
+            unacked.sender.retries.backoff.reset()
             self._settle_acked(unacked)
         if has_outcome:
             self._faults = 0
@@ -324,27 +311,28 @@ class ProducerState:
 
     @staticmethod
     def _check_counter(sender: SequenceSender, counter: int | None, count: int) -> None:
-        if sender.is_used and (counter is None) != (sender.last_numbered is None):
+        last = sender.counters.last_numbered
+        if counter is None and last is None:
+            return
+        if sender.is_used and (counter is None) != (last is None):
             raise UsageError(
                 f"priority {sender.priority.name.lower()}: some deltas have a counter, some none: number all "
                 "of a priority's deltas, or none"
             )
-        if counter is not None and not (sender.last_numbered or 0) < counter <= COUNTER_MAX - count + 1:
+        if counter is not None and not (last or 0) < counter <= COUNTER_MAX - count + 1:
             raise UsageError(
-                f"counter {counter}: not above {sender.last_numbered or 0}, the last one, or too large: give "
-                "rising counters within a priority"
+                f"counter {counter}: not above {last or 0}, the last one, or too large: give rising counters "
+                "within a priority"
             )
-        sender.last_numbered = None if counter is None else counter + count - 1
+        sender.counters.last_numbered = None if counter is None else counter + count - 1
 
-    def _start_coalescing(
-        self, delta: Delta, now: float, on_outcome: Callable[[PublishAck | Refused], None]
-    ) -> CoalescedCalls | None:
+    def _start_coalescing(self, delta: Delta, now: float, listener: OutcomeListener) -> CoalescedCalls | None:
         """Return an offer that this call and later ones join until it is drawn or another offer comes."""
-        sender = self._senders[delta.priority]
-        is_untracked = self._vector_order.stays_untracked(sender, self._used_senders)
+        sender = self._senders.all[delta.priority]
+        is_untracked = self._senders.vector_order.stays_untracked(sender, self._senders.used)
         if self.failure is not None or not self.has_capacity or not is_untracked:
             return None
-        calls = CoalescedCalls(delta.priority, now, on_outcome)
+        calls = CoalescedCalls(delta.priority, now, listener)
         self._enqueue(sender, calls)
         self._open_calls = calls
         return calls
@@ -353,18 +341,11 @@ class ProducerState:
         self._open_calls = None
         offer.pending_dot = PendingDot(sender.origin)
         # From here on an offer may name each of the coalesced calls.
-        if self._vector_order.starts_tracking(offer, self._used_senders):
+        if self._senders.vector_order.starts_tracking(offer, self._senders.used):
             for unacked in self._unacked.all():
                 if isinstance(unacked, CoalescedCalls):
                     self._split_calls(unacked)
-        self._vector_order.track(offer, self._used_senders)
-        if sender not in self._used_senders:
-            self._used_senders.append(sender)
-        if not sender.is_busy:  # after an idle time it gets no more than its share
-            lowest = min((other.virtual_time for other in self._used_senders if other.is_busy), default=0.0)
-            sender.virtual_time = max(sender.virtual_time, lowest)
-        sender.waiting.append(offer)
-        sender.is_used = True
+        self._senders.add(sender, offer)
         self._unacked.add(offer)
 
     def _split_calls(self, calls: CoalescedCalls) -> list[Offer]:
@@ -372,7 +353,7 @@ class ProducerState:
         self._open_calls = None
         parts = calls.split()
         if calls.unacked_batch is None:
-            self._senders[calls.priority].replace_offer(calls, parts)
+            self._senders.all[calls.priority].replace_offer(calls, parts)
         else:
             calls.unacked_batch.replace_offer(calls, parts)
         self._unacked.replace(calls, parts)
@@ -389,7 +370,7 @@ class ProducerState:
         offer.is_dropped = True
         unacked = offer.unacked_batch
         if unacked is None:
-            self._senders[offer.priority].waiting.remove(offer)
+            self._senders.all[offer.priority].waiting.remove(offer)
             offer.pending_dot.is_removed = True
         elif self._is_maybe_stored(offer):
             return False
@@ -423,19 +404,8 @@ class ProducerState:
 
     def _claim(self, senders: Sequence[SequenceSender]) -> tuple[OriginClaim, ...]:
         for sender in senders:
-            sender.is_claimed = True
-        return tuple(OriginClaim(sender.origin, sender.epoch) for sender in senders)
-
-    def _apply_grant(self, sender: SequenceSender, grant: OriginGrant) -> bool:
-        after, until = sender.on_grant(grant.epoch, grant.watermark)
-        if until <= after:
-            return False
-        self._lost.setdefault(sender.origin, []).append((after, until))
-        self.counts.lost += until - after
-        return True
-
-    def _is_lost(self, dot: Dot) -> bool:
-        return any(after < dot.counter <= until for after, until in self._lost.get(dot.origin, ()))
+            sender.claim.is_claimed = True
+        return tuple(OriginClaim(sender.origin, sender.claim.epoch) for sender in senders)
 
     def _raise_refusal(self, refusal: Refused) -> NoReturn:
         """Raise the error for a refused hello or connection."""
@@ -449,21 +419,17 @@ class ProducerState:
 
     # --- sending, inside
 
-    def _fair_order(self) -> Iterator[SequenceSender]:
-        """Return the senders with something to send, those with the least virtual time first."""
-        senders = [sender for sender in self._used_senders if sender.is_granted and sender.is_busy]
-        return iter(senders if len(senders) < 2 else sorted(senders, key=_virtual_time))
-
     def _next_batch_of(self, sender: SequenceSender, now: float) -> UnackedBatch | None:
-        if sender.retries:
-            return sender.retries.pop(0) if now >= sender.retry_at else None
+        retries = sender.retries
+        if retries.batches:
+            return retries.batches.pop(0) if now >= retries.not_before else None
         self._open_calls = None
         while True:
             unacked = sender.draw_batch(
-                level=self._level,
+                level=self._service.level,
                 deltas_max=BATCH_DELTAS_MAX,
                 bytes_max=BATCH_BYTES_MAX,
-                is_lost=self._is_lost,
+                is_lost=self._senders.is_lost,
             )
             if unacked is not None or not sender.unencodable:
                 return unacked
@@ -532,13 +498,13 @@ class ProducerState:
 
     def _retry(self, unacked: UnackedBatch, refusal: Refused, now: float, sample: float) -> None:
         sender, batch = unacked.sender, unacked.batch
-        self._last_refusal = refusal
+        self._probe.last_refusal = refusal
         for _, offer in unacked.offers:
             offer.refusal = refusal
         is_first = unacked is next(iter(sender.unacked.values()))
         if refusal.code is ErrorCode.DEP_TIMEOUT and is_first and not batch.clock and not batch.parents:
             raise Reconnect(0.0, refusal)  # it follows processed deltas only: a hello reports which exist
-        wait_s = sender.backoff.next_s(sample)
+        wait_s = sender.retries.backoff.next_s(sample)
         if self.can_split and refusal.code is ErrorCode.DEP_TIMEOUT:  # a part waits for the other parts
             wait_s = 0.001
         elif refusal.retry_after_ms is not None:
@@ -571,7 +537,7 @@ class ProducerState:
                 self._split_offer(unacked, offer, rows - row)
                 break
         parts = unacked.split_at(rows)
-        if parts[0].batch.last <= unacked.sender.former_watermark:
+        if parts[0].batch.last <= unacked.sender.claim.former_watermark:
             parts[0].make_outcome_query()
         unacked.sender.replace_batch(unacked, parts)
         return parts
@@ -582,7 +548,7 @@ class ProducerState:
         parts, last = [], offer.pending_dot.counter
         row_ranges = (rows, last - offer.count + rows), (offer.count - rows, last)
         for index, (count, counter) in enumerate(row_ranges):
-            part = Offer(offer.priority, (), joiner.callback_for(index))
+            part = Offer(offer.priority, (), PartListener(joiner, index))
             part.count, part.size = count, offer.size * count // offer.count
             part.is_single, part.offered_at, part.has_ids = True, offer.offered_at, offer.has_ids
             part.pending_dot = PendingDot(offer.pending_dot.origin)
@@ -626,9 +592,9 @@ class ProducerState:
         """
         self._split_all_calls(unacked)
         if self.can_split and unacked.batch.count > 1:
-            unacked.sender.retries.remove(unacked)
+            unacked.sender.retries.batches.remove(unacked)
             for part in split_rows(unacked):
-                unacked.sender.schedule_retry(part, unacked.sender.retry_at)
+                unacked.sender.schedule_retry(part, unacked.sender.retries.not_before)
                 if part.offers[0][1].is_dropped:
                     part.withdraw()
             return
@@ -640,11 +606,7 @@ class ProducerState:
         unacked.offers = [(row, offer) for row, offer in unacked.offers if offer.is_dropped]
         if unacked.is_outcome_query:
             unacked.sender.settle_batch(unacked)
-            unacked.sender.retries.remove(unacked)
+            unacked.sender.retries.batches.remove(unacked)
         else:
             unacked.withdraw()
         unacked.sender.requeue_offers(requeued)
-
-
-def _virtual_time(sender: SequenceSender) -> float:
-    return sender.virtual_time

@@ -13,7 +13,6 @@ import anyio
 from delta_prop.client.backoff import Backoff
 from delta_prop.client.errors import Reconnect, Unreachable
 from delta_prop.client.outage import Outage
-from delta_prop.client.session import Session
 from delta_prop.platform.connection_faults import AddressFaults, Misconfigured
 from delta_prop_wire.errors import DeltaPropError, ProtocolError, Refused, UsageError
 from delta_prop_wire.frames import Ack, Welcome
@@ -25,8 +24,9 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from delta_prop.client.addresses import Address
-    from delta_prop.client.settings import ClientSettings
-    from delta_prop.platform.ports import Network, Stream, Tls, World
+    from delta_prop.client.connector import Connector
+    from delta_prop.client.session import Session
+    from delta_prop.platform.ports import Stream
     from delta_prop_wire.frames import Frame, Hello
 
 logger = logging.getLogger("delta_prop.client")
@@ -73,6 +73,15 @@ class LinkProtocol(Protocol):
         ...
 
 
+class _Progress:
+    """How far one connection has come."""
+
+    def __init__(self) -> None:
+        self.welcome_pages: list[Welcome] = []  # of an incomplete answer to a hello
+        self.was_welcomed = False
+        self.has_outcomes = False  # or other frames that show that the service works
+
+
 class ReconnectingLink:
     """Keeps one connection to a service, and replaces it when it is lost.
 
@@ -81,33 +90,25 @@ class ReconnectingLink:
 
     def __init__(
         self,
-        addresses: Sequence[Address],
+        connector: Connector,
         protocol: LinkProtocol,
         *,
-        world: World,
-        network: Network,
-        tls: Tls | None,
-        settings: ClientSettings,
         warns: bool = True,
     ) -> None:
-        """`warns`: log a warning while no service answers."""
+        """`connector`: an open one. `warns`: log a warning while no service answers."""
         self.welcomed = anyio.Event()
         """Set once a service has answered."""
         self.reconnects = 0
         self.cause: Exception | None = None
         """The reason why there is no connection at present."""
-        self._addresses = addresses
+        self._connector = connector
         self._protocol = protocol
-        self._now = world.clock.now
-        self._rng = world.randomness.fork("client").random
-        self._network = network
-        self._tls = tls
-        self._settings = settings
-        self._outage = Outage(addresses) if warns else None
+        self._now = connector.world.clock.now
+        self._randomness = connector.world.randomness.fork("client")
+        self._outage = Outage(connector.addresses) if warns else None
         self._wakeup = anyio.Event()
         self._last_address: Address | None = None  # the last one that answered
-        self._welcome_pages: list[Welcome] = []  # of an incomplete answer to a hello
-        self._made_progress = self._was_welcomed = False  # on this connection
+        self._progress = _Progress()
         self._faults = 0
 
     def notify(self) -> None:
@@ -121,10 +122,11 @@ class ReconnectingLink:
         failed because of the configuration.
         """
         backoff, attempt = Backoff(), 0
-        address_faults, last_warning = AddressFaults(len(self._addresses)), ""
-        since, limit_s = self._now(), self._settings.open_timeout_s
+        addresses, settings = self._connector.addresses, self._connector.settings
+        address_faults, last_warning = AddressFaults(len(addresses)), ""
+        since, limit_s = self._now(), settings.open_timeout_s
         while True:
-            address = self._addresses[attempt % len(self._addresses)]
+            address = addresses[attempt % len(addresses)]
             after_s = 0.0
             try:
                 cause = await self._connect(address)
@@ -139,10 +141,10 @@ class ReconnectingLink:
             else:
                 logger.info("%s: %s", address, cause)
             self.cause = cause
-            if self._was_welcomed:
-                since, limit_s = self._now(), self._settings.reconnect_timeout_s
+            if self._progress.was_welcomed:
+                since, limit_s = self._now(), settings.reconnect_timeout_s
                 self.reconnects += 1
-            if self._made_progress:
+            if self._progress.has_outcomes:
                 backoff.reset()
                 self._faults = 0
             attempt += 1
@@ -151,16 +153,14 @@ class ReconnectingLink:
                 raise self._final_error(limit_s, cause) from None
             if self._outage is not None and str(cause) != last_warning:
                 self._outage.on_silence(cause, since_s, limit_s - since_s)
-            if attempt % len(self._addresses) == 0 or after_s:
-                await anyio.sleep(max(after_s, backoff.next_s(self._rng())))
+            if attempt % len(addresses) == 0 or after_s:
+                await anyio.sleep(max(after_s, backoff.next_s(self._randomness.random())))
 
     async def _connect(self, address: Address) -> Exception:
         """Run one connection until it ends; return the reason why it ended."""
-        self._was_welcomed = self._made_progress = False
+        self._progress = _Progress()
         try:
-            stream = await self._network.connect(
-                address.host, address.port, tls=self._tls, timeout_s=self._settings.connect_timeout_s
-            )
+            stream = await self._connector.connect(address)
         except (OSError, TimeoutError, Misconfigured) as error:
             return error
         try:
@@ -178,7 +178,7 @@ class ReconnectingLink:
         raise AssertionError("a session ends only by an error")
 
     async def _run_session(self, stream: Stream, address: Address) -> None:
-        session = Session(self._settings, self._now(), address, secured=self._tls is not None)
+        session = self._connector.make_session(address)
         errors: list[Exception] = []
         async with anyio.create_task_group() as tasks:
 
@@ -214,22 +214,22 @@ class ReconnectingLink:
 
     def _on_frame(self, frame: Frame, size: int, address: Address, now: float) -> None:
         if isinstance(frame, Ack) and frame.welcome is not None:
-            self._welcome_pages.append(frame.welcome)
+            progress = self._progress
+            progress.welcome_pages.append(frame.welcome)
             if frame.more:
                 return
-            welcome, self._welcome_pages = join_pages(self._welcome_pages), []
+            welcome, progress.welcome_pages = join_pages(progress.welcome_pages), []
             assert isinstance(welcome, Welcome)
             self._protocol.on_welcome(welcome, same_address=self._last_address in (None, address))
-            self._last_address, self._was_welcomed, self.cause = address, True, None
+            self._last_address, progress.was_welcomed, self.cause = address, True, None
             self.welcomed.set()
             if self._outage is not None:
                 self._outage.on_answer()
         elif self._protocol.on_frame(frame, size, now):
-            self._made_progress = True
+            self._progress.has_outcomes = True
 
     async def _write(self, stream: Stream, session: Session) -> None:
         protocol = self._protocol
-        self._welcome_pages = []
         _, hello = session.request(protocol.hello())
         await stream.send([hello])
         while True:
@@ -253,7 +253,7 @@ class ReconnectingLink:
     def _final_error(self, limit_s: float, cause: Exception) -> Exception:
         if isinstance(cause, Refused | UsageError):
             return cause
-        names = ", ".join(map(str, self._addresses))
+        names = ", ".join(map(str, self._connector.addresses))
         return Unreachable(
             f"none of {names} has answered for {limit_s:g} s (the last one: {_describe(cause)}): start the "
             "service or correct the address"

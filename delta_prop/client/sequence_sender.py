@@ -16,6 +16,7 @@ import numpy as np
 from delta_prop.calls.argument_checks import with_parents
 from delta_prop.client.backoff import Backoff
 from delta_prop.client.offer import Columns
+from delta_prop.client.sent_clocks import SentClocks, highest_dots
 from delta_prop_wire.block import Block
 from delta_prop_wire.delta import Delta, Dot, Kind, Operation
 from delta_prop_wire.encode import encode_batch, encode_opaque, encode_vectors
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from delta_prop.client.offer import Offer
     from delta_prop_wire.batch import Batch
-    from delta_prop_wire.delta import AckLevel, Priority
+    from delta_prop_wire.delta import AckLevel, Priority, Source
 
 QUERY_EPOCH = 0
 """The epoch of an outcome query: a batch that is never appended, but asks for the outcome of its dots."""
@@ -47,7 +48,6 @@ class UnackedBatch:
 
     __slots__ = (
         "acked_ranges",
-        "base",
         "batch",
         "is_maybe_stored",
         "is_origin_unknown",
@@ -58,13 +58,11 @@ class UnackedBatch:
         "send_order",
         "sender",
         "sequence",
-        "source",
         "split_count",
     )
 
     def __init__(self, sender: SequenceSender, batch: Batch, offers: list[tuple[int, Offer]]) -> None:
         self.sender = sender
-        self.base = batch.base
         self.batch = batch
         self.offers = offers
         self.sequence = 0
@@ -74,9 +72,13 @@ class UnackedBatch:
         self.is_outcome_query = False
         self.is_origin_unknown = False
         self.split_count = 0
-        self.source = offers[0][1].source
         self.send_order = 0
         self.acked_ranges: list[tuple[int, int, int | None, bool]] = []
+
+    @property
+    def source(self) -> Source:
+        """The source of the deltas, where no hello names it."""
+        return self.offers[0][1].source
 
     @property
     def previous_counter(self) -> int:
@@ -116,7 +118,7 @@ class UnackedBatch:
             origin=batch.origin,
             base=batch.base,
             epoch=epoch,
-            clock=[dot for dot in _highest_dots(clock) if not is_lost(dot)],
+            clock=[dot for dot in highest_dots(clock) if not is_lost(dot)],
             previous=0 if counters is None else previous,
             counters=counters,
             ack_level=batch.ack_level,
@@ -163,42 +165,74 @@ def _slice(batch: Batch, rows: range, previous: int, *, epoch: int | None = None
     )
 
 
+class Claim:
+    """A producer's right to an origin. `watermark`: the service has processed the counters up to it."""
+
+    __slots__ = ("epoch", "former_watermark", "is_claimed", "is_granted", "was_granted", "watermark")
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.watermark = 0
+        self.former_watermark = 0  # that of the first grant; an earlier run sent the counters up to it
+        self.was_granted = False  # a hello was answered once
+        self.is_claimed = False  # on this connection
+        self.is_granted = False  # granted on this connection
+
+
+class Counters:
+    """The counters of an origin. `next`: the next one to draw; `previous`: the last one in use before it.
+
+    `queried`: the last counter of the newest outcome query. `last_numbered`: the last counter of the
+    caller's; None: counters are drawn.
+    """
+
+    __slots__ = ("last_numbered", "next", "previous", "queried")
+
+    def __init__(self) -> None:
+        self.next = 1
+        self.previous = 0
+        self.queried = 0
+        self.last_numbered: int | None = None
+
+
+class RetryQueue:
+    """Batches to send again at `not_before`, in the order of their counters, before anything new."""
+
+    __slots__ = ("backoff", "batches", "not_before")
+
+    def __init__(self) -> None:
+        self.batches: list[UnackedBatch] = []
+        self.not_before = 0.0
+        self.backoff = Backoff(first_s=0.005, max_s=1.0)
+
+    def add(self, unacked: UnackedBatch, not_before: float) -> None:
+        """Add a batch; the queue waits until the latest time given."""
+        insort(self.batches, unacked, key=_base)
+        self.not_before = max(self.not_before, not_before)
+
+
 class SequenceSender:
-    """One origin. `next_counter`: the next one to draw; `previous_counter`: the last one in use before it."""
+    """One origin: what waits to be sent under its dots, and what has no outcome yet."""
 
     def __init__(self, origin: int, priority: Priority, *, can_split: bool = False) -> None:
         """`can_split`: numbered offers may share batches, because a refused batch is split."""
         self.origin = origin
-        self._can_split = can_split
         self.priority = priority
-        self.epoch = 0
-        self.was_granted = False  # a hello was answered once
-        self.is_claimed = False  # on this connection
-        self.is_granted = False  # granted on this connection
-        self.next_counter = 1
-        self.previous_counter = 0
-        self.former_watermark = 0  # that of the first grant; an earlier run sent the counters up to it
-        self.queried_counter = 0  # the last counter of the newest outcome query
-        self.watermark = 0
-        self.last_numbered: int | None = None  # the last counter of the caller's; None: counters are drawn
-        # The highest counter by origin: of the dots that a sent clock has named, that a processed clock has
-        # named, and that the next clock must name again, since the service lost deltas.
-        self.sent_clock: dict[int, int] = {}
-        self._processed_clock: dict[int, int] = {}
-        self._owed_clock: dict[int, int] = {}
+        self._can_split = can_split
+        self.claim = Claim()
+        self.counters = Counters()
+        self.clocks = SentClocks()
         self.waiting: deque[Offer] = deque()
         self.unencodable: list[tuple[Offer, Refused]] = []
         self.unacked: dict[int, UnackedBatch] = {}  # by the counter of the first row
-        self.retries: list[UnackedBatch] = []
-        self.retry_at = 0.0
-        self.backoff = Backoff(first_s=0.005, max_s=1.0)
+        self.retries = RetryQueue()
         self.is_used = False
         self.virtual_time = 0.0  # rows sent, divided by the priority's weight; the least sends first
 
     @property
     def is_busy(self) -> bool:
         """True while something waits to be sent."""
-        return bool(self.waiting or self.retries)
+        return bool(self.waiting or self.retries.batches)
 
     # --- granted
 
@@ -207,20 +241,22 @@ class SequenceSender:
 
         Call `requeue_all` once all senders are granted.
         """
-        is_first, self.was_granted = not self.was_granted, True  # the epoch of a staged part is always 0
-        self.epoch, self.watermark, self.is_granted = epoch, watermark, True
+        claim, counters = self.claim, self.counters
+        is_first = not claim.was_granted  # the epoch of a staged part is always 0
+        claim.was_granted = claim.is_granted = True
+        claim.epoch, claim.watermark = epoch, watermark
         if is_first:
-            self.former_watermark = self.previous_counter = watermark
-            self.next_counter = watermark + 1
+            claim.former_watermark = counters.previous = watermark
+            counters.next = watermark + 1
             return (0, 0)
-        self.next_counter = max(self.next_counter, watermark + 1)
+        counters.next = max(counters.next, watermark + 1)
         first_unacked = next(
             (
-                unacked.base
+                unacked.batch.base
                 for unacked in self.unacked.values()
                 if unacked.batch.last > watermark and not unacked.is_outcome_query
             ),
-            self.next_counter,
+            counters.next,
         )
         return (watermark, max(first_unacked - 1, watermark))
 
@@ -231,21 +267,22 @@ class SequenceSender:
         they follow the watermark.
         """
         if lost:
-            self._owed_clock = dict(self._processed_clock)
-        previous = self.watermark
-        self.retries = sorted(self.unacked.values(), key=_base)
-        self.retry_at = 0.0
-        for unacked in self.retries:
+            self.clocks.owe_processed()
+        watermark, epoch = self.claim.watermark, self.claim.epoch
+        previous = watermark
+        self.retries.batches = sorted(self.unacked.values(), key=_base)
+        self.retries.not_before = 0.0
+        for unacked in self.retries.batches:
             unacked.sequence = 0
             unacked.acked_ranges.clear()
             batch = unacked.batch
-            unacked.is_maybe_stored = batch.base <= self.watermark and not unacked.is_outcome_query
+            unacked.is_maybe_stored = batch.base <= watermark and not unacked.is_outcome_query
             if unacked.is_maybe_stored or unacked.is_outcome_query:
                 continue
-            if batch.epoch != self.epoch or unacked.previous_counter != previous or lost:
-                unacked.re_encode(self.epoch, previous, [*batch.clock, *self._take_owed_dots()], is_lost)
+            if batch.epoch != epoch or unacked.previous_counter != previous or lost:
+                unacked.re_encode(epoch, previous, [*batch.clock, *self.clocks.take_owed()], is_lost)
             previous = batch.last
-        self.previous_counter = max(previous, self.watermark)
+        self.counters.previous = max(previous, watermark)
 
     # --- batches
 
@@ -261,33 +298,32 @@ class SequenceSender:
             return None
         first = offers[0]
         offers_by_row = _with_first_rows(offers)
-        clock = self._make_clock(offers, is_lost)
-        base, previous = self.next_counter, self.previous_counter
+        clock = self.clocks.make(offers, is_lost)
+        claim, counters = self.claim, self.counters
+        base, previous = counters.next, counters.previous
         is_outcome_query = (
-            first.counter is not None and first.counter + first.count - 1 <= self.former_watermark
+            first.counter is not None and first.counter + first.count - 1 <= claim.former_watermark
         )
         if first.counter is not None:
             base = first.counter
             if is_outcome_query:
-                previous = self.queried_counter
+                previous = counters.queried
             elif base <= previous:
                 # The watermark is inside a block, which is then refused with OVERLAP and split.
                 previous = base - 1
-        epoch = QUERY_EPOCH if is_outcome_query else self.epoch
+        epoch = QUERY_EPOCH if is_outcome_query else claim.epoch
         try:
             batch = self._encode(offers, base, previous, epoch=epoch, clock=clock, level=level)
         except Refused as refusal:
             self._isolate_oversized(offers, refusal)
             return None
-        for dot in clock:
-            self.sent_clock[dot.origin] = dot.counter
-        self._owed_clock.clear()
+        self.clocks.on_drawn(clock)
         unacked = UnackedBatch(self, batch, offers_by_row)
         unacked.is_outcome_query = is_outcome_query
         if is_outcome_query:
-            self.queried_counter = batch.last
+            counters.queried = batch.last
         else:
-            self.previous_counter, self.next_counter = batch.last, batch.last + 1
+            counters.previous, counters.next = batch.last, batch.last + 1
         self.unacked[batch.base] = unacked
         for row, offer in offers_by_row:
             offer.mark_encoded(unacked)
@@ -313,21 +349,19 @@ class SequenceSender:
         """Resend a batch at `not_before` or later, and nothing new before it."""
         unacked.sequence, unacked.is_maybe_stored = 0, False
         unacked.acked_ranges.clear()
-        insort(self.retries, unacked, key=_base)
-        self.retry_at = max(self.retry_at, not_before)
+        self.retries.add(unacked, not_before)
 
     def replace_batch(self, unacked: UnackedBatch, parts: Iterable[UnackedBatch]) -> None:
         """Replace a batch without an outcome by `parts`, which have its rows."""
-        del self.unacked[unacked.base]
-        self.unacked.update((part.base, part) for part in parts)
+        del self.unacked[unacked.batch.base]
+        self.unacked.update((part.batch.base, part) for part in parts)
         self.unacked = dict(sorted(self.unacked.items()))
 
     def settle_batch(self, unacked: UnackedBatch) -> None:
         """Remove a batch that has its outcome, or whose dots are used up."""
-        del self.unacked[unacked.base]
-        for dot in unacked.batch.clock:
-            if dot.counter > self._processed_clock.get(dot.origin, 0):
-                self._processed_clock[dot.origin] = dot.counter
+        del self.unacked[unacked.batch.base]
+        if unacked.batch.clock:
+            self.clocks.on_processed(unacked.batch.clock)
 
     # --- helpers
 
@@ -352,7 +386,7 @@ class SequenceSender:
         """True if the offer must have its own batch, for instance if an earlier run sent its counter."""
         counter = offer.counter
         return offer.is_single or (
-            counter is not None and (counter <= self.former_watermark or not self._can_split)
+            counter is not None and (counter <= self.claim.former_watermark or not self._can_split)
         )
 
     def _isolate_oversized(self, offers: Sequence[Offer], refusal: Refused) -> None:
@@ -423,25 +457,6 @@ class SequenceSender:
             priority=self.priority,
         )
 
-    def _make_clock(self, offers: Sequence[Offer], is_lost: Callable[[Dot], bool]) -> list[Dot]:
-        """Return the offers' predecessors that no sent clock has named, and the owed dots."""
-        new_dots = [
-            dot
-            for offer in offers
-            for pending in offer.predecessors
-            if pending.counter > self.sent_clock.get(pending.origin, 0)
-            and not is_lost(dot := Dot(pending.origin, pending.counter))
-        ]
-        owed = [Dot(*entry) for entry in self._owed_clock.items()]
-        if not (new_dots or owed):
-            return []
-        return _highest_dots([*new_dots, *(dot for dot in owed if not is_lost(dot))])
-
-    def _take_owed_dots(self) -> list[Dot]:
-        owed = [Dot(*entry) for entry in self._owed_clock.items()]
-        self._owed_clock.clear()
-        return owed
-
 
 def _gap_counters(offers: Sequence[Offer], base: int, previous: int) -> list[int] | None:
     """Return the counters of a batch with gaps; None if they follow `previous` and rise by 1."""
@@ -473,13 +488,6 @@ def _collect_deltas(offers: Sequence[Offer]) -> Sequence[Delta]:
     return collected
 
 
-def _highest_dots(dots: Iterable[Dot]) -> list[Dot]:
-    highest: dict[int, int] = {}
-    for origin, counter in dots:
-        highest[origin] = max(counter, highest.get(origin, 0))
-    return [Dot(*entry) for entry in sorted(highest.items())]
-
-
 def _drop_lost_parents(delta: Delta, is_lost: Callable[[Dot], bool]) -> Delta:
     if not any(isinstance(parent, Dot) and is_lost(parent) for parent in delta.parents):
         return delta
@@ -492,4 +500,4 @@ def _never_lost(_dot: Dot) -> bool:
 
 
 def _base(unacked: UnackedBatch) -> int:
-    return unacked.base
+    return unacked.batch.base

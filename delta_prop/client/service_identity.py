@@ -25,11 +25,19 @@ class LogMismatch(UsageError):
 
 
 class ServiceIdentity:
-    """The log that a client's service has. `expected`: the id of the only log accepted; None: any."""
+    """The log that a client's service has, and the ack level that it grants."""
 
-    def __init__(self, expected: bytes | None = None) -> None:
+    def __init__(self, expected: bytes | None = None, requested_level: AckLevel | None = None) -> None:
+        """`expected`: the id of the only log accepted; None: any. `requested_level`: None: the highest."""
         self.log_id: bytes | None = None
+        self.level = AckLevel.MEMORY if requested_level is None else requested_level
+        """The ack level to write with."""
+        self._requested_level = requested_level
         self._expected = None if expected is None else check_log_id(expected)
+
+    def grant_level(self, welcome: Welcome) -> None:
+        """Note the level that is granted. Raises Refused (LEVEL_UNAVAILABLE) if it is too low."""
+        self.level = granted_level(self._requested_level, welcome.level)
 
     def check(self, welcome: Welcome, *, may_change_log: bool = False) -> None:
         """Raise UsageError if this is another log. `may_change_log`: accept another log that is in memory."""

@@ -32,14 +32,32 @@ _BAD_TOKEN = (
 )
 
 
+class _Heartbeats:
+    """Numbers the heartbeats of both sides, and measures the round trip."""
+
+    def __init__(self) -> None:
+        self.round_trip_s: float | None = None
+        self._count = 0
+        self._echo_us: int | None = None  # the peer's time in its last heartbeat, which the next one returns
+
+    def make(self, now: float, processed: int | None) -> Heartbeat:
+        """Return the next heartbeat to send."""
+        self._count += 1
+        return Heartbeat(self._count, _to_us(now), self._echo_us, processed=processed)
+
+    def on_received(self, beat: Heartbeat, now: float) -> None:
+        """Note a heartbeat of the peer."""
+        self._echo_us = beat.sent_us
+        if beat.echo_us is not None:
+            self.round_trip_s = max(now - beat.echo_us / 1_000_000, 0.0)
+
+
 class Session:
     """The client's state of one connection."""
 
     def __init__(self, settings: ClientSettings, now: float, address: Address, *, secured: bool) -> None:
         """`secured`: True if the connection uses TLS."""
         self.connection = Connection(Role.CLIENT)
-        self.round_trip_s: float | None = None
-        """Round-trip time of the last answered heartbeat."""
         self._settings = settings
         self._address = address
         self._secured = secured
@@ -47,8 +65,12 @@ class Session:
         self._has_token = False
         self._started_at = self._received_at = self._sent_at = now
         self._requests = 0
-        self._heartbeats = 0
-        self._echo_us: int | None = None  # the peer's time in its last heartbeat, which the next one returns
+        self._heartbeats = _Heartbeats()
+
+    @property
+    def round_trip_s(self) -> float | None:
+        """Round-trip time of the last answered heartbeat."""
+        return self._heartbeats.round_trip_s
 
     @property
     def is_open(self) -> bool:
@@ -77,9 +99,7 @@ class Session:
         """Return a heartbeat if one is due, else None."""
         if not self.is_open or now - self._sent_at < self._settings.heartbeat_interval_s:
             return None
-        self._heartbeats += 1
-        beat = Heartbeat(self._heartbeats, _to_us(now), self._echo_us, processed=processed)
-        return self.connection.send(beat)
+        return self.connection.send(self._heartbeats.make(now, processed))
 
     def heartbeat_wait_s(self, now: float) -> float:
         """Return the seconds until a heartbeat is due; before the hello is answered, the full interval."""
@@ -96,9 +116,7 @@ class Session:
         while (frame := self.connection.next_event()) is not NEED_BYTES:
             self._has_received, self._received_at = True, now
             if isinstance(frame, Heartbeat):
-                self._echo_us = frame.sent_us
-                if frame.echo_us is not None:
-                    self.round_trip_s = max(now - frame.echo_us / 1_000_000, 0.0)
+                self._heartbeats.on_received(frame, now)
             elif isinstance(frame, Nack) and frame.code is ErrorCode.UNAUTHORIZED:
                 frame = replace(frame, text=_BAD_TOKEN if self._has_token else _NO_TOKEN)
             yield frame

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 import anyio
 
 from delta_prop.client.arguments import settings_or_default
+from delta_prop.client.change_signal import ChangeSignal
 from delta_prop.client.consumer_state import CREDIT
 from delta_prop.client.errors import Unreachable
 from delta_prop.client.service_identity import LogMismatch
@@ -112,7 +113,7 @@ class SpreadSubscriber:
     # --- opening and closing
 
     async def __aenter__(self) -> SpreadSubscriber:
-        self._changed = anyio.Event()
+        self._changes = ChangeSignal()
         await self._exit.__aenter__()
         try:
             for subscriber in self._subscribers:
@@ -136,7 +137,7 @@ class SpreadSubscriber:
                 self._check()
                 if any(subscriber.started for subscriber in self._subscribers):
                     scope.deadline = min(scope.deadline, anyio.current_time() + OTHERS_TIMEOUT_S)
-                await self._wait_change()
+                await self._changes.wait()
         log_ids = {
             service_index: log_id for service_index, log_id in enumerate(self.log_ids) if log_id is not None
         }
@@ -173,7 +174,7 @@ class SpreadSubscriber:
                 batch = self._take(service_index)
                 if batch is not None:
                     return service_index, batch
-            await self._wait_change()
+            await self._changes.wait()
 
     async def batches(self) -> AsyncIterator[tuple[int, DeliveredBatch]]:
         """Yield batches as `next_batch` returns them, without end."""
@@ -215,12 +216,7 @@ class SpreadSubscriber:
                 raise wrong_log(service_index, mismatch.log_id, self._expected_log_ids) from None
 
     def _notify(self) -> None:
-        self._changed.set()
-
-    async def _wait_change(self) -> None:
-        if self._changed.is_set():
-            self._changed = anyio.Event()
-        await self._changed.wait()
+        self._changes.notify()
 
 
 def _parse_starts(

@@ -14,9 +14,10 @@ import anyio
 
 from delta_prop.calls.argument_checks import parse_topics
 from delta_prop.calls.outcomes import Delivered
-from delta_prop.client.addresses import parse_addresses
-from delta_prop.client.arguments import check_connection, parse_credit, parse_members, settings_or_default
+from delta_prop.client.arguments import parse_credit, parse_members
+from delta_prop.client.change_signal import ChangeSignal
 from delta_prop.client.closing import close_tasks
+from delta_prop.client.connector import Connector
 from delta_prop.client.consumer_state import CREDIT, ConsumerState
 from delta_prop.client.reconnecting_link import ReconnectingLink
 from delta_prop.platform.dates import TIME_EXAMPLES, check_past, parse_time
@@ -98,15 +99,12 @@ class Subscriber:
             check_name("group", group, GROUP_BYTES_MAX)
         check_integer("batch_deltas_max", batch_deltas_max, BATCH_ROWS_MAX)
         check_integer("wait_ms_max", wait_ms_max, WAIT_MS_MAX)
-        self.settings = settings_or_default(settings)
-        check_connection(token, tls, world)
+        self._connector = Connector(addresses, token=token, tls=tls, settings=settings, world=world)
+        self.settings = self._connector.settings
         self.name = name
         self._auto = ack == "auto"
-        self._addresses = parse_addresses(addresses)
-        self._token = token
-        self._tls = tls
-        self._features = tuple(codec.name.lower() for codec in available_codecs()) if compressed else ()
-        self._given_world = world
+        features = tuple(codec.name.lower() for codec in available_codecs()) if compressed else ()
+        self._hello = Hello(features=features, token=token, client=name[:60])
         self._template = Subscription(
             1,
             tuple(parse_topics(topics)),
@@ -133,7 +131,7 @@ class Subscriber:
         try:
             while not self._consumer_state.started:
                 self._check_open()
-                await self._wait_change()
+                await self._changes.wait()
         except BaseException as error:
             await self._close(error)
             raise
@@ -146,22 +144,13 @@ class Subscriber:
         """
         if self._state != "not open yet":
             raise UsageError(f"this subscriber is {self._state}: create another one")
-        world = self._given_world or _real_world()
-        if world.network is None:
-            raise UsageError("world: it has no network to connect over: give one that has")
+        world = self._connector.open()
         self._resolve_time(world.clock.wall_us())
-        self._changed = anyio.Event()
+        self._changes = ChangeSignal()
         self._on_ready = on_ready or _ignore
         if self._template.group is not None:
             self._consumer_state.member = world.randomness.bytes(MEMBER_BYTES)
-        self._link = ReconnectingLink(
-            self._addresses,
-            self,
-            world=world,
-            network=world.network,
-            tls=self._tls,
-            settings=self.settings,
-        )
+        self._link = ReconnectingLink(self._connector, self)
         await self._exit.__aenter__()
         tasks = await self._exit.enter_async_context(anyio.create_task_group())
         self._exit.callback(tasks.cancel_scope.cancel)
@@ -190,7 +179,7 @@ class Subscriber:
         while (self._consumer_state.has_unacked or self._sending) and self._consumer_state.failure is None:
             self._consumer_state.ack_now()
             self._link.notify()
-            await self._wait_change()
+            await self._changes.wait()
 
     async def _run(self) -> None:
         try:
@@ -210,7 +199,7 @@ class Subscriber:
         self._mark_processed()
         while (taken := self._consumer_state.take_row()) is None:
             self._check_open()
-            await self._wait_change()
+            await self._changes.wait()
         batch, row = taken
         # The previous row may be acknowledged now, and credit granted.
         if row + 1 == batch.count or self._template.group is not None:
@@ -226,7 +215,7 @@ class Subscriber:
         self._mark_processed()
         while (batch := self._consumer_state.take()) is None:
             self._check_open()
-            await self._wait_change()
+            await self._changes.wait()
         self._link.notify()
         return batch
 
@@ -328,7 +317,7 @@ class Subscriber:
     async def _wait_request(self, outcome: RequestOutcome) -> None:
         self._link.notify()
         while not outcome.done:
-            await self._wait_change()
+            await self._changes.wait()
         if outcome.refusal is not None:
             raise outcome.refusal
 
@@ -336,7 +325,7 @@ class Subscriber:
 
     def hello(self) -> Hello:
         """Return the hello that opens a connection."""
-        return Hello(features=self._features, token=self._token, client=self.name[:60])
+        return self._hello
 
     def on_welcome(self, welcome: Welcome, *, same_address: bool) -> None:
         """Note that a hello was answered."""
@@ -397,13 +386,8 @@ class Subscriber:
             raise self._consumer_state.failure.with_traceback(None)
 
     def _notify(self) -> None:
-        self._changed.set()
+        self._changes.notify()
         self._on_ready()
-
-    async def _wait_change(self) -> None:
-        if self._changed.is_set():
-            self._changed = anyio.Event()
-        await self._changed.wait()
 
 
 def _ignore() -> None:
@@ -449,9 +433,3 @@ def _make_filter(sources: Sequence[Source], priorities: Sequence[Priority]) -> F
     return Filter(
         parse_members("sources", sources, Source), parse_members("priorities", priorities, Priority)
     )
-
-
-def _real_world() -> World:
-    from delta_prop.platform.world import real_world
-
-    return real_world()

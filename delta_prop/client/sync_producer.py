@@ -77,6 +77,11 @@ class SyncReceipt:
         """True once the outcome is known."""
         return self.outcome is not None
 
+    def on_outcome(self, outcome: PublishAck | Refused) -> None:
+        """Note the outcome, unless the caller has withdrawn the offer."""
+        if self.outcome is None:
+            self.outcome = outcome
+
     def result(self, timeout_s: float | None = None) -> PublishAck:
         """Wait for the outcome. Raises Refused."""
         return self._producer.result_of(self, timeout_s)
@@ -111,32 +116,23 @@ class SyncProducer:
         self.name = name
         self.settings = settings_or_default(settings)
         check_connection(token, tls)
-        self._addresses = parse_addresses(addresses)
-        self._context = None if tls is None else client_context(tls)
-        self._server_name = None if tls is None else tls.server_name
+        self._dialer = _Dialer(parse_addresses(addresses), tls, self.settings)
         self._protocol = ProducerProtocol(
             name,
             token=token,
             source=parse_member("source", source, Source),
             ack_level=None if ack_level is None else check_ack_level(ack_level),
-            rng=RNG.random,
             log_id=log_id,
             job=job,
             priority=priority,
         )
+        self._protocol.begin(RNG)
         self._producer_state = self._protocol.state
         self._state = "not open yet"
         self._connection: BlockingConnection | None = None
-        self._address_index = 0
-        self._backoff = Backoff()
-        self._not_before = 0.0
         self._last_address: Address | None = None
         self._cause: Exception | None = None
-        self._outage = Outage(self._addresses)
-        self._offline_at: float | None = None
-        """Start of the first attempt since a service last answered."""
-        self._faults = 0
-        self._address_faults = AddressFaults(len(self._addresses))
+        self._troubles = _Troubles(self._dialer.addresses)
         self._offered_rows = 0
         self.waited_s = 0.0
         """Seconds for which calls have waited for the service: for credit, capacity or outcomes."""
@@ -308,16 +304,11 @@ class SyncProducer:
         if len(deltas) and parents:
             deltas = with_parents(deltas, parents)
         receipt = SyncReceipt(self)
-
-        def settle(outcome: PublishAck | Refused) -> None:
-            if receipt.outcome is None:
-                receipt.outcome = outcome
-
         opaque_only = opaque_only and not after
         offer = receipt.offer = Offer(
             priority,
             deltas,
-            settle,
+            receipt,
             columns=columns,
             after=pending_dots,
             counter=counter,
@@ -350,8 +341,8 @@ class SyncProducer:
             except (OSError, Misconfigured) as error:
                 self._on_connection_lost(error)
             except ProtocolError as error:
-                self._faults += 1
-                if self._faults >= FAULTS_MAX:
+                self._troubles.protocol_faults += 1
+                if self._troubles.protocol_faults >= FAULTS_MAX:
                     self._producer_state.fail(Refused(error.code, error.message))
                 self._on_connection_lost(error)
             except (Refused, UsageError) as failure:
@@ -362,16 +353,16 @@ class SyncProducer:
             if time.monotonic() >= deadline:
                 self._producer_state.check_open()
                 return False
-            if self._connection is None and self._offline_at is not None:
+            if self._connection is None and self._troubles.offline_at is not None:
                 now = time.monotonic()
-                self._outage.on_silence(self._cause, now - self._offline_at, deadline - now)
+                self._troubles.outage.on_silence(self._cause, now - self._troubles.offline_at, deadline - now)
 
     def _step(self, now: float, deadline: float, until: Callable[[], bool]) -> None:
         """Connect, or send and receive once. Raises the reason why the connection is unusable."""
         connection = self._connection
         if connection is None:
-            if now < self._not_before:
-                time.sleep(max(min(self._not_before, deadline) - now, 0.0))
+            if now < self._dialer.not_before:
+                time.sleep(max(min(self._dialer.not_before, deadline) - now, 0.0))
             else:
                 self._connect(now, deadline)
             return
@@ -402,23 +393,18 @@ class SyncProducer:
                 self._protocol.on_welcome(
                     frame.welcome, same_address=self._last_address in (None, connection.address)
                 )
-                self._last_address, self._offline_at = connection.address, None
-                self._outage.on_answer()
+                self._last_address = connection.address
+                self._troubles.on_answer()
             elif self._protocol.on_frame(frame, session.connection.last_frame_bytes, now):
-                self._backoff.reset()
-                self._faults = 0
+                self._dialer.backoff.reset()
+                self._troubles.protocol_faults = 0
 
     # --- the connection
 
     def _connect(self, now: float, deadline: float) -> None:
-        address = self._addresses[self._address_index % len(self._addresses)]
-        self._address_index += 1
-        if self._address_index % len(self._addresses) == 0:
-            self._not_before = now + self._backoff.next_s(RNG.random())
-        if self._offline_at is None:
-            self._offline_at = now
-        timeout_s = min(self.settings.connect_timeout_s, max(deadline - now, 0.05))
-        connection = BlockingConnection(address, timeout_s, self._context, self._server_name, self.settings)
+        if self._troubles.offline_at is None:
+            self._troubles.offline_at = now
+        connection = self._dialer.connect(now, deadline)
         self._connection = connection
         connection.send([connection.session.request(self._protocol.hello())[1]])
 
@@ -427,10 +413,10 @@ class SyncProducer:
         self._disconnect()
         if self._last_address is None:  # no service has answered yet
             try:
-                self._address_faults.note(cause)
+                self._troubles.address_faults.note(cause)
             except Misconfigured as fault:
                 self._producer_state.fail(fault)
-        self._not_before = max(self._not_before, time.monotonic() + after_s)
+        self._dialer.not_before = max(self._dialer.not_before, time.monotonic() + after_s)
 
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
@@ -441,9 +427,48 @@ class SyncProducer:
     def _final_error(self, limit_s: float) -> Exception:
         if isinstance(self._cause, Refused | UsageError):
             return self._cause
-        names = ", ".join(map(str, self._addresses))
+        names = ", ".join(map(str, self._dialer.addresses))
         problem = f"none of {names} has answered for {limit_s:g} s (the last one: {self._cause})"
         return Unreachable(f"{problem}: start the service or correct the address")
+
+
+class _Dialer:
+    """Connects to the addresses in turn, with a wait after each round."""
+
+    def __init__(self, addresses: Sequence[Address], tls: Tls | None, settings: ClientSettings) -> None:
+        self.addresses = addresses
+        self.backoff = Backoff()
+        self.not_before = 0.0
+        """Time of the next attempt."""
+        self._settings = settings
+        self._context = None if tls is None else client_context(tls)
+        self._server_name = None if tls is None else tls.server_name
+        self._attempts = 0
+
+    def connect(self, now: float, deadline: float) -> BlockingConnection:
+        """Connect to the next address. Raises OSError, Misconfigured."""
+        address = self.addresses[self._attempts % len(self.addresses)]
+        self._attempts += 1
+        if self._attempts % len(self.addresses) == 0:
+            self.not_before = now + self.backoff.next_s(RNG.random())
+        timeout_s = min(self._settings.connect_timeout_s, max(deadline - now, 0.05))
+        return BlockingConnection(address, timeout_s, self._context, self._server_name, self._settings)
+
+
+class _Troubles:
+    """What has gone wrong since a service last answered."""
+
+    def __init__(self, addresses: Sequence[Address]) -> None:
+        self.outage = Outage(addresses)
+        self.address_faults = AddressFaults(len(addresses))
+        self.protocol_faults = 0
+        self.offline_at: float | None = None
+        """Start of the first attempt since a service last answered."""
+
+    def on_answer(self) -> None:
+        """Note that a service has answered."""
+        self.offline_at = None
+        self.outage.on_answer()
 
 
 class BlockingConnection:

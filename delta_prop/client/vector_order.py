@@ -28,7 +28,7 @@ class VectorOrder:
 
     def stays_untracked(self, sender: SequenceSender, senders: Sequence[SequenceSender]) -> bool:
         """True if nothing is tracked, and an offer of `sender` without a counter would not start it."""
-        if self._heads is not None or sender.last_numbered is not None:
+        if self._heads is not None or sender.counters.last_numbered is not None:
             return False
         return not senders or (len(senders) == 1 and senders[0] is sender)
 

@@ -106,7 +106,7 @@ class LocalPublisher:
         priority = check_and_note([delta], self._pipeline.note_refused)
         if delta.source is Source.REPLICA:
             raise InvalidDelta("source", "replica is reserved for services that forward: give another source")
-        offer = Offer(priority, [delta], lambda outcome: _report(outcome, on_outcome), counter=number)
+        offer = Offer(priority, [delta], _LineListener(on_outcome), counter=number)
         while True:
             if self._producer_state.has_capacity:
                 self._producer_state.offer(offer, self._now())
@@ -133,7 +133,7 @@ class LocalPublisher:
                 sender = Sender(self._name, unacked.source, can_split=True)
                 receipt = Receipt()
                 receipt.add_done_callback(
-                    partial(self._on_outcome, self._generation, unacked.sequence, unacked.base)
+                    partial(self._on_outcome, self._generation, unacked.sequence, unacked.batch.base)
                 )
                 self._pipeline.offer(SequencedBatch(unacked.batch, sender, receipt), self._now())
         return self._producer_state.wait_s(self._now())
@@ -224,6 +224,17 @@ class RemotePublisher:
 
     def log_end(self) -> None:
         """Return None: a producer learns only the offsets of its own deltas."""
+
+
+class _LineListener:
+    """Listener of a line's offer."""
+
+    def __init__(self, on_line_outcome: OutcomeCallback) -> None:
+        self._on_line_outcome = on_line_outcome
+
+    def on_outcome(self, outcome: PublishAck | Refused) -> None:
+        """Report the outcome of the line."""
+        _report(outcome, self._on_line_outcome)
 
 
 def _report(outcome: PublishAck | Refused, on_outcome: OutcomeCallback) -> None:

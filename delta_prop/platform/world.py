@@ -31,8 +31,6 @@ T = TypeVar("T")
 
 BACKGROUND_NICENESS = 10
 """Niceness of background threads: against a busy thread of niceness 0 they get about a tenth of the CPU."""
-SWITCH_S_MAX = 0.0005
-"""Maximum seconds for which a thread holds the interpreter lock while another waits for it."""
 
 
 class LoopClock:
@@ -166,12 +164,7 @@ async def background_thread() -> AsyncIterator[OwnThread]:
 
 @asynccontextmanager
 async def own_thread() -> AsyncIterator[OwnThread]:
-    """Run a thread for as long as the scope lasts.
-
-    Lowers the interpreter's switch interval to 0.5 ms: else this thread would wait up to 5 ms for a busy
-    event loop after each of its system calls.
-    """
-    sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_S_MAX))
+    """Run a thread for as long as the scope lasts."""
     thread = OwnThread("own")
     try:
         yield thread

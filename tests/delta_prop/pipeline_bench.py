@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from delta_prop.api.producer import Producer
 from delta_prop.calls.receipt import Receipt
 from delta_prop.partition.ingest.fair_queue import FairQueue
@@ -27,6 +29,20 @@ class OneTime:
 
     def wall_us(self) -> int:
         return 1_000_000
+
+
+class BenchPublisher:
+    """The publisher of a service that is always open, without other callers."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.pipeline = bench.pipeline
+        self.now = lambda: bench.now
+
+    def check_producer(self, name: str) -> None:
+        pass
+
+    def flush(self) -> None:
+        pass
 
 
 class Recorder:
@@ -83,15 +99,8 @@ class Bench:
         return self.pipeline.offer(draft, self.now)
 
     def producer(self, name: str) -> Producer:
-        return Producer(
-            name,
-            self.pipeline,
-            now=lambda: self.now,
-            ack_level=AckLevel.MEMORY,
-            source=Source.LOCAL,
-            check_open=lambda: None,
-            flush_earlier=lambda: None,
-        )
+        publisher: Any = BenchPublisher(self)
+        return Producer(name, publisher, ack_level=AckLevel.MEMORY, source=Source.LOCAL)
 
     def send(
         self,

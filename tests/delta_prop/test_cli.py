@@ -67,6 +67,17 @@ def test_version_prints_package_version(arguments: list[str], capsys: pytest.Cap
     assert delta_prop.__version__ == version("delta-prop")
 
 
+def test_verb_with_an_event_loop_shortens_the_switch_interval(tmp_path: Path) -> None:
+    program = (
+        "import sys; from delta_prop.cli import main; before = sys.getswitchinterval(); "
+        "main(['publish', '--data', 'd', '/dev/null']); print(before, sys.getswitchinterval())"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert run.stdout.splitlines()[-1:] == ["0.005 0.0005"], run.stderr
+
+
 def test_help_imports_no_slow_module() -> None:
     program = (
         "import json, sys; from delta_prop.cli import main; main(['--help']); "

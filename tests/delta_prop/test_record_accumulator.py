@@ -133,9 +133,9 @@ def test_call_cancelled_before_its_batch_is_never_applied() -> None:
             outcome = "published"
 
         async with anyio.create_task_group() as tasks:
-            p._accumulator.caller_count += 1  # as with a second, slow caller
+            p._publisher.accumulator.caller_count += 1  # as with a second, slow caller
             tasks.start_soon(publish)
-            while not (p._accumulator._calls or outcome == "published"):
+            while not (p._publisher.accumulator._calls or outcome == "published"):
                 await anyio.lowlevel.checkpoint()
             tasks.cancel_scope.cancel()
         await p.settle()

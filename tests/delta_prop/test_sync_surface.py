@@ -30,6 +30,13 @@ ITERATORS = {
     "subscribe": ("Subscription", "Iterator[Delivered]"),
     "pressure_changes": ("AsyncGenerator[Pressure, None]", "Iterator[Pressure]"),
 }
+"""Methods that return an iterator without `await`: the return types, of `Propagator` first."""
+OWN_DOCSTRINGS = {
+    "subscribe": "its iterator is a plain one",
+    "pressure_changes": "its iterator is a plain one",
+    "settings": "an attribute of `Propagator`, without a docstring",
+}
+"""Members whose docstring does not begin as that of `Propagator`, with the reason."""
 
 
 def public_names(kind: type) -> set[str]:
@@ -45,7 +52,7 @@ def public_names(kind: type) -> set[str]:
 def method_signature(kind: type, name: str) -> dict[str, Any]:
     """Return the parameters of a method, and its return type."""
     signature = inspect.signature(getattr(kind, name))
-    parameters = {str(parameter) for parameter in signature.parameters.values()}
+    parameters = [str(parameter) for parameter in signature.parameters.values()]
     return {"parameters": parameters, "returns": signature.return_annotation}
 
 
@@ -69,6 +76,23 @@ def test_each_method_has_the_same_signature(name: str) -> None:
     assert (async_signature["returns"], sync_signature["returns"]) == ITERATORS.get(
         name, (async_signature["returns"],) * 2
     )
+
+
+def first_sentence(kind: type, name: str) -> str | None:
+    """Return the first sentence of a member's docstring."""
+    docstring = inspect.getdoc(getattr(kind, name, None))
+    return None if docstring is None else re.split(r"[.;:]\s|\.$", docstring, maxsplit=1)[0]
+
+
+def test_each_docstring_has_the_same_first_sentence() -> None:
+    shared = public_names(Propagator) & public_names(SyncPropagator)
+    differing = {
+        name
+        for name in shared
+        if not name.startswith("__init__")
+        and first_sentence(Propagator, name) != first_sentence(SyncPropagator, name)
+    }
+    assert differing == set(OWN_DOCSTRINGS)
 
 
 def test_page_names_every_difference() -> None:

@@ -5,19 +5,21 @@ Values only: `validate.py` checks bounds, `algebra.py` has the arithmetic, `batc
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import IntEnum
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, dataclass_transform
 
 import numpy as np
 
 from delta_prop_wire.spec import LANE_BITS, PARTITION_BITS, PRODUCER_ID_BITS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import ArrayLike, NDArray
+
+T = TypeVar("T")
 
 DEFAULT_NAMESPACE = "default"
 
@@ -140,18 +142,23 @@ def origin_partition(origin: int) -> int:
     return origin >> LANE_BITS & ((1 << PARTITION_BITS) - 1)
 
 
-def _mutable_class(slots: tuple[str, ...]) -> Any:
-    """Return a mutable class with the same slots: a value is built in it, then gets its frozen class.
+@dataclass_transform(frozen_default=True)
+def _value(*, eq: bool) -> Callable[[type[T]], type[T]]:
+    """Return the decorator of a dataclass that type checkers hold to be frozen.
 
-    A frozen dataclass sets each field through `object.__setattr__`, so building a delta took as long as
-    publishing it.
+    At run time a frozen dataclass sets each field through `object.__setattr__`, so building a delta would
+    take as long as publishing it.
     """
-    return type("Mutable", (), {"__slots__": slots})
+
+    def decorate(cls: type[T]) -> type[T]:
+        return dataclass(slots=True, eq=eq, unsafe_hash=eq)(cls)
+
+    return decorate
 
 
-@dataclass(frozen=True, slots=True, eq=False, init=False)
+@_value(eq=False)
 class Operation:
-    """One operation: its kind, and the operands that this kind needs.
+    """One operation: its kind, and the operands that this kind needs. Never changed once it is created.
 
     `values` (float32): the vector of create and dense, the values of sparse and sparse_add, the one number of
     scale and offset. `indices` (uint32): of sparse and sparse_add. `data`: the bytes of opaque or of an
@@ -162,26 +169,6 @@ class Operation:
     values: NDArray[np.float32] | None = None
     indices: NDArray[np.uint32] | None = None
     data: bytes = b""
-
-    def __new__(
-        cls,
-        kind: int,
-        values: NDArray[np.float32] | None = None,
-        indices: NDArray[np.uint32] | None = None,
-        data: bytes = b"",
-    ) -> Operation:
-        """Build an operation from its fields."""
-        operation = _MUTABLE_OPERATION()
-        operation.kind = kind
-        operation.values = values
-        operation.indices = indices
-        operation.data = data
-        operation.__class__ = cls
-        return operation  # type: ignore[no-any-return]
-
-    def __getnewargs__(self) -> tuple[int]:
-        """Return the arguments with which `copy` and `pickle` call `__new__`."""
-        return (self.kind,)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Operation):
@@ -198,9 +185,6 @@ class Operation:
             None if self.indices is None else self.indices.tobytes(),
             self.data,
         )
-
-
-_MUTABLE_OPERATION = _mutable_class(("kind", "values", "indices", "data"))
 
 
 def _to_floats(values: ArrayLike) -> NDArray[np.float32]:
@@ -289,9 +273,9 @@ def metadata_only() -> Operation:
     return Operation(Kind.METADATA)
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@_value(eq=True)
 class Delta:
-    """One change to one vector (fact).
+    """One change to one vector (fact). Never changed once it is created.
 
     `id`: 16 bytes, for sources without counters. `parents`: dots or 16-byte ids of deltas that must be
     delivered first. `clock`: the highest counters of other origins that the writer had seen. `topics`: custom
@@ -313,47 +297,6 @@ class Delta:
     metadata: Mapping[str, Any] | None = field(default=None, hash=False)
     topics: tuple[str, ...] = ()
     expect: Dot | None = None
-
-    def __new__(  # noqa: PLR0917 - the fields may be given by position
-        cls,
-        vector_id: str,
-        operation: Operation,
-        namespace: str = DEFAULT_NAMESPACE,
-        id: bytes | None = None,
-        dot: Dot | None = None,
-        parents: tuple[Dot | bytes, ...] = (),
-        clock: tuple[Dot, ...] = (),
-        timestamp: int = 0,
-        priority: Priority = Priority.NORMAL,
-        source: Source = Source.LOCAL,
-        metadata: Mapping[str, Any] | None = None,
-        topics: tuple[str, ...] = (),
-        expect: Dot | None = None,
-    ) -> Delta:
-        """Build a delta from its fields."""
-        delta = _MUTABLE_DELTA()
-        delta.vector_id = vector_id
-        delta.operation = operation
-        delta.namespace = namespace
-        delta.id = id
-        delta.dot = dot
-        delta.parents = parents
-        delta.clock = clock
-        delta.timestamp = timestamp
-        delta.priority = priority
-        delta.source = source
-        delta.metadata = metadata
-        delta.topics = topics
-        delta.expect = expect
-        delta.__class__ = cls
-        return delta  # type: ignore[no-any-return]
-
-    def __getnewargs__(self) -> tuple[str, Operation]:
-        """Return the arguments with which `copy` and `pickle` call `__new__`."""
-        return self.vector_id, self.operation
-
-
-_MUTABLE_DELTA = _mutable_class(tuple(entry.name for entry in fields(Delta)))
 
 
 def namespace_of(vector_id: str) -> str:

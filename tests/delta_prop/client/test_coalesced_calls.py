@@ -37,6 +37,10 @@ class RecordingWaker:
         assert not self.done(), "a call must be settled only once"
         self.outcome = result
 
+    def on_outcome(self, outcome: PublishAck | Refused) -> None:
+        if not self.done():
+            self.set_result(outcome)
+
     def result(self) -> Any:
         return self.outcome
 
@@ -60,16 +64,11 @@ class Caller(Wire):
         assert is_opaque_only(delta)
         calls = None
         if self.coalesces:
-            calls = self.producer_state.offer_call(delta, waker, now, self._count_outcome)
+            calls = self.producer_state.offer_call(delta, waker, now, self)
         if calls is not None:
             self.offers_made.append((calls, calls.count - 1))
             return
-
-        def settle_waker(outcome: PublishAck | Refused) -> None:
-            if not waker.done():
-                waker.set_result(outcome)
-
-        offer = Offer(delta.priority, [delta], settle_waker)
+        offer = Offer(delta.priority, [delta], waker)
         offer.is_awaited = True
         self.producer_state.offer(offer, now)
         self.offers_made.append(offer)
@@ -95,7 +94,7 @@ class Caller(Wire):
         work = SequencedBatch(batch, Sender("owner"), receipt, final_refusal=refusal)
         self.service.bench.pipeline.offer(work, self.service.bench.now)
 
-    def _count_outcome(self, outcome: PublishAck | Refused) -> None:
+    def on_outcome(self, outcome: PublishAck | Refused) -> None:
         self.outcome_count += 1
 
     def results(self) -> list[Any]:
@@ -260,6 +259,4 @@ def test_failed_producer_fails_every_call() -> None:
     assert [one.outcome.code for one in wire.wakers if isinstance(one.outcome, Refused)] == [
         ErrorCode.FENCED
     ] * 3
-    assert (
-        wire.producer_state.offer_call(make_opaque("d"), RecordingWaker(), 0.0, wire._count_outcome) is None
-    )
+    assert wire.producer_state.offer_call(make_opaque("d"), RecordingWaker(), 0.0, wire) is None

@@ -18,6 +18,18 @@ from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.client.pipeline_service import PipelineService
 
 
+class Recorder:
+    """Listener that records the outcome of the offer with a number."""
+
+    def __init__(self, outcomes: dict[int, PublishAck | Refused], number: int) -> None:
+        self.outcomes = outcomes
+        self.number = number
+
+    def on_outcome(self, outcome: PublishAck | Refused) -> None:
+        assert self.number not in self.outcomes, "an offer must have only one outcome"
+        self.outcomes[self.number] = outcome
+
+
 class Wire:
     """A producer's state, a service, the frames between them, and a record of all outcomes."""
 
@@ -41,11 +53,7 @@ class Wire:
     def offer(self, *deltas: Delta, **more: Any) -> Offer:
         number = len(self.offers)
 
-        def record(outcome: PublishAck | Refused) -> None:
-            assert number not in self.outcomes, "an offer must have only one outcome"
-            self.outcomes[number] = outcome
-
-        offer = Offer(deltas[0].priority, list(deltas), record, **more)
+        offer = Offer(deltas[0].priority, list(deltas), Recorder(self.outcomes, number), **more)
         self.producer_state.offer(offer, self.service.bench.now)
         self.offers.append(offer)
         self.offered_deltas.append(list(deltas))

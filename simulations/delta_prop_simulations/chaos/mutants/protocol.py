@@ -19,17 +19,18 @@ PROTOCOL = (
             edit(
                 SequenceSender.requeue_all,
                 (
-                    "previous = self.watermark\n",
-                    "previous = self.watermark\n"
+                    "previous = watermark\n",
+                    "previous = watermark\n"
                     "    for frame in sorted(self.unacked.values(), key=_base, reverse=True):\n"
                     "        if frame.send_count and not frame.is_outcome_query and not frame.is_withdrawn:\n"
-                    "            del self.unacked[frame.base]\n"
+                    "            del self.unacked[frame.batch.base]\n"
                     "            for row, offer in reversed(frame.offers):\n"
                     "                rows = range(row, row + offer.count)\n"
                     "                offer.deltas = [frame.batch.delta(at) for at in rows]\n"
                     "                offer.columns, offer.counter, offer.after = None, None, ()\n"
                     "                self.requeue_offers([offer])\n"
-                    "            self.next_counter = 1 + max(self.watermark, max(self.unacked, default=0))\n",
+                    "            highest = max(self.unacked, default=0)\n"
+                    "            self.counters.next = 1 + max(self.claim.watermark, highest)\n",
                 ),
             ),
         ),

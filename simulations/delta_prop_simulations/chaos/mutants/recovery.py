@@ -27,11 +27,12 @@ RECOVERY = (
             edit(
                 ProducerState.on_welcome,
                 (
-                    "sender.requeue_all(lost=lost, is_lost=self._is_lost)\n",
-                    "sender.requeue_all(lost=lost, is_lost=self._is_lost)\n"
-                    "        for frame in sender.retries.copy():\n"
-                    "            if frame.batch.last <= sender.watermark and not frame.is_outcome_query:\n"
-                    "                sender.retries.remove(frame)\n"
+                    "sender.requeue_all(lost=lost_count > 0, is_lost=self._senders.is_lost)\n",
+                    "sender.requeue_all(lost=lost_count > 0, is_lost=self._senders.is_lost)\n"
+                    "        for frame in sender.retries.batches.copy():\n"
+                    "            is_known = frame.batch.last <= sender.claim.watermark\n"
+                    "            if is_known and not frame.is_outcome_query:\n"
+                    "                sender.retries.batches.remove(frame)\n"
                     "                self._settle_acked(frame)\n",
                 ),
             ),
