@@ -146,10 +146,6 @@ def _add_demo(verbs: Any) -> None:
 def _run_demo(options: argparse.Namespace) -> int:
     from delta_prop.demo.runner import Options, run_demo
 
-    def write(text: str) -> None:
-        sys.stdout.write(text)
-        _flush()
-
     demo_options = Options(
         path=options.path,
         once=options.once,
@@ -157,7 +153,15 @@ def _run_demo(options: argparse.Namespace) -> int:
         json=options.json,
         keep=options.keep,
     )
-    return _run(lambda: run_demo(demo_options, write))
+    return _run(lambda: run_demo(demo_options, _FlushedOutput()))
+
+
+class _FlushedOutput:
+    """Standard output, flushed after each write."""
+
+    def write(self, text: str) -> None:
+        sys.stdout.write(text)
+        _flush()
 
 
 def _print_version(_: argparse.Namespace) -> int:

@@ -76,15 +76,11 @@ class LocalPublisher:
     def __init__(self, propagator: Propagator, name: str, level: AckLevel | None = None) -> None:
         """Raises Refused."""
         internals = propagator.internals()
-        self._pipeline, self._log, self._tick_callbacks, self._now = (
-            internals.partition.pipeline,
-            internals.partition.log,
-            internals.partition.tick_callbacks,
-            internals.partition.world.clock.now,
-        )
+        partition = self._partition = internals.partition
+        self._pipeline, self._now = partition.pipeline, partition.world.clock.now
         self._name = name
         self._producer_state = ProducerState(name, ack_level=level, can_split=True)
-        self._random = internals.partition.world.randomness.fork("publish").random
+        self._random = partition.world.randomness.fork("publish").random
         self._wakeup = Wakeup()
         self._failure: Refused | None = None
         self._blocked_line: tuple[int, Refused] | None = None  # a refused line that is retried
@@ -99,7 +95,7 @@ class LocalPublisher:
 
     def log_end(self) -> int:
         """Return the next offset of the log."""
-        return self._log.next_offset
+        return self._partition.log.next_offset
 
     async def send(self, number: int, delta: Delta, on_outcome: OutcomeCallback) -> None:
         """Send a line once there is capacity. Raises Refused."""
@@ -128,7 +124,7 @@ class LocalPublisher:
         """Send the batches that may be sent now; return the seconds until the next retry."""
         if self._pipeline.recoveries != self._recoveries and self._pipeline.stop_refusal is None:
             self._retry_hello()
-        with self._tick_callbacks:
+        with self._partition.tick_callbacks:
             while (unacked := self._producer_state.next_batch(self._now())) is not None:
                 sender = Sender(self._name, unacked.source, can_split=True)
                 receipt = Receipt()
@@ -173,7 +169,7 @@ class LocalPublisher:
 
     def _apply_welcome(self, grants: Sequence[Grant]) -> None:
         self._recoveries = self._pipeline.recoveries
-        log = self._log
+        log = self._partition.log
         welcome = Welcome(
             origins=tuple(OriginGrant(grant.origin, grant.epoch, grant.watermark) for grant in grants),
             log=Cursor(log.log_id, log.epoch, log.next_offset),

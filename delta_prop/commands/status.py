@@ -18,8 +18,9 @@ from delta_prop.server.job_files import JobFiles
 from delta_prop.server.lags import lags_of
 from delta_prop_broker.corruption import LogBusy, LogCorrupted
 from delta_prop_broker.recovery.times import read_times
-from delta_prop_broker.segments.identity import read_identity, read_small_file
+from delta_prop_broker.segments.identity import read_identity
 from delta_prop_broker.segments.paths import DIRECTORY, IDENTITY, LOCK_PATH
+from delta_prop_broker.segments.small_file import read_file
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ def forget(data: str, name: str) -> int:
     try:
         identity = read_identity(disk, f"{DIRECTORY}/{IDENTITY}")
         cursors = {} if identity is None else read_cursors(disk, identity.log_id)
-        if identity is None or (name not in cursors and read_small_file(disk, quarantine_path(name)) is None):
+        if identity is None or (name not in cursors and read_file(disk, quarantine_path(name)) is None):
             known = ", ".join(sorted(cursors)) or "none"
             raise UsageError(
                 f"{name!r}: there is no such sink or group: name an existing one (sinks: {known})"

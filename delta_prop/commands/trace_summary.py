@@ -29,7 +29,7 @@ _COUNTS_MAX = 4096
 
 def show_trace(path: str, *, as_json: bool) -> int:
     """Print the summary of a recording. Raises UsageError if the file is not a recording."""
-    traffic = RecordedTraffic(lambda: system.read_chunks(path), repr(path))
+    traffic = RecordedTraffic(system.FileChunks(path), repr(path))
     summary = Summary()
     for batch in traffic.batches():
         summary.add(batch)
@@ -46,6 +46,55 @@ def show_trace(path: str, *, as_json: bool) -> int:
     return OK
 
 
+class _BusiestSecond:
+    """The deltas of the second with the most, of batches in the order of their times."""
+
+    def __init__(self) -> None:
+        self._second = self._deltas = self._deltas_max = 0
+
+    @property
+    def deltas(self) -> int:
+        """The number of deltas in the busiest second so far."""
+        return max(self._deltas_max, self._deltas)
+
+    def add(self, batch: RecordedBatch) -> None:
+        """Count a batch."""
+        second = batch.time_us // _SECOND_US
+        if second != self._second:
+            self._deltas_max = self.deltas
+            self._second, self._deltas = second, 0
+        self._deltas += batch.count
+
+
+class _DistinctKeys:
+    """Estimates the number of distinct keys, from the smallest of their hashes."""
+
+    def __init__(self) -> None:
+        self._smallest_hashes = np.zeros(0, np.uint64)
+        self._unmerged_keys: list[Any] = []
+        self._unmerged_count = 0
+
+    def add(self, batch: RecordedBatch) -> None:
+        """Add the keys of a batch."""
+        self._unmerged_keys.append(batch.keys)
+        self._unmerged_count += batch.count
+        if self._unmerged_count >= HASHES_MAX:
+            self._merge()
+
+    def estimate(self) -> int:
+        """Return the estimate; below HASHES_MAX it is exact."""
+        self._merge()
+        count = len(self._smallest_hashes)
+        if count < HASHES_MAX:
+            return count
+        return round((count - 1) / (float(self._smallest_hashes[-1]) / 2.0**64))
+
+    def _merge(self) -> None:
+        hashes = np.unique(np.concatenate([self._smallest_hashes, *self._unmerged_keys]))
+        self._smallest_hashes, self._unmerged_keys = hashes[:HASHES_MAX], []
+        self._unmerged_count = 0
+
+
 class Summary:
     """Counts of a recording.
 
@@ -57,15 +106,13 @@ class Summary:
         self._batches = self._deltas = self._bytes = 0
         self._first_us: int | None = None
         self._last_us = 0
-        self._busiest = self._second_deltas = self._second = 0
+        self._busiest_second = _BusiestSecond()
         self._operations: Counter[int] = Counter()
         self._priorities: Counter[str] = Counter()
         self._rows: Counter[int] = Counter()
         self._sizes = np.zeros(64, np.int64)
         self._origins: set[int] = set()
-        self._smallest_hashes = np.zeros(0, np.uint64)
-        self._unmerged_keys: list[Any] = []
-        self._unmerged_count = 0
+        self._vectors = _DistinctKeys()
 
     def add(self, batch: RecordedBatch) -> None:
         """Count a batch."""
@@ -80,22 +127,18 @@ class Summary:
         self._sizes += np.bincount(np.frexp(batch.sizes.astype(np.float64))[1], minlength=64)
         if len(self._origins) < _COUNTS_MAX:
             self._origins.add(batch.origin)
-        self._count_second(batch)
-        self._unmerged_keys.append(batch.keys)
-        self._unmerged_count += batch.count
-        if self._unmerged_count >= HASHES_MAX:
-            self._merge()
+        self._busiest_second.add(batch)
+        self._vectors.add(batch)
 
     def to_json(self) -> dict[str, Any]:
         """Return the counts."""
-        self._merge()
         fields: dict[str, Any] = {"batches": self._batches, "deltas": self._deltas, "bytes": self._bytes}
         if self._first_us is None:
             return fields
         span_s = (self._last_us - self._first_us) / _SECOND_US
         fields |= {"first": format_time(self._first_us), "last": format_time(self._last_us)}
         fields |= {"span_s": round(span_s, 3), "deltas_per_s": round(self._deltas / max(span_s, 1.0), 1)}
-        fields |= {"busiest_second": max(self._busiest, self._second_deltas)}
+        fields |= {"busiest_second": self._busiest_second.deltas}
         fields |= {
             "deltas_per_batch_p50": self._quantile(self._rows, 0.5),
             "deltas_per_batch_p99": self._quantile(self._rows, 0.99),
@@ -105,28 +148,10 @@ class Summary:
             "delta_bytes_p50": self._quantile(sizes, 0.5),
             "delta_bytes_p99": self._quantile(sizes, 0.99),
         }
-        fields |= {"vectors": self._estimate_vectors(), "origins": len(self._origins)}
+        fields |= {"vectors": self._vectors.estimate(), "origins": len(self._origins)}
         fields["operations"] = {kind_name(kind): count for kind, count in sorted(self._operations.items())}
         fields["priorities"] = dict(sorted(self._priorities.items()))
         return fields
-
-    def _count_second(self, batch: RecordedBatch) -> None:
-        second = batch.time_us // _SECOND_US
-        if second != self._second:
-            self._busiest = max(self._busiest, self._second_deltas)
-            self._second, self._second_deltas = second, 0
-        self._second_deltas += batch.count
-
-    def _merge(self) -> None:
-        hashes = np.unique(np.concatenate([self._smallest_hashes, *self._unmerged_keys]))
-        self._smallest_hashes, self._unmerged_keys = hashes[:HASHES_MAX], []
-        self._unmerged_count = 0
-
-    def _estimate_vectors(self) -> int:
-        count = len(self._smallest_hashes)
-        if count < HASHES_MAX:
-            return count
-        return round((count - 1) / (float(self._smallest_hashes[-1]) / 2.0**64))
 
     @staticmethod
     def _quantile(counts: dict[int, int], share: float) -> int:

@@ -17,8 +17,7 @@ import anyio.lowlevel
 
 from delta_prop.delivery.status import SavedCursor
 from delta_prop_broker.corruption import LogCorrupted
-from delta_prop_broker.segments.identity import read_small_file, replace_file
-from delta_prop_wire.crc import crc32c
+from delta_prop_broker.segments.small_file import Checksum, read_checked, replace_checked
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import UsageError
 
@@ -230,20 +229,17 @@ def cursors_corruption(disk: Disk) -> LogCorrupted | None:
 
 def _read(disk: Disk) -> bytes | LogCorrupted | None:
     """Return the file's content, or its corruption; None if it is missing."""
-    raw = read_small_file(disk, PATH, bytes_max=_READ_BYTES_MAX)
-    if raw is None:
-        return None
-    checksum, _, body = raw.partition(b"\n")
-    if checksum == b"%08x" % crc32c(body):
-        return body
-    return LogCorrupted(
-        PATH,
-        f"its {len(raw)} bytes do not fit their checksum, so it is not used: sinks without a cursor of "
-        "their own start at the log start offset, and the log retains nothing for detached ones",
-    )
+    try:
+        return read_checked(disk, PATH, Checksum.FIRST_LINE, bytes_max=_READ_BYTES_MAX)
+    except LogCorrupted as error:
+        return LogCorrupted(
+            PATH,
+            f"{error.reason}, so it is not used: sinks without a cursor of their own start at the log start "
+            "offset, and the log retains nothing for detached ones",
+        )
 
 
 def write_cursors(disk: Disk, log_id: bytes, cursors: Mapping[str, SavedCursor]) -> None:
     """Replace the saved cursors; durable when it returns. Raises OSError."""
     body = json.dumps({"log_id": log_id.hex(), "cursors": cursors}, sort_keys=True).encode()
-    replace_file(disk, "", PATH, [b"%08x\n" % crc32c(body), body])
+    replace_checked(disk, PATH, body, Checksum.FIRST_LINE)

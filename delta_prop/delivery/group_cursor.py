@@ -11,9 +11,9 @@ import json
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, unquote
 
-from delta_prop_broker.segments.identity import read_small_file, replace_file
+from delta_prop_broker.corruption import LogCorrupted
+from delta_prop_broker.segments.small_file import Checksum, read_checked, read_file, replace_checked
 from delta_prop_wire.bounds import check_name
-from delta_prop_wire.crc import crc32c
 from delta_prop_wire.errors import InvalidDelta, UsageError
 
 if TYPE_CHECKING:
@@ -69,8 +69,7 @@ class GroupCursor:
         fields: dict[str, object] = {"log_id": self._log_id.hex(), "next_offset": position.next_offset}
         if position.resets:
             fields["resets"] = position.resets
-        body = json.dumps(fields).encode()
-        replace_file(self._disk, DIRECTORY, self._path, [b"%08x\n" % crc32c(body), body])
+        replace_checked(self._disk, self._path, json.dumps(fields).encode(), Checksum.FIRST_LINE)
         self._stored = position
 
     @property
@@ -135,15 +134,15 @@ def reset_group(disk: Disk, name: str, log_id: bytes, offset: int) -> None:
 
 def read_position(disk: Disk, name: str, log_id: bytes) -> GroupPosition | None:
     """Return a group's cursor; None if it has none in this log. Raises UsageError if it is corrupted."""
-    raw = read_small_file(disk, _path(name))
-    if raw is None:
-        return None
-    checksum, _, body = raw.partition(b"\n")
-    if checksum != b"%08x" % crc32c(body):
+    try:
+        body = read_checked(disk, _path(name), Checksum.FIRST_LINE)
+    except LogCorrupted:
         raise UsageError(
             f"the cursor of group {name!r} ({_path(name)}) is corrupted: remove it with "
             f"`delta-prop sinks forget {name}`, then subscribe with a start position"
-        )
+        ) from None
+    if body is None:
+        return None
     fields = json.loads(body)
     if fields["log_id"] != log_id.hex():
         return None
@@ -152,7 +151,7 @@ def read_position(disk: Disk, name: str, log_id: bytes) -> GroupPosition | None:
 
 def forget_group(disk: Disk, name: str) -> bool:
     """Remove a group's cursor; return True if it had one. Raises UsageError if a process reads for it."""
-    if not disk.list(DIRECTORY) or read_small_file(disk, _path(name)) is None:
+    if not disk.list(DIRECTORY) or read_file(disk, _path(name)) is None:
         return False
     try:
         lock = disk.lock(_path(name) + ".lock")

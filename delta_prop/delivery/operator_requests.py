@@ -12,8 +12,14 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
-from delta_prop_broker.segments.identity import read_small_file, replace_file
-from delta_prop_wire.crc import crc32c
+from delta_prop_broker.corruption import LogCorrupted
+from delta_prop_broker.segments.small_file import (
+    Checksum,
+    read_checked,
+    read_file,
+    replace_checked,
+    replace_file,
+)
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -69,8 +75,7 @@ def put_request(disk: Disk, request: OperatorRequest, at_us: int) -> str:
     while f"{at_us:020}{_SUFFIX}" in names:
         at_us += 1
     path = f"{DIRECTORY}/{at_us:020}{_SUFFIX}"
-    body = json.dumps(asdict(request)).encode()
-    replace_file(disk, DIRECTORY, path, [b"%08x\n" % crc32c(body), body])
+    replace_checked(disk, path, json.dumps(asdict(request)).encode(), Checksum.FIRST_LINE)
     return path
 
 
@@ -82,30 +87,29 @@ def read_requests(disk: Disk) -> dict[str, OperatorRequest | None]:
 
 def _read(disk: Disk, path: str) -> OperatorRequest | Literal[False] | None:
     """Return the request, None if it cannot be parsed, False if it was removed meanwhile."""
-    raw = read_small_file(disk, path)
-    if raw is None:
-        return False
-    checksum, _, body = raw.partition(b"\n")
     try:
+        body = read_checked(disk, path, Checksum.FIRST_LINE)
+        if body is None:
+            return False
         fields = json.loads(body)
         request = OperatorRequest(
             fields["verb"], str(fields["sink"]), str(fields["log_id"]), tuple(map(int, fields["offsets"]))
         )
-    except (KeyError, TypeError, ValueError):
+    except (LogCorrupted, KeyError, TypeError, ValueError):
         return None
-    is_valid = checksum == b"%08x" % crc32c(body) and request.verb in get_args(Verb)
+    is_valid = request.verb in get_args(Verb)
     return request if is_valid and (request.verb not in _RESETS or len(request.offsets) == 1) else None
 
 
 def refuse_request(disk: Disk, path: str, reason: str) -> None:
     """Report the reason to the command that waits for the request, and remove the request. Raises OSError."""
-    replace_file(disk, DIRECTORY, path + _REFUSED, [reason.encode(errors="backslashreplace")])
+    replace_file(disk, path + _REFUSED, [reason.encode(errors="backslashreplace")])
     remove_request(disk, path)
 
 
 def take_refusal(disk: Disk, path: str) -> str | None:
     """Return and delete the reason for which a request was refused; None if it was not. Raises OSError."""
-    raw = read_small_file(disk, path + _REFUSED)
+    raw = read_file(disk, path + _REFUSED)
     if raw is None:
         return None
     remove_request(disk, path + _REFUSED)

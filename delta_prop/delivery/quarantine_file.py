@@ -19,8 +19,8 @@ from urllib.parse import quote
 import msgpack
 
 from delta_prop_broker.segments.frames import read_head
-from delta_prop_broker.segments.identity import read_small_file, replace_file
 from delta_prop_broker.segments.paths import TEMPORARY
+from delta_prop_broker.segments.small_file import read_file, replace_file
 from delta_prop_broker.segments.writing import write_all
 from delta_prop_wire.batch import Batch, LoggedBatch
 from delta_prop_wire.crc import crc32c
@@ -205,7 +205,7 @@ class QuarantineFile:
                 number, size = number + 1, size + len(part)
                 yield part
 
-        replace_file(self._disk, DIRECTORY, self._path, parts())
+        replace_file(self._disk, self._path, parts())
         self._file = self._disk.open(self._path)
         self._number, self.size = number, size
 
@@ -222,7 +222,7 @@ class QuarantineFile:
 
 
 def _read(disk: Disk, path: str, epoch_end: EpochEnd) -> StoredQuarantine | None:
-    raw = read_small_file(disk, path, bytes_max=1 << 62)
+    raw = read_file(disk, path, bytes_max=1 << 62)
     if raw is None:
         return None
     view, position, number, stored = memoryview(raw), 0, 0, StoredQuarantine()

@@ -1,6 +1,6 @@
 """Terminal output of the demo: lines, a progress bar, and a prompt that other lines do not disturb.
 
-The write function, the clock and the properties of the terminal are arguments, so this module reads nothing
+The output, the timer and the properties of the terminal are arguments, so this module reads nothing
 itself.
 """
 
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
+
+    from delta_prop.platform.ports import Timer
 
 PIPE_INTERVAL_S = 3.0
 """Minimum interval of progress lines if the output is not a terminal."""
@@ -22,6 +24,13 @@ _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "cyan": "36"}
 _CLEAR = "\r\x1b[K"
 
 
+class Output(Protocol):
+    """A terminal or pipe that a console writes to."""
+
+    def write(self, text: str, /) -> object:
+        """Write a text at once."""
+
+
 class Console:
     """Writer to one terminal or pipe.
 
@@ -30,18 +39,18 @@ class Console:
 
     def __init__(
         self,
-        write: Callable[[str], object],
-        now: Callable[[], float],
+        output: Output,
+        timer: Timer,
         *,
         columns: int = 80,
         live: bool = False,
         color: bool = False,
     ) -> None:
         self.columns = max(columns, 40)
-        self._write, self._now = write, now
+        self._write, self._now = output.write, timer.now
         self._live, self._color = live, color
         self._pending = ""  # a bar or a prompt in the last line
-        self._reported_at = now()
+        self._reported_at = timer.now()
         self._table_lines = 0  # lines of an unfinished table above the cursor
 
     def style(self, name: str, text: str) -> str:

@@ -57,7 +57,7 @@ def end_scene(play: Play, wiring: Wiring, elapsed_s: float) -> None:
     console.line(console.style("dim", "  sink          deltas     lag   publish to visible, p50"))
     sinks = {}
     for name in wiring.sinks():
-        feed, p50_ms = statistics.sinks[name], wiring.p50_ms(name)
+        feed, p50_ms = statistics.sinks[name], wiring.latencies.p50_ms(name)
         latency = "–" if p50_ms is None else f"{p50_ms:.1f} ms"
         console.line(f"  {name:<10}  {feed.applied_deltas:>8,}  {feed.lag:>6,}   {latency:>23}")
         sinks[name] = {

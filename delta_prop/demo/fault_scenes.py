@@ -43,12 +43,12 @@ async def slow_scene(play: Play, wiring: Wiring) -> None:
     console = play.console
     count = min(EDITS_MAX, LINKS_PER_DOCUMENT_MAX * len(play.library.documents))
     edits = _make_link_edits(play.library, count)
-    audit = SlowSink(JsonLinesSink(play.workspace.audit, name="audit"), play.now)
+    audit = SlowSink(JsonLinesSink(play.workspace.audit, name="audit"), play.timer)
     wiring.audit_start_offset = wiring.delta_count
     await wiring.propagator.attach(audit, start="latest")
     pacer = _EditPacer(play, wiring)
     try:
-        pacer.unslowed_latencies = wiring.restart_measurement()
+        pacer.unslowed_latencies = wiring.latencies.begin_scene()
         usual_count = await pacer.publish(edits, count // 4, UNSLOWED_S_MAX)
         await wiring.wait_settled()
         if not usual_count:
@@ -61,14 +61,14 @@ async def slow_scene(play: Play, wiring: Wiring) -> None:
         console.line(
             f"  in the first {usual_count:,} edits; from now on {SLOWDOWN_FACTOR * usual_s * 1000:.0f} ms"
         )
-        pacer.slowed_latencies = wiring.restart_measurement()
+        pacer.slowed_latencies = wiring.latencies.begin_scene()
         slowed_count = await pacer.publish(edits, count, SLOWED_S_MAX)
         lag = wiring.lags()["audit"]
-        started = play.now()
+        started = play.timer.now()
     finally:
         audit.release()  # also after an error, because closing waits for the sink
     await wiring.wait_settled()
-    caught_up_s = play.now() - started
+    caught_up_s = play.timer.now() - started
     pacer.show(is_last=True)
     pacer.report(lag, caught_up_s)
     play.facts["slow"] = {
@@ -99,7 +99,7 @@ class _EditPacer:
 
     async def publish(self, edits: Iterator[Delta], count_max: int, duration_s_max: float) -> int:
         """Publish an edit every `EDIT_INTERVAL_S`, or as fast as possible; return the number of edits."""
-        self._started_at = due = self._play.now()
+        self._started_at = due = self._play.timer.now()
         self.lags_max.clear()
         count = 0
         for edit in islice(edits, count_max):
@@ -109,18 +109,18 @@ class _EditPacer:
                 self._play.console.progress(count, count_max, "edits, at the usual pace")
             self._sample()
             due += EDIT_INTERVAL_S
-            await anyio.sleep(max(0, due - self._play.now()))
-            if self._play.now() - self._started_at > duration_s_max:
+            await anyio.sleep(max(0, due - self._play.timer.now()))
+            if self._play.timer.now() - self._started_at > duration_s_max:
                 break
         self._play.console.end_progress()
         return count
 
     @property
     def _is_slowed(self) -> bool:
-        return self.slowed_latencies is self._wiring.scene_latencies
+        return self.slowed_latencies is self._wiring.latencies.of_scene
 
     def _sample(self) -> None:
-        now = self._play.now()
+        now = self._play.timer.now()
         if now - self._sampled_at < _SAMPLE_INTERVAL_S:
             return
         self._sampled_at = now
@@ -187,13 +187,11 @@ async def crash_scene(play: Play, wiring: Wiring) -> None:
         if edits:
             await wiring.publish(edits)  # all of them, since the library counts them as published
         return
-    started = play.now()
-    crashing_sink = CrashingSink(
-        StorageSink(play.workspace.replica, name="replica"), play.workspace.copy_replica
-    )
+    started = play.timer.now()
+    crashing_sink = CrashingSink(StorageSink(play.workspace.replica, name="replica"), play.workspace)
     await wiring.propagator.attach(crashing_sink)
     await wiring.propagator.wait_visible(wiring.delta_count, sinks=["replica"], committed=True)
-    took_s = play.now() - started
+    took_s = play.timer.now() - started
     console.line(
         f"  replica, a second store, attached late: {crashing_sink.applied_end:,} deltas from the log to disk"
     )
@@ -213,13 +211,13 @@ async def crash_scene(play: Play, wiring: Wiring) -> None:
 
 
 async def _restart_store(play: Play, wiring: Wiring, dead_sink: CrashingSink) -> None:
-    console, started = play.console, play.now()
+    console, started = play.console, play.timer.now()
     store = StorageSink(play.workspace.crashed_replica, name="replica")
-    restarted = CrashingSink(store)
+    restarted = CrashingSink(store, play.workspace)
     await wiring.propagator.attach(restarted)
     wiring.replica = store
     await wiring.wait_settled()
-    took_s = play.now() - started
+    took_s = play.timer.now() - started
     redelivered = restarted.count_redelivered(dead_sink.applied_end)
     console.line(
         f"  it had applied all below offset {dead_sink.applied_end:,}, "

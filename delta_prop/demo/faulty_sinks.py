@@ -15,8 +15,10 @@ import numpy as np
 from delta_prop_sinks.sink import Delivery, StopSink, TryAgain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    from delta_prop.demo.system import Workspace
+    from delta_prop.platform.ports import Timer
     from delta_prop_sinks.sink import ResumePoint, Sink, SinkContext
     from delta_prop_sinks.storage import StorageSink
 
@@ -26,9 +28,9 @@ _MEASURED_MAX = 10_000
 class SlowSink:
     """A sink whose deliveries can be slowed to many times their usual duration."""
 
-    def __init__(self, sink: Sink, now: Callable[[], float]) -> None:
+    def __init__(self, sink: Sink, timer: Timer) -> None:
         self.name = sink.name
-        self._sink, self._now = sink, now
+        self._sink, self._timer = sink, timer
         self._delivery_times_s: list[float] = []
         self._wait_s = 0.0
         self._released = anyio.Event()
@@ -42,10 +44,10 @@ class SlowSink:
         if self._wait_s:
             with anyio.move_on_after(self._wait_s * len(deliveries)):
                 await self._released.wait()
-        started = self._now()
+        started = self._timer.now()
         await self._sink.apply(deliveries)
         if not self._wait_s and len(self._delivery_times_s) < _MEASURED_MAX:
-            self._delivery_times_s.append((self._now() - started) / len(deliveries))
+            self._delivery_times_s.append((self._timer.now() - started) / len(deliveries))
 
     async def aclose(self) -> None:
         """Close the real sink."""
@@ -78,14 +80,14 @@ class CrashingSink:
     transaction are tested with real processes, in the tests of the sinks.
     """
 
-    def __init__(self, sink: StorageSink, copy_files: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, sink: StorageSink, workspace: Workspace) -> None:
         self.name = sink.name
         self.resume_offset = 0
         self.applied_end = 0  # all rows below this offset are applied
         # For each delivery, the offset of its first row and the offset after its last row.
         self.offset_ranges: list[tuple[int, int]] = []
         self.is_dead = False
-        self._sink, self._copy_files = sink, copy_files
+        self._sink, self._workspace = sink, workspace
         self._rows_left: int | None = None
 
     async def open(self, context: SinkContext) -> ResumePoint:
@@ -144,7 +146,7 @@ class CrashingSink:
         if deliveries:
             await self._sink.apply(deliveries)
             self._note(deliveries)
-        await self._context.threads.run(self._copy_files)
+        await self._context.threads.run(self._workspace.copy_replica)
         self.is_dead = True
         raise StopSink("killed within a batch")
 

@@ -32,10 +32,11 @@ from delta_prop.demo.wiring import DELTAS_MAX, open_wiring
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from anyio.abc import TaskStatus
 
+    from delta_prop.demo.console import Output
     from delta_prop.demo.system import Terminal, Workspace
     from delta_prop.demo.verify import Verdict
     from delta_prop.demo.wiring import Wiring
@@ -103,10 +104,11 @@ class Interrupt:
                 self._scopes.pop()
 
 
-async def run_demo(options: Options, write: Callable[[str], object]) -> int:
+async def run_demo(options: Options, output: Output) -> int:
     """Run the full demo. Raises UsageError."""
     terminal = system.detect_terminal()
-    console = Console(write, system.now, columns=terminal.columns, live=terminal.live, color=terminal.color)
+    timer = system.PreciseTimer()
+    console = Console(output, timer, columns=terminal.columns, live=terminal.live, color=terminal.color)
     folder = system.find_standard_library() if options.path is None else system.resolve_folder(options.path)
     if folder is None:
         raise UsageError(f"--path {options.path}: no folder of that name can be read: name another")
@@ -119,7 +121,7 @@ async def run_demo(options: Options, write: Callable[[str], object]) -> int:
             await tasks.start(interrupt.wait)
             with interrupt.scope():
                 play = Play(
-                    console, workspace, folder, options.path is not None, system.now, system.find_command()
+                    console, workspace, folder, options.path is not None, timer, system.find_command()
                 )
                 status = await _run_all(play, options, terminal, interrupt)
             tasks.cancel_scope.cancel()
@@ -138,7 +140,7 @@ async def run_demo(options: Options, write: Callable[[str], object]) -> int:
 
 
 async def _run_all(play: Play, options: Options, terminal: Terminal, interrupt: Interrupt) -> int:
-    console, started = play.console, play.now()
+    console, started = play.console, play.timer.now()
     by_hand = terminal.interactive and not options.once
     texts = "the standard library" if not play.is_own else blank_unprintable(str(play.folder))
     console.line(console.style("bold", f"delta-prop demo: search {texts} while you edit it"))
@@ -146,11 +148,11 @@ async def _run_all(play: Play, options: Options, terminal: Terminal, interrupt: 
     await read_scene(play)
     verdicts: list[Verdict] | None = None
     # An interrupt ends the scenes only; the service then closes in order, as after the last scene.
-    async with open_wiring(play.workspace, play.now) as wiring:
+    async with open_wiring(play.workspace, play.timer) as wiring:
         with interrupt.scope():
             verdicts = await _run_scenes(play, wiring, options, interrupt if by_hand else None)
         if verdicts is not None:
-            end_scene(play, wiring, play.now() - started)
+            end_scene(play, wiring, play.timer.now() - started)
     if verdicts is None:
         return INTERRUPTED
     next_scene(play)

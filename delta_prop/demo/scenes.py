@@ -21,12 +21,13 @@ from delta_prop_wire.errors import UsageError
 from delta_prop_wire.topics import kind_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from delta_prop.demo.console import Console
     from delta_prop.demo.corpus import Document
     from delta_prop.demo.system import ScanResult, Workspace
+    from delta_prop.platform.ports import Timer
     from delta_prop_wire.delta import Delta
 
 SEARCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -72,7 +73,7 @@ class Play:
     workspace: Workspace
     folder: Path
     is_own: bool
-    now: Callable[[], float]
+    timer: Timer
     command: str = "delta-prop"
     library: Library = field(default_factory=Library)
     last_scan: ScanResult = field(default_factory=dict)
@@ -144,18 +145,18 @@ async def read_scene(play: Play) -> None:
 async def index_scene(play: Play, wiring: Wiring) -> None:
     """Publish the vectors of all documents, as columns; show the rate, and each sink's lag."""
     console, ids = play.console, list(play.library.documents)
-    started = play.now()
+    started = play.timer.now()
     for start in range(0, len(ids), _BATCH):
         batch_ids = ids[start : start + _BATCH]
         await wiring.create(batch_ids, play.library.vectors(batch_ids))
-        rate = wiring.delta_count / max(play.now() - started, 1e-9)
+        rate = wiring.delta_count / max(play.timer.now() - started, 1e-9)
         lags = ", ".join(f"{name} lags {lag:,}" for name, lag in wiring.lags().items() if lag)
         status = f"{rate:,.0f} deltas/s  {format_size(wiring.number_bytes)}  {lags or 'no sink lags'}"
         console.progress(wiring.delta_count, len(ids), status)
         await anyio.lowlevel.checkpoint()
-    published_s = play.now() - started
+    published_s = play.timer.now() - started
     await wiring.wait_settled()
-    settled_s = play.now() - started
+    settled_s = play.timer.now() - started
     console.end_progress()
     rate = len(ids) / settled_s
     amount = f"{wiring.delta_count:,} deltas, {format_size(wiring.number_bytes)}"
@@ -182,9 +183,9 @@ async def search_scene(play: Play, wiring: Wiring) -> None:
 
 def search(play: Play, wiring: Wiring, query: str) -> tuple[list[str], float]:
     """Return the ids of the nearest documents, and the duration of the search in seconds."""
-    started = play.now()
+    started = play.timer.now()
     hits = wiring.index.search(play.library.embedding.query(query), HITS_MAX, NAMESPACE, "pivot")
-    return [hit.vector_id for hit in hits if hit.score > 0], play.now() - started
+    return [hit.vector_id for hit in hits if hit.score > 0], play.timer.now() - started
 
 
 async def edit_scene(play: Play, wiring: Wiring) -> None:
@@ -222,10 +223,10 @@ async def edit_scene(play: Play, wiring: Wiring) -> None:
 async def publish_changes(play: Play, wiring: Wiring, deltas: Sequence[Delta]) -> None:
     """Publish the deltas of an edit one by one; show the listener's line for each."""
     for number, delta in enumerate(deltas):
-        started = play.now()
+        started = play.timer.now()
         ack = await wiring.publish([delta])
         await wiring.propagator.wait_visible(ack, sinks=["index"])
-        took_ms = (play.now() - started) * 1000
+        took_ms = (play.timer.now() - started) * 1000
         await wiring.propagator.wait_visible(ack, sinks=["subscriber"])
         assert wiring.listener.last is not None
         received = wiring.listener.last.delta

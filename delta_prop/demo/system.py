@@ -26,8 +26,12 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from contextlib import AbstractContextManager
 
-now = time.perf_counter
-"""The time in seconds. The event loop's clock is too coarse: uvloop's has steps of 1 ms."""
+
+class PreciseTimer:
+    """The time in seconds. The event loop's clock is too coarse: uvloop's has steps of 1 ms."""
+
+    now = staticmethod(time.perf_counter)
+
 
 FILE_BYTES_MAX = 1024 * 1024
 FILES_MAX = 20_000

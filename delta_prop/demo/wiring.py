@@ -24,7 +24,7 @@ from delta_prop_sinks.storage import StorageSink
 from delta_prop_wire.errors import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+    from collections.abc import AsyncIterator, Iterable, Sequence
     from typing import TextIO
 
     import numpy as np
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from delta_prop.delivery.subscription import Subscription
     from delta_prop.demo.reference_fold import Fingerprint
     from delta_prop.demo.system import Workspace
+    from delta_prop.platform.ports import Timer
     from delta_prop_wire.delta import Delta
 
 SINKS = ("storage", "index", "cache", "subscriber", "audit", "replica")
@@ -65,12 +66,49 @@ class Listener:
 
 
 @dataclass(slots=True)
+class PublishedLines:
+    """A file with each published delta as a line; their number, and the bytes of their numbers."""
+
+    file: TextIO
+    delta_count: int = 0
+    number_bytes: int = 0
+
+    def add(self, lines: Iterable[str], *, count: int, size: int) -> None:
+        """Write the lines of `count` deltas, with `size` bytes of numbers."""
+        self.file.writelines(lines)
+        self.file.flush()
+        self.delta_count += count
+        self.number_bytes += size
+
+
+@dataclass(slots=True)
+class Latencies:
+    """Times from publish to visible, by sink, in seconds: of the whole run, and of the present scene."""
+
+    of_run: dict[str, list[float]] = field(default_factory=dict)
+    of_scene: dict[str, list[float]] = field(default_factory=dict)
+
+    def begin_scene(self) -> dict[str, list[float]]:
+        """Begin a new record of latencies; return it."""
+        self.of_scene = {}
+        return self.of_scene
+
+    def note(self, sink: str, seconds: float, of_scene: list[float]) -> None:
+        """Note a latency; `of_scene`: the sink's record of the scene in which the delta was published."""
+        for latencies in (of_scene, self.of_run.setdefault(sink, [])):
+            if len(latencies) < _MEASURED_MAX:
+                latencies.append(seconds)
+
+    def p50_ms(self, sink: str) -> float | None:
+        """Return the median latency of the sink in the whole run, in milliseconds."""
+        return quantile_ms(self.of_run.get(sink, ()), 0.5)
+
+
+@dataclass(slots=True)
 class Wiring:
     """The running service, and its measurements.
 
-    `audit_start_offset`: where the audit sink starts. `delta_count`, `number_bytes`: the deltas published so
-    far, and the bytes of their numbers. `latencies`, `scene_latencies`: from publish to visible, by sink, in
-    seconds, in all and in this scene.
+    `audit_start_offset`: where the audit sink starts.
     """
 
     propagator: Propagator
@@ -78,32 +116,39 @@ class Wiring:
     index: IndexSink
     cache: CacheSink
     listener: Listener
-    now: Callable[[], float]
+    timer: Timer
     audit_start_offset: int = 0
     replica: StorageSink | None = None
-    delta_count: int = 0
-    number_bytes: int = 0
-    latencies: dict[str, list[float]] = field(default_factory=dict)
-    scene_latencies: dict[str, list[float]] = field(default_factory=dict)
-    _lines: TextIO = field(kw_only=True)
+    latencies: Latencies = field(default_factory=Latencies)
+    _published: PublishedLines = field(kw_only=True)
     _tasks: TaskGroup = field(kw_only=True)
+
+    @property
+    def delta_count(self) -> int:
+        """The number of deltas published so far."""
+        return self._published.delta_count
+
+    @property
+    def number_bytes(self) -> int:
+        """Bytes of the numbers of all deltas published so far."""
+        return self._published.number_bytes
 
     async def create(self, ids: Sequence[str], matrix: NDArray[np.float32]) -> PublishAck:
         """Publish full vectors, one row for each id."""
-        started = self.now()
+        started = self.timer.now()
         ack = await self.propagator.publish_many(ids, matrix, namespace=NAMESPACE)
         self._measure(ack, started)
-        self._record(
+        self._published.add(
             map(create_line, [NAMESPACE] * len(ids), ids, matrix), count=len(ids), size=matrix.nbytes
         )
         return ack
 
     async def publish(self, deltas: Sequence[Delta]) -> PublishAck:
         """Publish changes, in one call."""
-        started = self.now()
+        started = self.timer.now()
         ack = await self.propagator.publish(*deltas)
         self._measure(ack, started)
-        self._record(map(line_of, deltas), count=len(deltas), size=sum(map(number_bytes, deltas)))
+        self._published.add(map(line_of, deltas), count=len(deltas), size=sum(map(number_bytes, deltas)))
         return ack
 
     def sinks(self) -> list[str]:
@@ -131,24 +176,9 @@ class Wiring:
         """Return the lag of each sink."""
         return {name: feed.lag for name, feed in self.propagator.statistics().sinks.items()}
 
-    def restart_measurement(self) -> dict[str, list[float]]:
-        """Start a new record of latencies from publish to visible, by sink, in seconds; return it."""
-        self.scene_latencies = {}
-        return self.scene_latencies
-
-    def p50_ms(self, sink: str) -> float | None:
-        """Return the median latency from publish to visible in the sink, in milliseconds."""
-        return quantile_ms(self.latencies.get(sink, ()), 0.5)
-
-    def _record(self, lines: Iterable[str], *, count: int, size: int) -> None:
-        self._lines.writelines(lines)
-        self._lines.flush()
-        self.delta_count += count
-        self.number_bytes += size
-
     def _measure(self, ack: PublishAck, started: float) -> None:
         for name in self.sinks():
-            scene_latencies = self.scene_latencies.setdefault(name, [])
+            scene_latencies = self.latencies.of_scene.setdefault(name, [])
             self._tasks.start_soon(self._measure_one, ack, started, name, scene_latencies)
 
     async def _measure_one(
@@ -158,14 +188,11 @@ class Wiring:
             await self.propagator.wait_visible(ack, sinks=[name], timeout_s=60)
         except Refused:  # the sink was killed, so its latency remains unknown
             return
-        took_s = self.now() - started
-        for latencies in (scene_latencies, self.latencies.setdefault(name, [])):
-            if len(latencies) < _MEASURED_MAX:
-                latencies.append(took_s)
+        self.latencies.note(name, self.timer.now() - started, scene_latencies)
 
 
 @asynccontextmanager
-async def open_wiring(workspace: Workspace, now: Callable[[], float]) -> AsyncIterator[Wiring]:
+async def open_wiring(workspace: Workspace, timer: Timer) -> AsyncIterator[Wiring]:
     """Run the service, with its sinks attached, for the duration of the scope."""
     resident = ResidentVectors()
     with workspace.open_published() as lines:
@@ -177,7 +204,16 @@ async def open_wiring(workspace: Workspace, now: Callable[[], float]) -> AsyncIt
             listener = Listener()
             async with propagator.subscribe("*", name="subscriber") as subscription:
                 tasks.start_soon(listener.listen, subscription)
-                yield Wiring(propagator, storage, index, cache, listener, now, _lines=lines, _tasks=tasks)
+                yield Wiring(
+                    propagator,
+                    storage,
+                    index,
+                    cache,
+                    listener,
+                    timer,
+                    _published=PublishedLines(lines),
+                    _tasks=tasks,
+                )
                 tasks.cancel_scope.cancel()
 
 

@@ -21,7 +21,7 @@ from delta_prop_wire.layout import Column
 from delta_prop_wire.spec import BATCH_ROWS_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -83,9 +83,9 @@ class Arrival(NamedTuple):
 class RecordedTraffic:
     """A recording that can be read repeatedly. `fault`: why the last reading ended early, else None."""
 
-    def __init__(self, read_chunks: Callable[[], Iterable[bytes]], name: str = "the recording") -> None:
-        """Create a reader; `read_chunks` returns the file's bytes in chunks, `name` is for messages."""
-        self._read_chunks = read_chunks
+    def __init__(self, chunks: Iterable[bytes], name: str = "the recording") -> None:
+        """Create a reader. `chunks`: the file's bytes, anew at each iteration; `name`: for messages."""
+        self._chunks = chunks
         self._name = name
         self.fault: str | None = None
         self.began_us = 0
@@ -95,7 +95,7 @@ class RecordedTraffic:
     def batches(self) -> Iterator[RecordedBatch]:
         """Yield all batches, up to the end or to corruption. Raises UsageError if it is not a recording."""
         self.fault, self.ended_us = None, None
-        reader = _ChunkReader(iter(self._read_chunks()))
+        reader = _ChunkReader(iter(self._chunks))
         self.began_us = self._read_head(reader)
         last_us = 0
         while True:

@@ -23,12 +23,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Clock(Protocol):
-    """Elapsed time for rules, wall time for display and for dates that people wrote."""
+class Timer(Protocol):
+    """Elapsed time."""
 
     def now(self) -> float:
-        """Return monotonic seconds of the running event loop."""
+        """Return monotonic seconds."""
         ...
+
+
+class Clock(Timer, Protocol):
+    """Elapsed time of the running event loop for rules, wall time for display and for dates of people."""
 
     def wall_us(self) -> int:
         """Return microseconds since 1970; only the expiry of tokens depends on them."""

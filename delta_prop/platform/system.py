@@ -157,14 +157,19 @@ def read_file(path: str) -> bytes:
     return Path(path).read_bytes()
 
 
-def read_chunks(path: str) -> Iterator[bytes]:
-    """Yield a file's content in chunks. Raises UsageError."""
-    try:
-        with open(path, "rb") as file:
-            while piece := file.read(_CHUNK_BYTES):
-                yield piece
-    except OSError as error:
-        raise UsageError(f"{path!r} cannot be read ({error.strerror}): name a file") from None
+class FileChunks:
+    """A file's content in chunks, read anew by each iteration, which raises UsageError."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            with open(self._path, "rb") as file:
+                while piece := file.read(_CHUNK_BYTES):
+                    yield piece
+        except OSError as error:
+            raise UsageError(f"{self._path!r} cannot be read ({error.strerror}): name a file") from None
 
 
 def standard_error() -> TextIO:

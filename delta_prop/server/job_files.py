@@ -23,9 +23,9 @@ from delta_prop.server.part_file import (
     read_frames,
     read_head,
 )
-from delta_prop_broker.segments.identity import read_small_file, replace_file
+from delta_prop_broker.corruption import LogCorrupted
 from delta_prop_broker.segments.paths import TEMPORARY
-from delta_prop_wire.crc import crc32c
+from delta_prop_broker.segments.small_file import Checksum, read_checked, replace_checked
 from delta_prop_wire.errors import DeltaPropError
 from delta_prop_wire.frames import JobState, JobStatus, RefusedRow
 from delta_prop_wire.packing import truncate
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 VERSION = 1
 _DECISION_SUFFIX, _PROGRESS_SUFFIX = ".job", ".at"
-_CRC_BYTES = 4
 
 
 class JobCorrupted(DeltaPropError):
@@ -239,12 +238,12 @@ class JobFiles:
         """Write a decision; durable when this returns."""
         self.prepare()
         path = f"{DIRECTORY}/{stem_of(decision.job)}{_DECISION_SUFFIX}"
-        replace_file(self.disk, DIRECTORY, path, [_add_checksum(_pack_decision(decision))])
+        replace_checked(self.disk, path, _pack_decision(decision), Checksum.TRAILER)
 
     def write_progress(self, job: str, progress: Progress) -> None:
         """Write the progress of a publication; durable when this returns."""
         path = f"{DIRECTORY}/{stem_of(job)}{_PROGRESS_SUFFIX}"
-        replace_file(self.disk, DIRECTORY, path, [_add_checksum(msgpack.packb(_pack_progress(progress)))])
+        replace_checked(self.disk, path, msgpack.packb(_pack_progress(progress)), Checksum.TRAILER)
 
     def forget(self, job: str) -> None:
         """Remove the decision about a job."""
@@ -277,11 +276,11 @@ class JobFiles:
 
         In both cases the dots in the log show what is published.
         """
-        raw = read_small_file(self.disk, f"{DIRECTORY}/{stem}{_PROGRESS_SUFFIX}")
-        content = None if raw is None else _strip_checksum(raw)
-        if content is None:
+        try:
+            content = read_checked(self.disk, f"{DIRECTORY}/{stem}{_PROGRESS_SUFFIX}", Checksum.TRAILER)
+        except LogCorrupted:
             return None
-        return _unpack_progress(msgpack.unpackb(content))
+        return None if content is None else _unpack_progress(msgpack.unpackb(content))
 
     def _read_part(self, path: str, *, read_only: bool) -> FoundPart | None:
         file = self.disk.open(path, read_only=read_only)
@@ -302,8 +301,10 @@ class JobFiles:
 
 def read_decision(disk: Disk, path: str) -> JobDecision:
     """Read a decision. Raises JobCorrupted, OSError."""
-    raw = read_small_file(disk, path)
-    content = None if raw is None else _strip_checksum(raw)
+    try:
+        content = read_checked(disk, path, Checksum.TRAILER)
+    except LogCorrupted:
+        content = None
     if content is None:
         raise JobCorrupted(path, "it does not match its checksum")
     version, job, owner, state, decided_us, parts_digest, deltas, parts, progress, content_digest = (
@@ -358,13 +359,3 @@ def _unpack_progress(fields: list[Any]) -> Progress:
     )
     position = PartPosition(byte_offset, checksum, counter)
     return Progress(index, position, retry_counter, published, duplicates, refused, rows)
-
-
-def _add_checksum(content: bytes) -> bytes:
-    return content + crc32c(content).to_bytes(_CRC_BYTES, "little")
-
-
-def _strip_checksum(raw: bytes) -> bytes | None:
-    """Return the content of a file; None if it does not match the checksum at its end."""
-    content = raw[:-_CRC_BYTES]
-    return content if _add_checksum(content) == raw and content else None

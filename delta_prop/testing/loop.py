@@ -9,7 +9,6 @@ import asyncio
 import math
 import random
 import threading
-from functools import partial
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from weakref import WeakKeyDictionary
@@ -65,8 +64,71 @@ def run_virtual(
         if on_turn is not None:
             raise UsageError("on_turn: trio does not report its turns: run on asyncio")
         return _run_on_trio(main, *args, horizon_s=horizon_s)
-    options = {"loop_factory": partial(VirtualLoop, seed, horizon_s, on_turn)}
-    return anyio.run(main, *args, backend="asyncio", backend_options=options)
+
+    def new_loop() -> VirtualLoop:
+        loop = VirtualLoop(seed, horizon_s)
+        loop.on_turn = on_turn
+        return loop
+
+    return anyio.run(main, *args, backend="asyncio", backend_options={"loop_factory": new_loop})
+
+
+class _TaskOrder:
+    """The order in which tasks run that are runnable at the same time: of creation, or drawn from a seed."""
+
+    def __init__(self, seed: int | None) -> None:
+        self._shuffle = None if seed is None else random.Random(seed).shuffle
+        self._numbers: WeakKeyDictionary[asyncio.Task[Any], int] = WeakKeyDictionary()
+        self._count = 0
+
+    def add(self, task: asyncio.Task[Any]) -> None:
+        """Number a task that was created."""
+        self._count += 1
+        self._numbers[task] = self._count
+
+    def number(self, task: asyncio.Task[Any] | None) -> int:
+        """Return a task's number, by which tasks sort in the order of their creation."""
+        return self._numbers.get(task, 0)  # type: ignore[arg-type]
+
+    def arrange(self, ready: deque[asyncio.Handle]) -> None:
+        """Sort runnable tasks by creation, or shuffle them; other callbacks keep their positions.
+
+        Otherwise some would run in the order of memory addresses: anyio cancels tasks in the order of a set.
+        """
+        positions = [position for position, handle in enumerate(ready) if _task_of(handle) is not None]
+        handles = [ready[position] for position in positions]
+        numbers = self._numbers
+        handles.sort(key=lambda handle: numbers.get(_task_of(handle), 0))  # type: ignore[arg-type]
+        if self._shuffle is not None:
+            self._shuffle(handles)
+        for position, handle in zip(positions, handles, strict=True):
+            ready[position] = handle
+
+
+class _ForeignCalls:
+    """Calls of the loop from other threads: faults of the run, unless cancelled tasks wait for them."""
+
+    def __init__(self) -> None:
+        self.are_allowed = False
+        self._owner_thread_id = threading.get_ident()
+        self._happened = threading.Event()  # set by other threads
+
+    @property
+    def have_disturbed(self) -> bool:
+        """True if another thread called the loop while that was not allowed."""
+        return self._happened.is_set() and not self.are_allowed
+
+    def note(self) -> None:
+        """Note a call, from whichever thread."""
+        if threading.get_ident() != self._owner_thread_id:
+            self._happened.set()
+
+    def wait_for_allowed(self) -> bool:
+        """Wait for a call if it is allowed; return True if there was one."""
+        if self.are_allowed and self._happened.wait(_THREAD_TIMEOUT_S):
+            self._happened.clear()
+            return True
+        return False
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -83,19 +145,15 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self,
         seed: int | None = None,
         horizon_s: float = HORIZON_S,
-        on_turn: Callable[[float, int], object] | None = None,
     ) -> None:
         super().__init__()
-        self._on_turn = on_turn
+        self.on_turn: Callable[[float, int], object] | None = None
+        """Called at every turn with the time and the number of runnable callbacks; it may end the run."""
         self._horizon_s = horizon_s
         self._now = 0.0
         self._turns = 0
-        self._shuffle = None if seed is None else random.Random(seed).shuffle
-        self._task_numbers: WeakKeyDictionary[asyncio.Task[Any], int] = WeakKeyDictionary()
-        self._task_count = 0
-        self._owner_thread_id = threading.get_ident()
-        self._disturbed = threading.Event()  # set by other threads
-        self._is_stuck = False
+        self._task_order = _TaskOrder(seed)
+        self._foreign_calls = _ForeignCalls()
         self._selector = self  # asyncio polls it once a turn: there time advances
 
     def time(self) -> float:
@@ -105,19 +163,18 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def select(self, timeout: float | None) -> list[Any]:
         """Order the runnable tasks between two turns or, if there are none, advance to the next timer."""
         self._turns += 1
-        if (on_turn := self._on_turn) is not None:
-            self._on_turn = None  # not called after it has ended the run
+        if (on_turn := self.on_turn) is not None:
+            self.on_turn = None  # not called after it has ended the run
             on_turn(self._now, len(self._ready))
-            self._on_turn = on_turn
-        if self._disturbed.is_set() and not self._is_stuck:
+            self.on_turn = on_turn
+        if self._foreign_calls.have_disturbed:
             raise self._stuck_error(
                 "another thread called the loop, which no run can repeat: use `virtual_world()`"
             )
         if timeout is None or timeout > 0:
             when = self._scheduled[0].when() if self._scheduled else math.inf
-            if when == math.inf and self._is_stuck and self._disturbed.wait(_THREAD_TIMEOUT_S):
-                self._disturbed.clear()  # a cancelled task has waited for its thread, which has ended
-                return []
+            if when == math.inf and self._foreign_calls.wait_for_allowed():
+                return []  # a cancelled task has waited for its thread, which has ended
             if when == math.inf:
                 raise self._stuck_error(f"nothing is runnable and no timer is set at {self._now} s")
             if when > self._horizon_s:
@@ -129,7 +186,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._turns = 0  # so that the remaining tasks can be cancelled
             raise self._stuck_error(f"{TURNS_AT_ONE_INSTANT_MAX} turns and still {self._now} s")
         elif len(self._ready) > 1:
-            self._order_tasks()
+            self._task_order.arrange(self._ready)
         return []
 
     def call_at(  # type: ignore[override]
@@ -175,30 +232,16 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
         """Create a task as usual; numbers give the order of creation."""
         task = super().create_task(coro, **options)
-        self._task_count += 1
-        self._task_numbers[task] = self._task_count
+        self._task_order.add(task)
         return task
-
-    def _order_tasks(self) -> None:
-        """Sort runnable tasks by creation, or shuffle them; other callbacks keep their positions.
-
-        Otherwise some would run in the order of memory addresses: anyio cancels tasks in the order of a set.
-        """
-        positions = [position for position, handle in enumerate(self._ready) if _task_of(handle) is not None]
-        handles = [self._ready[position] for position in positions]
-        handles.sort(key=lambda handle: self._task_numbers.get(_task_of(handle), 0))  # type: ignore[arg-type]
-        if self._shuffle is not None:
-            self._shuffle(handles)
-        for position, handle in zip(positions, handles, strict=True):
-            self._ready[position] = handle
 
     def _stuck_error(self, reason: str) -> Stuck:
         """Return the error; the remaining tasks are cancelled after it, and may wait for threads."""
-        self._is_stuck = True
+        self._foreign_calls.are_allowed = True
         return Stuck(f"{reason}: {self._describe_tasks()}")
 
     def _describe_tasks(self) -> str:
-        tasks = sorted(asyncio.all_tasks(self), key=lambda task: self._task_numbers.get(task, 0))
+        tasks = sorted(asyncio.all_tasks(self), key=self._task_order.number)
         lines = [f"{task.get_name()} waits at {_waiting_line(task)}" for task in tasks[:_TASKS_REPORTED_MAX]]
         return "; ".join([*lines, *(["…"] if len(tasks) > _TASKS_REPORTED_MAX else [])])
 
@@ -207,8 +250,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _write_to_self(self) -> None:
         """Wake the loop, which never sleeps; a call from another thread disturbs the run."""
-        if threading.get_ident() != self._owner_thread_id:
-            self._disturbed.set()
+        self._foreign_calls.note()
 
 
 def _task_of(handle: asyncio.Handle) -> asyncio.Task[Any] | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import math
 from collections import Counter, deque
-from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -196,10 +195,11 @@ class _SharedNetwork:
         self._rng = Random(f"network {seed}")
 
     def update_paths(self) -> None:
-        """Open or cut each path, according to the present cuts and crashed hosts."""
+        """Open or cut each path, and set its conditions, according to the present faults of the network."""
         now = anyio.current_time()
         for connection in self.connections:
             for path in connection.paths:
+                path.conditions = self._conditions(path.source, path.target)
                 (path.hold if self._is_cut(path.source, path.target) else path.release)(now)
             connection.notify()
         self._wakeup.notify()
@@ -221,8 +221,7 @@ class _SharedNetwork:
             to_client=self._new_path(server_host, client_host, client),
             addresses=(client, _format_address(server_host, port)),
             bytes_max=math.inf if bytes_mean is None else break_rng.expovariate(1 / bytes_mean),
-            on_closed=lambda: self.connections.pop(connection, None),
-            fault_counts=self.fault_counts,
+            owner=self,
         )
         self.connections[connection] = None
         self.update_paths()
@@ -236,6 +235,10 @@ class _SharedNetwork:
         for connection in list(self.connections):
             connection.end_host(host, notify=notify)
 
+    def forget(self, connection: VirtualConnection) -> None:
+        """Forget a connection that is closed at both ends."""
+        self.connections.pop(connection, None)
+
     def draw_port(self) -> int:
         """Return a free port."""
         self._next_port += 1
@@ -245,7 +248,7 @@ class _SharedNetwork:
         return NetworkPath(
             source,
             target,
-            conditions=partial(self._conditions, source, target),
+            conditions=self._conditions(source, target),
             rng=Random(f"network {self.seed} {name} {source} {target}"),
             fault_counts=self.fault_counts,
         )

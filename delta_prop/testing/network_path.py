@@ -15,7 +15,6 @@ from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Callable
     from random import Random
 
 
@@ -70,13 +69,14 @@ class NetworkPath:
         source: str,
         target: str,
         *,
-        conditions: Callable[[], NetworkConditions],
+        conditions: NetworkConditions,
         rng: Random,
         fault_counts: Counter[str],
     ) -> None:
         self.source = source
         self.target = target
-        self._conditions = conditions
+        self.conditions = conditions
+        """The present conditions, which the network may replace."""
         self._rng = rng
         self._fault_counts = fault_counts
         self._pieces: deque[Piece] = deque()
@@ -96,7 +96,7 @@ class NetworkPath:
         if self.is_discarding:
             while (head := self._head(now)) is not None and head.kind is PieceKind.DATA:
                 self._discard_first()
-        return max(0, self._conditions().buffer_bytes - self._bytes)
+        return max(0, self.conditions.buffer_bytes - self._bytes)
 
     def put(self, now: float, data: memoryview) -> int:
         """Send bytes up to the capacity; return their number."""
@@ -185,13 +185,13 @@ class NetworkPath:
         self._bytes = 0
 
     def _draw_count(self, count: int) -> int:
-        chunk_bytes_max = self._conditions().chunk_bytes_max
+        chunk_bytes_max = self.conditions.chunk_bytes_max
         if chunk_bytes_max is None or count == 0:
             return count
         return min(count, self._rng.randint(1, chunk_bytes_max))
 
     def _depart(self, now: float, piece: Piece) -> None:
-        conditions = self._conditions()
+        conditions = self.conditions
         if self._is_open:
             previous_arrival = self._pieces[-1].arrives_at if self._pieces else -math.inf
             self._sent_at = max(now, self._sent_at) + len(piece.data) / conditions.bytes_per_s

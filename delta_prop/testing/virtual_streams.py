@@ -6,7 +6,7 @@ There is no background task: each call or wait computes what has arrived by then
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 import anyio.lowlevel
@@ -48,6 +48,15 @@ class Broadcast:
             await event.wait()
 
 
+class ConnectionOwner(Protocol):
+    """The network of a connection."""
+
+    fault_counts: Counter[str]
+
+    def forget(self, connection: VirtualConnection) -> None:
+        """Forget a connection that is closed at both ends."""
+
+
 class VirtualConnection:
     """One connection, as a test sees it. It breaks by itself after `bytes_max` sent bytes."""
 
@@ -58,8 +67,7 @@ class VirtualConnection:
         to_client: NetworkPath,
         addresses: tuple[str, str],
         bytes_max: float,
-        fault_counts: Counter[str],
-        on_closed: Callable[[], object],
+        owner: ConnectionOwner,
     ) -> None:
         self.hosts = (to_server.source, to_server.target)
         self.paths = (to_server, to_client)
@@ -67,15 +75,14 @@ class VirtualConnection:
         self.client = VirtualStream(self, incoming=to_client, outgoing=to_server, peer=server)
         self.server = VirtualStream(self, incoming=to_server, outgoing=to_client, peer=client)
         self._bytes_left = bytes_max
-        self._fault_counts = fault_counts
-        self._on_closed = on_closed
+        self._owner = owner
 
     def reset(self) -> None:
         """Break the connection; both ends are notified as soon as the reset reaches them."""
         now = anyio.current_time()
         for path in self.paths:
             path.put_reset(now)
-        self._fault_counts["reset"] += 1
+        self._owner.fault_counts["reset"] += 1
         self.notify()
 
     def notify(self) -> None:
@@ -104,7 +111,7 @@ class VirtualConnection:
         """Note that one end is closed; with both, the connection ends."""
         self.notify()
         if self.client.is_closed and self.server.is_closed:
-            self._on_closed()
+            self._owner.forget(self)
 
 
 class VirtualStream:

@@ -42,7 +42,7 @@ def virtual_world(
     delays = random.Random(f"threads {seed}")
 
     def new_thread() -> InlineThread:
-        return InlineThread(lambda: delays.uniform(0, thread_delay_s_max))
+        return InlineThread(delays, thread_delay_s_max)
 
     @asynccontextmanager
     async def background_thread() -> AsyncIterator[InlineThread]:
@@ -96,16 +96,16 @@ class SeededRandomness:
 
 
 class InlineThread:
-    """Runs calls one at a time, in order, on the loop itself; each takes a virtual delay."""
+    """Runs calls one at a time, in order, on the loop itself; each takes a delay drawn up to a maximum."""
 
-    def __init__(self, draw_delay_s: Callable[[], float]) -> None:
+    def __init__(self, rng: random.Random, delay_s_max: float) -> None:
         self._limiter = anyio.CapacityLimiter(1)
-        self._draw_delay_s = draw_delay_s
+        self._rng, self._delay_s_max = rng, delay_s_max
 
     async def run(self, function: Callable[[], T]) -> T:
         """Return the result of `function`; a cancelled caller waits for its end, as on a thread."""
         with anyio.CancelScope(shield=True):
             async with self._limiter:
-                await anyio.sleep(self._draw_delay_s())
+                await anyio.sleep(self._rng.uniform(0, self._delay_s_max))
                 result = function()
         return result

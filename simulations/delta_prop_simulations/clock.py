@@ -13,9 +13,8 @@ from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Callable
 
-    from delta_prop.platform.ports import Clock
+    from delta_prop.platform.ports import Clock, Timer
 
 _US = 1_000_000
 _DRIFT_MAX = 0.5
@@ -36,10 +35,12 @@ class ClockFaults:
 
 
 class FaultyClock:
-    """The clock of one machine. `event_counts`: counts the observed jumps, and readings during a drift."""
+    """The clock of one machine. `timer`: the elapsed time; `event_counts`: counts the observed jumps, and
+    readings during a drift.
+    """
 
-    def __init__(self, now: Callable[[], float], faults: ClockFaults, event_counts: Counter[str]) -> None:
-        self.now = now
+    def __init__(self, timer: Timer, faults: ClockFaults, event_counts: Counter[str]) -> None:
+        self.now = timer.now
         self._faults = faults
         self._event_counts = event_counts
         self._jumps_seen = 0

@@ -39,14 +39,19 @@ def read_bytes(path: str) -> bytes:
         raise UsageError(f"{path}: not readable: {error.strerror}: give a readable file") from None
 
 
-def read_pieces(path: str) -> Iterator[bytes]:
-    """Read a file, piece by piece. Raises UsageError."""
-    try:
-        with Path(path).open("rb") as file:
-            while piece := file.read(_PIECE_BYTES):
-                yield piece
-    except OSError as error:
-        raise UsageError(f"{path}: not readable: {error.strerror}: give a readable file") from None
+class FilePieces:
+    """A file's content, piece by piece; each iteration reads it anew, and raises UsageError."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            with Path(self._path).open("rb") as file:
+                while piece := file.read(_PIECE_BYTES):
+                    yield piece
+        except OSError as error:
+            raise UsageError(f"{self._path}: not readable: {error.strerror}: give a readable file") from None
 
 
 def write_text(path: str, text: str) -> None:

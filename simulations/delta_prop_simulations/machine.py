@@ -86,7 +86,7 @@ class Machine:
         self._seed = seed
         self._network = network.at(name)
         self._trace = trace
-        self._clock = FaultyClock(LoopClock().now, clock, self.event_counts)
+        self._clock = FaultyClock(LoopClock(), clock, self.event_counts)
         self.thread_faults = threads
         self.on_end: Callable[[Process], object] = lambda _process: None
         """Called as soon as a process has ended."""
@@ -107,7 +107,7 @@ class Machine:
         self.process_count += 1
         process = self.process = Process(self.name, self.process_count)
         seed = self._seed.child(f"life {process.number}")
-        threads = SimThreads(seed.stream("threads"), lambda: self.thread_faults, self.event_counts)
+        threads = SimThreads(seed.stream("threads"), self)
         disk = self.disk
         return World(
             clock=self._clock,

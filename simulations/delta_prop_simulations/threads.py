@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import anyio
 
@@ -45,13 +45,19 @@ class ThreadFaults:
             )
 
 
-class SimThreads:
-    """The threads of one process. `faults`: returns the current faults."""
+class ThreadHost(Protocol):
+    """The machine of threads, with its present faults, and its counts of events that happened."""
 
-    def __init__(self, rng: Random, faults: Callable[[], ThreadFaults], event_counts: Counter[str]) -> None:
+    thread_faults: ThreadFaults
+    event_counts: Counter[str]
+
+
+class SimThreads:
+    """The threads of one process."""
+
+    def __init__(self, rng: Random, host: ThreadHost) -> None:
         self._rng = rng
-        self._faults = faults
-        self._event_counts = event_counts
+        self._host = host
 
     def new_thread(self) -> SimThread:
         """Return one more worker."""
@@ -64,14 +70,14 @@ class SimThreads:
 
     def draw_call(self) -> tuple[float, bool]:
         """Draw a call's delay, and True if the effect comes before the delay."""
-        rng, faults = self._rng, self._faults()
+        rng, faults = self._rng, self._host.thread_faults
         delay_s = rng.uniform(0, faults.delay_s_max)
         if rng.random() < faults.stalls:
             delay_s += faults.stall_s
-            self._event_counts["thread stalled"] += 1
+            self._host.event_counts["thread stalled"] += 1
         is_early = rng.random() < faults.early
         if delay_s:
-            self._event_counts["thread early" if is_early else "thread late"] += 1
+            self._host.event_counts["thread early" if is_early else "thread late"] += 1
         return delay_s, is_early
 
 

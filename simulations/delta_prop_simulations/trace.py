@@ -10,12 +10,11 @@ from hashlib import blake2b
 from struct import Struct
 from typing import TYPE_CHECKING
 
-import anyio
-
+from delta_prop.testing.world import VirtualClock
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from delta_prop.platform.ports import Timer
 
 LINES_MAX = 200
 
@@ -24,11 +23,11 @@ _HASH_BYTES = 16
 
 
 class Trace:
-    """The trace of one run. `now`: returns the virtual time."""
+    """The trace of one run. `timer`: the virtual time; by default that of the running loop."""
 
-    def __init__(self, now: Callable[[], float] = anyio.current_time) -> None:
+    def __init__(self, timer: Timer | None = None) -> None:
         self.lines: deque[str] = deque(maxlen=LINES_MAX)
-        self._now = now
+        self._timer = VirtualClock() if timer is None else timer
         self._hash = blake2b(digest_size=_HASH_BYTES)
 
     def note(self, *fields: object) -> None:
@@ -38,7 +37,7 @@ class Trace:
         for value in fields:
             if value is not None and not isinstance(value, str | int | float | bytes):
                 raise UsageError(f"{type(value).__name__} in a trace: give text, numbers or bytes")
-        line = f"{self._now():.6f} {' '.join([str(value) for value in fields])}"
+        line = f"{self._timer.now():.6f} {' '.join([str(value) for value in fields])}"
         self.lines.append(line)
         self._hash.update(line.encode())
         self._hash.update(b"\n")

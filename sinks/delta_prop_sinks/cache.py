@@ -6,8 +6,7 @@ state.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, Literal
 
@@ -15,6 +14,7 @@ import anyio
 import numpy as np
 
 from delta_prop_sinks.argument_checks import check_at_least, check_sink_name, check_texts
+from delta_prop_sinks.cache_entries import CacheEntries
 from delta_prop_sinks.fold_run import SETTING_KINDS, FoldBuffer, FoldRun, fold_new
 from delta_prop_sinks.sink import ResumePoint
 from delta_prop_sinks.vector_table import (
@@ -26,8 +26,6 @@ from delta_prop_sinks.vector_table import (
     Misfit,
     VectorTable,
     heads_of,
-    restore,
-    state_of,
 )
 from delta_prop_wire.algebra import VectorState
 from delta_prop_wire.cursor import Cursor
@@ -45,12 +43,6 @@ if TYPE_CHECKING:
     from delta_prop_wire.batch import LoggedBatch
     from delta_prop_wire.state_rows import StateRow
 
-
-_ENTRY_BYTES = 500
-"""Bytes of a state object without its numbers; its data and metadata are shared."""
-
-_STATES_DIVISOR = 8
-"""State objects may take `bytes_max` divided by this; each is made once for many readers."""
 
 _COMPLETE_KINDS = frozenset({Kind.CREATE, Kind.DELETE})
 """Kinds that define the full state; dense and opaque retain older metadata."""
@@ -79,6 +71,19 @@ class CacheStatistics:
     dropped: int
     evicted: int
     out_of_order: int
+
+
+@dataclass(slots=True)
+class _Counts:
+    """The counts of `CacheStatistics`."""
+
+    hits: int = 0
+    misses: int = 0
+    loads: int = 0
+    refreshed: int = 0
+    dropped: int = 0
+    evicted: int = 0
+    out_of_order: int = 0
 
 
 @dataclass(slots=True)
@@ -127,23 +132,33 @@ class CacheSink:
         if mode not in ("refresh", "invalidate"):
             raise UsageError(f'mode {mode!r} is not "refresh" or "invalidate": give one of them')
         self.name = check_sink_name(name)
-        self.entries_max = entries_max
-        self.bytes_max = bytes_max
         self.mode = mode
         self._loader, self._loader_offset = loader, loader_offset
-        self._tables: dict[str, VectorTable] = {}
-        self._order: OrderedDict[Ref, None] = OrderedDict()  # the entries, least recently requested first
-        self._states: dict[Ref, VectorState] = {}  # entries as state objects, made when they are requested
-        self._states_bytes = 0
+        self._entries = CacheEntries(entries_max, bytes_max)
         self._loading: dict[Ref, _Load] = {}
-        self._unsized: set[VectorTable] = set()  # tables whose size may differ from `counted_size`
         self._fold_buffer = FoldBuffer(SETTING_KINDS - _COMPLETE_KINDS)
-        self._bytes = 0
+        self._counts = _Counts()
         self._log_id = b""
         self._next_offset = self._lamport = 0
         self._report_committed: Callable[[int], None] | None = None
-        self._hits = self._misses = self._loads = 0
-        self._refreshed = self._dropped = self._evicted = self._out_of_order = 0
+
+    @property
+    def entries_max(self) -> int:
+        """Maximum number of entries."""
+        return self._entries.entries_max
+
+    @entries_max.setter
+    def entries_max(self, count: int) -> None:
+        self._entries.entries_max = count
+
+    @property
+    def bytes_max(self) -> int:
+        """Maximum bytes of the entries."""
+        return self._entries.bytes_max
+
+    @bytes_max.setter
+    def bytes_max(self, size: int) -> None:
+        self._entries.bytes_max = size
 
     # --- the contract
 
@@ -165,7 +180,7 @@ class CacheSink:
             batch = logged.batch
             if not self._buffer(delivery) and not batch.is_control:
                 self._fold_buffered()
-                if self._order or self._loading or batch.kinds_mask & _COMPLETE_MASK:
+                if self._entries.order or self._loading or batch.kinds_mask & _COMPLETE_MASK:
                     if not self._change_block(delivery):
                         self._change_rows(delivery)
                     self._evict_excess()
@@ -192,8 +207,8 @@ class CacheSink:
         self._fold_buffered()
         for row in rows:
             ref, key = (row.namespace, row.vector_id), row.state.key
-            if ref in self._order:
-                table = self._tables[ref[0]]
+            if ref in self._entries.order:
+                table = self._entries.tables[ref[0]]
                 if key is None or key <= table.head(table.slots[ref[1]])[:3]:
                     continue
                 self._drop(ref)
@@ -211,26 +226,16 @@ class CacheSink:
         self._next_offset = 0
 
     def _clear(self) -> None:
-        self._tables.clear()
-        self._unsized.clear()
+        self._entries.clear()
         self._fold_buffer.clear()
-        self._order.clear()
-        self._forget_states()
-        self._bytes = 0
 
     def statistics(self) -> CacheStatistics:
         """Return a snapshot of counts and sizes."""
         self._fold_buffered()
         return CacheStatistics(
-            entries=len(self._order),
-            bytes=self._bytes + self._states_bytes,
-            hits=self._hits,
-            misses=self._misses,
-            loads=self._loads,
-            refreshed=self._refreshed,
-            dropped=self._dropped,
-            evicted=self._evicted,
-            out_of_order=self._out_of_order,
+            entries=len(self._entries.order),
+            bytes=self._entries.size,
+            **asdict(self._counts),
         )
 
     # --- for readers
@@ -238,13 +243,15 @@ class CacheSink:
     def peek(self, namespace: str, vector_id: str) -> VectorState | None:
         """Return the cached state, or None; loads nothing."""
         ref = (namespace, vector_id)
-        if ref not in self._order:
+        entries = self._entries
+        if ref not in entries.order:
             check_texts(namespace=namespace, vector_id=vector_id)
-            self._misses += 1
+            self._counts.misses += 1
             return None
-        self._hits += 1
-        self._order.move_to_end(ref)
-        return self._state_of(ref)
+        self._counts.hits += 1
+        entries.order.move_to_end(ref)
+        self._fold_buffered()
+        return entries.state(ref)
 
     async def get(self, namespace: str, vector_id: str) -> VectorState | None:
         """Return the state, loaded on a miss; None if it is unknown.
@@ -257,8 +264,9 @@ class CacheSink:
         ref = (namespace, vector_id)
         while (load := self._loading.get(ref)) is not None:  # one load of a vector at a time
             await load.done.wait()
-            if ref in self._order:
-                return self._state_of(ref)
+            if ref in self._entries.order:
+                self._fold_buffered()
+                return self._entries.state(ref)
         return await self._load(ref, self._loader)
 
     # --- deltas
@@ -274,7 +282,7 @@ class CacheSink:
             return True
         if self.mode != "refresh" or not fold_buffer.can_hold(delivery):
             return False
-        table = self._tables.get(delivery.logged.batch.namespace)  # type: ignore[arg-type]
+        table = self._entries.tables.get(delivery.logged.batch.namespace)  # type: ignore[arg-type]
         if table is None:
             return True
         if not fold_buffer.add(delivery, table, delivery.count):
@@ -297,12 +305,12 @@ class CacheSink:
         rows = ((slots >= 0) & (run.heads[:, LAMPORT] > table.heads[slots, LAMPORT])).nonzero()[0]
         if not len(rows):
             return
-        self._unsized.add(table)
+        self._entries.unsized.add(table)
         fold_new(run, slots[rows], rows)
-        self._refreshed += len(rows)
-        if self._states:
+        self._counts.refreshed += len(rows)
+        if self._entries.states:
             for key in keys:
-                self._forget_state((table.namespace, key))
+                self._entries.forget_state((table.namespace, key))
 
     def _change_block(self, delivery: Delivery) -> bool:
         """Fold many rows of one kind in bulk; False, with nothing changed, if rows need checks one by one."""
@@ -319,8 +327,8 @@ class CacheSink:
             return False
         keys: Sequence[str] = batch.keys if rows is None else itemgetter(*rows.tolist())(batch.keys)
         if kind in _COMPLETE_KINDS:
-            return self._fold_complete_block(delivery, self._table(name), keys)
-        table = self._tables.get(name)
+            return self._fold_complete_block(delivery, self._entries.table(name), keys)
+        table = self._entries.tables.get(name)
         slots = _NO_SLOTS if table is None else table.find_slots(keys)
         indexes = (slots >= 0).nonzero()[0]
         if table is None or not len(indexes):
@@ -339,7 +347,7 @@ class CacheSink:
                 return False
         slots = table.slots_of(keys)
         for key in keys:
-            self._order.setdefault((table.namespace, key))
+            self._entries.order.setdefault((table.namespace, key))
         return self._fold_block(delivery, table, slots, delivery.rows, keys)
 
     def _fold_block(
@@ -361,14 +369,14 @@ class CacheSink:
             slots, new_heads = slots[is_new], new_heads[is_new]
         if not len(slots):
             return True
-        self._unsized.add(table)
+        self._entries.unsized.add(table)
         if not table.fold_block(logged.batch, kind, rows, slots):
             return False
         table.heads[slots] = new_heads
-        self._refreshed += len(slots)
-        if self._states:
+        self._counts.refreshed += len(slots)
+        if self._entries.states:
             for key in keys:
-                self._forget_state((table.namespace, key))
+                self._entries.forget_state((table.namespace, key))
         return True
 
     def _change_rows(self, delivery: Delivery) -> None:
@@ -379,13 +387,13 @@ class CacheSink:
         change = self._refresh if self.mode == "refresh" else self._invalidate
         for row in range(batch.count) if delivery.rows is None else delivery.rows.tolist():
             ref = (names[row], keys[row])
-            if ref in self._order or kinds[row] in _COMPLETE_KINDS or self._loading:
+            if ref in self._entries.order or kinds[row] in _COMPLETE_KINDS or self._loading:
                 change(ref, logged, row, kinds[row])
 
     def _refresh(self, ref: Ref, logged: LoggedBatch, row: int, kind: int) -> None:
         key, is_forwarded = logged.key(row), logged.source == Source.REPLICA
         self._notify_load(ref, key, is_forwarded=is_forwarded)
-        is_cached = ref in self._order
+        is_cached = ref in self._entries.order
         if is_cached and logged.known_ids is not KnownIds.NONE:
             self._drop(ref)  # whether the delta has an effect depends on the vector's full history
             return
@@ -394,14 +402,14 @@ class CacheSink:
         if kind not in FOLDED_KINDS:
             self._drop(ref)
             return
-        table = self._table(ref[0])
+        table = self._entries.table(ref[0])
         slot = table.slot_of(ref[1])
-        self._order.setdefault(ref)
+        self._entries.order.setdefault(ref)
         head = table.head(slot)[:3]
         if key <= head:
             # A local delta is in the state already. A forwarded one may be missing in it: drop the entry.
             if is_forwarded and key != head:
-                self._out_of_order += 1
+                self._counts.out_of_order += 1
                 self._drop(ref)
             return
         try:
@@ -410,15 +418,15 @@ class CacheSink:
             self._drop(ref)
             return
         table.set_head(slot, *key, NO_OFFSET)
-        self._refreshed += 1
-        self._forget_state(ref)
+        self._counts.refreshed += 1
+        self._entries.forget_state(ref)
 
     def _invalidate(self, ref: Ref, logged: LoggedBatch, row: int, kind: int) -> None:
         key, is_forwarded = logged.key(row), logged.source == Source.REPLICA
         self._notify_load(ref, key, is_forwarded=is_forwarded)
-        if ref not in self._order:
+        if ref not in self._entries.order:
             return
-        table = self._tables[ref[0]]
+        table = self._entries.tables[ref[0]]
         head = table.head(table.slots[ref[1]])[:3]
         if key > head or (is_forwarded and key != head):
             self._drop(ref)
@@ -441,12 +449,15 @@ class CacheSink:
                 load.newest, load.is_stale = None, False
                 is_lagging = self._loader_offset is not None and self._loader_offset() < self._next_offset
                 state = await loader(*ref)
-                self._loads += 1
+                self._counts.loads += 1
                 if load.is_covered_by(state):
-                    if state is not None and not is_lagging and ref not in self._order:
+                    if state is not None and not is_lagging and ref not in self._entries.order:
                         self._put(ref, state)
                     break
-            return self._state_of(ref) if ref in self._order else state
+            if ref not in self._entries.order:
+                return state
+            self._fold_buffered()
+            return self._entries.state(ref)
         finally:
             del self._loading[ref]
             load.done.set()
@@ -454,79 +465,12 @@ class CacheSink:
     def _put(self, ref: Ref, state: VectorState) -> None:
         if state.key is None:
             return  # without a key, it is unknown which deltas the state includes
-        table = self._table(ref[0])
-        slot = table.slot_of(ref[1])
-        restore(table, slot, state)
-        table.set_head(slot, *state.key, NO_OFFSET)
-        self._order[ref] = None
+        self._entries.put(ref, state)
         self._evict_excess()
 
-    # --- entries
-
-    def _table(self, namespace: str) -> VectorTable:
-        table = self._tables.get(namespace)
-        if table is None:
-            table = self._tables[namespace] = VectorTable(namespace)
-        self._unsized.add(table)
-        return table
-
-    def _state_of(self, ref: Ref) -> VectorState:
-        """Return an entry as a state object, made once for many readers."""
-        self._fold_buffered()
-        state = self._states.get(ref)
-        if state is None:
-            table = self._tables[ref[0]]
-            state = state_of(table, table.slots[ref[1]])
-            size = _state_bytes(state)
-            if self._states_bytes + size > self.bytes_max // _STATES_DIVISOR:
-                self._forget_states()
-            if size <= self.bytes_max // _STATES_DIVISOR:
-                self._states[ref] = state
-                self._states_bytes += size
-        return state
-
-    def _forget_state(self, ref: Ref) -> None:
-        state = self._states.pop(ref, None)
-        if state is not None:
-            self._states_bytes -= _state_bytes(state)
-
-    def _forget_states(self) -> None:
-        self._states.clear()
-        self._states_bytes = 0
-
     def _drop(self, ref: Ref) -> None:
-        del self._order[ref]
-        self._dropped += 1
-        self._release(ref)
-
-    def _release(self, ref: Ref) -> None:
-        table = self._tables[ref[0]]
-        table.release(table.slots[ref[1]])
-        self._unsized.add(table)
-        self._forget_state(ref)
+        self._counts.dropped += 1
+        self._entries.drop(ref)
 
     def _evict_excess(self) -> None:
-        """Evict entries until their count and bytes are within bounds; state objects have their own bound."""
-        bytes_max = self.bytes_max - self.bytes_max // _STATES_DIVISOR
-        while True:
-            self._update_bytes()
-            excess = max(len(self._order) - self.entries_max, self._bytes > bytes_max)
-            if not excess or not self._order:
-                return
-            for _ in range(excess):
-                ref, _ = self._order.popitem(last=False)
-                self._release(ref)
-                self._evicted += 1
-
-    def _update_bytes(self) -> None:
-        for table in self._unsized:
-            size = table.size if table.slots else 0
-            self._bytes += size - table.counted_size
-            table.counted_size = size
-            if not table.slots and self._tables.get(table.namespace) is table:
-                del self._tables[table.namespace]
-        self._unsized.clear()
-
-
-def _state_bytes(state: VectorState) -> int:
-    return _ENTRY_BYTES + (0 if state.vector is None else state.vector.nbytes)
+        self._counts.evicted += self._entries.evict_excess()

@@ -154,7 +154,7 @@ class HnswBuilder:
 
     def check_path(self, resident: ResidentVectors) -> None:
         """Raise UsageError if there is a file, but no storage sink that shares the vectors."""
-        if self._file is not None and not resident.stored:
+        if self._file is not None and not resident.residency.stored:
             raise UsageError(
                 "path: a file of graphs needs a storage sink that shares its vectors: "
                 "give resident=storage.resident, or leave path out"

@@ -113,7 +113,7 @@ class ImageManager:
         """Write an image, which the next flush names. After a failure, `state` has the reason."""
         name = ImageName(new_image_name(), self._file.last_commit)
         written, path = self._rows_written, image_path(self._file.path, name.image)
-        rebuilds = self._resident.rebuilds
+        rebuilds = self._resident.rebuild.count
         columns = [TableColumns(table) for table in self._resident.tables.values()]
         steps = write_image(path, name.image, log_id, columns)
         self.image_due, done = anyio.Event(), False
@@ -129,7 +129,7 @@ class ImageManager:
                 with anyio.CancelScope(shield=True):
                     await threads.run(steps.close)
         resident = self._resident
-        if resident.complete and not resident.rebuilding and resident.rebuilds == rebuilds:
+        if resident.complete and not resident.rebuilding and resident.rebuild.count == rebuilds:
             self._ready_image = name
             self._rows_written -= written
 

@@ -114,7 +114,7 @@ class IndexSink:
         that shares them is not attached yet, TryAgain while that sink loads rebuilt vectors.
         """
         resident = self.resident
-        if resident.stored and not resident.loaded:
+        if resident.residency.stored and not resident.residency.loaded:
             raise UsageError(
                 f"index {self.name!r} shares its vectors with a storage sink: attach the storage sink first"
             )
@@ -124,7 +124,7 @@ class IndexSink:
         if resident.rebuilding and not resident.complete:
             await self._wait_until_rebuilt(0)
         resident.enter(context)
-        self._rebuilds = resident.rebuilds
+        self._rebuilds = resident.rebuild.count
         if self._context is None:
             resident.pin()
         self._context = context
@@ -158,8 +158,8 @@ class IndexSink:
         context, resident, builder = self._context, self.resident, self._builder
         if (
             context is None
-            or self._rebuilds != resident.rebuilds
-            or resident.rebuilding
+            or self._rebuilds != resident.rebuild.count
+            or resident.rebuild.is_running
             or deliveries[-1].redelivered
         ):
             return False
@@ -209,7 +209,7 @@ class IndexSink:
         """
         context, resident = self._require_open(), self.resident
         self._states_end = 0
-        if not resident.stored and resident.begin_rebuild(context):
+        if not resident.residency.stored and resident.begin_rebuild(context):
             resident.clear()
             self._rebuild_graphs()
 
@@ -230,7 +230,7 @@ class IndexSink:
             # vectors, so that sink need not reach `offset`.
             await self._wait_until_rebuilt(self._states_end)
         self._rebuild_graphs()
-        self._rebuilds = resident.rebuilds
+        self._rebuilds = resident.rebuild.count
         context.committed(offset)
 
     async def _follow_rebuild(self, deliveries: Sequence[Delivery]) -> bool:
@@ -240,13 +240,13 @@ class IndexSink:
         between the rebuild and these deliveries would be lost.
         """
         resident = self.resident
-        if self._rebuilds == resident.rebuilds and not resident.rebuilding:
+        if self._rebuilds == resident.rebuild.count and not resident.rebuilding:
             return False
         is_redelivered = deliveries[-1].redelivered
         await self._wait_until_rebuilt(0 if is_redelivered else deliveries[-1].next_offset)
         if not is_redelivered:
             self._rebuild_graphs()
-            self._rebuilds = resident.rebuilds
+            self._rebuilds = resident.rebuild.count
         return not is_redelivered
 
     async def _wait_until_rebuilt(self, next_offset: int) -> None:
@@ -255,14 +255,14 @@ class IndexSink:
         def on_change() -> None:
             changed.set()
 
-        resident.watchers.append(on_change)
+        resident.progress.watchers.append(on_change)
         try:
             with anyio.move_on_after(_REBUILD_TIMEOUT_S):
                 while resident.rebuilding or resident.next_offset < next_offset:
                     await changed.wait()
                     changed = anyio.Event()
         finally:
-            resident.watchers.remove(on_change)
+            resident.progress.watchers.remove(on_change)
         if resident.rebuilding or resident.next_offset < next_offset:
             raise TryAgain(
                 f"index {self.name!r} shares vectors that another sink rebuilds, now at offset "

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 import anyio.lowlevel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from delta_prop_sinks.ports import Clock
 
 WORK_S = 0.004
 """The time that one piece of work holds the event loop."""
 
 _REST_SHARE, _REST_S_MAX = 2.0, 0.05
+
+
+class Checked(Protocol):
+    """The data that long work uses."""
+
+    def check(self) -> None:
+        """Raise an error if the data have changed."""
 
 
 class Pace:
@@ -25,11 +30,16 @@ class Pace:
     once per call is shared by them, and takes up to a third of the time in total.
     """
 
-    def __init__(self, clock: Clock, check: Callable[[], None] = lambda: None) -> None:
-        """`check` is called after each pause, and raises if the data being worked on has changed."""
-        self.check = check
+    def __init__(self, clock: Clock, data: Checked | None = None) -> None:
+        """`data`: checked after each pause."""
+        self._data = data
         self._clock = clock
         self._since = clock.now()
+
+    def check(self) -> None:
+        """Raise an error if the data being worked on have changed."""
+        if self._data is not None:
+            self._data.check()
 
     @property
     def is_due(self) -> bool:

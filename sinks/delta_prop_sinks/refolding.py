@@ -16,11 +16,10 @@ from delta_prop_sinks.vector_history import VectorHistory, base_at, fold_entries
 from delta_prop_sinks.vector_table import DIRTY, STALE, VectorTable, restore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from delta_prop_sinks.delta_chain import DeltaChains, Ref
     from delta_prop_sinks.pace import Pace
-    from delta_prop_sinks.sink import SinkContext
+    from delta_prop_sinks.resident_tables import ResidentTables
+    from delta_prop_sinks.sink import Delivery, SinkContext
     from delta_prop_wire.algebra import Key
 
 _STEP_ENTRIES = 64
@@ -47,6 +46,8 @@ class DeferredVector:
 class Refolder:
     """The rows of a call that cannot be folded on top, by vector; and counts since the object was made.
 
+    `deliveries`: those with deferred rows, and all after them.
+
     `out_of_order`: rows that sort before an earlier one of their vector. `below_snapshot`: rows that sort
     before the state with which the log starts. `duplicates`: rows whose dot was known.
     `vectors_from_log`: vectors folded from the log. `log_passes`: reads of the log. `refolded`: deltas folded
@@ -55,6 +56,7 @@ class Refolder:
 
     def __init__(self, chains: DeltaChains) -> None:
         self.deferred: dict[Ref, DeferredVector] = {}
+        self.deliveries: list[Delivery] = []
         self.out_of_order = self.below_snapshot = self.duplicates = 0
         self.vectors_from_log = self.log_passes = self.refolded = 0
         self._chains = chains
@@ -83,16 +85,18 @@ class Refolder:
             if chain is not None and chain.first_changed is not None:
                 self._chains.forget(ref)
         self.deferred.clear()
+        self.deliveries.clear()
 
     async def fold(
         self,
-        table_of: Callable[[str], VectorTable],
+        tables: ResidentTables,
         context: SinkContext,
         pace: Pace,
         *,
         log_is_complete: bool,
     ) -> int:
-        """Fold all vectors; return the number of rows. `table_of` marks a table as changed.
+        """Fold all vectors; return the number of rows.
+
         `log_is_complete`: no delta was folded before this log was first opened.
 
         Raises StopSink if the log lacks deltas that are needed, and the errors of `pace`.
@@ -103,7 +107,7 @@ class Refolder:
                 not_in_chain.append(ref)
                 continue
             row_count += await self._fold(ref, pace)
-            table_of(ref[0])
+            tables.table(ref[0])
         log_is_complete = log_is_complete and bool(not_in_chain) and context.log_start == 0
         while not_in_chain:
             self.log_passes += 1
@@ -113,7 +117,7 @@ class Refolder:
             for ref, history in histories.items():
                 self._load_history(ref, history, context, log_is_complete=log_is_complete)
                 row_count += await self._fold(ref, pace)
-                table_of(ref[0])
+                tables.table(ref[0])
             not_in_chain = [ref for ref in not_in_chain if ref not in histories]
         return row_count
 

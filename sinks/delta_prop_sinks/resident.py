@@ -15,13 +15,14 @@ import numpy as np
 
 from delta_prop_sinks.argument_checks import check_at_least
 from delta_prop_sinks.delta_chain import DeltaChains, Entry
-from delta_prop_sinks.eviction import missing_vectors, oldest_first
+from delta_prop_sinks.eviction import missing_vectors
 from delta_prop_sinks.fold_run import SETTING_KINDS, FoldBuffer, FoldedRange, FoldRun, fold_new
 from delta_prop_sinks.pace import Pace
 from delta_prop_sinks.refolding import Refolder
+from delta_prop_sinks.resident_state import FoldProgress, Residency, VectorRebuild
 from delta_prop_sinks.resident_statistics import ResidentStatistics
-from delta_prop_sinks.sink import RejectDelta, StopSink, TryAgain
-from delta_prop_sinks.storage_image import add_block
+from delta_prop_sinks.resident_tables import ResidentTables, UnchangedTables
+from delta_prop_sinks.sink import RejectDelta, StopSink
 from delta_prop_sinks.vector_history import base_at, bases_of, note_block
 from delta_prop_sinks.vector_table import (
     BLOCK_KINDS,
@@ -32,21 +33,18 @@ from delta_prop_sinks.vector_table import (
     NO_LAMPORT,
     NO_OFFSET,
     OFFSET,
-    SLOT_BYTES,
     STALE,
     Misfit,
     VectorTable,
     heads_of,
-    put,
     state_of,
     unknown_kind,
 )
 from delta_prop_wire.algebra import VectorState
 from delta_prop_wire.delta import Dot, Head, Kind, KnownIds, Source
-from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -77,43 +75,46 @@ class ResidentVectors:
         chain_bytes_max: int = 64 << 20,
     ) -> None:
         check_at_least(0, resident_bytes_max=resident_bytes_max)
-        self.resident_bytes_max = resident_bytes_max
+        self.progress = FoldProgress()
+        self.residency = Residency()
+        self.rebuild = VectorRebuild()
         self.chains = DeltaChains(age_s_max=chain_age_s_max, bytes_max=chain_bytes_max)
-        self._refolder = Refolder(self.chains)
-        self._deferred_vectors = self._refolder.deferred  # read for each row, so held here for speed
-        self._deferred_deliveries: list[Delivery] = []  # those with deferred rows, and all after them
-        self._apply_done: anyio.Event | None = None  # exists while an `apply` that yields is running
-        self._version = 0  # changes when the tables are replaced, which aborts a running `apply`
         self.deltas_per_call = 0
         """Deltas wanted in the next call: many during refolds, as each call refolds a vector once."""
-        self._tables: dict[str, VectorTable] = {}
+        self._tables = ResidentTables(resident_bytes_max)
+        self._refolder = Refolder(self.chains)
+        self._deferred_vectors = self._refolder.deferred  # read for each row, so held here for speed
         self._fold_buffer, self._folded_range = FoldBuffer(SETTING_KINDS), FoldedRange()
-        self._spare_bytes = 0  # bytes that more buffered rows may take
-        self._row_bytes = 0  # bytes per row, in the table of the rows buffered last
-        self._topics: frozenset[str] = frozenset()
-        self._dimension: Callable[[str], int | None] = lambda _: None
-        self.lamport = 0  # the highest Lamport number that was folded
-        self.complete = True  # True if all vectors are in memory, none only in the store
-        self.next_offset = 0  # below it, all deltas for these vectors are folded
-        self.stored = False  # True if a storage sink shares the vectors: it is the store
-        self.loaded = False  # True once the store has loaded its rows
-        self._log_id: bytes | None = None
-        self._lamport_before_log = 0
-        self._pins = 0
-        self.touched: dict[VectorTable, None] = {}  # an ordered set of tables that may have dirty rows
-        self._size = 0
-        self._unsized: set[VectorTable] = set()  # tables whose size may differ from `counted_size`
-        self._folded = self._duplicates = 0
-        self._evicted = 0
-        self.rebuilds = 0
-        """The number of rebuilds of the vectors from states."""
-        self.rebuilding = False
+        self._apply_done: anyio.Event | None = None  # exists while an `apply` that yields is running
+
+    @property
+    def resident_bytes_max(self) -> int:
+        """The bound of the rows, in bytes."""
+        return self._tables.bytes_max
+
+    @resident_bytes_max.setter
+    def resident_bytes_max(self, bytes_max: int) -> None:
+        self._tables.bytes_max = bytes_max
+
+    @property
+    def lamport(self) -> int:
+        """The highest Lamport number that was folded."""
+        return self.progress.lamport
+
+    @property
+    def next_offset(self) -> int:
+        """Below this offset, all deltas for these vectors are folded."""
+        return self.progress.next_offset
+
+    @property
+    def complete(self) -> bool:
+        """True if all vectors are in memory, none only in the store."""
+        return self.residency.complete
+
+    @property
+    def rebuilding(self) -> bool:
         """True from the start of a rebuild to its end: no sink may fold meanwhile."""
-        self.watchers: list[Callable[[], None]] = []
-        """Called whenever deltas have been folded, or a rebuild has ended."""
-        self._rebuilder: SinkContext | None = None  # the context of the sink that rebuilds the vectors
-        # The new tables of a rebuild, until they are swapped in.
-        self._staged: dict[str, VectorTable] | None = None
+        return self.rebuild.is_running
 
     # --- sharing
 
@@ -123,84 +124,61 @@ class ResidentVectors:
         Raises UsageError if sinks that share these vectors subscribe to different topics: one would skip
         deltas that the other has not applied.
         """
-        self._dimension = context.dimension
-        if self._log_id == context.log_id:
-            if self._topics != context.topics:
-                raise UsageError(
-                    f"topics {sorted(context.topics)} differ from {sorted(self._topics)} of a sink that uses "
-                    "the vectors: give both the same topics, or each its own ResidentVectors"
-                )
-            return
-        self._topics = context.topics
-        if self._log_id is not None:
+        self._tables.follow_dimensions(context.dimension)
+        if self.progress.enter(context):
             for table in self.tables.values():
                 table.heads[:, OFFSET] = NO_OFFSET
-            self._version += 1
+            self._tables.version += 1
             self.chains.clear()
             self._folded_range.clear()
-            self.next_offset = 0
-        self._log_id = context.log_id
-        self._lamport_before_log = self.lamport
 
     def note_lamport_before_log(self, lamport: int) -> None:
         """Note the highest Lamport number that was folded before this log was first opened."""
-        self._lamport_before_log = max(self._lamport_before_log, lamport)
-        self.lamport = max(self.lamport, lamport)
+        progress = self.progress
+        progress.lamport_before_log = max(progress.lamport_before_log, lamport)
+        progress.note_lamport(lamport)
 
     def note_loaded(self, next_offset: int) -> None:
         """Note that the store has loaded its rows, with all deltas below `next_offset` of this log."""
-        self.loaded = True
-        self.next_offset = max(self.next_offset, next_offset)
+        self.residency.loaded = True
+        self.progress.next_offset = max(self.progress.next_offset, next_offset)
 
     def begin_partial(self) -> None:
         """Note that some rows are in the store only. Raises StopSink if no row may be evicted."""
-        if self._pins:
-            raise StopSink(_TOO_SMALL.format(self.resident_bytes_max))
-        self.complete = False
+        self.residency.begin_partial(self.resident_bytes_max)
 
     def pin(self) -> None:
         """Forbid eviction from now on, for a reader of all rows. Raises StopSink if some are evicted."""
-        if not self.complete:
-            raise StopSink(_TOO_SMALL.format(self.resident_bytes_max))
-        self._pins += 1
+        self.residency.pin(self.resident_bytes_max)
 
     def unpin(self) -> None:
         """Undo one `pin`."""
-        self._pins -= 1
+        self.residency.unpin()
 
     @property
     def pinned(self) -> bool:
         """True if no row may be evicted."""
-        return self._pins > 0 or not self.stored
+        return self.residency.is_pinned
 
     @property
     def tables(self) -> dict[str, VectorTable]:
         """Tables by namespace; buffered rows are folded first."""
         if self._fold_buffer.row_count:
             self._fold_buffered()
-        return self._tables
+        return self._tables.by_namespace
 
     @property
     def size(self) -> int:
         """Bytes of the rows, or of the staged rows while there are any; chains have their own bound."""
         if self._fold_buffer.row_count:
             self._fold_buffered()
-        return self._measure_size()
+        return self._tables.size
 
     @property
     def is_full(self) -> bool:
         """True if the rows exceed their bound; rows still buffered are known to fit."""
-        return self._measure_size() > self.resident_bytes_max
-
-    def _measure_size(self) -> int:
-        if self._staged is not None:
-            return sum(table.size for table in self._staged.values())
-        for table in self._unsized:  # only the tables touched since, because there may be many tables
-            size = table.size
-            self._size += size - table.counted_size
-            table.counted_size = size
-        self._unsized.clear()
-        return self._size
+        tables = self._tables
+        return tables.size > tables.bytes_max
 
     # --- reading
 
@@ -241,15 +219,15 @@ class ResidentVectors:
             complete=self.complete,
             pinned=self.pinned,
             lamport=self.lamport,
-            folded=self._folded,
-            duplicates=self._duplicates + refolding.duplicates,
+            folded=self.progress.folded,
+            duplicates=self.progress.duplicates + refolding.duplicates,
             ignored=sum(sum(table.ignored.values()) for table in self.tables.values()),
             out_of_order=refolding.out_of_order,
             below_snapshot=refolding.below_snapshot,
             refolded_from_log=refolding.vectors_from_log,
             log_passes=refolding.log_passes,
             refolded=refolding.refolded,
-            evicted=self._evicted,
+            evicted=self.residency.evicted,
             chains=len(self.chains),
             chain_bytes=self.chains.size,
         )
@@ -264,13 +242,8 @@ class ResidentVectors:
         """
         while self._apply_done is not None:
             await self._apply_done.wait()
-        before, version = self._folded, self._version
-
-        def check() -> None:
-            if self._version != version:
-                raise TryAgain("the vectors were rebuilt while deltas were folded: all rows are redelivered")
-
-        pace = Pace(context.clock, check)
+        progress = self.progress
+        before, pace = progress.folded, Pace(context.clock, UnchangedTables(self._tables))
         try:
             for delivery in deliveries:
                 if not self._buffer(delivery):
@@ -282,13 +255,13 @@ class ResidentVectors:
             await self._fold_deferred(context, pace)  # rows before the rejected one are applied
             raise
         else:
-            if self._folded > before:
+            if progress.folded > before:
                 self.deltas_per_call = 0
             await self._fold_deferred(context, pace)
         finally:
             self._end_apply(context)
-        self._notify_watchers()
-        return self._folded - before
+        progress.notify_watchers()
+        return progress.folded - before
 
     def apply_now(self, deliveries: Sequence[Delivery], context: SinkContext) -> bool:
         """Fold as `apply` does, or return False if that would take long: then call `apply` instead.
@@ -305,8 +278,8 @@ class ResidentVectors:
         finally:
             if self.chains.active:
                 self._end_apply(context)
-        if self.watchers:
-            self._notify_watchers()
+        if self.progress.watchers:
+            self.progress.notify_watchers()
         return is_done
 
     def _hold_other_calls(self) -> None:
@@ -319,16 +292,17 @@ class ResidentVectors:
             return
         self.deltas_per_call = _REFOLD_DELTAS
         self._hold_other_calls()
-        log_is_complete = self._lamport_before_log == 0
-        self._folded += await self._refolder.fold(self._table, context, pace, log_is_complete=log_is_complete)
-        for delivery in self._deferred_deliveries:
+        log_is_complete = self.progress.lamport_before_log == 0
+        self.progress.folded += await self._refolder.fold(
+            self._tables, context, pace, log_is_complete=log_is_complete
+        )
+        for delivery in self._refolder.deliveries:
             self._note(delivery)
 
     def _end_apply(self, context: SinkContext) -> None:
         """Drop the rows that were deferred and not folded, and admit the next call."""
-        if self._deferred_vectors or self._deferred_deliveries:
+        if self._deferred_vectors or self._refolder.deliveries:
             self._refolder.clear()
-            self._deferred_deliveries.clear()
         if self.chains.active:
             self.chains.expire(context.clock.now())
         if self._apply_done is not None:
@@ -338,24 +312,25 @@ class ResidentVectors:
     def _buffer(self, delivery: Delivery) -> bool:
         """Buffer a delivery if its Lamport numbers are above all others: its rows are new and in order."""
         logged, rows, fold_buffer = delivery.logged, delivery.rows, self._fold_buffer
-        if logged.lamport <= self.lamport or self.chains.active:
+        progress, tables = self.progress, self._tables
+        if logged.lamport <= progress.lamport or self.chains.active:
             return False
         count = logged.count if rows is None else len(rows)
-        spare = self._spare_bytes - count * self._row_bytes
+        spare = tables.spare_bytes - count * tables.row_bytes
         if spare < 0 or not fold_buffer.extend(delivery):
-            table = self._tables.get(logged.batch.namespace) if fold_buffer.can_hold(delivery) else None  # type: ignore[arg-type]
-            if table is None or table.dimension is None or self.rebuilding:
+            namespace = logged.batch.namespace
+            table = tables.by_namespace.get(namespace) if fold_buffer.can_hold(delivery) else None  # type: ignore[arg-type]
+            if table is None or table.dimension is None or self.rebuild.is_running:
                 return False
-            self._row_bytes = SLOT_BYTES + 4 * table.dimension
-            spare = self._spare_bytes - count * self._row_bytes
-            if spare < 0:
+            if not tables.reserve(table, count):
                 return False
+            spare = tables.spare_bytes - count * tables.row_bytes
             if not fold_buffer.add(delivery, table, count):
                 self._fold_buffered()
                 return self._buffer(delivery)
-        self._spare_bytes = spare
-        self.lamport = logged.lamport + logged.count - 1
-        self._folded += count
+        tables.spare_bytes = spare
+        progress.lamport = logged.lamport + logged.count - 1
+        progress.folded += count
         self._note(delivery)
         if fold_buffer.is_full:
             self._fold_buffered()
@@ -364,16 +339,16 @@ class ResidentVectors:
     def _note(self, delivery: Delivery) -> None:
         next_offset = delivery.logged.next_offset if delivery.end is None else delivery.end
         self._folded_range.note(delivery, next_offset)
-        if next_offset > self.next_offset and not delivery.redelivered:
-            self.next_offset = next_offset
+        if next_offset > self.progress.next_offset and not delivery.redelivered:
+            self.progress.next_offset = next_offset
 
     def _fold_buffered(self) -> None:
         """Fold the buffered rows."""
         self._fold_buffer.fold(self._fold_run)
-        self._spare_bytes = self.resident_bytes_max - self._measure_size()
+        self._tables.measure_spare()
 
     def _fold_run(self, run: FoldRun) -> None:
-        table = self._table(run.table.namespace)
+        table = self._tables.table(run.table.namespace)
         slots = table.slots_of(run.keys)
         fold_new(run, slots)
         table.flags.put(slots, DIRTY | STALE)
@@ -381,24 +356,24 @@ class ResidentVectors:
     def _apply_one(self, delivery: Delivery, context: SinkContext) -> None:
         """Fold a delivery, or defer its rows, and those after them, until `_fold_deferred`."""
         if self._folded_range.has_all_of(delivery):
-            self._duplicates += delivery.count  # another sink that shares these vectors brought them
+            self.progress.duplicates += delivery.count  # another sink that shares these vectors brought them
             return
         if self._fold_buffer.row_count:
             self._fold_buffered()
         self.check_fits()
         self._fold_rows(delivery.logged, delivery.rows, context)
         if self._deferred_vectors:
-            self._deferred_deliveries.append(delivery)
+            self._refolder.deliveries.append(delivery)
         else:
             self._note(delivery)
-        self._spare_bytes = self.resident_bytes_max - self._measure_size()
+        self._tables.measure_spare()
 
     def check_fits(self) -> None:
         """Raise StopSink if the rows that must stay in memory are too large."""
         if self.pinned and self.is_full:
             raise StopSink(
                 f"vectors in memory take {self.size} bytes, the bound is {self.resident_bytes_max}: "
-                "raise resident_bytes_max" + (", or detach the index" if self.stored else "")
+                "raise resident_bytes_max" + (", or detach the index" if self.residency.stored else "")
             )
 
     def _fold_rows(self, logged: LoggedBatch, rows: NDArray[np.intp] | None, context: SinkContext) -> None:
@@ -407,7 +382,7 @@ class ResidentVectors:
             return
         if logged.source == Source.REPLICA:
             self.chains.active = True
-        self.lamport = max(self.lamport, logged.lamport + batch.count - 1)
+        self.progress.note_lamport(logged.lamport + batch.count - 1)
         count = batch.count if rows is None else len(rows)
         kind, namespace = batch.kind, batch.namespace
         if (
@@ -416,7 +391,7 @@ class ResidentVectors:
             and namespace is not None
             and logged.known_ids is KnownIds.NONE
             and not self._deferred_vectors
-            and self._fold_block(logged, rows, self._table(namespace), context)
+            and self._fold_block(logged, rows, self._tables.table(namespace), context)
         ):
             return
         namespaces = None if namespace is not None else batch.namespaces
@@ -424,25 +399,7 @@ class ResidentVectors:
         for row in range(count) if rows is None else rows.tolist():
             row_namespace = namespace if namespaces is None else namespaces[row]
             assert row_namespace is not None
-            self._fold_or_defer_row(logged, row, self._table(row_namespace), keys[row], context)
-
-    def _table(self, namespace: str) -> VectorTable:
-        if (staged := self._staged) is not None:
-            return staged.get(namespace) or staged.setdefault(namespace, self._new_table(namespace))
-        table = self._tables.get(namespace)
-        if table is None:
-            table = self._tables[namespace] = self._new_table(namespace)
-        self._unsized.add(table)
-        self.touched[table] = None
-        return table
-
-    def _new_table(self, namespace: str) -> VectorTable:
-        """Return a new table, with the dimension of the namespace if that is fixed."""
-        table = VectorTable(namespace)
-        dimension = self._dimension(namespace)
-        if dimension is not None:
-            table.fix_dimension(dimension)
-        return table
+            self._fold_or_defer_row(logged, row, self._tables.table(row_namespace), keys[row], context)
 
     def _fold_block(
         self, logged: LoggedBatch, rows: NDArray[np.intp] | None, table: VectorTable, context: SinkContext
@@ -462,7 +419,7 @@ class ResidentVectors:
             is_new = old_heads[:, OFFSET] < new_heads[:, OFFSET]
             duplicates = len(slots) - int(np.count_nonzero(is_new))
             if duplicates == len(slots):
-                self._duplicates += duplicates
+                self.progress.duplicates += duplicates
                 return True
             if duplicates:
                 rows = is_new.nonzero()[0] if rows is None else rows[is_new]
@@ -476,8 +433,8 @@ class ResidentVectors:
         table.flags.put(slots, DIRTY | STALE)
         if self.chains.active:
             note_block(self.chains, logged, rows, table, slots, bases=bases, now=context.clock.now())
-        self._folded += len(slots)
-        self._duplicates += duplicates
+        self.progress.folded += len(slots)
+        self.progress.duplicates += duplicates
         return True
 
     def _fold_or_defer_row(
@@ -487,7 +444,7 @@ class ResidentVectors:
         slot = table.slot_of(vector_id)
         lamport, origin, counter, head_offset = table.head(slot)
         if offset <= head_offset:
-            self._duplicates += 1
+            self.progress.duplicates += 1
             return
         chains = self.chains
         ref = (table.namespace, vector_id) if chains.active else _NO_REF
@@ -513,7 +470,7 @@ class ResidentVectors:
         vector_id = str(table.ids[slot])
         ref = (table.namespace, vector_id)
         if ref not in self._deferred_vectors and table.head(slot)[:3] == entry.key:
-            self._duplicates += 1
+            self.progress.duplicates += 1
             table.set_head(slot, *entry.key, entry.offset)  # the same delta, at another offset
             return
         if (kind := entry.logged.batch.kinds[entry.row]) not in FOLDED_KINDS:
@@ -532,18 +489,17 @@ class ResidentVectors:
             raise RejectDelta(logged.offset + row, f"{vector_id!r}: {error}") from None
         table.set_head(slot, *key, logged.offset + row)
         table.flags[slot] = DIRTY | STALE
-        self._folded += 1
+        self.progress.folded += 1
 
     # --- rebuilds from states
 
     def begin_rebuild(self, context: SinkContext) -> bool:
         """Invalidate the vectors, which stay readable; False if another sink rebuilds them."""
-        if self._rebuilder is not None and self._rebuilder is not context:
+        if not self.rebuild.begin(context):
             return False
         if self._fold_buffer.row_count:
             self._fold_buffered()
-        self._rebuilder, self.rebuilding = context, True
-        self._version += 1
+        self._tables.version += 1
         self._folded_range.clear()
         self.chains.clear()
         self.chains.active = False
@@ -551,100 +507,76 @@ class ResidentVectors:
 
     def is_rebuilt_by(self, context: SinkContext) -> bool:
         """True if this sink rebuilds the vectors."""
-        return self._rebuilder is context
+        return self.rebuild.is_by(context)
 
     def abandon_rebuild(self, context: SinkContext) -> None:
         """Note that a sink closes: if it was rebuilding the vectors, another sink may rebuild them."""
-        if self._rebuilder is context:
-            self._rebuilder, self._staged = None, None
+        if self.rebuild.is_by(context):
+            self.rebuild.abandon()
+            self._tables.staged = None
 
     def clear(self, *, staged: bool = False) -> None:
         """Drop all rows; with `staged`, they stay readable until `swap_in_staged`."""
-        self._staged = {} if staged else None
+        self._tables.staged = {} if staged else None
         if not staged:
             self._swap_tables({})
-            self.complete = not self.stored  # readers use the store's rows meanwhile
+            self.residency.complete = not self.residency.stored  # readers use the store's rows meanwhile
 
     def load_states(self, rows: Iterable[StateRow]) -> None:
         """Set vectors to these states unconditionally."""
-        for row in rows:
-            put(self._table(row.namespace), row.vector_id, row.state, row.offset)
+        self._tables.load_states(rows)
 
     def swap_in_staged(self) -> None:
         """Replace all tables by the staged ones, atomically."""
-        if self._staged is not None:
-            incoming, self._staged = self._staged, None
+        if self._tables.staged is not None:
+            incoming, self._tables.staged = self._tables.staged, None
             self._swap_tables(incoming)
 
     def end_rebuild(self, context: SinkContext, offset: int, lamport: int) -> None:
         """Note that the vectors are now the fold of all deltas below `offset` of the present log."""
-        self._log_id = context.log_id
-        self._rebuilder, self.rebuilding = None, False
-        self._lamport_before_log = 0
-        self.lamport, self.next_offset = lamport, offset
-        self.rebuilds += 1
-        self._notify_watchers()
-
-    def _notify_watchers(self) -> None:
-        for notify in self.watchers:
-            notify()
+        self.rebuild.end()
+        self.progress.restart(context.log_id, offset, lamport)
+        self.progress.notify_watchers()
 
     def _swap_tables(self, tables: dict[str, VectorTable]) -> None:
-        self._tables, self.touched = tables, {}
-        self._version += 1
+        self._tables.replace(tables)
         self._folded_range.clear()
-        self._size, self._unsized = 0, set(tables.values())
-        for table in tables.values():
-            table.counted_size = 0
 
     # --- the store's side
 
     def missing(self, deliveries: Iterable[Delivery]) -> list[Ref]:
         """Return the vectors that deliveries touch and that are not in memory, but may be in the store."""
-        return [] if self.complete else missing_vectors(self.tables, deliveries)
+        return [] if self.residency.complete else missing_vectors(self.tables, deliveries)
 
     def take_touched(self) -> dict[VectorTable, None]:
         """Return the tables whose rows may have become dirty since the last call."""
         if self._fold_buffer.row_count:
             self._fold_buffered()
-        touched, self.touched = self.touched, {}
-        return touched
+        return self._tables.take_touched()
+
+    def restore_touched(self, touched: dict[VectorTable, None]) -> None:
+        """Return tables of `take_touched` whose rows were not written."""
+        self._tables.touched.update(touched)
 
     def adopt(self, tables: Iterable[VectorTable], lamport: int) -> None:
         """Adopt complete tables from the store, while nothing is resident yet."""
-        assert not self._tables
-        for table in tables:
-            self._tables[table.namespace] = table
-            self._unsized.add(table)
-        self.lamport = max(self.lamport, lamport)
+        self._tables.adopt(tables)
+        self.progress.note_lamport(lamport)
 
     def load_block(self, block: Block) -> None:
         """Load many rows from the store; rows that are resident already stay."""
-        add_block(self._table(block.namespace), block)
-        self.lamport = max(self.lamport, int(block.heads[:, LAMPORT].max()))
+        self._tables.load_block(block)
+        self.progress.note_lamport(int(block.heads[:, LAMPORT].max()))
 
     def load(self, namespace: str, vector_id: str, stored: ChainBase, offset: int) -> None:
         """Load a row from the store; a resident one stays, because it is newer."""
-        table = self._table(namespace)
-        if vector_id not in table.slots:
-            put(table, vector_id, stored, offset)
-            self.lamport = max(self.lamport, stored.key[0])
+        if self._tables.load(namespace, vector_id, stored, offset):
+            self.progress.note_lamport(stored.key[0])
 
     def evict(self) -> int:
         """Evict clean rows, least recently used first, down to 7/8 of the bound; return their number."""
-        excess = self.size - self.resident_bytes_max // 8 * 7
         if self.pinned or self.size <= self.resident_bytes_max:
             return 0
-        evicted = 0
-        for table, vector_id in oldest_first(self.tables.values()):
-            if excess <= 0:
-                break
-            before = table.size
-            self.chains.forget((table.namespace, vector_id))
-            table.release(table.slots[vector_id])
-            self._unsized.add(table)
-            excess -= before - table.size
-            evicted += 1
-        self._evicted += evicted
-        self.complete = self.complete and not evicted
+        evicted = self._tables.evict(self.chains)
+        self.residency.note_evicted(evicted)
         return evicted

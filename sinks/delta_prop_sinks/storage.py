@@ -120,9 +120,9 @@ class StorageSink:
         self.resident = (
             ResidentVectors() if resident is None else check_kind("resident", resident, ResidentVectors)
         )
-        if self.resident.stored:
+        if self.resident.residency.stored:
             raise UsageError("the resident vectors have a storage sink already: give each sink its own")
-        self.resident.stored = True
+        self.resident.residency.stored = True
         self.image_s = image_s
         self._file = StorageFile(path, wal_bytes_max=wal_bytes_max)
         self._image_manager = ImageManager(self._file, self.resident, rows_min=image_rows_min)
@@ -151,7 +151,7 @@ class StorageSink:
             file_state = await self._run_on_file(context, lambda: file.connect(context.log_id))
             resident.enter(context)
             resident.note_lamport_before_log(file_state.lamport_before)
-            resident.lamport = max(resident.lamport, file_state.lamport)
+            resident.progress.note_lamport(file_state.lamport)
             self._context = context
             if not await self._image_manager.load(file_state, context.log_id, _FileThread(self, context)):
                 await self._load(context)
@@ -204,7 +204,7 @@ class StorageSink:
             context is None
             or self._failure is not None
             or self.mode == "through"
-            or not (self._background_count and resident.complete)
+            or not (self._background_count and resident.residency.complete)
             or deliveries[-1].redelivered
             or resident.is_full
         ):
@@ -258,7 +258,7 @@ class StorageSink:
             resident.clear(staged=resident.pinned)
             is_complete = await self._load(context)
             resident.swap_in_staged()
-            resident.complete = is_complete
+            resident.residency.complete = is_complete
             resident.end_rebuild(context, offset, lamport)
             self._image_manager.end_rebuild()
             self._applied_offset = self._committed_offset = self._reach = offset
@@ -403,7 +403,7 @@ class StorageSink:
                     await anyio.lowlevel.checkpoint_if_cancelled()
                 await self._commit(context, groups[-1] if groups else (), applied, image)
             except BaseException:
-                self.resident.touched.update(touched)
+                self.resident.restore_touched(touched)
                 raise
             if image is not None:
                 await self._image_manager.note_named(image, _FileThread(self, context))

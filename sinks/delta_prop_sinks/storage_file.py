@@ -19,7 +19,8 @@ from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from delta_prop_sinks.storage_image import Block
     from delta_prop_sinks.storage_rows import DirtyRows, Record
@@ -141,36 +142,92 @@ class StorageFileState:
     reach: int = 0
 
 
+class _LogNumber:
+    """The number that stands for the present log in rows.
+
+    `stored`: the number, if rows with offsets of the log are stored. `lamport_before`: the highest Lamport
+    number of rows from before the log.
+    """
+
+    def __init__(self, log_id: bytes) -> None:
+        self.stored: int | None = None
+        self.lamport_before = 0
+        self._log_id = log_id
+        self._assigned: int | None = None
+
+    def read(self, numbers: Mapping[bytes, tuple[int, int]], cursor: Cursor | None, lamport: int) -> None:
+        """Read the number and `lamport_before`. `numbers`: both, of each log of which rows are stored."""
+        if self._log_id in numbers:
+            self.stored = numbers[self._log_id][0]
+        if cursor is not None and cursor.log_id == self._log_id:
+            self._assigned, self.lamport_before = numbers[self._log_id]
+        elif cursor is not None:
+            self.lamport_before = lamport
+
+    def assign(self, writer: sqlite3.Connection) -> int:
+        """Return the number; the log's first commit assigns it."""
+        if self._assigned is None:
+            row = writer.execute(
+                "INSERT INTO logs (log_id, lamport_before) VALUES (?, ?) "
+                "ON CONFLICT (log_id) DO UPDATE SET lamport_before = excluded.lamport_before "
+                "RETURNING number",
+                (self._log_id, self.lamport_before),
+            ).fetchone()
+            self._assigned = self.stored = int(row[0])
+        return self._assigned
+
+    def forget_assigned(self) -> None:
+        """Assign the number again at the next commit, because this one was rolled back."""
+        self._assigned = None
+
+    def restart(self) -> None:
+        """Note that all rows will be of this log."""
+        self.lamport_before, self._assigned = 0, None
+
+
+class _UseCount:
+    """The calls that use the file now."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def use(self) -> Iterator[None]:
+        """Count one use."""
+        with self._changed:
+            self._count += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._count -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def unused(self, timeout_s: float) -> Iterator[bool]:
+        """Wait until there is no use, and prevent another one; yield False after the timeout."""
+        with self._changed:
+            yield self._changed.wait_for(lambda: not self._count, timeout_s)
+
+
 class StorageFile:
     """One file, from `connect` to `close`."""
 
     def __init__(self, path: str | Path, *, wal_bytes_max: int) -> None:
         self.path = Path(path)
         self.wal_bytes_max = wal_bytes_max
-        self._log_id = b""
-        self._log_number: int | None = None
-        # The number of the present log, if rows with offsets of it are stored.
-        self._stored_log_number: int | None = None
-        self._lamport_before = 0
+        self._log_number = _LogNumber(b"")
         self.last_commit = 0
         self._rows_in_wal = 0
         self._inode = 0
         self.rebuilding = False
         self._connections: list[sqlite3.Connection] = []
-        self._users = 0
-        self._unused = threading.Condition()
+        self._use_count = _UseCount()
 
-    @contextmanager
-    def use(self) -> Iterator[None]:
+    def use(self) -> AbstractContextManager[None]:
         """Delay `close`: closing a connection while a call uses it crashes the process."""
-        with self._unused:
-            self._users += 1
-        try:
-            yield
-        finally:
-            with self._unused:
-                self._users -= 1
-                self._unused.notify_all()
+        return self._use_count.use()
 
     def check_header(self) -> None:
         """Check that an existing file is a SQLite file, before anything is created beside it.
@@ -210,8 +267,8 @@ class StorageFile:
 
     def close(self) -> None:
         """Close the file once no call uses it; leave it open if a call still uses it after 30 s."""
-        with self._unused:
-            if self._unused.wait_for(lambda: not self._users, _CLOSE_S_MAX):
+        with self._use_count.unused(_CLOSE_S_MAX) as is_unused:
+            if is_unused:
                 self._disconnect()
 
     def _disconnect(self) -> None:
@@ -249,7 +306,7 @@ class StorageFile:
         image: ImageName | None,
     ) -> int:
         with self._transaction() as writer:
-            number = self._assign_log_number()
+            number = self._log_number.assign(writer)
             # In the file's order: neighbours share pages.
             commit = self.last_commit + 1
             records = sorted(chain.from_iterable(part.records(number, commit) for part in parts))
@@ -285,17 +342,18 @@ class StorageFile:
 
     def load_states(self, rows: Sequence[StateRow]) -> None:
         """Write rows to the new table, beside the invalidated ones. Raises StorageFileError."""
-        with self._translate_errors("written"), self._transaction():
-            self._upsert(records_of(rows, self._assign_log_number(), self.last_commit + 1), "vectors_next")
+        with self._translate_errors("written"), self._transaction() as writer:
+            number = self._log_number.assign(writer)
+            self._upsert(records_of(rows, number, self.last_commit + 1), "vectors_next")
 
     def end_rebuild(self, cursor: Cursor, lamport: int) -> None:
         """Replace the invalidated rows by the new ones, with their cursor, in one synced transaction.
 
         Raises StorageFileError.
         """
-        self._lamport_before, self._log_number = 0, None  # all new rows are of this log
+        self._log_number.restart()
         with self._translate_errors("written"), self._transaction() as writer:
-            number = self._assign_log_number()
+            number = self._log_number.assign(writer)
             writer.execute("DROP TABLE vectors")
             writer.execute("ALTER TABLE vectors_next RENAME TO vectors")
             writer.execute(
@@ -320,7 +378,7 @@ class StorageFile:
         except BaseException:
             if writer.in_transaction:
                 writer.execute("ROLLBACK")
-            self._log_number = None
+            self._log_number.forget_assigned()
             raise
 
     def checkpoint(self, *, idle: bool = False) -> None:
@@ -349,13 +407,13 @@ class StorageFile:
         query = f"{_SELECT} WHERE namespace = ? AND vector_id = ?"
         with self._translate_errors("read"):
             records = (self._reader.execute(query, ref).fetchone() for ref in refs)
-            return [StoredRow.of(record, self._stored_log_number) for record in records if record is not None]
+            return [StoredRow.of(record, self._log_number.stored) for record in records if record is not None]
 
     def page(self, after: tuple[str, str] | None, rows_max: int) -> list[StoredRow]:
         """Return the next rows, ordered by namespace and vector id. Raises StorageFileError."""
         with self._translate_errors("read"):
             return [
-                StoredRow.of(record, self._stored_log_number)
+                StoredRow.of(record, self._log_number.stored)
                 for record in self._select_page(after, rows_max, None)
             ]
 
@@ -370,7 +428,7 @@ class StorageFile:
         with self._translate_errors("read"):
             records = self._select_page(after, rows_max, written_after).fetchall()
         last = (records[-1][0], records[-1][1]) if len(records) == rows_max else None
-        return list(blocks_of(records, self._stored_log_number)), last
+        return list(blocks_of(records, self._log_number.stored)), last
 
     def _select_page(
         self, after: tuple[str, str] | None, rows_max: int, written_after: int | None
@@ -473,7 +531,6 @@ class StorageFile:
             writer.execute(_ADD_REACH)
 
     def _read_state(self, log_id: bytes) -> StorageFileState:
-        self._log_id = log_id
         numbers = {
             stored_log_id: (number, lamport_before)
             for number, stored_log_id, lamport_before in self._writer.execute(
@@ -487,28 +544,17 @@ class StorageFile:
             "SELECT last, image, image_after, reach FROM commits"
         ).fetchone()
         self.last_commit = last
-        self._stored_log_number = numbers[log_id][0] if log_id in numbers else None
+        # A new object, since an earlier connection may have been for another log.
+        log_number = self._log_number = _LogNumber(log_id)
         if stored is None:
+            log_number.read(numbers, None, 0)
             return StorageFileState(None, 0, 0, self.rebuilding, last)
         cursor, lamport = Cursor(*stored[:3]), stored[3]
-        if cursor.log_id == log_id:
-            self._log_number, self._lamport_before = numbers[log_id]
-        else:
-            self._lamport_before = lamport
+        log_number.read(numbers, cursor, lamport)
         name = None if image is None else ImageName(image, after)
-        return StorageFileState(cursor, lamport, self._lamport_before, self.rebuilding, last, name, reach)
-
-    def _assign_log_number(self) -> int:
-        """Return the number that stands for the present log in rows; the log's first commit assigns it."""
-        if self._log_number is None:
-            row = self._writer.execute(
-                "INSERT INTO logs (log_id, lamport_before) VALUES (?, ?) "
-                "ON CONFLICT (log_id) DO UPDATE SET lamport_before = excluded.lamport_before "
-                "RETURNING number",
-                (self._log_id, self._lamport_before),
-            ).fetchone()
-            self._log_number = self._stored_log_number = int(row[0])
-        return self._log_number
+        return StorageFileState(
+            cursor, lamport, log_number.lamport_before, self.rebuilding, last, name, reach
+        )
 
 
 def _is_corruption(error: sqlite3.Error) -> bool:

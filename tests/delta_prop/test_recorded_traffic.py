@@ -32,8 +32,6 @@ from delta_prop_wire.errors import UsageError
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from delta_prop_wire.batch import Batch
 
 SALT = bytes(range(SALT_BYTES))
@@ -59,9 +57,7 @@ def record(*batches: tuple[Batch, int], salt: bytes = SALT, block_per_batch: boo
 
 
 def open_recording(raw: bytes, piece_bytes: int = 1000) -> RecordedTraffic:
-    def pieces() -> Iterator[bytes]:
-        return (raw[start : start + piece_bytes] for start in range(0, len(raw), piece_bytes))
-
+    pieces = [raw[start : start + piece_bytes] for start in range(0, len(raw), piece_bytes)]
     return RecordedTraffic(pieces, "'some.trace'")
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from delta_prop import Propagator, Settings
 from delta_prop.testing import VirtualNetwork, run_virtual
+from delta_prop_simulations.chaos.chaos_run import TurnTimer
 from delta_prop_simulations.clock import ClockFaults, FaultyClock
 from delta_prop_simulations.machine import Ending, Machine
 from delta_prop_simulations.rng import Seed
@@ -60,12 +61,12 @@ def test_random_streams_depend_only_on_seed_and_name() -> None:
 
 
 def test_trace_digest_depends_on_events_and_times() -> None:
-    now = [0.0]
+    turns = TurnTimer()
 
     def digest_of(*notes: tuple[float, str]) -> str:
-        trace = Trace(lambda: now[0])
+        trace = Trace(turns)
         for at, what in notes:
-            now[0] = at
+            turns.note(at)
             trace.note(what, 1, b"x", None)
         return trace.digest()
 
@@ -74,7 +75,7 @@ def test_trace_digest_depends_on_events_and_times() -> None:
         len({digest_of((0, "a"), (1, "b")), digest_of((0, "b"), (1, "a")), digest_of((0, "a"), (2, "b"))})
         == 3
     )
-    trace = Trace(lambda: 0.0)
+    trace = Trace(TurnTimer())
     before = trace.digest()
     trace.note_turn(1.0, 3)
     assert trace.digest() != before
@@ -89,8 +90,8 @@ def test_trace_digest_depends_on_events_and_times() -> None:
 def test_only_wall_clock_jumps_and_drifts() -> None:
     async def main() -> None:
         machine = make_machine()
-        now = machine.world().clock.now
-        clock = FaultyClock(now, ClockFaults(drift=0.1, jumps=((10.0, -3600.0),)), machine.event_counts)
+        timer = machine.world().clock
+        clock = FaultyClock(timer, ClockFaults(drift=0.1, jumps=((10.0, -3600.0),)), machine.event_counts)
         start_us = clock.wall_us()
         await anyio.sleep(5)
         assert clock.wall_us() - start_us == 5_500_000
@@ -109,8 +110,8 @@ def test_only_wall_clock_jumps_and_drifts() -> None:
 def test_thread_runs_calls_one_at_a_time_early_or_late(early: float, first_effect_at: float) -> None:
     async def main() -> None:
         machine = make_machine()
-        faults = ThreadFaults(delay_s_max=0, early=early, stalls=1.0, stall_s=4.0)
-        thread = SimThreads(Seed(1).stream("x"), lambda: faults, machine.event_counts).new_thread()
+        machine.thread_faults = ThreadFaults(delay_s_max=0, early=early, stalls=1.0, stall_s=4.0)
+        thread = SimThreads(Seed(1).stream("x"), machine).new_thread()
         effects: list[float] = []
         async with anyio.create_task_group() as tasks:
             for _ in range(2):

@@ -456,6 +456,26 @@ def test_new_log_keeps_rows_and_ignores_old_offsets(tmp_path: Path) -> None:
     anyio.run(main)
 
 
+def test_sink_object_that_is_opened_for_another_log_stores_its_cursor(tmp_path: Path) -> None:
+    async def main() -> None:
+        sink = StorageSink(tmp_path / "v.db", mode="through")
+        old = FakeLog()
+        append_sample_deltas(old)
+        new = FakeLog(b"n" * 16, lamport=old.lamport)
+        new.counters = dict(old.counters)
+        new.append(Delta("a", sparse_add([0], [1])))
+        for log in (old, new):
+            await sink.open(log)
+            await sink.apply(log.deliveries())
+            await sink.aclose()
+        reopened = StorageSink(tmp_path / "v.db")
+        point = await reopened.open(new)
+        assert point.cursor == (new.log_id, 1, 1)
+        await reopened.aclose()
+
+    anyio.run(main)
+
+
 def test_file_stays_open_during_call_of_cancelled_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

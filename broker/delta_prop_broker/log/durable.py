@@ -120,7 +120,7 @@ class DurableLog(Appending, Committing, Reading):
         For a thread, while the log has not failed. Raises OSError.
         """
         identity = self._identity.with_openings(openings)
-        write_identity(self._disk, DIRECTORY, f"{DIRECTORY}/{IDENTITY}", identity)
+        write_identity(self._disk, f"{DIRECTORY}/{IDENTITY}", identity)
         self._identity = identity
 
     def close(self) -> None:

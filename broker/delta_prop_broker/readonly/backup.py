@@ -30,8 +30,6 @@ from delta_prop_broker.segments.frames import CHUNK_BYTES, FrameScanner
 from delta_prop_broker.segments.identity import (
     check_format,
     read_identity,
-    read_small_file,
-    replace_file,
     write_identity,
 )
 from delta_prop_broker.segments.paths import FORMAT_PATH, IDENTITY, RECOVERY_POINT, STAGED, TEMPORARY
@@ -44,6 +42,7 @@ from delta_prop_broker.segments.segment import (
     segment_bases,
     write_index,
 )
+from delta_prop_broker.segments.small_file import read_file, replace_file
 from delta_prop_broker.segments.sparse_index import SparseIndex
 from delta_prop_broker.segments.writing import write_all
 from delta_prop_wire.errors import DeltaPropError, UsageError
@@ -325,7 +324,7 @@ class _Backup:
     def _complete(self, identity: Identity, recovery_point: RecoveryPoint) -> None:
         """Write the identity, the recovery point and the format file, which make the copy a log."""
         target, directory = self._target, self._directory
-        write_identity(target, directory, f"{directory}/{IDENTITY}", identity)
+        write_identity(target, f"{directory}/{IDENTITY}", identity)
         file = open_recovery_point(target, f"{directory}/{RECOVERY_POINT}", create=True)
         assert file is not None
         try:
@@ -333,9 +332,9 @@ class _Backup:
         finally:
             file.close()
         target.sync_directory(directory)
-        format_file = read_small_file(self._source, FORMAT_PATH)
+        format_file = read_file(self._source, FORMAT_PATH)
         assert format_file is not None
-        replace_file(target, "", FORMAT_PATH, [format_file])
+        replace_file(target, FORMAT_PATH, [format_file])
 
 
 def _copy_bytes(target: File, source: File, size: int) -> None:

@@ -15,8 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from delta_prop_broker.segments.identity import read_small_file, replace_file
 from delta_prop_broker.segments.segment import NAME_DIGITS
+from delta_prop_broker.segments.small_file import read_file, replace_file
 from delta_prop_broker.segments.sparse_index import SparseIndex
 from delta_prop_broker.segments.writing import write_all
 from delta_prop_wire.crc import crc32c
@@ -282,7 +282,7 @@ class Checkpoints:
         head = _Head(self._log_id, position.offset, end, position.crc, base)
         path = f"{self._directory}/{name}"
         try:
-            replace_file(self._disk, self._directory, path, _pack(head, all_sections))
+            replace_file(self._disk, path, _pack(head, all_sections))
         except OSError:
             # The new name may be in the cache and never become durable: the next process must not use it.
             with suppress(OSError):
@@ -356,9 +356,7 @@ def _read(disk: Disk, path: str, position: int, size: int) -> bytes:
 def read_checkpoint(disk: Disk, directory: str, name: str, log_id: bytes) -> Checkpoint:
     """Read the head of a checkpoint, and the names of its part files. Raises CheckpointCorrupted, OSError."""
     path = f"{directory}/{name}"
-    raw = (
-        read_small_file(disk, path, bytes_max=_HEADER.size + SECTIONS_MAX * _SECTION.size + _CRC.size) or b""
-    )
+    raw = read_file(disk, path, bytes_max=_HEADER.size + SECTIONS_MAX * _SECTION.size + _CRC.size) or b""
     if len(raw) < _HEADER.size:
         raise CheckpointCorrupted(path, f"it ends after {len(raw)} bytes")
     magic, version, _, found_id, offset, end, crc, count, base = _HEADER.unpack_from(raw)

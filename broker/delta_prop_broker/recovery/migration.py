@@ -37,10 +37,10 @@ from delta_prop_broker.segments.identity import (
     OLDEST_FORMAT,
     read_format,
     write_format,
-    write_temporary,
 )
 from delta_prop_broker.segments.paths import DIRECTORY, LOCK_PATH, TEMPORARY
 from delta_prop_broker.segments.segment import corruption_error, index_frame
+from delta_prop_broker.segments.small_file import write_temporary
 from delta_prop_broker.segments.sparse_index import SparseIndex
 from delta_prop_broker.segments.writing import write_all
 from delta_prop_wire.compression import Compression

@@ -29,7 +29,6 @@ from delta_prop_broker.segments.identity import (
     check_format,
     new_identity,
     read_identity,
-    replace_file,
     write_format,
     write_identity,
 )
@@ -46,6 +45,7 @@ from delta_prop_broker.segments.segment import (
     segment_bases,
     write_index,
 )
+from delta_prop_broker.segments.small_file import replace_file
 from delta_prop_broker.segments.sparse_index import SparseIndex
 from delta_prop_broker.segments.writing import write_all
 from delta_prop_wire.errors import ProtocolError, UsageError
@@ -175,7 +175,7 @@ class _Recovery:
         for depth in range(len(parts)):
             self._disk.sync_directory("/".join(parts[:depth]))
         identity = new_identity(random_bytes)
-        write_identity(self._disk, self._directory, path, identity)
+        write_identity(self._disk, path, identity)
         self._report.created = True
         return identity
 
@@ -360,7 +360,7 @@ class _Recovery:
             identity = identity.with_opening()
             if not self._report.clean:
                 identity = identity.next_epoch(end)
-            write_identity(self._disk, self._directory, f"{self._directory}/{IDENTITY}", identity)
+            write_identity(self._disk, f"{self._directory}/{IDENTITY}", identity)
         file = open_recovery_point(self._disk, f"{self._directory}/{RECOVERY_POINT}", create=True)
         assert file is not None
         point_file = RecoveryPointFile(file, self._recovery_point)
@@ -399,7 +399,7 @@ class _Recovery:
         """
         assert last.file is not None
         try:
-            replace_file(self._disk, self._directory, last.path, _chunks(last.file, 0, last.size))
+            replace_file(self._disk, last.path, _chunks(last.file, 0, last.size))
         except OSError as error:
             if not is_disk_full(error):
                 raise

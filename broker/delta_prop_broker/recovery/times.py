@@ -11,10 +11,10 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
+from delta_prop_broker.corruption import LogCorrupted
 from delta_prop_broker.log_clock import ClockJump
-from delta_prop_broker.segments.identity import read_small_file, replace_file
 from delta_prop_broker.segments.paths import TIME
-from delta_prop_wire.crc import crc32c
+from delta_prop_broker.segments.small_file import Checksum, read_checked, replace_checked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,15 +46,14 @@ def read_times(disk: Disk, directory: str, notes: list[str]) -> Times:
     """
     path = f"{directory}/{TIME}"
     try:
-        raw = read_small_file(disk, path, bytes_max=_BYTES_MAX)
+        body = read_checked(disk, path, Checksum.FIRST_LINE, bytes_max=_BYTES_MAX)
     except OSError as error:
         notes.append(f"{path} cannot be read ({error}) and is not used: all rows of the log count as new")
         return Times()
-    if raw is None:
-        return Times()
-    checksum, _, body = raw.partition(b"\n")
-    if checksum != b"%08x" % crc32c(body):
+    except LogCorrupted:
         notes.append(f"{path} is corrupted and not used: all rows of the log count as new")
+        return Times()
+    if body is None:
         return Times()
     fields = json.loads(body)
     return Times(
@@ -69,5 +68,4 @@ def read_times(disk: Disk, directory: str, notes: list[str]) -> Times:
 def write_times(disk: Disk, directory: str, times: Times) -> None:
     """Replace the file durably. Raises OSError."""
     fields = asdict(times) | {"ended_us": list(times.ended_us.items())}
-    body = json.dumps(fields).encode()
-    replace_file(disk, directory, f"{directory}/{TIME}", [b"%08x\n" % crc32c(body), body])
+    replace_checked(disk, f"{directory}/{TIME}", json.dumps(fields).encode(), Checksum.FIRST_LINE)

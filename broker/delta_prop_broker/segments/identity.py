@@ -13,13 +13,19 @@ from delta_prop_broker.corruption import (
     LogCorrupted,
     add_directory_to_errors,
 )
-from delta_prop_broker.segments.paths import FORMAT_PATH, TEMPORARY
-from delta_prop_broker.segments.writing import write_all
+from delta_prop_broker.segments.paths import FORMAT_PATH
+from delta_prop_broker.segments.small_file import (
+    Checksum,
+    read_checked,
+    read_file,
+    replace_checked,
+    replace_file,
+)
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.cursor import LOG_ID_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from delta_prop_broker.disk import Disk
 
@@ -34,10 +40,8 @@ EPOCHS_MAX = 4096
 _HEADER = struct.Struct("<8sII16sQ")
 """magic, version, openings, log id, number of epochs; then (epoch, first offset) each; then a CRC32C."""
 _EPOCH = struct.Struct("<QQ")
-_CRC = struct.Struct("<I")
 _MAGIC = b"dp-logid"
 _VERSION = 1
-_SMALL_FILE_BYTES = 1 << 20
 _FORMAT_FIX = ": copy the format file of a data directory that the same version made"
 
 
@@ -96,7 +100,7 @@ def check_format(disk: Disk, *, oldest: int = FORMAT) -> bool:
 
 def read_format(disk: Disk) -> Format | None:
     """Read the format file; None if there is none. Raises FormatUnknown, LogCorrupted, OSError."""
-    raw = read_small_file(disk, FORMAT_PATH)
+    raw = read_file(disk, FORMAT_PATH)
     if raw is None:
         return None
     try:
@@ -113,7 +117,7 @@ def read_format(disk: Disk) -> Format | None:
 
 def write_format(disk: Disk, made_by: str, *, unfinished: bool = False) -> None:
     """Write the format file, before any other file of the directory."""
-    replace_file(disk, "", FORMAT_PATH, [_pack_format(Format(FORMAT, made_by, unfinished))])
+    replace_file(disk, FORMAT_PATH, [_pack_format(Format(FORMAT, made_by, unfinished))])
 
 
 def _pack_format(found: Format) -> bytes:
@@ -126,58 +130,23 @@ def _pack_format(found: Format) -> bytes:
 
 def read_identity(disk: Disk, path: str) -> Identity | None:
     """Read the identity of a log; None if there is no such file. Raises LogCorrupted."""
-    raw = read_small_file(disk, path)
+    raw = read_checked(disk, path, Checksum.TRAILER)
     if raw is None:
         return None
-    if len(raw) < _HEADER.size + _CRC.size or crc32c(raw[: -_CRC.size]) != _CRC.unpack(raw[-_CRC.size :])[0]:
-        raise LogCorrupted(path, f"its {len(raw)} bytes do not fit their checksum")
-    magic, version, openings, log_id, count = _HEADER.unpack_from(raw)
-    if (magic, version) != (_MAGIC, _VERSION) or len(raw) != _HEADER.size + count * _EPOCH.size + _CRC.size:
+    magic, version, openings, log_id, count = _HEADER.unpack_from(raw.ljust(_HEADER.size))
+    if (magic, version) != (_MAGIC, _VERSION) or len(raw) != _HEADER.size + count * _EPOCH.size:
         raise LogCorrupted(path, "it is not a log's identity file, or has another version")
-    epochs = tuple(_EPOCH.iter_unpack(raw[_HEADER.size : -_CRC.size]))
+    epochs = tuple(_EPOCH.iter_unpack(raw[_HEADER.size :]))
     return Identity(log_id, epochs, openings)
 
 
-def write_identity(disk: Disk, directory: str, path: str, identity: Identity) -> None:
+def write_identity(disk: Disk, path: str, identity: Identity) -> None:
     """Replace the identity file; durable when this returns."""
     raw = _HEADER.pack(_MAGIC, _VERSION, identity.openings, identity.log_id, len(identity.epochs))
     raw += b"".join(_EPOCH.pack(*entry) for entry in identity.epochs)
-    replace_file(disk, directory, path, [raw, _CRC.pack(crc32c(raw))])
+    replace_checked(disk, path, raw, Checksum.TRAILER)
 
 
 def new_identity(random_bytes: Callable[[int], bytes]) -> Identity:
     """Return the identity of a new log."""
     return Identity(random_bytes(LOG_ID_BYTES), ((1, 0),))
-
-
-def read_small_file(disk: Disk, path: str, *, bytes_max: int = _SMALL_FILE_BYTES) -> bytes | None:
-    """Read a small file, up to `bytes_max`; None if there is none."""
-    try:
-        file = disk.open(path, read_only=True)
-    except FileNotFoundError:
-        return None
-    try:
-        return file.read(0, min(file.size(), bytes_max))
-    finally:
-        file.close()
-
-
-def replace_file(disk: Disk, directory: str, path: str, parts: Iterable[bytes]) -> None:
-    """Replace a file atomically: write it under a temporary name, sync and rename it, and sync the name."""
-    write_temporary(disk, path, parts)
-    disk.rename(path + TEMPORARY, path)
-    disk.sync_directory(directory)
-
-
-def write_temporary(disk: Disk, path: str, parts: Iterable[bytes]) -> int:
-    """Write a file under its temporary name and sync it; return its size. Raises OSError."""
-    file = disk.open(path + TEMPORARY, create=True)
-    try:
-        file.truncate(0)
-        position = 0
-        for part in parts:
-            position = write_all(file, position, [part])
-        file.sync()
-    finally:
-        file.close()
-    return position

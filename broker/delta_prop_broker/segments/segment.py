@@ -10,7 +10,7 @@ from sortedcontainers import SortedDict
 
 from delta_prop_broker.corruption import BadFrame, LogCorrupted
 from delta_prop_broker.segments.frames import CHUNK_BYTES, FrameScanner, heads_after
-from delta_prop_broker.segments.identity import read_small_file
+from delta_prop_broker.segments.small_file import read_file
 from delta_prop_broker.segments.sparse_index import STEP_BYTES, Entry, SparseIndex
 from delta_prop_broker.segments.writing import write_all
 
@@ -378,7 +378,7 @@ class Segments:
 def load_index(disk: Disk, segment: Segment) -> SparseIndex | None:
     """Return the stored index; None if there is no valid one, or after an error, since it is only a hint."""
     try:
-        raw = read_small_file(disk, segment.index_path, bytes_max=INDEX_BYTES_MAX)
+        raw = read_file(disk, segment.index_path, bytes_max=INDEX_BYTES_MAX)
     except OSError:
         return None
     return None if raw is None else SparseIndex.unpack(raw, segment.base)

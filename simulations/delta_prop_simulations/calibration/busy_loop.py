@@ -17,6 +17,9 @@ from delta_prop.testing.loop import HORIZON_S, VirtualLoop
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from delta_prop_simulations.calibration.distributions import Distribution
+    from delta_prop_simulations.rng import Random
+
 T = TypeVar("T")
 
 TIMER_S_MIN = 0.0001
@@ -52,9 +55,9 @@ class _Call:
 class BusyLoop(VirtualLoop):
     """A virtual loop whose tasks take time, and whose timers fire as late as those of the machine."""
 
-    def __init__(self, draw_timer_delay_s: Callable[[], float], seed: int) -> None:
+    def __init__(self, timer_delay: Distribution, random: Random, seed: int) -> None:
         super().__init__(seed, HORIZON_S)
-        self._draw_timer_delay_s = draw_timer_delay_s
+        self._timer_delay, self._random = timer_delay, random
 
     def advance(self, seconds: float) -> None:
         """Advance the time during the running task."""
@@ -62,7 +65,7 @@ class BusyLoop(VirtualLoop):
 
     def call_at(self, when: float, callback: Callable[..., Any], *args: Any, **options: Any) -> Any:  # type: ignore[override]
         """Schedule a callback, with a drawn delay unless it is due too soon for a timer."""
-        delay_s = self._draw_timer_delay_s() if when - self._now >= TIMER_S_MIN else 0.0
+        delay_s = self._timer_delay.draw(self._random, 1) if when - self._now >= TIMER_S_MIN else 0.0
         return super().call_at(when + delay_s, callback, *args, **options)
 
     def call_exactly_at(self, when: float, callback: Callable[[], object]) -> None:
@@ -73,9 +76,9 @@ class BusyLoop(VirtualLoop):
 class BusyTime:
     """The time of one prediction, which its tasks spend when they compute."""
 
-    def __init__(self, draw_timer_delay_s: Callable[[], float]) -> None:
-        """`draw_timer_delay_s`: draws the delay of each timer."""
-        self._draw_timer_delay_s = draw_timer_delay_s
+    def __init__(self, timer_delay: Distribution, random: Random) -> None:
+        """`timer_delay`: the distribution of the delays of timers; `random`: the stream to draw them from."""
+        self._timer_delay, self._random = timer_delay, random
         self._calls: list[_Call] = []
         self._loop: BusyLoop | None = None
 
@@ -116,5 +119,5 @@ class BusyTime:
         return self._loop
 
     def _make_loop(self, seed: int) -> BusyLoop:
-        self._loop = BusyLoop(self._draw_timer_delay_s, seed)
+        self._loop = BusyLoop(self._timer_delay, self._random, seed)
         return self._loop

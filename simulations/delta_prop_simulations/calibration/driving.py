@@ -13,11 +13,13 @@ import anyio
 import anyio.lowlevel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from delta_prop.api.propagator import Propagator
     from delta_prop.calls.receipt import Receipt
+    from delta_prop.platform.ports import Timer
     from delta_prop_simulations.calibration.distributions import Samples
+    from delta_prop_simulations.calibration.models import Draws
     from delta_prop_simulations.rng import Random
     from delta_prop_wire.delta import Delta
 
@@ -55,8 +57,8 @@ class Observation:
 class Stopwatch:
     """Stores the time at which each offset was assigned, and computes the lag once the offset is applied."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
-        self.now = now
+    def __init__(self, timer: Timer) -> None:
+        self.now = timer.now
         self._offset_times: deque[tuple[int, float]] = deque()
         self._observation: Observation | None = None
         self._applied = self._start_offset = 0
@@ -108,24 +110,25 @@ class Stopwatch:
 
 
 class Source:
-    """Publishes batches. `on_send`: called with the number of deltas before each batch is sent."""
+    """Publishes batches. `draws`: those of a model, in which each publish takes the time that it draws."""
 
     def __init__(
         self,
         propagator: Propagator,
         batches: Iterator[Sequence[Delta]],
         watch: Stopwatch,
-        on_send: Callable[[int], None] = lambda delta_count: None,
+        draws: Draws | None = None,
     ) -> None:
         self._propagator = propagator
         self._batches = batches
         self._watch = watch
-        self._on_send = on_send
+        self._draws = draws
 
     def send(self) -> Receipt:
         """Send the next batch, and return its receipt."""
         batch = next(self._batches)
-        self._on_send(len(batch))
+        if self._draws is not None:
+            self._draws.compute_publish(len(batch))
         receipt = self._propagator.offer(*batch)
         receipt.add_done_callback(self._note)
         return receipt

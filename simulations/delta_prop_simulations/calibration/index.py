@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import TypeVar
 
-    from delta_prop.platform.ports import Threads
+    from delta_prop.platform.ports import Threads, Timer
     from delta_prop_simulations.calibration.distributions import Samples
     from delta_prop_simulations.rng import Random
 
@@ -113,7 +113,7 @@ class IndexRig(RealRig):
     def __init__(
         self, propagator: Propagator, other: Propagator, sink: IndexSink, thread_calls: _ThreadCalls
     ) -> None:
-        watch = Stopwatch(system.now_s)
+        watch = Stopwatch(system.PreciseTimer())
         observe(sink, watch)
         super().__init__(Source(propagator, generate_publishes(DELTAS_PER_PUBLISH, "source"), watch), watch)
         self._propagator = propagator
@@ -181,15 +181,13 @@ async def real(folder: Path) -> AsyncIterator[IndexRig]:
 
 
 @asynccontextmanager
-async def model(draws: Draws, now_s: Callable[[], float]) -> AsyncIterator[Rig]:
+async def model(draws: Draws, timer: Timer) -> AsyncIterator[Rig]:
     """Open the model of the set-up, in virtual time."""
-    watch = Stopwatch(now_s)
+    watch = Stopwatch(timer)
     async with Propagator(world=virtual_world()) as propagator:
         await propagator.attach(_Model("index", draws, watch))
         yield Rig(
-            Source(
-                propagator, generate_publishes(DELTAS_PER_PUBLISH, "source"), watch, draws.compute_publish
-            ),
+            Source(propagator, generate_publishes(DELTAS_PER_PUBLISH, "source"), watch, draws),
             watch,
         )
 

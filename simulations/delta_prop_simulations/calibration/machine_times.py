@@ -76,7 +76,9 @@ async def measure_machine(
         samples.add(TIMER_DELAY, 1, system.now_s() - start - delay_s)
     for size, size_batches in publishes.items():
         async with Propagator() as propagator:
-            await _measure_sends(samples, size, Source(propagator, size_batches, Stopwatch(system.now_s)))
+            await _measure_sends(
+                samples, size, Source(propagator, size_batches, Stopwatch(system.PreciseTimer()))
+            )
 
 
 async def _measure_sends(samples: Samples, deltas_per_publish: int, source: Source) -> None:
@@ -100,7 +102,7 @@ class Contender:
 
     def __init__(self, propagator: Propagator, batches: Iterator[Sequence[Delta]]) -> None:
         """`propagator`: must have no sinks."""
-        self._source = Source(propagator, batches, Stopwatch(system.now_s))
+        self._source = Source(propagator, batches, Stopwatch(system.PreciseTimer()))
 
     async def publish_during_call(
         self, samples: Samples, call_deltas: int, has_ended: Callable[[], bool]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-    from delta_prop.platform.ports import Threads
+    from delta_prop.platform.ports import Threads, Timer
     from delta_prop_simulations.calibration.busy_loop import BusyTime
     from delta_prop_simulations.calibration.distributions import Distribution
     from delta_prop_simulations.calibration.driving import Stopwatch
@@ -43,22 +43,22 @@ def observe(sink: Any, watch: Stopwatch) -> None:
 
 
 class TimedThreads:
-    """A wrapper of threads that reports the duration of each call, including the hand-over to the thread and
-    back.
+    """A wrapper of threads that appends the duration of each call to a list, including the hand-over to the
+    thread and back.
     """
 
-    def __init__(self, threads: Threads, now: Callable[[], float], note: Callable[[float], None]) -> None:
+    def __init__(self, threads: Threads, timer: Timer, durations_s: list[float]) -> None:
         self._threads = threads
-        self._now = now
-        self._note = note
+        self._timer = timer
+        self._durations_s = durations_s
 
     async def run(self, function: Callable[[], T]) -> T:
-        """Run `function` on the thread, and report its duration."""
-        start = self._now()
+        """Run `function` on the thread, and note its duration."""
+        start = self._timer.now()
         try:
             return await self._threads.run(function)
         finally:
-            self._note(self._now() - start)
+            self._durations_s.append(self._timer.now() - start)
 
 
 class Draws:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from delta_prop.testing.world import VirtualClock
 from delta_prop_simulations.calibration import system
 from delta_prop_simulations.calibration.busy_loop import BusyTime
 from delta_prop_simulations.calibration.distributions import Samples
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import TypeAlias
 
+    from delta_prop.platform.ports import Timer
     from delta_prop_simulations.calibration.distributions import Distribution
     from delta_prop_simulations.calibration.driving import RealRig, Rig
 
@@ -50,7 +52,7 @@ class SetUp:
     peak_share: float | None
     settle_s: float
     real: Callable[[Path], AbstractAsyncContextManager[RealRig]]
-    model: Callable[[Draws, Callable[[], float]], AbstractAsyncContextManager[Rig]]
+    model: Callable[[Draws, Timer], AbstractAsyncContextManager[Rig]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +125,11 @@ class _Runs:
         self, name: str, drive: Drive, seconds: float, distributions: Mapping[str, Distribution]
     ) -> Observation:
         seed = self._seed.child(f"{name}: prediction")
-        timer_rng = seed.stream("timers")
-        time = BusyTime(lambda: distributions[TIMER_DELAY].draw(timer_rng, 1))
+        time = BusyTime(distributions[TIMER_DELAY], seed.stream("timers"))
 
         async def main() -> Observation:
             draws = Draws(distributions, time, seed.stream("service times"))
-            async with self._set_up.model(draws, anyio.current_time) as rig:
+            async with self._set_up.model(draws, VirtualClock()) as rig:
                 return await _observe(rig, drive, self._set_up.settle_s, seconds)
 
         return time.run(main, self._seed.number)

@@ -56,7 +56,7 @@ class SinkRig(RealRig):
 
 @asynccontextmanager
 async def _open_rig(make_sink: Callable[[Path], Any], folder: Path) -> AsyncIterator[SinkRig]:
-    watch = Stopwatch(system.now_s)
+    watch = Stopwatch(system.PreciseTimer())
     async with Propagator() as propagator:
         sink = make_sink(folder)
         # Before attach: with `apply` replaced, `apply_now` is not used, so the sink's task makes all calls,

@@ -33,9 +33,10 @@ from delta_prop_sinks.storage import StorageSink
 from delta_prop_sinks.storage_file import WAL_ROWS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
+    from delta_prop.platform.ports import Timer
     from delta_prop_simulations.calibration.distributions import Samples
     from delta_prop_simulations.rng import Random
     from delta_prop_sinks.sink import Delivery
@@ -66,13 +67,15 @@ _batches = partial(batches, keys=KEYS, dimension=DIMENSION)
 class StorageRig(RealRig):
     """The real set-up, while it is open: calibration and measurements use it in turns.
 
-    `other`: a propagator without sinks, whose publishes keep the loop busy.
+    `other`: a propagator without sinks, whose publishes keep the loop busy. `thread_times`: gets the
+    durations of calls on the sink's thread, and is cleared before each measured call.
     """
 
-    def __init__(self, propagator: Propagator, other: Propagator, sink: StorageSink) -> None:
-        self.thread_times: list[float] = []
-        """The durations of calls on the sink's thread since the list was last cleared."""
-        watch = Stopwatch(system.now_s)
+    def __init__(
+        self, propagator: Propagator, other: Propagator, sink: StorageSink, thread_times: list[float]
+    ) -> None:
+        self.thread_times = thread_times
+        watch = Stopwatch(system.PreciseTimer())
         observe(sink, watch)
         self._watch_wal(sink)
         super().__init__(Source(propagator, cycle(_batches(DELTAS_PER_PUBLISH, BATCHES)), watch), watch)
@@ -139,29 +142,24 @@ class StorageRig(RealRig):
 async def real(folder: Path) -> AsyncIterator[StorageRig]:
     """Open a propagator with its log in memory, and a sink with its file in `folder`."""
     world = real_world()
-    rigs: list[StorageRig] = []
-
-    def note(seconds: float) -> None:
-        if rigs:
-            rigs[0].thread_times.append(seconds)
-
-    timed_world = replace(world, new_threads=lambda: TimedThreads(world.new_threads(), system.now_s, note))
+    timer, thread_times = system.PreciseTimer(), list[float]()
+    timed_world = replace(world, new_threads=lambda: TimedThreads(world.new_threads(), timer, thread_times))
     async with Propagator(world=timed_world) as propagator, Propagator(world=world) as other:
         sink = await propagator.attach(StorageSink(folder / "storage.db", mode="through"))
-        rigs.append(StorageRig(propagator, other, sink))
+        rig = StorageRig(propagator, other, sink, thread_times)
         for deltas in _batches(1_000, 2 * KEYS // 1_000):
             await propagator.wait_visible(await propagator.publish(*deltas), timeout_s=60)
-        yield rigs[0]
+        yield rig
 
 
 @asynccontextmanager
-async def model(draws: Draws, now_s: Callable[[], float]) -> AsyncIterator[Rig]:
+async def model(draws: Draws, timer: Timer) -> AsyncIterator[Rig]:
     """Open the model of the set-up, in virtual time."""
-    watch = Stopwatch(now_s)
+    watch = Stopwatch(timer)
     async with Propagator(world=virtual_world()) as propagator:
         await propagator.attach(_Model("storage", draws, watch))
         yield Rig(
-            Source(propagator, cycle(_batches(DELTAS_PER_PUBLISH, BATCHES)), watch, draws.compute_publish),
+            Source(propagator, cycle(_batches(DELTAS_PER_PUBLISH, BATCHES)), watch, draws),
             watch,
         )
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from delta_prop.platform.ports import World
+    from delta_prop.platform.ports import Timer, World
     from delta_prop_simulations.calibration.distributions import Samples
     from delta_prop_simulations.calibration.models import Draws
     from delta_prop_simulations.rng import Random
@@ -53,20 +53,20 @@ _batches = partial(batches, keys=KEYS, dimension=DIMENSION)
 
 
 class _Reader:
-    """Reads batches, and waits for `1 / rate_per_s` seconds per delta. `on_received`: called with the number
-    of received deltas.
+    """Reads batches, and waits for `1 / rate_per_s` seconds per delta. `draws`: those of a model, in which
+    receiving takes the time that it draws.
     """
 
     def __init__(
         self,
         subscriber: Subscriber,
         watch: Stopwatch,
-        on_received: Callable[[int], None] = lambda delta_count: None,
+        draws: Draws | None = None,
     ) -> None:
         self.rate_per_s = RATE_PER_S
         self._subscriber = subscriber
         self._watch = watch
-        self._on_received = on_received
+        self._draws = draws
 
     async def run(self) -> None:
         """Read until cancelled."""
@@ -75,7 +75,8 @@ class _Reader:
             called_at = now()
             batch = await self._subscriber.next_batch()
             has_waited = now() - called_at > NO_WAIT_S_MAX
-            self._on_received(batch.count)
+            if self._draws is not None:
+                self._draws.compute(CALL, batch.count)
             if has_waited:
                 free_at = now()
             free_at += batch.count / self.rate_per_s
@@ -124,7 +125,7 @@ async def _serve(
 @asynccontextmanager
 async def real(folder: Path) -> AsyncIterator[SubscriberRig]:
     """Open the set-up over a real socket; the log is in memory, so `folder` is not used."""
-    world, watch = real_world(), Stopwatch(system.now_s)
+    world, watch = real_world(), Stopwatch(system.PreciseTimer())
     settings = ServerSettings(port=0)
     async with _serve(world, world, settings, lambda subscriber: _Reader(subscriber, watch)) as (
         propagator,
@@ -134,18 +135,18 @@ async def real(folder: Path) -> AsyncIterator[SubscriberRig]:
 
 
 @asynccontextmanager
-async def model(draws: Draws, now_s: Callable[[], float]) -> AsyncIterator[Rig]:
+async def model(draws: Draws, timer: Timer) -> AsyncIterator[Rig]:
     """Open the model over a fake network without latency; the cost of the path is drawn when a batch
     arrives.
     """
-    watch = Stopwatch(now_s)
+    watch = Stopwatch(timer)
     network = VirtualNetwork(0, _CONDITIONS, host="service")
     world, reader_world = virtual_world(network=network), virtual_world(network=network.at("reader"))
     settings = ServerSettings(host="service", allow_anonymous=True)
-    make_reader = partial(_Reader, watch=watch, on_received=partial(draws.compute, CALL))
+    make_reader = partial(_Reader, watch=watch, draws=draws)
     async with _serve(world, reader_world, settings, make_reader) as (propagator, _):
         yield Rig(
-            Source(propagator, cycle(_batches(DELTAS_PER_PUBLISH, BATCHES)), watch, draws.compute_publish),
+            Source(propagator, cycle(_batches(DELTAS_PER_PUBLISH, BATCHES)), watch, draws),
             watch,
         )
 

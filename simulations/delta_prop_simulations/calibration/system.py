@@ -21,7 +21,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-now_s = time.perf_counter
+
+class PreciseTimer:
+    """Real time, in seconds."""
+
+    now = staticmethod(time.perf_counter)
+
+
+now_s = PreciseTimer.now
 """Returns real time, in seconds."""
 cpu_s = time.thread_time
 """Returns the CPU time of this thread, in seconds."""

@@ -100,19 +100,35 @@ def _run(chaos_run: ChaosRun) -> Violation | None:
     return Violation("crash", failures[0]) if failures else None
 
 
+class TurnTimer:
+    """The time of the last turn of the event loop, and the number of turns; it outlives the loop."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._now = 0.0
+
+    def now(self) -> float:
+        """Return the virtual time, in seconds."""
+        return self._now
+
+    def note(self, now: float) -> None:
+        """Note one turn."""
+        self._now = now
+        self.count += 1
+
+
 class ChaosRun:
     """One run: creates machines, services, clients and faults from the plan, and runs them."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.trace = Trace(lambda: self._now)
+        self._turns = TurnTimer()
+        self.trace = Trace(self._turns)
         self.oracle = Oracle()
         self.client_history = ClientHistory()
         self.nodes: list[Node] = []
         self.clients: list[Host] = []
         self._seed = Seed(plan.seed)
-        self._now = 0.0
-        self._turns = 0
         self._writers: list[Writer] = []
         self._readers: list[Reader] = []
         self._network: VirtualNetwork
@@ -162,12 +178,11 @@ class ChaosRun:
 
     def note_turn(self, now: float, runnable: int) -> None:
         """Note one turn of the event loop, and check the services every few turns."""
-        self._now = now
+        self._turns.note(now)
         self.trace.note_turn(now, runnable)
         for node in self.nodes:
             node.machine.check_disk()
-        self._turns += 1
-        if self._turns % TURNS_PER_CHECK == 0:
+        if self._turns.count % TURNS_PER_CHECK == 0:
             self.oracle.check_step(self.nodes)
 
     # --- pending work
@@ -278,7 +293,7 @@ class ChaosRun:
             event_counts=event_counts,
             trace=self.trace.digest(),
             delta_count=delta_count,
-            virtual_s=self._now,
+            virtual_s=self._turns.now(),
             lines=tuple(self.trace.lines),
         )
 

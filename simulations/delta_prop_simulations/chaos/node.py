@@ -118,7 +118,7 @@ class Node(Host):
             sink = (
                 CacheSink(name=plan.name)
                 if plan.kind == "cache"
-                else CountedIndex(plan.name, history, self._oracle.complaints.append)
+                else CountedIndex(plan.name, history, self._oracle.complaints)
             )
         await self.propagator.attach(
             sink, topics=plan.topics, required=plan.required, pacing=plan.pacing, start="resume"

@@ -10,7 +10,7 @@ from delta_prop_simulations.chaos.violation import Violation
 from delta_prop_sinks import IndexSink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from delta_prop_simulations.chaos.log_history import LogHistory
     from delta_prop_sinks.sink import Delivery
@@ -20,12 +20,12 @@ REFOLDS_MAX = 2
 
 
 class CountedIndex(IndexSink):
-    """An index that reports a violation if a call folds more deltas than `REFOLDS_MAX` permits."""
+    """An index that notes a violation if a call folds more deltas than `REFOLDS_MAX` permits."""
 
-    def __init__(self, name: str, history: LogHistory, note_violation: Callable[[Violation], None]) -> None:
+    def __init__(self, name: str, history: LogHistory, violations: list[Violation]) -> None:
         super().__init__(name=name)
         self._history = history
-        self._note_violation = note_violation
+        self._violations = violations
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
         """Apply the deliveries as an index does, and check how many deltas the call folds."""
@@ -65,7 +65,7 @@ class CountedIndex(IndexSink):
         )
         if folded_count > REFOLDS_MAX * row_count:
             delivered_count = sum(one.count for one in deliveries)
-            self._note_violation(
+            self._violations.append(
                 Violation(
                     "work",
                     f"{self._history.node}, sink {self.name!r}: a call with {delivered_count} deltas folded "

@@ -81,6 +81,18 @@ class _Outbox:
     last_number: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """Options of a writer's calls, from its plan."""
+
+    deltas: int
+    burst: int
+    gap_s: float
+    level: AckLevel | None
+    patience_s: float
+    use_offer: bool
+
+
 class Writer:
     """A client that writes to one service, under a name.
 
@@ -109,12 +121,10 @@ class Writer:
         self.node = node
         self._rng = rng
         self._history = history
-        self._delta_count, self._burst, self._gap_s, self._level = deltas, burst, gap_s, level
+        self._options = _Options(deltas, burst, gap_s, level, patience_s, use_offer)
         self._generator = DeltaGenerator(name, rng, poison=poison, hot=hot)
         self._is_numbered = rng.random() < NUMBERED_SHARE
         self._has_ids = rng.random() < IDENTIFIED_SHARE
-        self._patience_s = patience_s
-        self._use_offer = use_offer
         self._outbox = _Outbox()
         self._heads: list[tuple[str, str, Dot]] = []
         self._run_number = 0
@@ -123,7 +133,7 @@ class Writer:
     @property
     def is_done(self) -> bool:
         """True once every delta was sent and has its final outcome."""
-        return self._outbox.deltas_made >= self._delta_count and not self._outbox.items
+        return self._outbox.deltas_made >= self._options.deltas and not self._outbox.items
 
     def waits_for(self) -> str:
         """Return a line about the unfinished work."""
@@ -133,7 +143,7 @@ class Writer:
             "" if first is None else f", the first is number {first.number} ({first.tagged[0].token})"
         )
         return (
-            f"writer {self.name}: {outbox.deltas_made} of {self._delta_count} deltas made, "
+            f"writer {self.name}: {outbox.deltas_made} of {self._options.deltas} deltas made, "
             f"{len(outbox.items)} items open{first_open}"
         )
 
@@ -143,10 +153,12 @@ class Writer:
             with suppress(Refused):
                 if self._is_numbered:
                     await self._offer_numbered(propagator, process)
-                elif self._use_offer:
+                elif self._options.use_offer:
                     await self._publish_all(partial(_offer_and_wait, propagator), takes_level=True)
                 elif self._rng.random() < 0.5:
-                    await self._publish_all(propagator.producer(self.name, ack_level=self._level).publish)
+                    await self._publish_all(
+                        propagator.producer(self.name, ack_level=self._options.level).publish
+                    )
                 else:
                     await self._publish_all(propagator.publish, takes_level=True)
             await anyio.sleep(RETRY_S)
@@ -156,7 +168,7 @@ class Writer:
         while not self.is_done:
             with suppress(Refused, OSError, UsageError):  # UsageError: the log was in memory, and is lost
                 async with RemoteProducer(
-                    addresses, name=self.name, ack_level=self._level, settings=CLIENT, world=world
+                    addresses, name=self.name, ack_level=self._options.level, settings=CLIENT, world=world
                 ) as producer:
                     if self._is_numbered:
                         await self._offer_numbered_remotely(producer)
@@ -170,7 +182,7 @@ class Writer:
         """Offer the items without an outcome again, then new ones, and resend after retryable refusals.
         Raises Refused.
         """
-        producer = propagator.producer(self.name, ack_level=self._level)
+        producer = propagator.producer(self.name, ack_level=self._options.level)
         self._log_level = propagator.internals().partition.log.ack_level
         self._run_number += 1
         run_number = self._run_number
@@ -182,7 +194,7 @@ class Writer:
             item.can_retry = False
             await self._offer(producer, item, callback(item))
         while not self.is_done:
-            if self._outbox.deltas_made < self._delta_count:
+            if self._outbox.deltas_made < self._options.deltas:
                 item = self._make_item(1)
                 await self._offer(producer, item, callback(item))
                 await self._pause_after_burst()
@@ -277,7 +289,7 @@ class Writer:
         while not self.is_done:
             if any(item.can_retry for item in self._outbox.items.values()):
                 return  # this client cannot offer a refused number again; the next one can
-            if self._outbox.deltas_made < self._delta_count:
+            if self._outbox.deltas_made < self._options.deltas:
                 await offer(self._make_item(1))
                 await self._pause_after_burst()
             else:
@@ -289,8 +301,8 @@ class Writer:
     async def _publish_all(self, publish: Publish, *, takes_level: bool = False) -> None:
         for item in list(self._outbox.items.values()):
             await self._publish(publish, item, takes_level=takes_level)
-        while self._outbox.deltas_made < self._delta_count:
-            item = self._make_item(self._rng.randint(1, self._burst))
+        while self._outbox.deltas_made < self._options.deltas:
+            item = self._make_item(self._rng.randint(1, self._options.burst))
             await self._publish(publish, item, takes_level=takes_level)
             await self._pause()
 
@@ -298,10 +310,10 @@ class Writer:
         self._note_sent(item)
         if not self._has_ids:  # never resend it: without an id the service cannot detect the duplicate
             del self._outbox.items[item.number]
-        options = {"ack_level": self._level} if takes_level else {}
+        options = {"ack_level": self._options.level} if takes_level else {}
         is_in_doubt = True
         try:
-            ack = await publish(*item.deltas, timeout_s=self._patience_s, **options)
+            ack = await publish(*item.deltas, timeout_s=self._options.patience_s, **options)
             is_in_doubt = False
             self._acknowledge(item, ack)
         except Refused as refusal:
@@ -324,7 +336,7 @@ class Writer:
         parents = self._history.durable_dots()
         with_id = rng.random() < 0.2 if self._is_numbered else self._has_ids
         deltas = [] if outbox.deltas_made else [self._generator.create_sum(with_id=with_id)]
-        while len(deltas) < min(count, max(self._delta_count - outbox.deltas_made, 1)):
+        while len(deltas) < min(count, max(self._options.deltas - outbox.deltas_made, 1)):
             deltas.append(self._generator.next(priority, parents, self._heads, with_id=with_id))
         outbox.deltas_made += len(deltas)
         outbox.last_number += 1
@@ -334,7 +346,7 @@ class Writer:
     def _note_sent(self, item: Item) -> None:
         for one in item.tagged:
             ref = (one.delta.namespace, one.delta.vector_id)
-            self._history.note_sent(one.token, self.node, self.name, ref, self._level)
+            self._history.note_sent(one.token, self.node, self.name, ref, self._options.level)
 
     def _note_unknown(self, item: Item) -> None:
         """Count an unknown outcome. After UNKNOWN_MAX of them, give the item up: the log no longer holds its
@@ -368,11 +380,11 @@ class Writer:
                 self._heads = [*self._heads, head][-4:]
 
     async def _pause_after_burst(self) -> None:
-        if self._outbox.deltas_made % self._burst == 0:
+        if self._outbox.deltas_made % self._options.burst == 0:
             await self._pause()
 
     async def _pause(self) -> None:
-        await anyio.sleep(self._rng.expovariate(1 / self._gap_s) if self._gap_s > 0 else 0)
+        await anyio.sleep(self._rng.expovariate(1 / self._options.gap_s) if self._options.gap_s > 0 else 0)
 
 
 async def _offer_and_wait(

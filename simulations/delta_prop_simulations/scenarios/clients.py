@@ -19,12 +19,13 @@ from delta_prop_simulations.scenarios.offering import CALLS_IN_FLIGHT_MAX
 from delta_prop_wire.errors import Refused, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from anyio.abc import TaskGroup
 
     from delta_prop.calls.outcomes import PublishAck
     from delta_prop.platform.ports import World
+    from delta_prop.testing.virtual_streams import Broadcast
     from delta_prop_simulations.rng import Random
     from delta_prop_simulations.scenarios.offering import Outcomes
     from delta_prop_simulations.scenarios.scenario import SourceSpec
@@ -45,11 +46,11 @@ class AckedRows:
 
 
 class Client:
-    """One source with its producers. `acknowledged`: all rows that the service acknowledged to them."""
+    """One source with its producers. `acknowledged`: all rows that the service acknowledged to them.
+    `acks`: notified of each acknowledgement.
+    """
 
-    def __init__(
-        self, spec: SourceSpec, random: Random, outcomes: Outcomes, on_ack: Callable[[], None]
-    ) -> None:
+    def __init__(self, spec: SourceSpec, random: Random, outcomes: Outcomes, acks: Broadcast) -> None:
         # The producers need Delta objects, not templates; the generator makes these for a source with
         # writers.
         self._spec = replace(spec, writers=max(spec.writers, 1))
@@ -57,7 +58,7 @@ class Client:
             self._spec, random, AckLevel.DURABLE if spec.ack_level is None else spec.ack_level
         )
         self._outcomes = outcomes
-        self._on_ack = on_ack
+        self._acks = acks
         self.acknowledged: list[AckedRows] = []
         self.reconnects = 0
         self.in_flight_calls = 0
@@ -113,7 +114,7 @@ class Client:
         else:
             outcomes.note_acknowledged(len(rows), anyio.current_time() - at_s, rows[0].priority)
             self._note_ack(producer.name, publish_ack)
-            self._on_ack()
+            self._acks.notify()
         finally:
             self.in_flight_calls -= 1
 

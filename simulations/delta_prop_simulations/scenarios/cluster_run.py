@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from delta_prop.testing import NetworkConditions, VirtualNetwork, run_virtual
+from delta_prop.testing.virtual_streams import Broadcast
 from delta_prop_simulations.chaos.violation import Violation
 from delta_prop_simulations.clock import ClockFaults
 from delta_prop_simulations.files import processor_s
@@ -79,15 +80,14 @@ class ClusterRun:
         self.groups = _groups(scenario)
         self._faulty_machines = {fault.machine for fault in scenario.fault}
         self.sites: dict[str, SupervisedSite] = {}
+        self._acks = Broadcast()
         self.clients = [
-            (spec, Client(spec, seed.stream(f"source {spec.name} deltas"), self.outcomes, self._note_ack))
+            (spec, Client(spec, seed.stream(f"source {spec.name} deltas"), self.outcomes, self._acks))
             for spec in scenario.source
         ]
         self.readers: list[Reader] = []
         self.idle_after_s: float | None = None
         self.violation: Violation | None = None
-        self._next_ack: anyio.Event
-        """Set by the next acknowledgement."""
         self._scope: anyio.CancelScope | None = None
         self._observation: ClusterObservation
 
@@ -119,7 +119,6 @@ class ClusterRun:
     async def run(self) -> None:
         """Run the load, heal all faults, wait until all services are idle, and observe the final data."""
         scenario = self.scenario
-        self._next_ack = anyio.Event()
         self.sites = {spec.name: self._make_site(spec) for spec in scenario.machine}
         self.readers = [Reader(spec, self._site_of(spec).tap.offset_times) for spec in scenario.reader]
         async with anyio.create_task_group() as services:
@@ -246,8 +245,7 @@ class ClusterRun:
             return  # `_make_site` has created the machine with its clock jumps
         await anyio.sleep_until(fault.begin)
         if fault.after_ack:
-            self._next_ack = anyio.Event()
-            await self._next_ack.wait()
+            await self._acks.wait()
         site = self.sites[fault.machine]
         machine = site.machine
         self.trace.note(fault.what, fault.machine)
@@ -284,9 +282,6 @@ class ClusterRun:
             site.machine.thread_faults = self._disk_times()
             site.machine.restore()
             site.bring_back()
-
-    def _note_ack(self) -> None:
-        self._next_ack.set()
 
     # --- measurements
 
@@ -399,7 +394,7 @@ class ClusterRun:
             "dropped": outcomes.dropped,
             **{f"refusals: {code}": count for code, count in sorted(outcomes.codes.items())},
             "service_starts": sum(site.start_count for site in sites),
-            "service_down_s": sum(site.down_s for site in sites),
+            "service_down_s": sum(site.downtime.seconds for site in sites),
             **({"steps_checked": sum(site.check_count for site in sites)} if self._inputs.checks else {}),
             "client_reconnects": sum(client.reconnects for _, client in self.clients)
             + sum(reader.reconnects for reader in self.readers),
@@ -431,9 +426,9 @@ class ClusterRun:
         return SinkResult(
             name=sink_name,
             applied=sink.new_row_count,
-            failures=sink.inner.failures,
-            within_1s_per_s=sink.inner.within_1s / self.scenario.duration,
-            lag=sink.inner.lag.latency(),
+            failures=sink.inner.counts.failures,
+            within_1s_per_s=sink.inner.counts.within_1s / self.scenario.duration,
+            lag=sink.inner.counts.lag.latency(),
             series=self.timeline.series(sink_name),
         )
 

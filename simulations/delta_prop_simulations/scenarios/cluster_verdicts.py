@@ -160,7 +160,7 @@ def _judge_order(observed: ClusterObservation) -> Verdict:
         f"{sink_name} at {name} got deltas out of the log's order"
         for name, machine in observed.machines.items()
         for sink_name, (_, sink) in machine.site.sinks.items()
-        if sink.inner.out_of_order
+        if sink.inner.counts.out_of_order
     ]
     wrong += [
         f"{reader.spec.name}, a reader at {name}, got deltas out of the log's order"

@@ -99,9 +99,7 @@ class Run:
 
     async def main(self) -> None:
         """Run the load, and wait until the service is idle."""
-        self.site = Site(
-            "service", self.scenario.service, self.scenario.sink, self._seed, self._inputs.distribution_of
-        )
+        self.site = Site("service", self.scenario.service, self.scenario.sink, self._seed, self._inputs)
         seed, scenario = self._seed, self.scenario
         machine = Machine(
             self.site.name,
@@ -121,7 +119,13 @@ class Run:
                 await self._wait_until_idle(p)
             self.site.end_requested.set()
         for sink in self.site.sinks:
-            self.trace.note(sink.name, sink.lag.count, sink.lag.sum_s, sink.failures, sink.rejected)
+            self.trace.note(
+                sink.name,
+                sink.counts.lag.count,
+                sink.counts.lag.sum_s,
+                sink.counts.failures,
+                sink.counts.rejected,
+            )
 
     def check(self, now: float, runnable: int) -> None:
         """Check the invariants now; a violation ends the run."""
@@ -206,14 +210,14 @@ class Run:
         appended_at = self.site.offset_times.at(feed.applied_offset) if feed.lag else None
         timeline.note(sink.name, "lag", "s", now, 0.0 if appended_at is None else now - appended_at)
         timeline.note(sink.name, "behind", "deltas", now, feed.lag)
-        timeline.note_rate(sink.name, "applied", "deltas/s", now, sink.applied)
+        timeline.note_rate(sink.name, "applied", "deltas/s", now, sink.counts.applied)
         timeline.note(sink.name, "mailbox", "deltas", now, feed.mailbox_deltas)
         if feed.pacing:
             capacity = self.site.spec.settings.mailbox_deltas_max
             timeline.note(
                 sink.name, "credits", "deltas", now, max(capacity - feed.mailbox_deltas - feed.in_call, 0)
             )
-        self.trace.note(sink.name, sink.applied, sink.lag.sum_s, feed.state)
+        self.trace.note(sink.name, sink.counts.applied, sink.counts.lag.sum_s, feed.state)
 
     def _peaks(self) -> dict[str, tuple[float, float]]:
         settings, peak = self.site.spec.settings, self.timeline.peak
@@ -268,9 +272,9 @@ class Run:
     def _sink_result(self, sink: SimulatedSink) -> SinkResult:
         return SinkResult(
             name=sink.name,
-            applied=sink.applied,
-            failures=sink.failures,
-            within_1s_per_s=sink.within_1s / self.scenario.duration,
-            lag=sink.lag.latency(),
+            applied=sink.counts.applied,
+            failures=sink.counts.failures,
+            within_1s_per_s=sink.counts.within_1s / self.scenario.duration,
+            lag=sink.counts.lag.latency(),
             series=self.timeline.series(sink.name),
         )

@@ -27,6 +27,58 @@ LAG_S_MAX = 1.0
 """A row that is applied within this time of its append counts as `within_1s`."""
 
 
+class SinkCounts:
+    """Counts of the rows of one sink.
+
+    `applied`, `failures`, `rejected`, `within_1s`: numbers of applied rows, failed calls, rejected rows, and
+    rows applied within `LAG_S_MAX` of their append. `out_of_order`, `duplicates`: numbers of deliveries that
+    came out of the log's order, or again.
+    """
+
+    def __init__(self) -> None:
+        self.lag = Histogram()
+        self.applied = self.failures = self.rejected = self.within_1s = 0
+        self.out_of_order = self.duplicates = 0
+
+    def note_applied(self, rows: int, lag_s: float) -> None:
+        """Count applied rows."""
+        self.applied += rows
+        self.lag.add(lag_s, rows)
+        if lag_s <= LAG_S_MAX:
+            self.within_1s += rows
+
+    def note_redelivery(self, *, is_duplicate: bool) -> None:
+        """Count a delivery that begins before the last applied row."""
+        self.duplicates += is_duplicate
+        self.out_of_order += not is_duplicate
+
+
+class _Rejections:
+    """Draws the rows to reject; the gaps between them are geometrically distributed."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self._share = 0.0
+        self._rows_left = self._draw_gap(self._share)  # the number of rows before the next rejected one
+
+    def first_rejected(self, deliveries: Sequence[Delivery], share: float) -> int | None:
+        """Return the offset of the first row to reject, if any. `share`: of all rows, how many to reject."""
+        if share != self._share:
+            self._share, self._rows_left = share, self._draw_gap(share)
+        for delivery in deliveries:
+            if self._rows_left < delivery.count:
+                row = self._rows_left if delivery.rows is None else int(delivery.rows[self._rows_left])
+                self._rows_left = self._draw_gap(share)
+                return delivery.first_offset + row
+            self._rows_left -= delivery.count
+        return None
+
+    def _draw_gap(self, share: float) -> int:
+        if share <= 0:
+            return 1 << 62
+        return 0 if share >= 1 else int(log(1 - self._random.random()) / log(1 - share))
+
+
 class SimulatedSink:
     """One sink of a scenario, whose cursor the service stores."""
 
@@ -34,19 +86,12 @@ class SimulatedSink:
         self, spec: SinkSpec, distribution: Distribution, random: Random, offset_times: OffsetTimes
     ) -> None:
         self.name = spec.name
-        self.lag = Histogram()
-        self.applied = self.failures = self.rejected = self.within_1s = 0
-        """Numbers of applied rows, failed calls, rejected rows, and rows applied within `LAG_S_MAX` of their
-        append.
-        """
+        self.counts = SinkCounts()
         self.next_offset = 0
         """The offset after the last applied row."""
-        self.out_of_order = self.duplicates = 0
-        """Numbers of deliveries that came out of the log's order, or again."""
         self._distribution, self._random, self._offset_times = distribution, random, offset_times
         self._faults = spec.faults
-        self._rows_to_rejection = 0  # the number of rows before the next rejected one
-        self._share = 0.0
+        self._rejections = _Rejections(random)
         self._was_reopened = False
         self._now: Callable[[], float]
 
@@ -77,18 +122,21 @@ class SimulatedSink:
 
     def statistics(self) -> int:
         """Return the number of applied rows."""
-        return self.applied
+        return self.counts.applied
 
     # --- internals
 
     def _apply_fault(self, event: Event, deliveries: Sequence[Delivery], now: float) -> None:
         """Fail, or reject a delta, as the event says. Raises TryAgain, RejectDelta."""
         if event.what == "fails":
-            self.failures += 1
+            self.counts.failures += 1
             raise TryAgain("planned failure of the scenario")
-        if event.what == "rejects" and (offset := self._first_rejected(deliveries, event)) is not None:
+        if (
+            event.what == "rejects"
+            and (offset := self._rejections.first_rejected(deliveries, event.share)) is not None
+        ):
             self._note_applied_below(deliveries, offset, now)
-            self.rejected += 1
+            self.counts.rejected += 1
             raise RejectDelta(offset, "planned rejection of the scenario")
 
     def _note_applied(self, delivery: Delivery, count: int, now: float) -> None:
@@ -96,44 +144,12 @@ class SimulatedSink:
         first = (
             delivery.first_offset if delivery.rows is None else delivery.first_offset + int(delivery.rows[0])
         )
-        if first < self.next_offset:
-            self._note_redelivery(first, delivery.next_offset)
+        if first < self.next_offset and not self._was_reopened:
+            self.counts.note_redelivery(is_duplicate=delivery.next_offset <= self.next_offset)
         self.next_offset = max(self.next_offset, delivery.next_offset)
-        self.applied += count
         appended_at = self._offset_times.at(delivery.first_offset)
         lag_s = 0.0 if appended_at is None else max(now - appended_at, 0.0)
-        self.lag.add(lag_s, count)
-        if lag_s <= LAG_S_MAX:
-            self.within_1s += count
-
-    def _note_redelivery(self, first: int, end: int) -> None:
-        if self._was_reopened:
-            return
-        self.duplicates += end <= self.next_offset
-        self.out_of_order += end > self.next_offset
-
-    def _first_rejected(self, deliveries: Sequence[Delivery], event: Event) -> int | None:
-        """Return the offset of the first row to reject, if any. The gaps between rejections are geometrically
-        distributed.
-        """
-        if event.share != self._share:
-            self._share, self._rows_to_rejection = event.share, self._draw_gap(event.share)
-        for delivery in deliveries:
-            if self._rows_to_rejection < delivery.count:
-                row = (
-                    self._rows_to_rejection
-                    if delivery.rows is None
-                    else int(delivery.rows[self._rows_to_rejection])
-                )
-                self._rows_to_rejection = self._draw_gap(event.share)
-                return delivery.first_offset + row
-            self._rows_to_rejection -= delivery.count
-        return None
-
-    def _draw_gap(self, share: float) -> int:
-        if share <= 0:
-            return 1 << 62
-        return 0 if share >= 1 else int(log(1 - self._random.random()) / log(1 - share))
+        self.counts.note_applied(count, lag_s)
 
     def _note_applied_below(self, deliveries: Sequence[Delivery], offset: int, now: float) -> None:
         """Note that the rows before `offset`, the rejected one, are applied."""

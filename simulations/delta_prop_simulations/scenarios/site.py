@@ -18,15 +18,13 @@ from delta_prop_simulations.scenarios.sinks import SimulatedSink
 from delta_prop_wire.delta import AckLevel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import numpy as np
     from numpy.typing import NDArray
 
     from delta_prop.api.statistics import Statistics
-    from delta_prop.platform.ports import World
+    from delta_prop.platform.ports import Timer, World
     from delta_prop_simulations.rng import Seed
-    from delta_prop_simulations.scenarios.distributions import Distribution
+    from delta_prop_simulations.scenarios.run import RunInputs
     from delta_prop_simulations.scenarios.scenario import Service, SinkSpec
     from delta_prop_wire.batch import LoggedBatch
 
@@ -44,12 +42,14 @@ class Site:
         spec: Service,
         sinks: tuple[SinkSpec, ...],
         seed: Seed,
-        distribution_of: Callable[[SinkSpec], Distribution],
+        inputs: RunInputs,
     ) -> None:
         self.name, self.spec = name, spec
         self.offset_times = OffsetTimes()
         self.sinks = [
-            SimulatedSink(sink, distribution_of(sink), seed.stream(f"sink {sink.name}"), self.offset_times)
+            SimulatedSink(
+                sink, inputs.distribution_of(sink), seed.stream(f"sink {sink.name}"), self.offset_times
+            )
             for sink in sinks
         ]
         self.ready, self.end_requested = anyio.Event(), anyio.Event()
@@ -78,7 +78,7 @@ class Site:
         data = None if service.log is None else DATA
         async with Propagator(service.settings, data=data, log=service.log, world=world) as p:
             internals = p.internals()
-            tap = Tap(self.offset_times, internals.partition.world.clock.now)
+            tap = Tap(self.offset_times, internals.partition.world.clock)
             internals.sinks.add_target(tap, parse_topics("*"))
             for spec, sink in zip(self._sink_specs, self.sinks, strict=True):
                 await p.attach(
@@ -115,8 +115,8 @@ class Site:
 class Tap:
     """A route target that only notes the time at which each batch becomes visible."""
 
-    def __init__(self, offset_times: OffsetTimes, now: Callable[[], float]) -> None:
-        self._offset_times, self._now = offset_times, now
+    def __init__(self, offset_times: OffsetTimes, timer: Timer) -> None:
+        self._offset_times, self._now = offset_times, timer.now
 
     def offer(self, logged: LoggedBatch, rows: NDArray[np.intp] | None) -> None:
         """Note that a batch has become visible."""

@@ -35,6 +35,54 @@ RETRY_S = 1.0
 _ERRORS_MAX = 20
 
 
+class Downtime:
+    """The seconds for which a service could not be used, between a fault and the next start."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._since: float | None = None
+
+    def begin(self) -> None:
+        """Note that the service is down from now on."""
+        if self._since is None:
+            self._since = anyio.current_time()
+
+    def end(self) -> None:
+        """Note that the service is up."""
+        if self._since is not None:
+            self.seconds += anyio.current_time() - self._since
+            self._since = None
+
+
+class _Switch:
+    """The state that a service is requested to have: running, off for a while, or ended for good."""
+
+    def __init__(self) -> None:
+        self.has_ended = False
+        self.stop_requested = anyio.Event()
+        self._is_on = anyio.Event()
+        self._is_on.set()
+
+    async def wait_until_on(self) -> None:
+        """Wait until the service may run; a stop is then requested anew."""
+        await self._is_on.wait()
+        self.stop_requested = anyio.Event()
+
+    def turn_off(self) -> None:
+        """Prevent the next start."""
+        self._is_on = anyio.Event()
+
+    def turn_on(self) -> None:
+        """Let the service start."""
+        self._is_on.set()
+
+    def end(self) -> None:
+        """End the service for good."""
+        self.has_ended = True
+        self._is_on.set()
+        self.stop_requested.set()
+
+
 class SupervisedSite:
     """A machine and its service. `propagator`: that of the running service; None while no service runs."""
 
@@ -43,24 +91,24 @@ class SupervisedSite:
         visible.
         """
         self.machine = machine
-        self.name = machine.name
         self.tap = tap
         self.sinks: dict[str, tuple[SinkSpec, PersistentSink]] = {}
         self.propagator: Propagator | None = None
         self.start_count = 0
-        self.down_s = 0.0
+        self.downtime = Downtime()
         self.errors: list[str] = []
         """The errors with which the service failed to start, or ended."""
         self._service = service
         self._others = others
-        self._can_run = anyio.Event()
-        self._can_run.set()
-        self._stop = anyio.Event()
-        self._has_ended = False
+        self._switch = _Switch()
         self._checked_server: tuple[StepChecker, Server] | None = None
         self.check_count = 0
         """The number of steps at which offsets and bounds were checked."""
-        self._down_since: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the machine."""
+        return self.machine.name
 
     @property
     def address(self) -> str:
@@ -71,9 +119,8 @@ class SupervisedSite:
 
     async def keep_running(self) -> None:
         """Start the service, and restart it, until `end` is called."""
-        while not self._has_ended:
-            await self._can_run.wait()
-            self._stop = anyio.Event()
+        while not self._switch.has_ended:
+            await self._switch.wait_until_on()
             try:
                 ending = await self.machine.run(self._serve)
             except Exception as error:
@@ -82,7 +129,7 @@ class SupervisedSite:
                 ending = Ending.CRASHED
                 self._note_error(_format_error(error))
             self.propagator = self._checked_server = None
-            if ending is Ending.CRASHED and not self._has_ended:
+            if ending is Ending.CRASHED and not self._switch.has_ended:
                 await anyio.sleep(RETRY_S)
 
     async def _serve(self, world: World) -> None:
@@ -107,7 +154,7 @@ class SupervisedSite:
             async with anyio.create_task_group() as tasks:
                 await tasks.start(server.run)
                 self._note_started(p, server)
-                await self._stop.wait()
+                await self._switch.stop_requested.wait()
                 self.propagator = self._checked_server = None
                 server.stop()
 
@@ -118,9 +165,7 @@ class SupervisedSite:
         history = LogHistory(self.name, level=level, visible_level=read_level)
         self._checked_server = StepChecker(self.name, p.internals(), history), server
         self.start_count += 1
-        if self._down_since is not None:
-            self.down_s += anyio.current_time() - self._down_since
-            self._down_since = None
+        self.downtime.end()
 
     def check(self) -> None:
         """Check the invariants now, if the service runs. Raises Violation."""
@@ -133,24 +178,21 @@ class SupervisedSite:
 
     def take_down(self) -> None:
         """Prevent the service from running until `bring_back`."""
-        self._can_run = anyio.Event()
+        self._switch.turn_off()
         self.propagator = self._checked_server = None
-        if self._down_since is None:
-            self._down_since = anyio.current_time()
+        self.downtime.begin()
 
     def bring_back(self) -> None:
         """Let the service run again."""
-        self._can_run.set()
+        self._switch.turn_on()
 
     def restart(self) -> None:
         """End the service gracefully; it starts again at once."""
-        self._stop.set()
+        self._switch.stop_requested.set()
 
     def end(self) -> None:
         """End the service gracefully, for good."""
-        self._has_ended = True
-        self._can_run.set()
-        self._stop.set()
+        self._switch.end()
 
     def _note_error(self, error: str) -> None:
         if len(self.errors) < _ERRORS_MAX:

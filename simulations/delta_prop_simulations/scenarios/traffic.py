@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from delta_prop.directory.recorded_traffic import RecordedTraffic
-from delta_prop_simulations.files import read_pieces, resolve_beside
+from delta_prop_simulations.files import FilePieces, resolve_beside
 
 if TYPE_CHECKING:
     from delta_prop_simulations.scenarios.scenario import SourceSpec
@@ -18,4 +18,4 @@ def traffic_of(spec: SourceSpec, scenario: str) -> RecordedTraffic | None:
     if spec.trace is None:
         return None
     path = resolve_beside(scenario, spec.trace)
-    return RecordedTraffic(lambda: read_pieces(path), path)
+    return RecordedTraffic(FilePieces(path), path)

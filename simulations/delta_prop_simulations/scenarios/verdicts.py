@@ -66,7 +66,7 @@ def _judge_delivery(observed: RunObservation) -> Verdict:
         if feed.state in HALTED_STATES:
             missed = log.next_offset - feed.applied_deltas - feed.skipped - feed.quarantined
             notes.append(_format_halted(feed, log.start_offset, missed))
-        elif feed.applied_offset < log.next_offset or sink.applied != feed.applied_deltas:
+        elif feed.applied_offset < log.next_offset or sink.counts.applied != feed.applied_deltas:
             missing.append(
                 f"{sink.name} has applied {feed.applied_offset:,} of {log.next_offset:,} rows: {feed.state}"
             )
@@ -91,7 +91,7 @@ def _format_halted(feed: FeedStatistics, start_offset: int, missed: int) -> str:
 
 
 def _judge_order(observed: RunObservation) -> Verdict:
-    wrong = [sink.name for sink in observed.sinks if sink.out_of_order]
+    wrong = [sink.name for sink in observed.sinks if sink.counts.out_of_order]
     call_count = sum(observed.statistics.sinks[sink.name].deliveries for sink in observed.sinks)
     if wrong:
         return Verdict("P2", False, f"out of the log's order at {', '.join(wrong)}")
@@ -99,10 +99,10 @@ def _judge_order(observed: RunObservation) -> Verdict:
 
 
 def _judge_single_effect(observed: RunObservation) -> Verdict:
-    wrong = [sink.name for sink in observed.sinks if sink.duplicates]
+    wrong = [sink.name for sink in observed.sinks if sink.counts.duplicates]
     if wrong:
         return Verdict("P3", False, f"{', '.join(wrong)} got deltas again after having applied them")
-    retries = sum(sink.failures for sink in observed.sinks) + observed.outcomes.retried
+    retries = sum(sink.counts.failures for sink in observed.sinks) + observed.outcomes.retried
     if not retries:
         return Verdict("P3", None, "no delta was sent or delivered twice")
     return Verdict("P3", True, f"after {retries:,} retries no delta had a second effect")
@@ -120,8 +120,8 @@ def _judge_isolation(observed: RunObservation) -> Verdict:
     lagging = [sink for sink in observed.sinks if feeds[sink.name].pulled and not feeds[sink.name].pacing]
     if not lagging:
         return Verdict("P4", None, "no sink without pacing lagged; all stayed within bounds")
-    others = [sink for sink in observed.sinks if sink not in lagging and not sink.failures]
-    worst_s = max((sink.lag.quantile(0.99) for sink in others), default=0.0)
+    others = [sink for sink in observed.sinks if sink not in lagging and not sink.counts.failures]
+    worst_s = max((sink.counts.lag.quantile(0.99) for sink in others), default=0.0)
     what = f"{', '.join(sink.name for sink in lagging)} lagged; all stayed within bounds"
     return Verdict("P4", True, what + (f"; the others' p99 was {worst_s:.3g} s" if others else ""))
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def read_recording(path: Path) -> list[RecordedBatch]:
-    traffic = RecordedTraffic(lambda: [path.read_bytes()])
+    traffic = RecordedTraffic([path.read_bytes()])
     batches = list(traffic.batches())
     assert traffic.fault is None
     return batches

@@ -14,6 +14,16 @@ from delta_prop.demo.console import (
 )
 
 
+class Output:
+    """Collects what is written."""
+
+    def __init__(self) -> None:
+        self.written: list[str] = []
+
+    def write(self, text: str) -> None:
+        self.written.append(text)
+
+
 class Clock:
     """A clock that the test sets."""
 
@@ -25,26 +35,26 @@ class Clock:
 
 
 def test_progress_without_terminal_is_occasional_lines() -> None:
-    written, clock = [], Clock()
-    console = Console(written.append, clock.now)
+    output, clock = Output(), Clock()
+    console = Console(output, clock)
     for step in range(1, 101):
         clock.time_s += PIPE_INTERVAL_S / 40
         console.progress(step, 100, "files")
     console.end_progress()
     console.line("done")
-    assert written == ["  40/100  files\n", "  80/100  files\n", "done\n"]
+    assert output.written == ["  40/100  files\n", "  80/100  files\n", "done\n"]
 
 
 def test_progress_bar_on_a_terminal_leaves_no_trace() -> None:
-    written, clock = [], Clock()
-    console = Console(written.append, clock.now, live=True)
+    output, clock = Output(), Clock()
+    console = Console(output, clock, live=True)
     clock.time_s += 1
     console.progress(1, 2, "files")
     console.progress(1, 2, "too soon")
     console.progress(2, 2, "the last one is shown")
     console.end_progress()
     console.line("done")
-    assert written == [
+    assert output.written == [
         "\r\x1b[K  ##########.......... 1/2  files",
         "\r\x1b[K  #################### 2/2  the last one is shown",
         "\r\x1b[K",
@@ -53,25 +63,25 @@ def test_progress_bar_on_a_terminal_leaves_no_trace() -> None:
 
 
 def test_prompt_stays_below_later_lines() -> None:
-    written = []
-    console = Console(written.append, Clock().now, live=True)
+    output = Output()
+    console = Console(output, Clock(), live=True)
     console.prompt("search> ")
     console.line("news")
     console.prompt("")
     console.line("end")
-    assert written == ["search> ", "\r\x1b[Knews\nsearch> ", "\r\x1b[K", "", "end\n"]
+    assert output.written == ["search> ", "\r\x1b[Knews\nsearch> ", "\r\x1b[K", "", "end\n"]
 
 
 def test_table_updates_in_place_only_on_a_terminal() -> None:
     def render_table(**options: bool) -> str:
-        written: list[str] = []
-        console = Console(written.append, Clock().now, columns=40, **options)
+        output = Output()
+        console = Console(output, Clock(), columns=40, **options)
         console.table(["sink  behind", "audit  1"])
         console.table(["sink  behind", "audit  2"])
         console.line("log: between")
         console.table(["sink  behind", "audit  " + 40 * "3"], is_last=True)
         console.table(["another"], is_last=True)
-        return "".join(written)
+        return "".join(output.written)
 
     head, up = "\r\x1b[Ksink  behind\n", "\x1b[2A"
     assert render_table(live=True) == (
@@ -82,8 +92,8 @@ def test_table_updates_in_place_only_on_a_terminal() -> None:
 
 
 def test_colors_only_when_enabled() -> None:
-    assert Console(print, Clock().now).style("red", "x") == "x"
-    assert Console(print, Clock().now, color=True).style("red", "x") == "\x1b[31mx\x1b[0m"
+    assert Console(Output(), Clock()).style("red", "x") == "x"
+    assert Console(Output(), Clock(), color=True).style("red", "x") == "\x1b[31mx\x1b[0m"
 
 
 @pytest.mark.parametrize(

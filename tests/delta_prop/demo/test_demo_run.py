@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import pty
@@ -77,12 +78,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def run_scenes(**options: object) -> tuple[int, str]:
     """Run the demo in this process; return its exit status and its output."""
-    written: list[str] = []
+    output = io.StringIO()
 
     async def main() -> int:
-        return await run_demo(Options(**options), written.append)  # type: ignore[arg-type]
+        return await run_demo(Options(**options), output)  # type: ignore[arg-type]
 
-    return anyio.run(main), "".join(written)
+    return anyio.run(main), output.getvalue()
 
 
 def test_all_scenes_run_and_every_sink_is_identical(folder: Path) -> None:
@@ -269,9 +270,8 @@ def run_interrupted(
     folder: Path, monkeypatch: pytest.MonkeyPatch, on_text: Callable[[str, anyio.Event], None]
 ) -> tuple[int, str]:
     """Run the demo; `on_text` sees its output and interrupts the demo by setting the event."""
-    written: list[str] = []
 
-    async def main() -> int:
+    async def main() -> tuple[int, str]:
         interrupt = anyio.Event()
 
         async def receive_signals() -> AsyncIterator[signal.Signals]:
@@ -283,14 +283,17 @@ def run_interrupted(
         def interrupts() -> Iterator[AsyncIterator[signal.Signals]]:
             yield receive_signals()
 
-        def write(text: str) -> None:
-            written.append(text)
-            on_text(text, interrupt)
+        class WatchedOutput(io.StringIO):
+            def write(self, text: str) -> int:
+                count = super().write(text)
+                on_text(text, interrupt)
+                return count
 
+        output = WatchedOutput()
         monkeypatch.setattr(system, "receive_interrupts", interrupts)
-        return await run_demo(Options(path=str(folder), once=True), write)
+        return await run_demo(Options(path=str(folder), once=True), output), output.getvalue()
 
-    return anyio.run(main), "".join(written)
+    return anyio.run(main)
 
 
 def wrong_sinks(folder: Path) -> list[str]:

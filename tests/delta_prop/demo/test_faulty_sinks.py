@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from contextlib import closing
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import anyio
 import numpy as np
@@ -13,13 +13,12 @@ import pytest
 
 from delta_prop import Delta, Propagator, create, sparse_add
 from delta_prop.demo.faulty_sinks import CrashingSink, SlowSink
+from delta_prop.demo.system import Workspace
 from delta_prop.testing import run_virtual, virtual_world
+from delta_prop.testing.world import VirtualClock
 from delta_prop_sinks.callback import CallbackSink
 from delta_prop_sinks.storage import StorageSink
 from delta_prop_wire.errors import Refused
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 IDS = [f"v{number}" for number in range(10)]
 
@@ -32,7 +31,7 @@ def test_slow_sink_multiplies_its_time_and_loses_nothing() -> None:
             await anyio.sleep(0.01)
             applied_offsets.append(offset)
 
-        slow_sink = SlowSink(CallbackSink(take, name="audit"), anyio.current_time)
+        slow_sink = SlowSink(CallbackSink(take, name="audit"), VirtualClock())
         async with Propagator(world=virtual_world()) as propagator:
             await propagator.attach(slow_sink)
 
@@ -66,15 +65,11 @@ async def run_crash(
 
     `flushed`: the killed sink wrote its rows to the file.
     """
-    path, copy_path = tmp_path / "store.db", tmp_path / "left.db"
-
-    def copy_store() -> None:
-        for suffix in ("", "-wal"):
-            shutil.copyfile(f"{path}{suffix}", f"{copy_path}{suffix}")
-
+    workspace = Workspace(tmp_path)
+    path = workspace.replica
     async with Propagator() as propagator:
         dead_sink = CrashingSink(
-            StorageSink(path, name="replica", flush_s=0.001 if flushed else 3600), copy_store
+            StorageSink(path, name="replica", flush_s=0.001 if flushed else 3600), workspace
         )
         await propagator.attach(dead_sink)
         published = await propagator.publish_many(IDS, np.zeros((10, 1), np.float32))
@@ -87,8 +82,8 @@ async def run_crash(
         await propagator.detach("replica")
         shutil.copyfile(path, tmp_path / "after.db")
         await propagator.publish(*[Delta(vector_id, sparse_add([0], [1])) for vector_id in IDS])
-        store = StorageSink(copy_path, name="replica")
-        next_sink = CrashingSink(store)
+        store = StorageSink(workspace.crashed_replica, name="replica")
+        next_sink = CrashingSink(store, workspace)
         await propagator.attach(next_sink)
         await propagator.wait_visible(40, timeout_s=10)
         await store.flush()
@@ -115,6 +110,6 @@ def test_killed_store_is_resumed_exactly_once(tmp_path: Path, rows: int, flushed
 
 
 def test_redelivered_rows_are_those_below_an_offset() -> None:
-    crashing_sink = CrashingSink(StorageSink("nowhere.db"))
+    crashing_sink = CrashingSink(StorageSink("nowhere.db"), Workspace(Path("nowhere")))
     crashing_sink.offset_ranges = [(5, 8), (8, 12), (12, 20)]
     assert [crashing_sink.count_redelivered(offset) for offset in (0, 6, 8, 10, 30)] == [0, 1, 3, 5, 15]

@@ -42,7 +42,7 @@ def service(disk: SimDisk, *jumps: tuple[float, float], compact: bool = True) ->
         free_bytes_min=0, reserve_bytes=0, compact=compact,
     )  # fmt: skip
     world = virtual_world(1, disk=disk)
-    clock = FaultyClock(world.clock.now, ClockFaults(jumps=jumps), Counter())
+    clock = FaultyClock(world.clock, ClockFaults(jumps=jumps), Counter())
     return Propagator(Settings(close_timeout_s=5), data="x", log=log, world=replace(world, clock=clock))
 
 

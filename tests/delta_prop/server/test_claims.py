@@ -108,8 +108,8 @@ async def test_producer_continues_when_its_log_returns_empty(tmp_path: Path) -> 
             pass
     identity = read_identity(old_disk, PATH)
     assert identity is not None
-    write_identity(old_disk, DIRECTORY, PATH, identity.with_openings(50))
-    write_identity(new_disk, DIRECTORY, PATH, identity)
+    write_identity(old_disk, PATH, identity.with_openings(50))
+    write_identity(new_disk, PATH, identity)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     settings, producer = ServerSettings(port=port), Producer(f"127.0.0.1:{port}", name="me")

@@ -8,6 +8,8 @@ import anyio
 import pytest
 
 from delta_prop_simulations.calibration.busy_loop import BusyTime, Contention
+from delta_prop_simulations.calibration.distributions import Distribution
+from delta_prop_simulations.rng import Random
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 def run_and_return_end(main: Callable[[BusyTime], Awaitable[None]], timer_delay_s: float = 0.0) -> float:
     """Run a function; return the time at which it ended."""
-    time = BusyTime(lambda: timer_delay_s)
+    time = BusyTime(Distribution.of({1: [timer_delay_s]}), Random(1))
 
     async def run() -> float:
         await main(time)

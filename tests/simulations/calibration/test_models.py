@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
+from delta_prop.testing.world import VirtualClock
 from delta_prop_simulations.calibration import index, storage, subscriber
 from delta_prop_simulations.calibration.busy_loop import BusyTime
 from delta_prop_simulations.calibration.comparison import compare, format_table
@@ -15,7 +16,7 @@ from delta_prop_simulations.calibration.distributions import Distribution
 from delta_prop_simulations.calibration.driving import Observation, Rig, Stopwatch
 from delta_prop_simulations.calibration.models import Draws, contention_by_size
 from delta_prop_simulations.calibration.rounds import Figures, Round
-from delta_prop_simulations.rng import Seed
+from delta_prop_simulations.rng import Random, Seed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -36,12 +37,10 @@ def predict(
     drive: Callable[[Rig], Awaitable[None]],
     settle_s: float = 0.5,
 ) -> Observation:
-    time = BusyTime(lambda: 0.0)
+    time = BusyTime(ZERO, Random(1))
 
     async def main() -> Observation:
-        async with set_up.model(
-            Draws(distributions, time, Seed(1).stream("draws")), anyio.current_time
-        ) as rig:
+        async with set_up.model(Draws(distributions, time, Seed(1).stream("draws")), VirtualClock()) as rig:
             await rig.source.send_closed_loop(settle_s, set_up.unapplied_max)
             rig.watch.begin()
             await drive(rig)
@@ -154,17 +153,25 @@ def test_contention_is_derived_from_slowdown_of_both() -> None:
     assert contention_by_size({}) == {}
 
 
+class FakeTimer:
+    def __init__(self) -> None:
+        self.time_s = 0.0
+
+    def now(self) -> float:
+        return self.time_s
+
+
 def test_stopwatch_measures_lag_from_offset_to_application() -> None:
-    now = 0.0
-    watch = Stopwatch(lambda: now)
+    timer = FakeTimer()
+    watch = Stopwatch(timer)
     watch.note_offset(10)
-    now = 1.0
+    timer.time_s = 1.0
     watch.begin()
     watch.note_offset(20)
     watch.note_offset(30)
-    now = 3.0
+    timer.time_s = 3.0
     watch.note_applied(25)
-    now = 4.0
+    timer.time_s = 4.0
     watch.note_applied(30)
     watch.note_offset(30)  # has no effect: the row is applied already
     observation = watch.end()

@@ -33,7 +33,7 @@ def test_call_may_fold_each_delta_a_bounded_number_of_times(
         lost=[batch(9, delta_of("lost", key="w"))],
     )
     violations: list[Violation] = []
-    index = CountedIndex("i", log, violations.append)
+    index = CountedIndex("i", log, violations)
     refolded_count = 7
 
     async def apply(_self: object, _deliveries: object) -> None:
