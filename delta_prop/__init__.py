@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+import delta_prop.platform.core_choice  # noqa: F401 - reads DELTA_PROP_CORE
+
 if TYPE_CHECKING:
     from delta_prop.api.producer import Producer
     from delta_prop.api.propagator import Propagator

@@ -108,6 +108,7 @@ SYSTEM = (
     "delta_prop/client/sync_producer.py",
     "delta_prop/client/request_client.py",
     "delta_prop/client/ranges.py",
+    "delta_prop/platform/core_choice.py",
     "delta_prop/platform/system.py",
     "delta_prop/commands/server_logging.py",
     "delta_prop/demo/system.py",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from delta_prop_wire.delta import AckLevel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from delta_prop.calls.receipt import Receipt
     from delta_prop.partition.listener import PartitionListener
@@ -72,15 +72,6 @@ class AckTracker:
             self._route(logged)
         else:
             self._not_visible.append(logged)
-            self._notify_committer()
-
-    def route_run_when_visible(self, batches: Sequence[LoggedBatch]) -> None:
-        """Do the same as `route_when_visible` for batches appended one after another."""
-        if not self._not_visible and batches[-1].next_offset <= self._log.high_watermark:
-            for logged in batches:
-                self._route(logged)
-        else:
-            self._not_visible.extend(batches)
             self._notify_committer()
 
     def when_reached(

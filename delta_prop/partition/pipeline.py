@@ -44,6 +44,7 @@ from delta_prop.partition.order.orphans import Orphans
 from delta_prop.partition.order.pending_drafts import PendingDrafts
 from delta_prop.partition.reporter import Reporter
 from delta_prop_wire.control_rows import uses_dots
+from delta_prop_wire.core_mode import core_mode
 from delta_prop_wire.delta import Dot, Priority, Source, make_origin
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.heterogeneous import common_columns_only
@@ -224,7 +225,8 @@ class Pipeline:
     def can_take_coalesced(self) -> bool:
         """True if `offer_coalesced` succeeds, unless the gate or the draft itself prevents it."""
         is_busy = self._running or self.queue.depth or self.orderer.has_pending or self.orderer.has_ready
-        return not (self.stop_refusal or is_busy) and self.log.is_accepting  # a draft may need pending work
+        # A draft may need pending work.
+        return core_mode.is_fast and self.log.is_accepting and not (self.stop_refusal or is_busy)
 
     def offer_coalesced(self, draft: CoalescedDraft | JoinedDraft, now: float) -> bool:
         """Append a draft of one or more calls, with the effect of `offer` for each, in fewer steps. Return
@@ -269,7 +271,7 @@ class Pipeline:
         watermark = self.orderer.watermarks.get(first.origin, 0)
         if self.stop_refusal is not None or state is None or first.base != watermark + 1:
             return 0
-        if self.queue.depth or self._running or not self.log.is_accepting:
+        if self.queue.depth or self._running or not (core_mode.is_fast and self.log.is_accepting):
             return 0
         count, size = sum([batch.count for batch in batches]), sum([batch.size for batch in batches])
         if not self._gate.admits(count, size, now):
@@ -293,7 +295,8 @@ class Pipeline:
     def _note_run(self, batches: Sequence[LoggedBatch], receipt: Receipt) -> None:
         batch, last = batches[0].batch, batches[-1].batch
         self.orderer.note_delivered(batch.origin, last.base + last.count - 1)
-        self.ack_tracker.route_run_when_visible(batches)
+        for logged in batches:
+            self.ack_tracker.route_when_visible(logged)
         self._reporter.report_run(batches, receipt, self.appender.granted_level(batch.ack_level))
         if self.orderer.has_ready:
             self._append_released()
@@ -422,12 +425,9 @@ class Pipeline:
         than `_process_sequenced`. Return False, with nothing changed, if it is not such a batch.
         """
         batch, sender = work.batch, work.sender
-        if (
-            work.final_refusal is not None
-            or work.lamport is not None
-            or work.is_forwarded
-            or not common_columns_only(batch)
-        ):
+        if not core_mode.is_fast or work.final_refusal is not None or work.lamport is not None:
+            return False
+        if work.is_forwarded or not common_columns_only(batch):
             return False
         state = self.origins.find_writer(batch, sender.owner)
         if state is None or batch.base != self.orderer.watermarks.get(batch.origin, 0) + 1:
@@ -583,7 +583,8 @@ class Pipeline:
             return
         is_accepted = isinstance(outcome, PublishAck)
         self.orderer.note_delivered(entry.origin, entry.last, accepted_ids(work.batch) if is_accepted else ())
-        self.ack_tracker.route_run_when_visible(appended)
+        for logged in appended:
+            self.ack_tracker.route_when_visible(logged)
         self._reporter.report(work.receipt, self._required_level(work), outcome, appended[-1].next_offset)
         if isinstance(outcome, Refused):
             self._refuse_orphans(work.batch.ids or (), outcome, work.sender.source)

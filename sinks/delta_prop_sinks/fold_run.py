@@ -21,6 +21,7 @@ from delta_prop_sinks.vector_table import (
     to_signed,
 )
 from delta_prop_wire.batch import F32, U32
+from delta_prop_wire.core_mode import core_mode
 from delta_prop_wire.delta import Kind, KnownIds, Source
 from delta_prop_wire.lazy import lazy
 
@@ -183,6 +184,7 @@ class FoldBuffer:
         batch = logged.batch
         if (
             run is None
+            or not core_mode.is_fast
             or not batch.homogeneous
             or batch.kind != run.kind
             or batch.values_per_row != run.values_per_row
@@ -207,7 +209,8 @@ class FoldBuffer:
         logged = delivery.logged
         batch = logged.batch
         return (
-            batch.kind in self._kinds
+            core_mode.is_fast
+            and batch.kind in self._kinds
             and (batch.homogeneous or _has_only_numbers(batch))
             and logged.source is not _REPLICA
             and logged.known_ids is _NO_IDS

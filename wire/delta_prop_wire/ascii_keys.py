@@ -9,17 +9,12 @@ import struct
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from delta_prop_wire.batch import PRINTABLE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_LINE_FEED = 10
 _END = struct.Struct("<I")
-_NUMPY_MIN = 60
-"""Below this many names a loop is faster than calls of numpy."""
 
 
 def pack_ascii_keys(keys: Sequence[str], bytes_max: int) -> tuple[bytes, bytes] | None:
@@ -37,22 +32,11 @@ def pack_ascii_keys(keys: Sequence[str], bytes_max: int) -> tuple[bytes, bytes] 
     if not count or not text.isascii():
         return None
     raw = text.encode("ascii")
+    sizes = [*map(len, keys)]
     # Valid only if the line feeds between names are the only characters that are not printable.
-    if count < _NUMPY_MIN:
-        sizes = [*map(len, keys)]
-        if min(sizes) < 1 or max(sizes) > bytes_max or len(raw.translate(None, PRINTABLE)) != count - 1:
-            return None
-        return "".join(keys).encode("ascii"), _pack_ends(accumulate(sizes), count)
-    if len(raw.translate(None, PRINTABLE)) != count - 1 or raw.count(b"\n") != count - 1:
+    if min(sizes) < 1 or max(sizes) > bytes_max or len(raw.translate(None, PRINTABLE)) != count - 1:
         return None
-    ends = np.empty(count, np.int64)
-    ends[:-1] = (np.frombuffer(raw, np.uint8) == _LINE_FEED).nonzero()[0]
-    ends[-1] = len(raw)
-    ends -= np.arange(count)
-    first_size, later_sizes = int(ends[0]), ends[1:] - ends[:-1]
-    if min(first_size, int(later_sizes.min())) < 1 or max(first_size, int(later_sizes.max())) > bytes_max:
-        return None
-    return raw.replace(b"\n", b""), ends.astype("<u4").tobytes()
+    return "".join(keys).encode("ascii"), _pack_ends(accumulate(sizes), count)
 
 
 def _pack_single(name: object, bytes_max: int) -> tuple[bytes, bytes] | None:

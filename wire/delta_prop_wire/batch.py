@@ -361,9 +361,7 @@ class Batch:
     def highest_index(self) -> int:
         """The highest index of all sparse rows, -1 if there is none."""
         indices = self.indices
-        if len(indices) < _NUMPY_MIN:
-            return max(indices.tolist(), default=-1)
-        return int(_MAXIMUM(indices))
+        return int(np.maximum.reduce(indices)) if len(indices) else -1
 
     @lazy
     def values_per_row(self) -> int | None:
@@ -527,7 +525,7 @@ class Batch:
         raw = self.column(column)
         if raw is None:
             return ()
-        return _decode_names_cached(raw)
+        return _decode_names(bytes(raw))
 
 
 @dataclass(slots=True, eq=False, init=False)
@@ -588,15 +586,11 @@ NO_VALUES = np.zeros(0, np.float32)
 NO_INDICES = np.zeros(0, np.uint32)
 _CONTROL, _GAPS = int(Attribute.CONTROL), int(Attribute.COUNTER_GAPS)
 _LEVELS, _PRIORITIES = tuple(AckLevel), tuple(Priority)
-_MAXIMUM = np.maximum.reduce
-_NUMPY_MIN = 40
-"""Below this many numbers a Python loop is faster than a call of numpy."""
 DIRECTORY_AT = BODY_HEADER_BYTES + COLUMN_MASK.size
 """Offset in a body of its directory, the lengths of the columns."""
 _NUMBER_COLUMNS = 1 << Column.INDICES | 1 << Column.VALUES
 _KEY_COLUMNS = 1 << Column.KEY_ENDS | 1 << Column.KEYS | 1 << Column.NAMESPACES
 _KEY_AND_BLOB_COLUMNS = _KEY_COLUMNS | 1 << Column.BLOB_ENDS | 1 << Column.BLOBS
-_CACHED_NAMES_BYTES_MAX = 128
 
 
 _HEADER = struct.Struct("<2xHIQI4xQ8xQII8xQ")
@@ -639,11 +633,3 @@ def _decode_names(raw: bytes) -> tuple[str, ...]:
         names.append(str(raw[position : position + length], "utf-8"))
         position += length
     return tuple(names)
-
-
-def _decode_names_cached(raw: bytes | memoryview) -> tuple[str, ...]:
-    return _cached_names(bytes(raw)) if len(raw) <= _CACHED_NAMES_BYTES_MAX else _decode_names(bytes(raw))
-
-
-_cached_names = lru_cache(maxsize=1024)(_decode_names)
-"""Decodes a short table once, since the same names arrive with many batches."""

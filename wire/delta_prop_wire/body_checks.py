@@ -14,6 +14,7 @@ import numpy as np
 
 from delta_prop_wire.batch import U64, Batch
 from delta_prop_wire.control_rows import check_control_rows
+from delta_prop_wire.core_mode import core_mode
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import Kind
 from delta_prop_wire.errors import ProtocolError
@@ -103,20 +104,26 @@ _STATE_KINDS = 1 << Kind.CREATE | 1 << Kind.OPAQUE | 1 << Kind.DELETE
 
 def parse_batch(body: bytes | memoryview) -> Batch:
     """Read a peer's body (with its padding and CRC), checking every length. Raises ProtocolError."""
-    parsed = parse_with_template(body)
+    parsed = _parse_fast(body) if core_mode.is_fast else None
     if parsed is not None:
         return parsed
-    if len(body) >= SMALLEST_BODY_BYTES:
-        batch = Batch(body)
-        if batch.homogeneous:
-            if homogeneous_is_intact(batch):
-                learn_template(batch)
-                return batch
-        elif heterogeneous_is_intact(batch):
-            return batch
     check_body(memoryview(body))
     batch = Batch(body)
     check_columns(batch)
+    return batch
+
+
+def _parse_fast(body: bytes | memoryview) -> Batch | None:
+    """Parse a body in few steps; return None if it may be invalid, or is unusual."""
+    parsed = parse_with_template(body)
+    if parsed is not None or len(body) < SMALLEST_BODY_BYTES:
+        return parsed
+    batch = Batch(body)
+    if not batch.homogeneous:
+        return batch if heterogeneous_is_intact(batch) else None
+    if not homogeneous_is_intact(batch):
+        return None
+    learn_template(batch)
     return batch
 
 

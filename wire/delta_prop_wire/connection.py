@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from delta_prop_wire.codec import NEED_BYTES, Decoder, encode
+from delta_prop_wire.core_mode import core_mode
 from delta_prop_wire.credit_window import NO_CREDIT, CreditWindow
 from delta_prop_wire.delta import Source
 from delta_prop_wire.errors import ProtocolError, UsageError
@@ -122,7 +123,8 @@ class Connection:
 
     def next_run(self) -> FrameRun | None:
         """Return the next frames of a producer if they form a run, else None; then call `next_event`."""
-        if self.phase is not Phase.OPEN or self._remote_speaker is not Speaker.CLIENT:
+        is_open = self.phase is Phase.OPEN and self._remote_speaker is Speaker.CLIENT
+        if not (is_open and core_mode.is_fast):
             return None
         run = self._decoder.next_run(self.receive_window, self._next_sequence)
         if run is not None:
@@ -151,7 +153,8 @@ class Connection:
         Raises UsageError if the rules or the credit forbid it, Refused (TOO_LARGE) for a delta.
         """
         if (
-            type(frame) is Ack
+            core_mode.is_fast
+            and type(frame) is Ack
             and frame.correlation_id is None
             and self.phase is Phase.OPEN
             and self._is_server

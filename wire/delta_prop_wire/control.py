@@ -17,6 +17,7 @@ from delta_prop_wire.control_values import (
     read_u32,
     read_u64,
 )
+from delta_prop_wire.core_mode import core_mode
 from delta_prop_wire.frames import (
     Ack,
     AckRange,
@@ -86,8 +87,10 @@ def pack_control(frame: ControlFrame) -> tuple[FrameType, bytes]:
 
 def unpack_control(kind: FrameType, sequence: int, payload: Buffer) -> ControlFrame:
     """Read the payload of a control frame. Raises ProtocolError, naming the field."""
-    if kind is FrameType.ACK and (ack := _unpack_short_ack(sequence, payload)) is not None:
-        return ack
+    if core_mode.is_fast and kind is FrameType.ACK:
+        ack = _unpack_short_ack(sequence, payload)
+        if ack is not None:
+            return ack
     name = kind.name.capitalize()
     fields = unpack_map(name, payload) if memoryview(payload) else Fields(name, {})
     return _UNPACK[kind](sequence, fields)
@@ -107,7 +110,7 @@ _NO_EXTRAS = (None, None, None, None, False, 0, 0)
 def _pack_ack(ack: Ack) -> bytes:
     """Pack an Ack; in few steps if it holds only ranges and credit, as most Acks of a server do."""
     extras = ack.cursor, ack.processed, ack.correlation_id, ack.response, ack.more, ack.stream, ack.partition
-    if ack.credit is None or not ack.ranges or extras != _NO_EXTRAS:
+    if not core_mode.is_fast or ack.credit is None or not ack.ranges or extras != _NO_EXTRAS:
         return _pack_fields(_ack_fields(ack))
     return pack({"ranges": ack.ranges, "credit": ack.credit})
 

@@ -16,6 +16,7 @@ import numpy as np
 from delta_prop_wire.ascii_keys import pack_ascii_keys
 from delta_prop_wire.batch import Batch
 from delta_prop_wire.control_rows import add_type, pack_refused
+from delta_prop_wire.core_mode import core_mode
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import AckLevel, Kind, Priority
 from delta_prop_wire.errors import InvalidDelta, Refused
@@ -217,7 +218,7 @@ def encode_columns(
     `ascii_keys.pack_ascii_keys` for the keys, if the caller has it.
     """
     attributes = ack_level << ACK_LEVEL_SHIFT | priority << PRIORITY_SHIFT
-    if clock or ids is not None:
+    if clock or ids is not None or not core_mode.is_fast:
         columns: dict[Column, bytes] = {}
         _add_clock(columns, clock)
         _add_texts(columns, keys)
@@ -260,7 +261,7 @@ def encode_opaque(
 ) -> Batch:
     """Encode deltas that pass `validate.is_opaque_only`: the same bytes as `encode_batch`, in fewer steps."""
     times = [delta.timestamp for delta in deltas]
-    if any(times):
+    if any(times) or not core_mode.is_fast:
         return encode_batch(
             deltas, origin=origin, base=base, epoch=epoch, ack_level=ack_level, priority=priority
         )

@@ -10,13 +10,16 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from delta_prop_wire import heterogeneous, homogeneous
 from delta_prop_wire.batch import Batch
-from delta_prop_wire.body_checks import SMALLEST_BODY_BYTES, body_is_valid, homogeneous_body_is_valid
+from delta_prop_wire.body_checks import (
+    SMALLEST_BODY_BYTES,
+    heterogeneous_is_intact,
+    homogeneous_is_intact,
+)
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import origin_partition
 from delta_prop_wire.frames import Credit
-from delta_prop_wire.homogeneous import decode_keys
+from delta_prop_wire.heterogeneous import common_columns_only
 from delta_prop_wire.row_templates import learn_template, parse_with_template
 from delta_prop_wire.spec import (
     COUNTER_MAX,
@@ -33,7 +36,6 @@ from delta_prop_wire.stamp import PRODUCER_HEAD, pack_producer_rest
 if TYPE_CHECKING:
     from delta_prop_wire.buffer import ReceiveBuffer
     from delta_prop_wire.credit_window import CreditWindow
-    from delta_prop_wire.homogeneous import KeyColumns
 
 FRAMES_MAX = 64
 """The maximum number of frames in a run, since taking one blocks the event loop."""
@@ -74,7 +76,6 @@ class FrameRunReader:
 
     def __init__(self, buffer: ReceiveBuffer) -> None:
         self._buffer = buffer
-        self._frames_max = FRAMES_MAX
 
     def take(self, window: CreditWindow, payload_bytes_max: int, sequence_min: int) -> FrameRun | None:
         """Take the frames of a run from the buffer, as long as they are complete and the window is open.
@@ -88,12 +89,10 @@ class FrameRunReader:
         producer_rest = b""
         row_credit, byte_credit = window.remaining or _UNBOUNDED
         batches: list[Batch] = []
-        undecoded: list[Batch] = []
-        key_columns: list[KeyColumns] = []
         # A frame may be sent while both balances are above 0, and is charged in full.
         while (
             received_end - position > _BODY_AT
-            and len(batches) < self._frames_max
+            and len(batches) < FRAMES_MAX
             and rows < row_credit
             and position - start < byte_credit
         ):
@@ -124,61 +123,28 @@ class FrameRunReader:
                 producer_rest = pack_producer_rest(origin_partition(batch.origin))
             if rest != producer_rest or crc32c(header + rest) != crc:
                 break
-            if not batch.decoded:
-                columns = _decode_columns(batch)
-                if columns is None:
-                    break
-                undecoded.append(batch)
-                key_columns.append(columns)
+            if not batch.decoded and not _decode(batch):
+                break
             batches.append(batch)
             sequence += batch.count
             rows += batch.count
             position = frame_end
-        valid_count = _decode_batches(batches, undecoded, key_columns) if undecoded else len(batches)
-        return self._take_run(first_sequence, run_prefix, batches, valid_count, window)
-
-    def _take_run(
-        self, sequence: int, prefix: int, batches: list[Batch], valid_count: int, window: CreditWindow
-    ) -> FrameRun | None:
-        # Frames after an invalid one are checked again in the next run, so the next runs are shorter.
-        self._frames_max = 1 if valid_count < len(batches) else min(2 * self._frames_max, FRAMES_MAX)
-        del batches[valid_count:]
         if not batches:
             return None
-        rows, size = sum([batch.count for batch in batches]), sum([batch.size for batch in batches])
+        size = position - start
         self._buffer.skip(size)
         window.spend(rows, size)
-        return FrameRun(sequence, _PREFIXES[prefix], batches, rows, size)
+        return FrameRun(first_sequence, _PREFIXES[run_prefix], batches, rows, size)
 
 
-def _decode_columns(batch: Batch) -> KeyColumns | None:
-    """Decode all columns of a batch but the vector ids; return the ids' columns. None if invalid."""
-    if batch.homogeneous:
-        return homogeneous.decode_columns(batch) if homogeneous_body_is_valid(batch) else None
-    return (
-        heterogeneous.decode_columns(batch)
-        if heterogeneous.common_columns_only(batch) and body_is_valid(batch)
-        else None
-    )
-
-
-def _decode_batches(batches: list[Batch], undecoded: list[Batch], key_columns: list[KeyColumns]) -> int:
-    """Decode the vector ids of the undecoded batches, and check the rows of heterogeneous ones.
-
-    Return the number of valid batches before the first invalid one.
-    """
-    decoded_count = decode_keys(undecoded, key_columns)
-    heterogeneous_batches = [batch for batch in undecoded[:decoded_count] if not batch.homogeneous]
-    if heterogeneous_batches and not heterogeneous.rows_are_valid(heterogeneous_batches):
-        invalid = next(batch for batch in heterogeneous_batches if not heterogeneous.rows_are_valid([batch]))
-        invalid.decoded = False
-        decoded_count = undecoded.index(invalid)
-    for batch in undecoded[:decoded_count]:
-        if batch.homogeneous:
-            learn_template(batch)
-        else:
-            heterogeneous.mark_validated(batch)
-    return len(batches) if decoded_count == len(undecoded) else batches.index(undecoded[decoded_count])
+def _decode(batch: Batch) -> bool:
+    """Check and decode a body. Return True if it is valid and the batch has common columns only."""
+    if not batch.homogeneous:
+        return common_columns_only(batch) and heterogeneous_is_intact(batch)
+    if not homogeneous_is_intact(batch):
+        return False
+    learn_template(batch)
+    return True
 
 
 def _continues_run(previous: Batch, batch: Batch) -> bool:

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from delta_prop_wire.core_mode import core_mode
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import KnownIds, Priority, Source
 from delta_prop_wire.errors import ProtocolError
+from delta_prop_wire.header import pack_header, unpack_header
 from delta_prop_wire.spec import (
     COUNTER_MAX,
     FRAME_PAYLOAD_BYTES_MAX,
@@ -157,11 +159,24 @@ def pack_logged_head(
 
     Does the same as `codec.encode_head`, in fewer steps. `time` is in microseconds since 1970.
     """
+    if not core_mode.is_fast:
+        return _pack_logged_head_by_parts(
+            batch,
+            offset,
+            Stamp(lamport, source, time, previous_crc, batch.crc, synced_offset, known_ids=known_ids),
+        )
     flags = _FLAGS_OF[batch.attributes >> PRIORITY_SHIFT & 3]
     header = _HEADER.pack(MAGIC, VERSION, _BATCH, flags, offset, STAMP_BYTES + len(batch.raw))
     rest = _REST.pack(0, 0, 0, source, known_ids, time, lamport, previous_crc, batch.crc, synced_offset)
     crc = crc32c(rest, crc32c(header))
     return header + _CRC.pack(crc) + rest, crc
+
+
+def _pack_logged_head_by_parts(batch: Batch, offset: int, stamp: Stamp) -> tuple[bytes, int]:
+    flags = Flag.BATCHED | (Flag.HIGH_PRIORITY if batch.priority <= Priority.HIGH else 0)
+    header = pack_header(FrameType.BATCH, flags, offset, STAMP_BYTES + len(batch.raw))
+    packed = pack_stamp(stamp, header)
+    return header + packed, stamp_crc(packed)
 
 
 def unpack_logged_head(raw: Buffer) -> tuple[int, int, Stamp] | None:
@@ -171,6 +186,8 @@ def unpack_logged_head(raw: Buffer) -> tuple[int, int, Stamp] | None:
     for which these two functions raise the error.
     """
     view = memoryview(raw)
+    if not core_mode.is_fast:
+        return _unpack_logged_head_by_parts(view)
     magic, version, kind, flags, sequence, length = _HEADER.unpack_from(view)
     stated, epoch, stream, partition, source, known_ids, time, lamport, previous, body, synced_offset = (
         _STAMP.unpack_from(view, HEADER_BYTES)
@@ -193,6 +210,16 @@ def unpack_logged_head(raw: Buffer) -> tuple[int, int, Stamp] | None:
     rest = (epoch, stream, partition, _KNOWN_IDS[known_ids], stated)
     stamp = Stamp(lamport, _SOURCES[source], time, previous, body, synced_offset, *rest)
     return sequence, length, stamp
+
+
+def _unpack_logged_head_by_parts(view: memoryview) -> tuple[int, int, Stamp] | None:
+    try:
+        header = unpack_header(view)
+        stamp = unpack_stamp(view[HEADER_BYTES : HEADER_BYTES + STAMP_BYTES], view[:HEADER_BYTES])
+    except ProtocolError:
+        return None
+    is_plain = header.type is FrameType.BATCH and not header.flags & Flag.COMPRESSED
+    return (header.sequence, header.length, stamp) if is_plain else None
 
 
 def stamp_crc(raw: Buffer) -> int:

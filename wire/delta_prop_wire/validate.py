@@ -38,6 +38,7 @@ from delta_prop_wire.bounds import (
     name_is_valid,
     refuse,
 )
+from delta_prop_wire.core_mode import core_mode
 from delta_prop_wire.delta import ABSENT, Delta, Dot, Kind, Operation, Priority, Source
 from delta_prop_wire.errors import InvalidDelta
 from delta_prop_wire.heterogeneous import decode_heterogeneous
@@ -76,7 +77,7 @@ def is_opaque_only(delta: Delta) -> bool:
     A fast path of `validate_delta`.
     """
     operation = delta.operation
-    if type(operation) is not Operation or operation.kind is not _OPAQUE:
+    if not core_mode.is_fast or type(operation) is not Operation or operation.kind is not _OPAQUE:
         return False
     data, key, namespace = operation.data, delta.vector_id, delta.namespace
     return (
@@ -137,7 +138,7 @@ def validate_batch(batch: Batch) -> None:
         return
     if batch.is_state:
         refuse("batch", "state rows, which only a snapshot holds: send changes")
-    if homogeneous_is_valid(batch):
+    if core_mode.is_fast and homogeneous_is_valid(batch):
         return
     columns = batch.columns_mask
     if columns >> Column.ROW_OFFSETS & 1:

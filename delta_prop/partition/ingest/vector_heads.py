@@ -6,10 +6,8 @@ and ignores an operation on a missing vector.
 
 from __future__ import annotations
 
-from collections import deque
 from functools import partial
-from itertools import compress, count, islice
-from operator import contains, setitem
+from itertools import count, islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -17,8 +15,6 @@ import numpy as np
 from delta_prop.partition.ingest.expectations import check_expects
 from delta_prop.partition.ingest.namespaces import (
     COUNTER_MASK,
-    DELETE_BIT,
-    IS_PARTIAL,
     ORIGIN_SHIFT,
     PARTIAL_BITS,
     SEVERAL_WRITERS,
@@ -33,6 +29,7 @@ from delta_prop.partition.ingest.namespaces import (
     find_concurrent_rows,
 )
 from delta_prop_wire.batch import SPARSE_KINDS
+from delta_prop_wire.core_mode import core_mode
 from delta_prop_wire.delta import FULL_KINDS, PARTIAL_KINDS, Dot, Head, Kind, Source
 from delta_prop_wire.errors import InvalidDelta, UsageError
 
@@ -43,7 +40,6 @@ if TYPE_CHECKING:
 
 HEADS_MAX = 2_000_000
 _LIFE_KINDS = FULL_KINDS | {Kind.DELETE}
-_SPARSE_BITS = sum(1 << kind for kind in SPARSE_KINDS)
 _TABLES_MAX = 256
 _NO_HEADS: dict[str, int] = {}
 
@@ -73,8 +69,6 @@ class VectorHeads:
         # Tables are valid until a batch changes more than the heads of their namespaces.
         self._tables: dict[tuple[str, ...], NamespaceTable] = {}
         self._tables_writer = -1
-        self._codes_cache: tuple[Batch, list[int | None]] | None = None
-        self._heads_cache: tuple[Batch, list[dict[str, int]]] | None = None
         self.concurrent_updates = 0
 
     @property
@@ -140,16 +134,16 @@ class VectorHeads:
 
     def _check_apply(self, batch: Batch) -> None:
         namespace, kind = batch.namespace, batch.kind
-        if namespace is not None and kind is not None:
-            all_apply = can_all_apply(self._namespaces.get(namespace), (batch,), kind)
-        else:
-            all_apply = self._can_all_heterogeneous_apply(batch)
-        if not all_apply:
+        is_uniform = namespace is not None and kind is not None
+        if not (
+            core_mode.is_fast
+            and is_uniform
+            and can_all_apply(self._namespaces.get(namespace), (batch,), kind)  # type: ignore[arg-type]
+        ):
             self._check_rows(batch)
 
     def note_appended(self, batch: Batch, source: Source) -> None:
         """Update heads, tombstones and dimensions."""
-        self._codes_cache = None
         self._tables.clear()
         if batch.is_control:
             return
@@ -163,7 +157,7 @@ class VectorHeads:
             if counters is None
             else iter([writer << ORIGIN_SHIFT | int(counter) for counter in counters])
         )
-        if batch.namespace is not None and batch.kind is not None:
+        if core_mode.is_fast and batch.namespace is not None and batch.kind is not None:
             known = self._get_namespace(batch.namespace)
             self._write_uniform(known, (batch,), batch.kind, codes, source)
             known.note_writer(writer)
@@ -195,7 +189,6 @@ class VectorHeads:
                 len(others) if len(batches) == 1 or not others else count_first_rows(others, batches)
             )
             known.note_writer(writer)
-        self._codes_cache = None
         self._tables.clear()
         self._write_uniform(known, batches, kind, count(writer << ORIGIN_SHIFT | first.base), source)
         return True
@@ -209,7 +202,6 @@ class VectorHeads:
         writer = self._writer_indexes.get(batches[0].origin)
         if writer is None or self._count + sum([batch.count for batch in batches]) > self._heads_max:
             return 0
-        self._codes_cache = self._heads_cache = None
         if self._tables_writer != writer:
             self._tables, self._tables_writer = {}, writer
         limits, done = self._limits(seen), 0
@@ -256,32 +248,15 @@ class VectorHeads:
         return lambda writer: writer << ORIGIN_SHIFT | seen(self._writers[writer])
 
     def _head_codes(self, batch: Batch) -> list[int | None]:
-        """Return the code of each row's head before the batch is appended; cached until heads change."""
-        cached = self._codes_cache
-        if cached is not None and cached[0] is batch:
-            return cached[1]
-        codes: list[int | None]
+        """Return the code of each row's head before the batch is appended."""
         if batch.namespace is not None:
             known = self._namespaces.get(batch.namespace)
-            codes = [None] * batch.count if known is None else list(map(known.heads.get, batch.keys))
-        else:
-            codes = list(map(dict_get, self._row_heads(batch), batch.keys))
-        self._codes_cache = (batch, codes)
-        return codes
-
-    def _row_heads(self, batch: Batch) -> list[dict[str, int]]:
-        """Return for each row the heads of its namespace, so that one `map` looks up all rows."""
-        cached = self._heads_cache
-        if cached is not None and cached[0] is batch:
-            return cached[1]
+            return [None] * batch.count if known is None else list(map(known.heads.get, batch.keys))
         named = {
             name: _NO_HEADS if (known := self._namespaces.get(name)) is None else known.heads
             for name in batch.namespace_names
         }
-        rows = list(map(named.__getitem__, batch.namespaces))
-        if all(name in self._namespaces for name in named):  # else the append creates a namespace
-            self._heads_cache = batch, rows
-        return rows
+        return list(map(dict_get, map(named.__getitem__, batch.namespaces), batch.keys))
 
     # --- checkpoints
 
@@ -317,7 +292,6 @@ class VectorHeads:
 
     def restore(self, saved: SavedVectors, heads: Mapping[str, tuple[dict[str, int], set[str]]]) -> None:
         """Restore the state from a checkpoint."""
-        self._codes_cache = self._heads_cache = None
         self._tables.clear()
         self._writers = list(saved.writers)
         self._writer_indexes = {origin: index for index, origin in enumerate(self._writers)}
@@ -371,25 +345,6 @@ class VectorHeads:
 
     def _dot(self, code: int) -> Dot:
         return Dot(self._writers[code >> ORIGIN_SHIFT], code & COUNTER_MASK)
-
-    def _can_all_heterogeneous_apply(self, batch: Batch) -> bool:
-        """Return True if the columns prove that all rows of several namespaces or kinds apply.
-
-        Otherwise `_check_rows` checks each row.
-        """
-        kinds, highest, keys = batch.kinds_mask, batch.highest_index, batch.keys
-        for name in batch.namespace_names:
-            known = self._namespaces.get(name)
-            if known is None or (known.dead and not known.dead.isdisjoint(keys)):
-                return False
-            if kinds & VECTOR_BITS and not 0 < known.dimension == batch.dimension:
-                return False
-            if kinds & _SPARSE_BITS and 0 < known.dimension <= highest:
-                return False
-        if kinds & DELETE_BIT or not kinds & PARTIAL_BITS:
-            return not kinds & PARTIAL_BITS
-        partial = batch.kinds.translate(IS_PARTIAL)
-        return all(map(contains, compress(self._row_heads(batch), partial), compress(keys, partial)))
 
     def _check_rows(self, batch: Batch) -> None:
         """Check row by row, since a row may depend on an earlier row of the batch."""
@@ -478,21 +433,8 @@ class VectorHeads:
         is_replica = source is Source.REPLICA
         for known in named.values():
             known.note_writer(writer)
-        if self._moves_heads_only(named, batch, is_replica=is_replica):
-            deque(map(setitem, self._row_heads(batch), batch.keys, codes), maxlen=0)
-        else:
-            self._write_each_row(named, batch, codes, is_replica=is_replica)
-        self._heads_cache = None
+        self._write_each_row(named, batch, codes, is_replica=is_replica)
         self._count += sum([len(known.heads) for known in named.values()]) - count_before
-
-    def _moves_heads_only(self, named: dict[str, Namespace], batch: Batch, *, is_replica: bool) -> bool:
-        """Return True if a heterogeneous batch changes only heads, no tombstone and no dimension."""
-        kinds, keys = batch.kinds_mask, batch.keys
-        return (
-            (is_replica or not kinds & DELETE_BIT)
-            and all(not known.dead or known.dead.isdisjoint(keys) for known in named.values())
-            and (not kinds & VECTOR_BITS or all(known.dimension for known in named.values()))
-        )
 
     def _write_each_row(
         self, named: dict[str, Namespace], batch: Batch, codes: Iterator[int], *, is_replica: bool

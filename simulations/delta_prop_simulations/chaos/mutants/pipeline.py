@@ -119,10 +119,6 @@ PIPELINE = (
                 AckTracker.route_when_visible,
                 ("not self._not_visible and logged.next_offset <= self._log.high_watermark", "True"),
             ),
-            edit(
-                AckTracker.route_run_when_visible,
-                ("not self._not_visible and batches[-1].next_offset <= self._log.high_watermark", "True"),
-            ),
         ),
     ),
     Mutant(
