@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 ATTRIBUTES_MAX = 12
 """Number of attributes of its own up to which a class is not large."""
-LOOSE_MAX, CIRCLES_MAX, CALLABLES_MAX, LARGE_MAX, LOG_CHECKS_MAX = 8, 0, 77, 69, 0
+LOOSE_MAX, CIRCLES_MAX, CALLABLES_MAX, LARGE_MAX, LOG_CHECKS_MAX = 3, 0, 13, 27, 0
 _LOG = re.compile(r"\b(Durable|Memory)?Log\b")
 _VALUE_BASES = re.compile(r"Enum|IntFlag|Protocol|NamedTuple|TypedDict")
 

@@ -16,12 +16,16 @@ STOP_US = 86_400_000_000
 """A start this long after the last log time is reported as a jump, though it may follow a long stop."""
 
 
-class Clock(Protocol):
-    """A monotonic clock and a wall clock."""
+class MonotonicClock(Protocol):
+    """A monotonic clock."""
 
     def now(self) -> float:
         """Return monotonic seconds."""
         ...
+
+
+class Clock(MonotonicClock, Protocol):
+    """A monotonic clock and a wall clock."""
 
     def wall_us(self) -> int:
         """Return microseconds since 1970, as far as the machine knows."""

@@ -1,4 +1,4 @@
-"""How calls of an open propagator reach its pipeline: drafts, and the waiting for capacity around them."""
+"""The way from calls of an open propagator to its pipeline: drafts, and waiting for capacity around them."""
 
 from __future__ import annotations
 

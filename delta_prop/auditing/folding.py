@@ -184,7 +184,7 @@ class _RunCollector:
 
 def _merge_runs(snapshot: Snapshot | None, runs: list[SortedRun]) -> Iterator[tuple[str, LogState]]:
     batches: list[Batch] = []
-    out = FrameBuilder(batches.append, states=True)
+    out = FrameBuilder(batches, states=True)
     base = () if snapshot is None else snapshot.frames()
     for _ in Merge(base, runs, ChangeFolder(), out, keep_tombstones=True).run():
         yield from _take_states(batches)

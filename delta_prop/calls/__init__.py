@@ -1,1 +1,1 @@
-"""What calls of the API take and return: checked arguments, receipts, acknowledgements, refusals."""
+"""Arguments and results of the API: checked arguments, receipts, acknowledgements, refusals."""

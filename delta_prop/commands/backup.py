@@ -8,6 +8,7 @@ from delta_prop.delivery.quarantine_file import DIRECTORY as QUARANTINE
 from delta_prop.directory.readonly_log import open_disk
 from delta_prop.platform import system
 from delta_prop.platform.path_checks import DATA_DIRECTORY_FIX
+from delta_prop.platform.world import SystemRandomness
 from delta_prop_broker.readonly.backup import copy_log
 from delta_prop_broker.segments.paths import DIRECTORY
 from delta_prop_wire.errors import UsageError
@@ -36,7 +37,7 @@ def copy(data: str, to: str, *, fix: str = DATA_DIRECTORY_FIX) -> int:
             DIRECTORY,
             files=(CURSORS,),
             directories=(GROUPS, QUARANTINE),
-            random_bytes=system.draw,
+            randomness=SystemRandomness(),
             pause=system.pause,
         )
     system.confirm(

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from delta_prop.platform import system
+from delta_prop.platform.world import SystemRandomness
 from delta_prop_broker.recovery import migration
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def migrate(data: str, *, as_json: bool) -> int:
     try:
         callbacks = migration.MigrationCallbacks(announce, report_progress, system.note)
         report = migration.migrate(
-            system.open_existing_disk(data), random_bytes=system.draw, callbacks=callbacks
+            system.open_existing_disk(data), randomness=SystemRandomness(), callbacks=callbacks
         )
     finally:
         progress.end()

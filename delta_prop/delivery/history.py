@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from delta_prop.delivery.rebuild import newest_snapshot
 from delta_prop.partition.ingest.expectations import is_alive_after
 from delta_prop_wire.delta import Head
 
@@ -38,7 +37,7 @@ def read_history(log: Log, vectors: Collection[tuple[str, str]]) -> Iterator[tup
     so that the caller can do other work before the next delta. Raises Refused, LogCorrupted, OSError.
     """
     offset = log.start_offset
-    snapshot = newest_snapshot(log) if offset else None
+    snapshot = log.snapshot() if offset else None
     if snapshot is not None:
         offset = snapshot.offset
         try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import anyio.lowlevel
 import numpy as np
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from delta_prop.delivery.cursors import AttachedCursor
     from delta_prop.delivery.feed import Feed
     from delta_prop.delivery.routing_table import RouteTarget, RoutingTable
-    from delta_prop_broker.log.contract import Log
+    from delta_prop_broker.log.contract import Log, LogSnapshot
     from delta_prop_sinks.sink import Sink, SinkContext
     from delta_prop_wire.batch import LoggedBatch
     from delta_prop_wire.topics import Topic
@@ -40,35 +40,6 @@ FULL_VECTOR_TOPICS = frozenset({TopicKind.ALL, TopicKind.NAMESPACE, TopicKind.VE
 """Topics that match all deltas of a vector or none, so that the vector's state can replace its deltas."""
 
 _SLICE_ROWS = 100
-
-
-class Snapshot(Protocol):
-    """A snapshot for a rebuild: the state of every vector as of `offset`, in frames of state rows."""
-
-    @property
-    def offset(self) -> int:
-        """The first offset after the snapshot."""
-
-    @property
-    def begin(self) -> int:
-        """The first offset that it covers; 0 if the log had lost no row before the first snapshot."""
-
-    @property
-    def rows(self) -> int:
-        """Number of states."""
-
-    @property
-    def lamport(self) -> int:
-        """The highest Lamport number below the offset."""
-
-    def frames(self) -> Iterator[LoggedBatch]:
-        """Yield all states. Blocks on the disk. Raises DeltaPropError if they are corrupted, OSError."""
-
-    def find(self, namespace: str, vector_id: str) -> tuple[LoggedBatch, int] | None:
-        """Return one vector's state, as a row. Blocks on the disk. Raises DeltaPropError, OSError."""
-
-    def close(self) -> None:
-        """Close the file."""
 
 
 class Rebuilder:
@@ -99,7 +70,7 @@ class Rebuilder:
         pending = feed.status.rebuild
         logger.warning("sink %r is being rebuilt: %s", feed.name, pending.reason)
         request_number = pending.request_number
-        snapshot: Snapshot | None = None
+        snapshot: LogSnapshot | None = None
         try:
             self._hold_from(feed, self._log.start_offset)  # no usable snapshot has a lower offset
             snapshot = await self._open(feed, request_number)
@@ -132,16 +103,16 @@ class Rebuilder:
         feed.status.rebuild.hold_from(offset)
         self._cursor.hold()
 
-    async def _open(self, feed: Feed, request_number: int) -> Snapshot | None:
+    async def _open(self, feed: Feed, request_number: int) -> LogSnapshot | None:
         """Open the newest snapshot; None if there is none and the log is complete.
 
         Raises _RebuildAborted if the log is not complete either.
         """
-        snapshot: Snapshot | None = None
+        snapshot: LogSnapshot | None = None
 
         async def open_newest() -> None:
             nonlocal snapshot
-            snapshot = await self._context.threads.run(partial(newest_snapshot, self._log))
+            snapshot = await self._context.threads.run(self._log.snapshot)
 
         await self._call_until_done(feed, request_number, open_newest)
         if snapshot is not None and snapshot.offset < self._log.start_offset:
@@ -153,7 +124,7 @@ class Rebuilder:
             raise _RebuildAborted
         return snapshot
 
-    async def _load_snapshot(self, feed: Feed, request_number: int, snapshot: Snapshot) -> None:
+    async def _load_snapshot(self, feed: Feed, request_number: int, snapshot: LogSnapshot) -> None:
         frames = snapshot.frames()
         while True:
             frame: list[LoggedBatch] = []  # the next frame; none at the end
@@ -220,30 +191,17 @@ class _RebuildAborted(Exception):
     """The rebuild ends early; if a rebuild is still requested, it restarts."""
 
 
-def newest_snapshot(log: Log) -> Snapshot | None:
-    """Open the newest snapshot of a log; None if it has none. Raises DeltaPropError, OSError."""
-    # A log in memory has no such method.
-    open_snapshot: Callable[[], Snapshot | None] | None = getattr(log, "snapshot", None)
-    return None if open_snapshot is None else open_snapshot()
-
-
 def has_snapshot(log: Log) -> bool:
     """Return True if the log continues from its snapshot. Raises DeltaPropError, OSError."""
-    snapshot = newest_snapshot(log)
+    snapshot = log.snapshot()
     if snapshot is not None:
         snapshot.close()
     return snapshot is not None and snapshot.offset >= log.start_offset
 
 
-def may_have_snapshot(log: Log) -> bool:
-    """Return True if `has_snapshot` may return True; reads nothing, so it may run on the event loop."""
-    ask: Callable[[], bool] | None = getattr(log, "may_have_snapshot", None)
-    return ask is not None and ask()
-
-
 def oldest_known_offset(log: Log) -> int:
     """Return the first offset that the log or its snapshot covers; 0 if the log has lost no row."""
-    snapshot = newest_snapshot(log) if log.start_offset else None
+    snapshot = log.snapshot() if log.start_offset else None
     if snapshot is None:
         return log.start_offset
     try:

@@ -20,7 +20,7 @@ from delta_prop.delivery.history import find_head, read_history
 from delta_prop.delivery.pacing import PacingGate
 from delta_prop.delivery.quarantines import Quarantines
 from delta_prop.delivery.reasons import cannot_be_rebuilt
-from delta_prop.delivery.rebuild import Rebuilder, can_be_rebuilt, may_have_snapshot
+from delta_prop.delivery.rebuild import Rebuilder, can_be_rebuilt
 from delta_prop.delivery.redelivery import ReplayRequest
 from delta_prop.delivery.routing_table import NoRows, RouteTarget, RoutingTable
 from delta_prop.delivery.sink_context import PartitionSinkContext
@@ -222,7 +222,7 @@ class SinkManager:
                 "vectors"
             )
         log_start = self._log.start_offset
-        if log_start and not may_have_snapshot(self._log):
+        if log_start and not self._log.may_have_snapshot():
             raise cannot_be_rebuilt(name, log_start)
         if feed is None:
             self.cursors.save(name, self.cursors.require(name)._replace(rebuild_asked=True))

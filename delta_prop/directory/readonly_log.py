@@ -62,7 +62,7 @@ def _open_with_retries(path: str) -> tuple[Disk, DurableLog, RecoveryReport]:
     for attempt in range(_ATTEMPTS_MAX):
         try:
             log, report = DurableLog.open(
-                disk, settings=LogSettings(), random_bytes=_reject_draw, clock=_NoClock(), read_only=True
+                disk, settings=LogSettings(), randomness=_NoRandomness(), clock=_NoClock(), read_only=True
             )
         except (LogCorrupted, FileNotFoundError):
             # The writer may have removed or sealed a segment since the directory was listed.
@@ -109,5 +109,8 @@ class _NoClock:
     wall_us: Any = now
 
 
-def _reject_draw(count: int) -> bytes:
-    raise AssertionError(f"a log opened to read asked for {count} random bytes")
+class _NoRandomness:
+    """A source that fails if it is used, because reading draws nothing."""
+
+    def bytes(self, count: int) -> bytes:
+        raise AssertionError(f"a log opened to read asked for {count} random bytes")

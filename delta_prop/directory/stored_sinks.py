@@ -1,4 +1,4 @@
-"""What a data directory stores for its sinks and groups: cursors, quarantines, requests."""
+"""The state of sinks and groups in a data directory: cursors, quarantines, requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a partition notifies: the one who delivers its rows. Pure."""
+"""The interface of those that deliver the rows of a partition. Pure."""
 
 from __future__ import annotations
 

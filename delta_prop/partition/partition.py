@@ -69,7 +69,7 @@ class Partition:
             world.randomness.bytes(16),
             deltas_max=settings.log_deltas_max,
             bytes_max=settings.log_bytes_max,
-            now=world.clock.now,
+            clock=world.clock,
         )
         return cls(log, settings, world)
 

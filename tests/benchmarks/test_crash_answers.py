@@ -17,7 +17,7 @@ from delta_prop_wire.delta import AckLevel, Delta, Dot, Source, opaque
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
-from tests.broker.durable import Clock
+from tests.broker.durable import Clock, FixedRandomness
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -220,7 +220,9 @@ def test_answers_round_trip_through_json() -> None:
 
 
 def test_log_index_is_read_from_log_files(tmp_path: Path) -> None:
-    log, _ = DurableLog.open(LocalDisk(tmp_path), settings=LogSettings(), random_bytes=bytes, clock=Clock())
+    log, _ = DurableLog.open(
+        LocalDisk(tmp_path), settings=LogSettings(), randomness=FixedRandomness(), clock=Clock()
+    )
     for base in (1, 3):
         deltas = [Delta(f"k{base + row}", opaque(b"x")) for row in range(2)]
         log.append(encode_batch(deltas, origin=ORIGIN, base=base), lamport=base, source=Source.LOCAL)

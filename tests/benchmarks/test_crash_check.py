@@ -32,7 +32,7 @@ from delta_prop_broker.log.settings import LogSettings
 from delta_prop_broker.retention.compaction import run_to_end
 from delta_prop_wire.delta import Source
 from delta_prop_wire.encode import encode_batch
-from tests.broker.durable import Clock
+from tests.broker.durable import Clock, FixedRandomness
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -157,7 +157,9 @@ def test_watermark_or_next_offset_below_those_of_the_log_is_found() -> None:
 def write_log(folder: Path, batches_per_producer: int = 4) -> None:
     """Write a log of `LINES` lines of each producer into the folder, as a service would leave it."""
     settings = LogSettings(segment_bytes_max=4096)
-    log, _ = DurableLog.open(LocalDisk(folder), settings=settings, random_bytes=bytes, clock=Clock())
+    log, _ = DurableLog.open(
+        LocalDisk(folder), settings=settings, randomness=FixedRandomness(), clock=Clock()
+    )
     lines = LINES // batches_per_producer
     for batch_number in range(batches_per_producer):
         for name in NAMES:
@@ -198,7 +200,9 @@ def compacted_log(folder: Path) -> tuple[Log, History]:
     for row in read_log(folder).rows:
         acknowledge(history, {origin_of(name): name for name in NAMES}[row.origin], row.line, row.offset)
     settings = LogSettings(segment_bytes_max=4096, retention_bytes=4096)
-    log, _ = DurableLog.open(LocalDisk(folder), settings=settings, random_bytes=bytes, clock=Clock())
+    log, _ = DurableLog.open(
+        LocalDisk(folder), settings=settings, randomness=FixedRandomness(), clock=Clock()
+    )
     compaction = log.take_compaction()
     assert compaction is not None
     log.finish_compaction(compaction, made=run_to_end(compaction))

@@ -57,13 +57,23 @@ class Clock:
         self.us += round(seconds * 1e6)
 
 
+class FixedRandomness:
+    """A source that returns the same bytes each time, those of `LOG_ID` if none are given."""
+
+    def __init__(self, drawn: bytes = LOG_ID) -> None:
+        self._drawn = drawn
+
+    def bytes(self, count: int) -> bytes:
+        return self._drawn[:count]
+
+
 def open_log(
     disk: Disk, settings: LogSettings = SMALL, *, read_only: bool = False, clock: Clock | None = None
 ) -> tuple[DurableLog, RecoveryReport]:
     return DurableLog.open(
         disk,
         settings=settings,
-        random_bytes=lambda size: LOG_ID[:size],
+        randomness=FixedRandomness(),
         clock=clock or Clock(),
         read_only=read_only,
     )

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from delta_prop_broker.log.memory import TIME_MARKS_MAX, MemoryLog
+from delta_prop_broker.log.memory import MemoryLog
+from delta_prop_broker.log.time_marks import TIME_MARKS_MAX
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.delta import AckLevel, Source
 from tests.broker.compressed import compress_next_segment
@@ -67,28 +68,28 @@ def test_unreadable_disk_gives_no_age() -> None:
 
 
 def test_memory_log_row_is_as_old_as_the_next_time_mark() -> None:
-    now = [0.0]
-    log = MemoryLog(LOG_ID, now=lambda: now[0])
+    clock = Clock(us=START_US, step_us=0)
+    log = MemoryLog(LOG_ID, clock=clock)
     appended = list[float]()
     for number in range(3 * TIME_MARKS_MAX):
-        now[0] = number * 0.1
+        clock.us = START_US + number * 100_000
         if number % 3:
             log.append(_batch(number), lamport=1, source=Source.LOCAL)
-            appended.append(now[0])
+            appended.append(clock.now())
         log.mark_time()
-    now[0] += 60.0
+    clock.wait(60)
     assert log.age_s(log.next_offset) == 0.0
     for offset, appended_s in enumerate(appended):
         age_s = log.age_s(offset)
         assert age_s is not None
         # A mark comes every 0.1 s; older marks are thinned out.
         is_recent = offset > len(appended) - TIME_MARKS_MAX // 4
-        assert 0 <= now[0] - appended_s - age_s <= (0.11 if is_recent else 120.0)
-    assert len(log._mark_ends) <= TIME_MARKS_MAX
+        assert 0 <= clock.now() - appended_s - age_s <= (0.11 if is_recent else 120.0)
+    assert len(log._time_marks) <= TIME_MARKS_MAX
 
 
 def test_row_after_the_last_time_mark_has_age_zero() -> None:
-    log = MemoryLog(LOG_ID, now=lambda: 5.0)
+    log = MemoryLog(LOG_ID, clock=Clock())
     log.mark_time()
     log.append(_batch(1), lamport=1, source=Source.LOCAL)
     assert log.age_s(0) == 0.0

@@ -18,7 +18,7 @@ from delta_prop_simulations.disk import CHANGING, SimCrash, SimDisk
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import UsageError
 from tests.broker.compressed import COMPRESSED, compress_next_segment, compressible_batch
-from tests.broker.durable import Writer, commit, contents, open_log
+from tests.broker.durable import FixedRandomness, Writer, commit, contents, open_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +37,7 @@ def run_backup(
         DIRECTORY,
         files=("cursors",),
         directories=("groups", "set-aside"),
-        random_bytes=lambda size: epoch_step[:size],
+        randomness=FixedRandomness(epoch_step),
         pause=(pauses if pauses is not None else []).append,
     )
 
@@ -100,7 +100,7 @@ class Service:
     def crash(self) -> None:
         """Let another process take over the log, in a new epoch."""
         self.disk.put("lock", b"")
-        self.log._segments.close()
+        self.log.segments.close()
         self.disk._locked.clear()
         self.log, _ = open_log(self.disk, SETTINGS)
         self.writer.log = self.log
@@ -184,13 +184,13 @@ def test_segment_deleted_during_copy_is_reported_as_corruption(segment_count: in
     number = reported = 0
     while number < calls:
         service, call_counter, pauses = Service(batches), count(), list[float]()
-        assert len(service.log._segments.all) == segment_count
+        assert len(service.log.segments.all) == segment_count
 
         def hook(
             service: Service = service, call_counter: count[int] = call_counter, number: int = number
         ) -> None:
             if next(call_counter) == number:
-                service.disk.remove(service.log._segments.all[0].path)
+                service.disk.remove(service.log.segments.all[0].path)
 
         error_found: LogCorrupted | None = None
         try:
@@ -198,7 +198,7 @@ def test_segment_deleted_during_copy_is_reported_as_corruption(segment_count: in
         except LogCorrupted as error:
             error_found, reported = error, reported + 1
         if error_found is not None:
-            assert (error_found.path, error_found.offset) == (service.log._segments.all[0].path, 0)
+            assert (error_found.path, error_found.offset) == (service.log.segments.all[0].path, 0)
             assert "the file is missing" in error_found.reason
         assert len(pauses) <= 1, (
             "the copy is retried at most once: if the segment was listed before it was deleted"

@@ -30,7 +30,7 @@ def sealed_segments(log: DurableLog, start: int = 0) -> list[SegmentRange]:
     """Return the sealed segments from offset `start` on."""
     return [
         SegmentRange(segment.path, segment.base, segment.end)
-        for segment in list(log._segments.all)[:-1]
+        for segment in list(log.segments.all)[:-1]
         if segment.base >= start
     ]
 
@@ -142,7 +142,7 @@ def test_out_of_order_delta_is_ignored_and_counted() -> None:
             ["v"], np.full((1, 1), value, np.float32), namespace="n", origin=origin, base=base
         )
         log.append(batch, lamport=lamport, source=Source.REPLICA)
-        log._segments.last.size = 1 << 20  # the next batch starts a segment
+        log.segments.last.size = 1 << 20  # the next batch starts a segment
     log.append(batch, lamport=10, source=Source.LOCAL)
     commit(log)
     first, second, third = sealed_segments(log)
@@ -165,7 +165,7 @@ def test_row_with_an_id_of_the_previous_snapshot_is_ignored_only_if_flag_is_all(
         batch = encode_batch([Delta("v", operation, "n", id=id_)], origin=1, base=base)
         known_ids = flag if base == 3 else KnownIds.NONE
         log.append(batch, lamport=base, source=Source.REPLICA, known_ids=known_ids)
-        log._segments.last.size = 1 << 20
+        log.segments.last.size = 1 << 20
     commit(log)
     first, second, third = sealed_segments(log)
     snapshot = compact_segments(disk, [first, second])
@@ -191,7 +191,7 @@ def test_duplicate_metadata_key_folds_to_its_last_value(packed: bytes) -> None:
         commit(log)
         before = expected.get(delta.vector_id, VectorState())
         expected[delta.vector_id] = apply(before, batch.operation(0), batch.metadata(0), (base, 1, base))
-        if log._segments.all[-1].base == base - 1:
+        if log.segments.all[-1].base == base - 1:
             compacted = dict(expected)
             compacted[delta.vector_id] = before  # the batch is the first of a segment that is not compacted
     snapshot = compact_segments(disk, sealed_segments(log))

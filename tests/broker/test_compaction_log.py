@@ -170,7 +170,7 @@ def test_rows_within_min_compaction_lag_are_not_compacted() -> None:
         batch = encode_batch([delta_at(offset)], origin=1, base=offset + 1)
         log.append(batch, lamport=offset + 1, source=Source.LOCAL)
         commit(log)
-    segments = list(log._segments.all)
+    segments = list(log.segments.all)
     assert len(segments) > 4
     clock.step_us = 1
     clock.us = segments[0].latest_time + 49_000_000

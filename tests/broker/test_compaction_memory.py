@@ -15,7 +15,7 @@ from delta_prop_broker.retention.snapshot import open_snapshot
 from delta_prop_broker.segments.paths import DIRECTORY
 from delta_prop_wire.delta import Delta, Source, sparse_add
 from delta_prop_wire.encode import encode_batch, encode_vectors
-from tests.broker.durable import LOG_ID, Clock, commit
+from tests.broker.durable import LOG_ID, Clock, FixedRandomness, commit
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,9 +28,7 @@ FLOATS = 256
 def make_large_log(path: Path) -> DurableLog:
     """Make a log of about 24 MiB: full vectors, some of which are overwritten or changed later."""
     settings = LogSettings(segment_bytes_max=2 * MIB, reserve_bytes=0, free_bytes_min=0, compact=False)
-    log, _ = DurableLog.open(
-        LocalDisk(path), settings=settings, random_bytes=lambda n: LOG_ID[:n], clock=Clock()
-    )
+    log, _ = DurableLog.open(LocalDisk(path), settings=settings, randomness=FixedRandomness(), clock=Clock())
     ids = [f"vector-{number:06}" for number in range(KEYS)]
     matrix = np.ones((200, FLOATS), np.float32)
     base = 1
@@ -51,9 +49,9 @@ def make_large_log(path: Path) -> DurableLog:
 def test_compaction_memory_is_bounded(tmp_path: Path) -> None:
     log = make_large_log(tmp_path)
     segments = [
-        SegmentRange(segment.path, segment.base, segment.end) for segment in list(log._segments.all)[:-1]
+        SegmentRange(segment.path, segment.base, segment.end) for segment in list(log.segments.all)[:-1]
     ]
-    size = sum(segment.size for segment in log._segments.all)
+    size = sum(segment.size for segment in log.segments.all)
     disk = LocalDisk(tmp_path)
     compaction = Compaction(
         disk, DIRECTORY, log_id=LOG_ID, segments=segments, previous=None, run_bytes_max=2 * MIB

@@ -495,10 +495,10 @@ def test_free_bytes_are_polled_and_estimated_in_between() -> None:
     ):
         clock.us += wait_us
         writer.append(level=AckLevel.LOGGED)
-        before, written = log._free.bytes, log.committed_bytes
+        before, written = log.free_bytes, log.committed_bytes
         commit(log)
         estimated = before - (log.committed_bytes - written)
-        assert log._free.bytes == (estimated if wait_us == 10 else real_free_bytes() - 7)
+        assert log.free_bytes == (estimated if wait_us == 10 else real_free_bytes() - 7)
         assert polls == expected_polls
     for wait_us, expected_polls in ((10, 2), (POLL_INTERVAL_US, 3)):
         clock.us += wait_us

@@ -248,9 +248,9 @@ def test_index_that_points_to_wrong_frames_is_rebuilt() -> None:
     """The index has a valid checksum, but its positions and offsets are those of other frames."""
     disk, appended = small_log(9)
     log, _ = open_log(disk, TINY)
-    segment = log._segments.all[1]
-    index = log._segments.index_of(segment)
-    index._positions[0] += 8
+    segment = log.segments.all[1]
+    index = log.segments.index_of(segment)
+    index._entries.positions[0] += 8
     index._runs[16].offsets[0] += 1
     assert contents(log) == appended
     assert log.statistics().indexes_rebuilt == 1

@@ -237,3 +237,12 @@ def test_held_rows_stay_and_the_bounds_hold(make_log: MakeLog, steps: list[tuple
 
 def _forget(holders: dict[str, int], name: str) -> None:
     holders.pop(name, None)
+
+
+@LOGS
+def test_log_without_a_snapshot_says_so(make_log: MakeLog) -> None:
+    log = make_log()
+    append(log)
+    assert log.snapshot() is None
+    if isinstance(log, MemoryLog):
+        assert not log.may_have_snapshot()

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delta_prop_broker.log.memory import MemoryLog, weight
+from delta_prop_broker.log.memory import MemoryLog
+from delta_prop_broker.log.stored_batches import weight
 from delta_prop_wire.delta import AckLevel, Delta, Source, create
 from delta_prop_wire.encode import encode_batch, encode_vectors
 from delta_prop_wire.errors import Refused

@@ -21,7 +21,7 @@ from delta_prop_wire.delta import Dot, Source
 from delta_prop_wire.encode import encode_batch, encode_noop
 from delta_prop_wire.errors import UsageError
 from tests.broker.compressed import compress_next_segment, compressible_batch
-from tests.broker.durable import SMALL, Clock, commit, contents, open_log
+from tests.broker.durable import SMALL, Clock, FixedRandomness, commit, contents, open_log
 from tests.broker.test_checkpoints import write_checkpoint
 from tests.broker.test_compaction_log import delta_at
 from tests.golden.migrating import migrate_disk
@@ -277,7 +277,7 @@ def is_old(disk: SimDisk, expected_bodies: dict[int, bytes]) -> bool:
     if format_file.number == FORMAT:
         return False
     copy = disk.kill()
-    recovered = recover(copy, DIRECTORY, random_bytes=bytes, made_by="", oldest_format=1)
+    recovered = recover(copy, DIRECTORY, randomness=FixedRandomness(), made_by="", oldest_format=1)
     recovered.close()
     copy.put("format", _pack_format(Format(FORMAT, "test")))
     assert bodies(open_log(copy, SETTINGS, read_only=True)[0]) == expected_bodies
@@ -398,8 +398,8 @@ def test_unsynced_format_is_rewritten_before_any_file_is_replaced() -> None:
 def test_compressed_segment_is_not_compressed_twice() -> None:
     old = History(2, typed=False)
     log = open_old_log(old)
-    tried = [segment.base for segment in log._segments.all if segment.compression_tried]
+    tried = [segment.base for segment in log.segments.all if segment.compression_tried]
     assert tried
     migrate_disk(old.disk)
     log, _ = open_log(old.disk, old.settings, read_only=True)
-    assert [segment.base for segment in log._segments.all if segment.compression_tried] == tried
+    assert [segment.base for segment in log.segments.all if segment.compression_tried] == tried

@@ -36,7 +36,7 @@ def test_old_rows_are_removed_next_except_the_last_segment(compact: bool) -> Non
     clock = Clock(step_us=0)
     settings = replace(SETTINGS, compact=compact, min_compaction_lag_s=500.0 if compact else None)
     writer = Writer(open_log(SimDisk(), settings, clock=clock)[0])
-    while len(writer.log._segments.all) < 2:
+    while len(writer.log.segments.all) < 2:
         writer.append()
         commit(writer.log)
     retention_s = 500 if compact else 1_000

@@ -398,9 +398,9 @@ def _find_corruption(disk: SimDisk, appended: dict[int, bytes]) -> str | None:
 
 
 def test_stepwise_reader_continues_in_the_replaced_segment() -> None:
-    _, writer, _ = compressed_log(settings=replace(COMPRESSED, compress="none"), codec="none")
+    disk, writer, _ = compressed_log(settings=replace(COMPRESSED, compress="none"), codec="none")
     writer.log.close()
-    log, _ = open_log(writer.log._disk, COMPRESSED)  # type: ignore[arg-type]
+    log, _ = open_log(disk, COMPRESSED)
     step = {"rows_max": 1, "bytes_max": 1}
     seen, offset = {}, 0
     while batches := log.read(offset, **step):

@@ -85,7 +85,7 @@ def test_ranges_are_contiguous_up_to_the_high_watermark() -> None:
         assert bytes_of(found) == b"".join(expected)
         assert (found.delta_count, found.bytes) == (found.next_offset - offset, sum(map(len, expected)))
         offset, count = found.next_offset, count + 1
-    assert len(mixed.log._segments.all) == count > 1
+    assert len(mixed.log.segments.all) == count > 1
     assert mixed.log.high_watermark - offset <= 30, (
         "only the frames after the last index entry may be missing"
     )
@@ -154,7 +154,7 @@ def test_range_of_any_log_holds_all_rows_but_control_rows(data: st.DataObject) -
 def test_range_can_be_sent_after_its_segment_was_removed() -> None:
     disk = SimDisk()
     mixed = make_log(disk, replace(SMALL, segment_bytes_max=9_000, bytes_max=40_000, retention_bytes=10_000))
-    while len(mixed.log._segments.all) < 4:
+    while len(mixed.log.segments.all) < 4:
         mixed.writer.append()
         commit(mixed.log)
     reader, other = mixed.log.sendfile_pool.reader(), mixed.log.sendfile_pool.reader()
@@ -188,10 +188,10 @@ def test_file_is_opened_once_and_closed_after_the_last_reader() -> None:
 def test_open_files_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sendfile, "FILES_MAX", 2)
     mixed = make_log()
-    while len(mixed.log._segments.all) < 4:
+    while len(mixed.log.segments.all) < 4:
         mixed.writer.append()
         commit(mixed.log)
-    bases = [segment.base for segment in mixed.log._segments.all[:3]]
+    bases = [segment.base for segment in mixed.log.segments.all[:3]]
     readers = [mixed.log.sendfile_pool.reader() for _ in bases]
     ranges = [reader.next(base, SMALL_RANGES) for reader, base in zip(readers, bases, strict=True)]
     assert [found is not None for found in ranges] == [True, True, False]
@@ -222,7 +222,7 @@ def test_recovery_in_place_opens_other_files() -> None:
 def test_control_rows_are_known_after_reopening() -> None:
     disk = SimDisk()
     mixed = make_log(disk)
-    while len(mixed.log._segments.all) < 3:
+    while len(mixed.log.segments.all) < 3:
         mixed.writer.append()
         if mixed.writer.counter % 40 == 0:
             mixed.append_noop()
@@ -243,10 +243,10 @@ def test_control_rows_are_known_after_reopening() -> None:
 def test_index_without_control_rows_gives_no_range() -> None:
     disk = SimDisk()
     mixed = make_log(disk)
-    while len(mixed.log._segments.all) < 2:
+    while len(mixed.log.segments.all) < 2:
         mixed.writer.append()
         commit(mixed.log)
-    path = mixed.log._segments.all[0].index_path
+    path = mixed.log.segments.all[0].index_path
     mixed.log.close()
     index = SparseIndex.unpack(disk.peek(path), 0)
     assert index is not None
@@ -274,7 +274,7 @@ def test_range_that_the_file_contradicts_is_not_sent(position: str) -> None:
     found = next_range(reader, 0, bounds)
     assert isinstance(found.content, FileRange)
     reader.close()
-    disk.flip(mixed.log._segments.all[0].path, at=(0 if position == "start" else found.content.size) + 20)
+    disk.flip(mixed.log.segments.all[0].path, at=(0 if position == "start" else found.content.size) + 20)
     assert reader.next(0, bounds) is None
     assert not mixed.log.sendfile_pool._open_files
 
@@ -282,10 +282,10 @@ def test_range_that_the_file_contradicts_is_not_sent(position: str) -> None:
 def test_truncated_segment_gives_no_range_to_its_end() -> None:
     disk = SimDisk()
     mixed = make_log(disk)
-    while len(mixed.log._segments.all) < 2:
+    while len(mixed.log.segments.all) < 2:
         mixed.writer.append()
         commit(mixed.log)
-    segment = mixed.log._segments.all[0]
+    segment = mixed.log.segments.all[0]
     reader = mixed.log.sendfile_pool.reader()
     assert next_range(reader, 0).next_offset == segment.end
     reader.close()
@@ -353,14 +353,14 @@ def test_verified_bounds_give_only_frames_of_compressed_segments() -> None:
     _, writer, _ = compressed_log("lz4")
     reader, verified = writer.log.sendfile_pool.reader(), SMALL_RANGES._replace(verified=True)
     assert reader.next(0, verified, codecs=LZ4) is not None
-    last = writer.log._segments.all[-1].base
+    last = writer.log.segments.all[-1].base
     assert reader.next(last, SMALL_RANGES, codecs=LZ4) is not None
     assert reader.next(last, verified, codecs=LZ4) is None
 
 
 def test_range_ends_before_corruption_in_a_compressed_segment() -> None:
     disk, writer, _ = compressed_log("lz4")
-    segment = writer.log._segments.all[0]
+    segment = writer.log.segments.all[0]
     unbounded = writer.log.sendfile_pool.reader().next(0, SMALL_RANGES, codecs=LZ4)
     assert unbounded is not None
     assert unbounded.delta_count > 6
@@ -375,7 +375,7 @@ def test_range_ends_before_corruption_in_a_compressed_segment() -> None:
 
 def test_corruption_in_the_first_compressed_frame_gives_no_range() -> None:
     disk, writer, _ = compressed_log("lz4")
-    segment = writer.log._segments.all[0]
+    segment = writer.log.segments.all[0]
     disk.flip(segment.path, at=64 + 40)  # in the first frame's compressed bytes
     assert writer.log.sendfile_pool.reader().next(0, SMALL_RANGES, codecs=LZ4) is None
 
@@ -385,7 +385,7 @@ def test_replaced_file_is_not_sent_by_its_old_index(is_old_file_open: bool) -> N
     disk = SimDisk()
     log = open_log(disk, COMPRESSED)[0]
     writer = Writer(log)
-    while len(log._segments.all) < 3:
+    while len(log.segments.all) < 3:
         writer.append_batch(compressible_batch(6, writer.counter + 1))
         commit(log)
     reader, fresh = log.sendfile_pool.reader(), log.sendfile_pool.reader()

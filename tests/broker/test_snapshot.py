@@ -36,7 +36,7 @@ def write_snapshot(disk: SimDisk, frames: list[list[StateRow]]) -> Snapshot:
     disk.make_directory(DIRECTORY)
     writer = SnapshotWriter(disk, DIRECTORY, FACTS)
     for rows in frames:
-        writer.add(encode_states(rows))
+        writer.append(encode_states(rows))
     return writer.finish(WATERMARKS, alive=sum(map(len, frames)), out_of_order=0, unfolded=0)
 
 

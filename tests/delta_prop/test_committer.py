@@ -28,7 +28,7 @@ from delta_prop_broker.segments.segment import Segment
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.delta import AckLevel, Delta, Source, dense, make_origin
 from delta_prop_wire.encode import encode_batch
-from tests.broker.durable import Clock
+from tests.broker.durable import Clock, FixedRandomness
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -107,7 +107,7 @@ class Listener:
 
 def open_durable_log(level: AckLevel = AckLevel.DURABLE) -> DurableLog:
     settings = LogSettings(read_level=level)
-    log, _ = DurableLog.open(SimDisk(1), settings=settings, random_bytes=bytes, clock=Clock())
+    log, _ = DurableLog.open(SimDisk(1), settings=settings, randomness=FixedRandomness(), clock=Clock())
     return log
 
 
@@ -263,7 +263,7 @@ def test_failed_write_at_end_of_tick_is_reported() -> None:
             tasks.start_soon(committer.run, SlowThread())
             append_batch(log, committer, level=LOGGED)
             await anyio.sleep(1)
-            segment = log._segments.last
+            segment = log.segments.last
             assert segment is not None
             segment.file = BrokenFile(segment.file)  # type: ignore[arg-type]
             with tick:
@@ -279,7 +279,7 @@ def test_segment_removal_is_left_to_the_thread() -> None:
     async def scenario(log: DurableLog, committer: Committer) -> None:
         append_batch(log, committer, level=LOGGED)
         await anyio.sleep(1)
-        log._segments_to_remove.append(Segment("gone", 0))
+        log.commit_queue.removed_segments.append(Segment("gone", 0))
         append_batch(log, committer, level=LOGGED)
         await anyio.sleep(1)
 
@@ -290,7 +290,7 @@ def test_slow_write_offloads_to_the_thread_for_a_while() -> None:
     async def scenario(log: DurableLog, committer: Committer) -> None:
         append_batch(log, committer, level=LOGGED)
         await anyio.sleep(1)
-        segment = log._segments.last
+        segment = log.segments.last
         assert segment is not None
         assert segment.file is not None
         slow = segment.file = SlowFile(segment.file)
@@ -316,7 +316,7 @@ def test_slow_writes_in_a_row_lengthen_the_offload() -> None:
     async def scenario(log: DurableLog, committer: Committer) -> None:
         append_batch(log, committer, level=LOGGED)
         await anyio.sleep(1)
-        segment = log._segments.last
+        segment = log.segments.last
         assert segment is not None
         assert segment.file is not None
         slow = segment.file = SlowFile(segment.file)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from delta_prop_broker.recovery.migration import MigrationCallbacks, MigrationPlan, MigrationReport, migrate
 from delta_prop_simulations.disk import SimDisk
+from tests.broker.durable import FixedRandomness
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +26,7 @@ def migrate_disk(disk: Disk, plans: list[MigrationPlan] | None = None) -> Migrat
     """Migrate the directory on a disk."""
     collected = [] if plans is None else plans
     callbacks = MigrationCallbacks(collected.append, lambda done, total: None, lambda line: None)
-    return migrate(disk, random_bytes=lambda size: bytes(range(size)), callbacks=callbacks)
+    return migrate(disk, randomness=FixedRandomness(), callbacks=callbacks)
 
 
 def migrate_files(files: Mapping[str, bytes]) -> dict[str, bytes]:

@@ -20,7 +20,7 @@ from delta_prop_wire.control_rows import refused_code
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.jsonlines import delta_to_json
 from delta_prop_wire.spec import ErrorCode
-from tests.broker.durable import Clock
+from tests.broker.durable import Clock, FixedRandomness
 from tests.golden.directory_history import (
     ADDS,
     AUDIT,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 def read_content(disk: Disk) -> dict[str, Any]:
     """Return the content of a directory, without changing a byte."""
     log, report = DurableLog.open(
-        disk, settings=LogSettings(), random_bytes=lambda size: b"", clock=Clock(), read_only=True
+        disk, settings=LogSettings(), randomness=FixedRandomness(), clock=Clock(), read_only=True
     )
     identity = read_identity(disk, f"{DIRECTORY}/{IDENTITY}")
     assert identity is not None

@@ -280,7 +280,7 @@ def test_snapshot_of_compacted_log_equals_golden_states(order: str) -> None:
             log.append(logged.batch, lamport=logged.lamport, source=logged.source, known_ids=logged.known_ids)
         if not changes:
             continue
-        log._segments.last.size = 1 << 20  # the next append begins a segment, which is not compacted
+        log.segments.last.size = 1 << 20  # the next append begins a segment, which is not compacted
         log.append(batch_of([change(delete(), counter=1)]), lamport=1 << 62, source=Source.LOCAL)
         commit(log)
         snapshot_states = {

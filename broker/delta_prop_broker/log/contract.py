@@ -10,12 +10,41 @@ from typing import TYPE_CHECKING, Protocol
 from delta_prop_wire.delta import KnownIds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from delta_prop_broker.segments.sendfile import SendfileReader
     from delta_prop_wire.batch import Batch, LoggedBatch
     from delta_prop_wire.delta import AckLevel, Source
     from delta_prop_wire.errors import Refused
+
+
+class LogSnapshot(Protocol):
+    """A snapshot: the state of every vector as of `offset`, in frames of state rows."""
+
+    @property
+    def offset(self) -> int:
+        """The first offset after the snapshot."""
+
+    @property
+    def begin(self) -> int:
+        """The first offset that it covers; 0 if the log had lost no row before the first snapshot."""
+
+    @property
+    def rows(self) -> int:
+        """Number of states."""
+
+    @property
+    def lamport(self) -> int:
+        """The highest Lamport number below the offset."""
+
+    def frames(self) -> Iterator[LoggedBatch]:
+        """Yield all states. Blocks on the disk. Raises DeltaPropError if they are corrupted, OSError."""
+
+    def find(self, namespace: str, vector_id: str) -> tuple[LoggedBatch, int] | None:
+        """Return one vector's state, as a row. Blocks on the disk. Raises DeltaPropError, OSError."""
+
+    def close(self) -> None:
+        """Close the file."""
 
 
 class Log(Protocol):
@@ -119,6 +148,15 @@ class Log(Protocol):
 
         Raises Refused (BAD_REQUEST) if the log stores no times.
         """
+
+    def snapshot(self) -> LogSnapshot | None:
+        """Open the newest snapshot that the log continues from; None if there is none. The caller closes it.
+
+        Waits for the disk. Raises LogCorrupted, OSError.
+        """
+
+    def may_have_snapshot(self) -> bool:
+        """Return False if memory already shows that `snapshot` would find none; True otherwise."""
 
     def sendfile_reader(self) -> SendfileReader | None:
         """Return a reader of full frames as its files hold them; None if the log has no files."""

@@ -6,31 +6,32 @@ refuses new ones while a holder still needs the oldest.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from delta_prop_broker.log import refusals
+from delta_prop_broker.log.stored_batches import (
+    BATCH_OVERHEAD_BYTES,
+    ROW_OVERHEAD_BYTES,
+    StoredBatches,
+    weight,
+)
+from delta_prop_broker.log.time_marks import TimeMarks
 from delta_prop_broker.retention.holders import Holders
 from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.delta import AckLevel, KnownIds, Source
 from delta_prop_wire.errors import Refused
-from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.spec import ACK_LEVEL_SHIFT, ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from delta_prop_broker.log_clock import MonotonicClock
     from delta_prop_wire.batch import Batch
 
 DELTAS_MAX = 1_000_000
 BYTES_MAX = 256 * 1024 * 1024
 RETRY_AFTER_MS = 50
-TIME_MARKS_MAX = 4_096
-"""Maximum number of stored time marks, from which ages are derived; older ones lie further apart."""
-
-BATCH_OVERHEAD_BYTES = 3_072
-ROW_OVERHEAD_BYTES = 96
-"""Cost of a batch, and of a row, beside its bytes once sinks have read it: views, decoded names. Measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,28 +66,21 @@ class MemoryLog:
         *,
         deltas_max: int = DELTAS_MAX,
         bytes_max: int = BYTES_MAX,
-        now: Callable[[], float] = lambda: 0.0,
+        clock: MonotonicClock | None = None,
     ) -> None:
-        """`now`: monotonic seconds."""
+        """`clock`: for the ages of rows; None: all are 0."""
         assert deltas_max > 0
         assert bytes_max > 0
         self.log_id = log_id
         self.next_offset = 0
         self._deltas_max = deltas_max
         self._bytes_max = bytes_max
-        self._batches: list[LoggedBatch] = []
-        self._starts: list[int] = []
-        self._weights: list[int] = []  # cumulative: the sum up to and including each batch
-        self._head = 0  # index of the oldest stored batch; the entries before it are deleted now and then
-        self._bytes = 0
-        self._appended_bytes = 0
+        self._stored = StoredBatches()
+        self._holders = Holders()
+        self._time_marks = TimeMarks(clock)
         self._dropped_count = 0
         self._refused_count = 0
         self._refused_size: tuple[int, int] | None = None  # deltas and bytes of the batch last refused
-        self._holders = Holders()
-        self._now = now
-        self._mark_ends: list[int] = []  # the next offset at each time of `_mark_times`
-        self._mark_times: list[float] = []
 
     @property
     def high_watermark(self) -> int:
@@ -107,12 +101,14 @@ class MemoryLog:
     @property
     def start_offset(self) -> int:
         """The oldest stored offset."""
-        return self._starts[self._head] if self._head < len(self._starts) else self.next_offset
+        return self._stored.start_offset
 
     def refusal(self, *batches: Batch) -> Refused | None:
         """Return the error with which an append of these would be refused now; drops old batches first."""
-        level_refusals = filter(None, map(self._level_refusal, batches))
-        return next(level_refusals, None) or self._refusal(*batches)
+        for batch in batches:
+            if batch.ack_level > self.ack_level:
+                return _level_refusal(batch)
+        return self._refusal(sum(batch.count for batch in batches), sum(map(weight, batches)))
 
     def capacity_refusal(self, count: int, size: int) -> Refused | None:
         """Return the error with which a batch of about this size would be refused now; None if it fits.
@@ -137,24 +133,25 @@ class MemoryLog:
         self, batch: Batch, *, lamport: int, source: Source, known_ids: KnownIds = KnownIds.NONE
     ) -> LoggedBatch:
         """Append a batch: assign its offsets. If it raises Refused, nothing has changed."""
+        count, size, refusal = batch.count, weight(batch), None
         # The level of a forwarded batch counts only at the service where it entered.
-        refusal = self._refusal(batch) if source is Source.REPLICA else self.refusal(batch)
+        if batch.attributes >> ACK_LEVEL_SHIFT & 3 > self.ack_level and source is not Source.REPLICA:
+            refusal = _level_refusal(batch)
+        elif not self._has_capacity(count, size):
+            refusal = self._refusal(count, size)
         if refusal is not None:
             self._refused_count += 1
             raise refusal
         logged = LoggedBatch(batch, self.next_offset, lamport, source, known_ids=known_ids)
-        self._batches.append(logged)
-        self._starts.append(logged.offset)
-        self._bytes += weight(batch)
-        self._appended_bytes += weight(batch)
-        self._weights.append(self._appended_bytes)
-        self.next_offset = logged.next_offset
+        self._stored.append(logged, size)
+        self.next_offset += count
         return logged
 
     def can_append(self, batches: Sequence[Batch]) -> bool:
         """Return True if `append_run` would take these; drops old batches that no holder needs."""
-        if any(self._level_refusal(batch) is not None for batch in batches):
-            return False
+        for batch in batches:
+            if batch.attributes >> ACK_LEVEL_SHIFT & 3 > self.ack_level:
+                return False
         count, size = sum([batch.count for batch in batches]), sum(map(weight, batches))
         fits_ever = count <= self._deltas_max and size <= self._bytes_max
         return fits_ever and self._ensure_capacity(count, size)
@@ -174,18 +171,10 @@ class MemoryLog:
         """
         if offset >= self.next_offset:
             return []
-        if offset < self.start_offset:
-            raise refusals.offset_too_old(offset, self.start_offset)
-        index = bisect_right(self._starts, offset, self._head) - 1
-        batches: list[LoggedBatch] = []
-        row_count = size = 0
-        for logged in self._batches[index : index + rows_max]:
-            if batches and (row_count + logged.count > rows_max or size + logged.batch.size > bytes_max):
-                break
-            batches.append(logged)
-            row_count += logged.count
-            size += logged.batch.size
-        return batches
+        stored = self._stored
+        if offset < stored.start_offset:
+            raise refusals.offset_too_old(offset, stored.start_offset)
+        return stored.read(offset, rows_max, bytes_max)
 
     def read_appended(self, offset: int, *, rows_max: int, bytes_max: int) -> list[LoggedBatch]:
         """Return the result of `read`: every appended row is readable."""
@@ -193,7 +182,7 @@ class MemoryLog:
 
     def find(self, origin: int, counter: int) -> int | None:
         """Return the offset of a dot; None if the log does not hold it. Scans all stored batches."""
-        for logged in self._batches[self._head :]:
+        for logged in self._stored:
             batch = logged.batch
             if batch.origin == origin and batch.base <= counter <= batch.last:
                 rows = (row for row in range(batch.count) if batch.counter(row) == counter)
@@ -204,6 +193,13 @@ class MemoryLog:
     def offset_at(self, time_us: int) -> int:
         """Raise Refused: this log stores no times."""
         raise refusals.no_times()
+
+    def snapshot(self) -> None:
+        """Return None: this log removes its oldest rows without a snapshot."""
+
+    def may_have_snapshot(self) -> bool:
+        """Return False: this log has no snapshot."""
+        return False
 
     def sendfile_reader(self) -> None:
         """Return None: this log has no files."""
@@ -217,9 +213,9 @@ class MemoryLog:
         if offset >= self.next_offset:
             return 0.0
         offset = max(offset, self.start_offset)
-        index = bisect_right(self._starts, offset, self._head) - 1
-        held_bytes = self._appended_bytes - self._weights[index] + weight(self._batches[index].batch)
-        return max((self.next_offset - offset) / self._deltas_max, held_bytes / self._bytes_max)
+        held = self._stored.held_from(offset)
+        assert held is not None
+        return max((self.next_offset - offset) / self._deltas_max, held[1] / self._bytes_max)
 
     def retention_share(self, offset: int) -> float:
         """Return how close the row at `offset` is to its removal; here no row is removed for its age."""
@@ -232,21 +228,11 @@ class MemoryLog:
         """
         if offset >= self.next_offset:
             return 0.0
-        index = bisect_right(self._mark_ends, max(offset, self.start_offset))
-        return 0.0 if index == len(self._mark_ends) else max(self._now() - self._mark_times[index], 0.0)
+        return self._time_marks.age_s(max(offset, self.start_offset))
 
     def mark_time(self) -> None:
         """Note the time and the next offset, so that `append` need not note them for each batch."""
-        if self._mark_ends and self._mark_ends[-1] == self.next_offset:
-            return
-        self._mark_ends.append(self.next_offset)
-        self._mark_times.append(self._now())
-        if len(self._mark_ends) > TIME_MARKS_MAX:
-            removed_count = bisect_right(self._mark_ends, self.start_offset)
-            if removed_count * 2 > TIME_MARKS_MAX:
-                del self._mark_ends[:removed_count], self._mark_times[:removed_count]
-            else:  # thin out the older half
-                del self._mark_ends[: TIME_MARKS_MAX // 2 : 2], self._mark_times[: TIME_MARKS_MAX // 2 : 2]
+        self._time_marks.note(self.start_offset, self.next_offset)
 
     def hold(self, holder: str, needed: Callable[[], int], evict: Callable[[], None] | None = None) -> None:
         """Keep all rows from the offset on that `needed` returns.
@@ -266,7 +252,7 @@ class MemoryLog:
             start_offset=self.start_offset,
             next_offset=self.next_offset,
             deltas=self.next_offset - self.start_offset,
-            bytes=self._bytes,
+            bytes=self._stored.bytes,
             deltas_max=self._deltas_max,
             bytes_max=self._bytes_max,
             dropped=self._dropped_count,
@@ -274,17 +260,7 @@ class MemoryLog:
             held_by=self._holders.slowest(),
         )
 
-    def _level_refusal(self, batch: Batch) -> Refused | None:
-        if batch.ack_level <= self.ack_level:
-            return None
-        return Refused(
-            ErrorCode.LEVEL_UNAVAILABLE,
-            f"ack level {batch.ack_level.name.lower()} requested, but a log in memory grants only memory: "
-            "request memory, or give the service a data directory",
-        )
-
-    def _refusal(self, *batches: Batch) -> Refused | None:
-        count, size = sum(batch.count for batch in batches), sum(map(weight, batches))
+    def _refusal(self, count: int, size: int) -> Refused | None:
         if count > self._deltas_max or size > self._bytes_max:
             return Refused(
                 ErrorCode.TOO_LARGE,
@@ -294,8 +270,9 @@ class MemoryLog:
         return None if self._ensure_capacity(count, size) else self._full_refusal(count, size)
 
     def _has_capacity(self, count: int, size: int) -> bool:
-        held_deltas = self.next_offset - self.start_offset
-        return held_deltas + count <= self._deltas_max and self._bytes + size <= self._bytes_max
+        stored = self._stored
+        held_deltas = self.next_offset - stored.start_offset
+        return held_deltas + count <= self._deltas_max and stored.bytes + size <= self._bytes_max
 
     def _ensure_capacity(self, count: int, size: int) -> bool:
         self._drop_oldest(count, size)
@@ -309,47 +286,38 @@ class MemoryLog:
         floor = self._holders.unevictable_floor(self.next_offset)
         if floor >= self.next_offset:
             return True
-        index = bisect_right(self._starts, floor, self._head) - 1  # the oldest batch that stays
-        if index < self._head:
+        held = self._stored.held_from(floor)  # from the oldest batch that stays
+        if held is None:
             return False
-        held_bytes = self._appended_bytes - self._weights[index] + weight(self._batches[index].batch)
-        return (
-            self.next_offset - self._starts[index] + count <= self._deltas_max
-            and held_bytes + size <= self._bytes_max
-        )
+        offset, held_bytes = held
+        return self.next_offset - offset + count <= self._deltas_max and held_bytes + size <= self._bytes_max
 
     def _drop_oldest(self, count: int, size: int) -> None:
         if self._has_capacity(count, size):
             return
         floor = self._holders.floor(self.next_offset)
-        while self._head < len(self._batches) and not self._has_capacity(count, size):
-            oldest = self._batches[self._head]
-            if oldest.next_offset > floor:
-                break
-            self._bytes -= weight(oldest.batch)
+        stored = self._stored
+        while (oldest := stored.oldest()) is not None and oldest.next_offset <= floor:
+            stored.drop(oldest)
             self._dropped_count += oldest.count
-            self._batches[self._head] = _REMOVED
-            self._head += 1
-        if self._head * 2 > len(self._batches):  # delete at half, so that each entry moves once on average
-            del self._batches[: self._head]
-            del self._starts[: self._head]
-            del self._weights[: self._head]
-            self._head = 0
+            if self._has_capacity(count, size):
+                break
+        stored.trim()
 
     def _full_refusal(self, count: int, size: int) -> Refused:
         self._refused_size = count, size
         holder = self._holders.slowest()
-        held_deltas = self.next_offset - self.start_offset
+        held_deltas, held_bytes = self.next_offset - self.start_offset, self._stored.bytes
         return Refused(
             ErrorCode.LOG_FULL,
-            f"the log holds {held_deltas} of {self._deltas_max} deltas, {self._bytes} of {self._bytes_max} "
+            f"the log holds {held_deltas} of {self._deltas_max} deltas, {held_bytes} of {self._bytes_max} "
             f"bytes, and sink {holder!r} still needs the oldest (offset {self.start_offset}): "
             "try again when it has caught up, detach it, or raise the log's bounds",
             retry_after_ms=RETRY_AFTER_MS,
             details={
                 "depth": held_deltas,
                 "capacity": self._deltas_max,
-                "depth_bytes": self._bytes,
+                "depth_bytes": held_bytes,
                 "capacity_bytes": self._bytes_max,
                 "blocked_by": holder,
                 refusals.FULL: "log",
@@ -357,9 +325,9 @@ class MemoryLog:
         )
 
 
-def weight(batch: Batch) -> int:
-    """Return the bytes that a batch counts for, with its overhead."""
-    return batch.size + BATCH_OVERHEAD_BYTES + ROW_OVERHEAD_BYTES * batch.count
-
-
-_REMOVED: LoggedBatch = None  # type: ignore[assignment]
+def _level_refusal(batch: Batch) -> Refused:
+    return Refused(
+        ErrorCode.LEVEL_UNAVAILABLE,
+        f"ack level {batch.ack_level.name.lower()} requested, but a log in memory grants only memory: "
+        "request memory, or give the service a data directory",
+    )

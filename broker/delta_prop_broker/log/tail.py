@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
-from delta_prop_broker.log.memory import weight
+from delta_prop_broker.log.stored_batches import weight
 
 if TYPE_CHECKING:
     from delta_prop_wire.batch import LoggedBatch
@@ -57,6 +57,9 @@ class Tail:
     def read(self, offset: int, end: int, *, rows_max: int, bytes_max: int) -> list[LoggedBatch]:
         """Return batches from the one that holds `offset`, at least `start_offset`, up to offset `end`."""
         index = max(bisect_right(self._starts, offset, self._head) - 1, self._head)
+        first = self._batches[index]
+        if first.count >= rows_max or first.batch.size >= bytes_max:
+            return [first]
         batches: list[LoggedBatch] = []
         row_count = size = 0
         for logged in self._batches[index : index + rows_max]:

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from delta_prop_broker.disk import Disk, File
-    from delta_prop_broker.segments.identity import Identity
+    from delta_prop_broker.segments.identity import Identity, Randomness
 
 TRIES = 100
 """Maximum number of attempts."""
@@ -93,7 +93,7 @@ def copy_log(
     *,
     files: Sequence[str],
     directories: Sequence[str],
-    random_bytes: Callable[[int], bytes],
+    randomness: Randomness,
     pause: Callable[[float], object],
 ) -> BackupReport:
     """Copy a log into an empty directory, durably.
@@ -103,7 +103,7 @@ def copy_log(
     """
     if not check_format(source):
         raise UsageError(f"{source.name!r} holds no log to copy: name a data directory, or a copy of one")
-    backup = _Backup(source, target, directory, random_bytes)
+    backup = _Backup(source, target, directory, randomness)
     for attempt in range(TRIES):
         try:
             return backup.run(files, directories, attempt)
@@ -119,13 +119,11 @@ def copy_log(
 class _Backup:
     """One running copy; sealed segments that an earlier attempt copied are not copied again."""
 
-    def __init__(
-        self, source: Disk, target: Disk, directory: str, random_bytes: Callable[[int], bytes]
-    ) -> None:
+    def __init__(self, source: Disk, target: Disk, directory: str, randomness: Randomness) -> None:
         self._source = source
         self._target = target
         self._directory = directory
-        self._random_bytes = random_bytes
+        self._randomness = randomness
         self._copied: dict[int, Segment] = {}
         self._file_count = 0
 
@@ -152,7 +150,7 @@ class _Backup:
         ):
             raise _SourceChanged("a newer snapshot replaces segments that were removed")
         identity = identity.next_epoch(
-            point.synced, step=1 + int.from_bytes(self._random_bytes(EPOCH_STEP_BYTES), "little")
+            point.synced, step=1 + int.from_bytes(self._randomness.bytes(EPOCH_STEP_BYTES), "little")
         )
         self._complete(identity, RecoveryPoint(synced=point.synced, start=start))
         return BackupReport(

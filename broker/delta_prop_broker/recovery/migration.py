@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from delta_prop_broker.recovery.recovery_result import RecoveryResult
     from delta_prop_broker.retention.snapshot import Snapshot
     from delta_prop_broker.segments.frames import FrameLocation
+    from delta_prop_broker.segments.identity import Randomness
     from delta_prop_broker.segments.segment import Segment
 
 STEP_BYTES = 1024 * 1024
@@ -108,9 +109,7 @@ class MigrationCallbacks(NamedTuple):
     note: Callable[[str], object]
 
 
-def migrate(
-    disk: Disk, *, random_bytes: Callable[[int], bytes], callbacks: MigrationCallbacks
-) -> MigrationReport:
+def migrate(disk: Disk, *, randomness: Randomness, callbacks: MigrationCallbacks) -> MigrationReport:
     """Migrate a data directory to the present format; a directory that has it stays unchanged.
 
     Holds the lock of the directory throughout. Raises UsageError (no log there), LogBusy, LogCorrupted,
@@ -127,7 +126,7 @@ def migrate(
         current_format = read_format(disk) or current_format
         report = MigrationReport(current_format.number)
         if current_format.number < FORMAT:
-            _prepare(disk, report, random_bytes, callbacks)
+            _prepare(disk, report, randomness, callbacks)
         elif not current_format.unfinished:
             return report
         else:
@@ -141,10 +140,10 @@ def migrate(
 
 
 def _prepare(
-    disk: Disk, report: MigrationReport, random_bytes: Callable[[int], bytes], callbacks: MigrationCallbacks
+    disk: Disk, report: MigrationReport, randomness: Randomness, callbacks: MigrationCallbacks
 ) -> None:
     """Write all changed files beside the old ones, durably."""
-    recovered = recover(disk, DIRECTORY, random_bytes=random_bytes, made_by="", oldest_format=OLDEST_FORMAT)
+    recovered = recover(disk, DIRECTORY, randomness=randomness, made_by="", oldest_format=OLDEST_FORMAT)
     try:
         if not recovered.report.clean:
             callbacks.note(str(recovered.report))
@@ -192,6 +191,24 @@ def _rename_new_files(disk: Disk) -> None:
     disk.sync_directory(DIRECTORY)
 
 
+class _Progress:
+    """Reports the bytes of frames that are done."""
+
+    def __init__(self, callbacks: MigrationCallbacks, total_bytes: int) -> None:
+        self.done_bytes = 0
+        self._callbacks = callbacks
+        self._total_bytes = total_bytes
+
+    def add(self, size: int) -> None:
+        """Count a frame."""
+        self.done_bytes += size
+        self._callbacks.progress(self.done_bytes, self._total_bytes)
+
+    def finish(self) -> None:
+        """Report that all is done."""
+        self._callbacks.progress(self._total_bytes, self._total_bytes)
+
+
 class _Rewriter:
     """Writes the new files (step 2) of a log that was just recovered."""
 
@@ -211,11 +228,10 @@ class _Rewriter:
         self._chain_crcs: dict[int, int] = {}
         # Packed index of the segment that was active at each checkpoint, by the checkpoint's offset.
         self._indexes: dict[int, bytes] = {}
-        self._done_bytes = self._total_bytes = 0
+        self._progress = _Progress(callbacks, sum(segment.size for segment in self._segments))
 
     def run(self) -> None:
         """Write the new files; remove them if that fails."""
-        self._total_bytes = sum(segment.size for segment in self._segments)
         changed = self._segments[self._count_unchanged() :]
         try:
             snapshots = self._select_changed(snapshot_offsets(self._disk.list(DIRECTORY)))
@@ -231,7 +247,7 @@ class _Rewriter:
         except BaseException:
             _remove_temporary_files(self._disk)
             raise
-        self._callbacks.progress(self._total_bytes, self._total_bytes)
+        self._progress.finish()
 
     # --- planning
 
@@ -241,11 +257,11 @@ class _Rewriter:
         Reads the frames, not the indexes, which are only hints.
         """
         for index, segment in enumerate(self._segments):
-            crc_before, bytes_before = self._old_chain_crc, self._done_bytes
+            crc_before, bytes_before = self._old_chain_crc, self._progress.done_bytes
             for frame in self._frames(segment):
                 if frame.logged.batch.is_control:
                     self._first_control_offset = frame.logged.offset
-                    self._old_chain_crc, self._done_bytes = crc_before, bytes_before
+                    self._old_chain_crc, self._progress.done_bytes = crc_before, bytes_before
                     return index
         return len(self._segments)
 
@@ -288,8 +304,7 @@ class _Rewriter:
             for frame in scanner:
                 yield frame
                 self._old_chain_crc = scanner.crc
-                self._done_bytes += frame.size
-                self._callbacks.progress(self._done_bytes, self._total_bytes)
+                self._progress.add(frame.size)
         except BadFrame as bad:
             raise corruption_error(segment, file, bad) from None
         finally:
@@ -382,7 +397,7 @@ class _Rewriter:
         writer = SnapshotWriter(self._disk, DIRECTORY, replace(facts, chain_crc=chain_crc))
         try:
             for logged in old.frames():
-                writer.add(logged.batch)
+                writer.append(logged.batch)
         except BaseException:
             writer.discard()
             raise

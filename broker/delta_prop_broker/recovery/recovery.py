@@ -51,17 +51,17 @@ from delta_prop_broker.segments.writing import write_all
 from delta_prop_wire.errors import ProtocolError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from delta_prop_broker.disk import Disk, File
-    from delta_prop_broker.segments.identity import Identity
+    from delta_prop_broker.segments.identity import Identity, Randomness
 
 
 def recover(
     disk: Disk,
     directory: str,
     *,
-    random_bytes: Callable[[int], bytes],
+    randomness: Randomness,
     made_by: str,
     read_only: bool = False,
     synced: int = 0,
@@ -69,15 +69,15 @@ def recover(
 ) -> RecoveryResult:
     """Open a log's directory, or create it. Raises LogCorrupted, UsageError (read-only, no log), OSError.
 
-    `random_bytes(n)` returns n random bytes, for the id of a new log. `synced`: the offset below which
-    the caller knows rows to be on stable storage, whatever the files say. `oldest_format`: the oldest format
-    of the directory that may be opened.
+    `randomness`: for the id of a new log. `synced`: the offset below which the caller knows rows to be on
+    stable storage, whatever the files say. `oldest_format`: the oldest format of the directory that may be
+    opened.
     """
     has_format = check_format(disk, oldest=oldest_format)
     recovery = _Recovery(
         disk, directory, read_only=read_only, has_format=has_format, made_by=made_by, synced=synced
     )
-    return recovery.run(random_bytes)
+    return recovery.run(randomness)
 
 
 class _Recovery:
@@ -92,33 +92,32 @@ class _Recovery:
         self._report = RecoveryReport(read_only=read_only)
         self._segments = Segments(disk, directory)
         self._recovery_point = RecoveryPoint()
-        self._has_recovery_point = False
         self._chain_crc: int | None = None
         self._known_synced = synced  # the offset up to which something shows that rows were synced
         self._last: Segment | None = None
         self._checkpoints = Checkpoints(disk, directory, b"")
 
-    def run(self, random_bytes: Callable[[int], bytes]) -> RecoveryResult:
+    def run(self, randomness: Randomness) -> RecoveryResult:
         try:
-            return self._run(random_bytes)
+            return self._run(randomness)
         except BaseException:
             if self._last is not None and self._last.file is not None:
                 self._last.file.close()
             raise
 
-    def _run(self, random_bytes: Callable[[int], bytes]) -> RecoveryResult:
-        self._read_recovery_point()
+    def _run(self, randomness: Randomness) -> RecoveryResult:
+        has_recovery_point = self._read_recovery_point()
         names = self._disk.list(self._directory)
         if not self._read_only:
             names = self._restore_names(names)
         bases = segment_bases(names)
-        identity = self._read_or_create_identity(bases, random_bytes)
+        identity = self._read_or_create_identity(bases, randomness)
         obsolete = [base for base, next_base in pairwise(bases) if next_base <= self._recovery_point.start]
         bases = bases[len(obsolete) :]
         self._checkpoints = Checkpoints.read(
             self._disk, self._directory, identity.log_id, names, self._report.notes
         )
-        self._check_start(bases)
+        self._check_start(bases, has_recovery_point=has_recovery_point)
         for base, next_base in pairwise(bases):
             self._load_sealed(Segment(self._directory, base), next_base)
         has_torn_tail = self._load_last(bases[-1]) if bases else False
@@ -143,7 +142,8 @@ class _Recovery:
 
     # --- reading
 
-    def _read_recovery_point(self) -> None:
+    def _read_recovery_point(self) -> bool:
+        """Read the recovery point; return False if there is none that can be read."""
         path = f"{self._directory}/{RECOVERY_POINT}"
         file = open_recovery_point(self._disk, path, read_only=True)
         point, bad_slots = (None, 0) if file is None else read_recovery_point(file)
@@ -152,11 +152,12 @@ class _Recovery:
         if bad_slots:
             self._report.notes.append(f"{path}: {bad_slots} of 2 slots corrupted, not used")
         if point is not None:
-            self._recovery_point, self._has_recovery_point = point, True
+            self._recovery_point = point
         self._report.clean = self._recovery_point.clean
         self._known_synced = max(self._known_synced, self._recovery_point.synced)
+        return point is not None
 
-    def _read_or_create_identity(self, bases: list[int], random_bytes: Callable[[int], bytes]) -> Identity:
+    def _read_or_create_identity(self, bases: list[int], randomness: Randomness) -> Identity:
         path = f"{self._directory}/{IDENTITY}"
         identity = read_identity(self._disk, path)
         if identity is not None:
@@ -174,12 +175,12 @@ class _Recovery:
         parts = self._directory.split("/")
         for depth in range(len(parts)):
             self._disk.sync_directory("/".join(parts[:depth]))
-        identity = new_identity(random_bytes)
+        identity = new_identity(randomness)
         write_identity(self._disk, path, identity)
         self._report.created = True
         return identity
 
-    def _check_start(self, bases: list[int]) -> None:
+    def _check_start(self, bases: list[int], *, has_recovery_point: bool) -> None:
         start = self._recovery_point.start
         # A checkpoint is written after all its rows are synced, so it proves that they are.
         ends = (checkpoint.end for checkpoint in self._checkpoints.stored)
@@ -189,10 +190,10 @@ class _Recovery:
                 path = Segment(self._directory, start).path
                 raise LogCorrupted(path, "no segment is left", offset=start, end=self._known_synced)
             return
-        if self._has_recovery_point and bases[0] > start:
+        if has_recovery_point and bases[0] > start:
             path = Segment(self._directory, start).path
             raise LogCorrupted(path, "the file is missing", offset=start, end=bases[0])
-        if not self._has_recovery_point and not self._report.created:
+        if not has_recovery_point and not self._report.created:
             path = f"{self._directory}/{RECOVERY_POINT}"
             self._report.notes.append(f"{path} is missing or corrupted: only the frames show what was synced")
         self._known_synced = max(self._known_synced, bases[-1])

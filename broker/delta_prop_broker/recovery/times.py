@@ -17,9 +17,11 @@ from delta_prop_broker.segments.paths import TIME
 from delta_prop_broker.segments.small_file import Checksum, read_checked, replace_checked
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from delta_prop_broker.disk import Disk
+    from delta_prop_broker.log_clock import LogClock
+    from delta_prop_broker.segments.segment import Segment, Segments
 
 _BYTES_MAX = 64 * 1024 * 1024
 
@@ -37,6 +39,26 @@ class Times:
     jump: ClockJump | None = None
     ended_us: Mapping[int, int] = field(default_factory=dict)
     growing: tuple[int, int] | None = None
+
+    @classmethod
+    def of(cls, clock: LogClock, segments: Segments) -> Times:
+        """Return the times of a log, as of the last read of its clock."""
+        last = segments.last
+        return cls(
+            clock.seen_us,
+            clock.time_us,
+            clock.jump,
+            {segment.base: segment.seen_last_us for segment in segments.all[:-1]},
+            None if last is None else (last.base, last.seen_first_us),
+        )
+
+    def set_ages(self, segments: Iterable[Segment], seen_us: int) -> None:
+        """Set the seen times of recovered segments. `seen_us`: the seen time now."""
+        for segment in segments:
+            # The last append to a segment that the times lack may be as recent as this moment.
+            segment.seen_last_us = segment.seen_first_us = self.ended_us.get(segment.base, seen_us)
+            if self.growing is not None and self.growing[0] == segment.base:
+                segment.seen_first_us = self.growing[1]
 
 
 def read_times(disk: Disk, directory: str, notes: list[str]) -> Times:

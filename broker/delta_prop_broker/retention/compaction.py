@@ -17,6 +17,7 @@ from delta_prop_broker.retention.merging import Merge
 from delta_prop_broker.retention.raw_rows import FrameBuilder
 from delta_prop_broker.retention.snapshot import (
     OriginWatermark,
+    PresentSnapshot,
     SnapshotFacts,
     SnapshotWriter,
     open_snapshot,
@@ -100,9 +101,8 @@ class Compaction:
 
     Call `step` until it returns True, or call `abort`. Each call may wait for the disk; only one may run at a
     time. `run_bytes_max`: memory for sorting, approximately; further rows are spilled to files, which the
-    compaction removes at its end. `rows_read`, `bytes_read` and `run_count` count the work done so far; the
-    `snapshot_…` attributes give the size of the new snapshot. `step` raises OSError when less than
-    `free_bytes_min` are free on the disk.
+    compaction removes at its end. `made`: the new snapshot, once `step` has returned True. `step` raises
+    OSError when less than `free_bytes_min` are free on the disk.
     """
 
     def __init__(
@@ -117,20 +117,17 @@ class Compaction:
         free_bytes_min: int = 0,
     ) -> None:
         self.offset = segments[-1].end
-        self.rows_read = self.bytes_read = self.run_count = 0
-        self.snapshot_bytes = self.snapshot_rows = 0
+        self.made = PresentSnapshot()
         self._disk = disk
         self._directory = directory
         self._log_id = log_id
         self._segments = segments
-        self._previous = previous
+        self._runs = _SortedRuns(disk, snapshot_path(directory, self.offset))
         self._run_bytes_max = run_bytes_max
         self._free_bytes_min = free_bytes_min
-        self._next_poll_bytes = 0
-        self._spill_files: list[SpillFile] = []
         self._writer: SnapshotWriter | None = None
         self._base: Snapshot | None = None
-        self._steps = self._work()
+        self._steps = self._work(previous)
 
     def step(self) -> bool:
         """Continue for a few milliseconds; return True once the new snapshot is on stable storage.
@@ -150,7 +147,7 @@ class Compaction:
         """Stop, and remove the files written so far, as far as the disk removes them."""
         self._steps.close()
         with suppress(OSError):
-            self._drop_runs()
+            self._runs.drop()
         if self._writer is not None:
             with suppress(OSError):
                 self._writer.discard()
@@ -159,22 +156,26 @@ class Compaction:
             self._base.close()
             self._base = None
 
-    def _work(self) -> Generator[None, None, None]:
+    @property
+    def run_count(self) -> int:
+        """Number of runs that the rows were sorted in so far."""
+        return self._runs.count
+
+    def _work(self, previous: int | None) -> Generator[None, None, None]:
         base = None
-        if self._previous is not None:
-            base = self._base = open_snapshot(self._disk, self._directory, self._previous)
+        if previous is not None:
+            base = self._base = open_snapshot(self._disk, self._directory, previous)
         folder = ChangeFolder()
         reader = _SegmentReader(base, self._segments)
-        runs: list[SortedRun] = []
         in_order = True
         while True:
             try:
-                yield from self._gather(reader, runs, folder, in_order=in_order)
+                yield from self._gather(reader, folder, in_order=in_order)
                 break
             # A forwarded delta may sort before a delta that was read already, or be a duplicate of one.
             except _OutOfOrderFrame:
-                self._drop_runs()
-                reader, runs = _SegmentReader(base, self._segments), []
+                self._runs.drop()
+                reader = _SegmentReader(base, self._segments)
                 folder, in_order = ChangeFolder(), False
         facts = SnapshotFacts(
             self._log_id,
@@ -185,9 +186,9 @@ class Compaction:
             reader.chain_crc or 0,
         )
         writer = self._writer = SnapshotWriter(self._disk, self._directory, facts)
-        out = FrameBuilder(writer.add, states=True)
-        for _ in Merge(() if base is None else base.frames(), runs, folder, out).run():
-            self._check_disk_space(writer.bytes)
+        out, space = FrameBuilder(writer, states=True), _DiskSpace(self._disk, self._free_bytes_min)
+        for _ in Merge(() if base is None else base.frames(), self._runs.all, folder, out).run():
+            space.check(writer.bytes)
             yield
         out_of_order = folder.out_of_order + (0 if base is None else base.facts.out_of_order)
         unfolded = folder.unfolded + (0 if base is None else base.facts.unfolded)
@@ -195,19 +196,17 @@ class Compaction:
             reader.watermarks.all(), alive=out.alive, out_of_order=out_of_order, unfolded=unfolded
         )
         self._writer = None
-        self.snapshot_bytes, self.snapshot_rows = snapshot.bytes, snapshot.rows
+        self.made = PresentSnapshot(snapshot.offset, snapshot.bytes, snapshot.rows)
         snapshot.close()
         if base is not None:
             base.close()
             self._base = None
         with suppress(OSError):  # the snapshot is complete: the next start removes the other files
-            self._drop_runs()
+            self._runs.drop()
             remove_older(self._disk, self._directory, self.offset)
 
-    def _gather(
-        self, reader: _SegmentReader, runs: list[SortedRun], folder: ChangeFolder, *, in_order: bool
-    ) -> Iterator[None]:
-        """Read all segments, in steps, and add their rows to `runs`, sorted."""
+    def _gather(self, reader: _SegmentReader, folder: ChangeFolder, *, in_order: bool) -> Iterator[None]:
+        """Read all segments, in steps, and add their rows to the runs, sorted."""
         builder = RunBuilder(in_order)
         row_count = size = 0
         for segment in self._segments:
@@ -219,44 +218,63 @@ class Compaction:
                     builder.add(location.logged)
                 row_count, size = row_count + batch.count, size + location.size
                 if builder.bytes >= self._run_bytes_max:
-                    yield from self._close_run(builder, runs, folder, spill=True)
+                    yield from self._runs.add(builder, folder, spill=True)
                 if row_count >= STEP_ROWS or size >= STEP_BYTES:
-                    self.rows_read, self.bytes_read = self.rows_read + row_count, self.bytes_read + size
                     row_count = size = 0
                     yield
-        self.rows_read, self.bytes_read = self.rows_read + row_count, self.bytes_read + size
         if builder.bytes:
-            yield from self._close_run(builder, runs, folder, spill=False)
+            yield from self._runs.add(builder, folder, spill=False)
 
-    def _close_run(
-        self, builder: RunBuilder, runs: list[SortedRun], folder: ChangeFolder, *, spill: bool
-    ) -> Iterator[None]:
-        """Write the builder's rows as a run, add it to `runs`, and empty the builder."""
-        self.run_count += 1
-        stem = f"{snapshot_path(self._directory, self.offset)}-{len(runs)}"
+
+class _SortedRuns:
+    """The sorted runs of a compaction, in memory or spilled to files named after `stem`."""
+
+    def __init__(self, disk: Disk, stem: str) -> None:
+        self.all: list[SortedRun] = []
+        self.count = 0
+        """Number of runs that were added, dropped ones included."""
+        self._disk = disk
+        self._stem = stem
+        self._files: list[SpillFile] = []
+
+    def add(self, builder: RunBuilder, folder: ChangeFolder, *, spill: bool) -> Iterator[None]:
+        """Write the builder's rows as a run, in small steps, and empty the builder. Raises OSError."""
+        self.count += 1
         files = []
         for kind in ("rows", "changes"):
-            spill_file = SpillFile(self._disk, f"{stem}-{kind}{TEMPORARY}") if spill else SpillFile()
-            self._spill_files.append(spill_file)
-            files.append(spill_file)
+            path = f"{self._stem}-{len(self.all)}-{kind}{TEMPORARY}"
+            file = SpillFile(self._disk, path) if spill else SpillFile()
+            self._files.append(file)
+            files.append(file)
         run = SortedRun(*files)
         yield from builder.close(run, folder)
-        runs.append(run)
+        self.all.append(run)
 
-    def _check_disk_space(self, written: int) -> None:
-        """Raise OSError before the disk is full: the log's own commits need space."""
+    def drop(self) -> None:
+        """Drop all runs, and remove their files. Raises OSError."""
+        self.all = []
+        while self._files:
+            self._files.pop().drop()
+
+
+class _DiskSpace:
+    """The space that a compaction leaves free, since the log's own commits need it."""
+
+    def __init__(self, disk: Disk, bytes_min: int) -> None:
+        self._disk = disk
+        self._bytes_min = bytes_min
+        self._next_poll_bytes = 0
+
+    def check(self, written: int) -> None:
+        """Raise OSError before the disk is full. `written`: bytes written so far."""
         if written < self._next_poll_bytes:
             return
         self._next_poll_bytes = written + _POLL_BYTES
         free = self._disk.free_bytes()
-        if free < self._free_bytes_min:
+        if free < self._bytes_min:
             raise OSError(
-                errno.ENOSPC, f"{free} bytes are left, of which {self._free_bytes_min} stay free for the log"
+                errno.ENOSPC, f"{free} bytes are left, of which {self._bytes_min} stay free for the log"
             )
-
-    def _drop_runs(self) -> None:
-        while self._spill_files:
-            self._spill_files.pop().drop()
 
 
 class _OutOfOrderFrame(Exception):

@@ -6,7 +6,7 @@ in that frame. With the flag `AS_CREATE`, the row counts as a create of its vect
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from delta_prop_wire.lazy import lazy
 from delta_prop_wire.state_rows import assemble_states
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -146,20 +146,26 @@ class RowView:
         return dots
 
 
+class FrameSink(Protocol):
+    """A list of frames, or a file that takes frames like a list."""
+
+    def append(self, batch: Batch, /) -> object:
+        """Add the next frame. A file raises OSError."""
+        ...
+
+
 class FrameBuilder:
-    """Collects rows into frames, in the order in which they are added, and passes each frame to `emit`.
+    """Collects rows into frames, in the order in which they are added, and appends each frame to `frames`.
 
     `states`: the rows are whole states, so a dense row becomes a create. A frame has up to `bytes_max`,
-    unless it holds a single row. `rows`: number of rows emitted; `alive`: of these, rows that are not
-    deletes.
+    unless it holds a single row. `rows`: number of rows in appended frames; `alive`: of these, rows that are
+    not deletes.
     """
 
-    def __init__(
-        self, emit: Callable[[Batch], None], *, states: bool, bytes_max: int = FRAME_BYTES_MAX
-    ) -> None:
+    def __init__(self, frames: FrameSink, *, states: bool, bytes_max: int = FRAME_BYTES_MAX) -> None:
         self.rows = self.alive = 0
         self._bytes_max = bytes_max
-        self._emit = emit
+        self._frames = frames
         self._table = _AS_STATE if states else _UNCHANGED
         self._kind_table = np.frombuffer(self._table, np.uint8)
         self._clear()
@@ -236,7 +242,7 @@ class FrameBuilder:
                     sizes.append(end - start)
 
     def flush(self) -> None:
-        """Emit the collected rows as a frame, if there are any."""
+        """Append the collected rows as a frame, if there are any."""
         if not self._keys:
             return
         count, kinds = len(self._keys), bytes(self._kinds)
@@ -253,7 +259,7 @@ class FrameBuilder:
         self.alive += count - kinds.count(Kind.DELETE)
         batch = assemble_states(columns, count, mask, dimension)
         self._clear()
-        self._emit(batch)
+        self._frames.append(batch)
 
     def _add_parts(self, columns: dict[Column, bytes], kinds: bytes) -> int:
         """Add the parts of the rows; return the common dimension of their vectors, else 0."""

@@ -38,6 +38,36 @@ SAVED_MIN = 1 / 8
 """Minimum share that must be saved after TRIAL_BYTES, and at the end; else the compression is dropped."""
 
 
+class _NewFile:
+    """A file that is written from its beginning, with a sync now and then. `bytes`: written so far."""
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        """Open the file; call `clear` before the first write. Raises OSError."""
+        self.path = path
+        self.bytes = 0
+        self._synced_bytes = 0
+        self._disk = disk
+        self._file = disk.open(path, create=True)
+
+    def clear(self) -> None:
+        """Drop what an earlier process left in the file. Raises OSError."""
+        self._file.truncate(0)
+
+    def append(self, parts: list[bytes], *, is_last: bool) -> None:
+        """Write these parts; after the last ones all are on stable storage. Raises OSError."""
+        self.bytes = write_all(self._file, self.bytes, parts)
+        if self.bytes - self._synced_bytes >= SYNC_BYTES or is_last:
+            self._file.sync()
+            self._synced_bytes = self.bytes
+
+    def close(self, *, remove: bool) -> None:
+        """Close the file; if `remove`, remove it, as far as the disk does."""
+        self._file.close()
+        if remove:
+            with suppress(OSError):
+                self._disk.remove(self.path)
+
+
 class SegmentCompression:
     """The compression of one segment. `step` and `close` run in a thread, since they wait for the disk."""
 
@@ -51,59 +81,52 @@ class SegmentCompression:
         self._directory = directory
         self._codec = codec
         self._free_bytes_min = free_bytes_min
-        self._path = segment.path + TEMPORARY
         self._new_index = SparseIndex(segment.base)
         self._old_file: File | None = None
-        self._file: File | None = None
+        self._new_file: _NewFile | None = None
         self._frames: Iterator[FrameLocation] = iter(())
-        self._read_bytes = self._written_bytes = self._synced_bytes = 0
+        self._read_bytes = 0
 
     def step(self) -> bool:
         """Compress some frames; return True at the end. Raises LogCorrupted, OSError: then call `close`."""
-        if self._file is None:
-            self._begin()
-        file, parts, read_bytes_max = self._file, [], self._read_bytes + STEP_BYTES
-        assert file is not None
+        file = self._new_file or self._begin()
+        parts, read_bytes_max = [], self._read_bytes + STEP_BYTES
         try:
             while self._read_bytes < read_bytes_max and (location := next(self._frames, None)) is not None:
                 parts.append(self._pack_frame(location))
         except BadFrame as bad:
             assert self._old_file is not None
             raise corruption_error(self.segment, self._old_file, bad) from None
-        self._written_bytes = write_all(file, self._written_bytes, parts)
         is_complete = self._read_bytes >= self.segment.size
-        if self._written_bytes - self._synced_bytes >= SYNC_BYTES or is_complete:
-            file.sync()
-            self._synced_bytes = self._written_bytes
+        file.append(parts, is_last=is_complete)
         if is_complete or self._read_bytes >= TRIAL_BYTES:
-            self.is_useless = self._written_bytes > (1 - SAVED_MIN) * self._read_bytes
+            self.is_useless = file.bytes > (1 - SAVED_MIN) * self._read_bytes
         if self.is_useless:
             self._note_useless()
         elif is_complete:
-            self._exchange()
+            self._exchange(file.path)
         return is_complete or self.is_useless
 
     def close(self) -> None:
         """Close the files; remove the new one unless it has replaced the segment."""
-        for file in (self._file, self._old_file):
-            if file is not None:
-                file.close()
-        if self._file is not None and self.index is None:
-            with suppress(OSError):
-                self._disk.remove(self._path)
+        if self._new_file is not None:
+            self._new_file.close(remove=self.index is None)
+        if self._old_file is not None:
+            self._old_file.close()
 
-    def _begin(self) -> None:
-        size = self.segment.size
+    def _begin(self) -> _NewFile:
+        size, path = self.segment.size, self.segment.path + TEMPORARY
         free = self._disk.free_bytes()
         if free < self._free_bytes_min + size:
             reason = f"{free} bytes are free on the disk, too few to write a segment of {size}"
-            raise OSError(errno.ENOSPC, reason, self._path)
+            raise OSError(errno.ENOSPC, reason, path)
         self._old_file = self._disk.open(self.segment.path, read_only=True)
         self._frames = iter(
             FrameScanner(self._old_file, position=0, offset=self.segment.base, end=size, previous_crc=None)
         )
-        self._file = self._disk.open(self._path, create=True)
-        self._file.truncate(0)
+        self._new_file = _NewFile(self._disk, path)
+        self._new_file.clear()
+        return self._new_file
 
     def _pack_frame(self, frame: FrameLocation) -> bytes:
         logged = frame.logged
@@ -114,13 +137,13 @@ class SegmentCompression:
         self._read_bytes += frame.size
         return raw
 
-    def _exchange(self) -> None:
+    def _exchange(self, path: str) -> None:
         segment, new_index = self.segment, self._new_index
         assert (new_index.end, new_index.last_crc) == (segment.end, segment.last_crc), (
             "the new file has other frames"
         )
         new_index.compression_tried = True
-        self._disk.rename(self._path, segment.path)
+        self._disk.rename(path, segment.path)
         self.index = new_index
         # After a crash the name may lead to either file: both hold the same frames, on stable storage.
         with suppress(OSError):

@@ -110,6 +110,14 @@ def sort_keys(batch: Batch) -> list[str]:
 # --- reading
 
 
+class PresentSnapshot(NamedTuple):
+    """The snapshot that a log has now. `offset`: None if there is none; then the other fields are 0."""
+
+    offset: int | None = None
+    bytes: int = 0
+    rows: int = 0
+
+
 class Snapshot:
     """An open snapshot. Until it is closed, it can be read even if its file is removed."""
 
@@ -388,7 +396,7 @@ class SnapshotWriter:
         """Bytes written so far."""
         return self._out.position
 
-    def add(self, batch: Batch) -> None:
+    def append(self, batch: Batch) -> None:
         """Write the next frame of states. Raises OSError."""
         first = batch.namespaces[0].encode(), batch.keys[0].encode()
         out = self._out

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from delta_prop_broker.corruption import LogCorrupted
 from delta_prop_broker.retention.compaction import Compaction, SegmentRange, remove_older
-from delta_prop_broker.retention.snapshot import newest_snapshot, snapshot_offsets
+from delta_prop_broker.retention.snapshot import PresentSnapshot, newest_snapshot, snapshot_offsets
 
 if TYPE_CHECKING:
     from delta_prop_broker.disk import Disk
@@ -22,16 +22,14 @@ if TYPE_CHECKING:
 
 
 class SnapshotPlanner:
-    """The snapshot of one log. Without a snapshot, `offset` is None, and `bytes` and `rows` are 0.
+    """Finds the snapshot of one log, `present`, and plans the next one.
 
     `corruption`: the error of a snapshot that cannot be used; then no row is removed, and no snapshot made.
     """
 
     def __init__(self, disk: Disk, directory: str, *, settings: LogSettings, holders: Holders) -> None:
-        self.offset: int | None = None
-        self.bytes = self.rows = self.snapshots_made = 0
-        self.time_us = 0
-        """Log time of the last append that the snapshot found at the opening covers."""
+        self.present = PresentSnapshot()
+        self.snapshots_made = 0
         self.corruption: LogCorrupted | None = None
         self.is_running = False
         self._disk = disk
@@ -42,27 +40,28 @@ class SnapshotPlanner:
         self._newest_offset = 0  # the highest offset in a snapshot's file name at the opening
         self._read_only = False
 
-    def open(self, log_id: bytes, *, start: int, end: int, read_only: bool) -> None:
+    def open(self, log_id: bytes, *, start: int, end: int, read_only: bool) -> int:
         """Find the snapshot of a log with offsets `start` to `end`, if the log is compacted.
 
-        Raises OSError.
+        Return the log time of the last append that it covers; 0 without a snapshot. Raises OSError.
         """
         self._log_id, self._read_only = log_id, read_only
         self._newest_offset = max(snapshot_offsets(self._disk.list(self._directory)), default=0)
         if not self._settings.compact:
-            return
+            return 0
         try:
             snapshot = self.newest(start=start, end=end)
         except LogCorrupted as corruption:
             self.corruption = corruption
-            return
-        if snapshot is not None:
-            self.offset, self.bytes, self.rows = snapshot.offset, snapshot.bytes, snapshot.rows
-            self.time_us = snapshot.time_us
-            snapshot.close()
-            if not read_only:
-                with suppress(OSError):
-                    remove_older(self._disk, self._directory, snapshot.offset)
+            return 0
+        if snapshot is None:
+            return 0
+        self.present = PresentSnapshot(snapshot.offset, snapshot.bytes, snapshot.rows)
+        snapshot.close()
+        if not read_only:
+            with suppress(OSError):
+                remove_older(self._disk, self._directory, snapshot.offset)
+        return snapshot.time_us
 
     def newest(self, *, start: int, end: int) -> Snapshot | None:
         """Open the newest snapshot, if a log with offsets `start` to `end` continues from it.
@@ -79,11 +78,11 @@ class SnapshotPlanner:
 
     def may_have_snapshot(self, start: int) -> bool:
         """Return True if there may be a snapshot for a log that begins at `start`; reads no file."""
-        return max(self.offset or 0, self._newest_offset) >= start
+        return max(self.present.offset or 0, self._newest_offset) >= start
 
     def floor(self, readable: int) -> int:
         """Return the offset below which snapshots allow segments to be removed."""
-        return min(readable, self.offset or 0) if self._settings.compact else readable
+        return min(readable, self.present.offset or 0) if self._settings.compact else readable
 
     def wait_reason(self, readable: int) -> str:
         """Return the reason why a full log removes no row, although no sink needs the oldest row."""
@@ -111,18 +110,18 @@ class SnapshotPlanner:
         """
         if not self._settings.compact or self.is_running or self.corruption is not None:
             return None
-        floor = min(self._holders.unevictable_floor(readable), readable)
+        present, floor = self.present, min(self._holders.unevictable_floor(readable), readable)
         ranges: list[SegmentRange] = []
         size, remaining_bytes = 0, held_bytes
         for segment in segments.all[:-1]:
             if segment.end > floor or not self.is_due(segment, seen_us, remaining_bytes):
                 break
             remaining_bytes -= segment.size
-            if self.offset is None or segment.base >= self.offset:
+            if present.offset is None or segment.base >= present.offset:
                 ranges.append(SegmentRange(segment.path, segment.base, segment.end))
                 size += segment.size
         is_short = held_bytes > (self._settings.compact_from_bytes + self._settings.bytes_max) // 2
-        if not ranges or (size * 2 < self.bytes and not is_short):
+        if not ranges or (size * 2 < present.bytes and not is_short):
             return None
         self.is_running = True
         return Compaction(
@@ -130,7 +129,7 @@ class SnapshotPlanner:
             self._directory,
             log_id=self._log_id,
             segments=ranges,
-            previous=self.offset,
+            previous=present.offset,
             run_bytes_max=self._settings.compact_memory_bytes_max,
             free_bytes_min=self._settings.free_bytes_min // 2,
         )
@@ -139,5 +138,5 @@ class SnapshotPlanner:
         """End a compaction; `made`: its snapshot is on stable storage."""
         self.is_running = False
         if made:
-            self.offset, self.snapshots_made = compaction.offset, self.snapshots_made + 1
-            self.bytes, self.rows = compaction.snapshot_bytes, compaction.snapshot_rows
+            self.present = compaction.made
+            self.snapshots_made += 1

@@ -32,9 +32,10 @@ from delta_prop_wire.layout import Column
 from delta_prop_wire.state_rows import assemble_states
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from delta_prop_broker.disk import Disk
+    from delta_prop_broker.retention.raw_rows import FrameSink
     from delta_prop_wire.algebra import Key, Patch
 
 SPILL_FRAME_BYTES = 64 * 1024
@@ -120,7 +121,7 @@ class SpillFile:
         self._file = None if disk is None else StateFile(disk, path, position=0, chain_crc=0)
         self._disk = disk
 
-    def add(self, batch: Batch) -> None:
+    def append(self, batch: Batch) -> None:
         """Add a frame. Raises OSError."""
         if self._file is None:
             self._batches.append(batch)
@@ -237,7 +238,7 @@ class RunBuilder:
         """Write all rows to `run`, in small steps, and empty the builder. Raises OSError."""
         last_rows = self._sets
         last_rows.update(self._resets)
-        frames = FrameBuilder(run.rows.add, states=False, bytes_max=SPILL_FRAME_BYTES)
+        frames = FrameBuilder(run.rows, states=False, bytes_max=SPILL_FRAME_BYTES)
         view = RowView(self._frames)
         yield
         for keys in sorted_keys(list(last_rows)):
@@ -245,7 +246,7 @@ class RunBuilder:
                 frames.add(view, keys, [last_rows[key] for key in keys])
             yield
         frames.flush()
-        changes = ChangeFrameBuilder(run.changes.add)
+        changes = ChangeFrameBuilder(run.changes)
         for keys in sorted_keys(list(self._changes)):
             for key in keys:
                 for change in self._fold_changes(key, folder):
@@ -284,10 +285,10 @@ class RunBuilder:
 
 
 class ChangeFrameBuilder:
-    """Collects changes into frames and passes each to `emit`."""
+    """Collects changes into frames and appends each to `frames`."""
 
-    def __init__(self, emit: Callable[[Batch], None]) -> None:
-        self._emit = emit
+    def __init__(self, frames: FrameSink) -> None:
+        self._frames = frames
         self._changes: list[Change] = []
         self._bytes = 0
 
@@ -302,9 +303,9 @@ class ChangeFrameBuilder:
         return True
 
     def flush(self) -> None:
-        """Emit the collected changes as a frame, if there are any."""
+        """Append the collected changes as a frame, if there are any."""
         if self._changes:
-            self._emit(encode_changes(self._changes))
+            self._frames.append(encode_changes(self._changes))
             self._changes, self._bytes = [], 0
 
 

@@ -1,4 +1,4 @@
-"""The active segment, which appends go to, and its pending writes.
+"""The active segment, which appends go to.
 
 A segment that is full or old is sealed with the next commit, and another one begins after it.
 """
@@ -7,51 +7,53 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from delta_prop_broker.segments.commit import SegmentWrite
 from delta_prop_broker.segments.paths import DIRECTORY
 from delta_prop_broker.segments.segment import Segment
 from delta_prop_broker.segments.sparse_index import SparseIndex
 
 if TYPE_CHECKING:
     from delta_prop_broker.log.settings import LogSettings
+    from delta_prop_broker.segments.commit import SegmentWrite
+    from delta_prop_broker.segments.commit_queue import CommitQueue
     from delta_prop_broker.segments.segment import Segments
 
 
 class ActiveSegment:
-    """The last segment of the log. `pending_writes`: the writes of the next commit, one per segment."""
+    """The last segment of the log; its writes wait in the commit queue."""
 
-    def __init__(self, segments: Segments, settings: LogSettings) -> None:
-        self.pending_writes: list[SegmentWrite] = []
+    def __init__(self, segments: Segments, queue: CommitQueue, settings: LogSettings) -> None:
         self._segments = segments
-        self._settings = settings
+        self._queue = queue
+        self._bytes_max = settings.segment_bytes_max
+        self._age_us_max = settings.segment_s_max * 1e6
 
     def write_for(self, size: int, *, offset: int, seen_us: int) -> SegmentWrite:
         """Return the write that takes a frame of this size, with this offset, at this seen time."""
-        last, bytes_max = self._segments.last, self._settings.segment_bytes_max
+        last, writes = self._segments.last, self._queue.writes
         if last is not None and not last.size:
             last.seen_first_us = seen_us
-        elif last is None or last.size + size > bytes_max or self.is_old(last, seen_us):
+        elif (
+            last is None
+            or last.size + size > self._bytes_max
+            or seen_us - last.seen_first_us >= self._age_us_max
+        ):
             last = self.begin(offset=offset, seen_us=seen_us)
-        return self.write_of(last)
+        if writes and writes[-1].segment is last:
+            return writes[-1]
+        return self._queue.write_of(last)
 
     def is_old(self, segment: Segment, seen_us: int) -> bool:
         """Return True if the segment has been active for `segment_s_max`."""
-        return seen_us - segment.seen_first_us >= self._settings.segment_s_max * 1e6
+        return seen_us - segment.seen_first_us >= self._age_us_max
 
     def begin(self, *, offset: int, seen_us: int) -> Segment:
         """Seal the last segment with the next commit, and begin another one after it."""
         last = self._segments.last
         if last is not None:
-            self.write_of(last).seals_segment = True
+            self._queue.write_of(last).seals_segment = True
         last = Segment(DIRECTORY, offset)
         last.index = SparseIndex(offset)
         last.seen_first_us = last.seen_last_us = seen_us
         self._segments.add(last)
-        self.write_of(last)
+        self._queue.write_of(last)
         return last
-
-    def write_of(self, segment: Segment) -> SegmentWrite:
-        """Return the pending write of the last segment, `segment`; begin one if there is none."""
-        if not self.pending_writes or self.pending_writes[-1].segment is not segment:
-            self.pending_writes.append(SegmentWrite(segment, segment.size, end=segment.size))
-        return self.pending_writes[-1]

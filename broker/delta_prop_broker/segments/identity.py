@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from delta_prop_broker.corruption import (
     FormatOutdated,
@@ -25,8 +25,6 @@ from delta_prop_wire.crc import crc32c
 from delta_prop_wire.cursor import LOG_ID_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from delta_prop_broker.disk import Disk
 
 FORMAT = 2
@@ -43,6 +41,14 @@ _EPOCH = struct.Struct("<QQ")
 _MAGIC = b"dp-logid"
 _VERSION = 1
 _FORMAT_FIX = ": copy the format file of a data directory that the same version made"
+
+
+class Randomness(Protocol):
+    """A source of random bytes."""
+
+    def bytes(self, count: int, /) -> bytes:
+        """Return `count` random bytes."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +153,6 @@ def write_identity(disk: Disk, path: str, identity: Identity) -> None:
     replace_checked(disk, path, raw, Checksum.TRAILER)
 
 
-def new_identity(random_bytes: Callable[[int], bytes]) -> Identity:
+def new_identity(randomness: Randomness) -> Identity:
     """Return the identity of a new log."""
-    return Identity(random_bytes(LOG_ID_BYTES), ((1, 0),))
+    return Identity(randomness.bytes(LOG_ID_BYTES), ((1, 0),))

@@ -20,11 +20,10 @@ from delta_prop_wire.header import unpack_header
 from delta_prop_wire.spec import CRC_BYTES, HEADER_BYTES, STAMP_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from typing_extensions import Buffer
 
     from delta_prop_broker.disk import Disk, File
+    from delta_prop_broker.log.marks import LogMarks
     from delta_prop_broker.segments.frames import FrameHead
     from delta_prop_broker.segments.segment import Segment, Segments
     from delta_prop_broker.segments.sparse_index import Entry, SparseIndex
@@ -67,12 +66,15 @@ class SendfileRange(NamedTuple):
 class SendfilePool:
     """Creates the readers of one log, and opens each file once for all of them."""
 
-    def __init__(self, disk: Disk, log_state: Callable[[], tuple[Segments, int, int]]) -> None:
-        """`log_state` returns the present segments, the oldest offset and the high watermark."""
+    def __init__(self, disk: Disk, segments: Segments, marks: LogMarks) -> None:
         self._disk = disk
-        self._log_state = log_state
+        self._segments = segments
+        self._marks = marks
         self._open_files: dict[tuple[int, int], _OpenFile] = {}
-        self._segments: Segments | None = None
+
+    def resume(self, segments: Segments) -> None:
+        """Continue with the segments of the recovered log: other files may have the names of open ones."""
+        self._segments, self._open_files = segments, {}
 
     def reader(self) -> SendfileReader:
         """Return a new reader; the caller closes it."""
@@ -85,15 +87,15 @@ class SendfilePool:
 
         None if there is no range. Raises LogCorrupted, OSError.
         """
-        segments, start, high_watermark = self._log_state()
-        if not start <= offset < high_watermark:
+        segments, high_watermark = self._segments, self._marks.high_watermark
+        if not self._marks.start_offset <= offset < high_watermark:
             return None
         segment = segments.segment_at(offset)
         index = segments.index_of(segment)
         if not _is_readable(index, codecs) or (bounds.verified and not index.codecs):
             return None
         offset_max = min(offset + bounds.deltas_max, high_watermark, _first_control(index, offset))
-        opened = self._acquire(segments, segment, index)
+        opened = self._acquire(segment, index)
         if opened is None:
             return None
         try:
@@ -111,17 +113,14 @@ class SendfilePool:
             return None
         return found, opened
 
-    def _acquire(self, segments: Segments, segment: Segment, index: SparseIndex) -> _OpenFile | None:
-        if self._segments is not segments:  # the log was recovered: other files may have these names
-            self._segments, self._open_files = segments, {}
+    def _acquire(self, segment: Segment, index: SparseIndex) -> _OpenFile | None:
         key = (segment.base, index.codecs)
         opened = self._open_files.get(key)
         if opened is None:
             if len(self._open_files) >= FILES_MAX:
                 return None
-            file = self._disk.open(segment.path, read_only=True)
-            open_files = self._open_files
-            opened = open_files[key] = _OpenFile(file, lambda: open_files.pop(key, None))
+            opened = _OpenFile(self._disk.open(segment.path, read_only=True), key, self._open_files)
+            self._open_files[key] = opened
         opened.users += 1
         return opened
 
@@ -157,10 +156,14 @@ class SendfileReader:
 class _OpenFile:
     """The file of a segment, open while readers send from it; `users` counts them."""
 
-    def __init__(self, file: File, forget: Callable[[], object]) -> None:
+    def __init__(
+        self, file: File, key: tuple[int, int], open_files: dict[tuple[int, int], _OpenFile]
+    ) -> None:
+        """`open_files`: has this file at `key` until its last user releases it."""
         self.file = file
         self.users = 0
-        self._forget = forget
+        self._key = key
+        self._open_files = open_files
 
     def locate_range(
         self, index: SparseIndex, offset: int, offset_max: int, bounds: RangeBounds, *, is_active: bool
@@ -220,7 +223,7 @@ class _OpenFile:
         """End one use of the file; the last user closes it."""
         self.users -= 1
         if not self.users:
-            self._forget()
+            self._open_files.pop(self._key, None)
             self.file.close()
 
 

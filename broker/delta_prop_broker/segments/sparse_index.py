@@ -17,6 +17,8 @@ from delta_prop_wire.crc import crc32c
 from delta_prop_wire.spec import Attribute
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from delta_prop_wire.batch import Batch
 
 STEP_BYTES = 4096
@@ -62,6 +64,33 @@ class _CounterRuns:
         self.offsets.append(offset)
 
 
+class _Entries:
+    """The columns of the entries: offset, position, latest time, and checksum of the stamp before."""
+
+    __slots__ = ("offsets", "positions", "previous", "times")
+
+    def __init__(self, columns: Sequence[array[int]] = ()) -> None:
+        """`columns`: offsets, positions, times and previous checksums; none: without entries."""
+        self.offsets, self.positions, self.times, self.previous = columns or (array("Q") for _ in range(4))
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def columns(self) -> list[array[int]]:
+        """Return the columns, in the order of the file."""
+        return [self.offsets, self.positions, self.times, self.previous]
+
+    def at(self, number: int) -> Entry:
+        """Return an entry; the first one if the number is below 0."""
+        number = max(number, 0)
+        return Entry(self.offsets[number], self.positions[number], self.previous[number])
+
+    def copy_until(self, end: int) -> _Entries:
+        """Return a copy of the entries before offset `end`."""
+        count = bisect_left(self.offsets, end)
+        return _Entries([column[:count] for column in self.columns()])
+
+
 class SparseIndex:
     """The index of one segment, while it grows and when it is sealed."""
 
@@ -77,8 +106,7 @@ class SparseIndex:
         self.compression_tried = False  # it was compressed, or compression saves too little
         self.controls: array[int] | None = array("Q")
         """The offsets of frames of control rows; None if an older index lacks them."""
-        self._offsets, self._positions = array("Q"), array("Q")
-        self._times, self._previous = array("Q"), array("Q")
+        self._entries = _Entries()
         self._runs: dict[int, _CounterRuns] = {}
 
     def add(
@@ -92,11 +120,13 @@ class SparseIndex:
             self.first_time = time
         # The latest time never falls, even if the clock was set back, so that times can be searched.
         self.latest_time = max(self.latest_time, time)
-        if not self._positions or self.size >= self._positions[-1] + STEP_BYTES:
-            self._offsets.append(offset)
-            self._positions.append(self.size)
-            self._times.append(self.latest_time)
-            self._previous.append(previous_crc)
+        entries = self._entries
+        if not entries.positions or self.size >= entries.positions[-1] + STEP_BYTES:
+            # Appended here, since each large batch has an entry, and a call would cost more than the appends.
+            entries.offsets.append(offset)
+            entries.positions.append(self.size)
+            entries.times.append(self.latest_time)
+            entries.previous.append(previous_crc)
         runs = self._runs.get(batch.origin)
         if runs is None:
             runs = self._runs[batch.origin] = _CounterRuns()
@@ -109,20 +139,21 @@ class SparseIndex:
 
     def entry_before(self, offset: int) -> Entry:
         """Return the last entry at or before an offset of this segment."""
-        return self._entry_at(max(bisect_right(self._offsets, offset) - 1, 0))
+        return self._entries.at(bisect_right(self._entries.offsets, offset) - 1)
 
     def entry_before_time(self, time: int) -> Entry:
         """Return an entry at or before the first frame that was stamped at `time` or later."""
-        return self._entry_at(max(bisect_left(self._times, time) - 1, 0))
+        return self._entries.at(bisect_left(self._entries.times, time) - 1)
 
     def entry_before_both(self, offset: int, position: int) -> Entry:
         """Return the last entry that is at or before both an offset and a position."""
-        number = min(bisect_right(self._offsets, offset), bisect_right(self._positions, position))
-        return self._entry_at(max(number - 1, 0))
+        entries = self._entries
+        number = min(bisect_right(entries.offsets, offset), bisect_right(entries.positions, position))
+        return entries.at(number - 1)
 
     def last_entry(self) -> Entry:
         """Return the last entry; the segment has a frame."""
-        return self._entry_at(len(self._offsets) - 1)
+        return self._entries.at(len(self._entries) - 1)
 
     def copy_until(self, end: int, size: int, last_crc: int, latest_time: int) -> SparseIndex:
         """Return a copy as of offset `end`; another thread may add frames to the index meanwhile.
@@ -132,9 +163,7 @@ class SparseIndex:
         copy = SparseIndex(self.base)
         copy.end, copy.size, copy.last_crc, copy.latest_time = end, size, last_crc, latest_time
         copy.crc_before, copy.first_time = self.crc_before, self.first_time
-        entries = bisect_left(self._offsets, end)
-        copy._offsets, copy._positions = self._offsets[:entries], self._positions[:entries]
-        copy._times, copy._previous = self._times[:entries], self._previous[:entries]
+        copy._entries = self._entries.copy_until(end)
         if self.controls is None:
             copy.controls = None
         else:
@@ -163,15 +192,12 @@ class SparseIndex:
             return None
         return runs.offsets[number], runs.offsets[number] + counter - runs.bases[number]
 
-    def _entry_at(self, number: int) -> Entry:
-        return Entry(self._offsets[number], self._positions[number], self._previous[number])
-
     # --- bytes
 
     def pack(self) -> bytes:
         """Return the bytes of the index file."""
         counts, origins = array("Q"), array("Q", sorted(self._runs))
-        columns = [self._offsets, self._positions, self._times, self._previous, origins, counts]
+        columns = [*self._entries.columns(), origins, counts]
         for kind in ("bases", "lasts", "offsets"):
             column = array("Q")
             for origin in origins:
@@ -192,7 +218,7 @@ class SparseIndex:
             self.last_crc or 0,
             self.first_time,
             self.latest_time,
-            len(self._offsets),
+            len(self._entries),
             len(origins),
         )
         packed = b"".join((header, *(_to_little_endian(column) for column in columns)))
@@ -218,7 +244,8 @@ class SparseIndex:
         for length in (entries,) * 4 + (origins,) * 2:
             columns.append(words[position : position + length])
             position += length
-        index._offsets, index._positions, index._times, index._previous, origin_column, counts = columns
+        index._entries = _Entries(columns[:4])
+        origin_column, counts = columns[4:]
         total = sum(counts)
         controls = words[position + 3 * total :]
         index.controls = controls if flags & _CONTROLS else None

@@ -1,1 +1,1 @@
-"""What a partition knows before the order: the bounded queue, origins, vector heads, known ids."""
+"""The state of a partition before the order: the bounded queue, origins, vector heads, known ids."""

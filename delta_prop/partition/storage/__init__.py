@@ -1,1 +1,1 @@
-"""What a log on disk needs beside the appends: commits, recovery, compaction, checkpoints in time."""
+"""The work for a log on disk beside the appends: commits, recovery, compaction, checkpoints in time."""

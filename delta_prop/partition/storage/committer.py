@@ -42,7 +42,7 @@ slow it doubles, up to OFFLOAD_S_MAX.
 
 
 class CommitListener(Protocol):
-    """What a committer notifies."""
+    """Owner of the log, which a committer notifies."""
 
     def note_moved(self) -> None:
         """Note that the marks have moved."""

@@ -84,9 +84,7 @@ class Storage:
         """Create or recover the log below `path`. Raises LogBusy, LogCorrupted, FormatUnknown, OSError."""
         disk, threads = world.open_disk(path), world.new_threads()
         log, recovery = await threads.run(
-            lambda: DurableLog.open(
-                disk, settings=settings, random_bytes=world.randomness.bytes, clock=world.clock
-            )
+            lambda: DurableLog.open(disk, settings=settings, randomness=world.randomness, clock=world.clock)
         )
         storage = cls(log, recovery, disk, world, threads)
         try:

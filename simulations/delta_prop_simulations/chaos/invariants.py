@@ -107,7 +107,7 @@ class StepChecker:
         check_bound(node, "bytes pending", pending.bytes, pending._bytes_max)
         log = self._durable_log
         # A log without unwritten batches takes one batch of any size.
-        if log is not None and len(log._active_segment.pending_writes) > 1:
+        if log is not None and len(log.commit_queue.writes) > 1:
             check_bound(node, "bytes unwritten", log.unwritten_bytes, log.settings.unwritten_bytes_max)
         for name, runtime in internals.sinks.runtimes.items():
             _check_capacity(f"{node}, sink {name!r}", runtime.feed)
@@ -128,7 +128,7 @@ def log_offsets(log: DurableLog | MemoryLog) -> LogOffsets:
         log.written,
         log.next_offset,
         log.high_watermark,
-        log._recoveries,
+        log.recoveries,
         failed,
     )
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
-from delta_prop_broker.log.durable import DurableLog
 from delta_prop_simulations.chaos import deliveries, log_checks
 from delta_prop_simulations.chaos.deliveries import ExpectedRows
 from delta_prop_simulations.chaos.invariants import StepChecker
@@ -125,7 +124,8 @@ class Oracle:
         self, node: Node, propagator: Propagator, history: LogHistory, full_states: Mapping[Ref, VectorState]
     ) -> None:
         internals = propagator.internals()
-        is_compacted = bool(internals.partition.log.start_offset) or _can_have_snapshot(internals)
+        log = internals.partition.log
+        is_compacted = bool(log.start_offset) or log.may_have_snapshot()
         excused = deliveries.excused_vectors(history) if is_compacted else set()
         for name in propagator.statistics().sinks:
             feed = internals.sinks.feed(name)
@@ -214,7 +214,3 @@ def _excluded_offsets(feed: Feed) -> set[int]:
 
 def _comparable_batch(logged: LoggedBatch) -> tuple[object, ...]:
     return (logged.batch.crc, logged.batch.dot(0), logged.lamport, logged.source)
-
-
-def _can_have_snapshot(internals: Internals) -> bool:
-    return isinstance(internals.partition.log, DurableLog) and internals.partition.log.may_have_snapshot()

@@ -31,7 +31,7 @@ from delta_prop_wire.algebra import VectorState, apply
 from delta_prop_wire.delta import ABSENT, Delta, Dot, Kind, Source, create, delete, opaque, sparse_add
 from delta_prop_wire.encode import encode_batch, encode_vectors
 from delta_prop_wire.errors import UsageError
-from tests.broker.durable import LOG_ID, Clock, commit
+from tests.broker.durable import Clock, FixedRandomness, commit
 from tests.broker.histories import Rows as HistoryRows
 from tests.broker.histories import Step, comparable, steps_with_ids
 from tests.delta_prop.auditing.expected_differences import differences_of, history_states
@@ -152,7 +152,7 @@ def test_audit_memory_is_bounded(tmp_path: Path) -> None:
     """The log has about 24 MiB and the sink half of that; every row of the sink differs from the log."""
     settings = LogSettings(segment_bytes_max=2 * MIB, reserve_bytes=0, free_bytes_min=0)
     log, _ = DurableLog.open(
-        LocalDisk(tmp_path), settings=settings, random_bytes=lambda n: LOG_ID[:n], clock=Clock()
+        LocalDisk(tmp_path), settings=settings, randomness=FixedRandomness(), clock=Clock()
     )
     matrix, base = np.ones((200, 256), np.float32), 1
     for number in range(0, 20_000, 200):

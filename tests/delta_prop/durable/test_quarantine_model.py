@@ -17,7 +17,7 @@ from delta_prop_simulations.disk import SimDisk
 from delta_prop_sinks.sink import Delivery
 from delta_prop_wire.delta import Source
 from delta_prop_wire.encode import encode_batch
-from tests.broker.durable import Clock
+from tests.broker.durable import Clock, FixedRandomness
 from tests.delta_prop.durable.quarantined import make_addition
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def test_quarantine_file_equals_the_quarantine(
 ) -> None:
     async def main() -> None:
         disk = SimDisk(1)
-        log, _ = DurableLog.open(disk, settings=LogSettings(), random_bytes=bytes, clock=Clock())
+        log, _ = DurableLog.open(disk, settings=LogSettings(), randomness=FixedRandomness(), clock=Clock())
         world = virtual_world(1)
         quarantine = Quarantine(10, 1 << 20)
 

@@ -17,7 +17,7 @@ from delta_prop_sinks import CallbackSink
 from delta_prop_wire.delta import AckLevel, Delta, create
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
-from tests.broker.durable import Clock
+from tests.broker.durable import Clock, FixedRandomness
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -212,7 +212,7 @@ def log_position(p: Propagator) -> tuple[int, int, int, dict[int, int]]:
 
 async def contents(disk: SimDisk) -> dict[str, int]:
     """Reopen the log; return offsets by key, each key once."""
-    log, _ = DurableLog.open(disk.kill(), settings=SMALL, random_bytes=bytes, clock=Clock())
+    log, _ = DurableLog.open(disk.kill(), settings=SMALL, randomness=FixedRandomness(), clock=Clock())
     offsets: dict[str, int] = {}
     offset = log.start_offset
     while batches := log.read(offset, rows_max=1000, bytes_max=1 << 20):

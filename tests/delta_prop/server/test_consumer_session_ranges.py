@@ -147,7 +147,7 @@ def test_stored_compressed_frames_go_to_capable_subscribers() -> None:
 def test_corruption_is_reported_by_the_next_connection() -> None:
     service = multi_segment_service()
     assert service.disk is not None
-    segment = service.log._segments.all[0]  # type: ignore[union-attr]
+    segment = service.log.segments.all[0]  # type: ignore[union-attr]
     position = segment.size // 2
     service.disk.flip(segment.path, at=position)
     subscriber = FakeSubscriber(service)

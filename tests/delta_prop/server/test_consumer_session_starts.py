@@ -200,7 +200,7 @@ def test_cursor_beyond_a_lost_unsynced_tail_is_refused() -> None:
     subscriber.write_all()
     assert subscriber.offsets() == [0, 1, 2]
     log = service.log
-    path = log._segments.all[-1].path  # type: ignore[union-attr]
+    path = log.segments.all[-1].path  # type: ignore[union-attr]
     assert service.disk is not None
     file = service.disk.open(path)
     file.truncate(0)

@@ -162,7 +162,7 @@ def test_healthy_service_passes_at_each_step_and_at_rest() -> None:
             ),
             "bounds",
         ),
-        (lambda p, feed: setattr(p.internals().partition.log, "synced", 7), "marks"),
+        (lambda p, feed: setattr(p.internals().partition.log._marks, "synced", 7), "marks"),
     ],
 )
 def test_step_that_violates_an_invariant_is_found(break_invariant: Any, check: str) -> None:
@@ -199,7 +199,7 @@ def test_step_that_violates_an_invariant_is_found(break_invariant: Any, check: s
                 internals.partition.pipeline.queue.depth,
                 internals.partition.pipeline.orderer._pending.delta_count,
             ) = depths
-            internals.partition.log.synced = internals.partition.log.next_offset  # type: ignore[union-attr]
+            internals.partition.log._marks.synced = internals.partition.log.next_offset  # type: ignore[union-attr]
 
     run_with_service(scenario)
 

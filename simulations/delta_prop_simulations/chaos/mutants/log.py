@@ -22,7 +22,7 @@ LOG = (
         (
             edit(
                 DurableLog.offset_at_level,
-                ("self.written if level is AckLevel.LOGGED else self.synced", "self.next_offset"),
+                ("marks.written if level is AckLevel.LOGGED else marks.synced", "marks.next_offset"),
             ),
         ),
     ),
@@ -113,10 +113,7 @@ LOG = (
         (
             edit(
                 getter(DurableLog, "high_watermark"),
-                (
-                    "return self.synced if self.settings.read_level is AckLevel.DURABLE else self.written",
-                    "return self.next_offset",
-                ),
+                ("return self._marks.high_watermark", "return self._marks.next_offset"),
             ),
         ),
     ),
@@ -128,7 +125,7 @@ LOG = (
             edit(
                 SnapshotPlanner.floor,
                 (
-                    "return min(readable, self.offset or 0) if self._settings.compact else readable",
+                    "return min(readable, self.present.offset or 0) if self._settings.compact else readable",
                     "return readable",
                 ),
             ),

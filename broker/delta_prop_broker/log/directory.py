@@ -1,0 +1,135 @@
+"""The directory of a log on disk: opens, locks, recovers and closes it, and writes its small files."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from delta_prop_broker.corruption import LogBusy, LogCorrupted, add_directory_to_errors
+from delta_prop_broker.recovery.recovery import recover
+from delta_prop_broker.recovery.times import write_times
+from delta_prop_broker.segments.identity import check_format, write_identity
+from delta_prop_broker.segments.paths import DIRECTORY, IDENTITY, LOCK_PATH
+from delta_prop_broker.segments.reserve import Reserve, report_full_disk
+
+if TYPE_CHECKING:
+    from delta_prop_broker.disk import Disk, Lock
+    from delta_prop_broker.log.settings import LogSettings
+    from delta_prop_broker.recovery.recovery_result import RecoveryResult
+    from delta_prop_broker.recovery.times import Times
+    from delta_prop_broker.segments.identity import Randomness
+
+
+class LogDirectory:
+    """An open directory, with the lock until `close`.
+
+    `is_writable`: False if the log is open read-only, or closed. `recoveries`: number of recoveries in place.
+    `reserve`: disk space for writes that must succeed on a full disk.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        recovered: RecoveryResult,
+        *,
+        settings: LogSettings,
+        randomness: Randomness,
+        lock: Lock | None,
+        reserve: Reserve,
+    ) -> None:
+        """Use `open`. `lock`: None if the log is read-only."""
+        self.disk = disk
+        self.reserve = reserve
+        self.is_writable = lock is not None
+        self.identity = recovered.identity
+        self.checkpoints = recovered.checkpoints
+        self.recovery_point = recovered.recovery_point
+        self.recoveries = 0
+        self._made_by = settings.made_by
+        self._randomness = randomness
+        self._lock = lock
+
+    @classmethod
+    def open(
+        cls, disk: Disk, settings: LogSettings, randomness: Randomness, *, read_only: bool
+    ) -> tuple[LogDirectory, RecoveryResult]:
+        """Lock and recover a directory, or create it; the caller closes it. Raises as `DurableLog.open`."""
+        lock = None if read_only else _lock(disk)
+        reserve = Reserve(disk, settings.reserve_bytes)
+
+        def run_recovery() -> RecoveryResult:
+            return recover(
+                disk, DIRECTORY, randomness=randomness, made_by=settings.made_by, read_only=read_only
+            )
+
+        try:
+            with add_directory_to_errors(disk.name), report_full_disk(disk):
+                recovered = run_recovery() if read_only else reserve.use(run_recovery)
+        except BaseException:
+            if lock is not None:
+                lock.release()
+            raise
+        directory = cls(disk, recovered, settings=settings, randomness=randomness, lock=lock, reserve=reserve)
+        return directory, recovered
+
+    def recover(self, synced: int) -> RecoveryResult:
+        """Recover the directory again, under the same lock; `resume` adopts the result.
+
+        `synced`: the offset up to which rows are known to be synced. For a thread. Raises OSError,
+        LogCorrupted, FormatUnknown.
+        """
+        recovered = self.reserve.use(
+            lambda: recover(
+                self.disk, DIRECTORY, randomness=self._randomness, made_by=self._made_by, synced=synced
+            )
+        )
+        if recovered.identity.log_id != self.identity.log_id:
+            recovered.close()
+            raise LogCorrupted(f"{DIRECTORY}/{IDENTITY}", "it names another log than before")
+        return recovered
+
+    def resume(self, recovered: RecoveryResult) -> None:
+        """Adopt the files of a recovery."""
+        if self.recovery_point is not None:
+            self.recovery_point.close()
+        self.identity = recovered.identity
+        self.checkpoints = recovered.checkpoints
+        self.recovery_point = recovered.recovery_point
+        self.recoveries += 1
+
+    def raise_openings(self, openings: int) -> None:
+        """Raise the number of openings to at least `openings`, durably. For a thread. Raises OSError."""
+        identity = self.identity.with_openings(openings)
+        write_identity(self.disk, f"{DIRECTORY}/{IDENTITY}", identity)
+        self.identity = identity
+
+    def write_times(self, times: Times) -> None:
+        """Write the file of times. For a thread. Raises OSError."""
+        write_times(self.disk, DIRECTORY, times)
+
+    def write_clean(self, times: Times, *, synced: int, start: int) -> None:
+        """Mark the log as closed, and store its times. Raises OSError."""
+        assert self.recovery_point is not None, "the log is read-only: nothing to write"
+        with suppress(OSError):  # Without times, segments only seem younger.
+            self.write_times(times)
+        self.recovery_point.write_clean(synced, start)
+
+    def close(self) -> None:
+        """Close the recovery point and release the lock, if that was not done before."""
+        self.is_writable = False
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            assert self.recovery_point is not None
+            self.recovery_point.close()
+            lock.release()
+
+
+def _lock(disk: Disk) -> Lock:
+    """Create the directory if it is missing, and lock it. Raises LogBusy, FormatUnknown, OSError."""
+    check_format(disk)  # before the lock file is created, so that a refused directory stays unchanged
+    try:
+        with report_full_disk(disk):
+            disk.make_directory("")
+            return disk.lock(LOCK_PATH)
+    except BlockingIOError as error:
+        raise LogBusy(error.strerror or str(error)) from None
