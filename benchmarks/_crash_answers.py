@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from delta_prop_broker.disk import Disk
     from delta_prop_wire.errors import DeltaPropError
 
+NOT_IN_LOG = -1
+"""Answer to an outcome query: the log does not have the dot."""
 KINDS = {
     "lost": "acknowledged, but not in the log",
     "other offset": "acknowledged at a different offset than it has in the log",
@@ -64,7 +66,7 @@ class Call:
 
     `level`: the level that an acknowledgement promises. `sent_s`: the last time they were sent; a refusal
     before that does not concern later attempts. `queried_offsets`: the answers to later outcome queries by
-    the dot: an offset, or -1 for "not in the log". `is_excused`: no answer is due, as the connection broke
+    the dot: an offset or NOT_IN_LOG. `is_excused`: no answer is due, as the connection broke
     and the caller does not send twice.
     """
 
@@ -264,8 +266,8 @@ def _judge_unknown(verdict: Verdict, call: Call, answer: Answer, failures: Failu
 def _judge_queried(verdict: Verdict, index: LogIndex, call: Call) -> None:
     logged = [offset for key in call.keys for offset in index.offsets.get(key, [])]
     for queried in call.queried_offsets:
-        if (queried >= 0) != bool(logged) or (logged and queried not in logged):
-            claim = "not in the log" if queried < 0 else f"at {queried}"
+        if (queried != NOT_IN_LOG) != bool(logged) or (logged and queried not in logged):
+            claim = "not in the log" if queried == NOT_IN_LOG else f"at {queried}"
             subject = f"{call.caller}: {call.keys[0]}"
             verdict.add("wrong query answer", f"{subject}, by its dot {claim}, is at {logged}")
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import anyio
 import numpy as np
 
+from benchmarks._crash_answers import NOT_IN_LOG
 from delta_prop.client.errors import Unreachable
 from delta_prop_wire.delta import AckLevel, Delta, Dot, create, opaque
 from delta_prop_wire.errors import Refused, UsageError
@@ -163,10 +164,10 @@ class Caller:
         while self.pace.has_more():
             number = self.pace.next()
             deltas = make_rows(self.name, number, self.rows_per_call)
-            timeout_s = (None, self.timeout_s, TIMEOUT_S)[number % 3]
-            call = self.answers.call(self.name, keys_of(deltas), self.level, timeout_s)
+            is_offer, timeout_s = number % 3 == 0, self.timeout_s if number % 3 == 1 else TIMEOUT_S
+            call = self.answers.call(self.name, keys_of(deltas), self.level, None if is_offer else timeout_s)
             try:
-                if timeout_s is None:
+                if is_offer:
                     offered.append((call, producer.offer(*deltas)))
                 else:
                     self.answers.note_published(call, producer.publish(*deltas, timeout_s=timeout_s))
@@ -247,4 +248,4 @@ async def query_outcomes(
                 if isinstance(offset_or_code, int) and not isinstance(offset_or_code, ErrorCode):
                     call.queried_offsets.append(offset_or_code)
                 else:
-                    call.queried_offsets.append(-1)
+                    call.queried_offsets.append(NOT_IN_LOG)

@@ -1,8 +1,9 @@
 """Measures the start of a service on a large directory, until it accepts a publish and answers a search.
 
 Two directories are built once. One has millions of vectors of 16 numbers, each published with an id, over
-thousands of origins, with a storage sink (rows in the order of their ids); the other is a plain log of 13 KB
-frames. New processes are then started on them, alternately after a clean close and after kill -9.
+thousands of origins, with a storage sink, whose rows are written in the order of their ids; the other is a
+plain log of 13 KB frames. New processes are then started on them, alternately after a clean close and after
+kill -9.
 Times count from the start of the process, imports included; the system's page cache is warm.
 """
 
@@ -141,7 +142,7 @@ def measure_runs(run_options: RunOptions, rounds: int) -> dict[str, list[dict[st
     for number in range(2 * rounds):
         before = json.loads(built_file.read_text())
         options = replace(run_options, starts_before=before["starts"])
-        # A run that follows a clean close ends with a kill, and a run that follows a kill with a clean close.
+        # After a clean close, the next run ends with a kill; after a kill, it ends with a clean close.
         follows_close = number % 2 == 0
         runs[CLOSED if follows_close else KILLED].append(measure_run(options, kill=follows_close))
         built_file.write_text(json.dumps({**before, "starts": options.starts_before + 1}))
@@ -259,7 +260,7 @@ def _report_plain(
         )
         for kind, runs in (*runs_by_previous_end.items(), ("all", all_runs))
     ]
-    header = ("starts", "", "s p50", "s p99", "without imports p50", "p99", "resident MB")
+    header = ("previous end", "starts", "s p50", "s p99", "without imports p50", "p99", "resident MB")
     title = f"a plain log of {given.mib:,} MiB in frames of 13 KB, to the first acknowledgement"
     results.tables.append(table(title, header, rows))
     took = [one["accepted_s"] for one in all_runs]

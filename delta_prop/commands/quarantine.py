@@ -92,7 +92,7 @@ def _to_json(sink: str, record: QuarantinedDelta) -> dict[str, Any]:
         "namespace": namespace,
         "vector_id": vector_id,
         "reason": record.reason,
-        "blocked_by": None if record.blocked_by == record.offset else record.blocked_by,
+        "blocked_by": record.blocked_by if record.is_blocked else None,
     }
 
 
@@ -161,20 +161,19 @@ def submit_action(selection: QuarantineSelection, verb: Literal["replay", "drop"
     quarantine = _read_quarantine(disk, identity, selection.sink)
     for offset in selection.offsets:
         record = _find_record(quarantine, selection.sink, offset)
-        if record.blocked_by != offset:
+        if record.is_blocked:
             raise UsageError(
                 f"offset {offset}: it was not rejected, but is blocked by {record.blocked_by}: name that one"
             )
         if verb == "drop" and record.reason is None:
             raise UsageError(f"offset {offset}: it was not rejected, but waits to be replayed: replay it")
     records = quarantine.records()
-    count = len(selection.offsets) or sum(record.blocked_by == record.offset for record in records)
+    count = len(selection.offsets) or sum(not record.is_blocked for record in records)
     if not count:
         system.confirm(f"nothing to {verb}: the quarantine of sink {selection.sink!r} is empty")
         return OK
     blocked = sum(
-        record.blocked_by != record.offset and (selection.all or record.blocked_by in selection.offsets)
-        for record in records
+        record.is_blocked and (selection.all or record.blocked_by in selection.offsets) for record in records
     )
     subject = f"{verb} for sink {selection.sink!r} (rejected: {count:,}, blocked by them: {blocked:,})"
     submit_request(selection.data, verb, selection.sink, tuple(sorted(set(selection.offsets))), subject)

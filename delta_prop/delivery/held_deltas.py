@@ -38,6 +38,11 @@ class QuarantinedDelta:
         return self.logged.offset + self.row
 
     @property
+    def is_blocked(self) -> bool:
+        """True if it waits for another delta."""
+        return self.blocked_by != self.offset
+
+    @property
     def vector(self) -> Vector:
         """The namespace and vector id of the delta."""
         return self.logged.batch.namespaces[self.row], self.logged.batch.keys[self.row]

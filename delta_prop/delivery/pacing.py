@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 SAMPLES = 11
 """Number of samples: ten intervals, one second."""
 POLL_SHARE = 0.01
-"""The log is measured after each append of this share of its bounds, whatever the time."""
+"""The log is also measured each time that this share of its bounds has been appended, between the regular
+measurements."""
 BATCH_BYTES, ROW_BYTES = 4_096, 128
 """Approximate overhead of a batch and of a row in a log, in bytes."""
 
@@ -149,7 +150,7 @@ class PacingGate:
             pacing_by_feed[gauge.feed] = pacing_by_feed.get(gauge.feed, False) or is_pacing
         for feed, pacing in pacing_by_feed.items():
             feed.pacing = pacing
-        # `admits` may not have been called since; the reported pressure depends on the credits too
+        # `admits` updates the credits, but is not called while no work arrives; `pressure` needs them, too
         self._update_credits(now)
         self.pacer.step(now, measures, waiting=waiting)
 
@@ -246,13 +247,16 @@ class Gauge:
         self._samples.append((now, drained))
         below_mark = 0 if self.credits is not None else int(mark * depth_max)
         return (depth / depth_max if depth_max else 1.0), Measure(
-            drained, max(depth - below_mark, 0), max(depth_max - below_mark, 1), self._in_call(now, depth)
+            drained,
+            max(depth - below_mark, 0),
+            max(depth_max - below_mark, 1),
+            self._estimate_applied_in_call(now, depth),
         )
 
     def initial_rate(self, settings: Settings) -> float:
         """Return the initial rate, in deltas per second: the drain rate of the last second, if known.
 
-        Otherwise the setting's, but at most the capacity above the high mark per second.
+        Otherwise `rate_initial`, but at most as many deltas per second as fit above the high mark.
         """
         samples = self._samples
         if self.credits is not None:
@@ -282,10 +286,10 @@ class Gauge:
         raise NotImplementedError
 
     def _arrived_offset(self) -> int:
-        """Return the offset after the last delta that arrived; less the depth, it is the drained offset."""
+        """Return the offset after the last delta that arrived; the drained offset is this minus the depth."""
         return self._log.high_watermark
 
-    def _in_call(self, now: float, depth: int) -> int | None:
+    def _estimate_applied_in_call(self, now: float, depth: int) -> int | None:
         """Return how many deltas the call under way should have applied by now; None if unknown."""
         return None
 
@@ -325,10 +329,10 @@ class MailboxGauge(Gauge):
         if self.feed.is_catching_up:
             return lag, max(lag, rows_max)
         rows, _ = self.feed.in_flight
-        # Some of the deltas in between may be for other sinks only.
+        # The lag also counts deltas for other sinks: scale the maximum by the same ratio.
         return (lag, max(rows_max * lag // rows, 1)) if rows else (0, rows_max)
 
-    def _in_call(self, now: float, depth: int) -> int | None:
+    def _estimate_applied_in_call(self, now: float, depth: int) -> int | None:
         """Extrapolate from the rate of the last call."""
         rows, call_s = self._last_call
         if self._applied_at is None or not call_s > 0:

@@ -54,7 +54,10 @@ class ReplayRequest:
         self._answered.set()
 
     async def wait(self) -> ReplayResult:
-        """Wait for the result. Raises Refused. A cancelled wait withdraws a request that has not begun."""
+        """Wait for the result. Raises Refused.
+
+        A cancelled wait withdraws the request: if it has begun, it ends after the present call.
+        """
         try:
             await self._answered.wait()
         finally:

@@ -134,7 +134,7 @@ class RoutingTable(Generic[Target]):
 
     def _plan(self, batch: Batch) -> _Plan[Target]:
         names = batch.namespace_names
-        key = (  # namespaces that no target names make no difference
+        key = (  # namespaces to which no target has subscribed make no difference
             None if self._by_namespace.keys().isdisjoint(names) else names,
             batch.kinds_mask,
             batch.custom_topics.intersection(self._by_custom_topic) if self._by_custom_topic else None,

@@ -107,7 +107,10 @@ class SinkInvoker:
     async def attempt(
         self, call: Callable[[], Awaitable[None]], event: FeedEvent, count: int
     ) -> Exception | None:
-        """Make one call of the sink, which counts as `count` rows in a call; return its failure, or None."""
+        """Make one call of the sink; return its failure, or None.
+
+        `count`: the number of rows that the statistics show as in the call.
+        """
         control = self._control
         control.status.move(event)
         control.inbox.in_call = count
@@ -194,7 +197,7 @@ class SinkInvoker:
 
     @property
     def failing(self) -> FailingDelta | None:
-        """The delta that blocks the sink, as the calls with it alone have used up their retries."""
+        """The delta that blocks the sink, if any: calls with it alone have used up their retries."""
         failing = self.call_size.failing
         return failing if failing is not None and failing.failures > self.limits.retry.retries else None
 
@@ -213,7 +216,10 @@ class SinkInvoker:
 
 
 def has_apply_now(sink: Sink) -> bool:
-    """Return True if the most derived class that defines `apply` or `apply_now` defines `apply_now`."""
+    """Return True if the most derived class that defines `apply` or `apply_now` defines `apply_now`.
+
+    A subclass that overrides `apply` alone must not be bypassed by its base's `apply_now`.
+    """
     classes = type(sink).__mro__
     owners = [owner for owner in classes if "apply" in vars(owner) or "apply_now" in vars(owner)]
     return bool(owners) and "apply_now" in vars(owners[0]) and "apply" not in getattr(sink, "__dict__", ())

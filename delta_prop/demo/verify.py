@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from delta_prop_wire.algebra import VectorState
 
 
-LINES_PER_CHECKPOINT = 200
+LINES_PER_YIELD = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ async def verify(wiring: Wiring, workspace: Workspace) -> list[Verdict]:
     folded = ReferenceFold()
     for number, line in enumerate(workspace.read_published()):
         folded.add(line)
-        if not number % LINES_PER_CHECKPOINT:
+        if not number % LINES_PER_YIELD:
             await anyio.lowlevel.checkpoint()  # lets an interrupt through
     verdicts = []
     for sink in wiring.sinks():

@@ -38,7 +38,7 @@ def describe_quarantine(disk: Disk, identity: Identity, sink: str) -> str:
     records = [] if stored is None or stored.log_id != identity.log_id else to_quarantine(stored).records()
     if not records:
         return "was empty"
-    rejected = sum(record.blocked_by == record.offset for record in records)
+    rejected = sum(not record.is_blocked for record in records)
     return f"held {rejected:,} rejected deltas and {len(records) - rejected:,} blocked by them"
 
 

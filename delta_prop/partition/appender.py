@@ -130,7 +130,7 @@ class Appender:
         Return those that were appended: none if the log lacks the capacity for all; otherwise those before
         the first batch whose rows must be checked one by one.
         """
-        if not self.log.can_append(batches):
+        if not self.log.make_capacity_for(batches):
             return []
         valid_count, first_lamport = 0, self.lamport + 1
         for uniform in _group_uniform(batches):

@@ -83,8 +83,8 @@ def tls_unsupported_fault(where: str, first: bytes = b"") -> Misconfigured:
     """Return the fault of a server that does not speak TLS; `first`: its answer's first bytes, if known."""
     if first and _HTTP.startswith(first[: len(_HTTP)]):
         return Misconfigured(
-            f"{where} does not speak TLS, but plain HTTP: connect without tls=, at the command line without "
-            f"--tls…, for HTTP; for this protocol name the port that {_PROTOCOL_PORT}"
+            f"{where} does not speak TLS, but plain HTTP: to use HTTP, connect without tls= (at the command "
+            f"line without --tls…); to use the protocol of delta-prop, name the port that {_PROTOCOL_PORT}"
         )
     return Misconfigured(
         f"{where} does not speak TLS: connect without tls=, at the command line without --tls…, or give the "

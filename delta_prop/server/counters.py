@@ -27,7 +27,7 @@ class JobCounts:
     expired: int = 0
 
     def add_progress(self, counted: Progress, current: Progress) -> Progress:
-        """Add the progress from `counted` to `current`; return the progress that is counted now.
+        """Count by how much `current` exceeds `counted`; return the `counted` of the next call.
 
         After a log failure the publication may have gone back; rows counted before are not counted twice.
         """

@@ -111,7 +111,7 @@ class JobPublisher:
             try:
                 await self._publish_parts(publication)
                 return
-            except Refused as refused:  # retryable: final refusals are handled below
+            except Refused as refused:  # solved by a retry or a new claim; `_Publication` handles final ones
                 publication.rewind(refused)
                 if refused.code is not last_code:
                     last_code = refused.code
@@ -269,12 +269,12 @@ class _Publication:
             raise refusal
         return receipt.is_noop or refusal is not None
 
-    def _refused_from(self, batch: Batch, watermark: int) -> int:
-        """Return the first row refused since the decision; all later rows were refused, too.
+    def _refused_from(self, batch: Batch, watermark_at_decision: int) -> int:
+        """Return the first refused row of those that were not in the log at the decision.
 
-        Returns the number of rows if none was refused.
+        All later rows were refused, too. Returns the number of rows if none was refused.
         """
-        first = max(watermark + 1 - batch.base, 0)
+        first = max(watermark_at_decision + 1 - batch.base, 0)
         if first >= batch.count or not self._was_refused(batch.origin, batch.last):
             return batch.count
         return next(

@@ -47,16 +47,16 @@ def normalize_source(source: LogSource) -> str | Remote:
 
 
 def position_of(
-    at: When, default: LogPosition = LATEST, *, name: str = "at", ends: bool = False
+    at: When, default: LogPosition = LATEST, *, name: str = "at", allow_ends: bool = False
 ) -> LogPosition:
     """Return the log position of an offset or a time; of None, `default`.
 
-    `ends`: a text may also be `earliest` or `latest`. Raises UsageError.
+    `allow_ends`: a text may also be `earliest` or `latest`. Raises UsageError.
     """
     if at is None or isinstance(at, LogPosition):
         return default if at is None else at
     if isinstance(at, str):
-        return parse_position(name, at, system.wall_us(), allow_ends=ends)
+        return parse_position(name, at, system.wall_us(), allow_ends=allow_ends)
     if isinstance(at, datetime):
         time = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
         time_us = (time - EPOCH) // US

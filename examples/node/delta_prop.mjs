@@ -32,7 +32,7 @@ const RETRYABLE = new Set([
 const RECONNECTABLE = new Set([
   "SHUTTING_DOWN", "LOG_FAILED", "CHECKSUM", "UNKNOWN_ORIGIN", "RATE_LIMITED", "OUTCOME_UNKNOWN",
 ]);
-// An Ack has this in place of an offset if the log may have lost the delta, which is then not acknowledged.
+// The offset in an Ack for a delta that the log may have lost: treat its outcome as unknown.
 const UNKNOWN_OFFSET = 2n ** 63n - 1n;
 
 /** A Nack as an error. `code` is the name of the error code; `retryAfterMs` is undefined if a retry cannot succeed. */
@@ -464,7 +464,7 @@ export class Subscriber extends ReconnectingClient {
   }
 
   onWelcome(connection) {
-    // Buffered frames remain: they are not requested again, and return their credit when they are processed.
+    // Buffered frames stay. Their unprocessed rows count against the new credit until they are processed.
     for (const frame of this.frames) frame.cost[0] = frame.rows.length;
     const buffered = this.frames.reduce(([n, b], { cost }) => [n + cost[0], b + cost[1]], [0, 0]);
     const { topics = ["*"], start = ["latest"], group, filter, deltas } = this.options;

@@ -251,8 +251,8 @@ class JsonLinesSink:
 
 
 class _LastLine(NamedTuple):
-    """Facts about all lines, which the last line holds: the cursor, the highest Lamport number, and `ahead`,
-    the offsets of redelivered rows that are written although they are not below the cursor.
+    """Facts about the whole file, read from its last line: the cursor, the highest Lamport number, and
+    `ahead`, the offsets of redelivered rows that are written although they are not below the cursor.
     """
 
     cursor: Cursor | None

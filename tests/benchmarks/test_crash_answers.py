@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks._crash_answers import KINDS, Answers, Failures, LogIndex, count_answers, judge, read_log_index
+from benchmarks._crash_answers import (
+    KINDS,
+    NOT_IN_LOG,
+    Answers,
+    Failures,
+    LogIndex,
+    count_answers,
+    judge,
+    read_log_index,
+)
 from delta_prop.calls.outcomes import PublishAck
 from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_broker.log.durable import DurableLog
@@ -127,7 +136,7 @@ def report_unknown_without_dot(scene: Scene) -> None:
 
 
 def deny_stored_dot(scene: Scene) -> None:
-    scene.uncertain.queried_offsets.append(-1)
+    scene.uncertain.queried_offsets.append(NOT_IN_LOG)
 
 
 def report_wrong_offset(scene: Scene) -> None:

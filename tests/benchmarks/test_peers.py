@@ -259,7 +259,7 @@ def test_ratio_uses_rounds_of_both_peers() -> None:
     )
 
 
-def test_compared_peers_play_each_goal_scene() -> None:
+def test_every_scene_has_a_goal_and_known_peers() -> None:
     assert peers_for(FLOW) == {"ours", "jetstream", "redis", "ours-durable", "redis-always"}
     assert {scene.name for scene in SCENES} == {comparison.scene.name for comparison in COMPARISONS}
     peers_and_limits = {*peers.PEERS, *LIMITS, ""}

@@ -284,7 +284,7 @@ def test_failed_directory_sync_may_lose_names_for_good() -> None:
 
 
 def test_sync_after_a_failed_sync_succeeds_but_data_is_lost() -> None:
-    lost = arrived = lost_before_crash = 0
+    lost = arrived = dropped_from_cache = 0  # numbers of seeds
     for seed in range(50):
         disk = SimDisk(seed)
         history = History(disk)
@@ -295,7 +295,7 @@ def test_sync_after_a_failed_sync_succeeds_but_data_is_lost() -> None:
         with pytest.raises(OSError, match="Input/output error") as caught:
             history.file.sync()
         assert caught.value.errno == errno.EIO
-        lost_before_crash += history.file.read(0, 4000) != history.contents[-1]
+        dropped_from_cache += history.file.read(0, 4000) != history.contents[-1]
         history.file.sync()
         after = disk.crash().peek("f")
         assert after[: 2000 // SECTOR * SECTOR] == b"a" * (2000 // SECTOR * SECTOR)
@@ -304,7 +304,7 @@ def test_sync_after_a_failed_sync_succeeds_but_data_is_lost() -> None:
         assert disk.fault_counts["sectors lost by sync"] > 0
     assert lost == 50
     assert 0 < arrived < 50
-    assert 0 < lost_before_crash < 50
+    assert 0 < dropped_from_cache < 50
 
 
 @pytest.mark.parametrize(

@@ -150,8 +150,8 @@ def test_refusal_of_several_batches_judges_them_together(make_log: MakeLog) -> N
     while log.refusal(*batches) is None:
         batches.append(batch_of(2, level=AckLevel.MEMORY))
     assert log.refusal(*batches[:-1]) is None
-    assert not log.can_append(batches)
-    assert log.can_append(batches[:-1])
+    assert not log.make_capacity_for(batches)
+    assert log.make_capacity_for(batches[:-1])
     assert log.next_offset == 0
 
 

@@ -188,7 +188,7 @@ def _check_convergence(seed: int, batch_count: int, order_count: int, path: Path
             assert content == expected, name
 
 
-def test_sinks_see_one_order_and_arrival_orders_converge(
+def test_sinks_apply_one_order_and_reach_one_state_for_all_arrival_orders(
     tmp_path_factory: pytest.TempPathFactory, full: bool
 ) -> None:
     counters = Counters()

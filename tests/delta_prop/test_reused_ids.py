@@ -206,11 +206,23 @@ def test_forwarded_rows_with_reused_ids_are_accepted() -> None:
     assert bench.publish(FIRST).result().duplicates == {0: 2}
 
 
-def test_known_rows_over_too_many_frames_are_refused_as_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_known_rows_in_falling_order_are_refused_as_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One read costs 10, each range of rows with rising copies 1: in falling order, each row is a range."""
     monkeypatch.setattr(duplicate_id_finder, "COST_MAX", 110)
     bench = Bench()
-    adjacent = [make_delta(f"v{number}", id=number.to_bytes(16, "big")) for number in range(200)]
-    bench.publish(*adjacent)
+    rows = [make_delta(f"v{number}", id=number.to_bytes(16, "big")) for number in range(200)]
+    bench.publish(*rows)
+    assert bench.publish(*rows).result().duplicate
+    refusal = bench.publish(*rows[::-1]).refusal()
+    assert refusal is not None
+    assert refusal.code is ErrorCode.TOO_LARGE
+    assert bench.publish(*rows[:100:-1]).result().duplicate
+
+
+def test_known_rows_over_too_many_frames_are_refused_as_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each read costs 10, and each range of rows or further frame of it costs 1."""
+    monkeypatch.setattr(duplicate_id_finder, "COST_MAX", 110)
+    bench = Bench()
     scattered = [make_delta(f"w{number}", id=(1000 + number).to_bytes(16, "big")) for number in range(11)]
     for row in scattered:
         bench.publish(row)
@@ -219,11 +231,6 @@ def test_known_rows_over_too_many_frames_are_refused_as_too_large(monkeypatch: p
     assert refusal is not None
     assert refusal.code is ErrorCode.TOO_LARGE
     assert bench.publish(*scattered[1:]).result().duplicate
-    assert bench.publish(*adjacent).result().duplicate
-    refusal = bench.publish(*adjacent[::-1]).refusal()
-    assert refusal is not None
-    assert refusal.code is ErrorCode.TOO_LARGE
-    assert bench.publish(*adjacent[:100:-1]).result().duplicate
     single_frames = [
         make_delta(f"x{number}", id=(2000 + number).to_bytes(16, "big")) for number in range(102)
     ]
@@ -231,7 +238,7 @@ def test_known_rows_over_too_many_frames_are_refused_as_too_large(monkeypatch: p
         bench.publish(row)
     refusal = bench.publish(*single_frames).refusal()
     assert refusal is not None
-    assert refusal.code is ErrorCode.TOO_LARGE, "the rows must be in too many frames"
+    assert refusal.code is ErrorCode.TOO_LARGE, "a frame per row must exceed COST_MAX, with a single read"
     assert bench.publish(*single_frames[:100]).result().duplicate
 
 

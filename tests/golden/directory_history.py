@@ -130,7 +130,7 @@ async def _session(
 ) -> None:
     async with service(disk, seed, settings) as p:
         await p.attach(CallbackSink(lambda offset, _: None, name=AUDIT))
-        await p.attach(RejectingSink(Store(keeps_cursor=False), {7.0}), topics="ns:adds")
+        await p.attach(RejectingSink(Store(keeps_cursor=False), {7.0}), name="adds", topics="ns:adds")
         await main(p)
         group = GroupCursor(disk, GROUP, p._partition.log.log_id)
         group.next_offset = p.statistics().log.high_watermark - 1

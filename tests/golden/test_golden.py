@@ -110,7 +110,7 @@ def test_sinks_and_producers_resume_in_golden_directory(packed: Path) -> None:
     async def run() -> None:
         async with service(disk, 3, SETTINGS) as p:
             await p.attach(CallbackSink(lambda offset, _: delivered.append(offset), name=AUDIT))
-            await p.attach(RejectingSink(Store(keeps_cursor=False), set()), topics="ns:adds")
+            await p.attach(RejectingSink(Store(keeps_cursor=False), set()), name="adds", topics="ns:adds")
             held = expected["kept"]["quarantines"][ADDS]["held"]
             assert [row.offset for row in p.quarantine(ADDS)] == [int(offset) for offset in held]
             importer = p.producer(IMPORTER)
@@ -120,7 +120,7 @@ def test_sinks_and_producers_resume_in_golden_directory(packed: Path) -> None:
             assert published.dot.counter == watermark + 1
             await p.wait_visible(published)
             assert delivered == [end]
-            assert (await p.replay(ADDS)).applied == 2, "not the rejected row and its held dependent"
+            assert (await p.replay(ADDS)).applied == 2, "the rejected row and its dependent must be applied"
             await anyio.sleep(1)
             assert not p.quarantine(ADDS)
 

@@ -47,15 +47,15 @@ class Row:
 
     vector: tuple[str, str]
     causes: list[int]
-    ids: bytes | None
+    delta_id: bytes | None
 
 
 @dataclass
 class ContractSink:
     """A sink that keeps the contract. It also stores the published rows and their outcomes.
 
-    `rejects`: for an offset, how many times the sink still rejects it. `behaviors`: of the next calls, the
-    last one first.
+    `rejects`: for an offset, how many times the sink still rejects it. `behaviors`: of the next
+    calls; taken from the end of the list.
     """
 
     rejects: dict[int, int]
@@ -211,7 +211,7 @@ class FeedDriver:
             causes = sorted({base + row - distance for distance in distances if base + row - distance >= 0})
             delta_id = bytes(8) + (base + row).to_bytes(8, "big") if len(batch) % 2 else None
             self.sink.rows.append(Row((namespace, vector), causes, delta_id))
-            parents = tuple(self.sink.rows[cause].ids or Dot(ORIGIN, cause + 1) for cause in causes)
+            parents = tuple(self.sink.rows[cause].delta_id or Dot(ORIGIN, cause + 1) for cause in causes)
             deltas.append(Delta(vector, create([1.0]), namespace, parents=parents, id=delta_id))
         self.route.append(encode_batch(deltas, origin=ORIGIN, base=base + 1))
 

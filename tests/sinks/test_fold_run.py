@@ -321,7 +321,9 @@ def test_no_row_is_buffered_after_forwarded_or_duplicate_rows() -> None:
     log.forward(encode_batch([Delta("v1", sparse([0], [2.0]))], origin=99, base=1), lamport=log.lamport + 5)
     apply_all(resident, log.deliveries(log.next_offset - 1), log)
     apply_all(resident, append_number(log, 1, 3.0), log)
-    assert buffered_rows(resident) == 0  # from here on each delta is noted in its vector's chain
+    assert (
+        buffered_rows(resident) == 0
+    )  # each vector's deltas are kept one by one from here on, to be folded again
     assert resident.statistics().folded == log.next_offset
 
 

@@ -160,10 +160,10 @@ def test_row_just_applied_is_found_first(content: list[tuple[int, tuple[str, int
                 await builder._step(log.threads)
                 continue
             state = index.resident.state("default", key)
-            nudged = state is not None and state.vector is not None
+            can_nudge = state is not None and state.vector is not None
             operation = {
                 "dense": dense(row),
-                "nudge": sparse_add([1, 3], row[:2] * np.float32(0.05)) if nudged else dense(row),
+                "nudge": sparse_add([1, 3], row[:2] * np.float32(0.05)) if can_nudge else dense(row),
                 "delete": delete(),
                 "opaque": opaque(b"no vector"),
             }[kind]
@@ -215,6 +215,7 @@ def test_rows_unindexed_at_start_do_not_block_new_ones() -> None:
         index = IndexSink(resident=resident, hnsw=SMALL)
         await index.open(log)
         backlog = index.backlog()
+        # `before`: the rows that were there when the sink was opened
         assert (backlog.rows, backlog.rows_max, backlog.before) == (3000, 3400, 3000)
         assert index.search(clustered(3000)[2999], 1)[0].vector_id == "v2999"
         assert index.statistics().hnsw.searches_exact == 1  # type: ignore[union-attr]
@@ -223,8 +224,8 @@ def test_rows_unindexed_at_start_do_not_block_new_ones() -> None:
         while index.backlog().rows:
             await builder._step(log.threads)
             now = index.backlog()
-            assert now.before < earlier  # the share of new rows never shrinks
-            assert now.rows_max - now.before == 400
+            assert now.before < earlier
+            assert now.rows_max - now.before == 400  # the maximum of new rows stays the same
             earlier = now.before
         assert index.backlog() == Backlog(0, 400)
 

@@ -78,7 +78,7 @@ def test_homogeneous_block_check_agrees_with_validation(
         validate_batch(block.encode(origin=0, base=1))
     except InvalidDelta as error:
         expected_error = error
-    # The quick check accepts no invalid row; of valid rows it leaves only those with other than ASCII names.
+    # The quick check accepts no invalid row; it accepts every valid one whose names are ASCII.
     assert block._is_homogeneous_and_valid() <= (expected_error is None)
     assert (
         block._is_homogeneous_and_valid() or expected_error or "é" in {namespace, *(name for name, _ in rows)}

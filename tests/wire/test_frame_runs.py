@@ -1,4 +1,4 @@
-"""Frames received together are decoded as runs, with the frames, credit and errors of decoding one by one."""
+"""Frames received together are decoded as runs; frames, credit and errors are as for each one alone."""
 
 from __future__ import annotations
 

@@ -202,8 +202,8 @@ class Connection:
         if header.type in _DATA and self._remote_speaker is Speaker.CLIENT and not header.sequence:
             raise ProtocolError(
                 ErrorCode.BAD_FRAME,
-                f"a {header.type.name} frame with sequence 0, which means the connection in answers: "
-                "count frames from 1",
+                f"a {header.type.name} frame with sequence 0, which in an Ack or Nack stands for the "
+                "connection: number deltas from 1",
             )
         if header.type in _DATA and self._is_server and header.sequence < self._next_sequence:
             raise ProtocolError(

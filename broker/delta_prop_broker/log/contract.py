@@ -118,11 +118,11 @@ class Log(Protocol):
         `known_ids`: tells readers which ids of the batch the log already had.
         """
 
-    def can_append(self, batches: Sequence[Batch]) -> bool:
-        """Return True if `append_run` would take all of these now; free capacity where possible."""
+    def make_capacity_for(self, batches: Sequence[Batch]) -> bool:
+        """Free capacity where possible; return True if `append_run` would take all of these now."""
 
     def append_run(self, batches: Sequence[Batch], *, lamport: int, source: Source) -> list[LoggedBatch]:
-        """Append these batches one after the other; the caller called `can_append` in the same tick.
+        """Append these batches one after the other; the caller called `make_capacity_for` in the same tick.
 
         `lamport`: the Lamport number of the first row of the first batch; each next row has the next number.
         """

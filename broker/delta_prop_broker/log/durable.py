@@ -295,7 +295,7 @@ class DurableLog:
             raise refusal
         return self._appender.append(batch, lamport, source, known_ids)
 
-    def can_append(self, batches: Sequence[Batch]) -> bool:
+    def make_capacity_for(self, batches: Sequence[Batch]) -> bool:
         """Return True if `append_run` would take these; removes old segments that no holder needs."""
         size, level = batches[0].size, batches[0].attributes >> ACK_LEVEL_SHIFT & 3
         if len(batches) > 1:
@@ -307,7 +307,7 @@ class DurableLog:
         return capacity.has(size) or (size <= capacity.batch_bytes_max and capacity.refusal(size) is None)
 
     def append_run(self, batches: Sequence[Batch], *, lamport: int, source: Source) -> list[LoggedBatch]:
-        """Append these batches with one append time; the caller just called `can_append`."""
+        """Append these batches with one append time; the caller just called `make_capacity_for`."""
         return self._appender.append_run(batches, lamport, source)
 
     def refusal(self, *batches: Batch) -> Refused | None:

@@ -147,8 +147,8 @@ class MemoryLog:
         self.next_offset += count
         return logged
 
-    def can_append(self, batches: Sequence[Batch]) -> bool:
-        """Return True if `append_run` would take these; drops old batches that no holder needs."""
+    def make_capacity_for(self, batches: Sequence[Batch]) -> bool:
+        """Drop old batches that no holder needs, if necessary; True if `append_run` would take these."""
         for batch in batches:
             if batch.attributes >> ACK_LEVEL_SHIFT & 3 > self.ack_level:
                 return False
@@ -157,7 +157,7 @@ class MemoryLog:
         return fits_ever and self._ensure_capacity(count, size)
 
     def append_run(self, batches: Sequence[Batch], *, lamport: int, source: Source) -> list[LoggedBatch]:
-        """Append these batches one after the other; the caller just called `can_append`."""
+        """Append these batches one after the other; the caller just called `make_capacity_for`."""
         appended = []
         for batch in batches:
             appended.append(self.append(batch, lamport=lamport, source=source))

@@ -148,7 +148,7 @@ class _Backup:
             and self._newest_snapshot(self._source) is not None
             and (snapshot_offset is None or snapshot_offset < start)
         ):
-            raise _SourceChanged("a newer snapshot replaces segments that were removed")
+            raise _SourceChanged("segments were removed that only a newer snapshot covers")
         identity = identity.next_epoch(
             point.synced, step=1 + int.from_bytes(self._randomness.bytes(EPOCH_STEP_BYTES), "little")
         )
@@ -232,7 +232,8 @@ class _Backup:
             point, bad_slots = read_recovery_point(file)
         finally:
             file.close()
-        if bad_slots and point is not None:  # the slot that is being written is the one that counts
+        if bad_slots and point is not None:
+            # A slot that cannot be read is being written: it will be the newest, so the other is out of date.
             raise _SourceChanged("its recovery point has just changed")
         if point is None:
             raise LogCorrupted(path, "none of its slots can be read: open the log for writing once")
@@ -266,13 +267,16 @@ class _Backup:
     def _check_removed(self, recovery_point: RecoveryPoint, first: int) -> None:
         """Raise LogCorrupted unless the missing segments were removed, or a recovery is renaming them.
 
-        The recovery point covers a removal before it happens, and a recovery renames segments only briefly.
+        Before segments are removed, the recovery point's `start` moves past them, so a `start` that has moved
+        proves a removal. A recovery renames segments only briefly.
         """
-        names = self._source.list(self._directory)  # read first: the recovery point covers earlier removals
+        names = self._source.list(
+            self._directory
+        )  # before the recovery point, whose `start` then covers every removal
         oldest = next(iter(segment_bases(names)), None)
-        is_back = oldest is not None and oldest <= recovery_point.start
+        has_reappeared = oldest is not None and oldest <= recovery_point.start
         if (
-            is_back
+            has_reappeared  # a recovery had renamed it
             or any(name.endswith(STAGED) for name in names)
             or self._read_recovery_point().start != recovery_point.start
         ):

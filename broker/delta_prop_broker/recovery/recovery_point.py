@@ -1,4 +1,5 @@
-"""The recovery point file: the synced offset of the log, in two slots that are written in turn.
+"""The recovery point file: the synced offset and the start offset of the log, in two
+slots that are written in turn.
 
 A slot is written after the sync that it records, and is not synced itself. So both offsets can only lag: rows
 below the synced offset are on stable storage, and rows below the start offset were removed on purpose.

@@ -70,8 +70,8 @@ class Segment:
         self.size = 0
         self.readable = 0
         self.preallocated_end = 0  # the end of the zeros after its frames, if there are any
-        self.seen_first_us = 0  # the seen time of its first append
-        self.seen_last_us = 0  # the seen time of its last append
+        self.seen_first_us = 0  # seen time (see `log_clock`) of its first append
+        self.seen_last_us = 0  # seen time of its last append
         self.latest_time = 0  # append time (us since 1970) of its last frame
         self.last_crc: int | None = None  # checksum of its last stamp
         self.compressed = False  # at least one frame is compressed
@@ -202,8 +202,9 @@ class Segments:
             run = index.find_run(origin, counter)
             if run is None:
                 continue
-            run_start, offset = run
-            for candidate in (offset, run_start):
+            run_start, offset_without_gaps = run
+            # If the run has gaps, the dot is in the batch at the run's start, or not in this segment.
+            for candidate in (offset_without_gaps, run_start):
                 logged = fetch(candidate) if candidate < segment.end else None
                 row = None if logged is None else _row_of(logged, origin, counter)
                 if logged is not None and row is not None:
@@ -417,7 +418,7 @@ def corruption_error(segment: Segment, file: File, bad: BadFrame) -> LogCorrupte
 
 
 def _head_after(segment: Segment, file: File, bad: BadFrame) -> Entry | None:
-    """Return the location of the next frame that looks valid; the stamp before that frame is unknown."""
+    """Return the location of the next frame that looks valid, without the checksum of the bad one before."""
     for position, head in heads_after(file, bad.position + bad.skip, segment.size):
         if bad.offset < head.offset < segment.end:
             return Entry(head.offset, position, None)

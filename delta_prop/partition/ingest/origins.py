@@ -11,6 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from delta_prop.partition.ingest.epochs import (
@@ -189,10 +190,10 @@ class OriginState:
         The code is DOT_REUSED if the producer skipped the counter.
         """
         outcome = self._find_noop(counter, counter) or self.first_offset(counter)
-        is_skipped = bool(self._range_bases and self._range_bases[0] < counter)
+        is_within_memory = bool(self._range_bases and self._range_bases[0] < counter)
         return (
             ErrorCode.DOT_REUSED
-            if outcome is None and is_skipped and not self._may_lack_noop(counter)
+            if outcome is None and is_within_memory and not self._may_lack_noop(counter)
             else outcome
         )
 
@@ -214,8 +215,8 @@ class OriginState:
         return self._range_offsets[index] + counter - self._range_bases[index]
 
     def first_offset_above(self, counter: int) -> int | None:
-        """Return the offset of the first delta after a counter, or a lower offset; None if memory has
-        neither.
+        """Return an offset from which a reader finds every delta after a counter: that of the first one, or a
+        lower one. None if memory does not reach back that far.
         """
         index = bisect_right(self._range_lasts, counter)
         bases, lasts, offsets = self._range_bases, self._range_lasts, self._range_offsets
@@ -224,7 +225,8 @@ class OriginState:
         offset = offsets[index] + max(counter + 1 - bases[index], 0)
         if index == 0:
             return offset
-        # The range of a duplicate under a new dot has the offset of its first copy, which is lower.
+        # A duplicate under a new dot has the offset of its first copy, so offsets may fall from one range to
+        # the next: take the end of the range before, if that is higher.
         return max(offset, offsets[index - 1] + lasts[index - 1] - bases[index - 1] + 1)
 
     def is_same_frame(self, batch: Batch) -> bool | None:
@@ -557,7 +559,7 @@ class Origins:
     def _count_ranges(self, added_count: int) -> None:
         self._range_count += added_count
         if self._range_count > OFFSET_RANGES_MAX:
-            self._range_count -= max(self._active.values(), key=_range_count).drop_older_ranges()
+            self._range_count -= max(self._active.values(), key=attrgetter("range_count")).drop_older_ranges()
 
     def deactivate_idle(self, now: float, idle_s_max: float = IDLE_S_MAX) -> int:
         """Deactivate origins not seen for `idle_s_max` seconds; return their number."""
@@ -575,7 +577,3 @@ class Origins:
             self._idle[origin] = (state.owner, state.epoch)
             count += 1
         return count
-
-
-def _range_count(state: OriginState) -> int:
-    return state.range_count

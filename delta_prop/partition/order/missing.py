@@ -29,7 +29,7 @@ class DotRange(NamedTuple):
 
     def __str__(self) -> str:
         if self.origin < 0:
-            return "a delta that has no dot yet"  # callers do not know stand-in origins
+            return "a delta that has no dot yet"  # callers do not know placeholder origins
         first_dot = f"{self.origin:016x}:{self.first}"
         return first_dot if self.first == self.last else f"{first_dot}-{self.last}"
 

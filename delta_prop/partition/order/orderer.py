@@ -139,7 +139,7 @@ class Orderer:
         return entry in self._pending
 
     def find_pending(self, entry: Entry) -> Entry | None:
-        """Return the pending entry with the same origin and `previous`, maybe with another end."""
+        """Return the pending entry with the same origin and `previous`; it may end at another counter."""
         return self._waiters.find_run(entry.origin, entry.previous)
 
     def hold_pending(self, entry: Entry, now: float) -> list[RefusedEntry]:
@@ -258,7 +258,7 @@ class Orderer:
         return entries
 
     def forget(self, origin: int) -> None:
-        """Drop the watermark of a stand-in origin after its use, or of an origin that was idle for long."""
+        """Drop the watermark of a draft's placeholder origin after its use, or of an origin idle for long."""
         self.watermarks.pop(origin, None)
 
     # --- queries
@@ -308,7 +308,7 @@ class Orderer:
         origin, counter = parent
         if origin == entry.origin and counter <= entry.last:
             return False  # the order within the run covers it
-        if origin < 0:  # a stand-in, whose watermark is dropped after its use
+        if origin < 0:  # a placeholder, whose watermark is dropped after its use
             return self._waiters.find_run(origin, 0) is not None
         return self.watermarks.get(origin, 0) < counter
 

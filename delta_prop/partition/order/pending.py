@@ -36,9 +36,9 @@ class Entry:
     """One run of an origin's deltas with its dependencies; `item` belongs to the caller.
 
     `previous` is the origin's counter before `first`: `first - 1` unless counters have gaps. `count` deltas
-    of `size` bytes count towards the bounds of `owner`. An entry that has no dot yet gets a negative stand-in
-    origin, used only once. Items of `clock` and `parents` that name the run itself or earlier deltas of its
-    origin have no effect.
+    of `size` bytes count towards the bounds of `owner`. An entry that has no dot yet gets a negative
+    placeholder origin, used only once. Items of `clock` and `parents` that name the run itself or earlier
+    deltas of its origin have no effect.
     """
 
     origin: int

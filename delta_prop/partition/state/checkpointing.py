@@ -1,9 +1,9 @@
 """Checkpoints of the pipeline's state beside its log, so that a start replays only a short tail.
 
-The state is copied in slices between other work: each part as of another moment, none before the checkpoint's
-offset. A start replays the log from that offset on. Rows that a part includes already change nothing: an
-origin skips rows up to its watermark, a head is set to its last writer, an id to its first row. The file is
-written only after every row that the copy includes is synced.
+The state is copied in slices between other work, so the parts are of different moments, all after the log
+had reached the checkpoint's offset. A start replays the log from that offset on. Rows that a part includes
+already change nothing: an origin skips rows up to its watermark, a head is set to its last writer, an id to
+its first row. The file is written only after every row that the copy includes is synced.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ ORIGINS_PER_SLICE = 100
 HEADS_PER_SLICE = 2_000
 READ_ROWS, READ_BYTES = 2_000, 1 << 20
 FULL_CHECKPOINT_BYTES = 16 << 20
-"""Bytes of changes since the last full checkpoint, beyond its own, after which the next one is full."""
+"""The next checkpoint is full once the changes since the last full one exceed its size by this many bytes."""
 _ROW_COST_IN_HEADS = 3
 """Cost of reading and noting one row of the log again, relative to copying one head."""
 FILES_MAX = 100
@@ -377,23 +377,25 @@ class Checkpointer:
 
 _IdColumns = list[tuple[list[bytes], list[int]]]
 _HeadColumns = tuple[str, list[str], list[int | None], bytes]
+"""Namespace, keys, codes of the last writers (None: the head was dropped meanwhile), flags of the dead."""
 
 
 def _pack_all(copied: list[_HeadColumns]) -> list[dict[str, Any]]:
     """Pack columns of heads that were copied in slices, without those dropped meanwhile."""
     return [
-        pack_heads(namespace, *_drop_missing(keys, codes, dead)) for namespace, keys, codes, dead in copied
+        pack_heads(namespace, *_drop_missing(keys, writer_codes, dead))
+        for namespace, keys, writer_codes, dead in copied
     ]
 
 
 def _drop_missing(
-    keys: list[str], codes: list[int | None], dead: bytes
+    keys: list[str], writer_codes: list[int | None], dead: bytes
 ) -> tuple[list[str], list[int], bytes]:
     dead_flags = np.frombuffer(dead, np.uint8) * DEAD
-    if codes.count(None) == 0:
-        return keys, codes, dead_flags.tobytes()  # type: ignore[return-value]
-    rows = [row for row, code in enumerate(codes) if code is not None]
-    return [keys[row] for row in rows], [codes[row] or 0 for row in rows], dead_flags[rows].tobytes()
+    if writer_codes.count(None) == 0:
+        return keys, writer_codes, dead_flags.tobytes()  # type: ignore[return-value]
+    rows = [row for row, code in enumerate(writer_codes) if code is not None]
+    return [keys[row] for row in rows], [writer_codes[row] or 0 for row in rows], dead_flags[rows].tobytes()
 
 
 def _load(checkpoint: Checkpoint, store: Checkpoints) -> PipelineState:

@@ -132,8 +132,8 @@ def deltas_of(spark: SparkSession, path: str, *, start: When = None, end: When =
     from delta_prop.spark.columns import READ_SCHEMA
 
     check_session(spark)
-    begin = position_of(start, EARLIEST, name="start", ends=True)
-    end = position_of(end, LATEST, name="end", ends=True)
+    begin = position_of(start, EARLIEST, name="start", allow_ends=True)
+    end = position_of(end, LATEST, name="end", allow_ends=True)
     log = log_of(check_path("path", path), start=begin, end=end)
     return spark_parts(spark, log.parts, _make_row_reader(log.start, log.end), READ_SCHEMA)
 

@@ -75,8 +75,8 @@ def stats(spark: SparkSession, source: LogSource, *, start: When = None, end: Wh
     Raises UsageError, Refused, LogCorrupted, OSError, Unreachable.
     """
     check_session(spark)
-    first = position_of(start, EARLIEST, name="start", ends=True)
-    end = position_of(end, LATEST, name="end", ends=True)
+    first = position_of(start, EARLIEST, name="start", allow_ends=True)
+    end = position_of(end, LATEST, name="end", allow_ends=True)
     return count_log(spark, *open_log_for_counting(normalize_source(source), first, end))
 
 

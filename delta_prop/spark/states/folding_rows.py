@@ -34,13 +34,18 @@ class FoldedVector(NamedTuple):
     offset: int
 
 
-def metadata_of(table: pa.Table, rows: NDArray[np.intp], vectors: NDArray[np.intp], count: int) -> pa.Array:
-    """Return the metadata of `count` vectors in msgpack, folded from the rows' patches; null if empty."""
+def metadata_of(
+    table: pa.Table, rows: NDArray[np.intp], vector_numbers: NDArray[np.intp], count: int
+) -> pa.Array:
+    """Return the metadata of `count` vectors in msgpack, folded from the rows' patches; null if empty.
+
+    `vector_numbers`: for each of the rows, the number of its vector, below `count`.
+    """
     if not len(rows):
         return pa.nulls(count, pa.binary())
     metadata: dict[int, dict[str, Any]] = {}
     patches = table.column("patch").take(pa.array(rows)).to_pylist()
-    for vector, patch in zip(vectors.tolist(), patches, strict=True):
+    for vector, patch in zip(vector_numbers.tolist(), patches, strict=True):
         metadata[vector] = merge(metadata.get(vector, {}), msgpack.unpackb(patch, strict_map_key=True))
     return pa.array(map(_pack, map(metadata.get, range(count))), pa.binary())
 

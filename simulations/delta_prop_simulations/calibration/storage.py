@@ -55,8 +55,8 @@ CALLS_BY_SIZE = {1: 12, 10: 12, 30: 12, 100: 10, 300: 6, 1_000: 3}
 CONTENDED_CALLS_BY_SIZE = {10: 10, 100: 8, 1_000: 3}
 """For each number of deltas per call, the number of calls in one slice that run while the loop is busy."""
 TRUNCATING_DELTAS, CALLS_TO_TRUNCATE_MAX = 300, 400
-"""Deltas per call, and maximum number of calls, until a call truncates the write-ahead log: about one in a
-hundred does.
+"""Calls of this many deltas are repeated until one truncates the write-ahead log (about one in a hundred
+does), at most this often.
 """
 DELTAS_PER_PUBLISH = 20
 """Deltas per publish of the measured runs."""

@@ -32,16 +32,16 @@ class ExpectedRows(NamedTuple):
     """The rows that a sink should hold: rows that match `topics` and have an offset below `end` that is not
     in `excluded`.
 
-    `excluded`: quarantined or dropped offsets. `excused`: vectors whose state is not checked, since a late
-    delta met a snapshot in place of earlier deltas. `from_states`: the sink may have loaded full states;
-    these omit vectors that were deleted long ago.
+    `excluded`: quarantined or dropped offsets. `unpredictable_vectors`: vectors whose state is not
+    checked, since a late delta met a snapshot in place of earlier deltas. `from_snapshot`: the sink
+    may have loaded full states; these omit vectors that were deleted long ago.
     """
 
     topics: str
     end: int
     excluded: Collection[int] = ()
-    excused: Collection[Ref] = ()
-    from_states: bool = False
+    unpredictable_vectors: Collection[Ref] = ()
+    from_snapshot: bool = False
 
 
 def rows_for(history: LogHistory, expected: ExpectedRows) -> Iterator[tuple[int, LoggedBatch, int]]:
@@ -62,10 +62,10 @@ def check_states(
 ) -> None:
     """Check that the states are the expected ones. Raises Violation."""
     for ref in sorted(expected_states.keys() | states.keys()):
-        if ref in expected_rows.excused:
+        if ref in expected_rows.unpredictable_vectors:
             continue
         expected, actual = expected_states.get(ref), states.get(ref)
-        if expected_rows.from_states and _is_dead(expected) and _is_dead(actual):
+        if expected_rows.from_snapshot and _is_dead(expected) and _is_dead(actual):
             continue
         if (
             expected is None
@@ -95,7 +95,7 @@ def check_rows(history: LogHistory, expected: ExpectedRows, model: ModelSink) ->
         ref = (logged.batch.namespaces[row], logged.batch.keys[row])
         facts = model.present.vectors.get(ref)
         is_there = facts is not None and (logged.key(row) in facts.rows or offset <= facts.base_offset)
-        if not (is_there or ref in expected.excused):
+        if not (is_there or ref in expected.unpredictable_vectors):
             raise Violation("gap", f"{who} lacks offset {offset} of {ref}")
 
 
@@ -146,21 +146,21 @@ def check_not_overtaken(
             raise Violation("quarantine", what)
 
 
-def excused_vectors(history: LogHistory) -> set[Ref]:
+def find_unpredictable_vectors(history: LogHistory) -> set[Ref]:
     """Return the vectors with a forwarded row that sorts canonically before a row at a lower offset.
 
     If a snapshot has replaced the other rows, such a row has no effect, so a fold of the log does not predict
     the vector's state.
     """
     highest: dict[Ref, tuple[int, int, int]] = {}
-    excused: set[Ref] = set()
+    unpredictable_vectors: set[Ref] = set()
     for _, logged, row in history.rows():
         ref, key = (logged.batch.namespaces[row], logged.batch.keys[row]), logged.key(row)
         if key < highest.get(ref, key):
             assert logged.source is Source.REPLICA
-            excused.add(ref)
+            unpredictable_vectors.add(ref)
         highest[ref] = max(highest.get(ref, key), key)
-    return excused
+    return unpredictable_vectors
 
 
 def check_reader(history: LogHistory, reader: Reader) -> int:
@@ -220,10 +220,10 @@ def _is_dead(state: VectorState | None) -> bool:
 
 
 def _comparable(state: VectorState, expected: ExpectedRows) -> tuple[object, ...]:
-    """Return the comparable part of a state; with `from_states`, without the count of deltas that had
+    """Return the comparable part of a state; with `from_snapshot`, without the count of deltas that had
     no effect, since that count is dropped with a tombstone.
     """
-    return comparable_state(state)[:-1] if expected.from_states else comparable_state(state)
+    return comparable_state(state)[:-1] if expected.from_snapshot else comparable_state(state)
 
 
 def _format_offsets(offsets: Sequence[int] | set[int]) -> str:

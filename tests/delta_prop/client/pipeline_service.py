@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from delta_prop.calls.receipt import Receipt
 from delta_prop.partition.ingest.work import Sender, SequencedBatch
 from delta_prop_wire.cursor import Cursor
-from delta_prop_wire.delta import AckLevel
+from delta_prop_wire.delta import AckLevel, Kind
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import Ack, AckRange, BatchFrame, Nack, OriginGrant, Welcome
 from tests.delta_prop.pipeline_bench import Bench
@@ -71,7 +71,9 @@ class PipelineService:
     def receive(self, frame: BatchFrame, refuse: Refused | None = None) -> None:
         """Process a frame and queue its answer; with `refuse`, refuse it before the pipeline sees it."""
         batch = frame.batch
-        if not (batch.kind == 4 and batch.keys[0] == "withdrawn"):
+        # A producer sends a withdrawn batch again under its dots, with rows that are finally refused.
+        is_withdrawn = batch.kind == Kind.OFFSET and batch.keys[0] == "withdrawn"
+        if not is_withdrawn:
             key = (batch.origin, batch.epoch, batch.base)
             assert self.checksums.setdefault(key, batch.crc) == batch.crc or self.allows_dot_reuse, (
                 "the same dot must have the same bytes"

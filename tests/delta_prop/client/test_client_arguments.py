@@ -116,7 +116,7 @@ class BrokenNetwork:
 
 
 @pytest.mark.parametrize("maker", ["producer", "subscriber", "spread producer", "spread subscriber"])
-def test_unexpected_error_leaves_a_client_unwrapped(maker: str) -> None:
+def test_unexpected_error_is_raised_without_a_group(maker: str) -> None:
     async def run() -> None:
         world = replace(virtual_world(), network=BrokenNetwork())  # type: ignore[arg-type]
         with pytest.raises(ZeroDivisionError, match="a defect"):
@@ -162,7 +162,7 @@ def test_invalid_level_is_refused(level: Any) -> None:
             lambda: LogSettings(read_level=level),
         ):
             if level is None and call.__code__.co_names[0] != "LogSettings":
-                continue
+                continue  # for the other calls, None means the default level
             with pytest.raises(UsageError, match=expected):
                 call()
 

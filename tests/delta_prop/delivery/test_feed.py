@@ -238,8 +238,9 @@ def schedules(draw: st.DrawFn) -> dict[str, Any]:
     """Draw what happens to a feed.
 
     `steps`: batches, each with the pause after it. `calls`: duration and outcome of the sink's calls, and the
-    share of rows that a partly applied call applies. `before`: number of batches in the log before the feed
-    starts. `commits`: True if the sink has a cursor of its own.
+    share of rows that a partly applied call applies. `topics`, `start`: of the feed. `batches_before`: number
+    of batches in the log before the feed starts. `seed`: of the order of tasks. `keeps_cursor`: True if the
+    sink has a cursor of its own. `restarts_after`: seconds until a stopped feed is restarted.
     """
     return {
         "steps": draw(
@@ -264,9 +265,9 @@ def schedules(draw: st.DrawFn) -> dict[str, Any]:
         ),
         "topics": draw(st.sampled_from([["*"], ["ns:a"], ["ns:a", "ns:b"], ["op:create"], ["ns:nobody"]])),
         "start": draw(st.integers(0, 6)),
-        "before": draw(st.integers(1, 3)),
+        "batches_before": draw(st.integers(1, 3)),
         "seed": draw(st.none() | st.integers(0, 100)),
-        "commits": draw(st.booleans()),
+        "keeps_cursor": draw(st.booleans()),
         "restarts_after": draw(st.sampled_from([0, 0.001, 2.0])),
     }
 
@@ -297,7 +298,7 @@ async def _check_schedule(schedule: dict[str, Any]) -> None:
                     await anyio.sleep(schedule["restarts_after"])
                     feed.control.restart()
 
-        for _ in range(schedule["before"]):
+        for _ in range(schedule["batches_before"]):
             publish(["a", "b"])
         sink.before = _scheduled_calls(sink, schedule["calls"])
         start = min(schedule["start"], route.log.high_watermark)
@@ -307,11 +308,11 @@ async def _check_schedule(schedule: dict[str, Any]) -> None:
             *schedule["topics"],
             start=start,
             limits=SMALL_LIMITS,
-            keeps_cursor=schedule["commits"],
+            keeps_cursor=schedule["keeps_cursor"],
         )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(restart)
-            tasks.start_soon(_watch, route, feed, sink, expected, schedule["commits"])
+            tasks.start_soon(_watch, route, feed, sink, expected, schedule["keeps_cursor"])
             for namespaces, pause in schedule["steps"]:
                 publish(namespaces)
                 if pause:
@@ -352,8 +353,8 @@ def _scheduled_calls(
     return before
 
 
-async def _watch(route: Route, feed: Feed, sink: TinySink, expected: list[int], commits: bool) -> None:
-    """Check the feed's invariants until cancelled; if `commits`, commit between calls too."""
+async def _watch(route: Route, feed: Feed, sink: TinySink, expected: list[int], keeps_cursor: bool) -> None:
+    """Check the feed's invariants until cancelled; if `keeps_cursor`, commit between calls too."""
     applied, committed, pause = 0, 0, 0.001
     while True:
         assert applied <= feed.applied <= route.log.high_watermark
@@ -361,7 +362,7 @@ async def _watch(route: Route, feed: Feed, sink: TinySink, expected: list[int], 
         applied, committed = feed.applied, feed.committed
         applied_count = sum(offset < applied for offset in expected)
         assert expected[:applied_count] == sink.offsets[:applied_count]
-        if commits and not sink.running:
+        if keeps_cursor and not sink.running:
             feed.cursor.note_committed(sink.offsets[-1] + 1 if sink.offsets else 0)
         await anyio.sleep(pause)
         pause *= 1.01

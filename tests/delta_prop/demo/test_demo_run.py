@@ -233,7 +233,7 @@ def test_interrupt_ends_the_verification_between_two_lines(
         set_interrupt = interrupt.set
 
     monkeypatch.setattr(ReferenceFold, "add", add)
-    monkeypatch.setattr(verify, "LINES_PER_CHECKPOINT", 1)
+    monkeypatch.setattr(verify, "LINES_PER_YIELD", 1)
     assert run_interrupted(folder, monkeypatch, start)[0] == INTERRUPTED
     assert 1 <= len(folded) < 10
 

@@ -126,7 +126,7 @@ class Fault:
         """Inject the failure."""
         point, disk = self._point, self._disk
         if point.kind == "full":
-            disk.fail(self._fills, times=None)
+            disk.fail(self._fill_disk_before, times=None)
         elif point.kind == "short":
             disk.shorten(lambda call: self.failed_call is None and self._strikes(call))
             disk.fail(lambda call: self._is_later(call) and self._strikes(call), errno.ENOSPC)
@@ -176,7 +176,7 @@ class Fault:
             if sealed:
                 self._flipped = (sealed[0], *disk.flip(sealed[0], FLIPPED_AT))
 
-    def _fills(self, call: Call) -> bool:
+    def _fill_disk_before(self, call: Call) -> bool:
         """Take almost all space just before a call that needs some; return False: the disk then decides."""
         if self.failed_call is None and call.number >= self.base + self._point.n and call.name in SPACE_CALLS:
             self._start_failure(call)

@@ -31,7 +31,7 @@ def test_offer_in_doubt_is_resolved_by_the_recovery(survives: bool) -> None:
         disk = SimDisk(1)
         async with service(disk) as p:
             producer = p.producer("me")
-            # a write to the recovery point file, `mark`, comes after the deltas are synced
+            # `mark`, the recovery point file, is written after the sync: if only it fails, the deltas survive
             break_disk(disk, "write", ending="mark" if survives else "")
             receipts = [p.offer(make_delta("a")), producer.offer(make_delta("b"))]
             await anyio.sleep(5)
@@ -58,7 +58,7 @@ def test_timeout_in_doubt_names_a_dot_whose_outcome_is_known_after_recovery(
         disk = SimDisk(1)
         async with service(disk) as p:
             producer = p.producer("me")
-            # a write to the recovery point file, `mark`, comes after the deltas are synced
+            # `mark`, the recovery point file, is written after the sync: if only it fails, the deltas survive
             break_disk(disk, "write", ending="mark" if survives else "")
             start_s = p._now()
             with pytest.raises(Refused, match="may have happened") as caught:

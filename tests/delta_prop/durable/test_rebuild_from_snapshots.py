@@ -57,10 +57,10 @@ def alive_states(history: History) -> dict[tuple[str, str], object]:
 def test_absent_sinks_catch_up_to_the_full_fold() -> None:
     async def main() -> None:
         disk = SimDisk(1)
-        holding, released, lines = FakeStorage(), FakeStorage(), CallbackSink(lambda *_: None, name="lines")
+        required, released, lines = FakeStorage(), FakeStorage(), CallbackSink(lambda *_: None, name="lines")
         delivered_offsets: list[int] = []
         async with service(disk, 1) as p:
-            await p.attach(FakeStorageSink(holding, "kept"))
+            await p.attach(FakeStorageSink(required, "required"))
             await p.attach(FakeStorageSink(released, "released"))
             await p.attach(lines)
             history = History(p)
@@ -77,11 +77,11 @@ def test_absent_sinks_catch_up_to_the_full_fold() -> None:
             await load(p, history, range(2, 40))
             log = p.statistics().log
             assert log.segments >= 5
-            assert (log.start_offset, log.held_by) == (0, "kept")
-            await p.attach(FakeStorageSink(holding, "kept"))
+            assert (log.start_offset, log.held_by) == (0, "required")
+            await p.attach(FakeStorageSink(required, "required"))
             await p.wait_visible(log.next_offset)
-            assert p.statistics().sinks["kept"].rebuilds == 0  # the log held every row
-            assert_same_states(holding.states, history.states())
+            assert p.statistics().sinks["required"].rebuilds == 0  # the log held every row
+            assert_same_states(required.states, history.states())
             await load(p, history, range(40, 70))
             await anyio.sleep(30)
             log = p.statistics().log
@@ -167,9 +167,7 @@ def test_storage_and_its_index_are_rebuilt_from_a_real_snapshot(tmp_path: Path) 
     run_virtual(main)
 
 
-def test_shared_index_is_rebuilt_past_rows_of_other_namespaces(
-    tmp_path: Path,
-) -> None:
+def test_shared_index_rebuild_ends_after_rows_of_other_namespaces(tmp_path: Path) -> None:
     async def main() -> None:
         async with service(SimDisk(3), 1) as p:
             resident = ResidentVectors()
@@ -245,9 +243,9 @@ def test_sink_detached_before_its_rebuild_is_rebuilt_on_return(killed: bool, kee
             feed = p.statistics().sinks["fake"]
             assert (feed.state, feed.rebuilds, feed.rebuild is not None) == ("paused", 0, True)
             if killed:
-                disks.append(disks[-1].kill())
+                disks.append(disks[-1].kill())  # as a kill leaves the disk
                 return
-        disks.append(disks[-1].kill())
+        disks.append(disks[-1].kill())  # a copy after a clean close
 
     async def return_and_rebuild() -> None:
         async with service(disks[1], 2) as p:

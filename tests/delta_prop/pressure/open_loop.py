@@ -194,7 +194,8 @@ class Load:
 
     def settings(self) -> Settings:
         """Return small bounds, except for a log that holds the complete run although a sink stalls."""
-        calls_held = round(1.5 * (self.calls + KEYS // ROWS))  # below the mark at which a required sink paces
+        # 1.5 times the run, so that the log stays below the mark at which a required sink paces
+        calls_held = round(1.5 * (self.calls + KEYS // ROWS))
         return Settings(
             queue_bytes_max=4 * MIB,
             pending_bytes_max=MIB,
@@ -222,7 +223,8 @@ class Measurements:
     rss_bytes_max: int
     log_bytes: int
     disturbing_sinks: dict[str, tuple[int, int]]
-    """Per sink: the largest lag in deltas when the others have caught up at the end of a slice; failures."""
+    """Per sink: its largest lag in deltas at the end of a slice, when the others had caught up; its number of
+    failures."""
 
 
 async def peak_calls_per_s(calls: Calls, path: Path, seconds: float) -> float:
@@ -340,7 +342,7 @@ class SteppedLoop:
         self._steps.put_nowait((step, answer))
         self._task.add_done_callback(on_end)
         try:
-            # Not a coroutine: anyio would treat it as the root task and stop its threads with it.
+            # `answer` is a future: a coroutine would become anyio's root task, whose end stops the threads.
             return self._loop.run_until_complete(answer)
         finally:
             self._task.remove_done_callback(on_end)

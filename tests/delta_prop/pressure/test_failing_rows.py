@@ -75,7 +75,10 @@ def unsteady_sink(kind: str, seed: int) -> tuple[Any, list[int]]:
 
 
 def run(seed: int, kind: str | None) -> tuple[list[Any], list[int], float]:
-    """Return the others' rows and times, the unsteady sink's offsets, and the end time."""
+    """Return what was observed beside the unsteady sink, the offsets that it applied, and the end time.
+
+    Observed are the acknowledgements, and per other sink its rows with their times.
+    """
 
     async def main() -> tuple[list[Any], list[int], float]:
         others = [steady_sink("quick", call_s=0.001), steady_sink("busy", call_s=0.05, row_s=0.005)]
@@ -104,8 +107,8 @@ def _applied_rows(sinks: Sequence[TimedSink]) -> list[Any]:
 def test_sink_failing_for_30_percent_of_rows_delays_nobody(kind: str, full: bool) -> None:
     for seed in range(20 if full else 2):
         baseline, _, baseline_s = run(seed, None)
-        others, applied, ended_s = run(seed, kind)
-        assert others == baseline
+        observed, applied, ended_s = run(seed, kind)
+        assert observed == baseline
         assert sorted(applied) == list(range(len(applied)))  # each once: an applied row is not redelivered
         print(
             f"{kind}: {len(applied)} rows in {ended_s:.0f} s of virtual time, without it {baseline_s:.0f} s"

@@ -132,7 +132,7 @@ def test_leaked_cancellation_stops_the_sink_until_reattached() -> None:
 
 
 @pytest.mark.parametrize(
-    "moment", ["call", "back-off", "breaker", "replay call", "replay back-off", "full", "detach"]
+    "moment", ["call", "back-off", "breaker", "replay call", "replay back-off", "quarantined", "detach"]
 )
 def test_cancelled_propagator_closes_at_once(moment: str) -> None:
     ended_at: list[float] = []
@@ -149,7 +149,7 @@ def test_cancelled_propagator_closes_at_once(moment: str) -> None:
                 await anyio.sleep(1)
                 if moment in ("call", "detach", "replay call"):
                     callback.delay_s = 1e5
-                elif moment != "full":
+                elif moment != "quarantined":
                     callback.raises = ConnectionRefusedError("no")
                 if moment.startswith("replay"):
                     tasks.start_soon(p.replay, "sick")
@@ -369,7 +369,7 @@ def test_full_quarantine_amid_a_batch_stops_the_storage_cursor(
     run_propagator(main, QUARANTINE_OF_ONE)
 
 
-def test_delivery_part_ends_after_its_last_row() -> None:
+def test_each_part_but_the_last_ends_after_its_last_row() -> None:
     batch = encode_batch([create_delta(f"v{n}") for n in range(7)], origin=16, base=1)
     logged = LoggedBatch(batch, 10, 1, Source.LOCAL)
     rows = np.array([0, 2, 3, 5], np.intp)

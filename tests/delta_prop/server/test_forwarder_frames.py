@@ -135,7 +135,7 @@ async def test_forwarder_may_number_its_first_row_zero(row_count: int) -> None:
         assert p.statistics().accepted == row_count + 1
 
 
-async def test_refusal_of_sequence_zero_names_the_frame() -> None:
+async def test_refusal_of_sequence_zero_is_about_the_frame_not_the_connection() -> None:
     async with Propagator() as p, serving(p) as (_, address), connected(address) as forwarder:
         await forwarder.hello(source=Source.REPLICA)
         first = opaque_batch(1, 3).batch
@@ -161,7 +161,7 @@ async def test_sequence_that_does_not_rise_ends_the_connection(source: Source, s
         assert "not above 3" in nack.text
         while await client.next() is not None:
             pass
-        assert p.statistics().accepted == 3  # complete frames before the violation count
+        assert p.statistics().accepted == 3  # frames that were complete before the violation are accepted
 
 
 async def test_producer_numbers_its_frames_from_one() -> None:
@@ -171,7 +171,7 @@ async def test_producer_numbers_its_frames_from_one() -> None:
         nack = await client.until(Nack)
         assert nack.code is ErrorCode.BAD_FRAME
         assert nack.is_about_connection
-        assert "count frames from 1" in nack.text
+        assert "number deltas from 1" in nack.text
 
 
 async def test_lamport_number_far_ahead_is_refused() -> None:

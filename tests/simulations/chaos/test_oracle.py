@@ -364,12 +364,12 @@ HISTORIES: list[tuple[str, bool, Check]] = [
     ("state", WRONG, check_folded(LOG_OF_TWO, rows=1)),
     ("state", CORRECT, check_folded(LOG_OF_TWO, rows=1, end=1)),
     ("state", CORRECT, check_folded(LOG_OF_TWO, rows=1, excluded={1})),
-    ("state", CORRECT, check_folded(LOG_OF_TWO, rows=1, excused={("docs", "v")})),
+    ("state", CORRECT, check_folded(LOG_OF_TWO, rows=1, unpredictable_vectors={("docs", "v")})),
     ("state", WRONG, check_folded(LOG_OF_FIVE, topics="v:k1")),
     ("state", CORRECT, check_folded(LOG_OF_FIVE, topics="ns:docs")),
-    ("state", CORRECT, check_folded(LOG_WITH_DELETED, removed=("docs", "x"), from_states=True)),
+    ("state", CORRECT, check_folded(LOG_WITH_DELETED, removed=("docs", "x"), from_snapshot=True)),
     ("state", WRONG, check_folded(LOG_WITH_DELETED, removed=("docs", "x"))),
-    ("state", WRONG, check_folded(LOG_WITH_DELETED, removed=("docs", "v"), from_states=True)),
+    ("state", WRONG, check_folded(LOG_WITH_DELETED, removed=("docs", "v"), from_snapshot=True)),
     ("gap", CORRECT, check_rows_held(LOG_OF_TWO, 0, 1)),
     ("gap", WRONG, check_rows_held(LOG_OF_TWO, 1)),
     ("gap", CORRECT, check_rows_held(LOG_OF_TWO, 1, excluded={0})),
@@ -484,7 +484,7 @@ def test_first_of_duplicate_ids_on_a_vector_has_effect() -> None:
 
 def test_late_foreign_row_is_excused_after_loaded_states() -> None:
     early = batch(1, delta_of("b", "x"), origin=B, lamport=2, source=REPLICA)
-    assert deliveries.excused_vectors(log_of(batch(1, delta_of("a", "x"), lamport=5), early)) == {
+    assert deliveries.find_unpredictable_vectors(log_of(batch(1, delta_of("a", "x"), lamport=5), early)) == {
         ("docs", "x")
     }
-    assert deliveries.excused_vectors(LOG_OF_TWO) == set()
+    assert deliveries.find_unpredictable_vectors(LOG_OF_TWO) == set()

@@ -302,7 +302,7 @@ def test_critical_delta_waits_for_queued_deltas_of_its_vector() -> None:
     assert order.index(other) < order.index(later)
 
 
-def test_vector_queued_before_a_second_lane_is_indexed() -> None:
+def test_vectors_queued_while_one_lane_was_used_are_indexed_later() -> None:
     queue = FairQueue()
     waiting = [make_item(LOW, f"v{row % 7}") for row in range(100)]
     offer_all(queue, *waiting)
