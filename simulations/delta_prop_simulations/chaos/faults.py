@@ -93,7 +93,11 @@ class Nemesis:
 
     async def _strike(self, strike: StrikePlan) -> None:
         self._trace.note("strike", strike.kind, strike.on, strike.for_s)
-        if await self._handlers[strike.kind](strike):
+        try:
+            has_struck = await self._handlers[strike.kind](strike)
+        except SimCrash:  # a call of the strike was the machine's last one, which ends the process
+            has_struck = True
+        if has_struck:
             self.fault_counts[strike.kind] += 1
         else:
             self.missed_counts[strike.kind] += 1
@@ -234,12 +238,6 @@ class Nemesis:
         return True
 
     async def _detach(self, strike: StrikePlan) -> bool:
-        try:
-            return await self._detach_for_a_while(strike)
-        except SimCrash:  # the machine crashed meanwhile, which ends the process
-            return True
-
-    async def _detach_for_a_while(self, strike: StrikePlan) -> bool:
         name, sink = strike.on.split("/")
         node = self._node(name)
         propagator, process = node.propagator, node.machine.process

@@ -15,6 +15,7 @@ from delta_prop.sinks import ForwardSink
 from delta_prop_simulations.chaos.host import Host
 from delta_prop_simulations.chaos.sinks import KINDS, ModelSink, SinkFaults
 from delta_prop_simulations.chaos.work import CountedIndex
+from delta_prop_simulations.disk_faults import SimCrash
 from delta_prop_simulations.machine import Ending
 from delta_prop_sinks import CacheSink
 from delta_prop_wire.delta import AckLevel
@@ -194,9 +195,12 @@ class Node(Host):
         """Resume all paused sinks if the service runs."""
         if self.propagator is None:
             return
-        for name, sink in self.propagator.statistics().sinks.items():
-            if sink.state == FeedState.PAUSED.value:
-                self.propagator.resume(name)
+        try:
+            for name, sink in self.propagator.statistics().sinks.items():
+                if sink.state == FeedState.PAUSED.value:
+                    self.propagator.resume(name)
+        except SimCrash:  # the read of a lag was the machine's last call, which ends the process
+            return
 
     def heal(self) -> None:
         """Heal the sinks, and resume them now or at the next start."""
