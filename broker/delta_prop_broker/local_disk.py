@@ -1,5 +1,7 @@
 """A directory on a local disk, as a `Disk`. Every call blocks. For Linux and macOS.
 
+The service opens the files of its data directory only here.
+
 Names are resolved part by part from the root, and a symbolic link below the root is refused, so no name
 reaches a file outside. The root itself may be a link: its target is the operator's choice. Only the owner
 can access the files (mode 0600) and directories (0700).

@@ -4,6 +4,9 @@ A request is durable when the command that makes it ends. The process that has t
 requests once a second; without such a process, the next one reads them at its start. Each file is removed
 after its request is carried out, so a request may be carried out twice, but is never lost. All requests are
 idempotent.
+
+A `pause` goes from `commands/sink_control.py` by `directory/request_client.py` into a file; `OperatorWorker`
+takes it and calls `SinkManager.pause`, which asks the control of the feed.
 """
 
 from __future__ import annotations

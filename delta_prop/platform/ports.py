@@ -1,7 +1,7 @@
 """Ports: structural types of the world outside the service: clock, randomness, threads, sockets.
 
-Nothing is implemented here. `world.py` has the real ones, `testing/` the fakes; time, randomness, threads and
-sockets enter nowhere else.
+Nothing is implemented here. `world.py` has the real ones, `testing/` the fakes. `SYSTEM` in
+`tools/architecture.py` lists the modules that may use the system beside them, such as the command's.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Clock(Timer, Protocol):
     """Elapsed time of the running event loop for rules, wall time for display and for dates of people."""
 
     def wall_us(self) -> int:
-        """Return microseconds since 1970; only the expiry of tokens depends on them."""
+        """Return microseconds since 1970. They decide the expiry of tokens; else they only label."""
         ...
 
 

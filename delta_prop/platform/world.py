@@ -1,7 +1,7 @@
 """The real world: the event loop's clock, the system's randomness, worker threads, sockets.
 
-Besides `sockets.py`, `tls.py` and `loop_thread.py`, this is the only module of the service that uses them;
-everything else gets a `World`.
+With `sockets.py`, `tls.py` and `loop_thread.py` beside it, it is what the service uses them by: everything
+else in the service gets a `World`.
 """
 
 from __future__ import annotations

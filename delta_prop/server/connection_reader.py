@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from delta_prop_wire.connection import Connection
 
 TICK_MAX_S = 0.002
+"""Seconds after which other tasks run; checked after each frame, or run of frames."""
 
 
 class FrameTarget(Protocol):

@@ -4,7 +4,7 @@ A flush writes changed rows, each row's last delta, the cursor and the highest L
 or several transactions. The cursor moves with the last one, and a delta that its row includes already is
 skipped; so each delta takes effect in the file exactly once, even after a crash. By default the sink uses
 write-behind: changes are visible to `get` at once and durable within `flush_s`; `mode="through"` commits
-before `apply` returns.
+before `apply` returns. `ResidentVectors` holds the states and folds the deltas.
 """
 
 from __future__ import annotations

@@ -1,7 +1,12 @@
 """In-place recovery of a log whose disk failed, retried with growing backoff until it succeeds.
 
 The service does not continue to write the old files: it recovers the directory as at a start, under the lock
-that it holds throughout. If the recovery finds corruption, the log stops for good.
+that it holds throughout. If the recovery finds corruption, the log stops for good. The steps:
+
+1. `Committer` sees the error, and `Storage.note_failed` passes it on.
+2. `Pipeline.stop` refuses what is not appended; `AckTracker.suspend` holds what is in doubt.
+3. `LogReopener` recovers the directory on a thread; the log resumes, and the listener is notified at once.
+4. `Partition.rebuild_state` restores the state; `AckTracker.resume` settles what is in doubt.
 """
 
 from __future__ import annotations
