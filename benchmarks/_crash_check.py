@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 KINDS = {
     "lost": "acknowledged, but not in the log",
     "other offset": "acknowledged at a different offset than it has in the log",
-    "answers differ": "acknowledged at two offsets, twice as new, or without an offset",
+    "answers differ": "acknowledged at two offsets, as new more than once, or without an offset",
     "stored twice": "more than once in the log",
     "out of order": "an offset, or a line of a producer, is not the next one",
     "missing line": "not in the log, although a later line of its producer is",
@@ -214,7 +214,9 @@ def check_log(log: Log, history: History, names: Sequence[str]) -> Verdict:
         verdict.add("lost", f"the log starts at {start}, and no snapshot covers the rows before that")
     if snapshot is not None:
         check_snapshot(snapshot, names, verdict)
-    if start and snapshot is not None:  # rows between the log's start and the snapshot are in both
+    if start and snapshot is not None:
+        # The log's rows below the snapshot are in both: a producer's last line before the log is the
+        # snapshot's last one minus their number.
         rows_below = Counter(row.origin for row in log.rows if row.offset < snapshot.offset)
         last_lines |= {
             name: snapshot.lines.get(origin, 0) - rows_below[origin]

@@ -1,4 +1,6 @@
-"""Compares two saved runs, figure by figure: `./run bench compare OLD NEW`, files or folders of --json.
+"""Compares two saved runs, figure by figure: `./run bench compare OLD NEW`.
+
+Both are files that --json wrote, or folders of them.
 
 A figure is called better or worse only if the rounds of the two runs do not overlap. The exit status is 1
 only if a figure is more than three times worse than it was: a shared machine moves figures by less than that.

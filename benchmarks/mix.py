@@ -1,4 +1,5 @@
-"""Measures the cost of mixed traffic: ten namespaces and four operations, against one namespace and one.
+"""Measures the cost of mixed traffic: ten namespaces and four operations, against one
+namespace and one operation.
 
 Deltas go through `delta-prop serve` (from publish to receive, one consumer of everything, wall time), and
 through an embedded service (log in a directory, one sink that takes everything, CPU time). All rows have 16

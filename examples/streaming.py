@@ -1,4 +1,6 @@
-"""Consume deltas from a service, eight at a time; acknowledge each delta once its summary is used.
+"""Consume deltas from a service; acknowledge each delta once its summary is used.
+
+`streams.map` summarises at most eight at a time, its default.
 
 python examples/streaming.py (needs the extra `streams`)
 """

@@ -185,7 +185,7 @@ class Settings:
 
     @property
     def memory_ids_per_generation(self) -> int:
-        """`ids_per_generation` for an in-memory log: large enough for few generations."""
+        """`ids_per_generation` for an in-memory log: a full log fills about MEMORY_GENERATIONS_MAX."""
         return max(self.ids_per_generation, self.log_deltas_max // MEMORY_GENERATIONS_MAX)
 
     def memory_bytes_max(self, sinks: int) -> int:
@@ -195,14 +195,14 @@ class Settings:
         """
         # An in-memory log keeps all sealed ids in memory; a durable log keeps only those not written yet.
         sealed_ids = max(self.log_deltas_max, self.ids_retained_min) + self.memory_ids_per_generation
-        waiting_ids = self.ids_per_generation * WAITING_MAX
+        unwritten_ids = self.ids_per_generation * WAITING_MAX
         return (
             self.queue_bytes_max
             + self.pending_bytes_max
             + self.pending_deltas_max * BYTES_PER_PENDING
             + self.log_bytes_max
             + self.memory_ids_per_generation * BYTES_PER_RECENT_ID
-            + max(sealed_ids, waiting_ids) * BYTES_PER_SEALED_ID
+            + max(sealed_ids, unwritten_ids) * BYTES_PER_SEALED_ID
             + self.ids_per_generation * GENERATIONS_PER_RUN_MAX * BYTES_PER_MERGED_ID
             + self.id_index_bytes_max
             + REFUSED_IDS_MAX * BYTES_PER_REFUSED_ID

@@ -42,7 +42,7 @@ __all__ = [
     "get",
 ]
 
-_CLIENT_NAME = "asks"
+_CLIENT_NAME = "asks"  # the name by which the service knows these clients
 _FIX = "start the service or correct the address"
 
 

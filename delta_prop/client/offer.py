@@ -49,7 +49,7 @@ class PendingDot:
 
     @property
     def is_pending(self) -> bool:
-        """True while offers that depend on it have to wait until it has its dot."""
+        """True until the counter is drawn or given up; offers that depend on it wait."""
         return self.counter == 0 and not self.is_removed
 
 
@@ -72,9 +72,10 @@ class Offer:
     """Deltas of one priority. `listener` is notified once, of the outcome.
 
     `after`: the deltas that must come first, by pending dot, dot or id. `predecessors`: pending dots of
-    offers on the same vectors in other senders. `counter`: the counter of the first row, if the caller
-    numbers its deltas. `is_single`: it shares a batch with no other offer. `is_awaited`: its caller waits no
-    longer than `publish_timeout_s`. `is_opaque_only`: `validate.is_opaque_only` is true of each delta.
+    earlier offers that change the same vectors, but are sent by other senders. `counter`: the counter of the
+    first row, if the caller numbers its deltas. `is_single`: it shares a batch with no other offer.
+    `is_awaited`: its caller waits for the outcome, at most `publish_timeout_s`. `is_opaque_only`:
+    `validate.is_opaque_only` is true of each delta.
     """
 
     __slots__ = (

@@ -160,7 +160,8 @@ def verify(data: str, *, as_json: bool) -> int:
         system.put(f"checkpoints: {report.checkpoints}, intact")
     if report.torn_tail is not None:
         system.put(
-            f"after them {report.torn_tail.path}, byte {report.torn_tail.position}: {report.torn_tail.reason}"
+            f"torn tail after the intact frames: {report.torn_tail.path}, byte {report.torn_tail.position}: "
+            f"{report.torn_tail.reason}"
         )
     for corruption in report.corruptions[:_REPORTED_MAX]:
         system.note(corruption.description)

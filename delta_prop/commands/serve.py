@@ -210,7 +210,8 @@ class _ServerRun:
             try:
                 await attachment.attach(propagator, remembered)
             except ForeignSinkData as refusal:
-                if getattr(config, "vectors", None) not in refusals:  # else the other sink's rebuild mends it
+                # `vectors` names the sink whose vectors this one shares: its rebuild mends this one, too.
+                if getattr(config, "vectors", None) not in refusals:
                     refusals[config.name] = refusal
             except (DeltaPropError, OSError):
                 if not refusals:  # else a refused sink may be the reason

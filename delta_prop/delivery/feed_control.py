@@ -64,7 +64,7 @@ class FeedControl:
 
     def stop_full(self, why: str) -> None:
         """Stop since the quarantine is full; the feed continues once a request has freed capacity."""
-        had_ended = self.status.has_ended  # for another reason, which a replay does not end
+        had_ended = self.status.has_ended  # for another reason, which freed capacity does not mend
         self.stop_because(why)
         self.status.is_full = not had_ended
 
@@ -134,7 +134,7 @@ class FeedControl:
         self.inbox.notify()
 
     def become_idle(self) -> None:
-        """Advance past rows that are not for this sink, as all others are processed; unless it has ended."""
+        """Rest: all rows for this sink are processed, so advance past the others. Nothing if it has ended."""
         if self.status.has_ended:
             return
         cursor, inbox = self.cursor, self.inbox

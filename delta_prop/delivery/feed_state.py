@@ -97,7 +97,7 @@ class FeedStatus:
 
     def __init__(self) -> None:
         self.state = FeedState.IDLE
-        self.has_ended = False  # True while nothing is delivered until an operator acts
+        self.has_ended = False  # True while nothing is delivered, until an operator acts or capacity is freed
         self.reason: Refused | None = None  # why it has ended
         self.is_paused = False  # True until an operator resumes, whatever else stops the feed
         self.is_full = False  # True if it stopped because the quarantine is full
@@ -112,8 +112,8 @@ class FeedStatus:
     def end(self, event: FeedEvent, refusal: Refused) -> bool:
         """Move to the state in which `event` ends the feed; return True if `refusal` is the reason.
 
-        Of two reasons, the first counts, but any replaces that of a full quarantine, after which a feed
-        continues by itself.
+        The first reason is kept. Only a full quarantine is replaced by a later reason, since after it a feed
+        would continue by itself.
         """
         if self.is_full:
             self.move(FeedEvent.CONTINUE)

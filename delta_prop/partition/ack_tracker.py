@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     OutcomeCallback = Callable[[Refused | None], None]
     """Called with None once rows are stored, or with the refusal if they were lost."""
     BatchAck = tuple[int, OutcomeCallback]
-    """Next offset of one batch of a group that waits as one, and the `OutcomeCallback` of that batch."""
+    """One batch of several that wait as one: its next offset, and its own `OutcomeCallback`."""
 
 
 logger = logging.getLogger("delta_prop")

@@ -1,6 +1,6 @@
 """One partition: its log, the pipeline that fills it, its marks, and the listener that delivers its rows.
 
-Everything that scales is a number of partitions. A program that embeds the service has one.
+The service scales by its number of partitions. A program that embeds the service has one.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Partition:
         return offset <= self.log.offset_at_level(AckLevel.DURABLE)
 
     def has_stored(self, ack: PublishAck) -> bool:
-        """False if the log was recovered without these deltas since they were acknowledged."""
+        """False if a recovery after the acknowledgement lost these deltas."""
         return ack.dot is None or self.pipeline.has_delta(ack.dot.origin, ack.dot.counter)
 
     # --- events of the tasks and the listener
@@ -161,7 +161,7 @@ class Partition:
         self.admission_queue.notify()
 
     def note_recovered(self) -> None:
-        """Notify the listener in the tick of the recovery: rows to come may have offsets that were lost."""
+        """Notify the listener in the tick of the recovery: new rows may get the offsets of lost rows."""
         assert self.pipeline.stop_refusal is not None
         self._listener.note_recovered()
 

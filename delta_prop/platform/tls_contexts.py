@@ -38,7 +38,8 @@ def client_context(tls: Tls) -> ssl.SSLContext:
 
 def _load_files(context: ssl.SSLContext, tls: Tls) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    # Python before 3.11.4 sets it: an attacker's truncation would look like an announced end.
+    # Python before 3.11.4 sets this option; with it, a connection that an attacker cuts off looks as if the
+    # peer had closed it.
     context.options &= ~getattr(ssl, "OP_IGNORE_UNEXPECTED_EOF", 0)
     try:
         if tls.authorities is not None:

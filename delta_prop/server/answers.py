@@ -48,9 +48,9 @@ class Answers:
         if self.writer.is_overfull:
             self.abort()
 
-    def respond(self, sequence: int, response: Response, *, more: bool = False) -> None:
+    def respond(self, request_number: int, response: Response, *, more: bool = False) -> None:
         """Answer the request of this number. `more`: True if another page follows."""
-        self.send(Ack(0, correlation_id=sequence, response=response, more=more))
+        self.send(Ack(0, correlation_id=request_number, response=response, more=more))
 
     def refuse(self, refused: Refused, *, correlation_id: int | None = None) -> None:
         """Send a refusal. `correlation_id`: the number of the refused request, if there is one."""
@@ -59,17 +59,20 @@ class Answers:
         if self._connection.phase is Phase.ENDED:  # the refused request was the first hello
             self.close()
 
-    def refuse_request(self, sequence: int, request: Request, refused: Refused) -> None:
+    def refuse_request(self, request_number: int, request: Request, refused: Refused) -> None:
         """Refuse the request of this number."""
         if refused.code is ErrorCode.UNAUTHORIZED:  # the same text for every cause
-            self.refuse_unauthorized(refused, type(request).__name__, correlation_id=sequence)
+            self.refuse_unauthorized(refused, type(request).__name__, correlation_id=request_number)
         else:
-            self.refuse(refused, correlation_id=sequence)
+            self.refuse(refused, correlation_id=request_number)
 
     def refuse_unauthorized(
         self, refused: Refused, frame: str, sequence: int = 0, *, correlation_id: int | None = None
     ) -> None:
-        """Refuse what the token does not allow, always with the same text, and end the connection."""
+        """Refuse what the token does not allow, always with the same text, and end the connection.
+
+        `sequence`: the number of the refused frame of deltas. `correlation_id`: that of the refused request.
+        """
         if not isinstance(refused, Unauthorized):
             refused = Unauthorized(refused.message)
         self.refusals.record(frame, refused)

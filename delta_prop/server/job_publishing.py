@@ -63,7 +63,7 @@ class _BatchReceipt(Receipt):
         self._wakeup = wakeup
 
     def mark_appended(self, place: PublishAck | None = None) -> None:
-        """See `Receipt`."""
+        """See `Receipt`. Without a place, the batch was appended as a no-op."""
         self.is_noop = place is None
         super().mark_appended(place)
         self._wakeup.notify()
@@ -263,16 +263,19 @@ class _Publication:
         await anyio.lowlevel.checkpoint()
 
     def _is_refused(self, receipt: _BatchReceipt, batch: Batch) -> bool:
-        """Return True if a batch was finally refused. Raises Refused if its dots may still be sent."""
+        """Return True if a batch was finally refused.
+
+        Raises the refusal if it left the dots open: they are to be sent again.
+        """
         refusal = receipt.refusal()
         if refusal is not None and (not refusal.is_final or self._watermark(batch.origin) < batch.last):
             raise refusal
         return receipt.is_noop or refusal is not None
 
     def _refused_from(self, batch: Batch, watermark_at_decision: int) -> int:
-        """Return the first refused row of those that were not in the log at the decision.
+        """Return the first row that this publication sent and that was refused, or the number of rows.
 
-        All later rows were refused, too. Returns the number of rows if none was refused.
+        All rows after it were refused, too. Rows that were in the log at the decision do not count.
         """
         first = max(watermark_at_decision + 1 - batch.base, 0)
         if first >= batch.count or not self._was_refused(batch.origin, batch.last):
@@ -424,7 +427,7 @@ class _Publication:
         progress, failures = self.progress, list[Refused]()
         if progress == self._stored:
             return
-        self._pipeline.check_running()  # a waiter is not notified of a failure that came before the waiter
+        self._pipeline.check_running()  # `when_reached` does not report a failure from before the call
         reached = anyio.Event()
 
         def on_reached(failure: Refused | None) -> None:

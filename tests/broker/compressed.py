@@ -30,12 +30,12 @@ def compressible_batch(rows: int, base: int, *, dimension: int = 64, origin: int
     return encode_vectors(keys, values, namespace="n", origin=origin, base=base)
 
 
-def logged_frames(*, large: int = 4, small: int = 2) -> list[LoggedBatch]:
-    """Return consecutive frames of a log: large ones that shrink, and small ones that stay uncompressed."""
+def logged_frames(*, frame_count: int = 6, with_small: bool = True) -> list[LoggedBatch]:
+    """Return consecutive frames of a log: large ones that shrink, and every third one too small for that."""
     log, _ = open_log(SimDisk())
     writer = Writer(log)
-    for number in range(large + small):
-        if number % 3 == 2 and small:
+    for number in range(frame_count):
+        if number % 3 == 2 and with_small:
             writer.append(1)
         else:
             writer.append_batch(compressible_batch(6, writer.counter + 1))
@@ -65,16 +65,16 @@ def compress_next_segment(log: DurableLog) -> SegmentCompression | None:
     compression = log.take_compression()
     if compression is None:
         return None
-    finished = False
+    is_final = False
     try:
-        while not finished:
-            finished = compression.step()
+        while not is_final:
+            is_final = compression.step()
     except LogCorrupted:
-        finished = True
+        is_final = True
         raise
     finally:
         compression.close()
-        log.finish_compression(compression, retry=not finished)
+        log.finish_compression(compression, retry=not is_final)
     return compression
 
 

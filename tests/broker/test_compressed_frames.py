@@ -36,7 +36,7 @@ def test_file_of_mixed_frames_reads_as_uncompressed_frames(codec: Compression) -
 
 @EACH_CODEC
 def test_bytes_before_the_seal_are_the_compressed_wire_frame(codec: Compression) -> None:
-    logged = logged_frames(large=1, small=0)[0]
+    logged = logged_frames(frame_count=1)[0]
     raw = stored_form(logged, codec)
     length = 16 + int.from_bytes(raw[12:16], "big")
     uncompressed = decode(frame(logged))
@@ -48,7 +48,7 @@ def test_bytes_before_the_seal_are_the_compressed_wire_frame(codec: Compression)
 
 @EACH_CODEC
 def test_flipped_bit_in_a_compressed_frame_is_found_in_that_frame(codec: Compression) -> None:
-    frames = logged_frames(large=3, small=0)
+    frames = logged_frames(frame_count=3, with_small=False)
     stored_frames = [stored_form(logged, codec) for logged in frames]
     start, end = len(stored_frames[0]), len(stored_frames[0]) + len(stored_frames[1])
     raw = bytearray(b"".join(stored_frames))
@@ -75,7 +75,7 @@ def test_flipped_bit_in_a_compressed_frame_is_found_in_that_frame(codec: Compres
 def test_oversized_frame_is_refused_before_decompression(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    raw = bytearray(stored_form(logged_frames(large=1, small=0)[0], Compression.LZ4))
+    raw = bytearray(stored_form(logged_frames(frame_count=1)[0], Compression.LZ4))
     raw[65:69] = (1 << 30).to_bytes(4, "little")
 
     def fail_test(*_: object) -> bytes:
@@ -87,7 +87,7 @@ def test_oversized_frame_is_refused_before_decompression(
 
 
 def test_missing_codec_is_not_reported_as_corruption(monkeypatch: pytest.MonkeyPatch) -> None:
-    raw = stored_form(logged_frames(large=1, small=0)[0], Compression.ZSTD)
+    raw = stored_form(logged_frames(frame_count=1)[0], Compression.ZSTD)
 
     def raise_import_error(*_: object) -> bytes:
         raise ImportError
@@ -99,13 +99,13 @@ def test_missing_codec_is_not_reported_as_corruption(monkeypatch: pytest.MonkeyP
 
 
 def test_frame_that_fails_to_round_trip_is_not_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
-    logged = logged_frames(large=1, small=0)[0]
+    logged = logged_frames(frame_count=1)[0]
     monkeypatch.setattr("delta_prop_broker.segments.compressed.decompress", lambda packed: b"something else")
     assert compress_frame(logged.head, logged.batch.body, Compression.LZ4) is None
 
 
 def test_truncated_compressed_frame_is_corruption() -> None:
-    raw = stored_form(logged_frames(large=1, small=0)[0], Compression.LZ4)
+    raw = stored_form(logged_frames(frame_count=1)[0], Compression.LZ4)
     for size in range(1, len(raw)):
         with pytest.raises(BadFrame):
             scan_frames(raw[:size])
@@ -113,7 +113,7 @@ def test_truncated_compressed_frame_is_corruption() -> None:
 
 def test_stored_frame_with_its_seal_is_refused_by_the_decoder() -> None:
     """On the wire, a frame ends before the seal."""
-    raw = stored_form(logged_frames(large=1, small=0)[0], Compression.LZ4)
+    raw = stored_form(logged_frames(frame_count=1)[0], Compression.LZ4)
     with pytest.raises(ProtocolError) as caught:
         decode(raw)
     assert caught.value.code is ErrorCode.BAD_FRAME

@@ -140,7 +140,7 @@ def test_batch_is_dropped_when_its_last_row_is_not_needed() -> None:
     assert log.refusal(_batch(1)) is None
 
 
-def test_refused_append_changes_nothing() -> None:
+def test_refused_append_drops_no_held_row() -> None:
     log = MemoryLog(LOG_ID, deltas_max=4)
     log.hold("sink", lambda: 2)
     _append(log, 2)

@@ -79,7 +79,7 @@ def test_sink_name_is_taken_until_detach_ends() -> None:
     run_propagator(main, SMALL)
 
 
-def test_sink_reattaches_after_log_dropped_other_topics(tmp_path: Path) -> None:
+def test_sink_reattaches_after_log_removed_rows_of_other_topics(tmp_path: Path) -> None:
     async def main() -> None:
         async with Propagator(SMALL) as p:
             storage = await p.attach(StorageSink(tmp_path / "a.db"), topics="ns:a")

@@ -1,4 +1,4 @@
-"""Sinks that block the event loop, and the expected complaint of the kit."""
+"""Sinks that block the event loop: for each, the check of the kit that fails, and a part of its message."""
 
 from __future__ import annotations
 

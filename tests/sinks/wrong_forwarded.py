@@ -1,4 +1,4 @@
-"""Sinks that handle forwarded rows wrongly, and the expected complaints of the kit."""
+"""Sinks that handle forwarded rows wrongly, and what the conformance tests should report of them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class FoldsDuplicateIdsTwice(Plain):
 
 
 class RefoldsOnlyRowsSinceARebuild(Store):
-    """Keeps the rows of each vector itself, but not those below the states of a rebuild."""
+    """Refolds from rows that it stores itself, which lack those below the states of a rebuild."""
 
     def __init__(self, target: Target) -> None:
         super().__init__(target)

@@ -40,7 +40,7 @@ def with_metadata(
     base: int = 1,
     epoch: int = 1,
 ) -> Batch:
-    """Return a batch with these packed metadata by row, unchecked; its rows are creates or `deltas`."""
+    """Return a batch of `deltas`, or else of `count` creates. `packed`: unchecked metadata by row number."""
     deltas = deltas or [Delta(f"v{row}", create([float(row)]), "n") for row in range(count)]
     batch = encode_batch(deltas, origin=origin, base=base, epoch=epoch)
     columns = {Column(index): batch.column(Column(index)) for index in range(len(Column))}

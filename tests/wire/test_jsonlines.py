@@ -31,14 +31,14 @@ from delta_prop_wire.delta import (
 from delta_prop_wire.errors import InvalidDelta
 from delta_prop_wire.jsonlines import LINE_BYTES_MAX, delta_from_line, delta_to_json, to_line
 
-PARENT_ID = bytes(range(16))
+SOME_ID = bytes(range(16))
 FULL = Delta(
     "doc-1",
     sparse([0, 3], [0.1, -2]),
     namespace="docs",
-    id=PARENT_ID,
+    id=SOME_ID,
     dot=Dot(0xABC, 7),
-    parents=(Dot(1, 2), PARENT_ID),
+    parents=(Dot(1, 2), SOME_ID),
     clock=(Dot(3, 4),),
     timestamp=99,
     priority=Priority.CRITICAL,
@@ -163,7 +163,7 @@ def valid_line(**changes: Any) -> dict[str, Any]:
     return {"vector_id": "d", "op": "create", "vector": [1, 2]} | changes
 
 
-VALUES = {"values": [1, 1e39]}
+TOO_LARGE_VALUES = {"values": [1, 1e39]}
 SPARSE = {"vector_id": "d", "op": "sparse", "indices": [0], "values": [1]}
 
 
@@ -248,7 +248,7 @@ SPARSE = {"vector_id": "d", "op": "sparse", "indices": [0], "values": [1]}
         (valid_line(topics="red"), "topics", "put it in brackets"),
         (valid_line(topics=[""]), "topics", "1 to 255"),
         (valid_line(topics=[7]), "topics", "give text"),
-        ({"vector_id": "d", "op": "dense"} | VALUES, "values", "number 1 is inf"),
+        ({"vector_id": "d", "op": "dense"} | TOO_LARGE_VALUES, "values", "number 1 is inf"),
         (
             {"vector_id": "d", "op": "dense", "values": []},
             "values",

@@ -1,8 +1,8 @@
 """The switch between the fast paths and the general way that stands behind them.
 
 `DELTA_PROP_CORE=general` turns all fast paths off when the program starts; nothing else about the program
-changes. Each fast path asks `core_mode.is_fast` before its first step, so that the general way alone gives
-every result.
+changes. Each fast path asks `core_mode.is_fast` before its first step, so in mode `general` every result
+comes from the general way.
 """
 
 from __future__ import annotations

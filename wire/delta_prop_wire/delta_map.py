@@ -74,7 +74,7 @@ class DeltaMap(NamedTuple):
     """The content of a map: the delta and its addressing.
 
     `ack_level`: None for the server's default. `lamport`: the delta's Lamport number, in maps from a log.
-    `stream`, `partition`: the log that it belongs to; without a partition, it is the origin's.
+    `stream`, `partition`: the log that it belongs to; `partition` None: that of the delta's origin.
     """
 
     delta: Delta

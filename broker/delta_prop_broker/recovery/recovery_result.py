@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class TruncatedTail:
     """A torn tail, after all rows known to be synced: truncated, or hidden if the log is read-only.
 
-    It has `bytes` in the file `path`, from `position` on; `offset`: of the first row in it.
+    `bytes`: its size; it starts at `position` of the file `path`. `offset`: of its first row.
     """
 
     path: str

@@ -86,7 +86,8 @@ class Commit:
         if self.synced > self._recovery_point.newest.synced or self.removed:
             point = replace(self._recovery_point.newest, synced=self.synced, start=self._start, clean=False)
             if self.removed:
-                # Both slots must cover the removal before it happens, so that no older slot is ever used.
+                # Both slots of the file must have the new start before segments are removed: if one is torn,
+                # recovery uses the other.
                 self._recovery_point.write_durably(point)
             else:
                 self._recovery_point.write(point)
@@ -166,7 +167,8 @@ def _write_parts(file: File, write: SegmentWrite) -> None:
 def all_have_files(writes: Iterable[SegmentWrite]) -> bool:
     """Return True if no write needs a new file, whose creation would wait for the disk.
 
-    Then none seals its segment either: in a commit, a sealed segment is followed by one without a file.
+    Then no write seals a segment either: the rows after a sealed segment go to a new one, which has no file
+    yet.
     """
     return all(write.segment.file is not None for write in writes)
 

@@ -44,8 +44,8 @@ def _is_met(head: Head | None, expected: Dot) -> bool:
 def is_alive_after(kind: int, alive: bool | None) -> bool:
     """Return True if the vector counts as existing after a row of this kind.
 
-    `alive`: the same before the row; None if no head of the vector is known. A partial or unknown operation
-    then counts as one on an existing vector.
+    `alive`: the same before the row; None if no head of the vector is known. With None, a partial or unknown
+    operation is taken to have met an existing vector.
     """
     return kind in FULL_KINDS or (kind != Kind.DELETE and alive is not False)
 

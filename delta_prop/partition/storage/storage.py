@@ -133,7 +133,7 @@ class Storage:
 
     @asynccontextmanager
     async def pause_checkpoints(self) -> AsyncIterator[None]:
-        """Stop the checkpointer for good, while it writes nothing; a new one replaces it."""
+        """Stop the checkpointer for good, once it writes nothing; `restore` creates its successor."""
         if self.checkpointer is None:
             yield
         else:
@@ -174,7 +174,7 @@ class Storage:
             await self._reserve_epochs(self._owner.pipeline.origins, threads)
 
     async def _reserve_epochs(self, origins: Origins, threads: Threads) -> None:
-        """Raise the number of openings to cover the requested epochs, so that no epoch recurs."""
+        """Store openings that cover the requested epochs, so that no later start grants them again."""
         log, requested = self.log, origins.epoch_requested
         if not requested or self.checkpointer is None:
             return

@@ -1,6 +1,6 @@
 """Rebuild: creates a storage sink's file from the log, for a new sink or after a loss.
 
-No sink may have the file open meanwhile. For an index, load the table of alive vectors:
+No sink may have the file open meanwhile. To fill an index, load the table of alive vectors into it:
 `replay(…).where("alive").select(*CONTENT)`.
 """
 

@@ -44,8 +44,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--shrink",
         metavar="FILE",
-        help="with --seed or --plan, if that finds a violation: shrink the plan while it still does, "
-        "and write it here, for --plan",
+        help="with --seed or --plan: if the run finds a violation, write to FILE the smallest plan found "
+        "that still has it; --plan FILE runs it",
     )
     parser.add_argument("--jobs", type=int, metavar="J", help="processes (default: one per core)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

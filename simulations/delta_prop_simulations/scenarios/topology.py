@@ -63,8 +63,8 @@ class LinkSpec:
     false.
 
     `latency_ms`: in one direction. `mbit_per_s`: 0 for no limit. `reset_mb_mean`: the mean number of
-    megabytes after which a connection breaks; 0 for never. `name`: by which an alternative leaves the link
-    out.
+    megabytes after which a connection breaks; 0 for never. `name`: an alternative of
+    the scenario can leave the link out by this name.
     """
 
     between: tuple[str, ...]
@@ -125,7 +125,8 @@ class FaultSpec:
 
     `restart` ends the service gracefully, and starts it again. `by`: the seconds by which the clock jumps.
     `factor`: how many times longer the calls of a slow disk take. `after_ack`: the fault waits for the first
-    acknowledgement after `begin`. `name`: by which an alternative leaves the fault out.
+    acknowledgement after `begin`. `name`: an alternative of the scenario can leave the fault
+    out by this name.
     """
 
     begin: float

@@ -73,7 +73,7 @@ def plain_to_http(data: Path) -> Iterator[Target]:
 
 
 @contextmanager
-def plain_to_http_of_tls(data: Path) -> Iterator[Target]:
+def plain_to_https(data: Path) -> Iterator[Target]:
     with served(data, tls=server_tls()) as addresses:
         yield Target(addresses.http_address, ("speaks TLS", "--tls"))
 
@@ -95,7 +95,7 @@ def tls_to_http(data: Path) -> Iterator[Target]:
 
 
 @contextmanager
-def tls_to_http_of_tls(data: Path) -> Iterator[Target]:
+def tls_to_https(data: Path) -> Iterator[Target]:
     with served(data, tls=server_tls()) as addresses:
         yield Target(addresses.http_address, ("is an HTTP port", "port=…"), tls_with_authority())
 
@@ -184,7 +184,7 @@ def another_program(data: Path) -> Iterator[Target]:
 
 
 FAULTS = [
-    plain_to_tls, plain_to_http, plain_to_http_of_tls, tls_to_plain, tls_to_http, tls_to_http_of_tls,
+    plain_to_tls, plain_to_http, plain_to_https, tls_to_plain, tls_to_http, tls_to_https,
     another_authority, certificate_expired, another_name, no_certificate, no_token, wrong_token,
     no_such_host, another_program,
 ]  # fmt: skip
@@ -319,7 +319,7 @@ def options(tls: Tls | None) -> list[str]:
 
 
 WEB_FAULTS = [
-    (plain_to_http_of_tls, ("speaks TLS", "--tls")),
+    (plain_to_https, ("speaks TLS", "--tls")),
     (tls_to_http, ("does not speak TLS", "without --tls")),
     (another_program, ("SSH-2.0", "http=…")),
     (no_such_host, ("correct the name",)),
@@ -367,22 +367,22 @@ def test_client_with_one_wrong_address_of_two_connects(tmp_path: Path) -> None:
 def test_client_waits_for_a_server_that_starts_late(tmp_path: Path) -> None:
     with closing(socket.create_server((HOST, 0))) as free:
         port = free.getsockname()[1]
-    refused: list[BaseException] = []
+    errors: list[BaseException] = []
 
-    def publish() -> None:
+    def connect() -> None:
         try:
             with SyncProducer(f"{HOST}:{port}", name="p") as p:
                 assert p.statistics() is not None
         except BaseException as error:
-            refused.append(error)
+            errors.append(error)
 
-    thread = threading.Thread(target=publish)
+    thread = threading.Thread(target=connect)
     thread.start()
     time.sleep(0.3)
     with served(tmp_path / "facts", port=port):
         thread.join(20)
     assert not thread.is_alive()
-    assert not refused
+    assert not errors
 
 
 def test_refused_token_keeps_its_error_code(tmp_path: Path) -> None:

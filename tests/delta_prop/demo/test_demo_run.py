@@ -96,7 +96,7 @@ def test_all_scenes_run_and_every_sink_is_identical(folder: Path) -> None:
     assert (summary["documents"], summary["files"]) == (6, 2)
     assert summary["verify"] == dict.fromkeys(SINKS, "identical")
     deltas = {name: sink["deltas"] for name, sink in summary["sinks"].items()}
-    assert deltas.pop("audit") == summary["deltas"] - 7
+    assert deltas.pop("audit") == summary["deltas"] - 7  # those before it was attached
     assert deltas.pop("replica") == summary["deltas"] - summary["crash"]["resume_offset"]
     assert deltas == dict.fromkeys(("storage", "index", "cache", "subscriber"), summary["deltas"])
     assert summary["edit"]["bytes"] == 64
@@ -184,7 +184,7 @@ def test_delta_lost_by_the_slow_sink_is_reported(folder: Path, monkeypatch: pyte
     [
         "UPDATE cursor SET next_offset = next_offset + 1",  # the store lost one delta
         "UPDATE vectors SET lamport = 0, counter = 0, offset = -1; "
-        "UPDATE cursor SET next_offset = 7",  # the rows after the creates count twice
+        "UPDATE cursor SET next_offset = 7",  # the deltas after the creates are applied twice
         "DELETE FROM vectors WHERE vector_id LIKE 'doors%'",
     ],
 )
@@ -226,7 +226,7 @@ def test_interrupt_ends_the_verification_between_two_lines(
         original_add(self, line)
         set_interrupt()
 
-    set_interrupt: Callable[[], None] = list
+    set_interrupt: Callable[[], None] = list  # has no effect, until the demo has started
 
     def start(_: str, interrupt: anyio.Event) -> None:
         nonlocal set_interrupt

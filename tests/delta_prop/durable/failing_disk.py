@@ -242,8 +242,8 @@ class FailureRun:
         return self
 
     def _judge(self) -> None:
-        has_lost_syncs = any(self.disk.fault_counts[f"{name} failed"] for name in SYNC_CALLS)
-        surviving_level = AckLevel.DURABLE if has_lost_syncs else AckLevel.LOGGED
+        has_failed_syncs = any(self.disk.fault_counts[f"{name} failed"] for name in SYNC_CALLS)
+        surviving_level = AckLevel.DURABLE if has_failed_syncs else AckLevel.LOGGED
         failures = Failures(surviving_level, self.decided_s, has_no_recovery=self.point.restarts_service)
         self.verdict = judge(read_log_index(self.disk), self.answers, failures)
         if self._stuck:
@@ -292,13 +292,14 @@ class FailureRun:
     async def _watch(self, p: Propagator, *, is_last: bool) -> None:
         """Count failures and recoveries until all callers are done, or until a close during the failure."""
         failed = False
-        remaining_s = self.disk.rng.choice((0.02, 0.06, 0.2)) if self.point.kind == "closed" else 1.0
-        while (self._running or (is_last and failed)) and (is_last or remaining_s > 0):
+        # Seconds from the failed call until this process ends.
+        close_after_s = self.disk.rng.choice((0.02, 0.06, 0.2)) if self.point.kind == "closed" else 1.0
+        while (self._running or (is_last and failed)) and (is_last or close_after_s > 0):
             await anyio.sleep(WATCH_S)
             if anyio.current_time() > END_S_MAX:
                 self._stuck = f"{', '.join(self._running)}; the log has failed: {failed}"
                 break
-            remaining_s -= WATCH_S * (self.fault.failed_call is not None)
+            close_after_s -= WATCH_S * (self.fault.failed_call is not None)
             reopening = p.statistics().reopening
             assert reopening is not None
             if failed and not reopening.failed:

@@ -134,7 +134,7 @@ def test_full_disk_is_reported_everywhere_and_a_retry_is_one_frame() -> None:
     async def scenario(site: Site, producer: Producer) -> None:
         site.fill_disk()
         await anyio.sleep(0.2)
-        await producer.publish(make_delta("polls the free space"))
+        await producer.publish(make_delta("first"))  # an append polls the free space
         start_s = site.world.clock.now()
         await offer_in_batches(producer)
         await anyio.sleep(57)
@@ -173,7 +173,7 @@ def test_commit_without_space_is_reported_as_a_full_disk() -> None:
     async def scenario(site: Site, producer: Producer) -> None:
         free_bytes = site.disk.free_bytes
         site.fill_disk(0)
-        site.disk.free_bytes = lambda: 1 << 40  # type: ignore[method-assign]  # no quota is visible
+        site.disk.free_bytes = lambda: 1 << 40  # type: ignore[method-assign]  # as under a quota
         start_s = site.world.clock.now()
         await offer_in_batches(producer)
         await anyio.sleep(20)

@@ -17,7 +17,7 @@ from tests.delta_prop.durable.quarantined import RejectingSink, Store, make_delt
 SMALL = LogSettings(segment_bytes_max=4096, bytes_max=1 << 20, retention_bytes=8192, retention_s=3600.0)
 
 
-def test_paused_sink_holds_the_log_but_no_other_sink() -> None:
+def test_log_keeps_rows_of_a_paused_sink_and_other_sinks_continue() -> None:
     async def main() -> None:
         disk, seen, other = SimDisk(1), [], []
         async with service(disk, 1, SMALL) as p:

@@ -1,4 +1,4 @@
-"""VirtualModules sockets in virtual time, for a client without an event loop and a service on a virtual loop.
+"""Blocking sockets in virtual time, for a client without an event loop and a service on a virtual loop.
 
 A blocking call runs the loop until the call ends, so it must not be made from within the loop.
 """

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 BLOCK_S = 0.05
 ROUNDS, TRIES = 8, 4
-"""Rounds per try; tries until the ratio is within its bound, over all rounds."""
+"""Rounds per try, and the maximum number of tries; each try compares the medians over all rounds so far."""
 DELTAS, INTERVAL_S = 40, 0.005
 """Deltas published in a round, and the interval between them."""
 P50_RATIO_MAX = 1.2
 
 
-def block_loop(offset: int, delta: Delta) -> None:
+def block_thread(offset: int, delta: Delta) -> None:
     """Block the thread, as a callback unaware of event loops does."""
     time.sleep(BLOCK_S)
 
@@ -41,7 +41,7 @@ async def latencies_s(*, blocking: bool) -> list[float]:
     async with Propagator(Settings(close_timeout_s=0.1)) as p:
         await p.attach(CallbackSink(note, name="quick", nonblocking=True))
         if blocking:
-            await p.attach(CallbackSink(block_loop, name="blocks"), required=False)
+            await p.attach(CallbackSink(block_thread, name="blocks"), required=False)
         first = time.perf_counter() + INTERVAL_S
         for number in range(DELTAS):  # each delta is published at its time, even if earlier ones are late
             began[number] = first + number * INTERVAL_S

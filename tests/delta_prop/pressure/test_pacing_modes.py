@@ -35,7 +35,7 @@ class BacklogSink(WorkingSink):
     """A sink that accepts rows at once and works on them later; `apply` waits while the backlog is full."""
 
     backlog_rows: int = 0
-    backlog_max: int = 0
+    backlog_peak: int = 0
     worked: anyio.Event | None = None
 
     def backlog(self) -> Backlog:
@@ -59,7 +59,7 @@ class BacklogSink(WorkingSink):
             await self.worked.wait()
         self.backlog_rows += rows
         self.rows += rows
-        self.backlog_max = max(self.backlog_max, self.backlog_rows)
+        self.backlog_peak = max(self.backlog_peak, self.backlog_rows)
 
 
 @pytest.mark.parametrize("demand_max", [10 * WORK_RATE, inf], ids=["fast", "endless"])
@@ -108,7 +108,7 @@ def test_source_is_paced_at_the_rate_of_backlog_work(demand_max: float) -> None:
         assert max(settled) <= 1.15 * WORK_RATE
         assert min(settled_backlogs) > 0.75 * BACKLOG_MAX
         assert max(settled_backlogs) < BACKLOG_MAX  # the backlog stays above the mark and below the bound
-        assert backlog_sink.backlog_max <= BACKLOG_MAX
+        assert backlog_sink.backlog_peak <= BACKLOG_MAX
 
     run_virtual(main)
 
@@ -212,7 +212,7 @@ def test_late_sink_catches_up_while_producers_continue() -> None:
 
 
 def test_gauge_of_a_catching_up_sink_measures_its_lag() -> None:
-    """An empty in-flight window of a catching-up sink is not measured as an empty mailbox."""
+    """While a sink catches up, its lag is its depth, even if nothing is in flight."""
     log = MemoryLog(bytes(16))
     feed = cast(
         "Feed",
@@ -224,5 +224,5 @@ def test_gauge_of_a_catching_up_sink_measures_its_lag() -> None:
     feed.in_flight = (0, 0)  # type: ignore[misc]
     full, measure = gauge.measure(0.1, 0.8)
     assert (full, measure.depth, measure.drained) == (1, 50_000, 0)
-    feed.is_catching_up = False  # type: ignore[misc]  # other sinks' rows lie between
+    feed.is_catching_up = False  # type: ignore[misc]  # the rows between are for other sinks
     assert gauge.measure(0.2, 0.8)[1].depth == 0

@@ -194,9 +194,9 @@ def test_member_stands_by_while_another_process_reads() -> None:
     async def main() -> None:
         disk, reader, leaver = SimDisk(), FakeMember(), FakeMember()
         log = log_with_rows(disk)
-        command = GroupCursor(disk, "g", LOG_ID)
-        command.next_offset = 10
-        command.store()
+        other_process = GroupCursor(disk, "g", LOG_ID)
+        other_process.next_offset = 10
+        other_process.store()
         async with run_groups(disk, log) as groups:
             assert join(groups, "g", leaver) == GroupAssignment(10, 0, is_standby=True)
             assert join(groups, "g", reader) == GroupAssignment(10, 0, is_standby=True)
@@ -204,19 +204,19 @@ def test_member_stands_by_while_another_process_reads() -> None:
             await anyio.sleep(5)
             assert not reader.took_over
             assert groups.statistics() == {"g": GroupStatistics(10, False, 1)}
-            command.next_offset = 12
-            command.close()
+            other_process.next_offset = 12
+            other_process.close()
             await anyio.sleep(2)
             assert reader.took_over == [GroupAssignment(12, 0)]
             with pytest.raises(GroupBusy):
                 GroupCursor(disk, "g", LOG_ID)
             groups.leave("g", reader)
-            command = GroupCursor(disk, "h", LOG_ID)
+            other_process = GroupCursor(disk, "h", LOG_ID)
             assert join(groups, "h", reader, start=4) == GroupAssignment(4, 0, is_standby=True)
             groups.leave("h", reader)
             await anyio.sleep(5)
             assert groups.statistics() == {}
-            command.close()
+            other_process.close()
 
     run_virtual(main)
 
@@ -234,10 +234,10 @@ def test_group_without_members_is_released_to_other_processes() -> None:
             groups.leave("g", reader)
             await anyio.sleep(2)
             assert groups.statistics() == {}
-            command = GroupCursor(disk, "g", LOG_ID)
-            assert command.next_offset == 5
-            command.next_offset = 50
-            command.close()
+            other_process = GroupCursor(disk, "g", LOG_ID)
+            assert other_process.next_offset == 5
+            other_process.next_offset = 50
+            other_process.close()
             assert join_active(groups, "g", reader) == 50
 
     run_virtual(main)

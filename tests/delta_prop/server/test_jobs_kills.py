@@ -152,7 +152,7 @@ def test_concurrent_attempts_and_dead_driver_publish_once(tmp_path: Path) -> Non
         ]
         decide(address, JOB, Decision.COMMIT, rerun)
         assert wait_published(address).published == 2 * ROWS
-        with pytest.raises(Refused) as refusal:  # the first driver was still alive
+        with pytest.raises(Refused) as refusal:  # as if the first driver were alive after all
             decide(address, JOB, Decision.ABORT)
         assert refusal.value.code is ErrorCode.JOB_DECIDED
         assert (

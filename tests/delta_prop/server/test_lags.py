@@ -25,7 +25,7 @@ SERVER = "server:7373"
 
 
 class Site:
-    """A server, its status and metrics, and the world of its client_world."""
+    """A server, its status and metrics, and the world of its clients."""
 
     def __init__(self, *, durable: bool) -> None:
         network = VirtualNetwork(1, host="server")

@@ -40,7 +40,7 @@ def numbered(kind: type, **known: Any) -> Any:
     return kind(**{name: known.get(name, 100 + index) for index, name in enumerate(names)})
 
 
-class FullStatusView:
+class CompleteStatusView:
     """A `StatusView` with every part present."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class FullStatusView:
         known = {"name": "storage", "state": "idle", "reason": None, "breaker": "open"}
         known |= {"failing": FailingDelta(17, "docs", "a", 6)}
         sink = numbered(FeedStatistics, **known, catching_up=True, pacing=False, rebuild=rebuild)
-        self.full_statistics = numbered(
+        self.complete_statistics = numbered(
             Statistics,
             queue=numbered(QueueStatistics, lanes=tuple(numbered(LaneStatistics) for _ in range(4))),
             pending=numbered(OrdererStatistics),
@@ -59,10 +59,10 @@ class FullStatusView:
             pressure=Pressure(PressureLevel.THROTTLE, 1234.5, 1, 2, None, None, ""),
             reopening=ReopeningStatistics(True, 1, 17, None, None),
         )
-        self.full_counters = numbered(Counters, nacks={})
-        self.full_job_counts = numbered(JobCounts)
-        self.full_counters.count_nack(ErrorCode.RATE_LIMITED)
-        self.full_counters.count_nack(ErrorCode.RATE_LIMITED)
+        self.complete_counters = numbered(Counters, nacks={})
+        self.complete_job_counts = numbered(JobCounts)
+        self.complete_counters.count_nack(ErrorCode.RATE_LIMITED)
+        self.complete_counters.count_nack(ErrorCode.RATE_LIMITED)
 
     def unready_reason(self) -> str | None:
         return None
@@ -74,17 +74,20 @@ class FullStatusView:
         return []
 
     def statistics(self) -> Statistics | None:
-        return self.full_statistics
+        return self.complete_statistics
 
     def counters(self) -> Counters | None:
-        return self.full_counters
+        return self.complete_counters
 
     def job_counts(self) -> JobCounts | None:
-        return self.full_job_counts
+        return self.complete_job_counts
 
     def groups(self) -> list[dict[str, Any]]:
         read = {"name": "g", "lag": 7, "lag_s": 3.5, "has_member": True, "standing_by": 2}
-        return [read, {"name": "begins", "lag": None, "lag_s": None, "has_member": False, "standing_by": 0}]
+        return [
+            read,
+            {"name": "without-offset", "lag": None, "lag_s": None, "has_member": False, "standing_by": 0},
+        ]
 
     async def refresh(self) -> None:
         pass
@@ -111,13 +114,13 @@ def parse_samples(text: bytes) -> dict[tuple[str, tuple[str, ...]], float]:
 
 
 def test_every_table_row_finds_its_value() -> None:
-    view = FullStatusView()
+    view = CompleteStatusView()
     samples = parse_samples(Metrics(view).scrape().text("")[0])
-    sink = view.full_statistics.sinks["storage"]
+    sink = view.complete_statistics.sinks["storage"]
     subjects = {
-        "": view.full_statistics,
-        "log": view.full_statistics.log,
-        "lane": view.full_statistics.queue.lanes[1],
+        "": view.complete_statistics,
+        "log": view.complete_statistics.log,
+        "lane": view.complete_statistics.queue.lanes[1],
         "sink": sink,
     }
     tables = {
@@ -134,9 +137,9 @@ def test_every_table_row_finds_its_value() -> None:
                 value = getattr(value, name)
             assert samples[row.name, labels[subject]] == float(value), row.name
     for row in metrics.SERVER:
-        assert samples[row.name, ()] == float(getattr(view.full_counters, row.path)), row.name
+        assert samples[row.name, ()] == float(getattr(view.complete_counters, row.path)), row.name
     for row in metrics.JOBS:
-        assert samples[row.name, ()] == float(getattr(view.full_job_counts, row.path)), row.name
+        assert samples[row.name, ()] == float(getattr(view.complete_job_counts, row.path)), row.name
     assert samples["nacks_total", ("RATE_LIMITED",)] == 2
     assert [samples[name, ()] for name in ("connections", "subscribers", "subscribers_catching_up")] == [
         3,
@@ -150,12 +153,12 @@ def test_every_table_row_finds_its_value() -> None:
     assert [samples[f"subscriber_lag_{unit}", ("c", "2")] for unit in ("deltas", "seconds")] == [5, 2.5]
     assert ("subscriber_lag_deltas", ("c", "0")) not in samples
     assert [samples[f"group_lag_{unit}", ("g",)] for unit in ("deltas", "seconds")] == [7, 3.5]
-    assert ("group_lag_deltas", ("begins",)) not in samples
+    assert ("group_lag_deltas", ("without-offset",)) not in samples
     assert [samples["full_seconds", (resource,)] for resource in ("disk", "log", "queue")] == [57.5, 0, 0]
 
 
 def test_page_lists_exactly_the_metrics_with_their_types() -> None:
-    text = Metrics(FullStatusView()).scrape().text("")[0].decode()
+    text = Metrics(CompleteStatusView()).scrape().text("")[0].decode()
     types = dict(re.findall(r"^# TYPE delta_prop_(\S+) (\S+)$", text, re.MULTILINE))
     documented: dict[str, str] = {}
     for names, type_ in re.findall(r"^\| (.+?) \| (gauge|counter) \|", PAGE, re.MULTILINE):
@@ -204,7 +207,7 @@ def test_missing_value_has_no_sample() -> None:
 
 
 def test_metrics_are_not_global_and_read_only_when_scraped() -> None:
-    class UnscrapedView(FullStatusView):
+    class UnscrapedView(CompleteStatusView):
         def statistics(self) -> Statistics | None:
             raise AssertionError("statistics should be read only during a scrape")
 

@@ -119,7 +119,7 @@ def test_capacity_rise_raises_rate_smoothed() -> None:
     assert after == pytest.approx(0.3 * 1.5 * rate + 0.7 * rate, rel=0.02)
 
 
-def test_queue_of_a_quarter_second_plus_one_step_keeps_rate() -> None:
+def test_rate_stays_at_the_allowed_depth() -> None:
     law = DrainLaw()
     depth = 10_000 // 4 + 1_000
     assert update_n_times(law, 50, drained=1_000, depth=depth, depth_max=20_000)[-1] == pytest.approx(10_000)
@@ -254,7 +254,7 @@ def test_large_capacity_drop_is_drained_then_followed() -> None:
     assert admitted_per_s(record, 14, 20) == pytest.approx(5_000, rel=0.05)
 
 
-def test_longer_standing_time_allows_calls_in_flight() -> None:
+def test_larger_standing_s_allows_more_deltas_in_flight() -> None:
     rates = []
     for limits in (RateLimits(), RateLimits(standing_s=1.0)):
         law = DrainLaw(limits)
