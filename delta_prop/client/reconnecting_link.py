@@ -74,7 +74,7 @@ class LinkProtocol(Protocol):
 
 
 class _Progress:
-    """How far one connection has come."""
+    """Progress of one connection: its hello, its welcome, its first outcomes."""
 
     def __init__(self) -> None:
         self.welcome_pages: list[Welcome] = []  # of an incomplete answer to a hello

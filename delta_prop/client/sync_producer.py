@@ -456,7 +456,7 @@ class _Dialer:
 
 
 class _Troubles:
-    """What has gone wrong since a service last answered."""
+    """Faults since a service last answered: unreachable addresses, broken protocol, time offline."""
 
     def __init__(self, addresses: Sequence[Address]) -> None:
         self.outage = Outage(addresses)

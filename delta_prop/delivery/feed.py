@@ -115,7 +115,7 @@ class Feed:
 
     @property
     def reason(self) -> Refused | None:
-        """Why it has stopped; None while it has not."""
+        """The reason for which it has stopped; None while it has not."""
         return self.status.reason
 
     @property

@@ -22,7 +22,7 @@ logger = logging.getLogger("delta_prop")
 
 
 class FeedControl:
-    """Whether a feed delivers, and from where on."""
+    """Control of a feed: stop, restart, pause, rebuild, and the offset from which it delivers."""
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ class FeedState(Enum):
 
 
 class FeedEvent(Enum):
-    """What moves a feed from one state to another."""
+    """Event that moves a feed from one state to another."""
 
     REST = "nothing is left to do"
     CALL = "a call of the sink, or a write of its quarantine, begins"

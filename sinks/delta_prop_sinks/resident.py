@@ -57,7 +57,6 @@ if TYPE_CHECKING:
 
 _REFOLD_DELTAS = 10_000
 _NO_REF = ("", "")
-_TOO_SMALL = "resident_bytes_max {} is too small for all vectors, which an index needs in memory: raise it"
 
 
 class ResidentVectors:
