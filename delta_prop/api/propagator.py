@@ -37,7 +37,7 @@ from delta_prop.delivery.pacing import has_changed
 from delta_prop.delivery.sink_manager import AttachOptions, OnLogFull, ResetPosition, SinkManager
 from delta_prop.delivery.sink_opening import Start
 from delta_prop.delivery.subscription import Subscription
-from delta_prop.partition.coalesced_draft import (
+from delta_prop.partition.core.coalesced_draft import (
     can_coalesce,
     can_share_batch,
     draft_from_arrays,

@@ -11,21 +11,24 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections import deque
+from functools import partial
 from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
+from delta_prop.calls.outcomes import PublishAck
+from delta_prop.calls.refusals import add_dot
 from delta_prop_wire.delta import AckLevel
+from delta_prop_wire.errors import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from delta_prop.calls.receipt import Receipt
     from delta_prop.partition.listener import PartitionListener
     from delta_prop.partition.storage.committer import Committer
     from delta_prop_broker.log.contract import Log
     from delta_prop_wire.batch import LoggedBatch
-    from delta_prop_wire.errors import Refused
 
     OutcomeCallback = Callable[[Refused | None], None]
     """Called with None once rows are stored, or with the refusal if they were lost."""
@@ -61,10 +64,52 @@ class AckTracker:
         self._log = log
         self._route = listener.route
         self._committer = committer
+        self.refused = 0
+        """Number of refusals that were reported."""
         self._suspended = False
         self._not_visible: deque[LoggedBatch] = deque()
         self._pending_acks: tuple[deque[_PendingAck], ...] = tuple(deque() for _ in AckLevel)
         """One queue per ack level, each in offset order."""
+
+    def note_appended(self, batches: Sequence[LoggedBatch], receipt: Receipt, level: AckLevel) -> None:
+        """Route batches appended one after another, and report them once the log stores them at `level`.
+
+        If the log fails, each has its own outcome.
+        """
+        for logged in batches:
+            self.route_when_visible(logged)
+        first, end = batches[0], batches[-1].next_offset
+        outcome = PublishAck(first.offset, first.batch.dot(0), end - first.offset, level, {})
+        if end <= self._log.offset_at_level(level):
+            if not receipt.done:
+                receipt.acknowledge(outcome)
+            return
+        split = partial(self._split, batches, receipt, level) if len(batches) > 1 else None
+        self.when_reached(end, level, partial(self._settle, receipt, outcome), receipt, split)
+        receipt.mark_appended(outcome)
+
+    def report(
+        self,
+        receipt: Receipt,
+        level: AckLevel,
+        outcome: PublishAck | Refused,
+        next_offset: int | None = None,
+    ) -> None:
+        """Report an outcome once the log stores it at `level`: a duplicate, once its first copy is stored.
+
+        `next_offset`: the offset after the rows that were appended for it.
+        """
+        if isinstance(outcome, PublishAck) and (next_offset is None or outcome.duplicates):
+            next_offset = max(outcome.next_offset, next_offset or 0)
+        assert next_offset is not None
+        if self.when_reached(next_offset, level, partial(self._settle, receipt, outcome), receipt):
+            receipt.mark_appended(outcome if isinstance(outcome, PublishAck) else None)
+
+    def refuse(self, receipt: Receipt, refusal: Refused) -> None:
+        """Report a refusal, unless an outcome was reported."""
+        self.refused += 1
+        if not receipt.done:
+            receipt.refuse(refusal)
 
     def route_when_visible(self, logged: LoggedBatch) -> None:
         """Route an appended batch to the sinks, now or as soon as it is visible."""
@@ -102,6 +147,25 @@ class AckTracker:
         else:
             waiting.append(pending_ack)
         return True
+
+    def _split(self, batches: Sequence[LoggedBatch], receipt: Receipt, level: AckLevel) -> list[BatchAck]:
+        """Return an acknowledgement for each batch of a run, with a receipt of its own."""
+        batch_acks: list[BatchAck] = []
+        receipts = receipt.split([logged.count for logged in batches])
+        for logged, batch_receipt in zip(batches, receipts, strict=True):
+            outcome = PublishAck(logged.offset, logged.batch.dot(0), logged.count, level, {})
+            batch_acks.append((logged.next_offset, partial(self._settle, batch_receipt, outcome)))
+        return batch_acks
+
+    def _settle(self, receipt: Receipt, outcome: PublishAck | Refused, failure: Refused | None) -> None:
+        if failure is not None and failure.retryable:
+            self.refuse(receipt, failure)
+        elif isinstance(outcome, Refused):
+            self.refuse(receipt, outcome)
+        elif failure is not None:
+            self.refuse(receipt, add_dot(failure, outcome.dot))
+        elif not receipt.done:
+            receipt.acknowledge(outcome)
 
     def _notify_committer(self) -> None:
         if self._committer is not None:

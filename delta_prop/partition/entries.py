@@ -16,16 +16,16 @@ from delta_prop.calls.refusals import (
     too_many_duplicates,
     withdrawn,
 )
+from delta_prop.partition.core.appender import noop_clock
 from delta_prop.partition.duplicate_batches import same_rows
 from delta_prop.partition.ingest.fair_queue import Item
 from delta_prop.partition.ingest.origins import OWN
 from delta_prop.partition.ingest.work import SequencedBatch
 from delta_prop.partition.order.orderer import Entry
-from delta_prop_wire.bounds import clock_is_valid
 from delta_prop_wire.delta import Priority, origin_lane
 from delta_prop_wire.encode import encode_noop
 from delta_prop_wire.errors import InvalidDelta
-from delta_prop_wire.spec import CLOCK_ENTRIES_MAX, ErrorCode
+from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -163,17 +163,6 @@ def find_fault(batch: Batch) -> Refused | None:
     except InvalidDelta as refusal:
         return refusal
     return None
-
-
-def noop_clock(batch: Batch, refusal: Refused) -> tuple[Dot, ...]:
-    """Return the clock of a refused batch for its no-op: the full clock, or none if the clock is at fault.
-
-    A clock is at fault if it breaks the format's bounds, or the server's own bound that it was refused for.
-    """
-    if refusal.field == "clock":
-        return ()
-    is_short = batch.clock_entry_count <= CLOCK_ENTRIES_MAX  # a longer clock is not even decoded
-    return batch.clock if is_short and clock_is_valid(batch.clock) else ()
 
 
 def make_gap_noop(origin: int, epoch: int, watermark: int, last: int) -> Batch:

@@ -22,7 +22,7 @@ from delta_prop.calls.refusals import (
     withdrawn,
 )
 from delta_prop.partition.ack_tracker import AckTracker
-from delta_prop.partition.appender import Appender
+from delta_prop.partition.core.fast_appender import FastAppender
 from delta_prop.partition.duplicate_batches import ack_duplicate, find_offsets, find_outcome
 from delta_prop.partition.entries import (
     accepted_ids,
@@ -42,9 +42,7 @@ from delta_prop.partition.ingest.work import Draft, MatrixDraft, SequencedBatch
 from delta_prop.partition.order.orderer import Entry, RefusedEntry, Verdict
 from delta_prop.partition.order.orphans import Orphans
 from delta_prop.partition.order.pending_drafts import PendingDrafts
-from delta_prop.partition.reporter import Reporter
 from delta_prop_wire.control_rows import uses_dots
-from delta_prop_wire.core_mode import core_mode
 from delta_prop_wire.delta import Dot, Priority, Source, make_origin
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.heterogeneous import common_columns_only
@@ -53,7 +51,7 @@ from delta_prop_wire.spec import COUNTER_MAX, ErrorCode
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from delta_prop.partition.coalesced_draft import CoalescedDraft, JoinedDraft
+    from delta_prop.partition.core.coalesced_draft import CoalescedDraft, JoinedDraft
     from delta_prop.partition.gate import Gate
     from delta_prop.partition.ingest.work import Sender
     from delta_prop.partition.listener import PartitionListener
@@ -90,7 +88,7 @@ class Pipeline:
         self.queue = queue
         self.orderer = orderer
         self.origins = origins
-        self.appender = Appender(
+        self.appender = FastAppender(
             log,
             watermarks=orderer.watermarks,
             origins=origins,
@@ -104,7 +102,6 @@ class Pipeline:
         self.recoveries = 0
         """Number of times that the state was restored from a log after a failure."""
         self.ack_tracker = AckTracker(log, listener, committer)
-        self._reporter = Reporter(self.ack_tracker)
         self._gate: Gate = gate or OpenGate()
         self._ticker = ticker
         self._running = False
@@ -135,7 +132,7 @@ class Pipeline:
     @property
     def refused(self) -> int:
         """Number of refusals that were reported."""
-        return self._reporter.refused
+        return self.ack_tracker.refused
 
     def check_running(self) -> None:
         """Raise Refused (LOG_FAILED) while the log has failed, since this state may include lost deltas."""
@@ -226,7 +223,7 @@ class Pipeline:
         """True if `offer_coalesced` succeeds, unless the gate or the draft itself prevents it."""
         is_busy = self._running or self.queue.depth or self.orderer.has_pending or self.orderer.has_ready
         # A draft may need pending work.
-        return core_mode.is_fast and self.log.is_accepting and not (self.stop_refusal or is_busy)
+        return self.appender.is_fast and self.log.is_accepting and not (self.stop_refusal or is_busy)
 
     def offer_coalesced(self, draft: CoalescedDraft | JoinedDraft, now: float) -> bool:
         """Append a draft of one or more calls, with the effect of `offer` for each, in fewer steps. Return
@@ -251,7 +248,7 @@ class Pipeline:
         except Refused as refusal:
             if draft.is_single:
                 self._gate.note(draft.count, draft.size, self._now)
-                self._reporter.refuse(draft.receipt, refusal)
+                self.ack_tracker.refuse(draft.receipt, refusal)
             return draft.is_single
         if logged is None:
             return False
@@ -271,7 +268,7 @@ class Pipeline:
         watermark = self.orderer.watermarks.get(first.origin, 0)
         if self.stop_refusal is not None or state is None or first.base != watermark + 1:
             return 0
-        if self.queue.depth or self._running or not (core_mode.is_fast and self.log.is_accepting):
+        if self.queue.depth or self._running or not self.log.is_accepting:
             return 0
         count, size = sum([batch.count for batch in batches]), sum([batch.size for batch in batches])
         if not self._gate.admits(count, size, now):
@@ -295,9 +292,7 @@ class Pipeline:
     def _note_run(self, batches: Sequence[LoggedBatch], receipt: Receipt) -> None:
         batch, last = batches[0].batch, batches[-1].batch
         self.orderer.note_delivered(batch.origin, last.base + last.count - 1)
-        for logged in batches:
-            self.ack_tracker.route_when_visible(logged)
-        self._reporter.report_run(batches, receipt, self.appender.granted_level(batch.ack_level))
+        self.ack_tracker.note_appended(batches, receipt, self.appender.granted_level(batch.ack_level))
         if self.orderer.has_ready:
             self._append_released()
 
@@ -425,7 +420,7 @@ class Pipeline:
         than `_process_sequenced`. Return False, with nothing changed, if it is not such a batch.
         """
         batch, sender = work.batch, work.sender
-        if not core_mode.is_fast or work.final_refusal is not None or work.lamport is not None:
+        if work.final_refusal is not None or work.lamport is not None:
             return False
         if work.is_forwarded or not common_columns_only(batch):
             return False
@@ -446,7 +441,7 @@ class Pipeline:
         try:
             self._admit(work)
             if batch.last <= watermark:
-                self._reporter.report(work.receipt, self._required_level(work), self._ack_duplicate(work))
+                self.ack_tracker.report(work.receipt, self._required_level(work), self._ack_duplicate(work))
                 return
             is_overlap = batch.base <= watermark or (batch.has_gaps and batch.previous < watermark)
             if is_overlap and not is_forwarded:
@@ -585,7 +580,7 @@ class Pipeline:
         self.orderer.note_delivered(entry.origin, entry.last, accepted_ids(work.batch) if is_accepted else ())
         for logged in appended:
             self.ack_tracker.route_when_visible(logged)
-        self._reporter.report(work.receipt, self._required_level(work), outcome, appended[-1].next_offset)
+        self.ack_tracker.report(work.receipt, self._required_level(work), outcome, appended[-1].next_offset)
         if isinstance(outcome, Refused):
             self._refuse_orphans(work.batch.ids or (), outcome, work.sender.source)
 
@@ -608,7 +603,7 @@ class Pipeline:
         if logged is not None:
             self.orderer.note_delivered(origin, logged.batch.last, logged.batch.ids or ())
             self.ack_tracker.route_when_visible(logged)
-        self._reporter.report(draft.receipt, draft.ack_level, published)
+        self.ack_tracker.report(draft.receipt, draft.ack_level, published)
         if entry is not None:
             self._release_draft(entry)
         elif logged is not None:
@@ -640,7 +635,7 @@ class Pipeline:
         return self.log.ack_level if work.is_forwarded else work.batch.ack_level
 
     def _refuse(self, work: Work, refusal: Refused) -> None:
-        self._reporter.refuse(work.receipt, refusal)
+        self.ack_tracker.refuse(work.receipt, refusal)
 
     def _refuse_all(self, refusals: Iterable[RefusedEntry]) -> None:
         for entry, refusal in refusals:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from delta_prop.partition.core.fast_heads import FastVectorHeads
 from delta_prop.partition.ingest.epochs import epoch_floor, epoch_limit
 from delta_prop.partition.ingest.fair_queue import FairQueue
 from delta_prop.partition.ingest.origins import Origins
 from delta_prop.partition.ingest.seen_ids import WAITING_MAX, SeenIds
-from delta_prop.partition.ingest.vector_heads import VectorHeads
 from delta_prop.partition.order.orderer import Orderer
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ class PipelineParts(NamedTuple):
     orderer: Orderer
     ids: SeenIds
     origins: Origins
-    vectors: VectorHeads
+    vectors: FastVectorHeads
 
 
 def create_parts(settings: Settings, openings: int | None) -> PipelineParts:
@@ -59,5 +59,5 @@ def create_parts(settings: Settings, openings: int | None) -> PipelineParts:
             epoch_floor=epoch_floor(openings),
             epoch_limit=epoch_limit(openings),
         ),
-        vectors=VectorHeads(heads_max=settings.heads_max),
+        vectors=FastVectorHeads(heads_max=settings.heads_max),
     )

@@ -6,10 +6,10 @@ from typing import Any
 
 from delta_prop.api.producer import Producer
 from delta_prop.calls.receipt import Receipt
+from delta_prop.partition.core.fast_heads import FastVectorHeads
 from delta_prop.partition.ingest.fair_queue import FairQueue
 from delta_prop.partition.ingest.origins import Origins
 from delta_prop.partition.ingest.seen_ids import SeenIds
-from delta_prop.partition.ingest.vector_heads import VectorHeads
 from delta_prop.partition.ingest.work import Draft, Sender, SequencedBatch
 from delta_prop.partition.order.orderer import Orderer
 from delta_prop.partition.pipeline import Pipeline
@@ -84,7 +84,7 @@ class Bench:
         self.owners: dict[int, str] = {}  # producer names by origin
         self.routed: list[LoggedBatch] = []
         ids = SeenIds(generation_ids=1000)
-        self.vectors = VectorHeads()
+        self.vectors = FastVectorHeads()
         parts = PipelineParts(
             queue=FairQueue(capacity_deltas=queue_deltas_max),
             orderer=Orderer(ids, pending_deltas_max=pending_deltas_max),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from delta_prop import Propagator
 from delta_prop.client import Producer
-from delta_prop.partition import splitting
+from delta_prop.partition.core import splitting
 from delta_prop.partition.ingest.work import Sender
 from delta_prop.testing import VirtualNetwork, run_virtual, virtual_world
 from delta_prop_simulations.disk import SimDisk

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from delta_prop.calls.receipt import PublishAck, Receipt
-from delta_prop.partition.coalesced_draft import ROWS_MAX, can_coalesce, group_calls
+from delta_prop.partition.core.coalesced_draft import ROWS_MAX, can_coalesce, group_calls
 from delta_prop.partition.ingest.work import Draft, MatrixDraft
 from delta_prop.testing import RecordedPropagator, run_propagator
 from delta_prop_sinks import CacheSink

@@ -13,23 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from delta_prop.partition.ingest.expectations import check_expects
-from delta_prop.partition.ingest.namespaces import (
-    COUNTER_MASK,
-    ORIGIN_SHIFT,
-    PARTIAL_BITS,
-    SEVERAL_WRITERS,
-    VECTOR_BITS,
-    VECTOR_KINDS,
-    Namespace,
-    NamespaceTable,
-    all_keys,
-    can_all_apply,
-    count_first_rows,
-    dict_get,
-    find_concurrent_rows,
-)
 from delta_prop_wire.batch import SPARSE_KINDS
-from delta_prop_wire.core_mode import core_mode
 from delta_prop_wire.delta import FULL_KINDS, PARTIAL_KINDS, Dot, Head, Kind, Source
 from delta_prop_wire.errors import InvalidDelta, UsageError
 
@@ -39,8 +23,16 @@ if TYPE_CHECKING:
     from delta_prop_wire.batch import Batch
 
 HEADS_MAX = 2_000_000
+ORIGIN_SHIFT = 64
+"""Shift of the origin's index in the code of a head; the counter is in the bits below."""
+SEVERAL_WRITERS = -2
+"""Value of `Namespace.writer` if several origins have written. Before the first write it is None."""
+VECTOR_KINDS = frozenset({Kind.CREATE, Kind.DENSE})
+VECTOR_BITS = sum(1 << kind for kind in VECTOR_KINDS)
+PARTIAL_BITS = sum(1 << kind for kind in PARTIAL_KINDS)
+dict_get: Callable[[dict[str, int], str], int | None] = dict.get
+_COUNTER_MASK = (1 << ORIGIN_SHIFT) - 1
 _LIFE_KINDS = FULL_KINDS | {Kind.DELETE}
-_TABLES_MAX = 256
 _NO_HEADS: dict[str, int] = {}
 
 
@@ -56,6 +48,25 @@ class SavedVectors(NamedTuple):
     complete: bool
 
 
+class Namespace:
+    """The known vectors of one namespace."""
+
+    __slots__ = ("complete", "dead", "dimension", "heads", "widths", "writer")
+
+    def __init__(self, *, complete: bool) -> None:
+        self.heads: dict[str, int] = {}  # vector id -> index of the origin << 64 | counter
+        self.writer: int | None = None  # index of the only origin of all heads, or SEVERAL_WRITERS
+        self.dead: set[str] = set()
+        self.dimension = 0
+        self.widths: dict[int, int] = {}  # value count -> number of restored states that have it
+        self.complete = complete  # False once a head was dropped: a vector without a head may then exist
+
+    def note_writer(self, writer: int) -> None:
+        """Note that an origin writes heads."""
+        if self.writer != writer:
+            self.writer = writer if self.writer is None else SEVERAL_WRITERS
+
+
 class VectorHeads:
     """Heads, tombstones and dimensions, changed only by appended batches."""
 
@@ -66,9 +77,7 @@ class VectorHeads:
         self._writers: list[int] = []
         self._count = 0
         self._complete = True
-        # Tables are valid until a batch changes more than the heads of their namespaces.
-        self._tables: dict[tuple[str, ...], NamespaceTable] = {}
-        self._tables_writer = -1
+        self._changes = 0  # number of times that more than heads may have changed
         self.concurrent_updates = 0
 
     @property
@@ -110,7 +119,7 @@ class VectorHeads:
                     "attach this sink before publishing, or use another namespace"
                 )
         self._complete = False
-        self._tables.clear()
+        self._changes += 1
         for known in self._namespaces.values():
             known.complete = False
         for name, dimension in dimensions.items():
@@ -124,7 +133,7 @@ class VectorHeads:
         """
         expects = {} if batch.homogeneous else batch.expect_by_row
         try:
-            self._check_apply(batch)
+            self.check_rows(batch)
         except InvalidDelta as refusal:
             if expects and min(expects) < (refusal.row or 0):
                 check_expects(batch, partial(self._head_or_load, load=load), rows=refusal.row)
@@ -132,19 +141,9 @@ class VectorHeads:
         if expects:
             check_expects(batch, partial(self._head_or_load, load=load))
 
-    def _check_apply(self, batch: Batch) -> None:
-        namespace, kind = batch.namespace, batch.kind
-        is_uniform = namespace is not None and kind is not None
-        if not (
-            core_mode.is_fast
-            and is_uniform
-            and can_all_apply(self._namespaces.get(namespace), (batch,), kind)  # type: ignore[arg-type]
-        ):
-            self._check_rows(batch)
-
     def note_appended(self, batch: Batch, source: Source) -> None:
         """Update heads, tombstones and dimensions."""
-        self._tables.clear()
+        self._changes += 1
         if batch.is_control:
             return
         writer = self._writer_indexes.setdefault(batch.origin, len(self._writers))
@@ -157,64 +156,9 @@ class VectorHeads:
             if counters is None
             else iter([writer << ORIGIN_SHIFT | int(counter) for counter in counters])
         )
-        if core_mode.is_fast and batch.namespace is not None and batch.kind is not None:
-            known = self._get_namespace(batch.namespace)
-            self._write_uniform(known, (batch,), batch.kind, codes, source)
-            known.note_writer(writer)
-        else:
-            self._write_heterogeneous(batch, codes, source)
+        self.write_heads(batch, writer, codes, source)
         if self._count > self._heads_max:
             self._drop_oldest()
-
-    def append_uniform(self, batches: Sequence[Batch], source: Source, seen: Callable[[int], int]) -> bool:
-        """Run `check`, `count_concurrent` and `note_appended` for several batches in one pass.
-
-        The batches are homogeneous, of one origin, namespace and kind, with contiguous counters. Return
-        False, with nothing changed, if the caller must handle each batch separately. `seen`: as for
-        `count_concurrent`.
-        """
-        first = batches[0]
-        namespace, kind, origin = first.namespace, first.kind, first.origin
-        known, writer = self._namespaces.get(namespace or ""), self._writer_indexes.get(origin)
-        if known is None or kind is None or writer is None:
-            return False
-        rows = sum([batch.count for batch in batches])
-        is_only_writer = known.writer == writer
-        codes = None if is_only_writer else list(map(known.heads.get, all_keys(batches)))
-        if self._count + rows > self._heads_max or not can_all_apply(known, batches, kind, codes):
-            return False
-        if codes is not None:
-            others = find_concurrent_rows(codes, writer, self._limits(seen))
-            self.concurrent_updates += (
-                len(others) if len(batches) == 1 or not others else count_first_rows(others, batches)
-            )
-            known.note_writer(writer)
-        self._tables.clear()
-        self._write_uniform(known, batches, kind, count(writer << ORIGIN_SHIFT | first.base), source)
-        return True
-
-    def append_heterogeneous(self, batches: Sequence[Batch], seen: Callable[[int], int]) -> int:
-        """Run `check`, `count_concurrent` and `note_appended` for several heterogeneous batches in one pass.
-
-        The batches are valid, of one origin, with common columns only. Stop before the first batch that
-        changes more than heads; return the number of batches before it. `seen`: as for `count_concurrent`.
-        """
-        writer = self._writer_indexes.get(batches[0].origin)
-        if writer is None or self._count + sum([batch.count for batch in batches]) > self._heads_max:
-            return 0
-        if self._tables_writer != writer:
-            self._tables, self._tables_writer = {}, writer
-        limits, done = self._limits(seen), 0
-        for batch in batches:
-            names = batch.namespace_names
-            table = self._tables.get(names) or self._make_table(names, writer)
-            added = None if table is None else table.try_append(batch, limits)
-            if added is None:
-                break
-            self._count += added[0]
-            self.concurrent_updates += added[1]
-            done += 1
-        return done
 
     def other_heads(self, batch_origin: int, rows: Iterator[tuple[str, str]]) -> Iterator[tuple[int, Dot]]:
         """Yield (row, head) for each row whose vector was last written by another origin."""
@@ -292,7 +236,7 @@ class VectorHeads:
 
     def restore(self, saved: SavedVectors, heads: Mapping[str, tuple[dict[str, int], set[str]]]) -> None:
         """Restore the state from a checkpoint."""
-        self._tables.clear()
+        self._changes += 1
         self._writers = list(saved.writers)
         self._writer_indexes = {origin: index for index, origin in enumerate(self._writers)}
         self._complete = saved.complete
@@ -309,7 +253,7 @@ class VectorHeads:
 
     def load_states(self, batch: Batch) -> None:
         """Restore from state rows of a snapshot: heads, tombstones, and the most common dimension."""
-        self._tables.clear()
+        self._changes += 1
         for row, (_, origin, counter) in enumerate(batch.state_keys):
             writer = self._writer_indexes.setdefault(origin, len(self._writers))
             if writer == len(self._writers):
@@ -333,21 +277,11 @@ class VectorHeads:
 
     # --- helpers
 
-    def _make_table(self, names: tuple[str, ...], writer: int) -> NamespaceTable | None:
-        """Create a table of these namespaces; return None if a name is unknown, or occurs twice."""
-        named = {name: known for name in names if (known := self._namespaces.get(name)) is not None}
-        if len(named) < len(names):
-            return None
-        if len(self._tables) >= _TABLES_MAX:
-            self._tables.clear()
-        table = self._tables[names] = NamespaceTable([*named.values()], writer)
-        return table
-
     def _dot(self, code: int) -> Dot:
-        return Dot(self._writers[code >> ORIGIN_SHIFT], code & COUNTER_MASK)
+        return Dot(self._writers[code >> ORIGIN_SHIFT], code & _COUNTER_MASK)
 
-    def _check_rows(self, batch: Batch) -> None:
-        """Check row by row, since a row may depend on an earlier row of the batch."""
+    def check_rows(self, batch: Batch) -> None:
+        """Check row by row, since a row may depend on an earlier row of the batch. Raises InvalidDelta."""
         alive: dict[tuple[str, str], bool] = {}
         named = {name: self._namespaces.get(name) for name in batch.namespace_names}
         dimensions = {name: 0 if known is None else known.dimension for name, known in named.items()}
@@ -410,30 +344,13 @@ class VectorHeads:
             return load(namespace, vector_id) if self.is_incomplete(namespace) else None
         return Head(dot, vector_id not in self._namespaces[namespace].dead)
 
-    def _write_uniform(
-        self, known: Namespace, batches: Sequence[Batch], kind: int, codes: Iterator[int], source: Source
-    ) -> None:
-        count_before = len(known.heads)
-        for batch in batches:  # one by one, since a long call would hold the GIL and delay the commit thread
-            known.heads.update(zip(batch.keys, codes, strict=False))
-        self._count += len(known.heads) - count_before
-        if kind == Kind.DELETE and source is not Source.REPLICA:
-            known.dead.update(all_keys(batches))
-        elif known.dead and (kind in FULL_KINDS or source is Source.REPLICA):
-            known.dead.difference_update(all_keys(batches))
-        if not known.dimension and kind in VECTOR_KINDS:
-            known.dimension = batches[0].values_per_row or 0
-
-    def _write_heterogeneous(self, batch: Batch, codes: Iterator[int], source: Source) -> None:
+    def write_heads(self, batch: Batch, writer: int, codes: Iterator[int], source: Source) -> None:
+        """Write the head of each row, its tombstone, and the dimension of its namespace."""
         named = {name: self._get_namespace(name) for name in batch.namespace_names}
-        writer, count_before = (
-            self._writer_indexes[batch.origin],
-            sum([len(known.heads) for known in named.values()]),
-        )
-        is_replica = source is Source.REPLICA
+        count_before = sum([len(known.heads) for known in named.values()])
         for known in named.values():
             known.note_writer(writer)
-        self._write_each_row(named, batch, codes, is_replica=is_replica)
+        self._write_each_row(named, batch, codes, is_replica=source is Source.REPLICA)
         self._count += sum([len(known.heads) for known in named.values()]) - count_before
 
     def _write_each_row(
@@ -478,3 +395,27 @@ def _wrong_dimension(namespace: str, width: int, fixed: int, row: int) -> Invali
         "send that many, or use another namespace",
         row=row,
     )
+
+
+def find_concurrent_rows(
+    codes: Sequence[int | None], writer: int, limit_of: Callable[[int], int]
+) -> list[int]:
+    """Find the rows whose vector was last changed by a delta of another origin that `writer` has not seen.
+
+    `codes`: the heads of the rows. `limit_of`: returns, for the index of an origin, the code of the last of
+    its deltas that the writer has seen.
+    """
+    lowest = writer << ORIGIN_SHIFT
+    highest = lowest | _COUNTER_MASK
+    rows = [row for row, code in enumerate(codes) if code is not None and not lowest <= code <= highest]
+    if not rows:
+        return rows
+    heads: list[int] = [codes[row] for row in rows]  # type: ignore[misc]
+    least, most = min(heads), max(heads)
+    if least >> ORIGIN_SHIFT != most >> ORIGIN_SHIFT:
+        limits = {other: limit_of(other) for other in {head >> ORIGIN_SHIFT for head in heads}}
+        return [row for row, head in zip(rows, heads, strict=True) if head > limits[head >> ORIGIN_SHIFT]]
+    limit = limit_of(least >> ORIGIN_SHIFT)
+    if most <= limit or least > limit:  # e.g. a job rewrites all vectors that another job wrote
+        return [] if most <= limit else rows
+    return [row for row, head in zip(rows, heads, strict=True) if head > limit]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import anyio.lowlevel
 
 if TYPE_CHECKING:
-    from delta_prop.partition.appender import Appender
+    from delta_prop.partition.core.appender import Appender
     from delta_prop.platform.ports import Threads
     from delta_prop_broker.log.durable import DurableLog
 

@@ -6,7 +6,7 @@ The quoted lines are production code; if that code changes, a test names the mut
 from __future__ import annotations
 
 from delta_prop.partition.ack_tracker import AckTracker
-from delta_prop.partition.appender import Appender
+from delta_prop.partition.core.appender import Appender
 from delta_prop.partition.duplicate_batches import ack_duplicate
 from delta_prop.partition.ingest.expectations import check_expects
 from delta_prop.partition.order.orderer import Orderer

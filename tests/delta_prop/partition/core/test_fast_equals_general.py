@@ -14,9 +14,9 @@ import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from delta_prop.api.record_accumulator import RecordAccumulator
+from delta_prop.api.publishing import RecordAccumulator
 from delta_prop.calls.receipt import Receipt
-from delta_prop.partition.coalesced_draft import can_share_batch, draft_from_arrays
+from delta_prop.partition.core.coalesced_draft import can_share_batch, draft_from_arrays
 from delta_prop.partition.ingest.work import Draft, MatrixDraft, Sender, SequencedBatch
 from delta_prop.platform.tick_callbacks import TickCallbacks
 from delta_prop_wire.batch import Batch, LoggedBatch

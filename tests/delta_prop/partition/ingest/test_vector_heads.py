@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from delta_prop.partition.ingest.namespaces import ORIGIN_SHIFT
-from delta_prop.partition.ingest.vector_heads import VectorHeads
+from delta_prop.partition.core.fast_heads import FastVectorHeads
+from delta_prop.partition.ingest.vector_heads import ORIGIN_SHIFT, VectorHeads
 from delta_prop_wire.algebra import VectorState, apply
 from delta_prop_wire.delta import (
     ABSENT,
@@ -49,7 +49,7 @@ class HeadsFixture:
     """`VectorHeads` that checks each batch before it is appended, as the pipeline does."""
 
     def __init__(self, **options: Any) -> None:
-        self.vectors = VectorHeads(**options)
+        self.vectors: VectorHeads = FastVectorHeads(**options)
         self.next: dict[int, int] = {}
 
     def batch(self, *deltas: Delta, origin: int = ORIGIN) -> Batch:
@@ -131,16 +131,6 @@ def test_rows_are_refused_iff_the_fold_would_ignore_them(
                 assert fixture.vectors.head(namespace_name, name) == heads.get((namespace_name, name))
 
 
-class RowByRow(VectorHeads):
-    """`VectorHeads` without the fast paths: it checks each row of a heterogeneous batch."""
-
-    def _can_all_heterogeneous_apply(self, batch: Batch) -> bool:
-        return False
-
-    def _moves_heads_only(self, *_: object, **__: object) -> bool:
-        return False
-
-
 @given(
     st.lists(
         st.tuples(st.lists(deltas, min_size=1, max_size=6), st.sampled_from([ORIGIN, OTHER])), max_size=10
@@ -148,7 +138,7 @@ class RowByRow(VectorHeads):
 )
 def test_column_checks_match_row_by_row_checks(history: list[tuple[list[Delta], int]]) -> None:
     by_column, by_row = HeadsFixture(), HeadsFixture()
-    by_row.vectors = RowByRow()
+    by_row.vectors = VectorHeads()
     for rows, origin in history:
         outcomes = []
         for fixture in (by_column, by_row):
@@ -207,7 +197,7 @@ REORDERED_ROWS = ROWS[::-1]
 @example([([ROWS], ORIGIN), ([ROWS[:1]], OTHER), ([ROWS], ORIGIN), ([ROWS[1:]], OTHER), ([ROWS], ORIGIN)])
 def test_batches_appended_together_match_one_by_one(steps: list[Any]) -> None:
     together, one_by_one = HeadsFixture(), HeadsFixture()
-    one_by_one.vectors = RowByRow()
+    one_by_one.vectors = VectorHeads()
     for fixture in (together, one_by_one):  # both namespaces have vectors from the start
         for name in ("default", "other"):
             fixture.send(*(Delta(key, create([1.0, 2.0]), name) for key in "ab"))
@@ -464,7 +454,7 @@ def test_forgotten_vectors_pass_without_row_checks(monkeypatch: pytest.MonkeyPat
     for number in range(500):
         fixture.send(Delta(f"v{number}", create([1.0, 2.0])))
     with monkeypatch.context() as patch:
-        patch.setattr(VectorHeads, "_check_rows", lambda *_: pytest.fail("rows were checked one by one"))
+        patch.setattr(VectorHeads, "check_rows", lambda *_: pytest.fail("rows were checked one by one"))
         fixture.send(*(Delta(f"v{number}", sparse([1], [0.5])) for number in (0, 1, 499)))
     assert fixture.refusal(Delta("v0", sparse([2], [0.5]))).field == "indices"
     fixture.send(Delta("v499", delete()))
@@ -489,7 +479,7 @@ def test_expect_of_a_forgotten_head_is_loaded() -> None:
 
 
 def test_heads_are_bounded_over_many_namespaces() -> None:
-    vectors = VectorHeads(heads_max=100)
+    vectors = FastVectorHeads(heads_max=100)
     for number in range(1, 1001):
         delta = Delta("k", create([1.0]), f"namespace-{number}")
         vectors.note_appended(batch_of(16, number, delta), Source.LOCAL)
@@ -566,7 +556,7 @@ def test_heads_can_be_copied_during_changes(changes: list[tuple[int, str]]) -> N
 
 def restore_copy(vectors: VectorHeads) -> VectorHeads:
     """Return new `VectorHeads` restored from the saved ones."""
-    saved, restored = vectors.save(), VectorHeads()
+    saved, restored = vectors.save(), FastVectorHeads()
     heads = {}
     for name in saved.namespaces:
         codes_and_deaths = heads_of(vectors, name)

@@ -6,42 +6,38 @@ If the log refuses, nothing has changed. Pure but for the log that it is given.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import chain, groupby, takewhile
-from operator import attrgetter
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from delta_prop.calls.outcomes import PublishAck, RowAck
-from delta_prop.partition.entries import noop_clock
+from delta_prop.partition.core.splitting import slice_new_rows, split_batch, with_row
 from delta_prop.partition.ingest.duplicate_id_finder import DuplicateIdFinder
 from delta_prop.partition.ingest.origins import OWN
 from delta_prop.partition.ingest.refused_ids import RefusedIds
 from delta_prop.partition.order.clock import OriginClocks
-from delta_prop.partition.splitting import slice_new_rows, split_batch, with_row
 from delta_prop.partition.state.pipeline_state import StateManifest
+from delta_prop_wire.bounds import clock_is_valid
 from delta_prop_wire.control_rows import read_noop
 from delta_prop_wire.delta import AckLevel, Dot, KnownIds, Source
 from delta_prop_wire.encode import encode_noop
 from delta_prop_wire.errors import InvalidDelta, Refused
-from delta_prop_wire.spec import ErrorCode
-from delta_prop_wire.validate import common_columns_are_valid, homogeneous_is_valid
+from delta_prop_wire.spec import CLOCK_ENTRIES_MAX, ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from delta_prop.partition.coalesced_draft import CoalescedDraft, JoinedDraft
+    from delta_prop.partition.core.coalesced_draft import CoalescedDraft, JoinedDraft
+    from delta_prop.partition.core.splitting import BatchPiece
     from delta_prop.partition.ingest.origins import Origins, OriginState
     from delta_prop.partition.ingest.seen_ids import SeenIds
     from delta_prop.partition.ingest.vector_heads import VectorHeads
     from delta_prop.partition.ingest.work import Draft, MatrixDraft, SequencedBatch
     from delta_prop.partition.listener import PartitionListener
-    from delta_prop.partition.splitting import BatchPiece
     from delta_prop.partition.state.pipeline_state import PipelineState, SavedOrigins
     from delta_prop.platform.ports import Clock
     from delta_prop_broker.log.contract import Log
     from delta_prop_broker.retention.snapshot import OriginWatermark
     from delta_prop_wire.batch import Batch, LoggedBatch
-
-_NAMESPACE_AND_KIND = attrgetter("namespace", "kind")
 
 
 @dataclass(slots=True)
@@ -122,65 +118,22 @@ class Appender:
         level = self.log.ack_level if work.sender.is_forwarder else self.granted_level(batch.ack_level)
         return (logged,), PublishAck(logged.offset, batch.dot(0), batch.count, level)
 
+    @property
+    def is_fast(self) -> bool:
+        """True if `append_run` and `append_coalesced` may take something."""
+        return False
+
     def append_run(
         self, batches: Sequence[Batch], state: OriginState, source: Source, now: float
     ) -> list[LoggedBatch]:
-        """Append consecutive batches of one origin that has said hello, faster than `append_sequenced`.
+        """Append the first of these batches that need no checks but those of their columns: here none."""
+        return []
 
-        Return those that were appended: none if the log lacks the capacity for all; otherwise those before
-        the first batch whose rows must be checked one by one.
-        """
-        if not self.log.make_capacity_for(batches):
-            return []
-        valid_count, first_lamport = 0, self.lamport + 1
-        for uniform in _group_uniform(batches):
-            noted_count = self._note_uniform(uniform, source) if uniform[0].homogeneous else 0
-            if noted_count < len(uniform):
-                noted_count += self._note_each(uniform[noted_count:], source)
-            valid_count += noted_count
-            if noted_count < len(uniform):
-                break
-        if not valid_count:
-            return []
-        accepted = batches if valid_count == len(batches) else batches[:valid_count]
-        self.lamport += sum([batch.count for batch in accepted])
-        logged_batches = self.log.append_run(accepted, lamport=first_lamport, source=source)
-        self._origins.note_appended_run(state, accepted, logged_batches[0].offset, now)
-        self._clocks.note_appended(batches[0].origin, ())
-        self.counters.accepted += self.lamport + 1 - first_lamport
-        return logged_batches
-
-    def _note_uniform(self, batches: Sequence[Batch], source: Source) -> int:
-        """Move heads and count concurrent updates, of all these batches or none; return how many it noted."""
-        seen = self._seen_counters_of(batches[0].origin)
-        is_noted = all(map(homogeneous_is_valid, batches)) and self.vectors.append_uniform(
-            batches, source, seen
-        )
-        return len(batches) if is_noted else 0
-
-    def _seen_counters_of(self, origin: int) -> Callable[[int], int]:
-        """Return a function that returns the counter of another origin that this origin has seen."""
-        return lambda other: self._clocks.seen_counter(origin, (), other)
-
-    def _note_each(self, batches: Sequence[Batch], source: Source) -> int:
-        """Note heads and concurrent updates batch by batch; return the number before the first refused."""
-        valid, noted_count = [*takewhile(common_columns_are_valid, batches)], 0
-        while noted_count < len(valid):
-            if not valid[noted_count].homogeneous:
-                noted_count += self.vectors.append_heterogeneous(
-                    valid[noted_count:], self._seen_counters_of(batches[0].origin)
-                )
-                if noted_count == len(valid):
-                    break
-            batch = valid[noted_count]
-            try:
-                self.vectors.check(batch, self._load_head)
-            except Refused:
-                break
-            self._count_concurrent(batch)
-            self.vectors.note_appended(batch, source)
-            noted_count += 1
-        return noted_count
+    def append_coalesced(
+        self, draft: CoalescedDraft | JoinedDraft, origin: int, now: float
+    ) -> LoggedBatch | None:
+        """Append a draft of several calls, if it can be appended as a whole: here never."""
+        return None
 
     def granted_level(self, level: AckLevel) -> AckLevel:
         """Return the ack level that an acknowledgement may state: the requested one, bounded by the log's."""
@@ -226,33 +179,6 @@ class Appender:
         return logged, PublishAck(
             logged.offset, batch.dot(0), draft.count, self.granted_level(draft.ack_level), duplicate_offsets
         )
-
-    def append_coalesced(
-        self, draft: CoalescedDraft | JoinedDraft, origin: int, now: float
-    ) -> LoggedBatch | None:
-        """Append a draft that names no ids and no parents, so that it holds no duplicates: the fast path.
-
-        Return None if its numbers are invalid. Raises Refused; in either case nothing has changed.
-        """
-        vectors, clock = self.vectors, self._find_clock_changes(draft, origin)
-        hybrid_time_before = self._hybrid_time
-        batch = draft.encode(
-            origin=origin,
-            base=self._watermarks.get(origin, 0) + 1,
-            clock=clock,
-            hybrid_time=self._next_hybrid_time(),
-        )
-        if not draft.is_valid(batch):
-            self._hybrid_time = hybrid_time_before
-            return None
-        vectors.check(batch, self._load_head)
-        logged = self.log.append(batch, lamport=self.lamport + 1, source=Source.LOCAL)
-        self.lamport += batch.count
-        self.counters.accepted += batch.count
-        self._origins.note_appended(self._require_state(batch), batch, logged.offset, now)
-        self._clocks.note_appended(origin, clock)
-        vectors.note_appended(batch, Source.LOCAL)
-        return logged
 
     # --- from the log, and from checkpoints
 
@@ -536,16 +462,20 @@ class Appender:
         return self._hybrid_time
 
 
+def noop_clock(batch: Batch, refusal: Refused) -> tuple[Dot, ...]:
+    """Return the clock of a refused batch for its no-op: the full clock, or none if the clock is at fault.
+
+    A clock is at fault if it breaks the format's bounds, or the server's own bound that it was refused for.
+    """
+    if refusal.field == "clock":
+        return ()
+    is_short = batch.clock_entry_count <= CLOCK_ENTRIES_MAX  # a longer clock is not even decoded
+    return batch.clock if is_short and clock_is_valid(batch.clock) else ()
+
+
 def _is_split_by_sender(work: SequencedBatch) -> bool:
     """True if the sender itself finds out which rows of the batch are at fault."""
     return work.sender.can_split and work.batch.count > 1 and not work.batch.is_control
-
-
-def _group_uniform(batches: Sequence[Batch]) -> Iterable[Sequence[Batch]]:
-    """Group consecutive batches of one namespace and one kind."""
-    if len(batches) == 1:
-        return (batches,)
-    return [[*group] for _, group in groupby(batches, _NAMESPACE_AND_KIND)]
 
 
 def _duplicate_offsets(
