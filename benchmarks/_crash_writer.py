@@ -24,7 +24,7 @@ import anyio
 import anyio.to_thread
 
 from delta_prop.api.propagator import Propagator
-from delta_prop.partition.storage import compacting
+from delta_prop.partition.storage import background
 from delta_prop_broker.log.settings import LogSettings
 from delta_prop_broker.retention.compaction import Compaction
 from delta_prop_broker.retention.snapshot import SnapshotWriter
@@ -112,7 +112,7 @@ async def _run(given: argparse.Namespace) -> None:
     )
     if given.activities is not None:
         record_activities(given.activities)
-    compacting.POLL_S = 0.005
+    background.COMPACTION_POLL_S = 0.005
     started = time.perf_counter()
     async with Propagator(data=given.directory / "log", log=settings) as propagator:
         opened = time.perf_counter()

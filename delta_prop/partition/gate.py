@@ -22,16 +22,3 @@ class Gate(Protocol):
     def wait_s(self, count: int, size: int, now: float) -> float | None:
         """Return the seconds until the caller is to ask again; None if a sink must progress first."""
         ...
-
-
-class OpenGate:
-    """A gate that is always open."""
-
-    def admits(self, count: int, size: int, now: float) -> bool:
-        return True
-
-    def note(self, count: int, size: int, now: float) -> None:
-        pass
-
-    def wait_s(self, count: int, size: int, now: float) -> float | None:
-        return 0.0

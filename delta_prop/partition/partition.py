@@ -5,15 +5,21 @@ The service scales by its number of partitions. A program that embeds the servic
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+import anyio
 
 from delta_prop.calls.refusals import service_closed
 from delta_prop.partition.admission_queue import AdmissionQueue
 from delta_prop.partition.capacity_monitor import CapacityMonitor
+from delta_prop.partition.core.fast_heads import FastVectorHeads
+from delta_prop.partition.ingest.epochs import epoch_floor, epoch_limit
+from delta_prop.partition.ingest.fair_queue import FairQueue
+from delta_prop.partition.ingest.origins import Origins
+from delta_prop.partition.ingest.seen_ids import WAITING_MAX, SeenIds
+from delta_prop.partition.order.orderer import Orderer
 from delta_prop.partition.pipeline import Pipeline
-from delta_prop.partition.pipeline_parts import create_parts
 from delta_prop.partition.storage.storage import Storage
-from delta_prop.partition.ticker import Ticker
 from delta_prop.platform.tick_callbacks import TickCallbacks
 from delta_prop_broker.log.memory import MemoryLog
 from delta_prop_wire.delta import AckLevel
@@ -26,11 +32,16 @@ if TYPE_CHECKING:
     from delta_prop.calls.outcomes import PublishAck
     from delta_prop.partition.gate import Gate
     from delta_prop.partition.listener import PartitionListener
-    from delta_prop.platform.ports import World
+    from delta_prop.platform.ports import Clock, World
     from delta_prop_broker.disk import Disk
     from delta_prop_broker.log.durable import DurableLog
     from delta_prop_broker.log.settings import LogSettings
     from delta_prop_wire.errors import Refused
+
+
+TICK_S_MAX = 1.0
+TICK_S_MIN = 0.001
+"""Longest and shortest wait between two ticks."""
 
 
 class Partition:
@@ -182,7 +193,7 @@ class Partition:
         storage = self.storage
         pipeline = Pipeline(
             self.log,
-            create_parts(self.settings, None if storage is None else storage.log.openings),
+            _create_parts(self.settings, None if storage is None else storage.log.openings),
             self._listener,
             own_producer_id=own_producer_id,
             clock=self.world.clock,
@@ -195,3 +206,80 @@ class Partition:
             if storage.log.failure is not None:  # the log failed while it was read
                 raise storage.log.failure
         return pipeline
+
+
+class Ticker:
+    """Ticks a pipeline: when its next deadline is due, when the gate may admit, and when it is woken."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._event = anyio.Event()
+        self._is_gate_timer_set = False
+
+    def wake(self) -> None:
+        """Tick now."""
+        self._event.set()
+
+    def wake_queue(self) -> None:
+        """Tick now for work that waits at the gate, unless the timer for it is set already."""
+        if not self._is_gate_timer_set:
+            self._event.set()
+
+    async def run(self, pipeline: Pipeline) -> None:
+        """Tick until cancelled."""
+        while True:
+            self._event = anyio.Event()
+            now = self._clock.now()
+            deadline, gate_s = pipeline.tick(now), pipeline.gate_wait_s(now)
+            wait_s = TICK_S_MAX if deadline is None else min(max(deadline - now, 0), TICK_S_MAX)
+            self._is_gate_timer_set = gate_s is not None
+            with anyio.move_on_after(max(wait_s if gate_s is None else min(wait_s, gate_s), TICK_S_MIN)):
+                await self._event.wait()
+
+
+class PipelineParts(NamedTuple):
+    """The parts of a pipeline that settings bound, each with an empty state."""
+
+    queue: FairQueue
+    orderer: Orderer
+    ids: SeenIds
+    origins: Origins
+    vectors: FastVectorHeads
+
+
+def _create_parts(settings: Settings, openings: int | None) -> PipelineParts:
+    """Create the parts. `openings`: how often the log was opened, which bounds epochs; None in memory."""
+    if openings is None:
+        ids = SeenIds(
+            generation_ids=settings.memory_ids_per_generation, retained_min=settings.ids_retained_min
+        )
+    else:
+        ids = SeenIds(
+            generation_ids=settings.ids_per_generation,
+            retained_min=settings.ids_retained_min,
+            waiting_max=WAITING_MAX,
+            index_bytes_max=settings.id_index_bytes_max,
+        )
+    return PipelineParts(
+        queue=FairQueue(
+            capacity_deltas=settings.queue_deltas_max,
+            capacity_bytes=settings.queue_bytes_max,
+            high=settings.queue_high_mark,
+            low=settings.queue_low_mark,
+            ageing_s=settings.queue_ageing_s,
+        ),
+        orderer=Orderer(
+            ids,
+            pending_deltas_max=settings.pending_deltas_max,
+            pending_bytes_max=settings.pending_bytes_max,
+            pending_timeout_s=settings.pending_timeout_s,
+        ),
+        ids=ids,
+        origins=Origins(
+            origins_max=settings.origins_max,
+            per_owner_max=settings.origins_per_owner_max,
+            epoch_floor=epoch_floor(openings),
+            epoch_limit=epoch_limit(openings),
+        ),
+        vectors=FastVectorHeads(heads_max=settings.heads_max),
+    )

@@ -36,7 +36,6 @@ from delta_prop.partition.entries import (
     pending_dependencies,
 )
 from delta_prop.partition.forwarded_batches import ack_covered, admit, check_numbers, drop_known_rows
-from delta_prop.partition.gate import OpenGate
 from delta_prop.partition.ingest.origins import OWN, Grant
 from delta_prop.partition.ingest.work import Draft, MatrixDraft, SequencedBatch
 from delta_prop.partition.order.orderer import Entry, RefusedEntry, Verdict
@@ -55,9 +54,8 @@ if TYPE_CHECKING:
     from delta_prop.partition.gate import Gate
     from delta_prop.partition.ingest.work import Sender
     from delta_prop.partition.listener import PartitionListener
-    from delta_prop.partition.pipeline_parts import PipelineParts
+    from delta_prop.partition.partition import PipelineParts, Ticker
     from delta_prop.partition.storage.committer import Committer
-    from delta_prop.partition.ticker import Ticker
     from delta_prop.platform.ports import Clock
     from delta_prop_broker.log.contract import Log
     from delta_prop_wire.batch import Batch, LoggedBatch
@@ -78,7 +76,7 @@ class Pipeline:
         *,
         own_producer_id: int,
         clock: Clock,
-        gate: Gate | None = None,
+        gate: Gate,
         ticker: Ticker | None = None,
         committer: Committer | None = None,
     ) -> None:
@@ -102,7 +100,7 @@ class Pipeline:
         self.recoveries = 0
         """Number of times that the state was restored from a log after a failure."""
         self.ack_tracker = AckTracker(log, listener, committer)
-        self._gate: Gate = gate or OpenGate()
+        self._gate = gate
         self._ticker = ticker
         self._running = False
         self._now = 0.0

@@ -12,8 +12,8 @@ from delta_prop.partition.ingest.origins import Origins
 from delta_prop.partition.ingest.seen_ids import SeenIds
 from delta_prop.partition.ingest.work import Draft, Sender, SequencedBatch
 from delta_prop.partition.order.orderer import Orderer
+from delta_prop.partition.partition import PipelineParts
 from delta_prop.partition.pipeline import Pipeline
-from delta_prop.partition.pipeline_parts import PipelineParts
 from delta_prop_broker.log.memory import MemoryLog
 from delta_prop_wire.batch import Batch, LoggedBatch
 from delta_prop_wire.delta import AckLevel, Delta, Priority, Source, make_origin, producer_id_of
@@ -29,6 +29,19 @@ class OneTime:
 
     def wall_us(self) -> int:
         return 1_000_000
+
+
+class OpenGate:
+    """A gate that is always open."""
+
+    def admits(self, count: int, size: int, now: float) -> bool:
+        return True
+
+    def note(self, count: int, size: int, now: float) -> None:
+        pass
+
+    def wait_s(self, count: int, size: int, now: float) -> float | None:
+        return 0.0
 
 
 class BenchPublisher:
@@ -92,7 +105,9 @@ class Bench:
             origins=Origins(),
             vectors=self.vectors,
         )
-        self.pipeline = Pipeline(self.log, parts, Recorder(self.routed), own_producer_id=1, clock=OneTime())
+        self.pipeline = Pipeline(
+            self.log, parts, Recorder(self.routed), own_producer_id=1, clock=OneTime(), gate=OpenGate()
+        )
 
     def publish(self, *deltas: Delta, after: tuple[Receipt, ...] = ()) -> Receipt:
         draft = Draft(deltas, Receipt(), deltas[0].priority, AckLevel.MEMORY, after=after)

@@ -21,7 +21,6 @@ import numpy as np
 
 from delta_prop.partition.ingest.heads import DEAD, HeadChanges, pack_heads
 from delta_prop.partition.ingest.id_runs import RunCorrupted
-from delta_prop.partition.state.from_snapshot import restore_from_snapshot
 from delta_prop.partition.state.id_run_store import IdRunStore, open_run
 from delta_prop.partition.state.pipeline_state import (
     SECTION,
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from delta_prop.partition.core.appender import Appender
     from delta_prop.partition.ingest.id_runs import IdRun
     from delta_prop.partition.pipeline import Pipeline
     from delta_prop.partition.storage.committer import Committer
@@ -55,6 +55,7 @@ HEADS_PER_SLICE = 2_000
 READ_ROWS, READ_BYTES = 2_000, 1 << 20
 FULL_CHECKPOINT_BYTES = 16 << 20
 """The next checkpoint is full once the changes since the last full one exceed its size by this many bytes."""
+_FRAMES_PER_SLICE = 16
 _ROW_COST_IN_HEADS = 3
 """Cost of reading and noting one row of the log again, relative to copying one head."""
 FILES_MAX = 100
@@ -130,7 +131,7 @@ class Checkpointer:
             self._note_written(checkpoint.offset)
             return checkpoint.offset
         if self._log.start_offset:
-            await restore_from_snapshot(self._pipeline.appender, self._log, self._threads, now)
+            await _restore_from_snapshot(self._pipeline.appender, self._log, self._threads, now)
             self._pipeline.appender.ids.kept_since = self._log.start_offset
         return self._log.start_offset
 
@@ -403,3 +404,29 @@ def _load(checkpoint: Checkpoint, store: Checkpoints) -> PipelineState:
         return open_run(store, checkpoint.files[name])
 
     return unpack(checkpoint.section(SECTION), checkpoint.read_file, open_id_run)
+
+
+async def _restore_from_snapshot(appender: Appender, log: DurableLog, threads: Threads, now: float) -> None:
+    """Restore heads, dimensions, watermarks and clocks of the newest snapshot; the caller replays the rest.
+
+    A snapshot has neither ids nor first offsets of removed deltas, which is logged. Raises LogCorrupted,
+    OSError.
+    """
+    snapshot = await threads.run(log.snapshot)
+    if snapshot is None:
+        return
+    try:
+        appender.restore_snapshot(snapshot.watermarks, snapshot.lamport, now)
+        frames = snapshot.frames()
+        while batches := await threads.run(lambda: list(islice(frames, _FRAMES_PER_SLICE))):
+            for logged in batches:
+                appender.vectors.load_states(logged.batch)
+                await anyio.lowlevel.checkpoint()
+    finally:
+        await threads.run(snapshot.close)
+    logger.warning(
+        "no checkpoint is usable, so the pipeline starts from the snapshot at offset %d: ids of deltas "
+        "before offset %d are forgotten, so a duplicate of one is accepted as new",
+        snapshot.offset,
+        log.start_offset,
+    )

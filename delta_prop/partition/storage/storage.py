@@ -15,9 +15,8 @@ import anyio.lowlevel
 
 from delta_prop.partition.ingest.epochs import epoch_limit, openings_for
 from delta_prop.partition.state.checkpointing import Checkpointer
+from delta_prop.partition.storage.background import compact, compress_sealed
 from delta_prop.partition.storage.committer import Committer
-from delta_prop.partition.storage.compacting import compact
-from delta_prop.partition.storage.compressing import compress_sealed
 from delta_prop.partition.storage.log_reopener import LogReopener
 from delta_prop.partition.storage.log_times import LogTimes
 from delta_prop_broker.log.durable import DurableLog

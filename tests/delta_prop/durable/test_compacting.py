@@ -10,7 +10,7 @@ import pytest
 from delta_prop.api.propagator import Propagator
 from delta_prop.cli import main
 from delta_prop.delivery.history import read_history
-from delta_prop.partition.storage import compacting
+from delta_prop.partition.storage import background
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.log.settings import LogSettings
 from delta_prop_broker.segments.paths import DIRECTORY
@@ -32,7 +32,7 @@ KEYS = 7
 
 @pytest.fixture(autouse=True)
 def _poll_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compacting, "POLL_S", 0.005)
+    monkeypatch.setattr(background, "COMPACTION_POLL_S", 0.005)
 
 
 def make_delta(number: int) -> Delta:
