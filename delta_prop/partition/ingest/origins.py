@@ -12,7 +12,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from delta_prop.partition.ingest.epochs import (
     CLAIMED_EPOCH_MAX,
@@ -54,23 +54,27 @@ UNKNOWN_OWNER = "\0"
 """Owner of an origin that a log names, until its producer says hello."""
 
 
-class SavedOrigin(NamedTuple):
-    """The state of one origin, as arrays. A base and a last are the first and the last counter of a range.
+Columns: TypeAlias = "tuple[array[int], array[int], array[int]]"
+"""The first counters of ranges, their last counters, and a value for each range."""
 
-    `recent`: (bases, lasts, checksums) of recent batches; `ranges`: (bases, lasts, offsets) of deltas with
-    contiguous offsets; `noops`: (bases, lasts, codes) of dots that no-ops fill. `forgot`: True if older
-    ranges were dropped. `known_above`: only the outcomes of higher counters are known.
+
+class SavedOrigin(NamedTuple):
+    """The state of one origin, as arrays.
+
+    The value of a range is, in `recent`, the checksum of a recent batch; in `ranges`, the offset of its first
+    delta, and the others follow; in `noops`, the code of the no-ops that fill its dots. `forgot`: True if
+    older ranges were dropped. `known_above`: only the outcomes of higher counters are known.
     """
 
     epoch: int
     known_above: int
     forgot: bool
-    recent: tuple[array[int], array[int], array[int]]
-    ranges: tuple[array[int], array[int], array[int]]
-    noops: tuple[array[int], array[int], array[int]]
+    recent: Columns
+    ranges: Columns
+    noops: Columns
 
 
-def _make_columns(kinds: str) -> tuple[array[int], array[int], array[int]]:
+def _make_columns(kinds: str) -> Columns:
     one, two, three = (array(kind) for kind in kinds)
     return one, two, three
 
@@ -89,9 +93,9 @@ class OriginColumns:
     recent_counts: array[int] = field(default_factory=partial(array, "Q"))
     runs_counts: array[int] = field(default_factory=partial(array, "Q"))
     voids_counts: array[int] = field(default_factory=partial(array, "Q"))
-    recent: tuple[array[int], array[int], array[int]] = field(default_factory=partial(_make_columns, "QQI"))
-    runs: tuple[array[int], array[int], array[int]] = field(default_factory=partial(_make_columns, "QQQ"))
-    voids: tuple[array[int], array[int], array[int]] = field(default_factory=partial(_make_columns, "QQI"))
+    recent: Columns = field(default_factory=partial(_make_columns, "QQI"))
+    runs: Columns = field(default_factory=partial(_make_columns, "QQQ"))
+    voids: Columns = field(default_factory=partial(_make_columns, "QQI"))
 
 
 class OriginState:
@@ -99,16 +103,10 @@ class OriginState:
 
     __slots__ = (
         "_has_dropped_ranges",
-        "_noop_bases",
-        "_noop_codes",
-        "_noop_lasts",
-        "_range_bases",
-        "_range_lasts",
-        "_range_offsets",
+        "_noops",
+        "_ranges",
         "_ranges_saved",
-        "_recent_bases",
-        "_recent_crcs",
-        "_recent_lasts",
+        "_recent",
         "claims",
         "epoch",
         "is_changed",
@@ -126,9 +124,7 @@ class OriginState:
         self.is_changed = True  # since the last save
         self._ranges_saved = 0  # saved ranges that can no longer change
         self._has_dropped_ranges = False
-        self._recent_bases, self._recent_lasts, self._recent_crcs = array("Q"), array("Q"), array("I")
-        self._range_bases, self._range_lasts, self._range_offsets = array("Q"), array("Q"), array("Q")
-        self._noop_bases, self._noop_lasts, self._noop_codes = array("Q"), array("Q"), array("I")
+        self._recent, self._ranges, self._noops = map(_make_columns, ("QQI", "QQQ", "QQI"))
 
     def note_appended(
         self, batch: Batch, offset: int, first_offsets: Mapping[int, int | None] | None = None
@@ -170,19 +166,19 @@ class OriginState:
         self._note_noop(batch.base, batch.last, code)
 
     def _note_noop(self, base: int, last: int, code: ErrorCode) -> None:
-        if len(self._noop_bases) >= NOOPS_MAX:
-            for column in (self._noop_bases, self._noop_lasts, self._noop_codes):
+        if len(self._noops[0]) >= NOOPS_MAX:
+            for column in self._noops:
                 del column[: NOOPS_MAX // 2]
-        self._noop_bases.append(base)
-        self._noop_lasts.append(last)
-        self._noop_codes.append(code)
+        for column, value in zip(self._noops, (base, last, code), strict=True):
+            column.append(value)
 
     def first_noop(self, batch: Batch) -> tuple[int, ErrorCode] | None:
         """Return the first counter of the batch whose dot is a no-op, and its code; None if none is."""
-        index = bisect_left(self._noop_lasts, batch.base)
-        if index == len(self._noop_bases) or self._noop_bases[index] > batch.last:
+        bases, lasts, codes = self._noops
+        index = bisect_left(lasts, batch.base)
+        if index == len(bases) or bases[index] > batch.last:
             return None
-        return max(batch.base, self._noop_bases[index]), ErrorCode(self._noop_codes[index])
+        return max(batch.base, bases[index]), ErrorCode(codes[index])
 
     def outcome(self, counter: int) -> int | ErrorCode | None:
         """Return the offset of the delta with this counter, or its no-op's code; None if memory lacks it.
@@ -190,7 +186,7 @@ class OriginState:
         The code is DOT_REUSED if the producer skipped the counter.
         """
         outcome = self._find_noop(counter, counter) or self.first_offset(counter)
-        is_within_memory = bool(self._range_bases and self._range_bases[0] < counter)
+        is_within_memory = bool(self._ranges[0] and self._ranges[0][0] < counter)
         return (
             ErrorCode.DOT_REUSED
             if outcome is None and is_within_memory and not self._may_lack_noop(counter)
@@ -199,27 +195,27 @@ class OriginState:
 
     def _may_lack_noop(self, counter: int) -> bool:
         """Return True if a no-op with this counter may have been dropped from memory."""
-        return len(self._noop_bases) >= NOOPS_MAX // 2 and counter < self._noop_bases[0]
+        return len(self._noops[0]) >= NOOPS_MAX // 2 and counter < self._noops[0][0]
 
     def _find_noop(self, base: int, last: int) -> ErrorCode | None:
-        index = bisect_right(self._noop_bases, last) - 1
-        if index < 0 or self._noop_lasts[index] < base:
-            return None
-        return ErrorCode(self._noop_codes[index])
+        bases, lasts, codes = self._noops
+        index = bisect_right(bases, last) - 1
+        return None if index < 0 or lasts[index] < base else ErrorCode(codes[index])
 
     def first_offset(self, counter: int) -> int | None:
         """Return the offset of the delta with this counter; None if memory does not have it."""
-        index = bisect_right(self._range_bases, counter) - 1
-        if index < 0 or counter > self._range_lasts[index] or self._may_lack_noop(counter):
+        bases, lasts, offsets = self._ranges
+        index = bisect_right(bases, counter) - 1
+        if index < 0 or counter > lasts[index] or self._may_lack_noop(counter):
             return None
-        return self._range_offsets[index] + counter - self._range_bases[index]
+        return offsets[index] + counter - bases[index]
 
     def first_offset_above(self, counter: int) -> int | None:
         """Return an offset from which a reader finds every delta after a counter: that of the first one, or a
         lower one. None if memory does not reach back that far.
         """
-        index = bisect_right(self._range_lasts, counter)
-        bases, lasts, offsets = self._range_bases, self._range_lasts, self._range_offsets
+        bases, lasts, offsets = self._ranges
+        index = bisect_right(lasts, counter)
         if index == len(lasts) or counter < self.known_above or (index == 0 and self._has_dropped_ranges):
             return None
         offset = offsets[index] + max(counter + 1 - bases[index], 0)
@@ -235,25 +231,19 @@ class OriginState:
         A producer resends the same frames. A batch with other bounds than the recent batches cannot be
         verified by their checksums.
         """
-        recent = slice(-RECENT_BATCHES, None)
-        known_crcs = [
-            crc
-            for base, last, crc in zip(
-                self._recent_bases[recent], self._recent_lasts[recent], self._recent_crcs[recent], strict=True
-            )
-            if base == batch.base and last == batch.last
-        ]
+        recent = zip(*(column[-RECENT_BATCHES:] for column in self._recent), strict=True)
+        known_crcs = [crc for base, last, crc in recent if base == batch.base and last == batch.last]
         return batch.crc in known_crcs if known_crcs else None
 
     @property
     def range_count(self) -> int:
         """Number of stored ranges of first offsets."""
-        return len(self._range_bases)
+        return len(self._ranges[0])
 
     def drop_older_ranges(self) -> int:
         """Drop the older half of the ranges of first offsets; return their number."""
-        half = len(self._range_bases) // 2
-        for column in (self._range_bases, self._range_lasts, self._range_offsets):
+        half = self.range_count // 2
+        for column in self._ranges:
             del column[:half]
         self._ranges_saved = max(self._ranges_saved - half, 0)
         self._has_dropped_ranges = True
@@ -265,36 +255,28 @@ class OriginState:
         """
         first = 0 if full else self._ranges_saved
         self.is_changed = False
-        self._ranges_saved = max(len(self._range_bases) - 1, 0)  # the last one may still grow
-        recent = slice(-RECENT_BATCHES, None)
+        self._ranges_saved = max(self.range_count - 1, 0)  # the last one may still grow
         columns.epochs.append(self.epoch)
         columns.known_above.append(self.known_above)
         columns.forgot.append(self._has_dropped_ranges)
-        bases, lasts, crcs = columns.recent
-        bases.extend(self._recent_bases[recent])
-        lasts.extend(self._recent_lasts[recent])
-        crcs.extend(self._recent_crcs[recent])
-        columns.recent_counts.append(min(len(self._recent_bases), RECENT_BATCHES))
-        bases, lasts, offsets = columns.runs
-        bases.extend(self._range_bases[first:])
-        lasts.extend(self._range_lasts[first:])
-        offsets.extend(self._range_offsets[first:])
-        columns.runs_counts.append(len(self._range_bases) - first)
-        bases, lasts, codes = columns.voids
-        bases.extend(self._noop_bases)
-        lasts.extend(self._noop_lasts)
-        codes.extend(self._noop_codes)
-        columns.voids_counts.append(len(self._noop_bases))
+        columns.recent_counts.append(min(len(self._recent[0]), RECENT_BATCHES))
+        columns.runs_counts.append(self.range_count - first)
+        columns.voids_counts.append(len(self._noops[0]))
+        for saved, own, start in (
+            (columns.recent, self._recent, -RECENT_BATCHES),
+            (columns.runs, self._ranges, first),
+            (columns.voids, self._noops, 0),
+        ):
+            for saved_column, own_column in zip(saved, own, strict=True):
+                saved_column.extend(own_column[start:])
 
     @classmethod
     def from_saved(cls, saved: SavedOrigin, now: float) -> OriginState:
         """Restore a state that `save` wrote in full; its owner is unknown until its producer says hello."""
         state = cls(UNKNOWN_OWNER, saved.epoch, now, saved.known_above)
         state._has_dropped_ranges = saved.forgot
-        state._recent_bases, state._recent_lasts, state._recent_crcs = saved.recent
-        state._range_bases, state._range_lasts, state._range_offsets = saved.ranges
-        state._noop_bases, state._noop_lasts, state._noop_codes = saved.noops
-        state._ranges_saved = max(len(state._range_bases) - 1, 0)
+        state._recent, state._ranges, state._noops = saved.recent, saved.ranges, saved.noops
+        state._ranges_saved = max(state.range_count - 1, 0)
         state.is_changed = False
         return state
 
@@ -302,15 +284,16 @@ class OriginState:
         """Store the checksum of a batch with these first and last counters, to distinguish a duplicate from a
         reused dot.
         """
-        if len(self._recent_bases) >= 2 * RECENT_BATCHES:  # shortened now and then, not at each batch
-            for column in (self._recent_bases, self._recent_lasts, self._recent_crcs):
+        bases, lasts, crcs = self._recent
+        if len(bases) >= 2 * RECENT_BATCHES:  # shortened now and then, not at each batch
+            for column in self._recent:
                 del column[:RECENT_BATCHES]
-        self._recent_bases.append(base)
-        self._recent_lasts.append(last)
-        self._recent_crcs.append(crc)
+        bases.append(base)
+        lasts.append(last)
+        crcs.append(crc)
 
     def _extend_ranges(self, base: int, offset: int, count: int = 1) -> int:
-        bases, lasts, offsets = self._range_bases, self._range_lasts, self._range_offsets
+        bases, lasts, offsets = self._ranges
         if bases and base == lasts[-1] + 1 and base - bases[-1] == offset - offsets[-1]:
             lasts[-1] = base + count - 1  # contiguous with the last range, in counters and in offsets
             return 0

@@ -91,7 +91,7 @@ def test_first_offsets_are_bounded_over_all_origins(monkeypatch: pytest.MonkeyPa
     assert state.first_offset(500) == 1500
     assert state.first_offset(470) == 1410
     assert state.first_offset(1) is None
-    assert len(state._range_bases) <= 100
+    assert state.range_count <= 100
 
 
 # --- first offsets
@@ -116,7 +116,7 @@ def test_first_offsets_of_random_batches_match_a_dict() -> None:
     assert {
         appended_counter: state.first_offset(appended_counter) for appended_counter in expected
     } == expected
-    assert range_count == len(state._range_bases) < len(expected)
+    assert range_count == state.range_count < len(expected)
 
 
 def test_duplicate_id_rows_point_to_the_first_copy() -> None:
@@ -153,7 +153,7 @@ def test_noop_ranges_keep_their_codes_and_are_bounded() -> None:
     refused = batch(20)
     for _ in range(NOOPS_MAX):
         state.note_noop(refused, ErrorCode.INVALID_DELTA)
-    assert len(state._noop_bases) <= NOOPS_MAX
+    assert len(state._noops[0]) <= NOOPS_MAX
 
 
 class TestClaims:
