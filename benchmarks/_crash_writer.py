@@ -26,10 +26,10 @@ import anyio.to_thread
 from delta_prop.api.propagator import Propagator
 from delta_prop.partition.storage import background
 from delta_prop_broker.log.settings import LogSettings
+from delta_prop_broker.log.writing import Commit
 from delta_prop_broker.retention.compaction import Compaction
 from delta_prop_broker.retention.snapshot import SnapshotWriter
 from delta_prop_broker.retention.snapshot_planner import SnapshotPlanner
-from delta_prop_broker.segments.commit import Commit
 from delta_prop_sinks import StorageSink
 from delta_prop_wire.delta import (
     AckLevel,

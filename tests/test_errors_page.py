@@ -21,7 +21,7 @@ from delta_prop.partition.ingest.fair_queue import FairQueue, Item
 from delta_prop.partition.ingest.origins import Origins
 from delta_prop.partition.order import missing
 from delta_prop.partition.order.pending import Shortage
-from delta_prop.server.close_reasons import server_closing
+from delta_prop.server.answers import server_closing
 from delta_prop.server.job_rules import already_decided, unknown_job
 from delta_prop.server.limits import ConnectionLimiter
 from delta_prop.server.partitions import check_origin, check_stream

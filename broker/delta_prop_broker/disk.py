@@ -25,41 +25,33 @@ class File(Protocol):
 
     def read(self, at: int, size: int) -> bytes:
         """Read up to `size` bytes from position `at` on; fewer only where the file ends."""
-        ...
 
     def write(self, at: int, parts: Sequence[Buffer]) -> int:
         """Write these buffers one after the other from `at` on; return the number of bytes written.
 
         A short count is not an error: the caller writes the rest, or stops.
         """
-        ...
 
     def sync(self) -> None:
         """Wait until everything written, and the file's size, is on stable storage."""
-        ...
 
     def size(self) -> int:
         """Return the length of the file, in bytes."""
-        ...
 
     def truncate(self, size: int) -> None:
         """Set the size of the file: truncate it, or extend it with zeros. Not durable before `sync`."""
-        ...
 
     def allocate(self, size: int) -> None:
         """Allocate disk space for this many bytes; the file is at least that long afterwards.
 
         Written bytes stay; the others read as zeros. `truncate` frees the space. Not durable before `sync`.
         """
-        ...
 
     def descriptor(self) -> int | None:
         """Return the file descriptor, for system calls that send the file; None if there is none."""
-        ...
 
     def close(self) -> None:
         """Close the file, without a sync."""
-        ...
 
 
 class FileRange(NamedTuple):
@@ -90,7 +82,6 @@ class Lock(Protocol):
 
     def release(self) -> None:
         """Release the lock."""
-        ...
 
 
 class Disk(Protocol):
@@ -99,42 +90,33 @@ class Disk(Protocol):
     @property
     def name(self) -> str:
         """The path of the directory, as an operator passes it to a command."""
-        ...
 
     def open(self, path: str, *, create: bool = False, read_only: bool = False) -> File:
         """Open a file for reading and, unless `read_only`, for writing. Raises FileNotFoundError.
 
         `create`: create the file if it is missing.
         """
-        ...
 
     def list(self, path: str) -> list[str]:
         """Return the names in a directory, sorted; an empty list if there is no such directory."""
-        ...
 
     def make_directory(self, path: str) -> None:
         """Create a directory and its parents if they are missing."""
-        ...
 
     def rename(self, old: str, new: str) -> None:
         """Rename a file; it replaces a file that has the new name. Atomic, even in a crash."""
-        ...
 
     def remove(self, path: str) -> None:
         """Remove a file. Raises FileNotFoundError."""
-        ...
 
     def sync_directory(self, path: str) -> None:
         """Wait until the names in a directory are on stable storage."""
-        ...
 
     def lock(self, path: str) -> Lock:
         """Lock the directory for this process, by a file at `path`.
 
         Raises BlockingIOError if it is locked; its text names the process.
         """
-        ...
 
     def free_bytes(self) -> int:
         """Return the free space, in bytes."""
-        ...

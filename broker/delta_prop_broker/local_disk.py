@@ -65,14 +65,13 @@ def lock_taken_error(name: str, text: bytes) -> BlockingIOError:
 
 
 class LocalFile:
-    """One open file. It must not be closed while another thread reads from it."""
+    """One open `File`. It must not be closed while another thread reads from it."""
 
     def __init__(self, descriptor: int, name: str) -> None:
         self._descriptor = descriptor
         self._name = name
 
     def read(self, at: int, size: int) -> bytes:
-        """Read up to `size` bytes from `at` on; fewer only where the file ends."""
         with _ErrorFilename(self._name):
             piece = os.pread(self._descriptor, size, at)
             if not piece or len(piece) == size:
@@ -85,7 +84,6 @@ class LocalFile:
             return b"".join(pieces)
 
     def write(self, at: int, parts: Sequence[Buffer]) -> int:
-        """Write these buffers one after the other from `at` on; return the number of bytes written."""
         if at < 0:  # the system takes -1 for "the position after the last call"
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), self._name)
         if len(parts) <= _BUFFERS_MAX:
@@ -105,24 +103,20 @@ class LocalFile:
         return written
 
     def sync(self) -> None:
-        """Wait until everything written, and the file's size, is on stable storage."""
         if self._descriptor < 0:  # the other calls report a closed file themselves
             raise OSError(errno.EBADF, os.strerror(errno.EBADF), self._name)
         with _ErrorFilename(self._name):
             _sync_file(self._descriptor)
 
     def size(self) -> int:
-        """Return the length of the file, in bytes."""
         with _ErrorFilename(self._name):
             return os.fstat(self._descriptor).st_size
 
     def truncate(self, size: int) -> None:
-        """Truncate the file, or extend it with zeros."""
         with _ErrorFilename(self._name):
             os.ftruncate(self._descriptor, size)
 
     def allocate(self, size: int) -> None:
-        """Allocate disk space for this many bytes; the file is at least that long afterwards."""
         with _ErrorFilename(self._name):
             if sys.platform == "linux":
                 os.posix_fallocate(self._descriptor, 0, size)
@@ -181,7 +175,6 @@ class LocalDisk:
         return LocalFile(self._open(path, flags | (os.O_CREAT if create else 0)), str(self.root / path))
 
     def list(self, path: str) -> list[str]:
-        """Return the names in a directory, sorted; an empty list if there is no such directory."""
         try:
             with self._directory(path_parts(path)) as directory:
                 return sorted(os.listdir(directory))
@@ -205,7 +198,6 @@ class LocalDisk:
             os.close(descriptor)
 
     def rename(self, old: str, new: str) -> None:
-        """Rename a file; it replaces a file that has the new name."""
         (old_parent, old_name), (new_parent, new_name) = file_parts(old), file_parts(new)
         with self._directory(old_parent) as source, self._directory(new_parent) as target:
             with self._with_filename([*old_parent, old_name]):
@@ -218,7 +210,6 @@ class LocalDisk:
                 raise
 
     def remove(self, path: str) -> None:
-        """Remove a file."""
         parent, name = file_parts(path)
         with self._directory(parent) as directory, self._with_filename([*parent, name]):
             status = os.stat(name, dir_fd=directory, follow_symlinks=False)
@@ -226,7 +217,6 @@ class LocalDisk:
             os.unlink(name, dir_fd=directory)
 
     def sync_directory(self, path: str) -> None:
-        """Wait until the names in a directory are on stable storage."""
         parts = path_parts(path)
         with self._directory(parts) as directory, self._with_filename(parts):
             _sync(directory)

@@ -21,7 +21,6 @@ class MonotonicClock(Protocol):
 
     def now(self) -> float:
         """Return monotonic seconds."""
-        ...
 
 
 class Clock(MonotonicClock, Protocol):
@@ -29,7 +28,6 @@ class Clock(MonotonicClock, Protocol):
 
     def wall_us(self) -> int:
         """Return microseconds since 1970, as far as the machine knows."""
-        ...
 
 
 class ClockJump(NamedTuple):

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from delta_prop.partition.ingest.work import MatrixDraft
     from delta_prop.platform.ports import World
     from delta_prop_broker.log.settings import LogSettings
-    from delta_prop_broker.recovery.recovery_result import RecoveryReport
+    from delta_prop_broker.recovery.recovery import RecoveryReport
     from delta_prop_sinks.sink import Sink
     from delta_prop_wire.delta import AckLevel, Delta
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from delta_prop.delivery.backpressure.pacer import Pressure
     from delta_prop.delivery.sink_opening import Start
     from delta_prop_broker.log.settings import LogSettings
-    from delta_prop_broker.recovery.recovery_result import RecoveryReport
+    from delta_prop_broker.recovery.recovery import RecoveryReport
     from delta_prop_sinks.sink import Sink
     from delta_prop_wire.delta import Delta
 

@@ -15,9 +15,9 @@ from delta_prop.directory.stored_sinks import describe_quarantine, read_quaranti
 from delta_prop.platform import system
 from delta_prop.platform.dates import format_time
 from delta_prop.server.job_files import JobFiles
-from delta_prop.server.lags import lags_of
+from delta_prop.server.server_status import lags_of
 from delta_prop_broker.corruption import LogBusy, LogCorrupted
-from delta_prop_broker.recovery.times import read_times
+from delta_prop_broker.log.directory import read_times
 from delta_prop_broker.segments.identity import read_identity
 from delta_prop_broker.segments.paths import DIRECTORY, IDENTITY, LOCK_PATH
 from delta_prop_broker.segments.small_file import read_file
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from delta_prop_broker.disk import Disk
     from delta_prop_broker.log.durable import DurableLog
-    from delta_prop_broker.recovery.recovery_result import RecoveryReport
+    from delta_prop_broker.recovery.recovery import RecoveryReport
 
 OK, FAILED = 0, 1
 

@@ -43,7 +43,6 @@ class Breaker:
     def __init__(self, limits: RetryLimits) -> None:
         self.state = BreakerState.CLOSED
         self.times_opened = 0
-        self.probe_at = 0.0
         self._limits = limits
         self._failed_calls = 0
         self._successes = 0
@@ -55,7 +54,7 @@ class Breaker:
         """Note a failed call; return the seconds until the next. `random_value`: 0 to 1, for the jitter."""
         limits = self._limits
         if self.state is not BreakerState.CLOSED and not self._has_progressed:
-            return self._open(now)
+            return self._open()
         self._failed_calls += 1
         wait_s = min(limits.first_s * 2.0 ** min(self._failed_calls - 1, 60), limits.max_s)
         if self._failed_calls > limits.retries:
@@ -63,7 +62,7 @@ class Breaker:
             self._exhausted_at.append(now)
             is_full = len(self._exhausted_at) == limits.breaker_failures
             if is_full and now - self._exhausted_at[0] <= limits.breaker_window_s:
-                return self._open(now)
+                return self._open()
         return wait_s * (1 + limits.jitter * (2 * random_value - 1))
 
     def note_progress(self) -> None:
@@ -72,7 +71,6 @@ class Breaker:
         self._has_progressed = True
 
     def note_success(self) -> None:
-        """Note that a call applied all its rows."""
         self._failed_calls = 0
         if self.state is not BreakerState.CLOSED:
             self._successes += 1
@@ -86,14 +84,12 @@ class Breaker:
             self.state = BreakerState.PROBING
 
     def reset(self) -> None:
-        """Close the breaker, and forget all failures."""
         self.state = BreakerState.CLOSED
         self._failed_calls = self._successes = 0
         self._exhausted_at.clear()
 
-    def _open(self, now: float) -> float:
+    def _open(self) -> float:
         self.times_opened += self.state is BreakerState.CLOSED
         self.state = BreakerState.OPEN
         self._successes = 0
-        self.probe_at = now + self._limits.probe_s
         return self._limits.probe_s

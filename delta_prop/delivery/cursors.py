@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,8 +23,6 @@ from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from delta_prop.delivery.feed import Feed
     from delta_prop.partition.partition import Partition
     from delta_prop_broker.disk import Disk
@@ -64,10 +63,7 @@ class CursorStore:
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of all sinks that have a cursor, attached or not."""
         return frozenset(self._detached.keys() | self._attached.keys())
-
-    # --- detached sinks
 
     @property
     def detached_names(self) -> list[str]:
@@ -75,7 +71,6 @@ class CursorStore:
         return sorted(self._detached)
 
     def find(self, name: str) -> SavedCursor | None:
-        """Return the stored cursor of a detached sink; None if there is none."""
         return self._detached.get(name)
 
     def require(self, name: str) -> SavedCursor:
@@ -109,8 +104,6 @@ class CursorStore:
         self.log.release(name)
         self._detached.pop(name, None)
 
-    # --- attached sinks
-
     def attach(self, feed: Feed, *, required: bool, evictable: bool) -> AttachedCursor:
         """Ask this feed for its sink's cursor until `detach`; hold the log for it if it is required."""
         cursor = self._attached[feed.name] = AttachedCursor(
@@ -130,8 +123,6 @@ class CursorStore:
         if self._storage is None:
             return None
         return resume_offset(current, self.stored.get(name, SavedCursor(0, 0)))
-
-    # --- writing
 
     async def write(self) -> None:
         """Store all cursors durably, if they have changed. Raises OSError."""
@@ -174,7 +165,6 @@ class AttachedCursor:
 
     @property
     def saved(self) -> SavedCursor:
-        """The cursor to store."""
         return self._feed.cursor.saved._replace(required=self.required, evictable=self.evictable)
 
     def needed_from(self) -> int:
@@ -206,10 +196,7 @@ def resume_offset(current: SavedCursor, written: SavedCursor) -> int:
 
 
 def read_cursors(disk: Disk, log_id: bytes, notes: list[str] | None = None) -> dict[str, SavedCursor]:
-    """Return the cursors of this log by name; none if the file is missing, corrupted, or of another log.
-
-    The corruption is added to `notes`: sinks without a cursor of their own then get the whole log again.
-    """
+    """Return the cursors of this log by name; none if the file is corrupted, which `notes` then says."""
     body = _read(disk)
     if isinstance(body, LogCorrupted):
         if notes is not None:

@@ -7,39 +7,29 @@ delta that the sink rejects goes to its quarantine.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import anyio
 import anyio.lowlevel
+from numpy import intp
+from numpy.typing import NDArray
 
 from delta_prop.delivery import reasons
-from delta_prop.delivery.backoff import Backoff
-from delta_prop.delivery.deliverer import Deliverer
-from delta_prop.delivery.feed_control import FeedControl
+from delta_prop.delivery.feed_control import Backoff, FeedControl
 from delta_prop.delivery.feed_state import FeedEvent, FeedState, FeedStatus
 from delta_prop.delivery.inbox import Inbox
 from delta_prop.delivery.quarantine import Quarantine
-from delta_prop.delivery.redelivery import ReplayResult, execute_replay
-from delta_prop.delivery.sink_cursor import SinkCursor
-from delta_prop.delivery.sink_invoker import FeedCounters, SinkInvoker
+from delta_prop.delivery.quarantines import QuarantineWriter
+from delta_prop.delivery.rebuild import Rebuilder
+from delta_prop.delivery.redelivery import ReplayRequest, ReplayResult, execute_replay
+from delta_prop.delivery.routing_table import RouteTarget, RoutingTable
+from delta_prop.delivery.sink_cursor import ProgressListener, SinkCursor
+from delta_prop.delivery.sink_invoker import Deliverer, FeedCounters, SinkInvoker
 from delta_prop.delivery.status import FeedLimits, FeedStatistics
-from delta_prop_sinks.sink import Delivery
+from delta_prop.platform.ports import World
+from delta_prop_broker.log.contract import Log
+from delta_prop_sinks.sink import Delivery, Sink
+from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
-
-if TYPE_CHECKING:
-    from numpy import intp
-    from numpy.typing import NDArray
-
-    from delta_prop.delivery.quarantines import QuarantineWriter
-    from delta_prop.delivery.rebuild import Rebuilder
-    from delta_prop.delivery.redelivery import ReplayRequest
-    from delta_prop.delivery.routing_table import RouteTarget, RoutingTable
-    from delta_prop.delivery.sink_cursor import ProgressListener
-    from delta_prop.platform.ports import World
-    from delta_prop_broker.log.contract import Log
-    from delta_prop_sinks.sink import Sink
-    from delta_prop_wire.batch import LoggedBatch
 
 _IDLE = FeedState.IDLE
 
@@ -91,21 +81,16 @@ class Feed:
         self._routing_table = routing_table
         self._call_scope = anyio.CancelScope()
 
-    # --- queries
-
     @property
     def name(self) -> str:
-        """Name of the sink."""
         return self.control.name
 
     @property
     def sink(self) -> Sink:
-        """The sink."""
         return self.invoker.sink
 
     @property
     def limits(self) -> FeedLimits:
-        """The limits of its mailbox, its calls and its quarantine."""
         return self.invoker.limits
 
     @property
@@ -115,22 +100,18 @@ class Feed:
 
     @property
     def reason(self) -> Refused | None:
-        """The reason for which it has stopped; None while it has not."""
         return self.status.reason
 
     @property
     def has_ended(self) -> bool:
-        """True while nothing is delivered until an operator acts."""
         return self.status.has_ended
 
     @property
     def applied(self) -> int:
-        """The offset below which all rows are applied, quarantined, or match none of the sink's topics."""
         return self.cursor.applied
 
     @property
     def committed(self) -> int:
-        """The offset below which no row is redelivered after a crash of the sink."""
         return self.cursor.committed
 
     @property
@@ -140,7 +121,6 @@ class Feed:
 
     @property
     def is_catching_up(self) -> bool:
-        """True while the feed reads the log instead of getting pushes."""
         return self.inbox.is_catching_up
 
     @property
@@ -155,7 +135,6 @@ class Feed:
         return self.status.is_full or not self.status.has_ended
 
     def statistics(self) -> FeedStatistics:
-        """Return a snapshot."""
         quarantine, applied, counters = self.quarantine, self.cursor.applied, self.invoker.counters
         inbox, breaker, pending = self.inbox, self.control.backoff.breaker, self.status.rebuild
         ahead = self.deliverer.count_held_ahead(applied)
@@ -192,7 +171,6 @@ class Feed:
         )
 
     async def wait(self, offset: int, *, committed: bool = False) -> None:
-        """Wait until all rows below `offset` are applied (or committed). Raises Refused if the sink stops."""
         await self.cursor.wait(offset, committed=committed)
 
     # --- calls from the pipeline
@@ -200,9 +178,17 @@ class Feed:
     def offer(self, logged: LoggedBatch, rows: NDArray[intp] | None) -> None:
         """Deliver or queue a batch below the high watermark; `rows` None means all. Never waits."""
         inbox, invoker = self.inbox, self.invoker
-        if invoker.has_apply_now and self._can_call_now(logged) and invoker.call_now(Delivery(logged, rows)):
-            inbox.end = logged.next_offset
-            return
+        if invoker.has_apply_now and self._can_call_now(logged):
+            delivery = (Delivery(logged, rows),)
+            self.cursor.advance_past(logged.offset)
+            try:
+                is_done = invoker.sink.apply_now(delivery)  # type: ignore[attr-defined]
+            except Exception:  # the task redelivers the batch, so the error recurs, and is handled there
+                is_done = False
+            if is_done:
+                invoker.note_done(delivery)
+                inbox.end = logged.next_offset
+                return
         if not (inbox.is_catching_up or self.status.has_ended):
             if self.cursor.is_idle:
                 self.cursor.advance_past(logged.offset)
@@ -224,10 +210,7 @@ class Feed:
         )
 
     def note_visible(self) -> None:
-        """Note that the high watermark has advanced and this sink's rows below it were offered.
-
-        A feed with lazy progress does nothing while no one waits for its progress; it advances when asked.
-        """
+        """Note that the high watermark has advanced; with lazy progress, only if someone waits for that."""
         cursor = self.cursor
         if cursor.noted_applied >= self._log.high_watermark or (
             self.control.lazy_progress and not (cursor.waiters or cursor.commit_waiters)
@@ -296,8 +279,6 @@ class Feed:
         self.status.move(FeedEvent.REST)
         self.cursor.notify()
         self.cursor.commit_waiters.wake(self.cursor.committed)
-
-    # --- the loop
 
     async def run(self) -> None:
         """Deliver until cancelled. A sink that must stop waits here until `restart`."""

@@ -3,36 +3,58 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+
+import anyio
 
 from delta_prop.delivery import reasons
-from delta_prop.delivery.feed_state import FeedEvent, FeedState
-from delta_prop.delivery.redelivery import ReplayQueue
-
-if TYPE_CHECKING:
-    from delta_prop.delivery.backoff import Backoff
-    from delta_prop.delivery.feed_state import FeedStatus
-    from delta_prop.delivery.inbox import Inbox
-    from delta_prop.delivery.redelivery import ReplayRequest
-    from delta_prop.delivery.sink_cursor import SinkCursor
-    from delta_prop_broker.log.contract import Log
-    from delta_prop_wire.errors import Refused
+from delta_prop.delivery.breaker import Breaker, BreakerState, RetryLimits
+from delta_prop.delivery.feed_state import FeedEvent, FeedState, FeedStatus
+from delta_prop.delivery.inbox import Inbox
+from delta_prop.delivery.redelivery import ReplayQueue, ReplayRequest
+from delta_prop.delivery.sink_cursor import SinkCursor
+from delta_prop.platform.ports import World
+from delta_prop_broker.log.contract import Log
+from delta_prop_wire.errors import Refused
 
 logger = logging.getLogger("delta_prop")
+
+
+class Backoff:
+    """One sink's breaker, with the time and the randomness that it needs."""
+
+    def __init__(self, name: str, world: World, limits: RetryLimits) -> None:
+        self.breaker = Breaker(limits)
+        self._clock = world.clock
+        self._rng = world.randomness.fork(f"retries of {name}")  # independent of other sinks' retries
+        self._probe_event = anyio.Event()
+
+    @property
+    def is_open(self) -> bool:
+        """True while no call is made until a probe."""
+        return self.breaker.state is BreakerState.OPEN
+
+    def note_failure(self) -> float:
+        """Note a failed call; return the seconds until the next one."""
+        return self.breaker.note_failure(self._clock.now(), self._rng.random())
+
+    async def wait_probe(self, wait_s: float) -> None:
+        """Wait until it is time for a probe, or until `probe_now`."""
+        with anyio.move_on_after(wait_s):
+            await self._probe_event.wait()
+
+    def prepare_probe(self) -> None:
+        """Forget earlier calls of `probe_now`, before a wait."""
+        self._probe_event = anyio.Event()
+
+    def probe_now(self) -> None:
+        self._probe_event.set()
 
 
 class FeedControl:
     """Control of a feed: stop, restart, pause, rebuild, and the offset from which it delivers."""
 
     def __init__(
-        self,
-        name: str,
-        log: Log,
-        *,
-        status: FeedStatus,
-        inbox: Inbox,
-        cursor: SinkCursor,
-        backoff: Backoff,
+        self, name: str, log: Log, *, status: FeedStatus, inbox: Inbox, cursor: SinkCursor, backoff: Backoff
     ) -> None:
         self.name = name
         self.status = status
@@ -44,10 +66,7 @@ class FeedControl:
         """True if progress past rows that are not for this sink may be deferred until it is needed."""
         self._log = log
 
-    # --- stopping
-
     def stop(self, refusal: Refused, event: FeedEvent = FeedEvent.STOP) -> None:
-        """Stop delivering, and notify the waiters of this sink."""
         if self.lazy_progress and self.cursor.is_idle:
             self.become_idle()  # advances past rows that are not for this sink
         if self.status.end(event, refusal) and event is not FeedEvent.CLOSE:
@@ -59,7 +78,6 @@ class FeedControl:
         self.cursor.listener.note_progress()
 
     def stop_because(self, why: str) -> None:
-        """Stop delivering to a sink that failed."""
         self.stop(self.make_stop_refusal(why))
 
     def stop_full(self, why: str) -> None:
@@ -75,10 +93,7 @@ class FeedControl:
         self.stop(reasons.sink_detached(self.name), FeedEvent.CLOSE)
 
     def make_stop_refusal(self, why: str) -> Refused:
-        """Return the refusal of a sink that stops."""
         return reasons.sink_stopped(self.name, self.cursor.noted_applied, why)
-
-    # --- continuing
 
     def pause(self) -> None:
         """Deliver nothing until `resume`; the log retains what the sink misses."""
@@ -86,7 +101,6 @@ class FeedControl:
         self.stop(reasons.sink_paused(self.name, self.cursor.noted_applied), FeedEvent.PAUSE)
 
     def resume(self) -> None:
-        """End a pause, or resume after a stop."""
         self.status.is_paused = False
         if self.status.state is FeedState.PAUSED:
             self._continue_and_probe()
@@ -124,7 +138,6 @@ class FeedControl:
         self.inbox.notify()
 
     def add_request(self, request: ReplayRequest) -> None:
-        """Queue a request to apply or drop quarantined deltas, or to move the cursor, between deliveries."""
         if self.status.state is FeedState.CLOSED and self.status.reason is not None:
             request.finish(self.status.reason)
             return

@@ -8,16 +8,14 @@ the number of resets is stored with it, by which a reader tells a reset from a c
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 from delta_prop_broker.corruption import LogCorrupted
+from delta_prop_broker.disk import Disk
 from delta_prop_broker.segments.small_file import Checksum, read_checked, read_file, replace_checked
 from delta_prop_wire.bounds import check_name
 from delta_prop_wire.errors import InvalidDelta, UsageError
-
-if TYPE_CHECKING:
-    from delta_prop_broker.disk import Disk
 
 NAME_BYTES_MAX = 64
 DIRECTORY = "groups"
@@ -74,7 +72,6 @@ class GroupCursor:
 
     @property
     def stored(self) -> GroupPosition | None:
-        """Position that is stored on the disk."""
         return self._stored
 
     def release(self) -> None:
@@ -82,7 +79,6 @@ class GroupCursor:
         self._lock.release()
 
     def close(self) -> None:
-        """Store the cursor, and unlock the group. Raises OSError."""
         try:
             self.store()
         finally:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from delta_prop_wire.batch import LoggedBatch
+from delta_prop_wire.delta import Delta, Dot
 
-    from delta_prop_wire.batch import LoggedBatch
-    from delta_prop_wire.delta import Delta, Dot
-
-    Vector = tuple[str, str]
-    Name = Dot | bytes
+Vector = tuple[str, str]
+Name = Dot | bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -34,28 +31,22 @@ class QuarantinedDelta:
 
     @property
     def offset(self) -> int:
-        """The offset of the delta in the log."""
         return self.logged.offset + self.row
 
     @property
     def is_blocked(self) -> bool:
-        """True if it waits for another delta."""
         return self.blocked_by != self.offset
 
     @property
     def vector(self) -> Vector:
-        """The namespace and vector id of the delta."""
         return self.logged.batch.namespaces[self.row], self.logged.batch.keys[self.row]
 
     @property
     def delta(self) -> Delta:
-        """The decoded delta."""
         return self.logged.batch.delta(self.row, self.logged.source)
 
     def names(self) -> Iterator[Name]:
-        """Yield the names by which another delta may name this one as a parent: its dot and id, and the dot
-        of the last delta of its batch, which stands for the whole publish.
-        """
+        """Yield the names by which a parent is named: its dot, its id, and the dot that ends its batch."""
         batch = self.logged.batch
         yield batch.dot(self.row)
         if self.row < batch.count - 1:
@@ -77,7 +68,6 @@ class HeldDeltas:
         self._names: dict[Name, set[int]] = {}  # name of a parent -> the held offsets that it may mean
 
     def sorted_records(self) -> list[QuarantinedDelta]:
-        """Return all records, in log order."""
         return sorted(self.records.values(), key=lambda record: record.offset)
 
     def extra_bytes(self, logged: LoggedBatch) -> int:
@@ -85,7 +75,6 @@ class HeldDeltas:
         return 0 if logged.offset in self._batches else logged.batch.size
 
     def may_affect(self, logged: LoggedBatch) -> bool:
-        """Return False if no row of a batch is held, or can depend on a held delta."""
         batch = logged.batch
         parents = batch.parents
         return (
@@ -95,12 +84,10 @@ class HeldDeltas:
         )
 
     def first_offset_of(self, vector: Vector) -> int | None:
-        """Return the first held offset of a vector; None if none is held."""
         offsets = self._vectors.get(vector)
         return offsets[0] if offsets else None
 
     def add(self, record: QuarantinedDelta) -> None:
-        """Hold a delta, which is not held yet."""
         base = record.logged.offset
         self.records[record.offset] = record
         self.bytes += self.extra_bytes(record.logged)
@@ -111,7 +98,6 @@ class HeldDeltas:
             self._names.setdefault(name, set()).add(record.offset)
 
     def remove(self, offset: int) -> None:
-        """Remove a held delta; what it blocked may be blocked by another one from now on."""
         record = self.records.pop(offset)
         self.has_stale_blockers = True
         base = record.logged.offset
@@ -133,7 +119,6 @@ class HeldDeltas:
             del self.vector_ids[vector_id]
 
     def update_blockers(self) -> None:
-        """Update `blocked_by` of all records."""
         if not self.has_stale_blockers:
             return
         self.has_stale_blockers = False
@@ -160,12 +145,10 @@ class HeldDeltas:
 
 
 def parents_of(logged: LoggedBatch, row: int) -> tuple[Name, ...]:
-    """Return the names of the parents of one row."""
     return tuple(parent for parent_row, parent in logged.batch.parents if parent_row == row)
 
 
 def parents_by_row(logged: LoggedBatch) -> dict[int, tuple[Name, ...]]:
-    """Return the names of the parents of each row that has some."""
     named: dict[int, list[Name]] = {}
     for row, parent in logged.batch.parents:
         named.setdefault(row, []).append(parent)

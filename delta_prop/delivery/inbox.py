@@ -2,24 +2,65 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Iterable, Iterator
 
 import anyio
 import anyio.lowlevel
+import numpy as np
+from numpy import intp
+from numpy.typing import NDArray
 
-from delta_prop.delivery.mailbox import Mailbox
-from delta_prop.delivery.reading import make_deliveries
+from delta_prop.delivery.routing_table import NoRows, RouteTarget, RoutingTable
+from delta_prop.delivery.status import FeedLimits
+from delta_prop.platform.ports import Clock
+from delta_prop_broker.log.contract import Log
 from delta_prop_sinks.sink import Delivery
+from delta_prop_wire.batch import LoggedBatch
 
-if TYPE_CHECKING:
-    from numpy import intp
-    from numpy.typing import NDArray
 
-    from delta_prop.delivery.routing_table import RouteTarget, RoutingTable
-    from delta_prop.delivery.status import FeedLimits
-    from delta_prop.platform.ports import Clock
-    from delta_prop_broker.log.contract import Log
-    from delta_prop_wire.batch import LoggedBatch
+class Mailbox:
+    """A FIFO queue. If empty, it accepts a delivery of any size, so that every delivery can be pushed."""
+
+    def __init__(self, deltas_max: int, bytes_max: int) -> None:
+        self.delta_count = 0
+        self.bytes = 0
+        self._deltas_max = deltas_max
+        self._bytes_max = bytes_max
+        self._waiting: deque[tuple[Delivery, float]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def oldest_at(self) -> float:
+        return self._waiting[0][1]
+
+    def put(self, delivery: Delivery, now: float) -> bool:
+        """Queue a delivery; return False if it exceeds the bounds."""
+        deltas, size = self.delta_count + delivery.count, self.bytes + delivery.batch.size
+        if self._waiting and (deltas > self._deltas_max or size > self._bytes_max):
+            return False
+        self._waiting.append((delivery, now))
+        self.delta_count, self.bytes = deltas, size
+        return True
+
+    def take(self, deltas_max: int) -> list[Delivery]:
+        """Remove and return the next deliveries, at least one, with up to `deltas_max` deltas together."""
+        taken: list[Delivery] = []
+        deltas = 0
+        while self._waiting and (not taken or deltas + self._waiting[0][0].count <= deltas_max):
+            delivery, _ = self._waiting.popleft()
+            taken.append(delivery)
+            deltas += delivery.count
+            self.bytes -= delivery.batch.size
+        self.delta_count -= deltas
+        return taken
+
+    def clear(self) -> None:
+        self._waiting.clear()
+        self.delta_count = self.bytes = 0
+
 
 READ_BYTES_MAX = 4 * 1024 * 1024
 READ_ROWS_MAX = 1_000
@@ -41,8 +82,6 @@ class Inbox:
         self._limits = limits
         self._wake_event: anyio.Event | None = None
         self._wake_at_deltas = 0  # number of deltas in the mailbox at which the loop wakes
-
-    # --- pushes
 
     def push(self, logged: LoggedBatch, rows: NDArray[intp] | None) -> bool:
         """Put a batch into the mailbox; return False if it is full."""
@@ -71,8 +110,6 @@ class Inbox:
         self.end = applied
         self.is_catching_up = self.end < self._log.high_watermark
 
-    # --- reads of the log
-
     async def read(
         self, target: RouteTarget, table: RoutingTable[RouteTarget], rows_max: int
     ) -> list[Delivery] | None:
@@ -97,8 +134,6 @@ class Inbox:
         # No await may separate this comparison from the flag: the next appended batch must be pushed.
         self.is_catching_up = self.end < self._log.high_watermark
         return deliveries
-
-    # --- waiting
 
     async def linger(self) -> None:
         """Wait for a full batch, up to `linger_ms` from the arrival of the first delta."""
@@ -125,3 +160,19 @@ class Inbox:
         """Wake the loop: something other than a delivery needs it."""
         if self._wake_event is not None:
             self._wake_event.set()
+
+
+def make_deliveries(
+    batches: Iterable[LoggedBatch], feed: RouteTarget, table: RoutingTable[RouteTarget], start: int
+) -> Iterator[Delivery]:
+    """Yield deliveries with the rows that a feed's sink subscribes to, from offset `start` on."""
+    for logged in batches:
+        rows = table.rows_for(feed, logged.batch)
+        if isinstance(rows, NoRows):
+            continue
+        if logged.offset < start:  # the feed resumes inside this batch
+            chosen = np.arange(logged.count) if rows is None else rows
+            rows = chosen[chosen >= start - logged.offset]
+            if not len(rows):
+                continue
+        yield Delivery(logged, rows)

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 from delta_prop_broker.corruption import LogCorrupted
+from delta_prop_broker.disk import Disk
 from delta_prop_broker.segments.small_file import (
     Checksum,
     read_checked,
@@ -24,9 +25,6 @@ from delta_prop_broker.segments.small_file import (
     replace_file,
 )
 from delta_prop_wire.errors import UsageError
-
-if TYPE_CHECKING:
-    from delta_prop_broker.disk import Disk
 
 DIRECTORY = "requests"
 COUNT_MAX = 1000
@@ -56,7 +54,6 @@ class OperatorRequest:
     offsets: tuple[int, ...] = ()
 
     def matches(self, offset: int) -> bool:
-        """True if the delta rejected at `offset` is to be replayed or dropped."""
         return self.verb in ("replay", "drop") and (not self.offsets or offset in self.offsets)
 
 
@@ -136,7 +133,6 @@ def remove_request(disk: Disk, path: str) -> None:
 
 
 def forget_requests(disk: Disk, sink: str) -> None:
-    """Remove the requests for a sink that is forgotten. Raises OSError."""
     for path, request in read_requests(disk).items():
         if request is not None and request.sink == sink:
             remove_request(disk, path)

@@ -7,31 +7,26 @@ sinks concurrently. A request for a sink that is detached or stopped waits until
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
 
 import anyio
+from anyio.abc import TaskGroup
 
 from delta_prop.delivery.group_cursor import GroupBusy, reset_group
 from delta_prop.delivery.operator_requests import (
+    OperatorRequest,
     read_requests,
     refuse_request,
     remove_refusals,
     remove_request,
 )
 from delta_prop.delivery.redelivery import ReplayRequest
+from delta_prop.delivery.sink_manager import SinkManager
+from delta_prop.platform.ports import World
+from delta_prop_broker.disk import Disk
 from delta_prop_wire.errors import Refused, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from anyio.abc import TaskGroup
-
-    from delta_prop.delivery.operator_requests import OperatorRequest
-    from delta_prop.delivery.sink_manager import SinkManager
-    from delta_prop.platform.ports import World
-    from delta_prop_broker.disk import Disk
 
 logger = logging.getLogger("delta_prop")
 
@@ -152,9 +147,7 @@ class OperatorWorker:
         return False
 
     async def _reset_group(self, name: str, offset: int) -> bool:
-        """Reset a group in the server that has it open, else in its file; False while another process reads
-        it.
-        """
+        """Reset a group where it is open, else in its file; False if another process reads it."""
         if self.reset_group is not None and await self.reset_group(name, offset):
             return True
         log_id = bytes.fromhex(self._log_id)

@@ -9,24 +9,20 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
 
-from delta_prop.delivery.backpressure.controller import DepthLaw, DrainLaw
-from delta_prop.delivery.backpressure.credit import Credits
-from delta_prop.delivery.backpressure.pacer import Measure, Mode, Pacer
+from delta_prop.delivery.backpressure.controller import DepthLaw, DrainLaw, Law, Measure
+from delta_prop.delivery.backpressure.pacer import Credits, Mode, Pacer, Pressure
 from delta_prop.delivery.feed_state import FeedState
 from delta_prop.delivery.status import format_failure
 from delta_prop_sinks.sink import HasBacklog
 from delta_prop_wire.frames import PressureLevel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from delta_prop.api.settings import Settings
-    from delta_prop.delivery.backpressure.controller import Law
-    from delta_prop.delivery.backpressure.pacer import Pressure
     from delta_prop.delivery.feed import Feed
     from delta_prop_broker.log.contract import Log
 
@@ -64,10 +60,7 @@ class PacingGate:
         self._unpolled_share = 0.0  # share of the log's bounds appended since the log was last measured
 
     def add(self, feed: Feed, *, pacing: bool, required: bool, evictable: bool, now: float) -> None:
-        """Measure a sink from now on; with `pacing` it paces at once, else when something fills up.
-
-        `evictable`: True if the log may invalidate the sink's cursor.
-        """
+        """Measure a sink; with `pacing` it paces at once. `evictable`: its cursor may be invalidated."""
         gauges: list[Gauge] = []
         if pacing:
             gauge = MailboxGauge(feed, self._log)
@@ -82,13 +75,10 @@ class PacingGate:
         self._index_mailboxes()
 
     def remove(self, feed: Feed, now: float) -> None:
-        """Stop measuring a sink."""
         for gauge in [known for known in self._gauges.values() if known.feed is feed]:
             del self._gauges[gauge.name]
             self.pacer.release(gauge.name, now)
         self._index_mailboxes()
-
-    # --- the gate
 
     def admits(self, count: int, size: int, now: float) -> bool:
         """True if `count` deltas of `size` bytes together may enter the pipeline now."""
@@ -113,7 +103,6 @@ class PacingGate:
 
     @property
     def has_paced_mailboxes(self) -> bool:
-        """True if some sinks pace by their mailboxes, so that their progress matters."""
         return bool(self._mailbox_gauges)
 
     def note_progress(self, now: float) -> None:
@@ -128,10 +117,7 @@ class PacingGate:
     # --- ten times a second
 
     def step(self, now: float, *, waiting: bool) -> None:
-        """Measure every sink, start and stop pacing, set the rate.
-
-        `waiting`: True if work waits at the gate.
-        """
+        """Measure every sink, start and stop pacing, set the rate. `waiting`: True if work waits."""
         measures: dict[str, Measure] = {}
         pacing_by_feed: dict[Feed, bool] = {}
         for gauge in self._gauges.values():
@@ -143,7 +129,7 @@ class PacingGate:
                 self.pacer.release(gauge.name, now)
                 gauge.report(False, fill_ratio)
             if self.pacer.mode(gauge.name) is not None:
-                self._set_mode(gauge, now)
+                self.pacer.set_mode(gauge.name, gauge.mode(), now)
                 measures[gauge.name] = measure
             mode = self.pacer.mode(gauge.name)
             is_pacing = mode not in (None, Mode.SUSPENDED)
@@ -159,7 +145,6 @@ class PacingGate:
             gauge.update_credits(now)
 
     def _poll_log(self, now: float) -> None:
-        """Start pacing for sinks near the limit of the log."""
         for gauge in self._gauges.values():
             if isinstance(gauge, LogGauge) and self.pacer.mode(gauge.name) is None:
                 fill_ratio = gauge.fill_ratio()
@@ -173,16 +158,7 @@ class PacingGate:
 
     def _pace(self, gauge: Gauge, now: float) -> None:
         self.pacer.pace(gauge.name, self._make_law(gauge), gauge.credits, now)
-        self._set_mode(gauge, now)
-
-    def _set_mode(self, gauge: Gauge, now: float) -> None:
-        mode = gauge.mode()
-        if mode is Mode.SUSPENDED:
-            self.pacer.suspend(gauge.name, now)
-        elif mode is Mode.CATCHING_UP:
-            self.pacer.catch_up(gauge.name, now)
-        else:
-            self.pacer.resume(gauge.name, now)
+        self.pacer.set_mode(gauge.name, gauge.mode(), now)
 
     def _make_law(self, gauge: Gauge) -> Law:
         limits = self._settings.rate_limits(gauge.initial_rate(self._settings))
@@ -214,7 +190,6 @@ class Gauge:
         return fill_ratio >= mark and self.mode() is not Mode.SUSPENDED
 
     def should_stop(self, fill_ratio: float, mark: float) -> bool:
-        """True if the resource is so empty that the sink stops pacing."""
         return fill_ratio < mark
 
     def fill_ratio(self) -> float:
@@ -266,7 +241,6 @@ class Gauge:
         return min(settings.rate_initial, (1 - settings.pacing_high_mark) * self._poll_depth()[1])
 
     def report(self, is_pacing: bool, fill_ratio: float) -> None:
-        """Log that the sink starts or stops pacing."""
         action = "paces" if is_pacing else "no longer paces"
         is_recent = is_pacing and self._samples and self._samples[-1][0] - self._reported_at < REPORT_S
         if is_pacing and not is_recent:
@@ -282,7 +256,6 @@ class Gauge:
         )
 
     def _poll_depth(self) -> tuple[int, int]:
-        """Return the current depth and its maximum, in deltas."""
         raise NotImplementedError
 
     def _arrived_offset(self) -> int:
@@ -309,7 +282,6 @@ class MailboxGauge(Gauge):
         return False
 
     def update_credits(self, now: float) -> None:
-        """Set the credits to what is in flight."""
         assert self.credits is not None
         deltas, size = self.feed.in_flight
         self.credits.set_outstanding(deltas, size)
@@ -333,7 +305,6 @@ class MailboxGauge(Gauge):
         return (lag, max(rows_max * lag // rows, 1)) if rows else (0, rows_max)
 
     def _estimate_applied_in_call(self, now: float, depth: int) -> int | None:
-        """Extrapolate from the rate of the last call."""
         rows, call_s = self._last_call
         if self._applied_at is None or not call_s > 0:
             return None

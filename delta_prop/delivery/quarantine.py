@@ -8,6 +8,7 @@ delta, or drops it. Other vectors proceed. Pure.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import inf
@@ -15,15 +16,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from delta_prop.delivery.held_deltas import HeldDeltas, QuarantinedDelta, parents_by_row, parents_of
+from delta_prop.delivery.held_deltas import (
+    HeldDeltas,
+    Name,
+    QuarantinedDelta,
+    Vector,
+    parents_by_row,
+    parents_of,
+)
+from delta_prop_wire.batch import LoggedBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
-
-    from delta_prop.delivery.held_deltas import Name, Vector
     from delta_prop_sinks.sink import Delivery
-    from delta_prop_wire.batch import LoggedBatch
-
 
 DROPPED_MAX = 100_000
 """Maximum number of remembered dropped offsets."""
@@ -102,11 +106,9 @@ class Quarantine:
 
     @property
     def dropped_offsets(self) -> list[int]:
-        """The dropped offsets, in the order in which they were dropped."""
         return list(self._dropped.offsets)
 
     def records(self) -> list[QuarantinedDelta]:
-        """Return all held records, in log order."""
         self._held.update_blockers()
         return self._held.sorted_records()
 
@@ -119,10 +121,7 @@ class Quarantine:
         return next((records[offset] for offset in range(start, end) if offset in records), None)
 
     def first_offset_of(self, vector: Vector) -> int | None:
-        """Return the first held offset of a vector; None if none is held."""
         return self._held.first_offset_of(vector)
-
-    # --- adding
 
     def reject(self, logged: LoggedBatch, row: int, reason: str, at_us: int) -> bool:
         """Quarantine a delta that the sink rejected; return False, with nothing changed, if it is full."""
@@ -141,10 +140,7 @@ class Quarantine:
         return True
 
     def hold_dependents(self, delivery: Delivery, at_us: int) -> HeldSplit:
-        """Hold the rows that depend on a held delta, and skip those that are held already or were dropped.
-
-        The other rows pass.
-        """
+        """Hold rows that depend on a held delta, skip those held or dropped already; the others pass."""
         logged, batch, index = delivery.logged, delivery.batch, self._held
         if logged.offset >= self._dropped.end and not index.may_affect(logged):
             return HeldSplit(delivery, [], None)
@@ -179,10 +175,7 @@ class Quarantine:
         )
         return HeldSplit(passed if passing else None, held, full_at)
 
-    # --- removing
-
     def replay(self, offset: int) -> None:
-        """Remove a delta that a replay has applied."""
         if offset in self._held.records:
             self._remove(offset)
         self.replayed += 1
@@ -194,16 +187,12 @@ class Quarantine:
         self.dropped += 1
 
     def forget(self, offset: int) -> None:
-        """Remove a delta that will be redelivered."""
         if offset in self._held.records:
             self._remove(offset)
         self.held_dependents -= 1
 
     def resume_from(self, start: int) -> None:
-        """Resume from `start`, after the sink was attached, and reset the counters.
-
-        Rows from `start` on, except dropped ones, are redelivered, so only records below it stay.
-        """
+        """Keep only the records below `start`, as the others are redelivered; reset the counters."""
         for record in self._held.sorted_records():
             if record.offset >= start:
                 self._remove(record.offset)
@@ -222,7 +211,6 @@ class Quarantine:
         self._held.has_stale_blockers = True
 
     def restore_dropped(self, offsets: Iterable[int]) -> None:
-        """Restore the offsets that were dropped in an earlier process."""
         for offset in offsets:
             self._note_dropped(offset)
 
@@ -234,8 +222,6 @@ class Quarantine:
         for offset in self._dropped.remove(0, below):
             self._touch(offset)
         self.rejected = self.held_dependents = self.dropped = self.replayed = 0
-
-    # --- helpers
 
     def _touch(self, offset: int) -> None:
         if self.touched is not None:
@@ -280,7 +266,6 @@ class _DroppedOffsets:
         return [oldest]
 
     def remove(self, start: int, end: float) -> list[int]:
-        """Remove and return the offsets from `start` up to `end` (exclusive)."""
         removed = [offset for offset in self.offsets if start <= offset < end]
         for offset in removed:
             del self.offsets[offset]
@@ -319,10 +304,7 @@ class ReplayPlan:
         return taken
 
     def put_back(self, records: Sequence[QuarantinedDelta], rejected: QuarantinedDelta | None = None) -> None:
-        """Put back the records that were taken last and not applied.
-
-        `rejected`: the record before them, if the sink rejected it again, so that it stays.
-        """
+        """Put back records taken last and not applied; `rejected`: the one before them, which stays."""
         self._returned.extendleft(reversed(records))
         if rejected is not None:
             self._rejected.add(rejected)

@@ -10,28 +10,23 @@ long after the log has removed it.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import quote
 
 import msgpack
 
+from delta_prop_broker.disk import Disk, File
+from delta_prop_broker.log.contract import Log
 from delta_prop_broker.segments.frames import read_head
 from delta_prop_broker.segments.paths import TEMPORARY
-from delta_prop_broker.segments.small_file import read_file, replace_file
-from delta_prop_broker.segments.writing import write_all
+from delta_prop_broker.segments.small_file import read_file, replace_file, write_all
 from delta_prop_wire.batch import Batch, LoggedBatch
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.errors import DeltaPropError
 from delta_prop_wire.spec import HEADER_BYTES, STAMP_BYTES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from delta_prop_broker.disk import Disk, File
-    from delta_prop_broker.log.contract import Log
 
 DIRECTORY = "quarantine"
 SUFFIX = ".journal"
@@ -98,7 +93,6 @@ class StoredQuarantine:
             self.dropped_offsets = {offset: None for offset in self.dropped_offsets if offset < end}
 
     def batches(self) -> dict[int, LoggedBatch]:
-        """Return the frames of all held deltas."""
         return {offset: _decode_frame(raw) for offset, raw in self.frames.items()}
 
     def apply_group(self, group: JournalGroup, epoch_end: EpochEnd) -> None:
@@ -138,7 +132,6 @@ def make_group(
 
 
 def quarantine_path(sink: str) -> str:
-    """Return the path of a sink's quarantine file."""
     stem = quote(sink, safe="", errors="surrogatepass")  # an operator may name any sink
     if len(stem) > _STEM_BYTES_MAX:  # longer than the names that file systems allow
         stem = blake2b(sink.encode(errors="surrogatepass"), digest_size=20).hexdigest()
@@ -215,7 +208,6 @@ class QuarantineFile:
         return _GROUP.pack(_MAGIC, number, len(payload), checksum) + payload
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -7,11 +7,12 @@ A change of a quarantine is durable before its sink, or its sink's cursor, passe
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 import anyio
 
+from delta_prop.delivery.held_deltas import QuarantinedDelta
 from delta_prop.delivery.operator_requests import forget_requests
 from delta_prop.delivery.quarantine import Quarantine
 from delta_prop.delivery.quarantine_file import (
@@ -19,21 +20,16 @@ from delta_prop.delivery.quarantine_file import (
     JournalGroup,
     QuarantineFile,
     QuarantineRecord,
+    StoredQuarantine,
     make_group,
     read_stored,
     remove_stored,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from delta_prop.delivery.held_deltas import QuarantinedDelta
-    from delta_prop.delivery.quarantine_file import StoredQuarantine
-    from delta_prop.delivery.status import FeedLimits
-    from delta_prop.platform.ports import Threads, World
-    from delta_prop_broker.disk import Disk
-    from delta_prop_broker.log.contract import Log
-    from delta_prop_wire.batch import LoggedBatch
+from delta_prop.delivery.status import FeedLimits
+from delta_prop.platform.ports import Threads, World
+from delta_prop_broker.disk import Disk
+from delta_prop_broker.log.contract import Log
+from delta_prop_wire.batch import LoggedBatch
 
 logger = logging.getLogger("delta_prop")
 
@@ -65,7 +61,6 @@ class QuarantineWriter:
 
     @property
     def is_dirty(self) -> bool:
-        """True if a change is not durable yet."""
         return bool(self.quarantine.touched) or self._failed
 
     async def write(self) -> None:
@@ -105,7 +100,6 @@ class QuarantineWriter:
         return quarantine.bytes + _RECORD_BYTES * (len(quarantine) + len(quarantine.dropped_offsets))
 
     async def close(self) -> None:
-        """Close the file."""
         self._must_rewrite = True
         await self._threads.run(self._file.close)
 
@@ -177,7 +171,6 @@ class Quarantines:
 
 
 def restore_quarantine(quarantine: Quarantine, stored: StoredQuarantine) -> None:
-    """Fill a quarantine with the content of a file."""
     batches = stored.batches()
     for offset, record in sorted(stored.held.items()):
         quarantine.restore(batches[record.frame], offset - record.frame, record.reason, record.at_us)

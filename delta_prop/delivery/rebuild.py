@@ -8,6 +8,7 @@ snapshot that is the newest then. Until it ends, the service remembers that the 
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -17,22 +18,17 @@ import numpy as np
 
 from delta_prop.delivery.feed_state import FeedEvent
 from delta_prop.delivery.reasons import cannot_be_rebuilt
-from delta_prop.delivery.routing_table import NoRows
+from delta_prop.delivery.routing_table import NoRows, RouteTarget, RoutingTable
 from delta_prop.delivery.status import format_failure
-from delta_prop_sinks.sink import Rebuildable, StopSink, TryAgain
+from delta_prop_broker.log.contract import Log, LogSnapshot
+from delta_prop_sinks.sink import Rebuildable, Sink, SinkContext, StopSink, TryAgain
+from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.state_rows import StateRow, state_of
-from delta_prop_wire.topics import TopicKind
+from delta_prop_wire.topics import Topic, TopicKind
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator
-
     from delta_prop.delivery.cursors import AttachedCursor
     from delta_prop.delivery.feed import Feed
-    from delta_prop.delivery.routing_table import RouteTarget, RoutingTable
-    from delta_prop_broker.log.contract import Log, LogSnapshot
-    from delta_prop_sinks.sink import Sink, SinkContext
-    from delta_prop_wire.batch import LoggedBatch
-    from delta_prop_wire.topics import Topic
 
 logger = logging.getLogger("delta_prop")
 
@@ -104,10 +100,7 @@ class Rebuilder:
         self._cursor.hold()
 
     async def _open(self, feed: Feed, request_number: int) -> LogSnapshot | None:
-        """Open the newest snapshot; None if there is none and the log is complete.
-
-        Raises _RebuildAborted if the log is not complete either.
-        """
+        """Open the newest snapshot; None if the log is complete without one. Raises _RebuildAborted."""
         snapshot: LogSnapshot | None = None
 
         async def open_newest() -> None:

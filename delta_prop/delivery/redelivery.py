@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
 import numpy as np
+from numpy.typing import NDArray
 
 from delta_prop.delivery.quarantine import ReplayPlan
 from delta_prop.delivery.reasons import rejected_unknown
 from delta_prop_sinks.sink import Delivery, RejectDelta, StopSink, TryAgain
+from delta_prop_wire.batch import LoggedBatch
+from delta_prop_wire.errors import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
     from delta_prop.delivery.feed import Feed
     from delta_prop.delivery.held_deltas import QuarantinedDelta
-    from delta_prop_wire.batch import LoggedBatch
-    from delta_prop_wire.errors import Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +47,11 @@ class ReplayRequest:
         self._answered = anyio.Event()
 
     def finish(self, answer: ReplayResult | Refused) -> None:
-        """Set the result."""
         self._answer = answer
         self._answered.set()
 
     async def wait(self) -> ReplayResult:
-        """Wait for the result. Raises Refused.
-
-        A cancelled wait withdraws the request: if it has begun, it ends after the present call.
-        """
+        """Wait for the result. Raises Refused. A cancelled wait withdraws the request."""
         try:
             await self._answered.wait()
         finally:
@@ -87,7 +81,6 @@ class ReplayQueue:
         self.waiting = deque([*still_open, request])
 
     def finish_all(self, answer: Refused) -> None:
-        """Answer all requests: none will be carried out."""
         for request in self.waiting:
             request.finish(answer)
 
@@ -141,7 +134,6 @@ def _is_rejected_in(records: Sequence[QuarantinedDelta], failure: RejectDelta) -
 
 
 def _count_applied(records: Sequence[QuarantinedDelta], failure: Exception | None) -> int:
-    """Count the records, in log order, that a call has applied."""
     if failure is None:
         return len(records)
     done_offset = 0
@@ -159,12 +151,10 @@ def contains_offset(delivery: Delivery, offset: int) -> bool:
 
 
 def row_numbers(delivery: Delivery) -> NDArray[np.intp]:
-    """Return the numbers of the rows in a delivery."""
     return np.arange(delivery.logged.count) if delivery.rows is None else delivery.rows
 
 
 def make_released_deliveries(records: Sequence[QuarantinedDelta]) -> list[Delivery]:
-    """Return released deltas, which are in log order, as deliveries, one for each batch."""
     batches: dict[int, tuple[LoggedBatch, list[int]]] = {}
     for record in records:
         batches.setdefault(record.logged.offset, (record.logged, []))[1].append(record.row)

@@ -5,22 +5,17 @@ Pure. Targets are opaque keys here; nothing is delivered.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
+from delta_prop_wire.batch import Batch, LoggedBatch
 from delta_prop_wire.topics import Topic, TopicKind
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from numpy.typing import NDArray
-
-    from delta_prop_wire.batch import Batch, LoggedBatch
-
-    Rows = NDArray[np.intp] | None
+Rows = NDArray[np.intp] | None
 
 PLANS_MAX = 10_000
 """Maximum number of cached plans; beyond it, the cache is cleared."""
@@ -121,8 +116,6 @@ class RoutingTable(Generic[Target]):
             return NO_ROWS
         return topic_filter.rows(batch, topic_filter.rows_by_id(batch))
 
-    # --- helpers
-
     def _indexes(
         self, topic_filter: _TopicFilter
     ) -> tuple[tuple[dict[str, dict[Target, None]], set[str]], ...]:
@@ -221,13 +214,11 @@ class _TopicFilter:
         )
 
     def rows_by_id(self, batch: Batch) -> Sequence[int]:
-        """Return the rows that match by their vector id."""
         if not self.vector_ids or self.vector_ids.isdisjoint(batch.keys):
             return ()
         return [row for row, key in enumerate(batch.keys) if key in self.vector_ids]
 
     def rows(self, batch: Batch, by_id: Sequence[int]) -> Rows | NoRows:
-        """Return all rows that match, given those that match by their vector id."""
         if self.matches_all(batch):
             return None
         if not (self.kinds or self.namespaces or self.custom_topics):

@@ -2,16 +2,49 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+import heapq
+from typing import Protocol
 
-from delta_prop.delivery.feed_state import FeedState
-from delta_prop.delivery.offset_waiters import OffsetWaiters
+import anyio
+
+from delta_prop.delivery.feed_state import FeedState, FeedStatus
+from delta_prop.delivery.inbox import Inbox
 from delta_prop.delivery.status import SavedCursor
+from delta_prop_broker.log.contract import Log
 
-if TYPE_CHECKING:
-    from delta_prop.delivery.feed_state import FeedStatus
-    from delta_prop.delivery.inbox import Inbox
-    from delta_prop_broker.log.contract import Log
+
+class OffsetWaiters:
+    """Waiters for one progress mark of one sink."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, anyio.Event]] = []
+        self._wait_count = 0  # breaks ties: events cannot be compared
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    async def wait(self, offset: int) -> None:
+        """Wait until the mark is at `offset`, or until `wake_all` is called. A cancelled wait is removed."""
+        self._wait_count += 1
+        event = anyio.Event()
+        waiter = (offset, self._wait_count, event)
+        heapq.heappush(self._heap, waiter)
+        try:
+            await event.wait()
+        finally:
+            if not event.is_set():
+                self._heap.remove(waiter)
+                heapq.heapify(self._heap)
+
+    def wake(self, reached: int) -> None:
+        """Wake the waiters up to `reached`, the mark's new offset."""
+        while self._heap and self._heap[0][0] <= reached:
+            heapq.heappop(self._heap)[2].set()
+
+    def wake_all(self) -> None:
+        for _, _, event in self._heap:
+            event.set()
+        self._heap.clear()
 
 
 class ProgressListener(Protocol):
@@ -109,8 +142,6 @@ class SinkCursor:
                 raise status.reason.with_traceback(None)
             await waiters.wait(offset)
 
-    # --- advancing
-
     def note_committed(self, next_offset: int) -> None:
         """Note the sink's report that all rows below `next_offset`, and its own cursor, are durable."""
         if self._status.rebuild.reason is not None:
@@ -143,11 +174,8 @@ class SinkCursor:
         self.listener.note_progress()
 
     def wake_all(self) -> None:
-        """Wake all who wait: there will be no progress."""
         self.waiters.wake_all()
         self.commit_waiters.wake_all()
-
-    # --- moving
 
     def restart_at(self, offset: int) -> None:
         """Move to an offset: the sink has, or will get, the states below it."""

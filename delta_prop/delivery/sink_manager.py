@@ -6,49 +6,39 @@ The pipeline hands batches to `route`; each sink's feed delivers them at the sin
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import anyio
 import anyio.lowlevel
+from anyio.abc import TaskGroup
 
 from delta_prop.calls.argument_checks import check_timeout
 from delta_prop.calls.refusals import service_closing
+from delta_prop.delivery.cursors import CursorStore
 from delta_prop.delivery.feed import Feed
-from delta_prop.delivery.history import find_head, read_history
+from delta_prop.delivery.held_deltas import QuarantinedDelta
 from delta_prop.delivery.pacing import PacingGate
 from delta_prop.delivery.quarantines import Quarantines
 from delta_prop.delivery.reasons import cannot_be_rebuilt
 from delta_prop.delivery.rebuild import Rebuilder, can_be_rebuilt
-from delta_prop.delivery.redelivery import ReplayRequest
-from delta_prop.delivery.routing_table import NoRows, RouteTarget, RoutingTable
-from delta_prop.delivery.sink_context import PartitionSinkContext
-from delta_prop.delivery.sink_opening import SinkOpening, Start
+from delta_prop.delivery.redelivery import ReplayRequest, ReplayResult
+from delta_prop.delivery.routing_table import NoRows, RouteTarget, RoutingTable, Rows
+from delta_prop.delivery.sink_context import PartitionSinkContext, find_head, read_history
+from delta_prop.delivery.sink_opening import OpenedSink, SinkOpening, Start
 from delta_prop.delivery.sink_runtime import SinkRuntime
-from delta_prop.delivery.status import FeedLimits, SavedCursor
+from delta_prop.delivery.status import FeedLimits, FeedStatistics, SavedCursor
 from delta_prop.delivery.subscription import Subscription
+from delta_prop.partition.partition import Partition
 from delta_prop_sinks.argument_checks import check_sink_name
-from delta_prop_sinks.sink import ControlRowSink, Rebuildable, VectorHolder
+from delta_prop_sinks.sink import ControlRowSink, Rebuildable, Sink, VectorHolder
+from delta_prop_wire.batch import Batch, LoggedBatch
+from delta_prop_wire.delta import Head
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from anyio.abc import TaskGroup
-
-    from delta_prop.delivery.cursors import CursorStore
-    from delta_prop.delivery.held_deltas import QuarantinedDelta
-    from delta_prop.delivery.redelivery import ReplayResult
-    from delta_prop.delivery.routing_table import Rows
-    from delta_prop.delivery.sink_opening import OpenedSink
-    from delta_prop.delivery.status import FeedStatistics
-    from delta_prop.partition.partition import Partition
-    from delta_prop_sinks.sink import Sink
-    from delta_prop_wire.batch import Batch, LoggedBatch
-    from delta_prop_wire.delta import Head
-    from delta_prop_wire.topics import Topic
+from delta_prop_wire.topics import Topic
 
 logger = logging.getLogger("delta_prop")
 
@@ -132,16 +122,8 @@ class SinkManager:
         finally:
             self._start_event = None
 
-    async def attach(
-        self,
-        name: str,
-        sink: Sink,
-        options: AttachOptions,
-    ) -> Feed:
-        """Open a sink and start its deliveries. Subscriptions are notified of their own progress.
-
-        Raises Refused, UsageError, QuarantineCorrupted, OSError, what the sink raises.
-        """
+    async def attach(self, name: str, sink: Sink, options: AttachOptions) -> Feed:
+        """Open a sink and start its deliveries. Raises Refused, UsageError, QuarantineCorrupted, OSError."""
         quarantine, quarantine_writer, start_event = None, None, self._start_event
         if not isinstance(sink, Subscription):  # a subscription's name is never reused
             quarantine, quarantine_writer = await self.quarantines.open(name, options.limits)
@@ -201,10 +183,7 @@ class SinkManager:
         return feed
 
     def _is_evictable(self, options: AttachOptions, *, can_rebuild: bool) -> bool:
-        """True if the log invalidates this sink's cursor rather than refuse producers.
-
-        The default is True for a rebuildable sink, if the log makes the snapshots for it.
-        """
+        """True if the log invalidates this sink's cursor rather than refuse producers."""
         if options.on_log_full is None:
             storage = self._partition.storage
             return can_rebuild and storage is not None and storage.log.settings.compact
@@ -267,7 +246,6 @@ class SinkManager:
         return failures
 
     async def _report_slow_close(self) -> None:
-        """Log the sinks that a close waits for, once it has waited a while."""
         await anyio.sleep(SLOW_CLOSE_S)
         logger.warning(
             "closing waits for sinks, for up to %g s (close_timeout_s): %s",
@@ -359,7 +337,6 @@ class SinkManager:
         self._routing_table.subscribe(target, topics)
 
     def remove_target(self, target: RouteTarget) -> None:
-        """Stop offering batches to a target."""
         self._targets.pop(target, None)
         self._routing_table.unsubscribe(target)
 
@@ -384,7 +361,6 @@ class SinkManager:
         return head
 
     def cancel_overdue_calls(self, now: float) -> None:
-        """Cancel sinks' calls that exceed their time limit."""
         for runtime in self.runtimes.values():
             runtime.feed.cancel_overdue_call(now)
 
@@ -401,15 +377,12 @@ class SinkManager:
         return self.require(name).feed
 
     def list_names(self) -> Iterator[str]:
-        """Return the names of attached sinks other than subscriptions."""
         return (name for name, runtime in self.runtimes.items() if not isinstance(runtime.sink, Subscription))
 
     def statistics(self) -> dict[str, FeedStatistics]:
-        """Return a snapshot of each sink."""
         return {name: runtime.feed.statistics() for name, runtime in self.runtimes.items()}
 
     def format_states(self, names: Sequence[str]) -> str:
-        """Return the states of these sinks as text."""
         states = [self.runtimes[name].feed.statistics() for name in names if name in self.runtimes]
         return ", ".join(
             f"{feed.name!r} is {feed.state}, {feed.lag} deltas behind"
@@ -418,10 +391,7 @@ class SinkManager:
         )
 
     async def wait(self, names: Sequence[str], start: int, offset: int, *, committed: bool) -> None:
-        """Wait until these sinks have processed everything below `offset`.
-
-        Raises Refused if one has quarantined a delta from `start` on, which is then not visible there.
-        """
+        """Wait until these sinks have processed all below `offset`. Raises Refused for a held delta."""
         for feed in [self.feed(name) for name in names]:
             await feed.wait(offset, committed=committed)
             record = feed.quarantine.first_held(start, offset)
@@ -444,10 +414,7 @@ class SinkManager:
             self.cursors.save(name, self.cursors.require(name)._replace(paused=paused))
 
     async def reset(self, name: str, to: ResetPosition, timeout_s: float) -> int:
-        """Set the cursor of a sink whose cursor is stored here; return the new offset.
-
-        Raises Refused, TimeoutError, UsageError.
-        """
+        """Set a cursor that is stored here; return its offset. Raises Refused, TimeoutError, UsageError."""
         check_timeout(timeout_s)
         offset = self._resolve_offset(to)
         feed = self.feed(name) if name in self.runtimes else None
@@ -482,10 +449,7 @@ class SinkManager:
     async def replay(
         self, name: str, offsets: Sequence[int], *, drop: bool, timeout_s: float
     ) -> ReplayResult:
-        """Apply or drop quarantined deltas (none given: all).
-
-        Raises Refused, TimeoutError, UsageError.
-        """
+        """Apply or drop quarantined deltas (none given: all). Raises Refused, TimeoutError, UsageError."""
         check_timeout(timeout_s)
         feed = self.feed(name)
         for offset in offsets:

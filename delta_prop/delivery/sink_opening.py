@@ -6,21 +6,18 @@ import logging
 from dataclasses import dataclass
 from functools import partial
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from delta_prop.calls.refusals import ForeignSinkData
 from delta_prop.delivery.reasons import cannot_be_rebuilt
 from delta_prop.delivery.rebuild import has_snapshot
-from delta_prop_sinks.sink import ResumePoint
+from delta_prop.delivery.status import SavedCursor
+from delta_prop_broker.log.contract import Log
+from delta_prop_sinks.sink import ResumePoint, Sink, SinkContext
+from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import DeltaPropError, Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
-
-if TYPE_CHECKING:
-    from delta_prop.delivery.status import SavedCursor
-    from delta_prop_broker.log.contract import Log
-    from delta_prop_sinks.sink import Sink, SinkContext
-    from delta_prop_wire.cursor import Cursor
 
 Start: TypeAlias = Literal["resume", "earliest", "latest"] | int
 """Position at which a sink starts: its cursor, the log start offset, the high watermark, or an offset."""

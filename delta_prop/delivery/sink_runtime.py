@@ -7,22 +7,19 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import anyio
 
+from delta_prop.delivery.cursors import AttachedCursor
+from delta_prop.delivery.feed import Feed
 from delta_prop.delivery.feed_state import FeedState
+from delta_prop.delivery.sink_context import PartitionSinkContext
+from delta_prop.delivery.sink_opening import OpenedSink
 from delta_prop.delivery.status import format_failure
+from delta_prop.partition.partition import Partition
 from delta_prop_sinks.sink import HasBackground
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
-
-if TYPE_CHECKING:
-    from delta_prop.delivery.cursors import AttachedCursor
-    from delta_prop.delivery.feed import Feed
-    from delta_prop.delivery.sink_context import PartitionSinkContext
-    from delta_prop.delivery.sink_opening import OpenedSink
-    from delta_prop.partition.partition import Partition
 
 logger = logging.getLogger("delta_prop")
 
@@ -55,7 +52,6 @@ class SinkRuntime:
 
     @property
     def name(self) -> str:
-        """Name under which the sink is attached."""
         return self.feed.name
 
     async def run(self) -> None:
@@ -90,8 +86,6 @@ class SinkRuntime:
         feed.control.close()
         with anyio.move_on_after(deadline - clock.now()):
             await self.sink.aclose()
-
-    # --- helpers
 
     async def _deliver(self) -> None:
         """Deliver to the sink; an Exception that ends the delivery stops only this sink."""

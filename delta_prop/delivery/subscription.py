@@ -6,28 +6,21 @@ It holds the deliveries of up to one call; if the reader is slow, the feed reads
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING
 
 import anyio
 
 from delta_prop.calls.outcomes import Delivered
+from delta_prop.delivery.feed import Feed
 from delta_prop.delivery.feed_state import FeedState
+from delta_prop_sinks.sink import Delivery, SinkContext
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-    from types import TracebackType
-
-    from delta_prop.delivery.feed import Feed
-    from delta_prop_sinks.sink import Delivery, SinkContext
-
-
-class SubscriptionHost(Protocol):
-    """Delivers to subscriptions."""
-
-    async def detach(self, name: str) -> None:
-        """End the deliveries to a subscription."""
+    from delta_prop.delivery.sink_manager import SinkManager
 
 
 class Subscription:
@@ -39,10 +32,7 @@ class Subscription:
     """
 
     def __init__(
-        self,
-        name: str,
-        attach: Callable[[Subscription], Awaitable[Feed]],
-        sinks: SubscriptionHost,
+        self, name: str, attach: Callable[[Subscription], Awaitable[Feed]], sinks: SinkManager
     ) -> None:
         """Create it; `attach` starts its deliveries before the first read."""
         self.name = name
@@ -56,8 +46,6 @@ class Subscription:
         self._delivered_count = 0
         self._closed = False
         self._unread_refusal: Refused | None = None
-
-    # --- calls from the reader
 
     def __aiter__(self) -> Subscription:
         return self
@@ -106,8 +94,6 @@ class Subscription:
         if feed is None or feed.reason is not None or feed.state is FeedState.CLOSED:
             self.notify()
 
-    # --- calls from the feed
-
     async def open(self, context: SinkContext) -> None:
         """Do nothing: the service stores the cursor."""
 
@@ -141,14 +127,11 @@ class Subscription:
         feed.control.close()
 
     async def aclose(self) -> None:
-        """Wake the iteration; there is nothing to close."""
         self.notify()
 
     def statistics(self) -> int:
         """Return the number of deltas that the reader has taken."""
         return self._delivered_count
-
-    # --- helpers
 
     def _check_not_ended(self, feed: Feed) -> None:
         if feed.state is FeedState.CLOSED:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from delta_prop_broker.disk import Disk
-    from delta_prop_broker.recovery.recovery_result import RecoveryReport
+    from delta_prop_broker.recovery.recovery import RecoveryReport
     from delta_prop_broker.retention.snapshot import Snapshot
 
 _ATTEMPTS_MAX = 5

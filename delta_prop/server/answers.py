@@ -1,10 +1,17 @@
-"""The answers of one connection: everything it sends besides deliveries and the outcomes of deltas."""
+"""What the parts of one connection share: its client, its end, its refusals, and the answers that it sends.
+
+Answers are everything besides deliveries and the outcomes of deltas.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING
 
 from delta_prop.server.permissions import Unauthorized
+from delta_prop_wire.delta import Source
+from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import Ack, Nack
 from delta_prop_wire.message_rules import Phase
 from delta_prop_wire.spec import ErrorCode
@@ -12,11 +19,82 @@ from delta_prop_wire.spec import ErrorCode
 if TYPE_CHECKING:
     import anyio
 
+    from delta_prop.server.audit import Audit
     from delta_prop.server.connection_writer import ConnectionWriter
-    from delta_prop.server.refusal_log import RefusalLog
+    from delta_prop.server.permissions import Permissions
+    from delta_prop.server.server_context import Counters
     from delta_prop_wire.connection import Connection
-    from delta_prop_wire.errors import ProtocolError, Refused
+    from delta_prop_wire.errors import ProtocolError
     from delta_prop_wire.frames import Frame, Request, Response
+
+
+def log_recovered() -> Refused:
+    """Return the reason to close a connection after an in-place recovery of the log."""
+    return Refused(
+        ErrorCode.SHUTTING_DOWN,
+        "the log was recovered after a disk failure, and may have lost rows: reconnect, and resend what was "
+        "not acknowledged",
+        retry_after_ms=50,
+    )
+
+
+def server_closing() -> Refused:
+    """Return the reason to close a connection when the server shuts down."""
+    return Refused(
+        ErrorCode.SHUTTING_DOWN,
+        "the server is shutting down: reconnect, and resend what was not acknowledged",
+        retry_after_ms=1_000,
+    )
+
+
+@dataclass(slots=True, eq=False)
+class ConnectedClient:
+    """The other end of a connection. `number`: of the connection; `name`: as the client calls itself.
+
+    `permissions`: None before the first hello. `source`: that of its deltas. `codecs`: of compressed frames
+    that it can read.
+    """
+
+    number: int
+    address: str
+    name: str | None = None
+    permissions: Permissions | None = None
+    source: Source = Source.LOCAL
+    codecs: frozenset[int] = frozenset()
+
+    @property
+    def rights(self) -> Permissions:
+        """Its permissions, after the first hello."""
+        assert self.permissions is not None, "the connection passes no other frame before a hello"
+        return self.permissions
+
+
+@dataclass(slots=True, eq=False)
+class ConnectionEnd:
+    """The end that either side has announced.
+
+    `is_draining`: True once the server drains, until `drain_until`; rows below `log_end` are still
+    delivered. `is_finishing`: True once the client has ended its side.
+    """
+
+    is_draining: bool = False
+    drain_until: float = inf
+    log_end: float = inf
+    is_finishing: bool = False
+
+
+class RefusalLog:
+    """The refusals of one client."""
+
+    def __init__(self, client: ConnectedClient, counters: Counters, audit: Audit) -> None:
+        self._client = client
+        self._counters = counters
+        self._audit = audit
+
+    def record(self, frame: str, refusal: Refused | ProtocolError) -> None:
+        """Count a refusal, and write it to the audit log. `frame`: the type of the refused frame."""
+        self._counters.count_nack(refusal.code)
+        self._audit.record_refusal(self._client.address, self._client.permissions, frame, refusal)
 
 
 class Answers:
@@ -26,11 +104,7 @@ class Answers:
     """
 
     def __init__(
-        self,
-        writer: ConnectionWriter,
-        connection: Connection,
-        refusals: RefusalLog,
-        scope: anyio.CancelScope,
+        self, writer: ConnectionWriter, connection: Connection, refusals: RefusalLog, scope: anyio.CancelScope
     ) -> None:
         self.writer = writer
         self.refusals = refusals

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from delta_prop.server.answers import Answers
-from delta_prop.server.close_reasons import server_closing
-from delta_prop.server.connected_client import ConnectedClient
-from delta_prop.server.connection_checks import ConnectionChecks
-from delta_prop.server.connection_end import ConnectionEnd
-from delta_prop.server.connection_reader import ConnectionReader
+from delta_prop.server.answers import (
+    Answers,
+    ConnectedClient,
+    ConnectionEnd,
+    RefusalLog,
+    log_recovered,
+    server_closing,
+)
+from delta_prop.server.connection_reader import ConnectionReader, FrameDispatcher
 from delta_prop.server.connection_writer import ConnectionWriter
-from delta_prop.server.consume_handler import ConsumeHandler
-from delta_prop.server.consumer_session import NO_SUBSCRIPTION
-from delta_prop.server.frame_dispatcher import FrameDispatcher
-from delta_prop.server.heartbeats import Heartbeats
-from delta_prop.server.refusal_log import RefusalLog
+from delta_prop.server.consumer_session import NO_SUBSCRIPTION, ConsumeHandler, Heartbeats
+from delta_prop.server.permissions import Unauthorized
 from delta_prop_wire.connection import Connection
 from delta_prop_wire.frames import Nack, PressureLevel
 from delta_prop_wire.message_rules import Phase, Role
@@ -43,11 +43,11 @@ _FINISH_TIMEOUT_S = 5.0
 class ConnectionHandler:
     """An accepted connection. `run` serves it until it ends.
 
-    `dispatcher` handles its frames, `deliveries` has its subscriptions, `checks` its periodic checks. It is
-    the `FrameSource` of its writer.
+    `dispatcher` handles its frames, `deliveries` has its subscriptions.
     """
 
     def __init__(self, number: int, stream: Stream, context: ServerContext) -> None:
+        self.started_at = context.clock.now()
         self.client = ConnectedClient(number, stream.peer)
         self.connection = Connection(Role.SERVER, payload_bytes_max=context.settings.frame_bytes_max)
         self._context = context
@@ -58,26 +58,18 @@ class ConnectionHandler:
         refusals = RefusalLog(client, context.counters, context.audit)
         answers = self._answers = Answers(self._writer, connection, refusals, anyio.CancelScope())
         self.deliveries = ConsumeHandler(context, client, answers)
-        heartbeats = Heartbeats(context.clock, answers, self.deliveries)
+        self._heartbeats = Heartbeats(context.clock, answers, self.deliveries)
         self.dispatcher = FrameDispatcher(
             context,
             client,
             connection,
             answers=answers,
             deliveries=self.deliveries,
-            heartbeats=heartbeats,
+            heartbeats=self._heartbeats,
             end=self._end,
         )
-        self._reader = ConnectionReader(stream, connection, context, target=self.dispatcher, answers=answers)
-        self.checks = ConnectionChecks(
-            context,
-            client,
-            connection,
-            answers=answers,
-            reader=self._reader,
-            dispatcher=self.dispatcher,
-            deliveries=self.deliveries,
-            heartbeats=heartbeats,
+        self._reader = ConnectionReader(
+            stream, connection, context, dispatcher=self.dispatcher, answers=answers
         )
 
     # --- running
@@ -126,10 +118,59 @@ class ConnectionHandler:
         end.is_draining, end.drain_until, end.log_end = True, until, log_end
         self._writer.notify()
 
-    # --- the writer's source
+    # --- periodic checks
+
+    def check(self, now: float, stalled_s: float) -> None:
+        """Check timeouts and the token; send what is due. `stalled_s`: how long this server was stalled."""
+        answers, client = self._answers, self.client
+        if answers.writer.is_ending:
+            return
+        self._reader.received_at += stalled_s
+        timeout_reason = self._timeout_reason(now)
+        producer = self.dispatcher.produce_handler
+        if timeout_reason is not None:
+            logger.info("connection %d of %s ends: %s", client.number, client.address, timeout_reason)
+            self._context.counters.connections_timed_out += 1
+            answers.abort()
+        elif producer is not None and producer.is_forwarder and self.dispatcher.is_outdated:
+            # The forwarder reconnects and resends lost rows, even if it has no new ones for long.
+            answers.close(Nack.of(0, log_recovered()))
+        elif answers.is_open:
+            self.check_token()
+            self.deliveries.send_progress(now)
+            if now - answers.writer.written_at >= self._context.settings.heartbeat_interval_s:
+                self._heartbeats.send(now)
+
+    def check_token(self) -> None:
+        """End the connection if its token is no longer valid."""
+        permissions, answers = self.client.permissions, self._answers
+        if (
+            permissions is not None
+            and not answers.writer.is_ending
+            and not self._context.access.is_valid(permissions)
+        ):
+            refused = Unauthorized("the token has expired or was revoked")
+            answers.refuse_unauthorized(refused, "CONNECTION")
+
+    def _timeout_reason(self, now: float) -> str | None:
+        settings, reader = self._context.settings, self._reader
+        if self.client.permissions is None:
+            timed_out = now - self.started_at > settings.handshake_timeout_s
+            return f"no hello within {settings.handshake_timeout_s} s" if timed_out else None
+        if reader.waits_for_budget:
+            return None
+        if reader.frame_started_at is None:
+            is_silent = now - reader.received_at > settings.peer_timeout_s
+            return f"no frame for {settings.peer_timeout_s} s" if is_silent else None
+        receiving_s, rate_min = now - reader.frame_started_at, settings.receive_rate_min
+        if receiving_s <= settings.peer_timeout_s or self.connection.buffered_bytes >= receiving_s * rate_min:
+            return None
+        return f"a frame arrived at less than {rate_min} bytes per second for {receiving_s:.0f} s"
+
+    # --- for the writer
 
     def take_answers(self) -> Sequence[Frame]:
-        """See `FrameSource`."""
+        """Return the outcomes of received deltas that were not reported yet."""
         producer = self.dispatcher.produce_handler
         if producer is None or not producer.outcomes.has_answers or self.connection.phase is Phase.ENDED:
             return ()
@@ -142,7 +183,10 @@ class ConnectionHandler:
         return answers
 
     def is_idle(self) -> bool:
-        """See `FrameSource`."""
+        """Return True if nothing is to be written or ended before the next `notify` of the writer.
+
+        Called after a complete write, since it is faster than asking for frames again.
+        """
         end, deliveries = self._end, self.deliveries
         if end.is_draining or end.is_finishing or deliveries.pending_unsubscribes:
             return False
@@ -152,7 +196,7 @@ class ConnectionHandler:
         )
 
     def is_finished(self) -> bool:
-        """See `FrameSource`."""
+        """Return True if no more frames will come. Called when there is nothing to write."""
         end, dispatcher = self._end, self.dispatcher
         if dispatcher.pending_answers or dispatcher.queries.pending or dispatcher.has_pending_outcomes:
             return False
@@ -178,7 +222,7 @@ class ConnectionHandler:
             "address": client.address,
             "client": client.name,
             "token": None if client.permissions is None else client.permissions.name,
-            "seconds": round(self._context.clock.now() - self.checks.started_at, 1),
+            "seconds": round(self._context.clock.now() - self.started_at, 1),
             "pending_frames": 0 if producer is None else len(producer.outcomes.pending),
             "subscribed": session is not None,
             **(NO_SUBSCRIPTION if session is None else session.statistics()),

@@ -1,37 +1,100 @@
-"""The read side of a connection: receives bytes, within a budget, and has their frames handled in ticks."""
+"""The read side of a connection: receives bytes within a budget, and handles their frames in ticks, by type.
+
+Hellos and decisions about jobs are answered here.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+import logging
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
+import anyio
 import anyio.lowlevel
 
-from delta_prop.server.receive_budget import UNBUDGETED_BYTES
-from delta_prop_wire.errors import ProtocolError
+from delta_prop.server.answers import log_recovered, server_closing
+from delta_prop.server.partitions import check_claims
+from delta_prop.server.permissions import Unauthorized
+from delta_prop.server.query_handler import QueryHandler, make_welcomes
+from delta_prop.server.staging import StagingHandler, make_produce_handler
+from delta_prop_wire.codec import NEED_BYTES
+from delta_prop_wire.delta import Source
+from delta_prop_wire.errors import ProtocolError, Refused
+from delta_prop_wire.frames import (
+    Ack,
+    Backpressure,
+    BatchFrame,
+    Credit,
+    Decide,
+    DeltaFrame,
+    Heartbeat,
+    Hello,
+    JobStatus,
+    Nack,
+    OriginGrant,
+    Subscribe,
+    Subscription,
+    Unsubscribe,
+)
+from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    import anyio
-
     from delta_prop.platform.ports import Stream
-    from delta_prop.server.answers import Answers
+    from delta_prop.server.answers import Answers, ConnectedClient, ConnectionEnd
+    from delta_prop.server.consumer_session import ConsumeHandler, Heartbeats
+    from delta_prop.server.produce_handler import ProduceHandler
     from delta_prop.server.server_context import ServerContext
     from delta_prop_wire.connection import Connection
+    from delta_prop_wire.frames import Frame, Request
+
+logger = logging.getLogger("delta_prop.server")
 
 TICK_MAX_S = 0.002
 """Seconds after which other tasks run; checked after each frame, or run of frames."""
+UNBUDGETED_BYTES = 64 * 1024
+"""Frames up to this size need no budget: each connection's receive buffer can hold them."""
 
 
-class FrameTarget(Protocol):
-    """Handles the complete frames of a connection; implemented by `FrameDispatcher`."""
+class ReceiveBudget:
+    """Bytes that connections acquire and release."""
 
-    hello_done: anyio.Event | None
-    """Set once the first hello is answered, for which later frames wait; None if none waits."""
+    def __init__(self, bytes_max: int) -> None:
+        self.free_bytes = bytes_max
+        self._waiting: deque[tuple[int, anyio.Event]] = deque()
 
-    def handle_run(self) -> bool:
-        """Handle the next frames as one run, the fast path; return False if they form none."""
+    async def acquire(self, size: int) -> None:
+        """Acquire `size` bytes, after earlier waiters.
 
-    def handle_next(self) -> bool:
-        """Handle the next complete frame; return False if there is none."""
+        The budget is at least the largest frame, so every waiter gets its turn. If cancelled, nothing is
+        acquired.
+        """
+        if not self._waiting and size <= self.free_bytes:
+            self.free_bytes -= size
+            return
+        admitted = anyio.Event()
+        waiter = (size, admitted)
+        self._waiting.append(waiter)
+        try:
+            await admitted.wait()
+        except anyio.get_cancelled_exc_class():
+            if admitted.is_set():
+                self.release(size)
+            else:
+                self._waiting.remove(waiter)
+                self._admit()
+            raise
+
+    def release(self, size: int) -> None:
+        """Release acquired bytes."""
+        self.free_bytes += size
+        self._admit()
+
+    def _admit(self) -> None:
+        while self._waiting and self._waiting[0][0] <= self.free_bytes:
+            size, admitted = self._waiting.popleft()
+            self.free_bytes -= size
+            admitted.set()
 
 
 class ConnectionReader:
@@ -46,8 +109,7 @@ class ConnectionReader:
         stream: Stream,
         connection: Connection,
         context: ServerContext,
-        *,
-        target: FrameTarget,
+        dispatcher: FrameDispatcher,
         answers: Answers,
     ) -> None:
         self.received_at = context.clock.now()
@@ -58,13 +120,13 @@ class ConnectionReader:
         self._buffer = connection.receive_buffer
         self._context = context
         self._now = context.clock.now
-        self._target = target
+        self._dispatcher = dispatcher
         self._answers = answers
         self._budget_bytes = UNBUDGETED_BYTES  # acquired for the arriving frame
 
     async def run(self) -> None:
         """Read and handle all frames, until either side ends the connection."""
-        connection, stream, target = self._connection, self._stream, self._target
+        connection, stream, dispatcher = self._connection, self._stream, self._dispatcher
         try:
             while not self._answers.writer.is_ending:
                 # Budget is for bytes that have arrived, not for those that a header announces.
@@ -73,7 +135,7 @@ class ConnectionReader:
                 if not await stream.receive_each(connection.get_buffer, self._on_received):
                     return
                 while not self._handle_frames():
-                    hello = target.hello_done
+                    hello = dispatcher.hello_done
                     await (anyio.lowlevel.checkpoint() if hello is None else hello.wait())
         except ConnectionError:
             self._answers.abort()
@@ -108,13 +170,13 @@ class ConnectionReader:
 
     def _handle_tick(self) -> bool:
         """Handle complete frames in one tick, whose callbacks run at its end; return True if none is left."""
-        buffer, target, writer = self._buffer, self._target, self._answers.writer
+        buffer, dispatcher, writer = self._buffer, self._dispatcher, self._answers.writer
         started_at = self._now()
         with self._context.partition.tick_callbacks:
             while buffer.start < buffer.end:
-                if target.hello_done is not None:
+                if dispatcher.hello_done is not None:
                     return False
-                if not (target.handle_run() or target.handle_next()):
+                if not (dispatcher.handle_run() or dispatcher.handle_next()):
                     break
                 self.frame_started_at = None
                 now = self.received_at = self._now()
@@ -134,3 +196,213 @@ class ConnectionReader:
     def _release_budget(self) -> None:
         self._context.receive_budget.release(self._budget_bytes)
         self._budget_bytes = UNBUDGETED_BYTES
+
+
+class FrameDispatcher:
+    """Handles the frames of one connection.
+
+    `hello_done`: set once the first hello is answered, for which later frames wait; None if none waits.
+    `produce_handler`: None until a hello whose token may publish. `pending_answers`: requests whose answer
+    waits for a sync.
+    """
+
+    def __init__(
+        self,
+        context: ServerContext,
+        client: ConnectedClient,
+        connection: Connection,
+        *,
+        answers: Answers,
+        deliveries: ConsumeHandler,
+        heartbeats: Heartbeats,
+        end: ConnectionEnd,
+    ) -> None:
+        self.produce_handler: ProduceHandler | None = None
+        self.queries = QueryHandler(context, answers)
+        self.pending_answers = 0
+        self.hello_done: anyio.Event | None = None
+        self._context = context
+        self._client = client
+        self._connection = connection
+        self._answers = answers
+        self._deliveries = deliveries
+        self._heartbeats = heartbeats
+        self._end = end
+        self._known_recoveries = 0  # the pipeline's count of recoveries when the client got its watermarks
+
+    @property
+    def is_outdated(self) -> bool:
+        """True if a recovery since the hello may have lost rows below the client's watermarks."""
+        return self._known_recoveries != self._context.partition.pipeline.recoveries
+
+    @property
+    def has_pending_outcomes(self) -> bool:
+        """True while something accepted may still be appended to the log."""
+        return self.produce_handler is not None and len(self.produce_handler.outcomes.pending) > 0
+
+    def handle_run(self) -> bool:
+        """Handle the next frames as one run, the fast path; return False if they form none."""
+        handler, context = self.produce_handler, self._context
+        if (
+            handler is None
+            or self._end.is_draining
+            or self._known_recoveries != context.partition.pipeline.recoveries
+        ):
+            return False
+        run = self._connection.next_run()
+        if run is None:
+            return False
+        context.counters.frames_in += len(run.batches)
+        handler.handle_run(run)
+        return True
+
+    def handle_next(self) -> bool:
+        """Handle the next complete frame; return False if there is none."""
+        frame = self._connection.next_event()
+        if frame is NEED_BYTES:
+            return False
+        self._context.counters.frames_in += 1
+        self._handle_frame(frame)
+        return True
+
+    def close(self) -> None:
+        """Stop reporting outcomes: the connection has closed."""
+        if self.produce_handler is not None:
+            self.produce_handler.close()
+
+    # --- frames
+
+    def _handle_frame(self, frame: Frame) -> None:
+        match frame:
+            case BatchFrame() | DeltaFrame():
+                self._handle_deltas(frame)
+            case Subscribe(sequence, request):
+                self._handle_request(sequence, request)
+            case Unsubscribe():
+                self._deliveries.handle_unsubscribe(frame)
+            case Ack():
+                self._deliveries.handle_ack(frame)
+            case Heartbeat():
+                self._heartbeats.receive(frame)
+            case Backpressure():
+                self._deliveries.follow(frame, self._context.clock.now())
+            case Nack():
+                logger.info("%s sent %s: %s", self._client.address, frame.code.name, frame.text)
+
+    def _handle_deltas(self, frame: BatchFrame | DeltaFrame) -> None:
+        handler = self.produce_handler
+        if self._end.is_draining:
+            self._answers.send(Nack.of_frame(frame.sequence, server_closing()))
+        elif self.is_outdated:
+            self._answers.close(Nack.of(0, log_recovered()))
+        elif handler is None:  # the hello came without the right to publish
+            refused = Unauthorized("the token may not publish")
+            self._answers.refuse_unauthorized(refused, type(frame).__name__, frame.sequence)
+        elif isinstance(frame, BatchFrame):
+            handler.handle_batch(frame, self._connection.last_frame_bytes)
+        else:
+            handler.handle_delta(frame, self._connection.last_frame_bytes)
+
+    def _handle_request(self, sequence: int, request: Request) -> None:
+        try:
+            match request:
+                case Hello():
+                    self._handle_hello(sequence, request)
+                case Decide():
+                    self._handle_decide(sequence, request)
+                case Subscription():
+                    self._deliveries.handle_subscribe(sequence, request)
+                case _:
+                    self.queries.handle(sequence, request, self._client.permissions)
+        except Refused as refused:
+            self._answers.refuse_request(sequence, request, refused)
+
+    # --- hellos
+
+    def _handle_hello(self, sequence: int, hello: Hello) -> None:
+        context, client, is_first = self._context, self._client, self._client.permissions is None
+        if is_first:
+            client.permissions = context.access.check(hello.token)
+            client.name = hello.client
+            client.codecs = frozenset(
+                codec for codec in context.codecs if codec.name.lower() in hello.features
+            )
+            client.source = hello.source
+        hello = replace(hello, source=client.source)  # the first hello sets the source
+        rights = client.rights
+        if hello.origins or hello.source is Source.REPLICA:
+            rights.check_origins(hello.source)
+        check_claims(hello)
+        if rights.publish and (self.produce_handler is None or (hello.job is not None and self._is_unused())):
+            self.produce_handler = make_produce_handler(context, client, hello, self._answers)
+        elif hello.job is not None:
+            rights.check_origins(hello.source)
+            raise Refused(
+                ErrorCode.BAD_REQUEST,
+                "this connection publishes or stages something else already: open another one for each part "
+                "of a job",
+            )
+        grants: list[OriginGrant] = []
+        if hello.origins and self.produce_handler is not None:
+            grants = self.produce_handler.claim(hello.origins)
+        if hello.source is Source.REPLICA:
+            grants = context.forwarder_grants()
+        if not grants:
+            self._send_welcome(sequence, grants, is_first=is_first)
+            return
+        self.pending_answers += 1
+        hello_done = self.hello_done = anyio.Event() if is_first else None
+
+        def answer(failure: Refused | None) -> None:
+            self.pending_answers -= 1
+            if hello_done is not None:
+                self.hello_done = None
+                hello_done.set()
+            if self._answers.writer.is_ending:
+                return
+            if failure is not None:
+                self._answers.refuse(failure, correlation_id=sequence)
+            else:
+                self._send_welcome(sequence, grants, is_first=is_first)
+
+        # The watermarks may count rows that the log can still lose.
+        context.partition.pipeline.when_reached(answer)
+
+    def _is_unused(self) -> bool:
+        """True if nothing was claimed, sent or staged on this connection."""
+        handler = self.produce_handler
+        return not (handler is None or handler.is_used or isinstance(handler, StagingHandler))
+
+    def _send_welcome(self, sequence: int, grants: list[OriginGrant], *, is_first: bool) -> None:
+        settings = self._context.settings
+        self._known_recoveries = self._context.partition.pipeline.recoveries
+        credit = None
+        if is_first and self.produce_handler is not None:
+            credit = Credit(settings.producer_deltas_credit, settings.producer_bytes_credit)
+        elif is_first:
+            # The client does not learn of it: deltas that it sends are refused for its token, not for credit.
+            self._connection.receive_window.grant(Credit(1, 1))
+        *pages, last = make_welcomes(self._context, grants)
+        for page in pages:
+            self._answers.respond(sequence, page, more=True)
+        self._answers.send(Ack(0, credit=credit, correlation_id=sequence, response=last))
+
+    # --- jobs
+
+    def _handle_decide(self, sequence: int, request: Decide) -> None:
+        rights = self._client.rights
+        rights.check_origins(Source.LOCAL)
+        self.pending_answers += 1
+
+        def respond(outcome: JobStatus | Refused) -> None:
+            self.pending_answers -= 1
+            if isinstance(outcome, Refused):
+                self._answers.refuse_request(sequence, request, outcome)
+            elif not self._answers.writer.is_ending:
+                self._answers.respond(sequence, outcome)
+
+        try:
+            self._context.jobs.decide(request, rights.name, respond)
+        except Refused as refused:
+            self.pending_answers -= 1
+            raise refused from None

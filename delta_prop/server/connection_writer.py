@@ -6,7 +6,7 @@ One task writes. If the client does not read, the task waits up to a deadline; u
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from delta_prop.platform.ports import Stream
-    from delta_prop.server.counters import Counters
-    from delta_prop.server.send_queue import SendChunk
-    from delta_prop.server.server_context import ServerContext
+    from delta_prop.server.connection_handler import ConnectionHandler
+    from delta_prop.server.server_context import Counters, ServerContext
     from delta_prop_wire.connection import Connection
     from delta_prop_wire.frames import Frame
 
@@ -31,43 +30,6 @@ WRITES_PER_TICK = 4
 """Maximum writes for one connection at the end of a tick; its own loop writes the rest."""
 CONTROL_BYTES_MAX = 8 * 1024 * 1024
 """Maximum bytes of answers queued for a client that does not read; beyond it the connection is closed."""
-
-
-class Notifiable(Protocol):
-    """Learns that there may be something to write; implemented by `ConnectionWriter`."""
-
-    def notify(self) -> None:
-        """Schedule a write."""
-
-
-class ChunkSource(Protocol):
-    """Supplies the deliveries to write; implemented by `ConsumeHandler`."""
-
-    def next_chunk(self, now: float) -> SendChunk | None:
-        """Return the next chunk to deliver; None if there is none now."""
-
-    def wait_s(self, now: float) -> float | None:
-        """Return the seconds until `next_chunk` may have more; None if `notify` will report it."""
-
-
-class FrameSource(Protocol):
-    """Supplies the frames to write; implemented by `ConnectionHandler`."""
-
-    @property
-    def deliveries(self) -> ChunkSource:
-        """The source of what is written after all answers."""
-
-    def take_answers(self) -> Sequence[Frame]:
-        """Return the outcomes of received deltas that were not reported yet."""
-
-    def is_idle(self) -> bool:
-        """Return True if nothing is to be written or ended before the next `notify`.
-
-        Called after a complete write, since it is faster than asking for frames again.
-        """
-
-    def is_finished(self) -> bool:
-        """Return True if no more frames will come. Called when there is nothing to write."""
 
 
 class AnswerQueue:
@@ -121,7 +83,7 @@ class ConnectionWriter:
     """
 
     def __init__(
-        self, stream: Stream, connection: Connection, context: ServerContext, source: FrameSource
+        self, stream: Stream, connection: Connection, context: ServerContext, source: ConnectionHandler
     ) -> None:
         self._now = context.clock.now
         self.written_at = self._now()

@@ -8,19 +8,23 @@ waits: the connection's writer takes the next chunk from it.
 from __future__ import annotations
 
 import logging
+from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from delta_prop.delivery.backpressure.advice import Advice
 from delta_prop.delivery.routing_table import NoRows
-from delta_prop.server.group_membership import GroupMembership
+from delta_prop.server.groups import GroupMembership
 from delta_prop.server.log_reader import LogReader, rows_from
-from delta_prop.server.send_queue import BATCH_OVERHEAD_BYTES, SendChunk, SendQueue
-from delta_prop.server.send_timing import SendState, SendTiming
+from delta_prop.server.partitions import check_partition, resolve_partition
+from delta_prop.server.permissions import Unauthorized
+from delta_prop.server.send_queue import BATCH_OVERHEAD_BYTES, SendChunk, SendQueue, SendState, SendTiming
 from delta_prop.server.start_offsets import check_cursor, check_offset
 from delta_prop.server.subscription_set import SubscriptionSet
 from delta_prop_wire.credit_window import CreditWindow
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.errors import DeltaPropError, Refused
-from delta_prop_wire.frames import Backpressure, Credit, StartAt, Subscribed
+from delta_prop_wire.frames import Ack, Backpressure, Credit, Heartbeat, PressureLevel, StartAt, Subscribed
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
@@ -29,15 +33,19 @@ if TYPE_CHECKING:
     from delta_prop.delivery.routing_table import Rows
     from delta_prop.delivery.sink_manager import SinkManager
     from delta_prop.partition.partition import Partition
-    from delta_prop.server.connected_client import ConnectedClient
-    from delta_prop.server.connection_writer import Notifiable
+    from delta_prop.platform.ports import Clock
+    from delta_prop.server.answers import Answers, ConnectedClient
+    from delta_prop.server.connection_writer import ConnectionWriter
     from delta_prop.server.groups import GroupAssignment, Groups
+    from delta_prop.server.server_context import ServerContext
     from delta_prop.server.settings import ServerSettings
     from delta_prop_wire.batch import LoggedBatch
-    from delta_prop_wire.frames import Subscription
+    from delta_prop_wire.frames import Subscription, Unsubscribe
 
 NO_SUBSCRIPTION = {"processed": None, "catching_up": False, "group": None, "standing_by": False}
 """`ConsumerSession.statistics` of a connection without a session."""
+
+PROGRESS_INTERVAL_S = 1.0
 
 logger = logging.getLogger("delta_prop.server")
 
@@ -56,7 +64,7 @@ class ConsumerSession:
         *,
         settings: ServerSettings,
         client: ConnectedClient,
-        writer: Notifiable,
+        writer: ConnectionWriter,
     ) -> None:
         self._sinks = sinks
         self._notify = writer.notify
@@ -427,3 +435,182 @@ def _to_refusal(error: OSError | DeltaPropError) -> Refused:
         ErrorCode.PROCESSING_FAILED,
         f"the next rows cannot be sent: {error}: report it to the operator, or start after them",
     )
+
+
+class ConsumeHandler:
+    """The deliveries of one connection. `session`: None while it has no subscription."""
+
+    def __init__(self, context: ServerContext, client: ConnectedClient, answers: Answers) -> None:
+        self.session: ConsumerSession | None = None
+        self.pending_unsubscribes: deque[tuple[int, Unsubscribe]] = deque()
+        """Each is handled once everything below its offset is delivered."""
+        self._context = context
+        self._client = client
+        self._answers = answers
+        self._advice = Advice()  # from the client: how fast to deliver
+        self._progress_sent = (0, 0.0)  # the last progress report: offset, time
+        self._sent_level = PressureLevel.OK
+
+    def close(self) -> None:
+        """End the session: the connection has closed."""
+        if self.session is not None:
+            self.session.close()
+            self.session = None
+
+    # --- frames of the client
+
+    def handle_subscribe(self, sequence: int, request: Subscription) -> None:
+        """Open a subscription. Raises Refused."""
+        context, rights = self._context, self._client.rights
+        rights.check_subscribe(request.topics)
+        request = resolve_partition(request)
+        session = self.session
+        if session is None:
+            session = ConsumerSession(
+                context.partition,
+                context.sinks,
+                context.groups,
+                settings=context.settings,
+                client=self._client,
+                writer=self._answers.writer,
+            )
+        try:
+            granted = session.subscribe(request, partial(self._answers.respond, sequence))
+        except Refused:
+            if self.session is None:
+                session.close()
+            raise
+        self.session = session
+        self._answers.respond(sequence, granted)
+
+    def handle_unsubscribe(self, frame: Unsubscribe) -> None:
+        """End a subscription, now or once all that is visible is delivered."""
+        try:
+            self._client.rights.check_subscribe(())
+        except Unauthorized as refused:
+            self._answers.refuse_unauthorized(refused, "Unsubscribe", correlation_id=frame.sequence)
+            return
+        session = self.session
+        if frame.drain and session is not None and session.has_to_deliver(frame.subscription):
+            self.pending_unsubscribes.append((self._context.partition.log.high_watermark, frame))
+        else:
+            self._end_subscription(frame)
+
+    def handle_ack(self, ack: Ack) -> None:
+        """Take credit, progress and a cursor from the client."""
+        if not self._client.rights.subscribe:
+            self._answers.refuse_unauthorized(Unauthorized("the token may not subscribe"), "Ack")
+        session = self.session
+        if session is None:
+            return
+        try:
+            check_partition(ack.stream, ack.partition)
+            if ack.credit is not None:
+                session.grant(ack.credit)
+            if ack.processed is not None:
+                session.note_processed(ack.processed)
+            if ack.cursor is not None:
+                session.commit(ack.cursor)
+        except Refused as refused:
+            self._answers.refuse(refused)
+
+    def follow(self, advice: Backpressure, now: float) -> None:
+        """Deliver at the pace that the client advises."""
+        self._advice.update(advice, now)
+        self._answers.writer.notify()  # deliveries that backpressure held up may go now
+
+    # --- deliveries
+
+    def next_chunk(self, now: float) -> SendChunk | None:
+        """Return the next chunk to deliver; None if there is none now."""
+        if self.pending_unsubscribes:
+            self._end_drained_subscriptions()
+        session, advice = self.session, self._advice
+        if session is None or advice.wait_s(now) > 0:
+            return None
+        try:
+            chunk = session.take(now, self._context.settings.send_bytes_max, rows_max=advice.rows_max)
+        except Refused as refused:
+            self._answers.refuse(refused)
+            session.close()
+            self.session = None
+            self._end_drained_subscriptions()
+            return None
+        if chunk is not None:
+            advice.spend(chunk.delta_count, now)
+        return chunk
+
+    def wait_s(self, now: float) -> float | None:
+        """Return the seconds until there may be more to deliver; None if the writer is notified of it."""
+        if self.session is None:
+            return None
+        return self._advice.wait_s(now) or self.session.wait_s(now)
+
+    def has_delivered(self, offset: float) -> bool:
+        """Return True if nothing below `offset` is left to deliver."""
+        session = self.session
+        return session is None or session.standing_by or session.processed >= offset
+
+    def send_progress(self, now: float) -> None:
+        """Report progress and lag, if they have changed."""
+        session = self.session
+        if session is None or session.standing_by:
+            return
+        reported, reported_at = self._progress_sent
+        if session.processed > reported and now - reported_at >= PROGRESS_INTERVAL_S:
+            self._progress_sent = (session.processed, now)
+            self._answers.send(Ack(0, processed=session.processed))
+        warning = session.warning
+        level = PressureLevel.OK if warning is None else warning.level
+        if level != self._sent_level:
+            self._sent_level = level
+            pressure = self._context.pressure
+            self._answers.send(warning or Backpressure(pressure.next_number(), PressureLevel.OK))
+
+    # --- helpers
+
+    def _end_subscription(self, frame: Unsubscribe) -> None:
+        try:
+            if self.session is None:
+                text = f"subscription {frame.subscription}: not open on this connection: name an open one"
+                raise Refused(ErrorCode.BAD_REQUEST, text)
+            processed = self.session.processed  # of all topics subscribed to until now
+            self.session.unsubscribe(frame.subscription)
+        except Refused as refused:
+            self._answers.refuse(refused, correlation_id=frame.sequence)
+        else:
+            self._answers.send(Ack(0, correlation_id=frame.sequence, processed=processed))
+
+    def _end_drained_subscriptions(self) -> None:
+        """End the subscriptions whose last delivery is written."""
+        pending = self.pending_unsubscribes
+        while pending and self.has_delivered(pending[0][0]):
+            self._end_subscription(pending.popleft()[1])
+
+
+class Heartbeats:
+    """Sends and receives heartbeats; with them, the progress of deliveries."""
+
+    def __init__(self, clock: Clock, answers: Answers, deliveries: ConsumeHandler) -> None:
+        self._clock = clock
+        self._answers = answers
+        self._deliveries = deliveries
+        self._count = 0
+        self._echo_us: int | None = None  # the time in the client's last heartbeat
+
+    def receive(self, frame: Heartbeat) -> None:
+        """Answer a heartbeat of the client that asks for it, and note what the client has processed."""
+        self._echo_us = frame.sent_us
+        if frame.sent_us is not None:
+            self.send(self._clock.now())
+        session = self._deliveries.session
+        if frame.processed is not None and session is not None:
+            session.note_processed(frame.processed)
+
+    def send(self, now: float) -> None:
+        """Send a heartbeat."""
+        self._count += 1
+        session = self._deliveries.session
+        processed = None if session is None else session.reported_offset
+        self._answers.send(Heartbeat(self._count, int(now * 1_000_000), self._echo_us, processed=processed))
+        self._answers.writer.written_at = now

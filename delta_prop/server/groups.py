@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 
@@ -24,17 +24,22 @@ from delta_prop.delivery.group_cursor import (
     read_groups,
     read_position,
 )
+from delta_prop.server.start_offsets import check_cursor, check_offset, resolve_start
 from delta_prop_wire.bounds import check_name
+from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
+from delta_prop_wire.frames import StartAt
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from delta_prop.platform.ports import Threads, World
+    from delta_prop.server.consumer_session import ConsumerSession
     from delta_prop_broker.disk import Disk
     from delta_prop_broker.log.contract import Log
+    from delta_prop_wire.frames import Subscription
 
 logger = logging.getLogger("delta_prop.server")
 
@@ -55,16 +60,6 @@ class GroupAssignment(NamedTuple):
     is_standby: bool = False
 
 
-class Member(Protocol):
-    """A member of a group, which reads for it or stands by."""
-
-    def take_over(self, assignment: GroupAssignment) -> None:
-        """Start reading for the group, after standing by."""
-
-    def fence(self, refused: Refused) -> None:
-        """Stop reading or standing by for the group."""
-
-
 class GroupStatistics(NamedTuple):
     """A group's cursor and members. `has_member`: True if one reads; `standing_by`: how many stand by."""
 
@@ -76,7 +71,7 @@ class GroupStatistics(NamedTuple):
 class _Membership(NamedTuple):
     """A member that reads or stands by. `member_id`: names the client on all its connections."""
 
-    member: Member
+    member: ConsumerSession
     member_id: bytes | None
 
 
@@ -132,7 +127,12 @@ class Groups:
         self._reader_left = anyio.Event()  # a group lost its reader: other processes need its cursor at once
 
     def join(
-        self, name: str, member: Member, first_offset: Callable[[], int], *, member_id: bytes | None = None
+        self,
+        name: str,
+        member: ConsumerSession,
+        first_offset: Callable[[], int],
+        *,
+        member_id: bytes | None = None,
     ) -> GroupAssignment:
         """Let this member read for the group, or stand by while another one reads.
 
@@ -160,7 +160,7 @@ class Groups:
             state.standby.append(joining)
         return state.assignment(is_standby=True)
 
-    def commit(self, name: str, offset: int, member: Member) -> None:
+    def commit(self, name: str, offset: int, member: ConsumerSession) -> None:
         """Set the group's cursor: everything below `offset` is processed. Ignored unless from its reader."""
         state = self._groups.get(name)
         if state is None or state.reader is None or state.reader.member is not member:
@@ -169,7 +169,7 @@ class Groups:
             state.offset = offset
             self._wakeup.set()
 
-    def leave(self, name: str, member: Member) -> None:
+    def leave(self, name: str, member: ConsumerSession) -> None:
         """Remove a member; if it was the reader, the next member resumes from the group's cursor."""
         state = self._groups.get(name)
         if state is None:
@@ -386,3 +386,51 @@ def _reset_error(name: str, offset: int) -> Refused:
         f"an operator has moved group {name!r} to offset {offset}: reconnect, and resume from there",
         retry_after_ms=50,
     )
+
+
+class GroupMembership:
+    """The membership of one session, `member`. Without a group, its methods do nothing."""
+
+    def __init__(self, groups: Groups, member: ConsumerSession) -> None:
+        self.group: str | None = None
+        """The group's name; None if it is in no group."""
+        self.standing_by = False
+        """True while another member reads for the group."""
+        self.resets = 0
+        """How often operators have reset the group's cursor."""
+        self._groups = groups
+        self._member = member
+
+    def resolve_start(self, request: Subscription, log: Log) -> int:
+        """Join the group that a first subscription names; return the first offset to read.
+
+        That is the group's cursor; without a group or for a new one, the start. Raises Refused.
+        """
+        start, group = request.start, request.group
+        if group is None:
+            if start.kind is StartAt.GROUP:
+                raise Refused(ErrorCode.BAD_REQUEST, "start at group: no group is named: name one")
+            return resolve_start(start, log)
+        if isinstance(start.value, Cursor):  # a cursor of another log, or of a lost tail, is always refused
+            check_cursor(start.value, log)
+
+        def first_offset_of_new_group() -> int:
+            return log.start_offset if start.kind is StartAt.GROUP else resolve_start(start, log)
+
+        joined = self._groups.join(group, self._member, first_offset_of_new_group, member_id=request.member)
+        self.group, self.standing_by, self.resets = group, joined.is_standby, joined.resets
+        return joined.offset if joined.is_standby else check_offset(joined.offset, log)
+
+    def take_over(self, assignment: GroupAssignment) -> None:
+        """Note that the member reads for the group now."""
+        self.standing_by, self.resets = False, assignment.resets
+
+    def commit(self, offset: int) -> None:
+        """Commit the group's cursor, unless the member stands by."""
+        if self.group is not None and not self.standing_by:
+            self._groups.commit(self.group, offset, self._member)
+
+    def leave(self) -> None:
+        if self.group is not None:
+            self._groups.leave(self.group, self._member)
+            self.group, self.standing_by = None, False

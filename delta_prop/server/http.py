@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from delta_prop.platform.ports import Network, Stream, Tls, World
     from delta_prop.server.access import Access
-    from delta_prop.server.status_view import StatusView
+    from delta_prop.server.server_status import ServerStatus
 
 UNAUTHORIZED_TEXT = (
     "no token that allows this: send one that does in the header `Authorization: Bearer TOKEN`"
@@ -55,7 +55,7 @@ class HttpResponse(NamedTuple):
 
 
 class HttpPort:
-    """Serves the pages over HTTP; it reads the `StatusView` at each request.
+    """Serves the pages over HTTP; it reads the `ServerStatus` at each request.
 
     *Resources*: a listener, one task per connection; they end with `run`, by cancellation.
     *Errors*: OSError and UsageError if it cannot listen; none for anything that a client does.
@@ -65,7 +65,7 @@ class HttpPort:
         self,
         network: Network,
         world: World,
-        view: StatusView,
+        view: ServerStatus,
         *,
         access: Access,
         host: str = "127.0.0.1",

@@ -73,13 +73,13 @@ class Progress:
 
     `published`, `duplicates`, `refused`: numbers of deltas. `refused_rows`: the first refused rows.
 
-    `retry_counter`: if rows of the frame after `position` were refused, the first counter in the retry origin
+    `retry_base`: if rows of the frame after `position` were refused, the first counter in the retry origin
     under which its rows are sent again; else 0.
     """
 
     index: int = 0
     position: PartPosition = field(default_factory=PartPosition)
-    retry_counter: int = 0
+    retry_base: int = 0
     published: int = 0
     duplicates: int = 0
     refused: int = 0
@@ -346,16 +346,16 @@ def _pack_decision(decision: JobDecision) -> bytes:
 
 def _pack_progress(progress: Progress) -> list[Any]:
     position = progress.position
-    fields = progress.index, position.byte_offset, position.checksum, position.counter, progress.retry_counter
+    fields = progress.index, position.byte_offset, position.checksum, position.counter, progress.retry_base
     rows = [[*row[:3], int(row.code), row.text] for row in progress.refused_rows]
     return [*fields, progress.published, progress.duplicates, progress.refused, rows]
 
 
 def _unpack_progress(fields: list[Any]) -> Progress:
-    index, byte_offset, checksum, counter, retry_counter, published, duplicates, refused, *more = fields
+    index, byte_offset, checksum, counter, retry_base, published, duplicates, refused, *more = fields
     rows = tuple(
         RefusedRow(part, row, vector_id, ErrorCode(code), text)
         for part, row, vector_id, code, text in (more[0] if more else ())  # older files list no rows
     )
     position = PartPosition(byte_offset, checksum, counter)
-    return Progress(index, position, retry_counter, published, duplicates, refused, rows)
+    return Progress(index, position, retry_base, published, duplicates, refused, rows)

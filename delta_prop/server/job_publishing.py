@@ -12,7 +12,7 @@ import logging
 from collections import deque
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 import anyio.lowlevel
@@ -36,8 +36,11 @@ if TYPE_CHECKING:
 
     from delta_prop.calls.outcomes import PublishAck
     from delta_prop.partition.partition import Partition
+    from delta_prop.platform.ports import Threads
     from delta_prop.server.job_files import CommittedPart, JobDecision, JobFiles, Progress
+    from delta_prop.server.job_table import Job
     from delta_prop.server.part_file import PartHead
+    from delta_prop.server.server_context import JobCounts
     from delta_prop_broker.disk import File
     from delta_prop_wire.batch import Batch
     from delta_prop_wire.delta import Delta
@@ -81,133 +84,104 @@ class _UnackedBatch(NamedTuple):
     progress: Progress
 
 
-class ProgressListener(Protocol):
-    """Learns how far a job is published."""
+class RunningJob:
+    """A job that is being published. `progress`: the progress that is acknowledged."""
 
-    def note_progress(self, progress: Progress) -> None:
-        """Note the progress; after a log failure, it may have gone back."""
-
-
-class JobPublisher:
-    """Publishes one job at a time."""
-
-    def __init__(self, partition: Partition, files: JobFiles) -> None:
-        self._partition = partition
-        self._files = files
-        self._threads = partition.world.new_threads()
-        self._wakeup = Wakeup()
-
-    async def write(self, write_file: Callable[[], None]) -> None:
-        """Write a small file on the thread, even if the disk is full. Raises OSError."""
-        await self._threads.run(partial(self._partition.log.write_small, write_file))
-
-    async def publish(self, decision: JobDecision, listener: ProgressListener) -> None:
-        """Publish the rest of a job; `listener` gets its progress. Returns once all is on stable storage.
-
-        Raises OSError if the disk fails: call it again, with the latest progress.
-        """
-        publication, last_code = _Publication(self, self._partition, decision, listener), None
-        while True:
-            try:
-                await self._publish_parts(publication)
-                return
-            except Refused as refused:  # solved by a retry or a new claim; `_Publication` handles final ones
-                publication.rewind(refused)
-                if refused.code is not last_code:
-                    last_code = refused.code
-                    logger.warning("publishing job %r waits: %s", decision.job, refused.message)
-                wait_s = (refused.retry_after_ms or 0) / 1000
-                await anyio.sleep(min(max(wait_s, _RETRY_MIN_S), _RETRY_MAX_S))
-
-    async def _publish_parts(self, publication: _Publication) -> None:
-        parts = publication.decision.parts
-        while publication.progress.index < len(parts):
-            part = parts[publication.progress.index]
-            file = await self._threads.run(partial(_open_part, self._files, publication.decision.job, part))
-            try:
-                await publication.publish_part(part, file)
-            finally:
-                if file is not None:
-                    file.close()
-        await publication.store_progress()
-
-    # --- for a publication
-
-    async def read(self, file: File, position: PartPosition) -> list[StagedFrame]:
-        """Return the next frames after a position; none if no intact frame follows."""
-        return await self._threads.run(partial(_read_next_frames, file, position))
-
-    async def read_head(self, file: File) -> tuple[PartHead, PartPosition] | None:
-        """Return the head of a part's file."""
-        return await self._threads.run(partial(read_head, file))
-
-    async def write_progress(self, job: str, progress: Progress) -> None:
-        """Store the progress."""
-        await self.write(partial(self._files.write_progress, job, progress))
-
-    async def offer(self, batch: Batch, sender: Sender) -> _BatchReceipt:
-        """Offer a batch to the pipeline, and wait until it is appended, or will not be."""
-        receipt, partition = _BatchReceipt(self._wakeup), self._partition
-        with partition.tick_callbacks:
-            partition.pipeline.offer(SequencedBatch(batch, sender, receipt), partition.world.clock.now())
-        while not (receipt.done or receipt.state is OfferState.APPENDED):
-            await self._wakeup.wait()
-        return receipt
-
-    async def wait_outcome(self, receipt: _BatchReceipt) -> None:
-        """Wait for the outcome of a batch."""
-        while not receipt.done:
-            await self._wakeup.wait()
-
-
-class _Publication:
-    """The publication of one job. `progress`: the progress that is acknowledged."""
-
-    def __init__(
-        self,
-        publisher: JobPublisher,
-        partition: Partition,
-        decision: JobDecision,
-        listener: ProgressListener,
-    ) -> None:
+    def __init__(self, job: Job, decision: JobDecision, counts: JobCounts) -> None:
         self.decision = decision
-        self.progress = self._stored = decision.progress
-        self._publisher = publisher
+        self.progress = decision.progress
+        self._job = job
+        self._counts = counts
+        self._counted = decision.progress
+
+    def set_progress(self, progress: Progress) -> None:
+        """Set and count the progress; after a log failure, it may have gone back."""
+        self.progress = progress
+        self._job.decision = replace(self.decision, progress=progress)
+        self._counted = self._counts.add_progress(self._counted, progress)
+
+
+class JobPublication:
+    """The publication of one job."""
+
+    def __init__(self, partition: Partition, files: JobFiles, threads: Threads, running: RunningJob) -> None:
+        self._partition = partition
         self._pipeline = partition.pipeline
-        self._clock = partition.world.clock
-        self._listener = listener
-        self._stored_at = self._clock.now()
+        self._files = files
+        self._threads = threads
+        self._running = running
+        self._wakeup = Wakeup()
+        self._stored = running.progress
+        self._stored_at = self._now()
         self._unacked: deque[_UnackedBatch] = deque()
         self._unacked_bytes = 0
         self._epochs: dict[int, int] = {}
         self._refusals: dict[Dot, Refused] = {}  # of rows of the current frame
 
-    async def publish_part(self, part: CommittedPart, file: File | None) -> None:
+    async def publish(self) -> None:
+        """Publish the rest of the job; return once all is on stable storage.
+
+        Raises OSError if the disk fails: start again, with the latest progress.
+        """
+        last_code = None
+        while True:
+            try:
+                await self._publish_parts()
+                return
+            except Refused as refused:  # solved by a retry or a new claim; `_publish_part` handles final ones
+                self._rewind(refused)
+                if refused.code is not last_code:
+                    last_code = refused.code
+                    logger.warning("publishing job %r waits: %s", self._decision.job, refused.message)
+                wait_s = (refused.retry_after_ms or 0) / 1000
+                await anyio.sleep(min(max(wait_s, _RETRY_MIN_S), _RETRY_MAX_S))
+
+    async def write(self, write_file: Callable[[], None]) -> None:
+        """Write a small file on the thread, even if the disk is full. Raises OSError."""
+        await self._threads.run(partial(self._partition.log.write_small, write_file))
+
+    # --- parts
+
+    async def _publish_parts(self) -> None:
+        parts = self._decision.parts
+        while self._progress.index < len(parts):
+            part = parts[self._progress.index]
+            file = await self._threads.run(partial(_open_part, self._files, self._decision.job, part))
+            try:
+                await self._publish_part(part, file)
+            finally:
+                if file is not None:
+                    file.close()
+        await self._store_progress()
+
+    async def _publish_part(self, part: CommittedPart, file: File | None) -> None:
         """Publish the rest of a part. Raises Refused (retryable), OSError."""
-        head_and_start = None if file is None else await self._publisher.read_head(file)
+        head_and_start = None if file is None else await self._threads.run(partial(read_head, file))
         end, refusal = PartPosition(), None
         if file is not None and head_and_start is not None:
             head, start = head_and_start
-            if not self.progress.position.byte_offset:
-                self._set_progress(replace(self.progress, position=start))
+            if not self._progress.position.byte_offset:
+                self._running.set_progress(replace(self._progress, position=start))
             try:
                 end = await self._publish_frames(part, file, head)
             except Refused as refused:
                 if refused.retryable or refused.code in _RECLAIM_CODES:
                     raise
-                self.rewind(refused)
-                logger.error("part %d of job %r: %s", part.part, self.decision.job, refused.message)
+                self._rewind(refused)
+                logger.error("part %d of job %r: %s", part.part, self._decision.job, refused.message)
                 refusal = refused
         if (end.byte_offset, end.checksum) != (part.size, part.checksum):
             await self._skip_missing(part, refusal)
         else:
-            self._set_progress(replace(self.progress, index=self.progress.index + 1, position=PartPosition()))
+            self._running.set_progress(
+                replace(self._progress, index=self._progress.index + 1, position=PartPosition())
+            )
 
     async def _publish_frames(self, part: CommittedPart, file: File, head: PartHead) -> PartPosition:
         """Publish the remaining frames; return the end of the last intact one. Raises Refused."""
-        sender, position = Sender(self.decision.owner, Source(head.source)), self.progress.position
+        sender, position = Sender(self._decision.owner, Source(head.source)), self._progress.position
         while position.byte_offset < part.size:
-            staged = await self._publisher.read(file, position)
+            staged = await self._threads.run(partial(_read_next_frames, file, position))
             if not staged:
                 break
             for frame in staged:
@@ -235,9 +209,7 @@ class _Publication:
         if batch.base <= watermark:
             remaining = list(deltas_of(batch))[watermark + 1 - batch.base :]
             rest = _encode_rows(remaining, batch, batch.origin, watermark + 1, epoch)
-        receipt = await self._publisher.offer(
-            with_header(rest, epoch=epoch, ack_level=AckLevel.DURABLE), sender
-        )
+        receipt = await self._offer(with_header(rest, epoch=epoch, ack_level=AckLevel.DURABLE), sender)
         if not self._is_refused(receipt, rest):
             progress = self._count_frame(self._last_progress, part, frame)
             self._unacked.append(_UnackedBatch(receipt, batch.size, progress))
@@ -255,11 +227,11 @@ class _Publication:
         if refused_from < count:
             await self._retry_rows(frame.batch, range(refused_from, count), sender)
         self._refusals.clear()
-        self._set_progress(
-            replace(self._count_frame(self.progress, part, frame, rows=refused_from), retry_counter=0)
+        self._running.set_progress(
+            replace(self._count_frame(self._progress, part, frame, rows=refused_from), retry_base=0)
         )
         if refused_from < count:
-            await self.store_progress()
+            await self._store_progress()
         await anyio.lowlevel.checkpoint()
 
     def _is_refused(self, receipt: _BatchReceipt, batch: Batch) -> bool:
@@ -287,11 +259,11 @@ class _Publication:
     async def _retry_rows(self, batch: Batch, rows: range, sender: Sender) -> None:
         """Send rows of a refused batch again, in halves, until each refused row is alone."""
         origin = self._retry_origin(batch.origin)
-        if not self.progress.retry_counter:
+        if not self._progress.retry_base:
             self._claim_epoch(origin)
-            self._set_progress(replace(self.progress, retry_counter=self._watermark(origin) + 1))
-        await self.store_progress()
-        base, progress, deltas = self.progress.retry_counter, self.progress, list(deltas_of(batch))
+            self._running.set_progress(replace(self._progress, retry_base=self._watermark(origin) + 1))
+        await self._store_progress()
+        base, progress, deltas = self._progress.retry_base, self._progress, list(deltas_of(batch))
         stack = _split_halves(rows)
         if not stack:  # a single row, which was refused under its own dot
             progress = self._with_refused(
@@ -307,7 +279,7 @@ class _Publication:
             else:
                 progress = replace(progress, published=progress.published + len(half))
             base += len(half)
-        self._set_progress(progress)
+        self._running.set_progress(progress)
 
     async def _try_rows(
         self, batch: Batch, deltas: Sequence[Delta], origin: int, base: int, sender: Sender
@@ -316,7 +288,7 @@ class _Publication:
         if base + len(deltas) - 1 <= self._watermark(origin):
             return self._was_refused(origin, base)
         retry = _encode_rows(deltas, batch, origin, base, self._claim_epoch(origin))
-        receipt = await self._publisher.offer(retry, sender)
+        receipt = await self._offer(retry, sender)
         await anyio.lowlevel.checkpoint()
         is_refused = self._is_refused(receipt, retry)
         if is_refused:
@@ -325,9 +297,9 @@ class _Publication:
 
     async def _remember_refusal(self, receipt: _BatchReceipt, batch: Batch) -> None:
         """Remember the refusal of a single row, if it is to be listed."""
-        if batch.count > 1 or len(self.progress.refused_rows) + len(self._refusals) >= REFUSED_ROWS_MAX:
+        if batch.count > 1 or len(self._progress.refused_rows) + len(self._refusals) >= REFUSED_ROWS_MAX:
             return
-        await self._publisher.wait_outcome(receipt)
+        await self._wait_outcome(receipt)
         refusal = receipt.refusal()
         if refusal is not None and refusal.is_final:
             self._refusals[batch.dot(0)] = refusal
@@ -340,18 +312,18 @@ class _Publication:
         else:
             code, text = refusal.code, refusal.message.removeprefix("row 0: ")
         error_code = code if isinstance(code, ErrorCode) else ErrorCode.INVALID_DELTA
-        part = self.decision.parts[progress.index].part
+        part = self._decision.parts[progress.index].part
         return progress.with_refused(
             RefusedRow(part, batch.base - 1 + row, batch.keys[row], error_code, text)
         )
 
     async def _skip_missing(self, part: CommittedPart, refusal: Refused | None) -> None:
         """Log that a committed part cannot be read to its end, count the rest as refused, and skip it."""
-        missing = part.deltas - self.progress.position.counter
+        missing = part.deltas - self._progress.position.counter
         logger.error(
             "job %r: %d of %d deltas of part %d cannot be published: its file is corrupted or missing, or "
             "its origin belongs to another token; they count as refused: rerun the job under another name",
-            self.decision.job,
+            self._decision.job,
             missing,
             part.deltas,
             part.part,
@@ -360,20 +332,42 @@ class _Publication:
         cause = "the part's file is corrupted or missing" if refusal is None else refusal.message
         text = f"{cause}: none of its last {missing} rows, from this one on, is published"
         progress = replace(
-            self.progress, index=self.progress.index + 1, position=PartPosition(), retry_counter=0
+            self._progress, index=self._progress.index + 1, position=PartPosition(), retry_base=0
         )
         if missing:
-            counter = self.progress.position.counter
+            counter = self._progress.position.counter
             progress = progress.with_refused(RefusedRow(part.part, counter, "", code, text), missing)
-        self._set_progress(progress)
-        await self.store_progress()
+        self._running.set_progress(progress)
+        await self._store_progress()
+
+    async def _offer(self, batch: Batch, sender: Sender) -> _BatchReceipt:
+        """Offer a batch to the pipeline, and wait until it is appended, or will not be."""
+        receipt = _BatchReceipt(self._wakeup)
+        with self._partition.tick_callbacks:
+            self._pipeline.offer(SequencedBatch(batch, sender, receipt), self._now())
+        while not (receipt.done or receipt.state is OfferState.APPENDED):
+            await self._wakeup.wait()
+        return receipt
+
+    async def _wait_outcome(self, receipt: _BatchReceipt) -> None:
+        while not receipt.done:
+            await self._wakeup.wait()
 
     # --- progress
 
     @property
+    def _decision(self) -> JobDecision:
+        return self._running.decision
+
+    @property
+    def _progress(self) -> Progress:
+        """The progress that is acknowledged."""
+        return self._running.progress
+
+    @property
     def _last_progress(self) -> Progress:
         """The progress once everything in flight is acknowledged."""
-        return self._unacked[-1].progress if self._unacked else self.progress
+        return self._unacked[-1].progress if self._unacked else self._progress
 
     def _count_frame(
         self, progress: Progress, part: CommittedPart, frame: StagedFrame, rows: int | None = None
@@ -396,21 +390,17 @@ class _Publication:
         """Wait until no more than `bytes_max` wait for stable storage. Raises Refused."""
         while self._unacked and (self._unacked_bytes > bytes_max or self._unacked[0].receipt.done):
             receipt, size, progress = self._unacked[0]
-            await self._publisher.wait_outcome(receipt)
+            await self._wait_outcome(receipt)
             refusal = receipt.refusal()
             if refusal is not None:
                 raise refusal
             self._unacked.popleft()
             self._unacked_bytes -= size
-            self._set_progress(progress)
-        if self._clock.now() - self._stored_at >= PROGRESS_INTERVAL_S:
-            await self.store_progress()
+            self._running.set_progress(progress)
+        if self._now() - self._stored_at >= PROGRESS_INTERVAL_S:
+            await self._store_progress()
 
-    def _set_progress(self, progress: Progress) -> None:
-        self.progress = progress
-        self._listener.note_progress(progress)
-
-    def rewind(self, refused: Refused) -> None:
+    def _rewind(self, refused: Refused) -> None:
         """Go back to the acknowledged progress; after a log failure, to the stored one.
 
         A failed log may have lost rows that the acknowledged progress counts as duplicates or published.
@@ -420,11 +410,11 @@ class _Publication:
         if refused.code in _RECLAIM_CODES:
             self._epochs.clear()
         if refused.code in (ErrorCode.LOG_FAILED, ErrorCode.SHUTTING_DOWN):
-            self._set_progress(self._stored)
+            self._running.set_progress(self._stored)
 
-    async def store_progress(self) -> None:
+    async def _store_progress(self) -> None:
         """Store the progress, once all rows that it counts are on stable storage. Raises Refused, OSError."""
-        progress, failures = self.progress, list[Refused]()
+        progress, failures = self._progress, list[Refused]()
         if progress == self._stored:
             return
         self._pipeline.check_running()  # `when_reached` does not report a failure from before the call
@@ -439,8 +429,8 @@ class _Publication:
         await reached.wait()
         if failures:
             raise failures[0]
-        await self._publisher.write_progress(self.decision.job, progress)
-        self._stored, self._stored_at = progress, self._clock.now()
+        await self.write(partial(self._files.write_progress, self._decision.job, progress))
+        self._stored, self._stored_at = progress, self._now()
 
     # --- origins
 
@@ -448,10 +438,15 @@ class _Publication:
         """Return the producer epoch of an origin, which is claimed first if necessary. Raises Refused."""
         epoch = self._epochs.get(origin)
         if epoch is None:
-            now = self._clock.now()
-            (grant,) = self._pipeline.claim([OriginClaim(origin, 0)], self.decision.owner, now, bounded=False)
+            now = self._now()
+            (grant,) = self._pipeline.claim(
+                [OriginClaim(origin, 0)], self._decision.owner, now, bounded=False
+            )
             epoch = self._epochs[origin] = grant.epoch
         return epoch
+
+    def _now(self) -> float:
+        return self._partition.world.clock.now()
 
     def _watermark(self, origin: int) -> int:
         return self._pipeline.watermark(origin)
@@ -463,8 +458,8 @@ class _Publication:
 
     def _retry_origin(self, origin: int) -> int:
         """Return the origin under which the rows of refused batches are sent again."""
-        part = self.decision.parts[self.progress.index].part
-        return make_origin(producer_id_of(f"{self.decision.job}/{part}/again"), origin_lane(origin))
+        part = self._decision.parts[self._progress.index].part
+        return make_origin(producer_id_of(f"{self._decision.job}/{part}/again"), origin_lane(origin))
 
 
 def _split_halves(rows: range) -> list[range]:

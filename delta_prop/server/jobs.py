@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import anyio
 
 from delta_prop.platform.tick_callbacks import Wakeup
-from delta_prop.server.job_files import JobDecision, JobFiles, Progress, job_to_json
-from delta_prop.server.job_publishing import JobPublisher
+from delta_prop.server.job_files import JobFiles, job_to_json
+from delta_prop.server.job_publishing import JobPublication, RunningJob
 from delta_prop.server.job_rules import (
     JOB_BYTES_MAX,
     already_decided,
@@ -30,10 +30,8 @@ from delta_prop.server.job_rules import (
     unknown_job,
     write_failed,
 )
-from delta_prop.server.job_table import Job, JobTable
-from delta_prop.server.part_file import PartHead
-from delta_prop.server.part_writing import close_files, write_parts
-from delta_prop.server.staging_capacity import StagingCapacity
+from delta_prop.server.job_table import Job, JobTable, StagingCapacity
+from delta_prop.server.part_file import PartHead, close_files, write_parts
 from delta_prop_wire.bounds import check_name
 from delta_prop_wire.delta import Source
 from delta_prop_wire.errors import InvalidDelta, Refused
@@ -45,7 +43,8 @@ if TYPE_CHECKING:
 
     from delta_prop.calls.receipt import Receipt
     from delta_prop.partition.partition import Partition
-    from delta_prop.server.counters import JobCounts
+    from delta_prop.platform.ports import Threads
+    from delta_prop.server.server_context import JobCounts
     from delta_prop.server.settings import ServerSettings
     from delta_prop.server.staging import Attempt
     from delta_prop_broker.log_clock import LogClock
@@ -71,23 +70,6 @@ class _DecideRequest(NamedTuple):
     request: Decide
     owner: str
     on_outcome: OutcomeCallback
-
-
-class _RunningJob:
-    """A job that is being published. `progress`: the latest one."""
-
-    def __init__(self, job: Job, decision: JobDecision, counts: JobCounts) -> None:
-        self.progress = decision.progress
-        self._job = job
-        self._decision = decision
-        self._counts = counts
-        self._counted = decision.progress
-
-    def note_progress(self, progress: Progress) -> None:
-        """See `ProgressListener`."""
-        self.progress = progress
-        self._job.decision = replace(self._decision, progress=progress)
-        self._counted = self._counts.add_progress(self._counted, progress)
 
 
 class Jobs:
@@ -350,7 +332,7 @@ class Jobs:
     # --- publishing
 
     async def _run_publisher(self, files: JobFiles) -> None:
-        publisher = JobPublisher(self._partition, files)
+        threads = self._partition.world.new_threads()
         postponed: set[str] = set()
         while True:
             committed = [job for job in self._table.jobs.values() if job.is_committed]
@@ -363,7 +345,7 @@ class Jobs:
             else:
                 job = min(ready, key=attrgetter("decided_us"))
                 try:
-                    await self._publish_one(publisher, files, job)
+                    await self._publish_one(threads, files, job)
                 except OSError as error:
                     logger.warning(
                         "job %r cannot be published: the disk fails: %s: retrying", job.name, error
@@ -373,18 +355,19 @@ class Jobs:
                     logger.exception("publishing job %r failed: retrying", job.name)
                     postponed.add(job.name)
 
-    async def _publish_one(self, publisher: JobPublisher, files: JobFiles, job: Job) -> None:
+    async def _publish_one(self, threads: Threads, files: JobFiles, job: Job) -> None:
         decision = job.decision
         assert decision is not None
-        running = _RunningJob(job, decision, self.counts)
-        await publisher.publish(decision, running)
+        running = RunningJob(job, decision, self.counts)
+        publication = JobPublication(self._partition, files, threads, running)
+        await publication.publish()
         published = replace(decision, state=JobState.PUBLISHED, parts=(), progress=running.progress)
-        await publisher.write(partial(files.write_decision, published))
+        await publication.write(partial(files.write_decision, published))
         job.decision = published
         self._table.attempt_count -= len(decision.parts)
         self._table.count_active()
         self.counts.staged_bytes -= decision.bytes
-        await publisher.write(partial(files.remove_parts, decision))
+        await publication.write(partial(files.remove_parts, decision))
 
     # --- expiry
 

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from delta_prop.calls.receipt import PublishAck
-    from delta_prop.server.connection_writer import Notifiable
-    from delta_prop.server.counters import Counters
-    from delta_prop.server.refusal_log import RefusalLog
+    from delta_prop.server.answers import RefusalLog
+    from delta_prop.server.connection_writer import ConnectionWriter
+    from delta_prop.server.server_context import Counters
     from delta_prop_wire.batch import Batch
     from delta_prop_wire.errors import Refused
 
@@ -71,7 +71,7 @@ class PendingFrame(Receipt):
 class OutcomeCollector:
     """The outcomes of one connection's frames. `writer` is notified when there are some to report."""
 
-    def __init__(self, writer: Notifiable, counters: Counters, refusals: RefusalLog) -> None:
+    def __init__(self, writer: ConnectionWriter, counters: Counters, refusals: RefusalLog) -> None:
         self.has_answers = False
         """True while there is something to report."""
         self.is_unauthorized = False
@@ -160,7 +160,7 @@ class OutcomeCollector:
         self.is_unauthorized = self.is_unauthorized or isinstance(refusal, Unauthorized)
         self._nacks.append(Nack.of_frame(entry.first, refusal))
         if isinstance(refusal, KnownOutcome):
-            self._refusals.count(refusal.code)
+            self._counters.count_nack(refusal.code)  # it reports the outcome of an earlier delta
         else:
             self._refusals.record("DATA", refusal)
 

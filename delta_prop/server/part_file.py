@@ -8,20 +8,26 @@ acknowledged; if corruption tore the file, the decision finds that deltas are mi
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgpack
 
-from delta_prop_broker.segments.writing import write_all
+from delta_prop_broker.segments.small_file import write_all
 from delta_prop_wire.batch import Batch
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.spec import FRAME_PAYLOAD_BYTES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from delta_prop.calls.receipt import Receipt
+    from delta_prop.server.job_files import JobFiles
+    from delta_prop.server.staging import Attempt
     from delta_prop_broker.disk import Disk, File
+
+    Work = tuple[Attempt, Sequence[tuple[Batch, Receipt]]]
 
 DIRECTORY = "jobs"
 PART_SUFFIX = ".part"
@@ -145,3 +151,68 @@ def _read_record(
     if len(content) < length or checksum != stored:
         return None
     return content, PartPosition(position.byte_offset + _RECORD.size + length, checksum, position.counter)
+
+
+# --- the writer thread: after a failed write, a part resumes at its last synced position
+
+
+class WriteResult(NamedTuple):
+    """The result of `write_parts`. `outcomes`: for each part, the end of its synced batches, or the error.
+
+    `free_bytes`: on the disk; None if unknown.
+    """
+
+    outcomes: list[PartPosition | OSError]
+    free_bytes: int | None
+
+
+def write_parts(files: JobFiles, work: Sequence[Work]) -> WriteResult:
+    """Write and sync the batches of each part; close the files of parts without a connection."""
+    outcomes: list[PartPosition | OSError] = []
+    for attempt, pending in work:
+        outcomes.append(_write(files, attempt, [batch for batch, _ in pending]))
+        if attempt.holder is None:
+            _close(attempt)
+    free_bytes = None
+    with suppress(OSError):
+        files.prepare()
+        free_bytes = files.disk.free_bytes()
+    return WriteResult(outcomes, free_bytes)
+
+
+def close_files(attempts: Iterable[Attempt]) -> None:
+    for attempt in attempts:
+        _close(attempt)
+
+
+def _write(files: JobFiles, attempt: Attempt, batches: Sequence[Batch]) -> PartPosition | OSError:
+    position = attempt.synced_position
+    if not batches:
+        return position or PartPosition()
+    is_new = position is None
+    try:
+        files.prepare()
+        if position is None:
+            attempt.file, position = create(files.disk, attempt.path, attempt.head)
+        elif attempt.file is None:
+            attempt.file = files.disk.open(attempt.path)
+            attempt.file.truncate(position.byte_offset)
+        assert attempt.file is not None
+        position = append(attempt.file, position, batches)
+        attempt.file.sync()
+        if is_new:
+            files.disk.sync_directory(DIRECTORY)
+    except OSError as error:
+        _close(attempt)
+        if is_new:  # the name may be lost, as its sync failed: the next write creates the file again
+            with suppress(OSError):
+                files.disk.remove(attempt.path)
+        return error
+    return position
+
+
+def _close(attempt: Attempt) -> None:
+    file, attempt.file = attempt.file, None
+    if file is not None:
+        with suppress(OSError):
+            file.close()

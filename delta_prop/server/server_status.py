@@ -1,67 +1,41 @@
-"""The status of a server while it starts, serves and ends, for its HTTP port."""
+"""The status of a server while it starts, serves and ends, for its HTTP port, with its readers' lags.
+
+A status is a snapshot: it waits for nothing and changes nothing.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
-
-from delta_prop.server.lags import lags_of
-from delta_prop.server.status_view import to_json_value
+import dataclasses
+from collections.abc import Mapping
+from enum import Enum
+from math import isfinite
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from delta_prop.api.propagator import Propagator
     from delta_prop.api.statistics import Statistics
     from delta_prop.platform.ports import Clock
-    from delta_prop.server.counters import Counters, JobCounts
+    from delta_prop.server.server_context import Counters, JobCounts
+    from delta_prop.server.service import Service
+    from delta_prop_broker.log.contract import Log
 
 STARTING = "it is starting"
 ENDING = "it is ending"
 LOG_FAILED = "the log has failed, and is being recovered"
 
 
-class ServiceView(Protocol):
-    """The part of the 0xD3 service that a status needs."""
-
-    @property
-    def counters(self) -> Counters | None:
-        """Counters of its connections; None before it listens."""
-        ...
-
-    @property
-    def job_counts(self) -> JobCounts | None:
-        """Counts of its jobs; None before it listens."""
-        ...
-
-    @property
-    def is_ending(self) -> bool:
-        """True once it accepts nothing more."""
-        ...
-
-    def connections(self) -> list[dict[str, Any]]:
-        """Return each connection, for JSON."""
-        ...
-
-    def groups(self) -> list[dict[str, Any]]:
-        """Return each group of subscribers, for JSON."""
-        ...
-
-    async def poll_groups(self) -> None:
-        """Read the cursors of groups without a reader."""
-        ...
-
-    def jobs(self) -> list[dict[str, Any]]:
-        """Return each job, for JSON."""
-        ...
-
-
 class ServerStatus:
-    """A `StatusView`. The code that starts the server sets `propagator` and `service` as they open, and
-    resets the propagator to None before it ends.
+    """The status of one server, of which the starting code sets `propagator` and `service` as they open.
+
+    It resets the propagator to None before it ends.
     """
 
     def __init__(self, *, version: str, clock: Clock | None = None) -> None:
         """`clock`: of the server's world, for the uptime."""
         self.propagator: Propagator | None = None
-        self.service: ServiceView | None = None
+        self.service: Service | None = None
         self._version = version
         self._clock = clock
         self._started_at = 0.0 if clock is None else clock.now()
@@ -119,21 +93,52 @@ class ServerStatus:
         return None if self.propagator is None else self.propagator.statistics()
 
     def counters(self) -> Counters | None:
-        """Return the counters of connections, if there are any."""
         return None if self.service is None else self.service.counters
 
     def job_counts(self) -> JobCounts | None:
-        """Return the counts of jobs, if there are any."""
         return None if self.service is None else self.service.job_counts
 
     def connections(self) -> list[dict[str, Any]]:
-        """Return each connection."""
         return [] if self.service is None else self.service.connections()
 
     def groups(self) -> list[dict[str, Any]]:
-        """Return each group of subscribers: its cursor, and whether it has a reader."""
         return [] if self.service is None else self.service.groups()
 
     def jobs(self) -> list[dict[str, Any]]:
-        """Return each job: its state and progress."""
         return [] if self.service is None else self.service.jobs()
+
+
+def lag_at(log: Log, offset: int | None) -> dict[str, Any]:
+    """Return the lag of a reader that has processed all below `offset`, which is None if unknown."""
+    if offset is None:
+        return {"lag": None, "lag_s": None}
+    age_s = log.age_s(offset)
+    return {"lag": max(log.high_watermark - offset, 0), "lag_s": None if age_s is None else round(age_s, 3)}
+
+
+def lags_of(rows: Iterable[Mapping[str, Any]], name_key: str) -> dict[str, dict[str, Any]]:
+    """Return the lag of each row, if known, in deltas and in seconds, by the row's value of `name_key`."""
+    lagging = (row for row in rows if row["lag"] is not None)
+    return {str(row[name_key]): {"deltas": row["lag"], "seconds": row["lag_s"]} for row in lagging}
+
+
+def to_json_value(value: Any) -> Any:
+    """Convert a value for JSON.
+
+    Dataclasses become objects, enums names, bytes hexadecimal text; infinite numbers and NaN become null.
+    """
+    if isinstance(value, Enum):
+        return value.name.lower()
+    if isinstance(value, bool | int | str) or value is None:
+        return value
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if isinstance(value, bytes):
+        return value.hex()
+    if dataclasses.is_dataclass(value):
+        return {field.name: to_json_value(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(to_json_value(key)): to_json_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json_value(item) for item in value]
+    return str(value)

@@ -14,16 +14,15 @@ import anyio
 from anyio.abc import TaskStatus
 
 from delta_prop.server.access import Access
+from delta_prop.server.answers import server_closing
 from delta_prop.server.audit import Audit
-from delta_prop.server.close_reasons import server_closing
 from delta_prop.server.connection_handler import ConnectionHandler
-from delta_prop.server.counters import Counters
+from delta_prop.server.connection_reader import ReceiveBudget
 from delta_prop.server.groups import Groups
 from delta_prop.server.jobs import Jobs
-from delta_prop.server.lags import lag_at
 from delta_prop.server.limits import ConnectionLimiter, RateLimiter
-from delta_prop.server.receive_budget import ReceiveBudget
-from delta_prop.server.server_context import ServerContext
+from delta_prop.server.server_context import Counters, ServerContext
+from delta_prop.server.server_status import lag_at
 from delta_prop.server.settings import ServerSettings
 from delta_prop_wire.codec import encode
 from delta_prop_wire.errors import Refused, UsageError
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from delta_prop.api.propagator import Propagator
     from delta_prop.delivery.backpressure.pacer import Pressure
     from delta_prop.platform.ports import Listener, Stream, Tls
-    from delta_prop.server.counters import JobCounts
+    from delta_prop.server.server_context import JobCounts
 
 logger = logging.getLogger("delta_prop.server")
 
@@ -206,7 +205,7 @@ class Service:
             now = context.clock.now()
             for handler in list(self._handlers.values()):
                 try:
-                    handler.checks.run(now, stalled_s=max(now - due, 0.0))
+                    handler.check(now, stalled_s=max(now - due, 0.0))
                 except Exception:  # a defect here must end only this connection
                     client = handler.client
                     logger.exception("connection %d of %s failed", client.number, client.address)
@@ -226,7 +225,7 @@ class Service:
 
     def _check_tokens(self) -> None:
         for handler in list(self._handlers.values()):
-            handler.checks.check_token()
+            handler.check_token()
 
     # --- for operators
 

@@ -6,7 +6,7 @@ task of `Jobs` writes and syncs the collected batches, and then acknowledges the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from delta_prop.calls.argument_checks import check_batch
 from delta_prop.calls.outcomes import PublishAck
@@ -14,8 +14,7 @@ from delta_prop.calls.refusals import overlap
 from delta_prop.partition.ingest.work import Sender
 from delta_prop.server.outcome_collector import OutcomeCollector
 from delta_prop.server.partitions import check_origin
-from delta_prop.server.produce_handler import ProduceHandler
-from delta_prop.server.publish_checks import PublishChecks
+from delta_prop.server.produce_handler import ProduceHandler, PublishChecks
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.frames import BatchFrame, OriginGrant
@@ -26,13 +25,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from delta_prop.calls.receipt import Receipt
-    from delta_prop.server.answers import Answers
-    from delta_prop.server.connected_client import ConnectedClient
+    from delta_prop.server.answers import Answers, ConnectedClient
+    from delta_prop.server.jobs import Jobs
     from delta_prop.server.part_file import PartHead, PartPosition
     from delta_prop.server.server_context import ServerContext
     from delta_prop_broker.disk import File
     from delta_prop_wire.batch import Batch
-    from delta_prop_wire.delta import Source
     from delta_prop_wire.frame_runs import FrameRun
     from delta_prop_wire.frames import DeltaFrame, Hello, JobPart, OriginClaim
 
@@ -124,25 +122,12 @@ class Attempt:
         self.on_failed((), self.refusal)
 
 
-class StagingArea(Protocol):
-    """The store of staged parts: the server's jobs."""
-
-    def open_attempt(self, part: JobPart, source: Source, owner: str) -> Attempt:
-        """Return the attempt that a connection stages. Raises Refused."""
-
-    def stage_batch(self, attempt: Attempt, batch: Batch, receipt: Receipt) -> None:
-        """Queue a batch of an attempt for the disk. Raises Refused."""
-
-    def close_attempt(self, attempt: Attempt) -> None:
-        """Note that the connection that staged an attempt is closed."""
-
-
 class StagingHandler(ProduceHandler):
     """The deltas of one attempt. Call `stage` before the other methods."""
 
     is_throttled = False  # staging does not depend on the pipeline's queue
 
-    def stage(self, part: JobPart, jobs: StagingArea) -> None:
+    def stage(self, part: JobPart, jobs: Jobs) -> None:
         """Begin to stage an attempt, and fence other connections that stage it. Raises Refused."""
         self._jobs = jobs
         self._attempt = jobs.open_attempt(part, self._sender.source, self._sender.owner)

@@ -39,17 +39,7 @@ BURST_S = 0.1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PREFIX = "dp_"
 _RIGHTS = ("publish", "subscribe", "forward", "admin")
-_KEYS = (
-    "name",
-    "sha256",
-    *_RIGHTS,
-    "namespaces",
-    "operations",
-    "rate",
-    "burst",
-    "vector_rate",
-    "expires",
-)
+_KEYS = ("name", "sha256", *_RIGHTS, "namespaces", "operations", "rate", "burst", "vector_rate", "expires")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from delta_prop_sinks.index import Hit, IndexSink, IndexStatistics
     from delta_prop_sinks.jsonlines import JsonLinesSink, JsonLinesStatistics
     from delta_prop_sinks.resident import ResidentVectors
-    from delta_prop_sinks.resident_statistics import ResidentStatistics
+    from delta_prop_sinks.resident_tables import ResidentStatistics
     from delta_prop_sinks.sink import (
         Backlog,
         Delivery,
@@ -45,7 +45,7 @@ _HOMES = {
     "delta_prop_sinks.jsonlines": ("JsonLinesSink", "JsonLinesStatistics"),
     "delta_prop_sinks.hnsw_builder": ("Hnsw", "HnswStatistics"),
     "delta_prop_sinks.resident": ("ResidentVectors",),
-    "delta_prop_sinks.resident_statistics": ("ResidentStatistics",),
+    "delta_prop_sinks.resident_tables": ("ResidentStatistics",),
     "delta_prop_sinks.sink": (
         "Backlog",
         "Delivery",

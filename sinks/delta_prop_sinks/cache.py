@@ -6,17 +6,20 @@ state.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import anyio
 import numpy as np
+from numpy.typing import NDArray
 
 from delta_prop_sinks.argument_checks import check_at_least, check_sink_name, check_texts
 from delta_prop_sinks.cache_entries import CacheEntries
+from delta_prop_sinks.delta_chain import Ref
 from delta_prop_sinks.fold_run import SETTING_KINDS, FoldBuffer, FoldRun, fold_new
-from delta_prop_sinks.sink import ResumePoint
+from delta_prop_sinks.sink import Delivery, ResumePoint, SinkContext
 from delta_prop_sinks.vector_table import (
     BLOCK_KINDS,
     BLOCK_ROWS_MIN,
@@ -27,22 +30,12 @@ from delta_prop_sinks.vector_table import (
     VectorTable,
     heads_of,
 )
-from delta_prop_wire.algebra import VectorState
+from delta_prop_wire.algebra import Key, VectorState
+from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import Kind, KnownIds, Source
 from delta_prop_wire.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from numpy.typing import NDArray
-
-    from delta_prop_sinks.delta_chain import Ref
-    from delta_prop_sinks.sink import Delivery, SinkContext
-    from delta_prop_wire.algebra import Key
-    from delta_prop_wire.batch import LoggedBatch
-    from delta_prop_wire.state_rows import StateRow
-
+from delta_prop_wire.state_rows import StateRow
 
 _COMPLETE_KINDS = frozenset({Kind.CREATE, Kind.DELETE})
 """Kinds that define the full state; dense and opaque retain older metadata."""
@@ -50,6 +43,7 @@ _COMPLETE_KINDS = frozenset({Kind.CREATE, Kind.DELETE})
 _COMPLETE_MASK = 1 << Kind.CREATE | 1 << Kind.DELETE
 _LOADS_MAX = 3
 """Maximum number of loads for one request, if newer deltas overtake them."""
+_COUNTS = ("hits", "misses", "loads", "refreshed", "dropped", "evicted", "out_of_order")
 _NO_SLOTS = np.zeros(0, np.intp)
 
 
@@ -71,19 +65,6 @@ class CacheStatistics:
     dropped: int
     evicted: int
     out_of_order: int
-
-
-@dataclass(slots=True)
-class _Counts:
-    """The counts of `CacheStatistics`."""
-
-    hits: int = 0
-    misses: int = 0
-    loads: int = 0
-    refreshed: int = 0
-    dropped: int = 0
-    evicted: int = 0
-    out_of_order: int = 0
 
 
 @dataclass(slots=True)
@@ -137,14 +118,13 @@ class CacheSink:
         self._entries = CacheEntries(entries_max, bytes_max)
         self._loading: dict[Ref, _Load] = {}
         self._fold_buffer = FoldBuffer(SETTING_KINDS - _COMPLETE_KINDS)
-        self._counts = _Counts()
+        self._counts = dict.fromkeys(_COUNTS, 0)
         self._log_id = b""
         self._next_offset = self._lamport = 0
         self._report_committed: Callable[[int], None] | None = None
 
     @property
     def entries_max(self) -> int:
-        """Maximum number of entries."""
         return self._entries.entries_max
 
     @entries_max.setter
@@ -153,14 +133,11 @@ class CacheSink:
 
     @property
     def bytes_max(self) -> int:
-        """Maximum bytes of the entries."""
         return self._entries.bytes_max
 
     @bytes_max.setter
     def bytes_max(self, size: int) -> None:
         self._entries.bytes_max = size
-
-    # --- the contract
 
     async def open(self, context: SinkContext) -> ResumePoint:
         """Continue at the offset where this object stopped; a new object begins at the start of the log."""
@@ -230,34 +207,23 @@ class CacheSink:
         self._fold_buffer.clear()
 
     def statistics(self) -> CacheStatistics:
-        """Return a snapshot of counts and sizes."""
         self._fold_buffered()
-        return CacheStatistics(
-            entries=len(self._entries.order),
-            bytes=self._entries.size,
-            **asdict(self._counts),
-        )
-
-    # --- for readers
+        return CacheStatistics(entries=len(self._entries.order), bytes=self._entries.size, **self._counts)
 
     def peek(self, namespace: str, vector_id: str) -> VectorState | None:
-        """Return the cached state, or None; loads nothing."""
         ref = (namespace, vector_id)
         entries = self._entries
         if ref not in entries.order:
             check_texts(namespace=namespace, vector_id=vector_id)
-            self._counts.misses += 1
+            self._counts["misses"] += 1
             return None
-        self._counts.hits += 1
+        self._counts["hits"] += 1
         entries.order.move_to_end(ref)
         self._fold_buffered()
         return entries.state(ref)
 
     async def get(self, namespace: str, vector_id: str) -> VectorState | None:
-        """Return the state, loaded on a miss; None if it is unknown.
-
-        For a deleted vector this is a tombstone: a state that is not alive.
-        """
+        """Return the state, loaded on a miss; None if it is unknown. A deleted vector has a tombstone."""
         state = self.peek(namespace, vector_id)
         if state is not None or self._loader is None:
             return state
@@ -268,8 +234,6 @@ class CacheSink:
                 self._fold_buffered()
                 return self._entries.state(ref)
         return await self._load(ref, self._loader)
-
-    # --- deltas
 
     def _buffer(self, delivery: Delivery) -> bool:
         """Buffer a delivery, to fold it with others later; False if it must be applied at once."""
@@ -307,7 +271,7 @@ class CacheSink:
             return
         self._entries.unsized.add(table)
         fold_new(run, slots[rows], rows)
-        self._counts.refreshed += len(rows)
+        self._counts["refreshed"] += len(rows)
         if self._entries.states:
             for key in keys:
                 self._entries.forget_state((table.namespace, key))
@@ -373,7 +337,7 @@ class CacheSink:
         if not table.fold_block(logged.batch, kind, rows, slots):
             return False
         table.heads[slots] = new_heads
-        self._counts.refreshed += len(slots)
+        self._counts["refreshed"] += len(slots)
         if self._entries.states:
             for key in keys:
                 self._entries.forget_state((table.namespace, key))
@@ -409,7 +373,7 @@ class CacheSink:
         if key <= head:
             # A local delta is in the state already. A forwarded one may be missing in it: drop the entry.
             if is_forwarded and key != head:
-                self._counts.out_of_order += 1
+                self._counts["out_of_order"] += 1
                 self._drop(ref)
             return
         try:
@@ -418,7 +382,7 @@ class CacheSink:
             self._drop(ref)
             return
         table.set_head(slot, *key, NO_OFFSET)
-        self._counts.refreshed += 1
+        self._counts["refreshed"] += 1
         self._entries.forget_state(ref)
 
     def _invalidate(self, ref: Ref, logged: LoggedBatch, row: int, kind: int) -> None:
@@ -430,8 +394,6 @@ class CacheSink:
         head = table.head(table.slots[ref[1]])[:3]
         if key > head or (is_forwarded and key != head):
             self._drop(ref)
-
-    # --- loads
 
     def _notify_load(self, ref: Ref, key: Key, *, is_forwarded: bool) -> None:
         load = self._loading.get(ref)
@@ -449,7 +411,7 @@ class CacheSink:
                 load.newest, load.is_stale = None, False
                 is_lagging = self._loader_offset is not None and self._loader_offset() < self._next_offset
                 state = await loader(*ref)
-                self._counts.loads += 1
+                self._counts["loads"] += 1
                 if load.is_covered_by(state):
                     if state is not None and not is_lagging and ref not in self._entries.order:
                         self._put(ref, state)
@@ -469,8 +431,8 @@ class CacheSink:
         self._evict_excess()
 
     def _drop(self, ref: Ref) -> None:
-        self._counts.dropped += 1
+        self._counts["dropped"] += 1
         self._entries.drop(ref)
 
     def _evict_excess(self) -> None:
-        self._counts.evicted += self._entries.evict_excess()
+        self._counts["evicted"] += self._entries.evict_excess()

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
 
+from delta_prop_sinks.delta_chain import Ref
 from delta_prop_sinks.vector_table import NO_OFFSET, VectorTable, restore, state_of
-
-if TYPE_CHECKING:
-    from delta_prop_sinks.delta_chain import Ref
-    from delta_prop_wire.algebra import VectorState
+from delta_prop_wire.algebra import VectorState
 
 _ENTRY_BYTES = 500
 """Bytes of a state object without its numbers; its data and metadata are shared."""
@@ -37,11 +34,9 @@ class CacheEntries:
 
     @property
     def size(self) -> int:
-        """Bytes of tables and state objects."""
         return self._tables_bytes + self._states_bytes
 
     def clear(self) -> None:
-        """Drop all entries."""
         self.tables.clear()
         self.unsized.clear()
         self.order.clear()
@@ -57,7 +52,6 @@ class CacheEntries:
         return table
 
     def put(self, ref: Ref, state: VectorState) -> None:
-        """Add an entry with a state that has a key."""
         assert state.key is not None
         table = self.table(ref[0])
         slot = table.slot_of(ref[1])
@@ -66,7 +60,6 @@ class CacheEntries:
         self.order[ref] = None
 
     def drop(self, ref: Ref) -> None:
-        """Drop an entry."""
         del self.order[ref]
         self._release(ref)
 
@@ -77,10 +70,7 @@ class CacheEntries:
         self.forget_state(ref)
 
     def evict_excess(self) -> int:
-        """Evict entries until their count and bytes are within bounds; return how many were evicted.
-
-        State objects have a bound of their own.
-        """
+        """Evict entries until their count and bytes are within bounds; return how many were evicted."""
         bytes_max, evicted = self.bytes_max - self.bytes_max // _STATES_DIVISOR, 0
         while True:
             self._measure()
@@ -101,8 +91,6 @@ class CacheEntries:
                 del self.tables[table.namespace]
         self.unsized.clear()
 
-    # --- state objects
-
     def state(self, ref: Ref) -> VectorState:
         """Return an entry as a state object, made once for many readers."""
         state = self.states.get(ref)
@@ -118,7 +106,6 @@ class CacheEntries:
         return state
 
     def forget_state(self, ref: Ref) -> None:
-        """Drop the state object of an entry that has changed."""
         state = self.states.pop(ref, None)
         if state is not None:
             self._states_bytes -= _state_bytes(state)

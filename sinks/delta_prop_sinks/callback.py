@@ -5,6 +5,7 @@ The service stores its cursor. So after a failure or restart the function may ge
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -16,14 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 import anyio.lowlevel
 
 from delta_prop_sinks.argument_checks import check_sink_name
-from delta_prop_sinks.sink import SinkFailure, TryAgain
+from delta_prop_sinks.sink import Delivery, ResumePoint, SinkContext, SinkFailure, TryAgain
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
-
     from delta_prop_sinks.ports import Threads
-    from delta_prop_sinks.sink import Delivery, ResumePoint, SinkContext
 
     Call: TypeAlias = tuple[int, tuple[object, ...]]
     """The call's first offset in the log, and its arguments."""
@@ -92,10 +90,7 @@ class CallbackSink:
         self._calls = self._failures = self._applied_offset = 0
 
     async def open(self, context: SinkContext) -> ResumePoint | None:
-        """Start the thread; the service stores the cursor.
-
-        Raises UsageError if a call that began before the last close still runs.
-        """
+        """Start the thread. Raises UsageError if a call that began before the last close still runs."""
         if self._running:
             raise UsageError(
                 f"sink {self.name!r}: a call of its function, made before the sink was closed, still runs: "
@@ -126,10 +121,7 @@ class CallbackSink:
         await self._exit.aclose()
 
     def statistics(self) -> CallbackStatistics:
-        """Return a snapshot of the sink's numbers."""
         return CallbackStatistics(self._calls, self._failures, self._applied_offset, self._running)
-
-    # --- within
 
     def _calls_for(self, deliveries: Sequence[Delivery]) -> Iterator[Call]:
         for delivery in deliveries:

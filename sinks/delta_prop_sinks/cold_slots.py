@@ -6,16 +6,13 @@ most ids are not looked up for a long time, if ever; an id enters the dictionary
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from delta_prop_wire.crc import crc32c
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from numpy.typing import NDArray
 
 COLLISIONS_MAX = 32
 """Maximum number of ids with one hash. More occur only in an attack, and then a dictionary is better."""
@@ -92,8 +89,6 @@ class ColdSlots(dict[str, int]):
         key_hash = hash_of(key)
         return self._find_from(key, int(np.searchsorted(self._hashes, np.uint32(key_hash))), key_hash)
 
-    # --- as a dictionary
-
     def __missing__(self, key: str) -> int:
         slot = self._find(key)
         if slot is None:
@@ -122,18 +117,14 @@ class ColdSlots(dict[str, int]):
         return (key for key, _ in self.items())
 
     def items(self) -> Any:
-        """Return all pairs, slot by slot."""
         return ((key, slot) for slot, key in enumerate(self._ids) if key is not None)
 
     def keys(self) -> Any:
-        """Return all ids, slot by slot."""
         return iter(self)
 
     def values(self) -> Any:
-        """Return all slots in use."""
         return (slot for _, slot in self.items())
 
 
 def hashes_of(keys: Sequence[str]) -> NDArray[np.uint32]:
-    """Return the hashes of many ids."""
     return np.array([hash_of(key) for key in keys], np.uint32)

@@ -12,23 +12,21 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from delta_prop_sinks.vector_table import ABSENT
-from delta_prop_wire.algebra import VectorState
-from delta_prop_wire.delta import KnownIds
+from delta_prop_wire.algebra import Key, VectorState
+from delta_prop_wire.delta import KnownIds, Operation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     import numpy as np
     from numpy.typing import NDArray
 
-    from delta_prop_wire.algebra import Key
     from delta_prop_wire.batch import Batch, LoggedBatch
-    from delta_prop_wire.delta import Operation
 
 Ref = tuple[str, str]
 """Namespace and vector id."""
@@ -59,12 +57,10 @@ class Entry:
 
     @property
     def offset(self) -> int:
-        """The delta's offset in the log."""
         return self.logged.offset + self.row
 
     @property
     def id(self) -> bytes | None:
-        """The delta's id, or None."""
         ids = self.logged.batch.ids
         return None if ids is None else ids[self.row]
 
@@ -155,12 +151,8 @@ class DeltaChain:
         self._savepoints: list[tuple[int, ChainBase]] = []  # (number of the chain's deltas included, state)
         self._by_id: dict[bytes, list[Entry]] | None = None  # built on first use
 
-    # --- entries
-
     def can_insert(self, entry: Entry) -> bool:
-        """True if the chain starts early enough to insert a delta: before the delta, and, if it may be a
-        duplicate, before the first delta with the same id.
-        """
+        """True if the chain starts before the delta, and before the first delta with the same id."""
         if self.below_base is not BelowBase.DELTAS:
             return True
         if entry.key <= self.base.key:
@@ -183,7 +175,7 @@ class DeltaChain:
         entries = self.entries
         index = len(entries)
         if entries and entry.key <= entries[-1].key:
-            index = bisect_left(entries, entry.key, key=_entry_key)
+            index = bisect_left(entries, entry.key, key=attrgetter("key"))
             if entries[index].key == entry.key:
                 return False
         if entry.can_be_duplicate:
@@ -197,7 +189,6 @@ class DeltaChain:
 
     @property
     def end_key(self) -> Key:
-        """The key of the last delta."""
         return self.entries[-1].key if self.entries else self.base.key
 
     def count_ignored(self) -> None:
@@ -223,7 +214,7 @@ class DeltaChain:
             for other in self.entries:
                 self._note_id(other)
         same_id = self._by_id.get(entry.id, [])  # type: ignore[arg-type]
-        oldest = min(same_id, key=_entry_offset, default=None)
+        oldest = min(same_id, key=attrgetter("offset"), default=None)
         return [other for other in same_id if other is oldest or other.can_be_duplicate]
 
     def _note_id(self, entry: Entry) -> None:
@@ -307,7 +298,6 @@ class BatchReferences:
             self.size += batch.size
 
     def drop(self, entries: Iterable[Entry]) -> None:
-        """Drop the references of these deltas to their batches."""
         uses = self._uses
         for entry in entries:
             batch = entry.logged.batch
@@ -319,7 +309,6 @@ class BatchReferences:
                 self.size -= batch.size
 
     def clear(self) -> None:
-        """Drop all references."""
         self._uses.clear()
         self.size = 0
 
@@ -341,18 +330,13 @@ class DeltaChains:
 
     @property
     def size(self) -> int:
-        """Approximate bytes of all chains, batches included."""
         return self._bytes + self._batches.size
 
     def get(self, ref: Ref) -> DeltaChain | None:
-        """Return the chain of a vector, or None."""
         return self._chains.get(ref)
 
     def note(self, ref: Ref, entry: Entry, base: ChainBase | None, now: float) -> DeltaChain:
-        """Add the vector's next delta; the caller calls `hold` for the batch.
-
-        `base`: the vector's state before the delta, needed if the vector has no chain yet.
-        """
+        """Add the vector's next delta. `base`: the state before it, for a vector without a chain."""
         chain = self._chains.get(ref)
         if chain is None:
             assert base is not None
@@ -370,7 +354,6 @@ class DeltaChains:
         self._batches.hold(batch, count)
 
     def start(self, ref: Ref, chain: DeltaChain, now: float) -> DeltaChain:
-        """Replace a vector's chain."""
         self.forget(ref)
         self._chains[ref] = chain
         self._bytes += chain.size
@@ -391,22 +374,18 @@ class DeltaChains:
         return True
 
     def add_savepoint(self, chain: DeltaChain, count: int, state: ChainBase) -> None:
-        """Add a savepoint to a chain."""
         before = chain.size
         chain.add_savepoint(count, state)
         self._bytes += chain.size - before
 
     def forget(self, ref: Ref) -> None:
-        """Drop a vector's chain."""
         chain = self._chains.pop(ref, None)
         if chain is not None:
             self._bytes -= chain.size
             self._batches.drop(chain.entries)
 
     def expire(self, now: float) -> None:
-        """Drop the chains that are too old; while the bytes exceed the bound, shorten or drop the others, the
-        least recently changed first.
-        """
+        """Drop chains that are too old; above the bound of bytes, shorten or drop the least recent ones."""
         while self._chains:
             ref, chain = next(iter(self._chains.items()))
             if chain.changed_at >= now - self.age_s_max:
@@ -420,15 +399,6 @@ class DeltaChains:
             self.forget(ref)
 
     def clear(self) -> None:
-        """Drop all chains."""
         self._chains.clear()
         self._batches.clear()
         self._bytes = 0
-
-
-def _entry_key(entry: Entry) -> Key:
-    return entry.key
-
-
-def _entry_offset(entry: Entry) -> int:
-    return entry.offset

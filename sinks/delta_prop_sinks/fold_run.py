@@ -6,33 +6,28 @@ calls. So rows that only set numbers of vectors are buffered until a read, or un
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
+from delta_prop_sinks.sink import Delivery
 from delta_prop_sinks.vector_table import (
     COUNTER,
     LAMPORT,
     OFFSET,
     ORIGIN,
     VECTOR,
+    VectorTable,
     consecutive_heads,
     heads_of,
     to_signed,
 )
-from delta_prop_wire.batch import F32, U32
+from delta_prop_wire.batch import F32, U32, Batch, LoggedBatch
 from delta_prop_wire.core_mode import core_mode
 from delta_prop_wire.delta import Kind, KnownIds, Source
 from delta_prop_wire.lazy import lazy
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from numpy.typing import NDArray
-
-    from delta_prop_sinks.sink import Delivery
-    from delta_prop_sinks.vector_table import VectorTable
-    from delta_prop_wire.batch import Batch, LoggedBatch
 
 N = TypeVar("N", np.float32, np.uint32)
 
@@ -73,7 +68,6 @@ class FoldRun:
         """Return None: no row has metadata."""
 
     def rows(self) -> Iterator[tuple[LoggedBatch, int]]:
-        """Yield each row with its batch."""
         for delivery in self.deliveries:
             logged = delivery.logged
             for row in range(logged.count) if delivery.rows is None else delivery.rows.tolist():
@@ -81,12 +75,10 @@ class FoldRun:
 
     @lazy
     def batches(self) -> list[Batch]:
-        """The batches of the deliveries."""
         return [delivery.logged.batch for delivery in self.deliveries]
 
     @lazy
     def keys(self) -> list[str]:
-        """Vector ids, row by row."""
         if self.has_all_rows:
             return [key for batch in self.batches for key in batch.keys]
         return [logged.batch.keys[row] for logged, row in self.rows()]
@@ -109,7 +101,6 @@ class FoldRun:
 
     @lazy
     def values(self) -> NDArray[np.float32]:
-        """Numbers, row by row."""
         if self._last_columns is not None:
             numbers: NDArray[np.float32] = self._last_columns.view(F32)[
                 :, -self._padded_width : self.values_per_row - self._padded_width or None
@@ -119,24 +110,19 @@ class FoldRun:
 
     @lazy
     def indices(self) -> NDArray[np.uint32]:
-        """Positions of the numbers in their vectors, row by row."""
         if self._last_columns is not None:
             return self._last_columns[:, : self.values_per_row]
         return self._concatenate([batch.indices for batch in self.batches])
 
     @lazy
     def highest_index(self) -> int:
-        """An upper bound of all indices."""
         if len(self.deliveries) == 1:
             return self.batches[0].highest_index
         return int(np.maximum.reduce(self.indices, axis=None, initial=0))
 
     @lazy
     def _last_columns(self) -> NDArray[np.uint32] | None:
-        """The last columns of single-row homogeneous batches, joined: numbers, or indices and numbers.
-
-        None if the batches are not all of this sort.
-        """
+        """The joined last columns of single-row homogeneous batches; None if some are not of this sort."""
         if not (self.homogeneous and self.has_all_rows and self.values_per_row) or self.count > len(
             self.deliveries
         ):
@@ -176,10 +162,7 @@ class FoldBuffer:
         self._last: FoldRun | None = None
 
     def extend(self, delivery: Delivery) -> bool:
-        """Buffer a full homogeneous batch like the one added last: a shortcut for `can_hold` and `add`.
-
-        False, with nothing changed, if it differs.
-        """
+        """Buffer a full homogeneous batch like the last one, in place of `can_hold` and `add`; else False."""
         run, logged = self._last, delivery.logged
         batch = logged.batch
         if (
@@ -246,7 +229,6 @@ class FoldBuffer:
         self.clear()
 
     def clear(self) -> None:
-        """Empty the buffer: its rows are folded or invalid."""
         self._runs.clear()
         self._last = None
         self.row_count = self._bytes = 0
@@ -274,10 +256,7 @@ def _fold_in_parts(run: FoldRun, slots: NDArray[np.intp], rows: NDArray[np.intp]
 
 
 def _are_adjacent(first: LoggedBatch, last: LoggedBatch, count: int) -> bool:
-    """True if `count` rows of one origin, from `first` to `last`, are adjacent in the log.
-
-    The rows are in log order, so their offsets, Lamport numbers and counters all rise.
-    """
+    """True if the ascending rows of one origin, from `first` to `last`, are `count` adjacent rows."""
     distance = count - 1
     return (
         last.offset - first.offset == distance
@@ -297,14 +276,12 @@ class FoldedRange:
         self._start = self._end = 0
 
     def note(self, delivery: Delivery, next_offset: int) -> None:
-        """Add a folded delivery that ends at `next_offset`."""
         if delivery.rows is None and delivery.end is None and not delivery.redelivered:
             if delivery.logged.offset != self._end:
                 self._start = delivery.logged.offset
             self._end = next_offset
 
     def has_all_of(self, delivery: Delivery) -> bool:
-        """True if all rows of a delivery are in the range."""
         start, end = delivery.first_offset, delivery.next_offset
         return self._start <= start and end <= self._end and not delivery.redelivered
 

@@ -9,20 +9,14 @@ fold_again(context, refolds)`; then write the states.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from delta_prop_sinks.pace import Pace
-from delta_prop_sinks.sink import StopSink
+from delta_prop_sinks.sink import SinkContext, StopSink
 from delta_prop_sinks.vector_history import VectorHistory, read_histories
-from delta_prop_wire.algebra import apply, with_ignored
+from delta_prop_wire.algebra import Key, VectorState, apply, with_ignored
+from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.delta import KnownIds, Source
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from delta_prop_sinks.sink import SinkContext
-    from delta_prop_wire.algebra import Key, VectorState
-    from delta_prop_wire.batch import LoggedBatch
 
 _BYTES_MAX = 64 << 20
 

@@ -5,18 +5,13 @@ It stores nothing: the service stores its cursor, which moves with the other ser
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from delta_prop_sinks.argument_checks import check_sink_name
-from delta_prop_sinks.sink import StopSink, TryAgain
+from delta_prop_sinks.ports import ForwardLink
+from delta_prop_sinks.sink import Delivery, SinkContext, StopSink, TryAgain
 from delta_prop_wire.errors import Refused, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from delta_prop_sinks.ports import ForwardLink
-    from delta_prop_sinks.sink import Delivery, SinkContext
 
 ALL_TOPICS = frozenset({"*"})
 
@@ -63,7 +58,6 @@ class ForwardSink:
         self._link.begin(context.log_id)
 
     async def background(self) -> None:
-        """Keep the connection up."""
         await self._link.run()
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
@@ -105,5 +99,4 @@ class ForwardSink:
         """Do nothing: the connection ends with `background`."""
 
     def statistics(self) -> ForwardStatistics:
-        """Return a snapshot."""
         return ForwardStatistics(self._forwarded, self._link.statistics())

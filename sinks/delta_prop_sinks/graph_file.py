@@ -1,24 +1,174 @@
-"""One file with a checksum, replaced atomically: a read returns the content last written, or fails.
+"""The file of an index's graphs: each graph, the ids of its live nodes, and their rows as indexed.
 
-A write creates a temporary file, syncs it, renames it and syncs the folder: a crash leaves the old or the new
-file.
+A graph of another log or offset is harmless, because the rows are compared: a vector counts as indexed only
+if it is still near its saved row. Numbers are little-endian. The file has a checksum and is replaced
+atomically, so a read returns the content last written, or fails.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from delta_prop_sinks.hnsw import Graph, GraphError, Space, row_type
+from delta_prop_sinks.hnsw_rows import Generation, HnswRows
+from delta_prop_sinks.storage_image import sync_folder
 from delta_prop_wire.crc import crc32c
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from delta_prop_wire.cursor import Cursor
 
 MAGIC = b"dpgraph1"
 _HEAD = struct.Struct("<8sQI")
 _CHUNK_BYTES = 1 << 20
+_LENGTH = struct.Struct("<I")
+_ROWS_PER_STEP = 4096
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GraphPart:
+    """One generation of one namespace, at the time of creation; `encode` may run on any thread.
+
+    `nodes`: the numbers of the live nodes; `slots`: the slot of each; `rows`: the indexed rows of all slots.
+    Rows and ids are read later, but do not change: no row is indexed during a save, and ids of live slots
+    never change.
+    """
+
+    hnsw_rows: HnswRows
+    generation: Generation
+    nodes: NDArray[np.int32]
+    slots: NDArray[np.intp]
+    rows: NDArray[Any]
+
+    @classmethod
+    def all_of(cls, hnsw_rows: HnswRows) -> list[GraphPart]:
+        """Return the parts of one namespace."""
+        return [
+            cls(
+                hnsw_rows,
+                generation,
+                nodes,
+                generation.slots[nodes].astype(np.intp),
+                hnsw_rows.indexed_matrix,
+            )
+            for generation in (hnsw_rows.base, hnsw_rows.young)
+            if generation is not None and generation.live_count
+            for nodes in [generation.find_live_nodes().astype(np.int32)]
+        ]
+
+    def encode(self) -> tuple[dict[str, object], list[bytes | memoryview]]:
+        table = self.hnsw_rows.table
+        ids = [str(table.ids[slot]).encode() for slot in self.slots.tolist()]
+        sections: list[bytes | memoryview] = [
+            self.generation.graph.dump(),
+            self.nodes.astype("<i4").tobytes(),
+            np.array([len(id_) for id_ in ids], "<u4").tobytes(),
+            b"".join(ids),
+            self.rows[self.slots].tobytes(),
+        ]
+        entry = {
+            "namespace": table.namespace,
+            "dimension": self.hnsw_rows.dimension,
+            "all_nodes": self.generation.node_count,
+            "drift_max": self.hnsw_rows.drift_max,
+            "sections": [len(section) for section in sections],
+        }
+        return entry, sections
+
+
+def pack(parts: Iterable[GraphPart], space: Space, cursor: Cursor) -> list[bytes | memoryview]:
+    """Return the content of the file, in sections. Copies all graphs in memory."""
+    entries: list[dict[str, object]] = []
+    sections: list[bytes | memoryview] = []
+    for part in parts:
+        entry, part_sections = part.encode()
+        entries.append(entry)
+        sections += part_sections
+    header = json.dumps(
+        {
+            "space": space,
+            "log_id": cursor.log_id.hex(),
+            "epoch": cursor.epoch,
+            "next_offset": cursor.next_offset,
+            "parts": entries,
+        }
+    ).encode()
+    return [_LENGTH.pack(len(header)), header, *sections]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedPart:
+    """One generation read from the file. `nodes`, `ids`, `rows`: of the live nodes."""
+
+    namespace: str
+    dimension: int
+    drift_max: float
+    generation: Generation
+    nodes: NDArray[np.intp]
+    ids: list[str]
+    rows: NDArray[Any]
+
+    def adopt_into(self, hnsw_rows: HnswRows) -> Iterator[None]:
+        """Restore the nodes of vectors that are still near their saved rows, a few thousand per step."""
+        hnsw_rows.drift_max = self.drift_max
+        hnsw_rows.adopt(self.generation)
+        for start in range(0, len(self.ids), _ROWS_PER_STEP):
+            step = slice(start, start + _ROWS_PER_STEP)
+            slots = hnsw_rows.table.find_slots(self.ids[step])
+            is_known = slots >= 0
+            hnsw_rows.adopt_rows(
+                self.generation, slots[is_known], self.nodes[step][is_known], self.rows[step][is_known]
+            )
+            yield
+
+
+def unpack(content: memoryview, space: Space, expansion_add: int) -> tuple[int, list[LoadedPart]]:
+    """Return the offset below which all deltas were applied, and the parts. Raises GraphError."""
+    try:
+        (length,) = _LENGTH.unpack_from(content)
+        header = json.loads(bytes(content[_LENGTH.size : _LENGTH.size + length]))
+        if header["space"] != space:
+            raise GraphError(f"its graphs are of space {header['space']}, the index's of space {space}")
+        position, parts = _LENGTH.size + length, []
+        for entry in header["parts"]:
+            sections = []
+            for size in entry["sections"]:
+                sections.append(content[position : position + size])
+                position += size
+            parts.append(_load(entry, sections, space, expansion_add))
+        return int(header["next_offset"]), parts
+    except (KeyError, ValueError, TypeError, struct.error) as error:
+        raise GraphError(f"its content is inconsistent: {error!r}") from error
+
+
+def _load(
+    entry: dict[str, Any], sections: Sequence[memoryview], space: Space, expansion_add: int
+) -> LoadedPart:
+    dump, nodes, lengths, ids, rows = sections
+    dimension, count = int(entry["dimension"]), int(entry["all_nodes"])
+    graph = Graph(space, dimension, expansion_add)
+    graph.load(bytes(dump))
+    if len(graph) > count:
+        raise GraphError(f"its graph has {len(graph)} nodes instead of {count}")
+    generation = Generation(graph)
+    generation.allot(count)
+    ends = np.cumsum(np.frombuffer(lengths, "<u4"), dtype=np.int64).tolist()
+    text = bytes(ids)
+    return LoadedPart(
+        namespace=entry["namespace"],
+        dimension=dimension,
+        drift_max=float(entry["drift_max"]),
+        generation=generation,
+        nodes=np.frombuffer(nodes, "<i4").astype(np.intp),
+        ids=[text[start:end].decode() for start, end in zip([0, *ends[:-1]], ends, strict=True)],
+        rows=np.frombuffer(rows, row_type(space)).reshape(len(ends), dimension),
+    )
 
 
 class GraphFileError(Exception):
@@ -62,12 +212,7 @@ class GraphFile:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(new, self.path)
-            if hasattr(os, "O_DIRECTORY"):  # other systems cannot sync a folder
-                folder = os.open(self.path.parent, os.O_RDONLY)
-                try:
-                    os.fsync(folder)
-                finally:
-                    os.close(folder)
+            sync_folder(self.path.parent)
         except OSError as error:
             raise GraphFileError(f"{self.path} cannot be written ({error})") from error
 

@@ -10,14 +10,12 @@ usearch has its own lock in each graph and releases the GIL before it takes it, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from delta_prop_wire.errors import UsageError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 Space = Literal["cosine", "l2"]
 
@@ -32,7 +30,6 @@ class GraphError(Exception):
 
 
 def require_usearch() -> None:
-    """Raise UsageError if usearch is not installed."""
     try:
         import usearch.index  # noqa: F401
     except ImportError as error:
@@ -64,7 +61,6 @@ class Graph:
 
     @property
     def size(self) -> int:
-        """Bytes of memory that the library has allocated."""
         return int(self._index.memory_usage)
 
     def add(self, numbers: NDArray[np.uint64], rows: NDArray[np.floating[Any]], threads: int = 1) -> None:

@@ -6,32 +6,27 @@ get copies. The library locks each graph; a search waits for at most one step.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar, get_args
+from pathlib import Path
+from typing import TypeVar, get_args
 
 import anyio
 import anyio.lowlevel
 import numpy as np
+from numpy.typing import NDArray
 
 from delta_prop_sinks.argument_checks import check_number
-from delta_prop_sinks.graph_file import GraphFile
+from delta_prop_sinks.graph_file import GraphFile, GraphPart, pack, unpack
 from delta_prop_sinks.hnsw import GraphError, Space, require_usearch
 from delta_prop_sinks.hnsw_rows import HnswRows
-from delta_prop_sinks.saved_graphs import GraphPart, pack, unpack
+from delta_prop_sinks.ports import Clock, Threads
+from delta_prop_sinks.resident import ResidentVectors
+from delta_prop_sinks.scoring import Metric
 from delta_prop_sinks.sink import Backlog, TryAgain
+from delta_prop_sinks.vector_table import VectorTable
+from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from delta_prop_sinks.ports import Clock, Threads
-    from delta_prop_sinks.resident import ResidentVectors
-    from delta_prop_sinks.scoring import Metric
-    from delta_prop_sinks.vector_table import VectorTable
-    from delta_prop_wire.cursor import Cursor
 
 T = TypeVar("T")
 
@@ -97,9 +92,7 @@ class Hnsw:
 
     @property
     def piece_rows(self) -> int:
-        """Maximum number of rows applied at once: up to a quarter of the limit, so that as many as fit are
-        applied.
-        """
+        """Maximum rows applied at once: up to a quarter of the limit, so that as many as fit are applied."""
         return max(min(self.recent_rows, self.unindexed_rows_max // 4), 1)
 
 
@@ -206,9 +199,7 @@ class HnswBuilder:
             self._clear()
 
     async def run(self, thread: Threads, clock: Clock, cursor: Callable[[], Cursor]) -> None:
-        """Index unindexed rows, chunk by chunk, until cancelled. After a failure, wait until `check` reports
-        it.
-        """
+        """Index unindexed rows, chunk by chunk, until cancelled. After a failure, wait for `check`."""
         save_at = clock.now() + self.settings.save_s
         while True:
             try:
@@ -247,7 +238,6 @@ class HnswBuilder:
         return False
 
     async def _call(self, hnsw_rows: HnswRows, thread: Threads, function: Callable[[], T]) -> T:
-        """Call a function on the thread; drop a graph that fails."""
         try:
             return await thread.run(function)
         except GraphError:
@@ -310,10 +300,7 @@ class HnswBuilder:
         self._excess = unindexed if unindexed > self.settings.unindexed_rows_max else 0
 
     async def wait_for_capacity(self, resident: ResidentVectors, rows: Mapping[str, int]) -> None:
-        """Wait until there is capacity for more unindexed rows. `rows`: the number of new rows by namespace.
-
-        Raises TryAgain after `capacity_timeout_s`.
-        """
+        """Wait for capacity for these new rows by namespace. Raises TryAgain after `capacity_timeout_s`."""
         growth = self._total_growth(resident, rows)
         if self.unindexed_rows + growth <= self.unindexed_rows_max:
             return
@@ -420,11 +407,8 @@ class HnswBuilder:
             self._fail(failure)
             return None
 
-    # --- statistics
-
     @property
     def unindexed_rows(self) -> int:
-        """Rows that wait to enter a graph."""
         return sum(rows.unindexed_rows for rows in self.rows_by_namespace.values())
 
     @property
@@ -433,11 +417,9 @@ class HnswBuilder:
         return self.settings.unindexed_rows_max + self._excess
 
     def backlog(self) -> Backlog:
-        """Return the number of unindexed rows and its limit."""
         return Backlog(self.unindexed_rows, self.unindexed_rows_max, self._excess)
 
     def statistics(self) -> HnswStatistics:
-        """Return a snapshot."""
         all_rows = self.rows_by_namespace.values()
         return HnswStatistics(
             indexed_rows=sum(rows.indexed_rows for rows in all_rows),

@@ -13,19 +13,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from delta_prop_sinks.hnsw import EXPANSION_SEARCH, Graph, graph_rows, row_type
+from delta_prop_sinks.hnsw import EXPANSION_SEARCH, Graph, Space, graph_rows, row_type
 from delta_prop_sinks.scoring import GATHER_COST
-from delta_prop_sinks.vector_table import VECTOR
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from delta_prop_sinks.hnsw import Space
-    from delta_prop_sinks.vector_table import VectorTable
+from delta_prop_sinks.vector_table import VECTOR, VectorTable
 
 STEP_NUMBERS = 4096
 """Numbers per step. A step is one library call of a few ms, and no search waits for more than one."""
@@ -66,9 +61,12 @@ class Generation:
             self.slots = slots
         return np.arange(first, self.node_count, dtype=np.uint64)
 
+    def find_live_nodes(self) -> NDArray[np.intp]:
+        """Return the numbers of the nodes that represent a row."""
+        return (self.slots[: self.node_count] >= 0).nonzero()[0]
+
     @property
     def tombstones(self) -> int:
-        """Nodes that represent no row."""
         return self.node_count - self.live_count
 
 
@@ -190,7 +188,6 @@ class HnswRows:
         self._recent_position = (self._recent_position + len(slots)) % len(self._recent)
 
     def mark_unindexed(self) -> None:
-        """Mark all vectors that no node represents as unindexed."""
         self._grow()
         slots = (self.table.forms[: self.table.used] == VECTOR).nonzero()[0]
         self._set_unindexed(slots[self._nodes[slots] < 0], True)
@@ -226,8 +223,6 @@ class HnswRows:
     def _rows(self, slots: NDArray[np.intp]) -> NDArray[np.floating[Any]]:
         assert self.table.matrix is not None
         return graph_rows(self.space, self.table.matrix[slots])
-
-    # --- work
 
     def next_chunk(self) -> Chunk | None:
         """Return the next rows to index, None if there are none."""
@@ -301,9 +296,7 @@ class HnswRows:
         return np.zeros(0, np.intp)
 
     def _rotate_generations(self) -> None:
-        """Drop the base if all its rows are moved; else begin a new generation if there are too many
-        tombstones.
-        """
+        """Drop the base once all its rows are moved; begin a new generation if there are many tombstones."""
         base = self.base
         if self.young is not None and not base.live_count:
             self.base, self.young = self.young, None
@@ -313,14 +306,12 @@ class HnswRows:
             self.young = self._new_generation()
             self._move_position = 0
 
-    # --- drift
-
     def sample(self) -> Sample | None:
         """Return rows for a measurement of distances between neighbours; None if none is due."""
         generation = self.young or self.base
         if self.rows_added < self._sample_due_at or generation.live_count < SAMPLE_ROWS:
             return None
-        alive = (generation.slots[: generation.node_count] >= 0).nonzero()[0]
+        alive = generation.find_live_nodes()
         nodes = alive[np.linspace(0, len(alive) - 1, SAMPLE_ROWS).astype(np.intp)]
         slots = generation.slots[nodes].astype(np.intp)
         self._sample_due_at = self.rows_added + max(1000, generation.live_count // 2)
@@ -340,13 +331,8 @@ class HnswRows:
             distance = float(np.quantile(nearest, SAMPLE_QUANTILE))
             self.drift_max = self._drift_share_max * distance if math.isfinite(distance) else 0.0
 
-    # --- searching
-
     def candidates(self, query: NDArray[np.float32], k: int) -> NDArray[np.intp] | None:
-        """Return slots that may be near a query: unindexed, recently changed, or found by the graph.
-
-        None if a full search is needed, or costs no more, as after a start with very many unindexed rows.
-        """
+        """Return slots near a query: unindexed, changed recently, or in the graph; None for a full search."""
         if self.unindexed_rows * GATHER_COST > self.table.used:
             return None
         nearest = self.nearest_slots(query, k)
@@ -371,16 +357,12 @@ class HnswRows:
             return np.zeros(0, np.intp)
         return np.concatenate(slots_by_generation).astype(np.intp)
 
-    # --- sizes
-
     @property
     def indexed_rows(self) -> int:
-        """Rows that a node represents."""
         return self.base.live_count + (self.young.live_count if self.young else 0)
 
     @property
     def tombstones(self) -> int:
-        """Nodes that represent no row."""
         return self.base.tombstones + (self.young.tombstones if self.young else 0)
 
     @property
@@ -395,8 +377,6 @@ class HnswRows:
     def indexed_matrix(self) -> NDArray[np.floating[Any]]:
         """The row that each slot was indexed with; changes only when a chunk is installed."""
         return self._indexed_matrix
-
-    # --- columns
 
     def _drop_nodes(self, slots: NDArray[np.intp]) -> None:
         slots = slots[self._nodes[slots] >= 0]
@@ -431,11 +411,7 @@ class HnswRows:
 def _find_nearest(
     generation: Generation, query: NDArray[np.float32], count_min: int
 ) -> NDArray[np.int32] | None:
-    """Return slots of live nodes near a query: `count_min` or more, or those of all live nodes if these are
-    few.
-
-    None if that takes a full search.
-    """
+    """Return slots of at least `count_min` live nodes near a query, or of all; None for a full search."""
     # Tombstones are found too, so ask for more nodes in proportion.
     count = math.ceil(max(count_min, EXPANSION_SEARCH) * generation.node_count / generation.live_count)
     while True:

@@ -7,12 +7,13 @@ that changed while the image was written is in the file, under a later commit, a
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
 
-from delta_prop_sinks.storage_file import ImageName
+from delta_prop_sinks.ports import Threads
+from delta_prop_sinks.resident import ResidentVectors
+from delta_prop_sinks.storage_file import ImageName, StorageFile, StorageFileState
 from delta_prop_sinks.storage_image import (
     ImageError,
     ImageLoader,
@@ -22,11 +23,6 @@ from delta_prop_sinks.storage_image import (
     remove_images,
     write_image,
 )
-
-if TYPE_CHECKING:
-    from delta_prop_sinks.ports import Threads
-    from delta_prop_sinks.resident import ResidentVectors
-    from delta_prop_sinks.storage_file import StorageFile, StorageFileState
 
 _PAGE_ROWS = 4_000
 _SHARE_CHANGED = 0.25
@@ -49,8 +45,6 @@ class ImageManager:
         self._file, self._resident = file, resident
         self._rows_written = 0  # rows written to the storage file since the last image
         self._ready_image: ImageName | None = None  # durable, and not named by the storage file yet
-
-    # --- at the start
 
     async def load(self, opened: StorageFileState, log_id: bytes, thread: Threads) -> bool:
         """Load all rows into memory from the image; False, with nothing changed, if no image is usable."""
@@ -90,10 +84,7 @@ class ImageManager:
             if after is None:
                 return count
 
-    # --- writing
-
     def note_written(self, rows: int) -> None:
-        """Count rows written to the file; set `image_due` if an image is due."""
         self._rows_written += rows
         if self._is_due(_SHARE_CHANGED):
             self.image_due.set()
@@ -142,11 +133,9 @@ class ImageManager:
         self._ready_image, self.state = None, "none"
 
     def end_rebuild(self) -> None:
-        """Count all rows as written."""
         self.note_written(sum(len(table.slots) for table in self._resident.tables.values()))
 
     async def note_named(self, name: ImageName, thread: Threads) -> None:
-        """Note that the storage file names the image; remove older ones."""
         if self._ready_image is name:
             self._ready_image = None
         self.state = "written"

@@ -9,34 +9,26 @@ slots.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import anyio
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from delta_prop_sinks.argument_checks import check_kind, check_path, check_sink_name, check_texts
 from delta_prop_sinks.hnsw_builder import Hnsw, HnswBuilder, HnswStatistics
 from delta_prop_sinks.resident import ResidentVectors
 from delta_prop_sinks.scoring import Metric, Scorer, check_query, median_norm, refresh_norms
-from delta_prop_sinks.sink import Backlog, Delivery, ResumePoint, TryAgain
-from delta_prop_sinks.vector_table import OTHER_DIMENSION, VECTOR
+from delta_prop_sinks.sink import Backlog, Delivery, ResumePoint, SinkContext, TryAgain
+from delta_prop_sinks.vector_table import OTHER_DIMENSION, VECTOR, VectorTable
+from delta_prop_wire.algebra import VectorState
 from delta_prop_wire.cursor import Cursor
-from delta_prop_wire.delta import Dot
+from delta_prop_wire.delta import Dot, Head
 from delta_prop_wire.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from numpy.typing import ArrayLike, NDArray
-
-    from delta_prop_sinks.sink import SinkContext
-    from delta_prop_sinks.vector_table import VectorTable
-    from delta_prop_wire.algebra import VectorState
-    from delta_prop_wire.delta import Head
-    from delta_prop_wire.state_rows import StateRow
-
+from delta_prop_wire.state_rows import StateRow
 
 _REBUILD_TIMEOUT_S = 60.0
 
@@ -107,8 +99,6 @@ class IndexSink:
             raise UsageError("path: only an index with hnsw has a file: add hnsw=True, or leave path out")
         self._builder = HnswBuilder(Hnsw() if hnsw is True else hnsw, path) if hnsw else None
 
-    # --- the contract
-
     async def open(self, context: SinkContext) -> ResumePoint:
         """Pin the vectors. Raises StopSink if memory cannot hold them all, UsageError if the storage sink
         that shares them is not attached yet, TryAgain while that sink loads rebuilt vectors.
@@ -126,22 +116,19 @@ class IndexSink:
         resident.enter(context)
         self._rebuilds = resident.rebuild.count
         if self._context is None:
-            resident.pin()
+            resident.residency.pin(resident.resident_bytes_max)
         self._context = context
         if self._builder is not None:
             try:
                 await self._builder.open(resident, context.threads)
             except BaseException:  # cancellation too
                 self._context = None
-                resident.unpin()
+                resident.residency.unpin()
                 raise
         return ResumePoint(self._cursor(context), resident.lamport, resident.rebuilding)
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        """Fold the rows that the shared vectors lack.
-
-        With hnsw, first wait while too many rows are unindexed; raise TryAgain after `capacity_timeout_s`.
-        """
+        """Fold rows that the vectors lack. Raises TryAgain without capacity after `capacity_timeout_s`."""
         context = self._require_open()
         if await self._follow_rebuild(deliveries):
             pass
@@ -200,8 +187,6 @@ class IndexSink:
         """A large number while deltas cause refolds, else 0."""
         return self.resident.deltas_per_call
 
-    # --- rebuild
-
     async def begin_rebuild(self, offset: int) -> None:
         """Drop the vectors, unless they are shared with a storage sink, which rebuilds them itself.
 
@@ -216,14 +201,14 @@ class IndexSink:
     async def load_states(self, rows: Sequence[StateRow]) -> None:
         """Load states. Raises StopSink if memory cannot hold them all."""
         self._states_end = max([self._states_end, *(row.offset + 1 for row in rows)])
-        if self.resident.is_rebuilt_by(self._require_open()):
+        if self.resident.rebuild.is_by(self._require_open()):
             self.resident.load_states(rows)
             self.resident.check_fits()
 
     async def end_rebuild(self, offset: int, lamport: int) -> None:
         """Complete the rebuild. Raises TryAgain until the sink that shares the vectors has loaded them."""
         context, resident = self._require_open(), self.resident
-        if resident.is_rebuilt_by(context):
+        if resident.rebuild.is_by(context):
             resident.end_rebuild(context, offset, lamport)
         else:
             # Rows between the last state and `offset` are not for this index, nor for a sink that shares its
@@ -287,10 +272,7 @@ class IndexSink:
         return Backlog(0, 1) if self._builder is None else self._builder.backlog()
 
     async def aclose(self) -> None:
-        """Allow eviction; resident vectors can still be searched exactly.
-
-        Raises TryAgain if the graphs' file could not be saved.
-        """
+        """Allow eviction; exact searches still work. Raises TryAgain if the graphs' file was not saved."""
         context, self._context = self._context, None
         if context is None:
             return
@@ -299,7 +281,7 @@ class IndexSink:
                 await self._builder.close(context.threads, self._cursor(context))
         finally:
             self.resident.abandon_rebuild(context)
-            self.resident.unpin()
+            self.resident.residency.unpin()
 
     def _require_open(self) -> SinkContext:
         if self._context is None:
@@ -310,15 +292,12 @@ class IndexSink:
         return Cursor(context.log_id, context.epoch, self.resident.next_offset)
 
     def dimensions(self) -> dict[str, int]:
-        """Return the dimension of each namespace of which a vector was resident."""
         return self.resident.dimensions()
 
     def head(self, namespace: str, vector_id: str) -> Head | None:
-        """Return a vector's last dot and True if it is alive; None if it is not resident."""
         return self.resident.head(namespace, vector_id)
 
     def statistics(self) -> IndexStatistics:
-        """Return a snapshot of the index's numbers."""
         resident = self.resident.statistics()
         hnsw = None if self._builder is None else self._builder.statistics()
         tables = self.resident.tables.values()
@@ -332,8 +311,6 @@ class IndexSink:
             searches=self._searches,
             hnsw=hnsw,
         )
-
-    # --- for readers
 
     def search(
         self, query: ArrayLike, k: int = 10, namespace: str = "default", metric: Metric = "cosine"
@@ -415,12 +392,10 @@ def _pieces(deliveries: Sequence[Delivery], rows_max: int) -> Iterator[list[Deli
 
 
 def _count_rows(keys: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """Return the number of vector ids by namespace."""
     return {namespace: len(vector_ids) for namespace, vector_ids in keys.items()}
 
 
 def _keys_by_namespace(deliveries: Sequence[Delivery]) -> dict[str, list[str]]:
-    """Return the vector ids of the rows, by namespace."""
     keys_by_namespace: dict[str, list[str]] = {}
     for delivery in deliveries:
         batch = delivery.batch

@@ -14,27 +14,22 @@ from __future__ import annotations
 import json
 import os
 from base64 import b64encode
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import anyio
+from numpy.typing import NDArray
 
 from delta_prop_sinks.argument_checks import check_path, check_sink_name
-from delta_prop_sinks.sink import ResumePoint, StopSink, TryAgain
+from delta_prop_sinks.sink import Delivery, ResumePoint, SinkContext, StopSink, TryAgain
+from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import Delta, Dot, Kind, Priority
 from delta_prop_wire.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from delta_prop_sinks.sink import Delivery, SinkContext
-    from delta_prop_wire.batch import LoggedBatch
 
 _SPARSE_KINDS = frozenset({Kind.SPARSE, Kind.SPARSE_ADD})
 _VECTOR_KINDS = frozenset({Kind.CREATE, Kind.DENSE})
@@ -106,9 +101,7 @@ class JsonLinesSink:
         return ResumePoint(cursor, last_line.lamport)
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        """Append a line per delta. Raises TryAgain if the file cannot be written, with no partial line left;
-        StopSink if it was deleted.
-        """
+        """Append a line per delta. Raises TryAgain, with no partial line left, or StopSink if deleted."""
         context = self._context
         if context is None:
             raise UsageError(f"sink {self.name!r} is not open: attach it first")
@@ -135,10 +128,7 @@ class JsonLinesSink:
             self._release()
 
     def statistics(self) -> JsonLinesStatistics:
-        """Return a snapshot of the sink's numbers."""
         return JsonLinesStatistics(self._next_offset, self._lines, self._bytes, self._duplicates)
-
-    # --- on the thread
 
     def _recover(self) -> _LastLine:
         try:
@@ -193,10 +183,7 @@ class JsonLinesSink:
         self._bytes += len(data)
 
     def _find_written_offsets(self, deliveries: Sequence[Delivery], log_id: bytes) -> frozenset[int]:
-        """Return the offsets of those redelivered rows that already have a line.
-
-        Reads the full file: this is slow, but redelivered rows are rare.
-        """
+        """Return the offsets of redelivered rows that have a line. Reads the full file, which is rare."""
         offsets = {
             delivery.first_offset + row
             for delivery in deliveries

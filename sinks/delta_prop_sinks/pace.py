@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
-
 import anyio
 import anyio.lowlevel
 
-if TYPE_CHECKING:
-    from delta_prop_sinks.ports import Clock
+from delta_prop_sinks.ports import Clock
 
 WORK_S = 0.004
 """The time that one piece of work holds the event loop."""
 
 _REST_SHARE, _REST_S_MAX = 2.0, 0.05
-
-
-class Checked(Protocol):
-    """The data that long work uses."""
-
-    def check(self) -> None:
-        """Raise an error if the data have changed."""
 
 
 class Pace:
@@ -30,20 +20,15 @@ class Pace:
     once per call is shared by them, and takes up to a third of the time in total.
     """
 
-    def __init__(self, clock: Clock, data: Checked | None = None) -> None:
-        """`data`: checked after each pause."""
-        self._data = data
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._since = clock.now()
 
     def check(self) -> None:
-        """Raise an error if the data being worked on have changed."""
-        if self._data is not None:
-            self._data.check()
+        """Raise an error if the data being worked on have changed; called after each pause."""
 
     @property
     def is_due(self) -> bool:
-        """True if a pause is due."""
         return self._clock.now() - self._since >= WORK_S
 
     async def yield_to_others(self) -> None:

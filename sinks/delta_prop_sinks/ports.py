@@ -5,13 +5,13 @@ This module implements none of them: the program passes in the real ones, a test
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+from delta_prop_wire.errors import Refused
 
+if TYPE_CHECKING:
     from delta_prop_wire.batch import LoggedBatch
-    from delta_prop_wire.errors import Refused
 
 T = TypeVar("T")
 
@@ -21,11 +21,9 @@ class Clock(Protocol):
 
     def now(self) -> float:
         """Return monotonic seconds."""
-        ...
 
     def wall_us(self) -> int:
         """Return microseconds since 1970, for display only."""
-        ...
 
 
 class Threads(Protocol):
@@ -33,7 +31,6 @@ class Threads(Protocol):
 
     async def run(self, function: Callable[[], T]) -> T:
         """Run `function` on the thread and return what it returns."""
-        ...
 
 
 class ForwardLink(Protocol):
@@ -41,11 +38,9 @@ class ForwardLink(Protocol):
 
     def begin(self, log_id: bytes) -> None:
         """Name the log that the batches come from. Called once, before anything else."""
-        ...
 
     async def run(self) -> None:
         """Keep the connection up until cancelled. `forward` reports what prevents it."""
-        ...
 
     async def wait_for_watermarks(self) -> Mapping[int, int] | None:
         """Wait for the connection. Return the other service's watermarks, which it sends on each new
@@ -54,7 +49,6 @@ class ForwardLink(Protocol):
 
         Raises ConnectionError or Refused, as `forward` does.
         """
-        ...
 
     async def forward(self, batches: Sequence[LoggedBatch]) -> list[Refused | None]:
         """Send batches to the other service, in order; return for each its refusal, or None if it was stored.
@@ -62,8 +56,6 @@ class ForwardLink(Protocol):
         Batches that the service already has are not sent. Raises ConnectionError if there is no connection or
         it broke: all batches are then redelivered. Raises Refused if the service accepts nothing from here.
         """
-        ...
 
     def statistics(self) -> object:
         """Return a frozen snapshot of the connection's numbers."""
-        ...

@@ -8,19 +8,14 @@ event loop. A result replaces the vector atomically once it is complete: until t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from delta_prop_sinks.delta_chain import DeltaChain, Entry
-from delta_prop_sinks.sink import StopSink
+from delta_prop_sinks.delta_chain import DeltaChain, DeltaChains, Entry, Ref
+from delta_prop_sinks.pace import Pace
+from delta_prop_sinks.resident_tables import ResidentTables
+from delta_prop_sinks.sink import Delivery, SinkContext, StopSink
 from delta_prop_sinks.vector_history import VectorHistory, base_at, fold_entries, read_histories
 from delta_prop_sinks.vector_table import DIRTY, STALE, VectorTable, restore
-
-if TYPE_CHECKING:
-    from delta_prop_sinks.delta_chain import DeltaChains, Ref
-    from delta_prop_sinks.pace import Pace
-    from delta_prop_sinks.resident_tables import ResidentTables
-    from delta_prop_sinks.sink import Delivery, SinkContext
-    from delta_prop_wire.algebra import Key
+from delta_prop_wire.algebra import Key
 
 _STEP_ENTRIES = 64
 """Deltas folded between two checks of the clock."""
@@ -77,9 +72,7 @@ class Refolder:
         vector.offset = row.offset
 
     def clear(self) -> None:
-        """Drop the rows that are not folded (they are redelivered), and the chains that contain
-        some of them.
-        """
+        """Drop rows that are not folded, which are redelivered, and the chains that contain some of them."""
         for ref in self.deferred:
             chain = self._chains.get(ref)
             if chain is not None and chain.first_changed is not None:
@@ -88,12 +81,7 @@ class Refolder:
         self.deliveries.clear()
 
     async def fold(
-        self,
-        tables: ResidentTables,
-        context: SinkContext,
-        pace: Pace,
-        *,
-        log_is_complete: bool,
+        self, tables: ResidentTables, context: SinkContext, pace: Pace, *, log_is_complete: bool
     ) -> int:
         """Fold all vectors; return the number of rows.
 
@@ -120,8 +108,6 @@ class Refolder:
                 tables.table(ref[0])
             not_in_chain = [ref for ref in not_in_chain if ref not in histories]
         return row_count
-
-    # --- positions of rows
 
     def _insert(self, ref: Ref, vector: DeferredVector, now: float) -> bool:
         """Insert rows into the vector's chain until one sorts too early for it; True if all were inserted."""
@@ -170,8 +156,6 @@ class Refolder:
                 self.duplicates += 1
             elif not can_insert:
                 row.is_duplicate = row.key in history.duplicates
-
-    # --- folding
 
     async def _fold(self, ref: Ref, pace: Pace) -> int:
         """Fold a vector's chain from its last savepoint, in pieces, and replace the vector by the result."""

@@ -7,22 +7,29 @@ vectors (all, a namespace, a vector id), because a state is a fold of all of a v
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING
 
 import anyio
 import numpy as np
+from numpy.typing import NDArray
 
 from delta_prop_sinks.argument_checks import check_at_least
-from delta_prop_sinks.delta_chain import DeltaChains, Entry
-from delta_prop_sinks.eviction import missing_vectors
+from delta_prop_sinks.delta_chain import ChainBase, DeltaChains, Entry, Ref
 from delta_prop_sinks.fold_run import SETTING_KINDS, FoldBuffer, FoldedRange, FoldRun, fold_new
 from delta_prop_sinks.pace import Pace
 from delta_prop_sinks.refolding import Refolder
-from delta_prop_sinks.resident_state import FoldProgress, Residency, VectorRebuild
-from delta_prop_sinks.resident_statistics import ResidentStatistics
-from delta_prop_sinks.resident_tables import ResidentTables, UnchangedTables
-from delta_prop_sinks.sink import RejectDelta, StopSink
+from delta_prop_sinks.resident_tables import (
+    FoldPace,
+    FoldProgress,
+    Residency,
+    ResidentStatistics,
+    ResidentTables,
+    VectorRebuild,
+    missing_vectors,
+)
+from delta_prop_sinks.sink import Delivery, RejectDelta, SinkContext, StopSink
+from delta_prop_sinks.storage_image import Block
 from delta_prop_sinks.vector_history import base_at, bases_of, note_block
 from delta_prop_sinks.vector_table import (
     BLOCK_KINDS,
@@ -40,20 +47,10 @@ from delta_prop_sinks.vector_table import (
     state_of,
     unknown_kind,
 )
-from delta_prop_wire.algebra import VectorState
+from delta_prop_wire.algebra import Key, VectorState
+from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.delta import Dot, Head, Kind, KnownIds, Source
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from numpy.typing import NDArray
-
-    from delta_prop_sinks.delta_chain import ChainBase, Ref
-    from delta_prop_sinks.sink import Delivery, SinkContext
-    from delta_prop_sinks.storage_image import Block
-    from delta_prop_wire.algebra import Key
-    from delta_prop_wire.batch import LoggedBatch
-    from delta_prop_wire.state_rows import StateRow
+from delta_prop_wire.state_rows import StateRow
 
 _REFOLD_DELTAS = 10_000
 _NO_REF = ("", "")
@@ -97,7 +94,6 @@ class ResidentVectors:
 
     @property
     def lamport(self) -> int:
-        """The highest Lamport number that was folded."""
         return self.progress.lamport
 
     @property
@@ -107,7 +103,6 @@ class ResidentVectors:
 
     @property
     def complete(self) -> bool:
-        """True if all vectors are in memory, none only in the store."""
         return self.residency.complete
 
     @property
@@ -142,21 +137,8 @@ class ResidentVectors:
         self.residency.loaded = True
         self.progress.next_offset = max(self.progress.next_offset, next_offset)
 
-    def begin_partial(self) -> None:
-        """Note that some rows are in the store only. Raises StopSink if no row may be evicted."""
-        self.residency.begin_partial(self.resident_bytes_max)
-
-    def pin(self) -> None:
-        """Forbid eviction from now on, for a reader of all rows. Raises StopSink if some are evicted."""
-        self.residency.pin(self.resident_bytes_max)
-
-    def unpin(self) -> None:
-        """Undo one `pin`."""
-        self.residency.unpin()
-
     @property
     def pinned(self) -> bool:
-        """True if no row may be evicted."""
         return self.residency.is_pinned
 
     @property
@@ -179,8 +161,6 @@ class ResidentVectors:
         tables = self._tables
         return tables.size > tables.bytes_max
 
-    # --- reading
-
     def state(self, namespace: str, vector_id: str) -> VectorState | None:
         """Return the present state of a vector, None if it is not resident."""
         table = self.tables.get(namespace)
@@ -191,11 +171,9 @@ class ResidentVectors:
         return state_of(table, slot)
 
     def dimensions(self) -> dict[str, int]:
-        """Return the dimension of each namespace of which a vector was resident."""
         return {name: table.dimension for name, table in self.tables.items() if table.dimension}
 
     def head(self, namespace: str, vector_id: str) -> Head | None:
-        """Return a vector's last dot and True if it is alive; None if it is not resident."""
         state = self.state(namespace, vector_id)
         if state is None or state.key is None:
             return None
@@ -209,7 +187,6 @@ class ResidentVectors:
                     yield namespace, vector_id, state_of(table, slot)
 
     def statistics(self) -> ResidentStatistics:
-        """Return a snapshot of counts and sizes."""
         refolding = self._refolder
         return ResidentStatistics(
             vectors=sum(int(np.count_nonzero(table.forms)) for table in self.tables.values()),
@@ -231,8 +208,6 @@ class ResidentVectors:
             chain_bytes=self.chains.size,
         )
 
-    # --- folding
-
     async def apply(self, deliveries: Sequence[Delivery], context: SinkContext) -> int:
         """Fold the new rows, at once or before the next read; return their number.
 
@@ -242,7 +217,7 @@ class ResidentVectors:
         while self._apply_done is not None:
             await self._apply_done.wait()
         progress = self.progress
-        before, pace = progress.folded, Pace(context.clock, UnchangedTables(self._tables))
+        before, pace = progress.folded, FoldPace(context.clock, self._tables)
         try:
             for delivery in deliveries:
                 if not self._buffer(delivery):
@@ -263,10 +238,7 @@ class ResidentVectors:
         return progress.folded - before
 
     def apply_now(self, deliveries: Sequence[Delivery], context: SinkContext) -> bool:
-        """Fold as `apply` does, or return False if that would take long: then call `apply` instead.
-
-        Raises RejectDelta, StopSink.
-        """
+        """Fold as `apply` does; False if that would take long: call `apply`. Raises RejectDelta, StopSink."""
         if self._apply_done is not None:
             return False
         try:
@@ -282,7 +254,6 @@ class ResidentVectors:
         return is_done
 
     def _hold_other_calls(self) -> None:
-        """Make other calls wait for the end of this one."""
         if self._apply_done is None:
             self._apply_done = anyio.Event()
 
@@ -342,7 +313,6 @@ class ResidentVectors:
             self.progress.next_offset = next_offset
 
     def _fold_buffered(self) -> None:
-        """Fold the buffered rows."""
         self._fold_buffer.fold(self._fold_run)
         self._tables.measure_spare()
 
@@ -504,10 +474,6 @@ class ResidentVectors:
         self.chains.active = False
         return True
 
-    def is_rebuilt_by(self, context: SinkContext) -> bool:
-        """True if this sink rebuilds the vectors."""
-        return self.rebuild.is_by(context)
-
     def abandon_rebuild(self, context: SinkContext) -> None:
         """Note that a sink closes: if it was rebuilding the vectors, another sink may rebuild them."""
         if self.rebuild.is_by(context):
@@ -526,7 +492,6 @@ class ResidentVectors:
         self._tables.load_states(rows)
 
     def swap_in_staged(self) -> None:
-        """Replace all tables by the staged ones, atomically."""
         if self._tables.staged is not None:
             incoming, self._tables.staged = self._tables.staged, None
             self._swap_tables(incoming)
@@ -544,7 +509,6 @@ class ResidentVectors:
     # --- the store's side
 
     def missing(self, deliveries: Iterable[Delivery]) -> list[Ref]:
-        """Return the vectors that deliveries touch and that are not in memory, but may be in the store."""
         return [] if self.residency.complete else missing_vectors(self.tables, deliveries)
 
     def take_touched(self) -> dict[VectorTable, None]:

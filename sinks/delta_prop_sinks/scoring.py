@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-from delta_prop_sinks.vector_table import STALE, VECTOR
+from delta_prop_sinks.vector_table import STALE, VECTOR, VectorTable
 from delta_prop_wire.errors import UsageError
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
-
-    from delta_prop_sinks.vector_table import VectorTable
 
 Metric = Literal["cosine", "dot", "l2", "pivot"]
 """`pivot` is pivoted length normalisation (Singhal): `IndexSink.search` has the formula."""
@@ -79,7 +75,6 @@ def refresh_norms(table: VectorTable, rows: NDArray[np.intp] | None = None) -> N
 
 
 def median_norm(table: VectorTable) -> float:
-    """Return the median norm of a namespace's vectors."""
     if table.median_norm is None:
         norms = table.norms[: table.used][table.forms[: table.used] == VECTOR]
         table.median_norm = float(np.median(norms)) if len(norms) else 0.0
@@ -95,9 +90,7 @@ class Scorer:
         self._norm = float(np.sqrt(np.square(self._query_float64).sum()))
 
     def candidates(self, table: VectorTable, live: NDArray[np.intp], k: int) -> NDArray[np.intp]:
-        """Return slots that may hold one of the `k` nearest vectors: those whose rough score is within
-        rounding error of the k-th.
-        """
+        """Return slots whose rough score is within rounding error of the k-th best."""
         if k >= len(live):
             return live
         assert table.matrix is not None

@@ -14,21 +14,20 @@ returns True once all rows are applied. After False or any exception, the same d
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.errors import DeltaPropError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-    from contextlib import AbstractAsyncContextManager
-
     import numpy as np
     from numpy.typing import NDArray
 
     from delta_prop_sinks.ports import Clock, Threads
     from delta_prop_wire.batch import Batch, LoggedBatch
-    from delta_prop_wire.cursor import Cursor
     from delta_prop_wire.delta import Head
     from delta_prop_wire.state_rows import StateRow
 
@@ -92,46 +91,37 @@ class SinkContext(Protocol):
     @property
     def log_id(self) -> bytes:
         """The log that deliveries come from."""
-        ...
 
     @property
     def epoch(self) -> int:
         """That log's epoch."""
-        ...
 
     @property
     def log_start(self) -> int:
         """The oldest offset that the log still covers, by a delta or by a state; 0 while nothing is lost."""
-        ...
 
     @property
     def topics(self) -> frozenset[str]:
         """The topics that the sink subscribed to, in text form."""
-        ...
 
     @property
     def clock(self) -> Clock:
         """Elapsed and wall time."""
-        ...
 
     @property
     def threads(self) -> Threads:
         """A thread of this sink's own."""
-        ...
 
     def own_thread(self) -> AbstractAsyncContextManager[Threads]:
         """Open a new thread for the duration of the scope. The scope's end waits for no call: a running call
         continues, and its caller gets an error that says that the thread was abandoned.
         """
-        ...
 
     def background_thread(self) -> AbstractAsyncContextManager[Threads]:
         """Open a new thread of low priority for the duration of the scope, for long work in `background`."""
-        ...
 
     def committed(self, next_offset: int) -> None:
         """Report that everything below `next_offset` is durable in the sink, with the sink's own cursor."""
-        ...
 
     def first_missing(self, watermarks: Mapping[int, int]) -> int | None:
         """Return the offset of the first delta that another log lacks, given its watermark for each origin.
@@ -139,19 +129,16 @@ class SinkContext(Protocol):
         A watermark is the counter up to which none is missing. Return None if the other log lacks nothing, as
         far as is known here.
         """
-        ...
 
     def rewind(self, offset: int) -> None:
         """Continue deliveries from an offset once the present call has raised TryAgain. Only for a sink whose
         cursor the service stores. Raises Refused if the log no longer has the offset.
         """
-        ...
 
     def dimension(self, namespace: str) -> int | None:
         """Return the dimension of a namespace, which its first vector in the log fixed; None if it has no
         vector. A forwarded vector may have another dimension.
         """
-        ...
 
     def history(self, vectors: Collection[tuple[str, str]]) -> AsyncIterator[tuple[LoggedBatch, int]]:
         """Yield the deltas that the log still holds of vectors (namespace, id) in log order: (batch, row).
@@ -160,7 +147,6 @@ class SinkContext(Protocol):
         log starts above offset 0, each vector's state comes first (`batch.is_state`) in place of the deltas
         before it. Raises TryAgain if the log drops rows that are being read.
         """
-        ...
 
 
 class Sink(Protocol):
@@ -202,26 +188,21 @@ class Sink(Protocol):
     @property
     def name(self) -> str:
         """The name that operators see; unique within one service."""
-        ...
 
     async def open(self, context: SinkContext) -> ResumePoint | None:
         """Prepare; return None if the service stores the cursor. Raises StopSink or UsageError."""
-        ...
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
         """Apply all rows, in order. Raises TryAgain, RejectDelta or StopSink."""
-        ...
 
     async def aclose(self) -> None:
         """Finish the work begun, by the sink's own deadline, and release all resources. Idempotent.
 
         Raises TryAgain if something could not be finished; all resources are released even then.
         """
-        ...
 
     def statistics(self) -> object:
         """Return a frozen snapshot of the sink's numbers."""
-        ...
 
 
 @runtime_checkable
@@ -232,7 +213,6 @@ class HasBackground(Protocol):
 
     async def background(self) -> None:
         """Run until cancelled. Raises nothing: after a failure here, the next `apply` reports it."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +236,6 @@ class HasBacklog(Protocol):
 
     def backlog(self) -> Backlog:
         """Return the present backlog. Called ten times per second, so it must be cheap."""
-        ...
 
 
 @runtime_checkable
@@ -273,7 +252,6 @@ class BulkSink(Protocol):
     @property
     def deltas_per_call(self) -> int:
         """The maximum number of deltas in the next call; a value below the default has no effect."""
-        ...
 
 
 @runtime_checkable
@@ -282,11 +260,9 @@ class VectorHolder(Protocol):
 
     def dimensions(self) -> Mapping[str, int]:
         """Return the dimension of each namespace of which it holds a vector."""
-        ...
 
     def head(self, namespace: str, vector_id: str) -> Head | None:
         """Return a vector's last dot and True if it is alive; None if it is not in memory."""
-        ...
 
 
 @runtime_checkable
@@ -303,14 +279,12 @@ class Rebuildable(Protocol):
 
     async def begin_rebuild(self, offset: int) -> None:
         """Invalidate the sink's data durably; the states as of `offset` follow. May be called twice."""
-        ...
 
     async def load_states(self, rows: Sequence[StateRow]) -> None:
         """Load some vectors' states, each vector once, in any order; the same rows may be redelivered.
 
         A state that is not alive is a tombstone, or consists of deltas without effect.
         """
-        ...
 
     async def end_rebuild(self, offset: int, lamport: int) -> None:
         """Replace the sink's data by the loaded states, and its cursor by `offset` of the present log.
@@ -318,7 +292,6 @@ class Rebuildable(Protocol):
         Both change atomically, and as durably as the sink's own cursor. All states were loaded; `lamport` is
         their highest Lamport number.
         """
-        ...
 
 
 class SinkFailure(DeltaPropError):

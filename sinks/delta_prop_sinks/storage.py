@@ -9,14 +9,17 @@ before `apply` returns. `ResidentVectors` holds the states and folds the deltas.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TypeVar
+from pathlib import Path
+from typing import Literal, TypeVar
 
 import anyio
 import anyio.lowlevel
 import numpy as np
+from numpy.typing import NDArray
 
 from delta_prop_sinks.argument_checks import (
     check_above_zero,
@@ -28,26 +31,23 @@ from delta_prop_sinks.argument_checks import (
 )
 from delta_prop_sinks.image_manager import ImageManager
 from delta_prop_sinks.resident import ResidentVectors
-from delta_prop_sinks.sink import RejectDelta, ResumePoint, SinkFailure, StopSink, TryAgain
-from delta_prop_sinks.storage_file import StorageFile, StorageFileError, StorageFileLost
-from delta_prop_sinks.storage_rows import DirtyRows, dirty_groups, dirty_slots
+from delta_prop_sinks.sink import (
+    Delivery,
+    RejectDelta,
+    ResumePoint,
+    SinkContext,
+    SinkFailure,
+    StopSink,
+    TryAgain,
+)
+from delta_prop_sinks.storage_file import ImageName, StorageFile, StorageFileError, StorageFileLost
+from delta_prop_sinks.storage_rows import DirtyRows, StoredRow, dirty_groups, dirty_slots
+from delta_prop_sinks.vector_table import VectorTable
 from delta_prop_wire.algebra import VectorState
 from delta_prop_wire.cursor import Cursor
+from delta_prop_wire.delta import Head
 from delta_prop_wire.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from delta_prop_sinks.sink import Delivery, SinkContext
-    from delta_prop_sinks.storage_file import ImageName
-    from delta_prop_sinks.storage_rows import StoredRow
-    from delta_prop_sinks.vector_table import VectorTable
-    from delta_prop_wire.delta import Head
-    from delta_prop_wire.state_rows import StateRow
-
+from delta_prop_wire.state_rows import StateRow
 
 T = TypeVar("T")
 
@@ -138,8 +138,6 @@ class StorageSink:
         self._work_ready = anyio.Event()
         self._flushing = anyio.Lock()
 
-    # --- the contract
-
     def check_file(self) -> None:
         """Check that the file can be used by this sink; changes nothing. Raises UsageError."""
         self._file.check_header()
@@ -221,9 +219,7 @@ class StorageSink:
         return self.resident.deltas_per_call
 
     async def begin_rebuild(self, offset: int) -> None:
-        """Invalidate the file's rows durably; readers see them until the new rows are complete.
-        Raises TryAgain, StopSink.
-        """
+        """Invalidate the file's rows durably; readers still see them. Raises TryAgain, StopSink."""
         context = self._require_open()
         async with self._flushing:
             with anyio.CancelScope(shield=True):
@@ -265,9 +261,7 @@ class StorageSink:
         context.committed(offset)
 
     async def background(self) -> None:
-        """Flush every `flush_s` while there are changes; checkpoint the write-ahead log when there
-        are none.
-        """
+        """Flush every `flush_s` while there are changes; else checkpoint the write-ahead log."""
         self._background_count += 1
         try:
             async with anyio.create_task_group() as tasks:
@@ -328,7 +322,6 @@ class StorageSink:
             )
 
     def statistics(self) -> StorageStatistics:
-        """Return a snapshot of the sink's numbers."""
         return StorageStatistics(
             applied_offset=self._applied_offset,
             committed_offset=self._committed_offset,
@@ -343,8 +336,6 @@ class StorageSink:
             last_flush_s=self._last_flush_s,
             image=self._image_manager.state,
         )
-
-    # --- for readers
 
     async def get(self, namespace: str, vector_id: str) -> VectorState | None:
         """Return a vector's state as of the last apply, also of a tombstone; None if it never had a delta."""
@@ -361,11 +352,9 @@ class StorageSink:
         return state if state is not None or not rows else rows[0].state
 
     def dimensions(self) -> dict[str, int]:
-        """Return the dimension of each namespace of which a vector was resident."""
         return self.resident.dimensions()
 
     def head(self, namespace: str, vector_id: str) -> Head | None:
-        """Return a vector's last dot and True if it is alive; None if it is not resident."""
         return self.resident.head(namespace, vector_id)
 
     async def rows(self) -> AsyncIterator[tuple[str, str, VectorState]]:
@@ -382,8 +371,6 @@ class StorageSink:
     async def flush(self) -> None:
         """Write all applied changes, with the cursor. Raises TryAgain if the file cannot be written."""
         await self._flush(self._require_open())
-
-    # --- writing
 
     async def _flush(self, context: SinkContext) -> None:
         async with self._flushing:
@@ -464,12 +451,8 @@ class StorageSink:
             except TryAgain as failure:
                 raise TryAgain(failure.reason, done_offset=rejected.offset) from failure
 
-    # --- on the thread
-
     async def _run_on_file(self, context: SinkContext, function: Callable[[], T]) -> T:
-        """Run a function that uses the file, on the thread. Raises TryAgain, or StopSink if the file is
-        corrupted or deleted.
-        """
+        """Run a function on the file's thread. Raises TryAgain; StopSink for a corrupted or deleted file."""
 
         def use() -> T:
             with self._file.use():
@@ -492,22 +475,19 @@ class StorageSink:
             except Exception:  # the thread failed: closing the file raises nothing
                 self._file.close()
 
-    # --- reading back
-
     async def _load(self, context: SinkContext) -> bool:
         """Load the file's rows into memory, as many as fit; return True if these are all."""
         resident, after = self.resident, None
         while True:
             blocks, after = await self._run_on_file(
-                context,
-                partial(self._file.page_of_blocks, after, _PAGE_ROWS),
+                context, partial(self._file.page_of_blocks, after, _PAGE_ROWS)
             )
             for block in blocks:
                 resident.load_block(block)
             if after is None:
                 return True
             if resident.size > resident.resident_bytes_max // 8 * 7:
-                resident.begin_partial()
+                resident.residency.begin_partial(resident.resident_bytes_max)
                 return False
 
     async def _read_back_missing(self, deliveries: Sequence[Delivery], context: SinkContext) -> None:

@@ -8,24 +8,17 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from delta_prop_sinks.storage_rows import COLUMNS, StoredRow, blocks_of, records_of
+from delta_prop_sinks.storage_image import Block
+from delta_prop_sinks.storage_rows import COLUMNS, DirtyRows, Record, StoredRow, blocks_of, records_of
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
-
-    from delta_prop_sinks.storage_image import Block
-    from delta_prop_sinks.storage_rows import DirtyRows, Record
-    from delta_prop_wire.state_rows import StateRow
-
+from delta_prop_wire.state_rows import StateRow
 
 _MAGIC = b"SQLite format 3\0"
 APPLICATION_ID = 0x64507270
@@ -165,7 +158,6 @@ class _LogNumber:
             self.lamport_before = lamport
 
     def assign(self, writer: sqlite3.Connection) -> int:
-        """Return the number; the log's first commit assigns it."""
         if self._assigned is None:
             row = writer.execute(
                 "INSERT INTO logs (log_id, lamport_before) VALUES (?, ?) "
@@ -181,7 +173,6 @@ class _LogNumber:
         self._assigned = None
 
     def restart(self) -> None:
-        """Note that all rows will be of this log."""
         self.lamport_before, self._assigned = 0, None
 
 
@@ -194,7 +185,6 @@ class _UseCount:
 
     @contextmanager
     def use(self) -> Iterator[None]:
-        """Count one use."""
         with self._changed:
             self._count += 1
         try:
@@ -230,10 +220,7 @@ class StorageFile:
         return self._use_count.use()
 
     def check_header(self) -> None:
-        """Check that an existing file is a SQLite file, before anything is created beside it.
-
-        Raises UsageError.
-        """
+        """Raise UsageError if an existing file is not a SQLite file, before any is created beside it."""
         if not self.path.is_file():
             return
         try:
@@ -278,8 +265,6 @@ class StorageFile:
             with suppress(sqlite3.Error):  # close the other connections even then, also that of the lock
                 connection.close()
 
-    # --- writing
-
     def commit(
         self,
         parts: Sequence[DirtyRows],
@@ -298,12 +283,7 @@ class StorageFile:
         return written
 
     def _transact(
-        self,
-        parts: Sequence[DirtyRows],
-        cursor: Cursor,
-        lamport: int,
-        reach: int,
-        image: ImageName | None,
+        self, parts: Sequence[DirtyRows], cursor: Cursor, lamport: int, reach: int, image: ImageName | None
     ) -> int:
         with self._transaction() as writer:
             number = self._log_number.assign(writer)
@@ -347,10 +327,7 @@ class StorageFile:
             self._upsert(records_of(rows, number, self.last_commit + 1), "vectors_next")
 
     def end_rebuild(self, cursor: Cursor, lamport: int) -> None:
-        """Replace the invalidated rows by the new ones, with their cursor, in one synced transaction.
-
-        Raises StorageFileError.
-        """
+        """Replace the invalid rows by the new ones, in one synced transaction. Raises StorageFileError."""
         self._log_number.restart()
         with self._translate_errors("written"), self._transaction() as writer:
             number = self._log_number.assign(writer)
@@ -382,9 +359,7 @@ class StorageFile:
             raise
 
     def checkpoint(self, *, idle: bool = False) -> None:
-        """Checkpoint the write-ahead log if idle or after many rows; truncate it if idle or above its bound.
-        Raises StorageFileError.
-        """
+        """Checkpoint the log if idle or long; truncate it if idle or too large. Raises StorageFileError."""
         is_large = self.wal_bytes > self.wal_bytes_max
         if not (idle or is_large or self._rows_in_wal >= WAL_ROWS):
             return
@@ -394,13 +369,10 @@ class StorageFile:
 
     @property
     def wal_bytes(self) -> int:
-        """The size of the write-ahead log."""
         try:
             return self.path.with_name(self.path.name + "-wal").stat().st_size
         except FileNotFoundError:
             return 0
-
-    # --- reading
 
     def read(self, refs: Iterable[tuple[str, str]]) -> list[StoredRow]:
         """Return the rows of vectors (namespace, id) that the file has. Raises StorageFileError."""
@@ -439,8 +411,6 @@ class StorageFile:
             where, values = f"{where} AND written > ?", [*values, written_after]
         query = f"{_SELECT} WHERE {where} ORDER BY namespace, vector_id LIMIT ?"
         return self._reader.execute(query, (*values, rows_max))
-
-    # --- helpers
 
     @contextmanager
     def _translate_errors(self, participle: str) -> Iterator[None]:
@@ -492,7 +462,6 @@ class StorageFile:
         return connection
 
     def _repair_hint(self) -> str:
-        """Return the fix for a file that cannot be opened."""
         path, folder = self.path, self.path.resolve().parent
         if path.is_dir():
             return "it is a directory: name a file"

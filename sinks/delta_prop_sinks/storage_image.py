@@ -15,11 +15,14 @@ import glob
 import json
 import os
 import struct
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, BinaryIO
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from delta_prop_sinks.cold_slots import hashes_of
 from delta_prop_sinks.vector_table import (
@@ -33,12 +36,6 @@ from delta_prop_sinks.vector_table import (
     VectorTable,
 )
 from delta_prop_wire.crc import crc32c
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 MAGIC = b"dpimage1"
 _BLOCK = struct.Struct("<IQI")
@@ -138,7 +135,6 @@ class TableColumns:
 
 
 def new_image_name() -> bytes:
-    """Return 16 random bytes as a unique name."""
     return os.urandom(16)
 
 
@@ -154,9 +150,6 @@ def remove_images(storage_path: Path, keep: bytes | None) -> None:
         if path.name != name_to_keep:
             with suppress(OSError):
                 path.unlink()
-
-
-# --- writing
 
 
 def write_image(path: Path, image: bytes, log_id: bytes, tables: Sequence[TableColumns]) -> Generator[int]:
@@ -181,7 +174,7 @@ def write_image(path: Path, image: bytes, log_id: bytes, tables: Sequence[TableC
                     yield rows
             _write_block(file, {"rows": rows}, [])
             _sync(file)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except BaseException as failure:
         with suppress(OSError):
             path.unlink()
@@ -235,16 +228,14 @@ def _sync(file: BinaryIO) -> None:
     os.fsync(file.fileno())
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Make the entries of a folder durable."""
     if hasattr(os, "O_DIRECTORY"):  # other systems cannot sync a folder
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-# --- reading
 
 
 class ImageLoader:
@@ -319,7 +310,6 @@ class ImageLoader:
 
 
 def put_block(table: VectorTable, block: Block) -> None:
-    """Set new or existing vectors to the rows of a block."""
     block = block.fit_to(table.dimension)
     if block.vectors is not None and table.dimension is None:
         table.fix_dimension(block.vectors.shape[1])

@@ -7,11 +7,13 @@ The event loop collects rows, and the sink's thread encodes them. This module kn
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, repeat
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from delta_prop_sinks.delta_chain import ChainBase
 from delta_prop_sinks.storage_image import Block
@@ -27,19 +29,12 @@ from delta_prop_sinks.vector_table import (
     ORIGIN,
     OTHER_DIMENSION,
     VECTOR,
+    VectorTable,
     to_signed,
     to_unsigned,
 )
 from delta_prop_wire.algebra import VectorState
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from numpy.typing import NDArray
-
-    from delta_prop_sinks.vector_table import VectorTable
-    from delta_prop_wire.state_rows import StateRow
-
+from delta_prop_wire.state_rows import StateRow
 
 COLUMNS = (
     "namespace",
@@ -127,7 +122,6 @@ class DirtyRows:
         self._table.flags[self._slots] &= ~np.uint8(IN_FLIGHT)
 
     def note_failed(self) -> None:
-        """Mark the rows dirty, as before."""
         flags = self._table.flags
         flags[self._slots] = flags[self._slots] & ~np.uint8(IN_FLIGHT) | DIRTY
 

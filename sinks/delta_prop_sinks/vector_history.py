@@ -6,28 +6,38 @@ The module also folds deltas into a slot of a table.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
+from operator import attrgetter
 
 import numpy as np
+from numpy.typing import NDArray
 
-from delta_prop_sinks.delta_chain import ENTRY_BYTES, BatchReferences, BelowBase, ChainBase, DeltaChain, Entry
-from delta_prop_sinks.vector_table import ABSENT, OPAQUE, OTHER_DIMENSION, VECTOR, Misfit, vector_of
-from delta_prop_wire.batch import SPARSE_KINDS
+from delta_prop_sinks.delta_chain import (
+    ENTRY_BYTES,
+    BatchReferences,
+    BelowBase,
+    ChainBase,
+    DeltaChain,
+    DeltaChains,
+    Entry,
+    Ref,
+)
+from delta_prop_sinks.sink import SinkContext
+from delta_prop_sinks.vector_table import (
+    ABSENT,
+    OPAQUE,
+    OTHER_DIMENSION,
+    VECTOR,
+    Misfit,
+    VectorTable,
+    vector_of,
+)
+from delta_prop_wire.algebra import Key, VectorState
+from delta_prop_wire.batch import SPARSE_KINDS, LoggedBatch
 from delta_prop_wire.delta import Kind, KnownIds, Source
 from delta_prop_wire.duplicate_ids import IdentifiedDelta, find_duplicates
 from delta_prop_wire.state_rows import state_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from delta_prop_sinks.delta_chain import DeltaChains, Ref
-    from delta_prop_sinks.sink import SinkContext
-    from delta_prop_sinks.vector_table import VectorTable
-    from delta_prop_wire.algebra import Key, VectorState
-    from delta_prop_wire.batch import LoggedBatch
 
 _RESET_KINDS = frozenset({Kind.CREATE, Kind.DELETE})
 _RUN_MIN = 4
@@ -58,16 +68,12 @@ class VectorHistory:
 
     @property
     def entries(self) -> Iterable[Entry]:
-        """The collected deltas."""
         return self._entries.values()
 
     def add(self, logged: LoggedBatch, row: int) -> bool:
         """Collect the log's next row; True if it is a delta not collected before."""
         if logged.batch.is_state:
-            self._state, self._state_offset = (
-                _base_of(state_of(logged.batch, row)),
-                logged.row_offset(row),
-            )
+            self._state, self._state_offset = (_base_of(state_of(logged.batch, row)), logged.row_offset(row))
         elif logged.offset + row <= self._end and (key := logged.key(row)) not in self._entries:
             self._entries[key] = Entry(key, logged, row)
             self._can_have_duplicates |= logged.known_ids is not KnownIds.NONE
@@ -88,7 +94,7 @@ class VectorHistory:
         entries_by_key |= {row.key: row for row in new_rows}
         entries = [entries_by_key[key] for key in sorted(entries_by_key)]
         if has_state:
-            first_after = bisect_right(entries, state_key, key=_entry_key)
+            first_after = bisect_right(entries, state_key, key=attrgetter("key"))
             state.ignored += first_after - (state_key in entries_by_key)
             entries = entries[first_after:]
             self.below_snapshot = sum(row.key < state_key for row in new_rows)
@@ -104,9 +110,7 @@ class VectorHistory:
 async def read_histories(
     context: SinkContext, ends: Mapping[Ref, int], *, bytes_max: int
 ) -> dict[Ref, VectorHistory]:
-    """Return the log's histories of vectors, each up to an offset. If they exceed `bytes_max`, return only
-    the shortest histories, but at least one.
-    """
+    """Return histories of vectors, up to an offset each; above `bytes_max` only the shortest ones."""
     histories, batches, count = {ref: VectorHistory(end) for ref, end in ends.items()}, BatchReferences(), 0
     async for logged, row in context.history(ends.keys()):
         history = histories.get((logged.batch.namespaces[row], logged.batch.keys[row]))
@@ -147,10 +151,6 @@ def _is_own_reset(entry: Entry) -> bool:
     return entry.logged.source != Source.REPLICA and entry.logged.batch.kinds[entry.row] in _RESET_KINDS
 
 
-def _entry_key(entry: Entry) -> Key:
-    return entry.key
-
-
 def _base_of(state: VectorState) -> ChainBase:
     assert state.key is not None, "the state has no key of a last delta"
     form = OPAQUE if state.data is not None else ABSENT if state.vector is None else VECTOR
@@ -158,7 +158,6 @@ def _base_of(state: VectorState) -> ChainBase:
 
 
 def base_at(table: VectorTable, slot: int) -> ChainBase:
-    """Return a slot's content as a base to fold from."""
     form = int(table.forms[slot])
     return ChainBase(
         table.head(slot)[:3],
@@ -171,10 +170,7 @@ def base_at(table: VectorTable, slot: int) -> ChainBase:
 
 
 def fold_entries(table: VectorTable, slot: int, entries: Iterable[Entry]) -> None:
-    """Fold deltas in order; count those without effect.
-
-    Skip a delta of an unknown kind: it was quarantined when it arrived.
-    """
+    """Fold deltas in order; count those without effect, skip unknown kinds, which were quarantined."""
     for kind, run in groupby(entries, key=_run_kind):
         run_entries = list(run)
         if kind is not None and len(run_entries) >= _RUN_MIN and _fold_sparse(table, slot, kind, run_entries):
@@ -206,9 +202,7 @@ def _fold_sparse(table: VectorTable, slot: int, kind: int, entries: Sequence[Ent
 
 
 def bases_of(table: VectorTable, slots: NDArray[np.intp], chains: DeltaChains) -> dict[Ref, ChainBase]:
-    """Return the present states of the vectors in `slots` that have no chain yet; call before folding a
-    block.
-    """
+    """Return the states, before a block is folded, of the vectors in `slots` that have no chain yet."""
     refs = ((slot, (table.namespace, str(table.ids[slot]))) for slot in set(slots.tolist()))
     return {ref: base_at(table, slot) for slot, ref in refs if chains.get(ref) is None}
 
@@ -223,9 +217,7 @@ def note_block(
     bases: dict[Ref, ChainBase],
     now: float,
 ) -> None:
-    """Add the folded rows of a block to their vectors' chains. `bases`: the states before the block of the
-    vectors that have no chain yet.
-    """
+    """Add a block's folded rows to their chains. `bases`: earlier states of vectors without a chain."""
     indexes = range(logged.count) if rows is None else rows.tolist()
     namespace, ids, note = table.namespace, table.ids, chains.note
     chains.hold(logged.batch, len(slots))

@@ -7,25 +7,23 @@ vector id until it is released; slots of deleted vectors remain as tombstones.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from delta_prop_sinks.cold_slots import ColdSlots
 from delta_prop_wire.algebra import VectorState, apply_in_place, saturate
+from delta_prop_wire.batch import Batch, LoggedBatch
 from delta_prop_wire.delta import PARTIAL_KINDS, Kind, Operation
 from delta_prop_wire.metadata import merge
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
     from delta_prop_sinks.delta_chain import ChainBase
     from delta_prop_sinks.fold_run import FoldRun
-    from delta_prop_wire.batch import Batch, LoggedBatch
 
 ABSENT, VECTOR, OPAQUE, OTHER_DIMENSION = 0, 1, 2, 3
 """Values of `forms`: a slot holds nothing (unknown or deleted), a vector, bytes, or a vector of another
@@ -68,7 +66,6 @@ class Misfit(Exception):
 
 
 def unknown_kind(kind: int) -> Misfit:
-    """Return the error for a delta of a later version."""
     return Misfit(f"operation kind {kind} is unknown here: upgrade, then replay it")
 
 
@@ -104,8 +101,6 @@ class VectorTable:
         self._free: list[int] = []
         self._head_bytes = self.heads.data.cast("B")
 
-    # --- slots
-
     @property
     def used(self) -> int:
         """The number of slots ever allocated; the columns hold data only below it."""
@@ -113,7 +108,6 @@ class VectorTable:
 
     @property
     def size(self) -> int:
-        """Bytes that the rows take."""
         return _TABLE_BYTES + len(self.slots) * (SLOT_BYTES + 4 * (self.dimension or 0)) + self.extra_bytes
 
     def slots_of(self, keys: Sequence[str]) -> NDArray[np.intp]:
@@ -178,9 +172,7 @@ class VectorTable:
             self.matrix[added] = vectors
 
     def index_ids(self, hashes: NDArray[np.uint32]) -> None:
-        """Make all slots findable by their ids. `hashes`: the ids' hashes, slot by slot. Raises ValueError if
-        an id occurs twice.
-        """
+        """Make all slots findable by their ids, given the ids' hashes. Raises ValueError for equal ids."""
         cold_slots = ColdSlots.from_hashes(self.ids, hashes) if self.used >= COLD_SLOTS_MIN else None
         self.slots = (
             {key: slot for slot, key in enumerate(self.ids) if key} if cold_slots is None else cold_slots
@@ -214,7 +206,6 @@ class VectorTable:
         return slot
 
     def release(self, slot: int) -> None:
-        """Drop a vector; its slot becomes free for another vector."""
         key = self.ids[slot]
         assert key is not None
         self.releases += 1
@@ -241,7 +232,6 @@ class VectorTable:
         _HEAD.pack_into(self._head_bytes, slot * _HEAD.size, *_NO_HEAD)
 
     def fix_dimension(self, dimension: int) -> None:
-        """Set the dimension, and allocate the matrix. Called once."""
         assert self.dimension is None
         self.dimension = dimension
         self.matrix = np.zeros((len(self.heads), dimension), np.float32)
@@ -255,8 +245,6 @@ class VectorTable:
         if self.matrix is not None:
             self.matrix = _grow_array(self.matrix, slots)
         self._head_bytes = self.heads.data.cast("B")
-
-    # --- one row
 
     def fold_row(self, batch: Batch, row: int, slot: int) -> None:
         """Fold one delta; count it if it has no effect. Raises Misfit, with nothing changed."""
@@ -279,7 +267,6 @@ class VectorTable:
             self.patch(slot, patch)
 
     def count_ignored(self, slot: int) -> None:
-        """Count a delta without effect."""
         self.ignored[slot] = self.ignored.get(slot, 0) + 1
 
     def patch(self, slot: int, patch: dict[str, Any]) -> None:
@@ -359,7 +346,6 @@ class VectorTable:
             self.extra_bytes += size
 
     def clear(self, slot: int) -> None:
-        """Make a slot a tombstone."""
         self.forms[slot] = ABSENT
         self._drop_extras(slot)
 
@@ -373,9 +359,7 @@ class VectorTable:
     def fold_sparse(
         self, slot: int, kind: int, indices: NDArray[np.uint32], values: NDArray[np.float32]
     ) -> bool:
-        """Fold concatenated sparse changes of one kind; False, with nothing changed, if they need checks one
-        by one.
-        """
+        """Fold concatenated sparse changes of one kind; False, with nothing changed, if rows need checks."""
         if self.forms[slot] != VECTOR or self.matrix is None:
             return False
         vector = self.matrix[slot]
@@ -501,7 +485,6 @@ class VectorTable:
 
 
 def state_of(table: VectorTable, slot: int) -> VectorState:
-    """Return a slot's state as an independent value."""
     form = int(table.forms[slot])
     return VectorState(
         alive=form != ABSENT,
@@ -514,7 +497,6 @@ def state_of(table: VectorTable, slot: int) -> VectorState:
 
 
 def vector_of(table: VectorTable, slot: int) -> NDArray[np.float32]:
-    """Return a copy of a slot's vector."""
     if table.forms[slot] == OTHER_DIMENSION:
         return np.frombuffer(table.data[slot], "<f4").astype(np.float32)
     assert table.matrix is not None
@@ -533,7 +515,6 @@ def restore(table: VectorTable, slot: int, state: VectorState | ChainBase) -> No
 
 
 def put(table: VectorTable, vector_id: str, stored: VectorState | ChainBase, offset: int) -> None:
-    """Set a new or existing vector to a stored state."""
     assert stored.key is not None, "the state has no key of a last delta"
     slot = table.slot_of(vector_id)
     restore(table, slot, stored)
@@ -557,9 +538,7 @@ def heads_of(logged: LoggedBatch, rows: NDArray[np.intp] | None) -> NDArray[np.i
 
 
 def consecutive_heads(first: LoggedBatch, count: int) -> NDArray[np.int64]:
-    """Return the heads of `count` rows with consecutive offsets, counters and Lamport numbers, from the first
-    row of `first` on; they may span batches.
-    """
+    """Return the heads of `count` rows, with consecutive numbers, from the first row of `first` on."""
     batch = first.batch
     numbers = (first.lamport, to_signed(batch.origin), batch.base, first.offset)
     steps = _STEPS[:count] if count <= _STEPS_MAX else np.arange(count)[:, None] * _STEP
@@ -580,12 +559,10 @@ def to_signed(origin: int) -> int:
 
 
 def to_unsigned(number: int) -> int:
-    """Return the inverse of `to_signed`."""
     return number & _U64
 
 
 def estimate_bytes(value: Any) -> int:
-    """Return the approximate bytes of a JSON value in memory."""
     if isinstance(value, str):
         return 50 + len(value)
     if isinstance(value, dict):

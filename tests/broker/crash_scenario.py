@@ -14,7 +14,7 @@ from tests.broker.durable import SMALL, Clock, Writer, commit, contents, open_lo
 if TYPE_CHECKING:
     from delta_prop_broker.disk import Disk
     from delta_prop_broker.log.durable import DurableLog
-    from delta_prop_broker.recovery.recovery_result import RecoveryReport
+    from delta_prop_broker.recovery.recovery import RecoveryReport
 
 SCENARIO_DURABLE = replace(SMALL, segment_bytes_max=900, retention_bytes=2_500)
 SCENARIO_LOGGED = replace(SCENARIO_DURABLE, read_level=AckLevel.LOGGED)

@@ -17,7 +17,7 @@ from delta_prop_wire.stamp import unpack_stamp
 
 if TYPE_CHECKING:
     from delta_prop_broker.disk import Disk
-    from delta_prop_broker.recovery.recovery_result import RecoveryReport
+    from delta_prop_broker.recovery.recovery import RecoveryReport
     from delta_prop_wire.batch import Batch, LoggedBatch
 
 LOG_ID = bytes(range(16))

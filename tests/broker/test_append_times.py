@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from delta_prop_broker.log.memory import MemoryLog
-from delta_prop_broker.log.time_marks import TIME_MARKS_MAX
+from delta_prop_broker.log.memory import TIME_MARKS_MAX, MemoryLog
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.delta import AckLevel, Source
 from tests.broker.compressed import compress_next_segment

@@ -18,7 +18,7 @@ from tests.broker.durable import SEGMENTS, SMALL, Writer, commit, contents, open
 
 if TYPE_CHECKING:
     from delta_prop_broker.log.durable import DurableLog
-    from delta_prop_broker.recovery.recovery_result import RecoveryReport
+    from delta_prop_broker.recovery.recovery import RecoveryReport
 
 LARGE = LogSettings(segment_bytes_max=1 << 20, bytes_max=1 << 22, retention_bytes=1 << 22, free_bytes_min=0)
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from delta_prop_broker.corruption import LogBusy
 from delta_prop_broker.local_disk import LocalDisk
+from delta_prop_broker.log.capacity import POLL_INTERVAL_US
 from delta_prop_broker.log.durable import DurableLog
-from delta_prop_broker.log.free_space import POLL_INTERVAL_US
 from delta_prop_broker.log.settings import LogSettings
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.delta import AckLevel, Delta, Source, create

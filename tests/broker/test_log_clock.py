@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from delta_prop_broker.log.directory import Times, read_times, write_times
 from delta_prop_broker.log_clock import JUMP_US, STOP_US, ClockJump, LogClock
-from delta_prop_broker.recovery.times import Times, read_times, write_times
 from delta_prop_broker.segments.paths import DIRECTORY, TIME
 from delta_prop_simulations.disk import SimDisk
 from tests.broker.durable import SMALL, START_US, Clock, Writer, commit, open_log

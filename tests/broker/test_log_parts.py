@@ -7,14 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from delta_prop_broker.log.capacity import Capacity
-from delta_prop_broker.log.free_space import POLL_INTERVAL_US, FreeSpace
-from delta_prop_broker.log.marks import LogMarks
+from delta_prop_broker.log.capacity import POLL_INTERVAL_US, Capacity, FreeSpace
+from delta_prop_broker.log.memory import TimeMarks
 from delta_prop_broker.log.stored_batches import StoredBatches, weight
-from delta_prop_broker.log.time_marks import TimeMarks
+from delta_prop_broker.log.writing import ActiveSegment, CommitQueue, LogMarks
 from delta_prop_broker.log_clock import LogClock
-from delta_prop_broker.segments.active_segment import ActiveSegment
-from delta_prop_broker.segments.commit_queue import CommitQueue
 from delta_prop_broker.segments.paths import DIRECTORY
 from delta_prop_broker.segments.reserve import Reserve
 from delta_prop_broker.segments.segment import Segment, Segments
@@ -127,14 +124,10 @@ def test_free_space_is_polled_when_it_seems_short_or_is_due() -> None:
     assert not free_space.claim_poll()
 
 
-class EmptyQuota:
-    bytes = 0
-
-
 class EmptyRetention:
     """The retention of a log without rows."""
 
-    quota = EmptyQuota()
+    bytes = 0
 
     def refusal(self, size: int) -> Refused | None:
         return None
@@ -215,10 +208,10 @@ def test_stored_batches_are_read_within_the_bounds_after_drops() -> None:
     assert (stored.start_offset, list(stored)) == (5, appended[2:])
     assert stored.bytes == sum(weight(logged.batch) for logged in appended[2:])
     large = 1 << 30
-    assert stored.read(5, 100, large) == appended[2:]
-    assert stored.read(5, 4, large) == appended[2:3]
-    assert stored.read(7, 1, 1) == appended[3:], "one batch may exceed the bounds"
-    assert stored.read(5, 100, appended[2].batch.size + 1) == appended[2:3]
+    assert stored.read(5, 1 << 62, rows_max=100, bytes_max=large) == appended[2:]
+    assert stored.read(5, 1 << 62, rows_max=4, bytes_max=large) == appended[2:3]
+    assert stored.read(7, 1 << 62, rows_max=1, bytes_max=1) == appended[3:], "one batch may exceed the bounds"
+    assert stored.read(5, 1 << 62, rows_max=100, bytes_max=appended[2].batch.size + 1) == appended[2:3]
     assert stored.held_from(4) is None
     assert stored.held_from(7) == (6, weight(appended[3].batch))
 

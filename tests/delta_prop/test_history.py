@@ -9,7 +9,7 @@ import pytest
 
 from delta_prop import Delta, Propagator, Refused, Settings, create
 from delta_prop.delivery import sink_context
-from delta_prop.delivery.history import find_head, read_history
+from delta_prop.delivery.sink_context import find_head, read_history
 from delta_prop.sinks import CallbackSink, TryAgain
 from delta_prop.testing import run_propagator
 from delta_prop_wire.delta import ABSENT, Operation, delete

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from delta_prop_sinks.resident_state import FoldProgress, Residency, VectorRebuild
-from delta_prop_sinks.resident_tables import ResidentTables, UnchangedTables
+from delta_prop_sinks.resident_tables import FoldPace, FoldProgress, Residency, ResidentTables, VectorRebuild
 from delta_prop_sinks.sink import StopSink, TryAgain
 from delta_prop_sinks.vector_table import SLOT_BYTES
 from delta_prop_wire.errors import UsageError
@@ -76,13 +75,13 @@ def test_size_follows_changed_and_replaced_tables() -> None:
     tables.measure_spare()
     assert tables.reserve(table, (10_000 - tables.size) // row_bytes)
     assert not tables.reserve(table, (10_000 - tables.size) // row_bytes + 1)
-    unchanged = UnchangedTables(tables)
+    pace = FoldPace(FakeLog().clock, tables)
     tables.staged = {}
     assert tables.table("docs") is not table
     assert list(tables.take_touched()) == [table]
-    unchanged.check()
+    pace.check()
     staged, tables.staged = tables.staged, None
     tables.replace(staged)
     assert tables.size == empty_size
     with pytest.raises(TryAgain, match="rebuilt"):
-        unchanged.check()
+        pace.check()

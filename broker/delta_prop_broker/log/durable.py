@@ -5,54 +5,91 @@ that may wait for the disk, and `finish_commit` then advances `written` and `syn
 on the one thread that owns the log. The first failure stops the log: from then on it only reads, until it is
 recovered in place (`recover_in_place`, `resume`) or opened again.
 
-The log consists of parts: the marks, the commit queue, the appender, the group commits, the reader, capacity
-and retention. A recovery in place replaces those that hold files or positions in them.
+The log consists of parts: the marks, the commit queue, the appender, the group commits, capacity and
+retention. A recovery in place replaces those that hold files or positions in them.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from delta_prop_broker.corruption import LogCorrupted
 from delta_prop_broker.log import refusals
-from delta_prop_broker.log.appender import LogAppender
-from delta_prop_broker.log.capacity import Capacity
-from delta_prop_broker.log.directory import LogDirectory
-from delta_prop_broker.log.free_space import FreeSpace
-from delta_prop_broker.log.group_commits import GroupCommits
-from delta_prop_broker.log.marks import LogMarks
-from delta_prop_broker.log.reader import LogReader
+from delta_prop_broker.log.capacity import Capacity, FreeSpace
+from delta_prop_broker.log.directory import LogDirectory, Times, read_times
 from delta_prop_broker.log.retention import Retention
-from delta_prop_broker.log.statistics import DurableLogStatistics
-from delta_prop_broker.log.tail import Tail
+from delta_prop_broker.log.stored_batches import Tail
+from delta_prop_broker.log.writing import CommitQueue, GroupCommits, LogAppender, LogMarks
 from delta_prop_broker.log_clock import LogClock
-from delta_prop_broker.recovery.times import Times, read_times
 from delta_prop_broker.retention.holders import Holders
 from delta_prop_broker.retention.snapshot_planner import SnapshotPlanner
 from delta_prop_broker.segments import preallocation
-from delta_prop_broker.segments.commit_queue import CommitQueue
 from delta_prop_broker.segments.paths import DIRECTORY
+from delta_prop_broker.segments.sendfile import SendfilePool
 from delta_prop_wire.delta import AckLevel, KnownIds, Source
 from delta_prop_wire.errors import DeltaPropError, UsageError
 from delta_prop_wire.spec import ACK_LEVEL_SHIFT
+from delta_prop_wire.stamp import unpack_logged_head
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from delta_prop_broker.disk import Disk
     from delta_prop_broker.log.settings import LogSettings
+    from delta_prop_broker.log.writing import Commit
     from delta_prop_broker.log_clock import Clock
     from delta_prop_broker.recovery.checkpoints import Checkpoints, Position
-    from delta_prop_broker.recovery.recovery_result import RecoveryReport, RecoveryResult
+    from delta_prop_broker.recovery.recovery import RecoveryReport, RecoveryResult
     from delta_prop_broker.retention.compaction import Compaction
     from delta_prop_broker.retention.segment_compression import SegmentCompression
     from delta_prop_broker.retention.snapshot import Snapshot
-    from delta_prop_broker.segments.commit import Commit
     from delta_prop_broker.segments.frames import FrameLocation
     from delta_prop_broker.segments.identity import Randomness
     from delta_prop_broker.segments.reserve import Reserve
-    from delta_prop_broker.segments.sendfile import SendfilePool, SendfileReader
+    from delta_prop_broker.segments.sendfile import SendfileReader
     from delta_prop_wire.batch import Batch, LoggedBatch
     from delta_prop_wire.errors import Refused
+
+
+@dataclass(frozen=True, slots=True)
+class DurableLogStatistics:
+    """Offsets, contents and bounds of a log; names with `bytes` are sizes in bytes, other counts are numbers.
+
+    `written`, `synced`: offsets up to which rows are written, or synced. `refused`: number of refused
+    appends; `held_by`: the slowest holder; `reopened`: number of recoveries in place. `time_us`: log time, in
+    microseconds since 1970; `clock_ahead_s`: seconds by which the wall clock is ahead of it; `clock_jumps`:
+    jumps of the wall clock since the log was opened.
+    """
+
+    start_offset: int
+    next_offset: int
+    written: int
+    synced: int
+    high_watermark: int
+    segments: int
+    compressed_segments: int
+    bytes: int
+    bytes_max: int
+    unwritten_bytes: int
+    tail_bytes: int
+    commits: int
+    syncs_skipped: int
+    removed_segments: int
+    indexes_rebuilt: int
+    refused: int
+    held_by: str | None
+    reopened: int
+    reserve_bytes: int
+    snapshot_offset: int | None
+    snapshot_rows: int
+    snapshot_bytes: int
+    snapshots_made: int
+    compacting: bool
+    time_us: int
+    clock_ahead_s: float
+    clock_jumps: int
+
 
 _DURABLE = int(AckLevel.DURABLE)
 
@@ -61,7 +98,8 @@ class DurableLog:
     """A `Log` in a directory, with group commits.
 
     `failure`: the error that stopped the log; None while it works. `segments`: its files; a recovery in place
-    replaces them. `commit_queue`: what waits for the next commit.
+    replaces them. `commit_queue`: what waits for the next commit. `sendfile_pool`: creates
+    readers of full frames, as the files hold them. `Log` describes the methods without a docstring.
     """
 
     ack_level = AckLevel.DURABLE
@@ -96,13 +134,13 @@ class DurableLog:
         )
         self._capacity = Capacity(settings, free_space, self.commit_queue, self._retention)
         tail = Tail(end, bytes_max=settings.tail_bytes_max)
-        self._reader = LogReader(disk, segments, tail, marks=marks, clock=self.clock)
+        self.sendfile_pool = SendfilePool(disk, segments, marks)
         self._appender, self._commits = self._create_writers(recovered, tail)
 
     def _create_writers(self, recovered: RecoveryResult, tail: Tail) -> tuple[LogAppender, GroupCommits]:
         segments, marks, queue = recovered.segments, self._marks, self.commit_queue
         appender = LogAppender(
-            segments, tail, self._retention.quota,
+            segments, tail, self._retention,
             settings=self.settings, clock=self.clock, marks=marks, queue=queue,
             chain_crc=recovered.chain_crc or 0,
         )  # fmt: skip
@@ -157,7 +195,7 @@ class DurableLog:
         self._capacity.free_space.forget()
         self._retention.resume(recovered.segments)
         tail = Tail(recovered.next_offset, bytes_max=self.settings.tail_bytes_max)
-        self._reader.resume(recovered.segments, tail)
+        self.sendfile_pool.resume(recovered.segments)
         self._appender, self._commits = self._create_writers(recovered, tail)
         self.segments, self.failure = recovered.segments, None
 
@@ -198,12 +236,10 @@ class DurableLog:
 
     @property
     def log_id(self) -> bytes:
-        """16 random bytes, drawn when the log was created."""
         return self._directory.identity.log_id
 
     @property
     def epoch(self) -> int:
-        """The log epoch; it grows at each opening after an unclean close, since a tail may be lost."""
         return self._directory.identity.epoch
 
     @property
@@ -217,7 +253,6 @@ class DurableLog:
         return self._directory.recoveries
 
     def epoch_end(self, epoch: int) -> int | None:
-        """Return the end offset (exclusive) of a past epoch; None for the present one or a later one."""
         return self._directory.identity.epoch_end(epoch)
 
     @property
@@ -238,12 +273,10 @@ class DurableLog:
 
     @property
     def start_offset(self) -> int:
-        """The oldest stored offset."""
         return self._marks.start_offset
 
     @property
     def next_offset(self) -> int:
-        """The offset that the next appended row gets."""
         return self._marks.next_offset
 
     @property
@@ -258,11 +291,9 @@ class DurableLog:
 
     @property
     def high_watermark(self) -> int:
-        """The offset up to which readers may read: `synced` or `written`, by `read_level`."""
         return self._marks.high_watermark
 
     def offset_at_level(self, level: AckLevel) -> int:
-        """Return the offset (exclusive) up to which rows are stored at this ack level."""
         marks = self._marks
         if level is AckLevel.MEMORY:
             return marks.next_offset
@@ -282,7 +313,6 @@ class DurableLog:
     def append(
         self, batch: Batch, *, lamport: int, source: Source, known_ids: KnownIds = KnownIds.NONE
     ) -> LoggedBatch:
-        """Append a batch in memory: assign its offsets. If it raises Refused, nothing has changed."""
         if not self._directory.is_writable:
             raise UsageError("the log is open read-only, or closed: open it for writing")
         size, level = batch.size, batch.attributes >> ACK_LEVEL_SHIFT & 3
@@ -296,7 +326,6 @@ class DurableLog:
         return self._appender.append(batch, lamport, source, known_ids)
 
     def make_capacity_for(self, batches: Sequence[Batch]) -> bool:
-        """Return True if `append_run` would take these; removes old segments that no holder needs."""
         size, level = batches[0].size, batches[0].attributes >> ACK_LEVEL_SHIFT & 3
         if len(batches) > 1:
             size = sum([batch.size for batch in batches])
@@ -307,21 +336,15 @@ class DurableLog:
         return capacity.has(size) or (size <= capacity.batch_bytes_max and capacity.refusal(size) is None)
 
     def append_run(self, batches: Sequence[Batch], *, lamport: int, source: Source) -> list[LoggedBatch]:
-        """Append these batches with one append time; the caller just called `make_capacity_for`."""
         return self._appender.append_run(batches, lamport, source)
 
     def refusal(self, *batches: Batch) -> Refused | None:
-        """Return the error with which an append of these would be refused now; removes old segments first."""
         too_high = next((batch for batch in batches if batch.ack_level > self.ack_level), None)
         if too_high is not None:
             return refusals.level_refusal(too_high)
         return self._refusal(sum(batch.size for batch in batches))
 
     def capacity_refusal(self, count: int, size: int) -> Refused | None:
-        """Return the error with which a batch of about this size would be refused now; None if it fits.
-
-        Also returns None for a batch that exceeds the log's bounds, which `append` refuses as too large.
-        """
         return None if size > self._capacity.batch_bytes_max else self._refusal(size)
 
     def _refusal(self, size: int) -> Refused | None:
@@ -330,15 +353,10 @@ class DurableLog:
         return self._capacity.refusal(size)
 
     def shortage(self) -> Refused | None:
-        """Return the error while the log lacks capacity; None otherwise, as far as known.
-
-        It lacks capacity if the disk is full, or if it would refuse the size that it last refused.
-        """
         failure = self.failure
         return self._capacity.shortage(None if failure is None else refusals.log_stopped(failure))
 
     def poll_capacity(self) -> None:
-        """Poll the free space of the disk if a poll is due, since other programs write to it too."""
         if self._can_write:
             self._capacity.poll()
 
@@ -371,7 +389,6 @@ class DurableLog:
     # --- commits
 
     def request_sync(self) -> None:
-        """Make the next commit sync all rows, even those that were written without a sync."""
         self.commit_queue.wants_sync = True
 
     @property
@@ -423,78 +440,81 @@ class DurableLog:
     # --- reads
 
     def read(self, offset: int, *, rows_max: int, bytes_max: int) -> list[LoggedBatch]:
-        """Return batches from the one that holds `offset` on, below `high_watermark` and within the bounds.
-
-        Returns at least one batch below `high_watermark`, even if it exceeds the bounds. Raises Refused
-        (CURSOR_TOO_OLD) below `start_offset`, LogCorrupted, OSError.
-        """
-        return self._reader.read(offset, self.high_watermark, rows_max=rows_max, bytes_max=bytes_max)
+        return self._read(offset, self._marks.high_watermark, rows_max, bytes_max)
 
     def read_appended(self, offset: int, *, rows_max: int, bytes_max: int) -> list[LoggedBatch]:
-        """Return batches like `read`, but up to `next_offset`: also those not yet visible or written.
+        return self._read(offset, self._marks.next_offset, rows_max, bytes_max)
 
-        Raises Refused (CURSOR_TOO_OLD) below `start_offset`, LogCorrupted, OSError.
-        """
-        return self._reader.read(offset, self.next_offset, rows_max=rows_max, bytes_max=bytes_max)
+    def _read(self, offset: int, end: int, rows_max: int, bytes_max: int) -> list[LoggedBatch]:
+        tail, marks = self._appender.tail, self._marks
+        if offset < marks.start_offset:
+            raise refusals.offset_too_old(offset, marks.start_offset)
+        if offset >= end:
+            return []
+        if offset >= tail.start_offset:
+            return tail.read(offset, end, rows_max=rows_max, bytes_max=bytes_max)
+        # After a failure `written` is lower: the rows from there on may be lost.
+        end = min(end, marks.written, tail.start_offset)
+        return self.segments.read(offset, end, rows_max=rows_max, bytes_max=bytes_max)
 
     def frames(self, offset: int = 0) -> Iterator[FrameLocation]:
         """Yield the frames from an offset (or the log's start) up to `high_watermark`, and check each again.
 
         Raises LogCorrupted at a frame that cannot be read; `inspect` continues after such a frame.
         """
-        return self._reader.frames(offset, self.high_watermark)
+        return self.segments.scan(max(offset, self.start_offset), self.high_watermark)
 
     def find(self, origin: int, counter: int) -> int | None:
-        """Return the offset of a dot, even one not yet written; None if the log does not hold it."""
-        return self._reader.find(origin, counter)
+        def fetch(offset: int) -> LoggedBatch | None:
+            batches = self.read_appended(offset, rows_max=1, bytes_max=1)
+            return batches[0] if batches else None
+
+        return self.segments.find(origin, counter, fetch)
 
     def offset_at(self, time_us: int) -> int:
         """Return the first offset appended at that time (us since 1970) or later, else `high_watermark`."""
-        return self._reader.offset_at(time_us, self.high_watermark)
+        return self.segments.offset_at(time_us, self.high_watermark)
 
     def age_s(self, offset: int) -> float | None:
         """Return the seconds since the row at an offset was appended, by log time.
 
         0 from `high_watermark` on; None where the time cannot be read at present.
         """
-        return self._reader.age_s(offset, self.high_watermark)
+        if offset >= self.high_watermark:
+            return 0.0
+        time = self.append_time(offset)
+        return None if time is None else max(self.clock.peek() - time, 0) / 1e6
 
     def append_time(self, offset: int) -> int | None:
         """Return the append time (us since 1970) of a row below `high_watermark`; None if it cannot be read.
 
         For a removed row, returns the time of the oldest stored one. Reads a few frame heads, and no bodies.
         """
-        return self._reader.append_time(offset)
-
-    @property
-    def sendfile_pool(self) -> SendfilePool:
-        """Creates readers of full frames, as the files hold them."""
-        return self._reader.sendfile_pool
+        tail = self._appender.tail
+        if offset >= tail.start_offset:
+            (logged,) = tail.read(offset, self.next_offset, rows_max=1, bytes_max=1)
+            head_fields = unpack_logged_head(logged.head)
+            return None if head_fields is None else head_fields[2].append_time
+        try:
+            return self.segments.append_time(max(offset, self.start_offset))
+        except (LogCorrupted, OSError):
+            return None
 
     def sendfile_reader(self) -> SendfileReader:
-        """Return a reader of full frames as the files hold them."""
         return self.sendfile_pool.reader()
 
     # --- retention
 
     def used_share(self, offset: int) -> float:
-        """Return the share of `bytes_max` that the segments from that of `offset` on use."""
         return self._retention.used_share(offset)
 
     def retention_share(self, offset: int) -> float:
-        """Return how close the segment of `offset` is to its removal, by size and age, ignoring holders."""
         return self._retention.retention_share(offset)
 
     def hold(self, holder: str, needed: Callable[[], int], evict: Callable[[], None] | None = None) -> None:
-        """Keep all rows from the offset on that `needed` returns.
-
-        The log calls `needed` when capacity is short. If `evict` is given, the log calls `evict` and releases
-        the holder rather than refuse an append.
-        """
         self._retention.holders.hold(holder, needed, evict)
 
     def release(self, holder: str) -> None:
-        """Remove a holder."""
         self._retention.holders.release(holder)
 
     def retain(self) -> int:
@@ -540,13 +560,11 @@ class DurableLog:
         return self._retention.planner.newest(start=self.start_offset, end=self.next_offset)
 
     def may_have_snapshot(self) -> bool:
-        """Return False if memory already shows that `snapshot` would find none; True otherwise."""
         return self._retention.planner.may_have_snapshot(self.start_offset)
 
     # --- small files and statistics
 
     def write_small(self, write: Callable[[], None]) -> None:
-        """Write a small file beside the log, also on a full disk. For a thread. Raises what `write` does."""
         self.reserve.use(write)
 
     def mark_time(self) -> None:
@@ -568,8 +586,8 @@ class DurableLog:
             start_offset=self.start_offset, next_offset=self.next_offset, written=self.written,
             synced=self.synced, high_watermark=self.high_watermark, segments=len(self.segments.all),
             compressed_segments=sum(segment.compressed for segment in self.segments.all),
-            bytes=retention.quota.bytes, bytes_max=self.settings.bytes_max,
-            unwritten_bytes=queue.unwritten_bytes, tail_bytes=self._reader.tail_bytes,
+            bytes=retention.bytes, bytes_max=self.settings.bytes_max,
+            unwritten_bytes=queue.unwritten_bytes, tail_bytes=self._appender.tail.bytes,
             commits=queue.commits, syncs_skipped=queue.syncs_skipped, removed_segments=queue.removed_count,
             indexes_rebuilt=self.segments.indexes_rebuilt, refused=self._capacity.refused_count,
             held_by=retention.holders.slowest(), reopened=self.recoveries,

@@ -6,6 +6,7 @@ refuses new ones while a holder still needs the oldest.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,6 @@ from delta_prop_broker.log.stored_batches import (
     StoredBatches,
     weight,
 )
-from delta_prop_broker.log.time_marks import TimeMarks
 from delta_prop_broker.retention.holders import Holders
 from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.delta import AckLevel, KnownIds, Source
@@ -28,6 +28,43 @@ if TYPE_CHECKING:
 
     from delta_prop_broker.log_clock import MonotonicClock
     from delta_prop_wire.batch import Batch
+
+TIME_MARKS_MAX = 4_096
+"""Maximum number of stored time marks; older ones lie further apart."""
+
+
+class TimeMarks:
+    """The time at which the log ended at an offset, noted now and then, so that an append need not do it."""
+
+    def __init__(self, clock: MonotonicClock | None) -> None:
+        """`clock`: None in a log whose rows need no ages; then all are 0."""
+        self._clock = clock
+        self._ends: list[int] = []  # the next offset at each time of `_times`
+        self._times: list[float] = []
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def note(self, start: int, end: int) -> None:
+        """Note that the log holds the rows from `start` to `end` now."""
+        if self._clock is None or (self._ends and self._ends[-1] == end):
+            return
+        self._ends.append(end)
+        self._times.append(self._clock.now())
+        if len(self._ends) > TIME_MARKS_MAX:
+            removed_count = bisect_right(self._ends, start)
+            if removed_count * 2 > TIME_MARKS_MAX:
+                del self._ends[:removed_count], self._times[:removed_count]
+            else:  # thin out the older half
+                del self._ends[: TIME_MARKS_MAX // 2 : 2], self._times[: TIME_MARKS_MAX // 2 : 2]
+
+    def age_s(self, offset: int) -> float:
+        """Return the seconds since the first mark after the row at `offset`; 0 if there is none yet."""
+        index = bisect_right(self._ends, offset)
+        if self._clock is None or index == len(self._ends):
+            return 0.0
+        return max(self._clock.now() - self._times[index], 0.0)
+
 
 DELTAS_MAX = 1_000_000
 BYTES_MAX = 256 * 1024 * 1024
@@ -54,7 +91,7 @@ class MemoryLogStatistics:
 
 
 class MemoryLog:
-    """A `Log` bounded in deltas and bytes."""
+    """A `Log` bounded in deltas and bytes; `Log` describes the methods without a docstring."""
 
     epoch = 1
     ack_level = AckLevel.MEMORY
@@ -84,7 +121,6 @@ class MemoryLog:
 
     @property
     def high_watermark(self) -> int:
-        """The next offset: in memory every appended row is readable."""
         return self.next_offset
 
     def epoch_end(self, epoch: int) -> int | None:
@@ -100,27 +136,20 @@ class MemoryLog:
 
     @property
     def start_offset(self) -> int:
-        """The oldest stored offset."""
         return self._stored.start_offset
 
     def refusal(self, *batches: Batch) -> Refused | None:
-        """Return the error with which an append of these would be refused now; drops old batches first."""
         for batch in batches:
             if batch.ack_level > self.ack_level:
                 return _level_refusal(batch)
         return self._refusal(sum(batch.count for batch in batches), sum(map(weight, batches)))
 
     def capacity_refusal(self, count: int, size: int) -> Refused | None:
-        """Return the error with which a batch of about this size would be refused now; None if it fits.
-
-        Also returns None for a batch that is larger than the log, which `append` refuses as too large.
-        """
         size += BATCH_OVERHEAD_BYTES + ROW_OVERHEAD_BYTES * count
         is_too_large = count > self._deltas_max or size > self._bytes_max
         return None if is_too_large or self._ensure_capacity(count, size) else self._full_refusal(count, size)
 
     def shortage(self) -> Refused | None:
-        """Return the error if the size that was refused last would be refused now; None otherwise."""
         if self._refused_size is None or self._ensure_capacity(*self._refused_size):
             self._refused_size = None
             return None
@@ -132,7 +161,6 @@ class MemoryLog:
     def append(
         self, batch: Batch, *, lamport: int, source: Source, known_ids: KnownIds = KnownIds.NONE
     ) -> LoggedBatch:
-        """Append a batch: assign its offsets. If it raises Refused, nothing has changed."""
         count, size, refusal = batch.count, weight(batch), None
         # The level of a forwarded batch counts only at the service where it entered.
         if batch.attributes >> ACK_LEVEL_SHIFT & 3 > self.ack_level and source is not Source.REPLICA:
@@ -148,7 +176,6 @@ class MemoryLog:
         return logged
 
     def make_capacity_for(self, batches: Sequence[Batch]) -> bool:
-        """Drop old batches that no holder needs, if necessary; True if `append_run` would take these."""
         for batch in batches:
             if batch.attributes >> ACK_LEVEL_SHIFT & 3 > self.ack_level:
                 return False
@@ -157,7 +184,6 @@ class MemoryLog:
         return fits_ever and self._ensure_capacity(count, size)
 
     def append_run(self, batches: Sequence[Batch], *, lamport: int, source: Source) -> list[LoggedBatch]:
-        """Append these batches one after the other; the caller just called `make_capacity_for`."""
         appended = []
         for batch in batches:
             appended.append(self.append(batch, lamport=lamport, source=source))
@@ -174,10 +200,9 @@ class MemoryLog:
         stored = self._stored
         if offset < stored.start_offset:
             raise refusals.offset_too_old(offset, stored.start_offset)
-        return stored.read(offset, rows_max, bytes_max)
+        return stored.read(offset, self.next_offset, rows_max=rows_max, bytes_max=bytes_max)
 
     def read_appended(self, offset: int, *, rows_max: int, bytes_max: int) -> list[LoggedBatch]:
-        """Return the result of `read`: every appended row is readable."""
         return self.read(offset, rows_max=rows_max, bytes_max=bytes_max)
 
     def find(self, origin: int, counter: int) -> int | None:
@@ -205,11 +230,9 @@ class MemoryLog:
         """Return None: this log has no files."""
 
     def write_small(self, write: Callable[[], None]) -> None:
-        """Write a small file; no disk belongs to this log."""
         write()
 
     def used_share(self, offset: int) -> float:
-        """Return the share of the bounds that the rows from `offset` on use, as far as they are stored."""
         if offset >= self.next_offset:
             return 0.0
         offset = max(offset, self.start_offset)
@@ -218,7 +241,6 @@ class MemoryLog:
         return max((self.next_offset - offset) / self._deltas_max, held[1] / self._bytes_max)
 
     def retention_share(self, offset: int) -> float:
-        """Return how close the row at `offset` is to its removal; here no row is removed for its age."""
         return self.used_share(offset)
 
     def age_s(self, offset: int) -> float | None:
@@ -235,15 +257,9 @@ class MemoryLog:
         self._time_marks.note(self.start_offset, self.next_offset)
 
     def hold(self, holder: str, needed: Callable[[], int], evict: Callable[[], None] | None = None) -> None:
-        """Keep all rows from the offset on that `needed` returns.
-
-        The log calls `needed` when capacity is short. If `evict` is given, the log calls `evict` and releases
-        the holder rather than refuse an append.
-        """
         self._holders.hold(holder, needed, evict)
 
     def release(self, holder: str) -> None:
-        """Remove a holder."""
         self._holders.release(holder)
 
     def statistics(self) -> MemoryLogStatistics:

@@ -1,4 +1,4 @@
-"""The batches of the log in memory, with the bytes that they count for."""
+"""Batches in memory: all of a log in memory, and the newest of a log on disk."""
 
 from __future__ import annotations
 
@@ -21,53 +21,37 @@ def weight(batch: Batch) -> int:
     return batch.size + BATCH_OVERHEAD_BYTES + ROW_OVERHEAD_BYTES * batch.count
 
 
-class StoredBatches:
+class _Batches:
     """Contiguous batches. `start_offset`: the oldest stored offset; `bytes`: their weights."""
 
-    def __init__(self) -> None:
-        self.start_offset = 0
+    def __init__(self, offset: int) -> None:
+        self.start_offset = offset
         self.bytes = 0
         self._batches: list[LoggedBatch] = []
         self._starts: list[int] = []
-        self._weights: list[int] = []  # cumulative: the sum up to and including each batch
-        self._appended_bytes = 0
         self._head = 0  # index of the oldest stored batch; the entries before it are deleted now and then
 
     def __iter__(self) -> Iterator[LoggedBatch]:
         """Iterate over the batches, oldest first."""
         return islice(self._batches, self._head, None)
 
-    def append(self, logged: LoggedBatch, size: int) -> None:
-        """Add the next batch, which weighs `size`."""
-        self._batches.append(logged)
-        self._starts.append(logged.offset)
-        self.bytes += size
-        self._appended_bytes += size
-        self._weights.append(self._appended_bytes)
-
-    def read(self, offset: int, rows_max: int, bytes_max: int) -> list[LoggedBatch]:
-        """Return batches from the one that holds the stored `offset` on, within the bounds, at least one."""
-        index = bisect_right(self._starts, offset, self._head) - 1
+    def read(self, offset: int, end: int, *, rows_max: int, bytes_max: int) -> list[LoggedBatch]:
+        """Return batches from the one that holds the stored `offset` on, up to offset `end`, at least one."""
+        index = max(bisect_right(self._starts, offset, self._head) - 1, self._head)
         first = self._batches[index]
         if first.count >= rows_max or first.batch.size >= bytes_max:
             return [first]
         batches: list[LoggedBatch] = []
         row_count = size = 0
         for logged in self._batches[index : index + rows_max]:
+            if logged.offset >= end:
+                break
             if batches and (row_count + logged.count > rows_max or size + logged.batch.size > bytes_max):
                 break
             batches.append(logged)
             row_count += logged.count
             size += logged.batch.size
         return batches
-
-    def held_from(self, offset: int) -> tuple[int, int] | None:
-        """Return the offset and bytes of the batches from that of `offset` on; None if it is not stored."""
-        index = bisect_right(self._starts, offset, self._head) - 1
-        if index < self._head:
-            return None
-        held_bytes = self._appended_bytes - self._weights[index] + weight(self._batches[index].batch)
-        return self._starts[index], held_bytes
 
     def oldest(self) -> LoggedBatch | None:
         """Return the oldest batch; None if there is none."""
@@ -80,12 +64,66 @@ class StoredBatches:
         self._batches[self._head] = _REMOVED
         self._head += 1
 
+
+class StoredBatches(_Batches):
+    """All batches of a log in memory."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self._weights: list[int] = []  # cumulative: the sum up to and including each batch
+        self._appended_bytes = 0
+
+    def append(self, logged: LoggedBatch, size: int) -> None:
+        """Add the next batch, which weighs `size`."""
+        self._batches.append(logged)
+        self._starts.append(logged.offset)
+        self.bytes += size
+        self._appended_bytes += size
+        self._weights.append(self._appended_bytes)
+
+    def held_from(self, offset: int) -> tuple[int, int] | None:
+        """Return the offset and bytes of the batches from that of `offset` on; None if it is not stored."""
+        index = bisect_right(self._starts, offset, self._head) - 1
+        if index < self._head:
+            return None
+        held_bytes = self._appended_bytes - self._weights[index] + weight(self._batches[index].batch)
+        return self._starts[index], held_bytes
+
     def trim(self) -> None:
         """Delete the entries of dropped batches at half, so that each entry moves once on average."""
         if self._head * 2 > len(self._batches):
-            del self._batches[: self._head]
-            del self._starts[: self._head]
-            del self._weights[: self._head]
+            del self._batches[: self._head], self._starts[: self._head], self._weights[: self._head]
+            self._head = 0
+
+
+class Tail(_Batches):
+    """The newest batches of a log on disk: those not written yet, and those for readers that keep up."""
+
+    def __init__(self, offset: int, *, bytes_max: int) -> None:
+        super().__init__(offset)
+        self._bytes_max = bytes_max
+
+    def append(self, logged: LoggedBatch) -> None:
+        """Add the next batch."""
+        self._batches.append(logged)
+        self._starts.append(logged.offset)
+        self.bytes += weight(logged.batch)
+
+    def extend(self, appended: list[LoggedBatch]) -> None:
+        """Add the next batches, one after the other."""
+        if len(appended) == 1:
+            self.append(appended[0])
+            return
+        self._batches += appended
+        self._starts += [logged.offset for logged in appended]
+        self.bytes += sum([weight(logged.batch) for logged in appended])
+
+    def trim(self, written: int) -> None:
+        """Drop the oldest batches that exceed the bound, as far as they are on disk (below `written`)."""
+        while self.bytes > self._bytes_max and (oldest := self.oldest()) and oldest.next_offset <= written:
+            self.drop(oldest)
+        if self._head * 2 > len(self._batches):
+            del self._batches[: self._head], self._starts[: self._head]
             self._head = 0
 
 

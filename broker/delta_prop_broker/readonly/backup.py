@@ -27,11 +27,7 @@ from delta_prop_broker.recovery.recovery_point import (
 )
 from delta_prop_broker.retention.snapshot import SUFFIX as SNAPSHOT_SUFFIX
 from delta_prop_broker.segments.frames import CHUNK_BYTES, FrameScanner
-from delta_prop_broker.segments.identity import (
-    check_format,
-    read_identity,
-    write_identity,
-)
+from delta_prop_broker.segments.identity import check_format, read_identity, write_identity
 from delta_prop_broker.segments.paths import FORMAT_PATH, IDENTITY, RECOVERY_POINT, STAGED, TEMPORARY
 from delta_prop_broker.segments.segment import (
     INDEX_SUFFIX,
@@ -42,9 +38,8 @@ from delta_prop_broker.segments.segment import (
     segment_bases,
     write_index,
 )
-from delta_prop_broker.segments.small_file import read_file, replace_file
+from delta_prop_broker.segments.small_file import read_file, replace_file, write_all
 from delta_prop_broker.segments.sparse_index import SparseIndex
-from delta_prop_broker.segments.writing import write_all
 from delta_prop_wire.errors import DeltaPropError, UsageError
 
 if TYPE_CHECKING:

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from delta_prop_broker.segments.segment import NAME_DIGITS
-from delta_prop_broker.segments.small_file import read_file, replace_file
+from delta_prop_broker.segments.small_file import read_file, replace_file, write_all
 from delta_prop_broker.segments.sparse_index import SparseIndex
-from delta_prop_broker.segments.writing import write_all
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.errors import DeltaPropError
 

@@ -32,17 +32,11 @@ from delta_prop_broker.retention.snapshot import (
 from delta_prop_broker.segments import preallocation
 from delta_prop_broker.segments.compressed import compress_frame
 from delta_prop_broker.segments.frames import FrameScanner
-from delta_prop_broker.segments.identity import (
-    FORMAT,
-    OLDEST_FORMAT,
-    read_format,
-    write_format,
-)
+from delta_prop_broker.segments.identity import FORMAT, OLDEST_FORMAT, read_format, write_format
 from delta_prop_broker.segments.paths import DIRECTORY, LOCK_PATH, TEMPORARY
 from delta_prop_broker.segments.segment import corruption_error, index_frame
-from delta_prop_broker.segments.small_file import write_temporary
+from delta_prop_broker.segments.small_file import write_all, write_temporary
 from delta_prop_broker.segments.sparse_index import SparseIndex
-from delta_prop_broker.segments.writing import write_all
 from delta_prop_wire.compression import Compression
 from delta_prop_wire.encode import with_control_types
 from delta_prop_wire.errors import UsageError
@@ -55,7 +49,7 @@ if TYPE_CHECKING:
 
     from delta_prop_broker.disk import Disk, File
     from delta_prop_broker.recovery.checkpoints import Checkpoint
-    from delta_prop_broker.recovery.recovery_result import RecoveryResult
+    from delta_prop_broker.recovery.recovery import RecoveryResult
     from delta_prop_broker.retention.snapshot import Snapshot
     from delta_prop_broker.segments.frames import FrameLocation
     from delta_prop_broker.segments.identity import Randomness

@@ -11,7 +11,7 @@ import struct
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from delta_prop_broker.segments.writing import write_all
+from delta_prop_broker.segments.small_file import write_all
 from delta_prop_wire.crc import crc32c
 
 if TYPE_CHECKING:

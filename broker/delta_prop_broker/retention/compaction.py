@@ -178,12 +178,7 @@ class Compaction:
                 reader = _SegmentReader(base, self._segments)
                 folder, in_order = ChangeFolder(), False
         facts = SnapshotFacts(
-            self._log_id,
-            self.offset,
-            reader.begin,
-            reader.time_us,
-            reader.lamport,
-            reader.chain_crc or 0,
+            self._log_id, self.offset, reader.begin, reader.time_us, reader.lamport, reader.chain_crc or 0
         )
         writer = self._writer = SnapshotWriter(self._disk, self._directory, facts)
         out, space = FrameBuilder(writer, states=True), _DiskSpace(self._disk, self._free_bytes_min)

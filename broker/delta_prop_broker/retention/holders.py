@@ -1,4 +1,4 @@
-"""Consumers that hold rows in the log, as replication slots do; if the log is full, the slowest is named."""
+"""Holders: consumers that still need rows of a log, each with its oldest needed offset."""
 
 from __future__ import annotations
 

@@ -80,10 +80,7 @@ class RawRows:
         parts: list[tuple[memoryview, list[int]] | None] = [
             None if numbers is None else (numbers, (batch.value_bounds * _NUMBER_BYTES).tolist())
         ]
-        for ends, content in (
-            (Column.BLOB_ENDS, Column.BLOBS),
-            (Column.METADATA_ENDS, Column.METADATA),
-        ):
+        for ends, content in ((Column.BLOB_ENDS, Column.BLOBS), (Column.METADATA_ENDS, Column.METADATA)):
             raw, stops = batch.column(content), batch.column(ends)
             if raw is None or stops is None:
                 parts.append(None)
@@ -151,7 +148,6 @@ class FrameSink(Protocol):
 
     def append(self, batch: Batch, /) -> object:
         """Add the next frame. A file raises OSError."""
-        ...
 
 
 class FrameBuilder:

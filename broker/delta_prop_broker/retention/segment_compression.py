@@ -16,15 +16,14 @@ from delta_prop_broker.segments.compressed import compress_frame
 from delta_prop_broker.segments.frames import FrameScanner
 from delta_prop_broker.segments.paths import TEMPORARY
 from delta_prop_broker.segments.segment import corruption_error, index_frame, load_index, write_index
+from delta_prop_broker.segments.small_file import write_all
 from delta_prop_broker.segments.sparse_index import SparseIndex
-from delta_prop_broker.segments.writing import write_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from delta_prop_broker.disk import Disk, File
     from delta_prop_broker.log.settings import LogSettings
-    from delta_prop_broker.retention.retention_quota import RetentionQuota
     from delta_prop_broker.segments.frames import FrameLocation
     from delta_prop_broker.segments.segment import Segment, Segments
     from delta_prop_wire.compression import Compression
@@ -161,13 +160,10 @@ class SegmentCompression:
 class SegmentCompressor:
     """Selects segments and adopts their compressed files; for the thread that owns the log."""
 
-    def __init__(
-        self, disk: Disk, directory: str, segments: Segments, quota: RetentionQuota, settings: LogSettings
-    ) -> None:
+    def __init__(self, disk: Disk, directory: str, segments: Segments, settings: LogSettings) -> None:
         self._disk = disk
         self._directory = directory
         self._segments = segments
-        self._quota = quota
         self._codec = settings.codec
         self._free_bytes_min = settings.free_bytes_min
         self._running: SegmentCompression | None = None
@@ -206,8 +202,8 @@ class SegmentCompressor:
         self._deferred = self._running.segment
         return [segment for segment in removed if segment is not self._deferred]
 
-    def finish(self, compression: SegmentCompression, *, retry: bool) -> Segment | None:
-        """Adopt a compression; return its segment if the log removed it meanwhile.
+    def finish(self, compression: SegmentCompression, *, retry: bool) -> tuple[Segment | None, int]:
+        """Adopt a compression; return its segment if the log removed it meanwhile, and the saved bytes.
 
         `retry`: the segment may be tried again.
         """
@@ -216,10 +212,11 @@ class SegmentCompressor:
         if file is not None:
             file.close()
         if compression is not self._running:  # it belongs to a log that was recovered since
-            return None
+            return None, 0
         removed, self._running, self._deferred = self._deferred, None, None
         segment.compression_tried = not retry
         if compression.index is not None and removed is None:
-            self._quota.bytes -= segment.size - compression.index.size
+            saved_bytes = segment.size - compression.index.size
             self._segments.exchange(segment, compression.index)
-        return removed
+            return None, saved_bytes
+        return removed, 0

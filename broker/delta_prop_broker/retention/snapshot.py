@@ -21,7 +21,7 @@ from delta_prop_broker.corruption import BadFrame, LogCorrupted
 from delta_prop_broker.segments.frames import FrameScanner
 from delta_prop_broker.segments.paths import TEMPORARY
 from delta_prop_broker.segments.segment import NAME_DIGITS, segment_bases
-from delta_prop_broker.segments.writing import write_all
+from delta_prop_broker.segments.small_file import write_all
 from delta_prop_wire.codec import encode_head
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import Dot, Source
@@ -84,7 +84,6 @@ class SnapshotFacts:
 
 
 def snapshot_path(directory: str, offset: int) -> str:
-    """Return the path of the snapshot at this offset."""
     return f"{directory}/{offset:0{NAME_DIGITS}d}{SUFFIX}"
 
 
@@ -119,7 +118,7 @@ class PresentSnapshot(NamedTuple):
 
 
 class Snapshot:
-    """An open snapshot. Until it is closed, it can be read even if its file is removed."""
+    """An open `LogSnapshot`. Until it is closed, it can be read even if its file is removed."""
 
     def __init__(
         self,
@@ -150,17 +149,14 @@ class Snapshot:
 
     @property
     def begin(self) -> int:
-        """The first offset that it covers; above 0 only if rows were removed before the first snapshot."""
         return self.facts.begin
 
     @property
     def rows(self) -> int:
-        """Number of states, including tombstones."""
         return self.facts.rows
 
     @property
     def lamport(self) -> int:
-        """The highest Lamport number below the offset."""
         return self.facts.lamport
 
     @property
@@ -233,7 +229,6 @@ class Snapshot:
             last_key, frame_number = keys[-1], frame_number + 1
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 

@@ -13,14 +13,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from delta_prop_broker.corruption import BadFrame, LogCorrupted
-from delta_prop_broker.retention.raw_rows import (
-    AS_CREATE,
-    ROW_BITS,
-    ROW_MASK,
-    FrameBuilder,
-    RawRows,
-    RowView,
-)
+from delta_prop_broker.retention.raw_rows import AS_CREATE, ROW_BITS, ROW_MASK, FrameBuilder, RawRows, RowView
 from delta_prop_broker.retention.snapshot import StateFile
 from delta_prop_broker.segments.frames import FrameScanner
 from delta_prop_wire.algebra import VectorState, apply, with_ignored

@@ -18,14 +18,7 @@ from delta_prop_wire.compression import Compression, available_codecs, compress,
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.errors import ProtocolError
 from delta_prop_wire.header import pack_header, unpack_header
-from delta_prop_wire.spec import (
-    ALIGNMENT,
-    CRC_BYTES,
-    HEADER_BYTES,
-    STAMP_BYTES,
-    ErrorCode,
-    Flag,
-)
+from delta_prop_wire.spec import ALIGNMENT, CRC_BYTES, HEADER_BYTES, STAMP_BYTES, ErrorCode, Flag
 
 if TYPE_CHECKING:
     from delta_prop_wire.header import Header

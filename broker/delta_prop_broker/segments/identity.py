@@ -7,12 +7,7 @@ import struct
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from delta_prop_broker.corruption import (
-    FormatOutdated,
-    FormatUnknown,
-    LogCorrupted,
-    add_directory_to_errors,
-)
+from delta_prop_broker.corruption import FormatOutdated, FormatUnknown, LogCorrupted, add_directory_to_errors
 from delta_prop_broker.segments.paths import FORMAT_PATH
 from delta_prop_broker.segments.small_file import (
     Checksum,
@@ -48,7 +43,6 @@ class Randomness(Protocol):
 
     def bytes(self, count: int, /) -> bytes:
         """Return `count` random bytes."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

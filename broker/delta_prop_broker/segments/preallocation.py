@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from delta_prop_broker.segments.frames import CHUNK_BYTES
 from delta_prop_broker.segments.reserve import is_disk_full
-from delta_prop_broker.segments.writing import write_all
+from delta_prop_broker.segments.small_file import write_all
 
 if TYPE_CHECKING:
     from delta_prop_broker.disk import File

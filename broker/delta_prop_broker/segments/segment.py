@@ -10,9 +10,8 @@ from sortedcontainers import SortedDict
 
 from delta_prop_broker.corruption import BadFrame, LogCorrupted
 from delta_prop_broker.segments.frames import CHUNK_BYTES, FrameScanner, heads_after
-from delta_prop_broker.segments.small_file import read_file
+from delta_prop_broker.segments.small_file import read_file, write_all
 from delta_prop_broker.segments.sparse_index import STEP_BYTES, Entry, SparseIndex
-from delta_prop_broker.segments.writing import write_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

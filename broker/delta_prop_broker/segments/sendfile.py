@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from delta_prop_broker.disk import Disk, File
-    from delta_prop_broker.log.marks import LogMarks
+    from delta_prop_broker.log.writing import LogMarks
     from delta_prop_broker.segments.frames import FrameHead
     from delta_prop_broker.segments.segment import Segment, Segments
     from delta_prop_broker.segments.sparse_index import Entry, SparseIndex

@@ -1,22 +1,56 @@
-"""Small files that are replaced as a whole, most with a checksum of their content.
+"""Small files that are replaced as a whole, most with a checksum of their content; and complete writes.
 
 A file is written under a temporary name, synced and renamed, so a reader finds the old content or the new.
 """
 
 from __future__ import annotations
 
+import errno
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from delta_prop_broker.corruption import LogCorrupted
 from delta_prop_broker.segments.paths import TEMPORARY
-from delta_prop_broker.segments.writing import write_all
 from delta_prop_wire.crc import crc32c
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
-    from delta_prop_broker.disk import Disk
+    from typing_extensions import Buffer
+
+    from delta_prop_broker.disk import Disk, File
+
+
+def write_all(file: File, at: int, parts: Sequence[Buffer], size: int = -1) -> int:
+    """Write the buffers one after the other from position `at` on; return the end position. Raises OSError.
+
+    `size`: the sum of their sizes, if known, so that a complete write need not compute it.
+    """
+    if size > 0:
+        written = file.write(at, parts)
+        if written == size:
+            return at + size
+        return _write_rest(file, at, [memoryview(part) for part in parts], written)
+    return _write_rest(file, at, [memoryview(part) for part in parts])
+
+
+def _write_rest(file: File, at: int, views: list[memoryview], written: int | None = None) -> int:
+    """Write all but the first `written` bytes, which an earlier write has written (None: there was none)."""
+    first = 0
+    while first < len(views):
+        if written is None:
+            written = file.write(at, views[first:] if first else views)
+        if written <= 0:
+            raise OSError(errno.EIO, f"the disk wrote nothing of a write at byte {at}")
+        at += written
+        while first < len(views) and written >= views[first].nbytes:
+            written -= views[first].nbytes
+            first += 1
+        if written:
+            views[first] = views[first][written:]
+        written = None
+    return at
+
 
 BYTES_MAX = 1 << 20
 """The default bound of what a reader takes into memory."""

@@ -7,12 +7,8 @@ traffic and never loses anything: the hard bound is the credit window.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
-from delta_prop_wire.frames import PressureLevel
-
-if TYPE_CHECKING:
-    from delta_prop_wire.frames import Backpressure
+from delta_prop_wire.frames import Backpressure, PressureLevel
 
 BURST_S = 0.125
 """Capacity of the bucket, and maximum sent at once: the deltas that the rate yields in this time."""
@@ -72,7 +68,6 @@ class Advice:
         return wait_s if wait_s > _WAIT_S_MIN else 0.0
 
     def spend(self, delta_count: int, now: float) -> None:
-        """Charge the bucket for the deltas sent."""
         if self.rate is not None:
             self._refill(now)
             self._tokens -= delta_count

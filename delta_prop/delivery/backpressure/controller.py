@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple
 
 from delta_prop_wire.errors import UsageError
 
@@ -56,42 +56,19 @@ WINDOW_S_MAX = 10.0
 """Maximum length to which a window is extended."""
 
 
-class Law(Protocol):
-    """A control law from measurements to a rate. One object for each sink."""
+class Measure(NamedTuple):
+    """Measurement of one pacing sink since the last step, in deltas.
 
-    @property
-    def rate(self) -> float:
-        """The present rate, in deltas per second."""
-        ...
+    `drained`: the admitted deltas less the growth of `depth`. For a mailbox, the depth counts the deltas
+    that are admitted and not applied; for a sink's own backlog, or its share of the log, only those above the
+    mark at which pacing starts. `in_call`: the part of the depth that the running call should have done by
+    now; None: unknown.
+    """
 
-    @property
-    def drain_rate(self) -> float:
-        """Deltas per second that left the sink in the last window; 0 before the first step."""
-        ...
-
-    def update(
-        self,
-        *,
-        drained: int,
-        depth: int,
-        depth_max: int,
-        elapsed_s: float = INTERVAL_S,
-        demand_limited: bool = False,
-        in_call: int | None = None,
-    ) -> float:
-        """Step the law and return the new rate.
-
-        `drained`: deltas that left since the last step: the admitted deltas less the growth of the depth.
-        `depth`: deltas that are admitted and not applied, or a backlog of the sink's own; `depth_max`: its
-        bound. `elapsed_s`: time since the last step. `demand_limited`: this sink's rate held nothing back, so
-        the source had no more to send. `in_call`: the part of the depth that the running call should have
-        done by now; None: unknown.
-        """
-        ...
-
-    def follow(self, *, drained: int, share: float, elapsed_s: float = INTERVAL_S) -> float:
-        """Step the law while the sink catches up from the log: the rate is a share of its drain rate."""
-        ...
+    drained: int
+    depth: int
+    depth_max: int
+    in_call: int | None = None
 
 
 class _Meter:
@@ -136,38 +113,60 @@ class _Meter:
         return self.total / self._steps if self._steps else 0.0
 
 
-class _MeasuredLaw:
-    """The common part of both laws: bounds, smoothing of increases, and the drain rate over a window."""
+class Law:
+    """A control law from measurements to a rate, in deltas per second. One object for each sink."""
 
     def __init__(self, limits: RateLimits | None = None) -> None:
         self.limits = limits or RateLimits()
-        self._rate = self.limits.rate_initial
+        self.rate = self.limits.rate_initial
         self._drained = _Meter(self.limits.window_s)
-
-    @property
-    def rate(self) -> float:
-        """The present rate, in deltas per second."""
-        return self._rate
 
     @property
     def drain_rate(self) -> float:
         """Deltas per second that left the sink in the last window; 0 before the first step."""
         return self._drained.rate
 
+    def update(
+        self,
+        *,
+        drained: int,
+        depth: int,
+        depth_max: int,
+        elapsed_s: float = INTERVAL_S,
+        demand_limited: bool = False,
+        in_call: int | None = None,
+    ) -> float:
+        """Step the law and return the new rate.
+
+        `drained`: deltas that left since the last step: the admitted deltas less the growth of the depth.
+        `depth`: deltas that are admitted and not applied, or a backlog of the sink's own; `depth_max`: its
+        bound. `elapsed_s`: time since the last step. `demand_limited`: this sink's rate held nothing back, so
+        the source had no more to send. `in_call`: the part of the depth that the running call should have
+        done by now; None: unknown.
+        """
+        if elapsed_s > 0:
+            measure = Measure(max(drained, 0), max(depth, 0), max(depth_max, 0), in_call)
+            self._drained.note(elapsed_s, measure.drained)
+            self._step(measure, elapsed_s, demand_limited)
+        return self.rate
+
+    def _step(self, measure: Measure, elapsed_s: float, demand_limited: bool) -> None:
+        raise NotImplementedError
+
     def follow(self, *, drained: int, share: float, elapsed_s: float = INTERVAL_S) -> float:
         """Step the law while the sink catches up from the log: the rate is a share of its drain rate."""
         if elapsed_s > 0:
             self._drained.note(elapsed_s, max(drained, 0))
             self._move(share * self._drained.rate)
-        return self._rate
+        return self.rate
 
     def _move(self, target: float) -> None:
         """Move the rate down at once, or up by a share of the way; within the bounds."""
         limits = self.limits
         target = min(max(target, limits.rate_min), limits.rate_max)
-        if target > self._rate:
-            target = limits.increase_share * target + (1 - limits.increase_share) * self._rate
-        self._rate = min(max(target, limits.rate_min), limits.rate_max)
+        if target > self.rate:
+            target = limits.increase_share * target + (1 - limits.increase_share) * self.rate
+        self.rate = min(max(target, limits.rate_min), limits.rate_max)
 
 
 RESPONSE_S = 1.0
@@ -188,7 +187,7 @@ NOISE_SHARE = 0.1
 """Share of a deviation within the noise that is added to the known capacity; a change replaces it."""
 
 
-class DrainLaw(_MeasuredLaw):
+class DrainLaw(Law):
     """Law: rate = capacity + (target depth - depth) / response time; falls at once and rises smoothly.
 
     The capacity is the drain rate over the last second in which the sink was the bottleneck: it had work all
@@ -207,23 +206,10 @@ class DrainLaw(_MeasuredLaw):
         self._capacity = 0.0
         self._idle_s = 0.0  # since the last drain
 
-    def update(
-        self,
-        *,
-        drained: int,
-        depth: int,
-        depth_max: int,
-        elapsed_s: float = INTERVAL_S,
-        demand_limited: bool = False,
-        in_call: int | None = None,
-    ) -> float:
-        """Step the law and return the new rate; see `Law.update`."""
-        if not elapsed_s > 0:
-            return self._rate
-        drained, depth, depth_max = max(drained, 0), max(depth, 0), max(depth_max, 0)
+    def _step(self, measure: Measure, elapsed_s: float, demand_limited: bool) -> None:
+        drained, depth, _, in_call = measure
         before, self._depth = self._depth, depth
         drained_with_call, self._in_call = drained + (in_call or 0) - self._in_call, in_call or 0
-        self._drained.note(elapsed_s, drained)
         self._recent_meter.note(elapsed_s, drained)
         self._idle_s = 0.0 if drained else self._idle_s + min(elapsed_s, ELAPSED_S_MAX)
         # A sink that drained no more than its depth before the step never ran dry.
@@ -233,12 +219,12 @@ class DrainLaw(_MeasuredLaw):
             deviation = (self._busy_meter if in_call is None else self._in_call_meter).rate - self._capacity
             noise = NOISE_MAX * self._capacity + self._busy_meter.lump / self._busy_meter.seconds
             self._capacity += (NOISE_SHARE if abs(deviation) <= noise else 1.0) * deviation
-        self._move(self._target(depth, depth_max, demand_limited, in_call))
-        return self._rate
+        self._move(self._target(measure, demand_limited))
 
-    def _target(self, depth: int, depth_max: int, demand_limited: bool, in_call: int | None) -> float:
+    def _target(self, measure: Measure, demand_limited: bool) -> float:
+        _, depth, depth_max, in_call = measure
         if self._busy_meter.seconds < MEASURED_S_MIN * 0.999:
-            return self._rate * FALL_MAX if depth > 0.9 * depth_max else self._rate
+            return self.rate * FALL_MAX if depth > 0.9 * depth_max else self.rate
         capacity, lump = self._capacity, self._busy_meter.lump
         done_in_call = capacity * self._idle_s if in_call is None else in_call
         standing_depth = depth - min(done_in_call, lump, depth)
@@ -247,32 +233,19 @@ class DrainLaw(_MeasuredLaw):
         target = capacity - (excess + 3 * max(excess - target_depth, 0.0)) / RESPONSE_S
         if standing_depth <= target_depth / 2 and depth <= target_depth:  # starved: the rate must not fall
             if not demand_limited:
-                target = max(target, PROBE * self._rate)
-            target = max(min(target, HEADROOM * max(self._recent_meter.rate, self._drained.rate)), self._rate)
-        return max(target, FALL_MAX * self._rate)
+                target = max(target, PROBE * self.rate)
+            target = max(min(target, HEADROOM * max(self._recent_meter.rate, self._drained.rate)), self.rate)
+        return max(target, FALL_MAX * self.rate)
 
 
-class DepthLaw(_MeasuredLaw):
+class DepthLaw(Law):
     """Law by depth alone, for comparison: the rate is halved above 90 %, x0.9 above 70 %, x1.1 below 30 %."""
 
-    def update(
-        self,
-        *,
-        drained: int,
-        depth: int,
-        depth_max: int,
-        elapsed_s: float = INTERVAL_S,
-        demand_limited: bool = False,
-        in_call: int | None = None,
-    ) -> float:
-        """Step the law and return the new rate; `depth_max` 0 counts as full. See `Law.update`."""
-        if not elapsed_s > 0:
-            return self._rate
-        self._drained.note(elapsed_s, max(drained, 0))
-        used_share = depth / depth_max if depth_max > 0 else 1.0
+    def _step(self, measure: Measure, elapsed_s: float, demand_limited: bool) -> None:
+        # A `depth_max` of 0 counts as full.
+        used_share = measure.depth / measure.depth_max if measure.depth_max > 0 else 1.0
         factor = 0.5 if used_share > 0.9 else 0.9 if used_share > 0.7 else 1.1 if used_share < 0.3 else 1.0
         limits = self.limits
-        target = min(max(self._rate * factor, limits.rate_min), limits.rate_max)
+        target = min(max(self.rate * factor, limits.rate_min), limits.rate_max)
         # The rate is smoothed in both directions, as specified, which makes it late.
-        self._rate = limits.increase_share * target + (1 - limits.increase_share) * self._rate
-        return self._rate
+        self.rate = limits.increase_share * target + (1 - limits.increase_share) * self.rate

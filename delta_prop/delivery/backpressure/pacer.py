@@ -6,20 +6,75 @@ admitted keeps its batch, and asks again after `wait_s`, or when a sink has made
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple
 
-from delta_prop.delivery.backpressure.controller import INTERVAL_S
+from delta_prop.delivery.backpressure.controller import INTERVAL_S, Law, Measure
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.frames import PressureLevel
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
-    from delta_prop.delivery.backpressure.controller import Law
-    from delta_prop.delivery.backpressure.credit import Credits
+class Credits:
+    """A window of deltas and bytes. It is never exceeded, except by one larger batch alone."""
+
+    __slots__ = ("bytes_max", "bytes_outstanding", "deltas_max", "deltas_outstanding")
+
+    def __init__(self, deltas_max: int, bytes_max: int) -> None:
+        if deltas_max < 1 or bytes_max < 1:
+            raise UsageError(f"credits for {deltas_max} deltas, {bytes_max} bytes: give at least 1 of each")
+        self.deltas_max = deltas_max
+        self.bytes_max = bytes_max
+        self.deltas_outstanding = 0
+        self.bytes_outstanding = 0
+
+    @property
+    def available(self) -> tuple[int, int]:
+        """Deltas and bytes that may still be admitted; never below 0."""
+        deltas, size = self.deltas_max - self.deltas_outstanding, self.bytes_max - self.bytes_outstanding
+        return max(deltas, 0), max(size, 0)
+
+    @property
+    def used_share(self) -> float:
+        """Used share of the window, of deltas or bytes, whichever is larger; above 1 after a larger batch."""
+        return max(self.deltas_outstanding / self.deltas_max, self.bytes_outstanding / self.bytes_max)
+
+    def can_take(self, count: int, size: int) -> bool:
+        """Return True if a batch may be admitted: it fits, or nothing is outstanding."""
+        return (
+            self.deltas_outstanding + count <= self.deltas_max
+            and self.bytes_outstanding + size <= self.bytes_max
+        ) or self.deltas_outstanding == self.bytes_outstanding == 0
+
+    def take(self, count: int, size: int) -> None:
+        """Spend the credit of an admitted batch. Raises UsageError if it does not fit."""
+        if count < 0 or size < 0 or not self.can_take(count, size):
+            deltas, size_left = self.available
+            raise UsageError(
+                f"{count} deltas of {size} bytes: only {deltas} deltas, {size_left} bytes are left: "
+                "call can_take first"
+            )
+        self.deltas_outstanding += count
+        self.bytes_outstanding += size
+
+    def release(self, count: int, size: int) -> None:
+        """Return the credit of applied or skipped deltas. Raises UsageError if more than is outstanding."""
+        if not (0 <= count <= self.deltas_outstanding and 0 <= size <= self.bytes_outstanding):
+            raise UsageError(
+                f"{count} deltas of {size} bytes: only {self.deltas_outstanding} and "
+                f"{self.bytes_outstanding} are outstanding: release what was taken"
+            )
+        self.deltas_outstanding -= count
+        self.bytes_outstanding -= size
+
+    def set_outstanding(self, deltas: int, size: int) -> None:
+        """Set the outstanding amount, e.g. at a start or after a stop. It may exceed the window."""
+        if deltas < 0 or size < 0:
+            raise UsageError(f"{deltas} deltas of {size} bytes: give at least 0")
+        self.deltas_outstanding = deltas
+        self.bytes_outstanding = size
+
 
 WARN_SHARE = 0.8
 """Used share of the queue, or of a sink's bound, from which the pressure level is WARN."""
@@ -32,23 +87,12 @@ RETRY_AFTER_MS_UNMEASURED = 100
 ROUNDING = 1e-6  # in deltas, so that rounding does not hold back a batch whose wait is over
 
 
-class Measure(NamedTuple):
-    """Measurement of one pacing sink since the last step, in deltas.
-
-    `drained`: the admitted deltas less the growth of `depth`. For a mailbox, the depth counts the deltas
-    that are admitted and not applied; for a sink's own backlog, or its share of the log, only those above the
-    mark at which pacing starts. `in_call`: the part of the depth that the running call should have done by
-    now; None: unknown.
-    """
-
-    drained: int
-    depth: int
-    depth_max: int
-    in_call: int | None = None
-
-
 class Mode(Enum):
-    """The effect of a sink on the source."""
+    """The effect of a sink on the source.
+
+    While it catches up, its law follows a share of its drain rate, without credit, so that it gains on the
+    source. While it has stopped, or fails, it is suspended: it sets no limit.
+    """
 
     PACING = "pacing"
     CATCHING_UP = "catching up"
@@ -72,14 +116,13 @@ class Pressure:
 
 
 class _PacedSink:
-    __slots__ = ("credits", "law", "measure", "mode", "name", "share", "stepped_at")
+    __slots__ = ("credits", "law", "measure", "mode", "name", "stepped_at")
 
     def __init__(self, name: str, law: Law, credits_: Credits | None, now: float) -> None:
         self.name = name
         self.law = law
         self.credits = credits_
         self.mode = Mode.PACING
-        self.share = CATCH_UP_SHARE
         self.stepped_at = now
         self.measure = Measure(0, 0, 0)
 
@@ -133,39 +176,24 @@ class Pacer:
         if self._sinks.pop(name, None) is not None:
             self._update_rate(now)
 
-    def suspend(self, name: str, now: float) -> None:
-        """Suspend the limit of a sink that has stopped, or fails. Its law keeps its state."""
-        self._set_mode(name, Mode.SUSPENDED, now)
+    def set_mode(self, name: str, mode: Mode, now: float) -> None:
+        """Change the effect of a sink on the source. Raises UsageError for an unknown sink.
 
-    def catch_up(self, name: str, now: float, *, share: float = CATCH_UP_SHARE) -> None:
-        """Limit the source to a share of the sink's drain rate, without credit.
-
-        For a sink that catches up from the log: with a share below 1, it gains on the source. Raises
-        UsageError for any other share.
+        Before `PACING` resumes, set what the sink holds, by `set_outstanding` of its credit. A suspended
+        sink's law keeps its state.
         """
-        if not 0 < share < 1:
-            raise UsageError(f"share={share}: give a share between 0 and 1 of a sink's drain rate")
-        self._require_sink(name).share = share
-        self._set_mode(name, Mode.CATCHING_UP, now)
-
-    def resume(self, name: str, now: float) -> None:
-        """Resume usual pacing. Before this, set what the sink holds, by `set_outstanding` of its credit."""
-        self._set_mode(name, Mode.PACING, now)
+        paced = self._sinks.get(name)
+        if paced is None:
+            known = ", ".join(map(repr, self._sinks)) or "none"
+            raise UsageError(f"sink {name!r}: not a pacing sink: name one of these: {known}")
+        if paced.mode is not mode:
+            paced.mode, paced.stepped_at = mode, now
+            self._update_rate(now)
 
     def mode(self, name: str) -> Mode | None:
         """Return the effect of this sink on the source; None if the sink is unknown."""
         paced = self._sinks.get(name)
         return None if paced is None else paced.mode
-
-    def rates(self) -> dict[str, tuple[float, float]]:
-        """Return the rate of the law and the drain rate of each sink that is not suspended."""
-        return {
-            paced.name: (paced.law.rate, paced.law.drain_rate)
-            for paced in self._sinks.values()
-            if paced.mode is not Mode.SUSPENDED
-        }
-
-    # --- the gate
 
     def admits(self, count: int, size: int, now: float) -> bool:
         """Return True if a batch of `count` deltas and `size` bytes may enter the pipeline now."""
@@ -198,13 +226,8 @@ class Pacer:
         missing = min(count, self._burst) - self._tokens
         return missing / self.rate if missing > ROUNDING else 0.0
 
-    # --- the rate
-
     def step(self, now: float, measures: Mapping[str, Measure], *, waiting: bool = True) -> float | None:
-        """Step the laws of the measured sinks, once every `INTERVAL_S`, and return the source's rate.
-
-        `waiting`: True if a batch may wait at the gate; otherwise no sink holds the source back.
-        """
+        """Step the laws every `INTERVAL_S`; return the source's rate. `waiting`: True if a batch may wait."""
         if not waiting:
             self._current_holder = None
         for name, measure in measures.items():
@@ -213,7 +236,7 @@ class Pacer:
                 continue
             elapsed_s, paced.stepped_at, paced.measure = now - paced.stepped_at, now, measure
             if paced.mode is Mode.CATCHING_UP:
-                paced.law.follow(drained=measure.drained, share=paced.share, elapsed_s=elapsed_s)
+                paced.law.follow(drained=measure.drained, share=CATCH_UP_SHARE, elapsed_s=elapsed_s)
                 continue
             paced.law.update(
                 drained=measure.drained,
@@ -239,26 +262,10 @@ class Pacer:
                 retry_after_ms = int(min(max(wait_ms, RETRY_AFTER_MS_MIN), RETRY_AFTER_MS_MAX))
         return Pressure(level, self.rate, queue_depth, queue_capacity, retry_after_ms, self.paced_by, reason)
 
-    # --- internals
-
     @property
     def _burst(self) -> float:
         assert self.rate is not None
         return self.rate * INTERVAL_S
-
-    def _require_sink(self, name: str) -> _PacedSink:
-        paced = self._sinks.get(name)
-        if paced is None:
-            known = ", ".join(map(repr, self._sinks)) or "none"
-            raise UsageError(f"sink {name!r}: not a pacing sink: name one of these: {known}")
-        return paced
-
-    def _set_mode(self, name: str, mode: Mode, now: float) -> None:
-        paced = self._require_sink(name)
-        if paced.mode is mode:
-            return
-        paced.mode, paced.stepped_at = mode, now
-        self._update_rate(now)
 
     def _update_rate(self, now: float) -> None:
         """Set the rate to the smallest of all sinks. Tokens up to now are added at the old rate."""

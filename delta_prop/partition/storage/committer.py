@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from delta_prop.platform.ports import Clock, Threads
     from delta_prop.platform.tick_callbacks import TickCallbacks
     from delta_prop_broker.log.durable import DurableLog
-    from delta_prop_broker.segments.commit import Commit
+    from delta_prop_broker.log.writing import Commit
 
 logger = logging.getLogger("delta_prop")
 

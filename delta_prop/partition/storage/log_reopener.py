@@ -23,7 +23,7 @@ from delta_prop_wire.errors import DeltaPropError
 if TYPE_CHECKING:
     from delta_prop.partition.storage.storage import Storage
     from delta_prop.platform.ports import Threads, World
-    from delta_prop_broker.recovery.recovery_result import RecoveryReport, RecoveryResult
+    from delta_prop_broker.recovery.recovery import RecoveryReport, RecoveryResult
 
 logger = logging.getLogger("delta_prop")
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from delta_prop.platform.tick_callbacks import TickCallbacks
     from delta_prop_broker.disk import Disk
     from delta_prop_broker.log.settings import LogSettings
-    from delta_prop_broker.recovery.recovery_result import RecoveryReport
+    from delta_prop_broker.recovery.recovery import RecoveryReport
     from delta_prop_wire.errors import Refused
 
 logger = logging.getLogger("delta_prop")

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import gc
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import anyio
 
 from delta_prop_sinks.conformance import forwarded, losses, rebuilding, story
 from delta_prop_sinks.conformance.loop_watch import LoopWatch
-from delta_prop_sinks.conformance.player import CheckSettings, Player
+from delta_prop_sinks.conformance.player import CheckSettings, Expected, Failing, Player, Probe
 from delta_prop_sinks.conformance.steps import Leftovers
+from delta_prop_sinks.sink import Sink
 from delta_prop_wire.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from delta_prop_sinks.conformance.player import Expected, Failing, Probe
-    from delta_prop_sinks.sink import Sink
 
 
 async def check_sink(

@@ -6,29 +6,22 @@ They share no code with sinks except the arithmetic of the wire package, which i
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import anyio
 import anyio.lowlevel
 import numpy as np
 
+from delta_prop_sinks.conformance.loop_watch import LoopWatch
 from delta_prop_sinks.sink import Delivery
-from delta_prop_wire.algebra import VectorState, apply, fold
-from delta_prop_wire.batch import LoggedBatch
-from delta_prop_wire.delta import Kind, KnownIds, Source
+from delta_prop_wire.algebra import Key, VectorState, apply, fold
+from delta_prop_wire.batch import Batch, LoggedBatch
+from delta_prop_wire.delta import Delta, Kind, KnownIds, Source
 from delta_prop_wire.encode import encode_batch, encode_noop
 from delta_prop_wire.spec import ErrorCode
-from delta_prop_wire.state_rows import encode_states
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-
-    from delta_prop_sinks.conformance.loop_watch import LoopWatch
-    from delta_prop_wire.algebra import Key
-    from delta_prop_wire.batch import Batch
-    from delta_prop_wire.delta import Delta
-    from delta_prop_wire.state_rows import StateRow
+from delta_prop_wire.state_rows import StateRow, encode_states
 
 T = TypeVar("T")
 Ref = tuple[str, str]
@@ -68,7 +61,6 @@ class FakeClock:
         return self.time
 
     def wall_us(self) -> int:
-        """Return the time that was set, in microseconds."""
         return int(self.time * 1_000_000)
 
 
@@ -93,7 +85,6 @@ class Fault:
         self.call_count, self._fails_at, self._fails_after = 0, number, after
 
     def clear(self) -> None:
-        """Cancel the planned failure."""
         self._fails_at = None
 
     async def run(self, function: Callable[[], T]) -> T:
@@ -194,7 +185,6 @@ class FakeLog:
         """Do nothing: no other log lacks anything."""
 
     def dimension(self, namespace: str) -> int | None:
-        """Return the dimension of the namespace's first vector."""
         for row in self.rows(self._batches_seen):
             operation = row.delta.operation
             if operation.kind in (Kind.CREATE, Kind.DENSE):
@@ -203,10 +193,7 @@ class FakeLog:
         return self._dimensions.get(namespace)
 
     async def history(self, vectors: Collection[Ref]) -> AsyncIterator[tuple[LoggedBatch, int]]:
-        """Yield the deltas of vectors in log order, after their states if the log was compacted.
-
-        Takes one turn of the event loop.
-        """
+        """Yield the deltas of vectors in log order, after their states if the log was compacted."""
         await anyio.lowlevel.checkpoint()
         rows, start = self._snapshot or ([], 0)
         if states := [row for row in rows if row[:2] in vectors]:
@@ -222,8 +209,6 @@ class FakeLog:
                 for row, ref in enumerate(zip(logged.batch.namespaces, logged.batch.keys, strict=True)):
                     if ref in vectors:
                         yield logged, row
-
-    # --- writing
 
     def append(self, *deltas: Delta, others: Iterable[int] = ()) -> LoggedBatch:
         """Append a batch of this service's own. `others`: its rows that do not match the sink's topics."""
@@ -243,7 +228,6 @@ class FakeLog:
         self._snapshot = states, offset
 
     def undo_compact(self) -> None:
-        """Undo `compact`."""
         self._snapshot = None
 
     def append_noops(self, count: int) -> None:
@@ -276,17 +260,12 @@ class FakeLog:
         """Exclude a row from the sink's topics from now on."""
         self._other_offsets.add(offset)
 
-    # --- reading
-
     @property
     def lamport(self) -> int:
-        """The highest Lamport number so far."""
         return self._lamport
 
     def deliveries(self, start: int, end: int | None = None) -> list[Delivery]:
-        """Return the deliveries from offset `start` on, up to `end`; a batch that contains `end` is
-        sliced.
-        """
+        """Return the deliveries from offset `start` on, up to `end`, which may slice a batch."""
         deliveries = []
         for logged in self.batches[self._batch_index(start) :]:
             if end is not None and logged.offset >= end:
@@ -310,15 +289,12 @@ class FakeLog:
         return [delivery for delivery in deliveries if delivery is not None]
 
     def _batch_index(self, offset: int) -> int:
-        """Return the index of the batch that holds an offset."""
         return bisect_right(self.batches, offset, key=lambda logged: logged.next_offset)
 
     def delivery(
         self, logged: LoggedBatch, rows: Iterable[int], *, redelivered: bool = False, end: int | None = None
     ) -> Delivery | None:
-        """Return a delivery of the rows that match the topics and are not quarantined; None if there are
-        none.
-        """
+        """Return a delivery of those rows that match the topics and are not quarantined, if there are any."""
         if logged.batch.is_control:
             return None
         excluded = self._other_offsets if redelivered else self._other_offsets | self.quarantined
@@ -329,7 +305,6 @@ class FakeLog:
         return Delivery(logged, None if is_full else np.array(selected, np.intp), redelivered, end)
 
     def refs(self, logged: LoggedBatch) -> dict[Ref, None]:
-        """Return the vectors of all rows of a batch, in order."""
         refs = self._refs.get(logged.offset)
         if refs is None:
             batch = logged.batch
@@ -345,7 +320,6 @@ class FakeLog:
                 )
 
     def later_offsets_of(self, ref: Ref, start: int) -> list[int]:
-        """Return the offsets of a vector's rows from `start` on."""
         return [logged.offset + row for logged, row in self._rows_of([ref]) if logged.offset + row >= start]
 
 
@@ -379,7 +353,6 @@ class ReferenceModel:
                     self._apply_row(logged, row)
 
     def rows(self) -> list[Applied]:
-        """Return all applied rows, in the order in which they were applied."""
         for offset in self.offsets:
             if offset not in self._rows:
                 logged, row = self._log_rows[offset]
@@ -419,18 +392,15 @@ def _fold_all(rows: Mapping[Key, tuple[LoggedBatch, int]]) -> VectorState:
 
 
 def rows_of(delivery: Delivery) -> list[int]:
-    """Return the rows that the delivery selects."""
     rows: Any = range(delivery.logged.count) if delivery.rows is None else delivery.rows.tolist()
     return list(rows)
 
 
 def offsets_of(delivery: Delivery) -> list[int]:
-    """Return the offsets of the rows that the delivery selects."""
     return [delivery.first_offset + row for row in rows_of(delivery)]
 
 
 def lamport_below(deliveries: Iterable[Delivery], next_offset: int) -> int:
-    """Return the highest Lamport number of the rows below an offset."""
     numbers = (
         delivery.logged.lamport + row
         for delivery in deliveries

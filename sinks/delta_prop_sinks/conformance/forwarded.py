@@ -6,16 +6,12 @@ states refolds such a vector from the log's history, which may begin with a stat
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from delta_prop_sinks.conformance.fakes import THIRD_ORIGIN
+from delta_prop_sinks.conformance.player import Player
 from delta_prop_sinks.conformance.rebuilding import rebuild_at, states_at
-from delta_prop_sinks.conformance.story import deliver_new, is_applied
+from delta_prop_sinks.conformance.story import deliver_and_check, deliver_new, is_applied
 from delta_prop_sinks.sink import Rebuildable
 from delta_prop_wire.delta import Delta, create, delete, metadata_only, offset, scale, sparse, sparse_add
-
-if TYPE_CHECKING:
-    from delta_prop_sinks.conformance.player import Player
 
 WAITS_MAX = 8
 """The kit cancels a call at this many of its first waits."""
@@ -25,10 +21,7 @@ _IDS = [bytes([number]) * 16 for number in range(1, 3)]
 
 
 def leave_gap(player: Player) -> int:
-    """Leave a gap in the Lamport numbers, for rows of another service that arrive later.
-
-    Return the first number of the gap.
-    """
+    """Leave a gap in the Lamport numbers, for rows that arrive later; return its first number."""
     log = player.log
     first = log.lamport + 1
     log.forward(Delta("ahead", create([1, 1, 1, 1])), lamport=log.lamport + _GAP)
@@ -36,18 +29,15 @@ def leave_gap(player: Player) -> int:
 
 
 async def check_out_of_order_rows(player: Player) -> None:
-    """Deliver forwarded rows that sort before earlier ones: alone, with others, twice, amid cancelled calls,
-    and after a restart.
-    """
+    """Deliver forwarded rows that sort before earlier ones, also twice, cancelled, and after a restart."""
     log = player.log
     log.append(*(Delta(f"shared-{i}", create([i, 1, 2, 3]), metadata={"n": i}) for i in range(8)))
     gap = leave_gap(player)
     log.append(*(Delta(f"shared-{i}", scale(2), metadata={"n": None}) for i in range(8)))
     await deliver_new(player)
     log.forward(Delta("shared-0", offset(1)), lamport=gap)
-    await deliver_new(player)
-    await player.check_view(
-        "forwarded", "after a forwarded row that sorts before an earlier one of its vector"
+    await deliver_and_check(
+        player, "forwarded", "after a forwarded row that sorts before an earlier one of its vector"
     )
     log.forward(
         Delta("shared-0", sparse([1], [5])),
@@ -60,9 +50,8 @@ async def check_out_of_order_rows(player: Player) -> None:
     log.forward(*(Delta(f"shared-{i}", sparse_add([0, 3], [1, i])) for i in range(8)), lamport=gap + 5)
     log.append(Delta("shared-0", sparse_add([2], [1])), Delta("shared-new", create([1, 2, 3, 4])))
     start = log.delivered_offset
-    await deliver_new(player)
-    await player.check_view(
-        "forwarded", "after many forwarded rows, among own ones, that sort before earlier ones"
+    await deliver_and_check(
+        player, "forwarded", "after many forwarded rows, among own ones, that sort before earlier ones"
     )
     await player.deliver(log.deliveries(start))
     await player.check_view(
@@ -83,8 +72,9 @@ async def _deliver_ties(player: Player) -> None:
     log.forward(Delta("shared-6", scale(2)), lamport=lamport, origin=THIRD_ORIGIN)
     log.forward(Delta("shared-7", scale(2)), lamport=lamport + 1, origin=THIRD_ORIGIN)
     log.forward(Delta("shared-7", offset(1)), lamport=lamport + 1)
-    await deliver_new(player)
-    await player.check_view("forwarded", "after forwarded rows of two origins with equal Lamport numbers")
+    await deliver_and_check(
+        player, "forwarded", "after forwarded rows of two origins with equal Lamport numbers"
+    )
 
 
 async def _deliver_duplicate_ids(player: Player) -> None:
@@ -96,8 +86,9 @@ async def _deliver_duplicate_ids(player: Player) -> None:
     await deliver_new(player)
     log.forward(Delta("shared-4", offset(1), id=_IDS[0]), lamport=log.lamport + 1)
     log.forward(Delta("shared-5", offset(1), id=_IDS[1]), lamport=gap)
-    await deliver_new(player)
-    await player.check_view("forwarded", "after forwarded rows with the ids of rows that came earlier")
+    await deliver_and_check(
+        player, "forwarded", "after forwarded rows with the ids of rows that came earlier"
+    )
 
 
 async def _cancel_calls(player: Player) -> None:
@@ -134,8 +125,7 @@ async def check_rebuild_before_forwarded_rows(player: Player) -> None:
     log.append(*(Delta(f"under-{i}", scale(2)) for i in range(3)))
     log.forward(Delta("under-0", offset(1)), Delta("under-1", sparse_add([0], [1])), lamport=upper_gap)
     log.forward(Delta("under-1", offset(3)), Delta("under-2", scale(5)), lamport=lower_gap)  # no effect
-    await deliver_new(player)
-    await player.check_view("forwarded", "after forwarded rows that sort before earlier ones")
+    await deliver_and_check(player, "forwarded", "after forwarded rows that sort before earlier ones")
     log.compact(states_at(player, end), end)
     await rebuild_at(player, end)
     when = "after a rebuild from a snapshot that lies below forwarded rows"
@@ -145,6 +135,5 @@ async def check_rebuild_before_forwarded_rows(player: Player) -> None:
     player.recheck_all()
     await player.check_view("forwarded", f"{when}, after these were redelivered")
     log.forward(Delta("under-0", scale(3)), lamport=upper_gap + 10)
-    await deliver_new(player)
-    await player.check_view("forwarded", f"{when}, and another one")
+    await deliver_and_check(player, "forwarded", f"{when}, and another one")
     log.undo_compact()

@@ -9,17 +9,15 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
+from collections.abc import Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from math import inf
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from types import FrameType, TracebackType
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from delta_prop_sinks.conformance.rules import ContractViolation
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine, Generator, Iterator
-    from types import FrameType, TracebackType
 
 T = TypeVar("T")
 
@@ -76,14 +74,12 @@ class LoopWatch:
         self._calls.append(_Call(name, 0.0, ""))
 
     def __enter__(self) -> None:
-        """Begin a step of the call."""
         self._line = ""
         self._since = perf_counter()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the step."""
         blocked_s, self._since = perf_counter() - self._since, inf
         if blocked_s > self._calls[-1].blocked_s:
             self._calls[-1] = _Call(self._calls[-1].name, blocked_s, self._line)
@@ -122,27 +118,22 @@ class WatchedCall(Generic[T]):
         return self.send(None)
 
     def send(self, value: Any) -> Any:
-        """Continue to the next wait."""
         with self._watch:
             return self._call.send(value)
 
     def throw(self, *failure: Any) -> Any:
-        """Continue with a failure, to the next wait."""
         with self._watch:
             return self._call.throw(*failure)
 
     def close(self) -> None:
-        """Close the call."""
         self._call.close()
 
     @property
     def cr_frame(self) -> FrameType | None:
-        """The call's frame."""
         return self._call.cr_frame  # type: ignore[attr-defined, no-any-return]
 
     @property
     def cr_await(self) -> object:
-        """The awaitable that the call waits for."""
         return self._call.cr_await  # type: ignore[attr-defined]
 
 

@@ -6,28 +6,27 @@ kit cancels the call and drops the sink: none of the sink's code runs any furthe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import anyio
 
 from delta_prop_sinks.conformance.fakes import CALL_TURNS
-from delta_prop_sinks.conformance.story import append_rows, append_with_gaps, deliver_new, is_applied
+from delta_prop_sinks.conformance.player import Player
+from delta_prop_sinks.conformance.story import (
+    append_rows,
+    append_with_gaps,
+    deliver_and_check,
+    deliver_new,
+    is_applied,
+)
 from delta_prop_wire.delta import Delta, create, offset, scale, sparse_add
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from delta_prop_sinks.conformance.player import Player
 
 CRASHES_MAX = 24
 """The kit crashes a sink at this many first waits of a call; half as many for redelivered rows."""
 
 
 async def check_sliced_batches(player: Player) -> None:
-    """Deliver a batch in two parts: the second follows the first directly, or after a restart or a crash.
-
-    In half of the cases, a row of the first part is released from quarantine in between.
-    """
+    """Deliver a batch in two parts, with a restart, a crash, or a row from quarantine in between."""
     for has_gap in (False, True):
         # If no data outlives the sink, a crash equals a restart.
         for interruption in ("nothing", "a restart", "a crash")[: 3 if player.is_persistent else 2]:
@@ -42,17 +41,13 @@ async def check_sliced_batches(player: Player) -> None:
             await player.check_view("released" if has_gap else "resume", when)
             if has_gap:
                 await player.deliver(player.log.redeliveries(quarantined), "released")
-            await deliver_new(player)
-            await player.check_view(
-                "released" if has_gap else "order", f"{when}, after the rest was delivered"
+            await deliver_and_check(
+                player, "released" if has_gap else "order", f"{when}, after the rest was delivered"
             )
 
 
 async def _deliver_first_part(player: Player, prefix: str, *, has_gap: bool) -> list[int]:
-    """Deliver the first half of a batch; return the offsets of its quarantined rows.
-
-    With `has_gap`, one of its rows is quarantined first and released afterwards.
-    """
+    """Deliver half of a batch; return its quarantined rows. `has_gap`: one is quarantined, and released."""
     log = player.log
     sliced = log.append(
         *(Delta(f"{prefix}-{i}", create([i, 1, 2, 3])) for i in range(6)),
@@ -73,14 +68,8 @@ async def _deliver_first_part(player: Player, prefix: str, *, has_gap: bool) -> 
 
 
 async def check_crashes(player: Player) -> None:
-    """Drop the sink without aclose(), at different moments: rows that it reported as committed must
-    survive.
-    """
-    for when in (
-        "apply()",
-        "background work and apply()",
-        "apply() amid background work",
-    ):
+    """Drop the sink without aclose(), at different moments: rows reported as committed must survive."""
+    for when in ("apply()", "background work and apply()", "apply() amid background work"):
         await player.deliver(append_rows(player, f"lost-{len(when)}"))
         if when == "background work and apply()":
             await player.pause()
@@ -140,7 +129,6 @@ async def _crash_during_redelivery(player: Player) -> None:
 
 
 async def _redeliver(player: Player, offsets: Sequence[int]) -> None:
-    """Release rows from quarantine and deliver them."""
     await player.deliver(player.log.redeliveries(offsets), "released")
     player.log.quarantined.difference_update(offsets)
 

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import FrozenInstanceError, dataclass, fields, is_dataclass
 from functools import partial
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import anyio.lowlevel
+from anyio.abc import TaskGroup
 
-from delta_prop_sinks.conformance.fakes import FakeLog, ReferenceModel, lamport_below, offsets_of
-from delta_prop_sinks.conformance.loop_watch import WatchedCall
-from delta_prop_sinks.conformance.rules import ContractViolation
+from delta_prop_sinks.conformance.fakes import (
+    Applied,
+    FakeLog,
+    Ref,
+    ReferenceModel,
+    lamport_below,
+    offsets_of,
+)
+from delta_prop_sinks.conformance.loop_watch import LoopWatch, WatchedCall
+from delta_prop_sinks.conformance.rules import ContractViolation, allow_only
 from delta_prop_sinks.conformance.steps import (
     call_and_cancel_at,
     collect_garbage,
@@ -27,6 +37,7 @@ from delta_prop_sinks.sink import (
     HasBacklog,
     RejectDelta,
     ResumePoint,
+    Sink,
     SinkFailure,
     StopSink,
     TryAgain,
@@ -36,18 +47,9 @@ from delta_prop_wire.algebra import VectorState
 from delta_prop_wire.delta import Dot, Head
 from delta_prop_wire.errors import UsageError
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from anyio.abc import TaskGroup
-
-    from delta_prop_sinks.conformance.fakes import Applied, Ref
-    from delta_prop_sinks.conformance.loop_watch import LoopWatch
-    from delta_prop_sinks.sink import Sink
-
-    Probe = Callable[[Any], Awaitable[object]]
-    Expected = Callable[[Sequence[Applied]], object]
-    Failing = Callable[[int | None], None]
+Probe = Callable[[Any], Awaitable[object]]
+Expected = Callable[[Sequence[Applied]], object]
+Failing = Callable[[int | None], None]
 
 T = TypeVar("T")
 
@@ -106,8 +108,6 @@ class Player:
         self._unchecked: dict[Ref, None] | None = None  # the vectors to check, in order of arrival; None: all
         self._touched: dict[Ref, None] = {}  # the vectors delivered since the sink was opened
 
-    # --- calls
-
     def make(self) -> Sink:
         """Return a new sink. Raises ContractViolation if it lacks a method."""
         sink = self.settings.make()
@@ -117,7 +117,6 @@ class Player:
         return sink
 
     async def call(self, label: str, call: Callable[[], Awaitable[T]], part: str = "deadline") -> T:
-        """Await a call of the sink, within the deadline."""
 
         async def run_call() -> T:
             return await call()
@@ -136,12 +135,8 @@ class Player:
         if self._unchecked is not None:
             self._unchecked |= self._touched
         self._touched = {}
-        try:
+        with allow_only(rule="open", call=label):
             point = await self.call(label, lambda: self.sink.open(self.log))
-        except ContractViolation:
-            raise
-        except Exception as error:
-            raise ContractViolation("open", f"{label} raised {error!r:.300}") from error
         self._check_rebuilding(label, point)
         if self.rebuild_begun:  # its cursor is invalid until the rebuild is complete
             self.start_background()
@@ -232,13 +227,10 @@ class Player:
         self._note_delivered(deliveries)
         failure: SinkFailure | None = None
         try:
-            await self.call("apply()", lambda: self.sink.apply(deliveries))
+            with allow_only(TryAgain, RejectDelta, StopSink, rule=part, call="apply()"):
+                await self.call("apply()", lambda: self.sink.apply(deliveries))
         except (TryAgain, RejectDelta, StopSink) as raised:
             failure = raised
-        except ContractViolation:
-            raise
-        except Exception as error:
-            raise ContractViolation(part, f"apply() raised {error!r:.200}") from error
         self.note_outcome(deliveries, failure)
         return failure
 
@@ -251,7 +243,6 @@ class Player:
                 self._unchecked |= refs
 
     def note_outcome(self, deliveries: Sequence[Delivery], failure: SinkFailure | None = None) -> None:
-        """Check the outcome of a call of apply, and note the rows that it has applied."""
         self._check_background()
         if self.log.committed_beyond is not None:
             raise ContractViolation(
@@ -284,8 +275,7 @@ class Player:
             )
         if not deliveries[0].first_offset <= done_offset <= deliveries[-1].next_offset:
             raise ContractViolation(
-                "failure",
-                f"{_format_failure(failure)}, outside the delivered rows, {_format_span(offsets)}",
+                "failure", f"{_format_failure(failure)}, outside the delivered rows, {_format_span(offsets)}"
             )
 
     async def deliver(self, deliveries: Sequence[Delivery], part: str = "failure") -> None:
@@ -334,10 +324,7 @@ class Player:
         return [delivery for delivery in remaining if delivery is not None]
 
     def _quarantine(self, deliveries: Sequence[Delivery], offset: int) -> set[int]:
-        """Quarantine a delta and the later ones of its vector, as the delivery loop does.
-
-        Return their offsets.
-        """
+        """Quarantine a delta and the later ones of its vector; return their offsets."""
         self.rejected_offsets.append(offset)
         delivery = next(delivery for delivery in deliveries if offset in offsets_of(delivery))
         batch, row = delivery.batch, offset - delivery.first_offset
@@ -349,18 +336,13 @@ class Player:
         """Cancel apply at wait number `wait`; return the number of its waits."""
         self._note_delivered(deliveries)
         failure: SinkFailure | None = None
+        label = f"apply(), cancelled at wait {wait},"
         try:
-            result = await self.call(
-                "a cancelled apply()", lambda: call_and_cancel_at(wait, lambda: self.sink.apply(deliveries))
-            )
+            with allow_only(TryAgain, RejectDelta, StopSink, rule="cancellation", call=label):
+                call = partial(call_and_cancel_at, wait, partial(self.sink.apply, deliveries))
+                result = await self.call("a cancelled apply()", call)
         except (TryAgain, RejectDelta, StopSink) as raised:
             failure = raised
-        except ContractViolation:
-            raise
-        except Exception as error:
-            raise ContractViolation(
-                "cancellation", f"apply(), cancelled at wait {wait}, raised {error!r:.200}"
-            ) from error
         if failure is None and not result.returned:
             return result.waits
         self.note_outcome(deliveries, failure)
@@ -369,17 +351,10 @@ class Player:
     async def close(self, label: str = "aclose()") -> None:
         """Close the sink; it may raise TryAgain if something could not be finished."""
         await self.stop_background()
-        try:
+        with suppress(TryAgain), allow_only(TryAgain, rule="close", call=label):
             await self.call(label, self.sink.aclose, "close")
-        except TryAgain:
-            pass
-        except ContractViolation:
-            raise
-        except Exception as error:
-            raise ContractViolation("close", f"{label} raised {error!r:.200}") from error
 
     async def reopen(self, label: str = "open() after aclose()") -> None:
-        """Close the sink, and open a new one."""
         await self.close()
         await self.make_and_open(label)
 
@@ -400,12 +375,8 @@ class Player:
             collect_garbage()  # the old sink may still lock the file
             await self.make_and_open(label)
 
-    # --- background work
-
     def start_background(self, *, cancel_at: int | None = None) -> None:
-        """Run the sink's background work, if it has any, until it is stopped; cancel it at wait
-        `cancel_at`.
-        """
+        """Run the sink's background work, if any, until it is stopped; cancel it at wait `cancel_at`."""
         if isinstance(self.sink, HasBackground):
             self._background_run = run = _BackgroundRun()
             self._tasks.start_soon(self._background, self.sink, run, cancel_at)
@@ -446,8 +417,6 @@ class Player:
         """Pause as a slow caller does: for an hour by the sink's clock, for `pause_s` by the event loop's."""
         self.log.clock.time += 3600.0
         await anyio.sleep(self.settings.pause_s)
-
-    # --- checks
 
     def recheck_all(self) -> None:
         """Check all vectors next time, also those that were checked before."""
@@ -550,14 +519,11 @@ class Player:
             )
 
     def check_name_and_statistics(self) -> None:
-        """Check the sink's name and statistics."""
         name: object = getattr(self.sink, "name", None)
         if not isinstance(name, str) or not name:
             raise ContractViolation("name", f"name is {name!r:.80}, not a text that operators can use")
-        try:
+        with allow_only(rule="name", call="statistics()"):
             statistics = self.sink.statistics()
-        except Exception as error:
-            raise ContractViolation("name", f"statistics() raised {error!r:.200}") from error
         check_frozen(statistics)
 
 

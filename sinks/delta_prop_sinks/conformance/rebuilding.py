@@ -6,23 +6,20 @@ The states are those at an offset below the log's end, so the rest of the log mu
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
 
 import anyio
 
 from delta_prop_sinks.conformance.fakes import ReferenceModel, lamport_below, rows_of
-from delta_prop_sinks.conformance.rules import ContractViolation
+from delta_prop_sinks.conformance.player import Player
+from delta_prop_sinks.conformance.rules import ContractViolation, allow_only
 from delta_prop_sinks.conformance.steps import call_and_cancel_at
 from delta_prop_sinks.conformance.story import append_rows
 from delta_prop_sinks.sink import Rebuildable, TryAgain
 from delta_prop_wire.delta import Delta, create
 from delta_prop_wire.state_rows import StateRow
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from delta_prop_sinks.conformance.player import Player
 
 CALLS_MAX = 3
 """In each step, the thread port fails in this many of the first calls."""
@@ -36,10 +33,7 @@ FOREIGN = "not-of-this-log"
 
 
 async def check_rebuilds(player: Player) -> None:
-    """Rebuild the sink without faults, with failures, with cancelled calls and after crashes.
-
-    Each time, deliver the rows above the rebuild's offset again.
-    """
+    """Rebuild the sink, also with failures, cancelled calls and crashes; then deliver later rows again."""
     if not isinstance(player.sink, Rebuildable):
         return
     _add_foreign_vector(player)
@@ -74,12 +68,10 @@ def _add_foreign_vector(player: Player) -> None:
 
 
 def _third_last_offset(player: Player) -> int:
-    """Return the offset at which the log's third-last batch begins."""
     return player.log.batches[-3].offset
 
 
 def states_at(player: Player, offset: int) -> list[StateRow]:
-    """Return every vector's state as of an offset."""
     model, last_offsets = ReferenceModel(), {}
     deliveries = player.log.deliveries(0, offset)
     model.apply(deliveries)
@@ -107,7 +99,6 @@ def _steps(player: Player, offset: int) -> list[Callable[[], Awaitable[None]]]:
 
 
 async def rebuild_at(player: Player, offset: int) -> None:
-    """Rebuild the sink without faults."""
     await _rebuild_unhindered(player, offset)
     player.note_rebuilt(offset)
 
@@ -135,15 +126,10 @@ async def _retry_until_done(player: Player, step: Callable[[], Awaitable[None]])
 
 
 async def _attempt(player: Player, step: Callable[[], Awaitable[None]]) -> bool:
-    try:
+    with suppress(TryAgain), allow_only(TryAgain, rule="rebuild", call=_name(step)):
         await player.call(_name(step), step)
-    except TryAgain:
-        return False
-    except ContractViolation:
-        raise
-    except Exception as error:
-        raise ContractViolation("rebuild", f"{_name(step)} raised {error!r:.200}") from error
-    return True
+        return True
+    return False
 
 
 async def _rebuild_with_failures(player: Player, offset: int) -> None:
@@ -167,16 +153,9 @@ async def _rebuild_with_cancellations(player: Player, offset: int) -> None:
     for wait in range(WAITS_MAX):
         steps = _steps(player, offset)
         for step in (*steps[:2], steps[-1]):
-            try:
+            call = f"{_name(step)}, cancelled,"
+            with suppress(TryAgain), allow_only(TryAgain, rule="rebuild", call=call):
                 await player.call(_name(step), partial(call_and_cancel_at, wait, step))
-            except TryAgain:
-                pass
-            except ContractViolation:
-                raise
-            except Exception as error:
-                raise ContractViolation(
-                    "rebuild", f"{_name(step)}, cancelled, raised {error!r:.200}"
-                ) from error
             if step is not steps[-1]:
                 await _retry_until_done(player, step)
     await _rebuild_unhindered(player, offset)

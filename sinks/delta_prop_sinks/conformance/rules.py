@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from delta_prop_wire.errors import DeltaPropError
 
 RULES = {
@@ -46,3 +49,14 @@ class ContractViolation(DeltaPropError):
         super().__init__(f"{rule}: {observed}. The contract: {RULES[rule]}.")
         self.rule = rule
         self.observed = observed
+
+
+@contextmanager
+def allow_only(*allowed: type[Exception], rule: str, call: str) -> Iterator[None]:
+    """Raise ContractViolation for any other exception than the allowed ones. `call`: what raises it."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, (ContractViolation, *allowed)):
+            raise
+        raise ContractViolation(rule, f"{call} raised {error!r:.300}") from error

@@ -8,18 +8,14 @@ from __future__ import annotations
 import gc
 import sys
 import warnings
+from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
-from types import coroutine
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-from weakref import ref
+from types import FrameType, coroutine
+from typing import Any, NamedTuple, TypeVar
+from weakref import ReferenceType, ref
 
 import anyio
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator
-    from types import FrameType
-    from weakref import ReferenceType
 
 T = TypeVar("T")
 
@@ -150,7 +146,6 @@ def collect_garbage() -> None:
 
 
 def weak_reference(target: object) -> ReferenceType[object] | None:
-    """Return a weak reference to an object; None if its class does not support them."""
     try:
         return ref(target)
     except TypeError:  # the class defines __slots__

@@ -5,16 +5,17 @@ Each scenario begins with rows of its own and ends with a check of the readers' 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
 import numpy as np
 
 from delta_prop_sinks.conformance.fakes import CALL_TURNS, rows_of
-from delta_prop_sinks.conformance.player import check_frozen
-from delta_prop_sinks.conformance.rules import ContractViolation
+from delta_prop_sinks.conformance.player import Player, check_frozen
+from delta_prop_sinks.conformance.rules import ContractViolation, allow_only
 from delta_prop_sinks.conformance.steps import Leftovers, call_and_cancel_at, collect_garbage
 from delta_prop_sinks.sink import Delivery, HasBackground, RejectDelta, StopSink, TryAgain
 from delta_prop_wire.delta import (
@@ -32,11 +33,6 @@ from delta_prop_wire.delta import (
     sparse_add,
 )
 from delta_prop_wire.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from delta_prop_sinks.conformance.player import Player
 
 WAITS_MAX = 12
 """The kit cancels a call at this many of its first waits."""
@@ -67,20 +63,17 @@ async def check_order(player: Player) -> None:
     await player.check_view("order", "after deliveries of every kind of operation, a control row among them")
     log.append(*(Delta(f"part-{i}", create([i] * _WIDTH)) for i in range(8)), others=(0, 3, 4))
     log.append(Delta("part-1", scale(3)), Delta("part-3", scale(3)), Delta("part-5", scale(3)), others=(1,))
-    await deliver_new(player)
-    await player.check_view("order", "after deliveries of which some rows were for other sinks")
+    await deliver_and_check(player, "order", "after deliveries of which some rows were for other sinks")
     log.forward(
         Delta("far-0", create([1] * _WIDTH)), Delta("far-1", create([2] * _WIDTH)), lamport=log.lamport + 500
     )
     log.forward(Delta("far-2", create([3] * _WIDTH)), lamport=20)
-    await deliver_new(player)
-    await player.check_view("order", "after forwarded rows, whose Lamport numbers jump up and down")
+    await deliver_and_check(player, "order", "after forwarded rows, whose Lamport numbers jump up and down")
     small_changes = [
         Delta(f"row-{i}", change) for i in (5, 6, 7) for change in (sparse_add([0], [1]), scale(2), offset(1))
     ]
     log.append(*small_changes, Delta("row-8", sparse_add([0, 1], [1, 1])))
-    await deliver_new(player)
-    await player.check_view("order", "after many small changes of the same vectors")
+    await deliver_and_check(player, "order", "after many small changes of the same vectors")
     if repr(snapshot) != before:
         raise ContractViolation("name", "a statistics() snapshot from before the first delivery has changed")
     check_frozen(sink.statistics())
@@ -134,12 +127,8 @@ async def check_resume(player: Player) -> None:
 
 async def _detect_persistence(player: Player, view: object) -> None:
     """Open the sink once, to learn whether its data survives a restart."""
-    try:
+    with allow_only(rule="open", call="open() after aclose()"):
         point = await player.call("open() after aclose()", partial(player.sink.open, player.log))
-    except ContractViolation:
-        raise
-    except Exception as error:
-        raise ContractViolation("open", f"open() after aclose() raised {error!r:.300}") from error
     if point is None:
         player.is_persistent = await player.read_view() == view and view != (None, [])
     else:
@@ -183,18 +172,10 @@ async def _cancel_background(player: Player) -> None:
 async def _cancel_aclose(player: Player) -> None:
     for wait in range(WAITS_MAX // 2):
         await player.deliver(append_rows(player, f"shut-{wait}"), "cancellation")
-        waits = 0
-        close = partial(call_and_cancel_at, wait, player.sink.aclose)
-        try:
+        waits, close = wait, partial(call_and_cancel_at, wait, player.sink.aclose)
+        label = f"aclose(), cancelled at wait {wait},"
+        with suppress(TryAgain), allow_only(TryAgain, rule="close", call=label):
             waits = (await player.call("a cancelled aclose()", close, "close")).waits
-        except TryAgain:
-            waits = wait
-        except ContractViolation:
-            raise
-        except Exception as error:
-            raise ContractViolation(
-                "close", f"aclose(), cancelled at wait {wait}, raised {error!r:.200}"
-            ) from error
         await player.close("aclose() after a cancelled one")
         await player.make_and_open("open() after a cancelled aclose()")
         await player.check_view(
@@ -208,21 +189,11 @@ async def _cancel_open(player: Player) -> None:
     await player.close()
     for wait in range(WAITS_MAX):
         sink = player.make()
-        try:
-            result = await player.call(
-                "a cancelled open()",
-                partial(call_and_cancel_at, wait, partial(sink.open, player.log)),
-                "open",
-            )
-        except (StopSink, UsageError):
-            continue
-        except ContractViolation:
-            raise
-        except Exception as error:
-            raise ContractViolation(
-                "open", f"open(), cancelled at wait {wait}, raised {error!r:.200}"
-            ) from error
-        if result.returned:
+        result, open_sink = None, partial(call_and_cancel_at, wait, partial(sink.open, player.log))
+        label = f"open(), cancelled at wait {wait},"
+        with suppress(StopSink, UsageError), allow_only(StopSink, UsageError, rule="open", call=label):
+            result = await player.call("a cancelled open()", open_sink, "open")
+        if result is not None and result.returned:
             player.sink = sink
             await player.close()
             if result.waits < wait:
@@ -295,9 +266,7 @@ async def _resume_delivery(player: Player, deliveries: Sequence[Delivery], failu
 
 
 async def _deliver_misfits(player: Player) -> None:
-    """Deliver a wrong dimension and an unknown kind: even if these are rejected, the other rows are
-    applied.
-    """
+    """Deliver a wrong dimension and an unknown kind: if they are rejected, other rows are still applied."""
     log = player.log
     log.append(
         Delta("fit-0", create([1] * _WIDTH)),
@@ -381,16 +350,12 @@ async def _open_with_failing_thread(player: Player) -> None:
             sink = player.make()
             fault.plan(number, after=after)
             try:
-                await player.call("open()", partial(sink.open, player.log), "open")
+                label = "open(), while the thread port failed,"
+                with allow_only(StopSink, UsageError, rule="open", call=label):
+                    await player.call("open()", partial(sink.open, player.log), "open")
             except (StopSink, UsageError):
                 del sink
                 continue
-            except ContractViolation:
-                raise
-            except Exception as error:
-                raise ContractViolation(
-                    "open", f"open(), while the thread port failed, raised {error!r:.200}"
-                ) from error
             finally:
                 fault.clear()
             player.sink = sink
@@ -406,8 +371,9 @@ async def check_released_rows(player: Player) -> None:
     log.append(*(Delta(f"late-{i}", create([i] * _WIDTH)) for i in range(4)))
     await deliver_new(player)
     quarantined = append_with_gaps(player, "late")
-    await deliver_new(player)
-    await player.check_view("released", "after rows were quarantined and those of other vectors applied")
+    await deliver_and_check(
+        player, "released", "after rows were quarantined and those of other vectors applied"
+    )
     await player.deliver(log.redeliveries(quarantined[:1]), "released")
     await player.check_view("released", "after one row was released from quarantine")
     await player.deliver(log.redeliveries(quarantined[1:]), "released")
@@ -442,7 +408,6 @@ async def check_released_rows(player: Player) -> None:
 
 
 async def _release_many_rows(player: Player) -> None:
-    """Release many rows of one kind, some of which were released before."""
     log = player.log
     log.append(*(Delta(f"block-{i}", create([1, 2, 3, 4])) for i in range(12)))
     logged = log.append(*(Delta(f"block-{i}", sparse_add([0, 2], [i, 5])) for i in range(12)))
@@ -488,8 +453,7 @@ async def check_slow_calls(player: Player) -> None:
         log.append(*(Delta(f"many-{i}", sparse_add([1, 2], [1, number])) for i in range(50)))
     log.append(*(Delta("one", create([number, 0, 0, 0])) for number in range(20)))
     log.append(*(Delta("one", scale(2)) for _ in range(20)))
-    await deliver_new(player)
-    await player.check_view("order", "after hundreds of rows in one call")
+    await deliver_and_check(player, "order", "after hundreds of rows in one call")
     await player.pause()
     await player.check_view("background", "after hundreds of rows and a pause")
 
@@ -522,12 +486,15 @@ async def check_closing(player: Player, before: Leftovers) -> None:
         raise ContractViolation("close", f"aclose() left {', '.join(leftovers[:5])} open")
 
 
-# --- helpers
-
-
 async def deliver_new(player: Player) -> None:
     """Deliver the rows that the sink has not received yet, in one call."""
     await player.deliver(player.log.deliveries(player.log.delivered_offset))
+
+
+async def deliver_and_check(player: Player, rule: str, when: str) -> None:
+    """Deliver the new rows in one call; check the readers' view."""
+    await deliver_new(player)
+    await player.check_view(rule, when)
 
 
 def append_rows(player: Player, prefix: str) -> list[Delivery]:

@@ -13,7 +13,7 @@ from delta_prop.api.settings import Settings
 from delta_prop.client import ClientSettings, SyncProducer, Unreachable
 from delta_prop.client.ranges import RangeReader
 from delta_prop.platform.ports import Tls
-from delta_prop.server import consume_handler
+from delta_prop.server import consumer_session
 from delta_prop_wire.delta import Delta, Priority, create, make_origin, opaque, producer_id_of
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.slicing import deltas_of
@@ -75,7 +75,7 @@ def test_range_is_read_exactly_for_any_bounds() -> None:
 
 
 def test_topics_select_rows_and_the_end_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consume_handler, "PROGRESS_INTERVAL_S", PROGRESS_INTERVAL_S)
+    monkeypatch.setattr(consumer_session, "PROGRESS_INTERVAL_S", PROGRESS_INTERVAL_S)
     with served() as service:
         keys = publish(service.address, [10, 20], ("docs", "rows", "rows"))
         reader = RangeReader(service.address)
@@ -132,7 +132,7 @@ def test_removed_future_or_foreign_offsets_are_refused() -> None:
 
 
 def test_noops_of_the_log_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consume_handler, "PROGRESS_INTERVAL_S", PROGRESS_INTERVAL_S)
+    monkeypatch.setattr(consumer_session, "PROGRESS_INTERVAL_S", PROGRESS_INTERVAL_S)
     with served() as service, SyncProducer(service.address, name="test") as p:
         p.publish(Delta("a", create([1.0]), "n"))
         with pytest.raises(Refused, match="INVALID_DELTA"):

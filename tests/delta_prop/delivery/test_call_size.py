@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from delta_prop.delivery.call_size import CallSize
+from delta_prop.delivery.sink_invoker import CallSize
 from delta_prop_sinks.sink import Delivery
 from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.delta import Delta, Source, opaque

@@ -9,9 +9,8 @@ import pytest
 
 from delta_prop import Settings
 from delta_prop.delivery.cursors import AttachedCursor, CursorStore
-from delta_prop.delivery.feed_state import FeedEvent, FeedStatus
+from delta_prop.delivery.feed_state import FeedEvent, FeedStatus, PendingRebuild
 from delta_prop.delivery.inbox import Inbox
-from delta_prop.delivery.pending_rebuild import PendingRebuild
 from delta_prop.delivery.redelivery import ReplayQueue, ReplayRequest
 from delta_prop.delivery.routing_table import RoutingTable
 from delta_prop.delivery.sink_cursor import SinkCursor

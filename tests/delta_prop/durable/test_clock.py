@@ -15,9 +15,9 @@ from delta_prop import LogSettings, Propagator, Settings
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop.testing.world import EPOCH_US
 from delta_prop_broker.local_disk import LocalDisk
+from delta_prop_broker.log.directory import read_times, write_times
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.log_clock import ClockJump
-from delta_prop_broker.recovery.times import read_times, write_times
 from delta_prop_broker.segments.paths import DIRECTORY
 from delta_prop_simulations.clock import ClockFaults, FaultyClock
 from delta_prop_simulations.disk import SimDisk
@@ -27,7 +27,7 @@ from tests.delta_prop.commands.support import Command, create_lines
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from delta_prop_broker.log.statistics import DurableLogStatistics
+    from delta_prop_broker.log.durable import DurableLogStatistics
 
 DAY_S = 86_400.0
 RETENTION_S = 300.0

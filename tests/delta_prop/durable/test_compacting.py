@@ -9,7 +9,7 @@ import pytest
 
 from delta_prop.api.propagator import Propagator
 from delta_prop.cli import main
-from delta_prop.delivery.history import read_history
+from delta_prop.delivery.sink_context import read_history
 from delta_prop.partition.storage import background
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.log.settings import LogSettings

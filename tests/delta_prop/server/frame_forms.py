@@ -16,15 +16,13 @@ import msgpack
 
 from delta_prop.partition.ingest.work import Sender
 from delta_prop.platform.tick_callbacks import Wakeup
+from delta_prop.server.answers import ConnectedClient, RefusalLog
 from delta_prop.server.audit import Audit
-from delta_prop.server.connected_client import ConnectedClient
-from delta_prop.server.counters import Counters
 from delta_prop.server.limits import RateLimiter
 from delta_prop.server.outcome_collector import OutcomeCollector
 from delta_prop.server.permissions import ALL_PERMISSIONS, Permissions
-from delta_prop.server.produce_handler import ProduceHandler
-from delta_prop.server.publish_checks import PublishChecks
-from delta_prop.server.refusal_log import RefusalLog
+from delta_prop.server.produce_handler import ProduceHandler, PublishChecks
+from delta_prop.server.server_context import Counters
 from delta_prop.server.settings import ServerSettings
 from delta_prop_wire.codec import NEED_BYTES, encode
 from delta_prop_wire.connection import Connection

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from delta_prop.delivery.routing_table import RouteTarget, RoutingTable
-from delta_prop.server.connected_client import ConnectedClient
+from delta_prop.server.answers import ConnectedClient
 from delta_prop.server.consumer_session import ConsumerSession
 from delta_prop.server.groups import Groups
 from delta_prop.server.permissions import Permissions

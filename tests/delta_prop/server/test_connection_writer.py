@@ -12,7 +12,7 @@ import pytest
 from delta_prop.platform.tick_callbacks import TickCallbacks
 from delta_prop.server.connection_writer import WRITES_PER_TICK, ConnectionWriter
 from delta_prop.server.consumer_session import SendChunk
-from delta_prop.server.counters import Counters
+from delta_prop.server.server_context import Counters
 from delta_prop.testing import run_virtual
 from delta_prop_wire.frames import Ack
 

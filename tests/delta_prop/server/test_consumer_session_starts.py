@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from delta_prop.server import send_timing
+from delta_prop.server import send_queue
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.frames import Credit, PressureLevel, Start, StartAt
@@ -157,7 +157,7 @@ def test_failed_read_is_retried(caplog: pytest.LogCaptureFixture) -> None:
     service.disk.fail(lambda call: call.name == "read", times=3)
     subscriber.write()
     assert subscriber.received == []
-    assert subscriber.session.wait_s(service.now) == pytest.approx(send_timing.READ_RETRY_S)
+    assert subscriber.session.wait_s(service.now) == pytest.approx(send_queue.READ_RETRY_S)
     subscriber.write_all()
     assert subscriber.received == expected_rows(service)
     assert len(caplog.records) == 1, "the failure should be logged once"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from delta_prop.server.group_membership import GroupMembership
-from delta_prop.server.groups import GroupAssignment, Groups
+from delta_prop.server.groups import GroupAssignment, GroupMembership, Groups
 from delta_prop.testing import virtual_world
 from delta_prop_broker.log.memory import MemoryLog
 from delta_prop_wire.delta import Source

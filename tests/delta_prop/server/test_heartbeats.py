@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from delta_prop.server.heartbeats import Heartbeats
+from delta_prop.server.consumer_session import Heartbeats
 from delta_prop_wire.frames import Heartbeat
 from tests.delta_prop.server.session_fakes import FixedClock
 

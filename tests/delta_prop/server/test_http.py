@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from delta_prop.platform.connection_faults import Misconfigured
 from delta_prop.platform.ports import Tls
 from delta_prop.server.access import Access
-from delta_prop.server.counters import Counters, JobCounts
 from delta_prop.server.http import CONNECTIONS_MAX, HEAD_BYTES_MAX, HttpPort
+from delta_prop.server.server_context import Counters, JobCounts
 from delta_prop.testing import VirtualNetwork, run_virtual, virtual_world
 from delta_prop.testing.network_path import NetworkConditions
 from tests.delta_prop.server.tokens import TokenFile, table
@@ -30,8 +30,8 @@ PORT = 7374
 TOKENS = table("ops", "t-admin", admin=True) + table("r", "t-read", subscribe=True, namespaces='["*"]')
 
 
-class FakeStatusView:
-    """A `StatusView` whose reason and failure the test sets."""
+class FakeStatus:
+    """A `ServerStatus` whose reason and failure the test sets."""
 
     def __init__(self) -> None:
         self.reason: str | None = None
@@ -121,7 +121,7 @@ class HttpSite:
 
     def __init__(self, network: VirtualNetwork) -> None:
         self.network = network
-        self.view = FakeStatusView()
+        self.view = FakeStatus()
         self.port: HttpPort
 
     async def client(self, host: str = "10.0.0.1") -> Client:
@@ -433,7 +433,7 @@ def test_port_with_a_certificate_serves_https_only() -> None:
     async def run() -> None:
         network, world = VirtualNetwork(), virtual_world()
         tls = Tls(certificate="server.pem", key="server.key")
-        port = HttpPort(network, world, FakeStatusView(), access=Access(world), port=PORT, tls=tls)
+        port = HttpPort(network, world, FakeStatus(), access=Access(world), port=PORT, tls=tls)
         async with anyio.create_task_group() as tasks:
             await tasks.start(port.run)
             with pytest.raises(Misconfigured):

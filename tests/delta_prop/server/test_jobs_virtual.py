@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from delta_prop import Settings
-from delta_prop.server import job_table, staging_capacity
+from delta_prop.server import job_table
 from delta_prop.server.settings import ServerSettings
 from delta_prop.testing import world as testing_world
 from delta_prop_simulations.disk import SimDisk
@@ -389,7 +389,7 @@ def test_batch_larger_than_the_queue_is_refused_at_once() -> None:
 
 
 def test_unwritten_bytes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging_capacity, "UNWRITTEN_BYTES_MAX", 400)
+    monkeypatch.setattr(job_table, "UNWRITTEN_BYTES_MAX", 400)
 
     async def scenario(site: Site) -> None:
         async with site.connected() as raw:

@@ -8,12 +8,11 @@ import pytest
 
 from delta_prop.calls.outcomes import PublishAck
 from delta_prop.calls.refusals import KnownOutcome
+from delta_prop.server.answers import ConnectedClient, RefusalLog
 from delta_prop.server.audit import Audit
-from delta_prop.server.connected_client import ConnectedClient
-from delta_prop.server.counters import Counters
 from delta_prop.server.outcome_collector import RANGES_MAX, OutcomeCollector
 from delta_prop.server.permissions import Permissions
-from delta_prop.server.refusal_log import RefusalLog
+from delta_prop.server.server_context import Counters
 from delta_prop_wire.delta import AckLevel, Dot
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import Ack, AckRange, Credit, Nack

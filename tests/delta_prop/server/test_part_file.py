@@ -22,8 +22,7 @@ from delta_prop.server.job_files import (
     stem_of,
 )
 from delta_prop.server.job_rules import no_capacity
-from delta_prop.server.part_file import PartHead, PartPosition, path_of, read_frames, read_head
-from delta_prop.server.part_writing import write_parts
+from delta_prop.server.part_file import PartHead, PartPosition, path_of, read_frames, read_head, write_parts
 from delta_prop.server.staging import Attempt
 from delta_prop_simulations.disk import SimCrash, SimDisk
 from delta_prop_wire.crc import crc32c

@@ -8,7 +8,7 @@ import pytest
 
 from delta_prop.server.limits import RateLimiter
 from delta_prop.server.permissions import Permissions, Unauthorized
-from delta_prop.server.publish_checks import PublishChecks
+from delta_prop.server.produce_handler import PublishChecks
 from delta_prop_wire.delta import Delta, Dot, opaque
 from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.spec import ErrorCode

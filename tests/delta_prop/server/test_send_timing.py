@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from delta_prop.server.send_timing import BATCH_DELTAS_MAX, MOVES, READ_RETRY_S, SendState, SendTiming
+from delta_prop.server.send_queue import BATCH_DELTAS_MAX, MOVES, READ_RETRY_S, SendState, SendTiming
 from tests.delta_prop.server.session_fakes import FixedClock, subscription
 
 WAITS = (SendState.LINGERING, SendState.NO_CREDIT, SendState.DISK_FAILING)

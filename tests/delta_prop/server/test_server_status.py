@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from delta_prop.partition.storage.log_reopener import ReopeningStatistics
-from delta_prop.server.counters import Counters, JobCounts
-from delta_prop.server.server_status import ServerStatus
-from delta_prop.server.status_view import to_json_value
+from delta_prop.server.server_context import Counters, JobCounts
+from delta_prop.server.server_status import ServerStatus, to_json_value
 from delta_prop.testing import run_propagator
 from delta_prop.testing.recorded import RecordedPropagator
 from delta_prop_wire.frames import PressureLevel

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from delta_prop.server.staging_capacity import UNWRITTEN_BYTES_MAX, StagingCapacity
+from delta_prop.server.job_table import UNWRITTEN_BYTES_MAX, StagingCapacity
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 

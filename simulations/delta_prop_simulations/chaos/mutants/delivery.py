@@ -5,11 +5,10 @@ The quoted lines are production code; if that code changes, a test names the mut
 
 from __future__ import annotations
 
-from delta_prop.delivery.deliverer import Deliverer
 from delta_prop.delivery.feed import Feed
-from delta_prop.delivery.inbox import Inbox
-from delta_prop.delivery.mailbox import Mailbox
+from delta_prop.delivery.inbox import Inbox, Mailbox
 from delta_prop.delivery.rebuild import Rebuilder
+from delta_prop.delivery.sink_invoker import Deliverer
 from delta_prop_simulations.chaos.mutants.mutant import Mutant, edit
 from delta_prop_sinks.resident import ResidentVectors
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from delta_prop.partition.storage.committer import Committer
 from delta_prop_broker.log.durable import DurableLog
+from delta_prop_broker.log.writing import Commit
 from delta_prop_broker.recovery.recovery import _Recovery
 from delta_prop_broker.retention.snapshot_planner import SnapshotPlanner
-from delta_prop_broker.segments.commit import Commit
 from delta_prop_simulations.chaos.mutants.mutant import Mutant, edit, getter
 
 _WRITE_ALL = "for write in self.writes:\n        self._write(write)\n"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from delta_prop.client.ack_ranges import outcome_of
 from delta_prop.client.producer_state import ProducerState
 from delta_prop.partition.pipeline import Pipeline
-from delta_prop.server.frame_dispatcher import FrameDispatcher
+from delta_prop.server.connection_reader import FrameDispatcher
 from delta_prop_simulations.chaos.mutants.mutant import Mutant, edit
 
 RECOVERY = (

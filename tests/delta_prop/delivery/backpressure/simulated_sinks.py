@@ -10,8 +10,7 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from delta_prop.delivery.backpressure.credit import Credits
-from delta_prop.delivery.backpressure.pacer import Measure, Pacer
+from delta_prop.delivery.backpressure.pacer import Credits, Measure, Pacer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

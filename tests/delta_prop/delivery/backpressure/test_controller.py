@@ -14,13 +14,13 @@ from delta_prop.delivery.backpressure.controller import (
     HEADROOM,
     DepthLaw,
     DrainLaw,
+    Law,
     RateLimits,
-    _MeasuredLaw,
 )
 from delta_prop_wire.errors import UsageError
 from tests.delta_prop.delivery.backpressure.simulated_sinks import TICKS_PER_S, RunRecord, simulate
 
-MakeLaw = Callable[[], _MeasuredLaw]
+MakeLaw = Callable[[], Law]
 with_each_law = pytest.mark.parametrize("make_law", [DrainLaw, DepthLaw])
 
 amounts = st.one_of(st.integers(-10, 3_000), st.integers(0, 1 << 63))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from delta_prop.delivery.backpressure.credit import Credits
+from delta_prop.delivery.backpressure.pacer import Credits
 from delta_prop_wire.errors import UsageError
 
 

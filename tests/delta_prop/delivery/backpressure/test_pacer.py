@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delta_prop.delivery.backpressure.controller import INTERVAL_S, DrainLaw
-from delta_prop.delivery.backpressure.credit import Credits
-from delta_prop.delivery.backpressure.pacer import RETRY_AFTER_MS_MAX, Measure, Mode, Pacer
+from delta_prop.delivery.backpressure.pacer import RETRY_AFTER_MS_MAX, Credits, Measure, Mode, Pacer
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.frames import PressureLevel
 
@@ -262,14 +261,14 @@ def test_suspended_sink_sets_no_limit() -> None:
     pacer.pace("a", law, window, 0.0)
     pacer.note(1, 1, 0.0)
     assert not pacer.admits(1, 1, 5.0)
-    pacer.suspend("a", 5.0)
+    pacer.set_mode("a", Mode.SUSPENDED, 5.0)
     assert (pacer.mode("a"), pacer.rate, pacer.paced_by) == (Mode.SUSPENDED, None, None)
     assert admit_deltas(pacer, 5.0, count_max=1_000) == 1_000
     assert pacer.pressure(0, 100).level is PressureLevel.OK
     pacer.step(6.0, {"a": Measure(5, 5, 5)})
     assert law.demand_limited is None  # the law was not stepped
     window.set_outstanding(0, 0)
-    pacer.resume("a", 6.0)
+    pacer.set_mode("a", Mode.PACING, 6.0)
     assert pacer.admits(1, 1, 6.0)
     pacer.step(6.1, {"a": Measure(5, 5, 5)})
     assert law.elapsed_s == pytest.approx(0.1)  # the pause does not count as elapsed time
@@ -279,20 +278,18 @@ def test_catching_up_sink_limits_source_to_share_of_drain() -> None:
     pacer, window, law = Pacer(), Credits(10, 100), FixedLaw(5_000.0)
     pacer.pace("a", law, window, 0.0)
     window.set_outstanding(10, 100)
-    pacer.catch_up("a", 0.0, share=0.6)
+    pacer.set_mode("a", Mode.CATCHING_UP, 0.0)
     assert pacer.mode("a") is Mode.CATCHING_UP
-    assert pacer.step(0.1, {"a": Measure(200, 50_000, 10)}) == pytest.approx(0.6 * 2_000)
-    assert law.followed == 0.6
-    assert admit_deltas(pacer, 1.0) == 120  # credits do not limit a sink that catches up
+    assert pacer.step(0.1, {"a": Measure(200, 50_000, 10)}) == pytest.approx(0.7 * 2_000)
+    assert law.followed == 0.7
+    assert admit_deltas(pacer, 1.0) == 140  # credits do not limit a sink that catches up
     assert window.deltas_outstanding == 10
-    with pytest.raises(UsageError, match="between 0 and 1"):
-        pacer.catch_up("a", 1.0, share=1.0)
 
 
 def test_catching_up_sink_reaches_log_end() -> None:
     pacer, law = Pacer(), DrainLaw()
     pacer.pace("a", law, None, 0.0)
-    pacer.catch_up("a", 0.0)
+    pacer.set_mode("a", Mode.CATCHING_UP, 0.0)
     lag, now = 30_000, 0.0
     for step in range(1, 201):
         now = step * INTERVAL_S
@@ -310,7 +307,7 @@ def test_suspend_of_sink_that_does_not_pace_is_rejected() -> None:
     pacer = new_pacer(index=FixedLaw())
     assert pacer.mode("cache") is None
     with pytest.raises(UsageError, match="'cache': not a pacing sink: name one of these: 'index'"):
-        pacer.suspend("cache", 0.0)
+        pacer.set_mode("cache", Mode.SUSPENDED, 0.0)
 
 
 # --- two kinds of depth
@@ -389,4 +386,3 @@ def test_gate_without_held_batch_for_an_interval_reports_ok() -> None:
     )  # a batch was held back in the last interval
     pacer.step(0.2, {"a": Measure(1, 0, 10)})
     assert pacer.pressure(5, 100).level is PressureLevel.OK
-    assert pacer.rates() == {"a": (1_000.0, pytest.approx(10.0))}
